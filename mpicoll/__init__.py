@@ -1,0 +1,131 @@
+"""MPI for stock PyTorch: ``import mpicoll as dist`` in the place of ``import torch.distributed as dist``, launched by mpirun.
+
+Names are loaded on first use: importing mpicoll starts no MPI and imports no torch (``python -m mpicoll.run`` executes this
+file too). ``OURS`` lists what goes straight to our engine; every other public name of torch.distributed is torch's own object,
+so the mirror is complete with whatever torch is installed, its submodules included (``from mpicoll.fsdp import fully_shard``).
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+__version__ = "0.1.0"
+
+OURS: dict[str, str] = {
+    # the world
+    "init_process_group": "mpicoll.api.world",
+    # point to point
+    "send": "mpicoll.api.p2p",
+    "recv": "mpicoll.api.p2p",
+    "isend": "mpicoll.api.p2p",
+    "irecv": "mpicoll.api.p2p",
+    "batch_isend_irecv": "mpicoll.api.p2p",
+    "P2POp": "mpicoll.api.p2p",
+    # collectives
+    "all_gather": "mpicoll.api.collectives",
+    "all_gather_coalesced": "mpicoll.api.coalesced",
+    "all_gather_into_tensor": "mpicoll.api.collectives",
+    "all_gather_single": "mpicoll.api.collectives",
+    "all_reduce": "mpicoll.api.collectives",
+    "all_reduce_coalesced": "mpicoll.api.coalesced",
+    "all_to_all": "mpicoll.api.collectives",
+    "all_to_all_single": "mpicoll.api.collectives",
+    "barrier": "mpicoll.api.collectives",
+    "broadcast": "mpicoll.api.collectives",
+    "gather": "mpicoll.api.collectives",
+    "monitored_barrier": "mpicoll.api.collectives",
+    "reduce": "mpicoll.api.collectives",
+    "reduce_scatter": "mpicoll.api.collectives",
+    "reduce_scatter_single": "mpicoll.api.collectives",
+    "reduce_scatter_tensor": "mpicoll.api.collectives",
+    "scatter": "mpicoll.api.collectives",
+    # groups and objects
+    "split_group": "mpicoll.api.groups",
+    "recv_object_list": "mpicoll.api.objects",
+    # what torch.distributed does not have
+    "spawn": "mpicoll.spawn",
+    "CommunicationError": "mpicoll.errors",
+    "ForkedProcess": "mpicoll.errors",
+    "GroupDestroyed": "mpicoll.errors",
+    "GroupFailed": "mpicoll.errors",
+    "LaunchError": "mpicoll.errors",
+    "MpicollError": "mpicoll.errors",
+    "OperationTimeout": "mpicoll.errors",
+    "ThreadLevelError": "mpicoll.errors",
+    "TruncationError": "mpicoll.errors",
+    "UnsupportedReduction": "mpicoll.errors",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__all__":
+        return __dir__()
+    if name in OURS:
+        value = getattr(importlib.import_module(OURS[name]), name)
+    elif name.startswith("__"):
+        raise AttributeError(f"module 'mpicoll' has no attribute {name!r}")
+    else:
+        value = _torchs(name)
+    globals()[name] = value
+    return value
+
+
+def _torchs(name: str) -> Any:
+    import torch.distributed
+
+    try:
+        return getattr(torch.distributed, name)
+    except AttributeError:
+        pass
+    try:
+        return importlib.import_module(f"mpicoll.{name}")  # torch's submodules that nobody has imported yet
+    except ModuleNotFoundError as error:
+        if error.name != f"mpicoll.{name}":
+            raise
+    raise AttributeError(f"neither mpicoll nor torch.distributed has {name!r}")
+
+
+def __dir__() -> list[str]:
+    import torch.distributed
+
+    theirs = [name for name in dir(torch.distributed) if not name.startswith("_")]
+    return sorted({*OURS, *theirs})
+
+
+class _Mirror(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds ``mpicoll.fsdp`` in ``torch.distributed.fsdp``: the same module under a second name."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if not fullname.startswith("mpicoll."):
+            return None
+        theirs = "torch.distributed" + fullname.removeprefix("mpicoll")
+        try:
+            if importlib.util.find_spec(theirs) is None:
+                return None
+        except ModuleNotFoundError:
+            return None
+        return importlib.machinery.ModuleSpec(fullname, self, origin=theirs)
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+        assert spec.origin is not None
+        module = importlib.import_module(spec.origin)
+        spec.loader_state = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        spec = module.__spec__
+        if spec is not None and spec.loader is self:
+            module.__spec__ = spec.loader_state  # it stays torch's module
+
+
+# Last in line: our own modules are found before it is asked.
+sys.meta_path.append(_Mirror())

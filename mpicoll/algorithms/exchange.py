@@ -1,0 +1,26 @@
+"""Operations that are messages between pairs of ranks: gather, scatter and all-to-all of any sizes, straight between tensors.
+
+MPI's own v-variants need one flat buffer, equal datatypes and int displacements; a message per pair needs none of that,
+and is what they do inside for large blocks. Nothing here may be reordered between ranks: two exchanges of the same pair
+match in the order in which both started them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import Tensor
+
+from mpicoll.mpi.channel import Channel
+from mpicoll.mpi.datatypes import spec
+
+TAG = 0  # any: the communicator is ours alone
+
+
+def exchange(channel: Channel, sends: Iterable[tuple[int, Tensor]], receives: Iterable[tuple[int, Tensor]]) -> None:
+    """Sends and receives, all at once; pairs of (peer, plain contiguous memory). What a rank has for itself is copied before."""
+    comm = channel.comm
+    with channel.lock:
+        requests = [comm.Irecv(spec(memory.data_ptr(), memory.nbytes), peer, TAG) for peer, memory in receives]
+        requests += [comm.Isend(spec(memory.data_ptr(), memory.nbytes), peer, TAG) for peer, memory in sends]
+    channel.wait_all(requests)

@@ -1,0 +1,91 @@
+"""What is allowed, said before a byte moves: which call, what was given, what would be right."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_QUANTIZED = frozenset(
+    getattr(torch, name) for name in ("quint8", "qint8", "qint32", "quint4x2", "quint2x4") if hasattr(torch, name)
+)
+_DEVICES = frozenset({"cpu", "cuda"})
+
+
+def movable(operation: str, tensor: Any, what: str = "tensor") -> None:
+    """Raises TypeError or ValueError unless the bytes of this tensor are its value."""
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"{operation}: {what} must be a torch.Tensor, got {type(tensor).__name__}")
+    if tensor.layout is not torch.strided:
+        raise ValueError(f"{operation}: {what} has layout {tensor.layout}; only torch.strided tensors travel, use .to_dense()")
+    if tensor.dtype in _QUANTIZED:
+        raise TypeError(f"{operation}: {what} has the quantized dtype {tensor.dtype}; send .int_repr(), scale and zero point")
+    if tensor.device.type not in _DEVICES:
+        raise ValueError(f"{operation}: {what} is on device {tensor.device}; mpicoll moves cpu and cuda tensors")
+
+
+def writable(operation: str, tensor: Tensor, what: str = "tensor") -> None:
+    """Raises ValueError if elements of a tensor that would be overwritten share memory."""
+    if not tensor.is_contiguous() and torch._debug_has_internal_overlap(tensor) == 1:
+        raise ValueError(
+            f"{operation}: {what} of shape {tuple(tensor.shape)} and strides {tensor.stride()} is expanded: several of its "
+            "elements share memory, so it cannot be overwritten; pass tensor.contiguous()"
+        )
+
+
+def tensors(operation: str, what: str, given: Any, count: int | None = None) -> list[Tensor]:
+    """The list, checked: tensors all, and ``count`` of them."""
+    if isinstance(given, Tensor) or not isinstance(given, Sequence):
+        raise TypeError(f"{operation}: {what} must be a list of tensors, got {type(given).__name__}")
+    if count is not None and len(given) != count:
+        raise ValueError(f"{operation}: {what} has {len(given)} tensors, the group has {count} ranks; it needs one for each")
+    for index, tensor in enumerate(given):
+        movable(operation, tensor, f"{what}[{index}]")
+    return list(given)
+
+
+def same_dtype(operation: str, *named: tuple[str, Tensor]) -> None:
+    first_name, first = named[0]
+    for name, tensor in named[1:]:
+        if tensor.dtype != first.dtype:
+            raise TypeError(f"{operation}: {name} is {tensor.dtype}, {first_name} is {first.dtype}; they must be the same")
+
+
+def same_numel(operation: str, a_name: str, a: int, b_name: str, b: int) -> None:
+    if a != b:
+        raise ValueError(f"{operation}: {a_name} has {a} elements, {b_name} needs {b}")
+
+
+def group_rank(operation: str, what: str, rank: Any, size: int) -> int:
+    if not isinstance(rank, int) or isinstance(rank, bool):
+        raise TypeError(f"{operation}: {what} must be an int, got {type(rank).__name__} {rank!r}")
+    if not 0 <= rank < size:
+        raise ValueError(f"{operation}: {what} is rank {rank}, the group has ranks 0 to {size - 1}")
+    return rank
+
+
+def tag(operation: str, value: Any, tag_ub: int) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{operation}: tag must be an int, got {type(value).__name__} {value!r}")
+    if not 0 <= value <= tag_ub:
+        raise ValueError(f"{operation}: tag {value} is out of range; this MPI takes 0 to {tag_ub}")
+    return value
+
+
+def splits(operation: str, what: str, given: Sequence[int] | None, rows: int, size: int) -> list[int]:
+    """Rows of dim 0 for each rank: as given, or equal shares.
+
+    Raises: ValueError: the splits do not add up to ``rows``, or there are not as many as ranks, or no equal share exists.
+    """
+    if given is None or len(given) == 0:
+        if rows % size:
+            raise ValueError(f"{operation}: {what}: dim 0 has {rows} rows, which {size} ranks cannot share equally; give splits")
+        return [rows // size] * size
+    shares = [int(share) for share in given]
+    if len(shares) != size:
+        raise ValueError(f"{operation}: {what} has {len(shares)} entries, the group has {size} ranks; it needs one for each")
+    if min(shares) < 0 or sum(shares) != rows:
+        raise ValueError(f"{operation}: {what} {shares} must be >= 0 and add up to {rows}, the rows of dim 0")
+    return shares

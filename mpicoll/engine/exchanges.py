@@ -1,0 +1,130 @@
+"""Collectives that are messages between pairs of ranks: gather, scatter, all-to-all of any sizes, straight between tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+
+from mpicoll.algorithms import exchange as pairs
+from mpicoll.engine import checks, message
+from mpicoll.engine.message import Message
+from mpicoll.engine.point_to_point import PointToPoint
+from mpicoll.engine.work import Work
+
+Step = Callable[[], None]
+
+
+class Exchanges(PointToPoint):
+    """The part of a Communicator whose operations are exchanges."""
+
+    def gather(self, tensor: Tensor, outputs: Sequence[Tensor] | None, dst: int, async_op: bool = False) -> Work | None:
+        """Rank i's tensor arrives in ``outputs[i]`` on ``dst``; sizes may differ (collective).
+
+        Raises: ValueError: ``outputs`` is missing on dst, or given elsewhere.
+        """
+        checks.group_rank("gather", "dst", dst, self.size)
+        source = message.outgoing("gather", tensor)
+        if self.rank != dst:
+            if outputs:
+                raise ValueError(f"gather: gather_list must be None on rank {self.rank}; only dst (rank {dst}) receives")
+            return self.start("gather", self._exchange([(dst, source.memory)], [], None), [], async_op)
+        if not outputs:
+            raise ValueError("gather: gather_list must be given on dst, one tensor per rank")
+        targets = checks.tensors("gather", "gather_list", outputs, self.size)
+        checks.same_dtype("gather", ("tensor", tensor), *((f"gather_list[{i}]", t) for i, t in enumerate(targets)))
+        checks.same_numel("gather", "tensor", tensor.numel(), f"gather_list[{dst}]", targets[dst].numel())
+        incoming = [(rank, message.incoming("gather", target)) for rank, target in enumerate(targets)]
+        return self.start("gather", self._exchange([], incoming, source.memory), targets, async_op)
+
+    def scatter(self, tensor: Tensor, inputs: Sequence[Tensor] | None, src: int, async_op: bool = False) -> Work | None:
+        """``inputs[i]`` on ``src`` arrives in rank i's tensor; sizes may differ (collective).
+
+        Raises: ValueError: ``inputs`` is missing on src, or given elsewhere.
+        """
+        checks.group_rank("scatter", "src", src, self.size)
+        target = message.incoming("scatter", tensor)
+        if self.rank != src:
+            if inputs:
+                raise ValueError(f"scatter: scatter_list must be None on rank {self.rank}; only src (rank {src}) sends")
+            return self.start("scatter", self._exchange([], [(src, target)], None), [tensor], async_op)
+        if not inputs:
+            raise ValueError("scatter: scatter_list must be given on src, one tensor per rank")
+        given = checks.tensors("scatter", "scatter_list", inputs, self.size)
+        checks.same_dtype("scatter", ("tensor", tensor), *((f"scatter_list[{i}]", t) for i, t in enumerate(given)))
+        checks.same_numel("scatter", "tensor", tensor.numel(), f"scatter_list[{src}]", given[src].numel())
+        sources = [message.outgoing("scatter", t).memory for t in given]
+        others = [(rank, memory) for rank, memory in enumerate(sources) if rank != src]
+        return self.start("scatter", self._exchange(others, [(src, target)], sources[src]), [tensor], async_op)
+
+    def all_to_all(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], async_op: bool = False) -> Work | None:
+        """``inputs[j]`` of rank i arrives in ``outputs[i]`` of rank j; sizes may differ (collective)."""
+        targets = checks.tensors("all_to_all", "output_tensor_list", outputs, self.size)
+        given = checks.tensors("all_to_all", "input_tensor_list", inputs, self.size)
+        checks.same_dtype("all_to_all", ("input_tensor_list[0]", given[0]), *(("a tensor", t) for t in [*given, *targets]))
+        own = self.rank
+        checks.same_numel("all_to_all", f"input {own}", given[own].numel(), f"output {own}", targets[own].numel())
+        incoming = [(rank, message.incoming("all_to_all", target)) for rank, target in enumerate(targets)]
+        sources = [message.outgoing("all_to_all", t).memory for t in given]
+        return self.start("all_to_all", self._all_to_all(sources, incoming), targets, async_op)
+
+    def all_to_all_single(
+        self,
+        output: Tensor,
+        tensor: Tensor,
+        output_splits: Sequence[int] | None = None,
+        input_splits: Sequence[int] | None = None,
+        async_op: bool = False,
+    ) -> Work | None:
+        """Rows of dim 0 travel: ``input_splits[j]`` rows go to rank j, ``output_splits[j]`` rows come from it (collective).
+
+        Args:   output_splits, input_splits: rows per rank, 0 allowed; None: equal shares.
+        """
+        name = "all_to_all_single"
+        checks.movable(name, output, "output")
+        checks.movable(name, tensor, "input")
+        checks.same_dtype(name, ("output", output), ("input", tensor))
+        if tensor.dim() == 0 or output.dim() == 0:
+            raise ValueError(
+                f"{name}: input and output need a dim 0 to split, got shapes {tuple(tensor.shape)}, {tuple(output.shape)}"
+            )
+        sends = checks.splits(name, "input_split_sizes", input_splits, tensor.size(0), self.size)
+        receives = checks.splits(name, "output_split_sizes", output_splits, output.size(0), self.size)
+        if tensor.shape[1:].numel() != output.shape[1:].numel():
+            raise ValueError(
+                f"{name}: a row of input has shape {tuple(tensor.shape[1:])}, a row of output {tuple(output.shape[1:])}; "
+                "they must have as many elements"
+            )
+        checks.same_numel(name, "the input's own share (rows)", sends[self.rank], "the output's", receives[self.rank])
+        source, target = message.outgoing(name, tensor), message.incoming(name, output)
+        blocks = target.memory.detach().split(receives)
+        step = self._all_to_all(
+            list(source.memory.detach().split(sends)),
+            [(rank, Message(block, block)) for rank, block in enumerate(blocks)],
+        )
+
+        def transfer() -> None:
+            step()
+            target.deliver()
+
+        return self.start(name, transfer, [output], async_op)
+
+    def _all_to_all(self, sources: list[Tensor], incoming: list[tuple[int, Message]]) -> Step:
+        if any(message.overlap(source, target.memory) for source in sources for _, target in incoming):
+            sources = [message.packed(source) for source in sources]
+        others = [(rank, memory) for rank, memory in enumerate(sources) if rank != self.rank]
+        return self._exchange(others, incoming, sources[self.rank])
+
+    def _exchange(self, sends: list[tuple[int, Tensor]], incoming: list[tuple[int, Message]], own: Tensor | None) -> Step:
+        """``own``: what this rank has for itself."""
+
+        def transfer() -> None:
+            others = [(peer, target.memory) for peer, target in incoming if peer != self.rank]
+            pairs.exchange(self.channel, sends, others)
+            for peer, target in incoming:
+                if peer == self.rank:
+                    assert own is not None
+                    message.copy_into(target.memory, own)
+                target.deliver()
+
+        return transfer

@@ -1,0 +1,128 @@
+"""What a group is, whatever it does: its name, its ranks, its channel, whether it can still be used."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from torch import Tensor
+
+from mpicoll.engine import watchdog
+from mpicoll.engine.progress import Lane
+from mpicoll.engine.work import Work
+from mpicoll.errors import GroupDestroyed, GroupFailed, MpicollError, OperationTimeout, TruncationError
+from mpicoll.mpi.channel import Channel
+from mpicoll.mpi.errors import MPIException, translate
+
+T = TypeVar("T")
+
+
+class Group:
+    """One process group, seen from one of its ranks.
+
+    ``broken``: None, or why the group cannot be used any more (destroyed, an operation failed, forked).
+    """
+
+    def __init__(self, name: str, channel: Channel, global_ranks: tuple[int, ...], timeout_s: float) -> None:
+        self.name = name
+        self.channel = channel
+        self.global_ranks = global_ranks
+        self.timeout_s = timeout_s
+        self.rank: int = channel.comm.Get_rank()
+        self.size: int = channel.comm.Get_size()
+        self.broken: MpicollError | None = None
+        self.closer: Callable[[], None] = lambda: None  # set by `groups`, which knows the group by name
+        self.lane = Lane(name)
+        watchdog.watch(timeout_s)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r}: rank {self.rank} of {self.size}{', unusable' if self.broken else ''}>"
+
+    def where(self, operation: str) -> str:
+        """The words by which errors name an operation of this group on this rank."""
+        return f"{operation} on group {self.name!r} (rank {self.rank} of {self.size})"
+
+    def set_timeout(self, timeout_s: float) -> None:
+        """For what starts from now on."""
+        self.timeout_s = timeout_s
+        watchdog.watch(timeout_s)
+
+    def check_usable(self, operation: str) -> None:
+        if self.broken is not None:
+            raise type(self.broken)(f"{self.where(operation)}: {self.broken}")
+
+    def fail(self, error: Exception) -> None:
+        """After an error inside MPI, or an operation that did not end, ranks may be out of step: refuse everything."""
+        if self.broken is None:
+            self.broken = GroupFailed(f"the group is unusable since an operation failed: {error}")
+
+    def guarded(self, operation: str, transfer: Callable[[], T]) -> T:
+        """Runs MPI calls in this thread: watched, MPI's errors turned into ours."""
+        thread = threading.get_ident()
+        watchdog.inside[thread] = (operation, self, time.monotonic())
+        try:
+            return transfer()
+        except MPIException as raw:
+            error = translate(raw, self.where(operation))
+            if not isinstance(error, TruncationError):
+                self.fail(error)
+            raise error from raw
+        finally:
+            del watchdog.inside[thread]
+
+    def at_once(self, operation: str, call: Callable[..., None], *arguments: object) -> bool:
+        """The bare path: one MPI call in this thread, now; False, and nothing done, if something is before it.
+
+        The same as ``start`` with one call and no delivery, at a third of its price (8 bytes: 2 us instead of 6).
+        """
+        lane = self.lane
+        if self.broken is not None or lane.queued or not lane.turn.acquire(False):
+            return False
+        thread = threading.get_ident()
+        watchdog.inside[thread] = (operation, self, time.monotonic())
+        try:
+            call(*arguments)
+        except MPIException as raw:
+            error = translate(raw, self.where(operation))
+            self.fail(error)
+            raise error from raw
+        finally:
+            del watchdog.inside[thread]
+            lane.turn.release()
+        return True
+
+    def work(self, operation: str, tensors: list[Tensor]) -> Work:
+        """The handle for an operation that is about to start."""
+        work = Work(self.where(operation), tensors, self.timeout_s)
+        work._on_timeout = self._timed_out
+        return work
+
+    def _timed_out(self, error: OperationTimeout) -> None:
+        self.fail(error)
+
+    def start(self, operation: str, transfer: Callable[[], None], tensors: list[Tensor], async_op: bool) -> Work | None:
+        """Runs a collective in its turn: at once and in this thread, or behind what is queued.
+
+        Args:   transfer: the MPI calls, and the delivery into ``tensors``.
+        """
+        if self.broken is not None:
+            self.check_usable(operation)
+
+        def step() -> None:
+            self.guarded(operation, transfer)
+
+        if async_op:
+            return self.lane.start(step, self.work(operation, tensors))
+        self.lane.run(step, lambda: self.work(operation, tensors))
+        return None
+
+    def end(self, timeout_s: float) -> bool:
+        """Ends the lane after what is queued and refuses further use; False if something is stuck in it."""
+        if not isinstance(self.broken, GroupDestroyed):
+            failed = self.broken is not None
+            ended = self.lane.close(0.1 if failed else timeout_s)
+            self.broken = GroupDestroyed("the group has been destroyed")
+            return ended and not failed
+        return False

@@ -1,0 +1,105 @@
+"""One step from a tensor to memory that MPI may touch, and back.
+
+Strides, devices, autograd and the lazy conj and neg bits end here: below, there is an address and a number of bytes, in
+row-major order on every rank.
+
+    outgoing   MPI reads    the tensor itself, or a packed copy
+    incoming   MPI writes   the tensor itself, or a packed copy that ``deliver`` copies back: same storage, same strides
+
+The result of an operation is in place in either case, and the tensor's version counter goes up, so that autograd notices
+that a tensor it had saved was overwritten.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import increment_version
+
+from mpicoll.engine import checks
+
+
+class Message:
+    """A tensor on its way through MPI.
+
+    ``memory``: a plain contiguous CPU tensor, the tensor itself or its packed copy; hold it while MPI uses it.
+    """
+
+    __slots__ = ("memory", "tensor")
+
+    def __init__(self, tensor: Tensor, memory: Tensor) -> None:
+        self.tensor = tensor
+        self.memory = memory
+
+    @property
+    def nbytes(self) -> int:
+        return self.memory.nbytes
+
+    @property
+    def address(self) -> int:
+        return self.memory.data_ptr()
+
+    def deliver(self) -> None:
+        """Copies a packed copy back into the tensor; nothing to do where MPI wrote into the tensor itself."""
+        if self.memory is not self.tensor:
+            copy_into(self.tensor, self.memory)
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """True if the tensor's own memory is what MPI should see."""
+    return (
+        tensor.layout is torch.strided
+        and tensor.is_cpu
+        and tensor.is_contiguous()
+        and not tensor.is_conj()
+        and not tensor.is_neg()
+    )
+
+
+def outgoing(operation: str, tensor: Tensor) -> Message:
+    """For memory that MPI reads."""
+    checks.movable(operation, tensor)
+    return Message(tensor, tensor if is_plain(tensor) else packed(tensor))
+
+
+def incoming(operation: str, tensor: Tensor) -> Message:
+    """For memory that MPI writes, wholly or its front only (a message shorter than the tensor): the rest stays as it was.
+
+    Raises: ValueError: elements of the tensor share memory (an expanded tensor), so the result has no one value.
+    """
+    checks.movable(operation, tensor)
+    checks.writable(operation, tensor)
+    if is_plain(tensor):
+        bump(tensor)
+        return Message(tensor, tensor)
+    return Message(tensor, packed(tensor))
+
+
+def packed(tensor: Tensor) -> Tensor:
+    """A new contiguous CPU tensor of the same values, shape and dtype."""
+    with torch.no_grad():
+        source = tensor.detach().resolve_conj().resolve_neg()
+        if not source.is_cpu:
+            source = source.cpu()
+        if source.is_contiguous() and source.data_ptr() != tensor.data_ptr():
+            return source
+        return source.clone(memory_format=torch.contiguous_format)
+
+
+def copy_into(tensor: Tensor, values: Tensor) -> None:
+    """``tensor.copy_(values)`` for whatever the tensor is: a leaf that requires grad, an inference tensor, a view."""
+    with torch.inference_mode(tensor.is_inference()), torch.no_grad():
+        target = tensor if tensor.is_inference() else tensor.detach()
+        target.copy_(values.view(target.shape))
+
+
+def bump(tensor: Tensor) -> None:
+    """Counts MPI's write as a write; inference tensors have no counter."""
+    if not tensor.is_inference():
+        increment_version(tensor)
+
+
+def overlap(a: Tensor, b: Tensor) -> bool:
+    """True if two contiguous tensors share memory, which MPI forbids between what it reads and what it writes."""
+    first, second = a.data_ptr(), b.data_ptr()
+    return first < second + b.nbytes and second < first + a.nbytes and a.nbytes > 0 and b.nbytes > 0

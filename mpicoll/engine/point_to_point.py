@@ -1,0 +1,172 @@
+"""Messages between two ranks: posted to MPI at once by the caller, so that MPI's own order of messages holds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from mpicoll.engine import checks, message
+from mpicoll.engine.group import Group
+from mpicoll.engine.message import Message
+from mpicoll.engine.progress import Request, poller
+from mpicoll.engine.work import Work
+from mpicoll.errors import CommunicationError, TruncationError
+from mpicoll.mpi.channel import ANY_SOURCE, Channel, Status
+from mpicoll.mpi.datatypes import spec
+from mpicoll.mpi.errors import MPIException, translate
+
+
+class Posted:
+    """A message that MPI has, with what must live until it has ended: the request and the memory."""
+
+    def __init__(self, group: Group, operation: str, message_: Message, request: Any, receiving: bool) -> None:
+        self.group = group
+        self.receiving = receiving
+        self._operation = operation
+        self._message = message_
+        self._request = request
+        self._status = Status() if receiving else None
+        self.source = -1
+
+    def test(self) -> bool:
+        """True once it has ended; a receive has then been delivered into the tensor.
+
+        Raises: TruncationError: the message was longer than the tensor. CommunicationError: MPI's error.
+        """
+        try:
+            if not self.group.channel.test(self._request, self._status):
+                return False
+        except MPIException as raw:
+            error = translate(raw, self.group.where(self._operation))
+            if isinstance(error, TruncationError):
+                raise too_long(self.group, self._operation, self._message) from raw
+            self.group.fail(error)
+            raise error from raw
+        if self._status is not None:
+            self.source = self._status.Get_source()
+            self._message.deliver()
+        return True
+
+    def cancel(self) -> None:
+        """Takes back a receive; a send stays with MPI, and its memory with us, for ever."""
+        if self.receiving:
+            self.group.channel.cancel(self._request)
+        else:
+            _left_with_mpi.append(self)
+
+
+_left_with_mpi: list[Posted] = []
+
+
+def too_long(group: Group, operation: str, message_: Message) -> TruncationError:
+    tensor = message_.tensor
+    return TruncationError(
+        f"{group.where(operation)}: the message is longer than the tensor that should receive it, of "
+        f"{message_.nbytes} bytes (shape {tuple(tensor.shape)}, {tensor.dtype}); the tensor's content is undefined now"
+    )
+
+
+class PointToPoint(Group):
+    """send, recv, isend, irecv; ``src`` and ``dst`` are group ranks, tags 0 to this MPI's TAG_UB."""
+
+    def _peer(self, operation: str, what: str, rank: int, tag: int) -> None:
+        if self.broken is not None:
+            self.check_usable(operation)
+        checks.group_rank(operation, what, rank, self.size)
+        checks.tag(operation, tag, self.channel.runtime.tag_ub)
+
+    def send(self, tensor: Tensor, dst: int, tag: int = 0) -> None:
+        """Returns when the tensor may be changed again; the receiver may not have it yet."""
+        self._peer("send", "dst", dst, tag)
+        outgoing = message.outgoing("send", tensor)
+        self.guarded("send", lambda: self._send(self.channel, outgoing, dst, tag))
+
+    def _send(self, channel: Channel, outgoing: Message, dst: int, tag: int) -> None:
+        buffer = spec(outgoing.address, outgoing.nbytes)
+        if not channel.runtime.serialized:
+            channel.peer.Send(buffer, dst, tag)
+            return
+        with channel.lock:
+            request = channel.peer.Isend(buffer, dst, tag)
+        channel.wait_all([request])
+
+    def recv(self, tensor: Tensor, src: int | None, tag: int = 0) -> int:
+        """Fills the front of the tensor with a message from ``src`` (None: from anybody); returns the sender's group rank.
+
+        Raises: TruncationError: the message is longer than the tensor.
+        """
+        self._peer("recv", "src", 0 if src is None else src, tag)
+        incoming = message.incoming("recv", tensor)
+        try:
+            source = self.guarded("recv", lambda: self._recv(self.channel, incoming, src, tag))
+        except TruncationError as error:
+            raise too_long(self, "recv", incoming) from error
+        incoming.deliver()
+        return source
+
+    def _recv(self, channel: Channel, incoming: Message, src: int | None, tag: int) -> int:
+        buffer = spec(incoming.address, incoming.nbytes)
+        peer = ANY_SOURCE if src is None else src
+        status = Status()
+        if not channel.runtime.serialized:
+            channel.peer.Recv(buffer, peer, tag, status)
+        else:
+            with channel.lock:
+                request = channel.peer.Irecv(buffer, peer, tag)
+            pause = channel.pause()
+            while not channel.test(request, status):
+                pause()
+        return int(status.Get_source())
+
+    def isend(self, tensor: Tensor, dst: int, tag: int = 0) -> Work:
+        """Starts a send; the tensor must not change until the Work has completed. Dropping the Work is harmless."""
+        self._peer("isend", "dst", dst, tag)
+        outgoing = message.outgoing("isend", tensor)
+        with self.channel.lock:
+            request = self.channel.peer.Isend(spec(outgoing.address, outgoing.nbytes), dst, tag)
+        return self._posted("isend", outgoing, request, receiving=False)
+
+    def irecv(self, tensor: Tensor, src: int | None, tag: int = 0) -> Work:
+        """Starts a receive from ``src`` (None: from anybody) into the front of the tensor."""
+        self._peer("irecv", "src", 0 if src is None else src, tag)
+        incoming = message.incoming("irecv", tensor)
+        peer = ANY_SOURCE if src is None else src
+        with self.channel.lock:
+            request = self.channel.peer.Irecv(spec(incoming.address, incoming.nbytes), peer, tag)
+        return self._posted("irecv", incoming, request, receiving=True)
+
+    def _posted(self, operation: str, message_: Message, request: Any, receiving: bool) -> Work:
+        work = P2PWork(self.where(operation), [message_.tensor], self.timeout_s)
+        work._on_timeout = self._timed_out
+        work.posted = posted = Posted(self, operation, message_, request, receiving)
+        try:
+            if not posted.test():
+                return poller.add(work, posted)
+        except CommunicationError as error:
+            work._complete(error)
+        else:  # a small message is often gone at once
+            work._complete()
+        return work
+
+
+class P2PWork(Work):
+    """The Work of a message; knows who sent it."""
+
+    posted: Posted
+
+    def source_rank(self) -> int:
+        return self.posted.source
+
+    _source_rank = source_rank
+
+
+def cancel_all(group: Group) -> None:
+    """Takes back what is pending on a group that is being closed."""
+
+    def belongs(request: Request) -> bool:
+        return isinstance(request, Posted) and request.group is group
+
+    for request in poller.drop(belongs):
+        assert isinstance(request, Posted)
+        request.cancel()

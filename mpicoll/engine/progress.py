@@ -1,0 +1,224 @@
+"""Who carries operations out: a lane for a group's collectives, one poller for the process's point-to-point messages.
+
+MPI makes no progress by itself: an Iallreduce left alone for a second has all its work left at Wait. So somebody must
+drive what was started asynchronously, without stealing the core that computes.
+
+    Lane     collectives of one group, one at a time, in the order in which they were started. Synchronous ones run in
+             the caller's thread when nothing is before them; asynchronous ones as blocking calls in the lane's thread
+             (made on first use), which sleeps inside MPI. Two groups have two lanes: opposite orders do not deadlock.
+    Poller   sends and receives are posted to MPI at once, by the caller (MPI's own order holds), and completed by
+             polling: by the poller's thread, which backs off, or by whoever waits.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from mpicoll.engine.work import Work
+
+# Note [Which thread runs what]
+# A callback of a Future runs in the thread that completes the operation: a lane's, the poller's, or the caller's if the
+# operation was complete already. From there it may start operations (they are queued), and it may even wait: a wait in a
+# lane's own thread runs that lane's queue up to the operation that is waited for, and a wait in the poller's thread polls.
+
+
+class Lane:
+    """Runs one group's collectives in FIFO order.
+
+    ``turn``: held by the thread that is inside an operation. ``_guard``: guards ``_queue`` and ``queued``.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.turn = threading.Lock()
+        self.queued = 0  # operations started asynchronously that have not ended
+        self._queue: deque[tuple[Callable[[], None], Work]] = deque()
+        self._guard = threading.Lock()
+        self._wake = threading.Condition(self._guard)
+        self._closing = False
+        self._thread: threading.Thread | None = None
+        self._ident = 0
+
+    def run(self, operation: Callable[[], None], work: Callable[[], Work]) -> None:
+        """Runs a synchronous operation: here, if nothing is before it, else in its turn; ``work`` makes its handle then."""
+        if threading.get_ident() == self._ident or (not self.queued and self.turn.acquire(blocking=False)):
+            if threading.get_ident() == self._ident:
+                self.turn.acquire()
+            try:
+                operation()
+            finally:
+                self.turn.release()
+        else:
+            self.start(operation, work()).wait()
+
+    def start(self, operation: Callable[[], None], work: Work) -> Work:
+        """Queues an operation; its Work completes when it has run."""
+        work._help = self._help
+        with self._guard:
+            self.queued += 1
+            self._queue.append((operation, work))
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._loop, name=f"mpicoll lane {self.name}", daemon=True)
+                self._thread.start()
+            self._wake.notify()
+        return work
+
+    def _loop(self) -> None:
+        self._ident = threading.get_ident()
+        while True:
+            with self._guard:
+                while not self._queue and not self._closing:
+                    self._wake.wait()
+                if not self._queue:
+                    return
+                item = self._queue.popleft()
+            self._carry_out(*item)
+
+    def _carry_out(self, operation: Callable[[], None], work: Work) -> None:
+        error: Exception | None = None
+        with self.turn:
+            try:
+                operation()
+            except Exception as caught:  # it belongs to whoever waits, not to this thread
+                error = caught
+        with self._guard:
+            self.queued -= 1
+        work._complete(error)
+
+    def _help(self, work: Work, seconds: float | None) -> None:
+        if threading.get_ident() == self._ident:
+            while not work._done and self._queue:  # see Note [Which thread runs what]
+                self._carry_out(*self._queue.popleft())
+        elif seconds is not None and work._finished.acquire(timeout=min(seconds, threading.TIMEOUT_MAX)):
+            work._finished.release()
+
+    def close(self, timeout_s: float) -> bool:
+        """Ends the thread after what is queued; False if that took longer than ``timeout_s``."""
+        with self._guard:
+            self._closing = True
+            self._wake.notify()
+        if self._thread is None or threading.get_ident() == self._ident:
+            return True
+        self._thread.join(min(timeout_s, threading.TIMEOUT_MAX))
+        return not self._thread.is_alive()
+
+
+class Request(Protocol):
+    """A posted message: ``test`` moves it forward and returns True when it has ended; it raises what went wrong."""
+
+    def test(self) -> bool: ...
+
+
+SHORTEST_NAP_S = 20e-6
+LONGEST_NAP_S = (
+    1e-3  # seconds; the longest that a finished message waits for the poller; 1000 wake-ups a second cost 1 % of a core
+)
+
+
+class Poller:
+    """Completes posted messages. ``_guard`` guards ``_pending`` and is held while requests are tested, never in callbacks."""
+
+    def __init__(self) -> None:
+        self._pending: dict[Work, Request] = {}
+        self._guard = threading.Lock()
+        self._wake = threading.Event()
+        self._closing = False
+        self._thread: threading.Thread | None = None
+
+    def add(self, work: Work, request: Request) -> Work:
+        """Takes over a posted message; its Work completes when the message has arrived."""
+        work._help = self._help
+        with self._guard:
+            self._pending[work] = request
+            if self._thread is None:
+                self._closing = False
+                self._thread = threading.Thread(target=self._loop, name="mpicoll poller", daemon=True)
+                self._thread.start()
+        self._wake.set()
+        return work
+
+    def poll(self) -> bool:
+        """Tests every pending message once; True if one ended."""
+        ended: list[tuple[Work, Exception | None]] = []
+        with self._guard:
+            for work, request in self._pending.items():
+                try:
+                    if request.test():
+                        ended.append((work, None))
+                except Exception as caught:  # it belongs to whoever waits for this message
+                    ended.append((work, caught))
+            for work, _ in ended:
+                del self._pending[work]
+        for work, error in ended:
+            work._complete(error)
+        return bool(ended)
+
+    def _loop(self) -> None:
+        nap = SHORTEST_NAP_S
+        while not self._closing:
+            if not self._pending:
+                self._wake.clear()
+                if not self._pending:
+                    self._wake.wait()
+                nap = SHORTEST_NAP_S
+            if not self.poll():
+                time.sleep(nap)
+                nap = min(nap * 2, LONGEST_NAP_S)
+
+    def _help(self, work: Work, seconds: float | None) -> None:
+        self.poll()
+        if seconds is None:
+            return
+        deadline = time.monotonic() + seconds
+        backoff = Backoff()
+        while not work._done and time.monotonic() < deadline:
+            if self.poll():
+                backoff.reset()
+            else:
+                backoff.pause()
+
+    def drop(self, belongs: Callable[[Request], bool]) -> list[Request]:
+        """Takes out the pending messages that belong to a group that is being closed, for it to cancel."""
+        with self._guard:
+            dropped = {work: request for work, request in self._pending.items() if belongs(request)}
+            for work in dropped:
+                del self._pending[work]
+        return list(dropped.values())
+
+    def close(self) -> None:
+        """Ends the thread; pending messages stay posted."""
+        self._closing = True
+        self._wake.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+        self._thread = None
+
+
+class Backoff:
+    """For loops that wait for another process: spin, then give the core away, then sleep longer and longer."""
+
+    SPINS = 100  # about 100 us of tests: the usual latency of a message between two ranks that both run
+    YIELDS = 200
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def reset(self) -> None:
+        self._count = 0
+
+    def pause(self) -> None:
+        self._count += 1
+        if self._count <= self.SPINS:
+            return
+        if self._count <= self.SPINS + self.YIELDS:
+            os.sched_yield()
+            return
+        time.sleep(min(SHORTEST_NAP_S * 2 ** min(10, (self._count - self.SPINS - self.YIELDS) // 8), LONGEST_NAP_S / 2))
+
+
+poller = Poller()

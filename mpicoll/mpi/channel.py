@@ -1,0 +1,103 @@
+"""A communicator as the algorithms see it: blocking calls that are safe at this process's thread level.
+
+    MPI_THREAD_MULTIPLE     the blocking MPI calls themselves; other threads go on meanwhile
+    MPI_THREAD_SERIALIZED   the non-blocking calls, tested under the one lock until they end, since a thread that blocked in
+                            MPI under the lock would keep every other thread out
+
+Blocking and non-blocking collectives do not match in MPI, so all ranks of a group use the same kind (they agree at birth).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from mpi4py import MPI
+
+from mpicoll.mpi.runtime import Runtime
+
+IN_PLACE = MPI.IN_PLACE
+ANY_SOURCE: int = MPI.ANY_SOURCE
+Status = MPI.Status
+
+_COLLECTIVES = ("Allreduce", "Bcast", "Reduce", "Allgather", "Allgatherv", "Reduce_scatter", "Reduce_scatter_block")
+
+
+class Channel:
+    """Two communicators over the same ranks: ``comm`` for collectives and our own messages, ``peer`` for the user's.
+
+    The user's tags may be anything up to TAG_UB, so our own messages must not share a communicator with them.
+
+    Args:   pause: called between two tests of something pending (backs off).
+    """
+
+    def __init__(self, runtime: Runtime, comm: MPI.Intracomm, pause: Callable[[], Callable[[], None]]) -> None:
+        self.runtime = runtime
+        self.comm = comm
+        self.lock = runtime.lock
+        self.pause = pause
+        with self.lock:
+            self.peer = comm.Dup()
+            serialized = comm.allreduce(int(runtime.serialized), op=MPI.MAX)
+        # One attribute per collective, bound once: looking them up on each call would be a tenth of its time.
+        self.Allreduce: Callable[..., None]
+        self.Bcast: Callable[..., None]
+        self.Reduce: Callable[..., None]
+        self.Allgather: Callable[..., None]
+        self.Allgatherv: Callable[..., None]
+        self.Reduce_scatter: Callable[..., None]
+        self.Reduce_scatter_block: Callable[..., None]
+        for name in _COLLECTIVES:
+            call = self._tested(getattr(comm, "I" + name.lower())) if serialized else getattr(comm, name)
+            setattr(self, name, call)
+
+    def _tested(self, start: Callable[..., MPI.Request]) -> Callable[..., None]:
+        def call(*arguments: Any) -> None:
+            with self.lock:
+                request = start(*arguments)
+            self.wait_all([request])
+
+        return call
+
+    def wait_all(self, requests: list[MPI.Request]) -> None:
+        """Waits for messages of our own."""
+        if not self.runtime.serialized:
+            MPI.Request.Waitall(requests)
+            return
+        pause = self.pause()
+        while True:
+            with self.lock:
+                if MPI.Request.Testall(requests):
+                    return
+            pause()
+
+    def barrier(self, timeout_s: float) -> bool:
+        """True when all ranks have come, False if they have not within ``timeout_s`` seconds.
+
+        Non-blocking and tested at every thread level, so that it can end without them.
+        """
+        with self.lock:
+            request = self.comm.Ibarrier()
+        pause, deadline = self.pause(), time.monotonic() + timeout_s
+        while not self.test(request):
+            if time.monotonic() > deadline:
+                return False
+            pause()
+        return True
+
+    def test(self, request: MPI.Request, status: MPI.Status | None = None) -> bool:
+        with self.lock:
+            return bool(request.Test(status))
+
+    def cancel(self, request: MPI.Request) -> None:
+        """Takes back a receive that nothing matched; a send is left to MPI."""
+        with self.lock:
+            request.Cancel()
+            request.Free()
+
+    def free(self) -> None:
+        """Gives the communicators back to MPI; called on an explicit destroy only, never from garbage collection."""
+        with self.lock:
+            self.peer.Free()
+            self.comm.Free()

@@ -1,0 +1,20 @@
+"""Turns MPI's errors into ours, in one place."""
+
+from __future__ import annotations
+
+from mpi4py import MPI
+
+from mpicoll.errors import CommunicationError, TruncationError
+
+MPIException = MPI.Exception
+
+
+def translate(error: MPI.Exception, where: str) -> CommunicationError:
+    """The mpicoll error for an MPI error.
+
+    Args:   where: operation, group and rank, as the message should name them.
+    """
+    text = f"{where}: {error.Get_error_string()}"
+    if error.Get_error_class() == MPI.ERR_TRUNCATE:
+        return TruncationError(text)
+    return CommunicationError(text)

