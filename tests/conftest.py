@@ -1,0 +1,116 @@
+"""Fixtures, options and marks of the suite; tests/spmd.py holds what makes one pytest run out of N ranks.
+
+    python -m pytest                                    one rank
+    python -m mpicoll.run -n 3 -m pytest                the same tests on three
+    python -m mpicoll.run -n 3 -m pytest --runslow -k two_gib
+
+A test is written once for any number of ranks (1 too): it derives each rank's contribution from the rank's number and
+ends in ``agree`` (tests/support.py). What cannot run everywhere is deselected by a mark, never skipped.
+"""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import numpy as np
+import pytest
+import torch
+
+from tests import spmd
+from tests.support import everyone
+
+# Examples must be the same on all ranks and in every run. A body with collectives must ``agree`` before it fails, or
+# only one rank goes on to shrink its example.
+hypothesis.settings.register_profile("spmd", derandomize=True, database=None, deadline=None)
+hypothesis.settings.load_profile("spmd")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--runslow", action="store_true", help="also run the tests marked slow")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
+    spmd.plugin = spmd.SpmdPlugin(config)
+    config.pluginmanager.register(spmd.plugin, "spmd")
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    if hasattr(session.config.option, "with_mpi"):
+        session.config.option.with_mpi = True  # pytest-mpi: @pytest.mark.mpi means run here, not skip
+
+
+def runs_here(item: pytest.Item, size: int, slow: bool) -> bool:
+    """Whether the marks of ``item`` let it run on ``size`` ranks."""
+    sizes = [mark.args for mark in item.iter_markers("ranks")]
+    least = [mark.args[0] for mark in item.iter_markers("min_ranks")]
+    return (
+        (slow or item.get_closest_marker("slow") is None)
+        and (size == 1 or item.get_closest_marker("launch") is None)
+        and all(size in allowed for allowed in sizes)
+        and all(size >= n for n in least)
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    size, slow = spmd.side().size, config.getoption("--runslow")
+    deselected = [item for item in items if not runs_here(item, size, slow)]
+    items[:] = [item for item in items if runs_here(item, size, slow)]
+    if deselected:
+        config.hook.pytest_deselected(items=deselected)
+
+
+@pytest.fixture(scope="session")
+def rank() -> int:
+    """This process's rank in MPI_COMM_WORLD; by mpi4py, so that it holds whatever mpicoll does."""
+    return spmd.side().rank
+
+
+@pytest.fixture(scope="session")
+def size() -> int:
+    """Number of ranks in MPI_COMM_WORLD."""
+    return spmd.side().size
+
+
+@pytest.fixture(scope="session")
+def _end_of_world() -> Iterator[None]:
+    yield
+    import mpicoll
+
+    if mpicoll.is_initialized():
+        mpicoll.destroy_process_group()
+
+
+@pytest.fixture
+def world(_end_of_world: None) -> Any:
+    """The default process group, initialised by door 1 once per session (and again if a test has destroyed it)."""
+    import mpicoll
+
+    if not mpicoll.is_initialized():
+        mpicoll.init_process_group()
+    return mpicoll.group.WORLD
+
+
+@pytest.fixture(autouse=True)
+def seed(request: pytest.FixtureRequest) -> int:
+    """Seeds random, numpy and torch from the test's id, equally on all ranks, and returns that seed.
+
+    For numbers that differ between ranks: ``torch.Generator().manual_seed(seed + rank)``.
+    """
+    value = zlib.crc32(request.node.nodeid.encode())
+    random.seed(value)
+    np.random.seed(value)  # noqa: NPY002
+    torch.manual_seed(value)
+    return value
+
+
+@pytest.fixture
+def shared_path(tmp_path: Path) -> Path:
+    """One empty directory for all ranks of the session (one host): rank 0's ``tmp_path``."""
+    path: Path = everyone(tmp_path)[0]
+    return path

@@ -1,0 +1,106 @@
+"""Every example runs by the command on its first line, asserts its own result, and says so in its last words."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support import ROOT, run
+
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+TIME_LIMIT_S = 120  # seconds for one example; each takes a few, the rest is for a busy machine
+PLOTTING = [path for path in EXAMPLES if '"--plot"' in path.read_text()]
+PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+
+# The limits of the examples: (file, ranks, what the refusal must say).
+REFUSALS = [
+    ("ping_pong.py", 1, "at least 2 ranks"),
+    pytest.param("digits_torch_ddp.py", 7, "7 ranks do not divide a batch of 120", marks=pytest.mark.slow),
+    pytest.param("resnet_pipeline.py", 7, "too few for 7 ranks", marks=pytest.mark.slow),
+]
+
+names = pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+
+
+def command_of(path: Path, ranks: int | None = None) -> list[str]:
+    """The command on line 1 of the example, with this Python, and on ``ranks`` ranks instead of those it names."""
+    words = shlex.split(path.read_text().splitlines()[0].removeprefix("# "))
+    assert words[:4] == ["python", "-m", "mpicoll.run", "-n"], f"line 1 of {path.name} is no run command: {words}"
+    return [sys.executable, *words[1:4], words[4] if ranks is None else str(ranks), *words[5:]]
+
+
+def succeeded(path: Path, done: subprocess.CompletedProcess[str]) -> None:
+    """The job ended well and the last line that the example printed begins with its name, as in "ping_pong: ..."."""
+    said = f"{shlex.join(done.args)}\nstdout:\n{done.stdout}\nstderr:\n{done.stderr}"
+    assert done.returncode == 0, said
+    # Status 0 alone is no proof: an mpirun that lost a rank may still end with 0.
+    results = [line for line in done.stdout.splitlines() if line.startswith(f"{path.stem}: ")]
+    assert len(results) == 1, said
+    assert "Traceback" not in done.stderr, said
+    accuracy = re.search(r"test accuracy (\d+\.\d)%", results[0])
+    if path.stem.startswith("digits"):
+        assert accuracy is not None, said
+        assert float(accuracy[1]) >= 95, said
+
+
+def looks_like_a_plot(picture: Path) -> None:
+    content = picture.read_bytes()
+    assert content.startswith(PNG_SIGNATURE)
+    # The first chunk, IHDR, holds the size.
+    width, height = (int.from_bytes(content[at : at + 4], "big") for at in (16, 20))
+    assert (width, height) == (800, 500)
+    assert len(content) > 20_000  # bytes; the axes without a curve have 17,000
+
+
+def test_there_are_examples() -> None:
+    assert len(EXAMPLES) >= 7
+    assert {path.stem for path in PLOTTING} == {"digits_by_hand", "digits_ddp", "digits_torch_ddp"}
+
+
+@names
+def test_first_line_is_the_run_command(path: Path) -> None:
+    first = path.read_text().splitlines()[0]
+    assert re.fullmatch(rf"# python -m mpicoll\.run -n [1-9]\d* examples/{path.name}", first), first
+
+
+@names
+def test_fits_about_three_screens(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= 160
+
+
+def test_the_torch_script_knows_nothing_of_this_project() -> None:
+    lines = (ROOT / "examples" / "digits_torch_ddp.py").read_text().splitlines()
+    assert "mpicoll" not in "\n".join(lines[1:])  # line 1 is how it is launched here
+
+
+@pytest.mark.launch
+@pytest.mark.timeout(TIME_LIMIT_S + 30)
+@names
+def test_runs_by_its_first_line(path: Path) -> None:
+    succeeded(path, run(command_of(path), TIME_LIMIT_S))
+
+
+@pytest.mark.launch
+@pytest.mark.timeout(TIME_LIMIT_S + 30)
+@names
+def test_runs_on_three_ranks_and_draws_what_it_can(path: Path, tmp_path: Path) -> None:
+    picture = tmp_path / "curve.png"
+    plot = ["--plot", str(picture)] if path in PLOTTING else []
+    succeeded(path, run([*command_of(path, ranks=3), *plot], TIME_LIMIT_S))
+    if plot:
+        looks_like_a_plot(picture)
+
+
+@pytest.mark.launch
+@pytest.mark.timeout(TIME_LIMIT_S + 30)
+@pytest.mark.parametrize(("name", "ranks", "says"), REFUSALS)
+def test_refuses_clearly_where_it_cannot_run(name: str, ranks: int, says: str) -> None:
+    done = run(command_of(ROOT / "examples" / name, ranks), TIME_LIMIT_S)
+    assert done.returncode != 0
+    assert done.stderr.count(says) == 1, done.stderr  # once, not once per rank
+    assert "Traceback" not in done.stderr, done.stderr
