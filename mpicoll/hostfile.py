@@ -1,0 +1,90 @@
+"""Host lists in either syntax: Open MPI's ``h1 slots=2`` and MPICH's ``h1:2``. Pure; no look-ups.
+
+# a comment                     everything after a # is ignored
+node01 slots=4                  Open MPI; also max_slots=4, max-slots=4
+node02:4                        MPICH
+node03                          no number: as many ranks as -n or --nproc-per-node ask for
+node01                          a host that comes again adds to its number (PBS writes one line per rank)
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+HOST = re.compile(r"(?P<name>[A-Za-z0-9_][A-Za-z0-9_.\-]*)(:(?P<slots>\d+))?")
+SLOT_KEYS = ("slots", "cpu", "cpus", "count")
+MAXIMUM_KEYS = ("max_slots", "max-slots", "maxslots")
+
+
+@dataclass(frozen=True)
+class Host:
+    """A host and how many ranks it may take; None where the list does not say."""
+
+    name: str
+    slots: int | None
+
+    def __str__(self) -> str:
+        return self.name if self.slots is None else f"{self.name}:{self.slots}"
+
+
+def read(path: str) -> tuple[Host, ...]:
+    """The hosts of the file at ``path``. Raises ValueError: the file has a line that is none, or no host; OSError: it
+    cannot be read.
+    """
+    return parse(Path(path).read_text(), path)
+
+
+def parse(text: str, source: str = "hostfile") -> tuple[Host, ...]:
+    """The hosts in a hostfile's text, in order. Raises ValueError naming ``source`` and the line."""
+    hosts = []
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.partition("#")[0].split()
+        if words:
+            hosts.append(_host(words, f"{source}, line {number}"))
+    if not hosts:
+        raise ValueError(f"{source} names no host; write one a line, `node01 slots=4` or `node01:4`")
+    return merge(hosts)
+
+
+def parse_list(text: str) -> tuple[Host, ...]:
+    """The hosts of ``"a,b"`` or ``"a:2,b:2"``."""
+    return merge(_host([item.strip()], f"--host {text}") for item in text.split(","))
+
+
+def merge(hosts: Iterable[Host]) -> tuple[Host, ...]:
+    """Each host once, at its first place; the numbers are added, and a repeated host without a number counts one a
+    line.
+    """
+    found: dict[str, list[int | None]] = {}
+    for host in hosts:
+        found.setdefault(host.name, []).append(host.slots)
+    return tuple(
+        Host(name, slots[0] if len(slots) == 1 else sum(1 if n is None else n for n in slots)) for name, slots in found.items()
+    )
+
+
+def _host(words: list[str], where: str) -> Host:
+    match = HOST.fullmatch(words[0])
+    if not match:
+        raise ValueError(f"{where}: {words[0]!r} is no host; write `node01`, `node01:4` or `node01 slots=4`")
+    slots = int(match["slots"]) if match["slots"] else None
+    maximum = None
+    for word in words[1:]:
+        key, equals, value = word.partition("=")
+        if not equals or not value.isdigit() or key.lower() not in SLOT_KEYS + MAXIMUM_KEYS:
+            raise ValueError(
+                f"{where}: {word!r} is not understood; a host may be followed by slots=N and max_slots=N only (user"
+                " names and ports belong in ~/.ssh/config)"
+            )
+        if key.lower() in SLOT_KEYS:
+            slots = int(value)
+        else:
+            maximum = int(value)
+    if slots is None:
+        slots = maximum
+    if slots == 0:
+        raise ValueError(f"{where}: host {match['name']} has 0 slots; leave the line out, or give it at least 1")
+    return Host(match["name"], slots)

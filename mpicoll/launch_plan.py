@@ -1,0 +1,376 @@
+"""From what the user asked to the mpiexec command. Pure: everything about the machine stands in a `Site`, so every case
+is testable anywhere.
+
+    Request (programs, hosts, options)  ->  place: whose ranks run on which host  ->  Plan (command, environment, words)
+
+What is added to the environment, where it applies and the user has not decided otherwise:
+
+    Open MPI, uid 0                  OMPI_ALLOW_RUN_AS_ROOT, ..._CONFIRM   it refuses root, e.g. in a container
+    Open MPI                         binding policy none                   Note [Why no binding]
+    Open MPI, more ranks than cores  oversubscribe, yield_when_idle        it refuses, and waiting would starve work
+    Open MPI 5, this host only       btl=^ofi, osc=^ucx                    starts in 0.3 s, not 1.3, and quietly;
+                                                                           several hosts may want both
+    MPICH in a Slurm allocation      SLURM_MPI_TYPE=none                   Hydra's own srun must not start PMI for it
+    all                              MASTER_ADDR, MASTER_PORT              the first host, and a port that is free here
+    more than one rank on a host     OMP_NUM_THREADS                       see `thread_count`
+
+# Note [Why no binding]
+Open MPI binds each rank to one core when there are one or two of them. torch's threads and mpicoll's communication
+thread then share that core: a small message takes 20 ms in place of 0.01. Whoever wants ranks bound says so, with
+--mpiexec-args '--bind-to numa' or the environment, and keeps it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from mpicoll.errors import LaunchError
+from mpicoll.hostfile import Host
+from mpicoll.launch_mpi import Mpi, Mpiexec
+from mpicoll.launchers import expand_hosts, tasks_per_node
+
+# What a program on another host should find as it is here. Open MPI's mpirun passes on OMPI_* by itself, Hydra
+# everything.
+FORWARDED = re.compile(
+    r"(_?MPICOLL|MPI4PY|TORCH|TORCHINDUCTOR|PYTORCH|OMP|KMP|MKL|OPENBLAS|GLOO|NCCL|CUDA|UCX|FI|HF|WANDB)_[A-Z0-9_]+"
+    r"|PYTHON[A-Z0-9_]*|LD_LIBRARY_PATH|LD_PRELOAD|MASTER_ADDR|MASTER_PORT|VIRTUAL_ENV"
+)
+
+# Where the user may have decided about binding already: then nothing is added.
+BINDING_SETTINGS = (
+    "PRTE_MCA_hwloc_default_binding_policy",
+    "OMPI_MCA_hwloc_base_binding_policy",
+    "OMPI_MCA_rmaps_base_mapping_policy",
+)
+BINDING_OPTIONS = ("--bind-to", "--map-by", "--rankfile", "--cpu-set", "--cpus-per-rank")
+
+Placement = tuple[tuple[str, int], ...]  # (host, ranks there) in rank order
+
+
+@dataclass(frozen=True)
+class Program:
+    """One program of the job: its command line, and how many ranks of it run where. None: not said.
+
+    python: the interpreter that runs ``command`` (script.py args..., or -m module args...); None: ``command`` runs as
+    it is."""
+
+    command: tuple[str, ...]
+    ranks: int | None = None
+    hosts: tuple[Host, ...] | None = None
+    per_node: int | None = None
+    python: str | None = None
+
+    def words(self, family: str) -> tuple[str, ...]:
+        """The command line of a rank under an mpiexec of ``family``."""
+        if self.python is None:
+            return self.command
+        # -u, as torchrun: what a rank prints does not wait in its buffer, and is not lost when the job is ended from
+        # outside
+        rank = ("-m", "mpicoll.rank") if family == "mpich" else ()
+        return (self.python, "-u", *rank, *self.command)
+
+
+@dataclass(frozen=True)
+class Site:
+    """The machine that the launch starts from."""
+
+    environ: Mapping[str, str]
+    cores: int  # usable by us here
+    uid: int
+    names: tuple[str, ...]  # this host's own names, the usual one first
+    free_port: Callable[[], int]
+    settings: frozenset[str] = frozenset()  # MCA settings in the user's own files, as "OMPI_MCA_btl" would be in the environment
+
+    def decided(self, name: str) -> bool:
+        return name in self.environ or name in self.settings
+
+    def is_here(self, host: str) -> bool:
+        return host in self.names or host in ("localhost", "127.0.0.1")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to execute: ``command`` under ``environ`` plus ``added``; ``notes`` are sentences for the user."""
+
+    command: tuple[str, ...]
+    added: dict[str, str]
+    family: str  # of the mpiexec
+    notes: tuple[str, ...] = ()
+    placements: tuple[Placement | None, ...] = field(default=())
+
+
+def plan(
+    programs: Sequence[Program],
+    mpi: Mpi,
+    mpiexec: Mpiexec,
+    site: Site,
+    extra: Sequence[str] = (),
+    exported: Sequence[str] = (),
+) -> Plan:
+    """The command that starts ``programs`` as one job. ``extra``: words for mpiexec itself; ``exported``: names that
+    must reach every host.
+
+    Raises: LaunchError: the numbers contradict each other; the message names the remedy.
+    """
+    notes: list[str] = []
+    hosts = _allocated_hosts(programs, site)
+    counted = [_count(program, hosts, site, len(programs), notes) for program in programs]
+    total = sum(ranks for _, ranks in counted)
+    before = [sum(ranks for _, ranks in counted[:i]) for i in range(len(counted))]
+    placements = [_place(program, ranks, hosts, before[i], total) for i, (program, ranks) in enumerate(counted)]
+    where = _where(placements, total, site)
+    added = {**mpi.environ, **mpiexec.environ}
+    _add_settings(added, where, mpi, site, extra)
+    _add_torch_variables(added, where, site, notes)
+    build = _openmpi_command if mpiexec.family == "openmpi" else _hydra_command
+    names = _forwarded(added, site, exported) if where.several_hosts else sorted(set(exported))
+    command = [mpiexec.path, *extra, *build(counted, placements, added, names, where)]
+    return Plan(tuple(command), added, mpiexec.family, tuple(notes), tuple(placements))
+
+
+# --- how many ranks, and where ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Where:
+    """The job's extent, as far as it is known before the start."""
+
+    first_host: str
+    several_hosts: bool
+    ranks_here: int  # on this host
+    ranks_per_host: int  # the most on one host
+
+
+def _allocated_hosts(programs: Sequence[Program], site: Site) -> tuple[Host, ...] | None:
+    """The list of hosts that stands before the first program and holds for all; None: there is none, or each program
+    has its own.
+    """
+    if all(program.hosts is None for program in programs[1:]):
+        return programs[0].hosts
+    if any(program.hosts is None for program in programs):
+        raise LaunchError(
+            "some of the programs have --host and some do not; give it to each of them, or one list before the first program"
+        )
+    return None
+
+
+def slurm_nodes(environ: Mapping[str, str]) -> list[tuple[str, int]]:
+    """(host, tasks) of the Slurm allocation around us; empty outside one."""
+    hosts = (
+        expand_hosts(environ.get("SLURM_JOB_NODELIST", environ.get("SLURM_NODELIST", ""))) if "SLURM_JOB_ID" in environ else []
+    )
+    tasks = tasks_per_node(environ.get("SLURM_TASKS_PER_NODE", ""))
+    return list(zip(hosts, tasks if len(tasks) == len(hosts) else [1] * len(hosts), strict=True))
+
+
+def _count(program: Program, hosts: tuple[Host, ...] | None, site: Site, programs: int, notes: list[str]) -> tuple[Program, int]:
+    if program.ranks is not None:
+        return program, program.ranks
+    own = program.hosts if program.hosts is not None else (hosts if programs == 1 else None)
+    if own is not None:
+        if program.per_node is not None:
+            return program, program.per_node * len(own)
+        ranks = sum(host.slots or 1 for host in own)
+        if any(host.slots is None for host in own):
+            notes.append(f"{ranks} ranks: one for each host without a number (-n or --nproc-per-node sets another)")
+        return program, ranks
+    if programs > 1:
+        raise LaunchError(
+            f"{' '.join(program.command)}: say how many ranks of it to start, with -n N; several programs with `:`"
+            " between them each need one"
+        )
+    nodes = slurm_nodes(site.environ)
+    if program.per_node is not None:
+        return program, program.per_node * max(1, len(nodes))
+    if nodes:
+        ranks = (
+            int(site.environ["SLURM_NTASKS"])
+            if site.environ.get("SLURM_NTASKS", "").isdigit()
+            else sum(tasks for _, tasks in nodes)
+        )
+        notes.append(f"{ranks} ranks: the tasks of Slurm job {site.environ['SLURM_JOB_ID']} (-n sets another number)")
+        return program, ranks
+    notes.append(
+        f"{site.cores} rank{'s' * (site.cores > 1)}: one for each core that this process may use (-n sets another number)"
+    )
+    return program, site.cores
+
+
+def _place(program: Program, ranks: int, common: tuple[Host, ...] | None, before: int, total: int) -> Placement | None:
+    """The program's ranks on its hosts, filled in order; None where the scheduler or this host alone decides.
+
+    common: the host list of all ``total`` ranks, of which the programs before this one fill ``before`` places; None:
+    each program has its own list."""
+    hosts = program.hosts if common is None else common
+    if hosts is None:
+        return None
+    start, needed = (0, ranks) if common is None else (before, total)
+    slots = [_slots(host, program, needed, hosts) for host in hosts]
+    if sum(slots) < start + ranks:
+        places = ",".join(f"{host.name}:{n}" for host, n in zip(hosts, slots, strict=True))
+        raise LaunchError(
+            f"{needed} ranks were asked for, but the hosts {places} have {sum(slots)} places; raise the numbers of"
+            " places, or lower -n"
+        )
+    placed = []
+    for host, offered in zip(hosts, slots, strict=True):
+        skipped = min(start, offered)
+        here = min(ranks, offered - skipped)
+        start, ranks = start - skipped, ranks - here
+        if here:
+            placed.append((host.name, here))
+    return tuple(placed)
+
+
+def _slots(host: Host, program: Program, needed: int, hosts: tuple[Host, ...]) -> int:
+    if program.per_node is not None:
+        return program.per_node
+    if host.slots is not None:
+        return host.slots
+    if all(other.slots is None for other in hosts):
+        return math.ceil(needed / len(hosts))
+    return 1
+
+
+def _where(placements: Sequence[Placement | None], ranks: int, site: Site) -> Where:
+    per_host: dict[str, int] = {}
+    for placement in placements:
+        for host, count in placement or ():
+            per_host[host] = per_host.get(host, 0) + count
+    if per_host:
+        first = next(iter(per_host))
+        here = sum(count for host, count in per_host.items() if site.is_here(host))
+        several = len(per_host) > 1 or here == 0
+        return Where(_address(first, several, site), several, here, max(per_host.values()))
+    nodes = slurm_nodes(site.environ)
+    if len(nodes) > 1:
+        on_a_node = math.ceil(ranks / len(nodes)) if sum(n for _, n in nodes) < ranks else max(n for _, n in nodes)
+        return Where(nodes[0][0], True, min(on_a_node, ranks), min(on_a_node, ranks))
+    return Where("localhost", False, ranks, ranks)
+
+
+def _address(host: str, several: bool, site: Site) -> str:
+    if not several:
+        return "localhost"
+    return site.names[0] if host in ("localhost", "127.0.0.1") else host
+
+
+# --- what is added to the environment ---------------------------------------------------------------------------------
+
+
+def _add_settings(added: dict[str, str], where: Where, mpi: Mpi, site: Site, extra: Sequence[str]) -> None:
+    def add(name: str, value: str) -> None:
+        if not site.decided(name):
+            added[name] = value
+
+    if mpi.family == "mpich":
+        if "SLURM_JOB_ID" in site.environ:
+            add("SLURM_MPI_TYPE", "none")
+        return
+    prrte = mpi.vendor == "Open MPI" and mpi.version[:1] >= (5,)  # from 5 on PRRTE starts the ranks, and reads its own settings
+    if site.uid == 0:
+        add("OMPI_ALLOW_RUN_AS_ROOT", "1")
+        add("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
+    if where.ranks_here > site.cores:
+        if prrte:
+            add("PRTE_MCA_rmaps_default_mapping_policy", ":oversubscribe")
+        else:
+            add("OMPI_MCA_rmaps_base_oversubscribe", "1")
+        add("OMPI_MCA_mpi_yield_when_idle", "1")
+    if not any(site.decided(name) for name in BINDING_SETTINGS) and not any(word.startswith(BINDING_OPTIONS) for word in extra):
+        add(BINDING_SETTINGS[0] if prrte else BINDING_SETTINGS[1], "none")
+    if prrte and not where.several_hosts:
+        add("OMPI_MCA_btl", "^ofi")
+        add("OMPI_MCA_osc", "^ucx")
+
+
+def _add_torch_variables(added: dict[str, str], where: Where, site: Site, notes: list[str]) -> None:
+    if "MASTER_ADDR" not in site.environ:
+        added["MASTER_ADDR"] = where.first_host
+    if "MASTER_PORT" not in site.environ:
+        added["MASTER_PORT"] = str(site.free_port())
+    if "OMP_NUM_THREADS" not in site.environ and where.ranks_per_host > 1:
+        threads, why = thread_count(where.ranks_per_host, site)
+        added["OMP_NUM_THREADS"] = str(threads)
+        notes.append(f"OMP_NUM_THREADS={threads} for each rank: {why} (set it yourself for another number)")
+
+
+def thread_count(ranks_per_host: int, site: Site) -> tuple[int, str]:
+    """Threads of one rank, and why.
+
+    As torchrun does, only if OMP_NUM_THREADS is unset and a host has more than one rank: torch would otherwise start as
+    many threads as there are cores in each of them. torchrun then takes 1, which leaves cores idle; here the ranks
+    share the cores out, 1 only where there are no more cores than ranks."""
+    per_task = site.environ.get("SLURM_CPUS_PER_TASK", "")
+    if per_task.isdigit() and int(per_task) > 0:
+        return int(per_task), f"Slurm gives each task {per_task} CPUs"
+    return max(1, site.cores // ranks_per_host), f"{site.cores} usable cores here, {ranks_per_host} ranks on a host"
+
+
+def _forwarded(added: Mapping[str, str], site: Site, exported: Sequence[str]) -> list[str]:
+    names = [name for name in (*site.environ, *added) if FORWARDED.fullmatch(name)]
+    return sorted({*names, *exported})
+
+
+# --- the words of each mpiexec ----------------------------------------------------------------------------------------
+
+Counted = Sequence[tuple[Program, int]]
+Placements = Sequence["Placement | None"]
+
+
+def _openmpi_command(
+    counted: Counted, placements: Placements, added: Mapping[str, str], names: Sequence[str], where: Where
+) -> list[str]:
+    words: list[str] = []
+    for (program, ranks), placement in zip(counted, placements, strict=True):
+        words += [":"] if words else []
+        words += ["-n", str(ranks)]
+        if placement is not None:
+            words += ["--host", ",".join(f"{host}:{count}" for host, count in placement)]
+        elif program.per_node is not None and where.several_hosts:
+            words += ["--map-by", f"ppr:{program.per_node}:node"]
+        for name in names:
+            words += ["-x", name]
+        words += program.words("openmpi")
+    return words
+
+
+def _hydra_command(
+    counted: Counted, placements: Placements, added: Mapping[str, str], names: Sequence[str], where: Where
+) -> list[str]:
+    words: list[str] = []
+    placed = [item for placement in placements for item in placement or ()]
+    if placed:
+        words += ["-hosts", ",".join(f"{host}:{count}" for host, count in _adjacent(placed))]
+    elif counted[0][0].per_node is not None and where.several_hosts:
+        words += ["-ppn", str(counted[0][0].per_node)]
+    if where.several_hosts:
+        for name in sorted(
+            set(names) & set(added)
+        ):  # Hydra hands on everything it was given; these it must not lose whatever the site's default
+            words += ["-genv", name, added[name]]
+    for i, (program, ranks) in enumerate(counted):
+        words += [":"] if i else []
+        words += ["-n", str(ranks), *program.words("mpich")]
+    return words
+
+
+def _adjacent(placed: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
+    """The hosts in rank order, each once. Raises LaunchError: the ranks come back to a host, which Hydra's host list
+    cannot say.
+    """
+    hosts: list[tuple[str, int]] = []
+    for host, count in placed:
+        if hosts and hosts[-1][0] == host:
+            hosts[-1] = (host, hosts[-1][1] + count)
+        elif any(host == other for other, _ in hosts):
+            raise LaunchError(
+                f"MPICH's mpiexec cannot return to host {host} after another host; put the programs that run on {host}"
+                " next to each other"
+            )
+        else:
+            hosts.append((host, count))
+    return hosts

@@ -1,0 +1,196 @@
+"""The mpiexec command that is made for every situation; pure, for a made-up machine."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+import mpicoll.run as run
+from mpicoll.errors import LaunchError
+from mpicoll.launch_mpi import Mpi, Mpiexec
+from mpicoll.launch_plan import Plan, Program, Site, plan
+
+OPENMPI = (Mpi("Open MPI", (5, 0, 11), "/o/lib/libmpi.so.40"), Mpiexec("/o/bin/mpiexec", "openmpi", (5, 0, 11)))
+OPENMPI4 = (Mpi("Open MPI", (4, 1, 4), "/o/lib/libmpi.so.40"), Mpiexec("/o/bin/mpiexec", "openmpi", (4, 1, 4)))
+MPICH = (Mpi("MPICH", (5, 0, 2), "/m/lib/libmpi.so.12"), Mpiexec("/m/bin/mpiexec", "mpich", (5, 0, 2)))
+ANY = pytest.mark.parametrize("mpi", [OPENMPI, OPENMPI4, MPICH], ids=["openmpi", "openmpi4", "mpich"])
+
+
+def a_site(cores: int = 8, uid: int = 1000, settings: frozenset[str] = frozenset(), **environ: str) -> Site:
+    return Site(environ, cores, uid, ("here", "here.example.org"), lambda: 12345, settings)
+
+
+def one(ranks: int | None = None, hosts: str | None = None, per_node: int | None = None, name: str = "x.py") -> Program:
+    placed = None if hosts is None else run.hostfile.parse_list(hosts)
+    return Program((name,), ranks, placed, per_node, python="/py")
+
+
+def planned(*programs: Program, mpi: tuple[Mpi, Mpiexec] = OPENMPI, site: Site | None = None, **options: list[str]) -> Plan:
+    return plan(programs, *mpi, site or a_site(), **options)
+
+
+def where(made: Plan) -> list[object]:
+    return [placement and dict(placement) for placement in made.placements]
+
+
+# --- how many ranks, and where ---
+
+
+@ANY
+def test_the_number_of_ranks_defaults_to_the_usable_cores(mpi: tuple[Mpi, Mpiexec]) -> None:
+    made = planned(one(), mpi=mpi, site=a_site(cores=3))
+    assert "-n 3" in " ".join(made.command)
+    assert "3 ranks: one for each core" in made.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("program", "placement"),
+    [
+        (one(hosts="a:2,b:3"), {"a": 2, "b": 3}),
+        (one(3, hosts="a:2,b:3"), {"a": 2, "b": 1}),
+        (one(2, hosts="a:2,b:3"), {"a": 2}),
+        (one(4, hosts="a,b"), {"a": 2, "b": 2}),
+        (one(3, hosts="a,b"), {"a": 2, "b": 1}),
+        (one(hosts="a,b"), {"a": 1, "b": 1}),
+        (one(hosts="a,b", per_node=4), {"a": 4, "b": 4}),
+        (one(5, hosts="a,b", per_node=4), {"a": 4, "b": 1}),
+        (one(hosts="a:1,b:1", per_node=4), {"a": 4, "b": 4}),
+    ],
+)
+def test_ranks_fill_the_hosts_in_order(program: Program, placement: dict[str, int]) -> None:
+    assert where(planned(program)) == [placement]
+    hosts = ",".join(f"{host}:{count}" for host, count in placement.items())
+    for mpi, option in ((OPENMPI, "--host"), (MPICH, "-hosts")):
+        command = planned(program, mpi=mpi).command
+        assert command[command.index(option) + 1] == hosts
+        assert command[command.index("-n") + 1] == str(sum(placement.values()))
+
+
+@pytest.mark.parametrize("mpi", [OPENMPI, MPICH], ids=["openmpi", "mpich"])
+def test_more_ranks_than_places_is_an_error_that_says_what_to_do(mpi: tuple[Mpi, Mpiexec]) -> None:
+    with pytest.raises(LaunchError, match=r"6 ranks .* hosts a:2,b:3 have 5 places; raise .* or lower -n"):
+        planned(one(6, hosts="a:2,b:3"), mpi=mpi)
+
+
+def test_without_hosts_nproc_per_node_is_the_number_of_ranks() -> None:
+    assert planned(one(per_node=4)).command[1:3] == ("-n", "4")
+
+
+def test_several_programs() -> None:
+    made = planned(one(1, "a", name="s.py"), one(4, "b,c", name="w.py"))
+    assert where(made) == [{"a": 1}, {"b": 2, "c": 2}]
+    assert made.added["MASTER_ADDR"] == "a"
+    text = " ".join(planned(one(1, name="s.py"), one(4, name="w.py")).command)
+    assert text == "/o/bin/mpiexec -n 1 /py -u s.py : -n 4 /py -u w.py"
+    common = planned(one(1, "a:2,b:3", name="s.py"), one(4, name="w.py"))  # the list before the first program serves all
+    assert where(common) == [{"a": 1}, {"a": 1, "b": 3}]
+    mpich = planned(one(1, "a:2,b:3", name="s.py"), one(4, name="w.py"), mpi=MPICH).command
+    assert mpich[mpich.index("-hosts") + 1] == "a:2,b:3"
+
+
+def test_several_programs_need_a_number_and_consistent_hosts() -> None:
+    with pytest.raises(LaunchError, match=r"w\.py: say how many ranks"):
+        planned(one(1), one(name="w.py"))
+    with pytest.raises(LaunchError, match="some of the programs have --host"):
+        planned(one(1), one(1, "b"))
+    with pytest.raises(LaunchError, match="cannot return to host a"):
+        planned(one(1, "a"), one(1, "b"), one(1, "a"), mpi=MPICH)
+
+
+# --- the environment ---
+
+
+def test_root_is_allowed_only_for_root() -> None:
+    assert "OMPI_ALLOW_RUN_AS_ROOT" not in planned(one(2)).added
+    added = planned(one(2), site=a_site(uid=0)).added
+    assert added["OMPI_ALLOW_RUN_AS_ROOT"] == added["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] == "1"
+    assert not any("ROOT" in name for name in planned(one(2), mpi=MPICH, site=a_site(uid=0)).added)
+
+
+def test_oversubscription_only_with_more_ranks_than_cores_on_this_host() -> None:
+    few, many = a_site(cores=8), a_site(cores=2)
+    assert not any("oversubscribe" in value for value in planned(one(4), site=few).added.values())
+    added = planned(one(4), site=many).added
+    assert added["PRTE_MCA_rmaps_default_mapping_policy"] == ":oversubscribe"
+    assert added["OMPI_MCA_mpi_yield_when_idle"] == "1"
+    assert planned(one(4), mpi=OPENMPI4, site=many).added["OMPI_MCA_rmaps_base_oversubscribe"] == "1"
+    assert "OMPI_MCA_mpi_yield_when_idle" not in planned(one(4, "a,b"), site=many).added  # other hosts' cores are not known
+    assert "OMPI_MCA_mpi_yield_when_idle" in planned(one(4, "here:3,b:1"), site=many).added
+    assert "OMPI_MCA_mpi_yield_when_idle" not in planned(one(4), mpi=MPICH, site=many).added
+
+
+def test_a_fabric_is_left_alone_where_several_hosts_take_part() -> None:
+    assert planned(one(2)).added["OMPI_MCA_btl"] == "^ofi"
+    assert planned(one(2, "here")).added["OMPI_MCA_btl"] == "^ofi"
+    assert planned(one(2, "localhost")).added["OMPI_MCA_btl"] == "^ofi"
+    for made in (planned(one(2, "a,b")), planned(one(2, "elsewhere")), planned(one(2), mpi=OPENMPI4)):
+        assert not {"OMPI_MCA_btl", "OMPI_MCA_osc"} & set(made.added)
+
+
+def test_what_the_user_has_set_is_never_overridden() -> None:
+    environ = {
+        "OMPI_MCA_btl": "tcp,self", "PRTE_MCA_rmaps_default_mapping_policy": "core", "OMP_NUM_THREADS": "7",
+        "MASTER_ADDR": "mine", "MASTER_PORT": "1", "PRTE_MCA_hwloc_default_binding_policy": "core",
+    }  # fmt: skip
+    added = planned(one(4), site=a_site(cores=2, **environ)).added
+    assert not set(environ) & set(added)
+    in_file = planned(one(4), site=a_site(settings=frozenset({"OMPI_MCA_btl"}))).added
+    assert "OMPI_MCA_btl" not in in_file
+    bound = planned(one(4), extra=["--bind-to", "numa"])
+    assert "PRTE_MCA_hwloc_default_binding_policy" not in bound.added
+    assert bound.command[:3] == ("/o/bin/mpiexec", "--bind-to", "numa")
+
+
+def test_settings_files_are_read(tmp_path: Path) -> None:
+    (tmp_path / ".openmpi").mkdir()
+    (tmp_path / ".openmpi" / "mca-params.conf").write_text("# mine\nbtl = tcp,self\n#osc=x\n")
+    assert run.mca_files({"HOME": str(tmp_path)}) == {"OMPI_MCA_btl"}
+    assert run.mca_files({}) == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("ranks", "cores", "environ", "threads"),
+    [(2, 8, {}, "4"), (3, 8, {}, "2"), (4, 2, {}, "1"), (1, 8, {}, None), (2, 8, {"OMP_NUM_THREADS": "3"}, None)],
+)
+def test_threads(ranks: int, cores: int, environ: dict[str, str], threads: str | None) -> None:
+    made = planned(one(ranks), site=a_site(cores=cores, **environ))
+    assert made.added.get("OMP_NUM_THREADS") == threads
+    assert any("OMP_NUM_THREADS" in note for note in made.notes) == (threads is not None)
+
+
+def test_threads_follow_slurms_cpus_per_task() -> None:
+    assert planned(one(2), site=a_site(SLURM_CPUS_PER_TASK="5")).added["OMP_NUM_THREADS"] == "5"
+
+
+def test_the_master_is_the_first_host() -> None:
+    assert planned(one(2)).added["MASTER_ADDR"] == "localhost"
+    assert planned(one(2, "a,b")).added["MASTER_ADDR"] == "a"
+    assert planned(one(2, "localhost,b")).added["MASTER_ADDR"] == "here"  # b could not reach "localhost"
+    assert planned(one(2)).added["MASTER_PORT"] == "12345"
+
+
+def test_variables_reach_other_hosts() -> None:
+    site = a_site(PYTHONPATH="/p", SECRET="s", MPICOLL_OVERRIDE_MPI="1", OMP_NUM_THREADS="2")
+    command = planned(one(2, "a,b"), site=site, exported=["SECRET"]).command
+    sent = {name for flag, name in itertools.pairwise(command) if flag == "-x"}
+    assert sent == {"PYTHONPATH", "SECRET", "MPICOLL_OVERRIDE_MPI", "OMP_NUM_THREADS", "MASTER_ADDR", "MASTER_PORT"}
+    assert "-x" not in planned(one(2), site=site).command  # on one host the environment is inherited
+    mpich = planned(one(2, "a,b"), mpi=MPICH, site=site).command
+    assert mpich[mpich.index("MASTER_ADDR") - 1 :][:3] == ("-genv", "MASTER_ADDR", "a")
+
+
+@pytest.mark.parametrize("mpi", [OPENMPI, MPICH], ids=["openmpi", "mpich"])
+def test_in_a_slurm_allocation(mpi: tuple[Mpi, Mpiexec]) -> None:
+    slurm = a_site(SLURM_JOB_ID="7", SLURM_JOB_NODELIST="n[1-2]", SLURM_TASKS_PER_NODE="4(x2)", SLURM_NTASKS="8")
+    made = planned(one(), mpi=mpi, site=slurm)
+    text = " ".join(made.command)
+    assert "-n 8" in text
+    assert "-host" not in text  # mpiexec reads the allocation
+    assert made.added["MASTER_ADDR"] == "n1"
+    assert made.added.get("SLURM_MPI_TYPE") == ("none" if mpi is MPICH else None)
+    assert "OMPI_MCA_btl" not in made.added
+    per_node = " ".join(planned(one(per_node=2), mpi=mpi, site=slurm).command)
+    assert ("--map-by ppr:2:node" if mpi is OPENMPI else "-ppn 2") in per_node
+    assert "-n 4" in per_node

@@ -1,0 +1,218 @@
+"""Which launcher started a process, from environments as the launchers really set them (traps 76-80)."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from mpicoll.launchers import (
+    ADDED,
+    OWNER_PID,
+    PROVIDED,
+    TORCH_VARIABLES,
+    Launch,
+    detect,
+    expand_hosts,
+    first_host,
+    provide_torch_variables,
+    tasks_per_node,
+    without_job,
+)
+
+OPENMPI = {
+    "OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "4", "PMIX_RANK": "5", "PMIX_NAMESPACE": "prterun-node1-4582@1",
+    "OMPI_MCA_btl": "^ofi", "OMPI_MCA_initial_wdir": "/tmp", "OMPI_ALLOW_RUN_AS_ROOT": "1", "PRTE_LAUNCHED": "1",
+    "PRTE_MCA_hwloc_default_binding_policy": "none", "PMIX_SERVER_URI41": "prterun-vm-4592@0.0;tcp4://127.0.0.1:39569",
+}  # fmt: skip
+HYDRA = {
+    "PMI_RANK": "1", "PMI_SIZE": "2", "PMI_FD": "9", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2",
+    "HYDI_CONTROL_FD": "7", "HYDRA_LAUNCHER": "ssh",
+}  # fmt: skip
+SRUN = {
+    "SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0", "SLURM_PROCID": "6", "SLURM_NTASKS": "7", "SLURM_STEP_NUM_TASKS": "7",
+    "SLURM_LOCALID": "2", "SLURM_NODEID": "1", "SLURM_STEP_TASKS_PER_NODE": "4,3", "SLURM_JOB_NODELIST": "gpu[03-04]",
+    "SLURM_STEP_NODELIST": "gpu[03-04]",
+}  # fmt: skip
+SBATCH = {
+    "SLURM_JOB_ID": "77", "SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_LOCALID": "0", "SLURM_NODEID": "0",
+    "SLURM_JOB_NODELIST": "gpu[03-04]", "SLURM_TASKS_PER_NODE": "4(x2)",
+}  # fmt: skip
+PALS = {
+    "PALS_RANKID": "3",
+    "PMI_RANK": "3",
+    "PMI_SIZE": "4",
+    "PALS_LOCAL_RANKID": "1",
+    "PALS_LOCAL_SIZE": "2",
+    "PALS_APID": "u-1",
+}
+MVAPICH = {f"MV2_COMM_WORLD_{name}": n for name, n in (("RANK", "1"), ("SIZE", "4"), ("LOCAL_RANK", "1"), ("LOCAL_SIZE", "2"))}
+
+
+@pytest.mark.parametrize(
+    ("environ", "launch"),
+    [
+        ({}, None),
+        (OPENMPI, Launch("openmpi", 5, 8, 1, 4)),
+        (HYDRA, Launch("hydra", 1, 2, 1, 2)),
+        (SRUN, Launch("slurm", 6, 7, 2, 3)),
+        (PALS, Launch("pals", 3, 4, 1, 2)),
+        (MVAPICH, Launch("mvapich", 1, 4, 1, 2)),
+        ({"PMIX_RANK": "1", "PMIX_SIZE": "3"}, Launch("pmix", 1, 3, None, None)),
+        # srun --mpi=pmix: PMIx names the rank, Slurm the size
+        ({**SRUN, "PMIX_RANK": "6", "PMIX_NAMESPACE": "slurm.pmix.77.0"}, Launch("slurm", 6, 7, 2, 3)),
+        # srun --mpi=pmi2
+        ({**SRUN, "PMI_RANK": "6", "PMI_SIZE": "7"}, Launch("hydra", 6, 7, 2, 3)),
+        # mpirun inside an allocation: SLURM_PROCID is that of the batch shell, or of the daemon
+        ({**SBATCH, **OPENMPI}, Launch("openmpi", 5, 8, 1, 4)),
+        ({**SRUN, **HYDRA}, Launch("hydra", 1, 2, 1, 2)),
+        # a batch script's own shell has SLURM_PROCID=0 and SLURM_NTASKS=8, and is no task
+        (SBATCH, None),
+        ({**SBATCH, "SLURM_STEP_ID": "4294967291"}, None),
+        # torchrun is no MPI launcher
+        ({"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}, None),
+        # nonsense is not an answer, and no exception either: this runs at `import torch`
+        ({"OMPI_COMM_WORLD_RANK": "x", "OMPI_COMM_WORLD_SIZE": "4"}, None),
+        ({"OMPI_COMM_WORLD_RANK": "4", "OMPI_COMM_WORLD_SIZE": "4"}, None),
+        ({"PMI_RANK": "0"}, None),
+        ({"PMIX_RANK": "0"}, None),
+    ],
+)
+def test_detect(environ: dict[str, str], launch: Launch | None) -> None:
+    assert detect(environ) == launch
+
+
+def test_torch_variables_are_provided() -> None:
+    environ = dict(HYDRA)
+    provide_torch_variables(environ)
+    assert {name: environ[name] for name in TORCH_VARIABLES} == {
+        "RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "localhost",
+        "MASTER_PORT": "29500",
+    }  # fmt: skip
+
+
+def test_what_the_user_has_set_stays() -> None:  # trap 77
+    for name in TORCH_VARIABLES:
+        environ = {**OPENMPI, name: "mine"}
+        provide_torch_variables(environ)
+        assert environ[name] == "mine"
+        assert environ["RANK"] == ("mine" if name == "RANK" else "5")
+
+
+def test_without_a_launcher_nothing_changes() -> None:
+    environ = dict(SBATCH)
+    provide_torch_variables(environ)
+    assert environ == SBATCH
+
+
+def test_several_hosts_without_a_scheduler_leave_the_address_open() -> None:
+    environ = dict(OPENMPI)
+    provide_torch_variables(environ)
+    assert "MASTER_ADDR" not in environ
+    assert 20000 <= int(environ["MASTER_PORT"]) < 30000
+
+
+def test_the_port_is_the_same_on_all_ranks_and_differs_between_jobs() -> None:
+    def port(**environ: str) -> str:
+        mine: dict[str, Any] = {**OPENMPI, **environ}
+        provide_torch_variables(mine)
+        return str(mine["MASTER_PORT"])
+
+    assert port(OMPI_COMM_WORLD_RANK="0") == port(OMPI_COMM_WORLD_RANK="7", OMPI_COMM_WORLD_LOCAL_RANK="3")
+    assert port() != port(PMIX_NAMESPACE="prterun-node1-4583@1")
+
+
+def test_slurm_names_the_first_host() -> None:
+    for launcher in ({}, OPENMPI):
+        environ = {**SRUN, **launcher}
+        provide_torch_variables(environ)
+        assert environ["MASTER_ADDR"] == "gpu03"
+
+
+def test_a_child_of_a_rank_gets_its_own_values_not_its_parents() -> None:
+    """A program that a rank starts under a launcher of its own inherits RANK from us; that value is nobody's wish."""
+    environ = dict(OPENMPI)
+    provide_torch_variables(environ)
+    child = {name: value for name, value in environ.items() if not name.startswith(("OMPI", "PMIX"))} | HYDRA
+    child["MASTER_ADDR"] = "mine"
+    provide_torch_variables(child)
+    assert (child["RANK"], child["WORLD_SIZE"], child["MASTER_ADDR"]) == ("1", "2", "mine")
+
+
+def test_it_is_idempotent() -> None:
+    environ = dict(HYDRA)
+    provide_torch_variables(environ)
+    once = dict(environ)
+    provide_torch_variables(environ)
+    assert environ == once
+
+
+def test_it_costs_well_below_a_millisecond() -> None:
+    """It runs at every `import torch`. The best of many, as other processes may hold the core."""
+    best = min(_seconds(dict(SRUN)) for _ in range(200))
+    assert best < 0.5e-3
+
+
+def _seconds(environ: dict[str, str]) -> float:
+    start = time.perf_counter()
+    provide_torch_variables(environ)
+    return time.perf_counter() - start
+
+
+@pytest.mark.parametrize("launcher", [OPENMPI, HYDRA, SRUN, PALS, MVAPICH], ids=["openmpi", "hydra", "srun", "pals", "mvapich"])
+def test_a_new_job_can_be_started_from_inside_a_rank(launcher: dict[str, str]) -> None:  # trap 57
+    environ = {**launcher, "PATH": "/bin", OWNER_PID: "17"}
+    provide_torch_variables(environ)
+    clean = without_job(environ)
+    assert detect(clean) is None
+    assert not {OWNER_PID, PROVIDED, *TORCH_VARIABLES} & set(clean)
+    assert clean["PATH"] == "/bin"
+
+
+def test_user_settings_survive() -> None:
+    settings = {
+        "OMPI_MCA_btl": "^ofi", "OMPI_ALLOW_RUN_AS_ROOT": "1", "PRTE_MCA_hwloc_default_binding_policy": "none",
+        "HYDRA_LAUNCHER": "ssh", "PMIX_MCA_gds": "hash", "SLURM_JOB_ID": "77", "SLURM_JOB_NODELIST": "gpu[03-04]",
+        "SLURM_NTASKS": "8", "SLURM_TASKS_PER_NODE": "4(x2)", "MPI4PY_LIBMPI": "/x/libmpi.so.40",
+        "OMP_NUM_THREADS": "3", "MASTER_ADDR": "mine", "MASTER_PORT": "1",
+    }  # fmt: skip
+    assert without_job(settings) == settings
+    clean = without_job({**OPENMPI, **settings})
+    assert {name: clean.get(name) for name in settings} == settings
+
+
+def test_torch_variables_of_the_shell_stay_outside_a_job() -> None:
+    assert without_job({"RANK": "0", "WORLD_SIZE": "1"}) == {"RANK": "0", "WORLD_SIZE": "1"}
+
+
+def test_what_an_outer_run_has_chosen_is_chosen_anew() -> None:
+    outer = {**HYDRA, "OMP_NUM_THREADS": "8", "MASTER_PORT": "4000", ADDED: "OMP_NUM_THREADS=8\nMASTER_PORT=4001"}
+    clean = without_job(outer)
+    assert "OMP_NUM_THREADS" not in clean
+    assert clean["MASTER_PORT"] == "4000"  # changed since: the user's
+
+
+@pytest.mark.parametrize(
+    ("text", "hosts"),
+    [
+        ("", []),
+        ("one", ["one"]),
+        ("a,b", ["a", "b"]),
+        ("node[07-09,12],big1", ["node07", "node08", "node09", "node12", "big1"]),
+        ("r[1-2]n[1-2]", ["r1n1", "r1n2", "r2n1", "r2n2"]),
+        ("n[098-101].example.org", ["n098.example.org", "n099.example.org", "n100.example.org", "n101.example.org"]),
+        ("n[x]", []),
+    ],
+)
+def test_slurm_host_lists(text: str, hosts: list[str]) -> None:
+    assert expand_hosts(text) == hosts
+    assert first_host(text) == (hosts[0] if hosts else None)
+
+
+@pytest.mark.parametrize(
+    ("text", "counts"), [("4(x2),3", [4, 4, 3]), ("1", [1]), ("2,2", [2, 2]), ("", []), ("4(x", []), ("many", [])]
+)
+def test_slurm_task_lists(text: str, counts: list[int]) -> None:
+    assert tasks_per_node(text) == counts
