@@ -1,0 +1,11 @@
+"""Door 2: mpicoll as a backend of ``torch.distributed``.
+
+    register        what happens at ``import torch``: names, two wrappers, a rendezvous handler; no MPI, no work
+    world           init_process_group("mpi"), new_group(backend="mpi"): starts MPI, hands torch a real store, cleans up
+    rendezvous      the store: rank 0 opens it, host and port travel by MPI
+    process_group   what torch <= 2.13 accepts: a subclass of ProcessGroup
+    backend         what torch >= 2.14 accepts: a subclass of Backend
+    operations      what both translate, once: lists of one tensor, option objects, names of methods
+
+Only ``register`` is imported when torch is imported; the other modules when the first group is made.
+"""

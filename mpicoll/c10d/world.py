@@ -1,0 +1,254 @@
+"""init_process_group("mpi") and new_group(backend="mpi"): what `register`'s wrappers do round torch's own functions.
+
+    user ──► wrapper ──► [1] start MPI ──► [2] MPI's rank and size, "mpi" -> "mpicoll", env:// -> mpi:// ──► torch's function
+                                                                                          │
+                         [4] the name that the user gave, our excepthook  ◄── [3] `create`, on members only
+
+torch knows the bare name "mpi" as a backend without store, timeout, rank and subgroups of members only; under the plugin's
+name it treats us like any other backend. Whatever fails in [1]-[4], nothing is left half-made, and a second try works.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.distributed import distributed_c10d as c10d
+
+import mpicoll.launchers as launchers
+from mpicoll.c10d import register
+from mpicoll.engine import groups
+from mpicoll.errors import LaunchError
+from mpicoll.mpi import abort, runtime
+
+if TYPE_CHECKING:
+    from mpicoll.engine.communicator import Communicator
+
+__all__ = ["BACKEND_SUBCLASSES", "closing", "create", "init_process_group", "new_group"]
+
+# torch <= 2.13 takes only a ProcessGroup subclass from a Python backend; torch >= 2.14 takes a Backend subclass, and
+# then a group can have several, one per device
+BACKEND_SUBCLASSES = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 14)
+
+# The Python half of each group's adapter: TORCH_DISTRIBUTED_DEBUG=DETAIL wraps the C++ half and drops this one, and the
+# methods with it
+_alive: dict[Communicator, Any] = {}
+_born: list[Communicator] = []  # made by `create` during the torch call in progress, for undoing it
+_hooks: tuple[Callable[..., Any], Callable[..., Any]] | None = None  # sys.excepthook before torch's init, and torch's
+
+
+def init_process_group(original: Callable[..., Any], arguments: dict[str, Any]) -> None:
+    """Calls torch's init_process_group so that MPI is the world (collective over MPI's ranks).
+
+    Args:   arguments: the user's, by name; the backend says mpi, or init_method is mpi:// (then any backend).
+    Raises: LaunchError, ThreadLevelError: see `mpicoll.mpi.runtime.start`.
+            RuntimeError: a mixed backend that this torch cannot do.
+    """
+    if c10d._world.default_pg is not None:
+        original(**arguments)  # raises torch's own error
+        return
+    asked = arguments.get("backend")
+    translated = register.translate(asked)
+    if translated is not None:
+        _check_mixture(str(asked), translated)
+    there = runtime.start()
+    arguments = dict(arguments)
+    if translated is not None:
+        _warn_of_contradictions(arguments, there)
+        arguments.update(backend=translated, rank=there.rank, world_size=there.size)
+        method = arguments.get("init_method")
+        if arguments.get("store") is None and (method is None or str(method).startswith("env:")):
+            arguments["init_method"] = "mpi://"
+    with _undone_on_failure(), register.visible():
+        before = sys.excepthook
+        original(**arguments)
+        if translated is not None:
+            _rename(c10d._world.default_pg, str(asked), translated)
+        _install_hooks(before)
+
+
+def new_group(original: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+    """Calls torch's _new_group_with_tag for a group of ours (collective over its members, which alone talk MPI).
+
+    Raises: LaunchError: the world is another backend's and its ranks are not MPI's.
+    """
+    world = c10d._world.default_pg
+    if world is None:
+        return original(**arguments)  # raises torch's own error
+    asked = str(arguments.get("backend") or c10d._world.pg_map[world][0])
+    translated = register.translate(asked)
+    assert translated is not None  # the wrapper asked
+    _check_mixture(asked, translated)
+    _start_beside(world, arguments)
+    with _undone_on_failure(), register.visible():
+        group = original(**{**arguments, "backend": translated})
+        _rename(group, asked, translated)
+        abort.install()
+    return group
+
+
+def create(options: Any) -> Any:
+    """The adapter over a new communicator, for torch; called by torch on members only.
+
+    Args:   options: torch's DistributedBackendOptions: group_id, group_rank, group_size, global_ranks_in_group, store, timeout.
+    """
+    ranks = list(options.global_ranks_in_group) or None
+    runtime.start()
+    communicator = groups.create(options.group_id, ranks, options.timeout.total_seconds())
+    _born.append(communicator)
+    if (communicator.rank, communicator.size) != (options.group_rank, options.group_size):
+        raise LaunchError(
+            f"group {options.group_id!r}: torch says rank {options.group_rank} of {options.group_size}, MPI says "
+            f"{communicator.rank} of {communicator.size}; launch with `python -m mpicoll.run` or mpirun, and let "
+            "init_process_group take rank and size from MPI"
+        )
+    _alive[communicator] = _adapt(communicator)
+    return _alive[communicator]
+
+
+def _adapt(communicator: Communicator) -> Any:
+    if BACKEND_SUBCLASSES:
+        from mpicoll.c10d.backend import MpiBackend
+
+        return MpiBackend(communicator)
+    from mpicoll.c10d.process_group import MpiProcessGroup
+
+    return MpiProcessGroup(communicator)
+
+
+def closing(communicator: Communicator) -> None:
+    """Called when torch gives up a group of ours; with the world, the excepthooks are put back."""
+    global _hooks
+    _alive.pop(communicator, None)
+    world = c10d._world.default_pg
+    if world is None or c10d._world.pg_names.get(world) != communicator.name:
+        return
+    abort.uninstall()
+    if _hooks is not None and sys.excepthook is _hooks[1]:
+        sys.excepthook = _hooks[0]  # else torch, which never removes its own, would prefix twice after the next init
+    _hooks = None
+
+
+def _install_hooks(before: Callable[..., Any]) -> None:
+    """Ours outside torch's, which holds back stderr round the hook that it found: ours must not end the process in there."""
+    global _hooks
+    _hooks = (before, sys.excepthook)
+    abort.install()
+
+
+def _check_mixture(asked: str, translated: str) -> None:
+    backends = {part.rpartition(":")[2].strip() for part in translated.split(",")}
+    if len(backends) > 1 and not BACKEND_SUBCLASSES:
+        raise RuntimeError(
+            f"backend {asked!r} joins mpi with another backend in one group, which torch {torch.__version__} cannot do with "
+            "a backend written in Python (torch >= 2.14 can); use 'mpi', and new_group(backend=...) for a group of the "
+            "other one beside it"
+        )
+
+
+def _warn_of_contradictions(arguments: dict[str, Any], there: runtime.Runtime) -> None:
+    """MPI is the truth. Values that say otherwise come from an outer torchrun, a batch shell, or a habit."""
+    launch = launchers.detect()  # agrees with MPI; differs from `there` where the world is a communicator of the user's own
+    for argument, variable, truth, launched in (
+        ("rank", "RANK", there.rank, launch and launch.rank),
+        ("world_size", "WORLD_SIZE", there.size, launch and launch.size),
+    ):
+        given = arguments.get(argument, -1)
+        if given not in (-1, None, truth):
+            _warn(f"init_process_group: {argument}={given} is ignored, MPI says {truth}")
+        value = os.environ.get(variable, "")
+        if value.isdigit() and int(value) not in (truth, launched):
+            _warn(f"init_process_group: the environment says {variable}={value}, MPI says {truth}, and MPI is right")
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, stacklevel=5)  # _warn, _warn_of_contradictions, init_process_group, register's wrapper, the user
+
+
+def _start_beside(world: Any, arguments: dict[str, Any]) -> None:
+    """Starts MPI beside a world that may be another backend's, and checks that both mean the same ranks."""
+    ranks = arguments.get("ranks")
+    some = arguments.get("use_local_synchronization") and ranks is not None and len(ranks) < world.size()
+    if some and runtime.current() is None:
+        raise LaunchError(
+            "new_group(backend='mpi', use_local_synchronization=True): MPI is not running yet, and all ranks must start it "
+            "together; make the first mpi group without use_local_synchronization, or use "
+            "init_process_group(..., init_method='mpi://')"
+        )
+    there = runtime.start()
+    if (there.rank, there.size) != (world.rank(), world.size()):
+        raise LaunchError(
+            f"new_group(backend='mpi'): this process is rank {world.rank()} of {world.size()} in the default group, but rank "
+            f"{there.rank} of {there.size} in MPI; launch with `python -m mpicoll.run -n {world.size()}` or mpirun, and use "
+            "init_method='mpi://' so that the default group takes its ranks from MPI"
+        )
+
+
+def _rename(group: Any, asked: str, translated: str) -> None:
+    """Records the backend under the name that the user gave: get_backend() answers "mpi" to who asked for "mpi"."""
+    name, store = c10d._world.pg_map.get(group, (None, None))
+    if name is None or str(name) != translated:
+        return  # not a member, or a group that was there before
+    c10d._world.pg_map[group] = (asked.lower(), store)  # type: ignore[assignment]
+    if register.OURS not in asked.lower():
+        config = c10d._world.pg_backend_config[group]
+        c10d._world.pg_backend_config[group] = config.replace(f":{register.OURS}", ":mpi")
+
+
+@contextlib.contextmanager
+def _undone_on_failure() -> Iterator[None]:
+    """If torch's function raises: closes what `create` made, and forgets a world that is only half there."""
+    state = c10d._world
+    fresh, group_count = state.default_pg is None, state.group_count
+    _born.clear()
+    try:
+        yield
+    except BaseException:
+        state.group_count = group_count  # group names must stay the same on all ranks
+        names = {communicator.name for communicator in _born}
+        for communicator in _born:
+            _alive.pop(communicator, None)
+            communicator.close()
+        for group in [group for group, name in state.pg_names.items() if name in names]:
+            _forget(group)
+        if fresh:
+            _forget_world()
+        raise
+    finally:
+        _born.clear()
+
+
+def _forget(group: Any) -> None:
+    """What destroy_process_group forgets about one group."""
+    state = c10d._world
+    name = state.pg_names[group]
+    for table in (state.pg_map, state.pg_names, state.pg_group_ranks, state.pg_backend_config, state.pg_to_tag):
+        table.pop(group, None)
+    for tagged in state.tags_to_pg.values():
+        if group in tagged:
+            tagged.remove(group)
+    with contextlib.suppress(RuntimeError):  # torch had not come to registering the name
+        c10d._unregister_process_group(name)  # type: ignore[attr-defined]
+
+
+def _forget_world() -> None:
+    """What destroy_process_group forgets, for a world that was never finished."""
+    state = c10d._world
+    c10d._update_default_pg(None)
+    for table in (
+        state.pg_map,
+        state.pg_names,
+        state.pg_group_ranks,
+        state.pg_backend_config,
+        state.pg_to_tag,
+        state.tags_to_pg,
+        state.pg_coalesce_state,
+    ):
+        table.clear()
+    c10d._unregister_all_process_groups()  # type: ignore[attr-defined]
+    state.group_count = 0

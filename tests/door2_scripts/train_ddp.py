@@ -1,0 +1,35 @@
+"""A script that has never heard of mpicoll: data-parallel training with the mpi backend."""
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+
+def main() -> None:
+    dist.init_process_group("mpi")
+    rank, size = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 1))
+    parallel = DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(parallel.parameters(), lr=0.05)
+    x = torch.randn(64, 4)
+    y = x.sum(1, keepdim=True)
+    mine = slice(rank * 64 // size, (rank + 1) * 64 // size)
+    losses = []
+    for _ in range(60):
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(parallel(x[mine]), y[mine])
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    checksums = [torch.zeros(1) for _ in range(size)]
+    dist.all_gather(checksums, sum(p.detach().sum() for p in model.parameters()).reshape(1))
+    assert all(torch.equal(c, checksums[0]) for c in checksums), checksums
+    assert losses[-1] < losses[0] / 5, losses
+    dist.destroy_process_group()
+    print(f"rank {rank} of {size}: trained", flush=True)
+
+
+if __name__ == "__main__":
+    main()

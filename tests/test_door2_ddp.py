@@ -1,0 +1,229 @@
+"""DistributedDataParallel over init_process_group("mpi") equals one process on the whole batch, bit for bit between ranks."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.algorithms.join import Join
+from torch.nn.parallel import DistributedDataParallel
+
+from tests.support import agree, everyone
+
+ROWS = 4  # per rank
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch's own optimizers use it
+
+
+@pytest.fixture(autouse=True)
+def mpi_world(_end_of_world: None) -> None:
+    if not dist.is_initialized():
+        dist.init_process_group("mpi")
+
+
+def network() -> nn.Module:
+    torch.manual_seed(7)
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+
+
+class Branches(nn.Module):
+    """Uses `first` or `second`, never both: parameters without gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(8)
+        self.first, self.second, self.never = nn.Linear(6, 3), nn.Linear(6, 3), nn.Linear(6, 3)
+        self.double()
+
+    def forward(self, x: Tensor, which: int) -> Tensor:
+        return (self.first if which == 0 else self.second)(x)
+
+
+def batch(step: int, size: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(100 + step)
+    rows = ROWS * size
+    return (
+        torch.randn(rows, 6, generator=generator, dtype=torch.float64),
+        torch.randn(rows, 3, generator=generator, dtype=torch.float64),
+    )
+
+
+def share(tensor: Tensor, rank: int) -> Tensor:
+    return tensor[rank * ROWS : (rank + 1) * ROWS]
+
+
+def loss_of(output: Tensor, target: Tensor) -> Tensor:
+    return nn.functional.mse_loss(output, target)
+
+
+def close(model: nn.Module, reference: nn.Module, tolerance: float = 1e-12) -> bool:
+    pairs = zip(model.parameters(), reference.parameters(), strict=True)
+    return all(torch.allclose(p, q, rtol=0, atol=tolerance) for p, q in pairs)
+
+
+def same_bits(model: nn.Module) -> bool:
+    """trap 32: replicas that differ in one bit drift apart."""
+    mine = [p.detach().numpy().tobytes() for p in model.parameters()]
+    return all(other == mine for other in everyone(mine))
+
+
+def train(forward: Callable[[nn.Module, Tensor], Tensor], model: nn.Module, steps: int, rank: int | None, size: int) -> None:
+    """SGD on the whole batch (rank None) or on this rank's share of it."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for step in range(steps):
+        x, y = batch(step, size)
+        if rank is not None:
+            x, y = share(x, rank), share(y, rank)
+        optimizer.zero_grad()
+        loss_of(forward(model, x), y).backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("bucket_mb", [25, 0.0001], ids=["one-bucket", "many-buckets"])
+def test_equals_one_process_on_the_whole_batch(bucket_mb: float, rank: int, size: int) -> None:
+    reference, model = network(), network()
+    train(lambda m, x: m(x), reference, 5, None, size)
+    parallel = DistributedDataParallel(model, bucket_cap_mb=bucket_mb)
+    train(lambda m, x: m(x), parallel, 5, rank, size)
+    agree(same_bits(model) and close(model, reference), list(model.parameters()))
+
+
+def test_ranks_start_from_rank_0s_weights(rank: int, size: int) -> None:
+    torch.manual_seed(rank)
+    model = DistributedDataParallel(nn.Linear(3, 3))
+    agree(same_bits(model))
+
+
+def test_buffers_follow_rank_0(rank: int, size: int) -> None:
+    """BatchNorm's running means are rank 0's at each forward."""
+    torch.manual_seed(3)
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)).double())
+    train(lambda m, x: m(x), model, 3, rank, size)
+    model(share(batch(0, size)[0], rank))
+    before = [b.clone() for b in model.buffers()]
+    model.eval()
+    model(share(batch(0, size)[0], rank))
+    buffers = [b.numpy().tobytes() for b in model.buffers()]
+    agree(all(other == buffers for other in everyone(buffers)) or size == 1, before)
+
+
+def test_unused_parameters(rank: int, size: int) -> None:
+    """Ranks take different branches; one branch nobody takes."""
+    model, reference = Branches(), Branches()
+    x, y = batch(0, size)
+    parallel = DistributedDataParallel(model, find_unused_parameters=True)
+    loss_of(parallel(share(x, rank), rank % 2), share(y, rank)).backward()
+    for r in range(size):
+        (loss_of(reference(share(x, r), r % 2), share(y, r)) / size).backward()
+    wrong = [
+        name
+        for (name, p), q in zip(model.named_parameters(), reference.parameters(), strict=True)
+        if (p.grad is None) != (q.grad is None) or (p.grad is not None and not torch.allclose(p.grad, q.grad))
+    ]
+    agree(not wrong and model.never.weight.grad is None, wrong)
+
+
+def test_no_sync(rank: int, size: int) -> None:
+    """Gradients gather locally inside no_sync and meet at the first backward outside."""
+    reference, model = network(), network()
+    parallel = DistributedDataParallel(model)
+    with parallel.no_sync():
+        x, y = batch(0, size)
+        loss_of(parallel(share(x, rank)), share(y, rank)).backward()
+    local = copy.deepcopy([p.grad for p in model.parameters()])
+    x, y = batch(1, size)
+    loss_of(parallel(share(x, rank)), share(y, rank)).backward()
+    for step in range(2):
+        x, y = batch(step, size)
+        loss_of(reference(x), y).backward()
+    right = all(torch.allclose(p.grad, q.grad) for p, q in zip(model.parameters(), reference.parameters(), strict=True))
+    agree(right and all(g is not None for g in local), local)
+
+
+def test_fp16_compression_hook(rank: int, size: int) -> None:
+    """trap 44: the hook takes the Future's list of tensors."""
+    reference, model = network().float(), network().float()
+    parallel = DistributedDataParallel(model)
+    parallel.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    x, y = (t.float() for t in batch(0, size))
+    loss_of(parallel(share(x, rank)), share(y, rank)).backward()
+    loss_of(reference(x), y).backward()
+    wrong = [
+        (p.grad, q.grad)
+        for p, q in zip(model.parameters(), reference.parameters(), strict=True)
+        if not torch.allclose(p.grad, q.grad, rtol=2e-3, atol=2e-3)
+    ]
+    agree(not wrong, wrong)
+
+
+def test_a_hook_that_chains_collectives(rank: int, size: int) -> None:
+    """trap 45: all_reduce, then another all_reduce from its callback, as PowerSGD does."""
+
+    def hook(state, bucket):  # type: ignore[no-untyped-def]  # torch compares annotations with types, not with strings
+        mean = bucket.buffer() / size
+        second = torch.ones(1)
+
+        def again(future):  # type: ignore[no-untyped-def]
+            dist.all_reduce(second, async_op=True).get_future().add_done_callback(lambda _: seconds.append(second))
+            return future.value()[0]
+
+        return dist.all_reduce(mean, async_op=True).get_future().then(again)
+
+    seconds: list[Tensor] = []
+    model, reference = network(), network()
+    parallel = DistributedDataParallel(model)  # one bucket: else the callbacks race with the next bucket, on any backend
+    parallel.register_comm_hook(None, hook)
+    x, y = batch(0, size)
+    loss_of(parallel(share(x, rank)), share(y, rank)).backward()
+    loss_of(reference(x), y).backward()
+    dist.barrier()  # behind them all in the group's order
+    right = all(torch.allclose(p.grad, q.grad) for p, q in zip(model.parameters(), reference.parameters(), strict=True))
+    agree(right and len(seconds) == 1 and all(t.item() == size for t in seconds), seconds)
+
+
+def test_join_with_uneven_inputs(rank: int, size: int) -> None:
+    """Rank r has r + 1 batches; those that are through shadow the others' collectives."""
+    model = DistributedDataParallel(network())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    steps = 0
+    with Join([model]):
+        for step in range(rank + 1):
+            x, y = batch(step, size)
+            optimizer.zero_grad()
+            loss_of(model(share(x, rank)), share(y, rank)).backward()
+            optimizer.step()
+            steps += 1
+    agree(steps == rank + 1 and same_bits(model), steps)
+
+
+def test_different_models_are_refused(rank: int, size: int) -> None:
+    """trap 62: DDP begins with a C++ allgather of the parameters' shapes; who differs from rank 0 raises."""
+    parameters = [torch.ones(3, 3 + (rank > 0))]
+    refused = False
+    try:
+        dist._verify_params_across_processes(dist.group.WORLD, parameters, None)
+    except RuntimeError as error:
+        refused = "sizes" in str(error)
+    agree(refused == (rank > 0), refused)
+
+
+def test_zero_redundancy_optimizer(rank: int, size: int) -> None:
+    """Another stock consumer: sharded optimizer state, broadcasts of the parameters."""
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    reference, model = network(), network()
+    parallel = DistributedDataParallel(model)
+    optimizer = ZeroRedundancyOptimizer(parallel.parameters(), torch.optim.Adam, lr=0.01)
+    plain = torch.optim.Adam(reference.parameters(), lr=0.01)
+    for step in range(3):
+        x, y = batch(step, size)
+        for m, o, a, b in ((parallel, optimizer, share(x, rank), share(y, rank)), (reference, plain, x, y)):
+            o.zero_grad()
+            loss_of(m(a), b).backward()
+            o.step()
+    agree(same_bits(model) and close(model, reference, 1e-9), list(model.parameters()))

@@ -1,0 +1,363 @@
+"""Groups made by torch's new_group on an mpi world: members, order, other backends beside it, a new world after the old."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Iterator
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from mpicoll.c10d import world as door2
+from mpicoll.engine import groups
+from tests.support import agree
+
+
+@pytest.fixture(autouse=True)
+def mpi_world(_end_of_world: None) -> None:
+    if not dist.is_initialized():
+        dist.init_process_group("mpi")
+
+
+@pytest.fixture
+def no_world(mpi_world: None) -> Iterator[None]:
+    dist.destroy_process_group()
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def total(group: object = None) -> float:
+    """The sum of global ranks + 1 over the group's members."""
+    tensor = torch.tensor([dist.get_rank() + 1.0])
+    dist.all_reduce(tensor, group=group)  # type: ignore[arg-type]
+    return float(tensor)
+
+
+def test_the_world(rank: int, size: int) -> None:
+    """trap 60."""
+    agree(
+        (dist.get_rank(), dist.get_world_size(), dist.get_backend()) == (rank, size, "mpi")
+        and dist.get_backend_config() == "cpu:mpi,cuda:mpi"
+        and dist.is_mpi_available()
+        and dist.group.WORLD._get_backend(torch.device("cpu")).name() == "mpi"  # type: ignore[union-attr]
+        and dist.distributed_c10d._get_object_coll_device() == "cpu"
+        and dist.get_process_group_ranks(None) == list(range(size)),
+        (dist.get_rank(), dist.get_backend(), dist.get_backend_config()),
+    )
+
+
+def test_subgroup_and_its_outsiders(rank: int, size: int) -> None:
+    """traps 9, 10, 48: global ranks in calls, -1 and a sentinel outside."""
+    ranks = list(range(0, size, 2))
+    group = dist.new_group(ranks)
+    if rank in ranks:
+        answer = (dist.get_rank(group), dist.get_world_size(group), dist.get_backend(group), total(group))
+        tensor = torch.tensor([float(rank)])
+        dist.broadcast(tensor, src=ranks[-1], group=group)
+        right = answer == (rank // 2, len(ranks), "mpi", sum(r + 1.0 for r in ranks)) and tensor.item() == ranks[-1]
+        dist.destroy_process_group(group)
+    else:
+        answer = (group, dist.get_rank(group), dist.get_world_size(group))
+        with pytest.warns(UserWarning, match="does not belong"):
+            nothing = dist.all_reduce(torch.ones(1), group=group)
+        right = answer == (dist.GroupMember.NON_GROUP_MEMBER, -1, -1) and nothing is None
+    agree(right, answer)
+
+
+def test_ranks_in_the_order_given(rank: int, size: int) -> None:
+    """trap 11."""
+    backwards = dist.new_group(list(reversed(range(size))), sort_ranks=False)
+    ordered = dist.new_group(list(reversed(range(size))))
+    got = (dist.get_rank(backwards), dist.get_rank(ordered), dist.get_process_group_ranks(backwards))
+    gathered = [torch.empty(1) for _ in range(size)]
+    dist.all_gather(gathered, torch.tensor([float(rank)]), group=backwards)
+    order = [int(t) for t in gathered]
+    dist.destroy_process_group(backwards)
+    dist.destroy_process_group(ordered)
+    agree(got[:2] == (size - 1 - rank, rank) and order == list(reversed(range(size))), (got, order))
+
+
+def test_local_synchronization(no_world: None, rank: int, size: int) -> None:
+    """trap 50: only members call; torch's own "mpi" refuses this.
+
+    In a world of its own: torch 2.15 numbers later groups differently on members and others, and the store's keys with them.
+    """
+    dist.init_process_group("mpi")
+    right = True
+    if rank < max(1, size - 1):
+        ranks = list(range(max(1, size - 1)))
+        group = dist.new_group(ranks, use_local_synchronization=True)
+        right = total(group) == sum(r + 1.0 for r in ranks)
+        dist.destroy_process_group(group)
+    outside = dist.new_group([0], use_local_synchronization=True)
+    if rank == 0:
+        right = right and total(outside) == 1
+        dist.destroy_process_group(outside)
+    else:
+        right = right and outside in (None, dist.GroupMember.NON_GROUP_MEMBER)
+    agree(right, outside)
+
+
+def test_init_barrier_needs_the_store(rank: int, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """trap 49."""
+    monkeypatch.setenv("TORCH_DIST_INIT_BARRIER", "1")
+    group = dist.new_group()
+    right = total(group) == size * (size + 1) / 2
+    dist.destroy_process_group(group)
+    agree(right)
+
+
+def test_gloo_beside_mpi(rank: int, size: int) -> None:
+    """The store is real: gloo finds its peers through it."""
+    group = dist.new_group(backend="gloo")
+    got = (dist.get_backend(group), total(group), total())
+    dist.destroy_process_group(group)
+    agree(got == ("gloo", size * (size + 1) / 2, size * (size + 1) / 2), got)
+
+
+def test_the_store_is_shared(rank: int, size: int) -> None:
+    store = c10d._get_default_store()
+    store.set(f"key{rank}", str(rank))
+    values = [store.get(f"key{r}") for r in range(size)]
+    dist.barrier()
+    agree(values == [str(r).encode() for r in range(size)], values)
+
+
+def test_subgroups_by_helper(rank: int, size: int) -> None:
+    mine, everything = dist.new_subgroups(1)
+    got = (dist.get_world_size(mine), dist.get_rank(mine), dist.get_backend(mine), len(everything))
+    dist.destroy_process_group(mine)
+    agree(got == (1, 0, "mpi", size), got)
+
+
+def test_device_mesh(rank: int, size: int) -> None:
+    """A stock consumer: DeviceMesh and DTensor on the CPU."""
+    from torch.distributed.tensor import DTensor, Replicate, Shard, init_device_mesh
+
+    mesh = init_device_mesh("cpu", (size,), mesh_dim_names=("dp",))
+    whole = torch.arange(size * 4.0).reshape(size * 2, 2)
+    sharded = DTensor.from_local(whole[rank * 2 : rank * 2 + 2], mesh, [Shard(0)])
+    got = sharded.redistribute(mesh, [Replicate()]).to_local()
+    agree(torch.equal(got, whole) and dist.get_backend(mesh.get_group()) == "mpi", got)
+
+
+def test_fully_shard(rank: int, size: int) -> None:
+    """FSDP2 on the CPU: all_gather_single and reduce_scatter_single with AVG (traps 33a, 62)."""
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import DTensor
+
+    def network() -> torch.nn.Module:
+        torch.manual_seed(5)
+        return torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.Tanh(), torch.nn.Linear(7, 3))
+
+    reference, model = network(), network()
+    mesh = dist.init_device_mesh("cpu", (size,))
+    for layer in model:
+        if isinstance(layer, torch.nn.Linear):
+            fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    x = torch.randn(size * 2, 5, generator=torch.Generator().manual_seed(9))
+    model(x[rank * 2 : rank * 2 + 2]).square().mean().backward()
+    reference(x).square().mean().backward()
+    wrong = []
+    for p, q in zip(model.parameters(), reference.parameters(), strict=True):
+        assert isinstance(p.grad, DTensor)
+        if not torch.allclose(p.grad.full_tensor(), q.grad, atol=1e-6):  # type: ignore[arg-type]
+            wrong.append((p.grad.full_tensor(), q.grad))
+    agree(not wrong, wrong)
+
+
+def test_many_groups_in_a_row(rank: int, size: int) -> None:
+    """trap 51: communicators are freed; nothing is left in the engine's table."""
+    before = len(groups._groups)
+    for _ in range(50):
+        group = dist.new_group()
+        dist.destroy_process_group(group)
+        del group
+    gc.collect()
+    agree(len(groups._groups) == before and total() == size * (size + 1) / 2, groups._groups)
+
+
+def test_a_new_world_after_the_old(no_world: None, rank: int, size: int) -> None:
+    """trap 53; groups that were left open end with their world."""
+    seen = []
+    for backend in ("mpi", "MPI", "mpicoll", "cpu:mpi", "cpu:mpi,cuda:mpi"):
+        dist.init_process_group(backend)
+        dist.new_group(list(range(size)))
+        seen.append((str(dist.get_backend()), total()))
+        dist.destroy_process_group()
+        assert not groups._groups
+    names = [name for name, _ in seen]
+    expected = ["mpi", "mpi", "mpicoll", "cpu:mpi", "cpu:mpi,cuda:mpi"]
+    agree(names == expected and all(t == size * (size + 1) / 2 for _, t in seen), seen)
+
+
+@pytest.mark.parametrize("method", ["env://", "mpi://", "tcp", "file", "store"])
+def test_init_methods(method: str, no_world: None, rank: int, size: int, shared_path: object) -> None:
+    if method == "store":
+        store = dist.FileStore(f"{shared_path}/store", size)
+        dist.init_process_group("mpi", store=store, timeout=timedelta(seconds=40))
+    elif method == "file":
+        dist.init_process_group("mpi", init_method=f"file://{shared_path}/rendezvous")
+    elif method == "tcp":
+        from tests.support import everyone
+
+        port = everyone(_free_port())[0]
+        dist.init_process_group("mpi", init_method=f"tcp://127.0.0.1:{port}")
+    else:
+        dist.init_process_group("mpi", init_method=method)
+    default = groups.find(c10d._get_process_group_name(dist.group.WORLD))  # type: ignore[arg-type]
+    seconds = default.timeout_s if default else None
+    gloo = dist.new_group(backend="gloo")
+    got = (dist.get_rank(), dist.get_world_size(), total(), total(gloo), seconds)
+    half = size * (size + 1) / 2
+    agree(got == (rank, size, half, half, 40 if method == "store" else 1800), got)
+
+
+@pytest.mark.parametrize("backend", ["gloo", None], ids=str)
+def test_other_backends_by_our_rendezvous(backend: str | None, no_world: None, rank: int, size: int) -> None:
+    """init_method="mpi://" serves any backend, and mpi subgroups work in a gloo world."""
+    dist.init_process_group(backend, init_method="mpi://")
+    ours = dist.new_group(backend="mpi")
+    got = (dist.get_rank(), dist.get_world_size(), total(), dist.get_backend(ours), total(ours))
+    half = size * (size + 1) / 2
+    agree(got == (rank, size, half, "mpi", half), got)
+
+
+@pytest.mark.min_ranks(2)
+def test_mpi_group_in_a_world_with_other_ranks(no_world: None, rank: int, size: int, shared_path: object) -> None:
+    store = dist.FileStore(f"{shared_path}/store", size)
+    dist.init_process_group("gloo", store=store, rank=size - 1 - rank, world_size=size)
+    if rank != size - 1 - rank:
+        with pytest.raises(RuntimeError, match="in MPI"):
+            dist.new_group([0], backend="mpi")
+    else:
+        dist.new_group([0], backend="mpi")  # not a member
+    agree(True)
+
+
+@pytest.mark.min_ranks(3)
+def test_mpi_cannot_start_on_some_ranks_only(no_world: None, rank: int, size: int, shared_path: object) -> None:
+    store = dist.FileStore(f"{shared_path}/store", size)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
+    if rank < 2:
+        with pytest.raises(RuntimeError, match="not running yet"):
+            dist.new_group([0, 1], backend="mpi", use_local_synchronization=True)
+    agree(True)
+
+
+def test_contradictions_warn_and_mpi_wins(no_world: None, rank: int, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """trap 77."""
+    monkeypatch.setenv("WORLD_SIZE", str(size + 5))
+    with pytest.warns(UserWarning, match="MPI says") as caught:
+        dist.init_process_group("mpi", rank=rank + 1, world_size=size)
+    texts = [str(w.message) for w in caught if "MPI" in str(w.message)]
+    agree(
+        (dist.get_rank(), dist.get_world_size()) == (rank, size)
+        and any(f"rank={rank + 1}" in text for text in texts)
+        and any(f"WORLD_SIZE={size + 5}" in text for text in texts)
+        and caught[0].filename == __file__,
+        texts,
+    )
+
+
+def test_a_failed_init_can_be_repeated(no_world: None, rank: int, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is left half-made, whether torch fails before or after it has asked us for a group."""
+    with pytest.raises(TypeError):
+        dist.init_process_group("mpi", timeout=5)  # type: ignore[arg-type]
+    with monkeypatch.context() as patch:
+        patch.setattr(c10d, "_register_pg_in_world", _breaks) if hasattr(c10d, "_register_pg_in_world") else None
+        patch.setattr(c10d, "_update_default_pg", _breaks)
+        with pytest.raises(ZeroDivisionError):
+            dist.init_process_group("mpi")
+    left = (dist.is_initialized(), dict(groups._groups), dict(c10d._world.pg_map), c10d._world.group_count)
+    dist.init_process_group("mpi")
+    agree(left == (False, {}, {}, 0) and total() == size * (size + 1) / 2, left)
+
+
+@pytest.mark.parametrize("breaking", ["_register_pg_in_world", "_is_barrier_after_init"])
+def test_a_failed_new_group_can_be_repeated(breaking: str, rank: int, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before and after torch has entered the group in its tables."""
+    state = (len(c10d._world.pg_names), len(c10d._world.pg_map), c10d._world.group_count, len(groups._groups))
+    with monkeypatch.context() as patch:
+        patch.setattr(c10d, breaking, _breaks, raising=False)
+        try:
+            group = dist.new_group()  # torch 2.11 has no _register_pg_in_world
+        except ZeroDivisionError:
+            after = (len(c10d._world.pg_names), len(c10d._world.pg_map), c10d._world.group_count, len(groups._groups))
+            assert after == state
+        else:
+            dist.destroy_process_group(group)
+    group = dist.new_group()
+    right = total(group) == size * (size + 1) / 2
+    dist.destroy_process_group(group)
+    agree(right)
+
+
+def test_twice_is_torchs_error(rank: int, size: int) -> None:
+    """trap 59; the world goes on."""
+    with pytest.raises(ValueError, match="twice"):
+        dist.init_process_group("mpi")
+    agree(total() == size * (size + 1) / 2)
+
+
+def test_mixed_backends(no_world: None, rank: int, size: int) -> None:
+    if door2.BACKEND_SUBCLASSES:
+        dist.init_process_group("cpu:mpi,cuda:gloo")
+        agree(dist.get_backend() == "cpu:mpi,cuda:gloo" and total() == size * (size + 1) / 2, dist.get_backend())
+    else:
+        with pytest.raises(RuntimeError, match="joins mpi with another backend"):
+            dist.init_process_group("cpu:mpi,cuda:gloo")
+        agree(not dist.is_initialized())
+
+
+def test_variables_are_there_afterwards(no_world: None, rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    dist.init_process_group("mpi")
+    got = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+    agree(got[1] > 0 and got[0], got)
+
+
+def test_excepthooks_do_not_pile_up(no_world: None, rank: int) -> None:
+    import sys
+
+    before = sys.excepthook
+    for _ in range(3):
+        dist.init_process_group("mpi")
+        inside = sys.excepthook
+        dist.destroy_process_group()
+    agree(sys.excepthook is before and inside is not before, (before, sys.excepthook))
+
+
+def test_used_after_its_end(rank: int) -> None:
+    group = dist.new_group()
+    dist.destroy_process_group(group)
+    with pytest.raises(RuntimeError, match="destroyed"):
+        group.allreduce([torch.ones(1)]).wait()
+    agree(True)
+
+
+def test_abort_does_not_wait(rank: int, size: int) -> None:
+    group = dist.new_group()
+    c10d._abort_process_group(group)
+    with pytest.raises(RuntimeError, match="group"):
+        group.allreduce([torch.ones(1)]).wait()
+    agree(total() == size * (size + 1) / 2)
+
+
+def _breaks(*args: object, **kwargs: object) -> None:
+    raise ZeroDivisionError
+
+
+def _free_port() -> int:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

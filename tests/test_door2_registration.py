@@ -1,0 +1,144 @@
+"""What `import torch` does with mpicoll installed: little, silently, whatever the state of MPI."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from mpicoll.c10d import register
+from tests.support import run
+
+BUDGET_S = 0.005  # how much slower `import torch` may become
+
+
+def python(code: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return run([sys.executable, "-c", code], timeout_s=60, env=env)
+
+
+@pytest.mark.parametrize(
+    ("given", "translated"),
+    [
+        ("mpi", "mpicoll"),
+        ("MPI", "mpicoll"),
+        ("mpicoll", "mpicoll"),
+        (dist.Backend("mpi"), "mpicoll"),
+        ("cpu:mpi", "cpu:mpicoll"),
+        ("cpu:mpi,cuda:mpi", "cpu:mpicoll,cuda:mpicoll"),
+        ("CPU:MPI,cuda:nccl", "cpu:mpicoll,cuda:nccl"),
+        ("gloo", None),
+        ("cpu:gloo,cuda:nccl", None),
+        ("", None),
+        (None, None),
+        (7, None),
+    ],
+)
+def test_names(given: object, translated: str | None) -> None:
+    assert register.translate(given) == translated
+
+
+def test_torch_knows_us() -> None:
+    assert dist.is_mpi_available()
+    for name in ("mpi", "mpicoll", "cpu:mpi,cuda:mpi"):
+        assert dist.is_backend_available(name)
+    assert c10d.Backend.default_device_backend_map["cpu"] == "gloo"
+    assert c10d.Backend.default_device_backend_map["cuda"] == "nccl"
+
+
+def test_signatures_are_torchs() -> None:
+    assert dist.init_process_group is c10d.init_process_group
+    names = list(inspect.signature(dist.init_process_group).parameters)
+    assert names[:6] == ["backend", "init_method", "timeout", "world_size", "rank", "store"]
+    assert dist.init_process_group.__name__ == "init_process_group"
+    assert dist.init_process_group.__doc__.strip().startswith("Initialize the default distributed")  # type: ignore
+
+
+def test_registering_twice_changes_nothing() -> None:
+    before = (c10d.init_process_group, c10d._new_group_with_tag, list(c10d.Backend.backend_list))
+    register.autoload()
+    register.ensure()
+    assert before == (c10d.init_process_group, c10d._new_group_with_tag, list(c10d.Backend.backend_list))
+
+
+def test_wrong_arguments_are_torchs_business() -> None:
+    with pytest.raises(TypeError, match="nonsense"):
+        dist.init_process_group("mpi", nonsense=1)  # type: ignore[call-arg]
+
+
+@pytest.mark.launch
+def test_import_torch_is_silent_and_starts_nothing() -> None:
+    code = (
+        "import sys, torch; bad = [m for m in sys.modules if m.split('.')[0] in ('mpi4py', 'numpy_mpi')"
+        " or m.startswith(('mpicoll.engine', 'mpicoll.mpi', 'mpicoll.api', 'mpicoll.c10d.world'))];"
+        " assert not bad, bad; assert 'mpicoll.c10d.register' in sys.modules;"
+        " assert hasattr(torch.distributed.init_process_group, '_mpicoll_original')"
+    )
+    for env in ({}, {"MPI4PY_LIBMPI": "/nonexistent/libmpi.so"}, {"MPICOLL_OVERRIDE_MPI": "perhaps"}):
+        done = python(code, **env)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", ""), done
+
+
+@pytest.mark.launch
+def test_import_torch_is_not_slower(tmp_path: Path) -> None:
+    """The processor time of what the entry point adds, the best of several fresh processes, with byte code in place."""
+    code = (
+        "import time, torch; t = time.process_time(); import mpicoll.c10d.register as r; r.autoload();"
+        " print(time.process_time() - t)"
+    )
+    env = {
+        "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
+        "PYTHONDONTWRITEBYTECODE": "",
+        "PYTHONPYCACHEPREFIX": str(tmp_path),
+    }
+    seconds = [float(python(code, **env).stdout) for _ in range(6)]
+    assert min(seconds) < BUDGET_S, seconds
+
+
+@pytest.mark.launch
+def test_a_failure_is_kept_for_the_one_who_asks() -> None:
+    code = """
+import sys
+sys.modules["mpicoll.launchers"] = None
+import torch
+import torch.distributed as dist
+print("imported")
+try:
+    dist.init_process_group("mpi")
+except RuntimeError as error:
+    print(type(error).__name__, error, type(error.__cause__).__name__)
+"""
+    done = python(code)
+    lines = done.stdout.splitlines()
+    assert (done.returncode, done.stderr, lines[0]) == (0, "", "imported"), done
+    assert "could not register" in lines[1], done
+    assert "mpicoll.launchers" in lines[1], done
+
+
+@pytest.mark.launch
+def test_a_torch_with_an_mpi_of_its_own_keeps_the_name() -> None:
+    """trap 58."""
+    code = (
+        "import torch.distributed.distributed_c10d as c; c._MPI_AVAILABLE = True; import mpicoll.c10d.register as r;"
+        " r.autoload(); print(r.translate('mpi'), r.translate('mpicoll'))"
+    )
+    env = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    assert python(code, **env).stdout.split() == ["None", "mpicoll"]
+    assert python(code, **env, MPICOLL_OVERRIDE_MPI="1").stdout.split() == ["mpicoll", "mpicoll"]
+
+
+@pytest.mark.launch
+def test_gloo_users_see_no_difference(tmp_path: Path) -> None:
+    """A plugin in torch 2.13's table makes destroy_process_group warn in groups of gloo alone."""
+    code = (
+        "import torch, torch.distributed as d;"
+        f" d.init_process_group('cpu:gloo,cuda:gloo', store=d.FileStore('{tmp_path}/s', 1), rank=0, world_size=1);"
+        " d.all_reduce(torch.ones(1)); g = d.new_group(); d.destroy_process_group();"
+        " import sys; assert 'mpi4py' not in sys.modules"
+    )
+    done = python(code)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", ""), done
