@@ -50,7 +50,9 @@ OURS: dict[str, str] = {
     "split_group": "mpicoll.api.groups",
     "recv_object_list": "mpicoll.api.objects",
     # what torch.distributed does not have
-    "spawn": "mpicoll.spawn",
+    "spawn": "mpicoll.spawning",
+    "RankExited": "mpicoll.spawning",
+    "RankRaised": "mpicoll.spawning",
     "CommunicationError": "mpicoll.errors",
     "ForkedProcess": "mpicoll.errors",
     "GroupDestroyed": "mpicoll.errors",
@@ -71,6 +73,8 @@ def __getattr__(name: str) -> Any:
         value = getattr(importlib.import_module(OURS[name]), name)
     elif name.startswith("__"):
         raise AttributeError(f"module 'mpicoll' has no attribute {name!r}")
+    elif importlib.machinery.PathFinder.find_spec(f"mpicoll.{name}", __path__) is not None:
+        value = importlib.import_module(f"mpicoll.{name}")  # `from mpicoll import config`: ours, though torch has one as well
     else:
         value = _torchs(name)
     globals()[name] = value
@@ -107,6 +111,10 @@ class _Mirror(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     ) -> importlib.machinery.ModuleSpec | None:
         if not fullname.startswith("mpicoll."):
             return None
+        parent = fullname.rpartition(".")[0]
+        ours = parent not in sys.modules or sys.modules[parent].__name__ == parent
+        if ours and importlib.machinery.PathFinder.find_spec(fullname, path) is not None:
+            return None
         theirs = "torch.distributed" + fullname.removeprefix("mpicoll")
         try:
             if importlib.util.find_spec(theirs) is None:
@@ -127,5 +135,6 @@ class _Mirror(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             module.__spec__ = spec.loader_state  # it stays torch's module
 
 
-# Last in line: our own modules are found before it is asked.
-sys.meta_path.append(_Mirror())
+# First in line: torch's mpicoll.fsdp has a __path__, where the usual finder would find mpicoll.fsdp.wrap and load it once more,
+# with classes that are not torch.distributed.fsdp.wrap's.
+sys.meta_path.insert(0, _Mirror())

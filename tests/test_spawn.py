@@ -12,7 +12,7 @@ import pytest
 
 import mpicoll.launchers as launchers
 from mpicoll.errors import LaunchError
-from mpicoll.spawn import spawn
+from mpicoll.spawning import spawn
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -156,8 +156,8 @@ def test_spawn_is_callable_however_it_was_imported(tmp_path: Path) -> None:
         tmp_path,
         """
 import mpicoll
-from mpicoll.spawn import RankRaised
-import mpicoll.spawn
+from mpicoll.spawning import RankRaised
+import mpicoll.spawning
 def hello(rank): print("hello", rank)
 if __name__ == "__main__": mpicoll.spawn(hello)
 """,

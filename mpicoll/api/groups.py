@@ -42,6 +42,8 @@ def split_group(
     if mine is None:
         return None
     ranks = [parent.global_ranks[rank] for rank in sorted(mine)]
-    made = torchs.new_group(ranks, timeout=timeout, use_local_synchronization=True, group_desc=group_desc, sort_ranks=False)
+    # torch < 2.13 has no sort_ranks: it always sorts, so that a parent whose global ranks are not in order cannot exist there.
+    order: dict[str, Any] = {} if ranks == sorted(ranks) else {"sort_ranks": False}
+    made = torchs.new_group(ranks, timeout=timeout, use_local_synchronization=True, group_desc=group_desc, **order)
     assert isinstance(made, ProcessGroup)
     return made

@@ -6,9 +6,10 @@ from typing import Any
 
 import torch.distributed as torchs
 from torch import Tensor
-from torch.distributed import ProcessGroup, distributed_c10d
+from torch.distributed import GroupMember, ProcessGroup, distributed_c10d
 
 from mpicoll.api import world
+from mpicoll.engine import checks
 from mpicoll.engine.communicator import Communicator
 from mpicoll.engine.work import Work
 
@@ -28,6 +29,8 @@ def send(
     """
     communicator = world.engine(group, tensor)
     if communicator is None:
+        if group is not None and group == GroupMember.NON_GROUP_MEMBER:  # type: ignore[comparison-overlap]
+            raise ValueError("send: Invalid process group specified: this rank is not in the group")
         torchs.send(tensor, dst, group, tag, group_dst)
         return
     to = world.peer(communicator, "send", "dst", dst, group_dst)
@@ -88,7 +91,7 @@ def irecv(
 
 
 def _not_self(communicator: Communicator, operation: str, other: str, rank: int) -> None:
-    if rank == communicator.rank:
+    if checks.group_rank(operation, "dst" if operation == "send" else "src", rank, communicator.size) == communicator.rank:
         raise ValueError(f"{operation}: this rank ({rank}) cannot be its own peer in a blocking call; use {other}")
 
 

@@ -10,7 +10,7 @@ from torch.distributed import ProcessGroup, distributed_c10d
 from torch.nn import Parameter
 
 from mpicoll.c10d import register
-from mpicoll.engine import groups
+from mpicoll.engine import checks, groups
 from mpicoll.engine.communicator import Communicator
 from mpicoll.errors import GroupDestroyed
 from mpicoll.mpi import runtime
@@ -54,7 +54,7 @@ def engine(group: Any, tensor: Any) -> Communicator | None:
     if type(tensor) not in _PLAIN:
         if isinstance(tensor, Tensor):
             return None
-    elif not tensor.is_cpu:
+    elif not tensor.is_cpu and not tensor.is_meta:  # some versions of torch let meta tensors pass, and do nothing
         return None
     if _world.pg_coalesce_state:
         return None
@@ -97,6 +97,8 @@ def peer(communicator: Communicator, operation: str, what: str, global_rank: int
     if global_rank is None:
         raise ValueError(f"{operation}: {what} (a global rank) or group_{what} must be given")
     ranks = communicator.global_ranks
+    if type(global_rank) is not int:
+        global_rank = checks.integer(operation, what, global_rank)
     if global_rank < len(ranks) and ranks[global_rank] == global_rank and global_rank >= 0:
         return global_rank
     try:

@@ -1,8 +1,8 @@
 """What a synchronous all_reduce costs through each door, beside the MPI call alone, measured in turn in one run.
 
-    mpi4py   comm.Allreduce(IN_PLACE, NumPy array)                  what there is without mpicoll
-    door 1   mpicoll.all_reduce(tensor)
-    door 2   torch.distributed.all_reduce(tensor), backend "mpi"
+mpi4py   comm.Allreduce(IN_PLACE, NumPy array)                  what there is without mpicoll
+door 1   mpicoll.all_reduce(tensor)
+door 2   torch.distributed.all_reduce(tensor), backend "mpi"
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,22 +29,43 @@ def movable(operation: str, tensor: Any, what: str = "tensor") -> None:
 
 def writable(operation: str, tensor: Tensor, what: str = "tensor") -> None:
     """Raises ValueError if elements of a tensor that would be overwritten share memory."""
-    if not tensor.is_contiguous() and torch._debug_has_internal_overlap(tensor) == 1:
+    if not tensor.is_contiguous() and shares_elements(tensor):
         raise ValueError(
-            f"{operation}: {what} of shape {tuple(tensor.shape)} and strides {tensor.stride()} is expanded: several of its "
-            "elements share memory, so it cannot be overwritten; pass tensor.contiguous()"
+            f"{operation}: {what} of shape {tuple(tensor.shape)} and strides {tensor.stride()} is expanded or overlaps itself: "
+            "several of its elements share memory, so it cannot be overwritten; pass tensor.contiguous()"
         )
+
+
+def shares_elements(tensor: Tensor) -> bool:
+    """True if two elements lie in one place."""
+    if tensor.numel() < 2:
+        return False
+    dims = sorted((stride, n) for stride, n in zip(tensor.stride(), tensor.shape, strict=True) if n > 1)
+    reach = 0  # the last place that the dimensions up to here get to
+    for stride, n in dims:
+        if stride <= reach:  # it may be, or the dimensions interlock: count
+            places = torch.zeros(1, dtype=torch.int64)
+            for stride, n in dims:
+                places = (places.view(-1, 1) + torch.arange(n) * stride).view(-1)
+            return bool(places.unique().numel() < places.numel())
+        reach += stride * (n - 1)
+    return False
 
 
 def tensors(operation: str, what: str, given: Any, count: int | None = None) -> list[Tensor]:
     """The list, checked: tensors all, and ``count`` of them."""
-    if isinstance(given, Tensor) or not isinstance(given, Sequence):
+    if isinstance(given, (Tensor, str)) or not isinstance(given, Sequence):
         raise TypeError(f"{operation}: {what} must be a list of tensors, got {type(given).__name__}")
     if count is not None and len(given) != count:
         raise ValueError(f"{operation}: {what} has {len(given)} tensors, the group has {count} ranks; it needs one for each")
     for index, tensor in enumerate(given):
         movable(operation, tensor, f"{what}[{index}]")
     return list(given)
+
+
+def given(tensors: Any) -> bool:
+    """False for None and for an empty list, which both stand for no list."""
+    return tensors is not None and not (isinstance(tensors, Sequence) and len(tensors) == 0)
 
 
 def same_dtype(operation: str, *named: tuple[str, Tensor]) -> None:
@@ -58,20 +80,28 @@ def same_numel(operation: str, a_name: str, a: int, b_name: str, b: int) -> None
         raise ValueError(f"{operation}: {a_name} has {a} elements, {b_name} needs {b}")
 
 
+def integer(operation: str, what: str, value: Any) -> int:
+    """An int, or what stands for one: a NumPy integer, a tensor of one integer."""
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{operation}: {what} must be an int, got {type(value).__name__} {value!r}") from None
+
+
 def group_rank(operation: str, what: str, rank: Any, size: int) -> int:
-    if not isinstance(rank, int) or isinstance(rank, bool):
-        raise TypeError(f"{operation}: {what} must be an int, got {type(rank).__name__} {rank!r}")
-    if not 0 <= rank < size:
-        raise ValueError(f"{operation}: {what} is rank {rank}, the group has ranks 0 to {size - 1}")
-    return rank
+    number = rank if type(rank) is int else integer(operation, what, rank)
+    if not 0 <= number < size:
+        raise ValueError(f"{operation}: {what} is rank {number}, the group has ranks 0 to {size - 1}")
+    return number
 
 
 def tag(operation: str, value: Any, tag_ub: int) -> int:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"{operation}: tag must be an int, got {type(value).__name__} {value!r}")
-    if not 0 <= value <= tag_ub:
-        raise ValueError(f"{operation}: tag {value} is out of range; this MPI takes 0 to {tag_ub}")
-    return value
+    number = value if type(value) is int else integer(operation, "tag", value)
+    if not 0 <= number <= tag_ub:
+        raise ValueError(f"{operation}: tag {number} is out of range; this MPI takes 0 to {tag_ub}")
+    return number
 
 
 def splits(operation: str, what: str, given: Sequence[int] | None, rows: int, size: int) -> list[int]:
@@ -79,11 +109,13 @@ def splits(operation: str, what: str, given: Sequence[int] | None, rows: int, si
 
     Raises: ValueError: the splits do not add up to ``rows``, or there are not as many as ranks, or no equal share exists.
     """
+    if given is not None and not hasattr(given, "__len__"):
+        raise TypeError(f"{operation}: {what} must be a list of ints or None, got {type(given).__name__}")
     if given is None or len(given) == 0:
         if rows % size:
             raise ValueError(f"{operation}: {what}: dim 0 has {rows} rows, which {size} ranks cannot share equally; give splits")
         return [rows // size] * size
-    shares = [int(share) for share in given]
+    shares = [integer(operation, f"{what}[{index}]", share) for index, share in enumerate(given)]
     if len(shares) != size:
         raise ValueError(f"{operation}: {what} has {len(shares)} entries, the group has {size} ranks; it needs one for each")
     if min(shares) < 0 or sum(shares) != rows:

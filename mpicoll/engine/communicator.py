@@ -85,8 +85,9 @@ class Communicator(Exchanges):
         return self.start("all_reduce_coalesced", in_turn(steps), given, async_op)
 
     def _all_reduce(self, name: str, tensor: Tensor, op: Op) -> Step:
-        incoming = message.incoming(name, tensor)
+        checks.movable(name, tensor)
         reduction = reductions.lookup(name, tensor.dtype, op)
+        incoming = message.incoming(name, tensor)
         code = encode(reduction, incoming.memory, op)
         mpi_type, mpi_op = handles(reduction.mpi_type, reduction.mpi_op)
 
@@ -99,10 +100,11 @@ class Communicator(Exchanges):
 
     def reduce(self, tensor: Tensor, dst: int, op: Op = SUM, async_op: bool = False) -> Work | None:
         """Reduces into ``tensor`` on ``dst``; the other ranks' tensors stay as they were (collective)."""
-        checks.group_rank("reduce", "dst", dst, self.size)
+        dst = checks.group_rank("reduce", "dst", dst, self.size)
         is_root = self.rank == dst
-        mine = message.incoming("reduce", tensor) if is_root else message.outgoing("reduce", tensor)
+        checks.movable("reduce", tensor)
         reduction = reductions.lookup("reduce", tensor.dtype, op)
+        mine = message.incoming("reduce", tensor) if is_root else message.outgoing("reduce", tensor)
         code = encode(reduction, mine.memory, op)
         mpi_type, mpi_op = handles(reduction.mpi_type, reduction.mpi_op)
 
@@ -176,7 +178,7 @@ class Communicator(Exchanges):
 
     def broadcast(self, tensor: Tensor, src: int, async_op: bool = False) -> Work | None:
         """``src``'s tensor arrives in everybody's (collective)."""
-        checks.group_rank("broadcast", "src", src, self.size)
+        src = checks.group_rank("broadcast", "src", src, self.size)
         mine = message.outgoing("broadcast", tensor) if self.rank == src else message.incoming("broadcast", tensor)
 
         def transfer() -> None:

@@ -23,13 +23,13 @@ class Exchanges(PointToPoint):
 
         Raises: ValueError: ``outputs`` is missing on dst, or given elsewhere.
         """
-        checks.group_rank("gather", "dst", dst, self.size)
+        dst = checks.group_rank("gather", "dst", dst, self.size)
         source = message.outgoing("gather", tensor)
         if self.rank != dst:
-            if outputs:
+            if checks.given(outputs):
                 raise ValueError(f"gather: gather_list must be None on rank {self.rank}; only dst (rank {dst}) receives")
             return self.start("gather", self._exchange([(dst, source.memory)], [], None), [], async_op)
-        if not outputs:
+        if not checks.given(outputs):
             raise ValueError("gather: gather_list must be given on dst, one tensor per rank")
         targets = checks.tensors("gather", "gather_list", outputs, self.size)
         checks.same_dtype("gather", ("tensor", tensor), *((f"gather_list[{i}]", t) for i, t in enumerate(targets)))
@@ -42,13 +42,13 @@ class Exchanges(PointToPoint):
 
         Raises: ValueError: ``inputs`` is missing on src, or given elsewhere.
         """
-        checks.group_rank("scatter", "src", src, self.size)
+        src = checks.group_rank("scatter", "src", src, self.size)
         target = message.incoming("scatter", tensor)
         if self.rank != src:
-            if inputs:
+            if checks.given(inputs):
                 raise ValueError(f"scatter: scatter_list must be None on rank {self.rank}; only src (rank {src}) sends")
             return self.start("scatter", self._exchange([], [(src, target)], None), [tensor], async_op)
-        if not inputs:
+        if not checks.given(inputs):
             raise ValueError("scatter: scatter_list must be given on src, one tensor per rank")
         given = checks.tensors("scatter", "scatter_list", inputs, self.size)
         checks.same_dtype("scatter", ("tensor", tensor), *((f"scatter_list[{i}]", t) for i, t in enumerate(given)))

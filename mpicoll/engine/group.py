@@ -58,10 +58,13 @@ class Group:
         if self.broken is None:
             self.broken = GroupFailed(f"the group is unusable since an operation failed: {error}")
 
-    def guarded(self, operation: str, transfer: Callable[[], T]) -> T:
-        """Runs MPI calls in this thread: watched, MPI's errors turned into ours."""
+    def guarded(self, operation: str, transfer: Callable[[], T], peer: int | None = watchdog.EVERYBODY) -> T:
+        """Runs MPI calls in this thread: watched, MPI's errors turned into ours.
+
+        Args:   peer: the group rank that it waits for; EVERYBODY: a collective; None: a receive from anybody.
+        """
         thread = threading.get_ident()
-        watchdog.inside[thread] = (operation, self, time.monotonic())
+        watchdog.inside[thread] = (operation, self, time.monotonic(), peer)
         try:
             return transfer()
         except MPIException as raw:
@@ -80,8 +83,9 @@ class Group:
         lane = self.lane
         if self.broken is not None or lane.queued or not lane.turn.acquire(False):
             return False
+        lane.begun += 1
         thread = threading.get_ident()
-        watchdog.inside[thread] = (operation, self, time.monotonic())
+        watchdog.inside[thread] = (operation, self, time.monotonic(), watchdog.EVERYBODY)
         try:
             call(*arguments)
         except MPIException as raw:
@@ -111,6 +115,8 @@ class Group:
             self.check_usable(operation)
 
         def step() -> None:
+            if self.broken is not None:  # by the operation before, which was under way when this one was queued
+                self.check_usable(operation)
             self.guarded(operation, transfer)
 
         if async_op:

@@ -7,16 +7,22 @@ import os
 import sys
 import time
 import zlib
+from collections import Counter
 from collections.abc import Sequence
+from functools import cache
 
 from mpicoll.engine import watchdog
 from mpicoll.engine.communicator import Communicator
 from mpicoll.engine.point_to_point import cancel_all
 from mpicoll.engine.progress import Backoff, poller
-from mpicoll.mpi import abort, runtime
+from mpicoll.errors import GroupDestroyed
+from mpicoll.mpi import abort, farewell, library, runtime
 from mpicoll.mpi.channel import Channel
 
 _groups: dict[str, Communicator] = {}
+_made: Counter[tuple[int, ...]] = Counter()  # how many groups of these ranks this world has had
+_begun: dict[str, int] = {}  # of groups that were closed: how many collectives this rank had begun
+_stuck: list[Communicator] = []  # closed while a collective was under way that has not ended
 
 EXIT_S = 10.0  # seconds that a rank that leaves waits for what it has started
 
@@ -37,18 +43,27 @@ def create(name: str, ranks: Sequence[int] | None, timeout_s: float) -> Communic
         with there.lock:
             world = there.base.Get_group()
             members = world.Incl(list(global_ranks))
-            # Members only: the tag, which all of them derive from the name, keeps apart groups that are made at the same
-            # time by overlapping sets of ranks.
-            comm = there.base.Create_group(members, zlib.crc32(name.encode()) % there.tag_ub)
+            comm = there.base.Create_group(members, _tag(global_ranks) % there.tag_ub)
             members.Free()
             world.Free()
     communicator = Communicator(name, Channel(there, comm, lambda: Backoff().pause), global_ranks, timeout_s)
     if not _groups:
         atexit.unregister(_at_exit)
         atexit.register(_at_exit)
+        _watch_for_finalize()
     communicator.closer = lambda: close(communicator)
     _groups[name] = communicator
     return communicator
+
+
+def _tag(ranks: tuple[int, ...]) -> int:
+    """What all members derive alike, and what keeps apart groups that overlapping sets of ranks make at the same time.
+
+    Not from torch's name for the group: with use_local_synchronization that counts the groups that the rank has made
+    before, which differs between the members.
+    """
+    _made[ranks] += 1
+    return zlib.crc32(repr((ranks, _made[ranks])).encode())
 
 
 def find(name: str) -> Communicator | None:
@@ -64,15 +79,18 @@ def close(communicator: Communicator) -> None:
     if _groups.get(communicator.name) is not communicator:
         return
     del _groups[communicator.name]
+    _begun[communicator.name] = communicator.lane.begun
     ended = communicator.end(communicator.timeout_s)
+    if not communicator.lane.idle():
+        _stuck.append(communicator)
     cancel_all(communicator)
     if ended and not runtime.finalized():
         communicator.channel.free()
     if not _groups:
+        _made.clear()
         poller.close()
         watchdog.stop()
-        if ended:
-            runtime.stop()
+        runtime.stop(free=ended)
 
 
 def close_all() -> None:
@@ -83,11 +101,11 @@ def close_all() -> None:
 
 def _at_exit() -> None:
     """Before MPI_Finalize: no thread of ours may be inside MPI then."""
-    if not _groups or runtime.finalized():
+    if runtime.finalized():
         return
     deadline = time.monotonic() + EXIT_S
-    for communicator in _groups.values():
-        if communicator.broken is None and not communicator.lane.close(max(0.0, deadline - time.monotonic())):
+    for communicator in [*_groups.values(), *_stuck]:
+        if not communicator.lane.close(max(0.0, deadline - time.monotonic())):
             print(
                 f"mpicoll: rank {communicator.rank} leaves while a collective that it has started on group "
                 f"{communicator.name!r} has not ended after {EXIT_S:g} s: not every rank has called it",
@@ -98,12 +116,35 @@ def _at_exit() -> None:
         cancel_all(communicator)
     poller.close()
     watchdog.stop()
+    farewell.leave(_collectives_begun, Backoff().pause)
+
+
+def _collectives_begun(name: str) -> int:
+    communicator = _groups.get(name)
+    return _begun.get(name, 0) if communicator is None else communicator.lane.begun
+
+
+@cache
+def _watch_for_finalize() -> None:
+    library.before_finalize(_at_finalize)
+
+
+def _at_finalize() -> None:
+    """The user calls MPI_Finalize and has left groups open: they end with MPI."""
+    for communicator in _groups.values():
+        communicator.lane.close(EXIT_S)
+        cancel_all(communicator)
+        communicator.broken = GroupDestroyed("MPI has been finalised, and the group with it")
+    poller.close()
+    watchdog.stop()
 
 
 def _after_fork_in_child() -> None:
     watchdog.forget()
+    _stuck.clear()
     for communicator in _groups.values():
         communicator.broken = runtime.forked_error()
+    _groups.clear()  # the child may destroy its copies as it likes: locks may be held by threads that are not here
     atexit.unregister(_at_exit)
 
 

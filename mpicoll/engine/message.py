@@ -18,6 +18,11 @@ from torch.autograd.graph import increment_version
 
 from mpicoll.engine import checks
 
+# One byte per element, and no copy_ in torch.
+UNCOPIED = frozenset(
+    getattr(torch, f"{sign}int{bits}") for sign in ("", "u") for bits in range(1, 8) if hasattr(torch, f"{sign}int{bits}")
+)
+
 
 class Message:
     """A tensor on its way through MPI.
@@ -78,6 +83,8 @@ def incoming(operation: str, tensor: Tensor) -> Message:
 def packed(tensor: Tensor) -> Tensor:
     """A new contiguous CPU tensor of the same values, shape and dtype."""
     with torch.no_grad():
+        if tensor.dtype in UNCOPIED:
+            return packed(tensor.view(torch.uint8)).view(tensor.dtype)
         source = tensor.detach().resolve_conj().resolve_neg()
         if not source.is_cpu:
             source = source.cpu()
@@ -90,6 +97,8 @@ def copy_into(tensor: Tensor, values: Tensor) -> None:
     """``tensor.copy_(values)`` for whatever the tensor is: a leaf that requires grad, an inference tensor, a view."""
     with torch.inference_mode(tensor.is_inference()), torch.no_grad():
         target = tensor if tensor.is_inference() else tensor.detach()
+        if target.dtype in UNCOPIED:
+            target, values = target.view(torch.uint8), values.view(torch.uint8)
         target.copy_(values.view(target.shape))
 
 

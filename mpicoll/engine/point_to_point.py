@@ -11,7 +11,7 @@ from mpicoll.engine.group import Group
 from mpicoll.engine.message import Message
 from mpicoll.engine.progress import Request, poller
 from mpicoll.engine.work import Work
-from mpicoll.errors import CommunicationError, TruncationError
+from mpicoll.errors import CommunicationError, GroupDestroyed, TruncationError
 from mpicoll.mpi.channel import ANY_SOURCE, Channel, Status
 from mpicoll.mpi.datatypes import spec
 from mpicoll.mpi.errors import MPIException, translate
@@ -49,10 +49,8 @@ class Posted:
         return True
 
     def cancel(self) -> None:
-        """Takes back a receive; a send stays with MPI, and its memory with us, for ever."""
-        if self.receiving:
-            self.group.channel.cancel(self._request)
-        else:
+        """Takes back a receive; what has begun to move, and a send, stays with MPI, and its memory with us, for ever."""
+        if not (self.receiving and self.group.channel.cancel(self._request)):
             _left_with_mpi.append(self)
 
 
@@ -80,7 +78,7 @@ class PointToPoint(Group):
         """Returns when the tensor may be changed again; the receiver may not have it yet."""
         self._peer("send", "dst", dst, tag)
         outgoing = message.outgoing("send", tensor)
-        self.guarded("send", lambda: self._send(self.channel, outgoing, dst, tag))
+        self.guarded("send", lambda: self._send(self.channel, outgoing, dst, tag), dst)
 
     def _send(self, channel: Channel, outgoing: Message, dst: int, tag: int) -> None:
         buffer = spec(outgoing.address, outgoing.nbytes)
@@ -99,7 +97,7 @@ class PointToPoint(Group):
         self._peer("recv", "src", 0 if src is None else src, tag)
         incoming = message.incoming("recv", tensor)
         try:
-            source = self.guarded("recv", lambda: self._recv(self.channel, incoming, src, tag))
+            source = self.guarded("recv", lambda: self._recv(self.channel, incoming, src, tag), src)
         except TruncationError as error:
             raise too_long(self, "recv", incoming) from error
         incoming.deliver()
@@ -167,6 +165,7 @@ def cancel_all(group: Group) -> None:
     def belongs(request: Request) -> bool:
         return isinstance(request, Posted) and request.group is group
 
-    for request in poller.drop(belongs):
+    for work, request in poller.drop(belongs).items():
         assert isinstance(request, Posted)
         request.cancel()
+        work._complete(GroupDestroyed(f"{work._where}: the group was destroyed before the message had arrived"))

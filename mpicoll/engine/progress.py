@@ -26,6 +26,12 @@ from mpicoll.engine.work import Work
 # operation was complete already. From there it may start operations (they are queued), and it may even wait: a wait in a
 # lane's own thread runs that lane's queue up to the operation that is waited for, and a wait in the poller's thread polls.
 
+# Note [What a callback starts comes first]
+# Every rank must carry out a group's collectives in one order. Let the program start A, hang a callback on it that starts
+# C, and then start B. A fast rank has A behind it when the callback is hung on, so that C starts there and then: A C B. A
+# slow one has A and B in its queue when the callback runs. So what a callback starts on its own lane goes before what the
+# program has queued, and the program's operations count as queued until the callbacks of the one before have returned.
+
 
 class Lane:
     """Runs one group's collectives in FIFO order.
@@ -36,32 +42,34 @@ class Lane:
     def __init__(self, name: str) -> None:
         self.name = name
         self.turn = threading.Lock()
-        self.queued = 0  # operations started asynchronously that have not ended
+        self.begun = 0  # operations, synchronous ones too, that have had their turn: the same number on all ranks, in time
+        self.queued = 0  # operations started asynchronously that have not ended, their callbacks included
         self._queue: deque[tuple[Callable[[], None], Work]] = deque()
+        self._first: deque[tuple[Callable[[], None], Work]] = deque()  # see Note [What a callback starts comes first]
         self._guard = threading.Lock()
         self._wake = threading.Condition(self._guard)
         self._closing = False
         self._thread: threading.Thread | None = None
-        self._ident = 0
+        self.thread_id = 0  # of ``_thread``, once it runs
 
     def run(self, operation: Callable[[], None], work: Callable[[], Work]) -> None:
         """Runs a synchronous operation: here, if nothing is before it, else in its turn; ``work`` makes its handle then."""
-        if threading.get_ident() == self._ident or (not self.queued and self.turn.acquire(blocking=False)):
-            if threading.get_ident() == self._ident:
-                self.turn.acquire()
-            try:
-                operation()
-            finally:
-                self.turn.release()
-        else:
+        if self.queued or not self.turn.acquire(blocking=False):
             self.start(operation, work()).wait()
+            return
+        self.begun += 1
+        try:
+            operation()
+        finally:
+            self.turn.release()
 
     def start(self, operation: Callable[[], None], work: Work) -> Work:
         """Queues an operation; its Work completes when it has run."""
         work._help = self._help
         with self._guard:
             self.queued += 1
-            self._queue.append((operation, work))
+            queue = self._first if threading.get_ident() == self.thread_id else self._queue
+            queue.append((operation, work))
             if self._thread is None:
                 self._thread = threading.Thread(target=self._loop, name=f"mpicoll lane {self.name}", daemon=True)
                 self._thread.start()
@@ -69,31 +77,36 @@ class Lane:
         return work
 
     def _loop(self) -> None:
-        self._ident = threading.get_ident()
+        self.thread_id = threading.get_ident()
         while True:
             with self._guard:
-                while not self._queue and not self._closing:
+                while not self._first and not self._queue and not self._closing:
                     self._wake.wait()
-                if not self._queue:
-                    return
-                item = self._queue.popleft()
+                item = self._next()
+            if item is None:
+                return
             self._carry_out(*item)
+
+    def _next(self) -> tuple[Callable[[], None], Work] | None:
+        queue = self._first or self._queue
+        return queue.popleft() if queue else None
 
     def _carry_out(self, operation: Callable[[], None], work: Work) -> None:
         error: Exception | None = None
         with self.turn:
+            self.begun += 1
             try:
                 operation()
             except Exception as caught:  # it belongs to whoever waits, not to this thread
                 error = caught
+        work._complete(error)
         with self._guard:
             self.queued -= 1
-        work._complete(error)
 
     def _help(self, work: Work, seconds: float | None) -> None:
-        if threading.get_ident() == self._ident:
-            while not work._done and self._queue:  # see Note [Which thread runs what]
-                self._carry_out(*self._queue.popleft())
+        if threading.get_ident() == self.thread_id:
+            while not work._done and (item := self._next()):  # see Note [Which thread runs what]
+                self._carry_out(*item)
         elif seconds is not None and work._finished.acquire(timeout=min(seconds, threading.TIMEOUT_MAX)):
             work._finished.release()
 
@@ -102,10 +115,14 @@ class Lane:
         with self._guard:
             self._closing = True
             self._wake.notify()
-        if self._thread is None or threading.get_ident() == self._ident:
+        if self._thread is None or threading.get_ident() == self.thread_id:
             return True
         self._thread.join(min(timeout_s, threading.TIMEOUT_MAX))
         return not self._thread.is_alive()
+
+    def idle(self) -> bool:
+        """True if no thread of ours is inside an operation of this group."""
+        return self._thread is None or not self._thread.is_alive()
 
 
 class Request(Protocol):
@@ -182,13 +199,13 @@ class Poller:
             else:
                 backoff.pause()
 
-    def drop(self, belongs: Callable[[Request], bool]) -> list[Request]:
+    def drop(self, belongs: Callable[[Request], bool]) -> dict[Work, Request]:
         """Takes out the pending messages that belong to a group that is being closed, for it to cancel."""
         with self._guard:
             dropped = {work: request for work, request in self._pending.items() if belongs(request)}
             for work in dropped:
                 del self._pending[work]
-        return list(dropped.values())
+        return dropped
 
     def close(self) -> None:
         """Ends the thread; pending messages stay posted."""

@@ -87,17 +87,22 @@ def lookup(operation: str, dtype: torch.dtype, op: Op) -> Reduction:
     if entry is None:
         _refuse(operation, dtype, op)
     if op == ReduceOp.PREMUL_SUM:
-        _factor(operation, op)
+        factor = _factor(operation, op)
+        if isinstance(factor, Tensor) and factor.is_complex() and dtype not in COMPLEX:
+            raise UnsupportedReduction(f"{operation}: PREMUL_SUM on {dtype}: the factor {factor.item()} is complex")
     return entry
 
 
 def find(dtype: torch.dtype, op: Op) -> Reduction | None:
     """The table's entry, if there is one."""
-    return TABLE.get((dtype, op))  # type: ignore[arg-type]  # a ReduceOp equals its RedOpType and has its hash
+    # By type: 0 == ReduceOp.SUM, and while ReduceOp(x) == x, x == ReduceOp(x), which a dictionary asks, is False.
+    if type(op) is ReduceOp:
+        op = op.op  # type: ignore[attr-defined]
+    return TABLE.get((dtype, op)) if type(op) is ReduceOp.RedOpType else None
 
 
 def _refuse(operation: str, dtype: torch.dtype, op: Op) -> NoReturn:
-    name = next((name for name, value in OPS.items() if value == op), str(op))
+    name = next((name for name, value in OPS.items() if op == value), str(op))
     if not any(known == dtype for known, _ in TABLE):
         why = "this dtype travels but does not reduce; cast it first, to torch.float32, say"
     elif name in ("BAND", "BOR", "BXOR"):
@@ -153,6 +158,14 @@ def _scaled(tensor: Tensor, op: Op) -> Tensor:
     if isinstance(factor, Tensor):
         factor = factor.to(device=wide.device, dtype=wide.dtype)
     return wide * factor
+
+
+def _scaled_complex(tensor: Tensor, op: Op) -> Tensor:
+    factor = _factor("PREMUL_SUM", op)
+    if not (isinstance(factor, Tensor) and factor.is_complex()):
+        return _scaled(torch.view_as_real(tensor), op)
+    wide = tensor.to(torch.complex64) if tensor.dtype == torch.complex32 else tensor
+    return torch.view_as_real(wide * factor.to(device=wide.device, dtype=wide.dtype))
 
 
 def _sortable(smallest: bool) -> Encode:
@@ -246,8 +259,8 @@ def _build() -> dict[tuple[torch.dtype, ReduceOp.RedOpType], Reduction]:
     for dtype, real in COMPLEX.items():
         for op in ("SUM", "AVG", "PREMUL_SUM"):
             part = table[real, OPS[op]]
-            encode, decode = part.encode or _same, part.decode or _copy
-            add(dtype, op, part.mpi_type, "SUM", _parts(encode), _from_parts(decode), scale=2)
+            encode = _scaled_complex if op == "PREMUL_SUM" else _parts(part.encode or _same)
+            add(dtype, op, part.mpi_type, "SUM", encode, _from_parts(part.decode or _copy), scale=2)
     return table
 
 

@@ -11,6 +11,19 @@ from torch import Tensor
 from torch.futures import Future
 
 from mpicoll.errors import OperationTimeout
+from mpicoll.mpi import runtime
+
+
+class WorkFuture(Future[list[Tensor]]):
+    """A Work's Future. Its ``wait`` is the Work's, so that a callback may wait in the thread that carries operations out."""
+
+    def __init__(self, work: Work) -> None:
+        super().__init__()
+        self._work = work
+
+    def wait(self) -> list[Tensor]:
+        self._work._settle()
+        return super().wait()
 
 
 class Work(dist.Work):
@@ -70,13 +83,16 @@ class Work(dist.Work):
         Raises: the operation's own error, each time; OperationTimeout: it did not end in time. MPI cannot cancel a
                 collective, so the group is unusable after that.
         """
-        if not self._done:
-            self._wait(timeout)
+        self._settle(timeout)
         if self._error is not None:
             raise self._error
         return True
 
-    def _wait(self, timeout: timedelta | float | None) -> None:
+    def _settle(self, timeout: timedelta | float | None = None) -> None:
+        """Blocks until the operation has completed, well or not; completes it with OperationTimeout if it takes too long."""
+        if self._done:
+            return
+        _refuse_in_forked_child()
         seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
         seconds = seconds or self._timeout_s
         if help_ := self._help:
@@ -93,6 +109,7 @@ class Work(dist.Work):
     def is_completed(self) -> bool:
         """True once the operation has ended, well or not; polling it moves the operation forward."""
         if not self._done and (help_ := self._help):
+            _refuse_in_forked_child()
             help_(self, None)
         return self._done
 
@@ -125,7 +142,7 @@ class Work(dist.Work):
         """A Future of the list of tensors; callbacks run in the thread that completes the operation."""
         with self._mutex:
             if self._future is None:
-                self._future = Future()
+                self._future = WorkFuture(self)
                 resolved = self._done
             else:
                 resolved = False
@@ -136,6 +153,12 @@ class Work(dist.Work):
 
     def get_future_result(self) -> Future[list[Tensor]]:
         return self.get_future()
+
+
+def _refuse_in_forked_child() -> None:
+    """What was under way when the process was forked belongs to the parent."""
+    if runtime.in_forked_child():
+        raise runtime.forked_error()
 
 
 class Completed(Work):

@@ -53,7 +53,9 @@ def _thread_excepthook(args: threading.ExceptHookArgs) -> None:
 
 def abort(reason: str, status: int = 1) -> None:
     """Ends the whole job with ``status`` (at least in a job of several ranks), naming this rank and the reason."""
-    from mpi4py import MPI
+    if runtime.in_forked_child():
+        return
+    from mpicoll.mpi.library import MPI
 
     there = runtime.current()
     if there is None or there.size == 1 or not MPI.Is_initialized() or MPI.Is_finalized():

@@ -13,8 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from mpi4py import MPI
-
+from mpicoll.mpi.library import MPI
 from mpicoll.mpi.runtime import Runtime
 
 IN_PLACE = MPI.IN_PLACE
@@ -90,11 +89,14 @@ class Channel:
         with self.lock:
             return bool(request.Test(status))
 
-    def cancel(self, request: MPI.Request) -> None:
-        """Takes back a receive that nothing matched; a send is left to MPI."""
+    def cancel(self, request: MPI.Request) -> bool:
+        """Takes back a receive; False if its message is on its way already, so that its memory is still MPI's."""
         with self.lock:
             request.Cancel()
+            if request.Test():  # at once, if it was cancelled
+                return True
             request.Free()
+        return False
 
     def free(self) -> None:
         """Gives the communicators back to MPI; called on an explicit destroy only, never from garbage collection."""

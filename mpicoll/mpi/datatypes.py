@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from mpi4py import MPI
+from mpicoll.mpi.library import MPI
 
 INT_MAX = 2**31 - 1  # elements; the largest count that Open MPI 5.0 takes
 _UNIT = 1 << 20  # bytes in one block of a large datatype

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from mpi4py import MPI
-
 from mpicoll.errors import CommunicationError, TruncationError
+from mpicoll.mpi.library import MPI
 
 MPIException = MPI.Exception
 

@@ -40,8 +40,15 @@ class Runtime:
     @cached_property
     def comm(self) -> MPI.Intracomm:
         """A duplicate of the base communicator, for our own talk (first use is collective over all its ranks)."""
+        global _world_comm
+        from mpicoll.mpi.library import MPI
+
         with self.lock:
-            return self.base.Dup()
+            if self.base != MPI.COMM_WORLD:
+                return self.base.Dup()
+            if _world_comm is None:
+                _world_comm = self.base.Dup()
+            return _world_comm
 
     @cached_property
     def _node(self) -> tuple[int, int]:
@@ -65,6 +72,7 @@ class Runtime:
 
 
 _runtime: Runtime | None = None
+_world_comm: MPI.Intracomm | None = None  # of MPI.COMM_WORLD; kept for ever, as the ranks meet on it at their end
 _forked = False
 
 
@@ -96,7 +104,7 @@ def stop(free: bool = True) -> None:
     """
     global _runtime
     runtime, _runtime = _runtime, None
-    if free and runtime is not None and "comm" in runtime.__dict__ and not finalized():
+    if free and runtime is not None and runtime.__dict__.get("comm") not in (None, _world_comm) and not finalized():
         with runtime.lock:
             runtime.comm.Free()
 
@@ -104,6 +112,11 @@ def stop(free: bool = True) -> None:
 def current() -> Runtime | None:
     """The runtime, if MPI was started through mpicoll."""
     return _runtime
+
+
+def world_comm() -> MPI.Intracomm | None:
+    """Our duplicate of MPI.COMM_WORLD, if a world was made of it in this process, be it destroyed by now."""
+    return _world_comm
 
 
 def finalized() -> bool:

@@ -27,7 +27,6 @@ import traceback
 from collections.abc import Callable
 from multiprocessing import spawn as multiprocessing_spawn
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
@@ -41,7 +40,7 @@ from mpicoll.rank import abort_job
 STOP_WITHIN_S = 5.0  # after SIGTERM, mpiexec has this long to end its ranks before it is killed
 POLL_S = 0.02
 
-RANK_CODE = "import sys; sys.path.append({where!r}); from mpicoll.spawn import rank_main; rank_main({folder!r})"
+RANK_CODE = "import sys; sys.path.append({where!r}); from mpicoll.spawning import rank_main; rank_main({folder!r})"
 
 
 class RankRaised(ProcessRaisedException, MpicollError):
@@ -233,16 +232,6 @@ def _start(folder: Path, nprocs: int) -> subprocess.Popen[bytes]:
     code = RANK_CODE.format(where=where, folder=str(folder))
     made = run.make_plan([Program((run.python(), "-u", "-c", code), nprocs)], options, environ)
     return subprocess.Popen(made.command, env=run.full_environ(made, environ), stdin=subprocess.DEVNULL)
-
-
-class _CallableModule(ModuleType):
-    """``mpicoll.spawn`` is this module once something has imported it, and must be the function all the same."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> SpawnContext | None:
-        return spawn(*args, **kwargs)
-
-
-sys.modules[__name__].__class__ = _CallableModule
 
 
 # --- inside a rank ----------------------------------------------------------------------------------------------------

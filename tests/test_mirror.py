@@ -1,0 +1,183 @@
+"""Every public name of torch.distributed is here, with torch's signature where it is ours and torch's own object elsewhere."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pickle
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed
+
+import mpicoll
+from tests.support import agree, clean_environment
+
+# Submodules of mpicoll that stand where torch.distributed has one of the same name, and why.
+OWN_MODULES = {
+    "run": "our launcher in the place of torchrun's",
+    "config": "our variables; torch's are reached as torch.distributed.config",
+    "algorithms": "our room; what it does not have it takes from torch's",
+    "rpc": "our RPC",
+    "autograd": "our RPC",
+    "optim": "our RPC",
+}
+
+
+def public(module: Any) -> list[str]:
+    return [name for name in dir(module) if not name.startswith("_")]
+
+
+def test_every_public_name_is_here() -> None:
+    missing = [name for name in public(torch.distributed) if not hasattr(mpicoll, name)]
+    assert not missing
+    assert set(public(torch.distributed)) | set(mpicoll.OURS) <= set(dir(mpicoll))
+    assert set(getattr(torch.distributed, "__all__", [])) <= set(mpicoll.__all__)
+
+
+def test_what_is_not_ours_is_torchs_own_object() -> None:
+    """isinstance, except and pickle see one class, whichever door it came through."""
+    for name in public(torch.distributed):
+        if name not in mpicoll.OURS and name not in OWN_MODULES:
+            assert getattr(mpicoll, name) is getattr(torch.distributed, name), name
+    for name in ("Work", "ReduceOp", "ProcessGroup", "Backend", "Store", "TCPStore", "group", "GroupMember", "DistError"):
+        assert getattr(mpicoll, name) is getattr(torch.distributed, name), name
+    assert pickle.loads(pickle.dumps(mpicoll.ReduceOp.SUM)) == torch.distributed.ReduceOp.SUM
+
+
+def test_the_list_of_ours_holds() -> None:
+    for name, module in mpicoll.OURS.items():
+        found = getattr(mpicoll, name)
+        assert found is getattr(importlib.import_module(module), name), name
+        assert found.__module__.startswith("mpicoll."), name
+        assert found.__doc__, name
+    for module in set(mpicoll.OURS.values()):
+        for name, value in vars(importlib.import_module(module)).items():
+            if inspect.isfunction(value) and value.__module__ == module and hasattr(torch.distributed, name):
+                assert name in mpicoll.OURS, f"{module}.{name} stands for torch's and is not in OURS"
+
+
+def test_signatures_are_torchs() -> None:
+    """The same parameters in the same order with the same defaults; ours may have more, by keyword only."""
+    wrong = []
+    for name in mpicoll.OURS:
+        theirs = getattr(torch.distributed, name, None)
+        if theirs is None or name == "init_process_group":  # that passes its arguments on
+            continue
+        mine, torchs = signature(getattr(mpicoll, name)), signature(theirs)
+        if name == "recv_object_list":  # takes what later versions of torch have by **more
+            mine = {key: value for key, value in mine.items() if value.kind is not inspect.Parameter.VAR_KEYWORD}
+            torchs = {key: torchs[key] for key in mine}
+        extra = [value for key, value in mine.items() if key not in torchs]
+        if list(torchs) != [key for key in mine if key in torchs]:
+            wrong.append(f"{name}: {list(mine)} is not {list(torchs)}")
+        elif any(value.kind is not inspect.Parameter.KEYWORD_ONLY for value in extra) and name != "split_group":
+            wrong.append(f"{name}: {[str(value) for value in extra]} are not keyword-only")
+        for key in torchs:
+            if key in mine and mine[key].default != torchs[key].default and name not in ("monitored_barrier",):
+                wrong.append(f"{name}: {key} defaults to {mine[key].default}, torch's to {torchs[key].default}")
+    assert not wrong, wrong
+
+
+def signature(function: Any) -> dict[str, inspect.Parameter]:
+    target = function.__new__ if isinstance(function, type) else function
+    parameters = dict(inspect.signature(target).parameters)
+    parameters.pop("cls", None)
+    return parameters
+
+
+def test_init_process_group_takes_torchs_arguments() -> None:
+    theirs = inspect.signature(torch.distributed.init_process_group).parameters
+    ours = inspect.signature(mpicoll.init_process_group).parameters
+    kinds = [parameter.kind for parameter in ours.values()]
+    assert kinds == [inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD]
+    assert "comm" not in theirs
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "fsdp", "device_mesh", "tensor", "tensor.parallel", "checkpoint", "checkpoint.state_dict", "pipelining", "nn",
+        "distributed_c10d", "constants", "rendezvous", "utils", "elastic", "launcher", "c10d_logger",
+        "algorithms.ddp_comm_hooks.default_hooks", "algorithms.join", "algorithms.model_averaging", "fsdp.wrap",
+    ],
+)  # fmt: skip
+def test_submodules_are_torchs_own(name: str) -> None:
+    mine, theirs = importlib.import_module(f"mpicoll.{name}"), importlib.import_module(f"torch.distributed.{name}")
+    assert mine is theirs
+    assert sys.modules[f"mpicoll.{name}"] is theirs
+    assert mine.__name__ == f"torch.distributed.{name}"
+    assert mine.__spec__ is not None
+    assert mine.__spec__.name == f"torch.distributed.{name}"
+
+
+def test_import_statements() -> None:
+    import mpicoll.checkpoint as checkpoint
+    import mpicoll.fsdp
+    import torch.distributed.fsdp
+    from mpicoll.algorithms.ddp_comm_hooks import default_hooks
+    from mpicoll.device_mesh import DeviceMesh, init_device_mesh
+    from mpicoll.fsdp import FullyShardedDataParallel, fully_shard
+    from mpicoll.tensor import DTensor
+
+    from mpicoll.algorithms import Join
+
+    assert mpicoll.fsdp.fully_shard is fully_shard is torch.distributed.fsdp.fully_shard
+    assert FullyShardedDataParallel is torch.distributed.fsdp.FullyShardedDataParallel
+    assert mpicoll.init_device_mesh is init_device_mesh
+    assert mpicoll.DeviceMesh is DeviceMesh
+    assert Join is torch.distributed.algorithms.Join
+    assert default_hooks.__name__.startswith("torch.distributed.")
+    assert DTensor is torch.distributed.tensor.DTensor
+    assert checkpoint is torch.distributed.checkpoint
+
+
+def test_no_module_of_ours_hides_one_of_torchs_unnoticed() -> None:
+    import pkgutil
+
+    theirs = {module.name for module in pkgutil.iter_modules(torch.distributed.__path__)}
+    ours = {module.name for module in pkgutil.iter_modules(mpicoll.__path__)}
+    assert theirs & ours <= set(OWN_MODULES)
+
+
+def test_names_that_nobody_has() -> None:
+    for name in ("all_reduse", "__wrapped__", "_not_there"):
+        with pytest.raises(AttributeError, match=name):
+            getattr(mpicoll, name)
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("mpicoll.no_such_module")
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("mpicoll.fsdp.no_such_module")
+
+
+def test_the_doors_share_their_group(world: Any, rank: int, size: int) -> None:
+    """A tensor reduced through either door, in a group made through either."""
+    for make in (mpicoll.new_group, torch.distributed.new_group):
+        group = make(list(range(size)))
+        for door in (mpicoll, torch.distributed):
+            tensor = torch.ones(2)
+            door.all_reduce(tensor, group=group)
+            agree(tensor.tolist() == [size, size])
+        torch.distributed.destroy_process_group(group)
+    agree(mpicoll.get_backend() == "mpi" and mpicoll.get_rank() == rank and mpicoll.get_world_size() == size)
+
+
+@pytest.mark.launch
+def test_importing_starts_nothing() -> None:
+    """Neither torch nor mpi4py is loaded by `import mpicoll`, nor by what `python -m mpicoll.run` needs."""
+    code = (
+        "import sys, mpicoll, mpicoll.launchers, mpicoll.config, mpicoll.errors\n"
+        "print([name for name in ('torch', 'mpi4py', 'numpy') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=clean_environment(), timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[]\n", "")
+
+
+@pytest.mark.launch
+def test_star_import() -> None:
+    code = "from mpicoll import *\nassert all_reduce.__module__ == 'mpicoll.api.collectives' and ReduceOp and Work"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=clean_environment(), timeout=60)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,148 @@
+"""Python objects of any size, tensors inside, what cannot be pickled, and from whom they come."""
+
+from __future__ import annotations
+
+import io
+import threading
+import weakref
+from typing import Any
+
+import pytest
+import torch
+
+import mpicoll as dist
+from tests.support import agree, everyone
+
+pytestmark = pytest.mark.usefixtures("world")
+
+
+def of(rank: int) -> dict[str, Any]:
+    """An object whose pickle has another size on every rank."""
+    return {
+        "rank": rank,
+        "text": "å" * (rank * 1000),
+        "tensor": torch.arange(rank + 3.0).view(-1, 1).t(),
+        "half": torch.full((2,), rank, dtype=torch.bfloat16),
+        "nested": [None, (rank, {rank}), b"\0" * rank],
+        "type": weakref.ref,
+    }
+
+
+def equal(a: Any, b: Any) -> bool:
+    if isinstance(a, torch.Tensor):
+        return isinstance(b, torch.Tensor) and a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, dict):
+        return isinstance(b, dict) and a.keys() == b.keys() and all(equal(a[key], b[key]) for key in a)
+    return bool(a == b)
+
+
+def test_all_gather_object(rank: int, size: int) -> None:  # traps 4, 40
+    found: list[Any] = [None] * size
+    assert dist.all_gather_object(found, of(rank)) is None
+    agree(all(equal(found[r], of(r)) for r in range(size)))
+
+
+def test_gather_object(rank: int, size: int) -> None:  # trap 40
+    """The list on the destination is filled in place; the others give none."""
+    for dst in range(size):
+        found: list[Any] | None = [None] * size if rank == dst else None
+        dist.gather_object(of(rank), found, dst)
+        agree(found is None or all(equal(found[r], of(r)) for r in range(size)))
+
+
+@pytest.mark.parametrize("device", [None, torch.device("cpu"), "cpu"])
+def test_broadcast_object_list(device: Any, rank: int, size: int) -> None:  # traps 40, 41
+    for src in range(size):
+        objects = [of(src), None, src] if rank == src else [0, 0, 0]
+        dist.broadcast_object_list(objects, src, device=device)
+        agree(equal(objects[0], of(src)) and objects[1:] == [None, src])
+
+
+def test_scatter_object_list(rank: int, size: int) -> None:  # trap 40
+    for src in range(size):
+        found: list[Any] = [None]
+        dist.scatter_object_list(found, [of(r) for r in range(size)] if rank == src else None, src)
+        agree(equal(found[0], of(rank)))
+
+
+@pytest.mark.min_ranks(2)
+def test_send_and_recv_object_list(rank: int, size: int) -> None:  # trap 40
+    after, before = (rank + 1) % size, (rank - 1) % size
+    found: list[Any] = [None, None]
+    if rank == 0:
+        dist.send_object_list([of(0), "x"], after)
+        assert dist.recv_object_list(found, before) == before
+    else:
+        assert dist.recv_object_list(found, before) == before
+        dist.send_object_list([of(rank), "x"], after)
+    agree(equal(found[0], of(before)) and found[1] == "x")
+
+
+@pytest.mark.min_ranks(2)
+def test_objects_from_anybody(rank: int, size: int) -> None:  # trap 12
+    """recv_object_list(src=None) returns the global rank of the sender, all of whose objects come together."""
+    if rank == 0:
+        senders = []
+        for _ in range(size - 1):
+            found: list[Any] = [None, None]
+            sender = dist.recv_object_list(found)
+            assert equal(found[0], of(sender))
+            assert found[1] == sender
+            senders.append(sender)
+        agree(sorted(senders) == list(range(1, size)), senders)
+    else:
+        dist.send_object_list([of(rank), rank], 0)
+        agree(True)
+
+
+@pytest.mark.min_ranks(2)
+def test_objects_in_a_group(rank: int, size: int) -> None:
+    ranks = list(range(size))[::-1]
+    group = dist.new_group(ranks, sort_ranks=False)
+    found: list[Any] = [None] * size
+    dist.all_gather_object(found, rank, group=group)
+    objects = [rank]
+    dist.broadcast_object_list(objects, group_src=0, group=group)
+    if rank == 0:
+        last: list[Any] = [None]
+        assert dist.recv_object_list(last, group=group) == size - 1
+        assert last == ["last"]
+    elif rank == size - 1:
+        dist.send_object_list(["last"], 0, group=group)
+    agree(found == ranks and objects == [size - 1], found)
+    dist.destroy_process_group(group)
+
+
+def test_empty_objects(rank: int, size: int) -> None:
+    found: list[Any] = [0] * size
+    dist.all_gather_object(found, None)
+    assert found == [None] * size
+    dist.all_gather_object(found, "")
+    agree(found == [""] * size)
+
+
+def test_what_cannot_be_pickled(rank: int, size: int) -> None:  # trap 40
+    """Raises before a byte moves, on the ranks that have it; the group works afterwards."""
+    lock = threading.Lock()
+    for call in (
+        lambda: dist.all_gather_object([None] * size, lock),
+        lambda: dist.gather_object(lock, [None] * size if rank == 0 else None, 0),
+        lambda: dist.broadcast_object_list([lock], rank),
+        lambda: dist.scatter_object_list([None], [lock] * size, rank),
+    ):
+        with pytest.raises(TypeError, match="cannot pickle"):
+            call()
+    found: list[Any] = [None] * size
+    dist.all_gather_object(found, rank)
+    agree(found == list(range(size)))
+
+
+def test_a_file_of_a_tensor_travels(rank: int, size: int) -> None:
+    """What torch.save writes: 300 KB on one rank, little on the others."""
+    file = io.BytesIO()
+    torch.save(torch.full((75_000 if rank == size - 1 else 1,), float(rank)), file)
+    found: list[Any] = [None] * size
+    dist.all_gather_object(found, file.getvalue())
+    loaded = [torch.load(io.BytesIO(content)) for content in found]
+    good = all(bool((tensor == r).all()) for r, tensor in enumerate(loaded)) and loaded[-1].numel() == 75_000
+    agree(good, everyone([tensor.numel() for tensor in loaded]))
