@@ -131,19 +131,23 @@ class Request(Protocol):
     def test(self) -> bool: ...
 
 
-SHORTEST_NAP_S = 20e-6
-LONGEST_NAP_S = (
-    1e-3  # seconds; the longest that a finished message waits for the poller; 1000 wake-ups a second cost 1 % of a core
-)
+FIRST_NAP_S = 100e-6  # seconds before the poller looks for the first time: who waits at once polls, and meets nobody
+LONGEST_NAP_S = 1e-3  # seconds; the longest that a finished message waits for the poller; 1000 looks a second: 1 % of a core
+WARM_NAPS = 50  # the poller looks on for so long after the last message, since waking it costs as much as a small message
 
 
 class Poller:
-    """Completes posted messages. ``_guard`` guards ``_pending`` and is held while requests are tested, never in callbacks."""
+    """Completes posted messages. ``_guard`` guards ``_pending`` and is held while requests are tested, never in callbacks.
+
+    ``_waiting``: an entry for each thread that waits for a message, and so polls all of them.
+    """
 
     def __init__(self) -> None:
         self._pending: dict[Work, Request] = {}
         self._guard = threading.Lock()
+        self._waiting: list[Work] = []
         self._wake = threading.Event()
+        self._asleep = False
         self._closing = False
         self._thread: threading.Thread | None = None
 
@@ -156,7 +160,8 @@ class Poller:
                 self._closing = False
                 self._thread = threading.Thread(target=self._loop, name="mpicoll poller", daemon=True)
                 self._thread.start()
-        self._wake.set()
+        if self._asleep:
+            self._wake.set()
         return work
 
     def poll(self) -> bool:
@@ -176,16 +181,25 @@ class Poller:
         return bool(ended)
 
     def _loop(self) -> None:
-        nap = SHORTEST_NAP_S
+        nap, idle = FIRST_NAP_S, 0
         while not self._closing:
-            if not self._pending:
-                self._wake.clear()
-                if not self._pending:
-                    self._wake.wait()
-                nap = SHORTEST_NAP_S
-            if not self.poll():
+            if self._pending:
                 time.sleep(nap)
-                nap = min(nap * 2, LONGEST_NAP_S)
+                idle = 0
+                if not self._waiting:
+                    nap = FIRST_NAP_S if self.poll() else min(nap * 2, LONGEST_NAP_S)
+            elif idle < WARM_NAPS:
+                time.sleep(LONGEST_NAP_S)
+                nap, idle = FIRST_NAP_S, idle + 1
+            else:
+                self._sleep()
+
+    def _sleep(self) -> None:
+        self._wake.clear()
+        self._asleep = True
+        if not self._pending and not self._closing:  # whoever adds a message now sees that we are asleep
+            self._wake.wait()
+        self._asleep = False
 
     def _help(self, work: Work, seconds: float | None) -> None:
         self.poll()
@@ -193,11 +207,15 @@ class Poller:
             return
         deadline = time.monotonic() + seconds
         backoff = Backoff()
-        while not work._done and time.monotonic() < deadline:
-            if self.poll():
-                backoff.reset()
-            else:
-                backoff.pause()
+        self._waiting.append(work)
+        try:
+            while not work._done and time.monotonic() < deadline:
+                if self.poll():
+                    backoff.reset()
+                else:
+                    backoff.pause()
+        finally:
+            self._waiting.remove(work)
 
     def drop(self, belongs: Callable[[Request], bool]) -> dict[Work, Request]:
         """Takes out the pending messages that belong to a group that is being closed, for it to cancel."""
@@ -235,7 +253,7 @@ class Backoff:
         if self._count <= self.SPINS + self.YIELDS:
             os.sched_yield()
             return
-        time.sleep(min(SHORTEST_NAP_S * 2 ** min(10, (self._count - self.SPINS - self.YIELDS) // 8), LONGEST_NAP_S / 2))
+        time.sleep(min(20e-6 * 2 ** min(10, (self._count - self.SPINS - self.YIELDS) // 8), LONGEST_NAP_S / 2))
 
 
 poller = Poller()

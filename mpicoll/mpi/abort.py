@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
 from mpicoll.mpi import runtime
+
+FORWARDING_S = 0.3  # seconds for mpiexec to take what was printed: Hydra drops what is still in the pipe when the job is aborted
 
 _before: tuple[Callable[..., Any], Callable[..., Any]] | None = None
 
@@ -63,4 +66,5 @@ def abort(reason: str, status: int = 1) -> None:
     print(f"mpicoll: rank {there.rank} of {there.size} ({there.hostname}): {reason}; aborting the job", file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
+    time.sleep(FORWARDING_S)
     MPI.COMM_WORLD.Abort(status)

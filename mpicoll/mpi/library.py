@@ -32,6 +32,13 @@ _REMEDY_NO_MPI = (
 # has imported mpi4py.MPI before us, or said who finalises, we do it, at exit, in the process that started MPI.
 _finalizing_pid = 0
 
+# Note [Messages that are too long]
+# Open MPI 5.0.11 copies a large message straight from the sender's memory (smsc/cma; btl/self for a rank's own), and copies
+# all of it, past the end of a receive that is shorter: it reports MPI_ERR_TRUNCATE after it has overwritten the heap. The
+# other way, through shared memory, checks. On 2 cores it was no slower (1 MB: 55 us against 104). Whoever sets the variables
+# decides otherwise; UCX and libfabric do not read them.
+OPEN_MPI_SETTINGS = {"OMPI_MCA_smsc": "^cma,knem,xpmem", "OMPI_MCA_btl_self_flags": "send,inplace"}
+
 
 def started_by_a_rank() -> str | None:
     """The pid of the rank that started this process in the place of mpiexec, None if it is a rank itself."""
@@ -60,6 +67,8 @@ def before_finalize(call: Callable[[], None]) -> None:
 def _prepare() -> None:
     if "mpi4py.MPI" in sys.modules:
         return
+    for name, value in OPEN_MPI_SETTINGS.items():  # see Note [Messages that are too long]
+        os.environ.setdefault(name, value)
     if started_by_a_rank():
         mpi4py.rc.initialize = False
     elif mpi4py.rc.finalize is None and "MPI4PY_RC_FINALIZE" not in os.environ:
