@@ -65,7 +65,8 @@ VARIABLES = (
         kind=bool,
         default=None,
         unit="",
-        meaning="1: hand GPU memory to MPI; 0: copy it through host memory; unset: 1 where evidence shows that MPI can",
+        meaning="whether this MPI takes GPU memory, for the doctor's report; unset: as the evidence says (tensors travel through "
+        "host memory in either case)",
     ),
     Variable(
         name="MPICOLL_PROBE_TIMEOUT",

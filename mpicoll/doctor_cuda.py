@@ -80,13 +80,13 @@ def torch_facts(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def check(torch: Mapping[str, Any], started: Mapping[str, Any], mpi: Mpi | None, environ: Mapping[str, str]) -> list[Finding]:
-    """GPUs, and whether their memory goes to MPI directly or through host memory."""
+    """GPUs, and whether this MPI could take their memory; mpicoll copies it through host memory in either case."""
     findings = [_gpus(torch)]
     if mpi is None:
         return findings
     answer, evidence = aware(mpi, started, environ, driver_loads())
     text = (
-        "MPI takes GPU memory directly"
+        "this MPI takes GPU memory; mpicoll does not use that yet: tensors on a GPU travel through host memory"
         if answer
         else "no evidence that MPI takes GPU memory: tensors on a GPU travel through host memory"
     )

@@ -97,7 +97,7 @@ class Lane:
             self.begun += 1
             try:
                 operation()
-            except Exception as caught:  # it belongs to whoever waits, not to this thread
+            except Exception as caught:  # noqa: BLE001  it belongs to whoever waits, not to this thread
                 error = caught
         work._complete(error)
         with self._guard:
@@ -172,7 +172,7 @@ class Poller:
                 try:
                     if request.test():
                         ended.append((work, None))
-                except Exception as caught:  # it belongs to whoever waits for this message
+                except Exception as caught:  # noqa: BLE001  it belongs to whoever waits for this message
                     ended.append((work, caught))
             for work, _ in ended:
                 del self._pending[work]
