@@ -32,7 +32,7 @@ LAUNCH_ENVIRONMENT = {
 }
 
 # What a launcher leaves in the environment; a job started from inside another must not inherit it.
-LAUNCHER_PREFIXES = ("OMPI_", "PMIX_", "PRTE_", "PMI_", "PMI2_", "HYDRA_", "HYDI_", "MPI_LOCAL", "SLURM_", "PALS_")
+LAUNCHER_PREFIXES = ("_MPICOLL_", "OMPI_", "PMIX_", "PRTE_", "PMI_", "PMI2_", "HYDRA_", "HYDI_", "MPI_LOCAL", "SLURM_", "PALS_")
 TORCH_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 

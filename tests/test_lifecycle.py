@@ -1,0 +1,309 @@
+"""The world and its groups: made, used, destroyed, made again; nothing collective that not all members call."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+from mpi4py import MPI
+
+import mpicoll as dist
+from mpicoll.engine import groups
+from mpicoll.mpi import runtime
+from tests.support import agree
+
+OUTSIDE = dist.GroupMember.NON_GROUP_MEMBER
+
+
+@pytest.fixture
+def no_world(_end_of_world: None) -> Iterator[None]:
+    """Starts without a default group and leaves none."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def summed(group: Any = None, value: float = 1.0) -> float:
+    tensor = torch.tensor([value])
+    dist.all_reduce(tensor, group=group)
+    return tensor.item()
+
+
+def raised_by(call: Callable[[], Any]) -> BaseException | None:
+    try:
+        call()
+    except Exception as error:  # noqa: BLE001  the tests look at it
+        return error
+    return None
+
+
+# -- the world ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("no_world")
+def test_init_destroy_init(rank: int, size: int) -> None:  # trap 53
+    for _ in range(10):
+        dist.init_process_group()
+        agree(summed() == size and (dist.get_rank(), dist.get_world_size()) == (rank, size))
+        dist.all_reduce(torch.ones(1), async_op=True).wait()
+        dist.destroy_process_group()
+        agree(not dist.is_initialized() and not MPI.Is_finalized() and runtime.current() is None)
+
+
+@pytest.mark.usefixtures("no_world")
+def test_names_of_the_backend(rank: int, size: int) -> None:
+    for backend in (None, "mpi", "mpicoll", "cpu:mpi,cuda:mpi"):
+        dist.init_process_group(**({} if backend is None else {"backend": backend}))
+        agree(summed() == size and dist.get_backend() in (backend or "mpi", "mpi"), dist.get_backend())
+        dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("world")
+def test_init_twice_is_an_error(size: int) -> None:  # trap 59
+    error = raised_by(dist.init_process_group)
+    agree(isinstance(error, ValueError) and "twice" in str(error), repr(error))
+    error = raised_by(lambda: dist.init_process_group(comm=MPI.COMM_SELF))
+    agree(isinstance(error, ValueError) and "twice" in str(error), repr(error))
+    agree(summed() == size)
+
+
+@pytest.mark.usefixtures("no_world")
+def test_without_a_world(rank: int, size: int) -> None:
+    for call in (lambda: dist.all_reduce(torch.ones(1)), dist.barrier, dist.get_rank, lambda: dist.new_group([0])):
+        error = raised_by(call)  # type: ignore[arg-type]
+        agree(isinstance(error, ValueError) and "init" in str(error), repr(error))
+
+
+@pytest.mark.usefixtures("no_world")
+def test_a_destroyed_world_says_so(rank: int, size: int) -> None:
+    dist.init_process_group()
+    world, group = dist.group.WORLD, dist.new_group()
+    communicator = groups.find(world.group_name)  # type: ignore[union-attr]
+    assert communicator is not None
+    summed(), summed(group)
+    dist.destroy_process_group()
+    for gone in (world, group):
+        error = raised_by(lambda gone=gone: summed(gone))  # type: ignore[misc]
+        agree(isinstance(error, dist.GroupDestroyed) and "destroyed" in str(error), repr(error))
+    for call in (communicator.barrier, lambda: communicator.isend(torch.ones(1), 0)):
+        error = raised_by(call)  # type: ignore[arg-type]
+        agree(isinstance(error, dist.GroupDestroyed) and f"rank {rank} of {size}" in str(error), repr(error))
+    communicator.close()  # a second time does nothing
+    dist.init_process_group()
+    error = raised_by(lambda: summed(world))
+    agree(isinstance(error, dist.GroupDestroyed) and summed() == size, repr(error))
+
+
+@pytest.mark.usefixtures("no_world")
+def test_a_communicator_of_the_users_own_as_the_world(rank: int, size: int) -> None:
+    """Two halves of the job are two worlds at once; then the whole job is one again."""
+    for _ in range(2):
+        half = MPI.COMM_WORLD.Split(rank % 2, -rank)  # in reverse order, so that ranks differ from COMM_WORLD's
+        members = sorted(range(rank % 2, size, 2), reverse=True)
+        dist.init_process_group(comm=half)
+        agree(summed(value=rank) == sum(members), f"{summed(value=rank)}")
+        agree((dist.get_rank(), dist.get_world_size()) == (members.index(rank), len(members)), f"{dist.get_rank()}")
+        group = dist.new_group(range(len(members)))
+        dist.all_reduce(torch.ones(2), group=group, async_op=True).wait()
+        objects: list[Any] = [None] * len(members)
+        dist.all_gather_object(objects, rank)
+        agree(objects == members, f"{objects}")
+        dist.destroy_process_group()
+        half.Free()
+        dist.init_process_group()
+        agree(summed() == size)
+        dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("no_world")
+def test_a_world_of_one(rank: int, size: int) -> None:
+    dist.init_process_group(comm=MPI.COMM_SELF)
+    work = dist.irecv(received := torch.zeros(2), 0)
+    dist.isend(torch.ones(2) * rank, 0).wait()
+    work.wait()
+    agree(summed(value=rank) == rank == received[0] and dist.get_world_size() == 1)
+
+
+@pytest.mark.usefixtures("no_world")
+def test_the_applications_own_messages_do_not_mix_with_ours(rank: int, size: int) -> None:  # trap 52
+    request = MPI.COMM_WORLD.Irecv(bytearray(8), MPI.ANY_SOURCE, MPI.ANY_TAG)
+    dist.init_process_group()
+    for _ in range(3):
+        summed()
+        received = torch.zeros(1)
+        work = dist.irecv(received)
+        dist.isend(torch.ones(1), (rank + 1) % size, tag=0).wait()
+        work.wait()
+    dist.monitored_barrier()
+    agree(not request.Test(), "a message of ours came to the application's receive")
+    MPI.COMM_WORLD.Send(bytearray(8), (rank + 1) % size, 1)
+    request.Wait()
+
+
+@pytest.mark.usefixtures("no_world")
+def test_the_timeout_reaches_the_engine(rank: int, size: int) -> None:  # trap 59
+    dist.init_process_group(timeout=timedelta(seconds=77))
+    group = dist.new_group(timeout=timedelta(seconds=55))
+    found = [groups.find(g.group_name) for g in (dist.group.WORLD, group)]  # type: ignore[union-attr]
+    agree([c.timeout_s for c in found if c] == [77, 55])
+
+
+# -- groups ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("world")
+@pytest.mark.timeout(180)
+def test_3000_groups_in_a_row(rank: int, size: int) -> None:  # trap 51
+    for index in range(3000 if size <= 2 else 300):  # MPICH needs 20 ms for each where ranks share cores
+        group = dist.new_group()
+        if index % 100 == 0:
+            agree(summed(group) == size)
+        dist.destroy_process_group(group)
+    for index in range(300):
+        group = dist.new_group([index % size])
+        if group is not OUTSIDE:
+            dist.destroy_process_group(group)
+    agree(summed() == size)
+
+
+@pytest.mark.usefixtures("world")
+def test_many_groups_alive_at_the_same_time(rank: int, size: int) -> None:
+    alive = [dist.new_group() for _ in range(300 if size <= 2 else 60)]
+    agree(all(summed(group) == size for group in alive))
+    for group in alive[::2] + alive[1::2]:
+        dist.destroy_process_group(group)
+    agree(summed() == size)
+
+
+@pytest.mark.usefixtures("world")
+def test_groups_of_every_subset(rank: int, size: int) -> None:  # trap 48
+    """All ranks call, members talk."""
+    subsets = [s for n in range(1, size + 1) for s in itertools.combinations(range(size), n)][:20]
+    made = [dist.new_group(list(subset)) for subset in subsets]
+    for subset, group in zip(subsets, made, strict=True):
+        inside = rank in subset
+        agree((group is not OUTSIDE) == inside)
+        if inside:
+            right = summed(group, rank) == sum(subset) and dist.get_rank(group) == subset.index(rank)
+            assert right
+            assert dist.get_process_group_ranks(group) == list(subset)
+        else:
+            assert (dist.get_rank(group), dist.get_world_size(group)) == (-1, -1)
+    for group in made:
+        if group is not OUTSIDE:
+            dist.destroy_process_group(group)
+    agree(summed() == size)
+
+
+@pytest.mark.usefixtures("world")
+def test_groups_by_their_members_alone(rank: int, size: int) -> None:  # trap 50
+    """With local synchronisation only the members call; pairs that overlap are made along a ring, in one order."""
+    made = {}
+    for first in range(size - 1):
+        if rank in (first, first + 1):
+            made[first] = dist.new_group([first, first + 1], use_local_synchronization=True)
+    sums = {first: summed(group, rank) for first, group in made.items()}
+    agree(all(value == 2 * first + 1 for first, value in sums.items()), f"{sums}")
+    for group in made.values():
+        dist.destroy_process_group(group)
+
+
+@pytest.mark.usefixtures("world")
+def test_the_order_of_the_ranks(rank: int, size: int) -> None:  # trap 11
+    backwards = list(reversed(range(size)))
+    sorted_group, kept = dist.new_group(backwards), dist.new_group(backwards, sort_ranks=False)
+    gathered = torch.zeros(size)
+    dist.all_gather_into_tensor(gathered, torch.tensor([float(rank)]), group=kept)
+    agree(gathered.tolist() == backwards, f"{gathered}")
+    agree(dist.get_rank(sorted_group) == rank and dist.get_rank(kept) == size - 1 - rank)
+    agree(dist.get_global_rank(kept, 0) == size - 1)
+    for group in (sorted_group, kept):
+        dist.destroy_process_group(group)
+
+
+@pytest.mark.usefixtures("no_world")
+def test_a_rank_that_destroys_nothing_holds_up_nobody(rank: int, size: int) -> None:  # trap 51
+    dist.init_process_group()
+    group = dist.new_group()
+    agree(summed(group) == size)
+    if rank == 0:
+        dist.destroy_process_group(group)
+        error = raised_by(lambda: summed(group))
+        assert isinstance(error, dist.GroupDestroyed)
+    other = dist.new_group()
+    agree(summed(other) == size == summed())
+
+
+@pytest.mark.usefixtures("world")
+def test_a_group_that_is_dropped_talks_to_nobody(rank: int, size: int) -> None:  # traps 47, 51
+    """Collection happens at different times on different ranks, so nothing may depend on it."""
+    if rank % 2 == 0:
+        gc.collect()
+    for _ in range(5):
+        group = dist.new_group()
+        summed(group)
+        del group
+        if rank == 0:
+            gc.collect()
+    agree(summed() == size)
+
+
+@pytest.mark.usefixtures("world")
+def test_a_closed_communicator_is_forgotten(rank: int, size: int) -> None:
+    communicator = groups.create("forgotten", list(range(size)), 60)
+    tensor = torch.ones(1)
+    communicator.all_reduce(tensor)
+    communicator.all_reduce(tensor, async_op=True).wait()  # type: ignore[union-attr]
+    communicator.close()
+    gone = weakref.ref(communicator)
+    del communicator
+    gc.collect()
+    agree(groups.find("forgotten") is None and gone() is None and tensor.item() == size**2, f"{tensor}")
+
+
+@pytest.mark.usefixtures("world")
+def test_destroying_a_group_lets_what_is_queued_end(rank: int, size: int) -> None:
+    group = dist.new_group()
+    tensors = [torch.full((1 << 16,), 1.0) for _ in range(10)]
+    works = [dist.all_reduce(tensor, group=group, async_op=True) for tensor in tensors]
+    dist.destroy_process_group(group)
+    agree(all(work.is_completed() and work.is_success() for work in works) and tensors[-1][0] == size, f"{works}")
+
+
+@pytest.mark.usefixtures("world")
+def test_destroying_a_group_takes_back_its_receives(rank: int, size: int) -> None:
+    group = dist.new_group()
+    work = dist.irecv(torch.zeros(2), (rank + 1) % size, group=group)
+    dist.destroy_process_group(group)
+    error = raised_by(work.wait)
+    agree(isinstance(error, dist.GroupDestroyed) and work.is_completed() and not work.is_success(), repr(error))
+    agree(summed() == size)
+
+
+@pytest.mark.usefixtures("no_world")
+def test_names_of_groups_of_a_new_world_are_not_mistaken(rank: int, size: int) -> None:
+    """torch counts group names from 0 again after destroy: a communicator of the old world must not be found."""
+    for _ in range(3):
+        dist.init_process_group()
+        group = dist.new_group([0])
+        agree(group is OUTSIDE or summed(group) == 1)
+        agree(summed() == size)
+        dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("no_world")
+def test_init_in_another_thread(rank: int, size: int) -> None:
+    got: list[float] = []
+    thread = threading.Thread(target=lambda: got.append(dist.init_process_group() or summed()))  # type: ignore[func-returns-value]
+    thread.start()
+    thread.join(30)
+    agree(got == [size] and summed() == size, f"{got}")

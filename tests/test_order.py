@@ -1,0 +1,206 @@
+"""One order per group, none between groups: what is started first is carried out first, and nothing else is assumed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import mpicoll as dist
+from tests.support import agree
+
+pytestmark = pytest.mark.usefixtures("world")
+
+PATIENCE_S = 40.0
+
+
+def total(size: int) -> float:
+    return size * (size + 1) / 2
+
+
+@pytest.fixture
+def two_groups(world: Any, size: int) -> Iterator[tuple[Any, Any]]:
+    groups = dist.new_group(range(size)), dist.new_group(range(size))
+    yield groups
+    for group in groups:
+        dist.destroy_process_group(group)
+
+
+def in_threads(*functions: Callable[[], None]) -> list[BaseException]:
+    """Runs the functions in a thread each and returns what they raised; a thread that does not end is an error too."""
+    raised: list[BaseException] = []
+
+    def guarded(function: Callable[[], None]) -> None:
+        try:
+            function()
+        except BaseException as error:  # noqa: BLE001  shown by the test
+            raised.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(function,), daemon=True) for function in functions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+        if thread.is_alive():
+            raised.append(TimeoutError(f"{thread.name} has not ended"))
+    return raised
+
+
+def test_a_sync_call_waits_for_what_was_started_before_it(rank: int, size: int) -> None:  # trap 71
+    first = torch.full((1 << 20,), rank + 1.0)
+    for _ in range(5):
+        tensor = first.clone()
+        works = [dist.all_reduce(tensor, async_op=True) for _ in range(3)]
+        dist.broadcast(tensor, src=size - 1)  # a different operation: overtaking would hang, or send the wrong values
+        agree(all(work.is_completed() for work in works) and torch.all(tensor == total(size) * size**2), f"{tensor[:3]}")
+
+
+def test_async_on_some_ranks_matches_sync_on_the_others(rank: int, size: int) -> None:
+    results = []
+    for index in range(20):
+        tensor = torch.full((3,), rank + 1.0)
+        work = dist.all_reduce(tensor, async_op=(index + rank) % 2 == 0)
+        gathered = [torch.zeros(3) for _ in range(size)]
+        dist.all_gather(gathered, torch.full((3,), float(rank)), async_op=False)
+        if work is not None:
+            work.wait()
+        results.append(tensor[0].item() == total(size) and [t[0].item() for t in gathered] == list(range(size)))
+    agree(all(results), f"{results}")
+
+
+@pytest.mark.parametrize("async_barrier", [False, True])
+def test_barrier_keeps_its_place(async_barrier: bool, rank: int, size: int) -> None:
+    tensor = torch.full((1000,), rank + 1.0)
+    before = dist.all_reduce(tensor, async_op=True)
+    work = dist.barrier(async_op=async_barrier)
+    if work is not None:
+        work.wait()
+    agree(before.is_completed() and torch.all(tensor == total(size)), f"{before}")
+
+
+def test_opposite_orders_on_two_groups_do_not_deadlock(two_groups: tuple[Any, Any], rank: int, size: int) -> None:
+    """trap 72"""
+    for _ in range(10):
+        tensors = torch.full((1 << 18,), rank + 1.0), torch.full((1 << 18,), rank + 2.0)
+        order = (0, 1) if rank % 2 == 0 else (1, 0)
+        works = [dist.all_reduce(tensors[i], group=two_groups[i], async_op=True) for i in order]
+        for work in works:
+            work.wait()
+        agree(torch.all(tensors[0] == total(size)) and torch.all(tensors[1] == total(size) + size))
+
+
+def test_opposite_orders_of_reductions_that_torch_kernels_do(two_groups: tuple[Any, Any], rank: int, size: int) -> None:
+    tensors = [torch.full((1 << 16,), 1.0 + i, dtype=torch.bfloat16)[::2] for i in range(2)]
+    order = (0, 1) if rank % 2 == 0 else (1, 0)
+    works = [dist.all_reduce(tensors[i], dist.ReduceOp.AVG, two_groups[i], async_op=True) for i in order]
+    for work in reversed(works):
+        work.wait()
+    agree(torch.all(tensors[0] == 1) and torch.all(tensors[1] == 2))
+
+
+def test_two_threads_on_two_groups(two_groups: tuple[Any, Any], rank: int, size: int) -> None:
+    sums: dict[int, Tensor] = {}
+
+    def loop(index: int) -> None:
+        tensor = torch.full((100,), float(rank))
+        for _ in range(100):
+            tensor.fill_(rank + index)
+            dist.all_reduce(tensor, group=two_groups[index])
+        sums[index] = tensor
+
+    raised = in_threads(lambda: loop(0), lambda: loop(1))
+    agree(not raised, f"{raised}")
+    agree(all(torch.all(sums[i] == sum(r + i for r in range(size))) for i in range(2)), f"{sums}")
+
+
+def test_a_pending_receive_and_a_collective_do_not_share_a_lock(rank: int, size: int) -> None:  # trap 73
+    tensor, reduced = torch.zeros(3), torch.full((3,), rank + 1.0)
+    work = dist.irecv(tensor, (rank - 1) % size, tag=3)
+    done: list[bool] = []
+
+    def others() -> None:
+        for _ in range(20):
+            dist.all_reduce(reduced.fill_(rank + 1.0))
+            dist.all_reduce(reduced.fill_(rank + 1.0), async_op=True).wait()
+        dist.isend(torch.full((3,), float(rank)), (rank + 1) % size, tag=3).wait()  # only now can the receive end
+        done.append(True)
+
+    raised = in_threads(lambda: done.append(work.wait()), others)
+    agree(not raised and done == [True, True], f"{raised} {done}")
+    agree(tensor[0] == (rank - 1) % size and reduced[0] == total(size), f"{tensor} {reduced}")
+
+
+def test_a_blocking_receive_in_one_thread_and_collectives_in_another(rank: int, size: int) -> None:
+    if size == 1:
+        return  # a blocking receive needs another rank
+    tensor, reduced = torch.zeros(3), torch.full((3,), rank + 1.0)
+
+    def others() -> None:
+        for _ in range(20):
+            dist.all_reduce(reduced.fill_(rank + 1.0))
+        dist.send(torch.full((3,), float(rank)), (rank + 1) % size, tag=4)
+
+    senders: list[int] = []
+    raised = in_threads(lambda: senders.append(dist.recv(tensor, (rank - 1) % size, tag=4)), others)
+    agree(not raised and senders == [(rank - 1) % size] and reduced[0] == total(size), f"{raised} {senders}")
+
+
+def test_500_operations_of_all_kinds_in_flight(rank: int, size: int) -> None:
+    works: list[Any] = []
+    checks: list[tuple[Tensor, Tensor]] = []
+    right, left = (rank + 1) % size, (rank - 1) % size
+    for index in range(100):
+        n = 1 + index * 7 % 50
+        reduced, sent = torch.full((n,), rank + 1.0), torch.full((n,), float(rank))
+        received, gathered, copied = torch.zeros(n), torch.zeros(size), torch.full((n,), float(rank))
+        works.append(dist.all_reduce(reduced, async_op=True))
+        works.append(dist.irecv(received, left, tag=index))
+        works.append(dist.all_gather_into_tensor(gathered, torch.tensor([float(rank)]), async_op=True))
+        works.append(dist.isend(sent, right, tag=index))
+        works.append(dist.broadcast(copied, src=index % size, async_op=True))
+        checks += [
+            (reduced, torch.full((n,), total(size))),
+            (received, torch.full((n,), float(left))),
+            (gathered, torch.arange(float(size))),
+            (copied, torch.full((n,), float(index % size))),
+        ]
+    for work in reversed(works):
+        work.wait()
+    wrong = [i for i, (got, expected) in enumerate(checks) if not torch.equal(got, expected)]
+    agree(not wrong, f"{wrong}")
+
+
+def test_buckets_are_reduced_while_the_program_computes(rank: int, size: int) -> None:
+    """As data-parallel training does: buckets are started one by one during backward, and waited for at its end."""
+    weights = [torch.full((64, 64), 0.01 * (i + 1)) for i in range(8)]
+    for step in range(3):
+        activations, works, gradients = torch.full((64, 64), rank + 1.0), [], []
+        for weight in weights:
+            activations = (activations @ weight).clamp(max=10)
+            gradients.append(torch.full((64, 64), rank + 1.0 + step))
+            works.append(dist.all_reduce(gradients[-1], dist.ReduceOp.AVG, async_op=True))
+        for work in works:
+            work.wait()
+        expected = total(size) / size + step
+        agree(all(torch.allclose(g, torch.tensor(expected)) for g in gradients), f"{gradients[0][0, 0]} {expected}")
+
+
+def test_several_threads_on_one_group(rank: int, size: int) -> None:
+    """Threads that start the same operation at the same time cannot be told apart, so any pairing of them is right."""
+    raised = in_threads(*[lambda: [dist.all_reduce(torch.full((8,), 1.0)) for _ in range(25)] and None] * 4)
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)
+    agree(not raised and tensor.item() == size, f"{raised} {tensor}")
+
+
+def test_messages_of_a_pair_do_not_overtake(rank: int, size: int) -> None:  # trap 15
+    received = [torch.zeros(1 if i % 2 else 5000) for i in range(40)]
+    works = [dist.irecv(tensor, (rank - 1) % size) for tensor in received]
+    works += [dist.isend(torch.full_like(t, float(i)), (rank + 1) % size) for i, t in enumerate(received)]
+    for work in works:
+        work.wait()
+    agree(all(torch.all(tensor == i) for i, tensor in enumerate(received)), f"{[t[0].item() for t in received]}")

@@ -1,0 +1,151 @@
+"""Who drives what is under way: threads that come when needed, sleep when idle, and go with the world."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+import torch
+
+import mpicoll as dist
+from mpicoll.engine.progress import Backoff, Lane
+from mpicoll.engine.work import Work
+from tests.support import agree
+
+IDLE_S = 1.0
+BUSY = 0.3  # of a core: far above what 1000 wake-ups a second cost, far below a spinning thread
+
+
+def ours() -> list[str]:
+    return sorted(thread.name for thread in threading.enumerate() if thread.name.startswith("mpicoll"))
+
+
+def test_threads_come_when_needed_and_go_with_the_world(rank: int, size: int) -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    agree(ours() == [], f"{ours()}")
+    for _ in range(2):
+        dist.init_process_group()
+        dist.all_reduce(torch.ones(3))
+        dist.barrier()
+        agree(ours() == ["mpicoll watchdog"], f"synchronous calls need no thread: {ours()}")
+        dist.all_reduce(torch.ones(3), async_op=True).wait()
+        received = torch.zeros(1)
+        work = dist.irecv(received, (rank - 1) % size, tag=1)
+        seen = ours()
+        dist.barrier()
+        dist.isend(torch.ones(1), (rank + 1) % size, tag=1).wait()
+        work.wait()
+        agree([name.split()[1] for name in seen] == ["lane", "poller", "watchdog"], f"{seen}")
+        dist.destroy_process_group()
+        agree(ours() == [], f"{ours()}")
+
+
+@pytest.mark.usefixtures("world")
+def test_idle_threads_burn_no_core(rank: int, size: int) -> None:  # trap 70
+    dist.all_reduce(torch.ones(3), async_op=True).wait()
+    received = torch.zeros(1)
+    work = dist.irecv(received, (rank - 1) % size, tag=5)
+    dist.barrier()
+    before, began = time.process_time(), time.monotonic()
+    time.sleep(IDLE_S)
+    share = (time.process_time() - before) / (time.monotonic() - began)
+    dist.barrier()
+    dist.isend(torch.ones(1), (rank + 1) % size, tag=5)
+    work.wait()
+    agree(share < BUSY, f"{share:.0%} of a core with one receive pending")
+
+
+@pytest.mark.usefixtures("world")
+def test_the_main_thread_may_be_away(rank: int, size: int) -> None:  # trap 69
+    """A large reduction and a large message get on while the program computes and never calls us."""
+    tensor, received = torch.full((1 << 21,), rank + 1.0), torch.zeros(1 << 20)
+    works = [dist.all_reduce(tensor, async_op=True), dist.irecv(received, (rank - 1) % size, tag=6)]
+    works.append(dist.isend(torch.full((1 << 20,), float(rank)), (rank + 1) % size, tag=6))
+    deadline = time.monotonic() + 20
+    while not all(work._done for work in works) and time.monotonic() < deadline:
+        torch.ones(64, 64) @ torch.ones(64, 64)
+        time.sleep(0.001)
+    agree(all(work._done for work in works) and received[-1] == (rank - 1) % size, f"{works}")
+
+
+# -- without MPI -------------------------------------------------------------------------------------------------------
+
+
+def new_work() -> Work:
+    return Work("test", [], 10.0)
+
+
+def test_lane_keeps_the_order() -> None:
+    lane, done = Lane("test"), []
+    gate = threading.Event()
+    works = [lane.start(gate.wait, new_work())]  # type: ignore[arg-type]
+    works += [lane.start(lambda i=i: done.append(i), new_work()) for i in range(5)]  # type: ignore[misc]
+    assert lane.queued == 6
+    assert not works[-1].is_completed()
+    gate.set()
+    lane.run(lambda: done.append("sync"), new_work)
+    assert done == [0, 1, 2, 3, 4, "sync"]
+    assert lane.close(5)
+    assert lane.queued == 0
+
+
+def test_lane_runs_at_once_when_nothing_is_before() -> None:
+    lane, where = Lane("test"), []
+    lane.run(lambda: where.append(threading.current_thread()), new_work)
+    assert where == [threading.main_thread()]
+    assert lane.idle()
+
+
+def test_lane_hands_the_error_to_who_waits() -> None:
+    lane = Lane("test")
+    work = lane.start(lambda: 1 // 0, new_work())  # type: ignore[arg-type, return-value]
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            work.wait()
+    assert isinstance(work.exception(), ZeroDivisionError)
+    assert work.is_completed()
+    assert not work.is_success()
+    with pytest.raises(ZeroDivisionError):
+        work.result()
+    with pytest.raises(ZeroDivisionError):
+        lane.run(lambda: 1 // 0, new_work)  # type: ignore[arg-type, return-value]
+    assert lane.close(5)
+
+
+def test_what_a_callback_starts_goes_first() -> None:
+    lane, done, gate = Lane("test"), [], threading.Event()
+    first = new_work()
+
+    def callback(_: object) -> None:
+        lane.start(lambda: done.append("from the callback"), new_work())
+        lane.run(lambda: done.append("synchronously"), new_work)
+        lane.start(lambda: done.append("another"), new_work())
+
+    first.get_future().add_done_callback(callback)
+    lane.start(gate.wait, first)  # type: ignore[arg-type]
+    last = lane.start(lambda: done.append("from the program"), new_work())
+    gate.set()
+    last.wait()
+    assert done == ["from the callback", "synchronously", "another", "from the program"]
+    assert lane.close(5)
+
+
+def test_lane_that_is_stuck_does_not_close() -> None:
+    lane, gate = Lane("test"), threading.Event()
+    lane.start(gate.wait, new_work())  # type: ignore[arg-type]
+    assert not lane.close(0.05)
+    assert not lane.idle()
+    gate.set()
+    assert lane.close(5)
+
+
+def test_backoff_gives_the_core_away() -> None:
+    backoff = Backoff()
+    for _ in range(Backoff.SPINS + Backoff.YIELDS + 200):
+        backoff.pause()
+    before, began = time.process_time(), time.monotonic()
+    while time.monotonic() - began < 0.3:
+        backoff.pause()
+    assert time.process_time() - before < 0.15

@@ -1,0 +1,163 @@
+"""Operations that do not end in time raise, and say which, where; the group is refused from then on (traps 42, 61, 75)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+import mpicoll as dist
+from tests.support import agree, everyone
+
+pytestmark = [pytest.mark.usefixtures("world"), pytest.mark.min_ranks(2)]
+
+SHORT = timedelta(seconds=0.3)
+
+
+def raised_by(call: Callable[[], Any]) -> BaseException | None:
+    try:
+        call()
+    except Exception as error:  # noqa: BLE001  the tests look at it
+        return error
+    return None
+
+
+def refused(group: Any, rank: int, size: int, cause: str) -> list[str]:
+    """What is wrong with the errors of operations on a group that has failed."""
+    wrong = []
+    for call in (
+        lambda: dist.all_reduce(torch.ones(1), group=group),
+        lambda: dist.all_reduce(torch.ones(1), group=group, async_op=True),
+        lambda: dist.barrier(group=group),
+        lambda: dist.isend(torch.ones(1), (rank + 1) % size, group=group),
+        lambda: dist.irecv(torch.ones(1), (rank + 1) % size, group=group),
+    ):
+        error = raised_by(call)  # type: ignore[arg-type]
+        if not isinstance(error, dist.GroupFailed) or cause not in str(error):
+            wrong.append(repr(error))
+    return wrong
+
+
+def test_wait_that_expires(rank: int, size: int) -> None:
+    """Rank 0 waits for a collective that the others start only later; meanwhile the other groups work."""
+    group, other = dist.new_group(), dist.new_group()
+    tensor, wrong = torch.ones(3), []
+    if rank == 0:
+        work = dist.all_reduce(tensor, group=group, async_op=True)
+        began = time.monotonic()
+        errors = [raised_by(lambda: work.wait(SHORT)), raised_by(work.wait), work.exception()]
+        took = time.monotonic() - began
+        where = f"all_reduce on group '{group.group_name}' (rank 0 of {size})"
+        wrong = [
+            repr(error)
+            for error in errors
+            if not isinstance(error, dist.OperationTimeout)
+            or not isinstance(error, TimeoutError)
+            or not isinstance(error, RuntimeError)
+            or where not in str(error)
+        ]
+        if not 0.25 < took < 20 or work.is_success() or not work.is_completed():
+            wrong.append(f"{took} s, {work}")
+        wrong += refused(group, rank, size, "no end after 0.3 s")
+    everyone(None)
+    if rank != 0:
+        dist.all_reduce(tensor, group=group, async_op=True).wait()  # rank 0's, left in MPI, takes part
+    late = torch.ones(1)
+    dist.all_reduce(late, group=other)
+    agree(not wrong and late.item() == size, f"{wrong}")
+    dist.destroy_process_group(group)
+    dist.destroy_process_group(other)
+
+
+def test_a_receive_that_expires(rank: int, size: int) -> None:
+    group = dist.new_group()
+    work = dist.irecv(torch.zeros(1), (rank + 1) % size, group=group)
+    error = raised_by(lambda: work.wait(SHORT))
+    text = f"irecv on group '{group.group_name}' (rank {rank} of {size}): no end after 0.3 s"
+    agree(isinstance(error, dist.OperationTimeout) and text in str(error), repr(error))
+    wrong = refused(group, rank, size, "no end after 0.3 s")
+    agree(not wrong, f"{wrong}")
+    dist.destroy_process_group(group)
+
+
+def test_a_barrier_that_expires(rank: int, size: int) -> None:
+    group, error = dist.new_group(), None
+    if rank == 0:
+        error = raised_by(lambda: dist.barrier(group=group, timeout=SHORT))
+    everyone(None)
+    expected = f"barrier on group '{group.group_name}' (rank 0 of {size}): not every rank came within 0.3 s"
+    agree(rank != 0 or (isinstance(error, dist.OperationTimeout) and expected in str(error)), repr(error))
+    wrong = refused(group, rank, size, "not every rank came") if rank == 0 else []
+    agree(not wrong, f"{wrong}")
+    dist.destroy_process_group(group)
+
+
+def test_a_barrier_may_wait_longer_than_the_group(rank: int, size: int) -> None:
+    group = dist.new_group(timeout=timedelta(seconds=0.5))
+    if rank == 0:
+        time.sleep(1.5)
+    dist.barrier(group=group, timeout=timedelta(seconds=30))
+    agree(True)
+    dist.destroy_process_group(group)
+
+
+@pytest.mark.parametrize("all_of_them", [False, True])
+def test_monitored_barrier_names_who_did_not_come(all_of_them: bool, rank: int, size: int) -> None:  # trap 61
+    group = dist.new_group()
+    dist.monitored_barrier(group)
+    missing = list(range(1, size)) if all_of_them else [size - 1]
+    error = None
+    if rank not in missing:
+        error = raised_by(lambda: dist.monitored_barrier(group, timedelta(seconds=1), wait_all_ranks=all_of_them))
+    names = ", ".join(map(str, missing))
+    expected = f"rank {names} did not come within 1 s"
+    right = isinstance(error, dist.OperationTimeout) and expected in str(error)
+    agree(rank in missing or right, f"{error!r}, not: {expected}")
+    agree(rank in missing or isinstance(raised_by(lambda: dist.barrier(group)), dist.GroupFailed))
+    dist.destroy_process_group(group)
+
+
+def test_monitored_barrier_when_rank_0_is_missing(rank: int, size: int) -> None:
+    group, error = dist.new_group(), None
+    if rank != 0:
+        error = raised_by(lambda: dist.monitored_barrier(group, timedelta(seconds=0.2)))
+    agree(rank == 0 or (isinstance(error, dist.OperationTimeout) and "rank 0 did not come" in str(error)), repr(error))
+    dist.destroy_process_group(group)
+
+
+def test_a_message_that_is_too_long(rank: int, size: int) -> None:  # trap 16
+    """The receiver gets an error that names the sizes; nothing else is harmed, and the group goes on."""
+    right, left = (rank + 1) % size, (rank - 1) % size
+    for tag, blocking in enumerate((False, True)):
+        sent = dist.isend(torch.ones(10), right, tag=tag)
+        short = torch.zeros(4)
+        if blocking:
+            error = raised_by(partial(dist.recv, short, left, tag=tag))
+        else:
+            error = raised_by(dist.irecv(short, left, tag=tag).wait)
+        named = "16 bytes" in str(error) and f"(rank {rank} of {size})" in str(error)
+        agree(isinstance(error, dist.TruncationError) and named, repr(error))
+        sent.wait()
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)
+    agree(tensor.item() == size)
+
+
+@pytest.mark.ranks(2)  # with more, a rank that has got the error passes nothing on, and those behind it wait
+def test_an_error_of_mpi_itself_fails_the_group(rank: int, size: int) -> None:  # trap 75
+    """Rank 0 broadcasts more than the others expect: they get MPI's error, and the group is refused there."""
+    group = dist.new_group()
+    tensor = torch.ones(1000 if rank == 0 else 10)
+    error = raised_by(lambda: dist.broadcast(tensor, 0, group=group))
+    agree(rank == 0 or isinstance(error, dist.CommunicationError), repr(error))
+    agree(rank == 0 or f"broadcast on group '{group.group_name}' (rank {rank} of {size})" in str(error), repr(error))
+    agree(rank == 0 or isinstance(raised_by(lambda: dist.barrier(group)), dist.GroupFailed))
+    dist.destroy_process_group(group)
+    fresh = torch.ones(1)
+    dist.all_reduce(fresh)
+    agree(fresh.item() == size)
