@@ -85,6 +85,7 @@ def test_runs_by_its_first_line(path: Path) -> None:
     succeeded(path, run(command_of(path), TIME_LIMIT_S))
 
 
+@pytest.mark.slow
 @pytest.mark.launch
 @pytest.mark.timeout(TIME_LIMIT_S + 30)
 @names

@@ -14,7 +14,7 @@ import torch
 import torch.distributed
 
 import mpicoll
-from tests.support import agree, clean_environment
+from tests.support import agree, clean_environment, run
 
 # Submodules of mpicoll that stand where torch.distributed has one of the same name, and why.
 OWN_MODULES = {
@@ -180,4 +180,12 @@ def test_importing_starts_nothing() -> None:
 def test_star_import() -> None:
     code = "from mpicoll import *\nassert all_reduce.__module__ == 'mpicoll.api.collectives' and ReduceOp and Work"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=clean_environment(), timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.launch
+def test_importing_names_starts_no_mpi() -> None:
+    names = ", ".join(name for name in sorted(mpicoll.OURS))
+    code = f"import sys\nfrom mpicoll import {names}\nassert 'mpi4py.MPI' not in sys.modules"
+    done = run([sys.executable, "-c", code])
     assert done.returncode == 0, done.stderr

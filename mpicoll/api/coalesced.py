@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as torchs
 from torch import Tensor
@@ -10,8 +10,10 @@ from torch.distributed import ProcessGroup, ReduceOp
 from torch.futures import Future
 
 from mpicoll.api import world
-from mpicoll.engine.communicator import Communicator
-from mpicoll.engine.reductions import Op
+
+if TYPE_CHECKING:
+    from mpicoll.engine.communicator import Communicator
+    from mpicoll.engine.reductions import Op
 
 
 def all_reduce_coalesced(

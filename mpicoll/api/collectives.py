@@ -4,15 +4,17 @@ warning, on a rank outside the group. All ranks of the group must call, in the s
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as torchs
 from torch import Tensor
 from torch.distributed import ProcessGroup, ReduceOp
 
 from mpicoll.api import world
-from mpicoll.engine.reductions import Op
-from mpicoll.engine.work import Work
+
+if TYPE_CHECKING:
+    from mpicoll.engine.reductions import Op
+    from mpicoll.engine.work import Work
 
 SUM = ReduceOp.SUM
 

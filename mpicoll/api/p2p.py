@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as torchs
 from torch import Tensor
@@ -10,8 +10,10 @@ from torch.distributed import GroupMember, ProcessGroup, distributed_c10d
 
 from mpicoll.api import world
 from mpicoll.engine import checks
-from mpicoll.engine.communicator import Communicator
-from mpicoll.engine.work import Work
+
+if TYPE_CHECKING:
+    from mpicoll.engine.communicator import Communicator
+    from mpicoll.engine.work import Work
 
 
 def send(

@@ -10,13 +10,14 @@ from torch.distributed import ProcessGroup, distributed_c10d
 from torch.nn import Parameter
 
 from mpicoll.c10d import register
-from mpicoll.engine import checks, groups
-from mpicoll.engine.communicator import Communicator
+from mpicoll.engine import checks
 from mpicoll.errors import GroupDestroyed
 from mpicoll.mpi import runtime
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # the engine starts MPI, which belongs to init_process_group, not to `from mpicoll import all_reduce`
     from mpi4py import MPI
+
+    from mpicoll.engine.communicator import Communicator
 
 # What is found for a group on first use; an entry whose group was destroyed is found again.
 _found: dict[ProcessGroup, Communicator] = {}
@@ -75,7 +76,10 @@ def of(group: Any) -> Communicator | None:
 def _find(group: Any) -> Communicator | None:
     if not isinstance(group, ProcessGroup):
         return None
-    _found.pop(group, None)
+    from mpicoll.engine import groups
+
+    for known in [known for known, communicator in _found.items() if type(communicator.broken) is GroupDestroyed]:
+        del _found[known]
     config = _world.pg_backend_config.get(group, "")
     if "cpu:mpi" not in config:  # another backend's, or destroyed
         return None
