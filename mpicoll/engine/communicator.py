@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.distributed import ReduceOp
 
 from mpicoll.algorithms import native
+from mpicoll.algorithms.native import CHUNK
 from mpicoll.engine import checks, choose, message, reductions
 from mpicoll.engine.exchanges import Exchanges, Step
 from mpicoll.engine.monitor import monitored_barrier
@@ -51,6 +52,16 @@ def handles(mpi_type: str, mpi_op: str) -> tuple[object, object]:
     return datatype(mpi_type), operation(mpi_op)
 
 
+def bare(dtype: torch.dtype, op: Op) -> tuple[object, object] | None:
+    """MPI's handles where it can reduce the bytes as they lie; None: the long way decides."""
+    entry = reductions.find(dtype, op)
+    return handles(entry.mpi_type, entry.mpi_op) if entry is not None and entry.native else None
+
+
+# Looked up by dtype alone: a dictionary takes 0.2 us longer over a pair with a ReduceOp in it.
+BARE_SUM = {dtype: bare(dtype, SUM) for dtype, _ in reductions.TABLE}
+
+
 class Communicator(Exchanges):
     """A process group's operations over MPI."""
 
@@ -68,11 +79,14 @@ class Communicator(Exchanges):
 
     def _all_reduce_at_once(self, tensor: Tensor, op: Op) -> bool:
         """The bare path, for memory that MPI can reduce as it lies; False, and nothing done, for everything else."""
-        entry = reductions.find(tensor.dtype, op)
-        if entry is None or entry.encode is not None or not message.is_plain(tensor) or tensor.numel() > native.CHUNK:
+        handles = BARE_SUM.get(tensor.dtype) if op is SUM else bare(tensor.dtype, op)
+        if handles is None or not message.is_plain_real(tensor):
             return False
-        mpi_type, mpi_op = handles(entry.mpi_type, entry.mpi_op)
-        buffer = [fromaddress(tensor.data_ptr(), tensor.nbytes), tensor.numel(), mpi_type]
+        count = tensor.numel()
+        if count > CHUNK:
+            return False
+        mpi_type, mpi_op = handles
+        buffer = [fromaddress(tensor.data_ptr(), tensor.nbytes), count, mpi_type]
         if not self.at_once("all_reduce", self.channel.Allreduce, IN_PLACE, buffer, mpi_op):
             return False
         message.bump(tensor)

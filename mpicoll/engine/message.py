@@ -18,6 +18,8 @@ from torch.autograd.graph import increment_version
 
 from mpicoll.engine import checks
 
+STRIDED = torch.strided
+
 # One byte per element, and no copy_ in torch.
 UNCOPIED = frozenset(
     getattr(torch, f"{sign}int{bits}") for sign in ("", "u") for bits in range(1, 8) if hasattr(torch, f"{sign}int{bits}")
@@ -52,13 +54,12 @@ class Message:
 
 def is_plain(tensor: Tensor) -> bool:
     """True if the tensor's own memory is what MPI should see."""
-    return (
-        tensor.layout is torch.strided
-        and tensor.is_cpu
-        and tensor.is_contiguous()
-        and not tensor.is_conj()
-        and not tensor.is_neg()
-    )
+    return is_plain_real(tensor) and not tensor.is_conj()
+
+
+def is_plain_real(tensor: Tensor) -> bool:
+    """``is_plain`` for a dtype that is not complex."""
+    return tensor.layout is STRIDED and tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg()
 
 
 def outgoing(operation: str, tensor: Tensor) -> Message:
@@ -103,9 +104,8 @@ def copy_into(tensor: Tensor, values: Tensor) -> None:
 
 
 def bump(tensor: Tensor) -> None:
-    """Counts MPI's write as a write; inference tensors have no counter."""
-    if not tensor.is_inference():
-        increment_version(tensor)
+    """Counts MPI's write as a write; on inference tensors, which have no counter, torch does nothing."""
+    increment_version((tensor,))
 
 
 def overlap(a: Tensor, b: Tensor) -> bool:
