@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import shutil
 import subprocess
@@ -11,9 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed
 from mpi4py import MPI
 
 from tests import spmd
+
+# torch 2.11 and 2.12 have no sort_ranks: new_group always sorts there.
+needs_sort_ranks = pytest.mark.skipif(
+    "sort_ranks" not in inspect.signature(torch.distributed.new_group).parameters,
+    reason=f"torch {torch.__version__} has no new_group(sort_ranks=...)",
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -14,7 +14,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from mpicoll.c10d import world as door2
 from mpicoll.engine import groups
-from tests.support import agree
+from tests.support import agree, needs_sort_ranks
 
 
 @pytest.fixture(autouse=True)
@@ -69,6 +69,7 @@ def test_subgroup_and_its_outsiders(rank: int, size: int) -> None:
     agree(right, answer)
 
 
+@needs_sort_ranks
 def test_ranks_in_the_order_given(rank: int, size: int) -> None:
     """trap 11."""
     backwards = dist.new_group(list(reversed(range(size))), sort_ranks=False)

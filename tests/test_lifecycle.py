@@ -17,7 +17,7 @@ from mpi4py import MPI
 import mpicoll as dist
 from mpicoll.engine import groups
 from mpicoll.mpi import runtime
-from tests.support import agree
+from tests.support import agree, needs_sort_ranks
 
 OUTSIDE = dist.GroupMember.NON_GROUP_MEMBER
 
@@ -217,6 +217,7 @@ def test_groups_by_their_members_alone(rank: int, size: int) -> None:  # trap 50
         dist.destroy_process_group(group)
 
 
+@needs_sort_ranks
 @pytest.mark.usefixtures("world")
 def test_the_order_of_the_ranks(rank: int, size: int) -> None:  # trap 11
     backwards = list(reversed(range(size)))

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import mpicoll as dist
-from tests.support import agree, everyone
+from tests.support import agree, everyone, needs_sort_ranks
 
 pytestmark = pytest.mark.usefixtures("world")
 
@@ -95,6 +95,7 @@ def test_objects_from_anybody(rank: int, size: int) -> None:  # trap 12
         agree(True)
 
 
+@needs_sort_ranks
 @pytest.mark.min_ranks(2)
 def test_objects_in_a_group(rank: int, size: int) -> None:
     ranks = list(range(size))[::-1]

@@ -10,7 +10,7 @@ import torch
 from mpi4py import MPI
 
 import mpicoll as dist
-from tests.support import agree, everyone
+from tests.support import agree, everyone, needs_sort_ranks
 from tests.tensors import of_rank, same
 
 pytestmark = pytest.mark.usefixtures("world")
@@ -47,6 +47,7 @@ def test_any_source(count: int, rank: int, size: int) -> None:  # trap 12
         agree(True)
 
 
+@needs_sort_ranks
 @pytest.mark.min_ranks(2)
 def test_any_source_in_a_group(rank: int, size: int) -> None:  # traps 9, 12
     """In a group whose order is the reverse: the return value is a global rank, the Work's source a group rank."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import mpicoll as dist
-from tests.support import agree
+from tests.support import agree, needs_sort_ranks
 from tests.tensors import same
 
 pytestmark = pytest.mark.usefixtures("world")
@@ -86,6 +86,7 @@ def test_outsiders_get_a_warning_and_none(rank: int, size: int) -> None:  # trap
     dist.destroy_process_group(group) if rank == 0 else None
 
 
+@needs_sort_ranks
 @pytest.mark.min_ranks(2)
 def test_roots_are_global_ranks(rank: int, size: int) -> None:  # traps 9, 11
     """In a group of the last ranks, in reverse order: the root by global rank, and by group rank."""
@@ -117,6 +118,7 @@ def test_roots_are_global_ranks(rank: int, size: int) -> None:  # traps 9, 11
     agree(True)
 
 
+@needs_sort_ranks
 @pytest.mark.min_ranks(3)
 def test_ranks_of_a_group_are_sorted_unless_told_otherwise(rank: int, size: int) -> None:  # trap 11
     order = [2, 0]

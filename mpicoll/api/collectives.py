@@ -208,7 +208,8 @@ def barrier(
     """
     communicator = world.of(group)
     if communicator is None:
-        return torchs.barrier(group, async_op, device_ids, timeout)  # type: ignore[no-any-return]
+        limit = {} if timeout is None else {"timeout": timeout}  # torch < 2.13 has no timeout here
+        return torchs.barrier(group, async_op, device_ids, **limit)  # type: ignore[no-any-return]
     return communicator.barrier(async_op, None if timeout is None else timeout.total_seconds())
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -146,7 +146,8 @@ def _average(code: Tensor, out: Tensor, size: int) -> None:
 
 
 def _factor(operation: str, op: Op) -> float | Tensor:
-    factor = getattr(op, "factor", None)
+    state: Any = op.__getstate__() if isinstance(op, ReduceOp) else None  # torch < 2.13 has no attribute `factor`
+    factor = state[1] if isinstance(state, tuple) else None
     if factor is None:
         raise ValueError(f"{operation}: PREMUL_SUM carries no factor; make it with torch.distributed._make_nccl_premul_sum(x)")
     return factor  # type: ignore[no-any-return]
