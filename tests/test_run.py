@@ -17,6 +17,7 @@ import mpicoll.launch_mpi as launch_mpi
 import mpicoll.run as run
 from mpicoll.errors import LaunchError
 from mpicoll.hostfile import Host
+from tests.support import clean_environment
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -77,7 +78,9 @@ RANK = 'int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["PMI_RANK"])'
 
 def start(*words: str, cwd: Path, timeout_s: float = 50, **environ: str) -> subprocess.CompletedProcess[str]:
     """`python -m mpicoll.run words...`, ended after timeout_s."""
-    here = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}", **environ}
+    here = clean_environment()
+    here.pop("OMP_NUM_THREADS", None)  # CI sets it, and mpicoll.run has something to say where nobody does
+    here.update(environ)
     command = [sys.executable, "-m", "mpicoll.run", *words]
     return subprocess.run(command, cwd=cwd, env=here, capture_output=True, text=True, timeout=timeout_s, stdin=subprocess.DEVNULL)
 
