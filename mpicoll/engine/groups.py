@@ -93,12 +93,6 @@ def close(communicator: Communicator) -> None:
         runtime.stop(free=ended)
 
 
-def close_all() -> None:
-    """Closes every group, the newest first."""
-    for communicator in reversed(list(_groups.values())):
-        close(communicator)
-
-
 def _at_exit() -> None:
     """Before MPI_Finalize: no thread of ours may be inside MPI then."""
     if runtime.finalized():

@@ -159,11 +159,3 @@ def _refuse_in_forked_child() -> None:
     """What was under way when the process was forked belongs to the parent."""
     if runtime.in_forked_child():
         raise runtime.forked_error()
-
-
-class Completed(Work):
-    """An operation that ended before it was asked about."""
-
-    def __init__(self, where: str, tensors: list[Tensor]) -> None:
-        super().__init__(where, tensors, 0.0)
-        self._complete()
