@@ -32,12 +32,20 @@ hypothesis.settings.load_profile("spmd")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--runslow", action="store_true", help="also run the tests marked slow")
+    parser.addoption("--record", action="store_true", help="keep what tests/stack shows in docs/stack, for the README's table")
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
     spmd.plugin = spmd.SpmdPlugin(config)
     config.pluginmanager.register(spmd.plugin, "spmd")
+    if config.getoption("--record") and spmd.side().rank == 0:
+        from mpi4py import MPI
+
+        from tests.stack.record import Recorder
+
+        vendor, version = MPI.get_vendor()
+        config.pluginmanager.register(Recorder(f"{vendor} {'.'.join(map(str, version))}", spmd.side().size), "record")
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
