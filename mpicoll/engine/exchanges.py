@@ -28,7 +28,7 @@ class Exchanges(PointToPoint):
         if self.rank != dst:
             if checks.given(outputs):
                 raise ValueError(f"gather: gather_list must be None on rank {self.rank}; only dst (rank {dst}) receives")
-            return self.start("gather", self._exchange([(dst, source.memory)], [], None), [], async_op)
+            return self.start("gather", self._exchange([(dst, source.memory)], [], None), [], async_op, reads=[tensor])
         if not checks.given(outputs):
             raise ValueError("gather: gather_list must be given on dst, one tensor per rank")
         targets = checks.tensors("gather", "gather_list", outputs, self.size)

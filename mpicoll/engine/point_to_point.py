@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from mpicoll.engine import checks, message
+from mpicoll.engine import checks, message, trace
 from mpicoll.engine.group import Group
 from mpicoll.engine.message import Message
 from mpicoll.engine.progress import Request, poller
@@ -74,6 +74,7 @@ class PointToPoint(Group):
         checks.group_rank(operation, what, rank, self.size)
         checks.tag(operation, tag, self.channel.runtime.tag_ub)
 
+    @trace.spanned
     def send(self, tensor: Tensor, dst: int, tag: int = 0) -> None:
         """Returns when the tensor may be changed again; the receiver may not have it yet."""
         self._peer("send", "dst", dst, tag)
@@ -89,6 +90,7 @@ class PointToPoint(Group):
             request = channel.peer.Isend(buffer, dst, tag)
         channel.wait_all([request])
 
+    @trace.spanned
     def recv(self, tensor: Tensor, src: int | None, tag: int = 0) -> int:
         """Fills the front of the tensor with a message from ``src`` (None: from anybody); returns the sender's group rank.
 
@@ -117,6 +119,7 @@ class PointToPoint(Group):
                 pause()
         return int(status.Get_source())
 
+    @trace.spanned
     def isend(self, tensor: Tensor, dst: int, tag: int = 0) -> Work:
         """Starts a send; the tensor must not change until the Work has completed. Dropping the Work is harmless."""
         self._peer("isend", "dst", dst, tag)
@@ -125,6 +128,7 @@ class PointToPoint(Group):
             request = self.channel.peer.Isend(spec(outgoing.address, outgoing.nbytes), dst, tag)
         return self._posted("isend", outgoing, request, receiving=False)
 
+    @trace.spanned
     def irecv(self, tensor: Tensor, src: int | None, tag: int = 0) -> Work:
         """Starts a receive from ``src`` (None: from anybody) into the front of the tensor."""
         self._peer("irecv", "src", 0 if src is None else src, tag)

@@ -41,6 +41,7 @@ class Work(dist.Work):
         self._done = False
         self._error: Exception | None = None
         self._future: Future[list[Tensor]] | None = None
+        self._completing: Callable[[], None] | None = None  # called on completion, before anybody learns of it
         self._mutex = threading.Lock()
         self._finished = threading.Lock()
         self._finished.acquire()
@@ -60,6 +61,8 @@ class Work(dist.Work):
         with self._mutex:
             if self._done:
                 return
+            if self._completing is not None:
+                self._completing()
             self._error = error
             self._done = True
             future = self._future
@@ -67,6 +70,14 @@ class Work(dist.Work):
         self._help = self._on_timeout = None
         if future is not None:
             self._resolve(future)
+
+    def _on_completion(self, action: Callable[[], None]) -> None:
+        """Has ``action`` called on completion, before anybody learns of it; at once if it has completed."""
+        with self._mutex:
+            if not self._done:
+                self._completing = action
+                return
+        action()
 
     def _resolve(self, future: Future[list[Tensor]]) -> None:
         if self._error is None:
