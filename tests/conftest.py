@@ -32,6 +32,7 @@ hypothesis.settings.load_profile("spmd")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--runslow", action="store_true", help="also run the tests marked slow")
+    parser.addoption("--only-here", action="store_true", help="run only the tests that are marked for this very number of ranks")
     parser.addoption("--record", action="store_true", help="keep what tests/stack shows in docs/stack, for the README's table")
 
 
@@ -66,9 +67,10 @@ def runs_here(item: pytest.Item, size: int, slow: bool) -> bool:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    size, slow = spmd.side().size, config.getoption("--runslow")
-    deselected = [item for item in items if not runs_here(item, size, slow)]
-    items[:] = [item for item in items if runs_here(item, size, slow)]
+    size, slow, only = spmd.side().size, config.getoption("--runslow"), config.getoption("--only-here")
+    chosen = [item for item in items if runs_here(item, size, slow) and (not only or item.get_closest_marker("ranks"))]
+    deselected = [item for item in items if item not in chosen]
+    items[:] = chosen
     if deselected:
         config.hook.pytest_deselected(items=deselected)
 
