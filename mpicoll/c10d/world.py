@@ -11,10 +11,12 @@ name it treats us like any other backend. Whatever fails in [1]-[4], nothing is 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,7 +31,7 @@ from mpicoll.mpi import abort, runtime
 if TYPE_CHECKING:
     from mpicoll.engine.communicator import Communicator
 
-__all__ = ["BACKEND_SUBCLASSES", "closing", "create", "init_process_group", "new_group"]
+__all__ = ["BACKEND_SUBCLASSES", "closing", "create", "init_process_group", "new_group", "split"]
 
 # torch <= 2.13 takes only a ProcessGroup subclass from a Python backend; torch >= 2.14 takes a Backend subclass, and
 # then a group can have several, one per device
@@ -39,6 +41,8 @@ BACKEND_SUBCLASSES = tuple(int(part) for part in torch.__version__.split(".")[:2
 # methods with it
 _alive: dict[Communicator, Any] = {}
 _born: list[Communicator] = []  # made by `create` during the torch call in progress, for undoing it
+_mixture: dict[str, str] | None = None  # backend by kind of device, while `create` is to make a mixed group
+_made_by_members: Counter[tuple[int, ...]] = Counter()  # by ranks; see `_named_by_members`
 _hooks: tuple[Callable[..., Any], Callable[..., Any]] | None = None  # sys.excepthook before torch's init, and torch's
 
 
@@ -47,28 +51,27 @@ def init_process_group(original: Callable[..., Any], arguments: dict[str, Any]) 
 
     Args:   arguments: the user's, by name; the backend says mpi, or init_method is mpi:// (then any backend).
     Raises: LaunchError, ThreadLevelError: see `mpicoll.mpi.runtime.start`.
-            RuntimeError: a mixed backend that this torch cannot do.
+            RuntimeError: a backend in a mixture that this torch does not have.
     """
     if c10d._world.default_pg is not None:
         original(**arguments)  # raises torch's own error
         return
     asked = arguments.get("backend")
     translated = register.translate(asked)
-    if translated is not None:
-        _check_mixture(str(asked), translated)
     there = runtime.start()
     arguments = dict(arguments)
     if translated is not None:
         _warn_of_contradictions(arguments, there)
-        arguments.update(backend=translated, rank=there.rank, world_size=there.size)
+        arguments.update(rank=there.rank, world_size=there.size)
         method = arguments.get("init_method")
         if arguments.get("store") is None and (method is None or str(method).startswith("env:")):
             arguments["init_method"] = "mpi://"
     with _undone_on_failure(), register.visible():
         before = sys.excepthook
-        original(**arguments)
+        with _mixed(arguments, translated) if translated is not None else contextlib.nullcontext(arguments) as renamed:
+            original(**renamed)
         if translated is not None:
-            _rename(c10d._world.default_pg, str(asked), translated)
+            _rename(c10d._world.default_pg, str(asked), renamed["backend"])
         _install_hooks(before)
 
 
@@ -83,11 +86,11 @@ def new_group(original: Callable[..., Any], arguments: dict[str, Any]) -> Any:
     asked = str(arguments.get("backend") or c10d._world.pg_map[world][0])
     translated = register.translate(asked)
     assert translated is not None  # the wrapper asked
-    _check_mixture(asked, translated)
     _start_beside(world, arguments)
     with _undone_on_failure(), register.visible():
-        group = original(**{**arguments, "backend": translated})
-        _rename(group, asked, translated)
+        with _mixed(arguments, translated) as renamed, _named_by_members(arguments):
+            group = original(**renamed)
+        _rename(group, asked, renamed["backend"])
         abort.install()
     return group
 
@@ -107,11 +110,22 @@ def create(options: Any) -> Any:
             f"{communicator.rank} of {communicator.size}; launch with `python -m mpicoll.run` or mpirun, and let "
             "init_process_group take rank and size from MPI"
         )
-    _alive[communicator] = _adapt(communicator)
+    _alive[communicator] = _adapt(communicator, options)
     return _alive[communicator]
 
 
-def _adapt(communicator: Communicator) -> Any:
+def split(parent: Communicator, ranks: Sequence[int], name: str, timeout_s: float) -> Any:
+    """The adapter over a new communicator of these ranks of ``parent``, in this order (collective over them)."""
+    communicator = groups.create(name, [parent.global_ranks[rank] for rank in ranks], timeout_s)
+    _alive[communicator] = _adapt(communicator, None)
+    return _alive[communicator]
+
+
+def _adapt(communicator: Communicator, options: Any) -> Any:
+    if _mixture is not None:
+        from mpicoll.c10d.mixed import MixedProcessGroup
+
+        return MixedProcessGroup(communicator, _mixture, options)
     if BACKEND_SUBCLASSES:
         from mpicoll.c10d.backend import MpiBackend
 
@@ -141,14 +155,46 @@ def _install_hooks(before: Callable[..., Any]) -> None:
     abort.install()
 
 
-def _check_mixture(asked: str, translated: str) -> None:
-    backends = {part.rpartition(":")[2].strip() for part in translated.split(",")}
-    if len(backends) > 1 and not BACKEND_SUBCLASSES:
-        raise RuntimeError(
-            f"backend {asked!r} joins mpi with another backend in one group, which torch {torch.__version__} cannot do with "
-            "a backend written in Python (torch >= 2.14 can); use 'mpi', and new_group(backend=...) for a group of the "
-            "other one beside it"
-        )
+@contextlib.contextmanager
+def _mixed(arguments: dict[str, Any], translated: str) -> Iterator[dict[str, Any]]:
+    """The arguments with the backend's name for torch; where torch <= 2.13 cannot mix, ours alone, and `create` mixes."""
+    global _mixture
+    _mixture = None if BACKEND_SUBCLASSES else _parts(translated)
+    try:
+        yield {**arguments, "backend": translated if _mixture is None else register.OURS}
+    finally:
+        _mixture = None
+
+
+@contextlib.contextmanager
+def _named_by_members(arguments: dict[str, Any]) -> Iterator[None]:
+    """Calls a group that its members alone make by its ranks and a number: how many groups of these ranks they have made.
+
+    torch takes a number in which members differ: the groups that a rank has (<= 2.13; after one was destroyed, the name of
+    another comes again, and is refused), or all that it has made (2.15, where members then count the world's groups otherwise
+    than the others do).
+    """
+    if not arguments.get("use_local_synchronization"):
+        yield
+        return
+    torchs, count = c10d._hash_ranks_to_str, c10d._world.group_count
+
+    def named(ranks: Sequence[int]) -> str:
+        _made_by_members[tuple(ranks)] += 1
+        number = _made_by_members[tuple(ranks)]
+        return hashlib.sha1(f"{'_'.join(map(str, ranks))} {number}".encode(), usedforsecurity=False).hexdigest()
+
+    c10d._hash_ranks_to_str = named
+    try:
+        yield
+    finally:
+        c10d._hash_ranks_to_str, c10d._world.group_count = torchs, count
+
+
+def _parts(translated: str) -> dict[str, str] | None:
+    from mpicoll.c10d import mixed
+
+    return mixed.parts(translated)
 
 
 def _warn_of_contradictions(arguments: dict[str, Any], there: runtime.Runtime) -> None:
@@ -189,13 +235,19 @@ def _start_beside(world: Any, arguments: dict[str, Any]) -> None:
         )
 
 
-def _rename(group: Any, asked: str, translated: str) -> None:
-    """Records the backend under the name that the user gave: get_backend() answers "mpi" to who asked for "mpi"."""
+def _rename(group: Any, asked: str, given: str) -> None:
+    """Records the backend under the name that the user gave: get_backend() answers "mpi" to who asked for "mpi".
+
+    Args:   given: the name that torch was given in its place.
+    """
     name, store = c10d._world.pg_map.get(group, (None, None))
-    if name is None or str(name) != translated:
+    if name is None or str(name) != given:
         return  # not a member, or a group that was there before
-    c10d._world.pg_map[group] = (asked.lower(), store)  # type: ignore[assignment]
-    if register.OURS not in asked.lower():
+    asked = asked.lower().replace(" ", "")
+    c10d._world.pg_map[group] = (asked, store)  # type: ignore[assignment]
+    if given == register.OURS and _parts(asked) is not None:
+        c10d._world.pg_backend_config[group] = asked
+    elif register.OURS not in asked:
         config = c10d._world.pg_backend_config[group]
         c10d._world.pg_backend_config[group] = config.replace(f":{register.OURS}", ":mpi")
 

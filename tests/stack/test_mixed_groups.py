@@ -1,0 +1,105 @@
+"""One group with two backends: each operation goes to the backend of the device that its tensors are on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed import _functional_collectives as funcol
+from torch.nn.parallel import DistributedDataParallel
+
+import mpicoll
+from mpicoll.c10d.world import BACKEND_SUBCLASSES
+from tests.support import agree, everyone
+
+SECTION = "Mixed backends and debugging"
+BOTH = ["cpu:mpi,cuda:gloo", "cpu:gloo,cuda:mpi"]
+
+pytestmark = [
+    pytest.mark.feature("two backends in one group: 'cpu:mpi,cuda:gloo', 'cpu:gloo,cuda:mpi'"),
+    pytest.mark.filterwarnings("ignore:.*all_gather_tensor.*deprecated:FutureWarning"),
+]
+
+
+@pytest.fixture(params=BOTH)
+def mixture(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The world is made with this backend string, and destroyed afterwards."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    dist.init_process_group(request.param)
+    yield request.param
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def test_it_is_what_was_asked_for(mixture: str, rank: int, size: int) -> None:
+    """Names, devices, and who carries CPU tensors."""
+    world: Any = dist.group.WORLD
+    carrier = world._get_backend(torch.device("cpu"))
+    agree(dist.get_backend() == mixture and dist.get_backend_config() == mixture, (dist.get_backend(), dist.get_backend_config()))
+    agree(("gloo" in carrier.name().lower() if mixture.startswith("cpu:gloo") else hasattr(carrier, "communicator")), carrier)
+    agree({device.type for device in world._device_types} == {"cpu", "cuda"}, world._device_types)
+
+
+def test_every_kind_of_operation(mixture: str, rank: int, size: int) -> None:
+    """Collectives, lists, messages, objects, C++ callers and both doors, on CPU tensors; a group that inherits the mixture."""
+    total = torch.tensor([float(rank + 1)])
+    dist.all_reduce(total)
+    through_our_door = torch.tensor([float(rank + 1)])
+    mpicoll.all_reduce(through_our_door)
+    whole = [torch.empty(1) for _ in range(size)]
+    dist.all_gather(whole, torch.tensor([float(rank)]))
+    objects: list[Any] = [None] * size
+    dist.all_gather_object(objects, {"rank": rank})
+    functional = funcol.all_gather_tensor(torch.tensor([float(rank)]), 0, dist.group.WORLD)
+    works = []
+    if size > 1:
+        got = torch.empty(2)
+        works = [dist.irecv(got, (rank - 1) % size), dist.isend(torch.full((2,), float(rank)), (rank + 1) % size)]
+        for work in works:
+            work.wait()
+        agree(got.tolist() == [float((rank - 1) % size)] * 2, got)
+    dist.barrier()
+    group = dist.new_group(list(range(size)))
+    sub = torch.ones(1)
+    dist.all_reduce(sub, group=group)
+    right = total.item() == through_our_door.item() == size * (size + 1) / 2 and sub.item() == size
+    right = right and [int(t) for t in whole] == list(range(size)) == functional.int().tolist()
+    agree(right and [o["rank"] for o in objects] == list(range(size)), (total, whole, objects, functional))
+
+
+def test_ddp(mixture: str, rank: int, size: int) -> None:
+    """The reducer finds the CPU's backend from C++."""
+    model = DistributedDataParallel(torch.nn.Linear(4, 1, bias=False))
+    model(torch.full((1, 4), float(rank))).sum().backward()
+    gradients = everyone(model.module.weight.grad.tolist())
+    agree(gradients[0] == [[(size - 1) / 2] * 4] and gradients.count(gradients[0]) == size, gradients)
+
+
+def test_an_error_leaves_nothing(rank: int, size: int) -> None:
+    """A backend that this torch does not have: torch's or our words, and the next init works."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    with pytest.raises((RuntimeError, AssertionError, ValueError)):
+        dist.init_process_group("cpu:mpi,cuda:there_is_no_such_backend")
+    agree(not dist.is_initialized())
+    with pytest.raises(ValueError, match="device"):
+        dist.init_process_group("cpu:mpi,cpu:gloo")
+    agree(not dist.is_initialized())
+    dist.init_process_group("mpi")
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    agree(total.item() == size, total)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_nccl_without_a_gpu_says_so(rank: int, size: int) -> None:
+    """The string is accepted and handed to NCCL, which has the last word."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    with pytest.raises((RuntimeError, ValueError), match=r"NCCL|GPU|nccl"):
+        dist.init_process_group("cpu:mpi,cuda:nccl")
+    agree(not dist.is_initialized(), BACKEND_SUBCLASSES)
