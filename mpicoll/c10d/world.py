@@ -23,7 +23,7 @@ import torch
 from torch.distributed import distributed_c10d as c10d
 
 import mpicoll.launchers as launchers
-from mpicoll.c10d import register
+from mpicoll.c10d import ddp, register
 from mpicoll.engine import groups
 from mpicoll.errors import LaunchError
 from mpicoll.mpi import abort, runtime
@@ -111,6 +111,7 @@ def create(options: Any) -> Any:
             "init_process_group take rank and size from MPI"
         )
     _alive[communicator] = _adapt(communicator, options)
+    ddp.install()
     return _alive[communicator]
 
 

@@ -17,7 +17,7 @@ from torch.distributed import ReduceOp
 
 from mpicoll.algorithms import native
 from mpicoll.algorithms.native import CHUNK
-from mpicoll.engine import checks, choose, message, reductions
+from mpicoll.engine import checks, choose, message, reductions, sparse
 from mpicoll.engine.exchanges import Exchanges, Step
 from mpicoll.engine.monitor import monitored_barrier
 from mpicoll.engine.reductions import Op, Reduction
@@ -44,7 +44,7 @@ def decode(reduction: Reduction, code: Tensor, memory: Tensor, size: int) -> Non
             message.copy_into(memory, code)
         return
     with torch.inference_mode(memory.is_inference()), torch.no_grad():
-        reduction.decode(code, memory if memory.is_inference() else memory.detach(), size)
+        reduction.decode(code, message.uncounted(memory), size)
 
 
 @cache
@@ -70,7 +70,8 @@ class Communicator(Exchanges):
     def all_reduce(self, tensor: Tensor, op: Op = SUM, async_op: bool = False) -> Work | None:
         """Reduces elementwise over all ranks into ``tensor``, in place, the same bits on every rank (collective).
 
-        Args:   tensor: any shape and strides, the same shape and dtype on every rank.
+        Args:   tensor: any shape and strides, the same shape and dtype on every rank; or sparse (COO) on every rank, with
+                any places on each.
         Raises: UnsupportedReduction (a TypeError): dtype and op have no right answer together.
         """
         if not async_op and isinstance(tensor, Tensor) and self._all_reduce_at_once(tensor, op):
@@ -99,6 +100,8 @@ class Communicator(Exchanges):
         return self.start("all_reduce_coalesced", in_turn(steps), given, async_op)
 
     def _all_reduce(self, name: str, tensor: Tensor, op: Op) -> Step:
+        if isinstance(tensor, Tensor) and tensor.layout is torch.sparse_coo:
+            return self._all_reduce_sparse(name, tensor, op)
         checks.movable(name, tensor)
         reduction = reductions.lookup(name, tensor.dtype, op)
         incoming = message.incoming(name, tensor)
@@ -109,6 +112,22 @@ class Communicator(Exchanges):
             native.all_reduce(self.channel, code, mpi_type, mpi_op)
             decode(reduction, code, incoming.memory, self.size)
             incoming.deliver()
+
+        return transfer
+
+    def _all_reduce_sparse(self, name: str, tensor: Tensor, op: Op) -> Step:
+        source = sparse.coalesced(name, tensor, op)
+
+        def transfer() -> None:
+            headers = torch.empty(self.size, sparse.HEADER, dtype=torch.int64)
+            native.all_gather(self.channel, headers, sparse.header(source, tensor.dtype))
+            counts = sparse.counts(name, headers)
+            places, parts = source.indices(), source.values()
+            indices = [places.new_empty(len(places), count) for count in counts]
+            values = [parts.new_empty(count, *parts.shape[1:]) for count in counts]
+            self._all_gather(name, indices, places)()
+            self._all_gather(name, values, parts)()
+            sparse.add_up(tensor, indices, values, op)
 
         return transfer
 
@@ -230,6 +249,7 @@ class Communicator(Exchanges):
             incoming = [(rank, message.incoming(name, target)) for rank, target in enumerate(targets)]
             return self._exchange(everybody, incoming, source.memory)
         flat = torch.empty(sum(t.numel() for t in targets), dtype=tensor.dtype)
+        message.bump(*targets)
 
         def transfer() -> None:
             if algorithm == "even":

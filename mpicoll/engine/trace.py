@@ -20,6 +20,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 from torch.autograd import profiler
 from torch.autograd.profiler import record_function
@@ -44,8 +45,12 @@ def span(operation: str, group: str, tensors: Sequence[Tensor], async_op: bool =
     """The span of an operation that is about to start, for a ``with`` round it."""
     dtypes = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in tensors})
     parts = [" ".join(dtypes)] if dtypes else []
-    parts += [f"{sum(tensor.nbytes for tensor in tensors)} bytes", f"group {group}"]
+    parts += [f"{sum(map(_nbytes, tensors))} bytes", f"group {group}"]
     return record_function(f"mpi::{operation}({', '.join(parts)}{', async' if async_op else ''})")
+
+
+def _nbytes(tensor: Tensor) -> int:
+    return tensor.nbytes if tensor.layout is torch.strided else tensor._indices().nbytes + tensor._values().nbytes
 
 
 def asynchronous(operation: str, group: str, tensors: Sequence[Tensor], begin: Callable[[], Work]) -> Work:

@@ -39,7 +39,7 @@ def refused_alike(what: str, call: Callable[[Any], Any], node: Any, error: type[
         try:
             call(group)
         except error as refusal:
-            said[backend] = f"{type(refusal).__name__}: {str(refusal).strip().splitlines()[0]}"
+            said[backend] = ": ".join([type(refusal).__name__, *str(refusal).strip().splitlines()[:1]])
         else:
             said[backend] = "no error"
     assert "no error" not in said.values(), said
