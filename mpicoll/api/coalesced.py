@@ -10,6 +10,7 @@ from torch.distributed import ProcessGroup, ReduceOp
 from torch.futures import Future
 
 from mpicoll.api import world
+from mpicoll.c10d import untraced
 
 if TYPE_CHECKING:
     from mpicoll.engine.communicator import Communicator
@@ -59,3 +60,6 @@ def _engine(group: ProcessGroup | None, tensors: list[Tensor]) -> Communicator |
 def as_list(tensors: Any) -> list[Tensor]:
     """torch takes a single tensor for a list of one."""
     return [tensors] if isinstance(tensors, Tensor) else tensors
+
+
+untraced.skip_frames(__name__)

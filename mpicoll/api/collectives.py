@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup, ReduceOp
 
 from mpicoll.api import world
+from mpicoll.c10d import untraced
 
 if TYPE_CHECKING:
     from mpicoll.engine.reductions import Op
@@ -227,3 +228,6 @@ def monitored_barrier(
         return
     seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
     communicator.monitored_barrier(seconds, wait_all_ranks)
+
+
+untraced.skip_frames(__name__)

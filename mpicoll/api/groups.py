@@ -10,6 +10,7 @@ import torch.distributed as torchs
 from torch.distributed import ProcessGroup
 
 from mpicoll.api import world
+from mpicoll.c10d import untraced
 
 
 def split_group(
@@ -47,3 +48,6 @@ def split_group(
     made = torchs.new_group(ranks, timeout=timeout, use_local_synchronization=True, group_desc=group_desc, **order)
     assert isinstance(made, ProcessGroup)
     return made
+
+
+untraced.skip_frames(__name__)

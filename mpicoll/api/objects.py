@@ -14,6 +14,7 @@ import torch.distributed as torchs
 from torch.distributed import ProcessGroup
 
 from mpicoll.api import world
+from mpicoll.c10d import untraced
 
 
 def recv_object_list(
@@ -39,3 +40,6 @@ def recv_object_list(
     for index, part in enumerate(content.split(sizes.tolist())):
         object_list[index] = pickle.Unpickler(io.BytesIO(part.numpy().tobytes())).load()
     return communicator.global_ranks[sender]
+
+
+untraced.skip_frames(__name__)

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.distributed import GroupMember, ProcessGroup, distributed_c10d
 
 from mpicoll.api import world
+from mpicoll.c10d import untraced
 from mpicoll.engine import checks
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def isend(
     """Starts a send, to this rank itself too; the tensor must not change until the Work has completed."""
     communicator = world.engine(group, tensor)
     if communicator is None:
-        return torchs.isend(tensor, dst, group, tag, group_dst)  # type: ignore[return-value]
+        return torchs.isend(tensor, dst, group, tag, **_given(group_dst=group_dst))  # type: ignore[return-value]
     return communicator.isend(tensor, world.peer(communicator, "isend", "dst", dst, group_dst), tag)
 
 
@@ -86,10 +87,15 @@ def irecv(
     """Starts a receive into the front of a tensor, from this rank itself too; src None, without group_src: from anybody."""
     communicator = world.engine(group, tensor)
     if communicator is None:
-        return torchs.irecv(tensor, src, group, tag, group_src)  # type: ignore[return-value]
+        return torchs.irecv(tensor, src, group, tag, **_given(group_src=group_src))  # type: ignore[return-value]
     if src is None and group_src is None:
         return communicator.irecv(tensor, None, tag)
     return communicator.irecv(tensor, world.peer(communicator, "irecv", "src", src, group_src), tag)
+
+
+def _given(**peer: int | None) -> dict[str, int]:
+    """What is not None: torch's isend and irecv under torch.compile take a None for a rank."""
+    return {name: rank for name, rank in peer.items() if rank is not None}
 
 
 def _not_self(communicator: Communicator, operation: str, other: str, rank: int) -> None:
@@ -149,3 +155,7 @@ def batch_isend_irecv(p2p_op_list: list[P2POp]) -> list[Work]:
 
 def _peer_name(op: torchs.P2POp) -> str:
     return "group_dst" if op.op is distributed_c10d.isend else "group_src"
+
+
+untraced.skip_frames(__name__)
+untraced.close(batch_isend_irecv)  # torch.compile traces torch's only, and takes a P2POp of ours for an error

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 from torch.distributed import ProcessGroup, distributed_c10d
 from torch.nn import Parameter
 
@@ -52,6 +53,8 @@ def init_process_group(*arguments: Any, comm: MPI.Intracomm | None = None, **mor
 
 def engine(group: Any, tensor: Any) -> Communicator | None:
     """The communicator that carries this tensor in this group; None: it is torch's business."""
+    if is_dynamo_compiling():  # torch.compile's tracer, which knows torch's functions; it never runs what follows
+        return None
     if type(tensor) not in _PLAIN:
         if isinstance(tensor, Tensor):
             return None
@@ -64,6 +67,8 @@ def engine(group: Any, tensor: Any) -> Communicator | None:
 
 def of(group: Any) -> Communicator | None:
     """The communicator of a group (None: the default group); None if the group is another backend's, or there is none."""
+    if is_dynamo_compiling():
+        return None
     if group is None:
         group = _world.default_pg
     try:

@@ -4,7 +4,10 @@
     world           init_process_group("mpi"), new_group(backend="mpi"): starts MPI, hands torch a real store, cleans up
     rendezvous      the store: rank 0 opens it, host and port travel by MPI
     process_group   what torch <= 2.13 accepts: a subclass of ProcessGroup
+    kernels         for torch <= 2.13: two ops of compiled graphs that its C++ cannot do with such a group
     backend         what torch >= 2.14 accepts: a subclass of Backend
+    untraced        torch.compile's tracer stays out of all that
+    ddp             what DDP's C++ wants of a backend that is C++
     operations      what both translate, once: lists of one tensor, option objects, names of methods
 
 Only ``register`` is imported when torch is imported; the other modules when the first group is made.

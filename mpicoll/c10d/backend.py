@@ -10,13 +10,18 @@
 # methods of ProcessGroup that return a Work are wrapped once, when the first group of ours is made. The wrapper expects
 # a Work on this thread's `_desk`, the backend lays it there, and what no backend of ours answered (a Gloo group, C++
 # callers, which never come this way) passes unchanged.
+
+# Note [What has ended]
+# A synchronous operation gives C++ one and the same completed Work, and Python None. With no Work at all, the flight recorder
+# (torch >= 2.15) shows the operation as still under way, and so every program as hung. 0.3 us.
 """
 
 from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -24,7 +29,9 @@ from torch._C._distributed_c10d import Backend
 from torch.distributed import ProcessGroup
 from torch.distributed import Work as TorchWork
 
+from mpicoll.c10d import untraced
 from mpicoll.c10d.operations import Answer, Operations
+from mpicoll.engine.work import Work
 
 if TYPE_CHECKING:
     from mpicoll.engine.communicator import Communicator
@@ -47,6 +54,8 @@ class _Desk(threading.local):
 
 
 _desk = _Desk()
+_ended = Work("a synchronous operation", [], timeout_s=0)  # see Note [What has ended]
+_ended._complete()
 
 
 class MpiBackend(Operations, Backend):
@@ -55,7 +64,7 @@ class MpiBackend(Operations, Backend):
     The constants shadow C++ properties that would call back into Python without end.
     """
 
-    supports_splitting = False
+    supports_splitting = True
     supports_coalescing = False
     supports_shrinking = False
     supports_reconfigure = False
@@ -72,11 +81,29 @@ class MpiBackend(Operations, Backend):
     def __repr__(self) -> str:
         return f"<MpiBackend over {self.communicator!r}>"
 
-    def supports_tensor_alloc(self, device: Any) -> bool:
-        return False
+    @property
+    def options(self) -> Any:
+        """What torch copies, name and timeout changed, for `split`; made anew each time."""
+        return Backend.Options("mpi", timedelta(seconds=self.communicator.timeout_s))
+
+    def split(self, store: Any, ranks: list[int], opts: Any) -> MpiBackend:
+        """The backend of a new group of these ranks of this one, in this order (collective over them); for ``dist.split_group``.
+
+        opts: our `options`, with the new group's name and timeout.
+        """
+        from mpicoll.c10d import world
+
+        backend: MpiBackend = world.split(self.communicator, ranks, opts.group_name, opts._timeout.total_seconds())
+        return backend
+
+    def perform_nocolor_split(self, device: Any) -> None:
+        """Called, where the world is bound to a device, on who is no member of a new group: nothing, members make it alone."""
+
+    def eager_connect_single_device(self, device: Any) -> None:
+        """Called where the world is bound to a device: nothing, MPI is connected."""
 
     def _answer(self, work: TorchWork | None) -> Answer:
-        work = super()._answer(work)
+        work = super()._answer(work) or _ended
         if _desk.expecting:
             _desk.work = work
         return work
@@ -89,15 +116,13 @@ class MpiBackend(Operations, Backend):
 
 
 def _hand_over_works() -> None:
-    """Wraps the methods of torch's ProcessGroup that return a Work; once. See Note [The Work behind the Work]."""
-    for name in RETURN_WORK:
+    """Wraps methods of torch's ProcessGroup, once: those that return a Work (see Note [The Work behind the Work]), and a few."""
+    wrappers: dict[str, Callable[[Any], Any]] = {name: functools.partial(_handing_over, name) for name in RETURN_WORK}
+    wrappers.update(dict.fromkeys(NO_TRAMPOLINE, _straight), split_group=_splitting)
+    for name, wrapper in wrappers.items():
         method = getattr(ProcessGroup, name, None)
         if method is not None and not hasattr(method, "_mpicoll_original"):
-            setattr(ProcessGroup, name, _handing_over(name, method))
-    for name in NO_TRAMPOLINE:
-        method = getattr(ProcessGroup, name, None)
-        if method is not None and not hasattr(method, "_mpicoll_original"):
-            setattr(ProcessGroup, name, _straight(method))
+            setattr(ProcessGroup, name, wrapper(method))
 
 
 def _handing_over(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
@@ -106,6 +131,8 @@ def _handing_over(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         _desk.expecting = True
         try:
             answer = method(self, *args, **kwargs)
+            if _desk.work is _ended:
+                return None
             return answer if _desk.work is None or answer is None else _desk.work
         finally:
             _desk.expecting, _desk.work = False, None
@@ -114,6 +141,7 @@ def _handing_over(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
     inner: Any = wrapped
     inner.__code__ = inner.__code__.replace(co_name=name)
     inner._mpicoll_original = method
+    untraced.close(wrapped)
     return wrapped
 
 
@@ -122,8 +150,33 @@ def _straight(method: Callable[..., Any]) -> Callable[..., Any]:
     def wrapped(self: ProcessGroup, output: Tensor, tensor: Tensor, *args: Any) -> Any:
         backend = self._get_backend(tensor.device)
         if isinstance(backend, MpiBackend):
-            return backend.gather_single(output, tensor, *args)
+            work = backend.gather_single(output, tensor, *args)
+            return None if work is _ended else work
         return method(self, output, tensor, *args)
 
     wrapped._mpicoll_original = method  # type: ignore[attr-defined]
+    untraced.close(wrapped)
     return wrapped
+
+
+def _splitting(method: Callable[..., Any]) -> Callable[..., Any]:
+    """On ranks that are in no part, C++ expects a null pointer of each backend, which one in Python cannot return."""
+
+    @functools.wraps(method)
+    def wrapped(self: ProcessGroup, ranks: Sequence[int], *args: Any, **kwargs: Any) -> Any:
+        if self.rank() not in ranks:
+            devices = kwargs.get("device_types") or self._device_types
+            others = [device for device in devices if not _is_ours(self._get_backend(device))]
+            if not others:
+                return None
+            if len(others) < len(devices):
+                kwargs["device_types"] = others
+        return method(self, ranks, *args, **kwargs)
+
+    wrapped._mpicoll_original = method  # type: ignore[attr-defined]
+    return wrapped
+
+
+def _is_ours(backend: Any) -> bool:
+    """Also inside the wrapper of TORCH_DISTRIBUTED_DEBUG=DETAIL."""
+    return isinstance(getattr(backend, "wrapped_pg", backend), MpiBackend)

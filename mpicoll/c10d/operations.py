@@ -175,6 +175,10 @@ class Operations:
     def getBackendName(self) -> str:  # torch's name
         return "mpi"
 
+    def supports_tensor_alloc(self, device: Any) -> bool:
+        """False: there is no memory of the backend's own for fully_shard's buffers, it takes torch's."""
+        return False
+
     def _set_sequence_number_for_group(self) -> None:
         self._sequence = 0
 

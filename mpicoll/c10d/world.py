@@ -11,6 +11,7 @@ name it treats us like any other backend. Whatever fails in [1]-[4], nothing is 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import os
 import sys
@@ -23,7 +24,7 @@ import torch
 from torch.distributed import distributed_c10d as c10d
 
 import mpicoll.launchers as launchers
-from mpicoll.c10d import ddp, register
+from mpicoll.c10d import ddp, register, untraced
 from mpicoll.engine import groups
 from mpicoll.errors import LaunchError
 from mpicoll.mpi import abort, runtime
@@ -112,6 +113,7 @@ def create(options: Any) -> Any:
         )
     _alive[communicator] = _adapt(communicator, options)
     ddp.install()
+    _close_to_dynamo()
     return _alive[communicator]
 
 
@@ -131,9 +133,18 @@ def _adapt(communicator: Communicator, options: Any) -> Any:
         from mpicoll.c10d.backend import MpiBackend
 
         return MpiBackend(communicator)
+    from mpicoll.c10d import kernels
     from mpicoll.c10d.process_group import MpiProcessGroup
 
+    kernels.register()
     return MpiProcessGroup(communicator)
+
+
+@functools.cache
+def _close_to_dynamo() -> None:
+    """Once, when our modules have been loaded: torch.compile runs them as they are."""
+    untraced.close_package("mpicoll.engine")
+    untraced.close_package("mpicoll.c10d")
 
 
 def closing(communicator: Communicator) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mpicoll.engine import trace, watchdog
 from mpicoll.engine.progress import Lane
-from mpicoll.engine.work import Work
+from mpicoll.engine.work import Work, found_by_tensors
 from mpicoll.errors import GroupDestroyed, GroupFailed, MpicollError, OperationTimeout, TruncationError
 from mpicoll.mpi.channel import Channel
 from mpicoll.mpi.errors import MPIException, translate
@@ -129,7 +129,7 @@ class Group:
             self.lane.run(step, lambda: self.work(operation, tensors))
 
         if async_op:
-            return trace.asynchronous(operation, self.name, tensors or reads, begin) if trace.on() else begin()
+            return found_by_tensors(trace.asynchronous(operation, self.name, tensors or reads, begin) if trace.on() else begin())
         if trace.on():
             with trace.span(operation, self.name, tensors or reads):
                 run()

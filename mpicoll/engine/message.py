@@ -15,6 +15,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
+from torch.nn import Parameter
 
 from mpicoll.engine import checks
 
@@ -59,7 +60,13 @@ def is_plain(tensor: Tensor) -> bool:
 
 def is_plain_real(tensor: Tensor) -> bool:
     """``is_plain`` for a dtype that is not complex."""
-    return tensor.layout is STRIDED and tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg()
+    strided = tensor.layout is STRIDED and tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg()
+    return strided and (type(tensor) is Tensor or has_memory(tensor))
+
+
+def has_memory(tensor: Tensor) -> bool:
+    """False for a subclass that stands for another tensor: copies pass through an AsyncCollectiveTensor, its address is 0."""
+    return tensor.data_ptr() != 0 or tensor.numel() == 0
 
 
 def outgoing(operation: str, tensor: Tensor) -> Message:
@@ -75,14 +82,15 @@ def incoming(operation: str, tensor: Tensor) -> Message:
     """
     checks.movable(operation, tensor)
     checks.writable(operation, tensor)
-    if is_plain(tensor):
-        bump(tensor)
-        return Message(tensor, tensor)
-    return Message(tensor, packed(tensor))
+    bump(tensor)
+    return Message(tensor, tensor if is_plain(tensor) else packed(tensor))
 
 
 def packed(tensor: Tensor) -> Tensor:
-    """A new contiguous CPU tensor of the same values, shape and dtype."""
+    """A new contiguous CPU tensor of the same values, shape and dtype.
+
+    Raises: TypeError: the tensor stands for several (a DTensor), and so does its copy.
+    """
     with torch.no_grad():
         if tensor.dtype in UNCOPIED:
             return packed(tensor.view(torch.uint8)).view(tensor.dtype)
@@ -91,21 +99,36 @@ def packed(tensor: Tensor) -> Tensor:
             source = source.cpu()
         if source.is_contiguous() and source.data_ptr() != tensor.data_ptr():
             return source
-        return source.clone(memory_format=torch.contiguous_format)
+        copy = source.clone(memory_format=torch.contiguous_format)
+    if not has_memory(copy):
+        name = type(tensor).__name__
+        raise TypeError(f"mpicoll: a {name} has no memory of its own to communicate; pass the tensor inside (DTensor.to_local())")
+    return copy
 
 
 def copy_into(tensor: Tensor, values: Tensor) -> None:
     """``tensor.copy_(values)`` for whatever the tensor is: a leaf that requires grad, an inference tensor, a view."""
     with torch.inference_mode(tensor.is_inference()), torch.no_grad():
-        target = tensor if tensor.is_inference() else tensor.detach()
+        target = uncounted(tensor)
         if target.dtype in UNCOPIED:
             target, values = target.view(torch.uint8), values.view(torch.uint8)
         target.copy_(values.view(target.shape))
 
 
-def bump(tensor: Tensor) -> None:
-    """Counts MPI's write as a write; on inference tensors, which have no counter, torch does nothing."""
-    increment_version((tensor,))
+def bump(*tensors: Tensor) -> None:
+    """Counts MPI's write as a write, when the operation begins; on inference tensors, which have no counter, torch does nothing.
+
+    Not when it ends: that is some time later, in another thread, and autograd may have saved the tensor meanwhile, as it does
+    with the result of a functional collective, which nobody else writes.
+    """
+    increment_version(tensors)
+
+
+def uncounted(tensor: Tensor) -> Tensor:
+    """The same memory, for a write that `bump` has counted."""
+    if tensor.is_inference():
+        return tensor
+    return tensor.data if type(tensor) is Tensor or type(tensor) is Parameter else tensor.detach()
 
 
 def overlap(a: Tensor, b: Tensor) -> bool:

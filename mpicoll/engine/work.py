@@ -8,6 +8,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import _allow_inflight_collective_as_graph_input, _register_work
 from torch.futures import Future
 
 from mpicoll.errors import OperationTimeout
@@ -164,6 +165,17 @@ class Work(dist.Work):
 
     def get_future_result(self) -> Future[list[Tensor]]:
         return self.get_future()
+
+
+def found_by_tensors(work: Work) -> Work:
+    """``work``, which torch's wait_tensor finds by the tensors that it writes, where the program allows that.
+
+    Inside torch's allow_inflight_collective_as_graph_input_ctx() a compiled function waits for what was started before it.
+    """
+    if _allow_inflight_collective_as_graph_input():
+        for tensor in work._tensors:
+            _register_work(tensor, work)
+    return work
 
 
 def _refuse_in_forked_child() -> None:

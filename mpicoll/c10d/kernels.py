@@ -1,0 +1,56 @@
+"""For torch <= 2.13: the two functional ops whose C++ asks the group for a backend in C++, which one written in Python has not.
+
+    all_gather_into_tensor_out    what inductor makes of an all_gather that may write where it is needed
+    batch_p2p_ops                 what dynamo makes of batch_isend_irecv (TORCHDYNAMO_ENABLE_P2P_COMPILATION=1)
+
+They raised "No backend type associated with device type cpu". The kernels here do what torch's do, but through the group's own
+methods; they serve tensors on the CPU of any group, Gloo's as well. torch >= 2.14 needs none of this.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C._distributed_c10d import _register_work, _resolve_process_group
+
+__all__ = ["register"]
+
+
+@functools.cache
+def register() -> torch.library.Library:
+    """Registers the kernels, once; they live as long as the library that is returned."""
+    library = torch.library.Library("_c10d_functional", "IMPL")
+    for kernel in (_all_gather_into_tensor_out, _batch_p2p_ops):
+        name = kernel.__name__.removeprefix("_")
+        if hasattr(torch.ops._c10d_functional, name):  # torch 2.11 has no batch_p2p_ops
+            library.impl(name, kernel, "CPU")
+    return library
+
+
+def _group(name: Any) -> Any:
+    return _resolve_process_group(name) if isinstance(name, str) else name  # type: ignore[arg-type]  # GroupName is a str
+
+
+def _all_gather_into_tensor_out(input: Tensor, group_size: int, group_name: Any, *, out: Tensor) -> Tensor:
+    _register_work(out, _group(group_name)._allgather_base(out, input.contiguous()))
+    return out
+
+
+def _batch_p2p_ops(
+    op_list: Sequence[str], peer_list: Sequence[int], tag_list: Sequence[int], tensors: Sequence[Tensor], group_name: Any
+) -> list[Tensor]:
+    """A send is waited for by an empty tensor, a receive by the tensor that it writes."""
+    group = _group(group_name)
+    outcome = []
+    for op, peer, tag, tensor in zip(op_list, peer_list, tag_list, tensors, strict=True):
+        sends = op == "isend"
+        work = (group.send if sends else group.recv)([tensor], peer, tag)
+        _register_work(tensor, work)
+        outcome.append(tensor.new_empty(0) if sends else tensor)
+        if sends:
+            _register_work(outcome[-1], work)
+    return outcome
