@@ -14,7 +14,6 @@ import argparse
 import json
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -124,7 +123,13 @@ def tables(found: list[dict[str, Any]]) -> str:
             versions = limits.setdefault((what, error), [])
             if record["torch"] not in versions:
                 versions.append(record["torch"])
-    lines += ["", "What torch itself cannot do on the CPU (the same error on Gloo):", "", "| | torch | its error |", "|---|---|---|"]
+    lines += [
+        "",
+        "What torch itself cannot do on the CPU (the same error on Gloo):",
+        "",
+        "| | torch | its error |",
+        "|---|---|---|",
+    ]
     for (what, error), versions in sorted(limits.items()):
         text = error.replace("|", "\\|").replace("`", "'")
         lines.append(f"| {what} | {', '.join(versions)} | `{text[:160]}` |")
