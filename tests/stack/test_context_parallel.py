@@ -1,0 +1,301 @@
+"""Context parallelism over MPI: sequences split over ranks, ring attention, rotation, load balance, heads for tokens.
+
+On the CPU torch's ``context_parallel`` serves attention by the MATH backend without a mask; the ring under it serves the
+CPU's flash kernel as well, causal or not, forward and backward, if it is called by hand, as it is here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor.experimental import context_parallel
+from torch.distributed.tensor.experimental._context_parallel import _attention as cp
+from torch.distributed.tensor.experimental._context_parallel._cp_custom_ops import flex_cp_allgather
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from tests.stack.meshes import drawn, grids
+from tests.stack.record import refused_alike
+from tests.support import agree
+
+SECTION = "Tensor and context parallel"
+TOKENS, SEQUENCE = 4, 2  # tokens per rank and half of the ring's balanced share; the dimension of the sequence
+FORWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning"),
+]
+
+
+@pytest.fixture(autouse=True)
+def options() -> Iterator[Any]:
+    """torch keeps the options of context parallelism in a global; each test starts from its own."""
+    before = dict(vars(cp._cp_options))
+    yield cp._cp_options
+    vars(cp._cp_options).update(before)
+
+
+def heads(size: int, count: int, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    """Query, key, value and so on: 2 sequences, 3 heads, an even number of tokens per rank."""
+    return [drawn(2, 3, 2 * TOKENS * size, 8, seed=i).to(dtype) for i in range(count)]
+
+
+class Layer(nn.Module):
+    """Self-attention over (batch, sequence, features)."""
+
+    def __init__(self, causal: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(6)
+        self.qkv, self.out, self.causal = nn.Linear(6, 18), nn.Linear(6, 6), causal
+        self.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (3, 2, 3)).permute(2, 0, 3, 1, 4).unbind(0)
+        return self.out(F.scaled_dot_product_attention(q, k, v, is_causal=self.causal).transpose(1, 2).flatten(2))
+
+
+@pytest.mark.feature("context_parallel: attention without mask, MATH backend; buffers sharded and restored")
+@pytest.mark.parametrize("rotation", ["allgather", "alltoall"])
+def test_context_parallel(rotation: str, rank: int, size: int, options: Any) -> None:
+    """Tokens over cp, sequences over dp: outputs, and the parameters' gradients summed over all ranks, are one process's."""
+    options.enable_load_balance = False
+    cp.set_rotate_method(rotation)
+    wrong = []
+    for grid in [grid for grid in grids(size, 2) if grid[1] > 1 or size == 1]:
+        mesh = init_device_mesh("cpu", grid, mesh_dim_names=("dp", "cp"))
+        inputs, target = drawn(2 * grid[0], TOKENS * grid[1], 6, seed=0), drawn(2 * grid[0], TOKENS * grid[1], 6, seed=1)
+        model, reference = Layer(), Layer()
+        expected = reference(inputs)
+        (expected - target).square().sum().backward()
+        mine = slice(2 * mesh.get_local_rank("dp"), 2 * mesh.get_local_rank("dp") + 2)
+        x, y = inputs[mine].clone(), target[mine].clone()
+        with (
+            sdpa_kernel(SDPBackend.MATH),
+            context_parallel(mesh["cp"], buffers=[x, y], buffer_seq_dims=[1, 1], no_restore_buffers={y}),
+        ):
+            output = model(x)
+            (output - y).square().sum().backward()
+            shapes = x.shape, y.shape
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad)
+        (full,) = cp.context_parallel_unshard(mesh["cp"], [output], [1])
+        if not torch.allclose(full, expected[mine], rtol=0, atol=1e-12) or shapes != ((2, TOKENS, 6),) * 2:
+            wrong.append((grid, "output", full, expected, shapes))
+        if not torch.equal(x, inputs[mine]) or y.shape != (2, TOKENS, 6):
+            wrong.append((grid, "buffers", x, y))
+        pairs = zip(model.parameters(), reference.parameters(), strict=True)
+        wrong += [(grid, p.grad, q.grad) for p, q in pairs if not torch.allclose(p.grad, q.grad, rtol=0, atol=1e-10)]
+    agree(not wrong, wrong[:2])
+
+
+@pytest.mark.feature("ring attention (the CPU's flash kernel): causal, load balance, both rotations, forward and backward")
+@pytest.mark.parametrize("rotation", ["allgather", "alltoall"])
+@pytest.mark.parametrize(("causal", "balance"), [(False, False), (True, False), (True, True)], ids=["full", "causal", "balanced"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_ring_attention(
+    rotation: str, causal: bool, balance: bool, dtype: torch.dtype, rank: int, size: int, options: Any
+) -> None:
+    """Keys and values go round once; partial results are merged by their log-sum-exp; gradients come round the other way."""
+    options.enable_load_balance, options.convert_to_f32 = balance, dtype != torch.float64
+    cp.set_rotate_method(rotation)
+    mesh = init_device_mesh("cpu", (size,))
+    group = mesh.get_group()
+    *inputs, weight = heads(size, 4, dtype)
+    leaves = [t.clone().requires_grad_() for t in inputs]
+    expected = F.scaled_dot_product_attention(*leaves, is_causal=causal)
+    (expected * weight).sum().backward()
+
+    balancer = cp._create_default_load_balancer(2 * TOKENS * size, size, torch.device("cpu"))
+    q, k, v, grad = cp._context_parallel_buffers(mesh, [*inputs, weight], [SEQUENCE] * 4, balancer)
+    out, sums = cp._templated_ring_attention(group, SEQUENCE, FORWARD, q, k, v, is_causal=causal)
+    gradients = cp._templated_ring_attention_backward(
+        group, SEQUENCE, BACKWARD, grad_out=grad, grad_out_name="grad_out", query=q, key=k, value=v, out=out, logsumexp=sums,
+        is_causal=causal, dropout_p=0.0,
+    )  # fmt: skip
+    found = cp.context_parallel_unshard(mesh, [out, *gradients], [SEQUENCE] * 4, balancer)
+    answers = [expected.detach(), *(leaf.grad for leaf in leaves)]
+    tolerance = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 0.06}[dtype]
+    far = [float((a.double() - b.double()).abs().max()) for a, b in zip(found, answers, strict=True)]
+    agree(max(far) < tolerance and all(a.dtype == dtype for a in found), far)
+
+
+@pytest.mark.feature("rotation of keys and values: all_gather, all_to_all")
+@pytest.mark.parametrize("rotater", [cp._AllGatherRotater, cp._AllToAllRotater], ids=["all_gather", "all_to_all"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64], ids=str)
+def test_rotation(rotater: type, dtype: torch.dtype, rank: int, size: int) -> None:
+    """After i exchanges a rank holds what came from i ranks before it."""
+    ring = rotater(init_device_mesh("cpu", (size,)).get_group(), SEQUENCE)
+    buffer = torch.arange(6).to(dtype) + 10 * rank
+    wrong = []
+    for i in range(1, size):
+        ring.exchange_buffers(buffer)
+        buffer = ring.next_buffer()
+        if not torch.equal(buffer, torch.arange(6).to(dtype) + 10 * ((rank - i) % size)):
+            wrong.append((i, buffer))
+    agree(not wrong, wrong)
+
+
+@pytest.mark.feature("rotation of keys and values: all_gather, all_to_all")
+def test_permutation(rank: int, size: int) -> None:
+    """funcol.permute_tensor: any permutation of the ranks, as the ring's all_to_all with all but one split empty."""
+    shift = 1 if size < 3 else 2
+    targets = [(r + shift) % size for r in range(size)]
+    found = funcol.permute_tensor(torch.full((6,), float(rank)), targets, init_device_mesh("cpu", (size,)).get_group())
+    agree(torch.equal(found + 0, torch.full((6,), float((rank - shift) % size))), found)
+
+
+@pytest.mark.feature("sharding with load balance and back")
+@pytest.mark.parametrize("balance", [False, True])
+def test_shard_and_unshard(balance: bool, rank: int, size: int, options: Any) -> None:
+    """Balanced, rank r holds the r-th and the r-th last of 2n pieces; unsharding restores the order, in every dtype."""
+    options.enable_load_balance = balance
+    mesh = init_device_mesh("cpu", (size,))
+    length = 2 * TOKENS * size
+    balancer = cp._create_default_load_balancer(length, size, torch.device("cpu"))
+    buffers = [torch.arange(2 * length).view(2, length), drawn(2, 3, length, seed=1), drawn(2, length, 3).bfloat16()]
+    dims = [1, 2, 1]
+    shards = cp._context_parallel_buffers(mesh, buffers, dims, balancer)
+    pieces = [rank, 2 * size - 1 - rank] if balance else [2 * rank, 2 * rank + 1]
+    cut = [torch.cat([b.chunk(2 * size, d)[i] for i in pieces], d) for b, d in zip(buffers, dims, strict=True)]
+    back = cp.context_parallel_unshard(mesh, shards, dims, balancer)
+    right = all(torch.equal(a, b) for a, b in zip([*shards, *back], [*cut, *buffers], strict=True))
+    agree(right and (balancer is not None) == balance, (shards, cut))
+
+
+@pytest.mark.feature("heads for tokens: attention between two all-to-alls of DTensors")
+@pytest.mark.parametrize("causal", [False, True])
+def test_heads_for_tokens(causal: bool, rank: int, size: int) -> None:
+    """Shard(sequence) -> Shard(heads) -> attention with any kernel and mask -> Shard(sequence), with gradients."""
+    mesh = init_device_mesh("cpu", (size,))
+    inputs = [drawn(2, 2 * size, 3 * size, 4, seed=i) for i in range(3)]
+    weight = drawn(2, 2 * size, 3 * size, 4, seed=9)
+    leaves = [t.clone().requires_grad_() for t in inputs]
+    expected = F.scaled_dot_product_attention(*leaves, is_causal=causal)
+    (expected * weight).sum().backward()
+
+    mine = [t.chunk(size, SEQUENCE)[rank].clone().requires_grad_() for t in inputs]
+    by_heads = [
+        DTensor.from_local(t, mesh, [Shard(SEQUENCE)], run_check=False).redistribute(placements=[Shard(1)]).to_local()
+        for t in mine
+    ]
+    attended = F.scaled_dot_product_attention(*by_heads, is_causal=causal)
+    output = DTensor.from_local(attended, mesh, [Shard(1)], run_check=False).redistribute(placements=[Shard(SEQUENCE)]).to_local()
+    (output * weight.chunk(size, SEQUENCE)[rank]).sum().backward()
+    far = [
+        float((found.detach() - whole.detach().chunk(size, SEQUENCE)[rank]).abs().max())
+        for found, whole in [(output, expected), *((m.grad, leaf.grad) for m, leaf in zip(mine, leaves, strict=True))]
+    ]
+    agree(max(far) < 1e-12, far)
+
+
+@pytest.mark.feature("FlexAttention: gathered keys and values; forward with a mask")
+def test_gathered_keys_and_values(rank: int, size: int) -> None:
+    """flex_cp_allgather: all tokens' keys and values on each rank; their gradients are summed into the shards."""
+    group = init_device_mesh("cpu", (size,)).get_group()
+    key, value = heads(size, 2)
+    mine = [t.chunk(size, SEQUENCE)[rank].contiguous().requires_grad_() for t in (key, value)]
+    whole = flex_cp_allgather(*mine, SEQUENCE, group.group_name)
+    weight = drawn(*key.shape, seed=5)
+    ((whole[0] + 2 * whole[1]) * weight * (rank + 1)).sum().backward()
+    total = weight.chunk(size, SEQUENCE)[rank] * (size * (size + 1) // 2)
+    right = torch.equal(whole[0], key) and torch.equal(whole[1], value)
+    far = [float((mine[i].grad - (i + 1) * total).abs().max()) for i in range(2)]
+    agree(right and max(far) < 1e-12, far)
+
+
+@pytest.mark.feature("FlexAttention: gathered keys and values; forward with a mask")
+@pytest.mark.parametrize("balance", [False, True])
+def test_flex_attention(balance: bool, rank: int, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A causal BlockMask, cut for each rank's queries; blocks have 128 tokens."""
+    from torch.distributed.tensor.experimental._context_parallel._load_balancer import _HeadTailLoadBalancer
+    from torch.distributed.tensor.parallel import parallelize_module
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    class Flex(nn.Module):
+        def forward(self, *qkv: Tensor, block_mask: Any) -> Tensor:
+            return flex_attention(*qkv, block_mask=block_mask)
+
+    monkeypatch.setattr(cp, "_compiled_create_block_mask", create_block_mask)  # compiled it takes a minute more
+    mesh, length = init_device_mesh("cpu", (size,)), 256 * size
+    inputs = [drawn(1, 2, length, 8, seed=i, dtype=torch.float32) for i in range(3)]
+    mask = create_block_mask(lambda b, h, q, k: q >= k, 1, 1, length, length, device="cpu")
+    expected = F.scaled_dot_product_attention(*inputs, is_causal=True)
+    balancer = _HeadTailLoadBalancer(length, size, torch.device("cpu")) if balance else None
+    *shards, mine = cp._context_parallel_shard(mesh, [*inputs, mask], [SEQUENCE] * 4, load_balancer=balancer)
+    style = cp._ContextParallel(seq_dim=SEQUENCE, attention_type=cp._ContextParallel.AttentionType.FLEX)
+    output = parallelize_module(Flex(), mesh, style)(*shards, block_mask=mine)
+    (full,) = cp.context_parallel_unshard(mesh, [output], [SEQUENCE], balancer)
+    agree(torch.allclose(full, expected, atol=1e-5), float((full - expected).abs().max()))
+
+
+def attends(size: int, kernels: SDPBackend, causal: bool) -> Callable[[dist.ProcessGroup], Tensor]:
+    def call(group: dist.ProcessGroup) -> Tensor:
+        q, k, v = heads(size, 3)
+        before = F.scaled_dot_product_attention
+        try:
+            with (
+                sdpa_kernel(kernels),
+                context_parallel(DeviceMesh.from_group(group, "cpu"), buffers=[q, k, v], buffer_seq_dims=[SEQUENCE] * 3),
+            ):
+                return (
+                    F.scaled_dot_product_attention(*(t.detach().requires_grad_() for t in (q, k, v)), is_causal=causal)
+                    .sum()
+                    .backward()
+                )
+        finally:
+            if F.scaled_dot_product_attention is not before:  # torch 2.11 leaves its patch after an error
+                cp._disable_context_parallel_dispatcher_impl()
+
+    return call
+
+
+def limit(*values: Any, marks: Any = ()) -> Any:
+    return pytest.param(*values, id=values[0].partition(": ")[2], marks=marks)
+
+
+LIMITS = [
+    limit("context_parallel: the CPU's flash attention, causal", SDPBackend.FLASH_ATTENTION, True, "flash_attention_for_cpu"),
+    limit("context_parallel: MATH attention, causal", SDPBackend.MATH, True, "mixed torch.Tensor and DTensor"),
+    limit("context_parallel: memory-efficient attention", SDPBackend.EFFICIENT_ATTENTION, True, "No viable backend"),
+    limit("context_parallel: cuDNN attention", SDPBackend.CUDNN_ATTENTION, True, "No viable backend"),
+    limit(  # torch takes long to find that out
+        "context_parallel: gradients of the CPU's flash attention", SDPBackend.FLASH_ATTENTION, False, "flash_attention_for_cpu",
+        marks=[pytest.mark.slow, pytest.mark.timeout(300)],
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.min_ranks(2)
+@pytest.mark.parametrize(("what", "kernels", "causal", "error"), LIMITS)
+def test_what_torch_cannot_do(
+    what: str, kernels: SDPBackend, causal: bool, error: str, size: int, options: Any, request: pytest.FixtureRequest
+) -> None:
+    """torch's dispatch for context parallelism knows the kernels of GPUs only."""
+    options.enable_load_balance = causal
+    said = refused_alike(what, attends(size, kernels, causal), request.node)
+    agree(error in said, said)
+
+
+def test_gradients_of_flex_attention(size: int, request: pytest.FixtureRequest) -> None:
+    """FlexAttention itself has none on the CPU."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    def call(group: dist.ProcessGroup) -> Tensor:
+        mesh = DeviceMesh.from_group(group, "cpu")
+        style = cp._ContextParallel(seq_dim=SEQUENCE, attention_type=cp._ContextParallel.AttentionType.FLEX)
+        q, k, v = (t.requires_grad_() for t in heads(1, 3))
+        args, _ = style.flex_input_fn(None, (q, k, v), {}, mesh)
+        return flex_attention(*args)
+
+    said = refused_alike("context parallel: gradients of FlexAttention on the CPU", call, request.node)
+    agree("does not support backward on CPU" in said, said)

@@ -1,0 +1,237 @@
+"""Tensor parallelism over MPI: parallelize_module's plans train as one process does; piece by piece and as a whole."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor.debug import CommDebugMode
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    PrepareModuleInputOutput,
+    PrepareModuleOutput,
+    RowwiseParallel,
+    SequenceParallel,
+    loss_parallel,
+    parallelize_module,
+)
+
+from tests.stack.meshes import drawn, share_of, whole
+from tests.stack.transformers import (
+    WIDTH,
+    Attention,
+    Perceptron,
+    Transformer,
+    differences,
+    language_loss,
+    made,
+    parallelize,
+    steps,
+    tokens,
+)
+from tests.support import agree, everyone
+
+SECTION = "Tensor and context parallel"
+LENGTH = 6  # tokens per rank where sequences are split
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),
+]
+
+
+def square_loss(model: nn.Module, step: int) -> Tensor:
+    return whole(model(drawn(4, 6, WIDTH, seed=step))).square().mean()
+
+
+@pytest.mark.feature("parallelize_module: ColwiseParallel, RowwiseParallel")
+@pytest.mark.parametrize("uneven", [0, 1], ids=["even", "uneven"])
+def test_perceptron(uneven: int, rank: int, size: int) -> None:
+    """Columns, then rows: one all_reduce forward, one backward; hidden units that the ranks do not share evenly as well."""
+    reference = made(lambda: Perceptron(4 * size + uneven))
+    model = made(lambda: Perceptron(4 * size + uneven))
+    mesh = init_device_mesh("cpu", (size,))
+    up = ColwiseParallel(use_local_output=not uneven)  # torch guesses the whole size from a local tensor, as if all had as much
+    parallelize_module(model, mesh, {"up": up, "down": RowwiseParallel()})
+    placements = [model.up.weight.placements, model.up.bias.placements, model.down.weight.placements, model.down.bias.placements]
+    losses = steps(model, square_loss), steps(reference, square_loss)
+    wrong = differences(model, reference)
+    expected = [(Shard(0),), (Shard(0),), (Shard(1),), (Replicate(),)]
+    agree(not wrong and losses[0] == pytest.approx(losses[1]) and placements == expected, (wrong, losses, placements))
+
+
+@pytest.mark.feature("parallelize_module: ColwiseParallel, RowwiseParallel")
+def test_weights_come_from_rank_0(rank: int, size: int) -> None:
+    """Each rank starts with other weights; src_data_rank=None keeps each rank's own."""
+    mesh = init_device_mesh("cpu", (size,))
+    found = []
+    for source in (0, None):
+        torch.manual_seed(rank)
+        model = nn.Linear(3, 2 * size)
+        mine = model.weight.detach().clone()
+        parallelize_module(model, mesh, ColwiseParallel(), src_data_rank=source)
+        first = everyone(mine)[0]
+        expected = (first if source == 0 else mine)[2 * rank : 2 * rank + 2]
+        found.append(torch.equal(model.weight.to_local(), expected))
+    agree(found == [True, True], found)
+
+
+@pytest.mark.feature("parallelize_module: ColwiseParallel, RowwiseParallel")
+def test_patterns_and_layouts(rank: int, size: int) -> None:
+    """Names with wildcards; a sharded input, a sharded output, use_local_output=False."""
+    mesh = init_device_mesh("cpu", (size,))
+    model = made(lambda: nn.Sequential(Perceptron(2 * size), Perceptron(2 * size)))
+    reference = copy.deepcopy(model)
+    first = ColwiseParallel(input_layouts=Shard(0))
+    parallelize_module(
+        model,
+        mesh,
+        {"*.up": first, "0.down": RowwiseParallel(output_layouts=Shard(0)), "1.down": RowwiseParallel(use_local_output=False)},
+    )
+    x = drawn(2 * size, WIDTH)
+    output = model(x.chunk(size)[rank])
+    right = isinstance(output, DTensor) and output.placements == (Replicate(),)
+    agree(right and torch.allclose(output.full_tensor(), reference(x), rtol=0, atol=1e-12), output)
+
+
+@pytest.mark.feature("CommDebugMode counts the collectives")
+@pytest.mark.min_ranks(2)
+def test_collectives_are_counted(rank: int, size: int) -> None:
+    """One all_reduce in the forward of a column-row pair, and one in its backward."""
+    model = made(lambda: Perceptron(4 * size))
+    parallelize_module(model, init_device_mesh("cpu", (size,)), {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    x = drawn(3, WIDTH).requires_grad_()
+    with CommDebugMode() as forward:
+        loss = model(x).sum()
+    with CommDebugMode() as backward:
+        loss.backward()
+    counts = [mode.get_comm_counts()[torch.ops.c10d_functional.all_reduce] for mode in (forward, backward)]
+    agree(counts == [1, 1] and forward.get_total_counts() == 1, counts)
+
+
+@pytest.mark.feature("tensor parallel under torch.compile")
+@pytest.mark.slow
+def test_compiled(rank: int, size: int) -> None:
+    """aot_eager, fullgraph: the collectives of the plan find MPI's groups by name inside the graph."""
+    mesh = init_device_mesh("cpu", (1, size), mesh_dim_names=("dp", "tp"))["tp"]
+    model, reference = (made(lambda: Perceptron(4 * size)) for _ in range(2))
+    parallelize_module(model, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    losses = steps(torch.compile(model, backend="aot_eager", fullgraph=True), square_loss), steps(reference, square_loss)
+    wrong = differences(model, reference)
+    agree(not wrong and losses[0] == pytest.approx(losses[1]), (wrong, losses))
+
+
+@pytest.mark.feature("parallelize_module: SequenceParallel")
+@pytest.mark.parametrize("norm", [nn.LayerNorm, nn.RMSNorm, nn.Dropout], ids=lambda norm: norm.__name__)
+def test_sequence_parallel(norm: type[nn.Module], rank: int, size: int) -> None:
+    """Each rank normalises its tokens; the weight's gradient is the sum over all tokens."""
+    mesh = init_device_mesh("cpu", (size,))
+    model = made(lambda: nn.Sequential(norm(0.0 if norm is nn.Dropout else WIDTH), nn.Linear(WIDTH, 5)))
+    reference = copy.deepcopy(model)
+    parallelize_module(
+        model, mesh, {"0": SequenceParallel(), "1": ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate())}
+    )
+
+    def loss_of(model: nn.Module, step: int) -> Tensor:
+        x = drawn(2, size * LENGTH, WIDTH, seed=step)
+        return model(x if model is reference else x.chunk(size, 1)[rank]).pow(3).mean()
+
+    losses = steps(model, loss_of), steps(reference, loss_of)
+    wrong = differences(model, reference)
+    agree(not wrong and losses[0] == pytest.approx(losses[1]), (wrong, losses))
+
+
+class Two(nn.Module):
+    """Two inputs, one by keyword, two outputs."""
+
+    def forward(self, a: Tensor, scale: float, *, b: Tensor) -> tuple[Tensor, Tensor]:
+        self.seen = (a.shape, b.shape)
+        return a * scale, a + b
+
+
+@pytest.mark.feature("parallelize_module: PrepareModuleInput, PrepareModuleOutput")
+def test_prepare_module(rank: int, size: int) -> None:
+    """Inputs come sharded and are needed whole, outputs leave sharded; what is no tensor passes."""
+    mesh = init_device_mesh("cpu", (size,))
+    a, b = drawn(2 * size, 3, seed=0), drawn(2 * size, 3, seed=1)
+    inputs: dict[str, Any] = {
+        "input_layouts": (Shard(0), None),
+        "desired_input_layouts": (Replicate(), None),
+        "input_kwarg_layouts": {"b": Replicate()},
+        "desired_input_kwarg_layouts": {"b": Replicate()},
+        "use_local_output": True,
+    }
+    outputs: dict[str, Any] = {"output_layouts": (Replicate(), Replicate()), "desired_output_layouts": (Shard(0), Shard(1))}
+    joint = PrepareModuleInputOutput(
+        **{k: v for k, v in inputs.items() if k != "use_local_output"}, **outputs, use_local_input=True, use_local_output=True
+    )
+    found = []
+    for plans in ([PrepareModuleInput(**inputs), PrepareModuleOutput(**outputs)], [joint]):
+        module = Two()
+        for plan in plans:
+            parallelize_module(module, mesh, plan)
+        scaled, added = module(a.chunk(size)[rank], 2.0, b=b)
+        right = torch.equal(scaled, (2 * a).chunk(size)[rank]) and torch.equal(
+            added, share_of(a + b, (size,), (rank,), [Shard(1)])
+        )
+        found.append((right, module.seen))
+    agree(all(right and seen == (a.shape, b.shape) for right, seen in found), found)
+
+
+@pytest.mark.feature("attention: heads shared out")
+def test_attention(rank: int, size: int) -> None:
+    """Each rank attends with its heads; the output projection sums over ranks."""
+    mesh = init_device_mesh("cpu", (size,))
+    model, reference = (made(lambda: Attention(2 * size)) for _ in range(2))
+    plan = {name: ColwiseParallel() for name in "qkv"}
+    parallelize_module(model, mesh, {**plan, "out": RowwiseParallel()})
+    losses = steps(model, square_loss), steps(reference, square_loss)
+    wrong = differences(model, reference)
+    agree(not wrong and losses[0] == pytest.approx(losses[1]), (wrong, losses))
+
+
+@pytest.mark.feature("a transformer: embedding, sequence parallel blocks, loss parallel")
+@pytest.mark.parametrize("split_logits", [False, True], ids=["whole-logits", "loss-parallel"])
+def test_transformer(split_logits: bool, rank: int, size: int) -> None:
+    """Vocabulary by rows, heads, hidden units and tokens by rank, logits by class: three steps equal one process's."""
+    mesh = init_device_mesh("cpu", (size,))
+    model, reference = (made(lambda: Transformer(size)) for _ in range(2))
+    parallelize(model, mesh, split_logits)
+
+    def loss_of(model: nn.Module, step: int) -> Tensor:
+        return language_loss(model, tokens(step, 3, 2 * size + 1))
+
+    expected = steps(reference, loss_of)
+    if split_logits:
+        with loss_parallel():
+            losses = steps(model, loss_of)
+    else:
+        losses = steps(model, loss_of)
+    wrong = differences(model, reference)
+    agree(not wrong and losses == pytest.approx(expected), (wrong, losses, expected))
+
+
+@pytest.mark.feature("tensor parallel in bfloat16")
+def test_bfloat16(rank: int, size: int) -> None:
+    """Sums over ranks are accumulated in float32 and rounded once; every rank has the same bits."""
+    mesh = init_device_mesh("cpu", (size,))
+    model, reference = (made(lambda: Perceptron(4 * size)).to(torch.bfloat16) for _ in range(2))
+    parallelize_module(model, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    x = drawn(5, WIDTH).to(torch.bfloat16)
+    found, expected = model(x), reference(x)
+    found.square().sum().backward()
+    expected.square().sum().backward()
+    bits = everyone(found.detach().view(torch.int16))
+    near = torch.allclose(found, expected, rtol=0.02, atol=0.02) and torch.allclose(
+        model.up.weight.grad.full_tensor(), reference.up.weight.grad, rtol=0.05, atol=0.05
+    )
+    agree(
+        near and all(torch.equal(other, bits[0]) for other in bits) and Partial() not in model.up.weight.grad.placements,
+        (found, expected),
+    )
