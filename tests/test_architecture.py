@@ -25,6 +25,7 @@ BELOW = {
     "engine": {"algorithms", "mpi", "cuda"},
     "c10d": {"engine", "mpi"},
     "api": {"c10d", "engine", "mpi"},
+    "nn": {"api", "c10d", "engine"},
 }
 
 

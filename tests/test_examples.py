@@ -58,7 +58,7 @@ def looks_like_a_plot(picture: Path) -> None:
 
 
 def test_there_are_examples() -> None:
-    assert len(EXAMPLES) >= 7
+    assert len(EXAMPLES) >= 8
     assert {path.stem for path in PLOTTING} == {"digits_by_hand", "digits_ddp", "digits_torch_ddp"}
 
 

@@ -21,6 +21,7 @@ OWN_MODULES = {
     "run": "our launcher in the place of torchrun's",
     "config": "our variables; torch's are reached as torch.distributed.config",
     "algorithms": "our room; what it does not have it takes from torch's",
+    "nn": "our functional and halo exchange; the rest it takes from torch's",
     "rpc": "our RPC",
     "autograd": "our RPC",
     "optim": "our RPC",
@@ -104,9 +105,10 @@ def test_init_process_group_takes_torchs_arguments() -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "fsdp", "device_mesh", "tensor", "tensor.parallel", "checkpoint", "checkpoint.state_dict", "pipelining", "nn",
+        "fsdp", "device_mesh", "tensor", "tensor.parallel", "checkpoint", "checkpoint.state_dict", "pipelining",
         "distributed_c10d", "constants", "rendezvous", "utils", "elastic", "launcher", "c10d_logger",
         "algorithms.ddp_comm_hooks.default_hooks", "algorithms.join", "algorithms.model_averaging", "fsdp.wrap",
+        "nn.api", "nn.api.remote_module", "nn.jit", "nn.jit.instantiator",
     ],
 )  # fmt: skip
 def test_submodules_are_torchs_own(name: str) -> None:
@@ -147,6 +149,54 @@ def test_no_module_of_ours_hides_one_of_torchs_unnoticed() -> None:
     assert theirs & ours <= set(OWN_MODULES)
 
 
+FUNCTIONAL = [
+    "broadcast", "gather", "scatter", "reduce", "reduce_scatter", "all_gather", "_all_gather_base", "all_to_all",
+    "all_to_all_single", "all_reduce",
+]  # fmt: skip
+
+
+def test_nn_has_what_torchs_has() -> None:
+    """Ours where it communicates, torch's own object everywhere else; and no function that torch adds goes by unnoticed."""
+    import torch.distributed.nn
+
+    import mpicoll.nn
+    from mpicoll.nn import functional
+
+    for mine, theirs in ((mpicoll.nn, torch.distributed.nn), (functional, torch.distributed.nn.functional)):
+        assert set(public(theirs)) <= set(dir(mine))
+        for name in public(theirs):
+            value = getattr(mine, name)
+            if name in FUNCTIONAL:
+                assert value.__module__ == "mpicoll.nn.functional", name
+                assert value.__doc__, name
+            elif name != "functional" and not inspect.ismodule(value):
+                assert value is getattr(theirs, name), name
+    defined = [
+        name
+        for name, value in vars(torch.distributed.nn.functional).items()
+        if inspect.isfunction(value) and value.__module__ == "torch.distributed.nn.functional"
+    ]
+    assert set(defined) - set(FUNCTIONAL) <= {"_deprecated", "_not_supported_under_compile"}
+    assert mpicoll.nn.RemoteModule is torch.distributed.nn.RemoteModule
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = mpicoll.nn.no_such_name
+
+
+@pytest.mark.parametrize("name", FUNCTIONAL)
+def test_nn_signatures_are_torchs(name: str) -> None:
+    """But for the group: torch's default is the world at the time of the import, or None; ours is always the world."""
+    import torch.distributed.nn.functional
+
+    from mpicoll.nn import functional
+
+    mine, theirs = signature(getattr(functional, name)), signature(getattr(torch.distributed.nn.functional, name))
+    assert list(mine) == list(theirs)
+    for key in theirs:
+        assert mine[key].kind == theirs[key].kind
+        assert mine[key].default == theirs[key].default or key == "group", key
+    assert mine["group"].default is None
+
+
 def test_names_that_nobody_has() -> None:
     for name in ("all_reduse", "__wrapped__", "_not_there"):
         with pytest.raises(AttributeError, match=name):
@@ -182,7 +232,8 @@ def test_importing_starts_nothing() -> None:
 
 @pytest.mark.launch
 def test_star_import() -> None:
-    code = "from mpicoll import *\nassert all_reduce.__module__ == 'mpicoll.api.collectives' and ReduceOp and Work"
+    code = "from mpicoll import *\nassert all_reduce.__module__ == 'mpicoll.api.collectives' and ReduceOp and Work\n"
+    code += "from mpicoll.nn import *\nassert all_reduce.__module__ == 'mpicoll.nn.functional' and halo_exchange and RemoteModule"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=clean_environment(), timeout=60)
     assert done.returncode == 0, done.stderr
 
@@ -190,6 +241,7 @@ def test_star_import() -> None:
 @pytest.mark.launch
 def test_importing_names_starts_no_mpi() -> None:
     names = ", ".join(name for name in sorted(mpicoll.OURS))
-    code = f"import sys\nfrom mpicoll import {names}\nassert 'mpi4py.MPI' not in sys.modules"
+    code = f"import sys\nfrom mpicoll import {names}\nimport mpicoll.nn\nfrom mpicoll.nn import functional, halo_exchange, Grid\n"
+    code += "assert 'mpi4py.MPI' not in sys.modules and 'torch.distributed.nn' not in sys.modules"
     done = run([sys.executable, "-c", code])
     assert done.returncode == 0, done.stderr

@@ -1,0 +1,133 @@
+# python -m mpicoll.run -n 4 examples/halo_convolution.py
+"""Trains a convolutional network on a field that is split over the ranks: it learns to diffuse heat, on a torus.
+
+Each rank has a tile of the field. A convolution of 3x3 needs one row and one column more on each side, which are the neighbours':
+
+        columns                       what rank 0 convolves: its tile and a halo, the corners too
+      +--------+--------+                 x | x x x x | x
+      | rank 0 | rank 1 |                 --+---------+--
+      |        |        |                 x | o o o o | x        halo_exchange along the rows sends o to x, then along
+      +--------+--------+                 x | o o o o | x        the columns what it has by now, halos included: so
+      | rank 2 | rank 3 |                 x | o o o o | x        the corners come from the diagonal neighbour
+      |        |        |                 --+---------+--
+      +--------+--------+                 x | x x x x | x
+
+Going back, autograd takes the gradient of every x home to the rank whose o it was. The weights are the same on all ranks; each
+has the gradient of its own tile, and their sum is the gradient of the whole: one all_reduce. Loss and gradients of the first
+step are compared with one process; nothing else here needs the whole field in one place. Any number of ranks.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+import mpicoll as dist
+from mpicoll.nn import Grid, halo_exchange
+
+EXTENT = 32  # rows and columns of the whole field
+FIELDS = 4
+STEPS = 40  # of the optimizer
+Widen = Callable[[Tensor], Tensor]
+
+
+def most_square(size: int) -> tuple[int, int]:
+    """Rows and columns of tiles for this number of ranks: (2, 2) for 4, (1, 2) for 2."""
+    rows = max(rows for rows in range(1, math.isqrt(size) + 1) if size % rows == 0)
+    return rows, size // rows
+
+
+def warm_spots() -> Tensor:
+    """Some temperature fields, smooth and periodic; the same on every rank."""
+    generator = torch.Generator().manual_seed(1)
+    angle = torch.arange(EXTENT) * (2 * math.pi / EXTENT)
+    fields = torch.zeros(FIELDS, 1, EXTENT, EXTENT)
+    for field in fields:
+        for row_wave in range(4):
+            for column_wave in range(4):
+                height, row_phase, column_phase = torch.rand(3, generator=generator) * 2 * math.pi
+                field += height * torch.outer(
+                    torch.sin(row_wave * angle + row_phase), torch.sin(column_wave * angle + column_phase)
+                )
+    return fields / fields.std()
+
+
+def diffused(field: Tensor, steps: int = 3, rate: float = 0.2) -> Tensor:
+    """What the network shall learn: each step, every point moves towards the mean of its four neighbours."""
+    for _ in range(steps):
+        around = sum(field.roll(shift, dim) for dim in (-2, -1) for shift in (-1, 1))
+        field = field + rate * (around - 4 * field)
+    return field
+
+
+class Network(torch.nn.Module):
+    """Three convolutions of 3x3. ``widen`` adds a row or column on each side, since they have no padding of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Conv2d(*channels, 3) for channels in ((1, 8), (8, 8), (8, 1)))
+
+    def forward(self, x: Tensor, widen: Widen) -> Tensor:
+        first, second, third = self.layers
+        hidden = torch.tanh(first(widen(x)))
+        hidden = torch.tanh(second(widen(hidden)))
+        return x + third(widen(hidden))
+
+
+def of_one_process(network: Network, before: Tensor, after: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """Loss and gradients with the whole field in one place: the same network, the torus by circular padding."""
+    output = network(before, lambda x: torch.nn.functional.pad(x, (1, 1, 1, 1), mode="circular"))
+    loss = (output - after).square().sum() / after.numel()
+    return loss, list(torch.autograd.grad(loss, list(network.parameters())))
+
+
+def main() -> None:
+    dist.init_process_group()
+    rank, size = dist.get_rank(), dist.get_world_size()
+    torch.set_default_dtype(torch.float64)
+    torch.manual_seed(0)
+    grid = Grid(most_square(size), periodic=True)  # over the last two dimensions of a tensor
+    network = Network()
+    whole_before = warm_spots()
+    whole_after = diffused(whole_before)
+    before, after = grid.part(whole_before), grid.part(whole_after)
+
+    def with_halo(x: Tensor) -> Tensor:
+        for dim in (-2, -1):
+            x = halo_exchange(x, grid, dim, width=1)
+        return x
+
+    expected_loss, expected_gradients = of_one_process(network, whole_before, whole_after)
+    optimizer = torch.optim.Adam(network.parameters(), lr=0.01)
+    losses = []
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        # A rank's share of the loss: the sum over its tile by the size of the whole. All shares make the whole's mean.
+        loss = (network(before, with_halo) - after).square().sum() / whole_after.numel()
+        loss.backward()
+        gradients = [parameter.grad for parameter in network.parameters()]
+        for gradient in gradients:
+            dist.all_reduce(gradient, group=grid.group)
+        total = loss.detach()
+        dist.all_reduce(total, group=grid.group)
+        if step == 0:
+            torch.testing.assert_close(total, expected_loss, rtol=1e-10, atol=0)
+            torch.testing.assert_close(gradients, expected_gradients, rtol=1e-8, atol=1e-12)
+        optimizer.step()
+        losses.append(total.item())
+        if rank == 0 and step % 20 == 0:
+            print(f"step {step:>2}: loss {losses[-1]:.2e}")
+
+    assert losses[-1] < losses[0] / 10, losses
+    error = (grid.whole(network(before, with_halo).detach()) - whole_after).abs().max().item()
+    dist.barrier()
+    if rank == 0:
+        print(f"largest error of the last network, over the whole field: {error:.2f} standard deviations")
+        tiles, fall = " x ".join(map(str, grid.shape)), losses[0] / losses[-1]
+        print(f"halo_convolution: {tiles} tiles, loss and gradients as in one process, then the loss fell {fall:.0f}-fold")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""Communication that autograd goes through: torch.distributed.nn over MPI, messages, and halo exchange on a grid of ranks.
+
+    functional   collectives with torch's signatures, and send, recv, sendrecv; the names are here, too
+    grid, halo   Grid, halo_exchange
+    agreement    what the ranks make sure of before anything moves
+    linear       an operation and its adjoint make a differentiable function
+    moves        the collectives as such operations; messages: what send and recv are made of
+
+Importing this starts no MPI. What torch.distributed.nn has besides (RemoteModule, api, jit) is torch's own object.
+"""
+# ruff: noqa: F401  these names are for others; __all__ is made on demand, torch's among them
+
+from __future__ import annotations
+
+from typing import Any
+
+from mpicoll.c10d import untraced
+from mpicoll.nn import functional
+from mpicoll.nn.functional import (
+    _all_gather_base,
+    all_gather,
+    all_reduce,
+    all_to_all,
+    all_to_all_single,
+    broadcast,
+    gather,
+    recv,
+    reduce,
+    reduce_scatter,
+    scatter,
+    send,
+    sendrecv,
+)
+from mpicoll.nn.grid import Grid
+from mpicoll.nn.halo import halo_exchange
+
+OURS = [*functional.__all__, "Grid", "functional", "halo_exchange"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__all__":
+        return __dir__()
+    if name.startswith("__"):
+        raise AttributeError(f"module 'mpicoll.nn' has no attribute {name!r}")
+    import torch.distributed.nn
+
+    return getattr(torch.distributed.nn, name)
+
+
+def __dir__() -> list[str]:
+    import torch.distributed.nn
+
+    theirs = [name for name in dir(torch.distributed.nn) if not name.startswith("_")]
+    return sorted({*OURS, *theirs})
+
+
+untraced.close_package(__name__)  # torch.compile breaks its graph here, and these functions run as they are
