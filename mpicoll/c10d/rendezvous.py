@@ -69,8 +69,16 @@ def _meet(there: runtime.Runtime, comm: Any, timeout: timedelta) -> Store:
     errors = [text for _, text in answers if text]
     if errors:
         raise LaunchError("init_process_group: " + "; ".join(errors))
+    error = ""
     if store is None:
-        store = TCPStore(address, place.port, None, False, timeout=timeout, wait_for_workers=False)
+        try:
+            store = TCPStore(address, place.port, None, False, timeout=timeout, wait_for_workers=False)
+        except Exception as failure:  # noqa: BLE001  the other ranks wait for the answer
+            error = f"rank {there.rank} on {there.hostname} could not connect: {type(failure).__name__}: {failure}"
+    # Also so that rank 0's store, which goes when init_process_group fails, lives until everybody is connected.
+    errors = [text for text in comm.allgather(error) if text]
+    if errors or store is None:
+        raise LaunchError("init_process_group: " + "; ".join(errors))
     os.environ.setdefault("MASTER_ADDR", next((used for used, _ in answers if used != LOOPBACK), LOOPBACK))
     os.environ.setdefault("MASTER_PORT", str(place.port))
     return store
