@@ -86,11 +86,14 @@ class MpiBackend(Operations, Backend):
         """What torch copies, name and timeout changed, for `split`; made anew each time."""
         return Backend.Options("mpi", timedelta(seconds=self.communicator.timeout_s))
 
-    def split(self, store: Any, ranks: list[int], opts: Any) -> MpiBackend:
+    def split(self, store: Any, ranks: list[int], opts: Any) -> Backend:
         """The backend of a new group of these ranks of this one, in this order (collective over them); for ``dist.split_group``.
 
-        opts: our `options`, with the new group's name and timeout.
+        Args:   opts: our `options`, with the new group's name and timeout.
+        Returns: on other ranks a stand-in, which `_splitting` throws away: C++ does not take None.
         """
+        if self.communicator.rank not in ranks:
+            return _Nobody(0, 1)
         from mpicoll.c10d import world
 
         backend: MpiBackend = world.split(self.communicator, ranks, opts.group_name, opts._timeout.total_seconds())
@@ -159,24 +162,15 @@ def _straight(method: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
-def _splitting(method: Callable[..., Any]) -> Callable[..., Any]:
-    """On ranks that are in no part, C++ expects a null pointer of each backend, which one in Python cannot return."""
+class _Nobody(Backend):
+    """Of a group that this rank is no member of."""
 
+
+def _splitting(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def wrapped(self: ProcessGroup, ranks: Sequence[int], *args: Any, **kwargs: Any) -> Any:
-        if self.rank() not in ranks:
-            devices = kwargs.get("device_types") or self._device_types
-            others = [device for device in devices if not _is_ours(self._get_backend(device))]
-            if not others:
-                return None
-            if len(others) < len(devices):
-                kwargs["device_types"] = others
-        return method(self, ranks, *args, **kwargs)
+        group = method(self, ranks, *args, **kwargs)
+        return group if self.rank() in ranks else None
 
     wrapped._mpicoll_original = method  # type: ignore[attr-defined]
     return wrapped
-
-
-def _is_ours(backend: Any) -> bool:
-    """Also inside the wrapper of TORCH_DISTRIBUTED_DEBUG=DETAIL."""
-    return isinstance(getattr(backend, "wrapped_pg", backend), MpiBackend)
