@@ -1,6 +1,6 @@
 """Functional collectives for which nobody waits: dropped at once, under way when their group goes, and at the end.
 
-    mpirun -n 2 python tests/door2_scripts/unwaited.py destroy
+mpirun -n 2 python tests/door2_scripts/unwaited.py destroy
 """
 
 from __future__ import annotations

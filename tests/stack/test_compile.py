@@ -113,7 +113,7 @@ def test_gradients(backend: str, rank: int, size: int) -> None:
 
     gradients = []
     for call in (compiled(function, backend), function):
-        x, w = (of_rank(rank + k, size * size, size * size).double().div(10).requires_grad_() for k in range(2))
+        x, w = (of_rank(rank + k + 1, size * size, size * size).double().div(10).requires_grad_() for k in range(2))
         call(x, w).backward()
         gradients.append([x.grad, w.grad])
     agree(same(*gradients) and bool(gradients[0][0].abs().sum() > 0), gradients)  # type: ignore[union-attr]

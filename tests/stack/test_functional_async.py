@@ -123,7 +123,7 @@ def test_nobody_waits(how: str) -> None:
     assert done.stdout.count("through") == 2, done.stdout
 
 
-@pytest.mark.feature("functional: the ops of compiled graphs: all_reduce_, broadcast_, *_out, *_coalesced_; legacy c10d_functional")
+@pytest.mark.feature("functional: ops of compiled graphs: all_reduce_, broadcast_, *_out, *_coalesced_; legacy c10d_functional")
 def test_in_place_ops(rank: int, size: int) -> None:
     """What inductor makes of functional collectives: same storage, results where the input or out was."""
     tensor = of_rank(rank, 4)
@@ -145,7 +145,7 @@ def test_in_place_ops(rank: int, size: int) -> None:
         agree(torch.equal(out, total(size, 2 * size).chunk(size)[rank]), out)
 
 
-@pytest.mark.feature("functional: the ops of compiled graphs: all_reduce_, broadcast_, *_out, *_coalesced_; legacy c10d_functional")
+@pytest.mark.feature("functional: ops of compiled graphs: all_reduce_, broadcast_, *_out, *_coalesced_; legacy c10d_functional")
 def test_in_place_functions(rank: int, size: int) -> None:
     """What dynamo puts in the place of the classic collectives."""
     whole = of_rank(rank, 2 * size)
@@ -160,7 +160,7 @@ def test_in_place_functions(rank: int, size: int) -> None:
     agree(all(torch.equal(part, of_rank(r, 2 * size)) for r, part in enumerate(listed)), listed)
 
 
-@pytest.mark.feature("functional: the ops of compiled graphs: all_reduce_, broadcast_, *_out, *_coalesced_; legacy c10d_functional")
+@pytest.mark.feature("functional: ops of compiled graphs: all_reduce_, broadcast_, *_out, *_coalesced_; legacy c10d_functional")
 def test_legacy_ops(rank: int, size: int) -> None:
     """The older namespace, which names a group by tag and ranks."""
     ranks = list(range(size))

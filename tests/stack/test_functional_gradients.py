@@ -63,14 +63,14 @@ GRADIENTS: dict[str, Callable[[Tensor, int, int], Tensor]] = {
 }
 
 
-@pytest.mark.feature("functional: gradients by gradcheck: all_reduce, all_gather, reduce_scatter, all_to_all, permute, *_autograd")
+@pytest.mark.feature("functional, by gradcheck: all_reduce, all_gather, reduce_scatter, all_to_all, permute, *_autograd")
 @pytest.mark.parametrize("function", GRADIENTS)
 def test_gradients(function: str, rank: int, size: int) -> None:
     shape = (2, size) if "dim 1" in function else (size,)
     check(lambda x: GRADIENTS[function](x, rank, size), of_ranks(*shape))
 
 
-@pytest.mark.feature("functional: gradients by gradcheck: all_reduce, all_gather, reduce_scatter, all_to_all, permute, *_autograd")
+@pytest.mark.feature("functional, by gradcheck: all_reduce, all_gather, reduce_scatter, all_to_all, permute, *_autograd")
 def test_uneven_all_to_all(rank: int, size: int) -> None:
     """Rank i sends (i + j) % 3 rows to rank j: the backward has the splits the other way round."""
     rows = [[(i + j) % 3 for j in range(size)] for i in range(size)]
@@ -82,12 +82,12 @@ def test_uneven_all_to_all(rank: int, size: int) -> None:
     check(function, of_ranks(2 * size, 1))
 
 
-@pytest.mark.feature("functional: gradients by gradcheck: all_reduce, all_gather, reduce_scatter, all_to_all, permute, *_autograd")
+@pytest.mark.feature("functional, by gradcheck: all_reduce, all_gather, reduce_scatter, all_to_all, permute, *_autograd")
 def test_complex_all_reduce(rank: int) -> None:
     check(lambda x: funcol.all_reduce(x * x, "sum", dist.group.WORLD), of_ranks(2, dtype=torch.complex128))
 
 
-@pytest.mark.feature("functional: gradients by gradcheck: all_reduce, all_gather, reduce_scatter, all_to_all, permute, *_autograd")
+@pytest.mark.feature("functional, by gradcheck: all_reduce, all_gather, reduce_scatter, all_to_all, permute, *_autograd")
 def test_gradients_of_a_mesh_dimension(rank: int, size: int) -> None:
     """Each row of a mesh for itself; the other rows' inputs have no influence."""
     mesh = init_device_mesh("cpu", (size // 2, 2) if size % 2 == 0 else (1, size))
@@ -111,7 +111,7 @@ def test_coalesced(kind: str, size: int) -> None:
     check(function, of_ranks(size, 2), of_ranks(size, seed=1))
 
 
-@pytest.mark.feature("functional: gradients by gradcheck: all_reduce avg, min, max, premul_sum")
+@pytest.mark.feature("functional, by gradcheck: all_reduce avg, min, max, premul_sum")
 @pytest.mark.skipif(VERSION < (2, 15), reason="needs torch >= 2.15")
 @pytest.mark.parametrize("op", ["avg", "min", "max", "premul_sum"])
 def test_other_reductions(op: str) -> None:
@@ -121,7 +121,7 @@ def test_other_reductions(op: str) -> None:
     check(lambda x: funcol.all_reduce_coalesced([x * x, x], reduction, dist.group.WORLD), of_ranks(3))
 
 
-@pytest.mark.feature("functional: gradients by gradcheck: all_reduce avg, min, max, premul_sum")
+@pytest.mark.feature("functional, by gradcheck: all_reduce avg, min, max, premul_sum")
 @pytest.mark.skipif(VERSION < (2, 15), reason="needs torch >= 2.15")
 def test_ties_share_the_gradient(size: int) -> None:
     """All ranks hold the maximum: each gets its share of the sum of all ranks' gradients."""
@@ -130,7 +130,7 @@ def test_ties_share_the_gradient(size: int) -> None:
     agree(torch.allclose(x.grad, torch.ones(2)), x.grad)  # type: ignore[arg-type]
 
 
-@pytest.mark.feature("functional: gradients by gradcheck: all_reduce, all_gather, reduce_scatter, all_to_all, permute, *_autograd")
+@pytest.mark.feature("functional, by gradcheck: all_reduce, all_gather, reduce_scatter, all_to_all, permute, *_autograd")
 def test_a_gradient_that_lies_otherwise(rank: int, size: int) -> None:
     """What backward receives may be expanded (of a sum) or transposed; the values count."""
     for seen in (lambda y: y.sum(), lambda y: (y.t() * torch.arange(y.numel(), dtype=y.dtype).view_as(y.t())).sum()):
