@@ -1,0 +1,255 @@
+"""torch's debugging aids over MPI: TORCH_DISTRIBUTED_DEBUG, its check for mismatches, NaN check, flight recorder, timeouts."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed import DebugLevel, distributed_c10d
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+from torch.nn.parallel import DistributedDataParallel
+
+import mpicoll
+from mpicoll.c10d.world import BACKEND_SUBCLASSES
+from tests.stack import sharded
+from tests.stack.exercise import exercise, total
+from tests.support import agree, everyone, launch
+
+SECTION = "Mixed backends and debugging"
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*(is|will be) deprecated.*:FutureWarning"),
+]
+# torch <= 2.13 has no wrapper for a group that is written in Python
+wrapped = pytest.mark.skipif(not BACKEND_SUBCLASSES, reason="needs torch >= 2.14")
+NATIVE: Any = torch._C._distributed_c10d
+
+
+def new_world() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    _clear_sharding_prop_cache()  # torch's plans for a mesh name the groups of the world in which they were made
+    dist.init_process_group("mpi")
+
+
+@pytest.fixture
+def level(request: pytest.FixtureRequest) -> Iterator[DebugLevel]:
+    """A world made at this level, as TORCH_DISTRIBUTED_DEBUG would have it."""
+    dist.set_debug_level(request.param)
+    new_world()
+    yield request.param
+    dist.set_debug_level(DebugLevel.OFF)
+    new_world()
+
+
+levels = pytest.mark.parametrize("level", [DebugLevel.INFO, DebugLevel.DETAIL], indirect=True, ids=lambda level: level.name)
+in_detail = pytest.mark.parametrize("level", [DebugLevel.DETAIL], indirect=True, ids=["DETAIL"])
+
+
+@pytest.mark.feature("TORCH_DISTRIBUTED_DEBUG=INFO, DETAIL: every operation, DDP, fully_shard, meshes")
+@levels
+def test_everything_works(level: DebugLevel, rank: int, size: int) -> None:
+    """Collectives, messages, objects, subgroups, Gloo beside, both doors: the same answers as without it."""
+    wrong = exercise(dist.group.WORLD, rank, size)
+    pair: Any = dist.new_group(list(range((size + 1) // 2)))
+    if rank < (size + 1) // 2:
+        wrong += exercise(pair, rank, (size + 1) // 2)
+    gloo = dist.new_group(backend="gloo")
+    wrong += ["gloo"] * (total(gloo) != size) + ["world"] * (total() != size)
+    mine = torch.ones(3)
+    mpicoll.all_reduce(mine)
+    wrong += ["mpicoll.all_reduce"] * (mine.tolist() != [size] * 3)
+    works = [dist.all_reduce(torch.ones(1000), async_op=True) for _ in range(5)]
+    wrong += ["asynchronous"] * (not all(work.wait() and work.is_completed() for work in works))  # type: ignore[union-attr]
+    mesh = init_device_mesh("cpu", (size,))
+    whole = torch.arange(15.0).reshape(5, 3)
+    turned = distribute_tensor(whole, mesh, [Shard(0)]).redistribute(mesh, [Shard(1)]).redistribute(mesh, [Replicate()])
+    wrong += ["DTensor"] * (not torch.equal(turned.to_local(), whole))
+    agree(not wrong and dist.get_debug_level() == level, wrong)
+
+
+@pytest.mark.feature("TORCH_DISTRIBUTED_DEBUG=INFO, DETAIL: every operation, DDP, fully_shard, meshes")
+@levels
+@pytest.mark.parametrize("kind", ["DDP", "fully_shard"])
+def test_training(kind: str, level: DebugLevel, rank: int, size: int) -> None:
+    """Two steps as in one process."""
+    model: Any = DistributedDataParallel(sharded.network(), bucket_cap_mb=0.0001) if kind == "DDP" else None
+    if model is None:
+        model = sharded.sharded(sharded.network(), mesh=init_device_mesh("cpu", (size,)))
+    sharded.train(model, sharded.sgd(model.parameters()), range(2), rank, size)
+    wrong = sharded.differences(model.parameters(), sharded.alone(2, size).parameters())
+    agree(not wrong, wrong)
+
+
+def said_by(call: Callable[[], Any]) -> str:
+    try:
+        call()
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+MISMATCHES: dict[str, Callable[[int], Any]] = {
+    "operation": lambda rank: dist.all_reduce(torch.ones(3)) if rank == 0 else dist.broadcast(torch.ones(3), 0),
+    "shape": lambda rank: dist.all_reduce(torch.ones(2 + (rank == 0))),
+    "dtype": lambda rank: dist.all_reduce(torch.ones(2, dtype=torch.float64 if rank == 0 else torch.float32)),
+    "async": lambda rank: dist.all_reduce(torch.ones(2), async_op=True) if rank == 0 else dist.barrier(),
+}
+
+
+@pytest.mark.feature("TORCH_DISTRIBUTED_DEBUG=DETAIL: mismatched collectives are told, with both ranks' calls")
+@wrapped
+@pytest.mark.min_ranks(2)
+@in_detail
+@pytest.mark.parametrize("what", list(MISMATCHES))
+def test_mismatches(what: str, level: DebugLevel, rank: int, size: int) -> None:
+    """torch's own words on every rank, before anything reaches MPI, so that the group works afterwards."""
+    said = said_by(lambda: MISMATCHES[what](rank))
+    ours = "OpType=ALLREDUCE" in said or rank != 0  # torch reads a fingerprint of another length as noise, on Gloo, too
+    agree("Detected mismatch between collectives on ranks" in said and ours, said)
+    agree(not exercise(dist.group.WORLD, rank, size))
+
+
+@pytest.mark.feature("TORCH_DISTRIBUTED_DEBUG=DETAIL: a rank that does not come is named")
+@wrapped
+@pytest.mark.min_ranks(2)
+@in_detail
+def test_missing_ranks(level: DebugLevel, rank: int, size: int) -> None:
+    """By rank 0, in the group's timeout; MPI is not waiting in that group, and the others go on."""
+    group: Any = dist.new_group(timeout=timedelta(seconds=1))
+    said = said_by(lambda: dist.all_reduce(torch.ones(1), group=group)) if rank != 1 else ""
+    named = "Ranks 1 failed to pass monitoredBarrier" in said
+    agree(named == (rank == 0) and total() == size, said)
+
+
+class Partly(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.never = nn.Linear(3, 2), nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.used(x)  # type: ignore[no-any-return]
+
+
+@pytest.mark.feature("TORCH_DISTRIBUTED_DEBUG: DDP names the parameters without gradient")
+@pytest.mark.parametrize(
+    "level", [DebugLevel.OFF, DebugLevel.INFO, DebugLevel.DETAIL], indirect=True, ids=lambda level: level.name
+)
+def test_unused_parameters_are_named(level: DebugLevel, rank: int, size: int) -> None:
+    """Their numbers without it, their names with it; the next model trains."""
+    model = DistributedDataParallel(Partly())
+    for _ in range(2):
+        said = said_by(lambda: model(torch.ones(1, 3)).sum().backward())
+    names = all(name in said for name in ("never.weight", "never.bias"))
+    agree("did not receive grad" in said and "2 3" in said and names == (level != DebugLevel.OFF), said)
+    after = DistributedDataParallel(Partly(), find_unused_parameters=True)
+    after(torch.full((1, 3), float(rank))).sum().backward()
+    gradients = everyone(after.module.used.weight.grad.tolist())  # type: ignore[union-attr]
+    agree(gradients == [[[(size - 1) / 2] * 3] * 2] * size, gradients)
+
+
+@pytest.mark.feature("DDP's logging data")
+def test_logging_data(rank: int, size: int) -> None:
+    """What torch tells its telemetry: who, how many, how large, over what."""
+    model = DistributedDataParallel(sharded.network())
+    sharded.backward(model, 0, rank, size)
+    found = model._get_ddp_logging_data()
+    nbytes = sum(p.numel() * 8 for p in model.parameters())
+    expected = {"rank": rank, "world_size": size, "module_name": "Sequential", "total_parameter_size_bytes": nbytes}
+    backend = "custom" if BACKEND_SUBCLASSES else "mpi"  # what torch >= 2.14 calls each backend from elsewhere
+    agree({key: found[key] for key in expected} == expected and found["backend_name"] == backend, found)
+
+
+@pytest.mark.feature("TORCH_DIST_INIT_BARRIER=1")
+def test_barrier_after_init(rank: int, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """trap 49: the world's barrier, and those of groups of both backends, go through the store."""
+    monkeypatch.setenv("TORCH_DIST_INIT_BARRIER", "1")
+    new_world()
+    groups = [dist.new_group(backend=backend) for backend in ("mpi", "gloo")]
+    agree(total() == size and all(total(group) == size for group in groups))
+
+
+@pytest.mark.feature("TORCH_DIST_NAN_CHECK=1")
+@wrapped
+def test_nan_check(rank: int, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NaN on its way into MPI raises, on the rank that has it, before a byte moves."""
+    monkeypatch.setenv("TORCH_DIST_NAN_CHECK", "1")
+    group: Any = dist.new_group()
+    bad = torch.tensor([1.0, float("nan")])
+    said = [said_by(call) for call in (lambda: dist.all_reduce(bad, group=group), lambda: group.allreduce([bad]))]
+    agree("NaN found" in said[0] and "NaN found" in said[1] and not exercise(group, rank, size), said)
+
+
+@pytest.mark.feature("the flight recorder shows MPI's operations, and which have not ended")
+@pytest.mark.skipif(not hasattr(NATIVE, "_reset_fr_trace"), reason="needs torch >= 2.15")
+def test_flight_recorder(rank: int, size: int) -> None:
+    """A dump of a program that works has no operation that looks as if it were under way, synchronous ones included."""
+    NATIVE._reset_fr_trace(backend="mpi")
+    group: Any = dist.new_group(group_desc="recorded")
+    dist.all_reduce(torch.ones(4, 2), group=group)
+    dist.broadcast(torch.ones(3, dtype=torch.float64), 0, group=group)
+    dist.all_gather([torch.zeros(2) for _ in range(size)], torch.ones(2), group=group)
+    dist.all_reduce(torch.ones(5), group=group, async_op=True).wait()  # type: ignore[union-attr]
+    dist.barrier(group=group)
+    found = json.loads(NATIVE._dump_fr_trace_json(backend="mpi"))["entries"]
+    mine = [entry for entry in found if entry["process_group"][1] == "recorded"]
+    names = [entry["profiling_name"] for entry in mine]
+    calls = ["mpi:all_reduce", "mpi:broadcast", "mpi:all_gather", "mpi:all_reduce", "mpi:barrier"]
+    agree(names == calls and mine[0]["input_sizes"] == [[4, 2]] and mine[1]["input_dtypes"] == ["Double"], mine)
+    agree(all(entry["retired"] for entry in mine), mine)
+
+
+@pytest.mark.feature("set_timeout for a group that exists")
+@pytest.mark.skipif(not hasattr(dist, "set_timeout"), reason="needs torch >= 2.14")
+@pytest.mark.min_ranks(2)
+def test_set_timeout(rank: int, size: int) -> None:
+    """torch's own words are that MPI cannot: here it counts from the next operation on."""
+    group: Any = dist.new_group()
+    dist.set_timeout(timedelta(seconds=0.5), group)
+    tensor, said = torch.ones(1), ""
+    if rank == 0:
+        work: Any = dist.all_reduce(tensor, group=group, async_op=True)
+        said = said_by(work.wait)
+    everyone(None)
+    if rank != 0:
+        dist.all_reduce(tensor, group=group)  # rank 0's, left in MPI, takes part
+    agree(("no end after 0.5 s" in said) == (rank == 0) and total() == size, said)
+
+
+@pytest.mark.feature("what an older torch's _set_pg_timeout says")
+@pytest.mark.skipif(hasattr(dist, "set_timeout"), reason="torch >= 2.14 has set_timeout")
+def test_set_pg_timeout(rank: int, size: int) -> None:
+    """torch <= 2.13 asks Gloo and NCCL only: a warning, and the group's timeout stays."""
+    group: Any = dist.new_group()
+    with pytest.warns(UserWarning, match="only supported for either nccl or gloo"):
+        distributed_c10d._set_pg_timeout(timedelta(seconds=1), group)
+    agree(group.communicator.timeout_s == 1800 and total(group) == size, group.communicator.timeout_s)
+
+
+@pytest.mark.feature("TORCH_DISTRIBUTED_DEBUG=DETAIL and TORCH_CPP_LOG_LEVEL=INFO in the environment of a job")
+@pytest.mark.launch
+@pytest.mark.timeout(90)
+def test_a_job_in_detail() -> None:
+    """A script that trains, with all of torch's debugging variables on: it works, ends well, and torch's own log is there."""
+    variables = {
+        "TORCH_DISTRIBUTED_DEBUG": "DETAIL",
+        "TORCH_CPP_LOG_LEVEL": "INFO",
+        "TORCH_SHOW_CPP_STACKTRACES": "1",
+        "TORCH_DIST_INIT_BARRIER": "1",
+    }
+    done = launch(2, "tests/door2_scripts/train_ddp.py", timeout_s=70, env=variables)
+    said = f"status {done.returncode}\nstdout:\n{done.stdout}\nstderr:\n{done.stderr}"
+    assert done.returncode == 0, said
+    assert done.stdout.count("of 2: trained") == 2, said
+    assert "Traceback" not in done.stderr, said
+    assert "DDP Initialized with" in done.stderr, said
+    assert os.environ.get("TORCH_DISTRIBUTED_DEBUG") is None

@@ -1,0 +1,170 @@
+"""Groups of MPI and of Gloo beside each other in a world of either: interleaved, under DDP and meshes, destroyed in any order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+from torch.nn.parallel import DistributedDataParallel
+
+from tests.stack import sharded
+from tests.stack.exercise import exercise, total
+from tests.support import agree
+
+SECTION = "Mixed backends and debugging"
+BACKENDS = ["mpi", "gloo"]
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+
+
+@pytest.fixture(params=BACKENDS)
+def world(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The default group's backend; the other one's groups stand beside it."""
+    if request.param == "gloo":
+        dist.destroy_process_group()
+        dist.init_process_group("gloo", init_method="mpi://", timeout=timedelta(seconds=50))
+    yield str(request.param)
+    if request.param == "gloo" and dist.is_initialized():
+        dist.destroy_process_group()
+        _clear_sharding_prop_cache()  # torch's plans for a mesh name the groups of the world in which they were made
+
+
+@pytest.mark.feature("groups of the other backend in an MPI world and in a Gloo world")
+@pytest.mark.filterwarnings("ignore:.*(is|will be) deprecated.*:FutureWarning")
+def test_each_kind_of_operation(world: str, rank: int, size: int) -> None:
+    """On all ranks, on the even and on the odd ones; ranks are the group's."""
+    wrong = {}
+    for backend in BACKENDS:
+        group: Any = dist.new_group(backend=backend)
+        halves = [list(range(start, size, 2)) for start in range(min(2, size))]
+        subgroups = [dist.new_group(ranks, backend=backend) for ranks in halves]
+        mine = rank % len(halves)
+        assert dist.get_backend(group) == dist.get_backend(subgroups[mine]) == backend
+        wrong[backend] = exercise(group, rank, size) + exercise(subgroups[mine], rank // len(halves), len(halves[mine]))
+    wrong["world"] = exercise(dist.group.WORLD, rank, size)
+    agree(dist.get_backend() == world and not any(wrong.values()), wrong)
+
+
+@pytest.mark.feature("both backends interleaved, asynchronously, in opposite orders on the ranks")
+def test_interleaved(world: str, rank: int, size: int) -> None:
+    """Even ranks start Gloo's first, odd ones MPI's: whoever waits for one must not hold up the other."""
+    groups = [dist.new_group(backend=backend) for backend in BACKENDS]
+    order = groups if rank % 2 else groups[::-1]
+    wrong = []
+    for step in range(20):
+        tensors = {group: torch.full((1000 * (step % 3) + 1,), float(step)) for group in order}
+        works = {group: dist.all_reduce(tensor, group=group, async_op=True) for group, tensor in tensors.items()}
+        if step % 2:  # what has begun on one ends while the program is in a synchronous call of the other
+            wrong += [step] * (total(groups[1 if step % 4 == 1 else 0]) != size)
+        for group in order[::-1]:
+            works[group].wait()  # type: ignore[union-attr]
+        wrong += [step] * any(bool((tensor != step * size).any()) for tensor in tensors.values())
+    agree(not wrong, wrong)
+
+
+def trained(group: Any, rank: int, size: int) -> nn.Module:
+    model = DistributedDataParallel(sharded.network(), process_group=group, bucket_cap_mb=0.0001)  # type: ignore[arg-type]
+    sharded.train(model, sharded.sgd(model.parameters()), range(3), rank, size)
+    return model
+
+
+@pytest.mark.feature("DDP on a group of either backend, two at once")
+def test_ddp_on_either(world: str, rank: int, size: int) -> None:
+    """Both train as one process does; two models' reducers at work on two backends in one backward."""
+    groups = [dist.new_group(backend=backend) for backend in BACKENDS]
+    reference = sharded.alone(3, size)
+    wrong = []
+    for group in groups:
+        wrong += sharded.differences(trained(group, rank, size).parameters(), reference.parameters())
+    pair = [DistributedDataParallel(sharded.network(), process_group=group) for group in groups]  # type: ignore[arg-type]
+    x, y = (sharded.share(part, rank) for part in sharded.batch(0, size))
+    sum(sharded.loss_of(model(x), y) for model in pair).backward()  # type: ignore[union-attr]
+    wrong += sharded.differences(sharded.gradients(pair[0]), sharded.gradients(pair[1]))
+    agree(not wrong, wrong)
+
+
+@pytest.mark.feature("fully_shard on Gloo's mesh in an MPI world, on MPI's mesh in a Gloo world")
+def test_fully_shard_on_either(world: str, rank: int, size: int) -> None:
+    reference = sharded.alone(2, size)
+    wrong = []
+    for backend in BACKENDS:
+        mesh = init_device_mesh("cpu", (size,), mesh_dim_names=(f"{backend} in {world}",), backend_override={0: backend})
+        assert dist.get_backend(mesh.get_group()) == backend
+        model = sharded.sharded(sharded.network(), mesh=mesh)
+        sharded.train(model, sharded.sgd(model.parameters()), range(2), rank, size)
+        wrong += sharded.differences(model.parameters(), reference.parameters())
+    agree(not wrong, wrong)
+
+
+@pytest.mark.feature("a DeviceMesh with a backend for each dimension (backend_override)")
+@pytest.mark.parametrize("inner", BACKENDS)
+def test_meshes_of_two_backends(world: str, inner: str, rank: int, size: int) -> None:
+    """DTensors are redistributed over both dimensions, one by MPI and one by Gloo."""
+    outer = BACKENDS[1 - BACKENDS.index(inner)]
+    shape = (2, size // 2) if size % 2 == 0 else (size, 1)
+    names = (f"outer {inner} {world}", f"inner {inner} {world}")
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=names, backend_override={names[0]: outer, names[1]: inner})
+    whole = torch.arange(7 * 5.0).reshape(7, 5)
+    tensor = distribute_tensor(whole, mesh, [Shard(0), Shard(1)])
+    turned = tensor.redistribute(mesh, [Shard(1), Replicate()])
+    sums = (turned * 2).sum(0)
+    backends = [dist.get_backend(mesh.get_group(name)) for name in names]
+    right = torch.equal(tensor.full_tensor(), whole) and torch.equal(turned.full_tensor(), whole)
+    agree(right and torch.equal(sums.full_tensor(), 2 * whole.sum(0)) and backends == [outer, inner], backends)
+
+
+@pytest.mark.feature("groups destroyed in any order, and the world with groups of both left over")
+@pytest.mark.parametrize("first", BACKENDS)
+def test_destroyed_in_any_order(world: str, first: str, rank: int, size: int) -> None:
+    """One group's end does not touch the others; the last ends with the world, and the next world is as good as new."""
+    groups = {backend: [dist.new_group(backend=backend) for _ in range(2)] for backend in BACKENDS}
+    wrong = []
+    for backend in (first, BACKENDS[1 - BACKENDS.index(first)]):
+        gone = groups[backend].pop(0)
+        pending = dist.all_reduce(torch.ones(1000), group=gone, async_op=True)
+        pending.wait()  # type: ignore[union-attr]
+        dist.destroy_process_group(gone)
+        wrong += [backend for left in groups.values() for group in left if total(group) != size]
+    dist.destroy_process_group()
+    _clear_sharding_prop_cache()
+    dist.init_process_group(world, **({} if world == "mpi" else {"init_method": "mpi://"}))
+    beside = dist.new_group(backend=first)
+    wrong += ["afterwards"] * (total() != size or total(beside) != size)
+    agree(not wrong, wrong)
+
+
+@pytest.mark.feature("monitored_barrier on Gloo's groups")
+def test_monitored_barrier(world: str, rank: int, size: int) -> None:
+    """Gloo's own names the rank that does not come; MPI's groups are not touched by its failure."""
+    gloo: Any = dist.new_group(backend="gloo", timeout=timedelta(seconds=30))
+    ours: Any = dist.new_group(backend="mpi")
+    dist.monitored_barrier(gloo, timeout=timedelta(seconds=20))
+    said = ""
+    if size > 1 and rank != 1:
+        try:
+            dist.monitored_barrier(gloo, timeout=timedelta(seconds=1), wait_all_ranks=True)
+        except RuntimeError as error:
+            said = str(error)
+    named = "Ranks 1 failed to pass monitoredBarrier" in said
+    agree(named == (size > 1 and rank == 0) and total(ours) == size, said)
+
+
+@pytest.mark.feature("what torch says about groups: get_pg_count, get_process_group_ranks, group_desc")
+def test_what_torch_says(world: str, rank: int, size: int) -> None:
+    """The same for both backends; numbered alike on members and on others."""
+    before, half, said = dist.get_pg_count(), list(range(0, size, 2)), []
+    for backend in BACKENDS:
+        group: Any = dist.new_group(half, backend=backend, group_desc=f"half of {backend}")
+        if rank in half:
+            ranks = (dist.get_group_rank(group, rank), dist.get_global_rank(group, len(half) - 1), group.size())
+            said.append((group.group_desc, ranks, dist.get_process_group_ranks(group)))
+    mine = (rank // 2, half[-1], len(half))
+    expected = [(f"half of {backend}", mine, half) for backend in BACKENDS] if rank in half else []
+    agree(said == expected and dist.get_pg_count() == before + 2, (said, dist.get_pg_count() - before))

@@ -1,0 +1,269 @@
+"""torch.distributed.checkpoint.state_dict over MPI: a state taken from DDP or fully_shard goes into either, and training goes on.
+
+Everything is compared with one process that trains on the whole batches and never stops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    get_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+    set_state_dict,
+)
+from torch.distributed.tensor import DTensor, init_device_mesh
+from torch.nn.parallel import DistributedDataParallel
+
+from tests.stack import sharded
+from tests.support import agree
+
+SECTION = "State"
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*TypedStorage is deprecated:UserWarning"),
+    pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),
+]
+
+Make = Callable[[int], Any]
+FULL = StateDictOptions(full_state_dict=True)
+RANK_0 = StateDictOptions(full_state_dict=True, cpu_offload=True)
+BROADCAST = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+
+
+def replicated(size: int) -> nn.Module:
+    return DistributedDataParallel(sharded.network())
+
+
+def fully_sharded(size: int) -> nn.Module:
+    return sharded.sharded(sharded.network(), mesh=init_device_mesh("cpu", (size,)))  # type: ignore[no-any-return]
+
+
+def hybrid(size: int) -> nn.Module:
+    """Replicated over one dimension of the mesh, sharded over the other."""
+    shape = (2, size // 2) if size % 2 == 0 else (1, size)
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard"))
+    return sharded.sharded(sharded.network(), mesh=mesh)  # type: ignore[no-any-return]
+
+
+KINDS: list[Make] = [replicated, fully_sharded, hybrid]
+kinds = pytest.mark.parametrize("make", KINDS, ids=lambda make: make.__name__)
+optimizers = pytest.mark.parametrize("optimizer", [sharded.sgd, sharded.adam], ids=["momentum", "AdamW"])
+
+
+def begun(make: Make, optimizer: Any, rank: int, size: int, steps: int = 2) -> tuple[nn.Module, torch.optim.Optimizer]:
+    model = make(size)
+    made = optimizer(model.parameters())
+    sharded.train(model, made, range(steps), rank, size)
+    return model, made
+
+
+def same(found: dict[str, Any], expected: dict[str, Any]) -> list[str]:
+    """Where two nested states differ, but for rounding; DTensors are compared whole (collective)."""
+    if found.keys() != expected.keys():
+        return [f"keys {sorted(found.keys() ^ expected.keys())}"]
+    wrong = []
+    for key, value in expected.items():
+        other = found[key]
+        if isinstance(value, dict):
+            wrong += [f"{key}.{line}" for line in same(other, value)]
+        elif isinstance(value, Tensor):
+            alike = type(other) is Tensor and other.shape == value.shape and torch.allclose(other, value, rtol=0, atol=1e-12)
+            wrong += [] if alike else [f"{key}: {other} for {value}"]
+        elif other != value:
+            wrong.append(f"{key}: {other} for {value}")
+    return wrong
+
+
+@pytest.mark.feature("state_dict: get_state_dict(full_state_dict) of DDP and of fully_shard is one process's")
+@kinds
+@optimizers
+def test_full(make: Make, optimizer: Any, rank: int, size: int) -> None:
+    """Names without prefixes, plain tensors, momenta by parameter's name; on all ranks, or with cpu_offload on rank 0 alone."""
+    model, made = begun(make, optimizer, rank, size)
+    reference = sharded.network()
+    plain = optimizer(reference.parameters())
+    sharded.train(reference, plain, range(2), None, size)
+    expected = get_state_dict(reference, plain, options=FULL)
+    found = get_state_dict(model, made, options=FULL)
+    wrong = same(found[0], expected[0]) + same(found[1]["state"], expected[1]["state"])
+    names = [group["params"] for group in found[1]["param_groups"]]
+    wrong += [] if names == [group["params"] for group in expected[1]["param_groups"]] else [str(names)]
+    wrong += [] if list(found[0]) == list(reference.state_dict()) else [str(list(found[0]))]
+    on_rank_0 = get_model_state_dict(model, options=RANK_0)
+    if make is not replicated:  # whose tensors are whole on every rank as it is
+        wrong += same(on_rank_0, expected[0]) if rank == 0 else [str(on_rank_0)] * bool(on_rank_0)
+    agree(not wrong, wrong)
+
+
+@pytest.mark.feature("state_dict: sharded states, cpu_offload, flatten_optimizer_state_dict")
+@pytest.mark.parametrize("flat", [False, True])
+def test_sharded(flat: bool, rank: int, size: int) -> None:
+    """Each rank keeps its own shards, as DTensors; a copy of them, set later, brings the moment back."""
+    model, made = begun(fully_sharded, sharded.adam, rank, size)
+    options = StateDictOptions(cpu_offload=True, flatten_optimizer_state_dict=flat)
+    state, moments = get_state_dict(model, made, options=options)
+    kept = [sharded.whole(p.detach()).clone() for p in model.parameters()]
+    right = all(isinstance(value, DTensor) for value in state.values())
+    right = right and (("state.0.weight.exp_avg" in moments) if flat else set(moments) == {"state", "param_groups"})
+    state = {name: value.clone() for name, value in state.items()}
+    sharded.train(model, made, range(2, 4), rank, size)
+    other, others = begun(fully_sharded, sharded.adam, rank, size, steps=1)
+    set_state_dict(other, others, model_state_dict=state, optim_state_dict=moments, options=options)
+    wrong = sharded.differences(other.parameters(), kept, 0)
+    agree(right and not wrong, (wrong, list(moments)))
+
+
+def hand_over(how: str, model: nn.Module, made: Any, to: nn.Module, optimizer: Any, rank: int, path: Path) -> None:
+    """The whole state of one into the other."""
+    if how == "dcp":
+        state, moments = get_state_dict(model, made)
+        dcp.save({"model": state, "optimizer": moments}, checkpoint_id=path)
+        found = dict(zip(("model", "optimizer"), get_state_dict(to, optimizer), strict=True))
+        dcp.load(found, checkpoint_id=path)
+        set_state_dict(to, optimizer, model_state_dict=found["model"], optim_state_dict=found["optimizer"])
+        return
+    state, moments = get_state_dict(model, made, options=FULL)
+    if how == "broadcast" and rank:
+        state, moments = {}, {}
+    options = BROADCAST if how == "broadcast" else FULL
+    set_model_state_dict(to, state, options=options)
+    set_optimizer_state_dict(to, optimizer, moments, options=options)
+
+
+@pytest.mark.feature(
+    "state_dict: training resumed equals training that never stopped, DDP, fully_shard and from one to the other"
+)
+@pytest.mark.parametrize("how", ["dcp", "full", "broadcast"])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [(replicated, replicated), (fully_sharded, fully_sharded), (replicated, fully_sharded), (fully_sharded, hybrid)],
+    ids=lambda make: make.__name__,
+)
+def test_resumed(how: str, before: Make, after: Make, rank: int, size: int, shared_path: Path) -> None:
+    """Two steps, the state into a model that is fresh on every rank, and two more; from rank 0 alone, or from every rank."""
+    model, made = begun(before, sharded.adam, rank, size)
+    other = after(size)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.fill_(rank)
+    optimizer = sharded.adam(other.parameters())
+    hand_over(how, model, made, other, optimizer, rank, shared_path)
+    sharded.train(other, optimizer, range(2, 4), rank, size)
+    wrong = sharded.differences(other.parameters(), sharded.alone(4, size, sharded.adam).parameters())
+    agree(not wrong, wrong)
+
+
+@pytest.mark.feature("state_dict: broadcast_from_rank0 into a model from the meta device")
+def test_into_nothing(rank: int, size: int) -> None:
+    """Only rank 0 has ever had the weights; the others get their shards of them."""
+    torch.manual_seed(rank)
+    state = sharded.network().state_dict() if rank == 0 else {}
+    with torch.device("meta"):
+        model = sharded.sharded(sharded.network(), mesh=init_device_mesh("cpu", (size,)))
+    model.to_empty(device="cpu")
+    set_model_state_dict(model, state, options=BROADCAST)
+    wrong = sharded.differences(model.parameters(), sharded.network().parameters(), 0)
+    agree(not wrong, wrong)
+
+
+@pytest.mark.feature("state_dict: frozen parameters, strict=False, a part of the model")
+@pytest.mark.parametrize("make", [replicated, fully_sharded], ids=lambda make: make.__name__)
+def test_parts(make: Make, rank: int, size: int) -> None:
+    """What is left out stays what it was."""
+    model = make(size)
+    layers: Any = model.module if isinstance(model, DistributedDataParallel) else model
+    for parameter in layers[0].parameters():
+        parameter.requires_grad_(False)
+    trained = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, ignore_frozen_params=True))
+    changed = {name: value + 1 for name, value in trained.items()}
+    before = {name: sharded.whole(value).clone() for name, value in layers.state_dict().items()}
+    set_model_state_dict(model, changed, options=StateDictOptions(full_state_dict=True, strict=False))
+    after = {name: sharded.whole(value) for name, value in layers.state_dict().items()}
+    wrong = [name for name in before if not torch.equal(after[name], before[name] + (name.partition(".")[0] != "0"))]
+    agree(set(trained) == {name for name in before if not name.startswith("0.")} and not wrong, (wrong, list(trained)))
+
+
+class Everything:
+    """All that a training has, as dcp's tutorial keeps it: one Stateful object."""
+
+    def __init__(self, make: Make, size: int) -> None:
+        self.model: Any = make(size)
+        self.optimizer = sharded.adam(self.model.parameters())
+        self.schedule = torch.optim.lr_scheduler.StepLR(self.optimizer, 2, gamma=0.5)
+        self.generator = torch.Generator().manual_seed(5 + dist.get_rank())
+        self.epoch = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        model, optimizer = get_state_dict(self.model, self.optimizer)
+        mine = f"generator {dist.get_rank()}"
+        return {
+            "model": model,
+            "optimizer": optimizer,
+            "schedule": self.schedule.state_dict(),
+            mine: self.generator.get_state(),
+            "epoch": self.epoch,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        set_state_dict(self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+        self.schedule.load_state_dict(state["schedule"])
+        self.generator.set_state(state[f"generator {dist.get_rank()}"])
+        self.epoch = state["epoch"]
+
+    def train(self, steps: int) -> None:
+        for _ in range(steps):
+            x = torch.randn(sharded.ROWS, 6, generator=self.generator, dtype=torch.float64)
+            self.optimizer.zero_grad()
+            self.model(x).square().mean().backward()
+            self.optimizer.step()
+            self.schedule.step()
+            self.epoch += 1
+
+
+@pytest.mark.feature("checkpoint: a whole training (model, optimizer, schedule, generators) resumed bit for bit")
+@pytest.mark.parametrize("make", [replicated, fully_sharded], ids=lambda make: make.__name__)
+def test_a_whole_training(make: Make, rank: int, size: int, shared_path: Path) -> None:
+    """Each rank's random numbers go on where that rank's were; the learning rate has been halved once before and once after."""
+    never_stopped = Everything(make, size)
+    never_stopped.train(3)
+    dcp.save({"training": never_stopped}, checkpoint_id=shared_path)
+    never_stopped.train(3)
+    resumed = Everything(make, size)
+    resumed.train(1)
+    dcp.load({"training": resumed}, checkpoint_id=shared_path)
+    resumed.train(3)
+    wrong = sharded.differences(resumed.model.parameters(), never_stopped.model.parameters(), 0)
+    rates = [training.optimizer.param_groups[0]["lr"] for training in (resumed, never_stopped)]
+    agree(not wrong and rates[0] == rates[1] and resumed.epoch == 6, (wrong, rates))
+
+
+@pytest.mark.feature("state_dict: get_optimizer_state_dict with several parameter groups")
+def test_parameter_groups(rank: int, size: int) -> None:
+    """Groups with their own learning rates keep them, by parameters' names."""
+    model, other = fully_sharded(size), fully_sharded(size)
+    optimizer, plain = (torch.optim.SGD(groups_of(m, rates), momentum=0.9) for m, rates in ((model, (0.3, 0.2)), (other, (0, 0))))
+    sharded.train(model, optimizer, range(1), rank, size)
+    state: Any = get_optimizer_state_dict(model, optimizer, options=FULL)
+    found = {name: group["lr"] for group in state["param_groups"] for name in group["params"]}
+    set_optimizer_state_dict(other, plain, state, options=FULL)
+    rates = [group["lr"] for group in plain.param_groups]
+    momenta = [[o.state[p]["momentum_buffer"] for g in o.param_groups for p in g["params"]] for o in (plain, optimizer)]
+    wrong = sharded.differences(momenta[0], momenta[1], 0)
+    names = {"0.weight": 0.3, "0.bias": 0.3, "2.weight": 0.2, "2.bias": 0.2}
+    agree(found == names and rates == [0.3, 0.2] and not wrong, (found, rates, wrong))
+
+
+def groups_of(model: Any, rates: tuple[float, ...]) -> list[dict[str, Any]]:
+    return [{"params": list(model[layer].parameters()), "lr": rate} for layer, rate in zip((0, 2), rates, strict=True)]
