@@ -1,11 +1,12 @@
-"""Keeps what the tests of tests/stack have shown, and makes the README's table of it.
+"""Keeps what the tests of tests/stack have shown, and makes the README's table and docs/stack.md of it.
 
     python -m mpicoll.run -n 2 -m pytest tests/stack --record     writes docs/stack/<torch>-<MPI>-<ranks>.json
-    python -m tests.stack.record                                  prints the tables; --write puts them into README.md
+                                                                  (adds to that file: remove it to begin anew)
+    python -m tests.stack.record                                  prints the tables; --write puts them where they belong
 
 A line of the table is a `feature` mark; its section is the test file's ``SECTION``. A line has passed if each of its tests
 that ran has. What torch cannot do on the CPU, whatever the backend, is a test that calls `refused_alike`: the error, equal
-on Gloo, stands in the second table.
+on Gloo, stands in a table of its own.
 """
 
 from __future__ import annotations
@@ -98,42 +99,90 @@ def records() -> list[dict[str, Any]]:
     return [json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.json"))]
 
 
-def tables(found: list[dict[str, Any]]) -> str:
-    """Both tables, in Markdown."""
-    columns: dict[tuple[str, str], list[dict[str, Any]]] = {}
+# What the README says of each section, in its own order.
+SECTIONS = {
+    "Data parallel": "DDP with all its options, communication hooks, PowerSGD, join; ZeroRedundancyOptimizer, model averaging",
+    "Fully sharded": "FSDP2 `fully_shard`, HSDP, mixed precision, CPU offload, state dicts; FSDP1 as far as torch has it on CPU",
+    "Meshes and DTensor": "`init_device_mesh` 1D to 3D, every redistribute, DTensor operations with gradients, `split_group`",
+    "Tensor and context parallel": "`parallelize_module`, sequence and loss parallel, ring attention; TP x DP x PP",
+    "Pipelines": "GPipe, 1F1B, interleaved, BFS, zero bubble, DualPipeV; the tracer; stages in DDP and FSDP2",
+    "Functional collectives and torch.compile": "`_functional_collectives`, `torch.distributed.nn`; inductor, fullgraph",
+    "State": "distributed checkpoint (async, resharding), `state_dict`, DistributedSampler, Join, `record`, objects of any size",
+    "Mixed backends and debugging": "MPI and Gloo groups in one program, `DETAIL`, profiler spans, flight recorder, NaN check",
+    "Autograd at door 1": "`mpicoll.nn`: collectives and messages with gradients, `Grid`, `halo_exchange`",
+}
+
+
+Columns = dict[tuple[str, str], list[dict[str, Any]]]
+
+
+def columns(found: list[dict[str, Any]]) -> Columns:
+    """The records of each torch and MPI, newest torch last, MPICH after Open MPI."""
+    by_versions: Columns = {}
     for record in sorted(found, key=lambda r: (_numbers(r["torch"]), r["mpi"].startswith("MPICH"), r["ranks"])):
-        columns.setdefault((record["torch"], record["mpi"]), []).append(record)
-    order: dict[str, list[str]] = {}
+        by_versions.setdefault((record["torch"], record["mpi"]), []).append(record)
+    return by_versions
+
+
+def features(found: list[dict[str, Any]]) -> dict[str, list[str]]:
+    """The lines of each section, in the order of the fullest record."""
+    order: dict[str, list[str]] = {section: [] for section in SECTIONS}
     for record in sorted(found, key=lambda r: -sum(map(len, r["sections"].values()))):
-        for section, features in record["sections"].items():
-            known = order.setdefault(section, [])
-            known.extend(feature for feature in features if feature not in known)
-    lines = [
-        "| | " + " | ".join(f"torch {version}, {mpi}" for version, mpi in columns) + " |",
-        "|---" * (len(columns) + 1) + "|",
-    ]
-    for section in sorted(order):
-        lines.append(f"| **{section}** |" + " |" * len(columns))
+        for section, lines in record["sections"].items():
+            order[section].extend(line for line in lines if line not in order[section])
+    return order
+
+
+def summary(found: list[dict[str, Any]]) -> str:
+    """A row for each section, in Markdown: how many of its lines passed, and on which numbers of ranks."""
+    groups, order = columns(found), features(found)
+    rows = [_header(groups)]
+    for section, words in SECTIONS.items():
+        cells = [_sum_cell(group, section, order[section]) for group in groups.values()]
+        rows.append(f"| **{section}**: {words} | " + " | ".join(cells) + " |")
+    return "\n".join(rows) + "\n"
+
+
+def details(found: list[dict[str, Any]]) -> str:
+    """A row for each line of each section, in Markdown."""
+    groups, order = columns(found), features(found)
+    parts = []
+    for section in SECTIONS:
+        rows = [f"## {section}\n", _header(groups)]
         for feature in order[section]:
-            cells = [_cell(group, section, feature) for group in columns.values()]
-            lines.append(f"| {feature} | " + " | ".join(cells) + " |")
-    limits: dict[tuple[str, str], list[str]] = {}
+            rows.append(f"| {feature} | " + " | ".join(_cell(group, section, feature) for group in groups.values()) + " |")
+        parts.append("\n".join(rows) + "\n")
+    return "\n".join(parts)
+
+
+def limits(found: list[dict[str, Any]]) -> str:
+    """What torch refused on Gloo, too, with its words, in Markdown."""
+    versions: dict[tuple[str, str], list[str]] = {}
     for record in sorted(found, key=lambda r: _numbers(r["torch"])):
         for what, error in record["limits"].items():
-            versions = limits.setdefault((what, error), [])
-            if record["torch"] not in versions:
-                versions.append(record["torch"])
-    lines += [
-        "",
-        "What torch itself cannot do on the CPU (the same error on Gloo):",
-        "",
-        "| | torch | its error |",
-        "|---|---|---|",
-    ]
-    for (what, error), versions in sorted(limits.items()):
+            seen = versions.setdefault((what, error), [])
+            if record["torch"] not in seen:
+                seen.append(record["torch"])
+    rows = ["| | torch | its error |", "|---|---|---|"]
+    for (what, error), seen in sorted(versions.items()):
         text = error.replace("|", "\\|").replace("`", "'")
-        lines.append(f"| {what} | {', '.join(versions)} | `{text[:160]}` |")
-    return "\n".join(lines) + "\n"
+        rows.append(f"| {what} | {', '.join(seen)} | `{text[:160]}` |")
+    return "\n".join(rows) + "\n"
+
+
+def _header(groups: Columns) -> str:
+    names = " | ".join(f"torch {version}, {mpi}" for version, mpi in groups)
+    return f"| | {names} |\n{'|---' * (len(groups) + 1)}|"
+
+
+def _sum_cell(group: list[dict[str, Any]], section: str, lines: list[str]) -> str:
+    said = {r["ranks"]: [r["sections"].get(section, {}).get(line) for line in lines] for r in group}
+    failed = [line for line, *answers in zip(lines, *said.values(), strict=True) if FAILED in answers]
+    if failed:
+        return f"**{len(failed)} fail**"
+    passed = sum(PASSED in answers for answers in zip(*said.values(), strict=True))
+    ranks = [str(number) for number, answers in said.items() if PASSED in answers]
+    return f"{passed} of {len(lines)}, on {', '.join(ranks)}" if passed else "-"
 
 
 def _cell(group: list[dict[str, Any]], section: str, feature: str) -> str:
@@ -150,6 +199,30 @@ def _numbers(version: str) -> list[int]:
 
 
 BEGIN, END = "<!-- stack -->\n", "<!-- /stack -->"
+DETAILS = ROOT / "docs" / "stack.md"
+HEAD = """\
+# What stands on MPI, line by line
+
+Each line is one or more tests of `tests/stack`, which hold the result to one process or to Gloo. Cells: the numbers of ranks on
+which all of a line's tests passed (1: among them those that start jobs of their own), or why they did not run. Made by
+`python -m tests.stack.record --write` of the records in [stack/](stack), which `--record` writes when the tests run.
+
+"""
+LIMITS = """
+## What torch itself cannot do on the CPU
+
+Tried on MPI and on Gloo: the same error.
+
+"""
+
+
+def for_readme(found: list[dict[str, Any]]) -> str:
+    words = "\n<details><summary>What torch itself cannot do on the CPU: the same error on MPI and on Gloo</summary>\n\n"
+    return summary(found) + words + limits(found) + "\n</details>\n"
+
+
+def for_docs(found: list[dict[str, Any]]) -> str:
+    return HEAD + details(found) + LIMITS + limits(found)
 
 
 def in_readme() -> str:
@@ -158,13 +231,14 @@ def in_readme() -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="prints the tables of what stands on MPI, from docs/stack/*.json")
-    parser.add_argument("--write", action="store_true", help="put them into README.md, between the two marks")
-    text = tables(records())
+    parser.add_argument("--write", action="store_true", help="put them into README.md, between the two marks, and docs/stack.md")
+    found = records()
     if parser.parse_args().write:
         before, rest = README.read_text().split(BEGIN)
-        README.write_text(before + BEGIN + text + END + rest.split(END)[1])
+        README.write_text(before + BEGIN + for_readme(found) + END + rest.split(END)[1])
+        DETAILS.write_text(for_docs(found))
     else:
-        print(text, end="")
+        print(for_docs(found), end="")
 
 
 if __name__ == "__main__":

@@ -244,9 +244,9 @@ def test_what_is_on_the_cpu_is_not_offloaded(request: pytest.FixtureRequest) -> 
     agree("storage" in said, said)
 
 
-@pytest.mark.feature("FSDP1: sync_module_states, meta device with param_init_fn")
+@pytest.mark.feature("FSDP1: meta device with param_init_fn")
 @pytest.mark.parametrize("how", ["param_init_fn", "reset_parameters"])
-def test_weights_come_from_rank_0(how: str, rank: int, size: int) -> None:
+def test_meta_device(how: str, rank: int, size: int) -> None:
     """Modules that do not exist yet are allocated unit by unit."""
     right = network().state_dict()
     with torch.device("meta"):
