@@ -63,6 +63,7 @@ OURS: dict[str, str] = {
     "ThreadLevelError": "mpicoll.errors",
     "TruncationError": "mpicoll.errors",
     "UnsupportedReduction": "mpicoll.errors",
+    "WorkerLeft": "mpicoll.errors",
 }
 
 

@@ -9,6 +9,7 @@
         ├── OperationTimeout    (also a TimeoutError) an operation did not end in time; names operation, group and rank
         ├── GroupFailed         the group was used after one of its operations had failed or timed out
         ├── GroupDestroyed      the group was used after destroy_process_group
+        ├── WorkerLeft          a remote call to a worker that has ended
         └── ForkedProcess       a forked child (a DataLoader worker, say) tried to communicate
     TypeError, ValueError
     └── UnsupportedReduction    a dtype x reduction that has no right answer; raised before a byte moves
@@ -49,6 +50,10 @@ class GroupFailed(MpicollError):
 
 class GroupDestroyed(MpicollError):
     """The group was used after it had been destroyed."""
+
+
+class WorkerLeft(MpicollError):
+    """A remote call to a worker that has left, or that left before it answered; names it."""
 
 
 class ForkedProcess(MpicollError):

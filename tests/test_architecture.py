@@ -26,6 +26,9 @@ BELOW = {
     "c10d": {"engine", "mpi"},
     "api": {"c10d", "engine", "mpi"},
     "nn": {"api", "c10d", "engine"},
+    "autograd": set(),
+    "rpc": {"autograd", "mpi"},
+    "optim": {"rpc", "autograd"},
 }
 
 

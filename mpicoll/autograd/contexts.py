@@ -1,0 +1,159 @@
+"""What a worker remembers of a distributed forward pass: which tensors it has sent, and which it has received.
+
+worker a                                  worker b
+x ---- sends[7] = [x] ----- message ----> _Received ---> its copy of x, which requires grad
+backward: gradients flow into that node on b, from there to a, into what was sent, and on (see passes.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+WORKER_BITS = 48  # a context's id: number of the worker that made it, then its own count
+
+MessageId = tuple[int, int]  # worker that sent it, its count
+
+
+@dataclass(eq=False)
+class Receipt:
+    """A message whose tensors take part in autograd here. ``token``: the leaf through which its node is reached."""
+
+    sender: int
+    message: MessageId
+    token: Tensor
+    count: int  # of its tensors that require grad
+    gradients: list[Tensor | None] | None = None
+
+
+class _Received(torch.autograd.Function):
+    """Gives received tensors a place in the graph; its backward keeps their gradients for the sender."""
+
+    @staticmethod
+    def forward(ctx: Any, receipt: Receipt, token: Tensor, tensors: list[Tensor]) -> tuple[Tensor, ...]:
+        ctx.receipt = receipt
+        ctx.set_materialize_grads(False)
+        return tuple(tensors)  # they are in a list, so that they are outputs like any other, not views of inputs
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        ctx.receipt.gradients = list(gradients)
+        return None, torch.zeros(()), None
+
+
+@dataclass(eq=False)
+class Context:
+    """One distributed forward and backward pass on this worker. ``guard`` guards everything in it."""
+
+    id: int
+    sends: dict[MessageId, list[GradientEdge]] = field(default_factory=dict)
+    gradients: dict[Tensor, Tensor] = field(default_factory=dict)
+    workers: set[int] = field(default_factory=set)  # that know of it through this one
+    passes: dict[MessageId, Any] = field(default_factory=dict)  # backward passes under way, by worker and number
+    guard: threading.RLock = field(default_factory=threading.RLock)
+
+    def _context_id(self) -> int:
+        return self.id
+
+
+_contexts: dict[int, Context] = {}
+_guard = threading.Lock()
+_current = threading.local()
+_count = itertools.count()
+_messages = itertools.count()
+worker_id = 0  # of this process; set by init_rpc
+
+
+def new() -> Context:
+    """A context of this worker's own."""
+    with _guard:
+        context = Context((worker_id << WORKER_BITS) + next(_count))
+        _contexts[context.id] = context
+    return context
+
+
+def find_or_make(context_id: int) -> Context:
+    """The context that another worker's message speaks of."""
+    with _guard:
+        return _contexts.setdefault(context_id, Context(context_id))
+
+
+def find(context_id: int) -> Context:
+    """Raises: RuntimeError: there is none of this id (it has ended, or was never made)."""
+    context = _contexts.get(context_id)
+    if context is None:
+        raise RuntimeError(f"Could not find autograd context with id: {context_id}")
+    return context
+
+
+def forget(context_id: int) -> Context | None:
+    """Takes it out, and with it the graph that it holds."""
+    with _guard:
+        return _contexts.pop(context_id, None)
+
+
+def clear() -> None:
+    """All of them, at the end of RPC."""
+    with _guard:
+        _contexts.clear()
+
+
+def current() -> Context | None:
+    """This thread's."""
+    return getattr(_current, "context", None)
+
+
+@contextlib.contextmanager
+def entered(context: Context | None) -> Iterator[None]:
+    """While it lasts, this thread's calls and answers belong to this context."""
+    before = current()
+    _current.context = context
+    try:
+        yield
+    finally:
+        _current.context = before
+
+
+Extra = tuple[int, MessageId, list[int]] | None  # context, message, which of its tensors require grad
+
+
+def attach(tensors: list[Tensor], to: int) -> Extra:
+    """For a message that is about to leave: remembers those of its tensors that require grad; what the receiver must know."""
+    context = current()
+    if context is None:
+        return None
+    message = (worker_id, next(_messages))
+    needed = [i for i, tensor in enumerate(tensors) if tensor.requires_grad]
+    with context.guard:
+        context.workers.add(to)
+        if needed:
+            context.sends[message] = [get_gradient_edge(tensors[i]) for i in needed]
+    return context.id, message, needed
+
+
+def accept(tensors: list[Tensor], extra: Extra, sender: int) -> list[Tensor]:
+    """For a message that has arrived: puts those tensors into this worker's graph."""
+    if extra is None or not extra[2]:
+        return tensors
+    context_id, message, needed = extra
+    context = find_or_make(context_id)
+    receipt = Receipt(sender, message, torch.zeros((), requires_grad=True), len(needed))
+    with torch.enable_grad():
+        plain = [tensors[i].detach() for i in needed]
+        wrapped = _Received.apply(receipt, receipt.token, plain)  # type: ignore[no-untyped-call]
+    with context.guard:
+        context.workers.add(sender)
+    answer = list(tensors)
+    for i, tensor in zip(needed, wrapped, strict=True):
+        answer[i] = tensor
+    return answer

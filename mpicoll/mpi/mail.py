@@ -1,0 +1,93 @@
+"""Messages of any length between the processes of one communicator, taken in whatever order they come.
+
+A message is an envelope, which says what follows, and any number of memory blocks, which go straight from the sender's memory
+into the receiver's. Envelopes are matched by Improbe and Mrecv, so that several threads may look for them; the blocks of a
+message travel under a tag of its own, in their order.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mpicoll.mpi.datatypes import spec
+from mpicoll.mpi.library import MPI
+from mpicoll.mpi.runtime import Runtime
+
+ENVELOPE = 0  # tag
+FIRST_TAG, TAGS = 1, 1 << 20  # of the blocks: message n of a sender has tag FIRST_TAG + n % TAGS; any MPI's TAG_UB is larger
+
+Block = tuple[int, int]  # address, bytes
+
+
+@dataclass
+class Sum:
+    """Numbers that are being added up. mpi4py keeps no memory alive that MPI still reads, so this does."""
+
+    requests: list[MPI.Request]
+    given: bytes
+    total: bytearray
+
+    def numbers(self) -> tuple[int, ...]:
+        """Once the requests have ended."""
+        return struct.unpack(f"<{len(self.total) // 8}q", self.total)
+
+
+class Mailbox:
+    """One process's end (making it is collective over the runtime's ranks). Every method may be called by any thread."""
+
+    def __init__(self, there: Runtime) -> None:
+        self._there = there
+        self._lock = there.lock
+        with there.lock:
+            self._comm = there.comm.Dup()
+            self._agreement = there.comm.Dup()
+        self._status = MPI.Status()
+
+    def send(self, to: int, envelope: bytes | bytearray, blocks: Sequence[Block], number: int) -> list[MPI.Request]:
+        """Posts a message; its memory must stay as it is until the requests have ended (`ended`)."""
+        with self._lock:
+            requests = [self._comm.Isend([envelope, len(envelope), MPI.BYTE], to, ENVELOPE)]
+            tag = FIRST_TAG + number % TAGS
+            requests += [self._comm.Isend(spec(*block), to, tag) for block in blocks]
+        return requests
+
+    def take(self) -> tuple[int, bytearray] | None:
+        """An envelope that has arrived, with its sender; None if there is none. One thread at a time."""
+        with self._lock:
+            message = self._comm.Improbe(MPI.ANY_SOURCE, ENVELOPE, self._status)
+            if message is None:
+                return None
+            envelope = bytearray(self._status.Get_count(MPI.BYTE))
+            source = self._status.source
+            message.Recv([envelope, len(envelope), MPI.BYTE])
+        return source, envelope
+
+    def receive(self, source: int, blocks: Sequence[Block], number: int) -> list[MPI.Request]:
+        """Posts the receives for the blocks that an envelope has announced."""
+        tag = FIRST_TAG + number % TAGS
+        with self._lock:
+            return [self._comm.Irecv(spec(*block), source, tag) for block in blocks]
+
+    def ended(self, requests: list[MPI.Request]) -> bool:
+        """True once all have; moves them forward."""
+        with self._lock:
+            return bool(MPI.Request.Testall(requests))
+
+    def begin_sum(self, mine: Sequence[int]) -> Sum:
+        """Starts adding up these numbers over all ranks (collective)."""
+        given, total = (struct.pack(f"<{len(mine)}q", *mine), bytearray(8 * len(mine)))
+        with self._lock:
+            request = self._agreement.Iallreduce([given, len(mine), MPI.INT64_T], [total, len(mine), MPI.INT64_T], MPI.SUM)
+        return Sum([request], given, total)
+
+    def exchange(self, value: object) -> list[object]:
+        """Every rank's value (collective, blocking)."""
+        return self._agreement.allgather(value)
+
+    def free(self) -> None:
+        """Gives the communicators back (collective)."""
+        with self._lock:
+            self._comm.Free()
+            self._agreement.Free()

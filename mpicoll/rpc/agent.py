@@ -1,0 +1,316 @@
+"""One worker's end of RPC: sends calls, carries out those of others, brings answers to who waits for them.
+
+    rpc_sync on worker a                                      worker b
+    [1] Agent.call packs function and arguments   ------>     [2] _look takes the message, _carry_out unpacks and calls
+    [4] _look takes the answer, _settle completes  <------     [3] _answer packs what came out, or the exception
+        the future that the caller waits for
+
+Who looks for messages, and which thread runs what: service.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import itertools
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.futures import Future
+
+from mpicoll.autograd import contexts, passes
+from mpicoll.errors import MpicollError, WorkerLeft
+from mpicoll.mpi import runtime
+from mpicoll.mpi.mail import Mailbox
+from mpicoll.rpc import wire
+from mpicoll.rpc.futures import CallFuture
+from mpicoll.rpc.options import MPIRpcBackendOptions
+from mpicoll.rpc.pool import Pool
+from mpicoll.rpc.post import Post
+from mpicoll.rpc.service import Job, Service
+from mpicoll.rpc.workers import WorkerInfo, Workers, described
+
+CALL, RESULT, ERROR, NOTICE, LEAVING = range(5)  # kinds of messages
+
+ROUND_S = 50e-6  # seconds between two rounds of `drain`
+
+
+class Agent:
+    """What init_rpc makes and shutdown ends. ``_guard`` guards the calls under way and the counts."""
+
+    def __init__(self, name: str, options: MPIRpcBackendOptions) -> None:
+        self.there = runtime.start()
+        self.options = options
+        self.mailbox = Mailbox(self.there)
+        self.workers = Workers(self.mailbox.exchange((name, self.there.rank)))
+        self.me = self.workers.find(self.there.rank)
+        self.timeout_s = options.rpc_timeout
+        self.pool = Pool(options.num_worker_threads)
+        self.dropped: deque[Callable[[], None]] = deque()  # what garbage collection has left to be done (takes no lock)
+        self.closed: str | None = None
+        self._guard = threading.Lock()
+        self._calls: dict[int, tuple[CallFuture, WorkerInfo, str, float]] = {}
+        self._deadlines: list[tuple[float, int]] = []
+        self._number = itertools.count(1)
+        self._sent = self._received = 0  # messages; a call counts as received when it has been answered
+        self._under_way = 0  # calls of others
+        self._post = Post(self.mailbox, self.me.id)
+        self._service = Service(self._look, self.pool, lambda: self._under_way > options.num_worker_threads)
+
+    def start(self) -> None:
+        """From here on it answers."""
+        self._service.start()
+
+    # -- [1] call ------------------------------------------------------------------------------------------------------
+
+    def call(
+        self, to: WorkerInfo, function: Callable[..., Any], arguments: Any, keywords: Any = None, timeout_s: float | None = None
+    ) -> CallFuture:
+        """Has ``function`` called on a worker; the answer is the future's.
+
+        Args:   timeout_s: seconds until the future fails; 0: never; None: the agent's.
+        Raises: what pickling raises; WorkerLeft.
+        """
+        future = CallFuture(self._service.help)
+        seconds = self.timeout_s if timeout_s is None else timeout_s
+        deadline = time.monotonic() + seconds if seconds > 0 else float("inf")
+        number = next(self._number)
+        with self._guard:
+            self._check_open(to)
+            self._calls[number] = (future, to, _name(function), seconds)
+            if seconds > 0:
+                heapq.heappush(self._deadlines, (deadline, number))
+        try:
+            self._send(CALL, to, number, (function, arguments, keywords or {}))
+        except BaseException:
+            with self._guard:
+                self._calls.pop(number, None)
+            raise
+        return future
+
+    def notify(self, to: WorkerInfo, function: Callable[..., Any], *arguments: Any) -> None:
+        """Has ``function`` called on a worker, without an answer; nothing if it has left."""
+        with contextlib.suppress(WorkerLeft):
+            self._send(NOTICE, to, 0, (function, arguments, {}))
+
+    def _check_open(self, to: WorkerInfo) -> None:
+        if self.closed:
+            raise MpicollError(self.closed)
+        if to.id in self.workers.left:
+            raise WorkerLeft(f"worker {to.name!r} (rank {to.id}) has left: {self.workers.left[to.id]}")
+
+    def _send(self, kind: int, to: WorkerInfo, call: int, obj: Any) -> None:
+        number = next(self._number)
+        message = wire.Outgoing(to.id, self.options.device_map_for(to.name), contexts.current() is not None)
+        parcel = wire.pack(kind, call, number, obj, partial(contexts.attach, to=to.id), message)
+        with self._guard:
+            self._check_open(to)
+            self._sent += 1
+        try:
+            self._post.send(to.id, parcel)
+        except Exception as error:
+            self._lost(to.id, f"MPI could not send to it: {error}")
+            raise WorkerLeft(f"worker {to.name!r} (rank {to.id}): {error}") from error
+
+    def _look(self) -> list[Job]:
+        """Looks for messages once; what is to be done about those that are here."""
+        if self.dropped:
+            self.pool.submit(self._tidy)
+        if self._deadlines and self._deadlines[0][0] < time.monotonic():
+            self._expire()
+        return [self._job(message) for message in self._post.arrived()]
+
+    def _job(self, message: wire.Arriving) -> Job:
+        if message.kind in (RESULT, ERROR):
+            return Job(partial(self._settle, message), True)
+        if message.kind == LEAVING:
+            return Job(partial(self._left, message), True)
+        with self._guard:
+            self._under_way += 1
+        return Job(partial(self._carry_out, message), False)
+
+    # -- [2] carry out, [3] answer -------------------------------------------------------------------------------------
+
+    def _carry_out(self, message: wire.Arriving) -> None:
+        caller = self.workers.find(message.source)
+        context: contexts.Context | None = None
+
+        def accept(tensors: list[Tensor], extra: contexts.Extra) -> list[Tensor]:
+            nonlocal context
+            if extra is not None:
+                context = contexts.find_or_make(extra[0])
+            return contexts.accept(tensors, extra, message.source)
+
+        try:
+            function, arguments, keywords = wire.unpack(message, accept)
+            with contexts.entered(context):
+                result = function(*arguments, **keywords)
+                if hasattr(function, "_wrapped_async_rpc_function"):
+                    if not isinstance(result, torch._C.Future):  # what `then` returns is no torch.futures.Future
+                        raise RuntimeError(
+                            "Functions decorated with @rpc.functions.async_execution must return a torch.futures.Future object, "
+                            f"but got {type(result)}"
+                        )
+                    result.add_done_callback(partial(self._answer_later, message, caller, context))
+                    return
+        except Exception as error:  # noqa: BLE001  it belongs to the caller
+            self._answer(message, caller, context, ERROR, described(error, self.me))
+        else:
+            self._answer(message, caller, context, RESULT, result)
+
+    def _answer_later(
+        self, message: wire.Arriving, caller: WorkerInfo, context: contexts.Context | None, future: Future[Any]
+    ) -> None:
+        try:
+            result = future.value()
+        except Exception as error:  # noqa: BLE001  it belongs to the caller
+            self._answer(message, caller, context, ERROR, described(error, self.me))
+        else:
+            self._answer(message, caller, context, RESULT, result)
+
+    def _answer(
+        self, message: wire.Arriving, caller: WorkerInfo, context: contexts.Context | None, kind: int, result: Any
+    ) -> None:
+        try:
+            if message.kind == NOTICE:
+                if kind == ERROR:
+                    print(f"mpicoll: {result.text}", file=sys.stderr)
+                return
+            with contexts.entered(context):
+                try:
+                    self._send(kind, caller, message.call, result)
+                except WorkerLeft:
+                    return  # nobody is there to be told
+                except Exception as error:  # noqa: BLE001  the result cannot be pickled: it belongs to the caller
+                    self._send(ERROR, caller, message.call, described(error, self.me))
+        except MpicollError:
+            return  # RPC has ended meanwhile, and with it all calls
+        finally:
+            with self._guard:
+                self._received += 1
+                self._under_way -= 1
+
+    # -- [4] settle ----------------------------------------------------------------------------------------------------
+
+    def _settle(self, message: wire.Arriving) -> None:
+        with self._guard:
+            entry = self._calls.pop(message.call, None)
+        try:
+            if entry is None:
+                return  # its time was up before
+            future, worker, *_ = entry
+            try:
+                value = wire.unpack(message, partial(contexts.accept, sender=worker.id))
+            except Exception as error:  # noqa: BLE001  it belongs to the caller
+                future.fail(error)
+                return
+            if message.kind == ERROR:
+                future.fail(value.exception())
+            else:
+                future.settle(value)
+        finally:
+            with self._guard:
+                self._received += 1
+
+    def _expire(self) -> None:
+        now = time.monotonic()
+        late = []
+        with self._guard:
+            while self._deadlines and self._deadlines[0][0] < now:
+                entry = self._calls.pop(heapq.heappop(self._deadlines)[1], None)
+                if entry is not None:
+                    late.append(entry)
+        for future, worker, function, seconds in late:
+            text = (
+                f"RPC ran for more than set timeout ({seconds * 1000:.0f} ms) and will now be marked with an error: "
+                f"{function} on worker {worker.name!r} (rank {worker.id})"
+            )
+            self.pool.submit(partial(future.fail, RuntimeError(text)))
+
+    def _left(self, message: wire.Arriving) -> None:
+        why = wire.unpack(message, lambda tensors, extra: tensors)
+        with self._guard:
+            self._received += 1
+        self._lost(message.source, why)
+
+    def _lost(self, rank: int, why: str) -> None:
+        """A worker is gone: the calls to it fail."""
+        worker = self.workers.find(rank)
+        with self._guard:
+            self.workers.left.setdefault(rank, why)
+            mine = [number for number, entry in self._calls.items() if entry[1].id == rank]
+            entries = [self._calls.pop(number) for number in mine]
+        for future, _, function, _ in entries:
+            future.fail(WorkerLeft(f"worker {worker.name!r} (rank {rank}) has left before it answered {function}: {why}"))
+
+    def _tidy(self) -> None:
+        while self.dropped:
+            self.dropped.popleft()()
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def drain(self, timeout_s: float) -> None:
+        """Returns when all calls of all workers, those that they cause included, have ended everywhere (collective).
+
+        Rounds of counts over all ranks: as many messages received as sent, twice the same, and none sent in between (the
+        four-counter method of Mattern, 1987).
+        """
+        deadline = time.monotonic() + timeout_s if timeout_s > 0 else float("inf")
+        before: tuple[int, ...] | None = None
+        while True:
+            self._tidy()
+            with self._guard:
+                mine = [self._sent, self._received, len(self._calls)]
+            total = self.mailbox.begin_sum(mine)
+            since = time.monotonic()
+            while not self.mailbox.ended(total.requests):
+                if time.monotonic() > deadline:
+                    raise RuntimeError(f"shutdown: not every worker has come to its shutdown within {timeout_s:g} s")
+                time.sleep(ROUND_S if time.monotonic() - since < 1 else 100 * ROUND_S)
+            sent, received, open_ = now = total.numbers()
+            if sent == received and not open_ and now == before:
+                return
+            before = now
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"shutdown: {sent - received} messages and {open_} calls were under way after {timeout_s:g} s")
+            time.sleep(ROUND_S)
+
+    def stop(self, graceful: bool) -> None:
+        """Ends the threads; calls that have not ended fail."""
+        if not graceful:
+            for worker in self.workers.all:
+                if worker.id != self.me.id and worker.id not in self.workers.left:
+                    with contextlib.suppress(MpicollError):
+                        self._send(LEAVING, worker, 0, "it called shutdown(graceful=False) or came to its end")
+            self._post.flush(1.0)
+        with self._guard:
+            self.closed = f"RPC has been shut down on this worker ({self.me.name!r}); call init_rpc first"
+            entries = list(self._calls.values())
+            self._calls.clear()
+        self.pool.close()
+        for future, worker, function, _ in entries:
+            future.fail(WorkerLeft(f"RPC was shut down before worker {worker.name!r} (rank {worker.id}) answered {function}"))
+        self._service.stop()
+        if graceful:
+            self.mailbox.free()
+
+
+def _name(function: Any) -> str:
+    return str(getattr(function, "__qualname__", function))
+
+
+def connect(agent: Agent) -> None:
+    """Gives autograd its way to other workers."""
+    contexts.worker_id = agent.me.id
+
+    def call(worker: int, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Future[Any]:
+        return agent.call(agent.workers.find(worker), function, arguments, timeout_s=0)
+
+    passes.call = call

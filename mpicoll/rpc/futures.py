@@ -1,0 +1,78 @@
+"""The future of a call: a torch.futures.Future whose ``wait`` looks for the answer itself."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from torch.futures import Future
+
+
+class CallFuture(Future[Any]):
+    """``settle`` and ``fail`` complete it, once; what comes later is dropped (an answer after the time limit)."""
+
+    def __init__(self, help_: Callable[[CallFuture], None]) -> None:
+        super().__init__()
+        self.ended = False
+        self._error: BaseException | None = None
+        self._help = help_
+        self._once = threading.Lock()
+
+    def wait(self) -> Any:
+        if not self.ended:
+            self._help(self)
+        if self._error is not None:
+            raise _fresh(self._error)
+        return super().wait()
+
+    def settle(self, value: Any) -> None:
+        if self._first():
+            self.set_result(value)
+
+    def fail(self, error: BaseException) -> None:
+        if self._first():
+            self._error = error
+            self.set_exception(error)
+
+    def _first(self) -> bool:
+        with self._once:
+            first, self.ended = not self.ended, True
+        return first
+
+
+def mapped(future: Future[Any], function: Callable[[Any], Any]) -> Future[Any]:
+    """A future of ``function`` of its value. Unlike ``then``, it lets an error keep its type."""
+    answer: Future[Any] = Future()
+
+    def ended(future: Future[Any]) -> None:
+        try:
+            value = function(future.value())
+        except Exception as error:  # noqa: BLE001  it is the answer's
+            error.__traceback__ = None  # its frames hold the future that holds it
+            answer.set_exception(error)
+        else:
+            answer.set_result(value)
+
+    future.add_done_callback(ended)
+    return answer
+
+
+def value_of(future: Future[Any]) -> Any:
+    """What ``wait`` returns or raises, for a future that is kept: what it raises is a copy, see `_fresh`."""
+    try:
+        return future.wait()
+    except Exception as error:  # noqa: BLE001  raised below
+        fresh = _fresh(error)
+        error.__traceback__ = None
+    raise fresh
+
+
+def _fresh(error: BaseException) -> BaseException:
+    """A copy to raise. The future's own would collect tracebacks, whose frames hold the future: a circle through C++."""
+    try:
+        again = copy.copy(error)
+    except Exception:  # noqa: BLE001  a constructor of the user's own
+        return error
+    return again if type(again) is type(error) else error

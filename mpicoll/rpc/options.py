@@ -1,0 +1,83 @@
+"""How an agent behaves: torch's keywords, and what they mean over MPI."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+DEFAULT_RPC_TIMEOUT_SEC = 60.0
+DEFAULT_NUM_WORKER_THREADS = 16
+DEFAULT_INIT_METHOD = "env://"
+DEFAULT_SHUTDOWN_TIMEOUT = 0
+UNSET_RPC_TIMEOUT = -1.0
+
+Device = torch.device | str | int
+
+
+def _device(device: Device) -> torch.device:
+    """A number is a CUDA device's, in a build of torch without CUDA, too."""
+    return torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+
+
+class RpcBackendOptions:
+    """What every backend's options have.
+
+    Args:   rpc_timeout: seconds until a call fails; 0: never. init_method: not used, since MPI knows where the workers are.
+    """
+
+    def __init__(self, rpc_timeout: float = DEFAULT_RPC_TIMEOUT_SEC, init_method: str = DEFAULT_INIT_METHOD) -> None:
+        if not rpc_timeout >= 0:
+            raise ValueError(f"rpc_timeout must be 0 (no limit) or more seconds, got {rpc_timeout}")
+        self.rpc_timeout = float(rpc_timeout)
+        self.init_method = init_method
+
+
+class MPIRpcBackendOptions(RpcBackendOptions):
+    """Options of RPC over MPI.
+
+    Args:   num_worker_threads: idle threads that are kept for calls; as many as are needed are made beyond that.
+            rpc_timeout: seconds until a call fails; 0: never.
+            device_maps: for each worker that CUDA tensors go to, which device of this worker becomes which device there.
+            devices: not needed; accepted since torch has it.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_worker_threads: int = DEFAULT_NUM_WORKER_THREADS,
+        rpc_timeout: float = DEFAULT_RPC_TIMEOUT_SEC,
+        init_method: str = DEFAULT_INIT_METHOD,
+        device_maps: Mapping[str, Mapping[Device, Device]] | None = None,
+        devices: Sequence[Device] | None = None,
+        **unused: Any,
+    ) -> None:
+        unknown = set(unused) - {"_transports", "_channels"}  # TensorPipe's
+        if unknown:
+            raise TypeError(f"{type(self).__name__} has no option {', '.join(sorted(unknown))}")
+        if num_worker_threads < 1:
+            raise ValueError(f"num_worker_threads must be at least 1, got {num_worker_threads}")
+        super().__init__(rpc_timeout, init_method)
+        self.num_worker_threads = num_worker_threads
+        self.device_maps: dict[str, dict[torch.device, torch.device]] = {}
+        for worker, device_map in (device_maps or {}).items():
+            self.set_device_map(worker, device_map)
+        self.devices = [_device(device) for device in devices or ()]
+
+    def set_device_map(self, to: str, device_map: Mapping[Device, Device]) -> None:
+        """Adds to the map for a worker. Raises: ValueError: two devices would become one."""
+        known = self.device_maps.setdefault(to, {})
+        known.update({_device(mine): _device(theirs) for mine, theirs in device_map.items()})
+        if len(set(known.values())) < len(known):
+            raise ValueError(f"`device_map` only supports 1-to-1 mapping, got {known} for worker {to!r}")
+
+    def set_devices(self, devices: Sequence[Device]) -> None:
+        self.devices = [_device(device) for device in devices]
+
+    def device_map_for(self, to: str) -> dict[torch.device, torch.device]:
+        return self.device_maps.get(to, {})
+
+
+class TensorPipeRpcBackendOptions(MPIRpcBackendOptions):
+    """For programs that name it: the same options; TensorPipe has no part in it."""

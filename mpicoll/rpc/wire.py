@@ -1,0 +1,273 @@
+"""Objects to messages and back: small things pickled, the memory of tensors as it lies.
+
+    envelope    header | sizes of the blocks | pickle | blocks that are small enough to go along
+    blocks      the memory of each storage that the tensors of the message use, once, from its first used byte to its last;
+                then what pickle (protocol 5) would rather not copy: NumPy arrays, say
+
+The pickle holds, in a tensor's place, which storage it lies in, and how. So tensors that share memory share it again on arrival,
+strides are what they were, and no byte of a large tensor passes through pickle.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import io
+import pickle
+import struct
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from mpicoll.mpi.mail import Block
+
+HEADER = struct.Struct("<BIIQIQ")  # kind, storages, other blocks, bytes of the pickle, number of the message, number of the call
+ALONG = 16 * 1024  # bytes; a block that is smaller travels inside the envelope: one message costs less than two
+PICKLE_ALONG = 1 << 20  # bytes; a longer pickle becomes a block, so that the envelope is short
+
+_local = threading.local()
+
+
+@dataclass
+class Parcel:
+    """A message that is ready to be sent. ``kept``: whose memory the blocks are."""
+
+    envelope: bytes
+    blocks: list[Block]
+    number: int
+    kept: list[Any]
+
+
+@dataclass
+class Arriving:
+    """A message whose envelope is here; ``blocks``: where the memory that follows belongs."""
+
+    source: int
+    kind: int
+    call: int
+    number: int
+    pickled: Any
+    storages: list[torch.UntypedStorage]
+    buffers: list[Any]
+    blocks: list[Block]
+
+
+@dataclass
+class Outgoing:
+    """What is found while one object is pickled. ``to``: the worker that it goes to; ``tracked``: autograd follows it."""
+
+    to: int
+    device_map: dict[torch.device, torch.device]
+    tracked: bool = False
+    tensors: list[Tensor] = field(default_factory=list)
+    forks: list[Callable[[], None]] = field(default_factory=list)  # take back what has been given away, if pickling fails
+
+
+@dataclass
+class Incoming:
+    """What is known while one object is unpickled. ``source``: the worker that it comes from."""
+
+    source: int
+    tensors: list[Tensor]
+
+
+def outgoing() -> Outgoing | None:
+    """The message that this thread is pickling, if it is."""
+    return getattr(_local, "outgoing", None)
+
+
+def incoming() -> Incoming | None:
+    """The message that this thread is unpickling, if it is."""
+    return getattr(_local, "incoming", None)
+
+
+class _Pickler(pickle.Pickler):
+    def __init__(self, file: io.BytesIO, message: Outgoing, buffers: list[pickle.PickleBuffer]) -> None:
+        super().__init__(file, 5, buffer_callback=buffers.append)
+        self.message = message
+        self.of_modules: set[int] = set()  # parameters that arrive with their module, and stay parameters
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, nn.Module):
+            self.of_modules.update(map(id, obj.parameters()))
+            return NotImplemented
+        plain = type(obj) is Tensor
+        if type(obj) is nn.Parameter and self.message.tracked:  # by itself it is a tensor like any other, with its gradient
+            plain = id(obj) not in self.of_modules
+        if not plain or obj.layout is not torch.strided or obj.is_quantized or obj.device.type not in ("cpu", "cuda"):
+            return NotImplemented
+        self.message.tensors.append(obj)
+        return _tensor_of_message, (len(self.message.tensors) - 1,)
+
+
+def _tensor_of_message(index: int) -> Tensor:
+    message = incoming()
+    assert message is not None
+    return message.tensors[index]
+
+
+def pack(kind: int, call: int, number: int, obj: Any, extra: Callable[[list[Tensor]], Any], message: Outgoing) -> Parcel:
+    """A message of this object.
+
+    Args:   extra: called with the tensors found in it; its answer (picklable, without tensors) goes along, see `unpack`.
+    Raises: whatever pickling raises; RuntimeError: a CUDA tensor, and no device map says where it belongs.
+    """
+    file = io.BytesIO()
+    found: list[pickle.PickleBuffer] = []
+    before = outgoing()
+    _local.outgoing = message
+    try:
+        _Pickler(file, message, found).dump(obj)
+        layouts, storages, kept = _lay_out(message)
+        head = pickle.dumps((layouts, extra(message.tensors)), 5)
+    except BaseException:
+        for take_back in message.forks:
+            take_back()
+        raise
+    finally:
+        _local.outgoing = before
+    pickled = struct.pack("<I", len(head)) + head + file.getvalue()
+    kept.append(found)
+    blocks = [*storages, *map(_block_of, found)]
+    if len(pickled) > PICKLE_ALONG:
+        kept.append(pickled)
+        blocks.append((_address(pickled), len(pickled)))
+        inline = b""
+    else:
+        inline = pickled
+    header = HEADER.pack(kind, len(storages), len(found), len(pickled), number, call)
+    sizes = struct.pack(f"<{len(blocks)}Q", *(nbytes for _, nbytes in blocks))
+    along = b"".join(ctypes.string_at(address, nbytes) for address, nbytes in blocks if 0 < nbytes < ALONG)
+    return Parcel(header + sizes + inline + along, [block for block in blocks if block[1] >= ALONG], number, kept)
+
+
+def _lay_out(message: Outgoing) -> tuple[list[tuple[Any, ...]], list[Block], list[Any]]:
+    """How each tensor lies in the storages of the message, and the part of each storage that is used."""
+    used: dict[int, list[int]] = {}  # by storage: index in the message, first byte, byte after the last
+    kept: list[Any] = []
+    views = []
+    for tensor in message.tensors:
+        target = None
+        with torch.no_grad():
+            if tensor.is_cuda:
+                target = message.device_map.get(tensor.device)
+                if target is None:
+                    raise RuntimeError(
+                        f"a tensor on {tensor.device} for worker {message.to}, but no device map says which device it belongs "
+                        "on there; give device_maps in the backend's options, or send tensor.cpu()"
+                    )
+                plain = tensor.detach().cpu()
+            else:
+                plain = tensor.detach()
+            conj, neg = plain.is_conj(), plain.is_neg()
+            plain = torch._neg_view(plain) if neg else plain
+            plain = plain.conj() if conj else plain
+        storage, size = plain.untyped_storage(), plain.element_size()
+        first = int(plain.storage_offset()) * size
+        last = first + (int(sum((n - 1) * s for n, s in zip(plain.shape, plain.stride(), strict=True))) + 1) * size
+        if not plain.numel():
+            last = first
+        kept.append(plain)
+        place = used.setdefault(storage._cdata, [len(used), first, last])
+        place[1], place[2] = min(place[1], first), max(place[2], last)
+        views.append((place, first, plain, tensor.requires_grad, conj, neg, target))
+    layouts: list[tuple[Any, ...]] = []
+    for place, first, plain, requires_grad, conj, neg, target in views:
+        aligned = place[1] // 16 * 16  # every dtype's size divides it
+        offset = (first - aligned) // plain.element_size()
+        device = str(target) if target is not None else None
+        layouts.append((place[0], plain.dtype, offset, tuple(plain.shape), plain.stride(), requires_grad, conj, neg, device))
+    blocks: list[Block] = [(0, 0)] * len(used)
+    for place, _, plain, *_ in views:
+        aligned = place[1] // 16 * 16
+        blocks[place[0]] = (plain.untyped_storage().data_ptr() + aligned, max(0, place[2] - aligned))
+    return layouts, blocks, kept
+
+
+def _block_of(buffer: pickle.PickleBuffer) -> Block:
+    with buffer.raw() as raw:
+        return (np.frombuffer(raw, np.uint8).ctypes.data if raw.nbytes else 0), raw.nbytes
+
+
+def _address(data: bytes) -> int:
+    return int(np.frombuffer(data, np.uint8).ctypes.data)
+
+
+def open_envelope(source: int, envelope: bytearray) -> Arriving:
+    """Makes room for what the envelope announces."""
+    kind, storages, others, pickle_bytes, number, call = HEADER.unpack_from(envelope)
+    at = HEADER.size
+    count = storages + others + (pickle_bytes > PICKLE_ALONG)
+    sizes = struct.unpack_from(f"<{count}Q", envelope, at)
+    at += 8 * count
+    memory: list[Any] = [torch.UntypedStorage(nbytes) for nbytes in sizes[:storages]]
+    memory += [np.empty(nbytes, np.uint8) for nbytes in sizes[storages:]]
+    pickled: Any = memory[-1] if pickle_bytes > PICKLE_ALONG else memoryview(envelope)[at : at + pickle_bytes]
+    at += pickle_bytes if pickle_bytes <= PICKLE_ALONG else 0
+    blocks = []
+    for place, nbytes in zip(memory, sizes, strict=True):
+        address = place.data_ptr() if isinstance(place, torch.UntypedStorage) else place.ctypes.data
+        if nbytes >= ALONG:
+            blocks.append((address, nbytes))
+        elif nbytes:
+            ctypes.memmove(address, (ctypes.c_char * nbytes).from_buffer(envelope, at), nbytes)
+            at += nbytes
+    return Arriving(source, kind, call, number, pickled, memory[:storages], memory[storages : storages + others], blocks)
+
+
+def unpack(message: Arriving, accept: Callable[[list[Tensor], Any], list[Tensor]]) -> Any:
+    """The object that was packed.
+
+    Args:   accept: called with the message's tensors and the sender's ``extra``; its answer takes their place.
+    Raises: whatever unpickling raises.
+    """
+    (head,) = struct.unpack_from("<I", message.pickled)
+    layouts, extra = pickle.loads(message.pickled[4 : 4 + head])
+    tensors = accept([_tensor_in(message.storages, *layout) for layout in layouts], extra)
+    before = incoming()
+    _local.incoming = Incoming(message.source, tensors)
+    try:
+        return pickle.loads(message.pickled[4 + head :], buffers=message.buffers)
+    finally:
+        _local.incoming = before
+
+
+def _tensor_in(
+    storages: list[torch.UntypedStorage],
+    index: int,
+    dtype: torch.dtype,
+    offset: int,
+    shape: tuple[int, ...],
+    stride: tuple[int, ...],
+    requires_grad: bool,
+    conj: bool,
+    neg: bool,
+    device: str | None,
+) -> Tensor:
+    tensor = torch.empty(0, dtype=dtype).set_(storages[index], offset, shape, stride)
+    if device is not None:
+        tensor = tensor.to(device)
+    if conj:
+        tensor = tensor.conj()
+    if neg:
+        tensor = torch._neg_view(tensor)
+    return tensor.requires_grad_() if requires_grad else tensor
+
+
+def copy(parcel: Parcel) -> bytes:
+    """The memory of its blocks, for a message to oneself: taken now, as a send takes it."""
+    return b"".join(ctypes.string_at(address, nbytes) for address, nbytes in parcel.blocks)
+
+
+def open_copy(source: int, parcel: Parcel, memory: bytes) -> Arriving:
+    """What arrives of a message to oneself."""
+    message = open_envelope(source, bytearray(parcel.envelope))
+    at = 0
+    for address, nbytes in message.blocks:
+        ctypes.memmove(address, memory[at : at + nbytes], nbytes)
+        at += nbytes
+    return message

@@ -1,0 +1,369 @@
+"""Distributed autograd and its optimizer: the gradients of one process, in the context, on the worker that has the leaf (88)."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import mpicoll.autograd as dist_autograd
+from mpicoll import rpc
+from mpicoll.autograd import contexts
+from mpicoll.optim import DistributedOptimizer
+from mpicoll.rpc.rref import RRef
+from tests.support import agree, everyone
+
+
+class Layer(nn.Module):
+    """Equal on all workers."""
+
+    def __init__(self, seed: int = 3) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+        self.weight = nn.Parameter(torch.randn(4, 4, generator=generator, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(x @ self.weight)
+
+    def parameter_rrefs(self) -> list[RRef[Tensor]]:
+        return [RRef(parameter) for parameter in self.parameters()]
+
+    def gradient(self, context_id: int) -> Tensor | None:
+        return dist_autograd.get_gradients(context_id).get(self.weight)
+
+    def own_gradient(self) -> Tensor | None:
+        return self.weight.grad
+
+
+def x_of(rank: int) -> Tensor:
+    return torch.randn(5, 4, generator=torch.Generator().manual_seed(rank), dtype=torch.float64).requires_grad_()
+
+
+def near(a: Tensor | None, b: Tensor | None) -> bool:
+    return a is not None and b is not None and torch.allclose(a, b, rtol=0, atol=1e-12)
+
+
+def apply(rref: RRef[Layer], x: Tensor) -> Tensor:
+    return rref.local_value()(x)  # type: ignore[no-any-return]
+
+
+def through(rrefs: list[RRef[Layer]], x: Tensor) -> Tensor:
+    """Each layer where it is, called from the one before (nested calls)."""
+    y = rrefs[0].local_value()(x)
+    return rpc.rpc_sync(rrefs[1].owner(), through, (rrefs[1:], y)) if len(rrefs) > 1 else y  # type: ignore[no-any-return]
+
+
+def one_process(x: Tensor, layers: int) -> tuple[Tensor, list[Tensor]]:
+    """The gradient of x, and of the weight of each layer."""
+    x = x.detach().requires_grad_()
+    modules = [Layer() for _ in range(layers)]
+    y = x
+    for module in modules:
+        y = module(y)
+    y.square().sum().backward()
+    assert x.grad is not None
+    return x.grad, [module.weight.grad for module in modules]  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("how", ["rpc_sync", "rpc_async", "remote", "method"])
+def test_one_call(how: str, right: str, rank: int) -> None:
+    layer, x = rpc.remote(right, Layer), x_of(rank)
+    with dist_autograd.context() as context_id:
+        if how == "rpc_sync":
+            y = rpc.rpc_sync(right, apply, (layer, x))
+        elif how == "rpc_async":
+            y = rpc.rpc_async(right, apply, (layer, x)).wait()
+        elif how == "remote":
+            y = rpc.remote(right, apply, (layer, x)).to_here()
+        else:
+            y = layer.rpc_sync().forward(x)
+        dist_autograd.backward(context_id, [y.square().sum()])
+        mine, theirs = dist_autograd.get_gradients(context_id)[x], layer.rpc_sync().gradient(context_id)
+    expected = one_process(x, 1)
+    good = near(mine, expected[0]) and near(theirs, expected[1][0])
+    agree(good and x.grad is None and layer.rpc_sync().own_gradient() is None, (mine, theirs, expected))
+
+
+def test_nested_calls_around_the_ring(workers: list[str], rank: int, size: int) -> None:
+    """Each worker twice."""
+    layers = [rpc.remote(workers[(rank + k) % size], Layer) for k in range(2 * size)]
+    x = x_of(rank)
+    with dist_autograd.context() as context_id:
+        y = rpc.rpc_sync(layers[0].owner(), through, (layers, x))
+        dist_autograd.backward(context_id, [y.square().sum()])
+        mine = dist_autograd.get_gradients(context_id)[x]
+        theirs = [layer.rpc_sync().gradient(context_id) for layer in layers]
+    gradient, weights = one_process(x, len(layers))
+    agree(near(mine, gradient) and all(near(a, b) for a, b in zip(theirs, weights, strict=True)), (mine, gradient))
+
+
+def test_used_twice_and_not_at_all(right: str, workers: list[str], rank: int, size: int) -> None:
+    """A tensor sent to two workers, an answer used twice, another that no loss depends on: it keeps nobody waiting (trap 88)."""
+    other = workers[(rank + 2) % size]
+    first, second, unused = rpc.remote(right, Layer), rpc.remote(other, Layer), rpc.remote(right, Layer)
+    x = x_of(rank)
+    with dist_autograd.context() as context_id:
+        y, z = first.rpc_sync().forward(x), second.rpc_sync().forward(x)
+        first.rpc_sync().forward(z)
+        unused.rpc_sync().forward(y)
+        u = second.rpc_sync().forward(y * z)
+        dist_autograd.backward(context_id, [(u * y).sum() + (x * z).sum()])
+        found = [
+            dist_autograd.get_gradients(context_id)[x],
+            *(m.rpc_sync().gradient(context_id) for m in (first, second, unused)),
+        ]
+    a, b, plain = Layer(), Layer(), x.detach().requires_grad_()
+    y, z = a(plain), b(plain)
+    ((b(y * z) * y).sum() + (plain * z).sum()).backward()
+    good = near(found[0], plain.grad) and near(found[1], a.weight.grad) and near(found[2], b.weight.grad) and found[3] is None
+    agree(good, found)
+
+
+def diamond(rref: RRef[Layer], x: Tensor, names: list[str], depth: int) -> Tensor:
+    """Two calls at each depth, whose answers meet again: 2^depth ways through the graph."""
+    if depth == 0:
+        return rref.rpc_sync().forward(x) if not rref.is_owner() else rref.local_value()(x)
+    pair = [rpc.rpc_async(names[0], diamond, (rref, x * (k + 1), names[1:] + names[:1], depth - 1)) for k in range(2)]
+    return pair[0].wait() * pair[1].wait()  # type: ignore[no-any-return]
+
+
+def plain_diamond(layer: Layer, x: Tensor, depth: int) -> Tensor:
+    return layer(x) if depth == 0 else plain_diamond(layer, x, depth - 1) * plain_diamond(layer, x * 2, depth - 1)
+
+
+def test_paths_that_meet(right: str, workers: list[str], rank: int, size: int) -> None:
+    layer, x = rpc.remote(right, Layer), x_of(rank)
+    names = [workers[(rank + k) % size] for k in range(1, size + 1)]
+    with dist_autograd.context() as context_id:
+        y = diamond(layer, x, names, 3)
+        dist_autograd.backward(context_id, [y.sum()])
+        found = [dist_autograd.get_gradients(context_id)[x], layer.rpc_sync().gradient(context_id)]
+    alone, plain = Layer(), x.detach().requires_grad_()
+    plain_diamond(alone, plain, 3).sum().backward()
+    agree(near(found[0], plain.grad) and near(found[1], alone.weight.grad), found)
+
+
+def chain(x: Tensor, to: list[str], n: int) -> Tensor:
+    return x if n == 0 else rpc.rpc_sync(to[n % len(to)], doubled, (x, x * 0.5))
+
+
+def doubled(x: Tensor, y: Tensor) -> Tensor:
+    return x + y
+
+
+def test_a_long_chain_is_walked_once(workers: list[str], rank: int) -> None:
+    """Each answer is sent on twice in one message, 40 times: gradients must not be computed 2^40 times."""
+    x = torch.ones(3, dtype=torch.float64, requires_grad=True)
+    began = time.monotonic()
+    with dist_autograd.context() as context_id:
+        y = x
+        for n in range(1, 41):
+            y = chain(y, workers, n)
+        dist_autograd.backward(context_id, [y.sum()])
+        found = dist_autograd.get_gradients(context_id)[x]
+    agree(
+        near(found, torch.full((3,), 1.5**40, dtype=torch.float64) * 1) or torch.allclose(found, torch.full_like(found, 1.5**40))
+    )
+    agree(time.monotonic() - began < 30, time.monotonic() - began)
+
+
+def test_several_contexts_at_once(right: str, rank: int) -> None:
+    """From several threads; what one computes never shows in another, and none touches .grad."""
+    layer = rpc.remote(right, Layer)
+    found: dict[int, Any] = {}
+
+    def run(k: int) -> None:
+        x = x_of(10 * rank + k)
+        for _ in range(3):
+            with dist_autograd.context() as context_id:
+                y = layer.rpc_sync().forward(x)
+                dist_autograd.backward(context_id, [(y.square() * (k + 1)).sum()])
+                found[k] = (x, dist_autograd.get_gradients(context_id)[x], layer.rpc_sync().gradient(context_id))
+
+    threads = [threading.Thread(target=run, args=(k,)) for k in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    wrong = []
+    for k, (x, mine, theirs) in sorted(found.items()):
+        gradient, (weight,) = one_process(x, 1)
+        if not (near(mine, gradient * (k + 1)) and near(theirs, weight * (k + 1))):
+            wrong.append(k)
+    agree(len(found) == 4 and not wrong, wrong)
+
+
+def test_retain_graph(right: str, rank: int) -> None:
+    """Two passes add up; after one without retain_graph there is nothing left to go through."""
+    layer, x = rpc.remote(right, Layer), x_of(rank)
+    with dist_autograd.context() as context_id:
+        loss = layer.rpc_sync().forward(x).square().sum()
+        dist_autograd.backward(context_id, [loss], retain_graph=True)
+        dist_autograd.backward(context_id, [loss])
+        found = dist_autograd.get_gradients(context_id)[x]
+        with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+            dist_autograd.backward(context_id, [loss])
+    agree(near(found, 2 * one_process(x, 1)[0]))
+
+
+class Refuses(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 1
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        raise ArithmeticError("no gradient of this")
+
+
+def refuse(x: Tensor) -> Tensor:
+    return Refuses.apply(x)  # type: ignore[no-any-return]
+
+
+def test_errors_surface_at_the_caller(right: str, workers: list[str], rank: int, size: int) -> None:
+    x = x_of(rank)
+    with dist_autograd.context() as context_id:
+        y = rpc.rpc_sync(right, refuse, (x,))
+        with pytest.raises(ArithmeticError, match="no gradient of this"):
+            dist_autograd.backward(context_id, [y.sum()])
+    with dist_autograd.context() as context_id:
+        with pytest.raises(RuntimeError, match="elements"):
+            dist_autograd.backward(context_id, [x])
+        with pytest.raises(RuntimeError, match="requires_grad not set"):
+            dist_autograd.backward(context_id, [torch.ones(())])
+        with pytest.raises(RuntimeError, match="no roots"):
+            dist_autograd.backward(context_id, [])
+        with pytest.raises(TypeError, match="list of tensors"):
+            dist_autograd.backward(context_id, x.sum())  # type: ignore[arg-type]
+        with pytest.raises(RuntimeError, match="Already have an autograd context"):
+            dist_autograd.context().__enter__()
+    with pytest.raises(RuntimeError, match="Could not find autograd context with id"):
+        dist_autograd.get_gradients(context_id)
+    with pytest.raises(RuntimeError, match="Could not find autograd context with id"):
+        dist_autograd.backward(12345, [x.sum()])
+    agree(True)
+
+
+def test_contexts_are_forgotten_everywhere(workers: list[str], rank: int, size: int) -> None:
+    """Also on workers that learned of it at third hand."""
+    layers = [rpc.remote(name, Layer) for name in workers]
+    with dist_autograd.context() as context_id:
+        y = rpc.rpc_sync(layers[0].owner(), through, (layers, x_of(rank)))
+        dist_autograd.backward(context_id, [y.sum()])
+    everyone(None)
+    deadline = time.monotonic() + 10
+    while contexts._contexts and time.monotonic() < deadline:
+        time.sleep(0.01)
+    agree(not contexts._contexts, list(contexts._contexts))
+
+
+def test_a_received_tensor_changed_in_place(right: str, rank: int) -> None:
+    """It is no leaf: in-place operations are recorded like any other."""
+    layer, x = rpc.remote(right, Layer), x_of(rank)
+    with dist_autograd.context() as context_id:
+        y = layer.rpc_sync().forward(x)
+        y.mul_(3)
+        dist_autograd.backward(context_id, [y.square().sum()])
+        found = dist_autograd.get_gradients(context_id)[x]
+    agree(near(found, 9 * one_process(x, 1)[0]))
+
+
+def test_rref_backward(right: str, rank: int) -> None:
+    """The loss lives on another worker."""
+    layer, x = rpc.remote(right, Layer), x_of(rank)
+    with dist_autograd.context() as context_id:
+        loss = rpc.remote(right, loss_of, (layer, x))
+        loss.backward(context_id)
+        found = dist_autograd.get_gradients(context_id)[x]
+    agree(near(found, one_process(x, 1)[0]))
+
+
+def loss_of(rref: RRef[Layer], x: Tensor) -> Tensor:
+    return apply(rref, x).square().sum()
+
+
+OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "SGD": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}),
+    "Adam": (torch.optim.Adam, {"lr": 0.1}),
+    "Adagrad": (torch.optim.Adagrad, {}),
+    "RMSprop": (torch.optim.RMSprop, {"lr": 0.01}),
+    "LBFGS-like closure free": (torch.optim.Rprop, {}),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_optimizer(name: str, workers: list[str], rank: int, size: int) -> None:
+    """Three steps over parameters on every worker equal one process; .grad stays what it was."""
+    kind, options = OPTIMIZERS[name]
+    layers = [rpc.remote(worker, Layer, (k,)) for k, worker in enumerate(workers)]
+    optimizer = DistributedOptimizer(kind, [p for layer in layers for p in layer.rpc_sync().parameter_rrefs()], **options)
+    modules = [Layer(k) for k in range(size)]
+    plain = kind([module.weight for module in modules], **options)
+    for step in range(3):
+        x = x_of(100 * rank + step)
+        with dist_autograd.context() as context_id:
+            y = rpc.rpc_sync(layers[0].owner(), through, (layers, x))
+            dist_autograd.backward(context_id, [y.square().sum()])
+            optimizer.step(context_id)
+        y = x.detach()
+        for module in modules:
+            y = module(y)
+        plain.zero_grad()
+        y.square().sum().backward()
+        plain.step()
+    found = [layer.rpc_sync().parameter_rrefs()[0].to_here() for layer in layers]
+    good = all(near(a.detach(), m.weight.detach()) for a, m in zip(found, modules, strict=True))
+    agree(good and all(layer.rpc_sync().own_gradient() is None for layer in layers), found)
+
+
+def test_concurrent_steps(workers: list[str], rank: int, size: int) -> None:
+    """All ranks train the same parameters on worker 0 at once: every step is made, with its own gradients."""
+    shared: Any = rpc.remote(workers[0], Layer) if rank == 0 else None
+    rrefs = shared.rpc_sync().parameter_rrefs() if rank == 0 else None
+    if rank == 0:
+        for name in workers:
+            rpc.rpc_sync(name, give, (shared, rrefs))
+    everyone(None)
+    layer, parameters = _given[-1]
+    before = parameters[0].to_here().detach().clone()
+    everyone(None)
+    optimizer = DistributedOptimizer(torch.optim.SGD, parameters, lr=1.0)
+    for _ in range(5):
+        with dist_autograd.context() as context_id:
+            loss = (rpc.rpc_sync(layer.owner(), weight_of, (layer,)) * (rank + 1)).sum()
+            dist_autograd.backward(context_id, [loss])
+            optimizer.step(context_id)
+    everyone(None)
+    change = parameters[0].to_here().detach() - before
+    everyone(None)
+    _given.clear()
+    expected = -5.0 * size * (size + 1) / 2
+    agree(torch.allclose(change, torch.full_like(change, expected)), change)
+
+
+_given: list[Any] = []
+
+
+def give(*things: Any) -> None:
+    _given.append(things)
+
+
+def weight_of(rref: RRef[Layer]) -> Tensor:
+    return rref.local_value().weight
+
+
+def test_optimizer_errors(right: str) -> None:
+    """What an optimizer's constructor refuses there is raised here."""
+    rrefs = rpc.remote(right, Layer).rpc_sync().parameter_rrefs()
+    with pytest.raises(ValueError, match="learning rate"):
+        DistributedOptimizer(torch.optim.SGD, rrefs, lr=-1)
+    with pytest.raises(ValueError, match="empty"):
+        DistributedOptimizer(torch.optim.SGD, [], lr=1)
+    optimizer = DistributedOptimizer(torch.optim.SGD, rrefs, lr=1)
+    with pytest.raises(RuntimeError, match="Could not find autograd context"):
+        optimizer.step(999)
+    agree(True)

@@ -1,0 +1,289 @@
+"""rpc_sync, rpc_async, remote: what can be called, what comes back, and how it fails (traps 84-86, 89, 91-94)."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.futures import Future
+
+from mpicoll import rpc
+from tests.support import agree, everyone
+
+
+def add(a: Any, b: Any, *, times: int = 1) -> Any:
+    return (a + b) * times
+
+
+def who() -> str:
+    return rpc.get_worker_info().name
+
+
+class Base:
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+    def more(self, n: int) -> int:
+        return self.value + n
+
+    @classmethod
+    def made(cls, value: int) -> Base:
+        return cls(value)
+
+    @staticmethod
+    def twice(value: int) -> int:
+        return 2 * value
+
+    def __call__(self, n: int) -> int:
+        return self.value * n
+
+
+CALLS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], Any]] = {
+    "a function": (add, (1, 2), {"times": 3}, 9),
+    "a builtin": (min, (3, 1, 2), {}, 1),
+    "a bound method": (Base(5).more, (2,), {}, 7),
+    "a class method": (Base.made, (4,), {}, 4),
+    "a static method": (Base.twice, (4,), {}, 8),
+    "an object": (Base(5), (3,), {}, 15),
+    "a constructor": (Base, (6,), {}, 6),
+    "a method of a builtin type": (str.upper, ("abc",), {}, "ABC"),
+}
+
+
+@pytest.mark.parametrize("what", CALLS)
+def test_what_can_be_called(what: str, right: str) -> None:
+    function, arguments, keywords, expected = CALLS[what]
+    found = [
+        rpc.rpc_sync(right, function, arguments, keywords),
+        rpc.rpc_async(right, function, args=arguments, kwargs=keywords).wait(),
+        rpc.remote(right, function, args=arguments, kwargs=keywords).to_here(),
+    ]
+    plain = [answer.value if isinstance(answer, Base) else answer for answer in found]
+    agree(plain == [expected] * 3, plain)
+
+
+def test_torchs_functions(right: str, rank: int) -> None:
+    x = torch.full((3, 4), float(rank))
+    found = [rpc.rpc_sync(right, torch.add, (x, 1)), rpc.rpc_sync(right, torch.Tensor.add_, (x, 1))]
+    found.append(rpc.rpc_sync(right, torch.nn.functional.relu, (x,)))
+    agree(torch.equal(found[0], x + 1) and torch.equal(found[1], x + 1) and torch.equal(found[2], x), found)
+    agree(bool((x == rank).all()), "the argument of a call is a copy")
+
+
+def test_by_name_rank_and_info(rank: int, size: int, workers: list[str]) -> None:
+    other = (rank + 1) % size
+    found = [rpc.rpc_sync(to, who) for to in (workers[other], other, rpc.get_worker_info(workers[other]))]
+    mine = rpc.get_worker_info()
+    agree(found == [workers[other]] * 3 and (mine.name, mine.id) == (workers[rank], rank), (found, mine))
+    agree(repr(mine) == f"WorkerInfo(id={rank}, name=worker{rank})", mine)
+
+
+def test_to_oneself(workers: list[str], rank: int) -> None:
+    """Arguments are copies here, too, as for any other worker."""
+    x = torch.zeros(3)
+    answer = rpc.rpc_sync(workers[rank], torch.Tensor.add_, (x, 1))
+    agree(bool((x == 0).all()) and bool((answer == 1).all()) and rpc.rpc_sync(rank, who) == workers[rank], (x, answer))
+
+
+@pytest.mark.parametrize("elements", [0, 1, 1000, 1 << 20])
+def test_tensors(elements: int, right: str, rank: int) -> None:
+    x = torch.arange(elements) + rank
+    agree(torch.equal(rpc.rpc_sync(right, add, (x, x)), 2 * x))
+
+
+def test_a_future_is_torchs(right: str) -> None:
+    """wait_all, collect_all, then (trap 85)."""
+    futures = [rpc.rpc_async(right, add, (i, 1)) for i in range(20)]
+    assert all(isinstance(future, Future) for future in futures)
+    answers = torch.futures.wait_all(futures)
+    gathered = [future.value() for future in torch.futures.collect_all(futures).wait()]
+    chained = rpc.rpc_async(right, add, (1, 1)).then(lambda future: future.value() + 40).wait()
+    agree(answers == gathered == list(range(1, 21)) and chained == 42, (answers, chained))
+
+
+def test_ten_thousand_in_flight(right: str, rank: int) -> None:
+    futures = [rpc.rpc_async(right, add, (torch.tensor(i), rank), timeout=0) for i in range(10_000)]
+    answers = [int(future.wait()) for future in futures]
+    agree(answers == [i + rank for i in range(10_000)])
+
+
+def nested(depth: int, names: list[str], mine: int) -> list[str]:
+    other = (mine + 1) % len(names)
+    return [] if depth == 0 else [who(), *rpc.rpc_sync(names[other], nested, (depth - 1, names, other))]
+
+
+def test_nested_calls(workers: list[str], rank: int, size: int) -> None:
+    """Around the ring and back, 50 deep, by all at once (trap 89)."""
+    found = nested(50, workers, rank)
+    agree(found == [workers[(rank + i) % size] for i in range(50)], found)
+
+
+_arrived = threading.Event()
+
+
+def wait_for_it() -> bool:
+    return _arrived.wait(20)
+
+
+def bring_it() -> None:
+    _arrived.set()
+
+
+def test_a_call_that_waits_for_another(right: str) -> None:
+    """The thread that serves may be blocked by what it runs; another takes over."""
+    _arrived.clear()
+    everyone(None)
+    waiting = [rpc.rpc_async(right, wait_for_it) for _ in range(40)]
+    rpc.rpc_sync(right, bring_it)
+    agree(all(future.wait() for future in waiting))
+
+
+def nap(seconds: float) -> float:
+    time.sleep(seconds)
+    return seconds
+
+
+def test_calls_run_beside_each_other(right: str) -> None:
+    began = time.monotonic()
+    answers = [future.wait() for future in [rpc.rpc_async(right, nap, (0.5,)) for _ in range(8)]]
+    agree(answers == [0.5] * 8 and time.monotonic() - began < 3, time.monotonic() - began)
+
+
+class OwnError(Exception):
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(code, text)
+
+
+def fail(kind: type[Exception]) -> None:
+    raise kind(7, "for a reason") if kind is OwnError else kind("for a reason")
+
+
+def unpicklable() -> Any:
+    return threading.Lock()
+
+
+@pytest.mark.parametrize("kind", [ValueError, KeyError, RuntimeError, ZeroDivisionError, OwnError])
+@pytest.mark.parametrize("how", ["rpc_sync", "rpc_async", "remote"])
+def test_exceptions(how: str, kind: type[Exception], right: str) -> None:
+    """Of the type that was raised, with worker and traceback; RuntimeError if that type cannot be made of a text (trap 93)."""
+    said: Exception | None = None
+    try:
+        if how == "rpc_sync":
+            rpc.rpc_sync(right, fail, (kind,))
+        elif how == "rpc_async":
+            rpc.rpc_async(right, fail, (kind,)).wait()
+        else:
+            rpc.remote(right, fail, (kind,)).to_here()
+    except Exception as error:  # noqa: BLE001  what it is is what the test asks
+        said = error
+    text = str(said)
+    good = type(said) is (RuntimeError if kind is OwnError else kind)
+    agree(good and "for a reason" in text and right in text and "in fail" in text, repr(said))
+
+
+def test_what_cannot_travel(right: str) -> None:
+    """An argument raises here; an answer, at the caller, too; and calls go on."""
+    with pytest.raises(TypeError, match="pickle"):
+        rpc.rpc_sync(right, add, (threading.Lock(), 1))
+    with pytest.raises(TypeError, match="pickle"):
+        rpc.rpc_sync(right, unpicklable)
+    with pytest.raises((AttributeError, TypeError, Exception), match=r"lambda|local|pickle"):
+        rpc.rpc_sync(right, lambda: 1)
+    agree(rpc.rpc_sync(right, add, (1, 1)) == 2)
+
+
+def test_timeouts(right: str) -> None:
+    """Of the call, of the agent; 0 is for ever. The answer that comes late is dropped."""
+    with pytest.raises(RuntimeError, match="RPC ran for more than set timeout"):
+        rpc.rpc_sync(right, nap, (0.6,), timeout=0.1)
+    future = rpc.rpc_async(right, nap, (0.6,), timeout=0.1)
+    with pytest.raises(RuntimeError, match="RPC ran for more than set timeout"):
+        torch.futures.wait_all([future])
+    assert rpc.get_rpc_timeout() == 60
+    rpc._set_rpc_timeout(0.1)
+    with pytest.raises(RuntimeError, match=r"100 ms.*nap.*worker"):
+        rpc.rpc_sync(right, nap, (0.6,))
+    agree(rpc.rpc_sync(right, nap, (0.3,), timeout=0) == 0.3)
+
+
+def test_bad_arguments(right: str, workers: list[str], rank: int, size: int) -> None:
+    with pytest.raises(RuntimeError, match=r"unknown destination worker 'nobody'.*worker0"):
+        rpc.rpc_sync("nobody", who)
+    with pytest.raises(RuntimeError, match="unknown destination worker"):
+        rpc.rpc_sync(size, who)
+    with pytest.raises(ValueError, match="Cannot get WorkerInfo"):
+        rpc.rpc_sync(1.5, who)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="callable"):
+        rpc.rpc_sync(right, 3)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="timeout"):
+        rpc.rpc_sync(right, who, timeout=-2)
+    with pytest.raises(RuntimeError, match="already initialized"):
+        rpc.init_rpc("again")
+    agree(True)
+
+
+def later(to: str, x: int) -> Any:
+    return rpc.rpc_async(to, add, (x, 1)).then(lambda future: future.value() * 10)
+
+
+@rpc.functions.async_execution
+def marked(to: str, x: int) -> Any:
+    return later(to, x)
+
+
+@rpc.functions.async_execution
+def never_a_future() -> int:
+    return 3
+
+
+class Marked:
+    @staticmethod
+    @rpc.functions.async_execution
+    def static(to: str, x: int) -> Any:
+        return later(to, x)
+
+    @rpc.functions.async_execution
+    def bound(self, to: str, x: int) -> Any:
+        return later(to, x)
+
+    @classmethod
+    @rpc.functions.async_execution
+    def of_class(cls, to: str, x: int) -> Any:
+        return later(to, x)
+
+
+def test_async_execution(right: str, workers: list[str], rank: int) -> None:
+    """Answered when the future is; by itself, as a method of any kind, and through an RRef."""
+    found = [rpc.rpc_sync(right, call, (workers[rank], 2)) for call in (marked, Marked.static, Marked.of_class, Marked().bound)]
+    rref = rpc.remote(right, Marked)
+    found += [rref.rpc_sync().bound(workers[rank], 2), rref.rpc_async().static(workers[rank], 2).wait()]
+    found += [rref.remote().bound(workers[rank], 2).to_here(), rpc.remote(right, marked, (workers[rank], 2)).to_here()]
+    agree(found == [30] * 8, found)
+    with pytest.raises(RuntimeError, match=r"must return a torch\.futures\.Future"):
+        rpc.rpc_sync(right, never_a_future)
+    agree(True)
+
+
+def test_wait_all_of_this_thread(right: str) -> None:
+    with rpc._wait_all():
+        futures = [rpc.rpc_async(right, nap, (0.05,)) for _ in range(3)]
+    agree(all(future.done() for future in futures))
+
+
+def multiply(tensor: Tensor) -> tuple[Tensor, Tensor]:
+    tensor *= 2
+    return tensor, tensor[1:]
+
+
+def test_strided_and_shared(right: str) -> None:
+    """A transposed tensor in; two tensors that share memory out (trap 92)."""
+    x = torch.arange(100_000.0).reshape(1000, 100).t()
+    whole, part = rpc.rpc_sync(right, multiply, (x,))
+    same = torch.equal(whole, 2 * x) and whole.stride() == x.stride()
+    whole[1, 0] = -1
+    agree(same and part[0, 0].item() == -1, (whole.stride(), part[0, 0]))

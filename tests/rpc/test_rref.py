@@ -1,0 +1,281 @@
+"""RRef: who owns what, for how long, and what it can be asked (traps 86, 90)."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+from mpicoll import rpc
+from mpicoll.errors import MpicollError
+from mpicoll.rpc import rref as references
+from mpicoll.rpc.rref import RRef
+from tests.support import agree, everyone
+
+
+class Thing:
+    """Something with a state, whose end can be seen. ``alive``: those of this worker."""
+
+    alive: ClassVar[weakref.WeakSet[Thing]] = weakref.WeakSet()
+
+    def __init__(self, value: int = 0, after: float = 0.0) -> None:
+        time.sleep(after)
+        self.value = value
+        Thing.alive.add(self)
+
+    def add(self, n: int) -> int:
+        self.value += n
+        return self.value
+
+    def slow(self, seconds: float) -> str:
+        time.sleep(seconds)
+        return "awake"
+
+    def fail(self) -> None:
+        raise LookupError("not here")
+
+
+def broken() -> None:
+    raise OSError("could not be made")
+
+
+def here_of(rref: RRef[Any]) -> Any:
+    return rref.to_here()
+
+
+def add_to(rref: RRef[Thing], n: int) -> int:
+    return rref.local_value().add(n)
+
+
+def asks(rref: RRef[Any]) -> tuple[bool, str, int]:
+    return rref.is_owner(), rref.owner_name(), rref.owner().id
+
+
+def eventually(condition: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + 10
+    while not condition() and time.monotonic() < deadline:
+        gc.collect()
+        time.sleep(0.01)
+    return condition()
+
+
+def test_of_ones_own(workers: list[str], rank: int) -> None:
+    value = [1]
+    rref = RRef(value)
+    good = rref.is_owner() and rref.confirmed_by_owner() and rref.owner_name() == workers[rank] and rref.owner().id == rank
+    agree(good and rref.local_value() is value and rref.to_here() is value and "OwnerRRef" in repr(rref), rref)
+
+
+def test_of_another(right: str, rank: int, size: int) -> None:
+    """What it is here and there; the object stays where it is, copies come."""
+    rref = rpc.remote(right, Thing, (5,))
+    found = [rref.rpc_sync().add(1), rref.rpc_async().add(1).wait(), rref.remote().add(1).to_here()]
+    found += [rref.to_here().value, rpc.rpc_sync(right, add_to, (rref, 2)), rref.to_here().value]
+    agree(found == [6, 7, 8, 8, 10, 10], found)
+    agree(rpc.rpc_sync(right, asks, (rref,)) == (True, right, (rank + 1) % size))
+    agree(rref.is_owner() == (size == 1) and rref.owner_name() == right and eventually(rref.confirmed_by_owner), rref)
+    if size > 1:
+        with pytest.raises(RuntimeError, match=r"Cannot call localValue\(\) on a non-local reference"):
+            rref.local_value()
+
+
+def test_made_on_this_worker_by_remote(workers: list[str], rank: int) -> None:
+    """The owner's reference is the only one that knows of the object."""
+    rref = rpc.remote(workers[rank], Thing, (2,))
+    agree(rref.to_here().value == 2 and rref._get_type() is Thing and rref.rpc_sync().add(1) == 3 and rref.is_owner())
+
+
+def test_it_waits_until_the_object_is_there(right: str) -> None:
+    """to_here, methods, and whoever it is passed on to (trap 90)."""
+    rref = rpc.remote(right, Thing, (3, 0.3))
+    early = rref.confirmed_by_owner() and not rref.is_owner()
+    agree(not early and rpc.rpc_sync(right, here_of, (rref,)).value == 3 and rref.to_here().value == 3)
+
+
+def test_what_went_wrong_when_it_was_made(right: str, workers: list[str], rank: int, size: int) -> None:
+    """Raised by to_here and methods, here and on a third worker."""
+    rref = rpc.remote(right, broken)
+    third = workers[(rank + 2) % size]
+    for call in (rref.to_here, rref.rpc_sync().add, lambda: rpc.rpc_sync(third, here_of, (rref,))):
+        with pytest.raises(OSError, match="could not be made"):
+            call()
+    agree(True)
+
+
+def test_methods_that_fail_or_take_long(right: str) -> None:
+    rref = rpc.remote(right, Thing)
+    with pytest.raises(LookupError, match="not here"):
+        rref.rpc_sync().fail()
+    with pytest.raises(LookupError, match="not here"):
+        rref.remote().fail().to_here()
+    with pytest.raises(AttributeError, match="no_such"):
+        rref.rpc_sync().no_such()
+    with pytest.raises(RuntimeError, match="RPC ran for more than set timeout"):
+        rref.rpc_sync(timeout=0.1).slow(0.5)
+    with pytest.raises(RuntimeError, match="RPC ran for more than set timeout"):
+        rref.rpc_async(timeout=0.1).slow(0.5).wait()
+    with pytest.raises(RuntimeError, match="RPC ran for more than set timeout"):
+        rpc.remote(right, Thing, (1, 0.5)).to_here(timeout=0.1)
+    agree(rref.rpc_sync(timeout=0).slow(0.1) == "awake")
+
+
+def test_pickled_only_in_calls(right: str) -> None:
+    """Elsewhere nobody would keep the object alive."""
+    for rref in (RRef(1), rpc.remote(right, Thing)):
+        for attempt in (pickle.dumps, copy.copy, copy.deepcopy):
+            with pytest.raises(RuntimeError, match="only allowed inside RPC"):
+                attempt(rref)
+    agree(True)
+
+
+def alive() -> int:
+    gc.collect()
+    return len(Thing.alive)
+
+
+def test_it_goes_with_the_last_user(right: str, workers: list[str], rank: int) -> None:
+    """Its object, on another worker; not before."""
+    everyone(None)
+    rref = rpc.remote(right, Thing)
+    rref.rpc_sync().add(1)
+    second = rref
+    everyone(None)
+    seen = [rpc.rpc_sync(right, alive)]
+    del rref
+    seen.append(rpc.rpc_sync(right, alive))
+    everyone(None)
+    del second
+    gone = eventually(lambda: rpc.rpc_sync(right, alive) == 0)
+    agree(seen == [1, 1] and gone and eventually(lambda: not references._owned), (seen, references._owned))
+
+
+_kept: list[Any] = []
+
+
+def keep(rref: RRef[Any], names: list[str]) -> str:
+    """Keeps it, and passes it on to the next that is named."""
+    _kept.append(rref)
+    if names:
+        rpc.rpc_sync(names[0], keep, (rref, names[1:]))
+    return rref.owner_name()
+
+
+def drop() -> None:
+    _kept.clear()
+
+
+def use() -> list[Any]:
+    return [rref.rpc_sync().add(0) for rref in _kept]
+
+
+@pytest.mark.parametrize("order", ["creator first", "creator last"])
+def test_forks(order: str, workers: list[str], rank: int, size: int) -> None:
+    """A reference goes from worker to worker, around all of them; each copy keeps the object, in whatever order they go."""
+    everyone(None)
+    owner = workers[(rank + 1) % size]
+    others = [workers[(rank + k) % size] for k in range(2, size + 2)]  # the last but one is this worker, the last the owner
+    rref: Any = rpc.remote(owner, Thing, (rank,))
+    said = rpc.rpc_sync(others[0], keep, (rref, others[1:]))
+    everyone(None)
+    answers = use()
+    everyone(None)
+    if order == "creator first":
+        rref = None
+        drop()
+        everyone(None)
+        gone = eventually(lambda: rpc.rpc_sync(owner, alive) == 0)
+    else:
+        drop()
+        everyone(None)
+        still = rref.rpc_sync().add(0) == rank and rpc.rpc_sync(owner, alive) == 1
+        everyone(None)
+        rref = None
+        gone = still and eventually(lambda: rpc.rpc_sync(owner, alive) == 0)
+    everyone(None)
+    agree(said == owner and sorted(answers) == list(range(size)) and gone, (said, answers, gone))
+    agree(eventually(lambda: not references._owned), references._owned)
+
+
+def test_passed_on_before_it_exists(right: str, workers: list[str], rank: int, size: int) -> None:
+    """The third worker's question reaches the owner before the object does."""
+    third = workers[(rank + 2) % size]
+    rref = rpc.remote(right, Thing, (9, 0.3))
+    future = rpc.rpc_async(third, here_of, (rref,))
+    del rref
+    agree(future.wait().value == 9)
+
+
+def test_back_at_the_owner(right: str, workers: list[str], rank: int) -> None:
+    """The owner's own object comes back to it as itself."""
+    thing = Thing(4)
+    rref = RRef(thing)
+    found = rpc.rpc_sync(right, rpc.rpc_sync, (workers[rank], add_to, (rref, 3)))
+    agree(found == 7 and thing.value == 7, (found, thing.value))
+    back = rpc.rpc_sync(right, pass_back, (rref,))
+    agree(back.local_value() is thing and back.is_owner())
+
+
+def pass_back(rref: RRef[Any]) -> RRef[Any]:
+    return rref
+
+
+def test_many_at_once(right: str) -> None:
+    rrefs = [rpc.remote(right, torch.full, ((3,), i)) for i in range(300)]
+    total = sum(rref.to_here().sum() for rref in rrefs)
+    agree(int(total) == 3 * sum(range(300)), total)
+
+
+def test_a_failed_pickle_gives_the_weight_back(right: str, rank: int) -> None:
+    """A call that could not be sent has given nothing away."""
+    everyone(None)
+    rref: Any = rpc.remote(right, Thing)
+    rref.rpc_sync().add(1)
+    with pytest.raises(TypeError):
+        rpc.rpc_sync(right, keep, (rref, iter_of_locks()))
+    everyone(None)
+    rref = None
+    agree(eventually(lambda: not references._owned) and alive() == 0, references._owned)
+
+
+def iter_of_locks() -> Any:
+    import threading
+
+    return [threading.Lock()]
+
+
+def test_after_shutdown(rank: int, size: int) -> None:
+    rpc.init_rpc(f"worker{rank}")
+    rref = rpc.remote((rank + 1) % size, Thing)
+    rref.to_here()
+    rpc.shutdown()
+    for call in (rref.to_here, lambda: rref.rpc_sync().add(1), lambda: rref.remote().add(1)):
+        with pytest.raises(MpicollError, match="shut down"):
+            call()
+    agree(True)
+
+
+def test_backward_of_a_local_graph(right: str, rank: int) -> None:
+    """Without a context: the owner's own backward."""
+    rref = rpc.remote(right, leaf)
+    loss = rpc.remote(right, squared, (rref,))
+    loss.backward()
+    agree(rpc.rpc_sync(right, gradient_of, (rref,)).tolist() == [2.0, 4.0])
+
+
+def leaf() -> torch.Tensor:
+    return torch.tensor([1.0, 2.0], requires_grad=True)
+
+
+def squared(rref: RRef[torch.Tensor]) -> torch.Tensor:
+    return rref.local_value().square().sum()
+
+
+def gradient_of(rref: RRef[torch.Tensor]) -> Any:
+    return rref.local_value().grad
