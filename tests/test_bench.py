@@ -19,3 +19,11 @@ def test_a_size_that_is_no_float32_tensor_is_refused():
     result = launch(1, "-m", "mpicoll.bench", "--bytes", "7")
     assert result.returncode == 2
     assert "multiples of 4" in result.stderr
+
+
+@pytest.mark.launch
+def test_rpc_prints_a_row_for_each_way():
+    result = launch(2, "-m", "mpicoll.bench", "rpc", "--bytes", "4096", "1048576", "--repeat", "1")
+    assert result.returncode == 0, result.stderr
+    lines = [line.split("  ")[0].strip() or line.strip().split("  ")[0] for line in result.stdout.splitlines() if "[" in line][1:]
+    assert lines == ["empty call", "4096 bytes", "1048576 bytes", "64 in flight"], result.stdout

@@ -1,0 +1,35 @@
+"""A worker that goes without shutdown, in a job of its own: nobody hangs, and it is named."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support import launch
+
+pytestmark = [pytest.mark.launch, pytest.mark.timeout(90)]
+SCRIPT = "tests/rpc/scripts/leaving.py"
+
+
+def test_sys_exit() -> None:
+    """Calls to it fail, those under way and later ones; the caller's program goes on to its end."""
+    done = launch(2, SCRIPT, "exits", timeout_s=60)
+    said = f"status {done.returncode}\nstdout:\n{done.stdout}\nstderr:\n{done.stderr}"
+    assert done.returncode == 0, said
+    assert "learned: worker 'pupil' (rank 1) has left before it answered go" in done.stdout, said
+    assert "afterwards: worker 'pupil' (rank 1) has left" in done.stdout, said
+    assert "Traceback" not in done.stderr, said
+
+
+def test_an_uncaught_exception() -> None:
+    """Ends the job, as everywhere in mpicoll, with its traceback and rank."""
+    done = launch(2, SCRIPT, "raises", timeout_s=60)
+    said = f"status {done.returncode}\nstdout:\n{done.stdout}\nstderr:\n{done.stderr}"
+    assert done.returncode != 0, said
+    assert "LookupError: the pupil is lost" in done.stderr, said
+    assert "mpicoll: rank 1 of 2" in done.stderr, said
+
+
+def test_killed() -> None:
+    """MPI's launcher ends the job; whoever waits is not left waiting."""
+    done = launch(2, SCRIPT, "killed", timeout_s=60)
+    assert done.returncode != 0, f"stdout:\n{done.stdout}\nstderr:\n{done.stderr}"
