@@ -58,7 +58,7 @@ def looks_like_a_plot(picture: Path) -> None:
 
 
 def test_there_are_examples() -> None:
-    assert len(EXAMPLES) >= 8
+    assert len(EXAMPLES) >= 10
     assert {path.stem for path in PLOTTING} == {"digits_by_hand", "digits_ddp", "digits_torch_ddp"}
 
 
@@ -105,3 +105,19 @@ def test_refuses_clearly_where_it_cannot_run(name: str, ranks: int, says: str) -
     assert done.returncode != 0
     assert done.stderr.count(says) == 1, done.stderr  # once, not once per rank
     assert "Traceback" not in done.stderr, done.stderr
+
+
+PIPELINE = ROOT / "examples" / "rpc_pipeline"
+SMALL = ["--width", "32", "--pixels", "32", "--batch", "32", "--splits", "1", "2"]
+
+
+@pytest.mark.launch
+@pytest.mark.timeout(TIME_LIMIT_S + 30)
+def test_the_pipeline_of_two_programs() -> None:
+    """Both name the same command; here it trains a narrower network than ResNet50."""
+    master, worker = (command_of(PIPELINE / name) for name in ("master.py", "worker.py"))
+    assert master == worker
+    at = master.index(":")
+    done = run([*master[:at], *SMALL, *master[at:]], TIME_LIMIT_S)
+    succeeded(PIPELINE, done)
+    assert done.stdout.count("gradients as in one process") == 2, done.stdout
