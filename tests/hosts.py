@@ -43,12 +43,7 @@ class Hosts:
     def launch(self, *arguments: str, timeout_s: float) -> subprocess.CompletedProcess[str]:
         """``python -m mpicoll.run arguments...``, on the first host."""
         agent = str(self.folder / "agent.sh")
-        environment = {
-            "OMP_NUM_THREADS": "1",
-            "PRTE_MCA_plm_ssh_agent": agent,
-            "HYDRA_LAUNCHER": "ssh",
-            "HYDRA_LAUNCHER_EXEC": agent,
-        }
+        launchers = {"PRTE_MCA_plm_ssh_agent": agent, "HYDRA_LAUNCHER": "ssh", "HYDRA_LAUNCHER_EXEC": agent}
         command = [*_enter(self.pids[0]), sys.executable, "-m", "mpicoll.run", *arguments]
         return run(command, timeout_s, env={"OMP_NUM_THREADS": "1", **launchers})
 

@@ -62,7 +62,7 @@ class Agent:
         self._sent = self._received = 0  # messages; a call counts as received when it has been answered
         self._under_way = 0  # calls of others
         self._post = Post(self.mailbox, self.me.id)
-        self._service = Service(self._look, self.pool, lambda: self._under_way > options.num_worker_threads)
+        self._service = Service(self._look, self._post.busy, self.pool, lambda: self._under_way > options.num_worker_threads)
 
     def start(self) -> None:
         """From here on it answers."""

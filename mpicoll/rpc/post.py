@@ -53,6 +53,10 @@ class Post:
             self._arriving = [entry for entry, end in zip(self._arriving, ended, strict=True) if not end]
         return found
 
+    def busy(self) -> bool:
+        """Whether memory is on its way: it moves only while both sides look."""
+        return bool(self._sending or self._arriving)
+
     def flush(self, seconds: float) -> None:
         """Waits for what has not left, but no longer than that."""
         deadline = time.monotonic() + seconds

@@ -32,10 +32,14 @@ class Job:
 
 
 class Service:
-    """Args: look: looks for messages once, called by one thread at a time. crowded: whether calls should wait for each other."""
+    """Started by `start`, ended by `stop`.
 
-    def __init__(self, look: Callable[[], list[Job]], pool: Pool, crowded: Callable[[], bool]) -> None:
-        self._look, self._pool, self._crowded = look, pool, crowded
+    Args:   look: looks for messages once; called by one thread at a time. busy: whether a message is moving, so that nobody
+            who looks should sleep. crowded: whether calls should rather wait for each other than get threads.
+    """
+
+    def __init__(self, look: Callable[[], list[Job]], busy: Callable[[], bool], pool: Pool, crowded: Callable[[], bool]) -> None:
+        self._look, self._busy, self._pool, self._crowded = look, busy, pool, crowded
         self.looking = threading.Lock()  # held by the thread that looks
         self.stopping = False
         self._guard = threading.Lock()  # guards _waiting
@@ -78,8 +82,10 @@ class Service:
                     self._busy_since = None
             if jobs:
                 since = time.monotonic()
+            elif self._waiting:
+                time.sleep(NAPS_S[1])
             else:
-                _pause(SHORT_S if self._waiting else time.monotonic() - since)
+                self._pause(time.monotonic() - since)
 
     def _stand_by(self) -> None:
         quiet = 0
@@ -114,17 +120,16 @@ class Service:
                 if jobs:
                     since = time.monotonic()
                 elif not future.ended:
-                    _pause(time.monotonic() - since)
+                    self._pause(time.monotonic() - since)
         finally:
             with self._guard:
                 self._waiting -= 1
 
-
-def _pause(waited_s: float) -> None:
-    """After so many seconds without a message."""
-    if waited_s < SPIN_S:
-        return
-    if waited_s < YIELD_S:
-        time.sleep(0)
-    else:
-        time.sleep(NAPS_S[0] if waited_s < SHORT_S else NAPS_S[1] if waited_s < LONG_S else NAPS_S[2])
+    def _pause(self, waited_s: float) -> None:
+        """After so many seconds without a message."""
+        if waited_s < SPIN_S:
+            return
+        if waited_s < YIELD_S or self._busy():
+            time.sleep(0)
+        else:
+            time.sleep(NAPS_S[0] if waited_s < SHORT_S else NAPS_S[1] if waited_s < LONG_S else NAPS_S[2])
