@@ -287,3 +287,18 @@ def test_strided_and_shared(right: str) -> None:
     same = torch.equal(whole, 2 * x) and whole.stride() == x.stride()
     whole[1, 0] = -1
     agree(same and part[0, 0].item() == -1, (whole.stride(), part[0, 0]))
+
+
+def ends(tensor: Tensor) -> tuple[int, int, int]:
+    return int(tensor[0]), int(tensor[-1]), tensor.numel()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_more_than_two_gib(right: str, rank: int) -> None:
+    """In one message, to another worker (trap 74)."""
+    if rank == 0:
+        tensor = torch.zeros((1 << 31) + 9, dtype=torch.uint8)
+        tensor[0], tensor[-1] = 3, 5
+        found = rpc.rpc_sync(right, ends, (tensor,), timeout=250)
+    agree(rank > 0 or found == (3, 5, (1 << 31) + 9))
