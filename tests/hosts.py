@@ -55,8 +55,10 @@ def missing() -> str | None:
     absent = [tool for tool in TOOLS if shutil.which(tool) is None]
     if absent:
         return f"not installed: {', '.join(absent)}"
-    tried = subprocess.run(["unshare", "--net", "--uts", "--mount", "--ipc", "true"], capture_output=True, text=True, timeout=20)
-    return None if tried.returncode == 0 else f"this machine allows no namespaces: {tried.stderr.strip()}"
+    trial = "ip link add b type bridge && ip link add v type veth peer name w && hostname h && mount -t tmpfs t /dev/shm"
+    command = ["unshare", "--net", "--uts", "--mount", "--ipc", "sh", "-c", trial]
+    tried = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    return None if tried.returncode == 0 else f"this machine allows no such namespaces: {tried.stderr.strip()}"
 
 
 def _enter(pid: int) -> list[str]:
