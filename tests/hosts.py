@@ -55,7 +55,8 @@ def missing() -> str | None:
     absent = [tool for tool in TOOLS if shutil.which(tool) is None]
     if absent:
         return f"not installed: {', '.join(absent)}"
-    trial = "ip link add name br0 type bridge && ip link add name v0 type veth peer name v1 && hostname h && mount -t tmpfs t /dev/shm"
+    links = "ip link add name br0 type bridge && ip link add name v0 type veth peer name v1"
+    trial = f"{links} && hostname h && mount -t tmpfs t /dev/shm"
     command = ["unshare", "--net", "--uts", "--mount", "--ipc", "sh", "-c", trial]
     tried = subprocess.run(command, capture_output=True, text=True, timeout=20)
     return None if tried.returncode == 0 else f"this machine allows no such namespaces: {tried.stderr.strip()}"
