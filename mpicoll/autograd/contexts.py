@@ -26,17 +26,15 @@ MessageId = tuple[int, int]  # worker that sent it, its count
 
 @dataclass(eq=False)
 class Receipt:
-    """A message whose tensors take part in autograd here. ``token``: the leaf through which its node is reached."""
+    """A message whose tensors take part in autograd here. ``count``: of its tensors that require grad."""
 
     sender: int
     message: MessageId
-    token: Tensor
-    count: int  # of its tensors that require grad
-    gradients: list[Tensor | None] | None = None
+    count: int
 
 
 class _Received(torch.autograd.Function):
-    """Gives received tensors a place in the graph; its backward keeps their gradients for the sender."""
+    """Gives received tensors a place in the graph, where a pass stops and takes their gradients for the sender."""
 
     @staticmethod
     def forward(ctx: Any, receipt: Receipt, token: Tensor, tensors: list[Tensor]) -> tuple[Tensor, ...]:
@@ -47,8 +45,7 @@ class _Received(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        ctx.receipt.gradients = list(gradients)
-        return None, torch.zeros(()), None
+        return None, None, None  # a backward pass of this worker's alone ends here
 
 
 @dataclass(eq=False)
@@ -147,10 +144,11 @@ def accept(tensors: list[Tensor], extra: Extra, sender: int) -> list[Tensor]:
         return tensors
     context_id, message, needed = extra
     context = find_or_make(context_id)
-    receipt = Receipt(sender, message, torch.zeros((), requires_grad=True), len(needed))
+    receipt = Receipt(sender, message, len(needed))
+    token = torch.zeros((), requires_grad=True)  # makes what is received require grad
     with torch.enable_grad():
         plain = [tensors[i].detach() for i in needed]
-        wrapped = _Received.apply(receipt, receipt.token, plain)  # type: ignore[no-untyped-call]
+        wrapped = _Received.apply(receipt, token, plain)  # type: ignore[no-untyped-call]
     with context.guard:
         context.workers.add(sender)
     answer = list(tensors)

@@ -39,12 +39,14 @@ call: Call | None = None  # runs a function on another worker; set by init_rpc
 class Pass:
     """One backward pass on one worker. Guarded by its context's guard.
 
-    ``reaches``: for each received message, the outputs here from which it is reached; ``leaves``: for each output, the leaves.
+    ``reaches``: for each received message, the outputs here from which it is reached; ``places``: where its tensors enter the
+    graph; ``leaves``: for each output, the leaves.
     """
 
     outputs: dict[MessageId, list[GradientEdge]] = field(default_factory=dict)
     leaves: dict[MessageId, list[Tensor]] = field(default_factory=dict)
     reaches: dict[Receipt, set[MessageId]] = field(default_factory=dict)
+    places: dict[Receipt, list[GradientEdge]] = field(default_factory=dict)
     arrived: dict[MessageId, list[Tensor | None]] = field(default_factory=dict)
     used: set[MessageId] = field(default_factory=set)  # outputs whose leaves have their share
     done: set[Receipt] = field(default_factory=set)
@@ -114,6 +116,7 @@ def _walk(context: Context, here: Pass, number: MessageId, outputs: list[Message
                 if isinstance(receipt, Receipt):
                     if receipt not in here.reaches:
                         asked.setdefault(receipt.sender, []).append(receipt.message)
+                        here.places[receipt] = [GradientEdge(node, i) for i in range(receipt.count)]
                     here.reaches.setdefault(receipt, set()).add(output)
                 elif (variable := getattr(node, "variable", None)) is not None:
                     leaves[variable] = None
@@ -162,9 +165,9 @@ def _take(context: Context, here: Pass, number: MessageId, output: MessageId, gr
         plans = [_plan(here, needs, receipts) for needs, receipts in runs.items()]
     for plan in plans:
         for outputs, receipts, leaves in plan:
-            _run(context, here, outputs, receipts, leaves)
+            gradients_of = _run(context, here, outputs, receipts, leaves)
             for receipt in receipts:
-                answers.append(_call(receipt.sender, _flow, number, context.id, receipt.message, _taken(receipt)))
+                answers.append(_call(receipt.sender, _flow, number, context.id, receipt.message, gradients_of[receipt]))
     return _all(answers)
 
 
@@ -185,23 +188,26 @@ def _plan(here: Pass, needs: frozenset[MessageId], receipts: list[Receipt]) -> l
     return [(list(needs), receipts, []), (fresh, [], leaves)]
 
 
-def _run(context: Context, here: Pass, outputs: list[MessageId], receipts: list[Receipt], leaves: list[Tensor]) -> None:
+def _run(
+    context: Context, here: Pass, outputs: list[MessageId], receipts: list[Receipt], leaves: list[Tensor]
+) -> dict[Receipt, list[Tensor | None]]:
+    """The leaves' gradients go to the context; returns those of the received messages."""
     pairs = [
         (edge, gradient)
         for output in outputs
         for edge, gradient in zip(here.outputs[output], here.arrived[output], strict=True)
         if gradient is not None
     ]
-    inputs = [*(receipt.token for receipt in receipts), *leaves]
+    inputs = [*(place for receipt in receipts for place in here.places[receipt]), *leaves]
     if not pairs or not inputs:
-        return
+        return {receipt: [None] * receipt.count for receipt in receipts}
     edges, given = zip(*pairs, strict=True)
     with torch.enable_grad():  # a handler's thread may be under no_grad
-        found = torch.autograd.grad(edges, inputs, given, retain_graph=True, allow_unused=True)
-    gradients = found[len(receipts) :]
+        found = iter(torch.autograd.grad(edges, inputs, given, retain_graph=True, allow_unused=True))  # type: ignore[arg-type]
+    received: dict[Receipt, list[Tensor | None]] = {receipt: list(itertools.islice(found, receipt.count)) for receipt in receipts}
     shared = {gradient.untyped_storage().data_ptr() for gradient in given}
     with _accumulating:
-        for leaf, gradient in zip(leaves, gradients, strict=True):
+        for leaf, gradient in zip(leaves, found, strict=True):
             if gradient is None:
                 continue
             if leaf in context.gradients:
@@ -211,11 +217,7 @@ def _run(context: Context, here: Pass, outputs: list[MessageId], receipts: list[
             alone = place not in shared and gradient.layout is torch.strided and gradient.is_contiguous()
             shared.add(place)
             context.gradients[leaf] = gradient.detach() if alone else gradient.detach().clone()
-
-
-def _taken(receipt: Receipt) -> list[Tensor | None]:
-    gradients, receipt.gradients = receipt.gradients, None
-    return gradients if gradients is not None else [None] * receipt.count
+    return received
 
 
 # -- [3] the end -------------------------------------------------------------------------------------------------------

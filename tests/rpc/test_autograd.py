@@ -197,6 +197,41 @@ def test_several_contexts_at_once(right: str, rank: int) -> None:
     agree(len(found) == 4 and not wrong, wrong)
 
 
+class _Meet(torch.autograd.Function):
+    """Its backward waits until that of the other pass has come as far."""
+
+    meeting = threading.Barrier(2, timeout=10)
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        _Meet.meeting.wait()
+        return gradient
+
+
+def test_two_passes_at_once(right: str, rank: int) -> None:
+    """In one context, through one message: each keeps its own gradients."""
+    layer, x = rpc.remote(right, Layer), x_of(rank)
+    factor = torch.ones((), dtype=torch.float64, requires_grad=True)
+    with dist_autograd.context() as context_id:
+        met = _Meet.apply(factor)  # type: ignore[no-untyped-call]
+        square = layer.rpc_sync().forward(x).square().sum()  # made after it, so that its backward runs before
+        threads = [
+            threading.Thread(target=dist_autograd.backward, args=(context_id, [n * square * met]), kwargs={"retain_graph": True})
+            for n in (1, 3)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        gradient = dist_autograd.get_gradients(context_id)[x]
+    expected, _ = one_process(x, 1)
+    agree(near(gradient, 4 * expected), (gradient, expected))
+
+
 def test_retain_graph(right: str, rank: int) -> None:
     """Two passes add up; after one without retain_graph there is nothing left to go through."""
     layer, x = rpc.remote(right, Layer), x_of(rank)
