@@ -38,7 +38,6 @@ class Mailbox:
     """One process's end (making it is collective over the runtime's ranks). Every method may be called by any thread."""
 
     def __init__(self, there: Runtime) -> None:
-        self._there = there
         self._lock = there.lock
         with there.lock:
             self._comm = there.comm.Dup()

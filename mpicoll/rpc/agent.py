@@ -30,6 +30,7 @@ from mpicoll.errors import MpicollError, WorkerLeft
 from mpicoll.mpi import runtime
 from mpicoll.mpi.mail import Mailbox
 from mpicoll.rpc import wire
+from mpicoll.rpc.functions import is_marked
 from mpicoll.rpc.futures import CallFuture
 from mpicoll.rpc.options import MPIRpcBackendOptions
 from mpicoll.rpc.pool import Pool
@@ -40,6 +41,7 @@ from mpicoll.rpc.workers import WorkerInfo, Workers, described
 CALL, RESULT, ERROR, NOTICE, LEAVING = range(5)  # kinds of messages
 
 ROUND_S = 50e-6  # seconds between two rounds of `drain`
+ENDED_KEPT = 1000  # deadlines of calls that have ended; more are thrown away
 
 
 class Agent:
@@ -86,7 +88,7 @@ class Agent:
             self._check_open(to)
             self._calls[number] = (future, to, _name(function), seconds)
             if seconds > 0:
-                heapq.heappush(self._deadlines, (deadline, number))
+                self._remember(deadline, number)
         try:
             self._send(CALL, to, number, (function, arguments, keywords or {}))
         except BaseException:
@@ -99,6 +101,14 @@ class Agent:
         """Has ``function`` called on a worker, without an answer; nothing if it has left."""
         with contextlib.suppress(WorkerLeft):
             self._send(NOTICE, to, 0, (function, arguments, {}))
+
+    def _remember(self, deadline: float, number: int) -> None:
+        """With the guard held."""
+        if len(self._deadlines) > 2 * len(self._calls) + ENDED_KEPT:
+            kept = [entry for entry in self._deadlines if entry[1] in self._calls]
+            heapq.heapify(kept)
+            self._deadlines = kept
+        heapq.heappush(self._deadlines, (deadline, number))
 
     def _check_open(self, to: WorkerInfo) -> None:
         if self.closed:
@@ -123,7 +133,8 @@ class Agent:
         """Looks for messages once; what is to be done about those that are here."""
         if self.dropped:
             self.pool.submit(self._tidy)
-        if self._deadlines and self._deadlines[0][0] < time.monotonic():
+        deadlines = self._deadlines  # only who looks takes from it
+        if deadlines and deadlines[0][0] < time.monotonic():
             self._expire()
         return [self._job(message) for message in self._post.arrived()]
 
@@ -152,15 +163,15 @@ class Agent:
             function, arguments, keywords = wire.unpack(message, accept)
             with contexts.entered(context):
                 result = function(*arguments, **keywords)
-                if hasattr(function, "_wrapped_async_rpc_function"):
-                    if not isinstance(result, torch._C.Future):  # what `then` returns is no torch.futures.Future
-                        raise RuntimeError(
-                            "Functions decorated with @rpc.functions.async_execution must return a torch.futures.Future object, "
-                            f"but got {type(result)}"
-                        )
-                    result.add_done_callback(partial(self._answer_later, message, caller, context))
-                    return
-        except Exception as error:  # noqa: BLE001  it belongs to the caller
+            if is_marked(function):
+                if not isinstance(result, torch._C.Future):  # what `then` returns is no torch.futures.Future
+                    raise RuntimeError(
+                        "Functions decorated with @rpc.functions.async_execution must return a torch.futures.Future object, "
+                        f"but got {type(result)}"
+                    )
+                result.add_done_callback(partial(self._answer_later, message, caller, context))
+                return
+        except BaseException as error:  # noqa: BLE001  it belongs to the caller; sys.exit() does, too
             self._answer(message, caller, context, ERROR, described(error, self.me))
         else:
             self._answer(message, caller, context, RESULT, result)
@@ -208,8 +219,8 @@ class Agent:
             future, worker, *_ = entry
             try:
                 value = wire.unpack(message, partial(contexts.accept, sender=worker.id))
-            except Exception as error:  # noqa: BLE001  it belongs to the caller
-                future.fail(error)
+            except BaseException as error:  # noqa: BLE001  it belongs to the caller
+                future.fail(error if isinstance(error, Exception) else described(error, self.me).exception())
                 return
             if message.kind == ERROR:
                 future.fail(value.exception())

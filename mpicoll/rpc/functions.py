@@ -19,3 +19,8 @@ def async_execution(function: Callable[..., Any]) -> Callable[..., Any]:
 
     wrapper._wrapped_async_rpc_function = function  # type: ignore[attr-defined]
     return wrapper
+
+
+def is_marked(function: Callable[..., Any]) -> bool:
+    """Whether it is `async_execution`, torch's own included."""
+    return hasattr(function, "_wrapped_async_rpc_function")

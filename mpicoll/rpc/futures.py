@@ -42,6 +42,13 @@ class CallFuture(Future[Any]):
         return first
 
 
+def settled(value: Any) -> Future[Any]:
+    """One that has ended."""
+    future: Future[Any] = Future()
+    future.set_result(value)
+    return future
+
+
 def mapped(future: Future[Any], function: Callable[[Any], Any]) -> Future[Any]:
     """A future of ``function`` of its value. Unlike ``then``, it lets an error keep its type."""
     answer: Future[Any] = Future()

@@ -22,8 +22,8 @@ from torch.futures import Future
 from mpicoll.autograd import passes
 from mpicoll.errors import MpicollError
 from mpicoll.rpc import wire
-from mpicoll.rpc.functions import async_execution
-from mpicoll.rpc.futures import mapped, value_of
+from mpicoll.rpc.functions import async_execution, is_marked
+from mpicoll.rpc.futures import mapped, settled, value_of
 from mpicoll.rpc.options import UNSET_RPC_TIMEOUT
 from mpicoll.rpc.workers import RemoteError, WorkerInfo, described
 
@@ -287,16 +287,14 @@ def _make(identity: Id, weight: Fraction, function: Callable[..., Any], argument
         _change(entry, weight)
         done.set_result(None)
 
-    result: Future[Any] = Future()
     try:
         value = function(*arguments, **keywords)
-        if hasattr(function, "_wrapped_async_rpc_function"):
-            value.add_done_callback(keep)
-            return done
-        result.set_result(value)
-    except Exception as error:  # noqa: BLE001  it belongs to who asks for the value
-        result.set_exception(described(error, agent().me).exception())
-    keep(result)
+        result = value if is_marked(function) else settled(value)
+        result.add_done_callback(keep)
+    except BaseException as error:  # noqa: BLE001  it belongs to who asks for the value
+        failed: Future[Any] = Future()
+        failed.set_exception(described(error, agent().me).exception())
+        keep(failed)
     return done
 
 
@@ -353,11 +351,7 @@ def _invoke(rref: RRef[Any], name: str, arguments: Any, keywords: Any) -> Future
     """Calls a method of the object; a method that is marked async_execution is answered when its future is."""
     method = getattr(rref.local_value(), name)
     value = method(*arguments, **keywords)
-    if hasattr(method, "_wrapped_async_rpc_function"):
-        return value  # type: ignore[no-any-return]
-    result: Future[Any] = Future()
-    result.set_result(value)
-    return result
+    return value if is_marked(method) else settled(value)
 
 
 class Proxy:

@@ -67,21 +67,13 @@ class Outgoing:
     forks: list[Callable[[], None]] = field(default_factory=list)  # take back what has been given away, if pickling fails
 
 
-@dataclass
-class Incoming:
-    """What is known while one object is unpickled. ``source``: the worker that it comes from."""
-
-    source: int
-    tensors: list[Tensor]
-
-
 def outgoing() -> Outgoing | None:
     """The message that this thread is pickling, if it is."""
     return getattr(_local, "outgoing", None)
 
 
-def incoming() -> Incoming | None:
-    """The message that this thread is unpickling, if it is."""
+def incoming() -> list[Tensor] | None:
+    """The tensors of the message that this thread is unpickling, if it is."""
     return getattr(_local, "incoming", None)
 
 
@@ -105,9 +97,9 @@ class _Pickler(pickle.Pickler):
 
 
 def _tensor_of_message(index: int) -> Tensor:
-    message = incoming()
-    assert message is not None
-    return message.tensors[index]
+    tensors = incoming()
+    assert tensors is not None
+    return tensors[index]
 
 
 def pack(kind: int, call: int, number: int, obj: Any, extra: Callable[[list[Tensor]], Any], message: Outgoing) -> Parcel:
@@ -229,7 +221,7 @@ def unpack(message: Arriving, accept: Callable[[list[Tensor], Any], list[Tensor]
     layouts, extra = pickle.loads(message.pickled[4 : 4 + head])
     tensors = accept([_tensor_in(message.storages, *layout) for layout in layouts], extra)
     before = incoming()
-    _local.incoming = Incoming(message.source, tensors)
+    _local.incoming = tensors
     try:
         return pickle.loads(message.pickled[4 + head :], buffers=message.buffers)
     finally:

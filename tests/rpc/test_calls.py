@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from torch import Tensor
 from torch.futures import Future
 
 from mpicoll import rpc
+from mpicoll.rpc import rref as references
 from tests.support import agree, everyone
 
 
@@ -184,6 +186,30 @@ def test_exceptions(how: str, kind: type[Exception], right: str) -> None:
     text = str(said)
     good = type(said) is (RuntimeError if kind is OwnError else kind)
     agree(good and "for a reason" in text and right in text and "in fail" in text, repr(said))
+
+
+def leave(how: str) -> None:
+    if how == "exit":
+        sys.exit("enough")
+    raise KeyboardInterrupt("enough")
+
+
+@pytest.mark.parametrize("how", ["exit", "interrupt"])
+@pytest.mark.parametrize("call", ["rpc_async", "remote"])
+def test_what_is_no_exception(call: str, how: str, right: str) -> None:
+    """A function that raises SystemExit, say, fails its call and nothing else: the worker goes on."""
+    ask = rpc.remote(right, leave, (how,)).to_here if call == "remote" else rpc.rpc_async(right, leave, (how,), timeout=10).wait
+    with pytest.raises(RuntimeError, match="enough"):
+        ask()
+    agree(rpc.rpc_sync(right, add, (1, 1), timeout=10) == 2)
+
+
+def test_what_has_ended_is_forgotten(right: str) -> None:
+    """Not only when its time would have been up."""
+    for _ in range(3000):
+        rpc.rpc_sync(right, add, (1, 1))
+    kept = len(references.agent()._deadlines)
+    agree(kept < 2000, kept)
 
 
 def test_what_cannot_travel(right: str) -> None:
