@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from mpicoll.mpi.mail import Block
+from mpicoll.mpi.pages import ask_for_large
 
 HEADER = struct.Struct("<BIIQIQ")  # kind, storages, other blocks, bytes of the pickle, number of the message, number of the call
 ALONG = 16 * 1024  # bytes; a block that is smaller travels inside the envelope: one message costs less than two
@@ -203,6 +204,7 @@ def open_envelope(source: int, envelope: bytearray) -> Arriving:
     blocks = []
     for place, nbytes in zip(memory, sizes, strict=True):
         address = place.data_ptr() if isinstance(place, torch.UntypedStorage) else place.ctypes.data
+        ask_for_large(address, nbytes)
         if nbytes >= ALONG:
             blocks.append((address, nbytes))
         elif nbytes:

@@ -1,0 +1,26 @@
+"""Memory that nobody has touched yet, in large pages where the kernel has them to give.
+
+The first touch of a page costs more than writing it: 64 MiB in pages of 4 KiB take five times as long as a copy into memory
+that is in use. Kernels whose transparent huge pages are set to "madvise" (Debian's and Ubuntu's are) give large pages to who asks.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+
+WORTH_BYTES = 4 << 20  # below this, malloc tends to return memory that has been touched before
+
+_ADVICE = getattr(mmap, "MADV_HUGEPAGE", None)  # Linux
+_madvise = getattr(ctypes.CDLL(None), "madvise", None)
+if _madvise is not None:
+    _madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+
+
+def ask_for_large(address: int, nbytes: int) -> None:
+    """For whole pages within this memory; changes nothing but the time that the first touch takes, and not even that if refused."""
+    if nbytes < WORTH_BYTES or _ADVICE is None or _madvise is None:
+        return
+    first = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
+    last = (address + nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+    _madvise(first, last - first, _ADVICE)
