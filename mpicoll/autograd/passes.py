@@ -13,6 +13,7 @@ The set-up is that of "SMART mode" in PyTorch's notes on distributed autograd, w
 from __future__ import annotations
 
 import itertools
+import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -203,21 +204,39 @@ def _run(
         return {receipt: [None] * receipt.count for receipt in receipts}
     edges, given = zip(*pairs, strict=True)
     with torch.enable_grad():  # a handler's thread may be under no_grad
-        found = iter(torch.autograd.grad(edges, inputs, given, retain_graph=True, allow_unused=True))  # type: ignore[arg-type]
-    received: dict[Receipt, list[Tensor | None]] = {receipt: list(itertools.islice(found, receipt.count)) for receipt in receipts}
-    shared = {gradient.untyped_storage().data_ptr() for gradient in given}
+        answers = torch.autograd.grad(edges, inputs, given, retain_graph=True, allow_unused=True)  # type: ignore[arg-type]
+    found: list[Tensor | None] = list(answers)
+    del answers  # see _held_by_nobody_else
+    received = {receipt: [found.pop(0) for _ in range(receipt.count)] for receipt in receipts}
     with _accumulating:
-        for leaf, gradient in zip(leaves, found, strict=True):
-            if gradient is None:
-                continue
-            if leaf in context.gradients:
-                context.gradients[leaf] = context.gradients[leaf] + gradient
-                continue
-            place = gradient.untyped_storage().data_ptr() if gradient.layout is torch.strided else 0
-            alone = place not in shared and gradient.layout is torch.strided and gradient.is_contiguous()
-            shared.add(place)
-            context.gradients[leaf] = gradient.detach() if alone else gradient.detach().clone()
+        for leaf in reversed(leaves):
+            _add(context.gradients, leaf, found)
     return received
+
+
+def _add(gradients: dict[Tensor, Tensor], leaf: Tensor, found: list[Tensor | None]) -> None:
+    """Takes the last of ``found``. Never changes what was there before, which somebody may have been given."""
+    before, alone = gradients.get(leaf), _held_by_nobody_else(found)
+    new = found.pop()
+    if new is None:
+        return
+    if before is None:
+        gradients[leaf] = new.detach() if alone and new.is_contiguous() else new.detach().clone()
+    elif alone and before.layout is torch.strided:
+        gradients[leaf] = new.detach().add_(before)  # fresh memory would cost more than the sum
+    else:
+        gradients[leaf] = before + new
+
+
+def _held_by_nobody_else(found: list[Tensor | None]) -> bool:
+    """Whether the last of them is in no other hands: not in Python's, C++'s (a graph that has saved it), or under a view."""
+    if sys.getrefcount(found[-1]) > 2:  # the list and the call
+        return False
+    gradient = found[-1]
+    if gradient is None or gradient.layout is not torch.strided or gradient._use_count() > 1:  # type: ignore[attr-defined]
+        return False
+    storage = gradient.untyped_storage()
+    return bool(torch._C._storage_Use_Count(storage._cdata) <= 2)  # the tensor and ``storage``
 
 
 # -- [3] the end -------------------------------------------------------------------------------------------------------

@@ -232,6 +232,36 @@ def test_two_passes_at_once(right: str, rank: int) -> None:
     agree(near(gradient, 4 * expected), (gradient, expected))
 
 
+class _GivesAway(torch.autograd.Function):
+    """Its gradient is a tensor that the program goes on to use."""
+
+    kept = torch.full((4,), 2.0)
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return _GivesAway.kept
+
+
+def test_gradients_that_others_hold(workers: list[str], rank: int) -> None:
+    """What get_gradients has returned, what a hook has kept, what a Function has returned: nothing adds to them."""
+    seen: list[Tensor] = []
+    x = torch.ones(4, requires_grad=True)
+    x.register_hook(seen.append)
+    with dist_autograd.context() as context_id:
+        dist_autograd.backward(context_id, [(3 * x).sum()])
+        first = dist_autograd.get_gradients(context_id)[x]
+        dist_autograd.backward(context_id, [(5 * x).sum()])
+        dist_autograd.backward(context_id, [_GivesAway.apply(x).sum()])  # type: ignore[no-untyped-call]
+        dist_autograd.backward(context_id, [(7 * x).sum()])
+        last = dist_autograd.get_gradients(context_id)[x]
+    values = [float(t[0]) for t in (first, *seen, _GivesAway.kept, last)]
+    agree(values == [3, 3, 5, 2, 7, 2, 17], values)
+
+
 def test_retain_graph(right: str, rank: int) -> None:
     """Two passes add up; after one without retain_graph there is nothing left to go through."""
     layer, x = rpc.remote(right, Layer), x_of(rank)
