@@ -1,7 +1,7 @@
 """Memory that nobody has touched yet, in large pages where the kernel has them to give.
 
 The first touch of a page costs more than writing it: 64 MiB in pages of 4 KiB take five times as long as a copy into memory
-that is in use. Kernels whose transparent huge pages are set to "madvise" (Debian's and Ubuntu's are) give large pages to who asks.
+that is in use. Kernels whose transparent huge pages are set to "madvise" (Debian's and Ubuntu's) give large ones to who asks.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if _madvise is not None:
 
 
 def ask_for_large(address: int, nbytes: int) -> None:
-    """For whole pages within this memory; changes nothing but the time that the first touch takes, and not even that if refused."""
+    """For the whole pages within this memory. Changes nothing but the time that the first touch takes; may be refused."""
     if nbytes < WORTH_BYTES or _ADVICE is None or _madvise is None:
         return
     first = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE

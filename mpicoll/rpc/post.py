@@ -10,6 +10,7 @@ from mpicoll.mpi.mail import Mailbox
 from mpicoll.rpc import wire
 
 SENDING_TESTS = 16  # messages that have not left yet, looked at each time
+PIECES = 8  # of a message's memory, moved each time
 
 
 class Post:
@@ -35,7 +36,7 @@ class Post:
         """Looks once; the messages that are complete."""
         for _ in range(min(len(self._sending), SENDING_TESTS)):
             entry = self._sending.popleft()
-            if not self.mailbox.ended(entry[0]):
+            if not self.mailbox.ended(entry[0], PIECES):
                 self._sending.append(entry)
         found = []
         while self._loop_back:
@@ -48,7 +49,7 @@ class Post:
             else:
                 found.append(message)
         if self._arriving:
-            ended = [self.mailbox.ended(requests) for requests, _ in self._arriving]
+            ended = [self.mailbox.ended(requests, PIECES) for requests, _ in self._arriving]
             found += [message for (_, message), end in zip(self._arriving, ended, strict=True) if end]
             self._arriving = [entry for entry, end in zip(self._arriving, ended, strict=True) if not end]
         return found
