@@ -23,7 +23,7 @@ def test_a_size_that_is_no_float32_tensor_is_refused():
 
 @pytest.mark.launch
 def test_rpc_prints_a_row_for_each_way():
-    result = launch(2, "-m", "mpicoll.bench", "rpc", "--bytes", "4096", "1048576", "--repeat", "1")
+    result = launch(2, "-m", "mpicoll.bench", "rpc", "--bytes", "4096", "1048576", "--repeat", "1", "--width", "4")
     assert result.returncode == 0, result.stderr
     lines = [line.split("  ")[0].strip() or line.strip().split("  ")[0] for line in result.stdout.splitlines() if "[" in line][1:]
-    assert lines == ["empty call", "4096 bytes", "1048576 bytes", "64 in flight"], result.stdout
+    assert lines == ["empty call", "4096 bytes", "1048576 bytes", "64 in flight", "ResNet step, 4"], result.stdout

@@ -1,0 +1,89 @@
+"""torch.distributed.rpc (TensorPipe) in processes of its own, beside the ranks, asleep while the other library is measured.
+
+A thread of TensorPipe's looks for messages without a pause, idle or not: in the ranks themselves it would take a core away from
+whatever is measured beside it. So each rank has a child, stopped and continued by signals.
+
+    python -m mpicoll.bench.tensorpipe '{"rank": 0, "size": 2, "host": ..., "port": ..., "sizes": [...], "width": 64}'
+
+Rank 0's child reads names of rows from its standard input, a line each, and answers with microseconds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+
+class Child:
+    """This rank's (collective over the communicator, whose rank 0 finds a port)."""
+
+    def __init__(self, comm: Any, sizes: Sequence[int], width: int) -> None:
+        one_host = len(set(comm.allgather(socket.gethostname()))) == 1
+        address: Any = None
+        if comm.rank == 0:
+            with socket.socket() as probe:
+                probe.bind(("", 0))
+                address = ("127.0.0.1" if one_host else socket.gethostname(), probe.getsockname()[1])
+        host, port = comm.bcast(address, root=0)
+        job = {"rank": comm.rank, "size": comm.size, "host": host, "port": port, "sizes": list(sizes), "width": width}
+        command = [sys.executable, "-m", "mpicoll.bench.tensorpipe", json.dumps(job)]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._read("ready")
+
+    def _read(self, prefix: str) -> str:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line.startswith(prefix):
+            raise RuntimeError(f"bench rpc: TensorPipe's process has ended: {line.strip() or 'see above'}")
+        return line.removeprefix(prefix).strip()
+
+    def measure(self, row: str) -> float:
+        """Microseconds; rank 0's."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{row}\n")
+        self.process.stdin.flush()
+        return float(self._read("microseconds"))
+
+    def stop(self) -> None:
+        self.process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+
+    def end(self) -> None:
+        """Every rank's must be going on: they end together."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def main() -> None:
+    """A child's whole life."""
+    from torch.distributed import rpc
+
+    from mpicoll.bench.remote_rows import microseconds, rows
+
+    job = json.loads(sys.argv[1])
+    torch.set_num_threads(1)
+    os.environ.update(MASTER_ADDR=job["host"], MASTER_PORT=str(job["port"]))
+    warnings.showwarning = lambda *what, **more: None  # torch warns of its own use of Gloo and TorchScript, past all filters
+    rpc.init_rpc(f"theirs{job['rank']}", rank=job["rank"], world_size=job["size"])
+    print("ready", flush=True)
+    known = rows(job["sizes"], job["width"])
+    for line in sys.stdin:
+        make, calls = known[line.strip()]
+        print("microseconds", microseconds(make("theirs"), calls), flush=True)
+    rpc.shutdown()
+
+
+if __name__ == "__main__":
+    main()
