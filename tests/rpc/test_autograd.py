@@ -1,4 +1,4 @@
-"""Distributed autograd and its optimizer: the gradients of one process, in the context, on the worker that has the leaf (88)."""
+"""Distributed autograd: the gradients of one process, in the context, on the worker that has the leaf (88)."""
 
 from __future__ import annotations
 
@@ -8,65 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import mpicoll.autograd as dist_autograd
 from mpicoll import rpc
 from mpicoll.autograd import contexts
-from mpicoll.optim import DistributedOptimizer
 from mpicoll.rpc.rref import RRef
+from tests.rpc.layers import Layer, apply, near, one_process, through, x_of
 from tests.support import agree, everyone
-
-
-class Layer(nn.Module):
-    """Equal on all workers."""
-
-    def __init__(self, seed: int = 3) -> None:
-        super().__init__()
-        generator = torch.Generator().manual_seed(seed)
-        self.weight = nn.Parameter(torch.randn(4, 4, generator=generator, dtype=torch.float64))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.tanh(x @ self.weight)
-
-    def parameter_rrefs(self) -> list[RRef[Tensor]]:
-        return [RRef(parameter) for parameter in self.parameters()]
-
-    def gradient(self, context_id: int) -> Tensor | None:
-        return dist_autograd.get_gradients(context_id).get(self.weight)
-
-    def own_gradient(self) -> Tensor | None:
-        return self.weight.grad
-
-
-def x_of(rank: int) -> Tensor:
-    return torch.randn(5, 4, generator=torch.Generator().manual_seed(rank), dtype=torch.float64).requires_grad_()
-
-
-def near(a: Tensor | None, b: Tensor | None) -> bool:
-    return a is not None and b is not None and torch.allclose(a, b, rtol=0, atol=1e-12)
-
-
-def apply(rref: RRef[Layer], x: Tensor) -> Tensor:
-    return rref.local_value()(x)  # type: ignore[no-any-return]
-
-
-def through(rrefs: list[RRef[Layer]], x: Tensor) -> Tensor:
-    """Each layer where it is, called from the one before (nested calls)."""
-    y = rrefs[0].local_value()(x)
-    return rpc.rpc_sync(rrefs[1].owner(), through, (rrefs[1:], y)) if len(rrefs) > 1 else y  # type: ignore[no-any-return]
-
-
-def one_process(x: Tensor, layers: int) -> tuple[Tensor, list[Tensor]]:
-    """The gradient of x, and of the weight of each layer."""
-    x = x.detach().requires_grad_()
-    modules = [Layer() for _ in range(layers)]
-    y = x
-    for module in modules:
-        y = module(y)
-    y.square().sum().backward()
-    assert x.grad is not None
-    return x.grad, [module.weight.grad for module in modules]  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("how", ["rpc_sync", "rpc_async", "remote", "method"])
@@ -349,86 +298,3 @@ def test_rref_backward(right: str, rank: int) -> None:
 
 def loss_of(rref: RRef[Layer], x: Tensor) -> Tensor:
     return apply(rref, x).square().sum()
-
-
-OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
-    "SGD": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}),
-    "Adam": (torch.optim.Adam, {"lr": 0.1}),
-    "Adagrad": (torch.optim.Adagrad, {}),
-    "RMSprop": (torch.optim.RMSprop, {"lr": 0.01}),
-    "LBFGS-like closure free": (torch.optim.Rprop, {}),
-}
-
-
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_optimizer(name: str, workers: list[str], rank: int, size: int) -> None:
-    """Three steps over parameters on every worker equal one process; .grad stays what it was."""
-    kind, options = OPTIMIZERS[name]
-    layers = [rpc.remote(worker, Layer, (k,)) for k, worker in enumerate(workers)]
-    optimizer = DistributedOptimizer(kind, [p for layer in layers for p in layer.rpc_sync().parameter_rrefs()], **options)
-    modules = [Layer(k) for k in range(size)]
-    plain = kind([module.weight for module in modules], **options)
-    for step in range(3):
-        x = x_of(100 * rank + step)
-        with dist_autograd.context() as context_id:
-            y = rpc.rpc_sync(layers[0].owner(), through, (layers, x))
-            dist_autograd.backward(context_id, [y.square().sum()])
-            optimizer.step(context_id)
-        y = x.detach()
-        for module in modules:
-            y = module(y)
-        plain.zero_grad()
-        y.square().sum().backward()
-        plain.step()
-    found = [layer.rpc_sync().parameter_rrefs()[0].to_here() for layer in layers]
-    good = all(near(a.detach(), m.weight.detach()) for a, m in zip(found, modules, strict=True))
-    agree(good and all(layer.rpc_sync().own_gradient() is None for layer in layers), found)
-
-
-def test_concurrent_steps(workers: list[str], rank: int, size: int) -> None:
-    """All ranks train the same parameters on worker 0 at once: every step is made, with its own gradients."""
-    shared: Any = rpc.remote(workers[0], Layer) if rank == 0 else None
-    rrefs = shared.rpc_sync().parameter_rrefs() if rank == 0 else None
-    if rank == 0:
-        for name in workers:
-            rpc.rpc_sync(name, give, (shared, rrefs))
-    everyone(None)
-    layer, parameters = _given[-1]
-    before = parameters[0].to_here().detach().clone()
-    everyone(None)
-    optimizer = DistributedOptimizer(torch.optim.SGD, parameters, lr=1.0)
-    for _ in range(5):
-        with dist_autograd.context() as context_id:
-            loss = (rpc.rpc_sync(layer.owner(), weight_of, (layer,)) * (rank + 1)).sum()
-            dist_autograd.backward(context_id, [loss])
-            optimizer.step(context_id)
-    everyone(None)
-    change = parameters[0].to_here().detach() - before
-    everyone(None)
-    _given.clear()
-    expected = -5.0 * size * (size + 1) / 2
-    agree(torch.allclose(change, torch.full_like(change, expected)), change)
-
-
-_given: list[Any] = []
-
-
-def give(*things: Any) -> None:
-    _given.append(things)
-
-
-def weight_of(rref: RRef[Layer]) -> Tensor:
-    return rref.local_value().weight
-
-
-def test_optimizer_errors(right: str) -> None:
-    """What an optimizer's constructor refuses there is raised here."""
-    rrefs = rpc.remote(right, Layer).rpc_sync().parameter_rrefs()
-    with pytest.raises(ValueError, match="learning rate"):
-        DistributedOptimizer(torch.optim.SGD, rrefs, lr=-1)
-    with pytest.raises(ValueError, match="empty"):
-        DistributedOptimizer(torch.optim.SGD, [], lr=1)
-    optimizer = DistributedOptimizer(torch.optim.SGD, rrefs, lr=1)
-    with pytest.raises(RuntimeError, match="Could not find autograd context"):
-        optimizer.step(999)
-    agree(True)
