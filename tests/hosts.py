@@ -4,8 +4,8 @@
                          bridge, in a namespace of its own
     host2 --eth0-- vh2 /
 
-Needs root and `unshare`, `nsenter`, `ip` (Debian: util-linux, iproute2). mpiexec reaches a host by a launch agent, which takes
-ssh's place: it skips ssh's options and enters the namespaces of the host that is named.
+Needs root and `unshare`, `nsenter`, `ip`, `ssh`, `sshd` (Debian: util-linux, iproute2, openssh-client, openssh-server). Each host
+runs an sshd, by which mpiexec reaches it; keys and settings are made for the occasion, and nobody's own are read.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from pathlib import Path
 from tests.support import ROOT, run
 
 NETWORK = "10.77.0"
-TOOLS = ("unshare", "nsenter", "ip")
+TOOLS = ("unshare", "nsenter", "ip", "ssh", "sshd", "ssh-keygen")
+PATH = os.environ["PATH"] + ":/usr/sbin:/sbin"
 BORN_S = 5.0  # seconds for a namespace to come up; it takes a tenth of that
 
 
@@ -42,8 +43,8 @@ class Hosts:
 
     def launch(self, *arguments: str, timeout_s: float) -> subprocess.CompletedProcess[str]:
         """``python -m mpicoll.run arguments...``, on the first host."""
-        agent = str(self.folder / "agent.sh")
-        launchers = {"PRTE_MCA_plm_ssh_agent": agent, "HYDRA_LAUNCHER": "ssh", "HYDRA_LAUNCHER_EXEC": agent}
+        options = f"-F {self.folder / 'ssh_config'}"
+        launchers = {"PRTE_MCA_plm_ssh_args": options, "HYDRA_LAUNCHER": "ssh", "HYDRA_LAUNCHER_EXTRA_ARGS": options}
         command = [*_enter(self.pids[0]), sys.executable, "-m", "mpicoll.run", *arguments]
         return run(command, timeout_s, env={"OMP_NUM_THREADS": "1", **launchers})
 
@@ -52,7 +53,7 @@ def missing() -> str | None:
     """Why there can be no such hosts here; None if there can."""
     if os.geteuid() != 0:
         return "network namespaces need root"
-    absent = [tool for tool in TOOLS if shutil.which(tool) is None]
+    absent = [tool for tool in TOOLS if shutil.which(tool, path=PATH) is None]
     if absent:
         return f"not installed: {', '.join(absent)}"
     links = "ip link add name br0 type bridge && ip link add name v0 type veth peer name v1"
@@ -96,7 +97,9 @@ def hosts(count: int, folder: Path) -> Iterator[Hosts]:
             _do(*inside, "ip", "address", "add", f"{NETWORK}.{i + 1}/24", "dev", "eth0")
             for device in ("lo", "eth0"):
                 _do(*inside, "ip", "link", "set", device, "up")
-        _write_agent(folder / "agent.sh", dict(zip(names, pids, strict=True)))
+        _write_keys(folder)
+        for i, pid in enumerate(pids):
+            stack.enter_context(_sshd(pid, f"{NETWORK}.{i + 1}", folder))
         yield Hosts(names, pids, folder)
 
 
@@ -117,12 +120,36 @@ def _namespace(*kinds: str) -> Iterator[int]:
         keeper.wait()
 
 
-def _write_agent(path: Path, pids: dict[str, int]) -> None:
-    cases = "\n".join(f"    {name}*|{NETWORK}.{i + 1}) pid={pid} ;;" for i, (name, pid) in enumerate(pids.items()))
-    path.write_text(
-        "#!/bin/sh\n# ssh [options] HOST command...\n"
-        'while [ "${1#-}" != "$1" ]; do case $1 in -[a-zA-Z]) [ "$1" = -x ] || [ "$1" = -q ] || shift ;; esac; shift; done\n'
-        f'host=$1; shift\ncase $host in\n{cases}\n    *) echo "agent: no host $host" >&2; exit 255 ;;\nesac\n'
-        'exec nsenter -t $pid --net --uts --mount --ipc -- /bin/sh -c "$*"\n'
+def _write_keys(folder: Path) -> None:
+    """One key that opens every host, and serves as every host's own."""
+    key, known = folder / "key", folder / "authorized_keys"
+    _do("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key))
+    known.write_text((folder / "key.pub").read_text())
+    (folder / "sshd_config").write_text(
+        f"HostKey {key}\nAuthorizedKeysFile {known}\nPermitRootLogin prohibit-password\nStrictModes no\nUsePAM no\nPidFile none\n"
     )
-    path.chmod(0o755)
+    (folder / "ssh_config").write_text(
+        f"IdentityFile {key}\nIdentitiesOnly yes\nStrictHostKeyChecking no\nUserKnownHostsFile /dev/null\nLogLevel ERROR\n"
+    )
+
+
+@contextlib.contextmanager
+def _sshd(pid: int, address: str, folder: Path) -> Iterator[None]:
+    """One that listens on that address, within those namespaces."""
+    Path("/run/sshd").mkdir(exist_ok=True)  # it insists
+    program = shutil.which("sshd", path=PATH)
+    assert program is not None
+    command = [program, "-D", "-e", "-f", str(folder / "sshd_config"), "-o", f"ListenAddress={address}"]
+    log = folder / f"sshd-{address}.log"
+    with log.open("w") as file:
+        server = subprocess.Popen([*_enter(pid), *command], stderr=file)
+    try:
+        deadline = time.monotonic() + BORN_S
+        while "listening" not in log.read_text():
+            if time.monotonic() > deadline or server.poll() is not None:
+                raise RuntimeError(f"sshd on {address}: {log.read_text().strip()}")
+            time.sleep(0.01)
+        yield
+    finally:
+        server.terminate()
+        server.wait()

@@ -43,12 +43,17 @@ KNOWN = [] if is_open_mpi() else ["--deselect", "tests/test_p2p.py::test_any_sou
 
 @pytest.mark.parametrize(
     "tests",
-    [("test_reductions.py", "test_gathers.py", "test_p2p.py", "test_objects.py"), ("rpc/test_calls.py", "rpc/test_rref.py")],
-    ids=["collectives and messages", "remote calls"],
+    [
+        ("reductions", "reduction_values", "gathers", "movement", "layouts", "sparse", "objects", "order", "work", "p2p"),
+        ("door2_collectives", "door2_point_to_point"),
+        ("calls", "rref", "autograd", "optim"),
+    ],
+    ids=["collectives and messages", "torch.distributed", "remote calls"],
 )
 def test_the_suite_across_them(tests: tuple[str, ...], machines: hosts.Hosts) -> None:
     """The same tests as on one machine, a rank on each."""
-    file, paths = str(machines.hostfile(1)), [f"tests/{name}" for name in tests]
+    folder = "tests/rpc" if "rref" in tests else "tests"
+    file, paths = str(machines.hostfile(1)), [f"{folder}/test_{name}.py" for name in tests]
     command = ["--quiet", "--hostfile", file, "-n", "2", "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider"]
     done = machines.launch(*command, *KNOWN, *paths, timeout_s=150)
     assert done.returncode == 0, done.stdout + done.stderr
