@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -119,8 +119,13 @@ def run(
 
 
 def launch(
-    ranks: int, *arguments: str, timeout_s: float = 45, cwd: Path = ROOT, env: Mapping[str, str] | None = None
+    ranks: int,
+    *arguments: str,
+    timeout_s: float = 45,
+    cwd: Path = ROOT,
+    env: Mapping[str, str] | None = None,
+    options: Sequence[str] = (),
 ) -> subprocess.CompletedProcess[str]:
-    """``mpiexec -n ranks python arguments...``, by plain mpiexec, not by mpicoll.run. For tests marked ``launch``."""
-    command = [mpiexec(), "-n", str(ranks), sys.executable, *arguments]
+    """``mpiexec options... -n ranks python arguments...``, by plain mpiexec, not by mpicoll.run. For tests marked ``launch``."""
+    command = [mpiexec(), *options, "-n", str(ranks), sys.executable, *arguments]
     return run(command, timeout_s, cwd, {**LAUNCH_ENVIRONMENT, **(env or {})})

@@ -11,6 +11,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mpicoll.mpi import library
 from mpicoll.mpi.datatypes import spec
 from mpicoll.mpi.library import MPI
 from mpicoll.mpi.runtime import Runtime
@@ -35,7 +36,11 @@ class Sum:
 
 
 class Mailbox:
-    """One process's end (making it is collective over the runtime's ranks). Every method may be called by any thread."""
+    """One process's end (making it is collective over the runtime's ranks). Every method may be called by any thread.
+
+    ``dead``: ranks whose processes have died, as they were noticed. Only an MPI that survives that tells of it: Open MPI under
+    ``mpiexec --with-ft ulfm``; others end the job.
+    """
 
     def __init__(self, there: Runtime) -> None:
         self._lock = there.lock
@@ -43,6 +48,7 @@ class Mailbox:
             self._comm = there.comm.Dup()
             self._agreement = there.comm.Dup()
         self._status = MPI.Status()
+        self.dead: list[int] = []
 
     def send(self, to: int, envelope: bytes | bytearray, blocks: Sequence[Block], number: int) -> list[MPI.Request]:
         """Posts a message; its memory must stay as it is until the requests have ended (`ended`)."""
@@ -55,12 +61,16 @@ class Mailbox:
     def take(self) -> tuple[int, bytearray] | None:
         """An envelope that has arrived, with its sender; None if there is none. One thread at a time."""
         with self._lock:
-            message = self._comm.Improbe(MPI.ANY_SOURCE, ENVELOPE, self._status)
-            if message is None:
+            try:
+                message = self._comm.Improbe(MPI.ANY_SOURCE, ENVELOPE, self._status)
+                if message is None:
+                    return None
+                envelope = bytearray(self._status.Get_count(MPI.BYTE))
+                source = self._status.source
+                message.Recv([envelope, len(envelope), MPI.BYTE])
+            except MPI.Exception as error:
+                self._bury(error)
                 return None
-            envelope = bytearray(self._status.Get_count(MPI.BYTE))
-            source = self._status.source
-            message.Recv([envelope, len(envelope), MPI.BYTE])
         return source, envelope
 
     def receive(self, source: int, blocks: Sequence[Block], number: int) -> list[MPI.Request]:
@@ -70,16 +80,38 @@ class Mailbox:
             return [self._comm.Irecv(spec(*block), source, tag) for block in blocks]
 
     def ended(self, requests: list[MPI.Request], tests: int = 1) -> bool:
-        """True once all have; moves them forward, at each test by a piece of the memory."""
+        """True once all have, or never will, since a process has died; moves them forward, at each test by a piece of memory."""
         with self._lock:
-            return any(MPI.Request.Testall(requests) for _ in range(tests))
+            try:
+                return any(MPI.Request.Testall(requests) for _ in range(tests))
+            except MPI.Exception as error:
+                self._bury(error)
+                return True
+
+    def _bury(self, error: MPI.Exception) -> None:
+        """Notes who has died, so that the others can go on. Raises: the error, if it is another."""
+        try:
+            self._comm.Ack_failed()  # messages from anybody may come again
+            failed = self._comm.Get_failed()
+            gone = MPI.Group.Translate_ranks(failed, None, self._comm.Get_group())
+        except (MPI.Exception, NotImplementedError):  # an MPI that knows of no such thing
+            gone = []
+        self.dead += [rank for rank in gone if rank not in self.dead]
+        if not self.dead:
+            raise error
+        library.dead_processes = True  # see Note [After a process has died]
 
     def begin_sum(self, mine: Sequence[int]) -> Sum:
-        """Starts adding up these numbers over all ranks (collective)."""
+        """Starts adding up these numbers over all ranks (collective); they are wrong if any process has died."""
         given, total = (struct.pack(f"<{len(mine)}q", *mine), bytearray(8 * len(mine)))
         with self._lock:
-            request = self._agreement.Iallreduce([given, len(mine), MPI.INT64_T], [total, len(mine), MPI.INT64_T], MPI.SUM)
-        return Sum([request], given, total)
+            try:
+                parts = [given, len(mine), MPI.INT64_T], [total, len(mine), MPI.INT64_T]
+                requests = [self._agreement.Iallreduce(*parts, MPI.SUM)]
+            except MPI.Exception as error:
+                self._bury(error)
+                requests = []
+        return Sum(requests, given, total)
 
     def exchange(self, value: object) -> list[object]:
         """Every rank's value (collective, blocking)."""

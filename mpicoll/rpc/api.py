@@ -95,11 +95,8 @@ def shutdown(graceful: bool = True, timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -
     Raises: RuntimeError: RPC was not initialised, or the time is up (RPC has ended here then, too).
     """
     agent = references.agent()
-    if agent.workers.left:
-        graceful = False  # some will not come
     try:
-        if graceful:
-            agent.drain(timeout)
+        graceful = graceful and agent.drain(timeout)
     except BaseException:
         graceful = False
         raise

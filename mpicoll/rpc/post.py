@@ -50,7 +50,8 @@ class Post:
                 found.append(message)
         if self._arriving:
             ended = [self.mailbox.ended(requests, PIECES) for requests, _ in self._arriving]
-            found += [message for (_, message), end in zip(self._arriving, ended, strict=True) if end]
+            whole = [message for (_, message), end in zip(self._arriving, ended, strict=True) if end]
+            found += [message for message in whole if message.source not in self.mailbox.dead]
             self._arriving = [entry for entry, end in zip(self._arriving, ended, strict=True) if not end]
         return found
 

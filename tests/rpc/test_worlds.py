@@ -116,6 +116,21 @@ def test_a_worker_that_has_left(rank: int, size: int) -> None:
     agree(True)
 
 
+@pytest.mark.min_ranks(3)
+def test_the_others_wait_for_each_other(rank: int, size: int) -> None:
+    """When a worker has left, graceful still means that who comes first serves until the last has come."""
+    rpc.init_rpc(f"worker{rank}")
+    answers = [f"worker{r}" for r in range(size - 1)]
+    if rank == size - 1:
+        rpc.shutdown(graceful=False)
+    elif rank == 0:
+        time.sleep(0.5)
+        answers = [rpc.rpc_sync(r, who) for r in range(size - 1)]
+    if rank < size - 1:
+        rpc.shutdown()
+    agree(answers == [f"worker{r}" for r in range(size - 1)], answers)
+
+
 def test_without_and_beside_a_process_group(right: str, rank: int, size: int) -> None:
     """Collectives and calls, in both orders of initialisation; RPC outlives the group."""
     began = not mpicoll.is_initialized()

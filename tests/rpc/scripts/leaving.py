@@ -1,4 +1,7 @@
-"""A worker that goes while another waits for its answer: leaving.py HOW. Ranks above 0 go, rank 0 says what it learns."""
+"""A worker that goes while another waits for its answer: leaving.py HOW. Rank 1 goes, rank 0 says what it learns.
+
+Other ranks are at their shutdown meanwhile, and are called afterwards.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +26,18 @@ def go(how: str) -> None:
 _gone = threading.Event()
 
 
+def ask_back() -> str:
+    return str(rpc.rpc_sync("teacher", str, ("and back",)))
+
+
 def main() -> None:
-    how = sys.argv[1]
-    rpc.init_rpc("teacher" if int(os.environ["RANK"]) == 0 else "pupil")
-    if rpc.get_worker_info().name == "pupil":
+    how, rank = sys.argv[1], int(os.environ["RANK"])
+    rpc.init_rpc("teacher" if rank == 0 else "pupil" if rank == 1 else f"other{rank}")
+    if rank > 1:
+        rpc.shutdown()
+        print(f"other{rank}: through its shutdown")
+        return
+    if rank == 1:
         _gone.wait(20)
         if how == "raises":
             raise LookupError("the pupil is lost")
@@ -39,6 +50,9 @@ def main() -> None:
         rpc.rpc_sync("pupil", time.time)
     except mpicoll.WorkerLeft as error:
         print("afterwards:", error)
+    time.sleep(0.3)
+    for name in [f"other{rank}" for rank in range(2, int(os.environ["WORLD_SIZE"]))]:
+        print(f"there {rpc.rpc_sync(name, ask_back)}: {name}", flush=True)
     rpc.shutdown()
 
 
