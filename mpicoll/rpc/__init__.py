@@ -5,7 +5,9 @@ One call, from rpc_sync to its answer: api.py, agent.py, wire.py, ../mpi/mail.py
 
 from __future__ import annotations
 
-from mpicoll.rpc import functions
+from typing import Any
+
+from mpicoll.rpc import constants, functions, options
 from mpicoll.rpc.api import (
     BackendType,
     _set_rpc_timeout,
@@ -34,11 +36,13 @@ __all__ = [
     "WorkerInfo",
     "_set_rpc_timeout",
     "_wait_all",
+    "constants",
     "functions",
     "get_rpc_timeout",
     "get_worker_info",
     "init_rpc",
     "is_available",
+    "options",
     "remote",
     "rpc_async",
     "rpc_sync",
@@ -46,6 +50,23 @@ __all__ = [
 ]
 
 
+# Names of torch.distributed.rpc that are not here, and why.
+LEFT_OUT = {
+    **dict.fromkeys(("RpcAgent", "TensorPipeAgent"), "calls go through MPI, and no agent can be put in its place"),
+    **dict.fromkeys(
+        ("BackendValue", "backend_registered", "construct_rpc_backend_options", "init_backend", "register_backend"),
+        "there is one backend; give rpc_backend_options to init_rpc",
+    ),
+    **dict.fromkeys(("AllGatherStates", "method_factory", "new_method"), "a part of torch's own machinery"),
+    **dict.fromkeys(("RemoteProfilerManager", "enable_gil_profiling"), "torch.profiler on each rank shows what runs there"),
+}
+
+
 def is_available() -> bool:
     """True: MPI is all that it needs."""
     return True
+
+
+def __getattr__(name: str) -> Any:
+    reason = f": {LEFT_OUT[name]}" if name in LEFT_OUT else ""
+    raise AttributeError(f"module 'mpicoll.rpc' has no attribute {name!r}{reason}")

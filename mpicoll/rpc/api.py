@@ -16,13 +16,8 @@ from mpicoll.autograd import contexts
 from mpicoll.mpi import abort, runtime
 from mpicoll.rpc import rref as references
 from mpicoll.rpc.agent import Agent, connect
-from mpicoll.rpc.options import (
-    DEFAULT_SHUTDOWN_TIMEOUT,
-    UNSET_RPC_TIMEOUT,
-    MPIRpcBackendOptions,
-    RpcBackendOptions,
-    TensorPipeRpcBackendOptions,
-)
+from mpicoll.rpc.constants import DEFAULT_SHUTDOWN_TIMEOUT, UNSET_RPC_TIMEOUT
+from mpicoll.rpc.options import MPIRpcBackendOptions, RpcBackendOptions, TensorPipeRpcBackendOptions
 from mpicoll.rpc.rref import RRef, seconds
 from mpicoll.rpc.workers import WorkerInfo, check_name
 

@@ -7,11 +7,7 @@ from typing import Any
 
 import torch
 
-DEFAULT_RPC_TIMEOUT_SEC = 60.0
-DEFAULT_NUM_WORKER_THREADS = 16
-DEFAULT_INIT_METHOD = "env://"
-DEFAULT_SHUTDOWN_TIMEOUT = 0
-UNSET_RPC_TIMEOUT = -1.0
+from mpicoll.rpc.constants import DEFAULT_INIT_METHOD, DEFAULT_NUM_WORKER_THREADS, DEFAULT_RPC_TIMEOUT_SEC
 
 Device = torch.device | str | int
 

@@ -22,9 +22,9 @@ from torch.futures import Future
 from mpicoll.autograd import passes
 from mpicoll.errors import MpicollError
 from mpicoll.rpc import wire
+from mpicoll.rpc.constants import UNSET_RPC_TIMEOUT
 from mpicoll.rpc.functions import async_execution, is_marked
 from mpicoll.rpc.futures import mapped, settled, value_of
-from mpicoll.rpc.options import UNSET_RPC_TIMEOUT
 from mpicoll.rpc.workers import RemoteError, WorkerInfo, described
 
 if TYPE_CHECKING:

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from mpicoll.mpi.mail import Block
 from mpicoll.mpi.pages import ask_for_large
+from mpicoll.rpc import scripts
 
 HEADER = struct.Struct("<BIIQIQ")  # kind, storages, other blocks, bytes of the pickle, number of the message, number of the call
 ALONG = 16 * 1024  # bytes; a block that is smaller travels inside the envelope: one message costs less than two
@@ -85,6 +86,9 @@ class _Pickler(pickle.Pickler):
         self.of_modules: set[int] = set()  # parameters that arrive with their module, and stay parameters
 
     def reducer_override(self, obj: Any) -> Any:
+        compiled = scripts.reduced(obj)
+        if compiled is not None:
+            return compiled
         if isinstance(obj, nn.Module):
             self.of_modules.update(map(id, obj.parameters()))
             return NotImplemented
