@@ -1,6 +1,7 @@
 """Remote calls over MPI: ``import mpicoll.rpc as rpc`` in the place of ``import torch.distributed.rpc as rpc``.
 
-One call, from rpc_sync to its answer: api.py, agent.py, wire.py, ../mpi/mail.py, and back the same way. References: rref.py.
+One call, from rpc_sync to its answer: api.py, agent.py, wire.py, post.py, ../mpi/mail.py, and back the same way. Which thread
+does what: service.py. References: rref.py. The end: drain.py.
 """
 
 from __future__ import annotations

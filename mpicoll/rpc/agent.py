@@ -40,7 +40,6 @@ from mpicoll.rpc.workers import WorkerInfo, Workers, described
 
 CALL, RESULT, ERROR, NOTICE, LEAVING, READY = range(6)  # kinds of messages
 
-ROUND_S = 50e-6  # seconds between two rounds of `drain`
 ENDED_KEPT = 1000  # deadlines of calls that have ended; more are thrown away
 
 
@@ -63,7 +62,7 @@ class Agent:
         self._number = itertools.count(1)
         self._sent = self._received = 0  # messages; a call counts as received when it has been answered
         self._under_way = 0  # calls of others
-        self._ready: set[int] = set()  # workers that are at their shutdown, after some other has left
+        self.ready: set[int] = set()  # workers that are at their shutdown, after some other has left
         self._buried = 0  # of the mailbox's dead, those whose calls have failed
         self._post = Post(self.mailbox, self.me.id)
         self._service = Service(self._look, self._post.busy, self.pool, lambda: self._under_way > options.num_worker_threads)
@@ -151,7 +150,7 @@ class Agent:
         if message.kind == LEAVING:
             return Job(partial(self._left, message), True)
         if message.kind == READY:
-            return Job(partial(self._ready.add, message.source), True)
+            return Job(partial(self.ready.add, message.source), True)
         with self._guard:
             self._under_way += 1
         return Job(partial(self._carry_out, message), False)
@@ -276,58 +275,18 @@ class Agent:
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
-    def drain(self, timeout_s: float) -> bool:
-        """Returns when all calls of all workers, those that they cause included, have ended everywhere (collective).
+    def counts(self) -> tuple[int, int, int]:
+        """Messages sent, messages received (a call counts when it has been answered), calls of ours that have not ended."""
+        self._tidy()
+        with self._guard:
+            return self._sent, self._received, len(self._calls)
 
-        False: some worker has left; the others have waited for each other.
-
-        Rounds of counts over all ranks: as many messages received as sent, twice the same, and none sent in between (the
-        four-counter method of Mattern, 1987).
-        """
-        deadline = time.monotonic() + timeout_s if timeout_s > 0 else float("inf")
-        before: tuple[int, ...] | None = None
-        while True:
-            self._tidy()
-            if self.workers.left:
-                self._wait_for_the_others(deadline)
-                return False
-            with self._guard:
-                mine = [self._sent, self._received, len(self._calls)]
-            total = self.mailbox.begin_sum(mine)
-            since = time.monotonic()
-            while not self.mailbox.ended(total.requests) and not self.workers.left:
-                if time.monotonic() > deadline:
-                    raise RuntimeError(f"shutdown: not every worker has come to its shutdown within {timeout_s:g} s")
-                time.sleep(ROUND_S if time.monotonic() - since < 1 else 100 * ROUND_S)
-            if self.workers.left or self.mailbox.dead:
-                continue
-            sent, received, open_ = now = total.numbers()
-            if sent == received and not open_ and now == before:
-                return True
-            before = now
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"shutdown: {sent - received} messages and {open_} calls were under way after {timeout_s:g} s")
-            time.sleep(ROUND_S)
-
-    def _wait_for_the_others(self, deadline: float) -> None:
-        """Sums over all workers have an end: each tells each that is still there when its own calls have ended.
-
-        A worker that is called after that is called on behalf of one whose call has not ended, and who has not told.
-        """
-        others = [worker for worker in self.workers.all if worker.id != self.me.id]
-        told = False
-        while not told or not all(worker.id in self._ready or worker.id in self.workers.left for worker in others):
-            if not told and not self._calls:
-                told = True
-                for worker in others:
-                    with contextlib.suppress(WorkerLeft):
-                        self._send(READY, worker, 0, None)
-            if time.monotonic() > deadline:
-                missing = [
-                    worker.name for worker in others if worker.id not in self._ready and worker.id not in self.workers.left
-                ]
-                raise RuntimeError(f"shutdown: still under way on {', '.join(missing) or 'this worker'}; others have left before")
-            time.sleep(100 * ROUND_S)
+    def tell_ready(self) -> None:
+        """Every other worker that is still there will find this one in its ``ready``."""
+        for worker in self.workers.all:
+            if worker.id != self.me.id:
+                with contextlib.suppress(WorkerLeft):
+                    self._send(READY, worker, 0, None)
 
     def stop(self, graceful: bool) -> None:
         """Ends the threads; calls that have not ended fail."""

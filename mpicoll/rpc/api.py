@@ -17,6 +17,7 @@ from mpicoll.mpi import abort, runtime
 from mpicoll.rpc import rref as references
 from mpicoll.rpc.agent import Agent, connect
 from mpicoll.rpc.constants import DEFAULT_SHUTDOWN_TIMEOUT, UNSET_RPC_TIMEOUT
+from mpicoll.rpc.drain import drain
 from mpicoll.rpc.options import MPIRpcBackendOptions, RpcBackendOptions, TensorPipeRpcBackendOptions
 from mpicoll.rpc.rref import RRef, seconds
 from mpicoll.rpc.workers import WorkerInfo, check_name
@@ -87,11 +88,11 @@ def shutdown(graceful: bool = True, timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -
 
     Args:   graceful: wait until every worker has come here and all calls, those that they cause included, have ended everywhere
             (collective); False: leave now, and calls to this worker fail. timeout: seconds, for graceful; 0: no limit.
-    Raises: RuntimeError: RPC was not initialised, or the time is up (RPC has ended here then, too).
+    Raises: RuntimeError: RPC was not initialised, or the time is up, with who had not come (RPC has ended here then, too).
     """
     agent = references.agent()
     try:
-        graceful = graceful and agent.drain(timeout)
+        graceful = graceful and drain(agent, timeout)
     except BaseException:
         graceful = False
         raise

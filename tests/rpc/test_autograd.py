@@ -18,7 +18,7 @@ from tests.rpc.layers import Layer, apply, near, one_process, through, x_of
 from tests.support import agree, everyone
 
 
-@pytest.mark.parametrize("how", ["rpc_sync", "rpc_async", "remote", "method"])
+@pytest.mark.parametrize("how", ["rpc_sync", "rpc_async", "remote", "method", "method, async", "method, remote"])
 def test_one_call(how: str, right: str, rank: int) -> None:
     layer, x = rpc.remote(right, Layer), x_of(rank)
     with dist_autograd.context() as context_id:
@@ -28,6 +28,10 @@ def test_one_call(how: str, right: str, rank: int) -> None:
             y = rpc.rpc_async(right, apply, (layer, x)).wait()
         elif how == "remote":
             y = rpc.remote(right, apply, (layer, x)).to_here()
+        elif how == "method, async":
+            y = layer.rpc_async().forward(x).wait()
+        elif how == "method, remote":
+            y = layer.remote().forward(x).to_here()
         else:
             y = layer.rpc_sync().forward(x)
         dist_autograd.backward(context_id, [y.square().sum()])

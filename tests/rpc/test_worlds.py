@@ -116,6 +116,46 @@ def test_a_worker_that_has_left(rank: int, size: int) -> None:
     agree(True)
 
 
+@pytest.mark.min_ranks(2)
+def test_shutdown_with_a_time_limit(rank: int, size: int) -> None:
+    """Who has not come is named; RPC has ended nevertheless, and can begin anew."""
+    rpc.init_rpc(f"worker{rank}")
+    late, said = size - 1, ""
+    if rank == late:
+        everyone(None)
+        rpc.shutdown(graceful=False)
+    else:
+        try:
+            rpc.shutdown(timeout=0.3)
+        except RuntimeError as error:
+            said = str(error)
+        everyone(None)
+    with pytest.raises(RuntimeError, match="has not been initialized"):
+        rpc.rpc_sync("worker0", who)
+    expected = f"not every worker has come to its shutdown within 0.3 s: 'worker{late}' (rank {late})"
+    agree(rank == late or expected in said, said)
+
+
+def slow(seconds: float) -> None:
+    time.sleep(seconds)
+
+
+@pytest.mark.min_ranks(2)
+def test_shutdown_while_a_call_is_under_way(rank: int, size: int) -> None:
+    """Within its time limit it waits for the call; past that, it says so, and the call fails."""
+    rpc.init_rpc(f"worker{rank}")
+    said, future = "", rpc.rpc_async((rank + 1) % size, slow, (1.5,))
+    everyone(None)
+    try:
+        rpc.shutdown(timeout=0.3)
+    except RuntimeError as error:
+        said = str(error)
+    with pytest.raises(mpicoll.WorkerLeft, match=r"slow|left"):
+        future.wait()
+    everyone(None)
+    agree("under way" in said or "has come to its shutdown" in said, said)
+
+
 @pytest.mark.min_ranks(3)
 def test_the_others_wait_for_each_other(rank: int, size: int) -> None:
     """When a worker has left, graceful still means that who comes first serves until the last has come."""
