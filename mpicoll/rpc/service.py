@@ -8,6 +8,7 @@ the deputy           sees when a call keeps the serving thread for more than a m
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -21,8 +22,7 @@ CROWDED_MOMENT_S = 20e-3  # seconds; the same when more calls are under way than
 SPIN_S, YIELD_S, LONG_S = 200e-6, 500e-6, 1.0  # seconds without a message: spin so long, then yield, then nap
 NAP_SHARE = 0.1  # a nap is this part of the time that has been waited: a message waits for who looks no longer than that
 NAPS_S = (50e-6, 1e-3)  # seconds; the shortest nap, and the longest
-LONG_NAP_S = 10e-3  # when nothing has come for LONG_S: 100 looks a second, about 1 % of a core
-LOOKS_PER_REST = 16  # while memory is moving, which takes many looks: time.sleep(0) may take longer than ten of them
+LONG_NAP_S = 20e-3  # when nothing has come for LONG_S: 50 looks a second, about 1 % of a core
 STAND_BY_LOOKS = 100  # the deputy's, after the last call; then it sleeps until there is one
 
 
@@ -47,7 +47,6 @@ class Service:
         self.stopping = False
         self._guard = threading.Lock()  # guards _waiting
         self._waiting = 0  # callers that look
-        self._looks = 0  # while memory is moving
         self._server: int | None = None  # the serving thread
         self._busy_since: float | None = None  # when it began the call that it runs
         self._wake = threading.Event()  # the deputy's
@@ -121,6 +120,7 @@ class Service:
                         job.run()
                     else:
                         self._pool.submit(job.run)
+                        time.sleep(0)  # it needs the interpreter's lock, too
                 if jobs:
                     since = time.monotonic()
                 elif not future.ended:
@@ -133,11 +133,7 @@ class Service:
         """After so many seconds without a message."""
         if waited_s < SPIN_S:
             return
-        if self._busy():
-            self._looks += 1
-            if self._looks % LOOKS_PER_REST == 0:
-                time.sleep(0)
-        elif waited_s < YIELD_S:
-            time.sleep(0)
+        if self._busy() or waited_s < YIELD_S:
+            os.sched_yield()
         else:
             time.sleep(LONG_NAP_S if waited_s > LONG_S else min(max(NAPS_S[0], NAP_SHARE * waited_s), NAPS_S[1]))
