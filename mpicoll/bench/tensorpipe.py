@@ -10,6 +10,7 @@ Rank 0's child reads names of rows from its standard input, a line each, and ans
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
@@ -21,6 +22,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+
+PR_SET_PDEATHSIG = 1
 
 
 class Child:
@@ -72,6 +75,9 @@ def main() -> None:
 
     from mpicoll.bench.remote_rows import microseconds, rows
 
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+    if prctl is not None:  # Linux: stopped or not, it ends with the rank whose child it is
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     job = json.loads(sys.argv[1])
     torch.set_num_threads(1)
     os.environ.update(MASTER_ADDR=job["host"], MASTER_PORT=str(job["port"]))
