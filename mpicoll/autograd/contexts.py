@@ -145,7 +145,7 @@ def accept(tensors: list[Tensor], extra: Extra, sender: int) -> list[Tensor]:
     context_id, message, needed = extra
     context = find_or_make(context_id)
     receipt = Receipt(sender, message, len(needed))
-    token = torch.zeros((), requires_grad=True)  # makes what is received require grad
+    token = torch.zeros((), device="cpu", requires_grad=True)  # makes what is received require grad
     with torch.enable_grad():
         plain = [tensors[i].detach() for i in needed]
         wrapped = _Received.apply(receipt, token, plain)  # type: ignore[no-untyped-call]

@@ -8,6 +8,7 @@ message travel under a tag of its own, in their order.
 from __future__ import annotations
 
 import struct
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,7 +20,10 @@ from mpicoll.mpi.runtime import Runtime
 ENVELOPE = 0  # tag
 FIRST_TAG, TAGS = 1, 1 << 20  # of the blocks: message n of a sender has tag FIRST_TAG + n % TAGS; any MPI's TAG_UB is larger
 
+MEET_S = 50e-6  # seconds between two looks
+
 Block = tuple[int, int]  # address, bytes
+_kept: list[object] = []
 
 
 @dataclass
@@ -77,7 +81,11 @@ class Mailbox:
         """Posts the receives for the blocks that an envelope has announced."""
         tag = FIRST_TAG + number % TAGS
         with self._lock:
-            return [self._comm.Irecv(spec(*block), source, tag) for block in blocks]
+            try:
+                return [self._comm.Irecv(spec(*block), source, tag) for block in blocks]
+            except MPI.Exception as error:
+                self._bury(error)
+                return []
 
     def ended(self, requests: list[MPI.Request], tests: int = 1) -> bool:
         """True once all have, or never will, since a process has died; moves them forward, at each test by a piece of memory."""
@@ -113,8 +121,18 @@ class Mailbox:
                 requests = []
         return Sum(requests, given, total)
 
+    def keep(self, total: Sum) -> None:
+        """For one that nobody will wait for: MPI may still write there."""
+        _kept.append(total)
+
+    def meet(self) -> None:
+        """Returns when every rank is here (collective); other threads go on meanwhile."""
+        total = self.begin_sum([0])
+        while not self.ended(total.requests):
+            time.sleep(MEET_S)
+
     def exchange(self, value: object) -> list[object]:
-        """Every rank's value (collective, blocking)."""
+        """Every rank's value (collective, blocking; before any other thread uses this)."""
         return self._agreement.allgather(value)
 
     def free(self) -> None:

@@ -99,8 +99,8 @@ class Agent:
         return future
 
     def notify(self, to: WorkerInfo, function: Callable[..., Any], *arguments: Any) -> None:
-        """Has ``function`` called on a worker, without an answer; nothing if it has left."""
-        with contextlib.suppress(WorkerLeft):
+        """Has ``function`` called on a worker, without an answer; nothing if it has left, or RPC has ended."""
+        with contextlib.suppress(MpicollError):
             self._send(NOTICE, to, 0, (function, arguments, {}))
 
     def _remember(self, deadline: float, number: int) -> None:
@@ -146,7 +146,8 @@ class Agent:
 
     def _job(self, message: wire.Arriving) -> Job:
         if message.kind in (RESULT, ERROR):
-            return Job(partial(self._settle, message), True)
+            entry = self._calls.get(message.call)
+            return Job(partial(self._settle, message), entry is None or not entry[0].watched)
         if message.kind == LEAVING:
             return Job(partial(self._left, message), True)
         if message.kind == READY:
@@ -226,7 +227,8 @@ class Agent:
                 return  # its time was up before
             future, worker, *_ = entry
             try:
-                value = wire.unpack(message, partial(contexts.accept, sender=worker.id))
+                with _plain():
+                    value = wire.unpack(message, partial(contexts.accept, sender=worker.id))
             except BaseException as error:  # noqa: BLE001  it belongs to the caller
                 future.fail(error if isinstance(error, Exception) else described(error, self.me).exception())
                 return
@@ -264,14 +266,19 @@ class Agent:
         worker = self.workers.find(rank)
         with self._guard:
             self.workers.left.setdefault(rank, why)
+            self._post.lost.add(rank)
             mine = [number for number, entry in self._calls.items() if entry[1].id == rank]
             entries = [self._calls.pop(number) for number in mine]
         for future, _, function, _ in entries:
             future.fail(WorkerLeft(f"worker {worker.name!r} (rank {rank}) has left before it answered {function}: {why}"))
 
     def _tidy(self) -> None:
-        while self.dropped:
-            self.dropped.popleft()()
+        while True:
+            try:
+                do = self.dropped.popleft()
+            except IndexError:  # several threads may be here
+                return
+            do()
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
@@ -306,6 +313,11 @@ class Agent:
         self._service.stop()
         if graceful:
             self.mailbox.free()
+
+
+def _plain() -> contextlib.AbstractContextManager[Any]:
+    """An answer is for whoever waits for it, whatever mode the thread is in that has found it."""
+    return torch.inference_mode(False) if torch.is_inference_mode_enabled() else contextlib.nullcontext()
 
 
 def _name(function: Any) -> str:

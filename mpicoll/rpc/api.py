@@ -65,7 +65,7 @@ def init_rpc(
     references.connect(agent)
     abort.install()
     agent.start()
-    agent.mailbox.exchange(None)  # nobody calls before everybody can answer
+    agent.mailbox.meet()  # nobody calls before everybody can answer
     atexit.register(_at_exit)
 
 

@@ -31,19 +31,20 @@ def drain(agent: Agent, timeout_s: float) -> bool:
     """
     deadline = time.monotonic() + timeout_s if timeout_s > 0 else float("inf")
     before: tuple[int, ...] | None = None
+    total = None
     _waiting.set()
     try:
         while True:
-            if agent.workers.left:
+            if agent.workers.left or agent.ready:
                 _after_a_loss(agent, deadline, timeout_s)
                 return False
             total = agent.mailbox.begin_sum(agent.counts())
             since = time.monotonic()
-            while not agent.mailbox.ended(total.requests) and not agent.workers.left:
+            while not agent.mailbox.ended(total.requests) and not (agent.workers.left or agent.ready):
                 if time.monotonic() > deadline:
                     raise _late(agent, timeout_s)
                 time.sleep(ROUND_S if time.monotonic() - since < LONG_S else LONG_ROUND_S)
-            if agent.workers.left or agent.mailbox.dead:
+            if agent.workers.left or agent.ready or agent.mailbox.dead:
                 continue
             sent, received, calls = now = total.numbers()
             if sent == received and not calls and now == before:
@@ -54,12 +55,14 @@ def drain(agent: Agent, timeout_s: float) -> bool:
             time.sleep(ROUND_S)
     finally:
         _waiting.clear()
+        if total is not None and not agent.mailbox.ended(total.requests):
+            agent.mailbox.keep(total)
 
 
 def _after_a_loss(agent: Agent, deadline: float, timeout_s: float) -> None:
     told = False
     others = {worker.id for worker in agent.workers.all} - {agent.me.id}
-    while not told or others - agent.ready - agent.workers.left.keys():
+    while not told or others - agent.ready - agent.workers.left.keys() or agent.counts()[2]:
         if not told and not agent.counts()[2]:
             agent.tell_ready()
             told = True

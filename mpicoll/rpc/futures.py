@@ -11,11 +11,15 @@ from torch.futures import Future
 
 
 class CallFuture(Future[Any]):
-    """``settle`` and ``fail`` complete it, once; what comes later is dropped (an answer after the time limit)."""
+    """``settle`` and ``fail`` complete it, once; what comes later is dropped (an answer after the time limit).
+
+    ``watched``: a program's callbacks will run when it ends. ``keeps``: whatever must not go before it has ended.
+    """
 
     def __init__(self, help_: Callable[[CallFuture], None]) -> None:
         super().__init__()
-        self.ended = False
+        self.ended = self.watched = False
+        self.keeps: Any = None
         self._error: BaseException | None = None
         self._help = help_
         self._once = threading.Lock()
@@ -26,6 +30,18 @@ class CallFuture(Future[Any]):
         if self._error is not None:
             raise _fresh(self._error)
         return super().wait()
+
+    def then(self, callback: Any) -> Any:
+        self.watched = True
+        return super().then(callback)
+
+    def add_done_callback(self, callback: Any) -> None:
+        self.watched = True
+        super().add_done_callback(callback)
+
+    def when_ended(self, callback: Callable[[Future[Any]], None]) -> None:
+        """The same as add_done_callback, for callbacks that neither wait nor take a program's locks."""
+        super().add_done_callback(callback)
 
     def settle(self, value: Any) -> None:
         if self._first():
@@ -38,7 +54,7 @@ class CallFuture(Future[Any]):
 
     def _first(self) -> bool:
         with self._once:
-            first, self.ended = not self.ended, True
+            first, self.ended, self.keeps = not self.ended, True, None
         return first
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from typing import Any
@@ -19,7 +20,10 @@ class Post:
     def __init__(self, mailbox: Mailbox, mine: int) -> None:
         self.mailbox = mailbox
         self.mine = mine
-        self._sending: deque[tuple[list[Any], wire.Parcel]] = deque()
+        self.lost: set[int] = set()  # ranks that will not move what is on its way to them or from them
+        self._abandoned: list[Any] = []  # MPI may still write there
+        self._sending: deque[tuple[list[Any], int, wire.Parcel]] = deque()
+        self._testing = threading.Lock()  # held while some of _sending are not in it
         self._arriving: list[tuple[list[Any], wire.Arriving]] = []
         self._loop_back: deque[tuple[wire.Parcel, bytes]] = deque()
 
@@ -30,14 +34,17 @@ class Post:
             return
         requests = self.mailbox.send(to, parcel.envelope, parcel.blocks, parcel.number)
         if not self.mailbox.ended(requests):
-            self._sending.append((requests, parcel))
+            self._sending.append((requests, to, parcel))
 
     def arrived(self) -> list[wire.Arriving]:
         """Looks once; the messages that are complete."""
-        for _ in range(min(len(self._sending), SENDING_TESTS)):
-            entry = self._sending.popleft()
-            if not self.mailbox.ended(entry[0], PIECES):
-                self._sending.append(entry)
+        with self._testing:
+            for _ in range(min(len(self._sending), SENDING_TESTS)):
+                entry = self._sending.popleft()
+                if entry[1] in self.lost:
+                    self._abandoned.append(entry)
+                elif not self.mailbox.ended(entry[0], PIECES):
+                    self._sending.append(entry)
         found = []
         while self._loop_back:
             found.append(wire.open_copy(self.mine, *self._loop_back.popleft()))
@@ -49,10 +56,21 @@ class Post:
             else:
                 found.append(message)
         if self._arriving:
-            ended = [self.mailbox.ended(requests, PIECES) for requests, _ in self._arriving]
-            whole = [message for (_, message), end in zip(self._arriving, ended, strict=True) if end]
-            found += [message for message in whole if message.source not in self.mailbox.dead]
-            self._arriving = [entry for entry, end in zip(self._arriving, ended, strict=True) if not end]
+            found += self._whole()
+        return found
+
+    def _whole(self) -> list[wire.Arriving]:
+        """Of those whose memory was still arriving."""
+        found, still = [], []
+        for entry in self._arriving:
+            requests, message = entry
+            if message.source in self.lost:
+                self._abandoned.append(entry)
+            elif not self.mailbox.ended(requests, PIECES):
+                still.append(entry)
+            elif message.source not in self.mailbox.dead:
+                found.append(message)
+        self._arriving = still
         return found
 
     def busy(self) -> bool:
@@ -60,10 +78,10 @@ class Post:
         return bool(self._sending or self._arriving)
 
     def flush(self, seconds: float) -> None:
-        """Waits for what has not left, but no longer than that."""
+        """Waits for what has not left, but no longer than that; somebody must be looking."""
         deadline = time.monotonic() + seconds
-        while self._sending and time.monotonic() < deadline:
-            entry = self._sending.popleft()
-            if not self.mailbox.ended(entry[0]):
-                self._sending.append(entry)
-                time.sleep(50e-6)
+        while time.monotonic() < deadline:
+            with self._testing:
+                if not self._sending:
+                    return
+            time.sleep(50e-6)

@@ -155,9 +155,16 @@ class RRef(Generic[T]):
         return value_of(self._entry.value)  # type: ignore[no-any-return]
 
     def _ask(self, timeout: float, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
-        # the owner's own reference may be the only one that knows the entry: it goes along, and the entry is found through it
-        reference = self if self._entry is not None else self._id
-        return self._agent.call(self._owner, function, (reference, *arguments), timeout_s=seconds(timeout))
+        future = self._agent.call(self._owner, function, (self._reference(), *arguments), timeout_s=seconds(timeout))
+        future.keeps = self
+        return future
+
+    def _reference(self) -> Id | RRef[Any]:
+        """What a call to the owner names the object by: the id costs no weight, and holds while this reference is kept.
+
+        The owner's own may be the only one that knows the object: it goes along itself.
+        """
+        return self if self._entry is not None else self._id
 
     def _get_future(self) -> Future[Any]:
         """Ends when the owner has the object."""
@@ -239,15 +246,19 @@ def _arrive(identity: Id, owner: int, weight: Fraction) -> RRef[Any]:
     return rref
 
 
-def create(to: WorkerInfo, function: Callable[..., Any], arguments: Any, keywords: Any, timeout: float) -> RRef[Any]:
-    """Has ``function`` called on a worker, which keeps the result; a reference to it, at once."""
+def create(
+    to: WorkerInfo, function: Callable[..., Any], arguments: Any, keywords: Any, timeout: float, keeps: Any = None
+) -> RRef[Any]:
+    """Has ``function`` called on a worker, which keeps the result; a reference to it, at once. ``keeps``: until it is there."""
     here = agent()
     identity = (here.me.id, next(_count))
     mine = to.id == here.me.id
     weight = Fraction(0 if mine else 1)
     rref = _new_owner(_entry(identity)) if mine else _new_user(identity, to, weight)
-    rref._made = here.call(to, _make, (identity, weight, function, arguments, keywords), timeout_s=seconds(timeout))
-    rref._made.add_done_callback(partial(_check_made, here, to, identity, weight))
+    made = here.call(to, _make, (identity, weight, function, arguments, keywords), timeout_s=seconds(timeout))
+    made.keeps = keeps
+    made.when_ended(partial(_check_made, here, to, identity, weight))
+    rref._made = made
     return rref
 
 
@@ -347,9 +358,9 @@ def _backward(reference: Id | RRef[Any], context_id: int, retain_graph: bool) ->
 
 
 @async_execution
-def _invoke(rref: RRef[Any], name: str, arguments: Any, keywords: Any) -> Future[Any]:
+def _invoke(reference: Id | RRef[Any], name: str, arguments: Any, keywords: Any) -> Future[Any]:
     """Calls a method of the object; a method that is marked async_execution is answered when its future is."""
-    method = getattr(rref.local_value(), name)
+    method = getattr(value_of(_value(reference)), name)
     value = method(*arguments, **keywords)
     return value if is_marked(method) else settled(value)
 
@@ -364,10 +375,11 @@ class Proxy:
         def method(*arguments: Any, **keywords: Any) -> Any:
             rref = self._rref
             rref._check(self._how)
-            everything = (rref, name, arguments, keywords)
+            everything = (rref._reference(), name, arguments, keywords)
             if self._how == "remote":
-                return create(rref._owner, _invoke, everything, {}, self._timeout)
+                return create(rref._owner, _invoke, everything, {}, self._timeout, rref)
             future = rref._agent.call(rref._owner, _invoke, everything, timeout_s=seconds(self._timeout))
+            future.keeps = rref
             return future.wait() if self._how == "rpc_sync" else future
 
         return method

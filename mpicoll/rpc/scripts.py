@@ -14,9 +14,14 @@ def reduced(obj: Any) -> Any:
     """For a pickler's reducer_override: how to make it again; None: it is neither."""
     if isinstance(obj, torch.jit.ScriptFunction):
         module, _, name = obj.qualified_name.removeprefix("__torch__.").rpartition(".")
-        if getattr(importlib.import_module(module), name, None) is not obj:
+        module = module or "__main__"  # torch leaves that out
+        try:
+            found = _function(module, name)
+        except (ImportError, AttributeError):
+            found = None
+        if found is not obj:
             raise pickle.PicklingError(
-                f"{obj.qualified_name}: a compiled function travels by name, and {module}.{name} is another"
+                f"{obj.qualified_name}: a compiled function travels by name, but {module}.{name} is not it"
             )
         return _function, (module, name)
     if isinstance(obj, torch.jit.ScriptModule):

@@ -28,7 +28,7 @@ STAND_BY_LOOKS = 100  # the deputy's, after the last call; then it sleeps until 
 
 @dataclass
 class Job:
-    """Something to be done about a message. ``quick``: it only completes a future, and may be done by whoever looks."""
+    """Something to be done about a message. ``quick``: nothing but that a future completes that runs nobody's callbacks."""
 
     run: Callable[[], None]
     quick: bool
@@ -75,13 +75,14 @@ class Service:
         since = time.monotonic()
         while self._server == me and not self.stopping:
             jobs = [] if self._waiting else self._jobs()
-            for job in jobs:
-                if self._server == me:
-                    self._busy_since = time.monotonic()
-                    if not self._wake.is_set():
-                        self._wake.set()
-                job.run()
-                if self._server == me:  # else the deputy has found another, and the rest of these jobs is still ours
+            for job in jobs[:-1]:  # they may wait for each other
+                self._pool.submit(job.run)
+            if jobs:
+                self._busy_since = time.monotonic()
+                if not self._wake.is_set():
+                    self._wake.set()
+                jobs[-1].run()
+                if self._server == me:  # else the deputy has found another
                     self._busy_since = None
             if jobs:
                 since = time.monotonic()

@@ -246,7 +246,7 @@ def _tensor_in(
     neg: bool,
     device: str | None,
 ) -> Tensor:
-    tensor = torch.empty(0, dtype=dtype).set_(storages[index], offset, shape, stride)
+    tensor = torch.empty(0, dtype=dtype, device="cpu").set_(storages[index], offset, shape, stride)
     if device is not None:
         tensor = tensor.to(device)
     if conj:

@@ -145,6 +145,47 @@ def test_a_call_that_waits_for_another(right: str) -> None:
     agree(all(future.wait() for future in waiting))
 
 
+def wait_or_bring(what: str) -> bool:
+    return _arrived.wait(20) if what == "wait" else _arrived.set() is None
+
+
+def test_two_that_come_at_once(workers: list[str], rank: int) -> None:
+    """To oneself: both are there in one look, and the first waits for the second."""
+    for _ in range(20):
+        _arrived.clear()
+        futures = [rpc.rpc_async(workers[rank], wait_or_bring, (what,)) for what in ("wait", "bring")]
+        assert all(torch.futures.wait_all(futures))
+    agree(True)
+
+
+def test_callbacks_run_elsewhere(right: str) -> None:
+    """Not in a thread that waits for something else, under its locks."""
+    lock, ran = threading.Lock(), []
+
+    def take(future: Future[Any]) -> None:
+        with lock:
+            ran.append(threading.current_thread() is threading.main_thread())
+
+    for _ in range(20):
+        with lock:
+            chained = rpc.rpc_async(right, add, (1, 1)).then(take)
+            rpc.rpc_sync(right, add, (1, 1), timeout=20)
+        chained.wait()
+    agree(ran == [False] * 20, ran)
+
+
+def test_an_answer_is_for_who_asks(right: str) -> None:
+    """Whatever mode another thread is in that happens to find it."""
+    x = torch.ones(3)
+    with torch.inference_mode():
+        future = rpc.rpc_async(right, add, (x, 1))
+        rpc.rpc_sync(right, add, (1, 1))
+        answer = future.wait()
+    with torch.device("meta"):
+        other = rpc.rpc_sync(right, add, (x, 1))
+    agree(not answer.is_inference() and other.tolist() == [2.0] * 3, (answer, other))
+
+
 def nap(seconds: float) -> float:
     time.sleep(seconds)
     return seconds

@@ -279,3 +279,22 @@ def squared(rref: RRef[torch.Tensor]) -> torch.Tensor:
 
 def gradient_of(rref: RRef[torch.Tensor]) -> Any:
     return rref.local_value().grad
+
+
+def test_calls_cost_no_weight(right: str, workers: list[str], rank: int) -> None:
+    """However many go through one reference."""
+    rref = rpc.remote(right, list)
+    for i in range(50):
+        rref.rpc_sync().append(i)
+    futures = [rref.rpc_async().append(i) for i in range(50)]
+    torch.futures.wait_all(futures)
+    length = rref.remote().__len__()
+    agree(length.to_here() == 100 and (rref.is_owner() or rref._weight == 1), rref)
+
+
+def test_a_reference_lives_as_long_as_its_calls(right: str) -> None:
+    """rpc.remote(...).rpc_async() of a reference that nobody keeps."""
+    futures = [rpc.remote(right, list, ((i,),)).rpc_async().__len__() for i in range(30)]
+    references = [rpc.remote(right, list, ((i,),)).remote().__len__() for i in range(30)]
+    gc.collect()
+    agree([f.wait() for f in futures] == [1] * 30 and [r.to_here() for r in references] == [1] * 30)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mpicoll import rpc
-from tests.support import agree
+from tests.support import agree, launch
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated")
 
@@ -48,3 +48,11 @@ def test_a_module(right: str) -> None:
     x, module = torch.tensor([-1.0, 2.0]), torch.jit.script(torch.nn.Linear(2, 2))
     back, answer = rpc.rpc_sync(right, same, (module,)), rpc.rpc_sync(right, module, (x,))
     agree(torch.equal(back(x), module(x)) and torch.equal(answer, module(x)), (back, answer))
+
+
+@pytest.mark.launch
+def test_a_function_of_the_main_program() -> None:
+    """Whose module torch does not name."""
+    done = launch(2, "tests/rpc/scripts/compiled.py", timeout_s=60)
+    assert done.stdout.count("answer: 2.0") == 2, done.stdout + done.stderr
+    assert done.returncode == 0, done.stderr

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import threading
+import time
 from typing import Any
 
 import hypothesis
@@ -13,6 +15,7 @@ from hypothesis import strategies
 from torch import Tensor, nn
 
 from mpicoll.rpc import wire
+from mpicoll.rpc.post import Post
 
 DTYPES = [
     torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8,
@@ -119,3 +122,59 @@ def test_a_device_without_a_map() -> None:
         return
     with pytest.raises(RuntimeError, match="device_maps"):
         there(torch.ones(3, device="cuda"))
+
+
+class _Slow:
+    """A mailbox whose sends take a while."""
+
+    def __init__(self) -> None:
+        self.dead: list[int] = []
+
+    def send(self, *message: Any) -> list[int]:
+        return [3]
+
+    def ended(self, requests: list[int], tests: int = 1) -> bool:
+        time.sleep(1e-5)
+        requests[0] -= 1
+        return requests[0] <= 0
+
+    def take(self) -> None:
+        return None
+
+
+def test_flush_beside_who_looks() -> None:
+    """It waits until all has left, and takes nothing away from the other."""
+    for _ in range(50):
+        post = Post(_Slow(), 0)  # type: ignore[arg-type]
+        for _ in range(5):
+            post.send(1, wire.Parcel(b"", [], 0, []))
+        stop = threading.Event()
+        errors: list[Exception] = []
+
+        def look(post: Post = post, stop: threading.Event = stop, errors: list[Exception] = errors) -> None:
+            try:
+                while not stop.is_set():
+                    post.arrived()
+            except Exception as error:  # noqa: BLE001  the test's
+                errors.append(error)
+
+        thread = threading.Thread(target=look)
+        thread.start()
+        post.flush(10)
+        left = post.busy()
+        stop.set()
+        thread.join()
+        assert not errors
+        assert not left
+
+
+def test_what_a_lost_worker_will_not_take() -> None:
+    """Nobody goes on looking for it."""
+    post = Post(_Slow(), 0)  # type: ignore[arg-type]
+    post.mailbox.ended = lambda requests, tests=1: False  # type: ignore[method-assign]
+    post.send(1, wire.Parcel(b"", [], 0, []))
+    post.arrived()
+    assert post.busy()
+    post.lost.add(1)
+    post.arrived()
+    assert not post.busy()
