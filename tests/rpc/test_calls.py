@@ -132,8 +132,11 @@ def wait_for_it() -> bool:
     return _arrived.wait(20)
 
 
-def bring_it() -> None:
-    _arrived.set()
+def bring_it(here: bool = True) -> None:
+    if here:
+        _arrived.set()
+    else:
+        _arrived.clear()
 
 
 def test_a_call_that_waits_for_another(right: str) -> None:
@@ -166,12 +169,15 @@ def test_callbacks_run_elsewhere(right: str) -> None:
         with lock:
             ran.append(threading.current_thread() is threading.main_thread())
 
-    for _ in range(20):
+    for _ in range(10):
+        rpc.rpc_sync(right, bring_it, (False,))
+        future = rpc.rpc_async(right, wait_for_it)
         with lock:
-            chained = rpc.rpc_async(right, add, (1, 1)).then(take)
-            rpc.rpc_sync(right, add, (1, 1), timeout=20)
+            chained = future.then(take)  # it has not ended yet, else this would run `take` here
+            rpc.rpc_sync(right, bring_it)
+            rpc.rpc_sync(right, nap, (0.01,), timeout=20)
         chained.wait()
-    agree(ran == [False] * 20, ran)
+    agree(ran == [False] * 10, ran)
 
 
 def test_an_answer_is_for_who_asks(right: str) -> None:
