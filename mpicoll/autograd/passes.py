@@ -68,8 +68,8 @@ def backward(context_id: int, roots: Sequence[Tensor], retain_graph: bool = Fals
         context.passes[number] = here
         here.outputs[ROOTS] = [get_gradient_edge(root) for root in roots]
     try:
-        _wait(_walk(context, here, number, [ROOTS]))
-        _wait(_take(context, here, number, ROOTS, [torch.ones_like(root) for root in roots]))
+        _walk(context, here, number, [ROOTS]).wait()
+        _take(context, here, number, ROOTS, [torch.ones_like(root) for root in roots]).wait()
     finally:
         _end(context, number, retain_graph)
 
@@ -252,7 +252,7 @@ def _end(context: Context, number: MessageId, retain_graph: bool) -> None:
             for message in here.outputs:
                 context.sends.pop(message, None)
     for sender in {receipt.sender for receipt in here.reaches}:
-        _wait(_call(sender, _end_there, number, context.id, retain_graph))
+        _call(sender, _end_there, number, context.id, retain_graph).wait()
 
 
 def _end_there(number: MessageId, context_id: int, retain_graph: bool) -> None:
@@ -291,7 +291,3 @@ def _all(futures: Iterable[Future[Any]]) -> Future[Any]:
     if not waiting:
         whole.set_result(None)
     return whole
-
-
-def _wait(future: Future[Any]) -> None:
-    future.wait()

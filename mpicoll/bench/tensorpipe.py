@@ -23,6 +23,8 @@ from typing import Any
 
 import torch
 
+from mpicoll.run import free_port
+
 PR_SET_PDEATHSIG = 1
 
 
@@ -33,9 +35,7 @@ class Child:
         one_host = len(set(comm.allgather(socket.gethostname()))) == 1
         address: Any = None
         if comm.rank == 0:
-            with socket.socket() as probe:
-                probe.bind(("", 0))
-                address = ("127.0.0.1" if one_host else socket.gethostname(), probe.getsockname()[1])
+            address = ("127.0.0.1" if one_host else socket.gethostname(), free_port())
         host, port = comm.bcast(address, root=0)
         job = {"rank": comm.rank, "size": comm.size, "host": host, "port": port, "sizes": list(sizes), "width": width}
         command = [sys.executable, "-m", "mpicoll.bench.tensorpipe", json.dumps(job)]

@@ -35,16 +35,16 @@ def drain(agent: Agent, timeout_s: float) -> bool:
     _waiting.set()
     try:
         while True:
-            if agent.workers.left or agent.ready:
+            if _somebody_left(agent):
                 _after_a_loss(agent, deadline, timeout_s)
                 return False
             total = agent.mailbox.begin_sum(agent.counts())
             since = time.monotonic()
-            while not agent.mailbox.ended(total.requests) and not (agent.workers.left or agent.ready):
+            while not agent.mailbox.ended(total.requests) and not _somebody_left(agent):
                 if time.monotonic() > deadline:
                     raise _late(agent, timeout_s)
                 time.sleep(ROUND_S if time.monotonic() - since < LONG_S else LONG_ROUND_S)
-            if agent.workers.left or agent.ready or agent.mailbox.dead:
+            if _somebody_left(agent) or agent.mailbox.dead:
                 continue
             sent, received, calls = now = total.numbers()
             if sent == received and not calls and now == before:
@@ -57,6 +57,11 @@ def drain(agent: Agent, timeout_s: float) -> bool:
         _waiting.clear()
         if total is not None and not agent.mailbox.ended(total.requests):
             agent.mailbox.keep(total)
+
+
+def _somebody_left(agent: Agent) -> bool:
+    """As far as this worker knows, or another that has told that it is ready: only then it does."""
+    return bool(agent.workers.left or agent.ready)
 
 
 def _after_a_loss(agent: Agent, deadline: float, timeout_s: float) -> None:

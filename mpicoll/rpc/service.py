@@ -84,7 +84,6 @@ class Service:
                 jobs[-1].run()
                 if self._server == me:  # else the deputy has found another
                     self._busy_since = None
-            if jobs:
                 since = time.monotonic()
             elif self._waiting:
                 time.sleep(NAPS_S[1])

@@ -31,7 +31,7 @@ HEADER = struct.Struct("<BIIQIQ")  # kind, storages, other blocks, bytes of the 
 ALONG = 16 * 1024  # bytes; a block that is smaller travels inside the envelope: one message costs less than two
 PICKLE_ALONG = 1 << 20  # bytes; a longer pickle becomes a block, so that the envelope is short
 
-_local = threading.local()
+_local = threading.local()  # outgoing: the message that this thread is pickling; incoming: the tensors of that it unpickles
 
 
 @dataclass
@@ -74,11 +74,6 @@ def outgoing() -> Outgoing | None:
     return getattr(_local, "outgoing", None)
 
 
-def incoming() -> list[Tensor] | None:
-    """The tensors of the message that this thread is unpickling, if it is."""
-    return getattr(_local, "incoming", None)
-
-
 class _Pickler(pickle.Pickler):
     def __init__(self, file: io.BytesIO, message: Outgoing, buffers: list[pickle.PickleBuffer]) -> None:
         super().__init__(file, 5, buffer_callback=buffers.append)
@@ -102,8 +97,7 @@ class _Pickler(pickle.Pickler):
 
 
 def _tensor_of_message(index: int) -> Tensor:
-    tensors = incoming()
-    assert tensors is not None
+    tensors: list[Tensor] = _local.incoming
     return tensors[index]
 
 
@@ -226,7 +220,7 @@ def unpack(message: Arriving, accept: Callable[[list[Tensor], Any], list[Tensor]
     (head,) = struct.unpack_from("<I", message.pickled)
     layouts, extra = pickle.loads(message.pickled[4 : 4 + head])
     tensors = accept([_tensor_in(message.storages, *layout) for layout in layouts], extra)
-    before = incoming()
+    before = getattr(_local, "incoming", None)
     _local.incoming = tensors
     try:
         return pickle.loads(message.pickled[4 + head :], buffers=message.buffers)
