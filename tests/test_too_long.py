@@ -41,4 +41,5 @@ def test_nothing_is_written_beyond_the_tensor(tmp_path: Path) -> None:
     script.write_text(SCRIPT)
     result = launch(2, str(script))
     assert result.returncode == 0, result.stderr
-    assert sorted(result.stdout.split("\n"))[1:] == ["rank 0: all refused", "rank 1: all refused"]
+    for rank in range(2):  # wherever on a line: unbuffered, an end of line is written on its own
+        assert result.stdout.count(f"rank {rank}: all refused") == 1, result.stdout
