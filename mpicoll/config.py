@@ -76,6 +76,39 @@ VARIABLES = (
         meaning="how long mpicoll.run and mpicoll.doctor wait for MPI to load and start in a trial process",
         minimum=0.1,
     ),
+    Variable(
+        name="MPICOLL_WINDOW_BYTES",
+        kind=int,
+        default=64 << 20,
+        unit="bytes",
+        meaning="the most shared memory that one group takes on a node, on first use; 0: none, MPI carries everything "
+        "(rank 0's counts)",
+        minimum=0,
+    ),
+    Variable(
+        name="MPICOLL_WINDOW_FROM",
+        kind=int,
+        default=None,
+        unit="bytes",
+        meaning="the size from which operations go through shared memory; unset: as measured (rank 0's counts)",
+        minimum=1,
+    ),
+    Variable(
+        name="MPICOLL_NODE_SIZE",
+        kind=int,
+        default=0,
+        unit="ranks",
+        meaning="pretends that every so many ranks of a host are a node of their own, to try what happens between nodes; 0: "
+        "nodes as they are (rank 0's counts)",
+        minimum=0,
+    ),
+    Variable(
+        name="MPICOLL_TUNING",
+        kind=str,
+        default="",
+        unit="",
+        meaning="a table that `python -m mpicoll.bench tune` has written for this machine (rank 0's counts)",
+    ),
 )
 
 _BY_NAME = {variable.name: variable for variable in VARIABLES}

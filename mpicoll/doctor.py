@@ -23,11 +23,11 @@ import mpicoll.config as config
 import mpicoll.doctor_cuda as doctor_cuda
 import mpicoll.launch_mpi as launch_mpi
 import mpicoll.launchers as launchers
+from mpicoll.cores import usable_cores
 from mpicoll.doctor_cuda import Finding
 from mpicoll.errors import LaunchError
 from mpicoll.launch_mpi import Mpi
 from mpicoll.launchers import Launch
-from mpicoll.run import usable_cores
 
 MINIMUM_SHARED_MEMORY = 64 * 2**20  # bytes; below it MPI itself may fail to start a few ranks
 USUAL_SHARED_MEMORY = 1 * 2**30  # bytes; DataLoader workers and MPI's large messages on one host want about that

@@ -25,6 +25,7 @@ from pathlib import Path
 
 import mpicoll.hostfile as hostfile
 import mpicoll.watch as watch
+from mpicoll.cores import read, usable_cores
 from mpicoll.errors import LaunchError
 from mpicoll.launch_mpi import Mpi, Mpiexec, find_mpi, find_mpiexec
 from mpicoll.launch_plan import Plan, Program, Site, plan
@@ -251,24 +252,6 @@ def this_site(environ: Mapping[str, str]) -> Site:
     )
 
 
-def usable_cores() -> int:
-    """Cores, not hardware threads, that this process may use: affinity mask and the container's CPU quota count."""
-    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
-    cores = {_read(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") or str(cpu) for cpu in allowed}
-    quota = _read("/sys/fs/cgroup/cpu.max").split()
-    limit = len(cores)
-    if len(quota) == 2 and quota[0].isdigit() and quota[1].isdigit():
-        limit = max(1, int(quota[0]) // int(quota[1]))
-    return max(1, min(len(cores), limit))
-
-
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_text().strip()
-    except OSError:  # not Linux, or not shown in this container
-        return ""
-
-
 def free_port() -> int:
     """A TCP port that is free on this machine now; on another first host it is a guess."""
     with socket.socket() as probe:
@@ -281,7 +264,7 @@ def mca_files(environ: Mapping[str, str]) -> frozenset[str]:
     home = environ.get("HOME", "")
     found: set[str] = set()
     for folder, prefix in ((".openmpi", "OMPI_MCA_"), (".prte", "PRTE_MCA_"), (".pmix", "PMIX_MCA_")):
-        text = _read(os.path.join(home, folder, "mca-params.conf")) if home else ""
+        text = read(os.path.join(home, folder, "mca-params.conf")) if home else ""
         found.update(prefix + name for name in re.findall(r"^\s*([A-Za-z0-9_]+)\s*=", text, re.MULTILINE))
     return frozenset(found)
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+import mpicoll.cores as cores
 import mpicoll.launch_mpi as launch_mpi
 import mpicoll.run as run
 from mpicoll.errors import LaunchError
@@ -68,7 +69,7 @@ def test_a_script_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest
 
 
 def test_usable_cores() -> None:
-    assert 1 <= run.usable_cores() <= (os.cpu_count() or 1)
+    assert 1 <= cores.usable_cores() <= (os.cpu_count() or 1)
 
 
 # --- jobs that are really started ---

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from torch import Tensor
 
 from mpicoll.algorithms import exchange as pairs
+from mpicoll.algorithms.shared_memory import block
 from mpicoll.engine import checks, message
 from mpicoll.engine.message import Message
 from mpicoll.engine.point_to_point import PointToPoint
@@ -66,7 +67,7 @@ class Exchanges(PointToPoint):
         checks.same_numel("all_to_all", f"input {own}", given[own].numel(), f"output {own}", targets[own].numel())
         incoming = [(rank, message.incoming("all_to_all", target)) for rank, target in enumerate(targets)]
         sources = [message.outgoing("all_to_all", t).memory for t in given]
-        return self.start("all_to_all", self._all_to_all(sources, incoming), targets, async_op)
+        return self.start("all_to_all", self._all_to_all("all_to_all", sources, incoming), targets, async_op)
 
     def all_to_all_single(
         self,
@@ -99,6 +100,7 @@ class Exchanges(PointToPoint):
         source, target = message.outgoing(name, tensor), message.incoming(name, output)
         blocks = target.memory.detach().split(receives)
         step = self._all_to_all(
+            name,
             list(source.memory.detach().split(sends)),
             [(rank, Message(block, block)) for rank, block in enumerate(blocks)],
         )
@@ -109,11 +111,20 @@ class Exchanges(PointToPoint):
 
         return self.start(name, transfer, [output], async_op)
 
-    def _all_to_all(self, sources: list[Tensor], incoming: list[tuple[int, Message]]) -> Step:
+    def _all_to_all(self, name: str, sources: list[Tensor], incoming: list[tuple[int, Message]]) -> Step:
         if any(message.overlap(source, target.memory) for source in sources for _, target in incoming):
             sources = [message.packed(source) for source in sources]
         others = [(rank, memory) for rank, memory in enumerate(sources) if rank != self.rank]
-        return self._exchange(others, incoming, sources[self.rank])
+        exchange = self._exchange(others, incoming, sources[self.rank])
+
+        def transfer() -> None:
+            if self.carrier.all_to_all(name, [block(target.memory) for _, target in incoming], [block(m) for m in sources]):
+                for _, target in incoming:
+                    target.deliver()
+            else:
+                exchange()
+
+        return transfer
 
     def _exchange(self, sends: list[tuple[int, Tensor]], incoming: list[tuple[int, Message]], own: Tensor | None) -> Step:
         """``own``: what this rank has for itself."""
@@ -128,3 +139,11 @@ class Exchanges(PointToPoint):
                 target.deliver()
 
         return transfer
+
+
+def in_turn(steps: Sequence[Step]) -> Step:
+    def transfer() -> None:
+        for step in steps:
+            step()
+
+    return transfer

@@ -10,11 +10,14 @@ from typing import TypeVar
 from torch import Tensor
 
 from mpicoll.engine import trace, watchdog
+from mpicoll.engine.carrier import Carrier
+from mpicoll.engine.choose import Choices
 from mpicoll.engine.progress import Lane
 from mpicoll.engine.work import Work, found_by_tensors
 from mpicoll.errors import GroupDestroyed, GroupFailed, MpicollError, OperationTimeout, TruncationError
 from mpicoll.mpi.channel import Channel
 from mpicoll.mpi.errors import MPIException, translate
+from mpicoll.mpi.topology import Topology
 
 T = TypeVar("T")
 
@@ -25,7 +28,15 @@ class Group:
     ``broken``: None, or why the group cannot be used any more (destroyed, an operation failed, forked).
     """
 
-    def __init__(self, name: str, channel: Channel, global_ranks: tuple[int, ...], timeout_s: float) -> None:
+    def __init__(
+        self,
+        name: str,
+        channel: Channel,
+        global_ranks: tuple[int, ...],
+        timeout_s: float,
+        topology: Topology,
+        choices: Choices,
+    ) -> None:
         self.name = name
         self.channel = channel
         self.global_ranks = global_ranks
@@ -35,6 +46,7 @@ class Group:
         self.broken: MpicollError | None = None
         self.closer: Callable[[], None] = lambda: None  # set by `groups`, which knows the group by name
         self.lane = Lane(name)
+        self.carrier = Carrier(channel, topology, choices, self.lane)
         watchdog.watch(timeout_s)
 
     def __repr__(self) -> str:

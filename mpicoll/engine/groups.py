@@ -11,7 +11,8 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import cache
 
-from mpicoll.engine import watchdog
+from mpicoll.engine import choose, watchdog
+from mpicoll.engine.choose import Choices
 from mpicoll.engine.communicator import Communicator
 from mpicoll.engine.point_to_point import cancel_all
 from mpicoll.engine.progress import Backoff, poller
@@ -24,6 +25,8 @@ _made: Counter[tuple[int, ...]] = Counter()  # how many groups of these ranks th
 _begun: dict[str, int] = {}  # of groups that were closed: how many collectives this rank had begun
 _stuck: list[Communicator] = []  # closed while a collective was under way that has not ended
 
+_choices: Choices | None = None  # of this world
+
 EXIT_S = 10.0  # seconds that a rank that leaves waits for what it has started
 
 
@@ -33,6 +36,7 @@ def create(name: str, ranks: Sequence[int] | None, timeout_s: float) -> Communic
     Args:   ranks: ranks of the world in the group's order, this rank among them; None: the whole world.
             timeout_s: seconds; the default limit of the group's operations.
     """
+    global _choices
     there = runtime.start()
     if ranks is None:
         with there.lock:
@@ -46,7 +50,11 @@ def create(name: str, ranks: Sequence[int] | None, timeout_s: float) -> Communic
             comm = there.base.Create_group(members, _tag(global_ranks) % there.tag_ub)
             members.Free()
             world.Free()
-    communicator = Communicator(name, Channel(there, comm, lambda: Backoff().pause), global_ranks, timeout_s)
+    if _choices is None:  # the world, or what stands for it
+        _choices = _agree(there)
+    topology = there.discover(_choices.node_size).of(global_ranks)
+    channel = Channel(there, comm, lambda: Backoff().pause)
+    communicator = Communicator(name, channel, global_ranks, timeout_s, topology, _choices)
     if not _groups:
         atexit.unregister(_at_exit)
         atexit.register(_at_exit)
@@ -54,6 +62,22 @@ def create(name: str, ranks: Sequence[int] | None, timeout_s: float) -> Communic
     communicator.closer = lambda: close(communicator)
     _groups[name] = communicator
     return communicator
+
+
+def _agree(there: runtime.Runtime) -> Choices:
+    """Rank 0's choices, on all ranks (collective over the world): ranks that chose otherwise would wait for each other."""
+    error, agreed = "", Choices()
+    if there.rank == 0:
+        try:
+            agreed = choose.choices()
+        except ValueError as caught:
+            error = str(caught)
+    with there.lock:
+        agreed, error = there.comm.bcast((agreed, error))
+    if error:
+        raise ValueError(error)
+    assert isinstance(agreed, Choices)
+    return agreed
 
 
 def _tag(ranks: tuple[int, ...]) -> int:
@@ -76,6 +100,7 @@ def close(communicator: Communicator) -> None:
 
     Every member should call it; freeing is local in Open MPI and MPICH, so that one that does not holds up nobody.
     """
+    global _choices
     if _groups.get(communicator.name) is not communicator:
         return
     del _groups[communicator.name]
@@ -84,6 +109,8 @@ def close(communicator: Communicator) -> None:
     if not communicator.lane.idle():
         _stuck.append(communicator)
     cancel_all(communicator)
+    if ended:
+        communicator.carrier.close()
     if ended and not runtime.finalized():
         communicator.channel.free()
     if not _groups:
@@ -91,6 +118,7 @@ def close(communicator: Communicator) -> None:
         poller.close()
         watchdog.stop()
         runtime.stop(free=ended)
+        _choices = None
 
 
 def _at_exit() -> None:

@@ -12,7 +12,7 @@ drive what was started asynchronously, without stealing the core that computes.
 
 from __future__ import annotations
 
-import os
+import ctypes
 import threading
 import time
 from collections import deque
@@ -234,6 +234,10 @@ class Poller:
         self._thread = None
 
 
+# Not os.sched_yield, which keeps the interpreter's lock before Python 3.12.
+_yield_core: Callable[[], int] = ctypes.CDLL(None).sched_yield
+
+
 class Backoff:
     """For loops that wait for another process: spin, then give the core away, then sleep.
 
@@ -256,7 +260,7 @@ class Backoff:
         if waited < self.SPIN_S:
             return
         if waited < self.YIELD_S:
-            os.sched_yield()
+            _yield_core()
         else:
             time.sleep(50e-6 if waited < self.SHORT_NAPS_S else LONGEST_NAP_S / 2)
 

@@ -1,0 +1,150 @@
+"""A node's shared window: where ranks lay memory down for each other, and how they tell.
+
+One segment per group, made on first use. Turns alternate between two halves, so that a rank lays down the next chunk while
+another still reads the last one:
+
+    words   laid[r], taken[r]: the number of turns that rank r has laid down, has taken; one cache line for each
+    half 0  slot[0] slot[1] ... slot[n-1] result
+    half 1  slot[0] slot[1] ... slot[n-1] result
+
+A turn t, half t % 2, in the order in which a rank writes:
+
+    [1] its slot, once everybody has taken turn t - 2       laid[r] = t + 1
+    [2] reads others' slots, once they have laid down turn t; may write the result           taken[r] = t + 1
+    [3] reads the result, once everybody has taken turn t
+
+# Note [Why [3] needs no word]
+# A rank lays turn t + 1 down before [3] of turn t at the earliest, and turn t + 2 after it. The result of turn t + 2, which
+# lies where that of turn t was, is written in [2], after everybody has laid turn t + 2 down, and so read turn t's result.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from mpicoll.mpi.segment import Segment
+
+LINE = 64  # bytes; what two ranks write lies apart, or each write takes the other's line away
+
+memmove = ctypes.memmove
+
+
+class Window:
+    """What one rank sees of it.
+
+    chunk: bytes that a slot, and a result, holds. turn: the number of the next one, the same on all ranks.
+    Args:   pause: makes a function that is called between two looks at a word that has not come (backs off).
+            spins: how often to look before that, some 50 ns each.
+    """
+
+    def __init__(
+        self, segment: Segment, rank: int, size: int, chunk: int, pause: Callable[[], Callable[[], None]], spins: int
+    ) -> None:
+        self.rank = rank
+        self.size = size
+        self.chunk = chunk
+        self.turn = 0
+        self.others = [other for other in range(size) if other != rank]
+        self._pause = pause
+        self._spins = spins
+        self._fence = segment.fence
+        self._bytes = segment.memory
+        self._words = memoryview(segment.memory)[: words_nbytes(size)].cast("q")
+        step = LINE // 8
+        self._my_laid, self._my_taken = rank * step, (size + rank) * step
+        self._laid = [other * step for other in self.others]
+        self._taken = [(size + other) * step for other in self.others]
+        first = words_nbytes(size)
+        half = (size + 1) * chunk
+        self._offsets = [[first + h * half + place * chunk for place in range(size + 1)] for h in range(2)]
+        self._addresses = [[segment.address + offset for offset in offsets] for offsets in self._offsets]
+        self._memory = torch.frombuffer(segment.memory, dtype=torch.uint8)
+        self._typed: dict[torch.dtype, tuple[Tensor, int]] = {}
+
+    @staticmethod
+    def nbytes(size: int, chunk: int) -> int:
+        """Of the segment that a window needs."""
+        return words_nbytes(size) + 2 * (size + 1) * chunk
+
+    def slot(self, turn: int, rank: int) -> int:
+        """The address of a rank's slot."""
+        return self._addresses[turn & 1][rank]
+
+    def result(self, turn: int) -> int:
+        """The address of the result."""
+        return self._addresses[turn & 1][self.size]
+
+    def view(self, dtype: torch.dtype, turn: int, place: int, offset: int, nbytes: int) -> Tensor:
+        """A part of a rank's slot (place: its number) or of the result (place: ``size``), as a tensor."""
+        found = self._typed.get(dtype)
+        if found is None:
+            found = self._typed[dtype] = (self._memory.view(dtype), dtype.itemsize)
+        typed, itemsize = found
+        return typed.narrow(0, (self._offsets[turn & 1][place] + offset) // itemsize, nbytes // itemsize)
+
+    def write(self, turn: int, numbers: Sequence[int]) -> None:
+        """[1]: numbers at the beginning of this rank's slot."""
+        struct.pack_into(f"{len(numbers)}q", self._bytes, self._offsets[turn & 1][self.rank], *numbers)
+
+    def read(self, turn: int, rank: int, count: int) -> tuple[int, ...]:
+        """[2]: the numbers at the beginning of a rank's slot."""
+        return struct.unpack_from(f"{count}q", self._bytes, self._offsets[turn & 1][rank])
+
+    def free(self, turn: int) -> None:
+        """[1]: returns once this rank may write its slot."""
+        self._await(self._taken, turn - 1)
+
+    def lay(self, turn: int) -> None:
+        """[1]: this rank's slot holds what it should."""
+        if self._fence is not None:
+            self._fence()
+        self._words[self._my_laid] = turn + 1
+
+    def await_laid(self, turn: int) -> None:
+        """[2]: returns once every other rank's slot can be read."""
+        self._await(self._laid, turn + 1)
+
+    def all_laid(self, turn: int) -> bool:
+        """Whether every other rank's slot can be read, without waiting."""
+        words = self._words
+        return all(words[index] > turn for index in self._laid)
+
+    def await_laid_by(self, rank: int, turn: int) -> None:
+        self._await((rank * (LINE // 8),), turn + 1)
+
+    def take(self, turn: int) -> None:
+        """[2]: this rank has read what it needs of the others' slots, and has written its part of the result."""
+        if self._fence is not None:
+            self._fence()
+        self._words[self._my_taken] = turn + 1
+
+    def await_taken(self, turn: int) -> None:
+        """[3]: returns once the whole result can be read."""
+        self._await(self._taken, turn + 1)
+
+    def _await(self, indices: Sequence[int], value: int) -> None:
+        words = self._words
+        for index in indices:
+            if words[index] < value:
+                self._wait(index, value)
+        if self._fence is not None:
+            self._fence()
+
+    def _wait(self, index: int, value: int) -> None:
+        words = self._words
+        for _ in range(self._spins):
+            if words[index] >= value:
+                return
+        pause = self._pause()
+        while words[index] < value:
+            pause()
+
+
+def words_nbytes(size: int) -> int:
+    """Room for the words, in whole pages."""
+    return -(-2 * size * LINE // 4096) * 4096

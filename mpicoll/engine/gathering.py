@@ -1,0 +1,115 @@
+"""Collectives that bring one rank's tensor, or every rank's, to all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from mpicoll.algorithms import native
+from mpicoll.algorithms.shared_memory import block, blocks
+from mpicoll.engine import checks, choose, message
+from mpicoll.engine.exchanges import Exchanges, Step, in_turn
+from mpicoll.engine.work import Work
+
+
+class Gathering(Exchanges):
+    """The part of a Communicator whose operations bring tensors to all ranks."""
+
+    def broadcast(self, tensor: Tensor, src: int, async_op: bool = False) -> Work | None:
+        """``src``'s tensor arrives in everybody's (collective)."""
+        src = checks.group_rank("broadcast", "src", src, self.size)
+        mine = message.outgoing("broadcast", tensor) if self.rank == src else message.incoming("broadcast", tensor)
+
+        def transfer() -> None:
+            if not self.carrier.broadcast(mine.memory, src):
+                native.broadcast(self.channel, mine.memory, src)
+            if self.rank != src:
+                mine.deliver()
+
+        return self.start("broadcast", transfer, [tensor], async_op)
+
+    def all_gather(self, outputs: Sequence[Tensor], tensor: Tensor, async_op: bool = False) -> Work | None:
+        """Rank i's tensor arrives in everybody's ``outputs[i]``; the ranks' tensors may differ in size (collective)."""
+        return self.start("all_gather", self._all_gather("all_gather", outputs, tensor), list(outputs), async_op)
+
+    def all_gather_coalesced(
+        self, output_lists: Sequence[Sequence[Tensor]], tensors: Sequence[Tensor], async_op: bool = False
+    ) -> Work | None:
+        """``all_gather`` of each tensor; output_lists[i][r] is rank r's i-th tensor, as one operation (collective)."""
+        name = "all_gather_coalesced"
+        given = checks.tensors(name, "input_tensor_list", tensors)
+        checks.same_numel(name, "output_tensor_lists", len(output_lists), "input_tensor_list", len(given))
+        steps = [self._all_gather(name, outputs, tensor) for outputs, tensor in zip(output_lists, given, strict=True)]
+        return self.start(name, in_turn(steps), [t for outputs in output_lists for t in outputs], async_op)
+
+    def _all_gather(self, name: str, outputs: Sequence[Tensor], tensor: Tensor) -> Step:
+        targets = checks.tensors(name, "tensor_list", outputs, self.size)
+        source = message.outgoing(name, tensor)
+        checks.same_dtype(name, ("tensor", tensor), *((f"tensor_list[{i}]", t) for i, t in enumerate(targets)))
+        checks.same_numel(name, "tensor", tensor.numel(), f"tensor_list[{self.rank}]", targets[self.rank].numel())
+        for index, target in enumerate(targets):
+            checks.writable(name, target, f"tensor_list[{index}]")
+        sizes = [target.nbytes for target in targets]
+        algorithm = choose.all_gather(sizes)
+        incoming = [message.incoming(name, target) for target in targets]
+
+        aliased = any(message.overlap(source.memory, mine.memory) for mine in incoming)
+
+        def transfer() -> None:
+            memory = message.packed(source.memory) if aliased else source.memory
+            if self.carrier.all_gather([block(mine.memory) for mine in incoming], block(memory)):
+                for mine in incoming:
+                    mine.deliver()
+                return
+            if algorithm == "pairs":
+                everybody = [(rank, source.memory) for rank in range(self.size) if rank != self.rank]
+                self._exchange(everybody, list(enumerate(incoming)), source.memory)()
+                return
+            flat = torch.empty(sum(t.numel() for t in targets), dtype=tensor.dtype)
+            if algorithm == "even":
+                native.all_gather(self.channel, flat, source.memory)
+            else:
+                native.all_gather_uneven(self.channel, flat, source.memory, sizes)
+            for target, part in zip(targets, flat.split([t.numel() for t in targets]), strict=True):
+                message.copy_into(target, part)
+
+        return transfer
+
+    def all_gather_single(self, output: Tensor, tensor: Tensor, async_op: bool = False) -> Work | None:
+        """Rank i's tensor arrives as the i-th block of everybody's ``output`` (collective).
+
+        Args:   output: numel == size * tensor.numel(), as one long tensor (n*k, ...) or stacked (n, k, ...);
+                ``tensor`` may be a slice of it.
+        """
+        step = self._all_gather_single("all_gather_single", output, tensor)
+        return self.start("all_gather_single", step, [output], async_op)
+
+    def all_gather_single_coalesced(
+        self, outputs: Sequence[Tensor], tensors: Sequence[Tensor], async_op: bool = False
+    ) -> Work | None:
+        """``all_gather_single`` of each pair, as one operation (collective)."""
+        name = "all_gather_single_coalesced"
+        sources = checks.tensors(name, "inputs", tensors)
+        targets = checks.tensors(name, "outputs", outputs)
+        checks.same_numel(name, "outputs", len(targets), "inputs", len(sources))
+        steps = [self._all_gather_single(name, target, source) for target, source in zip(targets, sources, strict=True)]
+        return self.start(name, in_turn(steps), targets, async_op)
+
+    def _all_gather_single(self, name: str, output: Tensor, tensor: Tensor) -> Step:
+        checks.movable(name, output, "output")
+        source = message.outgoing(name, tensor)
+        checks.same_dtype(name, ("output", output), ("input", tensor))
+        checks.same_numel(name, "output", output.numel(), f"input x {self.size} ranks", tensor.numel() * self.size)
+        target = message.incoming(name, output)
+        own = target.memory.data_ptr() + self.rank * source.nbytes  # where the input may lie already
+        aliased = message.overlap(source.memory, target.memory)
+
+        def transfer() -> None:
+            memory = message.packed(source.memory) if aliased and source.address != own else source.memory
+            if not self.carrier.all_gather(blocks(target.memory, self.size), block(memory)):
+                native.all_gather(self.channel, target.memory, message.packed(memory) if aliased else memory)
+            target.deliver()
+
+        return transfer

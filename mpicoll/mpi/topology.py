@@ -1,0 +1,54 @@
+"""Which ranks share memory, found once for the world; what holds for a group follows from it without a message."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mpicoll import cores
+from mpicoll.mpi.library import MPI
+
+if TYPE_CHECKING:
+    from mpi4py.MPI import Intracomm
+
+
+@dataclass(frozen=True)
+class Topology:
+    """``nodes``: each rank's node, which bears the number of its first rank. ``crowded``: some node has fewer cores for its
+    ranks than ranks, so that a rank that spins holds up another."""
+
+    nodes: tuple[int, ...]
+    crowded: bool
+
+    def of(self, ranks: Iterable[int]) -> Topology:
+        """The same for some of the ranks, in this order; nodes bear the numbers of the group's ranks then."""
+        firsts: dict[int, int] = {}
+        nodes = tuple(firsts.setdefault(self.nodes[rank], index) for index, rank in enumerate(ranks))
+        return Topology(nodes, self.crowded)
+
+    def members(self, node: int) -> list[int]:
+        return [rank for rank, its in enumerate(self.nodes) if its == node]
+
+    @property
+    def single(self) -> bool:
+        """True if all ranks are on one node."""
+        return len(set(self.nodes)) == 1
+
+
+def discover(comm: Intracomm, node_size: int = 0) -> Topology:
+    """The topology of a communicator (collective).
+
+    Args:   node_size: pretends that every so many ranks of a node are one of their own; 0: nodes as they are.
+    """
+    node = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    first = node.allreduce(comm.Get_rank(), op=MPI.MIN)
+    cores_ = node.allreduce(sum(1 << core for core in cores.allowed()), op=MPI.BOR)  # a bit for each
+    quota = node.allreduce(cores.quota() or node.Get_size(), op=MPI.MIN)
+    crowded = min(cores_.bit_count(), quota) < node.Get_size()
+    place = node.Get_rank()
+    node.Free()
+    known = comm.allgather((first, place // node_size if node_size else 0, crowded))
+    firsts: dict[tuple[int, int], int] = {}
+    nodes = tuple(firsts.setdefault((its_first, part), rank) for rank, (its_first, part, _) in enumerate(known))
+    return Topology(nodes, any(its_crowded for _, _, its_crowded in known))
