@@ -30,17 +30,18 @@ class Communicator(Reducing):
         Raises: OperationTimeout: not every rank came in time; the group is unusable afterwards.
         """
         seconds = timeout_s or self.timeout_s
+        if not async_op and self.at_once("barrier", self._barrier, seconds):
+            return None
+        return self.start("barrier", lambda: self._barrier(seconds), [], async_op)
 
-        def transfer() -> None:
-            came = self.carrier.barrier(seconds)
-            if came is None:
-                came = self.channel.barrier(seconds)
-            if not came:
-                error = OperationTimeout(f"{self.where('barrier')}: not every rank came within {seconds:g} s")
-                self.fail(error)
-                raise error
-
-        return self.start("barrier", transfer, [], async_op)
+    def _barrier(self, seconds: float) -> None:
+        came = self.carrier.barrier(seconds)
+        if came is None:
+            came = self.channel.barrier(seconds)
+        if not came:
+            error = OperationTimeout(f"{self.where('barrier')}: not every rank came within {seconds:g} s")
+            self.fail(error)
+            raise error
 
     def monitored_barrier(self, timeout_s: float | None = None, wait_all_ranks: bool = False) -> None:
         """A barrier that names the ranks that did not come (collective).

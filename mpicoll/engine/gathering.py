@@ -12,6 +12,7 @@ from mpicoll.algorithms.shared_memory import block, blocks
 from mpicoll.engine import checks, choose, message
 from mpicoll.engine.exchanges import Exchanges, Step, in_turn
 from mpicoll.engine.work import Work
+from mpicoll.mpi.datatypes import BYTE, INT_MAX, fromaddress
 
 
 class Gathering(Exchanges):
@@ -20,6 +21,8 @@ class Gathering(Exchanges):
     def broadcast(self, tensor: Tensor, src: int, async_op: bool = False) -> Work | None:
         """``src``'s tensor arrives in everybody's (collective)."""
         src = checks.group_rank("broadcast", "src", src, self.size)
+        if not async_op and message.is_bare(tensor) and self._broadcast_at_once(tensor, src):
+            return None
         mine = message.outgoing("broadcast", tensor) if self.rank == src else message.incoming("broadcast", tensor)
 
         def transfer() -> None:
@@ -29,6 +32,18 @@ class Gathering(Exchanges):
                 mine.deliver()
 
         return self.start("broadcast", transfer, [tensor], async_op)
+
+    def _broadcast_at_once(self, tensor: Tensor, src: int) -> bool:
+        """The bare path; False, and nothing done, for what is not small, or has something before it."""
+        nbytes = tensor.nbytes
+        if nbytes >= self.carrier.least["broadcast"] or nbytes > INT_MAX:
+            return False
+        buffer = [fromaddress(tensor.data_ptr(), nbytes), nbytes, BYTE]
+        if not self.at_once("broadcast", self.channel.Bcast, buffer, src):
+            return False
+        if self.rank != src:
+            message.bump(tensor)
+        return True
 
     def all_gather(self, outputs: Sequence[Tensor], tensor: Tensor, async_op: bool = False) -> Work | None:
         """Rank i's tensor arrives in everybody's ``outputs[i]``; the ranks' tensors may differ in size (collective)."""
@@ -83,8 +98,24 @@ class Gathering(Exchanges):
         Args:   output: numel == size * tensor.numel(), as one long tensor (n*k, ...) or stacked (n, k, ...);
                 ``tensor`` may be a slice of it.
         """
+        if not async_op and message.is_bare(tensor) and message.is_bare(output) and self._all_gather_at_once(output, tensor):
+            return None
         step = self._all_gather_single("all_gather_single", output, tensor)
         return self.start("all_gather_single", step, [output], async_op)
+
+    def _all_gather_at_once(self, output: Tensor, tensor: Tensor) -> bool:
+        """The bare path; False, and nothing done, for what is not small, has something before it, or is not right."""
+        nbytes, total = tensor.nbytes, output.nbytes
+        if total >= self.carrier.least["all_gather"] or total > INT_MAX or total != nbytes * self.size:
+            return False
+        if output.dtype is not tensor.dtype or message.overlap(output, tensor):
+            return False
+        source = [fromaddress(tensor.data_ptr(), nbytes), nbytes, BYTE]
+        target = [fromaddress(output.data_ptr(), total), nbytes, BYTE]
+        if not self.at_once("all_gather_single", self.channel.Allgather, source, target):
+            return False
+        message.bump(output)
+        return True
 
     def all_gather_single_coalesced(
         self, outputs: Sequence[Tensor], tensors: Sequence[Tensor], async_op: bool = False

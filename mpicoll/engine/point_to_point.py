@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor
+from torch.autograd import profiler
 
 from mpicoll.engine import checks, message, trace
 from mpicoll.engine.group import Group
@@ -13,7 +14,7 @@ from mpicoll.engine.progress import Request, poller
 from mpicoll.engine.work import Work
 from mpicoll.errors import CommunicationError, GroupDestroyed, TruncationError
 from mpicoll.mpi.channel import ANY_SOURCE, Channel, Status
-from mpicoll.mpi.datatypes import spec
+from mpicoll.mpi.datatypes import BYTE, INT_MAX, fromaddress, spec
 from mpicoll.mpi.errors import MPIException, translate
 
 
@@ -72,11 +73,33 @@ class PointToPoint(Group):
         if self.broken is not None:
             self.check_usable(operation)
         checks.group_rank(operation, what, rank, self.size)
-        checks.tag(operation, tag, self.channel.runtime.tag_ub)
+        checks.tag(operation, tag, self.tag_ub)
 
-    @trace.spanned
+    def _usual(self, tensor: Tensor, rank: int | None, tag: int) -> bool:
+        """Whether a blocking message can go the bare way: one MPI call, nothing to check or to pack."""
+        return (
+            message.is_bare(tensor)
+            and type(rank) is int
+            and 0 <= rank < self.size
+            and type(tag) is int
+            and 0 <= tag <= self.tag_ub
+            and self.broken is None
+            and not self.serialized
+            and not profiler._is_profiler_enabled
+            and tensor.nbytes <= INT_MAX
+        )
+
     def send(self, tensor: Tensor, dst: int, tag: int = 0) -> None:
         """Returns when the tensor may be changed again; the receiver may not have it yet."""
+        if self._usual(tensor, dst, tag):
+            nbytes = tensor.nbytes
+            buffer = [fromaddress(tensor.data_ptr(), nbytes), nbytes, BYTE]
+            self.guarded("send", self.channel.peer.Send, dst, (buffer, dst, tag))
+        else:
+            self._send_any(tensor, dst, tag)
+
+    @trace.spanned("send")
+    def _send_any(self, tensor: Tensor, dst: int, tag: int) -> None:
         self._peer("send", "dst", dst, tag)
         outgoing = message.outgoing("send", tensor)
         self.guarded("send", lambda: self._send(self.channel, outgoing, dst, tag), dst)
@@ -90,12 +113,25 @@ class PointToPoint(Group):
             request = channel.peer.Isend(buffer, dst, tag)
         channel.wait_all([request])
 
-    @trace.spanned
     def recv(self, tensor: Tensor, src: int | None, tag: int = 0) -> int:
         """Fills the front of the tensor with a message from ``src`` (None: from anybody); returns the sender's group rank.
 
         Raises: TruncationError: the message is longer than the tensor.
         """
+        if not self._usual(tensor, src, tag):
+            return self._recv_any(tensor, src, tag)
+        assert src is not None
+        nbytes = tensor.nbytes
+        buffer = [fromaddress(tensor.data_ptr(), nbytes), nbytes, BYTE]
+        message.bump(tensor)
+        try:
+            self.guarded("recv", self.channel.peer.Recv, src, (buffer, src, tag))
+        except TruncationError as error:
+            raise too_long(self, "recv", Message(tensor, tensor)) from error
+        return src
+
+    @trace.spanned("recv")
+    def _recv_any(self, tensor: Tensor, src: int | None, tag: int) -> int:
         self._peer("recv", "src", 0 if src is None else src, tag)
         incoming = message.incoming("recv", tensor)
         try:
@@ -119,7 +155,7 @@ class PointToPoint(Group):
                 pause()
         return int(status.Get_source())
 
-    @trace.spanned
+    @trace.spanned("isend")
     def isend(self, tensor: Tensor, dst: int, tag: int = 0) -> Work:
         """Starts a send; the tensor must not change until the Work has completed. Dropping the Work is harmless."""
         self._peer("isend", "dst", dst, tag)
@@ -128,7 +164,7 @@ class PointToPoint(Group):
             request = self.channel.peer.Isend(spec(outgoing.address, outgoing.nbytes), dst, tag)
         return self._posted("isend", outgoing, request, receiving=False)
 
-    @trace.spanned
+    @trace.spanned("irecv")
     def irecv(self, tensor: Tensor, src: int | None, tag: int = 0) -> Work:
         """Starts a receive from ``src`` (None: from anybody) into the front of the tensor."""
         self._peer("irecv", "src", 0 if src is None else src, tag)

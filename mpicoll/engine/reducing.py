@@ -7,6 +7,7 @@ from functools import cache
 
 import torch
 from torch import Tensor
+from torch._C import _increment_version
 from torch.distributed import ReduceOp
 
 from mpicoll.algorithms import native
@@ -55,7 +56,6 @@ def bare(dtype: torch.dtype, op: Op) -> tuple[object, object] | None:
 # Looked up by dtype alone: a dictionary takes 0.2 us longer over a pair with a ReduceOp in it.
 BARE_SUM = {dtype: bare(dtype, SUM) for dtype, _ in reductions.TABLE}
 KERNEL_SUM = {dtype: kernels.find(dtype, SUM) for dtype, _ in reductions.TABLE}
-ITEMSIZE = {dtype: dtype.itemsize for dtype, _ in reductions.TABLE}
 
 
 class Reducing(Gathering):
@@ -68,31 +68,22 @@ class Reducing(Gathering):
                 any places on each.
         Raises: UnsupportedReduction (a TypeError): dtype and op have no right answer together.
         """
-        if not async_op and isinstance(tensor, Tensor) and self._all_reduce_at_once(tensor, op):
+        if not async_op and message.is_bare(tensor) and self._all_reduce_at_once(tensor, op):
+            _increment_version((tensor,))
             return None
         return self.start("all_reduce", self._all_reduce("all_reduce", tensor, op), [tensor], async_op)
 
     def _all_reduce_at_once(self, tensor: Tensor, op: Op) -> bool:
         """The bare path, for memory that can be reduced as it lies; False, and nothing done, for everything else."""
-        dtype = tensor.dtype
-        count = tensor.numel()
-        if count * ITEMSIZE.get(dtype, 0) >= self.carrier.least["all_reduce"]:
-            kernel = KERNEL_SUM.get(dtype) if op is SUM else kernels.find(dtype, op)
-            if kernel is None or not message.is_plain(tensor):
-                return False
-            if not self.at_once("all_reduce", self._all_reduce_plain, tensor, kernel, op):
-                return False
-            message.bump(tensor)
-            return True
-        handles = BARE_SUM.get(dtype) if op is SUM else bare(dtype, op)
-        if handles is None or not message.is_plain_real(tensor) or count > CHUNK:
+        dtype, nbytes = tensor.dtype, tensor.nbytes
+        if nbytes >= self.carrier.least["all_reduce"]:
+            kernel = KERNEL_SUM[dtype] if op is SUM else kernels.find(dtype, op)
+            return kernel is not None and self.at_once("all_reduce", self._all_reduce_plain, tensor, kernel, op)
+        handles = BARE_SUM[dtype] if op is SUM else bare(dtype, op)
+        if handles is None or nbytes > CHUNK:
             return False
-        mpi_type, mpi_op = handles
-        buffer = [fromaddress(tensor.data_ptr(), tensor.nbytes), count, mpi_type]
-        if not self.at_once("all_reduce", self.channel.Allreduce, IN_PLACE, buffer, mpi_op):
-            return False
-        message.bump(tensor)
-        return True
+        buffer = [fromaddress(tensor.data_ptr(), nbytes), tensor.numel(), handles[0]]
+        return self.at_once("all_reduce", self.channel.Allreduce, IN_PLACE, buffer, handles[1])
 
     def _all_reduce_plain(self, memory: Tensor, kernel: Kernel | None, op: Op) -> None:
         """In place, by whatever algorithm."""
@@ -178,8 +169,26 @@ class Reducing(Gathering):
 
         Args:   tensor: numel == size * output.numel(); ``output`` may be a slice of it.
         """
+        bare = not async_op and message.is_bare(tensor) and message.is_bare(output)
+        if bare and self._reduce_scatter_at_once(output, tensor, op):
+            return None
         step = self._reduce_scatter_single("reduce_scatter_single", output, tensor, op)
         return self.start("reduce_scatter_single", step, [output], async_op)
+
+    def _reduce_scatter_at_once(self, output: Tensor, tensor: Tensor, op: Op) -> bool:
+        """The bare path; False, and nothing done, for what is not small, has something before it, or is not right."""
+        nbytes, count, dtype = tensor.nbytes, output.numel(), tensor.dtype
+        handles = BARE_SUM[dtype] if op is SUM else bare(dtype, op)
+        if handles is None or nbytes >= self.carrier.least["reduce_scatter"] or nbytes > CHUNK:
+            return False
+        if tensor.numel() != count * self.size or output.dtype is not dtype or message.overlap(output, tensor):
+            return False
+        source = [fromaddress(tensor.data_ptr(), nbytes), count, handles[0]]
+        target = [fromaddress(output.data_ptr(), output.nbytes), count, handles[0]]
+        if not self.at_once("reduce_scatter_single", self.channel.Reduce_scatter_block, source, target, handles[1]):
+            return False
+        message.bump(output)
+        return True
 
     def reduce_scatter_single_coalesced(
         self, outputs: Sequence[Tensor], tensors: Sequence[Tensor], op: Op = SUM, async_op: bool = False

@@ -65,21 +65,23 @@ def asynchronous(operation: str, group: str, tensors: Sequence[Tensor], begin: C
     return work
 
 
-def spanned(method: F) -> F:
-    """A point-to-point method ``(self, tensor, peer, tag)`` of a Group, with a span round it."""
-    operation = method.__name__
+def spanned(operation: str) -> Callable[[F], F]:
+    """For a point-to-point method ``(self, tensor, peer, tag)`` of a Group: a span of that name round it."""
     immediate = operation in ("isend", "irecv")
 
-    @functools.wraps(method)
-    def wrapped(self: Any, tensor: Tensor, peer: int | None, tag: int = 0) -> Any:
-        if not profiler._is_profiler_enabled:
-            return method(self, tensor, peer, tag)
-        if immediate:
-            return asynchronous(operation, self.name, [tensor], lambda: method(self, tensor, peer, tag))
-        with span(operation, self.name, [tensor]):
-            return method(self, tensor, peer, tag)
+    def decorate(method: F) -> F:
+        @functools.wraps(method)
+        def wrapped(self: Any, tensor: Tensor, peer: int | None, tag: int = 0) -> Any:
+            if not profiler._is_profiler_enabled:
+                return method(self, tensor, peer, tag)
+            if immediate:
+                return asynchronous(operation, self.name, [tensor], lambda: method(self, tensor, peer, tag))
+            with span(operation, self.name, [tensor]):
+                return method(self, tensor, peer, tag)
 
-    return wrapped  # type: ignore[return-value]
+        return wrapped  # type: ignore[return-value]
+
+    return decorate
 
 
 class OpenSpan:

@@ -9,6 +9,8 @@ from mpicoll.mpi.library import MPI
 INT_MAX = 2**31 - 1  # elements; the largest count that Open MPI 5.0 takes
 _UNIT = 1 << 20  # bytes in one block of a large datatype
 
+BYTE = MPI.BYTE
+
 fromaddress = MPI.buffer.fromaddress
 
 
