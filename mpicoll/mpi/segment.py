@@ -16,7 +16,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING
 
-from mpicoll.mpi.library import MPI
+from mpicoll.mpi.library import MPI, before_finalize
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
@@ -104,4 +104,10 @@ def _fence() -> Callable[[], None]:
     """MPI's own memory barrier is MPI_Win_sync, which wants a window, be it an empty one of this rank alone."""
     window = MPI.Win.Create(None, comm=MPI.COMM_SELF)
     window.Lock_all()
+
+    def free() -> None:
+        window.Unlock_all()
+        window.Free()
+
+    before_finalize(free)
     return window.Sync
