@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -31,11 +31,11 @@ def add(parts: list[torch.Tensor], out: torch.Tensor) -> None:
 
 
 @pytest.fixture(params=[True, False], ids=["ordered", "fenced"])
-def window(request: pytest.FixtureRequest) -> Iterator[Window]:
+def window(request: pytest.FixtureRequest) -> Window:
     comm = MPI.COMM_WORLD
     made = segment.create(comm, Window.nbytes(comm.size, CHUNK), ordered=request.param)
     assert made is not None
-    yield Window(made, comm.rank, comm.size, CHUNK, lambda: Backoff().pause, spins=10)
+    return Window(made, comm.rank, comm.size, CHUNK, lambda: Backoff().pause, spins=10)
 
 
 def of_rank(rank: int, count: int, seed: int) -> torch.Tensor:

@@ -7,6 +7,7 @@ container of its own, say), there is no segment, and MPI carries everything.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import mmap
 import os
@@ -16,7 +17,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING
 
-from mpicoll.mpi.library import MPI, before_finalize
+from mpicoll.mpi.library import MPI
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
@@ -105,9 +106,12 @@ def _fence() -> Callable[[], None]:
     window = MPI.Win.Create(None, comm=MPI.COMM_SELF)
     window.Lock_all()
 
-    def free() -> None:
-        window.Unlock_all()
-        window.Free()
+    owner = os.getpid()
 
-    before_finalize(free)
+    def free() -> None:
+        if os.getpid() == owner and not MPI.Is_finalized():
+            window.Unlock_all()
+            window.Free()
+
+    atexit.register(free)
     return window.Sync
