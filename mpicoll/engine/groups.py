@@ -19,13 +19,14 @@ from mpicoll.engine.progress import Backoff, poller
 from mpicoll.errors import GroupDestroyed
 from mpicoll.mpi import abort, farewell, library, runtime
 from mpicoll.mpi.channel import Channel
+from mpicoll.mpi.topology import Topology, discover
 
 _groups: dict[str, Communicator] = {}
 _made: Counter[tuple[int, ...]] = Counter()  # how many groups of these ranks this world has had
 _begun: dict[str, int] = {}  # of groups that were closed: how many collectives this rank had begun
 _stuck: list[Communicator] = []  # closed while a collective was under way that has not ended
 
-_choices: Choices | None = None  # of this world
+_world: tuple[Topology, Choices] | None = None  # of a group of all ranks, as long as there are groups
 
 EXIT_S = 10.0  # seconds that a rank that leaves waits for what it has started
 
@@ -36,7 +37,6 @@ def create(name: str, ranks: Sequence[int] | None, timeout_s: float) -> Communic
     Args:   ranks: ranks of the world in the group's order, this rank among them; None: the whole world.
             timeout_s: seconds; the default limit of the group's operations.
     """
-    global _choices
     there = runtime.start()
     if ranks is None:
         with there.lock:
@@ -50,11 +50,8 @@ def create(name: str, ranks: Sequence[int] | None, timeout_s: float) -> Communic
             comm = there.base.Create_group(members, _tag(global_ranks) % there.tag_ub)
             members.Free()
             world.Free()
-    if _choices is None:  # the world, or what stands for it
-        _choices = _agree(there)
-    topology = there.discover(_choices.node_size).of(global_ranks)
     channel = Channel(there, comm, lambda: Backoff().pause)
-    communicator = Communicator(name, channel, global_ranks, timeout_s, topology, _choices)
+    communicator = Communicator(name, channel, global_ranks, timeout_s, *_circumstances(channel, ranks))
     if not _groups:
         atexit.unregister(_at_exit)
         atexit.register(_at_exit)
@@ -64,16 +61,31 @@ def create(name: str, ranks: Sequence[int] | None, timeout_s: float) -> Communic
     return communicator
 
 
-def _agree(there: runtime.Runtime) -> Choices:
-    """Rank 0's choices, on all ranks (collective over the world): ranks that chose otherwise would wait for each other."""
+def _circumstances(channel: Channel, ranks: Sequence[int] | None) -> tuple[Topology, Choices]:
+    """Which of a group's ranks share memory, and what they have agreed upon: the world's, or, where there is no world (it is
+    another backend's, say), found out among themselves (collective then)."""
+    global _world
+    if _world is not None:
+        topology, choices = _world
+        return (topology if ranks is None else topology.of(ranks)), choices
+    choices = _agree(channel)
+    with channel.lock:
+        topology = discover(channel.comm, choices.node_size)
+    if ranks is None:
+        _world = topology, choices
+    return topology, choices
+
+
+def _agree(channel: Channel) -> Choices:
+    """Rank 0's choices, on all ranks (collective): ranks that chose otherwise would wait for each other."""
     error, agreed = "", Choices()
-    if there.rank == 0:
+    if channel.comm.Get_rank() == 0:
         try:
             agreed = choose.choices()
         except ValueError as caught:
             error = str(caught)
-    with there.lock:
-        agreed, error = there.comm.bcast((agreed, error))
+    with channel.lock:
+        agreed, error = channel.comm.bcast((agreed, error))
     if error:
         raise ValueError(error)
     assert isinstance(agreed, Choices)
@@ -100,7 +112,7 @@ def close(communicator: Communicator) -> None:
 
     Every member should call it; freeing is local in Open MPI and MPICH, so that one that does not holds up nobody.
     """
-    global _choices
+    global _world
     if _groups.get(communicator.name) is not communicator:
         return
     del _groups[communicator.name]
@@ -118,7 +130,7 @@ def close(communicator: Communicator) -> None:
         poller.close()
         watchdog.stop()
         runtime.stop(free=ended)
-        _choices = None
+        _world = None
 
 
 def _at_exit() -> None:

@@ -16,8 +16,6 @@ from mpicoll.errors import ForkedProcess, LaunchError, ThreadLevelError
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from mpicoll.mpi.topology import Topology
-
 
 class Runtime:
     """What MPI is in this process: the base communicator, this rank, the thread level.
@@ -38,7 +36,6 @@ class Runtime:
         self.tag_ub: int = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)  # type: ignore[assignment]
         self.library: str = MPI.Get_library_version().split("\n")[0].rstrip("\0 ")
         self.hostname: str = socket.gethostname()
-        self.topology: Topology | None = None
 
     @cached_property
     def comm(self) -> MPI.Intracomm:
@@ -52,18 +49,6 @@ class Runtime:
             if _world_comm is None:
                 _world_comm = self.base.Dup()
             return _world_comm
-
-    def discover(self, node_size: int) -> Topology:
-        """The topology of the base communicator, which is kept (collective over all its ranks on first use).
-
-        Args:   node_size: of pretended nodes, the same on all ranks; 0: nodes as they are.
-        """
-        from mpicoll.mpi import topology
-
-        if self.topology is None:
-            with self.lock:
-                self.topology = topology.discover(self.comm, node_size)
-        return self.topology
 
     @cached_property
     def _node(self) -> tuple[int, int]:
