@@ -169,6 +169,24 @@ def test_coalesced(rank: int, size: int) -> None:
     verdict.agree()
 
 
+@pytest.mark.parametrize("async_op", [False, True])
+def test_many_small_and_large_tensors_of_several_dtypes_as_one(async_op: bool, rank: int, size: int) -> None:
+    """Small ones of one dtype travel packed; each ends where it was, whatever its layout."""
+    verdict = Verdict()
+    shapes = [(3,), (), (20_000,), (0,), (7, 5), (1,), (40_000,)]
+    dtypes = [torch.float32, torch.int64, torch.bfloat16, torch.float32]
+    given = [contributions(dtype, shape, size) for shape in shapes for dtype in dtypes]
+    mine = [of_all[rank].clone() for of_all in given]
+    # another layout on rank 0 only: the order in which they are packed must not depend on it
+    mine = [tensor.t().contiguous().t() if tensor.dim() == 2 and rank == 0 else tensor for tensor in mine]
+    answer = dist.all_reduce_coalesced(mine, ReduceOp.SUM, async_op=async_op)
+    if answer is not None:
+        answer.wait()
+    for index, (tensor, of_all) in enumerate(zip(mine, given, strict=True)):
+        verdict.check(index, tensor, reduced("SUM", of_all))
+    verdict.agree()
+
+
 # -- refused -----------------------------------------------------------------------------------------------------------
 
 

@@ -59,7 +59,8 @@ def tensors(operation: str, what: str, given: Any, count: int | None = None) -> 
     if count is not None and len(given) != count:
         raise ValueError(f"{operation}: {what} has {len(given)} tensors, the group has {count} ranks; it needs one for each")
     for index, tensor in enumerate(given):
-        movable(operation, tensor, f"{what}[{index}]")
+        if type(tensor) is not Tensor or tensor.layout is not torch.strided or tensor.dtype in _QUANTIZED or not tensor.is_cpu:
+            movable(operation, tensor, f"{what}[{index}]")
     return list(given)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from ctypes import memmove
 from functools import cache
 
 import torch
@@ -16,12 +17,14 @@ from mpicoll.engine import checks, kernels, message, reductions, sparse
 from mpicoll.engine.exchanges import Step, in_turn
 from mpicoll.engine.gathering import Gathering
 from mpicoll.engine.kernels import Kernel
+from mpicoll.engine.message import Message
 from mpicoll.engine.reductions import Op, Reduction
 from mpicoll.engine.work import Work
 from mpicoll.mpi.channel import IN_PLACE
 from mpicoll.mpi.datatypes import datatype, fromaddress, operation
 
 SUM = ReduceOp.SUM
+PACKED_BYTES = 64 << 10  # tensors up to here are packed where many go as one: a copy is dearer than a message from here on
 
 
 def encode(reduction: Reduction, memory: Tensor, op: Op) -> Tensor:
@@ -96,9 +99,42 @@ class Reducing(Gathering):
 
     def all_reduce_coalesced(self, tensors: Sequence[Tensor], op: Op = SUM, async_op: bool = False) -> Work | None:
         """``all_reduce`` of each tensor, as one operation (collective)."""
-        given = checks.tensors("all_reduce_coalesced", "tensors", tensors)
-        steps = [self._all_reduce("all_reduce_coalesced", tensor, op) for tensor in given]
-        return self.start("all_reduce_coalesced", in_turn(steps), given, async_op)
+        name = "all_reduce_coalesced"
+        given = checks.tensors(name, "tensors", tensors)
+        steps, small = [], dict[torch.dtype, list[Tensor]]()
+        for tensor in given:
+            if tensor.nbytes > PACKED_BYTES:
+                steps.append(self._all_reduce(name, tensor, op))
+            else:
+                small.setdefault(tensor.dtype, []).append(tensor)
+        steps += [self._all_reduce_packed(name, alike, op) for alike in small.values()]
+        return self.start(name, in_turn(steps), given, async_op)
+
+    def _all_reduce_packed(self, name: str, tensors: Sequence[Tensor], op: Op) -> Step:
+        """Tensors of one dtype as one message."""
+        if len(tensors) == 1:
+            return self._all_reduce(name, tensors[0], op)
+        reductions.lookup(name, tensors[0].dtype, op)
+        kernel = kernels.find(tensors[0].dtype, op)
+        message.bump(*(tensor for tensor in tensors if message.is_bare(tensor)))
+        incoming = [Message(t, t) if message.is_bare(t) else message.incoming(name, t) for t in tensors]
+        extents = [(mine.address, mine.nbytes) for mine in incoming]
+
+        def transfer() -> None:
+            packed = torch.empty(sum(nbytes for _, nbytes in extents), dtype=torch.uint8).view(tensors[0].dtype)
+            first = place = packed.data_ptr()
+            for address, nbytes in extents:
+                memmove(place, address, nbytes)
+                place += nbytes
+            self._all_reduce_plain(packed, kernel, op)
+            place = first
+            for address, nbytes in extents:
+                memmove(address, place, nbytes)
+                place += nbytes
+            for mine in incoming:
+                mine.deliver()
+
+        return transfer
 
     def _all_reduce(self, name: str, tensor: Tensor, op: Op) -> Step:
         if isinstance(tensor, Tensor) and tensor.layout is torch.sparse_coo:
