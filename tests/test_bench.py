@@ -1,29 +1,222 @@
-"""The benchmark script runs, checks its results first and prints what it says it prints; figures are not tested."""
+"""The benchmarks run, check their results first and print what they say they print; figures are not tested."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
 
 import pytest
+import torch
 
+from mpicoll.bench import everything, formulas, options, patterns, startup, targets
+from mpicoll.bench.exchanges import COLLECTIVES
+from mpicoll.bench.row import COPY, DOOR_1, DOOR_2, GLOO, RAW, Row
 from tests.support import launch
 
+BENCH = ("-m", "mpicoll.bench")
+
+# A library that does nothing, in the place of one way; and a limit that nothing keeps
+LAZY = """
+import mpicoll.bench.__main__ as bench, {module}
+{module}.{name} = lambda *arguments: None
+bench.main(["{name}", "--quick", "--sizes", "64"])
+"""
+STRICT = """
+import sys, torch
+import mpicoll.bench.__main__ as bench
+from mpicoll.bench.check import CASES, Case, Limit
+limit = Limit("/ MPI", lambda row: row.ratio("door 1", "MPI"), {limit})
+CASES[:] = [Case("all_reduce", 8, torch.float32, ("door 1", "MPI"), [limit])]
+sys.exit(bench.main(["check", "--quick"]))
+"""
+
+
+def first_words(text: str) -> list[str]:
+    return [line.split("  ")[0].strip() or line.strip().split("  ")[0] for line in text.splitlines() if "[" in line][1:]
+
 
 @pytest.mark.launch
-def test_call_cost_prints_a_row_for_each_size():
-    result = launch(2, "-m", "mpicoll.bench", "--bytes", "8", "4096", "--repeat", "2")
+@pytest.mark.parametrize("words", [(), ("all_reduce",)], ids=["default", "named"])
+def test_all_reduce_prints_a_row_for_each_size(words: tuple[str, ...]) -> None:
+    result = launch(2, *BENCH, *words, "--sizes", "8", "4KiB", "--repeat", "2", "--quick")
     assert result.returncode == 0, result.stderr
-    lines = result.stdout.splitlines()
-    assert lines[0].startswith("all_reduce, float32, 2 ranks")
-    assert [line.split()[0] for line in lines if "[" in line and line.split()[0].isdigit()] == ["8", "4096"]
+    assert result.stdout.startswith("2 ranks, ")
+    assert first_words(result.stdout) == ["8 B", "4 KiB"], result.stdout
 
 
 @pytest.mark.launch
-def test_a_size_that_is_no_float32_tensor_is_refused():
-    result = launch(1, "-m", "mpicoll.bench", "--bytes", "7")
-    assert result.returncode == 2
-    assert "multiples of 4" in result.stderr
-
-
-@pytest.mark.launch
-def test_rpc_prints_a_row_for_each_way():
-    result = launch(2, "-m", "mpicoll.bench", "rpc", "--bytes", "4096", "1048576", "--repeat", "1", "--width", "4")
+def test_files_hold_every_way(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    files = {name: tmp_path / f"out.{name}" for name in ("json", "csv", "png")}
+    words = ["--json", str(files["json"]), "--csv", str(files["csv"]), "--plot", str(files["png"])]
+    result = launch(2, *BENCH, "broadcast", "--quick", "--dtypes", "float32", "bfloat16", *words)
     assert result.returncode == 0, result.stderr
-    lines = [line.split("  ")[0].strip() or line.strip().split("  ")[0] for line in result.stdout.splitlines() if "[" in line][1:]
-    assert lines == ["empty call", "4096 bytes", "1048576 bytes", "64 in flight", "ResNet step, 4"], result.stdout
+    facts = json.loads(files["json"].read_text())
+    assert facts["machine"]["ranks"] == 2
+    ways = {(row["dtype"], row["bytes"]): set(row["ways"]) for row in facts["rows"]}
+    doors = {DOOR_1, DOOR_2, GLOO}
+    assert ways["float32", 8] == doors | {RAW}
+    assert ways["bfloat16", 8] == doors
+    assert ways["float32", 65536] >= doors | {RAW, COPY}
+    assert facts["rows"][0]["ways"][DOOR_1]["ratios"][GLOO] > 0
+    lines = list(csv.DictReader(files["csv"].read_text().splitlines()))
+    assert len(lines) == sum(len(row["ways"]) for row in facts["rows"])
+    assert files["png"].read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.launch
+def test_dtypes_without_the_op_are_skipped_and_said() -> None:
+    words = ["--sizes", "64", "--dtypes", "int16", "bool", "--ops", "SUM", "AVG", "BXOR"]
+    result = launch(2, *BENCH, "reduce_scatter_tensor", "--quick", *words)
+    assert result.returncode == 0, result.stderr
+    assert first_words(result.stdout) == ["64 B"] * 4, result.stdout
+    assert "skipped: reduce_scatter_tensor int16 AVG" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (["--sizes", "7"], "multiples of 4"),
+        (["--sizes", "8x"], "'8x' is no size"),
+        (["all_gather", "--dtypes", "float23"], "no dtype"),
+        (["all_reduce", "--ops", "MEDIAN"], "MEDIAN"),
+        (["broadcast", "--ops", "SUM"], "--ops"),
+        (["barrier", "--json", "/nowhere/at/all.json"], "no such folder"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_in_one_line(
+    words: list[str], what: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("mpicoll.bench.options._rank", lambda: 0)
+    with pytest.raises(SystemExit) as ending:
+        options.read(words, "")
+    assert ending.value.code == 2
+    said = capsys.readouterr().err
+    assert what in said
+    assert said.count("\n") == 1, said
+
+
+def test_a_plot_without_matplotlib_names_the_remedy(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("mpicoll.bench.plot.available", lambda: False)
+    monkeypatch.setattr("mpicoll.bench.options._rank", lambda: 0)
+    with pytest.raises(SystemExit):
+        options.read(["all_reduce", "--plot", "out.png"], "")
+    assert "pip install 'mpicoll[bench]'" in capsys.readouterr().err
+
+
+@pytest.mark.launch
+def test_one_rank_is_not_enough_for_messages() -> None:
+    result = launch(1, *BENCH, "latency", "--quick")
+    assert result.returncode == 1
+    assert "needs two ranks" in result.stderr
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize("what", ["bandwidth", "overlap", "ddp"])
+def test_the_others_run(what: str) -> None:
+    sizes = ["--sizes", "64KiB"] if what != "ddp" else []
+    result = launch(3 if what == "bandwidth" else 2, *BENCH, what, "--quick", *sizes)
+    assert result.returncode == 0, result.stderr
+    assert {"bandwidth": "64 KiB", "overlap": "cores per rank", "ddp": "MLP 4 MiB"}[what] in result.stdout
+
+
+@pytest.mark.launch
+@pytest.mark.timeout(150)
+def test_all_measures_every_target() -> None:
+    result = launch(2, *BENCH, "all", "--quick", "--markdown", timeout_s=140)
+    assert result.returncode == 0, result.stderr
+    rows = [line.split(" | ") for line in result.stdout.splitlines() if line.startswith("| ")][1:]
+    assert [row[0].removeprefix("| ") for row in rows] == [target.number for target in targets.TARGETS]
+    without = [row[0].removeprefix("| ") for row in rows if row[5] == "-"]
+    assert without == ["11", "12", "13", "14"], result.stdout  # 64 MiB of gradients and jobs of their own: not with --quick
+
+
+@pytest.mark.launch
+@pytest.mark.timeout(150)
+def test_jobs_of_their_own() -> None:
+    found = startup.measure(2, 1)
+    assert found.init_ratio() > 0
+    assert "init_process_group, Gloo" in "\n".join(found.lines(2))
+    assert everything.crowded(3, "--quick").size == 3
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize(
+    ("module", "name", "way"), [("mpicoll", "all_reduce", DOOR_1), ("torch.distributed", "broadcast", DOOR_2)]
+)
+def test_a_wrong_result_ends_the_job_and_names_the_way(module: str, name: str, way: str) -> None:
+    result = launch(2, "-c", LAZY.format(module=module, name=name))
+    assert result.returncode != 0
+    assert f"{way}: wrong result on rank 1 of 2" in result.stderr
+
+
+@pytest.mark.launch
+def test_check_names_what_is_lost() -> None:
+    result = launch(2, "-c", STRICT.format(limit=0))
+    assert result.returncode == 1, result.stderr
+    assert "lost: 8 B all_reduce float32 / MPI: " in result.stdout
+    result = launch(2, "-c", STRICT.format(limit=1e9))
+    assert result.returncode == 0, result.stderr
+    assert "lost" not in result.stdout
+
+
+@pytest.mark.launch
+def test_rpc_prints_a_row_for_each_way() -> None:
+    result = launch(2, *BENCH, "rpc", "--bytes", "4096", "1048576", "--repeat", "1", "--width", "4")
+    assert result.returncode == 0, result.stderr
+    expected = ["empty call", "4096 bytes", "1048576 bytes", "64 in flight", "ResNet step, 4"]
+    assert first_words(result.stdout) == expected, result.stdout
+
+
+# --- without a launcher -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("text", "nbytes"), [("8", 8), ("64KiB", 65536), ("4k", 4096), ("1M", 1 << 20), ("2 GiB", 2 << 30)])
+def test_sizes_are_read_and_spelled(text: str, nbytes: int) -> None:
+    assert formulas.parse(text) == nbytes
+    assert formulas.parse(formulas.spell(nbytes)) == nbytes
+
+
+def test_bandwidths_and_floors_are_those_of_the_definitions() -> None:
+    row = Row("all_reduce", 1 << 20, 4, {DOOR_1: [1e-3, 2e-3, 3e-3]})
+    assert row.algorithm_bandwidth(DOOR_1) == pytest.approx((1 << 20) / 2e-3)
+    assert row.bus_bandwidth(DOOR_1) == pytest.approx(1.5 * (1 << 20) / 2e-3)
+    assert formulas.bus_factor("all_gather", 4) == 0.75
+    assert formulas.bus_factor("broadcast", 4) == 1
+    assert formulas.floor_bytes("all_reduce", 1 << 20, 4) == 1 << 20
+    assert formulas.floor_bytes("reduce_scatter", 1 << 20, 4) == (1 << 20) * 5 // 8
+    assert set(formulas.IN_PARTS) | set(formulas.REDUCTIONS) | {"broadcast", "barrier"} == set(COLLECTIVES)
+
+
+def test_ratios_are_medians_of_the_rounds_ratios() -> None:
+    """The ratio of the medians is another: here, 1."""
+    row = Row("all_reduce", 8, 2, {DOOR_1: [1.0, 2.0, 3.0], RAW: [2.0, 3.0, 1.0]})
+    assert row.ratio(DOOR_1, RAW) == pytest.approx(2 / 3)
+    assert row.ratio(DOOR_1, GLOO) is None
+    assert row.difference(DOOR_1, RAW) == -1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, torch.bool, torch.complex64], ids=str)
+@pytest.mark.parametrize("count", [1, patterns.PERIOD, 3 * patterns.PERIOD + 5])
+def test_patterns_notice_what_is_wrong(dtype: torch.dtype, count: int) -> None:
+    x = torch.zeros(count, dtype=dtype)
+    values = patterns.block(1, 3, dtype)
+    patterns.fill(x, values)
+    assert patterns.holds(x, values)
+    assert torch.equal(x[:5], values[: min(5, count)])
+    x[-1] = x[-1] == 0
+    assert not patterns.holds(x, values)
+    if count > 1:
+        patterns.fill(x, values)
+        assert not patterns.holds(x.roll(1024), values)
+        assert not patterns.holds(x, patterns.block(0, 3, dtype))
+
+
+def test_targets_are_judged() -> None:
+    rows = [Row("all_reduce", 8, 2, {DOOR_1: [1.4], RAW: [1.0], DOOR_2: [20.0]}, "float32", "SUM")]
+    found = {outcome.target.what: outcome for outcome in targets.judge(targets.Measured(rows, full=True))}
+    assert found["all_reduce, 8 B"].verdict == "met"
+    assert found["broadcast, 8 B"].verdict == "-"
+    assert found["the same through torch.distributed"].verdict == "MISSED"
+    assert found["async all_reduce of 16 MiB beside a matmul"].at_most == targets.FULL

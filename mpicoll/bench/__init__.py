@@ -1,4 +1,9 @@
-"""Benchmarks: scripts that check the result first, then measure; figures are ratios within one run.
+"""Benchmarks: they check the result first, then measure all ways in turn in one run; figures are ratios within that run.
 
-python -m mpicoll.run -n 2 -m mpicoll.bench                 what mpicoll adds to a call, against mpi4py on NumPy memory
+python -m mpicoll.run -n 2 -m mpicoll.bench                        all_reduce, 4 B ... 256 MiB, beside Gloo, MPI and memory
+python -m mpicoll.run -n 2 -m mpicoll.bench all                    the table of targets (targets.py)
+python -m mpicoll.run -n 2 -m mpicoll.bench check                  has speed been lost?
+
+    options.py ──► stage.py, the ways to call ──► rounds.py, their times ──► row.py ──► table.py, report.py, plot.py
+                   exchanges.py, messages.py                                            targets.py, check.py
 """

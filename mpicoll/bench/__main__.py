@@ -1,41 +1,81 @@
-"""python -m mpicoll.run -n 2 -m mpicoll.bench [all_reduce | rpc] [--bytes 8 1024 ...] [--repeat N] [--width N]
+"""python -m mpicoll.run -n 2 -m mpicoll.bench [WHAT] [options]; WHAT is all_reduce where nothing is said.
 
-all_reduce: what mpicoll adds to MPI's own; rpc: remote calls beside torch.distributed.rpc.
+Every way is checked before it is timed, and all ways are measured in turn, in the same rounds on the same ranks:
+door 1: mpicoll.all_reduce(tensor); door 2: torch.distributed.all_reduce(tensor), backend "mpi"; Gloo: the same with a
+group of torch's Gloo; MPI: mpi4py on NumPy memory; the floor: one rank's memory copy. `WHAT --help` lists the options.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import platform
+import sys
+from argparse import Namespace
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
-from mpicoll.bench import call_cost, remote_calls
+from mpicoll.bench import check, ddp, everything, jobs, machine, options, overlap, plot, remote_calls, startup, sweep, table
+from mpicoll.bench.report import Report
+from mpicoll.bench.rounds import QUICK, Pace
+from mpicoll.bench.stage import Stage, stage
 
-SIZES = {"all_reduce": [8, 1024, 65536, 1 << 20], "rpc": [4096, 1 << 20, 64 << 20]}
+BETWEEN_TWO = ("latency", "bandwidth", "all")
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m mpicoll.bench", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("what", nargs="?", choices=list(SIZES), default="all_reduce")
-    parser.add_argument("--bytes", type=int, nargs="+", help="message sizes (multiples of 4)")
-    parser.add_argument("--repeat", type=int, default=15, help="rounds; each measures every way once, in turn")
-    parser.add_argument("--width", type=int, default=64, help="rpc: of the network; 64 is ResNet50, less is quicker")
-    options = parser.parse_args(arguments)
-    sizes = options.bytes or SIZES[options.what]
-    if any(size < 4 or size % 4 for size in sizes):
-        parser.error("--bytes: sizes are those of float32 tensors, multiples of 4")
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns the exit status: 1 where `check` has found a ratio over its limit."""
+    asked = options.read(arguments, __doc__)
     torch.set_num_threads(1)
-    machine = f"{os.cpu_count()} cores {platform.machine()}, torch {torch.__version__}"
-    if options.what == "all_reduce":
-        call_cost.measure(sizes, options.repeat, machine)
+    if asked.what == "rpc":
+        here = f"{os.cpu_count()} cores {platform.machine()}, torch {torch.__version__}"
+        remote_calls.measure(asked.sizes, asked.repeat or Pace().rounds, here, asked.width)
+        return 0
+    pace = QUICK if asked.quick else PACES.get(asked.what, Pace())
+    with stage(replace(pace, rounds=asked.repeat or pace.rounds)) as there:
+        if there.size < 2 and asked.what in BETWEEN_TWO:
+            raise SystemExit(f"bench {asked.what}: needs two ranks; python -m mpicoll.run -n 2 -m mpicoll.bench {asked.what}")
+        report = Report(machine.describe(there.referee), there.rank)
+        report.say(*report.machine.lines())
+        status = _measure(there, report, asked)
+        report.write(asked.json, asked.csv)
+        if asked.plot and report.active:
+            plot.draw(report.rows, report.machine, asked.plot)
+    return status
+
+
+PACES = {"all": Pace(rounds=9), "check": Pace(rounds=9, round_s=0.03, row_s=2.0)}
+
+
+def _measure(here: Stage, report: Report, asked: Namespace) -> int:
+    if asked.what == "all":
+        everything.run(here, report, asked.quick, asked.markdown)
+    elif asked.what == "check":
+        lost = check.run(here, report)
+        report.say(*(f"lost: {line}" for line in lost))
+        return 1 if lost else 0
+    elif asked.what == "overlap":
+        overlap.run(here, report, asked.sizes)
+    elif asked.what == "ddp":
+        ddp.run(here, report, asked.sizes, resnet=not asked.quick)
+    elif asked.what == "startup":
+        _startup(here, report, asked)
     else:
-        remote_calls.measure(sizes, options.repeat, machine, options.width)
+        report.say(*table.LEGEND)
+        dtypes, ops = getattr(asked, "dtypes", ["float32"]), getattr(asked, "ops", ["SUM"])
+        plan = sweep.Plan(asked.what, asked.sizes, dtypes, ops, [options.WAYS[way] for way in asked.ways])
+        report.say(*table.copy_lines(sweep.run(here, report, [plan])))
+    return 0
+
+
+def _startup(here: Stage, report: Report, asked: Namespace) -> None:
+    found = jobs.OnRank0(here.referee, lambda: startup.measure(asked.ranks, asked.repeat or (1 if asked.quick else 5)))
+    if found.value is None:
+        raise SystemExit(f"bench startup: {found.reason}" if here.rank == 0 else 1)
+    report.say(*found.value.lines(asked.ranks))
+    report.extra["startup"] = found.value.facts()
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

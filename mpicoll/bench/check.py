@@ -1,0 +1,97 @@
+"""`bench check`: has speed been lost? A few ratios beside their limits; exit status 1 names what is over."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from mpicoll.bench.exchanges import COLLECTIVES
+from mpicoll.bench.formulas import spell
+from mpicoll.bench.report import Report
+from mpicoll.bench.row import DOOR_1, DOOR_2, GLOO, RAW, Row
+from mpicoll.bench.stage import Stage
+from mpicoll.bench.targets import KIB, MIB, Figure, added, to, to_better
+
+TRIES = 3  # a neighbour may take the machine for a moment: what is over its limit is measured again, and the least counts
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A figure of a row that is at most so much."""
+
+    name: str
+    figure: Figure
+    at_most: float
+
+
+@dataclass(frozen=True)
+class Case:
+    """A row, and what it is held to."""
+
+    what: str
+    nbytes: int
+    dtype: torch.dtype
+    ways: Sequence[str]
+    limits: Sequence[Limit]
+
+    def __str__(self) -> str:
+        return f"{spell(self.nbytes)} {self.what} {str(self.dtype).removeprefix('torch.')}"
+
+
+def _better(at_most: float) -> Limit:
+    return Limit("/ the better of Gloo and MPI", to_better, at_most)
+
+
+def _gloo(at_most: float) -> Limit:
+    return Limit("/ Gloo", to(GLOO), at_most)
+
+
+def _mpi(at_most: float) -> Limit:
+    return Limit("/ MPI", to(RAW), at_most)
+
+
+F32, ALL = torch.float32, (DOOR_1, GLOO, RAW)
+# Twice what was measured (2 ranks on 2 cores)
+CASES = [
+    Case("all_reduce", 8, F32, (DOOR_1, DOOR_2, RAW), [_mpi(3.0), Limit("us through door 2 more than door 1", added, 24)]),
+    Case("all_reduce", 64 * KIB, F32, (DOOR_1, GLOO), [_gloo(0.2)]),
+    Case("all_reduce", MIB, F32, ALL, [_gloo(1.0), _mpi(1.5)]),
+    Case("all_reduce", 16 * MIB, F32, ALL, [_gloo(1.0), _mpi(1.5)]),
+    Case("all_reduce", 16 * MIB, torch.bfloat16, (DOOR_1, GLOO), [_gloo(0.6)]),
+    Case("all_gather_into_tensor", 16 * MIB, F32, ALL, [_better(1.6)]),
+    Case("reduce_scatter_tensor", 16 * MIB, F32, ALL, [_better(1.6)]),
+]
+
+
+def run(stage: Stage, report: Report, cases: Sequence[Case] = CASES) -> list[str]:
+    """Measures and prints (collective); returns what is lost, a line each, the same on every rank."""
+    lost: list[str] = []
+    report.say(f"{'':>64}{'measured':>10}{'at most':>9}")
+    with report.progress(len(cases)) as step:
+        for case in cases:
+            step(str(case))
+            for limit, found in zip(case.limits, _least(stage, report, case), strict=True):
+                over = found > limit.at_most
+                line = f"{case} {limit.name}"
+                report.say(f"{line:>64}{found:>10.3f}{limit.at_most:>9.3f}{'  OVER' if over else ''}")
+                if over:
+                    lost.append(f"{line}: {found:.3f}, at most {limit.at_most:g}; the least of {TRIES} measurements")
+    return lost
+
+
+def _least(stage: Stage, report: Report, case: Case) -> list[float]:
+    """Each limit's figure, the least of as many measurements as it takes."""
+    least = [float("inf")] * len(case.limits)
+    for _ in range(TRIES):
+        row = report.add(_row(stage, case))
+        figures = [limit.figure(row) for limit in case.limits]
+        least = [min(a, b if b is not None else a) for a, b in zip(least, figures, strict=True)]
+        if all(found <= limit.at_most for found, limit in zip(least, case.limits, strict=True)):
+            break
+    return least
+
+
+def _row(stage: Stage, case: Case) -> Row:
+    return stage.row(case.what, COLLECTIVES[case.what], case.nbytes, case.dtype, "SUM", case.ways)

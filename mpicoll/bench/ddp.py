@@ -1,0 +1,109 @@
+"""A training step under DistributedDataParallel: over backend "mpi", and over Gloo on the same ranks, in turn.
+
+A step: forward, backward, SGD, on a batch of the rank's own. First two steps of each are compared: the same gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from mpicoll.bench.formulas import spell
+from mpicoll.bench.remote_pipeline import layers
+from mpicoll.bench.report import Report
+from mpicoll.bench.row import DOOR_2, GLOO, Row
+from mpicoll.bench.stage import Stage
+from mpicoll.bench.table import times
+
+MIB = 1 << 20
+SIDES = {4 * MIB: 512, 64 * MIB: 1024, 256 * MIB: 1024}  # features of a layer, by bytes of all gradients
+BATCH = 16
+RESNET_WIDTH, IMAGES, PIXELS = 16, 4, 32  # ResNet50 with a quarter of the channels
+
+
+def run(stage: Stage, report: Report, sizes: Sequence[int], resnet: bool = True) -> list[Row]:
+    """Measures and prints (collective).
+
+    Args:   sizes: bytes of the MLPs' gradients, out of SIDES.
+    """
+    report.say("", "DistributedDataParallel, float32: a step in milliseconds, median [least, most]; x: the ratio to Gloo's")
+    report.say(f"{'gradients':>20}{'backend mpi':>28}{'Gloo':>28}{'x Gloo':>8}")
+    models: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
+        f"MLP {spell(nbytes)}": (lambda nbytes=nbytes: mlp(nbytes), lambda nbytes=nbytes: torch.rand(BATCH, SIDES[nbytes]))  # type: ignore[misc]
+        for nbytes in sizes
+    }
+    if resnet:
+        models["ResNet50, width 16"] = (_resnet, lambda: torch.rand(IMAGES, 3, PIXELS, PIXELS))
+    found = []
+    with report.progress(len(models)) as step:
+        for name, (make, batch) in models.items():
+            step(f"DDP {name}")
+            row = report.add(_row(stage, name, make, batch))
+            found.append(row)
+            cells = [_cell(row, way) for way in (DOOR_2, GLOO)]
+            report.say(f"{name:>20}{cells[0]:>28}{cells[1]:>28}{times(row.ratio(DOOR_2, GLOO)):>8}")
+    return found
+
+
+def mlp(nbytes: int) -> nn.Module:
+    """Square layers with ``nbytes`` of weights together."""
+    side = SIDES[nbytes]
+    linear = [nn.Linear(side, side, bias=False) for _ in range(nbytes // (4 * side * side))]
+    return nn.Sequential(*(layer for pair in linear for layer in (pair, nn.ReLU())))
+
+
+def _resnet() -> nn.Module:
+    return nn.Sequential(layers(0, RESNET_WIDTH), layers(1, RESNET_WIDTH))
+
+
+def _row(stage: Stage, name: str, make: Callable[[], nn.Module], batch: Callable[[], Tensor]) -> Row:
+    torch.manual_seed(0)
+    first = make()
+    second = make()
+    second.load_state_dict(first.state_dict())
+    torch.manual_seed(1 + stage.rank)
+    x = batch()
+    models = {DOOR_2: DistributedDataParallel(first), GLOO: DistributedDataParallel(second, process_group=stage.gloo)}
+    steps = {way: Step(model, x) for way, model in models.items()}
+    for _ in range(2):  # DDP forms its final buckets after the first
+        for step in steps.values():
+            step.backward()
+        _compare(stage, name, first, second)
+    nbytes = sum(parameter.nbytes for parameter in first.parameters())
+    return Row(f"DDP {name}", nbytes, stage.size, stage.rounds.times(steps), "float32", "AVG")
+
+
+class Step:
+    """Of a model, on the same batch each time."""
+
+    def __init__(self, model: nn.Module, x: Tensor) -> None:
+        self.model, self.x = model, x
+        self.optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+
+    def backward(self) -> None:
+        self.optimizer.zero_grad()
+        self.model(self.x).square().mean().backward()
+
+    def __call__(self) -> None:
+        self.backward()
+        self.optimizer.step()
+
+
+def _compare(stage: Stage, name: str, mine: nn.Module, theirs: nn.Module) -> None:
+    """Both models' gradients, and every rank's."""
+    for (where, a), b in zip(mine.named_parameters(), theirs.parameters(), strict=True):
+        assert a.grad is not None
+        assert b.grad is not None
+        torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-7, msg=lambda text, at=where: f"DDP {name}: {at}: {text}")  # type: ignore[misc]
+    norms: list[Any] = stage.referee.all([parameter.grad.norm().item() for parameter in mine.parameters()])  # type: ignore[union-attr]
+    if any(other != norms[0] for other in norms):
+        raise AssertionError(f"DDP {name}: the ranks' gradients differ")
+
+
+def _cell(row: Row, way: str) -> str:
+    least, most = row.spread(way)
+    return " ".join([f"{row.seconds(way) * 1e3:.1f}", f"[{least * 1e3:.1f},{most * 1e3:.1f}]"])

@@ -1,0 +1,220 @@
+"""What is measured: each collective with its memory, what the memory must hold before and after, and every way to call it.
+
+bytes: as the NCCL tests define them: the whole of what is gathered, scattered or exchanged, not one rank's part of it. All ways
+use the same memory, but for the forms with lists of tensors, where MPI's own uses one array in the place of a list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed
+from torch import Tensor
+
+from mpicoll.bench import patterns
+from mpicoll.mpi import reference
+
+Call = Callable[[], object]
+Parts = list[tuple[Tensor, Tensor]]  # memory, and the block of values that repeats in it
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What the calls of a way read and write."""
+
+    sent: Parts = field(default_factory=list)
+    found: Parts = field(default_factory=list)  # what must be there afterwards; the same memory as sent where in place
+    exact: bool = True
+
+    def prepare(self) -> None:
+        for tensor, _ in self.found:
+            tensor.zero_()
+        for tensor, values in self.sent:
+            patterns.fill(tensor, values)
+
+    def right(self) -> bool:
+        return all(patterns.holds(tensor, values, self.exact) for tensor, values in self.found)
+
+    def clear(self) -> None:
+        """So that sums of sums stay 0, however many calls there are."""
+        for tensor, _ in self.sent + self.found:
+            tensor.zero_()
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One row: ``door`` makes the call of a library with torch.distributed's interface, ``raw`` MPI's own.
+
+    A call that is None: this rank has no part in it.
+    """
+
+    memory: Memory
+    door: Callable[[Any, Any], Call | None]  # (module, group)
+    raw: Callable[[], Call | None] | None  # None: MPI has no such datatype or operation
+    raw_memory: Memory | None = None  # None: the same
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes, and this rank's values."""
+
+    rank: int
+    size: int
+    count: int  # elements in all; a multiple of size where they are shared out
+    dtype: torch.dtype
+    op: str = "SUM"
+
+    @property
+    def part(self) -> int:
+        return self.count // self.size
+
+    @property
+    def name(self) -> str:
+        return str(self.dtype).removeprefix("torch.")
+
+    @property
+    def moves(self) -> bool:
+        return reference.moves(self.name)
+
+    @property
+    def reduces(self) -> bool:
+        return reference.reduces(self.name, self.op)
+
+    @property
+    def torch_op(self) -> Any:
+        return getattr(torch.distributed.ReduceOp, self.op)
+
+    def empty(self, count: int) -> Tensor:
+        return torch.zeros(count, dtype=self.dtype)
+
+    def parts(self) -> list[Tensor]:
+        return [self.empty(self.part) for _ in range(self.size)]
+
+    def of(self, rank: int, start: int = 0) -> Tensor:
+        return patterns.block(rank, start, self.dtype, self.op)
+
+    def reduced(self, start: int = 0) -> Tensor:
+        return patterns.reduced(self.size, start, self.dtype, self.op)
+
+    @property
+    def exact(self) -> bool:
+        return self.op != "AVG"
+
+
+def all_reduce(s: Shape) -> Exchange:
+    x = s.empty(s.count)
+    memory = Memory([(x, s.of(s.rank))], [(x, s.reduced())], s.exact)
+    raw = (lambda: reference.all_reduce(x.numpy(), s.op)) if s.reduces else None
+    return Exchange(memory, lambda dist, group: partial(dist.all_reduce, x, s.torch_op, group), raw)
+
+
+def reduce(s: Shape) -> Exchange:
+    x = s.empty(s.count)
+    memory = Memory([(x, s.of(s.rank))], [(x, s.reduced())] if s.rank == 0 else [], s.exact)
+    raw = (lambda: reference.reduce(x.numpy(), s.op)) if s.reduces else None
+    return Exchange(memory, lambda dist, group: partial(dist.reduce, x, 0, s.torch_op, group), raw)
+
+
+def broadcast(s: Shape) -> Exchange:
+    x = s.empty(s.count)
+    memory = Memory([(x, s.of(0))] if s.rank == 0 else [], [(x, s.of(0))])
+    raw = (lambda: reference.broadcast(x.numpy())) if s.moves else None
+    return Exchange(memory, lambda dist, group: partial(dist.broadcast, x, 0, group), raw)
+
+
+def all_gather_into_tensor(s: Shape) -> Exchange:
+    mine, every = s.empty(s.part), s.empty(s.count)
+    memory = Memory([(mine, s.of(s.rank))], [(part, s.of(i)) for i, part in enumerate(every.chunk(s.size))])
+    raw = (lambda: reference.all_gather(every.numpy(), mine.numpy())) if s.moves else None
+    return Exchange(memory, lambda dist, group: partial(_single(dist, "all_gather"), every, mine, group), raw)
+
+
+def all_gather(s: Shape) -> Exchange:
+    mine, every = s.empty(s.part), s.parts()
+    memory = Memory([(mine, s.of(s.rank))], [(part, s.of(i)) for i, part in enumerate(every)])
+    return _with_raw(memory, lambda dist, group: partial(dist.all_gather, every, mine, group), all_gather_into_tensor(s))
+
+
+def gather(s: Shape) -> Exchange:
+    mine = s.empty(s.part)
+    every = s.parts() if s.rank == 0 else None
+    whole = s.empty(s.count) if s.rank == 0 else None
+    sent = [(mine, s.of(s.rank))]
+    memory = Memory(sent, [(part, s.of(i)) for i, part in enumerate(every or [])])
+    raw_memory = Memory(sent, [(part, s.of(i)) for i, part in enumerate([] if whole is None else whole.chunk(s.size))])
+    raw = (lambda: reference.gather(None if whole is None else whole.numpy(), mine.numpy())) if s.moves else None
+    return Exchange(memory, lambda dist, group: partial(dist.gather, mine, every, 0, group), raw, raw_memory)
+
+
+def scatter(s: Shape) -> Exchange:
+    mine = s.empty(s.part)
+    every = s.parts() if s.rank == 0 else None
+    whole = s.empty(s.count) if s.rank == 0 else None
+    found = [(mine, s.of(0, s.rank))]
+    memory = Memory([(part, s.of(0, i)) for i, part in enumerate(every or [])], found)
+    raw_memory = Memory([(part, s.of(0, i)) for i, part in enumerate([] if whole is None else whole.chunk(s.size))], found)
+    raw = (lambda: reference.scatter(mine.numpy(), None if whole is None else whole.numpy())) if s.moves else None
+    return Exchange(memory, lambda dist, group: partial(dist.scatter, mine, every, 0, group), raw, raw_memory)
+
+
+def reduce_scatter_tensor(s: Shape) -> Exchange:
+    mine, every = s.empty(s.part), s.empty(s.count)
+    memory = Memory([(every, s.of(s.rank))], [(mine, s.reduced(s.rank * s.part))], s.exact)
+    raw = (lambda: reference.reduce_scatter(mine.numpy(), every.numpy(), s.op)) if s.reduces else None
+
+    def door(dist: Any, group: Any) -> Call:
+        return partial(_single(dist, "reduce_scatter"), mine, every, s.torch_op, group)
+
+    return Exchange(memory, door, raw)
+
+
+def reduce_scatter(s: Shape) -> Exchange:
+    mine, every = s.empty(s.part), s.parts()
+    sent = [(part, s.of(s.rank, i * s.part)) for i, part in enumerate(every)]
+    memory = Memory(sent, [(mine, s.reduced(s.rank * s.part))], s.exact)
+
+    def door(dist: Any, group: Any) -> Call:
+        return partial(dist.reduce_scatter, mine, every, s.torch_op, group)
+
+    return _with_raw(memory, door, reduce_scatter_tensor(s))
+
+
+def all_to_all_single(s: Shape) -> Exchange:
+    out, x = s.empty(s.count), s.empty(s.count)
+    memory = Memory([(x, s.of(s.rank))], [(part, s.of(i, s.rank * s.part)) for i, part in enumerate(out.chunk(s.size))])
+    raw = (lambda: reference.all_to_all(out.numpy(), x.numpy())) if s.moves else None
+    return Exchange(memory, lambda dist, group: partial(dist.all_to_all_single, out, x, None, None, group), raw)
+
+
+def all_to_all(s: Shape) -> Exchange:
+    out, x = s.parts(), s.parts()
+    sent = [(part, s.of(s.rank, i * s.part)) for i, part in enumerate(x)]
+    memory = Memory(sent, [(part, s.of(i, s.rank * s.part)) for i, part in enumerate(out)])
+    return _with_raw(memory, lambda dist, group: partial(dist.all_to_all, out, x, group), all_to_all_single(s))
+
+
+def barrier(s: Shape) -> Exchange:
+    return Exchange(Memory(), lambda dist, group: partial(dist.barrier, group), reference.barrier)
+
+
+def _single(dist: Any, operation: str) -> Any:
+    """torch >= 2.13 warns at each call of the older name."""
+    old = {"all_gather": "all_gather_into_tensor", "reduce_scatter": "reduce_scatter_tensor"}[operation]
+    return getattr(dist, f"{operation}_single") if hasattr(torch.distributed, f"{operation}_single") else getattr(dist, old)
+
+
+def _with_raw(memory: Memory, door: Callable[[Any, Any], Call], single: Exchange) -> Exchange:
+    return Exchange(memory, door, single.raw, single.memory)
+
+
+COLLECTIVES: dict[str, Callable[[Shape], Exchange]] = {
+    made.__name__: made
+    for made in (
+        all_reduce, reduce, broadcast, all_gather, all_gather_into_tensor, gather, scatter,
+        reduce_scatter, reduce_scatter_tensor, all_to_all, all_to_all_single, barrier,
+    )
+}  # fmt: skip

@@ -1,0 +1,102 @@
+"""How much of an all_reduce hides behind a matmul of the same length.
+
+For each way, in the same rounds: [1] all_reduce alone, [2] a loop of matmuls that takes as long, alone, [3] both:
+all_reduce(async_op=True), the loop, wait(). Ratio: [3] / ([1] + [2]): 0.5 hides all of it, 1 nothing. On a machine without a
+spare core for each rank ("full") whoever carries the bytes takes the loop's time, and 1 is what can be had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed
+
+import mpicoll
+from mpicoll.bench.exchanges import Memory, all_reduce
+from mpicoll.bench.formulas import spell
+from mpicoll.bench.report import Report
+from mpicoll.bench.row import DOOR_1, DOOR_2, GLOO, Row
+from mpicoll.bench.stage import Stage
+from mpicoll.bench.table import micro, times
+
+SIDE = 192  # of the matrices: they stay in a core's own cache, and a product takes some 0.2 ms
+ALONE, MATMUL, BOTH = "all_reduce", "matmul", "both"
+
+
+@dataclass(frozen=True)
+class Matmuls:
+    """As many as take ``seconds``."""
+
+    count: int
+
+    def __call__(self) -> None:
+        for _ in range(self.count):
+            torch.mm(_A, _B, out=_C)
+
+
+_A, _B, _C = torch.rand(SIDE, SIDE), torch.rand(SIDE, SIDE), torch.empty(SIDE, SIDE)
+
+
+def name(way: str, part: str) -> str:
+    """The way's name in the row."""
+    return f"{way}: {part}"
+
+
+def ratio(row: Row, way: str) -> float:
+    """The median of the rounds' ratios."""
+    return row.ratio_to_sum(name(way, BOTH), (name(way, ALONE), name(way, MATMUL)))
+
+
+def run(stage: Stage, report: Report, sizes: Sequence[int]) -> list[Row]:
+    """Measures and prints (collective)."""
+    here = report.machine
+    report.say("", f"all_reduce beside a matmul, float32; {here.cores_per_rank:g} cores per rank{', full' if here.full else ''}")
+    report.say(f"{'bytes':>9}  {'way':8}{'all_reduce us':>15}{'matmul us':>12}{'both us':>12}{'x sum':>8}")
+    found = []
+    with report.progress(len(sizes)) as step:
+        for nbytes in sizes:
+            step(f"overlap {spell(nbytes)}")
+            row = report.add(_row(stage, nbytes))
+            found.append(row)
+            for way in (DOOR_1, DOOR_2, GLOO):
+                alone, matmul, both = (micro(row.seconds(name(way, part))) for part in (ALONE, MATMUL, BOTH))
+                report.say(f"{spell(nbytes):>9}  {way:8}{alone:>15}{matmul:>12}{both:>12}{times(ratio(row, way)):>8}")
+    return found
+
+
+def _row(stage: Stage, nbytes: int) -> Row:
+    exchange = all_reduce(stage.shape(nbytes, torch.float32))
+    x, memory = exchange.memory.sent[0][0], exchange.memory
+    one = min(stage.rounds.times({MATMUL: Matmuls(10)})[MATMUL]) / 10
+    calls: dict[str, Callable[[], object]] = {}
+    doors: dict[str, tuple[Any, Any]] = {DOOR_1: (mpicoll, None), DOOR_2: (torch.distributed, None)}
+    for way, (dist, group) in {**doors, GLOO: (torch.distributed, stage.gloo)}.items():
+        alone = exchange.door(dist, group)
+        assert alone is not None
+        seconds = min(stage.rounds.times({way: alone})[way])
+        matmuls = Matmuls(max(1, round(seconds / one)))
+        both = _both(dist, group, x, matmuls)
+        _check(stage, f"{way}: asynchronous all_reduce of {spell(nbytes)}", memory, both)
+        calls |= {name(way, ALONE): alone, name(way, MATMUL): matmuls, name(way, BOTH): both}
+    return Row("overlap", nbytes, stage.size, stage.rounds.times(calls), "float32", "SUM")
+
+
+def _both(dist: Any, group: Any, x: torch.Tensor, matmuls: Matmuls) -> Callable[[], None]:
+    def call() -> None:
+        work = dist.all_reduce(x, group=group, async_op=True)
+        matmuls()
+        work.wait()
+
+    return call
+
+
+def _check(stage: Stage, label: str, memory: Memory, call: Callable[[], None]) -> None:
+    memory.prepare()
+    call()
+    if not memory.right():
+        raise AssertionError(f"{label}: wrong result on rank {stage.rank} of {stage.size}")
+    memory.clear()
+    stage.referee.arrive()

@@ -1,0 +1,77 @@
+"""Values that tell which rank and which place they come from, and what they reduce to.
+
+A tensor is filled with a block that repeats; its period is no power of two, so that a part of a message that lands in another
+place is noticed. Values are 1 to 7 (1 and 2 for products; 0 and 1 for bool): float16, bfloat16 and int8 hold every result
+exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import reduce
+
+import torch
+from torch import Tensor
+
+PERIOD = 7 * 1009  # elements
+AT_ONCE = 256  # periods compared at a time: little memory beside a tensor of 256 MiB
+
+_FOLDS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "SUM": torch.add,
+    "AVG": torch.add,
+    "PRODUCT": torch.mul,
+    "MIN": torch.minimum,
+    "MAX": torch.maximum,
+    "BAND": torch.bitwise_and,
+    "BOR": torch.bitwise_or,
+    "BXOR": torch.bitwise_xor,
+}
+OPS = tuple(_FOLDS)
+
+
+def block(rank: int, start: int, dtype: torch.dtype, op: str = "SUM") -> Tensor:
+    """One period of ``rank``'s vector from element ``start`` on."""
+    return _wide(rank, start, dtype, op).to(dtype)
+
+
+def reduced(size: int, start: int, dtype: torch.dtype, op: str) -> Tensor:
+    """One period of the reduction over ranks 0 to size - 1."""
+    found = reduce(_FOLDS[op], [_wide(rank, start, dtype, op) for rank in range(size)])
+    return (found / size if op == "AVG" else found).to(dtype)
+
+
+def _wide(rank: int, start: int, dtype: torch.dtype, op: str) -> Tensor:
+    i = torch.arange(start, start + PERIOD)
+    values = (i + i // 1009 + 3 * rank) % (2 if op == "PRODUCT" else 7) + 1
+    return values % 2 if dtype == torch.bool else values
+
+
+def fill(tensor: Tensor, values: Tensor) -> None:
+    """Repeats ``values`` over a contiguous tensor."""
+    _copy(_bytes(tensor), _bytes(values))
+
+
+def _copy(memory: Tensor, values: Tensor) -> None:
+    whole = memory.numel() // values.numel() * values.numel()
+    memory[:whole].view(-1, values.numel()).copy_(values.expand(whole // values.numel(), -1))
+    memory[whole:].copy_(values[: memory.numel() - whole])
+
+
+def holds(tensor: Tensor, values: Tensor, exact: bool = True) -> bool:
+    """Whether a contiguous tensor holds what ``fill`` would put there; if not exact, but for the last bits."""
+    memory, wanted = (_bytes(tensor), _bytes(values)) if exact else (tensor.view(-1), values)
+    if tensor.dtype == torch.bool:
+        memory = memory != 0  # Gloo leaves a True of 2
+    rows, rest = divmod(memory.numel(), wanted.numel())
+    whole = memory[: rows * wanted.numel()].view(-1, wanted.numel())
+    pieces = [(piece, wanted) for piece in whole.split(AT_ONCE) if piece.numel()]
+    pieces += [(memory[-rest:], wanted[:rest])] if rest else []
+    return all(_same(piece, part.expand_as(piece), exact) for piece, part in pieces)
+
+
+def _same(found: Tensor, wanted: Tensor, exact: bool) -> bool:
+    return bool((found == wanted).all()) if exact else torch.allclose(found, wanted, rtol=1e-2)
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    return tensor.view(-1).view(torch.uint8)

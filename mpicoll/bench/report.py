@@ -1,0 +1,92 @@
+"""What is printed and written, by rank 0 alone: lines as they are ready, a bar meanwhile, JSON and CSV at the end."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from mpicoll.bench.machine import Machine
+from mpicoll.bench.row import Row
+
+
+class Report:
+    """Collects on rank 0, does nothing on other ranks."""
+
+    def __init__(self, machine: Machine, rank: int) -> None:
+        self.machine = machine
+        self.active = rank == 0
+        self.rows: list[Row] = []
+        self.extra: dict[str, Any] = {}  # what else goes into the JSON file
+        self._bar: Any = None
+
+    def say(self, *lines: str) -> None:
+        if not self.active:
+            return
+        if self._bar is not None:
+            self._bar.stop()  # takes it away
+        for line in lines:
+            print(line, flush=True)
+        if self._bar is not None:
+            self._bar.start()
+
+    def add(self, row: Row) -> Row:
+        self.rows.append(row)
+        return row
+
+    @contextmanager
+    def progress(self, steps: int) -> Iterator[Callable[[str], None]]:
+        """Yields what is called with a description before each step; a bar where standard error is a terminal."""
+        rich = _rich() if self.active and sys.stderr.isatty() else None
+        if rich is None:
+            yield lambda description: None
+            return
+        # refreshed at each step, not by a thread of its own, which would take time from what is measured
+        self._bar = rich.progress.Progress(console=rich.console.Console(stderr=True), transient=True, auto_refresh=False)
+        task = self._bar.add_task("", total=steps)
+        begun = 0
+
+        def step(description: str) -> None:
+            nonlocal begun
+            self._bar.update(task, description=description, completed=begun, refresh=True)
+            begun += 1
+
+        with self._bar:
+            yield step
+        self._bar = None
+
+    def facts(self) -> dict[str, Any]:
+        return {"machine": self.machine.facts(), "rows": [row.facts() for row in self.rows], **self.extra}
+
+    def write(self, json_file: str | None, csv_file: str | None) -> None:
+        if self.active and json_file is not None:
+            Path(json_file).write_text(json.dumps(self.facts(), indent=1) + "\n")
+        if self.active and csv_file is not None:
+            with open(csv_file, "w", newline="") as file:
+                writer = csv.DictWriter(file, _COLUMNS)
+                writer.writeheader()
+                for row in self.rows:
+                    writer.writerows(_flat(row))
+
+
+_COLUMNS = ["what", "bytes", "ranks", "dtype", "op", "way", "us", "least_us", "most_us", "algorithm_GB_per_s", "bus_GB_per_s"]
+
+
+def _flat(row: Row) -> Iterator[dict[str, Any]]:
+    facts = row.facts()
+    for way, found in facts["ways"].items():
+        yield {name: {**facts, **found, "way": way}[name] for name in _COLUMNS}
+
+
+def _rich() -> Any:
+    try:
+        importlib.import_module("rich.console")
+        importlib.import_module("rich.progress")
+    except ModuleNotFoundError:
+        return None
+    return sys.modules["rich"]

@@ -1,0 +1,84 @@
+"""Times several ways to do one thing, in turn, round by round.
+
+    round 1:  arrive | barrier | door 1 x K1 | arrive | barrier | Gloo x K2 | arrive ...      seconds per call = elapsed / K
+    round 2:  the same, beginning with the next way
+
+K, the same on every rank, is such that a way takes about ROUND_S per round. Everybody arrives before and after each way without
+spinning (referee.py): a rank that has ended must not take a core from one that has not. The barrier then lets all go at once.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import mpicoll
+from mpicoll.mpi.referee import Referee
+
+Call = Callable[[], object]
+WARM_UP = 3  # calls before K is chosen; before each round as many, but for calls so long that a round is one
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How long to measure for."""
+
+    rounds: int = 15
+    round_s: float = 0.05  # seconds of one way in one round
+    row_s: float = 8.0  # seconds of a row: less rounds where that does not do, but LEAST
+    LEAST = 3
+
+
+QUICK = Pace(rounds=2, round_s=0.002, row_s=0.5)
+
+
+class Rounds:
+    """Measures on all ranks (its methods are collective)."""
+
+    def __init__(self, referee: Referee, pace: Pace) -> None:
+        self.referee, self.pace = referee, pace
+
+    def times(self, ways: Mapping[str, Call | None]) -> dict[str, list[float]]:
+        """Seconds per call of each way, of the slowest rank, a figure per round.
+
+        Args:   ways: the same names in the same order on every rank; None: this rank has no part in that one.
+        """
+        if not ways:
+            return {}
+        names = list(ways)
+        counts = {name: self._count(ways[name]) for name in names}
+        found: dict[str, list[float]] = {name: [] for name in names}
+        for turn in range(self._rounds([seconds * count for count, seconds in counts.values()])):
+            for name in names[turn % len(names) :] + names[: turn % len(names)]:
+                found[name].append(self._seconds(ways[name], counts[name][0]))
+        flat = self.referee.slowest([seconds for name in names for seconds in found[name]])
+        rounds = len(flat) // len(names)
+        return {name: flat[i * rounds : (i + 1) * rounds] for i, name in enumerate(names)}
+
+    def _rounds(self, seconds: list[float]) -> int:
+        """As many as there is time for; the same everywhere, since counts and seconds are."""
+        fit = int(self.pace.row_s / sum(seconds)) if sum(seconds) else self.pace.rounds
+        return max(min(self.pace.LEAST, self.pace.rounds), min(self.pace.rounds, fit))
+
+    def _count(self, way: Call | None) -> tuple[int, float]:
+        """Calls per round, and the seconds of one."""
+        seconds = self.pace.round_s
+        for calls in (1, WARM_UP, 20):  # the first call is no measure: it connects, and touches memory for the first time
+            seconds = self.referee.slowest([self._seconds(way, calls, warm_up=False)])[0]
+            if seconds > self.pace.round_s / 4 and calls > 1:
+                break
+        return max(1, math.ceil(self.pace.round_s / max(seconds, 1e-7))), seconds
+
+    def _seconds(self, way: Call | None, count: int, warm_up: bool = True) -> float:
+        self.referee.arrive()
+        mpicoll.barrier()
+        if way is None:
+            return 0.0
+        for _ in range(WARM_UP if warm_up and count > WARM_UP else 0):
+            way()
+        began = time.perf_counter()
+        for _ in range(count):
+            way()
+        return (time.perf_counter() - began) / count

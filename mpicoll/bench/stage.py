@@ -1,0 +1,157 @@
+"""Where rows are measured: the world, a Gloo group of the same ranks, the referee; and the ways to call one collective there."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+import torch.distributed
+
+import mpicoll
+from mpicoll.bench import formulas
+from mpicoll.bench.exchanges import Exchange, Memory, Shape
+from mpicoll.bench.formulas import REDUCTIONS, spell
+from mpicoll.bench.rounds import Call, Pace, Rounds
+from mpicoll.bench.row import COPIES, COPY, DOOR_1, DOOR_2, FLOAT32, GLOO, RAW, Row
+from mpicoll.errors import UnsupportedReduction
+from mpicoll.mpi.referee import Referee
+
+WAYS = (DOOR_1, DOOR_2, GLOO, RAW)
+GLOO_REFUSES = (RuntimeError, ValueError, TypeError, NotImplementedError)
+Maker = Callable[[Shape], Exchange]
+
+
+class Skipped(Exception):
+    """This row cannot be measured, on any rank; says why."""
+
+
+def has_twin(what: str, dtype: torch.dtype) -> bool:
+    """Whether as many bytes of float32 are measured beside it."""
+    return what in REDUCTIONS and dtype in (torch.float16, torch.bfloat16)
+
+
+@dataclass
+class Stage:
+    """One job's; every method is collective."""
+
+    referee: Referee
+    pace: Pace
+
+    @property
+    def rank(self) -> int:
+        return self.referee.rank
+
+    @property
+    def size(self) -> int:
+        return self.referee.size
+
+    @cached_property
+    def rounds(self) -> Rounds:
+        return Rounds(self.referee, self.pace)
+
+    @cached_property
+    def gloo(self) -> Any:
+        """torch's Gloo, on the same ranks."""
+        return torch.distributed.new_group(backend="gloo")
+
+    def shape(self, nbytes: int, dtype: torch.dtype, op: str = "SUM") -> Shape:
+        return Shape(self.rank, self.size, nbytes // dtype.itemsize, dtype, op)
+
+    def row(self, what: str, make: Maker, nbytes: int, dtype: torch.dtype, op: str, ways: Sequence[str] = WAYS) -> Row:
+        """Checks each way, then measures all.
+
+        Args:   nbytes: of the whole, see exchanges.py. ways: out of WAYS.
+        Raises: Skipped: the dtype does not have the op. AssertionError: a wrong result, naming the way.
+        """
+        shape = self.shape(nbytes, dtype, op)
+        label = " ".join([what, shape.name, op if what in REDUCTIONS else "", spell(nbytes)])
+        exchange = make(shape)
+        tried = dict.fromkeys(ways, exchange)
+        if has_twin(what, dtype):
+            tried[FLOAT32] = make(self.shape(nbytes, torch.float32, op))
+        calls, missing = self._checked(label, tried)
+        calls |= self.copies(what, nbytes)
+        times = self.rounds.times(calls)
+        if what == "latency":  # a call is there and back
+            times = {way: series if way in (COPY, COPIES) else [t / 2 for t in series] for way, series in times.items()}
+        named = ("", "") if not nbytes else (shape.name, op if what in REDUCTIONS else "")
+        return Row(what, nbytes, self.size, times, *named, missing)
+
+    def _checked(self, label: str, tried: Mapping[str, Exchange]) -> tuple[dict[str, Call | None], dict[str, str]]:
+        """The calls by way, and why others are missing."""
+        calls, missing = {}, {}
+        for way, exchange in tried.items():
+            if way == RAW and exchange.raw is None:
+                missing[way] = "MPI has no such datatype or operation"
+                continue
+            memory = exchange.raw_memory or exchange.memory if way == RAW else exchange.memory
+            call = self._call(exchange, way)
+            refusal = self._check(f"{label}: {way}", way, call, memory)
+            if refusal is None:
+                calls[way] = call
+            else:
+                missing[way] = refusal
+        return calls, missing
+
+    def _call(self, exchange: Exchange, way: str) -> Call | None:
+        if way == RAW:
+            return None if exchange.raw is None else exchange.raw()
+        if way == GLOO:
+            return exchange.door(torch.distributed, self.gloo)
+        return exchange.door(torch.distributed if way == DOOR_2 else mpicoll, None)
+
+    def _check(self, label: str, way: str, call: Call | None, memory: Memory) -> str | None:
+        """Calls once, on values that tell where they come from; returns why Gloo, alone, refused."""
+        memory.prepare()
+        refusal = None
+        try:
+            if call is not None:
+                call()
+        except UnsupportedReduction as error:
+            raise Skipped(f"{label}: {error}") from None
+        except GLOO_REFUSES as error:
+            if way != GLOO:
+                raise
+            refusal = str(error).split("\n")[0]
+        if all(self.referee.all(refusal is None)) and not memory.right():
+            raise AssertionError(f"{label}: wrong result on rank {self.rank} of {self.size}")
+        memory.clear()
+        self.referee.arrive()  # a rank that was wrong ends the job here
+        return refusal
+
+    def copies(self, what: str, nbytes: int) -> dict[str, Call | None]:
+        """The floor, by rank 0 alone and by all ranks at once; nothing where the row has none."""
+        copied = formulas.floor_bytes(what, nbytes, self.size)
+        if not copied:
+            return {}
+        call = _memory_copy(copied, formulas.repeats(what))
+        return {COPY: call if self.rank == 0 else None, COPIES: call}
+
+
+def _memory_copy(nbytes: int, times: int) -> Call:
+    source, target = torch.ones(nbytes, dtype=torch.uint8), torch.ones(nbytes, dtype=torch.uint8)
+    to, origin, copy = target.data_ptr(), source.data_ptr(), ctypes.memmove
+
+    def call() -> tuple[object, object]:
+        for _ in range(times):
+            copy(to, origin, nbytes)
+        return source, target  # the memory lives as long as the call
+
+    return call
+
+
+@contextmanager
+def stage(pace: Pace) -> Iterator[Stage]:
+    """Makes the world, and destroys it (collective)."""
+    mpicoll.init_process_group()
+    torch.set_num_threads(1)
+    made = Stage(Referee(), pace)
+    yield made
+    made.referee.arrive()
+    mpicoll.destroy_process_group()
+    made.referee.close()

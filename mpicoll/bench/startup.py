@@ -1,0 +1,105 @@
+"""What the start costs: the import, init_process_group, the first collective; beside Gloo's, in jobs of their own, in turn.
+
+    python -m mpicoll.run -n 4 -m mpicoll.bench.startup mpi FOLDER        such a job; each rank prints what it measured
+
+Every job is started by mpicoll.run. A rank begins when all have imported torch, which they tell each other by files in FOLDER.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mpicoll import launchers
+from mpicoll.bench import jobs
+
+IMPORT = """
+import time, torch, torch.distributed
+began = time.perf_counter()
+import mpicoll
+mpicoll.init_process_group, mpicoll.all_reduce
+print(time.perf_counter() - began)
+"""
+BACKENDS = {"mpi": "backend mpi", "gloo": "Gloo"}
+
+
+@dataclass(frozen=True)
+class Startup:
+    """Seconds; a figure per round."""
+
+    imported: list[float]
+    init: dict[str, list[float]]  # by backend; of the slowest rank
+    first: dict[str, list[float]]
+
+    def import_s(self) -> float:
+        """The median."""
+        return statistics.median(self.imported)
+
+    def init_ratio(self) -> float:
+        """The median of the rounds' ratios to Gloo."""
+        return statistics.median(a / b for a, b in zip(self.init["mpi"], self.init["gloo"], strict=True))
+
+    def facts(self) -> dict[str, Any]:
+        return {"import_s": self.imported, "init_s": self.init, "first_all_reduce_s": self.first}
+
+    def lines(self, ranks: int) -> list[str]:
+        spread = _spread(self.imported)
+        lines = ["", f"start, milliseconds: median [least, most] of {len(self.imported)} rounds; {ranks} ranks, the slowest"]
+        lines.append(f"{'import mpicoll, after torch':>30}{spread:>28}")
+        for backend, name in BACKENDS.items():
+            lines.append(f"{'init_process_group, ' + name:>30}{_spread(self.init[backend]):>28}")
+            lines.append(f"{'first all_reduce, ' + name:>30}{_spread(self.first[backend]):>28}")
+        return lines
+
+
+def measure(ranks: int, rounds: int) -> Startup:
+    """Starts jobs; on one rank only. Raises jobs.ChildFailed."""
+    found = Startup([], {backend: [] for backend in BACKENDS}, {backend: [] for backend in BACKENDS})
+    for _ in range(rounds):
+        # torch imports us by itself where it loads device backends: off, so that the whole import is measured
+        found.imported.append(float(jobs.python("-c", IMPORT, env={"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"})))
+        for backend in BACKENDS:
+            with tempfile.TemporaryDirectory() as folder:
+                lines = jobs.job(ranks, "-m", "mpicoll.bench.startup", backend, folder).split("\n")
+            told = [json.loads(line) for line in lines if line.startswith("{")]
+            if len(told) != ranks:
+                raise jobs.ChildFailed(f"{len(told)} of {ranks} ranks answered")
+            found.init[backend].append(max(each["init"] for each in told))
+            found.first[backend].append(max(each["first"] for each in told))
+    return found
+
+
+def _spread(seconds: list[float]) -> str:
+    return f"{statistics.median(seconds) * 1e3:.1f} [{min(seconds) * 1e3:.1f},{max(seconds) * 1e3:.1f}]"
+
+
+def main(backend: str, folder: str) -> None:
+    """A rank's whole life."""
+    import torch
+    import torch.distributed
+
+    launch = launchers.detect()
+    assert launch is not None
+    torch.set_num_threads(1)
+    x = torch.ones(2)
+    (Path(folder) / str(launch.rank)).touch()
+    while len(list(Path(folder).iterdir())) < launch.size:
+        time.sleep(0.002)
+    began = time.perf_counter()
+    torch.distributed.init_process_group(backend)
+    there = time.perf_counter()
+    torch.distributed.all_reduce(x)
+    done = time.perf_counter()
+    assert torch.equal(x, torch.full((2,), float(launch.size)))
+    print(json.dumps({"init": there - began, "first": done - there}) + "\n", end="", flush=True)
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,67 @@
+"""Rows as text: times with their spread, ratios, bandwidths."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mpicoll.bench.formulas import spell
+from mpicoll.bench.row import COPIES, COPY, DOOR_1, DOOR_2, FLOAT32, GLOO, RAW, Row
+
+LEGEND = (
+    "microseconds per call: median [least, most] of the rounds, of the slowest rank; x: door 1's time to another's, the median",
+    "of the rounds' ratios; floor: one rank's memory copy; bus: door 1's bus bandwidth as the NCCL tests define it, GB/s",
+)
+CELL = 26
+RATIOS = {"x MPI": RAW, "x Gloo": GLOO, "x floor": COPY, "x fp32": FLOAT32}
+
+
+class Table:
+    """Lines for one collective, dtype and op; columns for the ways that were asked for."""
+
+    def __init__(self, title: str, ways: Sequence[str]) -> None:
+        self.title = title
+        self.ways = [way for way in (DOOR_1, DOOR_2, GLOO, RAW) if way in ways]
+        shown = {"x MPI": RAW in ways, "x Gloo": GLOO in ways, "x floor": True, "x fp32": FLOAT32 in ways}
+        self.ratios = [name for name in RATIOS if shown[name] and DOOR_1 in ways]
+
+    def head(self) -> list[str]:
+        cells = "".join(f"{way:>{CELL}}" for way in self.ways)
+        ratios = "".join(f"{name:>8}" for name in self.ratios)
+        return ["", self.title, f"{'bytes':>9}{cells}{ratios}{'bus':>8}"]
+
+    def line(self, row: Row) -> str:
+        cells = "".join(f"{_time(row, way):>{CELL}}" for way in self.ways)
+        ratios = "".join(f"{times(row.ratio(DOOR_1, RATIOS[name])):>8}" for name in self.ratios)
+        bus = f"{row.bus_bandwidth(DOOR_1) / 1e9:.2f}" if row.nbytes and DOOR_1 in row.times else "-"
+        return f"{spell(row.nbytes) if row.nbytes else '-':>9}{cells}{ratios}{bus:>8}"
+
+
+def times(ratio: float | None) -> str:
+    """0.1234 -> "0.12"."""
+    if ratio is None:
+        return "-"
+    return f"{ratio:.3f}" if ratio < 0.1 else f"{ratio:.2f}" if ratio < 100 else f"{ratio:.0f}"
+
+
+def _time(row: Row, way: str) -> str:
+    if way not in row.times:
+        return "-"
+    least, most = row.spread(way)
+    return f"{micro(row.seconds(way))} [{micro(least)},{micro(most)}]"
+
+
+def micro(seconds: float) -> str:
+    us = seconds * 1e6
+    return f"{us:.2f}" if us < 10 else f"{us:.1f}" if us < 1000 else f"{us:.0f}"
+
+
+def copy_lines(rows: Sequence[Row]) -> list[str]:
+    """The memory copy at each size that it was measured at."""
+    found: dict[int, tuple[float, float]] = {}
+    for row in rows:
+        if COPY in row.times and row.copied is not None and row.what in ("all_reduce", "broadcast", "all_gather"):
+            found[row.nbytes] = (row.copied / 1e9, (row.ratio(COPY, COPIES) or 0.0) * row.copied / 1e9)
+    if not found:
+        return []
+    lines = ["", "memory copy, GB copied per second: one rank alone, each of all ranks at once"]
+    return lines + [f"{spell(nbytes):>9}{alone:8.1f}{together:8.1f}" for nbytes, (alone, together) in sorted(found.items())]

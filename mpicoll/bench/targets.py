@@ -1,0 +1,197 @@
+"""What mpicoll is to reach, as ratios within one run, and what was measured. Two ranks unless a line says otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from mpicoll.bench import overlap
+from mpicoll.bench.exchanges import COLLECTIVES
+from mpicoll.bench.formulas import spell
+from mpicoll.bench.row import COPIES, COPY, DOOR_1, DOOR_2, FLOAT32, GLOO, RAW, Row
+from mpicoll.bench.startup import Startup
+from mpicoll.bench.table import times
+
+KIB, MIB = 1 << 10, 1 << 20
+EVER, MOST = 1 << 62, 64 * MIB  # bytes
+SHORT = ("all_reduce", "broadcast", "latency", "barrier")  # of 8 B
+MOVED = ("all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single", "broadcast")
+DDP = f"DDP MLP {spell(64 * MIB)}"
+SPARE, FULL = 0.65, 1.05  # overlap: where each rank has a spare core, and where not
+
+Figure = Callable[[Row], "float | None"]
+Value = tuple["float | None", str]  # and which row it is, or why there is none
+
+
+@dataclass
+class Measured:
+    """All there is to judge by."""
+
+    rows: Sequence[Row]
+    full: bool  # no rank has a spare core
+    startup: Startup | None = None
+    crowded: Sequence[Row] = ()  # on 4 ranks
+    reasons: dict[str, str] = field(default_factory=dict)  # why "startup" or "crowded" is missing
+
+    def worst(self, figure: Figure, whats: Sequence[str], dtypes: Sequence[str], low: int, high: int = EVER) -> Value:
+        """The greatest figure among the rows of these kinds and sizes."""
+        found = [(value, row) for row in self.chosen(whats, dtypes, low, high) if (value := figure(row)) is not None]
+        if not found:
+            return None, "not among what was measured"
+        value, row = max(found, key=lambda pair: pair[0])
+        return value, f"{row.what} {row.dtype} {spell(row.nbytes)}" if row.nbytes else row.what
+
+    def chosen(self, whats: Sequence[str], dtypes: Sequence[str], low: int, high: int) -> list[Row]:
+        return [
+            row
+            for row in self.rows
+            if row.what in whats and (row.what == "barrier" or (row.dtype in dtypes and low <= row.nbytes <= high))
+        ]
+
+
+@dataclass(frozen=True)
+class Target:
+    """One line."""
+
+    number: str
+    what: str
+    against: str
+    at_most: float
+    unit: str  # "x", "us", "ms"
+    find: Callable[[Measured], Value]
+
+    def judge(self, measured: Measured) -> Outcome:
+        value, note = self.find(measured)
+        return Outcome(self, FULL if self.number == "10" and measured.full else self.at_most, value, note)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A target beside what was measured."""
+
+    target: Target
+    at_most: float
+    value: float | None
+    note: str
+
+    @property
+    def verdict(self) -> str:
+        return "-" if self.value is None else "met" if self.value <= self.at_most else "MISSED"
+
+    def cells(self) -> list[str]:
+        target = self.target
+        value = "-" if self.value is None else _figure(self.value, target.unit)
+        return [target.number, target.what, target.against, _figure(self.at_most, target.unit), value, self.verdict, self.note]
+
+    def facts(self) -> dict[str, Any]:
+        names = ("number", "what", "against", "at_most", "measured", "verdict", "note")
+        return dict(zip(names, self.cells(), strict=True), value=self.value, limit=self.at_most, unit=self.target.unit)
+
+
+def _figure(value: float, unit: str) -> str:
+    return f"{times(value)}x" if unit == "x" else f"{value:.1f} {unit}"
+
+
+def to(way: str) -> Figure:
+    """Door 1's ratio to it."""
+    return lambda row: row.ratio(DOOR_1, way)
+
+
+def to_better(row: Row) -> float | None:
+    """Door 1's ratio to the better of Gloo and MPI."""
+    return row.best_ratio(DOOR_1, (GLOO, RAW))
+
+
+def ddp_ratio(row: Row) -> float | None:
+    return row.ratio(DOOR_2, GLOO)
+
+
+def added(row: Row) -> float | None:
+    """Microseconds that door 2 adds to door 1."""
+    found = row.difference(DOOR_2, DOOR_1)
+    return None if found is None else found * 1e6
+
+
+def _over(figure: Figure, whats: Sequence[str], dtypes: Sequence[str], low: int, high: int = EVER) -> Callable[[Measured], Value]:
+    return lambda measured: measured.worst(figure, whats, dtypes, low, high)
+
+
+def _beside(measured: Measured) -> Value:
+    row = next((row for row in measured.rows if row.what == "overlap" and row.nbytes == 16 * MIB), None)
+    if row is None:
+        return None, "not among what was measured"
+    return overlap.ratio(row, DOOR_1), "full: no core to spare" if measured.full else "a spare core for each rank"
+
+
+def _copies(measured: Measured) -> Value:
+    value, note = measured.worst(to(COPY), ("all_reduce",), ("float32",), 16 * MIB)
+    together, _ = measured.worst(to(COPIES), ("all_reduce",), ("float32",), 16 * MIB)
+    return value, note if together is None else f"{note}; at worst {times(together)}x of copies by all ranks at once"
+
+
+def _crowded(measured: Measured) -> Value:
+    if not measured.crowded:
+        return None, measured.reasons.get("crowded", "not measured")
+    return measured.crowded[0].ratio(DOOR_1, GLOO), "a job of its own"
+
+
+def _import(measured: Measured) -> Value:
+    if measured.startup is None:
+        return None, measured.reasons.get("startup", "not measured")
+    return measured.startup.import_s() * 1e3, ""
+
+
+def _init(measured: Measured) -> Value:
+    if measured.startup is None:
+        return None, measured.reasons.get("startup", "not measured")
+    return measured.startup.init_ratio(), "jobs of their own"
+
+
+F32, HALVES, ALL = ("float32",), ("bfloat16", "float16"), tuple(COLLECTIVES)
+NAMES = {"latency": "send + recv, 8 B", "barrier": "barrier"}
+REDUCED = ("all_reduce",)
+_SHORT = [Target("1", NAMES.get(what, f"{what}, 8 B"), RAW, 1.5, "x", _over(to(RAW), (what,), F32, 8, 8)) for what in SHORT]
+TARGETS = [
+    *_SHORT,
+    Target("2", "the same through torch.distributed", DOOR_1, 12, "us", _over(added, SHORT, F32, 8, 8)),
+    Target("3", "every collective, 8 B ... 64 KiB", GLOO, 0.1, "x", _over(to(GLOO), ALL, F32, 8, 64 * KIB)),
+    Target("4", "all_reduce, 1 MiB ... 256 MiB", GLOO, 0.5, "x", _over(to(GLOO), REDUCED, F32, MIB)),
+    Target("5", "all_reduce, 16 MiB ... 256 MiB", RAW, 0.75, "x", _over(to(RAW), REDUCED, F32, 16 * MIB)),
+    Target("6", "all_reduce of bfloat16, float16, 1 MiB and up", GLOO, 0.3, "x", _over(to(GLOO), REDUCED, HALVES, MIB)),
+    Target("7", "the same", "our float32", 1.2, "x", _over(to(FLOAT32), REDUCED, HALVES, MIB)),
+    Target("8", "*_tensor, *_single, broadcast, 1 ... 64 MiB", "Gloo or MPI", 0.8, "x", _over(to_better, MOVED, F32, MIB, MOST)),
+    Target("9", "all_reduce, 16 MiB and up", "memory copy", 1.3, "x", _copies),
+    Target("10", "async all_reduce of 16 MiB beside a matmul", "sum of both", SPARE, "x", _beside),
+    Target("11", "DDP step, 64 MiB of gradients", "DDP on Gloo", 0.6, "x", _over(ddp_ratio, (DDP,), F32, 0)),
+    Target("12", "4 ranks, all_reduce, 8 B", GLOO, 0.2, "x", _crowded),
+    Target("13", "import mpicoll, after torch", "-", 30, "ms", _import),
+    Target("14", "4 ranks, init_process_group", GLOO, 1.0, "x", _init),
+]
+HEAD = ["", "what", "against", "at most", "measured", "", "worst, or why not"]
+
+
+def judge(measured: Measured) -> list[Outcome]:
+    return [target.judge(measured) for target in TARGETS]
+
+
+def text(outcomes: Sequence[Outcome]) -> list[str]:
+    """Columns."""
+    cells = [HEAD, *(outcome.cells() for outcome in outcomes)]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(HEAD))]
+    return ["  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
+
+
+def markdown(outcomes: Sequence[Outcome]) -> list[str]:
+    """For the README."""
+    lines = ["| " + " | ".join(HEAD) + " |", "|" + "---|" * len(HEAD)]
+    return lines + ["| " + " | ".join(outcome.cells()) + " |" for outcome in outcomes]
+
+
+def by_collective(measured: Measured) -> list[str]:
+    """Target 3, each collective's worst ratio."""
+    lines = ["", "8 B ... 64 KiB, door 1 / Gloo, the worst of each collective"]
+    for what in ALL:
+        value, where = measured.worst(to(GLOO), (what,), F32, 8, 64 * KIB)
+        lines.append(f"{what:>24}{times(value):>8}  {where.removeprefix(what).strip()}")
+    return lines
