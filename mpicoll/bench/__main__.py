@@ -16,7 +16,21 @@ from dataclasses import replace
 
 import torch
 
-from mpicoll.bench import check, ddp, everything, jobs, machine, options, overlap, plot, remote_calls, startup, sweep, table
+from mpicoll.bench import (
+    check,
+    ddp,
+    everything,
+    jobs,
+    machine,
+    model,
+    options,
+    overlap,
+    plot,
+    remote_calls,
+    startup,
+    sweep,
+    table,
+)
 from mpicoll.bench.report import Report
 from mpicoll.bench.rounds import QUICK, Pace
 from mpicoll.bench.stage import Stage, stage
@@ -32,6 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         here = f"{os.cpu_count()} cores {platform.machine()}, torch {torch.__version__}"
         remote_calls.measure(asked.sizes, asked.repeat or Pace().rounds, here, asked.width)
         return 0
+    if asked.what == "model":
+        return model.main(asked) if options.rank() == 0 else 0
     pace = QUICK if asked.quick else PACES.get(asked.what, Pace())
     with stage(replace(pace, rounds=asked.repeat or pace.rounds)) as there:
         if there.size < 2 and asked.what in BETWEEN_TWO:
@@ -42,6 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         report.write(asked.json, asked.csv)
         if asked.plot and report.active:
             plot.draw(report.rows, report.machine, asked.plot)
+            report.say(f"wrote {asked.plot}")
     return status
 
 

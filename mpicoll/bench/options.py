@@ -12,7 +12,7 @@ from typing import IO, NoReturn
 import torch
 
 from mpicoll import launchers
-from mpicoll.bench import ddp, formulas, patterns, plot
+from mpicoll.bench import ddp, formulas, model, patterns, plot
 from mpicoll.bench.exchanges import COLLECTIVES
 from mpicoll.bench.formulas import EMPTY, REDUCTIONS
 from mpicoll.bench.messages import MESSAGES
@@ -24,6 +24,7 @@ MOST = {"latency": 64 * MIB, "bandwidth": 4 * MIB}  # by default; a call of band
 QUICK_SIZES = [8, 64 * KIB]
 OWN_SIZES = {"rpc": [4 * KIB, MIB, 64 * MIB], "overlap": [16 * MIB, 4 * MIB, 64 * MIB], "ddp": list(ddp.SIDES)}
 WAYS = {"door1": DOOR_1, "door2": DOOR_2, "gloo": GLOO, "mpi": RAW}
+PLOT = "bench.png"  # of `all`, where nothing else is said
 LAST_WORDS_S = 1.0  # other ranks leave so much later than rank 0, whose words would be lost with the job
 
 
@@ -31,19 +32,20 @@ class Parser(argparse.ArgumentParser):
     """Speaks on rank 0 alone."""
 
     def _print_message(self, message: str, file: IO[str] | None = None) -> None:  # type: ignore[override]
-        if _rank() == 0:
+        if rank() == 0:
             super()._print_message(message, file)
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}\n")
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
-        if _rank() != 0 and status:
+        if rank() != 0 and status:
             time.sleep(LAST_WORDS_S)
         super().exit(status, message)
 
 
-def _rank() -> int:
+def rank() -> int:
+    """This process's, before MPI has started."""
     launch = launchers.detect()
     return launch.rank if launch is not None else 0
 
@@ -105,6 +107,7 @@ def parser(description: str) -> Parser:
     everything = commands.add_parser("all", parents=[common, files], help=_HELP["all"])
     everything.add_argument("--markdown", action="store_true", help="the table of targets in Markdown")
     commands.add_parser("check", parents=[common, files], help=_HELP["check"])
+    model.add_arguments(commands.add_parser("model", help=_HELP["model"]))
     return made
 
 
@@ -117,6 +120,7 @@ _HELP = {
     "startup": "import, init_process_group, first collective, beside Gloo's; starts jobs of its own",
     "all": "what the table of targets needs, and the table; some minutes",
     "check": "a few ratios beside their limits; exit status 1 if one is over; less than a minute",
+    "model": "what each algorithm would cost on another machine; measures nothing",
     "rpc": "remote calls beside torch.distributed.rpc (TensorPipe)",
 }
 
@@ -132,6 +136,8 @@ def read(arguments: Sequence[str] | None, description: str) -> argparse.Namespac
         found.sizes = _sizes(found)
     else:
         _check_sizes(made, found)
+    if found.what == "all" and found.plot is None and not found.quick and plot.available():
+        found.plot = PLOT
     _check_files(made, found)
     return found
 
