@@ -8,10 +8,11 @@ from __future__ import annotations
 import platform
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
 
-from tests.support import ROOT, launch
+from tests.support import ROOT, is_open_mpi, launch
 
 pytestmark = pytest.mark.launch
 
@@ -99,3 +100,29 @@ def test_what_can_raise_a_timeout_raises_it(operation: str) -> None:
     assert "mpicoll.errors.OperationTimeout: " + operation.split()[0] + " on group '0' (rank 0 of 2): " in stderr, stderr
     assert "1 s" in stderr, stderr
     assert "mpicoll: rank 0 of 2" in stderr, stderr
+
+
+KILLED = """
+import os, signal, time, torch, mpicoll as dist
+dist.init_process_group()
+x = torch.ones(1 << 20)
+dist.all_reduce(x)
+if dist.get_rank() == 1:
+    time.sleep(0.3)  # the others are inside by then
+    os.kill(os.getpid(), signal.SIGKILL)
+try:
+    dist.all_reduce(x)
+except dist.CommunicationError as error:
+    print(f"learned: {error}\\n", end="", flush=True)
+os._exit(0)
+"""
+
+
+def test_a_rank_that_is_killed_while_others_wait_in_shared_memory(tmp_path: Path) -> None:
+    """Nobody is inside MPI then, which alone knows of it."""
+    if not is_open_mpi():
+        pytest.skip("MPICH's launcher ends the job of a process that is killed")
+    script = tmp_path / "killed.py"
+    script.write_text(KILLED)
+    done = launch(3, str(script), options=["--with-ft", "ulfm"])
+    assert done.stdout.count("learned: all_reduce on group '0'") == 2, f"{done.stdout}\n{done.stderr}"
