@@ -88,7 +88,7 @@ def test_dtypes_without_the_op_are_skipped_and_said() -> None:
 def test_what_cannot_be_measured_is_refused_in_one_line(
     words: list[str], what: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("mpicoll.bench.options._rank", lambda: 0)
+    monkeypatch.setattr("mpicoll.bench.options.rank", lambda: 0)
     with pytest.raises(SystemExit) as ending:
         options.read(words, "")
     assert ending.value.code == 2
@@ -99,7 +99,7 @@ def test_what_cannot_be_measured_is_refused_in_one_line(
 
 def test_a_plot_without_matplotlib_names_the_remedy(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("mpicoll.bench.plot.available", lambda: False)
-    monkeypatch.setattr("mpicoll.bench.options._rank", lambda: 0)
+    monkeypatch.setattr("mpicoll.bench.options.rank", lambda: 0)
     with pytest.raises(SystemExit):
         options.read(["all_reduce", "--plot", "out.png"], "")
     assert "pip install 'mpicoll[bench]'" in capsys.readouterr().err
@@ -132,6 +132,7 @@ def test_all_measures_every_target() -> None:
     assert without == ["11", "12", "13", "14"], result.stdout  # 64 MiB of gradients and jobs of their own: not with --quick
 
 
+@pytest.mark.slow
 @pytest.mark.launch
 @pytest.mark.timeout(150)
 def test_jobs_of_their_own() -> None:

@@ -11,7 +11,7 @@ import torch
 from mpi4py import MPI
 
 from mpicoll.algorithms import shared_memory
-from mpicoll.algorithms.shared_memory import block, blocks
+from mpicoll.algorithms.blocks import block, blocks
 from mpicoll.algorithms.window import LINE, Window
 from mpicoll.engine import kernels
 from mpicoll.engine.progress import Backoff

@@ -9,18 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from torch import Tensor
-
+from mpicoll.algorithms.blocks import Block
 from mpicoll.mpi.channel import Channel
 from mpicoll.mpi.datatypes import spec
 
 TAG = 0  # any: the communicator is ours alone
 
 
-def exchange(channel: Channel, sends: Iterable[tuple[int, Tensor]], receives: Iterable[tuple[int, Tensor]]) -> None:
-    """Sends and receives, all at once; pairs of (peer, plain contiguous memory). What a rank has for itself is copied before."""
+def exchange(channel: Channel, sends: Iterable[tuple[int, Block]], receives: Iterable[tuple[int, Block]]) -> None:
+    """Sends and receives, all at once; pairs of (peer, memory), which is held until then by who calls."""
     comm = channel.comm
     with channel.lock:
-        requests = [comm.Irecv(spec(memory.data_ptr(), memory.nbytes), peer, TAG) for peer, memory in receives]
-        requests += [comm.Isend(spec(memory.data_ptr(), memory.nbytes), peer, TAG) for peer, memory in sends]
+        requests = [comm.Irecv(spec(*memory), peer, TAG) for peer, memory in receives]
+        requests += [comm.Isend(spec(*memory), peer, TAG) for peer, memory in sends]
     channel.wait_all(requests)

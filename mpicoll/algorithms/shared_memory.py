@@ -15,20 +15,10 @@ from typing import TypeAlias
 
 from torch import Tensor
 
+from mpicoll.algorithms.blocks import Block
 from mpicoll.algorithms.window import LINE, Window, memmove
 
 Combine: TypeAlias = "Callable[[Sequence[Tensor], Tensor], None]"
-Block: TypeAlias = "tuple[int, int]"  # address, nbytes
-
-
-def block(memory: Tensor) -> Block:
-    return memory.data_ptr(), memory.nbytes
-
-
-def blocks(memory: Tensor, count: int) -> list[Block]:
-    """Equal parts of it, one behind the other."""
-    address, nbytes = memory.data_ptr(), memory.nbytes // count
-    return [(address + index * nbytes, nbytes) for index in range(count)]
 
 
 def all_reduce_flat(window: Window, memory: Tensor, combine: Combine) -> None:
@@ -43,8 +33,11 @@ def all_reduce_flat(window: Window, memory: Tensor, combine: Combine) -> None:
     window.take(turn)
 
 
-def all_reduce(window: Window, memory: Tensor, combine: Combine, root: int | None = None) -> None:
-    """Each rank reduces its slice of every chunk. ``memory`` is one-dimensional; root: who gets the result, None: everybody."""
+def all_reduce(window: Window, memory: Tensor, combine: Combine, root: int | None = None, slices: int | None = None) -> None:
+    """Each rank reduces its slice of every chunk. ``memory`` is one-dimensional.
+
+    Args:   root: who gets the result; None: everybody. slices: how many ranks, the first ones, have a slice; None: all.
+    """
     rank, size, dtype, address, total = window.rank, window.size, memory.dtype, memory.data_ptr(), memory.nbytes
     itemsize = memory.element_size()
     count = -(-total // window.chunk)
@@ -56,7 +49,7 @@ def all_reduce(window: Window, memory: Tensor, combine: Combine, root: int | Non
         """Where a chunk begins, its bytes, and where in it this rank's slice begins and ends."""
         begin = index * window.chunk
         nbytes = min(window.chunk, total - begin)
-        slice_ = _round_up(-(-nbytes // size), LINE)
+        slice_ = round_up(-(-nbytes // (slices or size)), LINE)
         return begin, nbytes, min(nbytes, rank * slice_), min(nbytes, (rank + 1) * slice_)
 
     def lay_down(index: int) -> None:
@@ -184,8 +177,8 @@ def all_to_all(window: Window, targets: Sequence[Block], sources: Sequence[Block
     has = [nbytes for _, nbytes in sources]
     window.free(first)
     window.write(first, [*has, *(nbytes for _, nbytes in targets)])
-    header = _round_up(2 * size * 8, LINE)
-    if header + sum(_round_up(nbytes, LINE) for nbytes in has) <= window.chunk:
+    header = round_up(2 * size * 8, LINE)
+    if header + sum(round_up(nbytes, LINE) for nbytes in has) <= window.chunk:
         _lay_side_by_side(window.slot(first, rank) + header, sources, rank)
     window.lay(first)
     window.await_laid(first)
@@ -196,10 +189,10 @@ def all_to_all(window: Window, targets: Sequence[Block], sources: Sequence[Block
         return wrong
     late = []
     for sender in range(size):
-        if header + sum(_round_up(nbytes, LINE) for nbytes in sizes[sender][:size]) > window.chunk:
+        if header + sum(round_up(nbytes, LINE) for nbytes in sizes[sender][:size]) > window.chunk:
             late.append(sender)
         elif sender != rank:
-            before = sum(_round_up(sizes[sender][r], LINE) for r in range(rank) if r != sender)
+            before = sum(round_up(sizes[sender][r], LINE) for r in range(rank) if r != sender)
             memmove(targets[sender][0], window.slot(first, sender) + header + before, targets[sender][1])
     window.take(first)
     memmove(targets[rank][0], sources[rank][0], has[rank])
@@ -213,7 +206,7 @@ def _lay_side_by_side(place: int, sources: Sequence[Block], rank: int) -> None:
     for receiver, (address, nbytes) in enumerate(sources):
         if receiver != rank:
             memmove(place, address, nbytes)
-            place += _round_up(nbytes, LINE)
+            place += round_up(nbytes, LINE)
 
 
 def _in_pieces(window: Window, targets: Sequence[Block], sources: Sequence[Block], senders: Sequence[int], longest: int) -> None:
@@ -265,5 +258,5 @@ def barrier(window: Window, pause: Callable[[], None], timeout_s: float) -> bool
     return True
 
 
-def _round_up(value: int, multiple: int) -> int:
+def round_up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple

@@ -63,7 +63,6 @@ class Window:
         half = (size + 1) * chunk
         self._offsets = [[first + h * half + place * chunk for place in range(size + 1)] for h in range(2)]
         self._addresses = [[segment.address + offset for offset in offsets] for offsets in self._offsets]
-        self._memory = torch.frombuffer(segment.memory, dtype=torch.uint8)
         self._typed: dict[torch.dtype, tuple[Tensor, int]] = {}
 
     @staticmethod
@@ -83,7 +82,8 @@ class Window:
         """A part of a rank's slot (place: its number) or of the result (place: ``size``), as a tensor."""
         found = self._typed.get(dtype)
         if found is None:
-            found = self._typed[dtype] = (self._memory.view(dtype), dtype.itemsize)
+            with torch.inference_mode(False):  # or nobody could write into it outside, later
+                found = self._typed[dtype] = (torch.frombuffer(self._bytes, dtype=dtype), dtype.itemsize)
         typed, itemsize = found
         return typed.narrow(0, (self._offsets[turn & 1][place] + offset) // itemsize, nbytes // itemsize)
 

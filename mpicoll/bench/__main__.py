@@ -30,6 +30,7 @@ from mpicoll.bench import (
     startup,
     sweep,
     table,
+    tune,
 )
 from mpicoll.bench.report import Report
 from mpicoll.bench.rounds import QUICK, Pace
@@ -62,7 +63,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return status
 
 
-PACES = {"all": Pace(rounds=9), "check": Pace(rounds=9, round_s=0.03, row_s=2.0)}
+PACES = {
+    "all": Pace(rounds=9),
+    "check": Pace(rounds=9, round_s=0.03, row_s=2.0),
+    "tune": Pace(rounds=7, round_s=0.02, row_s=2.0),
+}
 
 
 def _measure(here: Stage, report: Report, asked: Namespace) -> int:
@@ -72,6 +77,8 @@ def _measure(here: Stage, report: Report, asked: Namespace) -> int:
         lost = check.run(here, report)
         report.say(*(f"lost: {line}" for line in lost))
         return 1 if lost else 0
+    elif asked.what == "tune":
+        tune.run(here, report, asked.out, asked.quick)
     elif asked.what == "overlap":
         overlap.run(here, report, asked.sizes)
     elif asked.what == "ddp":

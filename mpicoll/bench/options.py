@@ -12,7 +12,7 @@ from typing import IO, NoReturn
 import torch
 
 from mpicoll import launchers
-from mpicoll.bench import ddp, formulas, model, patterns, plot
+from mpicoll.bench import ddp, formulas, model, patterns, plot, tune
 from mpicoll.bench.exchanges import COLLECTIVES
 from mpicoll.bench.formulas import EMPTY, REDUCTIONS
 from mpicoll.bench.messages import MESSAGES
@@ -107,6 +107,7 @@ def parser(description: str) -> Parser:
     everything = commands.add_parser("all", parents=[common, files], help=_HELP["all"])
     everything.add_argument("--markdown", action="store_true", help="the table of targets in Markdown")
     commands.add_parser("check", parents=[common, files], help=_HELP["check"])
+    tune.add_arguments(commands.add_parser("tune", parents=[common, files], help=_HELP["tune"]))
     model.add_arguments(commands.add_parser("model", help=_HELP["model"]))
     return made
 
@@ -120,6 +121,7 @@ _HELP = {
     "startup": "import, init_process_group, first collective, beside Gloo's; starts jobs of its own",
     "all": "what the table of targets needs, and the table; some minutes",
     "check": "a few ratios beside their limits; exit status 1 if one is over; less than a minute",
+    "tune": "from which sizes shared memory is faster than MPI here: writes a table for MPICOLL_TUNING",
     "model": "what each algorithm would cost on another machine; measures nothing",
     "rpc": "remote calls beside torch.distributed.rpc (TensorPipe)",
 }
@@ -162,7 +164,7 @@ def _check_sizes(made: Parser, found: argparse.Namespace) -> None:
 
 
 def _check_files(made: Parser, found: argparse.Namespace) -> None:
-    for option in ("json", "csv", "plot"):
+    for option in ("json", "csv", "plot", "out"):
         file = getattr(found, option, None)
         if file is not None and not Path(file).absolute().parent.is_dir():
             made.error(f"--{option} {file}: there is no such folder")

@@ -1,26 +1,29 @@
 """Carries plain memory by the algorithm that `choose` names.
 
-Each method is called by all ranks of the group, in the same order, inside an operation: what it needs (the node's window) is
-made on first use, by all of them. False: nothing was done, and MPI's own is the way.
+Each method is called by all ranks of the group, in the same order, inside an operation: what it needs (the node's window,
+communicators between nodes) is made on first use, by all of them. False: nothing was done, and MPI's own is the way.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from mpicoll.algorithms import shared_memory
-from mpicoll.algorithms.shared_memory import Block, block
-from mpicoll.algorithms.window import Window
-from mpicoll.engine import choose
+from mpicoll.algorithms import hierarchical, moved, shared_memory
+from mpicoll.algorithms.blocks import Block, block
+from mpicoll.algorithms.hierarchical import Nodes
+from mpicoll.algorithms.window import LINE, Window
+from mpicoll.engine import choose, stages
 from mpicoll.engine.choose import NEVER, Choices
 from mpicoll.engine.kernels import Kernel
 from mpicoll.engine.progress import Backoff, Lane
-from mpicoll.mpi import segment
+from mpicoll.mpi import runtime, segment
 from mpicoll.mpi.channel import ANY_SOURCE, Channel
 from mpicoll.mpi.datatypes import fromaddress
 from mpicoll.mpi.topology import Topology
@@ -28,7 +31,7 @@ from mpicoll.mpi.topology import Topology
 PAGE = 4096  # bytes
 FLAT_BYTES = 64 << 10  # that a rank reads of others; up to here one hand-over is dearer than the work that slices save
 SPINS = 1000  # looks, 50 us; handing over between two ranks that both run takes less
-BESIDE_SPIN_S, BESIDE_YIELD_S = 0.0, 50e-6  # seconds; as Backoff's
+BESIDE_YIELD_S = 50e-6  # seconds; as Backoff's
 ALIVE_S = 0.05  # seconds between two questions whether the others are alive, of a rank that waits for them
 
 
@@ -44,52 +47,89 @@ class Carrier:
         self.size: int = channel.comm.Get_size()
         self._choices = choices
         self._lane = lane
-        self._crowded = topology.crowded
+        self._topology = topology
         self._window: Window | None = None
-        here = topology.single and not channel.runtime.serialized
-        #: bytes from which an operation goes through the window
-        self.least = {
-            operation: choices.least(operation, self.size, topology.crowded) if here else NEVER
-            for operation in choose.WINDOW_FROM
-        }
+        self._nodes: Nodes | None = None
+        #: bytes from which an operation goes through the node's window, or the nodes' ones
+        self.least = dict.fromkeys(choose.WINDOW_FROM, NEVER)
+        if channel.runtime.serialized:
+            return
+        sizes = list(Counter(topology.nodes).values())
+        for operation in self.least:
+            if topology.single:
+                self.least[operation] = choices.least(operation, self.size, topology.crowded)
+            else:
+                self.least[operation] = choices.least_between(operation, sizes)
 
     def all_reduce(self, memory: Tensor, kernel: Kernel) -> bool:
         """In place on every rank."""
         nbytes = memory.nbytes
-        if nbytes < self.least["all_reduce"] or (window := self.window()) is None:
+        if nbytes >= self.least["all_reduce"]:
+            flat = plain(memory, kernel.dtype)
+            if (window := self.window()) is not None:
+                if nbytes * (self.size - 1) <= FLAT_BYTES and nbytes <= window.chunk:
+                    shared_memory.all_reduce_flat(window, flat, kernel.combine)
+                else:
+                    shared_memory.all_reduce(window, flat, kernel.combine)
+                return True
+            if (nodes := self.nodes()) is not None:
+                hierarchical.all_reduce(nodes, flat, stages.of(kernel, self.size))
+                return True
+        if not self._moves(kernel, nbytes):
             return False
-        flat = plain(memory, kernel.dtype)
-        if nbytes * (self.size - 1) <= FLAT_BYTES and nbytes <= window.chunk:
-            shared_memory.all_reduce_flat(window, flat, kernel.combine)
-        else:
-            shared_memory.all_reduce(window, flat, kernel.combine)
+        moved.all_reduce(self.channel, plain(memory, kernel.dtype), kernel.combine)
         return True
 
     def reduce(self, memory: Tensor, kernel: Kernel, root: int) -> bool:
         """In place on the root."""
-        if memory.nbytes < self.least["reduce"] or (window := self.window()) is None:
+        if memory.nbytes < self.least["reduce"]:
             return False
-        shared_memory.all_reduce(window, plain(memory, kernel.dtype), kernel.combine, root)
+        flat = plain(memory, kernel.dtype)
+        if (window := self.window()) is not None:
+            shared_memory.all_reduce(window, flat, kernel.combine, root)
+        elif (nodes := self.nodes()) is not None:
+            hierarchical.all_reduce(nodes, flat, stages.of(kernel, self.size), root)
+        else:
+            return False
         return True
 
     def reduce_scatter(self, output: Tensor, memory: Tensor, kernel: Kernel) -> bool:
         """Equal blocks; no memory in common."""
-        if memory.nbytes < self.least["reduce_scatter"] or (window := self.window()) is None:
+        nbytes = memory.nbytes
+        if nbytes >= self.least["reduce_scatter"]:
+            target, source = plain(output, kernel.dtype), plain(memory, kernel.dtype)
+            if (window := self.window()) is not None:
+                shared_memory.reduce_scatter(window, target, source, kernel.combine)
+                return True
+            if (nodes := self.nodes()) is not None:
+                hierarchical.reduce_scatter(nodes, target, source, stages.of(kernel, self.size))
+                return True
+        if not self._moves(kernel, nbytes):
             return False
-        shared_memory.reduce_scatter(window, plain(output, kernel.dtype), plain(memory, kernel.dtype), kernel.combine)
+        moved.reduce_scatter(self.channel, plain(output, kernel.dtype), plain(memory, kernel.dtype), kernel.combine)
         return True
 
     def broadcast(self, memory: Tensor, root: int) -> bool:
-        if memory.nbytes < self.least["broadcast"] or (window := self.window()) is None:
+        if memory.nbytes < self.least["broadcast"]:
             return False
-        shared_memory.broadcast(window, block(memory), root)
+        if (window := self.window()) is not None:
+            shared_memory.broadcast(window, block(memory), root)
+        elif (nodes := self.nodes()) is not None:
+            hierarchical.broadcast(nodes, block(memory), root)
+        else:
+            return False
         return True
 
     def all_gather(self, targets: Sequence[Block], source: Block) -> bool:
         """Blocks of any sizes, which all ranks know; a rank's own target may be its source."""
-        if sum(nbytes for _, nbytes in targets) < self.least["all_gather"] or (window := self.window()) is None:
+        if sum(nbytes for _, nbytes in targets) < self.least["all_gather"]:
             return False
-        shared_memory.all_gather(window, targets, source)
+        if (window := self.window()) is not None:
+            shared_memory.all_gather(window, targets, source)
+        elif all(nbytes == source[1] for _, nbytes in targets) and (nodes := self.nodes()) is not None:
+            hierarchical.all_gather(nodes, targets, source)
+        else:
+            return False
         return True
 
     def all_to_all(self, operation: str, targets: Sequence[Block], sources: Sequence[Block]) -> bool:
@@ -112,27 +152,72 @@ class Carrier:
             return None
         return shared_memory.barrier(self._window, self._pause(), timeout_s)
 
-    # -- the window ----------------------------------------------------------------------------------------------------
+    def _moves(self, kernel: Kernel, nbytes: int) -> bool:
+        """Whether a reduction that goes no other way is made of moved bytes."""
+        return kernel.widened and nbytes >= self._choices.least_moved(self.size)
+
+    # -- windows, made on first use (collective then); None, for ever, if a rank could not have its own ----------------
 
     def window(self) -> Window | None:
-        """The group's window, made on first use (collective then); None, for ever, if a rank could not have it."""
-        if self._window is None and self.least["all_reduce"] < NEVER:
-            most = self._choices.window_bytes // (2 * (self.size + 1))
-            chunk = min(self._choices.chunk_bytes, most) // PAGE * PAGE
-            made = segment.create(self.channel.comm, Window.nbytes(self.size, chunk)) if chunk else None
-            if made is None:
-                self.least = dict.fromkeys(self.least, NEVER)
-                return None
-            spins = 0 if self._crowded else SPINS
-            self._window = Window(made, self.rank, self.size, chunk, self._pause, spins)
+        """The one window of a group on one node."""
+        if self._window is None and self._topology.single and self.least["all_reduce"] < NEVER:
+            self._window = self._window_of(self.channel.comm, self.size, 1)
+            if self._window is None:
+                self._give_up()
         return self._window
 
-    def close(self) -> None:
-        self._window = None
+    def nodes(self) -> Nodes | None:
+        """The windows of a group on several nodes, and what leads from one to another."""
+        if self._nodes is None and not self._topology.single and self.least["all_reduce"] < NEVER:
+            self._nodes = self._between_nodes()
+            if self._nodes is None:
+                self._give_up()
+        return self._nodes
+
+    def _between_nodes(self) -> Nodes | None:
+        comm, members = self.channel.comm, self._members()
+        here, place = next((node, ranks.index(self.rank)) for node, ranks in enumerate(members) if self.rank in ranks)
+        # Not by Split_type: nodes may be pretended, and the topology's are what all ranks count with.
+        within = comm.Split(here, place)
+        window = self._window_of(within, max(len(ranks) for ranks in members), len(members))
+        within.Free()
+        if not all(comm.allgather(window is not None)):
+            return None
+        assert window is not None
+        return Nodes(window, comm.Split(place, here), members, here)
+
+    def _members(self) -> list[list[int]]:
+        """Each node's ranks, from the node of the first rank on."""
+        return [self._topology.members(node) for node in sorted(set(self._topology.nodes))]
+
+    def _window_of(self, comm: Any, most: int, nodes: int) -> Window | None:
+        """One for the ranks of ``comm``.
+
+        Args:   most: ranks of the largest of such windows, so that the chunks are alike. nodes: how many windows.
+        """
+        limit = self._choices.window_bytes // (2 * (most + 1))
+        chunk = min(self._choices.chunk_bytes, limit) // PAGE * PAGE
+        if chunk < LINE * most * nodes:  # a piece for every rank of the group
+            return None
+        size: int = comm.Get_size()
+        made = segment.create(comm, Window.nbytes(size, chunk))
+        if made is None:
+            return None
+        return Window(made, comm.Get_rank(), size, chunk, self._pause, 0 if self._topology.crowded else SPINS)
+
+    def _give_up(self) -> None:
         self.least = dict.fromkeys(self.least, NEVER)
 
+    def close(self) -> None:
+        """Frees what was made; called on an explicit destroy only, never from garbage collection."""
+        if self._nodes is not None and not runtime.finalized():
+            with self.channel.lock:
+                self._nodes.rail.Free()
+        self._window = self._nodes = None
+        self._give_up()
+
     def _pause(self) -> Callable[[], None]:
-        return Waiting(self.channel, threading.get_ident() == self._lane.thread_id)
+        return Waiting(self.channel, threading.get_ident() == self._lane.thread_id, self._topology.crowded)
 
 
 class Waiting:
@@ -141,11 +226,13 @@ class Waiting:
     A lane's thread runs beside the program, which needs the core, and the interpreter, that it would spin on: it sleeps.
     """
 
-    def __init__(self, channel: Channel, beside: bool) -> None:
+    def __init__(self, channel: Channel, beside: bool, crowded: bool) -> None:
         self._channel = channel
         self._backoff = Backoff()
+        if beside or crowded:
+            self._backoff.SPIN_S = 0.0
         if beside:
-            self._backoff.SPIN_S, self._backoff.YIELD_S = BESIDE_SPIN_S, BESIDE_YIELD_S
+            self._backoff.YIELD_S = BESIDE_YIELD_S
         self._ask_at = time.monotonic() + ALIVE_S
 
     def __call__(self) -> None:

@@ -3,6 +3,7 @@
     native         one MPI call                                             what is small, and what nothing below can do
     window         the node's shared memory                                 all ranks on one node
     hierarchical   window within nodes, MPI between them                    several nodes, some with several ranks
+    moved          messages and torch's kernels                             halves, where neither of these can be had
 
 The sizes from which one takes over from the other are a table, measured (``python -m mpicoll.bench tune`` writes one for the
 machine at hand); rank 0's is everybody's.
@@ -31,19 +32,43 @@ WINDOW_FROM: dict[str, dict[int, int]] = {
     "broadcast": {2: 128 << 10},
 }
 
+# Bytes from which the hierarchical way is, by the same names.
+#
+# By the model: among n ranks MPI's own take log2(n) to n - 1 latencies of the network, whoever sits beside whom; these take
+# those of the nodes alone, and every byte crosses the network as often as it must, k ranks of a node sending 1/k each. Against
+# it stand hand-overs in the window, some 10 us each. Measured with two ranks on each of two hosts (namespaces with TCP between
+# them, 2 cores in all, Open MPI 5.0.11): from these sizes on it is ahead, from 4 MiB on 1.6 to 4 times; MPICH 5.0.2 lets ranks
+# that share a core wait so long (2 ms) that below 1 MiB nothing can be told apart.
+BETWEEN_FROM: dict[str, int] = {
+    "all_reduce": 64 << 10,
+    "reduce": 128 << 10,
+    "reduce_scatter": 512 << 10,  # the one in which MPI's own moves no byte twice
+    "all_gather": 128 << 10,
+    "broadcast": 128 << 10,
+}
+EVEN = frozenset({"reduce_scatter", "all_gather"})  # which need equally many ranks on each node
+
+# Bytes, of what one rank reduces for all, from which halves are moved rather than reduced by MPI as float32: n - 1 messages, some
+# us each, against half of the bytes. From 64 KiB on two ranks it is ahead, from 1 MiB on 1.5 to 8 times (Open MPI and MPICH,
+# two hosts and one).
+MOVED_FROM = 32 << 10
+
 
 @dataclass(frozen=True)
 class Choices:
     """What all ranks have agreed upon.
 
     window_bytes: the most memory that one group's window takes on a node; 0: no windows. chunk_bytes: the most that a rank
-    lays down at a time. window_from: as WINDOW_FROM. node_size: ranks of a pretended node, 0: nodes as they are.
+    lays down at a time. window_from: as WINDOW_FROM, between_from: as BETWEEN_FROM, moved_from: as MOVED_FROM. node_size: ranks
+    of a pretended node, 0: nodes as they are.
     """
 
     window_bytes: int = 64 << 20
     chunk_bytes: int = 1 << 20
     node_size: int = 0
     window_from: Mapping[str, Mapping[int, int]] = field(default_factory=lambda: WINDOW_FROM)
+    between_from: Mapping[str, int] = field(default_factory=lambda: BETWEEN_FROM)
+    moved_from: int = MOVED_FROM
 
     def least(self, operation: str, ranks: int, crowded: bool) -> int:
         """Bytes from which ``operation`` goes through the window of so many ranks; NEVER: not at all."""
@@ -54,6 +79,17 @@ class Choices:
         known = self.window_from[operation]
         return known[max((n for n in known if n <= ranks), default=min(known))]
 
+    def least_moved(self, ranks: int) -> int:
+        """Bytes from which halves that go no other way are reduced by moving them; NEVER: not at all."""
+        return self.moved_from * ranks if ranks > 1 else NEVER
+
+    def least_between(self, operation: str, sizes: Sequence[int]) -> int:
+        """Bytes from which ``operation`` goes the hierarchical way over nodes of so many ranks; NEVER: not at all."""
+        uneven = min(sizes) != max(sizes)
+        if max(sizes) < 2 or self.window_bytes <= 0 or (uneven and operation in EVEN):
+            return NEVER
+        return self.between_from[operation]
+
 
 def choices() -> Choices:
     """This rank's: the table of MPICOLL_TUNING, or the one above, and the variables that override it.
@@ -63,9 +99,17 @@ def choices() -> Choices:
     table = WINDOW_FROM
     if path := config.get("MPICOLL_TUNING"):
         table = {**WINDOW_FROM, **load(Path(path))}
+    between, moved = BETWEEN_FROM, MOVED_FROM
     if (everywhere := config.get("MPICOLL_WINDOW_FROM")) is not None:
         table = {operation: {2: everywhere} for operation in WINDOW_FROM}
-    return Choices(window_bytes=config.get("MPICOLL_WINDOW_BYTES"), node_size=config.get("MPICOLL_NODE_SIZE"), window_from=table)
+        between, moved = dict.fromkeys(BETWEEN_FROM, everywhere), everywhere
+    return Choices(
+        window_bytes=config.get("MPICOLL_WINDOW_BYTES"),
+        node_size=config.get("MPICOLL_NODE_SIZE"),
+        window_from=table,
+        between_from=between,
+        moved_from=moved,
+    )
 
 
 def load(path: Path) -> dict[str, dict[int, int]]:
@@ -75,6 +119,8 @@ def load(path: Path) -> dict[str, dict[int, int]]:
     """
     try:
         table = json.loads(path.read_text())["window_from"]
+        if unknown := set(table) - set(WINDOW_FROM):
+            raise ValueError(f"no operation that goes through a window: {', '.join(sorted(unknown))}")
         return {operation: {int(n): int(size) for n, size in table[operation].items()} for operation in table if table[operation]}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from ctypes import memmove
 
 from torch import Tensor
 
 from mpicoll.algorithms import exchange as pairs
-from mpicoll.algorithms.shared_memory import block
+from mpicoll.algorithms.blocks import Block, block
 from mpicoll.engine import checks, message
 from mpicoll.engine.message import Message
 from mpicoll.engine.point_to_point import PointToPoint
@@ -97,19 +98,27 @@ class Exchanges(PointToPoint):
                 "they must have as many elements"
             )
         checks.same_numel(name, "the input's own share (rows)", sends[self.rank], "the output's", receives[self.rank])
+        if not async_op and message.is_bare(tensor) and message.is_bare(output) and not message.overlap(output, tensor):
+            rows = _rows(output, receives), _rows(tensor, sends)
+            if self.at_once(name, self._all_to_all_plain, name, output, tensor, *rows):
+                message.bump(output)
+                return None
         source, target = message.outgoing(name, tensor), message.incoming(name, output)
-        blocks = target.memory.detach().split(receives)
-        step = self._all_to_all(
-            name,
-            list(source.memory.detach().split(sends)),
-            [(rank, Message(block, block)) for rank, block in enumerate(blocks)],
-        )
+        memory = message.packed(source.memory) if message.overlap(source.memory, target.memory) else source.memory
 
         def transfer() -> None:
-            step()
+            self._all_to_all_plain(name, target.memory, memory, _rows(target.memory, receives), _rows(memory, sends))
             target.deliver()
 
         return self.start(name, transfer, [output], async_op)
+
+    def _all_to_all_plain(self, name: str, output: Tensor, tensor: Tensor, targets: list[Block], sources: list[Block]) -> None:
+        """Blocks of plain memory that lies in these tensors."""
+        if self.carrier.all_to_all(name, targets, sources):
+            return
+        memmove(targets[self.rank][0], sources[self.rank][0], sources[self.rank][1])
+        others = [rank for rank in range(self.size) if rank != self.rank]
+        pairs.exchange(self.channel, [(rank, sources[rank]) for rank in others], [(rank, targets[rank]) for rank in others])
 
     def _all_to_all(self, name: str, sources: list[Tensor], incoming: list[tuple[int, Message]]) -> Step:
         if any(message.overlap(source, target.memory) for source in sources for _, target in incoming):
@@ -130,8 +139,8 @@ class Exchanges(PointToPoint):
         """``own``: what this rank has for itself."""
 
         def transfer() -> None:
-            others = [(peer, target.memory) for peer, target in incoming if peer != self.rank]
-            pairs.exchange(self.channel, sends, others)
+            others = [(peer, block(target.memory)) for peer, target in incoming if peer != self.rank]
+            pairs.exchange(self.channel, [(peer, block(memory)) for peer, memory in sends], others)
             for peer, target in incoming:
                 if peer == self.rank:
                     assert own is not None
@@ -139,6 +148,16 @@ class Exchanges(PointToPoint):
                 target.deliver()
 
         return transfer
+
+
+def _rows(memory: Tensor, counts: Sequence[int]) -> list[Block]:
+    """So many rows of dim 0 each, one block behind the other."""
+    address, row = memory.data_ptr(), memory.nbytes // max(memory.size(0), 1)
+    found = []
+    for count in counts:
+        found.append((address, count * row))
+        address += count * row
+    return found
 
 
 def in_turn(steps: Sequence[Step]) -> Step:

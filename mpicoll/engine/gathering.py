@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mpicoll.algorithms import native
-from mpicoll.algorithms.shared_memory import block, blocks
+from mpicoll.algorithms.blocks import block, blocks
 from mpicoll.engine import checks, choose, message
 from mpicoll.engine.exchanges import Exchanges, Step, in_turn
 from mpicoll.engine.work import Work

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ReduceOp
 
-from mpicoll.engine.reductions import COMPLEX, FLOATS, HALVES, INTEGERS, OPS, Op
+from mpicoll.engine.reductions import COMPLEX, FLOATS, HALVES, INTEGERS, OPS, Op, Reduction
 from mpicoll.engine.reductions import TABLE as TABLE_OF_MPI
 
 Combine: TypeAlias = "Callable[[Sequence[Tensor], Tensor], None]"
@@ -22,10 +22,19 @@ Combine: TypeAlias = "Callable[[Sequence[Tensor], Tensor], None]"
 
 @dataclass(frozen=True)
 class Kernel:
-    """``dtype``: as which the memory is seen; its elements may be smaller than the tensor's."""
+    """``dtype``: as which the memory is seen; its elements may be smaller than the tensor's.
+
+    entry: by which MPI reduces elements of that dtype (bool: of bool).
+    """
 
     dtype: torch.dtype
     combine: Combine
+    entry: Reduction
+
+    @property
+    def widened(self) -> bool:
+        """Whether MPI reduces something larger."""
+        return self.dtype in HALVES and self.entry.mpi_type == "FLOAT"
 
 
 def find(dtype: torch.dtype, op: Op) -> Kernel | None:
@@ -95,7 +104,8 @@ def _build() -> dict[tuple[torch.dtype, ReduceOp.RedOpType], Kernel]:
     table: dict[tuple[torch.dtype, ReduceOp.RedOpType], Kernel] = {}
 
     def add(dtype: torch.dtype, op: str, seen: torch.dtype, combine: Combine) -> None:
-        table[dtype, OPS[op]] = Kernel(seen, combine)
+        entry = TABLE_OF_MPI[dtype if dtype == torch.bool else seen, OPS[op]]
+        table[dtype, OPS[op]] = Kernel(seen, combine, entry)
 
     bits = {"BAND": torch.bitwise_and, "BOR": torch.bitwise_or, "BXOR": torch.bitwise_xor}
     arithmetic = {"SUM": torch.add, "PRODUCT": torch.mul}

@@ -1,0 +1,102 @@
+"""What decides between algorithms: the table, the file that `bench tune` writes, the variables, and that rank 0's count."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mpicoll.bench import tune
+from mpicoll.engine import choose
+from mpicoll.engine.choose import NEVER, WINDOW_FROM, Choices
+from tests.support import launch
+
+
+def test_the_next_lower_number_of_ranks_counts() -> None:
+    known = Choices(window_from={"all_reduce": {2: 100, 8: 300}})
+    assert [known.least("all_reduce", ranks, crowded=False) for ranks in (2, 3, 7, 8, 64)] == [100, 100, 100, 300, 300]
+
+
+def test_no_window_for_one_rank_or_without_memory() -> None:
+    assert Choices().least("all_reduce", 1, crowded=False) == NEVER
+    assert Choices(window_bytes=0).least("all_reduce", 4, crowded=False) == NEVER
+
+
+def test_variables_and_file_decide(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "table.json"
+    tune.write(file, {"all_reduce": 4096, "broadcast": NEVER}, 2, {"cpu": "any"})
+    monkeypatch.setenv("MPICOLL_TUNING", str(file))
+    found = choose.choices()
+    assert found.least("all_reduce", 2, crowded=False) == 4096
+    assert found.least("broadcast", 2, crowded=False) == NEVER
+    assert found.window_from["reduce"] == WINDOW_FROM["reduce"]  # what the file does not say
+    monkeypatch.setenv("MPICOLL_WINDOW_FROM", "77")
+    assert choose.choices().least("all_reduce", 5, crowded=False) == 77
+
+
+@pytest.mark.parametrize(
+    "text", [None, "{}", "nonsense", '{"window_from": {"all_reduce": {"two": 1}}}', '{"window_from": {"sort": {"2": 1}}}']
+)
+def test_a_file_that_is_no_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str | None) -> None:
+    file = tmp_path / "table.json"
+    if text is not None:
+        file.write_text(text)
+    monkeypatch.setenv("MPICOLL_TUNING", str(file))
+    with pytest.raises(ValueError, match=r"MPICOLL_TUNING=.*table.json: not a table of `python -m mpicoll.bench tune`"):
+        choose.choices()
+
+
+def test_the_window_takes_over_where_it_stays_ahead() -> None:
+    assert tune.takes_over([1, 2, 4, 8], [0.5, 1.5, 0.9, 0.8]) == 4
+    assert tune.takes_over([1, 2, 4, 8], [0.5, 0.5, 0.9, 1.0]) == 1
+    assert tune.takes_over([1, 2, 4, 8], [0.5, 0.5, 0.9, 1.1]) == NEVER
+
+
+def test_a_table_keeps_what_it_knows_of_other_numbers_of_ranks(tmp_path: Path) -> None:
+    file = tmp_path / "table.json"
+    for ranks, least in ((2, 10), (8, 30), (2, 20)):
+        tune.write(file, {"all_reduce": least}, ranks, {})
+    assert json.loads(file.read_text())["window_from"] == {"all_reduce": {"2": 20, "8": 30}}
+    assert choose.load(file) == {"all_reduce": {2: 20, 8: 30}}
+
+
+@pytest.mark.launch
+def test_rank_0s_choices_are_everybodys(tmp_path: Path) -> None:
+    """Ranks that chose otherwise would wait for each other: here each rank's variable says something else."""
+    script = tmp_path / "choices.py"
+    script.write_text(
+        "import os\n"
+        "rank = os.environ.get('PMIX_RANK', os.environ.get('PMI_RANK'))\n"
+        "os.environ['MPICOLL_WINDOW_FROM'] = {'0': '64', '1': '1000000'}[rank]\n"
+        "import torch, mpicoll as dist\n"
+        "from mpicoll.api import world\n"
+        "dist.init_process_group()\n"
+        "assert world.of(None).carrier.least['all_reduce'] == 64\n"
+        "x = torch.ones(1000)\n"
+        "dist.all_reduce(x)\n"
+        "assert world.of(None).carrier.window().turn == 1 and x.eq(2).all()\n"
+        "print('agreed\\n', end='', flush=True)\n"
+    )
+    done = launch(2, str(script))
+    assert (done.returncode, done.stdout.count("agreed")) == (0, 2), done.stderr
+
+
+@pytest.mark.launch
+def test_a_wrong_variable_of_rank_0_is_an_error_on_all_ranks() -> None:
+    code = (
+        "import mpicoll as dist\n"
+        "try: dist.init_process_group()\n"
+        "except ValueError as error: print(f'refused: {error}\\n', end='', flush=True)"
+    )
+    done = launch(2, "-c", code, env={"MPICOLL_WINDOW_BYTES": "many"})
+    assert done.stdout.count("refused: MPICOLL_WINDOW_BYTES='many' is not allowed; use a whole number of at least 0 (bytes)") == 2
+
+
+@pytest.mark.launch
+def test_tune_writes_a_table_that_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "table.json"
+    done = launch(2, "-m", "mpicoll.bench", "tune", "--quick", "--out", str(file))
+    assert done.returncode == 0, done.stderr
+    assert f"use it with MPICOLL_TUNING={file}" in done.stdout
+    assert set(choose.load(file)) == set(WINDOW_FROM)

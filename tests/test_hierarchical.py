@@ -1,0 +1,92 @@
+"""Groups over several nodes, which are pretended here: jobs in which every MPICOLL_NODE_SIZE ranks are a node of their own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import mpicoll as dist
+from mpicoll.engine import groups
+from mpicoll.engine.choose import NEVER, Choices
+from tests import hosts
+from tests.support import agree, launch
+from tests.test_two_machines import REASON
+
+PYTEST = ("-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider")
+NODES = "tests/scripts/nodes.py"
+EVERYTHING = {"MPICOLL_WINDOW_FROM": "1"}
+
+
+def passes(ranks: int, node_size: int, *paths: str, **variables: str) -> None:
+    done = launch(ranks, *PYTEST, *paths, timeout_s=150, env={"MPICOLL_NODE_SIZE": str(node_size), **variables})
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert " passed" in done.stdout, done.stdout
+
+
+@pytest.mark.launch
+@pytest.mark.timeout(170)
+@pytest.mark.parametrize(
+    ("ranks", "node_size", "window_bytes"),
+    [
+        pytest.param(4, 2, 200 << 10, id="4 by 2, small chunks"),
+        pytest.param(4, 2, 64 << 20, id="4 by 2, large chunks", marks=pytest.mark.slow),
+        pytest.param(3, 2, 200 << 10, id="3 by 2, small chunks"),
+        pytest.param(3, 2, 64 << 20, id="3 by 2, large chunks", marks=pytest.mark.slow),
+        pytest.param(3, 1, 64 << 20, id="3 by 1, large chunks"),
+    ],
+)
+def test_over_nodes(ranks: int, node_size: int, window_bytes: int) -> None:
+    """Two nodes of two, one of two and one of one, three of one: in the sizes and places where something could be wrong."""
+    small = {"MPICOLL_WINDOW_BYTES": str(window_bytes), **EVERYTHING}
+    passes(ranks, node_size, NODES, **(small if window_bytes < 64 << 20 else {}))
+
+
+@pytest.mark.slow
+@pytest.mark.launch
+@pytest.mark.timeout(200)
+@pytest.mark.skipif(REASON is not None, reason=str(REASON))
+def test_over_two_hosts(tmp_path: Path) -> None:
+    """The same where nothing is pretended: two ranks on each of two machines."""
+    with hosts.hosts(2, tmp_path) as machines:
+        options = ["--quiet", "--hostfile", str(machines.hostfile(2)), "-n", "4"]
+        done = machines.launch(*options, *PYTEST, NODES, timeout_s=180)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert " passed" in done.stdout, done.stdout
+
+
+@pytest.mark.launch
+@pytest.mark.timeout(170)
+@pytest.mark.parametrize(("ranks", "node_size"), [(4, 2), pytest.param(3, 2, marks=pytest.mark.slow), (2, 1)])
+def test_the_suite_over_nodes(ranks: int, node_size: int) -> None:
+    """What holds on one node holds on several, with everything sent through what is for large messages."""
+    names = ("reductions", "reduction_values", "gathers", "movement")
+    passes(ranks, node_size, *(f"tests/test_{name}.py" for name in names), **EVERYTHING)
+
+
+def test_which_way() -> None:
+    """Nodes of one rank each have nothing of their own; uneven ones only what needs no equal blocks."""
+    choices = Choices()
+    least = {sizes: choices.least_between("all_reduce", sizes) for sizes in [(1, 1, 1), (2, 1), (2, 2), (8,) * 4]}
+    assert least.pop((1, 1, 1)) == NEVER
+    assert set(least.values()) == {choices.between_from["all_reduce"]}
+    assert choices.least_between("all_gather", (2, 1)) == NEVER
+    assert choices.least_between("all_gather", (2, 2)) == choices.between_from["all_gather"]
+    assert Choices(window_bytes=0).least_between("broadcast", (2, 2)) == NEVER
+    assert [choices.least_moved(ranks) for ranks in (1, 2, 8)] == [NEVER, 64 << 10, 256 << 10]
+
+
+@pytest.mark.usefixtures("world")
+def test_a_window_made_in_inference_mode(rank: int, size: int) -> None:
+    """It is of no such memory: it is written outside, too. (It was, and that raised.)"""
+    group = groups.create("inference", list(range(size)), 60)
+    results = []
+    for inference in (True, False, True):
+        with torch.inference_mode(inference):
+            tensor = torch.full((1 << 18,), rank + 1.0)
+            group.all_reduce(tensor)
+            group.all_reduce(tensor, dist.ReduceOp.MAX, async_op=True).wait()  # type: ignore[union-attr]
+            results.append(bool((tensor == size * (size + 1) / 2).all()))
+    group.close()
+    agree(all(results), results)
