@@ -15,12 +15,12 @@ from tests.support import launch
 
 def test_the_next_lower_number_of_ranks_counts() -> None:
     known = Choices(window_from={"all_reduce": {2: 100, 8: 300}})
-    assert [known.least("all_reduce", ranks, crowded=False) for ranks in (2, 3, 7, 8, 64)] == [100, 100, 100, 300, 300]
+    assert [known.least("all_reduce", ranks) for ranks in (2, 3, 7, 8, 64)] == [100, 100, 100, 300, 300]
 
 
 def test_no_window_for_one_rank_or_without_memory() -> None:
-    assert Choices().least("all_reduce", 1, crowded=False) == NEVER
-    assert Choices(window_bytes=0).least("all_reduce", 4, crowded=False) == NEVER
+    assert Choices().least("all_reduce", 1) == NEVER
+    assert Choices(window_bytes=0).least("all_reduce", 4) == NEVER
 
 
 def test_variables_and_file_decide(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -28,11 +28,11 @@ def test_variables_and_file_decide(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     tune.write(file, {"all_reduce": 4096, "broadcast": NEVER}, 2, {"cpu": "any"})
     monkeypatch.setenv("MPICOLL_TUNING", str(file))
     found = choose.choices()
-    assert found.least("all_reduce", 2, crowded=False) == 4096
-    assert found.least("broadcast", 2, crowded=False) == NEVER
+    assert found.least("all_reduce", 2) == 4096
+    assert found.least("broadcast", 2) == NEVER
     assert found.window_from["reduce"] == WINDOW_FROM["reduce"]  # what the file does not say
     monkeypatch.setenv("MPICOLL_WINDOW_FROM", "77")
-    assert choose.choices().least("all_reduce", 5, crowded=False) == 77
+    assert choose.choices().least("all_reduce", 5) == 77
 
 
 @pytest.mark.parametrize(
@@ -45,6 +45,14 @@ def test_a_file_that_is_no_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     monkeypatch.setenv("MPICOLL_TUNING", str(file))
     with pytest.raises(ValueError, match=r"MPICOLL_TUNING=.*table.json: not a table of `python -m mpicoll.bench tune`"):
         choose.choices()
+
+
+def test_each_mpi_has_a_table_and_an_unknown_one_takes_the_larger_figures() -> None:
+    ours, theirs = (choose.choices(name).window_from["broadcast"][2] for name in ("Open MPI v5.0.11", "MPICH Version: 5"))
+    assert (ours, theirs) == tuple(choose.MEASURED[name]["broadcast"][2] for name in ("Open MPI", "MPICH"))
+    assert choose.choices("Another MPI").window_from["broadcast"][2] == max(ours, theirs)
+    for table in (*choose.MEASURED.values(), choose.BETWEEN_FROM):
+        assert set(table) == set(WINDOW_FROM)
 
 
 def test_the_window_takes_over_where_it_stays_ahead() -> None:

@@ -58,9 +58,9 @@ def test_over_two_hosts(tmp_path: Path) -> None:
 
 @pytest.mark.launch
 @pytest.mark.timeout(170)
-@pytest.mark.parametrize(("ranks", "node_size"), [(4, 2), pytest.param(3, 2, marks=pytest.mark.slow), (2, 1)])
+@pytest.mark.parametrize(("ranks", "node_size"), [(4, 2), pytest.param(3, 2, marks=pytest.mark.slow), (2, 1), (3, 0)])
 def test_the_suite_over_nodes(ranks: int, node_size: int) -> None:
-    """What holds on one node holds on several, with everything sent through what is for large messages."""
+    """What holds on one node (0: as it is) holds on several, with everything sent through what is for large messages."""
     names = ("reductions", "reduction_values", "gathers", "movement")
     passes(ranks, node_size, *(f"tests/test_{name}.py" for name in names), **EVERYTHING)
 

@@ -45,16 +45,12 @@ def all_reduce(window: Window, memory: Tensor, combine: Combine, root: int | Non
     window.turn = first + count
     receives = root is None or root == rank
 
-    def extent(index: int) -> tuple[int, int, int, int]:
-        """Where a chunk begins, its bytes, and where in it this rank's slice begins and ends."""
-        begin = index * window.chunk
+    def lay_down(index: int) -> tuple[int, int, int, int]:
+        """Returns where the chunk begins, its bytes, and where in it this rank's slice begins and ends."""
+        begin, turn = index * window.chunk, first + index
         nbytes = min(window.chunk, total - begin)
         slice_ = round_up(-(-nbytes // (slices or size)), LINE)
-        return begin, nbytes, min(nbytes, rank * slice_), min(nbytes, (rank + 1) * slice_)
-
-    def lay_down(index: int) -> None:
-        begin, nbytes, low, high = extent(index)
-        turn = first + index
+        low, high = min(nbytes, rank * slice_), min(nbytes, (rank + 1) * slice_)
         window.free(turn)
         slot, source = window.slot(turn, rank), address + begin
         if low:
@@ -62,13 +58,13 @@ def all_reduce(window: Window, memory: Tensor, combine: Combine, root: int | Non
         if high < nbytes:
             memmove(slot + high, source + high, nbytes - high)
         window.lay(turn)
+        return begin, nbytes, low, high
 
-    lay_down(0)
-    for index in range(count):
-        if index + 1 < count:
-            lay_down(index + 1)  # [1] of the next turn
-        begin, nbytes, low, high = extent(index)
-        turn = first + index
+    following = lay_down(0)
+    for turn in range(first, first + count):
+        begin, nbytes, low, high = following
+        if turn + 1 < window.turn:
+            following = lay_down(turn + 1 - first)  # [1] of the next turn
         window.await_laid(turn)
         if high > low:  # [2]
             parts = [window.view(dtype, turn, r, low, high - low) for r in range(size)]

@@ -31,6 +31,8 @@ from mpicoll.mpi.segment import Segment
 
 LINE = 64  # bytes; what two ranks write lies apart, or each write takes the other's line away
 
+MOST_VIEWS = 1024  # that are kept: making one takes a microsecond, and chunks after chunks need the same ones
+
 memmove = ctypes.memmove
 
 
@@ -63,7 +65,8 @@ class Window:
         half = (size + 1) * chunk
         self._offsets = [[first + h * half + place * chunk for place in range(size + 1)] for h in range(2)]
         self._addresses = [[segment.address + offset for offset in offsets] for offsets in self._offsets]
-        self._typed: dict[torch.dtype, tuple[Tensor, int]] = {}
+        self._typed: dict[torch.dtype, Tensor] = {}
+        self._views: dict[tuple[torch.dtype, int, int, int, int], Tensor] = {}
 
     @staticmethod
     def nbytes(size: int, chunk: int) -> int:
@@ -80,12 +83,20 @@ class Window:
 
     def view(self, dtype: torch.dtype, turn: int, place: int, offset: int, nbytes: int) -> Tensor:
         """A part of a rank's slot (place: its number) or of the result (place: ``size``), as a tensor."""
-        found = self._typed.get(dtype)
+        key = dtype, turn & 1, place, offset, nbytes
+        found = self._views.get(key)
         if found is None:
-            with torch.inference_mode(False):  # or nobody could write into it outside, later
-                found = self._typed[dtype] = (torch.frombuffer(self._bytes, dtype=dtype), dtype.itemsize)
-        typed, itemsize = found
-        return typed.narrow(0, (self._offsets[turn & 1][place] + offset) // itemsize, nbytes // itemsize)
+            if len(self._views) >= MOST_VIEWS:
+                self._views.clear()
+            found = self._views[key] = self._view(*key)
+        return found
+
+    def _view(self, dtype: torch.dtype, half: int, place: int, offset: int, nbytes: int) -> Tensor:
+        with torch.inference_mode(False):  # or nobody could write into it outside, later
+            if dtype not in self._typed:
+                self._typed[dtype] = torch.frombuffer(self._bytes, dtype=dtype)
+            itemsize = dtype.itemsize
+            return self._typed[dtype].narrow(0, (self._offsets[half][place] + offset) // itemsize, nbytes // itemsize)
 
     def write(self, turn: int, numbers: Sequence[int]) -> None:
         """[1]: numbers at the beginning of this rank's slot."""

@@ -27,7 +27,11 @@ from mpicoll.engine.choose import NEVER, WINDOW_FROM
 FILE = "mpicoll-tuning.json"
 SIZES = [1 << power for power in range(10, 23)]  # bytes; 1 KiB to 4 MiB
 QUICK_SIZES = [4 << 10, 1 << 20]
-NAMES = {"reduce_scatter": "reduce_scatter_tensor", "all_gather": "all_gather_into_tensor"}  # where bench says otherwise
+NAMES = {
+    "halves": "all_reduce",
+    "reduce_scatter": "reduce_scatter_tensor",
+    "all_gather": "all_gather_into_tensor",
+}  # where bench says otherwise
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -73,7 +77,8 @@ def takes_over(sizes: Sequence[int], ratios: Sequence[float]) -> int:
 
 def _ratio(stage: Stage, carrier: Any, operation: str, nbytes: int) -> float:
     nbytes = nbytes // (4 * stage.size) * 4 * stage.size
-    exchange = COLLECTIVES[NAMES.get(operation, operation)](stage.shape(nbytes, torch.float32))
+    dtype = torch.bfloat16 if operation == "halves" else torch.float32
+    exchange = COLLECTIVES[NAMES.get(operation, operation)](stage.shape(nbytes, dtype))
     call = exchange.door(mpicoll, None)
     exchange.memory.clear()
 

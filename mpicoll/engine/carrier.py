@@ -57,14 +57,14 @@ class Carrier:
         sizes = list(Counter(topology.nodes).values())
         for operation in self.least:
             if topology.single:
-                self.least[operation] = choices.least(operation, self.size, topology.crowded)
+                self.least[operation] = choices.least(operation, self.size)
             else:
                 self.least[operation] = choices.least_between(operation, sizes)
 
     def all_reduce(self, memory: Tensor, kernel: Kernel) -> bool:
         """In place on every rank."""
         nbytes = memory.nbytes
-        if nbytes >= self.least["all_reduce"]:
+        if nbytes >= self.least["halves" if kernel.widened else "all_reduce"]:
             flat = plain(memory, kernel.dtype)
             if (window := self.window()) is not None:
                 if nbytes * (self.size - 1) <= FLAT_BYTES and nbytes <= window.chunk:

@@ -22,14 +22,30 @@ from mpicoll import config
 LARGEST_DISPLACEMENT = 2**31 - 1  # MPI's displacements are C ints
 NEVER = 1 << 62  # bytes
 
-# Bytes from which the window is faster than MPI's own, by the number of ranks on the node (the next lower one counts). From
-# `bench tune` on 2 cores with Open MPI 5.0.11 and MPICH 5.0.2; the larger of the two.
+# Bytes from which the window is faster than MPI's own, by the number of ranks on the node (the next lower one counts): what
+# `bench tune` found with 2 and with 4 ranks on 2 cores. MPIs differ by factors; one that is not here takes the larger figure.
+# "halves": all_reduce of bfloat16 and float16, which MPI reduces as float32.
+MEASURED: dict[str, dict[str, dict[int, int]]] = {
+    "Open MPI": {  # 5.0.11
+        "all_reduce": {2: 8 << 20, 4: 512 << 10},
+        "halves": {2: 1, 4: 1},
+        "reduce": {2: 8 << 20, 4: 1 << 20},
+        "reduce_scatter": {2: 256 << 10, 4: 512 << 10},
+        "all_gather": {2: 1 << 20, 4: 1 << 20},
+        "broadcast": {2: 512 << 10, 4: 128 << 10},
+    },
+    "MPICH": {  # 5.0.2
+        "all_reduce": {2: 16 << 10, 4: 1 << 10},
+        "halves": {2: 1, 4: 1},
+        "reduce": {2: 32 << 10, 4: 16 << 10},
+        "reduce_scatter": {2: 256 << 10, 4: 256 << 10},
+        "all_gather": {2: 256 << 10, 4: 128 << 10},
+        "broadcast": {2: 8 << 10, 4: 8 << 10},
+    },
+}
 WINDOW_FROM: dict[str, dict[int, int]] = {
-    "all_reduce": {2: 32 << 10},
-    "reduce": {2: 128 << 10},
-    "reduce_scatter": {2: 64 << 10},
-    "all_gather": {2: 64 << 10},
-    "broadcast": {2: 128 << 10},
+    operation: {n: max(table[operation][n] for table in MEASURED.values()) for n in sizes}
+    for operation, sizes in MEASURED["MPICH"].items()
 }
 
 # Bytes from which the hierarchical way is, by the same names.
@@ -41,6 +57,7 @@ WINDOW_FROM: dict[str, dict[int, int]] = {
 # that share a core wait so long (2 ms) that below 1 MiB nothing can be told apart.
 BETWEEN_FROM: dict[str, int] = {
     "all_reduce": 64 << 10,
+    "halves": 64 << 10,
     "reduce": 128 << 10,
     "reduce_scatter": 512 << 10,  # the one in which MPI's own moves no byte twice
     "all_gather": 128 << 10,
@@ -70,12 +87,10 @@ class Choices:
     between_from: Mapping[str, int] = field(default_factory=lambda: BETWEEN_FROM)
     moved_from: int = MOVED_FROM
 
-    def least(self, operation: str, ranks: int, crowded: bool) -> int:
+    def least(self, operation: str, ranks: int) -> int:
         """Bytes from which ``operation`` goes through the window of so many ranks; NEVER: not at all."""
         if ranks < 2 or self.window_bytes <= 0:
             return NEVER
-        if crowded:
-            return 1  # MPI's own spin, and hold up the rank that they wait for
         known = self.window_from[operation]
         return known[max((n for n in known if n <= ranks), default=min(known))]
 
@@ -91,14 +106,15 @@ class Choices:
         return self.between_from[operation]
 
 
-def choices() -> Choices:
+def choices(library: str = "") -> Choices:
     """This rank's: the table of MPICOLL_TUNING, or the one above, and the variables that override it.
 
+    Args:   library: what the MPI says of itself, beginning with its name.
     Raises: ValueError: a variable, or the file, holds what is not allowed.
     """
-    table = WINDOW_FROM
+    table = next((measured for name, measured in MEASURED.items() if library.startswith(name)), WINDOW_FROM)
     if path := config.get("MPICOLL_TUNING"):
-        table = {**WINDOW_FROM, **load(Path(path))}
+        table = {**table, **load(Path(path))}
     between, moved = BETWEEN_FROM, MOVED_FROM
     if (everywhere := config.get("MPICOLL_WINDOW_FROM")) is not None:
         table = {operation: {2: everywhere} for operation in WINDOW_FROM}

@@ -81,7 +81,7 @@ def _agree(channel: Channel) -> Choices:
     error, agreed = "", Choices()
     if channel.comm.Get_rank() == 0:
         try:
-            agreed = choose.choices()
+            agreed = choose.choices(channel.runtime.library)
         except ValueError as caught:
             error = str(caught)
     with channel.lock:

@@ -79,11 +79,11 @@ class Reducing(Gathering):
     def _all_reduce_at_once(self, tensor: Tensor, op: Op) -> bool:
         """The bare path, for memory that can be reduced as it lies; False, and nothing done, for everything else."""
         dtype, nbytes = tensor.dtype, tensor.nbytes
-        if nbytes >= self.carrier.least["all_reduce"]:
+        handles = BARE_SUM[dtype] if op is SUM else bare(dtype, op)
+        if handles is None or nbytes >= self.carrier.least["all_reduce"]:
             kernel = KERNEL_SUM[dtype] if op is SUM else kernels.find(dtype, op)
             return kernel is not None and self.at_once("all_reduce", self._all_reduce_plain, tensor, kernel, op)
-        handles = BARE_SUM[dtype] if op is SUM else bare(dtype, op)
-        if handles is None or nbytes > CHUNK:
+        if nbytes > CHUNK:
             return False
         buffer = [fromaddress(tensor.data_ptr(), nbytes), tensor.numel(), handles[0]]
         return self.at_once("all_reduce", self.channel.Allreduce, IN_PLACE, buffer, handles[1])
