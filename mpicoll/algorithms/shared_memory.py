@@ -40,15 +40,15 @@ def all_reduce(window: Window, memory: Tensor, combine: Combine, root: int | Non
     """
     rank, size, dtype, address, total = window.rank, window.size, memory.dtype, memory.data_ptr(), memory.nbytes
     itemsize = memory.element_size()
-    count = -(-total // window.chunk)
+    piece = window.chunk // 2  # two turns' slots and results stay in a core's cache
+    count = -(-total // piece)
     first = window.turn
     window.turn = first + count
-    receives = root is None or root == rank
 
     def lay_down(index: int) -> tuple[int, int, int, int]:
         """Returns where the chunk begins, its bytes, and where in it this rank's slice begins and ends."""
-        begin, turn = index * window.chunk, first + index
-        nbytes = min(window.chunk, total - begin)
+        begin, turn = index * piece, first + index
+        nbytes = min(piece, total - begin)
         slice_ = round_up(-(-nbytes // (slices or size)), LINE)
         low, high = min(nbytes, rank * slice_), min(nbytes, (rank + 1) * slice_)
         window.free(turn)
@@ -60,7 +60,14 @@ def all_reduce(window: Window, memory: Tensor, combine: Combine, root: int | Non
         window.lay(turn)
         return begin, nbytes, low, high
 
+    def receive(turn: int, begin: int, nbytes: int) -> None:
+        if root is None or root == rank:
+            window.await_taken(turn)
+            memmove(address + begin, window.result(turn), nbytes)  # [3]
+
+    # A result is received a turn later: by then the others have written their slices, and nobody waits.
     following = lay_down(0)
+    before = None
     for turn in range(first, first + count):
         begin, nbytes, low, high = following
         if turn + 1 < window.turn:
@@ -71,9 +78,11 @@ def all_reduce(window: Window, memory: Tensor, combine: Combine, root: int | Non
             parts[rank] = memory.narrow(0, (begin + low) // itemsize, (high - low) // itemsize)
             combine(parts, window.view(dtype, turn, size, low, high - low))
         window.take(turn)
-        if receives:
-            window.await_taken(turn)
-            memmove(address + begin, window.result(turn), nbytes)  # [3]
+        if before is not None:
+            receive(*before)
+        before = turn, begin, nbytes
+    assert before is not None
+    receive(*before)
 
 
 def reduce_scatter(window: Window, output: Tensor, memory: Tensor, combine: Combine) -> None:

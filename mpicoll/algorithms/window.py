@@ -1,21 +1,21 @@
 """A node's shared window: where ranks lay memory down for each other, and how they tell.
 
-One segment per group, made on first use. Turns alternate between two halves, so that a rank lays down the next chunk while
-another still reads the last one:
+One segment per group, made on first use. Turns alternate between slots, and between results, so that a rank lays down the next
+chunk while another still reads the last one:
 
-    words   laid[r], taken[r]: the number of turns that rank r has laid down, has taken; one cache line for each
-    half 0  slot[0] slot[1] ... slot[n-1] result
-    half 1  slot[0] slot[1] ... slot[n-1] result
+    words      laid[r], taken[r]: the number of turns that rank r has laid down, has taken; one cache line for each
+    half 0, 1  slot[0] slot[1] ... slot[n-1]                                 of turns t with t % 2 == 0, 1
+    results    result[0] result[1] result[2]                                 of turns t with t % 3 == 0, 1, 2
 
-A turn t, half t % 2, in the order in which a rank writes:
+A turn t, in the order in which a rank writes:
 
     [1] its slot, once everybody has taken turn t - 2       laid[r] = t + 1
     [2] reads others' slots, once they have laid down turn t; may write the result           taken[r] = t + 1
-    [3] reads the result, once everybody has taken turn t
+    [3] reads the result, once everybody has taken turn t; before [1] of turn t + 3
 
 # Note [Why [3] needs no word]
-# A rank lays turn t + 1 down before [3] of turn t at the earliest, and turn t + 2 after it. The result of turn t + 2, which
-# lies where that of turn t was, is written in [2], after everybody has laid turn t + 2 down, and so read turn t's result.
+# A rank writes the result of turn t + 3, which lies where that of turn t was, in [2], after everybody has laid turn t + 3
+# down, and so has read turn t's result.
 """
 
 from __future__ import annotations
@@ -62,28 +62,28 @@ class Window:
         self._laid = [other * step for other in self.others]
         self._taken = [(size + other) * step for other in self.others]
         first = words_nbytes(size)
-        half = (size + 1) * chunk
-        self._offsets = [[first + h * half + place * chunk for place in range(size + 1)] for h in range(2)]
-        self._addresses = [[segment.address + offset for offset in offsets] for offsets in self._offsets]
+        self._slots = [[first + (h * size + place) * chunk for place in range(size)] for h in range(2)]
+        self._results = [first + (2 * size + third) * chunk for third in range(3)]
+        self._address = segment.address
         self._typed: dict[torch.dtype, Tensor] = {}
-        self._views: dict[tuple[torch.dtype, int, int, int, int], Tensor] = {}
+        self._views: dict[tuple[torch.dtype, int, int], Tensor] = {}
 
     @staticmethod
     def nbytes(size: int, chunk: int) -> int:
         """Of the segment that a window needs."""
-        return words_nbytes(size) + 2 * (size + 1) * chunk
+        return words_nbytes(size) + parts(size) * chunk
 
     def slot(self, turn: int, rank: int) -> int:
         """The address of a rank's slot."""
-        return self._addresses[turn & 1][rank]
+        return self._address + self._slots[turn & 1][rank]
 
     def result(self, turn: int) -> int:
         """The address of the result."""
-        return self._addresses[turn & 1][self.size]
+        return self._address + self._results[turn % 3]
 
     def view(self, dtype: torch.dtype, turn: int, place: int, offset: int, nbytes: int) -> Tensor:
         """A part of a rank's slot (place: its number) or of the result (place: ``size``), as a tensor."""
-        key = dtype, turn & 1, place, offset, nbytes
+        key = dtype, offset + (self._results[turn % 3] if place == self.size else self._slots[turn & 1][place]), nbytes
         found = self._views.get(key)
         if found is None:
             if len(self._views) >= MOST_VIEWS:
@@ -91,20 +91,19 @@ class Window:
             found = self._views[key] = self._view(*key)
         return found
 
-    def _view(self, dtype: torch.dtype, half: int, place: int, offset: int, nbytes: int) -> Tensor:
+    def _view(self, dtype: torch.dtype, offset: int, nbytes: int) -> Tensor:
         with torch.inference_mode(False):  # or nobody could write into it outside, later
             if dtype not in self._typed:
                 self._typed[dtype] = torch.frombuffer(self._bytes, dtype=dtype)
-            itemsize = dtype.itemsize
-            return self._typed[dtype].narrow(0, (self._offsets[half][place] + offset) // itemsize, nbytes // itemsize)
+            return self._typed[dtype].narrow(0, offset // dtype.itemsize, nbytes // dtype.itemsize)
 
     def write(self, turn: int, numbers: Sequence[int]) -> None:
         """[1]: numbers at the beginning of this rank's slot."""
-        struct.pack_into(f"{len(numbers)}q", self._bytes, self._offsets[turn & 1][self.rank], *numbers)
+        struct.pack_into(f"{len(numbers)}q", self._bytes, self._slots[turn & 1][self.rank], *numbers)
 
     def read(self, turn: int, rank: int, count: int) -> tuple[int, ...]:
         """[2]: the numbers at the beginning of a rank's slot."""
-        return struct.unpack_from(f"{count}q", self._bytes, self._offsets[turn & 1][rank])
+        return struct.unpack_from(f"{count}q", self._bytes, self._slots[turn & 1][rank])
 
     def free(self, turn: int) -> None:
         """[1]: returns once this rank may write its slot."""
@@ -154,6 +153,11 @@ class Window:
         pause = self._pause()
         while words[index] < value:
             pause()
+
+
+def parts(size: int) -> int:
+    """Chunks in a window of so many ranks."""
+    return 2 * size + 3
 
 
 def words_nbytes(size: int) -> int:

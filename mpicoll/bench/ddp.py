@@ -22,6 +22,7 @@ from mpicoll.bench.table import times
 MIB = 1 << 20
 SIDES = {4 * MIB: 512, 64 * MIB: 1024, 256 * MIB: 1024}  # features of a layer, by bytes of all gradients
 BATCH = 16
+ALONE = "nothing reduced"  # the step without its all_reduce: the least that a step takes
 RESNET_WIDTH, IMAGES, PIXELS = 16, 4, 32  # ResNet50 with a quarter of the channels
 
 
@@ -31,7 +32,7 @@ def run(stage: Stage, report: Report, sizes: Sequence[int], resnet: bool = True)
     Args:   sizes: bytes of the MLPs' gradients, out of SIDES.
     """
     report.say("", "DistributedDataParallel, float32: a step in milliseconds, median [least, most]; x: the ratio to Gloo's")
-    report.say(f"{'gradients':>20}{'backend mpi':>28}{'Gloo':>28}{'x Gloo':>8}")
+    report.say(f"{'gradients':>20}{'backend mpi':>28}{'Gloo':>28}{'nothing reduced':>28}{'x Gloo':>8}{'nothing x Gloo':>16}")
     models: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
         f"MLP {spell(nbytes)}": (lambda nbytes=nbytes: mlp(nbytes), lambda nbytes=nbytes: torch.rand(BATCH, SIDES[nbytes]))  # type: ignore[misc]
         for nbytes in sizes
@@ -44,8 +45,8 @@ def run(stage: Stage, report: Report, sizes: Sequence[int], resnet: bool = True)
             step(f"DDP {name}")
             row = report.add(_row(stage, name, make, batch))
             found.append(row)
-            cells = [_cell(row, way) for way in (DOOR_2, GLOO)]
-            report.say(f"{name:>20}{cells[0]:>28}{cells[1]:>28}{times(row.ratio(DOOR_2, GLOO)):>8}")
+            cells = "".join(f"{_cell(row, way):>28}" for way in (DOOR_2, GLOO, ALONE))
+            report.say(f"{name:>20}{cells}{times(row.ratio(DOOR_2, GLOO)):>8}{times(row.ratio(ALONE, GLOO)):>16}")
     return found
 
 
@@ -68,11 +69,18 @@ def _row(stage: Stage, name: str, make: Callable[[], nn.Module], batch: Callable
     torch.manual_seed(1 + stage.rank)
     x = batch()
     models = {DOOR_2: DistributedDataParallel(first), GLOO: DistributedDataParallel(second, process_group=stage.gloo)}
-    steps = {way: Step(model, x) for way, model in models.items()}
+    steps: dict[str, Callable[[], None]] = {way: Step(model, x) for way, model in models.items()}
     for _ in range(2):  # DDP forms its final buckets after the first
         for step in steps.values():
-            step.backward()
+            step.backward()  # type: ignore[attr-defined]
         _compare(stage, name, first, second)
+    alone = Step(models[DOOR_2], x)
+
+    def unsynchronized() -> None:
+        with models[DOOR_2].no_sync():
+            alone()
+
+    steps[ALONE] = unsynchronized
     nbytes = sum(parameter.nbytes for parameter in first.parameters())
     return Row(f"DDP {name}", nbytes, stage.size, stage.rounds.times(steps), "float32", "AVG")
 

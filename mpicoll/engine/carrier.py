@@ -18,7 +18,7 @@ from torch import Tensor
 from mpicoll.algorithms import hierarchical, moved, shared_memory
 from mpicoll.algorithms.blocks import Block, block
 from mpicoll.algorithms.hierarchical import Nodes
-from mpicoll.algorithms.window import LINE, Window
+from mpicoll.algorithms.window import LINE, Window, parts
 from mpicoll.engine import choose, stages
 from mpicoll.engine.choose import NEVER, Choices
 from mpicoll.engine.kernels import Kernel
@@ -31,7 +31,7 @@ from mpicoll.mpi.topology import Topology
 PAGE = 4096  # bytes
 FLAT_BYTES = 64 << 10  # that a rank reads of others; up to here one hand-over is dearer than the work that slices save
 SPINS = 1000  # looks, 50 us; handing over between two ranks that both run takes less
-BESIDE_YIELD_S = 50e-6  # seconds; as Backoff's
+BESIDE_YIELD_S = 500e-6  # seconds; as Backoff's
 ALIVE_S = 0.05  # seconds between two questions whether the others are alive, of a rank that waits for them
 
 
@@ -195,7 +195,7 @@ class Carrier:
 
         Args:   most: ranks of the largest of such windows, so that the chunks are alike. nodes: how many windows.
         """
-        limit = self._choices.window_bytes // (2 * (most + 1))
+        limit = self._choices.window_bytes // parts(most)
         chunk = min(self._choices.chunk_bytes, limit) // PAGE * PAGE
         if chunk < LINE * most * nodes:  # a piece for every rank of the group
             return None

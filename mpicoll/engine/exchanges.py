@@ -15,6 +15,7 @@ from mpicoll.engine.point_to_point import PointToPoint
 from mpicoll.engine.work import Work
 
 Step = Callable[[], None]
+Peers = list[tuple[int, Block]]
 
 
 class Exchanges(PointToPoint):
@@ -26,6 +27,8 @@ class Exchanges(PointToPoint):
         Raises: ValueError: ``outputs`` is missing on dst, or given elsewhere.
         """
         dst = checks.group_rank("gather", "dst", dst, self.size)
+        if not async_op and self._to_or_from_root("gather", tensor, outputs, dst):
+            return None
         source = message.outgoing("gather", tensor)
         if self.rank != dst:
             if checks.given(outputs):
@@ -45,6 +48,8 @@ class Exchanges(PointToPoint):
         Raises: ValueError: ``inputs`` is missing on src, or given elsewhere.
         """
         src = checks.group_rank("scatter", "src", src, self.size)
+        if not async_op and self._to_or_from_root("scatter", tensor, inputs, src):
+            return None
         target = message.incoming("scatter", tensor)
         if self.rank != src:
             if checks.given(inputs):
@@ -58,6 +63,41 @@ class Exchanges(PointToPoint):
         sources = [message.outgoing("scatter", t).memory for t in given]
         others = [(rank, memory) for rank, memory in enumerate(sources) if rank != src]
         return self.start("scatter", self._exchange(others, [(src, target)], sources[src]), [tensor], async_op)
+
+    def _to_or_from_root(self, name: str, tensor: Tensor, others: Sequence[Tensor] | None, root: int) -> bool:
+        """The bare path of gather and scatter; False, and nothing done, for what wants a check, or has something before it."""
+        if not message.is_bare(tensor):
+            return False
+        mine = block(tensor)
+        if self.rank != root:
+            if others is not None:
+                return False
+            there = [(root, mine)]
+            sent = self.at_once(name, self._messages, *((there, []) if name == "gather" else ([], there)), None)
+            if sent and name == "scatter":
+                message.bump(tensor)
+            return sent
+        if type(others) is not list or len(others) != self.size:
+            return False
+        dtype = tensor.dtype
+        if not all(message.is_bare(other) and other.dtype is dtype for other in others):
+            return False
+        if others[root].nbytes != tensor.nbytes:
+            return False
+        theirs = [(rank, block(other)) for rank, other in enumerate(others) if rank != root]
+        if name == "gather":
+            done = self.at_once(name, self._messages, [], theirs, (block(others[root]), mine))
+        else:
+            done = self.at_once(name, self._messages, theirs, [], (mine, block(others[root])))
+        if done:
+            message.bump(*(others if name == "gather" else (tensor,)))
+        return done
+
+    def _messages(self, sends: Peers, receives: Peers, own: tuple[Block, Block] | None) -> None:
+        """own: where to and where from, of what this rank has for itself."""
+        if own is not None:
+            memmove(own[0][0], own[1][0], own[1][1])
+        pairs.exchange(self.channel, sends, receives)
 
     def all_to_all(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], async_op: bool = False) -> Work | None:
         """``inputs[j]`` of rank i arrives in ``outputs[i]`` of rank j; sizes may differ (collective)."""
@@ -116,9 +156,9 @@ class Exchanges(PointToPoint):
         """Blocks of plain memory that lies in these tensors."""
         if self.carrier.all_to_all(name, targets, sources):
             return
-        memmove(targets[self.rank][0], sources[self.rank][0], sources[self.rank][1])
         others = [rank for rank in range(self.size) if rank != self.rank]
-        pairs.exchange(self.channel, [(rank, sources[rank]) for rank in others], [(rank, targets[rank]) for rank in others])
+        own = targets[self.rank], sources[self.rank]
+        self._messages([(rank, sources[rank]) for rank in others], [(rank, targets[rank]) for rank in others], own)
 
     def _all_to_all(self, name: str, sources: list[Tensor], incoming: list[tuple[int, Message]]) -> Step:
         if any(message.overlap(source, target.memory) for source in sources for _, target in incoming):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from ctypes import memmove
 
 import torch
 from torch import Tensor
@@ -47,7 +48,32 @@ class Gathering(Exchanges):
 
     def all_gather(self, outputs: Sequence[Tensor], tensor: Tensor, async_op: bool = False) -> Work | None:
         """Rank i's tensor arrives in everybody's ``outputs[i]``; the ranks' tensors may differ in size (collective)."""
+        if not async_op and self._all_gather_list_at_once(outputs, tensor):
+            return None
         return self.start("all_gather", self._all_gather("all_gather", outputs, tensor), list(outputs), async_op)
+
+    def _all_gather_list_at_once(self, outputs: Sequence[Tensor], tensor: Tensor) -> bool:
+        """The bare path, for small tensors of one size; False, and nothing done, for everything else."""
+        if type(outputs) is not list or len(outputs) != self.size or not message.is_bare(tensor):
+            return False
+        nbytes, dtype = tensor.nbytes, tensor.dtype
+        if nbytes * self.size >= self.carrier.least["all_gather"] or nbytes * self.size > INT_MAX:
+            return False
+        if not all(message.is_bare(output) and output.dtype is dtype and output.nbytes == nbytes for output in outputs):
+            return False
+        if not self.at_once("all_gather", self._all_gather_small, [output.data_ptr() for output in outputs], tensor):
+            return False
+        message.bump(*outputs)
+        return True
+
+    def _all_gather_small(self, addresses: list[int], tensor: Tensor) -> None:
+        nbytes = tensor.nbytes
+        flat = torch.empty(nbytes * self.size, dtype=torch.uint8)
+        native.all_gather(self.channel, flat, tensor)
+        place = flat.data_ptr()
+        for address in addresses:
+            memmove(address, place, nbytes)
+            place += nbytes
 
     def all_gather_coalesced(
         self, output_lists: Sequence[Sequence[Tensor]], tensors: Sequence[Tensor], async_op: bool = False
