@@ -101,6 +101,8 @@ class Exchanges(PointToPoint):
 
     def all_to_all(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], async_op: bool = False) -> Work | None:
         """``inputs[j]`` of rank i arrives in ``outputs[i]`` of rank j; sizes may differ (collective)."""
+        if not async_op and self._all_to_all_lists_at_once(outputs, inputs):
+            return None
         targets = checks.tensors("all_to_all", "output_tensor_list", outputs, self.size)
         given = checks.tensors("all_to_all", "input_tensor_list", inputs, self.size)
         checks.same_dtype("all_to_all", ("input_tensor_list[0]", given[0]), *(("a tensor", t) for t in [*given, *targets]))
@@ -109,6 +111,21 @@ class Exchanges(PointToPoint):
         incoming = [(rank, message.incoming("all_to_all", target)) for rank, target in enumerate(targets)]
         sources = [message.outgoing("all_to_all", t).memory for t in given]
         return self.start("all_to_all", self._all_to_all("all_to_all", sources, incoming), targets, async_op)
+
+    def _all_to_all_lists_at_once(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> bool:
+        """The bare path; False, and nothing done, for what wants a check or a copy, or has something before it."""
+        if type(outputs) is not list or type(inputs) is not list or len(outputs) != self.size or len(inputs) != self.size:
+            return False
+        both = outputs + inputs
+        if not all(message.is_bare(tensor) and tensor.dtype is both[0].dtype for tensor in both):
+            return False
+        targets, sources = [block(tensor) for tensor in outputs], [block(tensor) for tensor in inputs]
+        if targets[self.rank][1] != sources[self.rank][1] or any(message.overlap(a, b) for a in outputs for b in inputs):
+            return False
+        done = self.at_once("all_to_all", self._all_to_all_plain, "all_to_all", targets, sources)
+        if done:
+            message.bump(*outputs)
+        return done
 
     def all_to_all_single(
         self,
@@ -140,20 +157,20 @@ class Exchanges(PointToPoint):
         checks.same_numel(name, "the input's own share (rows)", sends[self.rank], "the output's", receives[self.rank])
         if not async_op and message.is_bare(tensor) and message.is_bare(output) and not message.overlap(output, tensor):
             rows = _rows(output, receives), _rows(tensor, sends)
-            if self.at_once(name, self._all_to_all_plain, name, output, tensor, *rows):
+            if self.at_once(name, self._all_to_all_plain, name, *rows):
                 message.bump(output)
                 return None
         source, target = message.outgoing(name, tensor), message.incoming(name, output)
         memory = message.packed(source.memory) if message.overlap(source.memory, target.memory) else source.memory
 
         def transfer() -> None:
-            self._all_to_all_plain(name, target.memory, memory, _rows(target.memory, receives), _rows(memory, sends))
+            self._all_to_all_plain(name, _rows(target.memory, receives), _rows(memory, sends))
             target.deliver()
 
         return self.start(name, transfer, [output], async_op)
 
-    def _all_to_all_plain(self, name: str, output: Tensor, tensor: Tensor, targets: list[Block], sources: list[Block]) -> None:
-        """Blocks of plain memory that lies in these tensors."""
+    def _all_to_all_plain(self, name: str, targets: list[Block], sources: list[Block]) -> None:
+        """Blocks of plain memory, which the caller holds."""
         if self.carrier.all_to_all(name, targets, sources):
             return
         others = [rank for rank in range(self.size) if rank != self.rank]
