@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import mpicoll as dist
 from mpicoll.engine import groups
-from mpicoll.engine.choose import NEVER, Choices
+from mpicoll.engine.carrier import Carrier
+from mpicoll.engine.choose import NEVER, WINDOW_FROM, Choices
+from mpicoll.engine.progress import Lane
+from mpicoll.mpi.topology import Topology
 from tests import hosts
 from tests.support import agree, launch
 from tests.test_two_machines import REASON
@@ -75,6 +79,31 @@ def test_which_way() -> None:
     assert choices.least_between("all_gather", (2, 2)) == choices.between_from["all_gather"]
     assert Choices(window_bytes=0).least_between("broadcast", (2, 2)) == NEVER
     assert [choices.least_moved(ranks) for ranks in (1, 2, 8)] == [NEVER, 64 << 10, 256 << 10]
+
+
+def carrier(nodes: int, ranks: int, **choices: object) -> Carrier:
+    comm = SimpleNamespace(Get_rank=lambda: 0, Get_size=lambda: nodes * ranks)
+    channel = SimpleNamespace(comm=comm, runtime=SimpleNamespace(serialized=False))
+    topology = Topology(tuple(rank // ranks * ranks for rank in range(nodes * ranks)), crowded=False)
+    return Carrier(channel, topology, Choices(**choices), Lane("none"))  # type: ignore[arg-type]
+
+
+def test_many_nodes_leave_no_room_for_a_piece_of_every_rank() -> None:
+    """Which two operations want; the others go on. (All of them gave up.)"""
+    few, many = carrier(16, 64).least, carrier(200, 64).least
+    assert max(few.values()) < NEVER
+    assert {operation for operation, least in many.items() if least == NEVER} == {"reduce_scatter", "all_gather"}
+
+
+def test_one_operation_without_a_window_does_not_take_it_from_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table that was tuned may say so of all_reduce. (Nothing went through the window then.)"""
+    made = carrier(1, 4, window_from={**WINDOW_FROM, "all_reduce": {2: NEVER}})
+    window = object()
+    monkeypatch.setattr(made, "_window_of", lambda comm, size: window)
+    assert made.least["all_reduce"] == NEVER
+    assert made.window() is window
+    made.close()
+    assert made.window() is None
 
 
 @pytest.mark.usefixtures("world")

@@ -241,7 +241,7 @@ def test_sizes_are_those_of_the_algorithms() -> None:
     assert model_formulas.PAGE == carrier.PAGE
     assert model_formulas.MOVED_CHUNK == moved.CHUNK
     assert Machine(1, 2).chunk == 1 << 20
-    assert Machine(1, 64).chunk == 504 << 10
+    assert Machine(1, 64).chunk == 500 << 10
 
 
 # -- the page ----------------------------------------------------------------------------------------------------------

@@ -80,7 +80,7 @@ class Stages:
 def all_reduce(nodes: Nodes, memory: Tensor, stages: Stages, root: int | None = None) -> None:
     """As within a node, but a slice goes over its rail before it becomes the result. ``memory`` is one-dimensional."""
     window, rail, finish = nodes.window, nodes.rail, stages.finish
-    slice_ = min(memory.nbytes, window.chunk) // nodes.places + LINE
+    slice_ = min(memory.nbytes, window.chunk // 2) // nodes.places + LINE
     scratch = torch.empty(0 if finish is None else slice_ // memory.element_size(), dtype=stages.code)
     root_node, receiver = (None, None) if root is None else nodes.at[root]
 

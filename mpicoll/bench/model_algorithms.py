@@ -51,7 +51,7 @@ def _levels(what: str, seconds: Callable[[Machine, float], float], formula: str,
 
 
 _FLAT = _window("window, flat", formulas.window_flat, "h + 3cR + (R+3) nμ")
-_SLICED = _window("window, sliced", formulas.window_sliced, "(1+T) h + 3cRT + (5−1/R) nμ")
+_SLICED = _window("window, sliced", formulas.window_sliced, "(1+2T) h + 6cRT + (5−1/R) nμ")
 
 # By operation, the simpler ones first: they win where two cost the same.
 OPERATIONS: dict[str, tuple[Algorithm, ...]] = {
@@ -67,8 +67,8 @@ OPERATIONS: dict[str, tuple[Algorithm, ...]] = {
         Algorithm("ring", formulas.ring, "(p−1) [2 S(1, n/p) + γn/p]", "2(p−1) α + (p−1)/p · n(2β + γ)", parted=True),
         _FLAT,
         _SLICED,
-        _levels("leaders", formulas.all_reduce_leaders, "(1+T) h + 3cRT + (3−1/R) nμ + 2nμ(1) + A₁(n) + W"),
-        _levels("rails", formulas.all_reduce_rails, "window, sliced + T Aᵣ(n/RT)"),
+        _levels("leaders", formulas.all_reduce_leaders, "(1+2T) h + 6cRT + (3−1/R) nμ + 2nμ(1) + A₁(n) + W"),
+        _levels("rails", formulas.all_reduce_rails, "window, sliced + 2T Aᵣ(n/2RT)"),
     ),
     "all_reduce_halves": (
         Algorithm("as float32", formulas.halves_as_float32, "6nμ + A(2n)"),
@@ -80,8 +80,8 @@ OPERATIONS: dict[str, tuple[Algorithm, ...]] = {
         ),
         _FLAT,
         _SLICED,
-        _levels("leaders", formulas.halves_leaders, "(1+T) h + 3cRT + (3−1/R) nμ + 2nμ(1) + A₁(2n) + W"),
-        _levels("rails", formulas.halves_rails, "window, sliced + T Aᵣ(2n/RT)"),
+        _levels("leaders", formulas.halves_leaders, "(1+2T) h + 6cRT + (3−1/R) nμ + 2nμ(1) + A₁(2n) + W"),
+        _levels("rails", formulas.halves_rails, "window, sliced + 2T Aᵣ(n/RT)"),
     ),
     "reduce_scatter": (
         Algorithm(
@@ -103,7 +103,7 @@ OPERATIONS: dict[str, tuple[Algorithm, ...]] = {
         _levels(
             "leaders",
             formulas.reduce_scatter_leaders,
-            "(2+T) h + 3cRT + (3−1/R) nμ + 2nμ(1) + RS₁(n) + 2n/N μ(1) + 2n/p μ",
+            "(2+2T) h + 6cRT + (3−1/R) nμ + 2nμ(1) + RS₁(n) + 2n/N μ(1) + 2n/p μ",
             True,
         ),
         _levels("rails", formulas.reduce_scatter_rails, "U [h + c(3R+p) + RSᵣ(n/RU)] + (3+1/R) nμ, U = ⌈n / max(C, 64p)⌉", True),

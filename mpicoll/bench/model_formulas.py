@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from mpicoll.algorithms.window import parts
 from mpicoll.engine.choose import Choices
 
 # Bytes: of what a slice is a multiple of, of what a chunk is, and of what `moved` moves at a time; as the algorithms have them.
@@ -56,7 +57,7 @@ class Machine:
     @property
     def chunk(self) -> int:
         """Bytes that a rank lays down at a time, as engine/carrier.py has it."""
-        return min(Choices.chunk_bytes, Choices.window_bytes // (2 * (self.ranks + 1))) // PAGE * PAGE
+        return min(Choices.chunk_bytes, Choices.window_bytes // parts(self.ranks)) // PAGE * PAGE
 
     def outward(self, senders: int, nbytes: float) -> float:
         messages = senders * self.beside
@@ -160,7 +161,7 @@ def window_sliced(m: Machine, n: float) -> float:
 
 def window_reduce(m: Machine, n: float) -> float:
     """Up to the result in the window."""
-    turns = _turns(n, m.chunk)
+    turns = _turns(n, m.chunk / 2)
     read_and_written = 2 * n * (1 - 1 / m.ranks) + n + n / m.ranks
     return (1 + turns) * m.handing_over() + m.calls(turns * KERNEL_CALLS * m.ranks) + m.memory(read_and_written)
 
@@ -172,7 +173,7 @@ def all_reduce_leaders(m: Machine, n: float, wider: int = 1) -> float:
 
 
 def all_reduce_rails(m: Machine, n: float, wider: int = 1) -> float:
-    turns = _turns(n, m.chunk)
+    turns = _turns(n, m.chunk / 2)
     between, slice_ = rails(m, n / turns)
     return window_sliced(m, n) + turns * best_all_reduce(between, wider * slice_)
 

@@ -52,13 +52,16 @@ class Carrier:
         self._nodes: Nodes | None = None
         #: bytes from which an operation goes through the node's window, or the nodes' ones
         self.least = dict.fromkeys(choose.WINDOW_FROM, NEVER)
-        if channel.runtime.serialized:
+        self._possible = self.size > 1 and choices.window_bytes > 0 and not channel.runtime.serialized
+        if not self._possible:
             return
         sizes = list(Counter(topology.nodes).values())
+        # Over nodes, these two need a piece for every rank of the group in a slot.
+        roomless = choose.EVEN if self._chunk(max(sizes)) < LINE * max(sizes) * len(sizes) else frozenset[str]()
         for operation in self.least:
             if topology.single:
                 self.least[operation] = choices.least(operation, self.size)
-            else:
+            elif operation not in roomless:
                 self.least[operation] = choices.least_between(operation, sizes)
 
     def all_reduce(self, memory: Tensor, kernel: Kernel) -> bool:
@@ -160,15 +163,15 @@ class Carrier:
 
     def window(self) -> Window | None:
         """The one window of a group on one node."""
-        if self._window is None and self._topology.single and self.least["all_reduce"] < NEVER:
-            self._window = self._window_of(self.channel.comm, self.size, 1)
+        if self._window is None and self._topology.single and self._possible:
+            self._window = self._window_of(self.channel.comm, self.size)
             if self._window is None:
                 self._give_up()
         return self._window
 
     def nodes(self) -> Nodes | None:
         """The windows of a group on several nodes, and what leads from one to another."""
-        if self._nodes is None and not self._topology.single and self.least["all_reduce"] < NEVER:
+        if self._nodes is None and not self._topology.single and self._possible:
             self._nodes = self._between_nodes()
             if self._nodes is None:
                 self._give_up()
@@ -179,7 +182,7 @@ class Carrier:
         here, place = next((node, ranks.index(self.rank)) for node, ranks in enumerate(members) if self.rank in ranks)
         # Not by Split_type: nodes may be pretended, and the topology's are what all ranks count with.
         within = comm.Split(here, place)
-        window = self._window_of(within, max(len(ranks) for ranks in members), len(members))
+        window = self._window_of(within, max(len(ranks) for ranks in members))
         within.Free()
         if not all(comm.allgather(window is not None)):
             return None
@@ -190,14 +193,17 @@ class Carrier:
         """Each node's ranks, from the node of the first rank on."""
         return [self._topology.members(node) for node in sorted(set(self._topology.nodes))]
 
-    def _window_of(self, comm: Any, most: int, nodes: int) -> Window | None:
+    def _chunk(self, ranks: int) -> int:
+        """Bytes of a slot in a window of so many ranks."""
+        return min(self._choices.chunk_bytes, self._choices.window_bytes // parts(ranks)) // PAGE * PAGE
+
+    def _window_of(self, comm: Any, most: int) -> Window | None:
         """One for the ranks of ``comm``.
 
-        Args:   most: ranks of the largest of such windows, so that the chunks are alike. nodes: how many windows.
+        Args:   most: ranks of the largest of such windows, so that the chunks are alike.
         """
-        limit = self._choices.window_bytes // parts(most)
-        chunk = min(self._choices.chunk_bytes, limit) // PAGE * PAGE
-        if chunk < LINE * most * nodes:  # a piece for every rank of the group
+        chunk = self._chunk(most)
+        if chunk < LINE * most:  # a piece for every rank of the node
             return None
         size: int = comm.Get_size()
         made = segment.create(comm, Window.nbytes(size, chunk))
@@ -206,6 +212,7 @@ class Carrier:
         return Window(made, comm.Get_rank(), size, chunk, self._pause, 0 if self._topology.crowded else SPINS)
 
     def _give_up(self) -> None:
+        self._possible = False
         self.least = dict.fromkeys(self.least, NEVER)
 
     def close(self) -> None:
