@@ -83,7 +83,7 @@ def test_which_way() -> None:
 
 def carrier(nodes: int, ranks: int, **choices: object) -> Carrier:
     comm = SimpleNamespace(Get_rank=lambda: 0, Get_size=lambda: nodes * ranks)
-    channel = SimpleNamespace(comm=comm, runtime=SimpleNamespace(serialized=False))
+    channel = SimpleNamespace(comm=comm, serialized=False)
     topology = Topology(tuple(rank // ranks * ranks for rank in range(nodes * ranks)), crowded=False)
     return Carrier(channel, topology, Choices(**choices), Lane("none"))  # type: ignore[arg-type]
 

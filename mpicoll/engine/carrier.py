@@ -52,7 +52,7 @@ class Carrier:
         self._nodes: Nodes | None = None
         #: bytes from which an operation goes through the node's window, or the nodes' ones
         self.least = dict.fromkeys(choose.WINDOW_FROM, NEVER)
-        self._possible = self.size > 1 and choices.window_bytes > 0 and not channel.runtime.serialized
+        self._possible = self.size > 1 and choices.window_bytes > 0 and not channel.serialized
         if not self._possible:
             return
         sizes = list(Counter(topology.nodes).values())

@@ -38,7 +38,8 @@ class Channel:
         self.pause = pause
         with self.lock:
             self.peer = comm.Dup()
-            serialized = comm.allreduce(int(runtime.serialized), op=MPI.MAX)
+            #: whether any rank's MPI is, so that all make the calls that match
+            self.serialized = bool(comm.allreduce(int(runtime.serialized), op=MPI.MAX))
         # One attribute per collective, bound once: looking them up on each call would be a tenth of its time.
         self.Allreduce: Callable[..., None]
         self.Bcast: Callable[..., None]
@@ -48,7 +49,7 @@ class Channel:
         self.Reduce_scatter: Callable[..., None]
         self.Reduce_scatter_block: Callable[..., None]
         for name in _COLLECTIVES:
-            call = self._tested(getattr(comm, "I" + name.lower())) if serialized else getattr(comm, name)
+            call = self._tested(getattr(comm, "I" + name.lower())) if self.serialized else getattr(comm, name)
             setattr(self, name, call)
 
     def _tested(self, start: Callable[..., MPI.Request]) -> Callable[..., None]:
