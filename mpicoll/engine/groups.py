@@ -85,7 +85,8 @@ def _agree(channel: Channel) -> Choices:
         except ValueError as caught:
             error = str(caught)
     with channel.lock:
-        agreed, error = channel.comm.bcast((agreed, error))
+        # No bcast: MPICH's is another one on a rank of another thread level (5.0.2).
+        agreed, error = channel.comm.allgather((agreed, error) if channel.comm.Get_rank() == 0 else None)[0]
     if error:
         raise ValueError(error)
     assert isinstance(agreed, Choices)

@@ -42,10 +42,10 @@ def discover(comm: Intracomm, node_size: int = 0) -> Topology:
     Args:   node_size: pretends that every so many ranks of a node are one of their own; 0: nodes as they are.
     """
     node = comm.Split_type(MPI.COMM_TYPE_SHARED)
-    first = node.allreduce(comm.Get_rank(), op=MPI.MIN)
-    cores_ = node.allreduce(sum(1 << core for core in cores.allowed()), op=MPI.BOR)  # a bit for each
-    quota = node.allreduce(cores.quota() or node.Get_size(), op=MPI.MIN)
-    crowded = min(cores_.bit_count(), quota) < node.Get_size()
+    # No allreduce of objects, which broadcasts: MPICH's broadcast is another one on a rank of another thread level (5.0.2).
+    here = node.allgather((comm.Get_rank(), cores.allowed(), cores.quota() or node.Get_size()))
+    first = min(rank for rank, _, _ in here)
+    crowded = min(len(set().union(*(mine for _, mine, _ in here))), *(quota for _, _, quota in here)) < node.Get_size()
     place = node.Get_rank()
     node.Free()
     known = comm.allgather((first, place // node_size if node_size else 0, crowded))
