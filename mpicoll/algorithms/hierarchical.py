@@ -113,29 +113,16 @@ def reduce_scatter(nodes: Nodes, output: Tensor, memory: Tensor, stages: Stages)
     order = [ranks[j] for j in range(window.size) for ranks in nodes.members]
     rail_size = len(nodes.members)
     piece = window.chunk // len(order) // LINE * LINE  # of a block, in a slot
-    count = -(-block // piece)
-    first = window.turn
-    window.turn = first + count
     code = torch.empty(rail_size * min(piece, block) // itemsize, dtype=stages.code)
     scratch = torch.empty(0 if finish is None else min(piece, block) // itemsize, dtype=stages.code)
 
-    def lay_down(index: int) -> None:
-        begin, turn = index * piece, first + index
-        nbytes = min(piece, block - begin)
-        window.free(turn)
+    def fill(turn: int, begin: int, nbytes: int) -> None:
         slot = window.slot(turn, place)
         for number, rank in enumerate(order):
             memmove(slot + number * nbytes, address + rank * block + begin, nbytes)
-        window.lay(turn)
 
-    lay_down(0)
-    for index in range(count):
-        if index + 1 < count:
-            lay_down(index + 1)  # [1] of the next turn
-        begin, turn = index * piece, first + index
-        nbytes = min(piece, block - begin)
+    for turn, begin, nbytes in window.turns(block, piece, fill):
         n = nbytes // itemsize
-        window.await_laid(turn)
         mine = rail_size * nbytes  # bytes of this rank's rail
         parts = [window.view(memory.dtype, turn, j, place * mine, mine) for j in range(window.size)]
         of_node = code.narrow(0, 0, rail_size * n)
@@ -158,25 +145,12 @@ def all_gather(nodes: Nodes, targets: Sequence[Block], source: Block) -> None:
     window, place, (address, total) = nodes.window, nodes.window.rank, source
     rank = nodes.members[nodes.node][place]
     piece = window.chunk // len(nodes.members) // LINE * LINE
-    count = -(-total // piece)
-    first = window.turn
-    window.turn = first + count
 
-    def lay_down(index: int) -> None:
-        begin, turn = index * piece, first + index
-        nbytes = min(piece, total - begin)
-        window.free(turn)
+    def fill(turn: int, begin: int, nbytes: int) -> None:
         slot = fromaddress(window.slot(turn, place), len(nodes.members) * nbytes)
         nodes.rail.Allgather([fromaddress(address + begin, nbytes), nbytes, BYTE], [slot, nbytes, BYTE])
-        window.lay(turn)
 
-    lay_down(0)
-    for index in range(count):
-        if index + 1 < count:
-            lay_down(index + 1)
-        begin, turn = index * piece, first + index
-        nbytes = min(piece, total - begin)
-        window.await_laid(turn)
+    for turn, begin, nbytes in window.turns(total, piece, fill):
         for j in range(window.size):
             slot = window.slot(turn, j)
             for node, ranks in enumerate(nodes.members):

@@ -38,27 +38,22 @@ def all_reduce(window: Window, memory: Tensor, combine: Combine, root: int | Non
 
     Args:   root: who gets the result; None: everybody. slices: how many ranks, the first ones, have a slice; None: all.
     """
-    rank, size, dtype, address, total = window.rank, window.size, memory.dtype, memory.data_ptr(), memory.nbytes
+    rank, size, dtype, address = window.rank, window.size, memory.dtype, memory.data_ptr()
     itemsize = memory.element_size()
     piece = window.chunk // 2  # two turns' slots and results stay in a core's cache
-    count = -(-total // piece)
-    first = window.turn
-    window.turn = first + count
 
-    def lay_down(index: int) -> tuple[int, int, int, int]:
-        """Returns where the chunk begins, its bytes, and where in it this rank's slice begins and ends."""
-        begin, turn = index * piece, first + index
-        nbytes = min(piece, total - begin)
+    def my_slice(nbytes: int) -> tuple[int, int]:
+        """Where in so many bytes it begins and ends."""
         slice_ = round_up(-(-nbytes // (slices or size)), LINE)
-        low, high = min(nbytes, rank * slice_), min(nbytes, (rank + 1) * slice_)
-        window.free(turn)
+        return min(nbytes, rank * slice_), min(nbytes, (rank + 1) * slice_)
+
+    def fill(turn: int, begin: int, nbytes: int) -> None:
+        low, high = my_slice(nbytes)
         slot, source = window.slot(turn, rank), address + begin
         if low:
             memmove(slot, source, low)
         if high < nbytes:
             memmove(slot + high, source + high, nbytes - high)
-        window.lay(turn)
-        return begin, nbytes, low, high
 
     def receive(turn: int, begin: int, nbytes: int) -> None:
         if root is None or root == rank:
@@ -66,13 +61,9 @@ def all_reduce(window: Window, memory: Tensor, combine: Combine, root: int | Non
             memmove(address + begin, window.result(turn), nbytes)  # [3]
 
     # A result is received a turn later: by then the others have written their slices, and nobody waits.
-    following = lay_down(0)
     before = None
-    for turn in range(first, first + count):
-        begin, nbytes, low, high = following
-        if turn + 1 < window.turn:
-            following = lay_down(turn + 1 - first)  # [1] of the next turn
-        window.await_laid(turn)
+    for turn, begin, nbytes in window.turns(memory.nbytes, piece, fill):
+        low, high = my_slice(nbytes)
         if high > low:  # [2]
             parts = [window.view(dtype, turn, r, low, high - low) for r in range(size)]
             parts[rank] = memory.narrow(0, (begin + low) // itemsize, (high - low) // itemsize)
@@ -81,8 +72,8 @@ def all_reduce(window: Window, memory: Tensor, combine: Combine, root: int | Non
         if before is not None:
             receive(*before)
         before = turn, begin, nbytes
-    assert before is not None
-    receive(*before)
+    if before is not None:
+        receive(*before)
 
 
 def reduce_scatter(window: Window, output: Tensor, memory: Tensor, combine: Combine) -> None:
@@ -90,26 +81,13 @@ def reduce_scatter(window: Window, output: Tensor, memory: Tensor, combine: Comb
     rank, size, dtype, block, address = window.rank, window.size, memory.dtype, output.nbytes, memory.data_ptr()
     itemsize = memory.element_size()
     piece = window.chunk // size // LINE * LINE  # of a block, in a slot
-    count = -(-block // piece)
-    first = window.turn
-    window.turn = first + count
 
-    def lay_down(index: int) -> None:
-        begin, turn = index * piece, first + index
-        nbytes = min(piece, block - begin)
-        window.free(turn)
+    def fill(turn: int, begin: int, nbytes: int) -> None:
         slot = window.slot(turn, rank)
         for other in window.others:
             memmove(slot + other * piece, address + other * block + begin, nbytes)
-        window.lay(turn)
 
-    lay_down(0)
-    for index in range(count):
-        if index + 1 < count:
-            lay_down(index + 1)
-        begin, turn = index * piece, first + index
-        nbytes = min(piece, block - begin)
-        window.await_laid(turn)
+    for turn, begin, nbytes in window.turns(block, piece, fill):
         parts = [window.view(dtype, turn, r, rank * piece, nbytes) for r in range(size)]
         parts[rank] = memory.narrow(0, (rank * block + begin) // itemsize, nbytes // itemsize)
         combine(parts, output.narrow(0, begin // itemsize, nbytes // itemsize))
@@ -120,27 +98,16 @@ def all_gather(window: Window, targets: Sequence[Block], source: Block) -> None:
     """Rank i's source arrives in everybody's targets[i]; sizes may differ between ranks, a target may be its rank's source."""
     rank, (address, mine) = window.rank, source
     piece = window.chunk // 2  # what is only copied is best off in halves: more is on its way at a time
-    count = -(-max(nbytes for _, nbytes in targets) // piece)
-    first = window.turn
-    window.turn = first + count
     own = targets[rank][0]
 
-    def lay_down(index: int) -> None:
-        begin, turn = index * piece, first + index
+    def fill(turn: int, begin: int, longest: int) -> None:
         nbytes = min(piece, mine - begin)
-        window.free(turn)
         if nbytes > 0:
             memmove(window.slot(turn, rank), address + begin, nbytes)
             if own != address:
                 memmove(own + begin, address + begin, nbytes)
-        window.lay(turn)
 
-    lay_down(0)
-    for index in range(count):
-        if index + 1 < count:
-            lay_down(index + 1)
-        begin, turn = index * piece, first + index
-        window.await_laid(turn)
+    for turn, begin, _ in window.turns(max(nbytes for _, nbytes in targets), piece, fill):
         for other in window.others:
             target, total = targets[other]
             nbytes = min(piece, total - begin)
@@ -218,28 +185,16 @@ def _in_pieces(window: Window, targets: Sequence[Block], sources: Sequence[Block
     """What ``senders`` have for others, in as many turns as the longest of it takes."""
     rank = window.rank
     piece = window.chunk // window.size // LINE * LINE
-    count = -(-longest // piece)
-    first = window.turn
-    window.turn = first + count
 
-    def lay_down(index: int) -> None:
-        begin, turn = index * piece, first + index
+    def fill(turn: int, begin: int, longest: int) -> None:
         if rank in senders:
-            window.free(turn)
             slot = window.slot(turn, rank)
             for receiver in window.others:
                 address, nbytes = sources[receiver]
                 if nbytes > begin:
                     memmove(slot + receiver * piece, address + begin, min(piece, nbytes - begin))
-        window.lay(turn)
 
-    if count:
-        lay_down(0)
-    for index in range(count):
-        if index + 1 < count:
-            lay_down(index + 1)
-        begin, turn = index * piece, first + index
-        window.await_laid(turn)
+    for turn, begin, _ in window.turns(longest, piece, fill):
         for sender in senders:
             address, nbytes = targets[sender]
             if sender != rank and nbytes > begin:

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -104,6 +104,30 @@ class Window:
     def read(self, turn: int, rank: int, count: int) -> tuple[int, ...]:
         """[2]: the numbers at the beginning of a rank's slot."""
         return struct.unpack_from(f"{count}q", self._bytes, self._slots[turn & 1][rank])
+
+    def turns(self, total: int, piece: int, fill: Callable[[int, int, int], None]) -> Iterator[tuple[int, int, int]]:
+        """Takes as many turns as ``total`` bytes need, each laid down while the one before is under way.
+
+        Yields (turn, where its piece begins, its bytes) once every other rank's slot can be read; who gets it calls `take`.
+        Args:   fill: the same three -> None; writes this rank's slot.
+        """
+        first = self.turn
+        self.turn = end = first + -(-total // piece)
+
+        def lay_down(turn: int) -> tuple[int, int, int]:
+            begin = (turn - first) * piece
+            extent = turn, begin, min(piece, total - begin)
+            self.free(turn)
+            fill(*extent)
+            self.lay(turn)
+            return extent
+
+        following = lay_down(first) if total else None
+        while following is not None:
+            extent, turn = following, following[0]
+            following = lay_down(turn + 1) if turn + 1 < end else None
+            self.await_laid(turn)
+            yield extent
 
     def free(self, turn: int) -> None:
         """[1]: returns once this rank may write its slot."""
