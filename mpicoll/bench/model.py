@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mpicoll.bench import formulas, model_page
+from mpicoll.bench import arguments, formulas, model_page
 from mpicoll.bench.model_algorithms import OPERATIONS, best, take_overs
 from mpicoll.bench.model_formulas import Machine
 from mpicoll.bench.model_page import GB, US, about, describe, list_take_overs
@@ -39,58 +39,31 @@ NETWORKS = {
 }
 
 
-def _count(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: 1 or more")
-    return int(text)
-
-
-def _positive(text: str) -> float:
-    number = _number(text)
-    if number <= 0:
-        raise argparse.ArgumentTypeError(f"{text!r}: more than 0")
-    return number
-
-
-def _number(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number") from None
-    if not 0 <= number < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r}: a finite number, 0 or more")
-    return number
-
-
-def _size(text: str) -> int:
-    try:
-        nbytes = formulas.parse(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-    if nbytes < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: a size is 1 byte or more")
-    return nbytes
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Those of this command."""
     parser.description = __doc__
     add = parser.add_argument
-    add("--nodes", type=_count, default=16, metavar="N", help="default 16")
-    add("--ranks-per-node", type=_count, default=64, metavar="R", help="default 64")
+    add("--nodes", type=arguments.count, default=16, metavar="N", help="default 16")
+    add("--ranks-per-node", type=arguments.count, default=64, metavar="R", help="default 64")
     add("--network", choices=list(NETWORKS), default="infiniband", help="what the next three are by default; default infiniband")
-    add("--latency", type=_number, metavar="US", help="of a message between nodes, microseconds")
-    add("--bandwidth", type=_positive, metavar="GB/s", help="of a node's network card, in each direction")
-    add("--gap", type=_number, metavar="US", help="between two messages of a card, microseconds")
-    add("--node-latency", type=_number, default=0.5, metavar="US", help="of a message within a node; default 0.5")
+    add("--latency", type=arguments.number, metavar="US", help="of a message between nodes, microseconds")
+    add("--bandwidth", type=arguments.positive, metavar="GB/s", help="of a node's network card, in each direction")
+    add("--gap", type=arguments.number, metavar="US", help="between two messages of a card, microseconds")
+    add("--node-latency", type=arguments.number, default=0.5, metavar="US", help="of a message within a node; default 0.5")
     add("--node-copies", type=int, choices=(1, 2), default=2, help="of such a message; 1: CMA or XPMEM; default 2")
-    add("--memory-bandwidth", type=_positive, default=300.0, metavar="GB/s", help="of a node, read and written; default 300")
-    add("--core-bandwidth", type=_positive, default=20.0, metavar="GB/s", help="the same, of one core; default 20")
-    add("--call", type=_number, default=1.0, metavar="US", help="of one step of Python; default 1")
+    add(
+        "--memory-bandwidth",
+        type=arguments.positive,
+        default=300.0,
+        metavar="GB/s",
+        help="of a node, read and written; default 300",
+    )
+    add("--core-bandwidth", type=arguments.positive, default=20.0, metavar="GB/s", help="the same, of one core; default 20")
+    add("--call", type=arguments.number, default=1.0, metavar="US", help="of one step of Python; default 1")
     add("--operation", choices=list(OPERATIONS), default="all_reduce", help="default all_reduce")
     add(
         "--sizes",
-        type=_size,
+        type=arguments.size,
         nargs="+",
         default=SIZES,
         metavar="S",

@@ -12,7 +12,7 @@ from typing import IO, NoReturn
 import torch
 
 from mpicoll import launchers
-from mpicoll.bench import ddp, formulas, model, patterns, plot, tune
+from mpicoll.bench import arguments, ddp, formulas, model, patterns, plot, tune
 from mpicoll.bench.exchanges import COLLECTIVES
 from mpicoll.bench.formulas import EMPTY, REDUCTIONS
 from mpicoll.bench.messages import MESSAGES
@@ -50,35 +50,13 @@ def rank() -> int:
     return launch.rank if launch is not None else 0
 
 
-def _size(text: str) -> int:
-    try:
-        found = formulas.parse(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-    if found < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: a size is 1 byte or more")
-    return found
-
-
-def _dtype(text: str) -> str:
-    if not isinstance(getattr(torch, text, None), torch.dtype):
-        raise argparse.ArgumentTypeError(f"{text!r} is no dtype of torch's: write float32, bfloat16, int64")
-    return str(getattr(torch, text)).removeprefix("torch.")
-
-
-def _positive(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: 1 or more")
-    return int(text)
-
-
 def parser(description: str) -> Parser:
     made = Parser(prog="python -m mpicoll.bench", description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = made.add_subparsers(dest="what", metavar="WHAT", required=True)
     common = Parser(add_help=False)
     common.add_argument(
         "--repeat",
-        type=_positive,
+        type=arguments.count,
         metavar="N",
         help="rounds, each of every way in turn; default 15 (all, check: 9; startup: 5), less for what takes long",
     )
@@ -88,9 +66,9 @@ def parser(description: str) -> Parser:
     files.add_argument("--csv", metavar="FILE", help="a line for each row and way")
     files.add_argument("--plot", metavar="FILE.png", help="time and bandwidth over size (needs matplotlib)")
     sizes = Parser(add_help=False)
-    sizes.add_argument("--sizes", "--bytes", type=_size, nargs="+", metavar="S", help="8 64KiB 1MiB ...")
+    sizes.add_argument("--sizes", "--bytes", type=arguments.size, nargs="+", metavar="S", help="8 64KiB 1MiB ...")
     kinds = Parser(add_help=False)
-    kinds.add_argument("--dtypes", type=_dtype, nargs="+", default=["float32"], metavar="D", help="float32 bfloat16 ...")
+    kinds.add_argument("--dtypes", type=arguments.dtype, nargs="+", default=["float32"], metavar="D", help="float32 bfloat16 ...")
     ways = Parser(add_help=False)
     ways.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS), metavar="W", help=f"of {' '.join(WAYS)}")
     for what in [*COLLECTIVES, *MESSAGES]:
@@ -101,7 +79,7 @@ def parser(description: str) -> Parser:
     commands.add_parser("overlap", parents=[common, files, sizes], help=_HELP["overlap"])
     commands.add_parser("ddp", parents=[common, files, sizes], help=_HELP["ddp"])
     startup = commands.add_parser("startup", parents=[common, files], help=_HELP["startup"])
-    startup.add_argument("--ranks", type=_positive, default=4, metavar="N", help="of the jobs that it starts; default 4")
+    startup.add_argument("--ranks", type=arguments.count, default=4, metavar="N", help="of the jobs that it starts; default 4")
     rpc = commands.add_parser("rpc", parents=[common, sizes], help=_HELP["rpc"])
     rpc.add_argument("--width", type=int, default=64, help="of the network; 64 is ResNet50, less is quicker")
     everything = commands.add_parser("all", parents=[common, files], help=_HELP["all"])

@@ -235,11 +235,7 @@ class Waiting:
 
     def __init__(self, channel: Channel, beside: bool, crowded: bool) -> None:
         self._channel = channel
-        self._backoff = Backoff()
-        if beside or crowded:
-            self._backoff.SPIN_S = 0.0
-        if beside:
-            self._backoff.YIELD_S = BESIDE_YIELD_S
+        self._backoff = Backoff(0.0 if beside or crowded else Backoff.SPIN_S, BESIDE_YIELD_S if beside else Backoff.YIELD_S)
         self._ask_at = time.monotonic() + ALIVE_S
 
     def __call__(self) -> None:

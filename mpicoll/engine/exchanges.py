@@ -108,9 +108,17 @@ class Exchanges(PointToPoint):
         checks.same_dtype("all_to_all", ("input_tensor_list[0]", given[0]), *(("a tensor", t) for t in [*given, *targets]))
         own = self.rank
         checks.same_numel("all_to_all", f"input {own}", given[own].numel(), f"output {own}", targets[own].numel())
-        incoming = [(rank, message.incoming("all_to_all", target)) for rank, target in enumerate(targets)]
+        incoming = [message.incoming("all_to_all", target) for target in targets]
         sources = [message.outgoing("all_to_all", t).memory for t in given]
-        return self.start("all_to_all", self._all_to_all("all_to_all", sources, incoming), targets, async_op)
+        if any(message.overlap(source, target.memory) for source in sources for target in incoming):
+            sources = [message.packed(source) for source in sources]
+
+        def transfer() -> None:
+            self._all_to_all_plain("all_to_all", [block(mine.memory) for mine in incoming], [block(m) for m in sources])
+            for mine in incoming:
+                mine.deliver()
+
+        return self.start("all_to_all", transfer, targets, async_op)
 
     def _all_to_all_lists_at_once(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> bool:
         """The bare path; False, and nothing done, for what wants a check or a copy, or has something before it."""
@@ -176,21 +184,6 @@ class Exchanges(PointToPoint):
         others = [rank for rank in range(self.size) if rank != self.rank]
         own = targets[self.rank], sources[self.rank]
         self._messages([(rank, sources[rank]) for rank in others], [(rank, targets[rank]) for rank in others], own)
-
-    def _all_to_all(self, name: str, sources: list[Tensor], incoming: list[tuple[int, Message]]) -> Step:
-        if any(message.overlap(source, target.memory) for source in sources for _, target in incoming):
-            sources = [message.packed(source) for source in sources]
-        others = [(rank, memory) for rank, memory in enumerate(sources) if rank != self.rank]
-        exchange = self._exchange(others, incoming, sources[self.rank])
-
-        def transfer() -> None:
-            if self.carrier.all_to_all(name, [block(target.memory) for _, target in incoming], [block(m) for m in sources]):
-                for _, target in incoming:
-                    target.deliver()
-            else:
-                exchange()
-
-        return transfer
 
     def _exchange(self, sends: list[tuple[int, Tensor]], incoming: list[tuple[int, Message]], own: Tensor | None) -> Step:
         """``own``: what this rank has for itself."""

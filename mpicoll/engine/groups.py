@@ -85,7 +85,7 @@ def _agree(channel: Channel) -> Choices:
         except ValueError as caught:
             error = str(caught)
     with channel.lock:
-        # No bcast: MPICH's is another one on a rank of another thread level (5.0.2).
+        # Not bcast: see topology.discover.
         agreed, error = channel.comm.allgather((agreed, error) if channel.comm.Get_rank() == 0 else None)[0]
     if error:
         raise ValueError(error)

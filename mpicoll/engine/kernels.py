@@ -6,18 +6,17 @@ reductions.py. Halves are summed in float32 and rounded once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.distributed import ReduceOp
 
+from mpicoll.algorithms.shared_memory import Combine
 from mpicoll.engine.reductions import COMPLEX, FLOATS, HALVES, INTEGERS, OPS, Op, Reduction
 from mpicoll.engine.reductions import TABLE as TABLE_OF_MPI
-
-Combine: TypeAlias = "Callable[[Sequence[Tensor], Tensor], None]"
 
 
 @dataclass(frozen=True)
@@ -48,6 +47,9 @@ def one_by_one(two: Any) -> Combine:
     """``two(a, b, out=)`` over the parts from the first to the last."""
 
     def combine(parts: Sequence[Tensor], out: Tensor) -> None:
+        if len(parts) == 1:
+            out.copy_(parts[0])
+            return
         two(parts[0], parts[1], out=out)
         for part in parts[2:]:
             two(out, part, out=out)

@@ -64,13 +64,8 @@ class Message:
 
 def is_plain(tensor: Tensor) -> bool:
     """True if the tensor's own memory is what MPI should see."""
-    return is_plain_real(tensor) and not tensor.is_conj()
-
-
-def is_plain_real(tensor: Tensor) -> bool:
-    """``is_plain`` for a dtype that is not complex."""
     strided = tensor.layout is STRIDED and tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg()
-    return strided and (type(tensor) is Tensor or has_memory(tensor))
+    return strided and (type(tensor) is Tensor or has_memory(tensor)) and not tensor.is_conj()
 
 
 def is_bare(tensor: Tensor) -> bool:

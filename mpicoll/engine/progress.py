@@ -249,7 +249,8 @@ class Backoff:
     YIELD_S = 20e-3  # seconds; a blocking MPI call would spin for ever
     SHORT_NAPS_S = 0.5  # seconds; until then naps are short enough for what still moves
 
-    def __init__(self) -> None:
+    def __init__(self, spin_s: float = SPIN_S, yield_s: float = YIELD_S) -> None:
+        self._spin_s, self._yield_s = spin_s, yield_s
         self._since = time.monotonic()
 
     def reset(self) -> None:
@@ -257,9 +258,9 @@ class Backoff:
 
     def pause(self) -> None:
         waited = time.monotonic() - self._since
-        if waited < self.SPIN_S:
+        if waited < self._spin_s:
             return
-        if waited < self.YIELD_S:
+        if waited < self._yield_s:
             _yield_core()
         else:
             time.sleep(50e-6 if waited < self.SHORT_NAPS_S else LONGEST_NAP_S / 2)

@@ -8,7 +8,6 @@ from functools import cache
 
 import torch
 from torch import Tensor
-from torch._C import _increment_version
 from torch.distributed import ReduceOp
 
 from mpicoll.algorithms import native
@@ -72,7 +71,7 @@ class Reducing(Gathering):
         Raises: UnsupportedReduction (a TypeError): dtype and op have no right answer together.
         """
         if not async_op and message.is_bare(tensor) and self._all_reduce_at_once(tensor, op):
-            _increment_version((tensor,))
+            message.bump(tensor)
             return None
         return self.start("all_reduce", self._all_reduce("all_reduce", tensor, op), [tensor], async_op)
 

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from mpicoll.algorithms.hierarchical import Stages
 from mpicoll.algorithms.shared_memory import Combine
-from mpicoll.engine.kernels import Kernel
-from mpicoll.engine.reductions import FLOATS, INTEGERS, OPS
+from mpicoll.engine.kernels import Kernel, one_by_one
+from mpicoll.engine.reductions import FLOATS, INTEGERS, OPS, Encode
 from mpicoll.mpi.datatypes import datatype, operation
 
 CODES = {name: dtype for dtype, name in {**INTEGERS, **FLOATS}.items()}
@@ -42,9 +42,9 @@ def of(kernel: Kernel, size: int) -> Stages:
     code, two = CODES[entry.mpi_type], KERNELS[entry.mpi_op]
     decode = entry.decode
     if kernel.dtype.is_floating_point and entry.mpi_op in ("MIN", "MAX"):
-        partial = encoding(kernel, two)
+        partial = in_code(two, entry.encode)
     else:
-        partial = casting(two) if code != kernel.dtype else plainly(two)
+        partial = in_code(two) if code != kernel.dtype else one_by_one(two)
     return Stages(
         partial,
         code,
@@ -54,36 +54,16 @@ def of(kernel: Kernel, size: int) -> Stages:
     )
 
 
-def plainly(two: Any) -> Combine:
-    def partial(parts: Sequence[Tensor], code: Tensor) -> None:
-        if len(parts) == 1:
-            code.copy_(parts[0])
-            return
-        two(parts[0], parts[1], out=code)
-        for part in parts[2:]:
-            two(code, part, out=code)
-
-    return partial
-
-
-def casting(two: Any) -> Combine:
-    """To a wider code. Not two(parts[0], parts[1], out=code), which rounds to halves on its way."""
+def in_code(two: Any, encode: Encode | None = None) -> Combine:
+    """To a wider code, or one that ``encode`` makes. Not two(parts[0], parts[1], out=code), which rounds to halves on its way."""
+    any_op = OPS["MIN"]  # which an encoder that is no PREMUL_SUM's does not read
 
     def partial(parts: Sequence[Tensor], code: Tensor) -> None:
-        code.copy_(parts[0])
-        for part in parts[1:]:
-            two(code, part, out=code)
-
-    return partial
-
-
-def encoding(kernel: Kernel, two: Any) -> Combine:
-    encode, any_op = kernel.entry.encode, OPS["MIN"]  # which an encoder that is no PREMUL_SUM's does not read
-    assert encode is not None
-
-    def partial(parts: Sequence[Tensor], code: Tensor) -> None:
-        code.copy_(encode(parts[0], any_op))
-        for part in parts[1:]:
-            two(code, encode(part, any_op), out=code)
+        encoded = parts if encode is None else (encode(part, any_op) for part in parts)
+        for index, part in enumerate(encoded):
+            if index == 0:
+                code.copy_(part)
+            else:
+                two(code, part, out=code)
 
     return partial

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -23,9 +23,7 @@ class Topology:
 
     def of(self, ranks: Iterable[int]) -> Topology:
         """The same for some of the ranks, in this order; nodes bear the numbers of the group's ranks then."""
-        firsts: dict[int, int] = {}
-        nodes = tuple(firsts.setdefault(self.nodes[rank], index) for index, rank in enumerate(ranks))
-        return Topology(nodes, self.crowded)
+        return Topology(_numbered(self.nodes[rank] for rank in ranks), self.crowded)
 
     def members(self, node: int) -> list[int]:
         return [rank for rank, its in enumerate(self.nodes) if its == node]
@@ -42,13 +40,19 @@ def discover(comm: Intracomm, node_size: int = 0) -> Topology:
     Args:   node_size: pretends that every so many ranks of a node are one of their own; 0: nodes as they are.
     """
     node = comm.Split_type(MPI.COMM_TYPE_SHARED)
-    # No allreduce of objects, which broadcasts: MPICH's broadcast is another one on a rank of another thread level (5.0.2).
+    # No allreduce of objects, which broadcasts: MPICH's ranks of different thread levels disagree about how to, from a
+    # communicator's third one on (5.0.2; mpi4py alone shows it).
     here = node.allgather((comm.Get_rank(), cores.allowed(), cores.quota() or node.Get_size()))
     first = min(rank for rank, _, _ in here)
     crowded = min(len(set().union(*(mine for _, mine, _ in here))), *(quota for _, _, quota in here)) < node.Get_size()
     place = node.Get_rank()
     node.Free()
     known = comm.allgather((first, place // node_size if node_size else 0, crowded))
-    firsts: dict[tuple[int, int], int] = {}
-    nodes = tuple(firsts.setdefault((its_first, part), rank) for rank, (its_first, part, _) in enumerate(known))
+    nodes = _numbered((its_first, part) for its_first, part, _ in known)
     return Topology(nodes, any(its_crowded for _, _, its_crowded in known))
+
+
+def _numbered(nodes: Iterable[Hashable]) -> tuple[int, ...]:
+    """Each rank's node, however it was named, by the number of its first rank."""
+    firsts: dict[Hashable, int] = {}
+    return tuple(firsts.setdefault(node, rank) for rank, node in enumerate(nodes))
