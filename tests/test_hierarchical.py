@@ -99,7 +99,7 @@ def test_one_operation_without_a_window_does_not_take_it_from_the_others(monkeyp
     """A table that was tuned may say so of all_reduce. (Nothing went through the window then.)"""
     made = carrier(1, 4, window_from={**WINDOW_FROM, "all_reduce": {2: NEVER}})
     window = object()
-    monkeypatch.setattr(made, "_window_of", lambda comm, size: window)
+    monkeypatch.setattr(made, "_window_of", lambda ranks, most: window)
     assert made.least["all_reduce"] == NEVER
     assert made.window() is window
     made.close()

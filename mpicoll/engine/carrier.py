@@ -1,7 +1,11 @@
 """Carries plain memory by the algorithm that `choose` names.
 
-Each method is called by all ranks of the group, in the same order, inside an operation: what it needs (the node's window,
-communicators between nodes) is made on first use, by all of them. False: nothing was done, and MPI's own is the way.
+Each method is called by all ranks of the group, in the same order, inside an operation: a window is made on first use, by
+all of them. False: nothing was done, and MPI's own is the way.
+
+# Note [Communicators are made with the group]
+# First uses come on lanes, and so at the same time and in different orders on different ranks. Of two communicators that
+# Open MPI (5.0.11) makes at the same time, every few hundredth hangs in its first collectives; mpi4py alone shows it.
 """
 
 from __future__ import annotations
@@ -50,6 +54,7 @@ class Carrier:
         self._topology = topology
         self._window: Window | None = None
         self._nodes: Nodes | None = None
+        self._rail: Any = None
         #: bytes from which an operation goes through the node's window, or the nodes' ones
         self.least = dict.fromkeys(choose.WINDOW_FROM, NEVER)
         self._possible = self.size > 1 and choices.window_bytes > 0 and not channel.serialized
@@ -63,6 +68,14 @@ class Carrier:
                 self.least[operation] = choices.least(operation, self.size)
             elif operation not in roomless:
                 self.least[operation] = choices.least_between(operation, sizes)
+
+    def connect(self) -> None:
+        """Makes what leads from node to node (collective); Note [Communicators are made with the group]."""
+        if not self._topology.single and min(self.least.values()) < NEVER:
+            here, place = self._place()
+            with self.channel.lock:
+                # Not by Split_type: nodes may be pretended, and the topology's are what all ranks count with.
+                self._rail = self.channel.comm.Split(place, here)
 
     def all_reduce(self, memory: Tensor, kernel: Kernel) -> bool:
         """In place on every rank."""
@@ -164,52 +177,51 @@ class Carrier:
     def window(self) -> Window | None:
         """The one window of a group on one node."""
         if self._window is None and self._topology.single and self._possible:
-            self._window = self._window_of(self.channel.comm, self.size)
+            self._window = self._window_of(range(self.size), self.size)
             if self._window is None:
                 self._give_up()
         return self._window
 
     def nodes(self) -> Nodes | None:
         """The windows of a group on several nodes, and what leads from one to another."""
-        if self._nodes is None and not self._topology.single and self._possible:
+        if self._nodes is None and self._rail is not None and self._possible:
             self._nodes = self._between_nodes()
             if self._nodes is None:
                 self._give_up()
         return self._nodes
 
     def _between_nodes(self) -> Nodes | None:
-        comm, members = self.channel.comm, self._members()
-        here, place = next((node, ranks.index(self.rank)) for node, ranks in enumerate(members) if self.rank in ranks)
-        # Not by Split_type: nodes may be pretended, and the topology's are what all ranks count with.
-        within = comm.Split(here, place)
-        window = self._window_of(within, max(len(ranks) for ranks in members))
-        within.Free()
-        if not all(comm.allgather(window is not None)):
-            return None
-        assert window is not None
-        return Nodes(window, comm.Split(place, here), members, here)
+        members, (here, _) = self._members(), self._place()
+        window = self._window_of(members[here], max(len(ranks) for ranks in members))
+        return None if window is None else Nodes(window, self._rail, members, here)
+
+    def _place(self) -> tuple[int, int]:
+        """This rank's node, and its number there."""
+        return next((node, ranks.index(self.rank)) for node, ranks in enumerate(self._members()) if self.rank in ranks)
 
     def _members(self) -> list[list[int]]:
         """Each node's ranks, from the node of the first rank on."""
-        return [self._topology.members(node) for node in sorted(set(self._topology.nodes))]
+        members: dict[int, list[int]] = {}
+        for rank, node in enumerate(self._topology.nodes):
+            members.setdefault(node, []).append(rank)
+        return list(members.values())
 
     def _chunk(self, ranks: int) -> int:
         """Bytes of a slot in a window of so many ranks."""
         return min(self._choices.chunk_bytes, self._choices.window_bytes // parts(ranks)) // PAGE * PAGE
 
-    def _window_of(self, comm: Any, most: int) -> Window | None:
-        """One for the ranks of ``comm``.
+    def _window_of(self, ranks: Sequence[int], most: int) -> Window | None:
+        """This rank's, which is one of ``ranks`` (collective over the group); None on all if one cannot have its own.
 
         Args:   most: ranks of the largest of such windows, so that the chunks are alike.
         """
         chunk = self._chunk(most)
         if chunk < LINE * most:  # a piece for every rank of the node
             return None
-        size: int = comm.Get_size()
-        made = segment.create(comm, Window.nbytes(size, chunk))
+        made = segment.create(self.channel.comm, Window.nbytes(len(ranks), chunk), maker=ranks[0])
         if made is None:
             return None
-        return Window(made, comm.Get_rank(), size, chunk, self._pause, 0 if self._topology.crowded else SPINS)
+        return Window(made, ranks.index(self.rank), len(ranks), chunk, self._pause, 0 if self._topology.crowded else SPINS)
 
     def _give_up(self) -> None:
         self._possible = False
@@ -217,10 +229,10 @@ class Carrier:
 
     def close(self) -> None:
         """Frees what was made; called on an explicit destroy only, never from garbage collection."""
-        if self._nodes is not None and not runtime.finalized():
+        if self._rail is not None and not runtime.finalized():
             with self.channel.lock:
-                self._nodes.rail.Free()
-        self._window = self._nodes = None
+                self._rail.Free()
+        self._window = self._nodes = self._rail = None
         self._give_up()
 
     def _pause(self) -> Callable[[], None]:

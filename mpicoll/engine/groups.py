@@ -52,6 +52,7 @@ def create(name: str, ranks: Sequence[int] | None, timeout_s: float) -> Communic
             world.Free()
     channel = Channel(there, comm, lambda: Backoff().pause)
     communicator = Communicator(name, channel, global_ranks, timeout_s, *_circumstances(channel, ranks))
+    communicator.carrier.connect()
     if not _groups:
         atexit.unregister(_at_exit)
         atexit.register(_at_exit)

@@ -24,10 +24,11 @@ if TYPE_CHECKING:
 
 # Processors that show every rank's writes to all others in the order in which they were made.
 ORDERED = frozenset({"x86_64", "AMD64", "i686", "s390x"})
+WORD = 16  # bytes; more than chance makes alike, and a multiple of every dtype's size
 
 
 class Segment:
-    """``memory``: the shared bytes, all zero at first; they go when the last view of them has gone.
+    """``memory``: the shared bytes, all zero at first but the last WORD; they go when the last view of them has gone.
 
     ``fence``: to be called between writing data and the word that tells of it, and between reading that word and the data;
     None where the processor keeps this order by itself.
@@ -39,41 +40,41 @@ class Segment:
         self.fence = None if ordered else _fence()
 
 
-def create(comm: Intracomm, nbytes: int, ordered: bool = platform.machine() in ORDERED) -> Segment | None:
-    """A segment for all ranks of ``comm``, or None on all of them if one could not have it (collective).
+def create(comm: Intracomm, nbytes: int, maker: int = 0, ordered: bool = platform.machine() in ORDERED) -> Segment | None:
+    """A segment for every rank of ``comm``, or None on all of them if one could not have its own (collective).
 
-    Args:   ordered: False: with a fence.
+    Args:   maker: the rank that makes this rank's; ranks of one node name the same one. nbytes: alike where the maker is.
+            ordered: False: with a fence.
+
+    [1] the maker makes the file and writes a random word at its end [2] tells where it is [3] the others map it, and look
+    for the word, since a process of that number may be another one where they are [4] the maker closes the file.
     """
-    memory = _map(comm, nbytes)
-    if not comm.allreduce(memory is not None, op=MPI.LAND):
-        return None
-    assert memory is not None
-    return Segment(memory, ordered)
-
-
-def _map(comm: Intracomm, nbytes: int) -> mmap.mmap | None:
-    """[1] rank 0 makes the file and writes a random word into it [2] tells where it is [3] the others map it, and look for
-    the word, since a process of that number may be another one where they are [4] rank 0 closes the file."""
-    word = secrets.token_bytes(16)
-    memory = None
-    file = -1
-    try:
-        if comm.Get_rank() == 0:
-            file = os.memfd_create("mpicoll")
-            os.ftruncate(file, nbytes)
-            memory = _mapped(file, nbytes)
-            memory[:16] = word
-    except (OSError, AttributeError):
-        memory = None
-    place = comm.bcast((os.getpid(), file, word) if memory is not None else None)
-    if place is not None and comm.Get_rank() != 0:
+    nbytes += WORD
+    word, file, memory = secrets.token_bytes(WORD), -1, None
+    made = comm.Get_rank() == maker
+    if made:
+        file, memory = _made(nbytes, word)
+    # Neither bcast nor a communicator of the node's: see topology.discover, and carrier.py.
+    place = comm.allgather((os.getpid(), file, word) if memory is not None else None)[maker]
+    if place is not None and not made:
         memory = _mapped_from(nbytes, *place)
-    comm.Barrier()
+    everybody = all(comm.allgather(memory is not None))
     if file >= 0:
         os.close(file)
-        if memory is not None:
-            memory[:16] = bytes(16)
-    return memory
+    return Segment(memory, ordered) if memory is not None and everybody else None
+
+
+def _made(nbytes: int, word: bytes) -> tuple[int, mmap.mmap | None]:
+    """The file, -1 if there is none, and its memory."""
+    file = -1
+    try:
+        file = os.memfd_create("mpicoll")
+        os.ftruncate(file, nbytes)
+        memory = _mapped(file, nbytes)
+    except (OSError, AttributeError):
+        return file, None
+    memory[-WORD:] = word
+    return file, memory
 
 
 def _mapped(file: int, nbytes: int) -> mmap.mmap:
@@ -97,7 +98,7 @@ def _mapped_from(nbytes: int, pid: int, file: int, word: bytes) -> mmap.mmap | N
         return None
     finally:
         os.close(mine)
-    return memory if memory is not None and memory[:16] == word else None
+    return memory if memory is not None and memory[-WORD:] == word else None
 
 
 @cache

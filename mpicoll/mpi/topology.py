@@ -25,9 +25,6 @@ class Topology:
         """The same for some of the ranks, in this order; nodes bear the numbers of the group's ranks then."""
         return Topology(_numbered(self.nodes[rank] for rank in ranks), self.crowded)
 
-    def members(self, node: int) -> list[int]:
-        return [rank for rank, its in enumerate(self.nodes) if its == node]
-
     @property
     def single(self) -> bool:
         """True if all ranks are on one node."""
