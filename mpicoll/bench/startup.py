@@ -7,6 +7,7 @@ Every job is started by mpicoll.run. A rank begins when all have imported torch,
 
 from __future__ import annotations
 
+import importlib
 import json
 import statistics
 import sys
@@ -36,6 +37,7 @@ class Startup:
     imported: list[float]
     init: dict[str, list[float]]  # by backend; of the slowest rank
     first: dict[str, list[float]]
+    mpi: list[float]  # of init["mpi"]: until MPI itself has started
 
     def import_s(self) -> float:
         """The median."""
@@ -46,7 +48,7 @@ class Startup:
         return statistics.median(a / b for a, b in zip(self.init["mpi"], self.init["gloo"], strict=True))
 
     def facts(self) -> dict[str, Any]:
-        return {"import_s": self.imported, "init_s": self.init, "first_all_reduce_s": self.first}
+        return {"import_s": self.imported, "init_s": self.init, "first_all_reduce_s": self.first, "mpi_init_s": self.mpi}
 
     def lines(self, ranks: int) -> list[str]:
         spread = _spread(self.imported)
@@ -54,13 +56,15 @@ class Startup:
         lines.append(f"{'import mpicoll, after torch':>30}{spread:>28}")
         for backend, name in BACKENDS.items():
             lines.append(f"{'init_process_group, ' + name:>30}{_spread(self.init[backend]):>28}")
+            if backend == "mpi":
+                lines.append(f"{'of which MPI_Init':>30}{_spread(self.mpi):>28}")
             lines.append(f"{'first all_reduce, ' + name:>30}{_spread(self.first[backend]):>28}")
         return lines
 
 
 def measure(ranks: int, rounds: int) -> Startup:
     """Starts jobs; on one rank only. Raises jobs.ChildFailed."""
-    found = Startup([], {backend: [] for backend in BACKENDS}, {backend: [] for backend in BACKENDS})
+    found = Startup([], {backend: [] for backend in BACKENDS}, {backend: [] for backend in BACKENDS}, [])
     for _ in range(rounds):
         # torch imports us by itself where it loads device backends: off, so that the whole import is measured
         found.imported.append(float(jobs.python("-c", IMPORT, env={"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"})))
@@ -72,6 +76,8 @@ def measure(ranks: int, rounds: int) -> Startup:
                 raise jobs.ChildFailed(f"{len(told)} of {ranks} ranks answered")
             found.init[backend].append(max(each["init"] for each in told))
             found.first[backend].append(max(each["first"] for each in told))
+            if backend == "mpi":
+                found.mpi.append(max(each["mpi"] for each in told))
     return found
 
 
@@ -92,12 +98,15 @@ def main(backend: str, folder: str) -> None:
     while len(list(Path(folder).iterdir())) < launch.size:
         time.sleep(0.002)
     began = time.perf_counter()
+    if backend == "mpi":
+        importlib.import_module("mpicoll.mpi.library")  # which starts MPI, as init_process_group would
+    started = time.perf_counter()
     torch.distributed.init_process_group(backend)
     there = time.perf_counter()
     torch.distributed.all_reduce(x)
     done = time.perf_counter()
     assert torch.equal(x, torch.full((2,), float(launch.size)))
-    print(json.dumps({"init": there - began, "first": done - there}) + "\n", end="", flush=True)
+    print(json.dumps({"mpi": started - began, "init": there - began, "first": done - there}) + "\n", end="", flush=True)
     torch.distributed.destroy_process_group()
 
 
