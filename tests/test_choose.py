@@ -9,7 +9,7 @@ import pytest
 
 from mpicoll.bench import tune
 from mpicoll.engine import choose
-from mpicoll.engine.choose import NEVER, WINDOW_FROM, Choices
+from mpicoll.engine.choose import BETWEEN, NEVER, WINDOW_FROM, WITHIN, Choices
 from tests.support import launch
 
 
@@ -25,12 +25,15 @@ def test_no_window_for_one_rank_or_without_memory() -> None:
 
 def test_variables_and_file_decide(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = tmp_path / "table.json"
-    tune.write(file, {"all_reduce": 4096, "broadcast": NEVER}, 2, {"cpu": "any"})
+    tune.write(file, WITHIN, {"all_reduce": 4096, "broadcast": NEVER}, 2, {"cpu": "any"})
+    tune.write(file, BETWEEN, {"all_reduce": 5000}, 4, {"cpu": "any"})
     monkeypatch.setenv("MPICOLL_TUNING", str(file))
     found = choose.choices()
     assert found.least("all_reduce", 2) == 4096
     assert found.least("broadcast", 2) == NEVER
     assert found.window_from["reduce"] == WINDOW_FROM["reduce"]  # what the file does not say
+    assert [found.least_between("all_reduce", (2,) * nodes) for nodes in (2, 4, 9)] == [5000] * 3
+    assert found.between_from["reduce"] == choose.BETWEEN_FROM["reduce"]
     monkeypatch.setenv("MPICOLL_WINDOW_FROM", "77")
     assert choose.choices().least("all_reduce", 5) == 77
 
@@ -64,9 +67,10 @@ def test_the_window_takes_over_where_it_stays_ahead() -> None:
 def test_a_table_keeps_what_it_knows_of_other_numbers_of_ranks(tmp_path: Path) -> None:
     file = tmp_path / "table.json"
     for ranks, least in ((2, 10), (8, 30), (2, 20)):
-        tune.write(file, {"all_reduce": least}, ranks, {})
+        tune.write(file, WITHIN, {"all_reduce": least}, ranks, {})
+    tune.write(file, BETWEEN, {"all_reduce": 40}, 2, {})
     assert json.loads(file.read_text())["window_from"] == {"all_reduce": {"2": 20, "8": 30}}
-    assert choose.load(file) == {"all_reduce": {2: 20, 8: 30}}
+    assert choose.load(file) == {WITHIN: {"all_reduce": {2: 20, 8: 30}}, BETWEEN: {"all_reduce": {2: 40}}}
 
 
 @pytest.mark.launch
@@ -102,9 +106,20 @@ def test_a_wrong_variable_of_rank_0_is_an_error_on_all_ranks() -> None:
 
 
 @pytest.mark.launch
-def test_tune_writes_a_table_that_is_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("ranks", "node_size", "table", "number"), [(2, 0, WITHIN, 2), (3, 2, BETWEEN, 2), (4, 2, BETWEEN, 2)])
+def test_tune_writes_a_table_that_is_read(tmp_path: Path, ranks: int, node_size: int, table: str, number: int) -> None:
     file = tmp_path / "table.json"
-    done = launch(2, "-m", "mpicoll.bench", "tune", "--quick", "--out", str(file))
+    pretended = {"MPICOLL_NODE_SIZE": str(node_size)} if node_size else {}
+    done = launch(ranks, "-m", "mpicoll.bench", "tune", "--quick", "--out", str(file), timeout_s=100, env=pretended)
     assert done.returncode == 0, done.stderr
     assert f"use it with MPICOLL_TUNING={file}" in done.stdout
-    assert set(choose.load(file)) == set(WINDOW_FROM)
+    found = choose.load(file)[table]
+    assert set(found) == set(WINDOW_FROM) - (choose.EVEN if ranks == 3 else set())
+    assert {n for sizes in found.values() for n in sizes} == {number}
+
+
+@pytest.mark.launch
+def test_tune_wants_ranks_that_share_memory() -> None:
+    done = launch(2, "-m", "mpicoll.bench", "tune", "--quick", env={"MPICOLL_NODE_SIZE": "1"})
+    assert done.returncode == 1
+    assert "bench tune: wants two ranks or more on a node that share memory" in done.stderr

@@ -1,7 +1,8 @@
-"""`bench tune`: from which sizes on is the window the faster way here? Writes a table that MPICOLL_TUNING names.
+"""`bench tune`: from which sizes on are windows the faster way here? Writes a table that MPICOLL_TUNING names.
 
-Each operation goes through the node's window and by MPI's own, in turn, at each size; the window takes over at the least size
-from which it is not slower at any. What the file knows of other numbers of ranks stays in it.
+Each operation goes through the node's window, or over several nodes through theirs, and by MPI's own, in turn, at each size;
+the window takes over at the least size from which it is not slower at any. On one node that is known of this number of ranks
+then, on several of this number of nodes; what the file knows of others stays in it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from mpicoll.bench.formulas import spell
 from mpicoll.bench.report import Report
 from mpicoll.bench.rounds import Call
 from mpicoll.bench.stage import Stage
-from mpicoll.engine.choose import NEVER, WINDOW_FROM
+from mpicoll.engine.choose import BETWEEN, NEVER, WINDOW_FROM, WITHIN
 
 FILE = "mpicoll-tuning.json"
 SIZES = [1 << power for power in range(10, 23)]  # bytes; 1 KiB to 4 MiB
@@ -42,26 +43,29 @@ def run(stage: Stage, report: Report, out: str, quick: bool) -> None:
     """Measures, prints and writes (collective)."""
     carrier: Any = world.of(None).carrier  # type: ignore[union-attr]
     chosen = dict(carrier.least)
-    carrier.least = dict.fromkeys(chosen, 1)
-    if stage.size < 2 or carrier.window() is None:
-        raise SystemExit("bench tune: wants two ranks or more on one node that share memory" if stage.rank == 0 else 1)
+    nodes = carrier.nodes()
+    if nodes is None and carrier.window() is None:
+        raise SystemExit("bench tune: wants two ranks or more on a node that share memory" if stage.rank == 0 else 1)
+    way, number = (WITHIN, stage.size) if nodes is None else (BETWEEN, len(nodes.members))
+    operations = [name for name in WINDOW_FROM if nodes is None or chosen[name] < NEVER]  # some want even nodes
+    carrier.least = dict.fromkeys(chosen, NEVER)
     found: dict[str, int] = {}
     sizes = QUICK_SIZES if quick else SIZES
-    report.say(
-        "", "time through the window / time of MPI's own, by size", " " * 16 + "".join(f"{spell(size):>9}" for size in sizes)
-    )
-    with report.progress(len(chosen)) as step:
-        for operation in WINDOW_FROM:
+    where = f"{number} ranks of one node" if nodes is None else f"{number} nodes"
+    heads = " " * 16 + "".join(f"{spell(size):>9}" for size in sizes)
+    report.say("", f"time through windows / time of MPI's own, by size; {where}", heads)
+    with report.progress(len(operations)) as step:
+        for operation in operations:
             step(operation)
             ratios = [_ratio(stage, carrier, operation, size) for size in sizes]
             found[operation] = takes_over(sizes, ratios)
             cells = "".join(f"{ratio:9.2f}" for ratio in ratios)
-            said = spell(found[operation]) if found[operation] < NEVER else "never"
-            report.say(f"{operation:>16}{cells}   from {said}; so far {spell(chosen[operation])}")
+            said, before = (spell(least) if least < NEVER else "never" for least in (found[operation], chosen[operation]))
+            report.say(f"{operation:>16}{cells}   from {said}; so far {before}")
     carrier.least = chosen
-    report.extra["window_from"] = found
+    report.extra[way] = found
     if report.active:
-        write(Path(out), found, stage.size, report.machine.facts())
+        write(Path(out), way, found, number, report.machine.facts())
     report.say(f"wrote {out}; use it with MPICOLL_TUNING={Path(out).absolute()}")
 
 
@@ -90,13 +94,14 @@ def _ratio(stage: Stage, carrier: Any, operation: str, nbytes: int) -> float:
         return called
 
     times = stage.rounds.times({"window": by(1), "MPI": by(NEVER)})
+    carrier.least[operation] = NEVER
     return statistics.median(a / b for a, b in zip(times["window"], times["MPI"], strict=True))
 
 
-def write(path: Path, found: dict[str, int], ranks: int, machine: dict[str, Any]) -> None:
-    """Into a new file, or into what is there of other numbers of ranks."""
+def write(path: Path, way: str, found: dict[str, int], number: int, machine: dict[str, Any]) -> None:
+    """Into a new file, or into what is there of other numbers of ranks (way: WITHIN) or nodes (BETWEEN)."""
     known: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-    table = known.get("window_from", {})
+    table = known.setdefault(way, {})
     for operation, least in found.items():
-        table[operation] = {**table.get(operation, {}), str(ranks): least}
-    path.write_text(json.dumps({"machine": machine, "window_from": table}, indent=1) + "\n")
+        table[operation] = {**table.get(operation, {}), str(number): least}
+    path.write_text(json.dumps({**known, "machine": machine}, indent=1) + "\n")

@@ -48,21 +48,22 @@ WINDOW_FROM: dict[str, dict[int, int]] = {
     for operation, sizes in MEASURED["MPICH"].items()
 }
 
-# Bytes from which the hierarchical way is, by the same names.
+# Bytes from which the hierarchical way is, by the same names and by the number of nodes (the next lower one counts).
 #
 # By the model: among n ranks MPI's own take log2(n) to n - 1 latencies of the network, whoever sits beside whom; these take
 # those of the nodes alone, and every byte crosses the network as often as it must, k ranks of a node sending 1/k each. Against
 # it stand hand-overs in the window, some 10 us each. Measured with two ranks on each of two hosts (namespaces with TCP between
 # them, 2 cores in all, Open MPI 5.0.11): from these sizes on it is ahead, from 4 MiB on 1.6 to 4 times; MPICH 5.0.2 lets ranks
 # that share a core wait so long (2 ms) that below 1 MiB nothing can be told apart.
-BETWEEN_FROM: dict[str, int] = {
-    "all_reduce": 64 << 10,
-    "halves": 64 << 10,
-    "reduce": 128 << 10,
-    "reduce_scatter": 512 << 10,  # the one in which MPI's own moves no byte twice
-    "all_gather": 128 << 10,
-    "broadcast": 128 << 10,
+BETWEEN_FROM: dict[str, dict[int, int]] = {
+    "all_reduce": {2: 64 << 10},
+    "halves": {2: 64 << 10},
+    "reduce": {2: 128 << 10},
+    "reduce_scatter": {2: 512 << 10},  # the one in which MPI's own moves no byte twice
+    "all_gather": {2: 128 << 10},
+    "broadcast": {2: 128 << 10},
 }
+WITHIN, BETWEEN = "window_from", "between_from"  # these tables' names in a file
 EVEN = frozenset({"reduce_scatter", "all_gather"})  # which need equally many ranks on each node
 
 # Bytes, of what one rank reduces for all, from which halves are moved rather than reduced by MPI as float32: n - 1 messages, some
@@ -84,15 +85,14 @@ class Choices:
     chunk_bytes: int = 1 << 20
     node_size: int = 0
     window_from: Mapping[str, Mapping[int, int]] = field(default_factory=lambda: WINDOW_FROM)
-    between_from: Mapping[str, int] = field(default_factory=lambda: BETWEEN_FROM)
+    between_from: Mapping[str, Mapping[int, int]] = field(default_factory=lambda: BETWEEN_FROM)
     moved_from: int = MOVED_FROM
 
     def least(self, operation: str, ranks: int) -> int:
         """Bytes from which ``operation`` goes through the window of so many ranks; NEVER: not at all."""
         if ranks < 2 or self.window_bytes <= 0:
             return NEVER
-        known = self.window_from[operation]
-        return known[max((n for n in known if n <= ranks), default=min(known))]
+        return _next_lower(self.window_from[operation], ranks)
 
     def least_moved(self, ranks: int) -> int:
         """Bytes from which halves that go no other way are reduced by moving them; NEVER: not at all."""
@@ -103,7 +103,11 @@ class Choices:
         uneven = min(sizes) != max(sizes)
         if max(sizes) < 2 or self.window_bytes <= 0 or (uneven and operation in EVEN):
             return NEVER
-        return self.between_from[operation]
+        return _next_lower(self.between_from[operation], len(sizes))
+
+
+def _next_lower(known: Mapping[int, int], number: int) -> int:
+    return known[max((n for n in known if n <= number), default=min(known))]
 
 
 def choices(library: str = "") -> Choices:
@@ -113,12 +117,13 @@ def choices(library: str = "") -> Choices:
     Raises: ValueError: a variable, or the file, holds what is not allowed.
     """
     table = next((measured for name, measured in MEASURED.items() if library.startswith(name)), WINDOW_FROM)
-    if path := config.get("MPICOLL_TUNING"):
-        table = {**table, **load(Path(path))}
     between, moved = BETWEEN_FROM, MOVED_FROM
+    if path := config.get("MPICOLL_TUNING"):
+        tuned = load(Path(path))
+        table, between = {**table, **tuned[WITHIN]}, {**between, **tuned[BETWEEN]}
     if (everywhere := config.get("MPICOLL_WINDOW_FROM")) is not None:
         table = {operation: {2: everywhere} for operation in WINDOW_FROM}
-        between, moved = dict.fromkeys(BETWEEN_FROM, everywhere), everywhere
+        between, moved = {operation: {2: everywhere} for operation in BETWEEN_FROM}, everywhere
     return Choices(
         window_bytes=config.get("MPICOLL_WINDOW_BYTES"),
         node_size=config.get("MPICOLL_NODE_SIZE"),
@@ -128,16 +133,22 @@ def choices(library: str = "") -> Choices:
     )
 
 
-def load(path: Path) -> dict[str, dict[int, int]]:
-    """A table that ``bench tune`` has written.
+def load(path: Path) -> dict[str, dict[str, dict[int, int]]]:
+    """The tables that ``bench tune`` has written: WITHIN a node, by ranks, and BETWEEN nodes, by nodes.
 
-    Raises: ValueError: there is no such file, or it is none.
+    Raises: ValueError: there is no such file, or it holds neither.
     """
     try:
-        table = json.loads(path.read_text())["window_from"]
-        if unknown := set(table) - set(WINDOW_FROM):
+        file = json.loads(path.read_text())
+        tables = {name: file[name] for name in (WITHIN, BETWEEN) if name in file}
+        if not tables:
+            raise ValueError(f"neither {WITHIN} nor {BETWEEN} is in it")
+        if unknown := {operation for table in tables.values() for operation in table} - set(WINDOW_FROM):
             raise ValueError(f"no operation that goes through a window: {', '.join(sorted(unknown))}")
-        return {operation: {int(n): int(size) for n, size in table[operation].items()} for operation in table if table[operation]}
+        return {
+            name: {op: {int(n): int(size) for n, size in sizes.items()} for op, sizes in tables.get(name, {}).items() if sizes}
+            for name in (WITHIN, BETWEEN)
+        }
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
             f"MPICOLL_TUNING={path}: not a table of `python -m mpicoll.bench tune`: {type(error).__name__}: {error}"
