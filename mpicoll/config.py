@@ -65,8 +65,8 @@ VARIABLES = (
         kind=bool,
         default=None,
         unit="",
-        meaning="whether this MPI takes GPU memory, for the doctor's report; unset: as the evidence says (tensors travel through "
-        "host memory in either case)",
+        meaning="whether this MPI takes GPU memory, for the doctor's report; unset: as the evidence says, a trial by two ranks "
+        "included (tensors travel through host memory in either case)",
     ),
     Variable(
         name="MPICOLL_PROBE_TIMEOUT",

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 import mpicoll.doctor as doctor
-import mpicoll.doctor_cuda as doctor_cuda
 import mpicoll.launch_mpi as launch_mpi
 from mpicoll.doctor_cuda import Finding
 from mpicoll.launch_mpi import Mpi
@@ -110,35 +109,6 @@ def test_containers_that_do_not_share_memory_are_noted() -> None:  # trap 78
     findings = doctor.check_job(Launch("openmpi", 0, 3, 0, 2), {**JOB, "shared_memory_size": 1})
     assert states(findings) == ["ok", "note"]
     assert "--ipc=host" in findings[1].remedy
-
-
-# --- CUDA (trap 65) ---
-
-
-def awareness(mpi: Mpi, answer: int, driver: bool, built: bool = False, **environ: str) -> bool:
-    started = {"cuda_query": {"MPIX_Query_cuda_support": answer}}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(doctor_cuda, "_openmpi_build", lambda *_: (built, "ompi_info: made up"))
-        return doctor_cuda.aware(mpi, started, environ, driver)[0]
-
-
-def test_openmpi_is_aware_only_with_all_the_evidence() -> None:
-    assert awareness(OPENMPI, answer=1, driver=True, built=True)
-    assert not awareness(OPENMPI, answer=1, driver=True, built=False)  # Open MPI 4 answers 1 whatever is there
-    assert not awareness(OPENMPI, answer=1, driver=False, built=True)
-    assert not awareness(OPENMPI, answer=0, driver=True, built=True)
-
-
-def test_mpich_is_aware_only_if_it_was_told_to_be() -> None:
-    assert awareness(MPICH, 1, True, MPICH_GPU_SUPPORT_ENABLED="1")
-    assert not awareness(MPICH, 1, True)
-    assert not awareness(MPICH, 1, True, MPICH_GPU_SUPPORT_ENABLED="0")
-    assert not awareness(MPICH, 1, False, MPICH_GPU_SUPPORT_ENABLED="1")
-
-
-def test_the_user_has_the_last_word() -> None:
-    assert awareness(MPICH, 0, False, MPICOLL_CUDA_AWARE="1")
-    assert not awareness(OPENMPI, 1, True, True, MPICOLL_CUDA_AWARE="0")
 
 
 # --- the machine ---

@@ -1,0 +1,1 @@
+"""GPUs: the only room that touches torch.cuda."""

@@ -1,0 +1,186 @@
+"""Whether an MPI may be handed GPU memory (trap 65): what each library says, and the trial, which survives a wrong yes.
+
+No GPU is needed: the trial's memory is a pretended GPU's here, which MPI can read, cannot read, or reads wrongly.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mpicoll.cuda import support
+from mpicoll.cuda.support import Proof
+from mpicoll.mpi import probe_cuda
+
+MOVES = ("send 8 bytes", "send 4 MiB", "broadcast", "all_gather")
+ALL = (*MOVES, "all_reduce")
+OPEN_MPI, MPICH = {"vendor": "Open MPI"}, {"vendor": "MPICH", "library_version": "MPICH Version: 5.0.2"}
+CRAY = {"vendor": "MPICH", "library_version": "MPI VERSION    : CRAY MPICH version 8.1.28"}
+INTEL, MVAPICH = {"vendor": "Intel MPI"}, {"vendor": "MVAPICH"}
+
+
+def claims(library: dict[str, str], answer: int | None = 1, driver: bool = True, **environ: str) -> bool:
+    query = {} if answer is None else {"MPIX_Query_cuda_support": answer}
+    return support.claims({**library, "cuda_query": query}, environ, driver).aware
+
+
+def decide(proof: Proof, answer: int = 1, **environ: str) -> support.Verdict:
+    started: dict[str, Any] = {**MPICH, "cuda_query": {"MPIX_GPU_query_support": answer}}
+    return support.decide(started, environ, True, lambda _: proof)
+
+
+@pytest.mark.parametrize("built", [True, False])
+def test_open_mpi_must_be_built_for_it_and_say_so(monkeypatch: pytest.MonkeyPatch, built: bool) -> None:
+    """Version 4 answers 1 whatever is there."""
+    monkeypatch.setattr(support, "_openmpi_build", lambda *_: (built, "ompi_info: made up"))
+    assert claims(OPEN_MPI) == built
+    assert not claims(OPEN_MPI, driver=False)
+    assert not claims(OPEN_MPI, answer=0)
+    assert not claims(OPEN_MPI, answer=None)
+
+
+def test_mpich_claims_it_unless_told_not_to() -> None:
+    assert claims(MPICH)
+    assert claims(MPICH, MPIR_CVAR_ENABLE_GPU="1")
+    assert not claims(MPICH, MPIR_CVAR_ENABLE_GPU="0")
+    assert not claims(MPICH, answer=0)
+    assert not claims(MPICH, driver=False)
+
+
+def test_cray_needs_the_variable_and_the_library_that_carries(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not claims(CRAY, MPICH_GPU_SUPPORT_ENABLED="1")
+    monkeypatch.setattr(support, "_loaded", lambda library: library == "libmpi_gtl_cuda")
+    assert claims(CRAY, MPICH_GPU_SUPPORT_ENABLED="1")
+    assert not claims(CRAY)
+    assert not claims(CRAY, MPICH_GPU_SUPPORT_ENABLED="0")
+
+
+@pytest.mark.parametrize(
+    ("library", "variable"), [(INTEL, "I_MPI_OFFLOAD"), (MVAPICH, "MVP_USE_CUDA"), (MVAPICH, "MV2_USE_CUDA")]
+)
+def test_intel_and_mvapich_must_be_told(library: dict[str, str], variable: str) -> None:
+    assert claims(library, **{variable: "1"})
+    assert not claims(library, **{variable: "0"})
+    assert not claims(library)
+    assert not claims(library, driver=False, **{variable: "1"})
+
+
+def test_a_claim_counts_as_far_as_it_is_proven() -> None:
+    assert (decide(Proof(ALL)).moves, decide(Proof(ALL)).reduces) == (True, True)
+    partly = decide(Proof(MOVES, "the trial ended with status 139 (a segmentation fault) in all_reduce"))
+    assert (partly.moves, partly.reduces) == (True, False)
+    assert "segmentation fault" in partly.evidence[-1]
+    assert not decide(Proof(MOVES[:2], "the trial ended")).moves
+    assert not decide(Proof((), "the trial could not be started")).moves
+
+
+def test_who_claims_nothing_is_not_tried() -> None:
+    def never(environ: object) -> Proof:
+        raise AssertionError("tried")
+
+    started = {**MPICH, "cuda_query": {"MPIX_GPU_query_support": 0}}
+    assert not support.decide(started, {}, True, never).moves
+    assert support.decide(started, {"MPICOLL_CUDA_AWARE": "1"}, False, never).moves
+
+
+def test_the_user_has_the_last_word() -> None:
+    said = decide(Proof(ALL), MPICOLL_CUDA_AWARE="0")
+    assert not said.moves
+    assert said.evidence[0] == "MPICOLL_CUDA_AWARE=0 decides"
+
+
+def test_the_words_are_the_same_on_both_sides() -> None:
+    """The trial is a script that imports nothing of ours."""
+    assert (support.BEGUN, support.PASSED, support.WRONG) == (probe_cuda.BEGUN, probe_cuda.PASSED, probe_cuda.WRONG)
+
+
+# -- the trial itself ----------------------------------------------------------------------------------------------------
+
+GPU = f"""
+import ctypes, importlib.util, mmap, sys, time
+spec = importlib.util.spec_from_file_location("probe_cuda", {str(support.PROBE)!r})
+probe = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(probe)
+
+class Memory:
+    "The host's, in the place of a GPU's."
+    kept = []
+    def allocate(self, nbytes):
+        memory = mmap.mmap(-1, nbytes)
+        self.kept.append(memory)
+        return ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    def put(self, address, data):
+        ctypes.memmove(address, data, len(data))
+    def get(self, address, nbytes):
+        return ctypes.string_at(address, nbytes)
+"""
+KINDS = {
+    "readable": "",
+    # MPI, which is handed the address, may not touch it; who asks the GPU may
+    "forbidden": """
+    def allocate(self, nbytes):
+        address = super().allocate(nbytes)
+        self.open(address, nbytes, 0)
+        return address
+    def open(self, address, nbytes, how):
+        assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(address), ctypes.c_size_t(nbytes), how) == 0
+    def put(self, address, data):
+        pass
+""",
+    "wrong": """
+    def get(self, address, nbytes):
+        return bytes(nbytes)
+""",
+    "silent": """
+    def put(self, address, data):
+        time.sleep(600)
+""",
+}
+
+
+def trial(folder: Path, kind: str, limit_s: float = 40) -> Proof:
+    script = folder / "trial.py"
+    body = KINDS[kind] or "    pass\n"
+    script.write_text(f"{GPU}\nclass Kind(Memory):\n{body}\nfrom mpi4py import MPI\nprobe.run(MPI.COMM_WORLD, Kind())\n")
+    return support.prove({**os.environ, "MPICOLL_PROBE_TIMEOUT": str(limit_s)}, script)
+
+
+@pytest.mark.launch
+def test_what_arrives_right_is_proven(tmp_path: Path) -> None:
+    assert trial(tmp_path, "readable") == Proof(ALL)
+
+
+@pytest.mark.launch
+def test_a_library_that_only_believes_it_can_crashes_the_trial_alone(tmp_path: Path) -> None:
+    proof = trial(tmp_path, "forbidden")
+    assert proof.passed == ()
+    assert "in send 8 bytes" in proof.failed
+    assert "the trial ended with status" in proof.failed
+
+
+@pytest.mark.launch
+def test_what_arrives_wrong_is_told(tmp_path: Path) -> None:
+    proof = trial(tmp_path, "wrong")
+    assert proof.failed.startswith("what arrived was wrong: send 8 bytes, send 4 MiB")
+    assert not decide(proof).moves
+
+
+@pytest.mark.launch
+def test_a_trial_that_does_not_end_is_ended(tmp_path: Path) -> None:
+    began = time.monotonic()
+    proof = trial(tmp_path, "silent", limit_s=5)
+    assert proof == Proof((), "the trial had not ended after 5 s, in send 8 bytes (MPICOLL_PROBE_TIMEOUT)")
+    assert time.monotonic() - began < 20
+
+
+@pytest.mark.launch
+def test_without_a_gpu_the_trial_says_why() -> None:
+    if support.driver_loads():
+        pytest.skip("a CUDA driver is here")
+    proof = support.prove(os.environ)
+    assert proof.passed == ()
+    assert "libcuda.so.1" in proof.failed
