@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mpicoll.cuda import streams
+
 _QUANTIZED = frozenset(
     getattr(torch, name) for name in ("quint8", "qint8", "qint32", "quint4x2", "quint2x4") if hasattr(torch, name)
 )
@@ -25,6 +27,11 @@ def movable(operation: str, tensor: Any, what: str = "tensor") -> None:
         raise TypeError(f"{operation}: {what} has the quantized dtype {tensor.dtype}; send .int_repr(), scale and zero point")
     if tensor.device.type not in _DEVICES:
         raise ValueError(f"{operation}: {what} is on device {tensor.device}; mpicoll moves cpu and cuda tensors")
+    if not tensor.is_cpu and streams.capturing():
+        raise RuntimeError(
+            f"{operation}: {what} is on {tensor.device}, whose stream is being captured into a CUDA graph; MPI cannot be "
+            "captured: communicate outside of torch.cuda.graph(), or use NCCL there"
+        )
 
 
 def writable(operation: str, tensor: Tensor, what: str = "tensor") -> None:

@@ -113,8 +113,8 @@ class Gathering(Exchanges):
                 native.all_gather(self.channel, flat, source.memory)
             else:
                 native.all_gather_uneven(self.channel, flat, source.memory, sizes)
-            for target, part in zip(targets, flat.split([t.numel() for t in targets]), strict=True):
-                message.copy_into(target, part)
+            for mine, part in zip(incoming, flat.split([t.numel() for t in targets]), strict=True):
+                mine.deliver(part)
 
         return transfer
 

@@ -12,11 +12,14 @@ that a tensor it had saved was overwritten.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch._C import _increment_version
 from torch.nn import Parameter
 
+from mpicoll.cuda import streams
 from mpicoll.engine import checks
 
 STRIDED = torch.strided
@@ -39,14 +42,16 @@ BARE = frozenset(
 class Message:
     """A tensor on its way through MPI.
 
-    ``memory``: a plain contiguous CPU tensor, the tensor itself or its packed copy; hold it while MPI uses it.
+    ``memory``: a plain contiguous CPU tensor, the tensor itself or its packed copy; hold it while MPI uses it. ``after``: of a
+    tensor on a GPU that MPI writes, an event before which nothing may be delivered (cuda/streams.py, Note [Order]).
     """
 
-    __slots__ = ("memory", "tensor")
+    __slots__ = ("after", "memory", "tensor")
 
-    def __init__(self, tensor: Tensor, memory: Tensor) -> None:
+    def __init__(self, tensor: Tensor, memory: Tensor, after: Any = None) -> None:
         self.tensor = tensor
         self.memory = memory
+        self.after = after
 
     @property
     def nbytes(self) -> int:
@@ -56,10 +61,19 @@ class Message:
     def address(self) -> int:
         return self.memory.data_ptr()
 
-    def deliver(self) -> None:
-        """Copies a packed copy back into the tensor; nothing to do where MPI wrote into the tensor itself."""
-        if self.memory is not self.tensor:
-            copy_into(self.tensor, self.memory)
+    def deliver(self, values: Tensor | None = None) -> None:
+        """Copies a packed copy back into the tensor; nothing to do where MPI wrote into the tensor itself.
+
+        Args:   values: what arrived, where that is not in ``memory``.
+        """
+        arrived = self.memory if values is None else values
+        if arrived is self.tensor:
+            return
+        if self.after is None:
+            copy_into(self.tensor, arrived)
+            return
+        with streams.delivery(self.tensor, self.after):
+            copy_into(self.tensor, arrived)
 
 
 def is_plain(tensor: Tensor) -> bool:
@@ -102,7 +116,9 @@ def incoming(operation: str, tensor: Tensor) -> Message:
     checks.movable(operation, tensor)
     checks.writable(operation, tensor)
     bump(tensor)
-    return Message(tensor, tensor if is_plain(tensor) else packed(tensor))
+    if is_plain(tensor):
+        return Message(tensor, tensor)
+    return Message(tensor, packed(tensor), None if tensor.is_cpu else streams.mark(tensor))
 
 
 def packed(tensor: Tensor) -> Tensor:
@@ -115,7 +131,7 @@ def packed(tensor: Tensor) -> Tensor:
             return packed(tensor.view(torch.uint8)).view(tensor.dtype)
         source = tensor.detach().resolve_conj().resolve_neg()
         if not source.is_cpu:
-            source = source.cpu()
+            return streams.fetch(source)
         if source.is_contiguous() and source.data_ptr() != tensor.data_ptr():
             return source
         copy = source.clone(memory_format=torch.contiguous_format)

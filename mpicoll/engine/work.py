@@ -19,7 +19,8 @@ class WorkFuture(Future[list[Tensor]]):
     """A Work's Future. Its ``wait`` is the Work's, so that a callback may wait in the thread that carries operations out."""
 
     def __init__(self, work: Work) -> None:
-        super().__init__()
+        # Those of its value: callbacks run behind what these devices have been given, and torch refuses a value on others.
+        super().__init__(devices=sorted({t.device for t in work._tensors if not t.is_cpu}, key=str))
         self._work = work
 
     def wait(self) -> list[Tensor]:
