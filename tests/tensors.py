@@ -76,7 +76,7 @@ def _inference_strided(values: Tensor) -> Tensor:
 
 
 def _strided(values: Tensor) -> Tensor:
-    wide = torch.zeros(*values.shape, 2, dtype=values.dtype)
+    wide = values.new_zeros(*values.shape, 2)
     wide[..., 0] = values
     return wide[..., 0]
 
@@ -86,7 +86,7 @@ def _transposed(values: Tensor) -> Tensor:
 
 
 def _offset(values: Tensor) -> Tensor:
-    long = torch.zeros(values.numel() + 5, dtype=values.dtype)
+    long = values.new_zeros(values.numel() + 5)
     part = long[3 : 3 + values.numel()].view(values.shape)
     part.copy_(values)
     return part

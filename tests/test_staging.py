@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed
 from torch import Tensor
 
 from mpicoll.api import world
@@ -252,3 +253,11 @@ def test_capture_into_a_graph_is_refused(call: Callable[[Any], object], gpu: Gpu
     assert gpu.fetched == 0
     gpu.captured = False
     agree(True)
+
+
+def test_a_gpus_tensors_are_ours_where_the_group_says_so() -> None:
+    """Both doors then take them the same way, and layouts that torch refuses are not refused."""
+    mixed = torch.distributed.new_group(backend="cpu:mpi,cuda:gloo")
+    ours = [world._carries(group, torch.device(kind)) for group in (None, mixed) for kind in ("cuda", "meta", "xpu")]
+    torch.distributed.destroy_process_group(mixed)
+    agree(ours == [True, True, False, False, True, False], ours)

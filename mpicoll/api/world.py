@@ -58,11 +58,20 @@ def engine(group: Any, tensor: Any) -> Communicator | None:
     if type(tensor) not in _PLAIN:
         if isinstance(tensor, Tensor):
             return None
-    elif not tensor.is_cpu and not tensor.is_meta:  # some versions of torch let meta tensors pass, and do nothing
+    elif not tensor.is_cpu and not _carries(group, tensor.device):
         return None
     if _world.pg_coalesce_state:
         return None
     return of(group)
+
+
+def _carries(group: Any, device: torch.device) -> bool:
+    """Whether tensors of this kind of device are ours in this group: not in "cpu:mpi,cuda:nccl", say, if it is a GPU.
+
+    Meta tensors, too: some versions of torch let them pass, and do nothing.
+    """
+    known: dict[Any, str] = _world.pg_backend_config
+    return f"{device.type}:mpi" in known.get(_world.default_pg if group is None else group, "") or device.type == "meta"
 
 
 def of(group: Any) -> Communicator | None:

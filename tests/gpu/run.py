@@ -1,0 +1,144 @@
+"""Tests a GPU's tensors under every MPI at hand and writes one report: ``python tests/gpu/run.py``; see README.md here.
+
+What did not run stands in the report as not run, with the reason. Exit status 0: all that ran passed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+ARCHIVES = ROOT.parent / "shared" / "gpu"
+FACTS = """
+import json, torch
+gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+print(json.dumps(dict(gpu=gpu, gpus=torch.cuda.device_count(), torch=torch.__version__, cuda=torch.version.cuda)))
+"""
+COUNTS = re.compile(r"(\d+) (passed|failed|skipped|errors?|deselected)")
+PATHS = {
+    "staged": "",
+    "direct": "GPU memory is not handed to MPI yet",
+    "ipc": "ranks do not open each other's GPU memory yet",
+}
+
+
+def main() -> int:
+    options = arguments()
+    facts = json.loads(subprocess.run([sys.executable, "-c", FACTS], capture_output=True, text=True, check=True).stdout)
+    if facts["gpu"] is None and options.device == "cuda":
+        print("torch sees no GPU here; --device cpu tries the tests themselves", file=sys.stderr)
+        return 2
+    report: dict[str, Any] = {"machine": facts, "device": options.device, "when": time.strftime("%Y-%m-%d"), "mpis": {}}
+    with tempfile.TemporaryDirectory() as folder:
+        for name, environ in mpis(options.mpi, Path(folder)).items():
+            report["mpis"][name] = one(options, environ)
+    out = Path(options.out or HERE / f"report-{re.sub(r'[^A-Za-z0-9]+', '-', facts['gpu'] or 'cpu')}.json")
+    out.write_text(json.dumps(report, indent=1) + "\n")
+    print(f"wrote {out}")
+    runs = [run for found in report["mpis"].values() for run in found["runs"] if "status" in run]
+    return 0 if runs and all(run["status"] == 0 for run in runs) else 1
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mpi", nargs="+", default=None, metavar="WHERE", help="site, a folder with bin and lib, or its archive")
+    parser.add_argument("--ranks", nargs="+", type=int, default=[2, 4], metavar="N", help="default 2 4")
+    parser.add_argument("--device", default="cuda", help="cpu tries the tests themselves")
+    parser.add_argument("--limit", type=float, default=280, metavar="S", help="seconds for each run; default 280")
+    parser.add_argument("--out", metavar="FILE", help="default report-<gpu>.json beside this file")
+    parser.add_argument("words", nargs="*", metavar="-- PYTEST", help="for pytest: -k all_reduce")
+    return parser.parse_args()
+
+
+def mpis(asked: list[str] | None, folder: Path) -> dict[str, dict[str, str]]:
+    """What must be set for each. Without a wish: the site's own, and the archives that lie beside the checkout."""
+    found: dict[str, dict[str, str]] = {}
+    for where in asked or ["site", *(str(path) for path in sorted(ARCHIVES.glob("*.tar.*")))]:
+        if where == "site":
+            found["site"] = {}
+            continue
+        path = Path(where).resolve()
+        base = unpacked(path, folder) if path.is_file() else path
+        library = next(iter(sorted(base.glob("lib/libmpi.so.*"))), None)
+        if library is None:
+            raise SystemExit(f"--mpi {where}: no lib/libmpi.so.* there")
+        # Open MPI that was moved finds its own files by OPAL_PREFIX; others do not read it.
+        found[path.name] = {"OPAL_PREFIX": str(base), "MPI4PY_LIBMPI": str(library)}
+    return found
+
+
+def unpacked(archive: Path, folder: Path) -> Path:
+    with tarfile.open(archive) as content:
+        content.extractall(folder, filter="data")
+    return next(path.parent.parent for path in folder.glob("*/lib/libmpi.so*"))
+
+
+def one(options: argparse.Namespace, environ: Mapping[str, str]) -> dict[str, Any]:
+    """The doctor's findings, and a run for each path and number of ranks."""
+    said = start(["-m", "mpicoll.doctor", "--json"], environ, options.limit)
+    try:
+        doctor = json.loads(said[1])
+    except ValueError:
+        doctor = {"error": said[1][-2000:]}
+    runs: list[dict[str, Any]] = []
+    for path, missing in PATHS.items():
+        for ranks in options.ranks:
+            here: dict[str, Any] = {"path": path, "ranks": ranks}
+            runs.append({**here, "not run": missing} if missing else {**here, **tests(options, ranks, environ)})
+            print(json.dumps(runs[-1])[:300], flush=True)
+    findings = [finding for finding in doctor.get("findings", []) if finding["topic"] in ("MPI", "GPU", "CUDA-aware MPI")]
+    return {"doctor": findings or doctor, "runs": runs, "bench": {"not run": "mpicoll.bench has no --device yet"}}
+
+
+def tests(options: argparse.Namespace, ranks: int, environ: Mapping[str, str]) -> dict[str, Any]:
+    command = ["-m", "mpicoll.run", "--quiet", "-n", str(ranks), "-m", "pytest", "-q", "--no-header", "--tb=short", "-rf"]
+    began = time.monotonic()
+    status, words = start([*command, "--device", options.device, str(HERE), *options.words], environ, options.limit)
+    counts = {kind: int(number) for number, kind in COUNTS.findall(words.splitlines()[-1] if words.strip() else "")}
+    if not counts:
+        counts = {kind: int(number) for line in words.splitlines() if " in " in line for number, kind in COUNTS.findall(line)}
+    failed = [line.removeprefix("FAILED ") for line in words.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+    found = {"status": status, "seconds": round(time.monotonic() - began, 1), **counts, "failures": failed}
+    return found if status == 0 else {**found, "output": words[-6000:]}
+
+
+def start(words: list[str], environ: Mapping[str, str], limit_s: float) -> tuple[int, str]:
+    """Status, and what was printed to either side; 124: it had to be ended, by SIGTERM first, for mpiexec to end its ranks."""
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    with tempfile.TemporaryFile("w+") as output:
+        process = subprocess.Popen(
+            [sys.executable, *words],
+            cwd=ROOT,
+            env={**os.environ, **environ, "PYTHONPATH": path},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            status = process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            status = 124
+            process.terminate()
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        output.seek(0)
+        return status, output.read()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
