@@ -32,6 +32,22 @@ sys.exit(bench.main(["check", "--quick"]))
 """
 
 
+# Another device than the CPU, which is the CPU all the same
+PRETENDED = """
+import torch
+import mpicoll.bench.__main__ as bench
+from mpicoll.bench import options
+from mpicoll.cuda import streams
+settled = []
+options._check_device = lambda made, found: setattr(found, "ways", list(options.WAYS))
+streams.own_device = lambda place: torch.device("cpu", 0)
+streams.settle = settled.append
+status = bench.main(["all_gather", "--device", "cuda", "--quick", "--sizes", "64KiB"])
+assert status == 0 and settled
+"""
+WITHOUT_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
+
+
 def first_words(text: str) -> list[str]:
     return [line.split("  ")[0].strip() or line.strip().split("  ")[0] for line in text.splitlines() if "[" in line][1:]
 
@@ -43,6 +59,15 @@ def test_all_reduce_prints_a_row_for_each_size(words: tuple[str, ...]) -> None:
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith("2 ranks, ")
     assert first_words(result.stdout) == ["8 B", "4 KiB"], result.stdout
+
+
+@pytest.mark.launch
+def test_tensors_on_another_device() -> None:
+    """Their calls are waited for, MPI's own takes the host's memory, the floor is the device's, and NCCL says why not."""
+    result = launch(2, "-c", PRETENDED)
+    assert result.returncode == 0, result.stderr
+    assert first_words(result.stdout)[0] == "64 KiB", result.stdout
+    assert "NCCL left out: " in result.stdout
 
 
 @pytest.mark.launch
@@ -83,6 +108,8 @@ def test_dtypes_without_the_op_are_skipped_and_said() -> None:
         (["all_reduce", "--ops", "MEDIAN"], "MEDIAN"),
         (["broadcast", "--ops", "SUM"], "--ops"),
         (["barrier", "--json", "/nowhere/at/all.json"], "no such folder"),
+        (["all_reduce", "--ways", "nccl"], "--ways nccl: NCCL takes a GPU's tensors only, with --device cuda"),
+        pytest.param(["all_reduce", "--device", "cuda"], "--device cuda: torch sees no GPU here", marks=WITHOUT_GPU),
     ],
 )
 def test_what_cannot_be_measured_is_refused_in_one_line(

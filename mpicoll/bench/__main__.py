@@ -2,7 +2,8 @@
 
 Every way is checked before it is timed, and all ways are measured in turn, in the same rounds on the same ranks:
 door 1: mpicoll.all_reduce(tensor); door 2: torch.distributed.all_reduce(tensor), backend "mpi"; Gloo: the same with a
-group of torch's Gloo; MPI: mpi4py on NumPy memory; the floor: one rank's memory copy. `WHAT --help` lists the options.
+group of torch's Gloo; NCCL: with --device cuda, where every rank has a GPU; MPI: mpi4py on NumPy memory; the floor: one
+rank's copy of memory, the host's or its GPU's. `WHAT --help` lists the options.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if asked.what == "model":
         return model.main(asked) if options.rank() == 0 else 0
     pace = QUICK if asked.quick else PACES.get(asked.what, Pace())
-    with stage(replace(pace, rounds=asked.repeat or pace.rounds)) as there:
+    with stage(replace(pace, rounds=asked.repeat or pace.rounds), getattr(asked, "device", "cpu")) as there:
         if there.size < 2 and asked.what in BETWEEN_TWO:
             raise SystemExit(f"bench {asked.what}: needs two ranks; python -m mpicoll.run -n 2 -m mpicoll.bench {asked.what}")
         report = Report(machine.describe(there.referee), there.rank)

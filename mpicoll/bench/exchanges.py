@@ -18,6 +18,7 @@ from torch import Tensor
 from mpicoll.bench import patterns
 from mpicoll.mpi import reference
 
+CPU = torch.device("cpu")
 Call = Callable[[], object]
 Parts = list[tuple[Tensor, Tensor]]  # memory, and the block of values that repeats in it
 
@@ -67,6 +68,7 @@ class Shape:
     count: int  # elements in all; a multiple of size where they are shared out
     dtype: torch.dtype
     op: str = "SUM"
+    device: torch.device = CPU
 
     @property
     def part(self) -> int:
@@ -89,16 +91,16 @@ class Shape:
         return getattr(torch.distributed.ReduceOp, self.op)
 
     def empty(self, count: int) -> Tensor:
-        return torch.zeros(count, dtype=self.dtype)
+        return torch.zeros(count, dtype=self.dtype, device=self.device)
 
     def parts(self) -> list[Tensor]:
         return [self.empty(self.part) for _ in range(self.size)]
 
     def of(self, rank: int, start: int = 0) -> Tensor:
-        return patterns.block(rank, start, self.dtype, self.op)
+        return patterns.block(rank, start, self.dtype, self.op).to(self.device)
 
     def reduced(self, start: int = 0) -> Tensor:
-        return patterns.reduced(self.size, start, self.dtype, self.op)
+        return patterns.reduced(self.size, start, self.dtype, self.op).to(self.device)
 
     @property
     def exact(self) -> bool:

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from mpicoll.bench.exchanges import Call, Exchange, Memory, Shape
 from mpicoll.bench.formulas import WINDOW
 from mpicoll.mpi import reference
@@ -43,7 +41,7 @@ def latency(s: Shape) -> Exchange:
 def bandwidth(s: Shape) -> Exchange:
     if s.rank > 1:
         return Exchange(Memory(), lambda dist, group: None, (lambda: None) if s.moves else None)
-    x, done = s.empty(s.count), torch.zeros(1)
+    x, done = s.empty(s.count), s.empty(1)
     memory = Memory([(x, s.of(0))]) if s.rank == 0 else Memory([], [(x, s.of(0))])
 
     def door(dist: Any, group: Any) -> Call:

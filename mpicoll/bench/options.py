@@ -16,14 +16,15 @@ from mpicoll.bench import arguments, ddp, formulas, model, patterns, plot, tune
 from mpicoll.bench.exchanges import COLLECTIVES
 from mpicoll.bench.formulas import EMPTY, REDUCTIONS
 from mpicoll.bench.messages import MESSAGES
-from mpicoll.bench.row import DOOR_1, DOOR_2, GLOO, RAW
+from mpicoll.bench.row import DOOR_1, DOOR_2, GLOO, NCCL, RAW
+from mpicoll.cuda import streams
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = [4, 8, 64, 256, KIB, 4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB]
 MOST = {"latency": 64 * MIB, "bandwidth": 4 * MIB}  # by default; a call of bandwidth moves 64 times as much
 QUICK_SIZES = [8, 64 * KIB]
 OWN_SIZES = {"rpc": [4 * KIB, MIB, 64 * MIB], "overlap": [16 * MIB, 4 * MIB, 64 * MIB], "ddp": list(ddp.SIDES)}
-WAYS = {"door1": DOOR_1, "door2": DOOR_2, "gloo": GLOO, "mpi": RAW}
+WAYS = {"door1": DOOR_1, "door2": DOOR_2, "gloo": GLOO, "nccl": NCCL, "mpi": RAW}
 PLOT = "bench.png"  # of `all`, where nothing else is said
 LAST_WORDS_S = 1.0  # other ranks leave so much later than rank 0, whose words would be lost with the job
 
@@ -70,7 +71,8 @@ def parser(description: str) -> Parser:
     kinds = Parser(add_help=False)
     kinds.add_argument("--dtypes", type=arguments.dtype, nargs="+", default=["float32"], metavar="D", help="float32 bfloat16 ...")
     ways = Parser(add_help=False)
-    ways.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS), metavar="W", help=f"of {' '.join(WAYS)}")
+    ways.add_argument("--ways", nargs="+", choices=list(WAYS), metavar="W", help=f"of {' '.join(WAYS)}; default all")
+    ways.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where the tensors are; default cpu")
     for what in [*COLLECTIVES, *MESSAGES]:
         parents = [common, files, ways] if what in EMPTY else [common, files, ways, sizes, kinds]
         command = commands.add_parser(what, parents=parents, help=_HELP.get(what))
@@ -112,6 +114,8 @@ def read(arguments: Sequence[str] | None, description: str) -> argparse.Namespac
     if not words or (words[0].startswith("-") and words[0] not in ("-h", "--help")):
         words = ["all_reduce", *words]
     found = made.parse_args(words)
+    if hasattr(found, "device"):
+        _check_device(made, found)
     if getattr(found, "sizes", None) is None:
         found.sizes = _sizes(found)
     else:
@@ -120,6 +124,14 @@ def read(arguments: Sequence[str] | None, description: str) -> argparse.Namespac
         found.plot = PLOT
     _check_files(made, found)
     return found
+
+
+def _check_device(made: Parser, found: argparse.Namespace) -> None:
+    if found.device == "cuda" and not streams.available():
+        made.error("--device cuda: torch sees no GPU here")
+    if found.device == "cpu" and "nccl" in (found.ways or []):
+        made.error("--ways nccl: NCCL takes a GPU's tensors only, with --device cuda")
+    found.ways = found.ways or [way for way in WAYS if way != "nccl" or found.device == "cuda"]
 
 
 def _sizes(found: argparse.Namespace) -> list[int]:

@@ -13,6 +13,7 @@ from mpicoll.bench import formulas
 DOOR_1 = "door 1"  # mpicoll.all_reduce(tensor)
 DOOR_2 = "door 2"  # torch.distributed.all_reduce(tensor), backend "mpi"
 GLOO = "Gloo"  # torch.distributed.all_reduce(tensor, group=...), backend "gloo"
+NCCL = "NCCL"  # the same, backend "nccl"; of a GPU's tensors
 RAW = "MPI"  # mpi4py on NumPy memory, see mpi/reference.py
 FLOAT32 = "float32"  # door 1 with as many bytes of float32, beside dtypes of two bytes
 COPY = "copy"  # one rank's memory copy, the floor, see formulas.py

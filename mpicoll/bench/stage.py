@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -14,15 +15,16 @@ import torch.distributed
 
 import mpicoll
 from mpicoll.bench import formulas
-from mpicoll.bench.exchanges import Exchange, Memory, Shape
+from mpicoll.bench.exchanges import CPU, Exchange, Memory, Shape
 from mpicoll.bench.formulas import REDUCTIONS, spell
 from mpicoll.bench.rounds import Call, Pace, Rounds
-from mpicoll.bench.row import COPIES, COPY, DOOR_1, DOOR_2, FLOAT32, GLOO, RAW, Row
+from mpicoll.bench.row import COPIES, COPY, DOOR_1, DOOR_2, FLOAT32, GLOO, NCCL, RAW, Row
+from mpicoll.cuda import streams
 from mpicoll.errors import UnsupportedReduction
 from mpicoll.mpi.referee import Referee
 
 WAYS = (DOOR_1, DOOR_2, GLOO, RAW)
-GLOO_REFUSES = (RuntimeError, ValueError, TypeError, NotImplementedError)
+REFUSALS = (RuntimeError, ValueError, TypeError, NotImplementedError)  # of torch's own backends
 Maker = Callable[[Shape], Exchange]
 
 
@@ -37,10 +39,14 @@ def has_twin(what: str, dtype: torch.dtype) -> bool:
 
 @dataclass
 class Stage:
-    """One job's; every method is collective."""
+    """One job's; every method is collective.
+
+    device: where the tensors are that collectives and messages take; MPI's own (RAW) takes the host's memory.
+    """
 
     referee: Referee
     pace: Pace
+    device: torch.device = CPU
 
     @property
     def rank(self) -> int:
@@ -59,8 +65,18 @@ class Stage:
         """torch's Gloo, on the same ranks."""
         return torch.distributed.new_group(backend="gloo")
 
+    @cached_property
+    def nccl(self) -> Any:
+        """torch's NCCL, on the same ranks; why there is none, if there is none."""
+        if not torch.distributed.is_nccl_available():
+            return "this torch has no NCCL"
+        places = self.referee.all((socket.gethostname(), self.device.index))
+        if len(set(places)) < len(places):
+            return "ranks share a GPU, which NCCL refuses"
+        return torch.distributed.new_group(backend="nccl")
+
     def shape(self, nbytes: int, dtype: torch.dtype, op: str = "SUM") -> Shape:
-        return Shape(self.rank, self.size, nbytes // dtype.itemsize, dtype, op)
+        return Shape(self.rank, self.size, nbytes // dtype.itemsize, dtype, op, self.device)
 
     def row(self, what: str, make: Maker, nbytes: int, dtype: torch.dtype, op: str, ways: Sequence[str] = WAYS) -> Row:
         """Checks each way, then measures all.
@@ -72,6 +88,8 @@ class Stage:
         label = " ".join([what, shape.name, op if what in REDUCTIONS else "", spell(nbytes)])
         exchange = make(shape)
         tried = dict.fromkeys(ways, exchange)
+        if RAW in tried and self.device != CPU:
+            tried[RAW] = make(replace(shape, device=CPU))
         if has_twin(what, dtype):
             tried[FLOAT32] = make(self.shape(nbytes, torch.float32, op))
         calls, missing = self._checked(label, tried)
@@ -89,6 +107,9 @@ class Stage:
             if way == RAW and exchange.raw is None:
                 missing[way] = "MPI has no such datatype or operation"
                 continue
+            if way == NCCL and isinstance(self.nccl, str):
+                missing[way] = self.nccl
+                continue
             memory = exchange.raw_memory or exchange.memory if way == RAW else exchange.memory
             call = self._call(exchange, way)
             refusal = self._check(f"{label}: {way}", way, call, memory)
@@ -101,12 +122,23 @@ class Stage:
     def _call(self, exchange: Exchange, way: str) -> Call | None:
         if way == RAW:
             return None if exchange.raw is None else exchange.raw()
-        if way == GLOO:
-            return exchange.door(torch.distributed, self.gloo)
-        return exchange.door(torch.distributed if way == DOOR_2 else mpicoll, None)
+        if way in (GLOO, NCCL):
+            call = exchange.door(torch.distributed, self.gloo if way == GLOO else self.nccl)
+        else:
+            call = exchange.door(torch.distributed if way == DOOR_2 else mpicoll, None)
+        return call if call is None or self.device == CPU else self._settled(call)
+
+    def _settled(self, call: Call) -> Call:
+        """With all that it has given the GPU."""
+
+        def called() -> None:
+            call()
+            streams.settle(self.device)
+
+        return called
 
     def _check(self, label: str, way: str, call: Call | None, memory: Memory) -> str | None:
-        """Calls once, on values that tell where they come from; returns why Gloo, alone, refused."""
+        """Calls once, on values that tell where they come from; returns why a backend of torch's refused."""
         memory.prepare()
         refusal = None
         try:
@@ -114,8 +146,8 @@ class Stage:
                 call()
         except UnsupportedReduction as error:
             raise Skipped(f"{label}: {error}") from None
-        except GLOO_REFUSES as error:
-            if way != GLOO:
+        except REFUSALS as error:
+            if way not in (GLOO, NCCL):
                 raise
             refusal = str(error).split("\n")[0]
         if all(self.referee.all(refusal is None)) and not memory.right():
@@ -129,8 +161,18 @@ class Stage:
         copied = formulas.floor_bytes(what, nbytes, self.size)
         if not copied:
             return {}
-        call = _memory_copy(copied, formulas.repeats(what))
+        make = _memory_copy if self.device == CPU else self._device_copy
+        call = make(copied, formulas.repeats(what))
         return {COPY: call if self.rank == 0 else None, COPIES: call}
+
+    def _device_copy(self, nbytes: int, times: int) -> Call:
+        source, target = (torch.ones(nbytes, dtype=torch.uint8, device=self.device) for _ in range(2))
+
+        def call() -> None:
+            for _ in range(times):
+                target.copy_(source)
+
+        return self._settled(call)
 
 
 def _memory_copy(nbytes: int, times: int) -> Call:
@@ -146,11 +188,12 @@ def _memory_copy(nbytes: int, times: int) -> Call:
 
 
 @contextmanager
-def stage(pace: Pace) -> Iterator[Stage]:
+def stage(pace: Pace, device: str = "cpu") -> Iterator[Stage]:
     """Makes the world, and destroys it (collective)."""
     mpicoll.init_process_group()
     torch.set_num_threads(1)
-    made = Stage(Referee(), pace)
+    referee = Referee()
+    made = Stage(referee, pace, CPU if device == "cpu" else streams.own_device(referee.place))
     yield made
     made.referee.arrive()
     mpicoll.destroy_process_group()

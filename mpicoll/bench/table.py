@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mpicoll.bench.formulas import spell
-from mpicoll.bench.row import COPIES, COPY, DOOR_1, DOOR_2, FLOAT32, GLOO, RAW, Row
+from mpicoll.bench.row import COPIES, COPY, DOOR_1, DOOR_2, FLOAT32, GLOO, NCCL, RAW, Row
 
 LEGEND = (
     "microseconds per call: median [least, most] of the rounds, of the slowest rank; x: door 1's time to another's, the median",
     "of the rounds' ratios; floor: one rank's memory copy; bus: door 1's bus bandwidth as the NCCL tests define it, GB/s",
 )
 CELL = 26
-RATIOS = {"x MPI": RAW, "x Gloo": GLOO, "x floor": COPY, "x fp32": FLOAT32}
+RATIOS = {"x MPI": RAW, "x Gloo": GLOO, "x NCCL": NCCL, "x floor": COPY, "x fp32": FLOAT32}
 
 
 class Table:
@@ -20,8 +20,8 @@ class Table:
 
     def __init__(self, title: str, ways: Sequence[str]) -> None:
         self.title = title
-        self.ways = [way for way in (DOOR_1, DOOR_2, GLOO, RAW) if way in ways]
-        shown = {"x MPI": RAW in ways, "x Gloo": GLOO in ways, "x floor": True, "x fp32": FLOAT32 in ways}
+        self.ways = [way for way in (DOOR_1, DOOR_2, GLOO, NCCL, RAW) if way in ways]
+        shown = {"x MPI": RAW in ways, "x Gloo": GLOO in ways, "x NCCL": NCCL in ways, "x floor": True, "x fp32": FLOAT32 in ways}
         self.ratios = [name for name in RATIOS if shown[name] and DOOR_1 in ways]
 
     def head(self) -> list[str]:

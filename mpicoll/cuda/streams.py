@@ -51,6 +51,22 @@ def delivery(tensor: Tensor, after: Any) -> Iterator[None]:
     stream.synchronize()
 
 
+def settle(device: torch.device) -> None:
+    """Returns when the device has done all that it was given."""
+    torch.cuda.synchronize(device)
+
+
+def own_device(place: int) -> torch.device:
+    """Of rank number ``place`` on its host, made the current one: ranks share in turn the GPUs that they see."""
+    device = torch.device("cuda", place % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
+def available() -> bool:
+    return torch.cuda.is_available()
+
+
 @cache
 def _stream(device: torch.device) -> Any:
     """Ours, for copies into tensors of this device; made once."""

@@ -23,6 +23,7 @@ class Referee:
         self.comm = there.base.Dup()
         self.rank, self.size = there.rank, there.size
         self.library = there.library
+        self.place = there.local_rank  # this rank's number on its host
 
     def arrive(self) -> None:
         """Returns, within 2 ms, once every rank is here; sleeps until then, since who spins takes a core from who works."""

@@ -26,6 +26,8 @@ import json, torch
 gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
 print(json.dumps(dict(gpu=gpu, gpus=torch.cuda.device_count(), torch=torch.__version__, cuda=torch.version.cuda)))
 """
+BENCHES = ("latency", "all_reduce", "all_gather_into_tensor", "broadcast")
+SIZES = ("8", "64KiB", "1MiB", "16MiB", "256MiB")
 COUNTS = re.compile(r"(\d+) (passed|failed|skipped|errors?|deselected)")
 PATHS = {
     "staged": "",
@@ -57,6 +59,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--ranks", nargs="+", type=int, default=[2, 4], metavar="N", help="default 2 4")
     parser.add_argument("--device", default="cuda", help="cpu tries the tests themselves")
     parser.add_argument("--limit", type=float, default=280, metavar="S", help="seconds for each run; default 280")
+    parser.add_argument("--sizes", nargs="+", default=list(SIZES), metavar="S", help="of the benchmarks")
     parser.add_argument("--out", metavar="FILE", help="default report-<gpu>.json beside this file")
     parser.add_argument("words", nargs="*", metavar="-- PYTEST", help="for pytest: -k all_reduce")
     return parser.parse_args()
@@ -99,7 +102,22 @@ def one(options: argparse.Namespace, environ: Mapping[str, str]) -> dict[str, An
             runs.append({**here, "not run": missing} if missing else {**here, **tests(options, ranks, environ)})
             print(json.dumps(runs[-1])[:300], flush=True)
     findings = [finding for finding in doctor.get("findings", []) if finding["topic"] in ("MPI", "GPU", "CUDA-aware MPI")]
-    return {"doctor": findings or doctor, "runs": runs, "bench": {"not run": "mpicoll.bench has no --device yet"}}
+    return {"doctor": findings or doctor, "runs": runs, "bench": {what: bench(options, what, environ) for what in BENCHES}}
+
+
+def bench(options: argparse.Namespace, what: str, environ: Mapping[str, str]) -> Any:
+    """Microseconds by size and way, on 2 ranks; the copy is the device's."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "rows.json"
+        words = ["--device", options.device, "--sizes", *options.sizes, "--repeat", "5", "--json", str(file)]
+        status, said = start(
+            ["-m", "mpicoll.run", "--quiet", "-n", "2", "-m", "mpicoll.bench", what, *words], environ, options.limit
+        )
+        if status != 0 or not file.exists():
+            return {"status": status, "output": said[-3000:]}
+        rows = json.loads(file.read_text())["rows"]
+    print(what, "measured", flush=True)
+    return {row["bytes"]: {**{way: round(it["us"], 2) for way, it in row["ways"].items()}, **row["missing"]} for row in rows}
 
 
 def tests(options: argparse.Namespace, ranks: int, environ: Mapping[str, str]) -> dict[str, Any]:
