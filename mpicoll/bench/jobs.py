@@ -17,8 +17,15 @@ LIMIT_S = 120.0
 Value = TypeVar("Value")
 
 
+NEVER_BEGAN = "The PMIx server's listener thread failed to start"  # Open MPI's launcher (5.0.11), once in some hundred times
+
+
 class ChildFailed(Exception):
-    """A child did not do what it was started for; says what it said."""
+    """A child did not do what it was started for; says what it said. ``words``: all of it."""
+
+    def __init__(self, message: str, words: str = "") -> None:
+        super().__init__(message)
+        self.words = words
 
 
 class OnRank0(Generic[Value]):
@@ -46,11 +53,18 @@ def python(*words: str, env: Mapping[str, str] | None = None) -> str:
     except subprocess.TimeoutExpired:
         raise ChildFailed(f"no end after {LIMIT_S:g} s: python {' '.join(words)}") from None
     if done.returncode != 0:
-        last = (done.stderr.strip() or done.stdout.strip() or "nothing").split("\n")[-1]
-        raise ChildFailed(f"exit status {done.returncode}: python {' '.join(words)}: {last}")
+        said = [line.strip() for line in (done.stderr.strip() or done.stdout.strip()).split("\n") if line.strip(" -")]
+        last = said[-1] if said else "not a word"
+        raise ChildFailed(f"exit status {done.returncode}: python {' '.join(words)}: {last}", done.stderr)
     return done.stdout
 
 
 def job(ranks: int, *words: str) -> str:
     """What a job of so many ranks on this host prints. Raises ChildFailed."""
-    return python("-m", "mpicoll.run", "--quiet", "-n", str(ranks), *words)
+    command = ("-m", "mpicoll.run", "--quiet", "-n", str(ranks), *words)
+    try:
+        return python(*command)
+    except ChildFailed as failed:
+        if NEVER_BEGAN not in failed.words:
+            raise
+    return python(*command)
