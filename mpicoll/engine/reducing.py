@@ -168,6 +168,8 @@ class Reducing(Gathering):
     def reduce(self, tensor: Tensor, dst: int, op: Op = SUM, async_op: bool = False) -> Work | None:
         """Reduces into ``tensor`` on ``dst``; the other ranks' tensors stay as they were (collective)."""
         dst = checks.group_rank("reduce", "dst", dst, self.size)
+        if not async_op and message.is_bare(tensor) and self._reduce_at_once(tensor, dst, op):
+            return None
         is_root = self.rank == dst
         checks.movable("reduce", tensor)
         reduction = reductions.lookup("reduce", tensor.dtype, op)
@@ -185,6 +187,20 @@ class Reducing(Gathering):
                 mine.deliver()
 
         return self.start("reduce", transfer, [tensor], async_op)
+
+    def _reduce_at_once(self, tensor: Tensor, dst: int, op: Op) -> bool:
+        """The bare path, for what is small and can be reduced as it lies; False, and nothing done, for everything else."""
+        dtype, nbytes = tensor.dtype, tensor.nbytes
+        handles = BARE_SUM[dtype] if op is SUM else bare(dtype, op)
+        if handles is None or nbytes >= self.carrier.least["reduce"] or nbytes > CHUNK:
+            return False
+        buffer = [fromaddress(tensor.data_ptr(), nbytes), tensor.numel(), handles[0]]
+        if self.rank != dst:
+            return self.at_once("reduce", self.channel.Reduce, buffer, None, handles[1], dst)
+        if not self.at_once("reduce", self.channel.Reduce, IN_PLACE, buffer, handles[1], dst):
+            return False
+        message.bump(tensor)
+        return True
 
     def reduce_scatter(self, output: Tensor, inputs: Sequence[Tensor], op: Op = SUM, async_op: bool = False) -> Work | None:
         """Rank i's ``output`` becomes the reduction of everybody's ``inputs[i]`` (collective).
