@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -70,6 +72,16 @@ def test_imports_point_downward() -> None:
             if parts[0] == "mpicoll" and len(parts) > 1 and parts[1] not in allowed:
                 wrong.append(f"{name(path)}:{line} imports {module}")
     assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=name)
+def test_links_lead_somewhere(page: Path) -> None:
+    """In a clone, too. (Two pictures were there, and ignored by git.)"""
+    links = re.findall(r"\]\(([^)#:]+)[^):]*\)", page.read_text())
+    assert not [link for link in links if not (page.parent / link).exists()]
+    ignored = ["git", "check-ignore", *(str(page.parent / link) for link in links)]
+    if links and (ROOT / ".git").exists() and shutil.which("git"):
+        assert subprocess.run(ignored, cwd=ROOT, capture_output=True, text=True).stdout == ""
 
 
 def test_every_room_is_known() -> None:

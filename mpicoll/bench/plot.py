@@ -9,9 +9,9 @@ from typing import Any
 
 from mpicoll.bench import formulas
 from mpicoll.bench.machine import Machine
-from mpicoll.bench.row import COPY, DOOR_1, DOOR_2, FLOAT32, GLOO, RAW, Row
+from mpicoll.bench.row import COPY, DOOR_1, DOOR_2, FLOAT32, GLOO, NCCL, RAW, Row
 
-COLOURS = {DOOR_1: "C0", DOOR_2: "C1", GLOO: "C2", RAW: "C3", FLOAT32: "C4", COPY: "black"}
+COLOURS = {DOOR_1: "C0", DOOR_2: "C1", GLOO: "C2", RAW: "C3", FLOAT32: "C4", NCCL: "C5", COPY: "black"}
 REMEDY = "--plot needs matplotlib: pip install 'mpicoll[bench]'"
 PANEL = (6.0, 4.0)  # inches
 
