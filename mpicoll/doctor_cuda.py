@@ -1,5 +1,5 @@
-"""The doctor's look at torch and at GPUs: which torch, which GPU, and whether MPI may be handed GPU memory. Imports no
-torch itself. Whether MPI may: `mpicoll.cuda.support`.
+"""The doctor's look at torch and at GPUs: which torch, which GPU, and whether MPI may be handed GPU memory, as
+`mpicoll.cuda.support` finds. Imports no torch itself.
 """
 
 from __future__ import annotations

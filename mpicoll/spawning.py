@@ -15,7 +15,6 @@ All ranks run on this host. `python -m mpicoll.run` is the way to several hosts.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import os
 import pickle
 import shutil
@@ -31,13 +30,13 @@ from typing import Any
 
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
+import mpicoll.ending as ending
 import mpicoll.launchers as launchers
 import mpicoll.run as run
 from mpicoll.errors import LaunchError, MpicollError
 from mpicoll.launch_plan import Program
 from mpicoll.rank import abort_job
 
-STOP_WITHIN_S = 5.0  # after SIGTERM, mpiexec has this long to end its ranks before it is killed
 POLL_S = 0.02
 
 RANK_CODE = "import sys; sys.path.append({where!r}); from mpicoll.spawning import rank_main; rank_main({folder!r})"
@@ -100,24 +99,15 @@ class SpawnContext:
                 return None
             if failed_at is None and any(self._folder.glob("failure-*")):
                 failed_at = now
-            if failed_at is not None and now - failed_at > STOP_WITHIN_S:
-                self._end()
+            if failed_at is not None and now - failed_at > ending.STOP_WITHIN_S:
+                ending.end(self.process)
             time.sleep(POLL_S)
         return status
 
     def stop(self) -> None:
         """Ends the ranks, gently and then not."""
-        self._end()
+        ending.end(self.process)
         self._forget()
-
-    def _end(self) -> None:
-        if self.process.poll() is None:
-            self.process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(STOP_WITHIN_S)
-        if self.process.poll() is None:
-            self.process.kill()
-            self.process.wait()
 
     def _forget(self) -> None:
         atexit.unregister(self._at_exit)

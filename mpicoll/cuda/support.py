@@ -20,13 +20,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mpicoll import config
+from mpicoll import config, ending
 from mpicoll.launchers import without_job
 
 PROBE = Path(__file__).parent.parent / "mpi" / "probe_cuda.py"
 BEGUN, PASSED, WRONG = "MPICOLL_CUDA_BEGUN ", "MPICOLL_CUDA_PASSED ", "MPICOLL_CUDA_WRONG "  # probe_cuda.py's words
 REDUCTION = "all_reduce"  # its last trial, which says of reductions what the others say of moves
-STOP_WITHIN_S = 5.0  # after SIGTERM, mpiexec has this long to end its ranks before it is killed
 ON = ("1", "2", "3", "on", "yes", "true", "enable", "cuda")
 
 
@@ -210,12 +209,7 @@ def _run(command: Sequence[str], environ: Mapping[str, str], limit_s: float) -> 
         try:
             status = process.wait(limit_s)
         except subprocess.TimeoutExpired:
-            process.terminate()
-            try:
-                process.wait(STOP_WITHIN_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            ending.end(process)
         output.seek(0)
         words.seek(0)
         return output.read(), words.read(), status

@@ -23,7 +23,12 @@ class Referee:
         self.comm = there.base.Dup()
         self.rank, self.size = there.rank, there.size
         self.library = there.library
-        self.place = there.local_rank  # this rank's number on its host
+        self._runtime = there
+
+    @property
+    def place(self) -> int:
+        """This rank's number on its host."""
+        return self._runtime.local_rank
 
     def arrive(self) -> None:
         """Returns, within 2 ms, once every rank is here; sleeps until then, since who spins takes a core from who works."""

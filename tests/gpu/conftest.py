@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from mpicoll.cuda import streams
+
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     missing = config.getoption("--device") == "cuda" and not torch.cuda.is_available()
@@ -20,6 +22,4 @@ def device(request: pytest.FixtureRequest) -> torch.device:
     kind = request.config.getoption("--device")
     if kind != "cuda":
         return torch.device(kind)
-    found = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
-    torch.cuda.set_device(found)
-    return found
+    return streams.own_device(int(os.environ.get("LOCAL_RANK", "0")))

@@ -20,6 +20,10 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
+sys.path.insert(0, str(ROOT))
+
+from mpicoll import ending  # noqa: E402
+
 ARCHIVES = ROOT.parent / "shared" / "gpu"
 FACTS = """
 import json, torch
@@ -124,9 +128,7 @@ def tests(options: argparse.Namespace, ranks: int, environ: Mapping[str, str]) -
     command = ["-m", "mpicoll.run", "--quiet", "-n", str(ranks), "-m", "pytest", "-q", "--no-header", "--tb=short", "-rf"]
     began = time.monotonic()
     status, words = start([*command, "--device", options.device, str(HERE), *options.words], environ, options.limit)
-    counts = {kind: int(number) for number, kind in COUNTS.findall(words.splitlines()[-1] if words.strip() else "")}
-    if not counts:
-        counts = {kind: int(number) for line in words.splitlines() if " in " in line for number, kind in COUNTS.findall(line)}
+    counts = {kind: int(number) for line in words.splitlines() if " in " in line for number, kind in COUNTS.findall(line)}
     failed = [line.removeprefix("FAILED ") for line in words.splitlines() if line.startswith(("FAILED ", "ERROR "))]
     found = {"status": status, "seconds": round(time.monotonic() - began, 1), **counts, "failures": failed}
     return found if status == 0 else {**found, "output": words[-6000:]}
@@ -148,12 +150,7 @@ def start(words: list[str], environ: Mapping[str, str], limit_s: float) -> tuple
             status = process.wait(limit_s)
         except subprocess.TimeoutExpired:
             status = 124
-            process.terminate()
-            try:
-                process.wait(10)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            ending.end(process)
         output.seek(0)
         return status, output.read()
 
