@@ -48,7 +48,7 @@ def run(stage: Stage, report: Report, out: str, quick: bool) -> None:
         raise SystemExit("bench tune: wants two ranks or more on a node that share memory" if stage.rank == 0 else 1)
     way, number = (WITHIN, stage.size) if nodes is None else (BETWEEN, len(nodes.members))
     operations = [name for name in WINDOW_FROM if nodes is None or chosen[name] < NEVER]  # some want even nodes
-    carrier.least = dict.fromkeys(chosen, NEVER)
+    carrier.least.update(dict.fromkeys(chosen, NEVER))
     found: dict[str, int] = {}
     sizes = QUICK_SIZES if quick else SIZES
     where = f"{number} ranks of one node" if nodes is None else f"{number} nodes"
@@ -62,7 +62,7 @@ def run(stage: Stage, report: Report, out: str, quick: bool) -> None:
             cells = "".join(f"{ratio:9.2f}" for ratio in ratios)
             said, before = (spell(least) if least < NEVER else "never" for least in (found[operation], chosen[operation]))
             report.say(f"{operation:>16}{cells}   from {said}; so far {before}")
-    carrier.least = chosen
+    carrier.least.update(chosen)
     report.extra[way] = found
     if report.active:
         write(Path(out), way, found, number, report.machine.facts())

@@ -55,7 +55,7 @@ class Carrier:
         self._window: Window | None = None
         self._nodes: Nodes | None = None
         self._rail: Any = None
-        #: bytes from which an operation goes through the node's window, or the nodes' ones
+        #: bytes from which an operation goes through the node's window, or the nodes' ones; changed in place
         self.least = dict.fromkeys(choose.WINDOW_FROM, NEVER)
         self._possible = self.size > 1 and choices.window_bytes > 0 and not channel.serialized
         if not self._possible:
@@ -225,7 +225,7 @@ class Carrier:
 
     def _give_up(self) -> None:
         self._possible = False
-        self.least = dict.fromkeys(self.least, NEVER)
+        self.least.update(dict.fromkeys(self.least, NEVER))
 
     def close(self) -> None:
         """Frees what was made; called on an explicit destroy only, never from garbage collection."""

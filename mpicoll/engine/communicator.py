@@ -3,7 +3,7 @@
 Every collective is called by all ranks of the group, in the same order. With ``async_op`` it returns a Work that completes
 by itself; without, it has ended when it returns None.
 
-    checks -> message (tensor to memory) -> carrier (choose, algorithms), or encode -> MPI's own -> decode -> deliver
+    checks -> message (tensor to memory) -> host (carrier: choose, algorithms; or encode -> MPI's own -> decode) -> deliver
 
     Group           the name, the ranks, the lane on which collectives take their turns
     PointToPoint    send, recv, isend, irecv

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from ctypes import memmove
 
 from torch import Tensor
 
-from mpicoll.algorithms import exchange as pairs
 from mpicoll.algorithms.blocks import Block, block
 from mpicoll.engine import checks, message
+from mpicoll.engine.host import Memories
 from mpicoll.engine.message import Message
 from mpicoll.engine.point_to_point import PointToPoint
 from mpicoll.engine.work import Work
 
 Step = Callable[[], None]
-Peers = list[tuple[int, Block]]
 
 
 class Exchanges(PointToPoint):
@@ -73,7 +71,7 @@ class Exchanges(PointToPoint):
             if others is not None:
                 return False
             there = [(root, mine)]
-            sent = self.at_once(name, self._messages, *((there, []) if name == "gather" else ([], there)), None)
+            sent = self.at_once(name, self.host.exchange_blocks, *((there, []) if name == "gather" else ([], there)), None)
             if sent and name == "scatter":
                 message.bump(tensor)
             return sent
@@ -86,18 +84,12 @@ class Exchanges(PointToPoint):
             return False
         theirs = [(rank, block(other)) for rank, other in enumerate(others) if rank != root]
         if name == "gather":
-            done = self.at_once(name, self._messages, [], theirs, (block(others[root]), mine))
+            done = self.at_once(name, self.host.exchange_blocks, [], theirs, (block(others[root]), mine))
         else:
-            done = self.at_once(name, self._messages, theirs, [], (mine, block(others[root])))
+            done = self.at_once(name, self.host.exchange_blocks, theirs, [], (mine, block(others[root])))
         if done:
             message.bump(*(others if name == "gather" else (tensor,)))
         return done
-
-    def _messages(self, sends: Peers, receives: Peers, own: tuple[Block, Block] | None) -> None:
-        """own: where to and where from, of what this rank has for itself."""
-        if own is not None:
-            memmove(own[0][0], own[1][0], own[1][1])
-        pairs.exchange(self.channel, sends, receives)
 
     def all_to_all(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], async_op: bool = False) -> Work | None:
         """``inputs[j]`` of rank i arrives in ``outputs[i]`` of rank j; sizes may differ (collective)."""
@@ -114,7 +106,7 @@ class Exchanges(PointToPoint):
             sources = [message.packed(source) for source in sources]
 
         def transfer() -> None:
-            self._all_to_all_plain("all_to_all", [block(mine.memory) for mine in incoming], [block(m) for m in sources])
+            self.host.all_to_all("all_to_all", [block(mine.memory) for mine in incoming], [block(m) for m in sources])
             for mine in incoming:
                 mine.deliver()
 
@@ -130,7 +122,7 @@ class Exchanges(PointToPoint):
         targets, sources = [block(tensor) for tensor in outputs], [block(tensor) for tensor in inputs]
         if targets[self.rank][1] != sources[self.rank][1] or any(message.overlap(a, b) for a in outputs for b in inputs):
             return False
-        done = self.at_once("all_to_all", self._all_to_all_plain, "all_to_all", targets, sources)
+        done = self.at_once("all_to_all", self.host.all_to_all, "all_to_all", targets, sources)
         if done:
             message.bump(*outputs)
         return done
@@ -165,36 +157,26 @@ class Exchanges(PointToPoint):
         checks.same_numel(name, "the input's own share (rows)", sends[self.rank], "the output's", receives[self.rank])
         if not async_op and message.is_bare(tensor) and message.is_bare(output) and not message.overlap(output, tensor):
             rows = _rows(output, receives), _rows(tensor, sends)
-            if self.at_once(name, self._all_to_all_plain, name, *rows):
+            if self.at_once(name, self.host.all_to_all, name, *rows):
                 message.bump(output)
                 return None
         source, target = message.outgoing(name, tensor), message.incoming(name, output)
         memory = message.packed(source.memory) if message.overlap(source.memory, target.memory) else source.memory
 
         def transfer() -> None:
-            self._all_to_all_plain(name, _rows(target.memory, receives), _rows(memory, sends))
+            self.host.all_to_all(name, _rows(target.memory, receives), _rows(memory, sends))
             target.deliver()
 
         return self.start(name, transfer, [output], async_op)
 
-    def _all_to_all_plain(self, name: str, targets: list[Block], sources: list[Block]) -> None:
-        """Blocks of plain memory, which the caller holds."""
-        if self.carrier.all_to_all(name, targets, sources):
-            return
-        others = [rank for rank in range(self.size) if rank != self.rank]
-        own = targets[self.rank], sources[self.rank]
-        self._messages([(rank, sources[rank]) for rank in others], [(rank, targets[rank]) for rank in others], own)
-
-    def _exchange(self, sends: list[tuple[int, Tensor]], incoming: list[tuple[int, Message]], own: Tensor | None) -> Step:
+    def _exchange(self, sends: Memories, incoming: list[tuple[int, Message]], own: Tensor | None) -> Step:
         """``own``: what this rank has for itself."""
 
         def transfer() -> None:
-            others = [(peer, block(target.memory)) for peer, target in incoming if peer != self.rank]
-            pairs.exchange(self.channel, [(peer, block(memory)) for peer, memory in sends], others)
-            for peer, target in incoming:
-                if peer == self.rank:
-                    assert own is not None
-                    message.copy_into(target.memory, own)
+            others = [(peer, target.memory) for peer, target in incoming if peer != self.rank]
+            mine = next((target.memory for peer, target in incoming if peer == self.rank), None)
+            self.host.exchange(sends, others, None if mine is None or own is None else (mine, own))
+            for _, target in incoming:
                 target.deliver()
 
         return transfer

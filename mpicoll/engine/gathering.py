@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from mpicoll.algorithms import native
-from mpicoll.algorithms.blocks import block, blocks
-from mpicoll.engine import checks, choose, message
+from mpicoll.engine import checks, message
 from mpicoll.engine.exchanges import Exchanges, Step, in_turn
 from mpicoll.engine.work import Work
 from mpicoll.mpi.datatypes import BYTE, INT_MAX, fromaddress
@@ -27,8 +26,7 @@ class Gathering(Exchanges):
         mine = message.outgoing("broadcast", tensor) if self.rank == src else message.incoming("broadcast", tensor)
 
         def transfer() -> None:
-            if not self.carrier.broadcast(mine.memory, src):
-                native.broadcast(self.channel, mine.memory, src)
+            self.host.broadcast(mine.memory, src)
             if self.rank != src:
                 mine.deliver()
 
@@ -37,7 +35,7 @@ class Gathering(Exchanges):
     def _broadcast_at_once(self, tensor: Tensor, src: int) -> bool:
         """The bare path; False, and nothing done, for what is not small, or has something before it."""
         nbytes = tensor.nbytes
-        if nbytes >= self.carrier.least["broadcast"] or nbytes > INT_MAX:
+        if nbytes >= self.host.bare["broadcast"] or nbytes > INT_MAX:
             return False
         buffer = [fromaddress(tensor.data_ptr(), nbytes), nbytes, BYTE]
         if not self.at_once("broadcast", self.channel.Bcast, buffer, src):
@@ -57,7 +55,7 @@ class Gathering(Exchanges):
         if type(outputs) is not list or len(outputs) != self.size or not message.is_bare(tensor):
             return False
         nbytes, dtype = tensor.nbytes, tensor.dtype
-        if nbytes * self.size >= self.carrier.least["all_gather"] or nbytes * self.size > INT_MAX:
+        if nbytes * self.size >= self.host.bare["all_gather"] or nbytes * self.size > INT_MAX:
             return False
         if not all(message.is_bare(output) and output.dtype is dtype and output.nbytes == nbytes for output in outputs):
             return False
@@ -92,29 +90,14 @@ class Gathering(Exchanges):
         checks.same_numel(name, "tensor", tensor.numel(), f"tensor_list[{self.rank}]", targets[self.rank].numel())
         for index, target in enumerate(targets):
             checks.writable(name, target, f"tensor_list[{index}]")
-        sizes = [target.nbytes for target in targets]
-        algorithm = choose.all_gather(sizes)
         incoming = [message.incoming(name, target) for target in targets]
-
         aliased = any(message.overlap(source.memory, mine.memory) for mine in incoming)
 
         def transfer() -> None:
             memory = message.packed(source.memory) if aliased else source.memory
-            if self.carrier.all_gather([block(mine.memory) for mine in incoming], block(memory)):
-                for mine in incoming:
-                    mine.deliver()
-                return
-            if algorithm == "pairs":
-                everybody = [(rank, source.memory) for rank in range(self.size) if rank != self.rank]
-                self._exchange(everybody, list(enumerate(incoming)), source.memory)()
-                return
-            flat = torch.empty(sum(t.numel() for t in targets), dtype=tensor.dtype)
-            if algorithm == "even":
-                native.all_gather(self.channel, flat, source.memory)
-            else:
-                native.all_gather_uneven(self.channel, flat, source.memory, sizes)
-            for mine, part in zip(incoming, flat.split([t.numel() for t in targets]), strict=True):
-                mine.deliver(part)
+            self.host.all_gather([mine.memory for mine in incoming], memory)
+            for mine in incoming:
+                mine.deliver()
 
         return transfer
 
@@ -132,7 +115,7 @@ class Gathering(Exchanges):
     def _all_gather_at_once(self, output: Tensor, tensor: Tensor) -> bool:
         """The bare path; False, and nothing done, for what is not small, has something before it, or is not right."""
         nbytes, total = tensor.nbytes, output.nbytes
-        if total >= self.carrier.least["all_gather"] or total > INT_MAX or total != nbytes * self.size:
+        if total >= self.host.bare["all_gather"] or total > INT_MAX or total != nbytes * self.size:
             return False
         if output.dtype is not tensor.dtype or message.overlap(output, tensor):
             return False
@@ -165,8 +148,7 @@ class Gathering(Exchanges):
 
         def transfer() -> None:
             memory = message.packed(source.memory) if aliased and source.address != own else source.memory
-            if not self.carrier.all_gather(blocks(target.memory, self.size), block(memory)):
-                native.all_gather(self.channel, target.memory, message.packed(memory) if aliased else memory)
+            self.host.all_gather_single(target.memory, memory)
             target.deliver()
 
         return transfer

@@ -13,6 +13,7 @@ from torch.autograd import profiler
 from mpicoll.engine import trace, watchdog
 from mpicoll.engine.carrier import Carrier
 from mpicoll.engine.choose import Choices
+from mpicoll.engine.host import Host
 from mpicoll.engine.progress import Lane
 from mpicoll.engine.watchdog import EVERYBODY, inside
 from mpicoll.engine.work import Work, found_by_tensors
@@ -51,6 +52,7 @@ class Group:
         self.closer: Callable[[], None] = lambda: None  # set by `groups`, which knows the group by name
         self.lane = Lane(name)
         self.carrier = Carrier(channel, topology, choices, self.lane)
+        self.host = Host(channel, self.carrier)
         watchdog.watch(timeout_s)
 
     def __repr__(self) -> str:

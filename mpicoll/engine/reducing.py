@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from ctypes import memmove
-from functools import cache
 
 import torch
 from torch import Tensor
@@ -15,38 +14,15 @@ from mpicoll.algorithms.native import CHUNK
 from mpicoll.engine import checks, kernels, message, reductions, sparse
 from mpicoll.engine.exchanges import Step, in_turn
 from mpicoll.engine.gathering import Gathering
-from mpicoll.engine.kernels import Kernel
+from mpicoll.engine.host import handles
 from mpicoll.engine.message import Message
-from mpicoll.engine.reductions import Op, Reduction
+from mpicoll.engine.reductions import Op
 from mpicoll.engine.work import Work
 from mpicoll.mpi.channel import IN_PLACE
-from mpicoll.mpi.datatypes import datatype, fromaddress, operation
+from mpicoll.mpi.datatypes import fromaddress
 
 SUM = ReduceOp.SUM
 PACKED_BYTES = 64 << 10  # tensors up to here are packed where many go as one: a copy is dearer than a message from here on
-
-
-def encode(reduction: Reduction, memory: Tensor, op: Op) -> Tensor:
-    """Plain memory to what MPI reduces: new memory, or the memory itself."""
-    if reduction.encode is None:
-        return memory
-    with torch.no_grad():
-        return reduction.encode(memory.detach(), op).contiguous()
-
-
-def decode(reduction: Reduction, code: Tensor, memory: Tensor, size: int) -> None:
-    """What MPI reduced to the plain memory of the result."""
-    if reduction.decode is None:
-        if code is not memory:
-            message.copy_into(memory, code)
-        return
-    with torch.inference_mode(memory.is_inference()), torch.no_grad():
-        reduction.decode(code, message.uncounted(memory), size)
-
-
-@cache
-def handles(mpi_type: str, mpi_op: str) -> tuple[object, object]:
-    return datatype(mpi_type), operation(mpi_op)
 
 
 def bare(dtype: torch.dtype, op: Op) -> tuple[object, object] | None:
@@ -79,22 +55,13 @@ class Reducing(Gathering):
         """The bare path, for memory that can be reduced as it lies; False, and nothing done, for everything else."""
         dtype, nbytes = tensor.dtype, tensor.nbytes
         handles = BARE_SUM[dtype] if op is SUM else bare(dtype, op)
-        if handles is None or nbytes >= self.carrier.least["all_reduce"]:
+        if handles is None or nbytes >= self.host.bare["all_reduce"]:
             kernel = KERNEL_SUM[dtype] if op is SUM else kernels.find(dtype, op)
-            return kernel is not None and self.at_once("all_reduce", self._all_reduce_plain, tensor, kernel, op)
+            return kernel is not None and self.at_once("all_reduce", self.host.all_reduce, tensor, kernel, op)
         if nbytes > CHUNK:
             return False
         buffer = [fromaddress(tensor.data_ptr(), nbytes), tensor.numel(), handles[0]]
         return self.at_once("all_reduce", self.channel.Allreduce, IN_PLACE, buffer, handles[1])
-
-    def _all_reduce_plain(self, memory: Tensor, kernel: Kernel | None, op: Op) -> None:
-        """In place, by whatever algorithm."""
-        if kernel is not None and self.carrier.all_reduce(memory, kernel):
-            return
-        reduction = reductions.lookup("all_reduce", memory.dtype, op)
-        code = encode(reduction, memory, op)
-        native.all_reduce(self.channel, code, *handles(reduction.mpi_type, reduction.mpi_op))
-        decode(reduction, code, memory, self.size)
 
     def all_reduce_coalesced(self, tensors: Sequence[Tensor], op: Op = SUM, async_op: bool = False) -> Work | None:
         """``all_reduce`` of each tensor, as one operation (collective)."""
@@ -125,7 +92,7 @@ class Reducing(Gathering):
             for address, nbytes in extents:
                 memmove(place, address, nbytes)
                 place += nbytes
-            self._all_reduce_plain(packed, kernel, op)
+            self.host.all_reduce(packed, kernel, op)
             place = first
             for address, nbytes in extents:
                 memmove(address, place, nbytes)
@@ -144,7 +111,7 @@ class Reducing(Gathering):
         incoming = message.incoming(name, tensor)
 
         def transfer() -> None:
-            self._all_reduce_plain(incoming.memory, kernel, op)
+            self.host.all_reduce(incoming.memory, kernel, op)
             incoming.deliver()
 
         return transfer
@@ -172,17 +139,12 @@ class Reducing(Gathering):
             return None
         is_root = self.rank == dst
         checks.movable("reduce", tensor)
-        reduction = reductions.lookup("reduce", tensor.dtype, op)
+        reductions.lookup("reduce", tensor.dtype, op)
         kernel = kernels.find(tensor.dtype, op)
         mine = message.incoming("reduce", tensor) if is_root else message.outgoing("reduce", tensor)
 
         def transfer() -> None:
-            if kernel is None or not self.carrier.reduce(mine.memory, kernel, dst):
-                code = encode(reduction, mine.memory, op)
-                mpi_type, mpi_op = handles(reduction.mpi_type, reduction.mpi_op)
-                native.reduce(self.channel, code, mpi_type, mpi_op, dst, is_root)
-                if is_root:
-                    decode(reduction, code, mine.memory, self.size)
+            self.host.reduce(mine.memory, kernel, op, dst)
             if is_root:
                 mine.deliver()
 
@@ -192,7 +154,7 @@ class Reducing(Gathering):
         """The bare path, for what is small and can be reduced as it lies; False, and nothing done, for everything else."""
         dtype, nbytes = tensor.dtype, tensor.nbytes
         handles = BARE_SUM[dtype] if op is SUM else bare(dtype, op)
-        if handles is None or nbytes >= self.carrier.least["reduce"] or nbytes > CHUNK:
+        if handles is None or nbytes >= self.host.bare["reduce"] or nbytes > CHUNK:
             return False
         buffer = [fromaddress(tensor.data_ptr(), nbytes), tensor.numel(), handles[0]]
         if self.rank != dst:
@@ -230,7 +192,7 @@ class Reducing(Gathering):
         """The bare path; False, and nothing done, for what is not small, has something before it, or is not right."""
         nbytes, count, dtype = tensor.nbytes, output.numel(), tensor.dtype
         handles = BARE_SUM[dtype] if op is SUM else bare(dtype, op)
-        if handles is None or nbytes >= self.carrier.least["reduce_scatter"] or nbytes > CHUNK:
+        if handles is None or nbytes >= self.host.bare["reduce_scatter"] or nbytes > CHUNK:
             return False
         if tensor.numel() != count * self.size or output.dtype is not dtype or message.overlap(output, tensor):
             return False
@@ -260,18 +222,13 @@ class Reducing(Gathering):
         return self._reduce_scatter(name, output, source.memory, [output.numel()] * self.size, op)
 
     def _reduce_scatter(self, name: str, output: Tensor, flat: Tensor, counts: Sequence[int], op: Op) -> Step:
-        reduction = reductions.lookup(name, output.dtype, op)
+        reductions.lookup(name, output.dtype, op)
         target = message.incoming(name, output)
-        kernel = kernels.find(output.dtype, op) if min(counts) == max(counts) else None
+        kernel = kernels.find(output.dtype, op)
 
         def transfer() -> None:
             source = message.packed(flat) if message.overlap(target.memory, flat) else flat
-            if kernel is None or not self.carrier.reduce_scatter(target.memory, source, kernel):
-                code = encode(reduction, source, op)
-                result = target.memory if reduction.native else torch.empty(reduction.scale * output.numel(), dtype=code.dtype)
-                coded = [count * reduction.scale for count in counts]
-                native.reduce_scatter(self.channel, result, code, coded, *handles(reduction.mpi_type, reduction.mpi_op))
-                decode(reduction, result, target.memory, self.size)
+            self.host.reduce_scatter(target.memory, source, counts, kernel, op)
             target.deliver()
 
         return transfer

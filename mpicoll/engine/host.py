@@ -1,0 +1,147 @@
+"""How a collective is carried out on plain memory of this process: by the algorithm that the carrier chooses, or by MPI's own.
+
+Each method is called by all ranks of the group, in the same order, inside an operation, and writes its result in place.
+Memory is contiguous, and what is read and what is written have nothing in common but what a method says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from ctypes import memmove
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from mpicoll.algorithms import exchange as pairs
+from mpicoll.algorithms import native
+from mpicoll.algorithms.blocks import Block, block, blocks
+from mpicoll.engine import choose, message, reductions
+from mpicoll.engine.carrier import Carrier
+from mpicoll.engine.kernels import Kernel
+from mpicoll.engine.reductions import Op, Reduction
+from mpicoll.mpi.channel import Channel
+from mpicoll.mpi.datatypes import datatype, operation
+
+Memories = list[tuple[int, Tensor]]  # with the rank that each goes to, or comes from
+
+
+def encode(reduction: Reduction, memory: Tensor, op: Op) -> Tensor:
+    """Plain memory to what MPI reduces: new memory, or the memory itself."""
+    if reduction.encode is None:
+        return memory
+    with torch.no_grad():
+        return reduction.encode(memory.detach(), op).contiguous()
+
+
+def decode(reduction: Reduction, code: Tensor, memory: Tensor, size: int) -> None:
+    """What MPI reduced to the plain memory of the result."""
+    if reduction.decode is None:
+        if code is not memory:
+            message.copy_into(memory, code)
+        return
+    with torch.inference_mode(memory.is_inference()), torch.no_grad():
+        reduction.decode(code, message.uncounted(memory), size)
+
+
+@cache
+def handles(mpi_type: str, mpi_op: str) -> tuple[object, object]:
+    return datatype(mpi_type), operation(mpi_op)
+
+
+class Host:
+    """One per group."""
+
+    def __init__(self, channel: Channel, carrier: Carrier) -> None:
+        self.channel = channel
+        self.carrier = carrier
+        self.rank = carrier.rank
+        self.size = carrier.size
+        #: bytes below which an operation is one MPI call, and nothing else, on every rank
+        self.bare = carrier.least
+
+    # -- one rank's to all, or all to all ------------------------------------------------------------------------------
+
+    def broadcast(self, memory: Tensor, root: int) -> None:
+        if not self.carrier.broadcast(memory, root):
+            native.broadcast(self.channel, memory, root)
+
+    def all_gather(self, targets: Sequence[Tensor], source: Tensor) -> None:
+        """Of any sizes; this rank's target may be its source."""
+        if self.carrier.all_gather([block(target) for target in targets], block(source)):
+            return
+        sizes = [target.nbytes for target in targets]
+        algorithm = choose.all_gather(sizes)
+        if algorithm == "pairs":
+            others = [(rank, target) for rank, target in enumerate(targets) if rank != self.rank]
+            Host.exchange(self, [(rank, source) for rank, _ in others], others, (targets[self.rank], source))
+            return
+        flat = torch.empty(sum(sizes), dtype=torch.uint8)
+        if algorithm == "even":
+            native.all_gather(self.channel, flat, source)
+        else:
+            native.all_gather_uneven(self.channel, flat, source, sizes)
+        place = flat.data_ptr()
+        for target, nbytes in zip(targets, sizes, strict=True):
+            memmove(target.data_ptr(), place, nbytes)
+            place += nbytes
+
+    def all_gather_single(self, target: Tensor, source: Tensor) -> None:
+        """Equal blocks; the source may be this rank's block of the target."""
+        if not self.carrier.all_gather(blocks(target, self.size), block(source)):
+            native.all_gather(self.channel, target, message.packed(source) if message.overlap(target, source) else source)
+
+    # -- pairs ---------------------------------------------------------------------------------------------------------
+
+    def all_to_all(self, name: str, targets: Sequence[Block], sources: Sequence[Block]) -> None:
+        """Of any sizes, which need not be known to other ranks than the two."""
+        if self.carrier.all_to_all(name, targets, sources):
+            return
+        others = [rank for rank in range(self.size) if rank != self.rank]
+        own = targets[self.rank], sources[self.rank]
+        self.exchange_blocks([(rank, sources[rank]) for rank in others], [(rank, targets[rank]) for rank in others], own)
+
+    def exchange(self, sends: Memories, receives: Memories, own: tuple[Tensor, Tensor] | None) -> None:
+        """Messages between pairs of ranks. own: where to and where from, of what this rank has for itself."""
+        there, here = ([(rank, block(memory)) for rank, memory in side] for side in (sends, receives))
+        self.exchange_blocks(there, here, None if own is None else (block(own[0]), block(own[1])))
+
+    def exchange_blocks(
+        self, sends: list[tuple[int, Block]], receives: list[tuple[int, Block]], own: tuple[Block, Block] | None
+    ) -> None:
+        if own is not None:
+            memmove(own[0][0], own[1][0], own[1][1])
+        pairs.exchange(self.channel, sends, receives)
+
+    # -- reductions ----------------------------------------------------------------------------------------------------
+
+    def all_reduce(self, memory: Tensor, kernel: Kernel | None, op: Op) -> None:
+        """In place on every rank."""
+        if kernel is not None and self.carrier.all_reduce(memory, kernel):
+            return
+        reduction = reductions.lookup("all_reduce", memory.dtype, op)
+        code = encode(reduction, memory, op)
+        native.all_reduce(self.channel, code, *handles(reduction.mpi_type, reduction.mpi_op))
+        decode(reduction, code, memory, self.size)
+
+    def reduce(self, memory: Tensor, kernel: Kernel | None, op: Op, root: int) -> None:
+        """In place on the root; elsewhere the memory is only read."""
+        if kernel is not None and self.carrier.reduce(memory, kernel, root):
+            return
+        reduction = reductions.lookup("reduce", memory.dtype, op)
+        code, is_root = encode(reduction, memory, op), self.rank == root
+        native.reduce(self.channel, code, *handles(reduction.mpi_type, reduction.mpi_op), root, is_root)
+        if is_root:
+            decode(reduction, code, memory, self.size)
+
+    def reduce_scatter(self, target: Tensor, source: Tensor, counts: Sequence[int], kernel: Kernel | None, op: Op) -> None:
+        """counts: the elements of each rank's block of ``source``, which is one-dimensional."""
+        even = min(counts) == max(counts)
+        if even and kernel is not None and self.carrier.reduce_scatter(target, source, kernel):
+            return
+        reduction = reductions.lookup("reduce_scatter", target.dtype, op)
+        code = encode(reduction, source, op)
+        result = target if reduction.native else torch.empty(reduction.scale * target.numel(), dtype=code.dtype)
+        coded = [count * reduction.scale for count in counts]
+        native.reduce_scatter(self.channel, result, code, coded, *handles(reduction.mpi_type, reduction.mpi_op))
+        decode(reduction, result, target, self.size)
