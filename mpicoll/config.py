@@ -65,8 +65,15 @@ VARIABLES = (
         kind=bool,
         default=None,
         unit="",
-        meaning="whether this MPI takes GPU memory, for the doctor's report; unset: as the evidence says, a trial by two ranks "
-        "included (tensors travel through host memory in either case)",
+        meaning="whether this MPI takes GPU memory, for `mpicoll.doctor` and, on rank 0, for a world in which ranks have GPUs; "
+        "unset: as the evidence says, a trial by two ranks included",
+    ),
+    Variable(
+        name="MPICOLL_CUDA_IPC",
+        kind=bool,
+        default=True,
+        unit="",
+        meaning="whether ranks of one node open each other's GPU memory where MPI does not take it (rank 0's counts)",
     ),
     Variable(
         name="MPICOLL_PROBE_TIMEOUT",

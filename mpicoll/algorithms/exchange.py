@@ -8,6 +8,7 @@ match in the order in which both started them.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from mpicoll.algorithms.blocks import Block
 from mpicoll.mpi.channel import Channel
@@ -18,8 +19,12 @@ TAG = 0  # any: the communicator is ours alone
 
 def exchange(channel: Channel, sends: Iterable[tuple[int, Block]], receives: Iterable[tuple[int, Block]]) -> None:
     """Sends and receives, all at once; pairs of (peer, memory), which is held until then by who calls."""
+    channel.wait_all(begin(channel, sends, receives))
+
+
+def begin(channel: Channel, sends: Iterable[tuple[int, Block]], receives: Iterable[tuple[int, Block]]) -> list[Any]:
+    """The same, not waited for: its requests."""
     comm = channel.comm
     with channel.lock:
         requests = [comm.Irecv(spec(*memory), peer, TAG) for peer, memory in receives]
-        requests += [comm.Isend(spec(*memory), peer, TAG) for peer, memory in sends]
-    channel.wait_all(requests)
+        return requests + [comm.Isend(spec(*memory), peer, TAG) for peer, memory in sends]

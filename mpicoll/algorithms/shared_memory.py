@@ -16,7 +16,7 @@ from typing import TypeAlias
 from torch import Tensor
 
 from mpicoll.algorithms.blocks import Block
-from mpicoll.algorithms.window import LINE, Window, memmove
+from mpicoll.algorithms.window import LINE, Window
 
 Combine: TypeAlias = "Callable[[Sequence[Tensor], Tensor], None]"
 
@@ -26,7 +26,7 @@ def all_reduce_flat(window: Window, memory: Tensor, combine: Combine) -> None:
     turn, nbytes, dtype = window.turn, memory.nbytes, memory.dtype
     window.turn = turn + 1
     window.free(turn)
-    memmove(window.slot(turn, window.rank), memory.data_ptr(), nbytes)  # [1]
+    window.copy(window.slot(turn, window.rank), memory.data_ptr(), nbytes)  # [1]
     window.lay(turn)
     window.await_laid(turn)
     combine([window.view(dtype, turn, rank, 0, nbytes) for rank in range(window.size)], memory)  # [2]
@@ -42,23 +42,26 @@ def all_reduce(window: Window, memory: Tensor, combine: Combine, root: int | Non
     itemsize = memory.element_size()
     piece = window.chunk // 2  # two turns' slots and results stay in a core's cache
 
+    def slice_of(nbytes: int) -> int:
+        return round_up(-(-nbytes // (slices or size)), LINE)
+
     def my_slice(nbytes: int) -> tuple[int, int]:
         """Where in so many bytes it begins and ends."""
-        slice_ = round_up(-(-nbytes // (slices or size)), LINE)
+        slice_ = slice_of(nbytes)
         return min(nbytes, rank * slice_), min(nbytes, (rank + 1) * slice_)
 
     def fill(turn: int, begin: int, nbytes: int) -> None:
         low, high = my_slice(nbytes)
         slot, source = window.slot(turn, rank), address + begin
         if low:
-            memmove(slot, source, low)
+            window.copy(slot, source, low)
         if high < nbytes:
-            memmove(slot + high, source + high, nbytes - high)
+            window.copy(slot + high, source + high, nbytes - high)
 
     def receive(turn: int, begin: int, nbytes: int) -> None:
         if root is None or root == rank:
             window.await_taken(turn)
-            memmove(address + begin, window.result(turn), nbytes)  # [3]
+            window.collect(turn, address + begin, nbytes, slice_of(nbytes))  # [3]
 
     # A result is received a turn later: by then the others have written their slices, and nobody waits.
     before = None
@@ -85,7 +88,7 @@ def reduce_scatter(window: Window, output: Tensor, memory: Tensor, combine: Comb
     def fill(turn: int, begin: int, nbytes: int) -> None:
         slot = window.slot(turn, rank)
         for other in window.others:
-            memmove(slot + other * piece, address + other * block + begin, nbytes)
+            window.copy(slot + other * piece, address + other * block + begin, nbytes)
 
     for turn, begin, nbytes in window.turns(block, piece, fill):
         parts = [window.view(dtype, turn, r, rank * piece, nbytes) for r in range(size)]
@@ -103,16 +106,16 @@ def all_gather(window: Window, targets: Sequence[Block], source: Block) -> None:
     def fill(turn: int, begin: int, longest: int) -> None:
         nbytes = min(piece, mine - begin)
         if nbytes > 0:
-            memmove(window.slot(turn, rank), address + begin, nbytes)
+            window.copy(window.slot(turn, rank), address + begin, nbytes)
             if own != address:
-                memmove(own + begin, address + begin, nbytes)
+                window.copy(own + begin, address + begin, nbytes)
 
     for turn, begin, _ in window.turns(max(nbytes for _, nbytes in targets), piece, fill):
         for other in window.others:
             target, total = targets[other]
             nbytes = min(piece, total - begin)
             if nbytes > 0:
-                memmove(target + begin, window.slot(turn, other), nbytes)
+                window.copy(target + begin, window.slot(turn, other), nbytes)
         window.take(turn)
 
 
@@ -127,11 +130,11 @@ def broadcast(window: Window, memory: Block, root: int) -> None:
         nbytes = min(piece, total - begin)
         if window.rank == root:
             window.free(turn)
-            memmove(window.slot(turn, root), address + begin, nbytes)
+            window.copy(window.slot(turn, root), address + begin, nbytes)
             window.lay(turn)
         else:
             window.await_laid_by(root, turn)
-            memmove(address + begin, window.slot(turn, root), nbytes)
+            window.copy(address + begin, window.slot(turn, root), nbytes)
         window.take(turn)
 
 
@@ -151,7 +154,7 @@ def all_to_all(window: Window, targets: Sequence[Block], sources: Sequence[Block
     window.write(first, [*has, *(nbytes for _, nbytes in targets)])
     header = round_up(2 * size * 8, LINE)
     if header + sum(round_up(nbytes, LINE) for nbytes in has) <= window.chunk:
-        _lay_side_by_side(window.slot(first, rank) + header, sources, rank)
+        _lay_side_by_side(window, window.slot(first, rank) + header, sources)
     window.lay(first)
     window.await_laid(first)
     sizes = [window.read(first, other, 2 * size) for other in range(size)]
@@ -165,19 +168,19 @@ def all_to_all(window: Window, targets: Sequence[Block], sources: Sequence[Block
             late.append(sender)
         elif sender != rank:
             before = sum(round_up(sizes[sender][r], LINE) for r in range(rank) if r != sender)
-            memmove(targets[sender][0], window.slot(first, sender) + header + before, targets[sender][1])
+            window.copy(targets[sender][0], window.slot(first, sender) + header + before, targets[sender][1])
     window.take(first)
-    memmove(targets[rank][0], sources[rank][0], has[rank])
+    window.copy(targets[rank][0], sources[rank][0], has[rank])
     if late:
         longest = max(sizes[sender][receiver] for sender in late for receiver in range(size) if receiver != sender)
         _in_pieces(window, targets, sources, late, longest)
     return []
 
 
-def _lay_side_by_side(place: int, sources: Sequence[Block], rank: int) -> None:
+def _lay_side_by_side(window: Window, place: int, sources: Sequence[Block]) -> None:
     for receiver, (address, nbytes) in enumerate(sources):
-        if receiver != rank:
-            memmove(place, address, nbytes)
+        if receiver != window.rank:
+            window.copy(place, address, nbytes)
             place += round_up(nbytes, LINE)
 
 
@@ -192,13 +195,13 @@ def _in_pieces(window: Window, targets: Sequence[Block], sources: Sequence[Block
             for receiver in window.others:
                 address, nbytes = sources[receiver]
                 if nbytes > begin:
-                    memmove(slot + receiver * piece, address + begin, min(piece, nbytes - begin))
+                    window.copy(slot + receiver * piece, address + begin, min(piece, nbytes - begin))
 
     for turn, begin, _ in window.turns(longest, piece, fill):
         for sender in senders:
             address, nbytes = targets[sender]
             if sender != rank and nbytes > begin:
-                memmove(address + begin, window.slot(turn, sender) + rank * piece, min(piece, nbytes - begin))
+                window.copy(address + begin, window.slot(turn, sender) + rank * piece, min(piece, nbytes - begin))
         window.take(turn)
 
 

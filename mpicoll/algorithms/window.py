@@ -51,6 +51,8 @@ class Window:
         self.size = size
         self.chunk = chunk
         self.turn = 0
+        #: (to, from, number of bytes), in the window's memory or in that of whoever uses it
+        self.copy: Callable[[int, int, int], object] = memmove
         self.others = [other for other in range(size) if other != rank]
         self._pause = pause
         self._spins = spins
@@ -80,6 +82,10 @@ class Window:
     def result(self, turn: int) -> int:
         """The address of the result."""
         return self._address + self._results[turn % 3]
+
+    def collect(self, turn: int, to: int, nbytes: int, slice_: int) -> None:
+        """[3]: the result, of which rank i has written the i-th ``slice_`` bytes, to an address."""
+        self.copy(to, self.result(turn), nbytes)
 
     def view(self, dtype: torch.dtype, turn: int, place: int, offset: int, nbytes: int) -> Tensor:
         """A part of a rank's slot (place: its number) or of the result (place: ``size``), as a tensor."""

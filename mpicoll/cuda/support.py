@@ -84,17 +84,24 @@ def decide(
         return Verdict(bool(override), False, (f"MPICOLL_CUDA_AWARE={int(override)} decides", *claim.evidence))
     if not claim.aware:
         return Verdict(False, False, claim.evidence)
-    proof = (trial or prove)(environ)
+    found = verdict((trial or prove)(environ))
+    return Verdict(found.moves, found.reduces, (*claim.evidence, *found.evidence))
+
+
+def verdict(proof: Proof) -> Verdict:
+    """What a trial alone says."""
     reduces = REDUCTION in proof.passed
-    moves = reduces or proof.passed[-1:] == ("all_gather",)
-    return Verdict(moves, reduces, (*claim.evidence, str(proof)))
+    return Verdict(reduces or proof.passed[-1:] == ("all_gather",), reduces, (str(proof),))
 
 
 # -- what a library says -----------------------------------------------------------------------------------------------
 
 
-def claims(started: Mapping[str, Any], environ: Mapping[str, str], driver: bool) -> Claim:
-    """Each MPI in its own way. Open MPI 4 answers its query with 1 whatever is there, so the query alone is not enough."""
+def claims(started: Mapping[str, Any], environ: Mapping[str, str], driver: bool, thorough: bool = True) -> Claim:
+    """Each MPI in its own way. Open MPI 4 answers its query with 1 whatever is there, so the query alone is not enough.
+
+    Args:   thorough: collect evidence that can change nothing any more, too.
+    """
     answers: Mapping[str, int] = started.get("cuda_query") or {}
     asked = any(answer > 0 for answer in answers.values())
     evidence = [f"{name}() answers {answer}" for name, answer in answers.items()]
@@ -104,6 +111,8 @@ def claims(started: Mapping[str, Any], environ: Mapping[str, str], driver: bool)
     vendor = f"{started.get('vendor', '')} {started.get('library_version', '')}".lower()
     library = started.get("library_file")
     if "open mpi" in vendor or "spectrum" in vendor:
+        if not (thorough or (asked and driver)):
+            return Claim(False, tuple(evidence))
         built, words = _openmpi_build(library, environ)
         return Claim(built and asked and driver, (*evidence, words))
     if "cray" in vendor:

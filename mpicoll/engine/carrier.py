@@ -148,16 +148,13 @@ class Carrier:
             return False
         return True
 
-    def all_to_all(self, operation: str, targets: Sequence[Block], sources: Sequence[Block]) -> bool:
+    def all_to_all(self, targets: Sequence[Block], sources: Sequence[Block]) -> list[tuple[int, int]] | None:
         """Blocks of any sizes, be they known to this rank alone.
 
-        Raises: ValueError, on all ranks alike: what a rank has for another is not what that expects.
+        Returns: the pairs of ranks that expect different sizes of each other; nothing was done then. None: not done here.
         """
-        if (window := self.window()) is None:
-            return False
-        for i, j in shared_memory.all_to_all(window, targets, sources):
-            raise ValueError(f"{operation}: what rank {i} has for rank {j} has another size than what rank {j} expects from it")
-        return True
+        window = self.window()
+        return None if window is None else shared_memory.all_to_all(window, targets, sources)
 
     def barrier(self, timeout_s: float) -> bool | None:
         """True when every rank has come, False if they have not in time; None: not done here.
@@ -166,7 +163,7 @@ class Carrier:
         """
         if self._window is None:
             return None
-        return shared_memory.barrier(self._window, self._pause(), timeout_s)
+        return shared_memory.barrier(self._window, self.pause(), timeout_s)
 
     def _moves(self, kernel: Kernel, nbytes: int) -> bool:
         """Whether a reduction that goes no other way is made of moved bytes."""
@@ -221,7 +218,7 @@ class Carrier:
         made = segment.create(self.channel.comm, Window.nbytes(len(ranks), chunk), maker=ranks[0])
         if made is None:
             return None
-        return Window(made, ranks.index(self.rank), len(ranks), chunk, self._pause, 0 if self._topology.crowded else SPINS)
+        return Window(made, ranks.index(self.rank), len(ranks), chunk, self.pause, self.spins)
 
     def _give_up(self) -> None:
         self._possible = False
@@ -235,7 +232,22 @@ class Carrier:
         self._window = self._nodes = self._rail = None
         self._give_up()
 
-    def _pause(self) -> Callable[[], None]:
+    @property
+    def shares_memory(self) -> bool:
+        """Whether the group is on one node, and may use its memory."""
+        return self._possible and self._topology.single
+
+    def beside(self, rank: int) -> bool:
+        """Whether a rank is another one on this rank's node."""
+        nodes = self._topology.nodes
+        return rank != self.rank and nodes[rank] == nodes[self.rank]
+
+    @property
+    def spins(self) -> int:
+        """How often to look before `pause` is asked for."""
+        return 0 if self._topology.crowded else SPINS
+
+    def pause(self) -> Callable[[], None]:
         return Waiting(self.channel, threading.get_ident() == self._lane.thread_id, self._topology.crowded)
 
 

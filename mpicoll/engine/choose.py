@@ -78,7 +78,8 @@ class Choices:
 
     window_bytes: the most memory that one group's window takes on a node; 0: no windows. chunk_bytes: the most that a rank
     lays down at a time. window_from: as WINDOW_FROM, between_from: as BETWEEN_FROM, moved_from: as MOVED_FROM. node_size: ranks
-    of a pretended node, 0: nodes as they are.
+    of a pretended node, 0: nodes as they are. gpus: some rank has a GPU. direct: MPI takes their memory. shares_gpus: every rank
+    has one, and may open those of its node.
     """
 
     window_bytes: int = 64 << 20
@@ -87,6 +88,9 @@ class Choices:
     window_from: Mapping[str, Mapping[int, int]] = field(default_factory=lambda: WINDOW_FROM)
     between_from: Mapping[str, Mapping[int, int]] = field(default_factory=lambda: BETWEEN_FROM)
     moved_from: int = MOVED_FROM
+    gpus: bool = False
+    direct: bool = False
+    shares_gpus: bool = False
 
     def least(self, operation: str, ranks: int) -> int:
         """Bytes from which ``operation`` goes through the window of so many ranks; NEVER: not at all."""

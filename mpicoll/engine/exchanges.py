@@ -106,11 +106,13 @@ class Exchanges(PointToPoint):
             sources = [message.packed(source) for source in sources]
 
         def transfer() -> None:
-            self.host.all_to_all("all_to_all", [block(mine.memory) for mine in incoming], [block(m) for m in sources])
+            into = [block(mine.memory) for mine in incoming]
+            self.host.all_to_all("all_to_all", into, [block(memory) for memory in sources], held)
             for mine in incoming:
                 mine.deliver()
 
-        return self.start("all_to_all", transfer, targets, async_op)
+        held = [*(mine.memory for mine in incoming), *sources]
+        return self.start("all_to_all", message.ordered(transfer, held), targets, async_op)
 
     def _all_to_all_lists_at_once(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> bool:
         """The bare path; False, and nothing done, for what wants a check or a copy, or has something before it."""
@@ -164,10 +166,11 @@ class Exchanges(PointToPoint):
         memory = message.packed(source.memory) if message.overlap(source.memory, target.memory) else source.memory
 
         def transfer() -> None:
-            self.host.all_to_all(name, _rows(target.memory, receives), _rows(memory, sends))
+            self.host.all_to_all(name, _rows(target.memory, receives), _rows(memory, sends), held)
             target.deliver()
 
-        return self.start(name, transfer, [output], async_op)
+        held = [target.memory, memory]
+        return self.start(name, message.ordered(transfer, held), [output], async_op)
 
     def _exchange(self, sends: Memories, incoming: list[tuple[int, Message]], own: Tensor | None) -> Step:
         """``own``: what this rank has for itself."""
@@ -179,7 +182,8 @@ class Exchanges(PointToPoint):
             for _, target in incoming:
                 target.deliver()
 
-        return transfer
+        memories = [memory for _, memory in sends] + [target.memory for _, target in incoming]
+        return message.ordered(transfer, memories if own is None else [*memories, own])
 
 
 def _rows(memory: Tensor, counts: Sequence[int]) -> list[Block]:

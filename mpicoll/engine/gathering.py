@@ -30,7 +30,7 @@ class Gathering(Exchanges):
             if self.rank != src:
                 mine.deliver()
 
-        return self.start("broadcast", transfer, [tensor], async_op)
+        return self.start("broadcast", message.ordered(transfer, [mine.memory]), [tensor], async_op)
 
     def _broadcast_at_once(self, tensor: Tensor, src: int) -> bool:
         """The bare path; False, and nothing done, for what is not small, or has something before it."""
@@ -99,7 +99,7 @@ class Gathering(Exchanges):
             for mine in incoming:
                 mine.deliver()
 
-        return transfer
+        return message.ordered(transfer, [source.memory, *(mine.memory for mine in incoming)])
 
     def all_gather_single(self, output: Tensor, tensor: Tensor, async_op: bool = False) -> Work | None:
         """Rank i's tensor arrives as the i-th block of everybody's ``output`` (collective).
@@ -151,4 +151,4 @@ class Gathering(Exchanges):
             self.host.all_gather_single(target.memory, memory)
             target.deliver()
 
-        return transfer
+        return message.ordered(transfer, [source.memory, target.memory])

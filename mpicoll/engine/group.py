@@ -13,6 +13,7 @@ from torch.autograd import profiler
 from mpicoll.engine import trace, watchdog
 from mpicoll.engine.carrier import Carrier
 from mpicoll.engine.choose import Choices
+from mpicoll.engine.gpus import Gpus
 from mpicoll.engine.host import Host
 from mpicoll.engine.progress import Lane
 from mpicoll.engine.watchdog import EVERYBODY, inside
@@ -48,11 +49,13 @@ class Group:
         self.size: int = channel.comm.Get_size()
         self.tag_ub = channel.runtime.tag_ub
         self.serialized = channel.runtime.serialized
+        #: whether a message between two ranks can be one blocking MPI call
+        self.plain = not self.serialized and not choices.gpus
         self.broken: MpicollError | None = None
         self.closer: Callable[[], None] = lambda: None  # set by `groups`, which knows the group by name
         self.lane = Lane(name)
         self.carrier = Carrier(channel, topology, choices, self.lane)
-        self.host = Host(channel, self.carrier)
+        self.host = Gpus(channel, self.carrier, choices) if choices.gpus else Host(channel, self.carrier)
         watchdog.watch(timeout_s)
 
     def __repr__(self) -> str:

@@ -11,7 +11,8 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import cache
 
-from mpicoll.engine import choose, watchdog
+from mpicoll.engine import watchdog
+from mpicoll.engine.agreement import agree
 from mpicoll.engine.choose import Choices
 from mpicoll.engine.communicator import Communicator
 from mpicoll.engine.point_to_point import cancel_all
@@ -52,7 +53,7 @@ def create(name: str, ranks: Sequence[int] | None, timeout_s: float) -> Communic
             world.Free()
     channel = Channel(there, comm, lambda: Backoff().pause)
     communicator = Communicator(name, channel, global_ranks, timeout_s, *_circumstances(channel, ranks))
-    communicator.carrier.connect()
+    communicator.host.connect()
     if not _groups:
         atexit.unregister(_at_exit)
         atexit.register(_at_exit)
@@ -69,29 +70,12 @@ def _circumstances(channel: Channel, ranks: Sequence[int] | None) -> tuple[Topol
     if _world is not None:
         topology, choices = _world
         return (topology if ranks is None else topology.of(ranks)), choices
-    choices = _agree(channel)
+    choices = agree(channel)
     with channel.lock:
         topology = discover(channel.comm, choices.node_size)
     if ranks is None:
         _world = topology, choices
     return topology, choices
-
-
-def _agree(channel: Channel) -> Choices:
-    """Rank 0's choices, on all ranks (collective): ranks that chose otherwise would wait for each other."""
-    error, agreed = "", Choices()
-    if channel.comm.Get_rank() == 0:
-        try:
-            agreed = choose.choices(channel.runtime.library)
-        except ValueError as caught:
-            error = str(caught)
-    with channel.lock:
-        # Not bcast: see topology.discover.
-        agreed, error = channel.comm.allgather((agreed, error) if channel.comm.Get_rank() == 0 else None)[0]
-    if error:
-        raise ValueError(error)
-    assert isinstance(agreed, Choices)
-    return agreed
 
 
 def _tag(ranks: tuple[int, ...]) -> int:
@@ -124,7 +108,7 @@ def close(communicator: Communicator) -> None:
         _stuck.append(communicator)
     cancel_all(communicator)
     if ended:
-        communicator.carrier.close()
+        communicator.host.close()
     if ended and not runtime.finalized():
         communicator.channel.free()
     if not _groups:

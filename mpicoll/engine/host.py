@@ -19,6 +19,7 @@ from mpicoll.algorithms.blocks import Block, block, blocks
 from mpicoll.engine import choose, message, reductions
 from mpicoll.engine.carrier import Carrier
 from mpicoll.engine.kernels import Kernel
+from mpicoll.engine.parcels import Parcels
 from mpicoll.engine.reductions import Op, Reduction
 from mpicoll.mpi.channel import Channel
 from mpicoll.mpi.datatypes import datatype, operation
@@ -59,6 +60,12 @@ class Host:
         self.size = carrier.size
         #: bytes below which an operation is one MPI call, and nothing else, on every rank
         self.bare = carrier.least
+        #: how messages between two ranks travel where memory may be a GPU's; None: they are MPI's
+        self.parcels: Parcels | None = None
+
+    def connect(self) -> None:
+        """Makes the communicators that are not the group's own; with the group, see carrier.py (collective)."""
+        self.carrier.connect()
 
     # -- one rank's to all, or all to all ------------------------------------------------------------------------------
 
@@ -93,13 +100,23 @@ class Host:
 
     # -- pairs ---------------------------------------------------------------------------------------------------------
 
-    def all_to_all(self, name: str, targets: Sequence[Block], sources: Sequence[Block]) -> None:
-        """Of any sizes, which need not be known to other ranks than the two."""
-        if self.carrier.all_to_all(name, targets, sources):
+    def all_to_all(self, name: str, targets: Sequence[Block], sources: Sequence[Block], held: Sequence[Tensor] = ()) -> None:
+        """Of any sizes, which need not be known to other ranks than the two.
+
+        Args:   held: the memory in which the blocks lie, where it is not known to be the CPU's.
+        Raises: ValueError, on all ranks alike: what a rank has for another is not what that expects. Not everywhere.
+        """
+        wrong = self.carrier.all_to_all(targets, sources)
+        if wrong is not None:
+            self._raise_for(name, wrong)
             return
         others = [rank for rank in range(self.size) if rank != self.rank]
         own = targets[self.rank], sources[self.rank]
         self.exchange_blocks([(rank, sources[rank]) for rank in others], [(rank, targets[rank]) for rank in others], own)
+
+    def _raise_for(self, name: str, wrong: list[tuple[int, int]]) -> None:
+        for i, j in wrong:
+            raise ValueError(f"{name}: what rank {i} has for rank {j} has another size than what rank {j} expects from it")
 
     def exchange(self, sends: Memories, receives: Memories, own: tuple[Tensor, Tensor] | None) -> None:
         """Messages between pairs of ranks. own: where to and where from, of what this rank has for itself."""
@@ -145,3 +162,7 @@ class Host:
         coded = [count * reduction.scale for count in counts]
         native.reduce_scatter(self.channel, result, code, coded, *handles(reduction.mpi_type, reduction.mpi_op))
         decode(reduction, result, target, self.size)
+
+    def close(self) -> None:
+        """Frees what was made; called on an explicit destroy only, never from garbage collection."""
+        self.carrier.close()

@@ -1,10 +1,10 @@
-"""One step from a tensor to memory that MPI may touch, and back.
+"""One step from a tensor to contiguous memory of its device, and back.
 
-Strides, devices, autograd and the lazy conj and neg bits end here: below, there is an address and a number of bytes, in
-row-major order on every rank.
+Strides, subclasses, autograd and the lazy conj and neg bits end here: below, there are bytes in row-major order on every rank.
 
-    outgoing   MPI reads    the tensor itself, or a packed copy
-    incoming   MPI writes   the tensor itself, or a packed copy that ``deliver`` copies back: same storage, same strides
+    outgoing   read       the tensor itself, or a packed copy
+    incoming   written    the tensor itself, or a packed copy that ``deliver`` copies back: same storage, same strides
+    ordered    where a GPU's memory is among it: what carries the operation out, behind what the caller has launched
 
 The result of an operation is in place in either case, and the tensor's version counter goes up, so that autograd notices
 that a tensor it had saved was overwritten.
@@ -12,7 +12,8 @@ that a tensor it had saved was overwritten.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -21,6 +22,8 @@ from torch.nn import Parameter
 
 from mpicoll.cuda import streams
 from mpicoll.engine import checks
+
+T = TypeVar("T")
 
 STRIDED = torch.strided
 
@@ -42,16 +45,14 @@ BARE = frozenset(
 class Message:
     """A tensor on its way through MPI.
 
-    ``memory``: a plain contiguous CPU tensor, the tensor itself or its packed copy; hold it while MPI uses it. ``after``: of a
-    tensor on a GPU that MPI writes, an event before which nothing may be delivered (cuda/streams.py, Note [Order]).
+    ``memory``: a plain contiguous tensor on the same device, the tensor itself or its packed copy; hold it while it is used.
     """
 
-    __slots__ = ("after", "memory", "tensor")
+    __slots__ = ("memory", "tensor")
 
-    def __init__(self, tensor: Tensor, memory: Tensor, after: Any = None) -> None:
+    def __init__(self, tensor: Tensor, memory: Tensor) -> None:
         self.tensor = tensor
         self.memory = memory
-        self.after = after
 
     @property
     def nbytes(self) -> int:
@@ -61,29 +62,33 @@ class Message:
     def address(self) -> int:
         return self.memory.data_ptr()
 
-    def deliver(self, values: Tensor | None = None) -> None:
-        """Copies a packed copy back into the tensor; nothing to do where MPI wrote into the tensor itself.
+    def deliver(self) -> None:
+        """Copies a packed copy back into the tensor; nothing to do where the tensor itself was written."""
+        if self.memory is not self.tensor:
+            copy_into(self.tensor, self.memory)
 
-        Args:   values: what arrived, where that is not in ``memory``.
-        """
-        arrived = self.memory if values is None else values
-        if arrived is self.tensor:
-            return
-        if self.after is None:
-            copy_into(self.tensor, arrived)
-            return
-        with streams.delivery(self.tensor, self.after):
-            copy_into(self.tensor, arrived)
+
+def ordered(transfer: Callable[[], T], memories: Sequence[Tensor]) -> Callable[[], T]:
+    """``transfer``, which uses ``memories``; where some are a GPU's, on our streams, behind what was launched until now."""
+    if all(memory.is_cpu for memory in memories):
+        return transfer
+    marks = streams.marks(memory.device for memory in memories if not memory.is_cpu)
+
+    def behind() -> T:
+        with streams.ours(marks):
+            return transfer()
+
+    return behind
 
 
 def is_plain(tensor: Tensor) -> bool:
-    """True if the tensor's own memory is what MPI should see."""
-    strided = tensor.layout is STRIDED and tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg()
+    """True if the tensor's own memory is what others should see."""
+    strided = tensor.layout is STRIDED and tensor.is_contiguous() and not tensor.is_neg()
     return strided and (type(tensor) is Tensor or has_memory(tensor)) and not tensor.is_conj()
 
 
 def is_bare(tensor: Tensor) -> bool:
-    """``is_plain`` of a tensor that also needs no check: of a usual type and dtype. False sends it the long way."""
+    """``is_plain`` of a CPU's tensor that also needs no check: of a usual type and dtype. False sends it the long way."""
     kind = type(tensor)
     if kind is not Tensor and kind is not Parameter:
         return False
@@ -103,13 +108,13 @@ def has_memory(tensor: Tensor) -> bool:
 
 
 def outgoing(operation: str, tensor: Tensor) -> Message:
-    """For memory that MPI reads."""
+    """For memory that is read."""
     checks.movable(operation, tensor)
     return Message(tensor, tensor if is_plain(tensor) else packed(tensor))
 
 
 def incoming(operation: str, tensor: Tensor) -> Message:
-    """For memory that MPI writes, wholly or its front only (a message shorter than the tensor): the rest stays as it was.
+    """For memory that is written, wholly or its front only (a message shorter than the tensor): the rest stays as it was.
 
     Raises: ValueError: elements of the tensor share memory (an expanded tensor), so the result has no one value.
     """
@@ -118,11 +123,11 @@ def incoming(operation: str, tensor: Tensor) -> Message:
     bump(tensor)
     if is_plain(tensor):
         return Message(tensor, tensor)
-    return Message(tensor, packed(tensor), None if tensor.is_cpu else streams.mark(tensor))
+    return Message(tensor, packed(tensor))
 
 
 def packed(tensor: Tensor) -> Tensor:
-    """A new contiguous CPU tensor of the same values, shape and dtype.
+    """A new contiguous tensor of the same values, shape, dtype and device.
 
     Raises: TypeError: the tensor stands for several (a DTensor), and so does its copy.
     """
@@ -130,8 +135,6 @@ def packed(tensor: Tensor) -> Tensor:
         if tensor.dtype in UNCOPIED:
             return packed(tensor.view(torch.uint8)).view(tensor.dtype)
         source = tensor.detach().resolve_conj().resolve_neg()
-        if not source.is_cpu:
-            return streams.fetch(source)
         if source.is_contiguous() and source.data_ptr() != tensor.data_ptr():
             return source
         copy = source.clone(memory_format=torch.contiguous_format)
@@ -164,6 +167,11 @@ def uncounted(tensor: Tensor) -> Tensor:
     if tensor.is_inference():
         return tensor
     return tensor.data if type(tensor) is Tensor or type(tensor) is Parameter else tensor.detach()
+
+
+def raw(memory: Tensor) -> Tensor:
+    """Contiguous memory as bytes of one dimension, which may be written whatever autograd thinks of them."""
+    return uncounted(memory).reshape(-1).view(torch.uint8)
 
 
 def overlap(a: Tensor, b: Tensor) -> bool:

@@ -2,68 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 from torch.autograd import profiler
 
 from mpicoll.engine import checks, message, trace
 from mpicoll.engine.group import Group
 from mpicoll.engine.message import Message
+from mpicoll.engine.parcels import Receiving, Sending
+from mpicoll.engine.posted import Posted, too_long
 from mpicoll.engine.progress import Request, poller
 from mpicoll.engine.work import Work
 from mpicoll.errors import CommunicationError, GroupDestroyed, TruncationError
 from mpicoll.mpi.channel import ANY_SOURCE, Channel, Status
 from mpicoll.mpi.datatypes import BYTE, INT_MAX, fromaddress, spec
-from mpicoll.mpi.errors import MPIException, translate
-
-
-class Posted:
-    """A message that MPI has, with what must live until it has ended: the request and the memory."""
-
-    def __init__(self, group: Group, operation: str, message_: Message, request: Any, receiving: bool) -> None:
-        self.group = group
-        self.receiving = receiving
-        self._operation = operation
-        self._message = message_
-        self._request = request
-        self._status = Status() if receiving else None
-        self.source = -1
-
-    def test(self) -> bool:
-        """True once it has ended; a receive has then been delivered into the tensor.
-
-        Raises: TruncationError: the message was longer than the tensor. CommunicationError: MPI's error.
-        """
-        try:
-            if not self.group.channel.test(self._request, self._status):
-                return False
-        except MPIException as raw:
-            error = translate(raw, self.group.where(self._operation))
-            if isinstance(error, TruncationError):
-                raise too_long(self.group, self._operation, self._message) from raw
-            self.group.fail(error)
-            raise error from raw
-        if self._status is not None:
-            self.source = self._status.Get_source()
-            self._message.deliver()
-        return True
-
-    def cancel(self) -> None:
-        """Takes back a receive; what has begun to move, and a send, stays with MPI, and its memory with us, for ever."""
-        if not (self.receiving and self.group.channel.cancel(self._request)):
-            _left_with_mpi.append(self)
-
-
-_left_with_mpi: list[Posted] = []
-
-
-def too_long(group: Group, operation: str, message_: Message) -> TruncationError:
-    tensor = message_.tensor
-    return TruncationError(
-        f"{group.where(operation)}: the message is longer than the tensor that should receive it, of "
-        f"{message_.nbytes} bytes (shape {tuple(tensor.shape)}, {tensor.dtype}); the tensor's content is undefined now"
-    )
 
 
 class PointToPoint(Group):
@@ -84,7 +35,7 @@ class PointToPoint(Group):
             and type(tag) is int
             and 0 <= tag <= self.tag_ub
             and self.broken is None
-            and not self.serialized
+            and self.plain
             and not profiler._is_profiler_enabled
             and tensor.nbytes <= INT_MAX
         )
@@ -102,7 +53,20 @@ class PointToPoint(Group):
     def _send_any(self, tensor: Tensor, dst: int, tag: int) -> None:
         self._peer("send", "dst", dst, tag)
         outgoing = message.outgoing("send", tensor)
-        self.guarded("send", lambda: self._send(self.channel, outgoing, dst, tag), dst)
+        if self.host.parcels is None:
+            self.guarded("send", lambda: self._send(self.channel, outgoing, dst, tag), dst)
+        else:
+            self._wait(Sending(self.host.parcels, self, "send", outgoing, dst, tag, now=True), dst)
+
+    def _wait(self, posted: Posted, peer: int | None) -> None:
+        """Returns when the message has ended; who waits here polls it alone."""
+
+        def until_it_ends() -> None:
+            pause = self.channel.pause()
+            while not posted.test():
+                pause()
+
+        self.guarded(posted.operation, until_it_ends, peer)
 
     def _send(self, channel: Channel, outgoing: Message, dst: int, tag: int) -> None:
         buffer = spec(outgoing.address, outgoing.nbytes)
@@ -134,6 +98,10 @@ class PointToPoint(Group):
     def _recv_any(self, tensor: Tensor, src: int | None, tag: int) -> int:
         self._peer("recv", "src", 0 if src is None else src, tag)
         incoming = message.incoming("recv", tensor)
+        if self.host.parcels is not None:
+            receiving = Receiving(self.host.parcels, self, "recv", incoming, ANY_SOURCE if src is None else src, tag)
+            self._wait(receiving, src)
+            return receiving.source
         try:
             source = self.guarded("recv", lambda: self._recv(self.channel, incoming, src, tag), src)
         except TruncationError as error:
@@ -160,9 +128,11 @@ class PointToPoint(Group):
         """Starts a send; the tensor must not change until the Work has completed. Dropping the Work is harmless."""
         self._peer("isend", "dst", dst, tag)
         outgoing = message.outgoing("isend", tensor)
+        if self.host.parcels is not None:
+            return self._pending(Sending(self.host.parcels, self, "isend", outgoing, dst, tag, now=False), tensor)
         with self.channel.lock:
             request = self.channel.peer.Isend(spec(outgoing.address, outgoing.nbytes), dst, tag)
-        return self._posted("isend", outgoing, request, receiving=False)
+        return self._pending(Posted(self, "isend", outgoing, request, receiving=False), tensor)
 
     @trace.spanned("irecv")
     def irecv(self, tensor: Tensor, src: int | None, tag: int = 0) -> Work:
@@ -170,14 +140,16 @@ class PointToPoint(Group):
         self._peer("irecv", "src", 0 if src is None else src, tag)
         incoming = message.incoming("irecv", tensor)
         peer = ANY_SOURCE if src is None else src
+        if self.host.parcels is not None:
+            return self._pending(Receiving(self.host.parcels, self, "irecv", incoming, peer, tag), tensor)
         with self.channel.lock:
             request = self.channel.peer.Irecv(spec(incoming.address, incoming.nbytes), peer, tag)
-        return self._posted("irecv", incoming, request, receiving=True)
+        return self._pending(Posted(self, "irecv", incoming, request, receiving=True), tensor)
 
-    def _posted(self, operation: str, message_: Message, request: Any, receiving: bool) -> Work:
-        work = P2PWork(self.where(operation), [message_.tensor], self.timeout_s)
+    def _pending(self, posted: Posted, tensor: Tensor) -> Work:
+        work = P2PWork(self.where(posted.operation), [tensor], self.timeout_s)
         work._on_timeout = self._timed_out
-        work.posted = posted = Posted(self, operation, message_, request, receiving)
+        work.posted = posted
         try:
             if not posted.test():
                 return poller.add(work, posted)

@@ -11,6 +11,7 @@ from torch.distributed import ReduceOp
 
 from mpicoll.algorithms import native
 from mpicoll.algorithms.native import CHUNK
+from mpicoll.cuda import streams
 from mpicoll.engine import checks, kernels, message, reductions, sparse
 from mpicoll.engine.exchanges import Step, in_turn
 from mpicoll.engine.gathering import Gathering
@@ -80,6 +81,8 @@ class Reducing(Gathering):
         """Tensors of one dtype as one message."""
         if len(tensors) == 1:
             return self._all_reduce(name, tensors[0], op)
+        if not all(tensor.is_cpu for tensor in tensors):
+            return self._all_reduce_concatenated(name, tensors, op)
         reductions.lookup(name, tensors[0].dtype, op)
         kernel = kernels.find(tensors[0].dtype, op)
         message.bump(*(tensor for tensor in tensors if message.is_bare(tensor)))
@@ -102,6 +105,22 @@ class Reducing(Gathering):
 
         return transfer
 
+    def _all_reduce_concatenated(self, name: str, tensors: Sequence[Tensor], op: Op) -> Step:
+        """The same where some are on a GPU: on the first one's device."""
+        reductions.lookup(name, tensors[0].dtype, op)
+        kernel = kernels.find(tensors[0].dtype, op)
+        incoming = [message.incoming(name, tensor) for tensor in tensors]
+        memories = [message.uncounted(mine.memory).reshape(-1) for mine in incoming]
+
+        def transfer() -> None:
+            packed = torch.cat([streams.onto(memories[0].device, memory) for memory in memories])
+            self.host.all_reduce(packed, kernel, op)
+            for mine, memory, part in zip(incoming, memories, packed.split([m.numel() for m in memories]), strict=True):
+                memory.copy_(part)
+                mine.deliver()
+
+        return message.ordered(transfer, memories)
+
     def _all_reduce(self, name: str, tensor: Tensor, op: Op) -> Step:
         if isinstance(tensor, Tensor) and tensor.layout is torch.sparse_coo:
             return self._all_reduce_sparse(name, tensor, op)
@@ -114,7 +133,7 @@ class Reducing(Gathering):
             self.host.all_reduce(incoming.memory, kernel, op)
             incoming.deliver()
 
-        return transfer
+        return message.ordered(transfer, [incoming.memory])
 
     def _all_reduce_sparse(self, name: str, tensor: Tensor, op: Op) -> Step:
         source = sparse.coalesced(name, tensor, op)
@@ -130,7 +149,7 @@ class Reducing(Gathering):
             self._all_gather(name, values, parts)()
             sparse.add_up(tensor, indices, values, op)
 
-        return transfer
+        return message.ordered(transfer, [tensor])
 
     def reduce(self, tensor: Tensor, dst: int, op: Op = SUM, async_op: bool = False) -> Work | None:
         """Reduces into ``tensor`` on ``dst``; the other ranks' tensors stay as they were (collective)."""
@@ -148,7 +167,7 @@ class Reducing(Gathering):
             if is_root:
                 mine.deliver()
 
-        return self.start("reduce", transfer, [tensor], async_op)
+        return self.start("reduce", message.ordered(transfer, [mine.memory]), [tensor], async_op)
 
     def _reduce_at_once(self, tensor: Tensor, dst: int, op: Op) -> bool:
         """The bare path, for what is small and can be reduced as it lies; False, and nothing done, for everything else."""
@@ -173,7 +192,8 @@ class Reducing(Gathering):
         checks.movable("reduce_scatter", output, "output")
         checks.same_dtype("reduce_scatter", ("output", output), *((f"input_list[{i}]", t) for i, t in enumerate(given)))
         checks.same_numel("reduce_scatter", "output", output.numel(), "rank's own input", given[self.rank].numel())
-        flat = torch.cat([message.outgoing("reduce_scatter", t).memory.detach().reshape(-1) for t in given])
+        sources = [message.outgoing("reduce_scatter", t).memory.detach().reshape(-1) for t in given]
+        flat = torch.cat([streams.onto(output.device, source) for source in sources])
         counts = [t.numel() for t in given]
         return self.start("reduce_scatter", self._reduce_scatter("reduce_scatter", output, flat, counts, op), [output], async_op)
 
@@ -231,4 +251,4 @@ class Reducing(Gathering):
             self.host.reduce_scatter(target.memory, source, counts, kernel, op)
             target.deliver()
 
-        return transfer
+        return message.ordered(transfer, [flat, target.memory])

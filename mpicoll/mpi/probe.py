@@ -1,6 +1,6 @@
 """Looks at MPI from a process of its own, so that a broken MPI can neither hang nor kill the program that asks.
 
-Run as a script, by path and never imported: ``python .../mpicoll/mpi/probe.py library|start|job``. Prints one line,
+Run as a script, by path: ``python .../mpicoll/mpi/probe.py library|start|job``; it imports nothing of mpicoll. Prints one line,
 `MARK` and a JSON object, and whatever MPI itself has to say. `mpicoll.launch_mpi.probe` starts it and reads the line.
 
     library   which MPI library mpi4py loads; MPI is not started (about 0.1 s)
@@ -33,7 +33,7 @@ def library() -> dict[str, Any]:
         "vendor": vendor,
         "version": list(version),
         "library_version": MPI.Get_library_version().strip("\0\n "),
-        "library_file": _loaded_library(),
+        "library_file": loaded_library(),
         "mpi4py_version": mpi4py.__version__,
         "mpi4py_file": MPI.__file__,
         # the wheels from PyPI choose the library at run time; mpi4py built here is bound to one
@@ -53,7 +53,7 @@ def start() -> dict[str, Any]:
     report["tag_ub"] = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
     report["size"] = MPI.COMM_WORLD.Get_size()
     report["processor_name"] = MPI.Get_processor_name()
-    report["cuda_query"] = _cuda_query(report["library_file"])
+    report["cuda_query"] = cuda_query(report["library_file"])
     return report
 
 
@@ -74,7 +74,7 @@ def _is_wheel(mpi4py: Any) -> bool:
     return not mpi4py.get_config()
 
 
-def _loaded_library() -> str | None:
+def loaded_library() -> str | None:
     """The libmpi that is mapped into this process; None where the system does not tell."""
     with contextlib.suppress(OSError), open("/proc/self/maps") as maps:
         files = {line.split(maxsplit=5)[5].strip() for line in maps if line.count("/")}
@@ -92,7 +92,7 @@ def _loaded_library() -> str | None:
     return None
 
 
-def _cuda_query(library_file: str | None) -> dict[str, int]:
+def cuda_query(library_file: str | None) -> dict[str, int]:
     """What the library answers when asked about GPU memory, by function name. Open MPI 4 answers 1 whatever is there:
     one piece of evidence only.
     """

@@ -1,0 +1,70 @@
+"""What all ranks agree upon when a world is made: rank 0's choices, and, as the weakest rank decides, what MPI does with GPUs."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+from mpicoll import config
+from mpicoll.cuda import streams, support
+from mpicoll.engine import choose
+from mpicoll.engine.choose import Choices
+from mpicoll.mpi import probe
+from mpicoll.mpi.channel import Channel
+from mpicoll.mpi.library import MPI
+
+
+def agree(channel: Channel) -> Choices:
+    """Rank 0's choices, on all ranks (collective): ranks that chose otherwise would wait for each other.
+
+    Raises: ValueError, on all ranks: a variable of rank 0's, or its table, holds what is not allowed.
+    """
+    error, mine = "", None
+    if channel.comm.Get_rank() == 0:
+        try:
+            wanted = config.get("MPICOLL_CUDA_AWARE"), config.get("MPICOLL_CUDA_IPC")
+            mine = choose.choices(channel.runtime.library), *wanted
+        except ValueError as caught:
+            error = str(caught)
+    with channel.lock:
+        # Not bcast: see topology.discover.
+        told = channel.comm.allgather((mine, error, streams.available()))
+    agreed, error, _ = told[0]
+    if error:
+        raise ValueError(error)
+    choices, aware, shares = agreed
+    assert isinstance(choices, Choices)
+    gpus = [available for *_, available in told]
+    if not any(gpus):
+        return choices
+    direct = _takes_gpu_memory(channel) if aware is None else bool(aware)
+    return replace(choices, gpus=True, direct=direct, shares_gpus=all(gpus) and bool(shares) and not direct)
+
+
+def _takes_gpu_memory(channel: Channel) -> bool:
+    """Whether every rank's MPI says so, and a trial by rank 0 shows it (collective)."""
+    with channel.lock:
+        if not all(channel.comm.allgather(streams.available() and claimed())):
+            return False
+        return bool(channel.comm.allgather(proven() if channel.comm.Get_rank() == 0 else None)[0])
+
+
+@cache
+def claimed() -> bool:
+    """Whether this rank's MPI says so."""
+    library = probe.loaded_library()
+    started: dict[str, Any] = {
+        "vendor": MPI.get_vendor()[0],
+        "library_version": MPI.Get_library_version(),
+        "library_file": library,
+        "cuda_query": probe.cuda_query(library),
+    }
+    return support.claims(started, os.environ, support.driver_loads(), thorough=False).aware
+
+
+@cache
+def proven() -> bool:
+    """Whether two other ranks, on this host, have sent GPU memory; takes some seconds, once."""
+    return support.verdict(support.prove(os.environ)).moves

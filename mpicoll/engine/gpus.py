@@ -1,0 +1,311 @@
+"""How a collective is carried out where some rank's memory may be a GPU's: by one of three ways, the same on all ranks.
+
+    direct    MPI takes GPU memory: its own calls move, torch's kernels reduce what was moved
+    shared    the ranks of a node open each other's GPU memory (CUDA IPC): the window's algorithms, on slots there
+    staged    through pinned host memory, chunk after chunk (staged.py): what `Host` does, on each chunk
+
+# Note [Who has memory where]
+# Ranks may call one operation with tensors of different devices, and each knows of its own only. What is small goes the staged
+# way on a rank that has it on a GPU; to the others that is the host's way. For what is large the ranks ask each other first, and
+# all of them take the GPUs' way if one has to. Who has it in host memory takes part as it is, or with a copy on its own GPU.
+# Messages between pairs of ranks match whatever either side does, so there nobody asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from mpicoll.algorithms import moved, native, shared_memory
+from mpicoll.algorithms.blocks import Block, block, blocks
+from mpicoll.algorithms.device_window import DeviceWindow
+from mpicoll.algorithms.regions import Regions
+from mpicoll.cuda import ipc, streams
+from mpicoll.engine import message, staged
+from mpicoll.engine.carrier import Carrier
+from mpicoll.engine.choose import Choices
+from mpicoll.engine.host import Host, Memories
+from mpicoll.engine.kernels import Kernel
+from mpicoll.engine.parcels import Parcels
+from mpicoll.engine.reductions import Op
+from mpicoll.engine.staged import Part
+from mpicoll.mpi import runtime, segment
+from mpicoll.mpi.channel import Channel
+
+ASK_FROM = 64 << 10  # bytes; below, two copies over the bus take no longer than asking does
+SLOT = 8 << 20  # bytes of a slot in a GPU's memory; five of them, 40 MiB, for each group that uses this way
+Way = Literal["host", "direct", "shared", "staged"]
+
+
+def flat(memory: Tensor, dtype: torch.dtype) -> Tensor:
+    """The same memory as elements of one dimension, which may be written whatever autograd thinks of them."""
+    return message.uncounted(memory).reshape(-1).view(dtype)
+
+
+class Gpus(Host):
+    """One per group of a world in which some rank has a GPU."""
+
+    def __init__(self, channel: Channel, carrier: Carrier, choices: Choices) -> None:
+        super().__init__(channel, carrier)
+        self._direct = choices.direct
+        self._shares = choices.shares_gpus and carrier.shares_memory
+        self._window: DeviceWindow | None = None
+        self.bare = {operation: min(least, ASK_FROM) for operation, least in carrier.least.items()}
+        self._flags = torch.zeros(1 + self.size, dtype=torch.int64)
+        self._choices = choices
+
+    def connect(self) -> None:
+        super().connect()
+        near = [self._choices.shares_gpus and self.carrier.beside(rank) for rank in range(self.size)]
+        self.parcels = Parcels(self.channel, self._direct, near)
+
+    # -- one rank's to all, or all to all ------------------------------------------------------------------------------
+
+    def broadcast(self, memory: Tensor, root: int) -> None:
+        way = self._way(memory.nbytes, memory)
+        if way == "host":
+            super().broadcast(memory, root)
+        elif way == "direct":
+            native.broadcast(self.channel, memory, root)
+        elif way == "shared":
+            shared_memory.broadcast(self._reaching(memory), block(memory), root)
+        else:
+            bytes_, mine = message.raw(memory), self.rank == root
+            chunks = [[Part(bytes_[a:b], mine, not mine)] for a, b in staged.extents(bytes_.numel(), 1)]
+            staged.carry_out(chunks, lambda chunk: Host.broadcast(self, chunk, root))
+
+    def all_gather(self, targets: Sequence[Tensor], source: Tensor) -> None:
+        sizes = [target.nbytes for target in targets]
+        way = self._way(sum(sizes), source, *targets)
+        if way == "host":
+            super().all_gather(targets, source)
+        elif way == "direct":
+            others = [(rank, target) for rank, target in enumerate(targets) if rank != self.rank]
+            self._exchange_direct([(rank, source) for rank, _ in others], others, (targets[self.rank], source))
+        elif way == "shared":
+            window = self._reaching(source, *targets)
+            shared_memory.all_gather(window, [block(target) for target in targets], block(source))
+        else:
+            into, mine = [message.raw(target) for target in targets], message.raw(source)
+            even = min(sizes) == max(sizes)
+            extents = staged.extents(source.nbytes, 1, self.size + 1) if even else [(0, max(sizes))]
+            chunks = [[Part(mine[a:b], True, False), *(Part(t[a:b], False, True) for t in into)] for a, b in extents]
+            staged.carry_out(chunks, lambda chunk, *parts: Host.all_gather(self, parts, chunk))
+
+    def all_gather_single(self, target: Tensor, source: Tensor) -> None:
+        way = self._way(target.nbytes, target, source)
+        if way == "host":
+            super().all_gather_single(target, source)
+        elif way == "direct":
+            source = message.packed(source) if message.overlap(target, source) else source
+            self._settle(source)
+            native.all_gather(self.channel, target, source)
+        elif way == "shared":
+            shared_memory.all_gather(self._reaching(target, source), blocks(target, self.size), block(source))
+        else:
+            rows, mine = message.raw(target).view(self.size, -1), message.raw(source)
+            extents = staged.extents(source.nbytes, 1, self.size + 1)
+            chunks = [[Part(rows[:, a:b], False, True), Part(mine[a:b], True, False)] for a, b in extents]
+            staged.carry_out(chunks, partial(Host.all_gather_single, self))
+
+    # -- pairs ---------------------------------------------------------------------------------------------------------
+
+    def all_to_all(self, name: str, targets: Sequence[Block], sources: Sequence[Block], held: Sequence[Tensor] = ()) -> None:
+        way = self._way(None, *held)
+        if way == "host":
+            super().all_to_all(name, targets, sources)
+            return
+        if way == "shared":
+            self._raise_for(name, shared_memory.all_to_all(self._reaching(*held), targets, sources))
+            return
+        regions = Regions(message.raw(memory) for memory in held)
+        into, given = ([regions.bytes(*block_) for block_ in side] for side in (targets, sources))
+        if way == "direct":
+            others = [rank for rank in range(self.size) if rank != self.rank]
+            own = into[self.rank], given[self.rank]
+            self._exchange_direct([(rank, given[rank]) for rank in others], [(rank, into[rank]) for rank in others], own)
+            return
+
+        def call(*chunks: Tensor) -> None:
+            there, here = ([block(chunk) for chunk in side] for side in (chunks[: self.size], chunks[self.size :]))
+            Host.all_to_all(self, name, there, here)
+
+        staged.carry_out([[*(Part(t, False, True) for t in into), *(Part(t, True, False) for t in given)]], call)
+
+    def exchange(self, sends: Memories, receives: Memories, own: tuple[Tensor, Tensor] | None) -> None:
+        everything = [memory for _, memory in [*sends, *receives]] + list(own or ())
+        if all(memory.is_cpu for memory in everything):
+            super().exchange(sends, receives, own)
+        elif self._direct:
+            self._exchange_direct(sends, receives, own)
+        else:
+            there, here = ([rank for rank, _ in side] for side in (sends, receives))
+            parts = [Part(message.raw(memory), True, False) for _, memory in sends]
+            parts += [Part(message.raw(memory), False, True) for _, memory in receives]
+            parts += [] if own is None else [Part(message.raw(own[0]), False, True), Part(message.raw(own[1]), True, False)]
+
+            def call(*values: Tensor) -> None:
+                given, into, mine = values[: len(there)], values[len(there) : len(there) + len(here)], values[-2:]
+                ends = None if own is None else (mine[0], mine[1])
+                Host.exchange(self, list(zip(there, given, strict=True)), list(zip(here, into, strict=True)), ends)
+
+            staged.carry_out([parts], call)
+
+    def _exchange_direct(self, sends: Memories, receives: Memories, own: tuple[Tensor, Tensor] | None) -> None:
+        if own is not None and own[0].data_ptr() != own[1].data_ptr():
+            message.raw(own[0]).copy_(message.raw(own[1]))
+        self._settle(*(memory for _, memory in [*sends, *receives]))
+        Host.exchange(self, sends, receives, None)
+
+    # -- reductions ----------------------------------------------------------------------------------------------------
+
+    def all_reduce(self, memory: Tensor, kernel: Kernel | None, op: Op) -> None:
+        way = self._reducing_way(kernel, memory.nbytes, memory)
+        if way == "host":
+            super().all_reduce(memory, kernel, op)
+        elif way == "direct":
+            assert kernel is not None
+            moved.all_reduce(self.channel, flat(memory, kernel.dtype), kernel.combine, None, lambda: self._settle(memory))
+        elif way == "shared":
+            assert kernel is not None
+            with self._here(Part(flat(memory, kernel.dtype), True, True)) as (here,):
+                shared_memory.all_reduce(self._reaching(here), here, kernel.combine)
+        else:
+            elements = flat(memory, memory.dtype)
+            extents = staged.extents(elements.numel(), elements.element_size())
+            chunks = [[Part(elements[a:b], True, True)] for a, b in extents]
+            staged.carry_out(chunks, lambda chunk: Host.all_reduce(self, chunk, kernel, op))
+
+    def reduce(self, memory: Tensor, kernel: Kernel | None, op: Op, root: int) -> None:
+        way, mine = self._reducing_way(kernel, memory.nbytes, memory), self.rank == root
+        if way == "host":
+            super().reduce(memory, kernel, op, root)
+        elif way == "direct":
+            assert kernel is not None
+            moved.all_reduce(self.channel, flat(memory, kernel.dtype), kernel.combine, root, lambda: self._settle(memory))
+        elif way == "shared":
+            assert kernel is not None
+            with self._here(Part(flat(memory, kernel.dtype), True, mine)) as (here,):
+                shared_memory.all_reduce(self._reaching(here), here, kernel.combine, root)
+        else:
+            elements = flat(memory, memory.dtype)
+            extents = staged.extents(elements.numel(), elements.element_size())
+            chunks = [[Part(elements[a:b], True, mine)] for a, b in extents]
+            staged.carry_out(chunks, lambda chunk: Host.reduce(self, chunk, kernel, op, root))
+
+    def reduce_scatter(self, target: Tensor, source: Tensor, counts: Sequence[int], kernel: Kernel | None, op: Op) -> None:
+        even = min(counts) == max(counts)
+        way = self._reducing_way(kernel if even else None, source.nbytes, target, source)
+        if way == "host":
+            super().reduce_scatter(target, source, counts, kernel, op)
+        elif way == "direct":
+            assert kernel is not None
+            output = flat(target, kernel.dtype)
+            elements = streams.onto(output.device, flat(source, kernel.dtype))
+            self._settle(elements)
+            moved.reduce_scatter(self.channel, output, elements, kernel.combine, lambda: self._settle(target))
+        elif way == "shared":
+            assert kernel is not None
+            parts = Part(flat(target, kernel.dtype), False, True), Part(flat(source, kernel.dtype), True, False)
+            with self._here(*parts) as (output, elements):
+                shared_memory.reduce_scatter(self._reaching(output, elements), output, elements, kernel.combine)
+        else:
+            output, elements = flat(target, target.dtype), flat(source, source.dtype)
+            chunks = [[Part(output, False, True), Part(elements, True, False)]]
+            if even:
+                rows = elements.view(self.size, -1)
+                extents = staged.extents(output.numel(), output.element_size(), self.size + 1)
+                chunks = [[Part(output[a:b], False, True), Part(rows[:, a:b], True, False)] for a, b in extents]
+
+            def call(output: Tensor, elements: Tensor) -> None:
+                sizes = [output.numel()] * self.size if even else counts
+                Host.reduce_scatter(self, output, elements.view(-1), sizes, kernel, op)
+
+            staged.carry_out(chunks, call)
+
+    # -- which way -----------------------------------------------------------------------------------------------------
+
+    def _reducing_way(self, kernel: Kernel | None, nbytes: int, *memories: Tensor) -> Way:
+        """What torch has no kernel for is encoded for MPI's own reductions, of host memory."""
+        way = self._way(nbytes, *memories)
+        return "staged" if kernel is None and way in ("direct", "shared") else way
+
+    def _way(self, nbytes: int | None, *memories: Tensor) -> Way:
+        """Args: nbytes: alike on all ranks; None: they do not know of each other's, and ask."""
+        device = next((memory.device for memory in memories if not memory.is_cpu), None)
+        if nbytes is not None and nbytes < ASK_FROM:
+            return "host" if device is None else "staged"
+        if not self._anybody(device is not None):
+            return "host"
+        if self._direct:
+            self._settle(*memories)
+            return "direct"
+        return "shared" if self._shares and self._made(device) else "staged"
+
+    def _anybody(self, mine: bool) -> bool:
+        """Whether any rank's memory is a GPU's (collective)."""
+        self._flags[0] = mine
+        native.all_gather(self.channel, self._flags[1:], self._flags[:1])
+        return bool(self._flags[1:].any())
+
+    def _settle(self, *memories: Tensor) -> None:
+        """Before MPI reads: what was launched to write them, or to read them, has ended."""
+        for device in {memory.device for memory in memories if not memory.is_cpu}:
+            streams.wait_for_ours(device)
+
+    # -- the window in the GPUs' memory --------------------------------------------------------------------------------
+
+    def _made(self, device: torch.device | None) -> bool:
+        """Makes the window on first use (collective then); False, for ever, if a rank could not have its own."""
+        if self._window is None:
+            self._window = self._new_window(device or ipc.current_device())
+            self._shares = self._window is not None
+        return self._shares
+
+    def _new_window(self, device: torch.device) -> DeviceWindow | None:
+        comm = self.channel.comm
+        buffer = ipc.allocate(device, DeviceWindow.buffer_nbytes(SLOT))
+        records = comm.allgather(None if buffer is None else ipc.share(buffer))
+        buffers = [
+            buffer if rank == self.rank else None if record is None else ipc.opened(record, device)
+            for rank, record in enumerate(records)
+        ]
+        words = segment.create(comm, DeviceWindow.words(self.size))
+        opened = [opened for opened in buffers if opened is not None]
+        if not all(comm.allgather(len(opened) == self.size)) or words is None:
+            return None
+        return DeviceWindow(words, opened, self.rank, SLOT, self.carrier.pause, self.carrier.spins)
+
+    def _reaching(self, *memories: Tensor) -> DeviceWindow:
+        """The window, for an operation on this memory."""
+        assert self._window is not None
+        self._window.reach(message.raw(memory) for memory in memories)
+        return self._window
+
+    @contextmanager
+    def _here(self, *parts: Part) -> Iterator[list[Tensor]]:
+        """The parts' memory where the window's kernels reach it: as it is, or copied to this rank's GPU and back."""
+        assert self._window is not None
+        device = self._window.device
+        if all(part.memory.device == device for part in parts):
+            yield [part.memory for part in parts]
+            return
+        with streams.ours(streams.marks([device])):
+            copies = [streams.onto(device, part.memory) for part in parts]
+            yield copies
+            for part, copy in zip(parts, copies, strict=True):
+                if part.written and copy is not part.memory:
+                    part.memory.copy_(copy)
+
+    def close(self) -> None:
+        """And lets go of the others' memory; torch keeps this rank's until they have, too."""
+        super().close()
+        if self.parcels is not None and not runtime.finalized():
+            self.parcels.close()
+        self._window = self.parcels = None
+        self._shares = False

@@ -1,0 +1,317 @@
+"""Messages between two ranks where either end may be a GPU's memory: posted at once, in MPI's order, and carried on by `test`.
+
+Neither side knows where the other one's memory is, nor when a GPU will have written it. So what is posted at once is
+
+    below 4096 bytes    the message itself, if it is there
+    of 4096 bytes       an announcement: how long the message is, its number, and by which way its body comes, in pieces:
+
+    direct    MPI takes the memory of both ends as it is         any end in the CPU's memory; GPUs, where MPI takes theirs
+    staged    by way of pinned memory, some pieces at a time     GPUs
+    shared    from slots in the sender's GPU, opened by the receiver: a token tells which, another one that it is free
+
+The first two are one protocol, of which each end chooses its side. A receiver that cannot open the slots refuses the first
+token, and the body comes by the first two. A message longer than the tensor that should receive it is taken all the same, so
+that its sender ends.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter, deque
+from collections.abc import Generator, Iterable
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from mpicoll.cuda import ipc, streams
+from mpicoll.engine import message
+from mpicoll.engine.message import Message
+from mpicoll.engine.outbox import Outbox
+from mpicoll.engine.posted import Posted, too_long
+from mpicoll.mpi.channel import Channel
+from mpicoll.mpi.datatypes import BYTE, spec
+
+if TYPE_CHECKING:
+    from mpicoll.engine.group import Group
+
+Steps: TypeAlias = Generator[None, None, None]  # goes on where it stopped: something has not ended yet
+
+ANNOUNCEMENT = 4096  # bytes
+HEAD = struct.Struct("qqq")  # bytes of the message, its number, bytes of the record behind this (0: direct or staged)
+PIECE = 4 << 20  # bytes; as a GPU's bus moves in 0.1 ms, and MPI in 0.5
+AHEAD = 3  # pieces on their way: one on the GPU's bus, one with MPI, one on the receiver's bus
+SHARED_FROM = 64 << 10  # bytes; below, tokens take longer than two copies over the bus
+TOKEN = struct.Struct("qqq")  # slot, where the piece begins and ends
+ANSWER = struct.Struct("qq")  # slot that is free again, whether the piece was taken
+
+
+class Parcels:
+    """One per group.
+
+    Args:   direct: MPI takes GPU memory. near: for each rank, whether its GPU's memory and this rank's can be shared.
+    """
+
+    def __init__(self, channel: Channel, direct: bool, near: list[bool]) -> None:
+        self.channel = channel
+        self.direct = direct
+        self.near = near
+        with channel.lock:
+            self.bodies = channel.comm.Dup()
+        self._numbers = Counter[int]()  # of messages announced, by receiver
+        self._outboxes: dict[torch.device, Outbox | None] = {}
+        self._opened: dict[int, tuple[bytes, torch.device, Tensor | None]] = {}  # by sender; one buffer of each at a time
+
+    def number(self, dst: int) -> int:
+        self._numbers[dst] += 1
+        return self._numbers[dst]
+
+    def tags(self, number: int) -> tuple[int, int]:
+        """Of what goes to the receiver, and of what comes back."""
+        half = self.channel.runtime.tag_ub // 2
+        return 2 * (number % half), 2 * (number % half) + 1
+
+    def outbox(self, device: torch.device) -> Outbox | None:
+        """Made on first use; None, for ever: this memory cannot be shared."""
+        if device not in self._outboxes:
+            self._outboxes[device] = Outbox.make(device, PIECE)
+        return self._outboxes[device]
+
+    def opened(self, src: int, record: bytes, device: torch.device) -> Tensor | None:
+        """A sender's slots. A record that is not the one before, another device's, closes what that one opened."""
+        known = self._opened.get(src)
+        if known is None or known[0] != record or known[1] != device:
+            buffer = ipc.opened(record, device)
+            self._opened[src] = known = (record, device, buffer)
+        return known[2]
+
+    def post(self, values: Tensor, peer: int, tag: int, bodies: bool = True) -> Any:
+        comm = self.bodies if bodies else self.channel.peer
+        with self.channel.lock:
+            return comm.Isend(spec(values.data_ptr(), values.nbytes), peer, tag)
+
+    def expect(self, values: Tensor, peer: int, tag: int, bodies: bool = True) -> Any:
+        comm = self.bodies if bodies else self.channel.peer
+        with self.channel.lock:
+            return comm.Irecv(spec(values.data_ptr(), values.nbytes), peer, tag)
+
+    def ended(self, *requests: Any) -> Steps:
+        for request in requests:
+            while not self.channel.test(request):
+                yield
+
+    def close(self) -> None:
+        with self.channel.lock:
+            self.bodies.Free()
+        self._outboxes.clear()
+        self._opened.clear()
+
+
+class Parcel(Posted):
+    """One end of a message. ``_steps`` is what is left to do."""
+
+    def __init__(self, parcels: Parcels, group: Group, operation: str, message_: Message, peer: int, receiving: bool) -> None:
+        super().__init__(group, operation, message_, None, receiving)
+        self._parcels = parcels
+        self._peer = peer
+        self._memory = message.raw(message_.memory)
+        self._on_gpu = not self._memory.is_cpu
+        self._marks = streams.marks([self._memory.device]) if self._on_gpu else []
+        self._steps: Steps
+
+    def _test(self) -> bool:
+        return over(self._steps)
+
+    def _ready(self) -> Steps:
+        """Ends when a GPU has done what the caller had launched before."""
+        while not streams.passed(self._marks):
+            yield
+
+
+class Sending(Parcel):
+    """The sender's end.
+
+    Args:   now: wait for the GPU, so that a short message need not be announced.
+    """
+
+    def __init__(self, parcels: Parcels, group: Group, operation: str, message_: Message, dst: int, tag: int, now: bool) -> None:
+        super().__init__(parcels, group, operation, message_, dst, receiving=False)
+        memory = self._memory
+        for _, event in self._marks if now else ():
+            streams.arrived(event)
+        if memory.nbytes < ANNOUNCEMENT and streams.passed(self._marks):
+            if self._on_gpu:
+                memory, event = streams.fetch(memory)
+                streams.arrived(event)
+            self._held = memory
+            self._steps = parcels.ended(parcels.post(memory, dst, tag, bodies=False))
+            return
+        number = parcels.number(dst)
+        outbox = self._outbox()
+        record = b"" if outbox is None else outbox.record
+        told = HEAD.pack(memory.nbytes, number, len(record)) + record
+        self._held = torch.frombuffer(bytearray(told.ljust(ANNOUNCEMENT, b"\0")), dtype=torch.uint8)
+        announced = parcels.post(self._held, dst, tag, bodies=False)
+        self._steps = self._send(announced, number, outbox)
+
+    def _outbox(self) -> Outbox | None:
+        parcels, memory = self._parcels, self._memory
+        near = self._on_gpu and not parcels.direct and parcels.near[self._peer] and memory.nbytes >= SHARED_FROM
+        return parcels.outbox(memory.device) if near else None
+
+    def _send(self, announced: Any, number: int, outbox: Outbox | None) -> Steps:
+        parcels, (there, back) = self._parcels, self._parcels.tags(number)
+        yield from self._ready()
+        extents = pieces(self._memory.nbytes)
+        taken = False
+        if outbox is not None:
+            first, others = extents[0], extents[1:]
+            taken = yield from self._share(outbox, *first, there, back)
+            if taken:
+                yield from pipelined((self._share(outbox, *extent, there, back) for extent in others), AHEAD)
+        if not taken:
+            if self._on_gpu and not parcels.direct:
+                self._posted = 0
+                yield from pipelined((self._stage(turn, *extent, there) for turn, extent in enumerate(extents)), AHEAD)
+            else:
+                yield from parcels.ended(*[parcels.post(self._memory[a:b], self._peer, there) for a, b in extents])
+        yield from parcels.ended(announced)
+
+    def _stage(self, turn: int, begin: int, end: int, tag: int) -> Steps:
+        values, event = streams.fetch(self._memory[begin:end])
+        while self._posted < turn or not streams.arrived(event, wait=False):  # pieces must be posted in their order
+            yield
+        request = self._parcels.post(values, self._peer, tag)
+        self._posted += 1
+        yield from self._parcels.ended(request)
+
+    def _share(self, outbox: Outbox, begin: int, end: int, there: int, back: int) -> Generator[None, None, bool]:
+        """Returns: whether the receiver took it."""
+        parcels = self._parcels
+        while (slot := outbox.take()) is None:
+            yield
+        event = streams.push(outbox.slot(slot)[: end - begin], self._memory[begin:end])
+        while not streams.arrived(event, wait=False):
+            yield
+        token, answer = packed(TOKEN, slot, begin, end), torch.empty(ANSWER.size, dtype=torch.uint8)
+        yield from parcels.ended(parcels.expect(answer, self._peer, back), parcels.post(token, self._peer, there))
+        free, taken = unpacked(ANSWER, answer)  # of a piece, maybe another one
+        outbox.give_back(free)
+        return bool(taken)
+
+
+class Receiving(Parcel):
+    """The receiver's end. Args: src: None: from anybody."""
+
+    def __init__(self, parcels: Parcels, group: Group, operation: str, message_: Message, src: int, tag: int) -> None:
+        super().__init__(parcels, group, operation, message_, src, receiving=True)
+        self._told = torch.empty(ANNOUNCEMENT, dtype=torch.uint8)
+        self._request = parcels.expect(self._told, src, tag, bodies=False)
+        self._matched = False
+        self._steps = self._receive()
+
+    def cancel(self) -> None:
+        if self._matched:
+            self.receiving = False  # nothing to take back any more
+        super().cancel()
+
+    def _receive(self) -> Steps:
+        channel, status = self._parcels.channel, self._status
+        assert status is not None
+        while not channel.test(self._request, status):
+            yield
+        self._matched = True
+        self._peer = self.source = status.Get_source()
+        nbytes = status.Get_count(BYTE)
+        if nbytes < ANNOUNCEMENT:
+            fits = nbytes <= self._memory.nbytes
+            if fits:
+                yield from self._place(self._told[:nbytes], 0)
+        else:
+            nbytes, number, length = unpacked(HEAD, self._told)
+            fits = nbytes <= self._memory.nbytes
+            record = self._told[HEAD.size : HEAD.size + length].numpy().tobytes()
+            yield from self._body(nbytes, number, record, fits)
+        if not fits:
+            raise too_long(self.group, self.operation, self._message)
+        if self._message.memory is not self._message.tensor:
+            message.ordered(self._message.deliver, [self._message.memory])()
+
+    def _place(self, values: Tensor, begin: int) -> Steps:
+        """Values of the CPU's, or of a slot's, to where they belong."""
+        memory = self._memory[begin : begin + values.nbytes]
+        if not self._on_gpu:
+            memory.copy_(values)
+            return
+        yield from self._ready()
+        event = streams.push(memory, values)
+        while not streams.arrived(event, wait=False):
+            yield
+
+    def _body(self, nbytes: int, number: int, record: bytes, fits: bool) -> Steps:
+        parcels, (there, back), extents = self._parcels, self._parcels.tags(number), pieces(nbytes)
+        if record:
+            slots = parcels.opened(self._peer, record, self._memory.device) if self._on_gpu and fits else None
+            yield from self._from_slots(slots, 1 if slots is None else len(extents), there, back)
+            if slots is not None:
+                return
+        if fits and (parcels.direct or not self._on_gpu):
+            yield from self._ready()
+            yield from parcels.ended(*[parcels.expect(self._memory[a:b], self._peer, there) for a, b in extents])
+        else:
+            yield from pipelined((self._unstage(a, b, there, fits) for a, b in extents), AHEAD)
+
+    def _from_slots(self, slots: Tensor | None, count: int, there: int, back: int) -> Steps:
+        """So many pieces. slots: None: refuses what comes."""
+        parcels = self._parcels
+        for _ in range(count):
+            token = torch.empty(TOKEN.size, dtype=torch.uint8)
+            yield from parcels.ended(parcels.expect(token, self._peer, there))
+            slot, begin, end = unpacked(TOKEN, token)
+            if slots is not None:
+                yield from self._place(slots.view(-1, PIECE)[slot][: end - begin], begin)
+            yield from parcels.ended(parcels.post(packed(ANSWER, slot, slots is not None), self._peer, back))
+
+    def _unstage(self, begin: int, end: int, tag: int, fits: bool) -> Steps:
+        values = streams.pinned(self._memory[begin:end]) if fits else torch.empty(end - begin, dtype=torch.uint8)
+        yield from self._parcels.ended(self._parcels.expect(values, self._peer, tag))
+        if fits:
+            yield from self._place(values, begin)
+
+
+def pieces(nbytes: int) -> list[tuple[int, int]]:
+    """Where they begin and end; at least one, if an empty one."""
+    return [(begin, min(begin + PIECE, nbytes)) for begin in range(0, max(nbytes, 1), PIECE)]
+
+
+def packed(form: struct.Struct, *numbers: int) -> Tensor:
+    """Numbers as a message."""
+    return torch.frombuffer(bytearray(form.pack(*numbers)), dtype=torch.uint8)
+
+
+def unpacked(form: struct.Struct, told: Tensor) -> tuple[int, ...]:
+    return form.unpack(told[: form.size].numpy().tobytes())
+
+
+def over(steps: Generator[None, None, object]) -> bool:
+    """Goes on with them; True if they have come to their end."""
+    try:
+        next(steps)
+    except StopIteration:
+        return True
+    return False
+
+
+def pipelined(sequences: Iterable[Generator[None, None, object]], ahead: int) -> Steps:
+    """Several sequences of steps at a time, begun one after the other."""
+    waiting, running = iter(sequences), deque[Generator[None, None, object]]()
+    while True:
+        while len(running) < ahead and (following := next(waiting, None)) is not None:
+            running.append(following)
+        if not running:
+            return
+        for steps in list(running):
+            if over(steps):
+                running.remove(steps)
+        if running:
+            yield

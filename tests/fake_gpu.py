@@ -1,0 +1,212 @@
+"""A GPU that is not there, for tests: what `mpicoll.cuda` does with one, on memory that nobody else may touch.
+
+A tensor of its says an address at which there is nothing: whoever copies from there without asking (memmove, or an MPI that was
+not told to) ends in a segmentation fault. Kernels of the program's run only when somebody waits for them, as late as they may;
+copies to pinned memory arrive only when they are waited for. A kernel on tensors of two devices is an error, as on a GPU.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import pickle
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mpicoll.algorithms import native
+from mpicoll.cuda import ipc, streams
+from mpicoll.mpi import datatypes
+
+FAR = 1 << 47  # above all addresses that a process can have
+COPIES = {"copy_", "to", "__get__", "as_subclass", "detach", "cpu", "eq", "equal"}  # what may see tensors of two devices
+
+
+class OnGpu(Tensor):
+    """A tensor that says it is on a GPU. Its values are an ordinary tensor's, see `plain`."""
+
+    index = 0
+
+    @property
+    def is_cpu(self) -> bool:  # type: ignore[override]
+        return False
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return torch.device("cuda", self.index)
+
+    def data_ptr(self) -> int:
+        return plain(self).data_ptr() + FAR
+
+    def to(self, what: Any, *_: Any, **__: Any) -> Tensor:  # type: ignore[override]
+        return plain(self).to(what).as_subclass(type(self)) if isinstance(what, torch.dtype) else there(plain(self), what)
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        kinds = {type(tensor) for tensor in tensors_in(args)}
+        if not kinds <= {cls} and name not in COPIES:
+            raise RuntimeError(f"Expected all tensors to be on the same device, but {name} got {kinds}")
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+class OnGpu1(OnGpu):
+    """The same on another one."""
+
+    index = 1
+
+
+def tensors_in(items: Iterable[Any]) -> Iterator[Tensor]:
+    for item in items:
+        if isinstance(item, Tensor):
+            yield item
+        elif isinstance(item, (list, tuple)):
+            yield from tensors_in(item)
+
+
+def plain(tensor: Tensor) -> Tensor:
+    """The same memory as an ordinary tensor."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return tensor.as_subclass(Tensor)
+
+
+def there(values: Tensor, device: torch.device) -> Tensor:
+    """The same values, a copy of them, on a device."""
+    kind = {None: OnGpu, 0: OnGpu, 1: OnGpu1}[device.index] if device.type == "cuda" else Tensor
+    return values.clone().as_subclass(kind)
+
+
+class Event:
+    """Of a copy, which it makes when it is waited for; the second time that it is asked, it has been made."""
+
+    def __init__(self, copy: Callable[[], object]) -> None:
+        self._copy: Callable[[], object] | None = copy
+        self._asked = 0
+
+    def arrive(self, wait: bool) -> bool:
+        self._asked += 1
+        if self._copy is not None and (wait or self._asked > 1):
+            copy, self._copy = self._copy, None
+            copy()
+        return self._copy is None
+
+
+class Gpu:
+    """One stream of the program's. ``counts``: calls, by name; ``inside``: how deep in `ours`."""
+
+    def __init__(self) -> None:
+        self.launched: list[Callable[[], object]] = []
+        self.done = self.inside = 0
+        self.captured = False
+        self.counts = dict.fromkeys(("marks", "fetch", "push", "share", "opened", "wait_for_ours"), 0)
+        self.can_share = self.can_open = True
+        self.slow = False  # marks pass only when they are waited for
+
+    def launch(self, kernel: Callable[[], object]) -> None:
+        self.launched.append(kernel)
+
+    def run(self, until: int) -> None:
+        """All that was launched up to here."""
+        while self.done < until:
+            self.done += 1
+            self.launched[self.done - 1]()
+
+    # -- as cuda/streams.py --------------------------------------------------------------------------------------------
+
+    def capturing(self) -> bool:
+        return self.captured
+
+    def marks(self, devices: Iterable[torch.device]) -> list[tuple[torch.device, Any]]:
+        self.counts["marks"] += 1
+        until = len(self.launched)
+        return [(device, Event(lambda: self.run(until))) for device in dict.fromkeys(devices)]
+
+    def passed(self, marks: Sequence[tuple[torch.device, Event]]) -> bool:
+        return all(event.arrive(wait=not self.launched) for _, event in marks)
+
+    @contextmanager
+    def ours(self, marks: Sequence[tuple[torch.device, Event]]) -> Iterator[None]:
+        for _, event in marks:
+            event.arrive(wait=True)
+        self.inside += 1
+        try:
+            yield
+        finally:
+            self.inside -= 1
+
+    def fetch(self, memory: Tensor) -> tuple[Tensor, Event]:
+        assert not memory.is_cpu
+        self.counts["fetch"] += 1
+        values = self.pinned(memory)
+        return values, Event(lambda: values.copy_(plain(memory)))
+
+    def arrived(self, event: Event, wait: bool = True) -> bool:
+        return event.arrive(wait)
+
+    def push(self, memory: Tensor, values: Tensor) -> Event:
+        assert not memory.is_cpu
+        self.counts["push"] += 1
+        plain(memory).copy_(plain(values))
+        return Event(lambda: None)
+
+    def pinned(self, memory: Tensor) -> Tensor:
+        return torch.empty(memory.shape, dtype=memory.dtype).view(torch.uint8).fill_(0xA5).view(memory.dtype).view(memory.shape)
+
+    def onto(self, device: torch.device, memory: Tensor) -> Tensor:
+        return memory if memory.device == device else there(plain(memory), device)
+
+    def wait_for_ours(self, device: torch.device) -> None:
+        self.counts["wait_for_ours"] += 1
+
+    # -- as cuda/ipc.py ------------------------------------------------------------------------------------------------
+
+    def current_device(self) -> torch.device:
+        return torch.device("cuda", 0)
+
+    def allocate(self, device: torch.device, nbytes: int) -> Tensor | None:
+        file = os.memfd_create("gpu")
+        os.ftruncate(file, nbytes)
+        return mapped(file, nbytes, device)
+
+    def share(self, buffer: Tensor) -> bytes | None:
+        self.counts["share"] += 1
+        return pickle.dumps((os.getpid(), buffer.file, buffer.nbytes)) if self.can_share else None  # type: ignore[attr-defined]
+
+    def opened(self, record: bytes, device: torch.device) -> Tensor | None:
+        self.counts["opened"] += 1
+        if not self.can_open:
+            return None
+        pid, file, nbytes = pickle.loads(record)
+        return mapped(os.open(f"/proc/{pid}/fd/{file}", os.O_RDWR), nbytes, device)
+
+
+def mapped(file: int, nbytes: int, device: torch.device) -> Tensor:
+    kind = OnGpu1 if device.index == 1 else OnGpu
+    tensor = torch.frombuffer(mmap.mmap(file, nbytes), dtype=torch.uint8).as_subclass(kind)
+    tensor.file = file  # type: ignore[attr-defined]
+    return tensor
+
+
+def take_its_place(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what `mpicoll.cuda` asks of torch."""
+    for module, names in {
+        streams: ("capturing", "marks", "passed", "ours", "fetch", "arrived", "push", "pinned", "onto", "wait_for_ours"),
+        ipc: ("current_device", "allocate", "share", "opened"),
+    }.items():
+        for name in names:
+            monkeypatch.setattr(module, name, getattr(gpu, name))
+
+
+def make_mpi_aware(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The MPI at hand finds what lies in the GPU's memory."""
+    found = datatypes.fromaddress
+
+    def fromaddress(address: int, nbytes: int, *more: Any) -> Any:
+        return found(address - FAR if address >= FAR else address, nbytes, *more)
+
+    for module in (datatypes, native):
+        monkeypatch.setattr(module, "fromaddress", fromaddress)
