@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import shlex
 import subprocess
@@ -9,11 +10,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.support import ROOT, run
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 TIME_LIMIT_S = 120  # seconds for one example; each takes a few, the rest is for a busy machine
+ON_GPUS = [path for path in EXAMPLES if path.stem.startswith("gpu_")]
 PLOTTING = [path for path in EXAMPLES if '"--plot"' in path.read_text()]
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
@@ -43,9 +46,12 @@ def succeeded(path: Path, done: subprocess.CompletedProcess[str]) -> None:
     assert len(results) == 1, said
     assert "Traceback" not in done.stderr, said
     accuracy = re.search(r"test accuracy (\d+\.\d)%", results[0])
-    if path.stem.startswith("digits"):
+    if path.stem.startswith(("digits", "gpu_ddp")):
         assert accuracy is not None, said
         assert float(accuracy[1]) >= 95, said
+    if path in ON_GPUS:
+        assert done.stdout.count("no GPU here: on the CPU") == (0 if torch.cuda.is_available() else 1), said
+        assert done.stdout.count("rank 0 on cuda:0, ") == (1 if torch.cuda.is_available() else 0), said
 
 
 def looks_like_a_plot(picture: Path) -> None:
@@ -58,7 +64,8 @@ def looks_like_a_plot(picture: Path) -> None:
 
 
 def test_there_are_examples() -> None:
-    assert len(EXAMPLES) >= 10
+    assert len(EXAMPLES) >= 12
+    assert {path.stem for path in ON_GPUS} == {"gpu_ddp", "gpu_pipeline"}
     assert {path.stem for path in PLOTTING} == {"digits_by_hand", "digits_ddp", "digits_torch_ddp"}
 
 
@@ -76,6 +83,24 @@ def test_fits_about_three_screens(path: Path) -> None:
 def test_the_torch_script_knows_nothing_of_this_project() -> None:
     lines = (ROOT / "examples" / "digits_torch_ddp.py").read_text().splitlines()
     assert "mpicoll" not in "\n".join(lines[1:])  # line 1 is how it is launched here
+
+
+@pytest.mark.parametrize("path", ON_GPUS, ids=lambda path: path.stem)
+def test_ranks_of_a_node_take_its_gpus_in_turn(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two pretended GPUs: what the example does where there are any."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    taken: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+    for local_rank in ("0", "1", "2", "3"):
+        monkeypatch.setenv("LOCAL_RANK", local_rank)
+        assert example.own_device() == taken[-1]
+    assert taken == [torch.device("cuda", index) for index in (0, 1, 0, 1)]
 
 
 @pytest.mark.launch

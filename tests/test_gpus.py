@@ -24,7 +24,7 @@ from tests.fake_gpu import Gpu, OnGpu, OnGpu1, make_mpi_aware, plain, take_its_p
 from tests.support import agree
 
 pytestmark = [pytest.mark.usefixtures("world"), pytest.mark.min_ranks(2)]
-WAYS = ("staged", "shared", "direct")
+WAYS = ("staged", "ipc", "direct")
 FLOATS = torch.float32
 _numbers = itertools.count()
 
@@ -46,7 +46,7 @@ def group_that_goes(way: str, monkeypatch: pytest.MonkeyPatch) -> Communicator:
     """A communicator of all ranks in a world with GPUs."""
     assert groups._world is not None
     topology, choices = groups._world
-    here = replace(choices, gpus=True, direct=way == "direct", shares_gpus=way == "shared")
+    here = replace(choices, gpus=True, direct=way == "direct", shares_gpus=way == "ipc")
     if way == "direct":
         make_mpi_aware(monkeypatch)
     monkeypatch.setattr(groups, "_world", (topology, here))
@@ -294,14 +294,14 @@ def test_a_message_of_each_way(way: str, engine: Communicator, gpu: Gpu) -> None
     counts = dict(gpu.counts)
     ring(engine, on_gpu, 20_000)
     used = {name: gpu.counts[name] - counts[name] for name in counts}
-    expected = {"staged": (20, 20, 0), "shared": (0, 40, 0), "direct": (0, 0, 0)}[way]
+    expected = {"staged": (20, 20, 0), "ipc": (0, 40, 0), "direct": (0, 0, 0)}[way]
     agree((used["fetch"], used["push"], used["opened"]) == expected, used)
 
 
 @pytest.mark.parametrize("lacking", ["can_share", "can_open"])
 def test_memory_that_cannot_be_shared(lacking: str, gpu: Gpu, monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
     """On one rank, for one that the other side sees: everybody goes the staged way."""
-    engine = group_that_goes("shared", monkeypatch)
+    engine = group_that_goes("ipc", monkeypatch)
     setattr(gpu, lacking, rank != 1)
     wrong = [w for operation in (all_reduce, broadcast, ring, shorter) for w in right(engine, operation, on_gpu, (600, 20_000))]
     agree(not wrong and gpu.counts["fetch"], wrong)
@@ -363,7 +363,7 @@ def test_capture_into_a_graph_is_refused(call: str, engine: Communicator, gpu: G
 
 def test_slots_are_opened_once(gpu: Gpu, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     """However many operations there are; and let go of with the group."""
-    engine = group_that_goes("shared", monkeypatch)
+    engine = group_that_goes("ipc", monkeypatch)
     for _ in range(3):
         wrong = right(engine, all_reduce, on_gpu, (600, 20_000)) + right(engine, ring, on_gpu, (20_000,))
     opened = gpu.counts["opened"]

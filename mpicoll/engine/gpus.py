@@ -1,7 +1,7 @@
 """How a collective is carried out where some rank's memory may be a GPU's: by one of three ways, the same on all ranks.
 
     direct    MPI takes GPU memory: its own calls move, torch's kernels reduce what was moved
-    shared    the ranks of a node open each other's GPU memory (CUDA IPC): the window's algorithms, on slots there
+    ipc       the ranks of a node open each other's GPU memory (CUDA IPC): the window's algorithms, on slots there
     staged    through pinned host memory, chunk after chunk (staged.py): what `Host` does, on each chunk
 
 # Note [Who has memory where]
@@ -39,7 +39,7 @@ from mpicoll.mpi.channel import Channel
 
 ASK_FROM = 64 << 10  # bytes; below, two copies over the bus take no longer than asking does
 SLOT = 8 << 20  # bytes of a slot in a GPU's memory; five of them, 40 MiB, for each group that uses this way
-Way = Literal["host", "direct", "shared", "staged"]
+Way = Literal["host", "direct", "ipc", "staged"]
 
 
 def flat(memory: Tensor, dtype: torch.dtype) -> Tensor:
@@ -72,7 +72,7 @@ class Gpus(Host):
             super().broadcast(memory, root)
         elif way == "direct":
             native.broadcast(self.channel, memory, root)
-        elif way == "shared":
+        elif way == "ipc":
             shared_memory.broadcast(self._reaching(memory), block(memory), root)
         else:
             bytes_, mine = message.raw(memory), self.rank == root
@@ -87,7 +87,7 @@ class Gpus(Host):
         elif way == "direct":
             others = [(rank, target) for rank, target in enumerate(targets) if rank != self.rank]
             self._exchange_direct([(rank, source) for rank, _ in others], others, (targets[self.rank], source))
-        elif way == "shared":
+        elif way == "ipc":
             window = self._reaching(source, *targets)
             shared_memory.all_gather(window, [block(target) for target in targets], block(source))
         else:
@@ -105,7 +105,7 @@ class Gpus(Host):
             source = message.packed(source) if message.overlap(target, source) else source
             self._settle(source)
             native.all_gather(self.channel, target, source)
-        elif way == "shared":
+        elif way == "ipc":
             shared_memory.all_gather(self._reaching(target, source), blocks(target, self.size), block(source))
         else:
             rows, mine = message.raw(target).view(self.size, -1), message.raw(source)
@@ -120,7 +120,7 @@ class Gpus(Host):
         if way == "host":
             super().all_to_all(name, targets, sources)
             return
-        if way == "shared":
+        if way == "ipc":
             self._raise_for(name, shared_memory.all_to_all(self._reaching(*held), targets, sources))
             return
         regions = Regions(message.raw(memory) for memory in held)
@@ -171,7 +171,7 @@ class Gpus(Host):
         elif way == "direct":
             assert kernel is not None
             moved.all_reduce(self.channel, flat(memory, kernel.dtype), kernel.combine, None, lambda: self._settle(memory))
-        elif way == "shared":
+        elif way == "ipc":
             assert kernel is not None
             with self._here(Part(flat(memory, kernel.dtype), True, True)) as (here,):
                 shared_memory.all_reduce(self._reaching(here), here, kernel.combine)
@@ -188,7 +188,7 @@ class Gpus(Host):
         elif way == "direct":
             assert kernel is not None
             moved.all_reduce(self.channel, flat(memory, kernel.dtype), kernel.combine, root, lambda: self._settle(memory))
-        elif way == "shared":
+        elif way == "ipc":
             assert kernel is not None
             with self._here(Part(flat(memory, kernel.dtype), True, mine)) as (here,):
                 shared_memory.all_reduce(self._reaching(here), here, kernel.combine, root)
@@ -209,7 +209,7 @@ class Gpus(Host):
             elements = streams.onto(output.device, flat(source, kernel.dtype))
             self._settle(elements)
             moved.reduce_scatter(self.channel, output, elements, kernel.combine, lambda: self._settle(target))
-        elif way == "shared":
+        elif way == "ipc":
             assert kernel is not None
             parts = Part(flat(target, kernel.dtype), False, True), Part(flat(source, kernel.dtype), True, False)
             with self._here(*parts) as (output, elements):
@@ -233,7 +233,7 @@ class Gpus(Host):
     def _reducing_way(self, kernel: Kernel | None, nbytes: int, *memories: Tensor) -> Way:
         """What torch has no kernel for is encoded for MPI's own reductions, of host memory."""
         way = self._way(nbytes, *memories)
-        return "staged" if kernel is None and way in ("direct", "shared") else way
+        return "staged" if kernel is None and way in ("direct", "ipc") else way
 
     def _way(self, nbytes: int | None, *memories: Tensor) -> Way:
         """Args: nbytes: alike on all ranks; None: they do not know of each other's, and ask."""
@@ -245,7 +245,7 @@ class Gpus(Host):
         if self._direct:
             self._settle(*memories)
             return "direct"
-        return "shared" if self._shares and self._made(device) else "staged"
+        return "ipc" if self._shares and self._made(device) else "staged"
 
     def _anybody(self, mine: bool) -> bool:
         """Whether any rank's memory is a GPU's (collective)."""

@@ -7,7 +7,7 @@ Neither side knows where the other one's memory is, nor when a GPU will have wri
 
     direct    MPI takes the memory of both ends as it is         any end in the CPU's memory; GPUs, where MPI takes theirs
     staged    by way of pinned memory, some pieces at a time     GPUs
-    shared    from slots in the sender's GPU, opened by the receiver: a token tells which, another one that it is free
+    ipc       from slots in the sender's GPU, opened by the receiver: a token tells which, another one that it is free
 
 The first two are one protocol, of which each end chooses its side. A receiver that cannot open the slots refuses the first
 token, and the body comes by the first two. A message longer than the tensor that should receive it is taken all the same, so
