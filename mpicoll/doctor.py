@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import mpicoll.config as config
+import mpicoll.cuda.support as support
 import mpicoll.doctor_cuda as doctor_cuda
 import mpicoll.launch_mpi as launch_mpi
 import mpicoll.launchers as launchers
@@ -103,7 +104,9 @@ def examine(environ: Mapping[str, str], launch: Launch | None = None, job: Mappi
     if launch is not None and job is not None:
         report.facts["job"] = {"launcher": launch.launcher, "size": launch.size, **job}
         report.findings += check_job(launch, job)
-    report.findings += doctor_cuda.check(torch, started, mpi, environ)
+    verdict = None if mpi is None else support.decide(started, environ, support.driver_loads())
+    report.facts["gpu_memory"] = None if verdict is None else asdict(verdict)
+    report.findings += doctor_cuda.check(torch, verdict, environ)
     report.findings += check_shared_memory(SHARED_MEMORY)
     report.findings += check_threads(environ, launch, usable_cores(), torch.get("threads"))
     report.facts["cores"] = usable_cores()

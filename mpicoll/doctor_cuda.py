@@ -14,7 +14,6 @@ from typing import Any
 
 import mpicoll.config as config
 import mpicoll.cuda.support as support
-from mpicoll.launch_mpi import Mpi
 from mpicoll.launchers import without_job
 
 MARK = "MPICOLL_TORCH "
@@ -72,19 +71,18 @@ def torch_facts(environ: Mapping[str, str]) -> dict[str, Any]:
     return {"error": words[-1] if words else f"python ended with status {done.returncode}"}
 
 
-def check(torch: Mapping[str, Any], started: Mapping[str, Any], mpi: Mpi | None, environ: Mapping[str, str]) -> list[Finding]:
-    """GPUs, and whether this MPI could take their memory; mpicoll copies it through host memory in either case."""
+def check(torch: Mapping[str, Any], verdict: support.Verdict | None, environ: Mapping[str, str]) -> list[Finding]:
+    """GPUs, and by which way their memory would travel. verdict: of the MPI; None: there is none."""
     findings = [_gpus(torch)]
-    if mpi is None:
+    if verdict is None:
         return findings
-    verdict = support.decide(started, environ, support.driver_loads())
+    near = ", or, between ranks of one node, from GPU to GPU (CUDA IPC)" if config.get("MPICOLL_CUDA_IPC", environ) else ""
     text = (
-        "this MPI takes GPU memory; mpicoll does not use that yet: tensors on a GPU travel through host memory"
+        "this MPI takes GPU memory: tensors on a GPU are handed to it, if that holds on every rank"
         if verdict.moves
-        else "no evidence that MPI takes GPU memory: tensors on a GPU travel through host memory"
+        else f"no evidence that MPI takes GPU memory: tensors on a GPU travel through pinned host memory{near}"
     )
-    findings.append(Finding("ok", "CUDA-aware MPI", text, verdict.evidence))
-    return findings
+    return [*findings, Finding("ok", "CUDA-aware MPI", text, verdict.evidence)]
 
 
 def _gpus(torch: Mapping[str, Any]) -> Finding:

@@ -33,6 +33,7 @@ hypothesis.settings.load_profile("spmd")
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--runslow", action="store_true", help="also run the tests marked slow")
     parser.addoption("--only-here", action="store_true", help="run only the tests that are marked for this very number of ranks")
+    parser.addoption("--way", default=None, help="direct, ipc or staged: how tests/gpu expects a GPU's tensors to travel")
     parser.addoption("--device", default="cuda", help="where the tensors of tests/gpu are; cpu: tries these tests without a GPU")
     parser.addoption("--record", action="store_true", help="keep what tests/stack shows in docs/stack, for the README's table")
 

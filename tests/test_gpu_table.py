@@ -21,7 +21,7 @@ SKIPPED = {"status": 0, "passed": 37, "skipped": 1}
 def path(ours: float = 10_000.0, **tests: Any) -> dict[str, Any]:
     """Of a path that was run: the microseconds of all_reduce, a quarter of them for a message; runs by number of ranks."""
     bench = {
-        "latency": {"8": {row.DOOR_1: 5.0}, BYTES: {row.DOOR_1: ours / 4, row.COPY: 250.0}},
+        "latency": {"8": {row.DOOR_1: 5.0}, BYTES: {row.DOOR_1: ours / 4, row.COPY: 250.0, row.BUS: 500.0, row.RAW: 800.0}},
         "all_reduce": {"8": {row.DOOR_1: 5.0}, BYTES: {row.DOOR_1: ours, row.COPY: 250.0, "NCCL": "ranks share a GPU"}},
     }
     return {
@@ -50,7 +50,7 @@ def test_the_readme_shows_the_reports() -> None:
 
 
 def test_the_ways_are_the_benchmarks() -> None:
-    assert (table.OURS, table.COPY) == (row.DOOR_1, row.COPY)
+    assert (table.OURS, table.COPY, table.BUS, table.HOST) == (row.DOOR_1, row.COPY, row.BUS, row.RAW)
 
 
 def test_without_a_report_nothing_was_run() -> None:
@@ -70,12 +70,12 @@ def test_two_mpis_by_three_paths() -> None:
         "1 x NVIDIA H100 80GB HBM3, torch 2.13.0+cu126, CUDA 12.6, 2025-11-22:",
         "",
         *table.HEAD.splitlines(),
-        f"| {direct} | {aware} | 38 passed | 38 passed | 268 GB/s | 4 ms, 16x, 0.25x |",
+        f"| {direct} | {aware} | 38 passed | 38 passed | 268 GB/s, 80 % | 4 ms, 16x, 0.25x |",
         f"| {direct} | {unaware} | not run: not CUDA-aware | not run | not run | not run |",
-        f"| {ipc} | {aware} | 38 passed | 38 passed | 537 GB/s | 2 ms, 8x, 0.125x |",
-        f"| {ipc} | {unaware} | 38 passed | **2 failed**, 36 passed | 429 GB/s | 2.5 ms, 10x, 0.125x |",
-        f"| {staged} | {aware} | 38 passed | 38 passed | 67.1 GB/s | 16 ms, 64x, 1x |",
-        f"| {staged} | {unaware} | 38 passed | 38 passed | 53.7 GB/s | 20 ms, 80x, 1x |",
+        f"| {ipc} | {aware} | 38 passed | 38 passed | 537 GB/s, 160 % | 2 ms, 8x, 0.125x |",
+        f"| {ipc} | {unaware} | 38 passed | **2 failed**, 36 passed | 429 GB/s, 128 % | 2.5 ms, 10x, 0.125x |",
+        f"| {staged} | {aware} | 38 passed | 38 passed | 67.1 GB/s, 20 % | 16 ms, 64x, 1x |",
+        f"| {staged} | {unaware} | 38 passed | 38 passed | 53.7 GB/s, 16 % | 20 ms, 80x, 1x |",
     ]
 
 
@@ -121,6 +121,8 @@ def test_no_benchmark_at_all(bench: dict[str, Any] | None) -> None:
 
 def test_what_it_would_be_compared_with_is_missing() -> None:
     here = path(4_000)
+    here["bench"]["latency"][BYTES][row.RAW] = "MPI has no such datatype"
+    assert cells(here)[2] == "268 GB/s, -"
     del here["bench"]["all_reduce"][BYTES][row.COPY]
     assert cells(here)[-1] == "4 ms, -, -"
     assert cells(here, {"staged": {"not run": "no time was left"}})[-1] == "4 ms, -, -"

@@ -18,6 +18,7 @@ RAW = "MPI"  # mpi4py on NumPy memory, see mpi/reference.py
 FLOAT32 = "float32"  # door 1 with as many bytes of float32, beside dtypes of two bytes
 COPY = "copy"  # one rank's memory copy, the floor, see formulas.py
 COPIES = "copies"  # the same by all ranks at once
+BUS = "bus"  # of a GPU's tensors: a copy of as many bytes to pinned host memory, by all ranks at once
 
 
 @dataclass(frozen=True)

@@ -18,12 +18,13 @@ from mpicoll.bench import formulas
 from mpicoll.bench.exchanges import CPU, Exchange, Memory, Shape
 from mpicoll.bench.formulas import REDUCTIONS, spell
 from mpicoll.bench.rounds import Call, Pace, Rounds
-from mpicoll.bench.row import COPIES, COPY, DOOR_1, DOOR_2, FLOAT32, GLOO, NCCL, RAW, Row
+from mpicoll.bench.row import BUS, COPIES, COPY, DOOR_1, DOOR_2, FLOAT32, GLOO, NCCL, RAW, Row
 from mpicoll.cuda import streams
 from mpicoll.errors import UnsupportedReduction
 from mpicoll.mpi.referee import Referee
 
 WAYS = (DOOR_1, DOOR_2, GLOO, RAW)
+FLOORS = (COPY, COPIES, BUS)
 REFUSALS = (RuntimeError, ValueError, TypeError, NotImplementedError)  # of torch's own backends
 Maker = Callable[[Shape], Exchange]
 
@@ -96,7 +97,7 @@ class Stage:
         calls |= self.copies(what, nbytes)
         times = self.rounds.times(calls)
         if what == "latency":  # a call is there and back
-            times = {way: series if way in (COPY, COPIES) else [t / 2 for t in series] for way, series in times.items()}
+            times = {way: series if way in FLOORS else [t / 2 for t in series] for way, series in times.items()}
         named = ("", "") if not nbytes else (shape.name, op if what in REDUCTIONS else "")
         return Row(what, nbytes, self.size, times, *named, missing)
 
@@ -163,14 +164,17 @@ class Stage:
             return {}
         make = _memory_copy if self.device == CPU else self._device_copy
         call = make(copied, formulas.repeats(what))
-        return {COPY: call if self.rank == 0 else None, COPIES: call}
+        over_the_bus = {} if self.device == CPU else {BUS: self._device_copy(nbytes, 1, out=True)}
+        return {COPY: call if self.rank == 0 else None, COPIES: call, **over_the_bus}
 
-    def _device_copy(self, nbytes: int, times: int) -> Call:
-        source, target = (torch.ones(nbytes, dtype=torch.uint8, device=self.device) for _ in range(2))
+    def _device_copy(self, nbytes: int, times: int, out: bool = False) -> Call:
+        """out: to pinned host memory."""
+        source = torch.ones(nbytes, dtype=torch.uint8, device=self.device)
+        target = streams.pinned(source) if out else torch.ones_like(source)
 
         def call() -> None:
             for _ in range(times):
-                target.copy_(source)
+                target.copy_(source, non_blocking=True)
 
         return self._settled(call)
 

@@ -13,6 +13,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -58,6 +59,8 @@ class Gpus(Host):
         self.bare = {operation: min(least, ASK_FROM) for operation, least in carrier.least.items()}
         self._flags = torch.zeros(1 + self.size, dtype=torch.int64)
         self._choices = choices
+        #: how many collectives went which way; for tests, and for who wonders
+        self.taken: Counter[Way] = Counter()
 
     def connect(self) -> None:
         super().connect()
@@ -232,10 +235,18 @@ class Gpus(Host):
 
     def _reducing_way(self, kernel: Kernel | None, nbytes: int, *memories: Tensor) -> Way:
         """What torch has no kernel for is encoded for MPI's own reductions, of host memory."""
-        way = self._way(nbytes, *memories)
-        return "staged" if kernel is None and way in ("direct", "ipc") else way
+        way = self._choose(nbytes, *memories)
+        if kernel is None and way in ("direct", "ipc"):
+            way = "staged"
+        self.taken[way] += 1
+        return way
 
     def _way(self, nbytes: int | None, *memories: Tensor) -> Way:
+        way = self._choose(nbytes, *memories)
+        self.taken[way] += 1
+        return way
+
+    def _choose(self, nbytes: int | None, *memories: Tensor) -> Way:
         """Args: nbytes: alike on all ranks; None: they do not know of each other's, and ask."""
         device = next((memory.device for memory in memories if not memory.is_cpu), None)
         if nbytes is not None and nbytes < ASK_FROM:

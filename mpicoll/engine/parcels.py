@@ -59,6 +59,7 @@ class Parcels:
         with channel.lock:
             self.bodies = channel.comm.Dup()
         self._numbers = Counter[int]()  # of messages announced, by receiver
+        self.taken = Counter[str]()  # how many were sent from a GPU by which way; for tests, and for who wonders
         self._outboxes: dict[torch.device, Outbox | None] = {}
         self._opened: dict[int, tuple[bytes, torch.device, Tensor | None]] = {}  # by sender; one buffer of each at a time
 
@@ -168,8 +169,11 @@ class Sending(Parcel):
             first, others = extents[0], extents[1:]
             taken = yield from self._share(outbox, *first, there, back)
             if taken:
+                parcels.taken["ipc"] += 1
                 yield from pipelined((self._share(outbox, *extent, there, back) for extent in others), AHEAD)
         if not taken:
+            if self._on_gpu:
+                parcels.taken["direct" if parcels.direct else "staged"] += 1
             if self._on_gpu and not parcels.direct:
                 self._posted = 0
                 yield from pipelined((self._stage(turn, *extent, there) for turn, extent in enumerate(extents)), AHEAD)

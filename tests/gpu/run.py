@@ -33,10 +33,11 @@ print(json.dumps(dict(gpu=gpu, gpus=torch.cuda.device_count(), torch=torch.__ver
 BENCHES = ("latency", "all_reduce", "all_gather_into_tensor", "broadcast")
 SIZES = ("8", "64KiB", "1MiB", "16MiB", "256MiB")
 COUNTS = re.compile(r"(\d+) (passed|failed|skipped|errors?|deselected)")
+# What rank 0 is told, so that all go one way.
 PATHS = {
-    "staged": "",
-    "direct": "GPU memory is not handed to MPI yet",
-    "ipc": "ranks do not open each other's GPU memory yet",
+    "staged": {"MPICOLL_CUDA_AWARE": "0", "MPICOLL_CUDA_IPC": "0"},
+    "ipc": {"MPICOLL_CUDA_AWARE": "0", "MPICOLL_CUDA_IPC": "1"},
+    "direct": {"MPICOLL_CUDA_AWARE": "1"},
 }
 
 
@@ -50,10 +51,12 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         for name, environ in mpis(options.mpi, Path(folder)).items():
             report["mpis"][name] = one(options, environ)
-    out = Path(options.out or HERE / f"report-{re.sub(r'[^A-Za-z0-9]+', '-', facts['gpu'] or 'cpu')}.json")
+    out = Path(
+        options.out or HERE / f"report-{re.sub(r'[^A-Za-z0-9]+', '-', facts['gpu'] if options.device == 'cuda' else 'cpu')}.json"
+    )
     out.write_text(json.dumps(report, indent=1) + "\n")
     print(f"wrote {out}")
-    runs = [run for found in report["mpis"].values() for run in found["runs"] if "status" in run]
+    runs = [run for mpi in report["mpis"].values() for path in mpi["paths"].values() for run in path.get("tests", {}).values()]
     return 0 if runs and all(run["status"] == 0 for run in runs) else 1
 
 
@@ -61,6 +64,8 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mpi", nargs="+", default=None, metavar="WHERE", help="site, a folder with bin and lib, or its archive")
     parser.add_argument("--ranks", nargs="+", type=int, default=[2, 4], metavar="N", help="default 2 4")
+    parser.add_argument("--paths", nargs="+", choices=PATHS, default=list(PATHS), help="default all")
+    parser.add_argument("--bench", nargs="*", choices=BENCHES, default=list(BENCHES), help="default all")
     parser.add_argument("--device", default="cuda", help="cpu tries the tests themselves")
     parser.add_argument("--limit", type=float, default=280, metavar="S", help="seconds for each run; default 280")
     parser.add_argument("--sizes", nargs="+", default=list(SIZES), metavar="S", help="of the benchmarks")
@@ -93,20 +98,34 @@ def unpacked(archive: Path, folder: Path) -> Path:
 
 
 def one(options: argparse.Namespace, environ: Mapping[str, str]) -> dict[str, Any]:
-    """The doctor's findings, and a run for each path and number of ranks."""
-    said = start(["-m", "mpicoll.doctor", "--json"], environ, options.limit)
+    """What the doctor says, and by each path the tests, on each number of ranks, and the benchmarks."""
+    said = start(["-m", "mpicoll.doctor", "--json"], environ, options.limit)[1]
     try:
-        doctor = json.loads(said[1])
-    except ValueError:
-        doctor = {"error": said[1][-2000:]}
-    runs: list[dict[str, Any]] = []
-    for path, missing in PATHS.items():
-        for ranks in options.ranks:
-            here: dict[str, Any] = {"path": path, "ranks": ranks}
-            runs.append({**here, "not run": missing} if missing else {**here, **tests(options, ranks, environ)})
-            print(json.dumps(runs[-1])[:300], flush=True)
-    findings = [finding for finding in doctor.get("findings", []) if finding["topic"] in ("MPI", "GPU", "CUDA-aware MPI")]
-    return {"doctor": findings or doctor, "runs": runs, "bench": {what: bench(options, what, environ) for what in BENCHES}}
+        facts = json.loads(said)["facts"]
+        verdict, version = facts["gpu_memory"], facts["mpi"]["library_version"].split(",")[0]
+    except (ValueError, KeyError):
+        reason = {"not run": f"the doctor has no word on this MPI: {said[-500:]}"}
+        return {"paths": dict.fromkeys(PATHS, reason)}
+    print(json.dumps(verdict), flush=True)
+    found: dict[str, Any] = {"version": version, "verdict": verdict, "paths": {}}
+    for path in PATHS:
+        if path not in options.paths:
+            found["paths"][path] = {"not run": "not asked for"}
+        elif path == "direct" and not verdict["moves"]:
+            found["paths"][path] = {"not run": "this MPI does not take GPU memory"}
+        else:
+            found["paths"][path] = by(path, options, {**environ, **PATHS[path]})
+    return found
+
+
+def by(path: str, options: argparse.Namespace, environ: Mapping[str, str]) -> dict[str, Any]:
+    found: dict[str, Any] = {"tests": {}, "bench": {}}
+    for ranks in options.ranks:
+        found["tests"][str(ranks)] = run = tests(options, ranks, path, environ)
+        print(path, ranks, json.dumps(run)[:1000], flush=True)
+    for what in options.bench:
+        found["bench"][what] = bench(options, what, environ)
+    return found
 
 
 def bench(options: argparse.Namespace, what: str, environ: Mapping[str, str]) -> Any:
@@ -118,16 +137,18 @@ def bench(options: argparse.Namespace, what: str, environ: Mapping[str, str]) ->
             ["-m", "mpicoll.run", "--quiet", "-n", "2", "-m", "mpicoll.bench", what, *words], environ, options.limit
         )
         if status != 0 or not file.exists():
-            return {"status": status, "output": said[-3000:]}
+            return {"not run": f"status {status}: {said[-3000:]}"}
         rows = json.loads(file.read_text())["rows"]
     print(what, "measured", flush=True)
     return {row["bytes"]: {**{way: round(it["us"], 2) for way, it in row["ways"].items()}, **row["missing"]} for row in rows}
 
 
-def tests(options: argparse.Namespace, ranks: int, environ: Mapping[str, str]) -> dict[str, Any]:
+def tests(options: argparse.Namespace, ranks: int, path: str, environ: Mapping[str, str]) -> dict[str, Any]:
     command = ["-m", "mpicoll.run", "--quiet", "-n", str(ranks), "-m", "pytest", "-q", "--no-header", "--tb=short", "-rf"]
     began = time.monotonic()
-    status, words = start([*command, "--device", options.device, str(HERE), *options.words], environ, options.limit)
+    status, words = start(
+        [*command, "--device", options.device, "--way", path, str(HERE), *options.words], environ, options.limit
+    )
     counts = {kind: int(number) for line in words.splitlines() if " in " in line for number, kind in COUNTS.findall(line)}
     failed = [line.removeprefix("FAILED ") for line in words.splitlines() if line.startswith(("FAILED ", "ERROR "))]
     found = {"status": status, "seconds": round(time.monotonic() - began, 1), **counts, "failures": failed}

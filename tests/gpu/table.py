@@ -28,13 +28,18 @@ PATHS = {
 }
 RANKS = (2, 4)
 SIZE, NBYTES = "256 MiB", 256 << 20
-OURS, COPY = "door 1", "copy"  # of mpicoll/bench/row.py
+OURS, COPY, BUS, HOST = "door 1", "copy", "bus", "MPI"  # of mpicoll/bench/row.py
 FAILED, TIMED_OUT = 1, 124  # statuses: pytest's where tests have failed, run.py's for what it had to end
 LONGEST = 160  # characters of a reason
-HEAD = f"""\
-| | MPI | tests on {RANKS[0]} ranks | on {RANKS[1]} | send of {SIZE} | all_reduce of {SIZE}: time, to a device copy, to staged |
-|---|---|---|---|---|---|
-"""
+COLUMNS = (
+    "",
+    "MPI",
+    f"tests on {RANKS[0]} ranks",
+    f"on {RANKS[1]}",
+    f"send of {SIZE}, to its parts",
+    f"all_reduce of {SIZE}, to a device copy, to staged",
+)
+HEAD = f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|\n".replace("|  |", "| |")
 
 Part = Mapping[str, Any]  # of a report
 
@@ -135,8 +140,16 @@ def tests(path: Part, ranks: int) -> str:
 
 
 def send(path: Part) -> str:
-    """`bench latency` is half of a round trip: one message's way."""
-    return f"{figure(NBYTES / microseconds(path, 'latency') / 1e3)} GB/s"
+    """`bench latency` is half of a round trip: one message's way. And how much of what the slower of its parts would do."""
+    ours = microseconds(path, "latency")
+    return f"{figure(NBYTES / ours / 1e3)} GB/s, {share(path, ours)}"
+
+
+def share(path: Part, ours: float) -> str:
+    try:
+        return f"{100 * max(microseconds(path, 'latency', way) for way in (BUS, HOST)) / ours:.0f} %"
+    except Missing:
+        return "-"
 
 
 def all_reduce(path: Part, paths: Part) -> str:

@@ -11,6 +11,7 @@ import torch.distributed
 from torch import Tensor
 
 import mpicoll
+from mpicoll.api import world
 from tests.support import agree
 from tests.tensors import MOVABLE, bits_of_rank, layouts, of_rank, raw, reduced, same
 from tests.test_reductions import CASES, FACTOR, op_of
@@ -151,3 +152,18 @@ def test_futures(dist: Any, device: torch.device, rank: int, size: int) -> None:
     future = dist.all_reduce(x, async_op=True).get_future()
     doubled = future.then(lambda done: done.value()[0] * 2).wait()
     agree(doubled.cpu().eq(size * (size - 1)).all(), doubled[:3])
+
+
+def test_the_way_that_was_asked_for_is_taken(request: pytest.FixtureRequest, device: torch.device, rank: int, size: int) -> None:
+    """By collectives and by messages; a way that could not be had would otherwise pass as the one that was asked for."""
+    way = request.config.getoption("--way")
+    if way is None or device.type != "cuda":
+        pytest.skip("--way names one, of a GPU")
+    x = torch.ones(1 << 20, device=device)
+    mpicoll.all_reduce(x)
+    request_ = mpicoll.irecv(torch.empty_like(x), (rank - 1) % size)
+    mpicoll.send(x, (rank + 1) % size)
+    assert request_ is not None
+    request_.wait()
+    host = world.of(None).host  # type: ignore[union-attr]
+    agree(host.taken[way] > 0 and host.parcels.taken[way] > 0, (host.taken, host.parcels.taken))  # type: ignore[attr-defined]
