@@ -246,6 +246,13 @@ def test_some_ranks_on_the_cpu(operation: Operation, engine: Communicator) -> No
 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.__name__)
+def test_all_ranks_on_the_cpu(operation: Operation, engine: Communicator, gpu: Gpu) -> None:
+    """In a world with GPUs: nothing is copied that need not be."""
+    wrong = right(engine, operation, values, (6, 600, 20_000))
+    agree(not wrong and not any(gpu.counts[name] for name in ("fetch", "push", "share")), (wrong, gpu.counts))
+
+
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.__name__)
 def test_several_devices_of_one_rank(operation: Operation, engine: Communicator) -> None:
     turns = itertools.count()
 

@@ -37,6 +37,7 @@ from mpicoll.engine.reductions import Op
 from mpicoll.engine.staged import Part
 from mpicoll.mpi import runtime, segment
 from mpicoll.mpi.channel import Channel
+from mpicoll.mpi.datatypes import BYTE
 
 ASK_FROM = 64 << 10  # bytes; below, two copies over the bus take no longer than asking does
 SLOT = 8 << 20  # bytes of a slot in a GPU's memory; five of them, 40 MiB, for each group that uses this way
@@ -57,7 +58,8 @@ class Gpus(Host):
         self._shares = choices.shares_gpus and carrier.shares_memory
         self._window: DeviceWindow | None = None
         self.bare = {operation: min(least, ASK_FROM) for operation, least in carrier.least.items()}
-        self._flags = torch.zeros(1 + self.size, dtype=torch.int64)
+        self._mine, self._all = bytearray(1), bytearray(self.size)
+        self._asking = [self._mine, 1, BYTE], [self._all, 1, BYTE]
         self._choices = choices
         #: how many collectives went which way; for tests, and for who wonders
         self.taken: Counter[Way] = Counter()
@@ -260,9 +262,9 @@ class Gpus(Host):
 
     def _anybody(self, mine: bool) -> bool:
         """Whether any rank's memory is a GPU's (collective)."""
-        self._flags[0] = mine
-        native.all_gather(self.channel, self._flags[1:], self._flags[:1])
-        return bool(self._flags[1:].any())
+        self._mine[0] = mine
+        self.channel.Allgather(*self._asking)
+        return any(self._all)
 
     def _settle(self, *memories: Tensor) -> None:
         """Before MPI reads: what was launched to write them, or to read them, has ended."""

@@ -15,11 +15,13 @@ from mpicoll.engine.carrier import Carrier
 from mpicoll.engine.choose import Choices
 from mpicoll.engine.gpus import Gpus
 from mpicoll.engine.host import Host
+from mpicoll.engine.parcels import ANNOUNCEMENT
 from mpicoll.engine.progress import Lane
 from mpicoll.engine.watchdog import EVERYBODY, inside
 from mpicoll.engine.work import Work, found_by_tensors
 from mpicoll.errors import GroupDestroyed, GroupFailed, MpicollError, OperationTimeout, TruncationError
 from mpicoll.mpi.channel import Channel
+from mpicoll.mpi.datatypes import INT_MAX
 from mpicoll.mpi.errors import MPIException, translate
 from mpicoll.mpi.topology import Topology
 
@@ -49,8 +51,8 @@ class Group:
         self.size: int = channel.comm.Get_size()
         self.tag_ub = channel.runtime.tag_ub
         self.serialized = channel.runtime.serialized
-        #: whether a message between two ranks can be one blocking MPI call
-        self.plain = not self.serialized and not choices.gpus
+        #: bytes of a message between two ranks that can be one blocking MPI call
+        self.longest_plain = ANNOUNCEMENT - 1 if choices.gpus else INT_MAX
         self.broken: MpicollError | None = None
         self.closer: Callable[[], None] = lambda: None  # set by `groups`, which knows the group by name
         self.lane = Lane(name)

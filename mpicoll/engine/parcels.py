@@ -29,7 +29,7 @@ from mpicoll.engine import message
 from mpicoll.engine.message import Message
 from mpicoll.engine.outbox import Outbox
 from mpicoll.engine.posted import Posted, too_long
-from mpicoll.mpi.channel import Channel
+from mpicoll.mpi.channel import Channel, Status
 from mpicoll.mpi.datatypes import BYTE, spec
 
 if TYPE_CHECKING:
@@ -205,12 +205,27 @@ class Sending(Parcel):
 
 
 class Receiving(Parcel):
-    """The receiver's end. Args: src: None: from anybody."""
+    """The receiver's end.
 
-    def __init__(self, parcels: Parcels, group: Group, operation: str, message_: Message, src: int, tag: int) -> None:
+    Args:   src: a rank, or ANY_SOURCE. come: what came, the message or its announcement, where it was waited for already.
+    """
+
+    def __init__(
+        self,
+        parcels: Parcels,
+        group: Group,
+        operation: str,
+        message_: Message,
+        src: int,
+        tag: int,
+        come: tuple[Tensor, Status] | None = None,
+    ) -> None:
         super().__init__(parcels, group, operation, message_, src, receiving=True)
-        self._told = torch.empty(ANNOUNCEMENT, dtype=torch.uint8)
-        self._request = parcels.expect(self._told, src, tag, bodies=False)
+        if come is None:
+            self._told = torch.empty(ANNOUNCEMENT, dtype=torch.uint8)
+            self._request = parcels.expect(self._told, src, tag, bodies=False)
+        else:
+            self._told, self._status = come
         self._matched = False
         self._steps = self._receive()
 
@@ -222,7 +237,7 @@ class Receiving(Parcel):
     def _receive(self) -> Steps:
         channel, status = self._parcels.channel, self._status
         assert status is not None
-        while not channel.test(self._request, status):
+        while self._request is not None and not channel.test(self._request, status):
             yield
         self._matched = True
         self._peer = self.source = status.Get_source()

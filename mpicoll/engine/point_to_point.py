@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from ctypes import memmove
+
+import torch
 from torch import Tensor
 from torch.autograd import profiler
 
 from mpicoll.engine import checks, message, trace
 from mpicoll.engine.group import Group
 from mpicoll.engine.message import Message
-from mpicoll.engine.parcels import Receiving, Sending
+from mpicoll.engine.parcels import ANNOUNCEMENT, Parcels, Receiving, Sending
 from mpicoll.engine.posted import Posted, too_long
 from mpicoll.engine.progress import Request, poller
 from mpicoll.engine.work import Work
 from mpicoll.errors import CommunicationError, GroupDestroyed, TruncationError
 from mpicoll.mpi.channel import ANY_SOURCE, Channel, Status
-from mpicoll.mpi.datatypes import BYTE, INT_MAX, fromaddress, spec
+from mpicoll.mpi.datatypes import BYTE, fromaddress, spec
 
 
 class PointToPoint(Group):
@@ -35,9 +38,9 @@ class PointToPoint(Group):
             and type(tag) is int
             and 0 <= tag <= self.tag_ub
             and self.broken is None
-            and self.plain
+            and not self.serialized
             and not profiler._is_profiler_enabled
-            and tensor.nbytes <= INT_MAX
+            and tensor.nbytes <= self.longest_plain
         )
 
     def send(self, tensor: Tensor, dst: int, tag: int = 0) -> None:
@@ -85,6 +88,8 @@ class PointToPoint(Group):
         if not self._usual(tensor, src, tag):
             return self._recv_any(tensor, src, tag)
         assert src is not None
+        if self.host.parcels is not None:
+            return self._recv_told(self.host.parcels, tensor, src, tag)
         nbytes = tensor.nbytes
         buffer = [fromaddress(tensor.data_ptr(), nbytes), nbytes, BYTE]
         message.bump(tensor)
@@ -92,6 +97,18 @@ class PointToPoint(Group):
             self.guarded("recv", self.channel.peer.Recv, src, (buffer, src, tag))
         except TruncationError as error:
             raise too_long(self, "recv", Message(tensor, tensor)) from error
+        return src
+
+    def _recv_told(self, parcels: Parcels, tensor: Tensor, src: int, tag: int) -> int:
+        """A short message, or the announcement of one that is too long, or of a GPU's."""
+        told, status = torch.empty(ANNOUNCEMENT, dtype=torch.uint8), Status()
+        buffer = [fromaddress(told.data_ptr(), ANNOUNCEMENT), ANNOUNCEMENT, BYTE]
+        self.guarded("recv", self.channel.peer.Recv, src, (buffer, src, tag, status))
+        message.bump(tensor)
+        if (nbytes := status.Get_count(BYTE)) <= tensor.nbytes:
+            memmove(tensor.data_ptr(), told.data_ptr(), nbytes)
+        else:
+            self._wait(Receiving(parcels, self, "recv", Message(tensor, tensor), src, tag, (told, status)), src)
         return src
 
     @trace.spanned("recv")
