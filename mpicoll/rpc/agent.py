@@ -30,6 +30,7 @@ from mpicoll.errors import MpicollError, WorkerLeft
 from mpicoll.mpi import runtime
 from mpicoll.mpi.mail import Mailbox
 from mpicoll.rpc import wire
+from mpicoll.rpc.devices import DeviceMaps
 from mpicoll.rpc.functions import is_marked
 from mpicoll.rpc.futures import CallFuture
 from mpicoll.rpc.options import MPIRpcBackendOptions
@@ -50,7 +51,9 @@ class Agent:
         self.there = runtime.start()
         self.options = options
         self.mailbox = Mailbox(self.there)
-        self.workers = Workers(self.mailbox.exchange((name, self.there.rank)))
+        everybody = self.mailbox.exchange((name, self.there.rank, options.device_maps))
+        self.workers = Workers([(its_name, rank) for its_name, rank, _ in everybody])
+        self._devices = DeviceMaps(name, {its_name: maps for its_name, _, maps in everybody})
         self.me = self.workers.find(self.there.rank)
         self.timeout_s = options.rpc_timeout
         self.pool = Pool(options.num_worker_threads)
@@ -119,7 +122,7 @@ class Agent:
 
     def _send(self, kind: int, to: WorkerInfo, call: int, obj: Any) -> None:
         number = next(self._number)
-        message = wire.Outgoing(to.id, self.options.device_map_for(to.name), contexts.current() is not None)
+        message = wire.Outgoing(to.id, self._devices.to(to.name, kind == RESULT), contexts.current() is not None)
         parcel = wire.pack(kind, call, number, obj, partial(contexts.attach, to=to.id), message)
         with self._guard:
             self._check_open(to)

@@ -35,7 +35,8 @@ class MPIRpcBackendOptions(RpcBackendOptions):
 
     Args:   num_worker_threads: idle threads that are kept for calls; as many as are needed are made beyond that.
             rpc_timeout: seconds until a call fails; 0: never.
-            device_maps: for each worker that CUDA tensors go to, which device of this worker becomes which device there.
+            device_maps: for each worker that CUDA tensors go to, which device of this worker becomes which device there; answers
+            go by the same map the other way round.
             devices: not needed; accepted since torch has it.
     """
 
@@ -70,9 +71,6 @@ class MPIRpcBackendOptions(RpcBackendOptions):
 
     def set_devices(self, devices: Sequence[Device]) -> None:
         self.devices = [_device(device) for device in devices]
-
-    def device_map_for(self, to: str) -> dict[torch.device, torch.device]:
-        return self.device_maps.get(to, {})
 
 
 class TensorPipeRpcBackendOptions(MPIRpcBackendOptions):
