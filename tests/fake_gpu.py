@@ -11,7 +11,7 @@ import mmap
 import os
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import pytest
@@ -159,6 +159,9 @@ class Gpu:
     def onto(self, device: torch.device, memory: Tensor) -> Tensor:
         return memory if memory.device == device else there(plain(memory), device)
 
+    def on(self, device: torch.device) -> AbstractContextManager[object]:
+        return nullcontext()
+
     def wait_for_ours(self, device: torch.device) -> None:
         self.counts["wait_for_ours"] += 1
 
@@ -194,7 +197,7 @@ def mapped(file: int, nbytes: int, device: torch.device) -> Tensor:
 def take_its_place(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of what `mpicoll.cuda` asks of torch."""
     for module, names in {
-        streams: ("capturing", "marks", "passed", "ours", "fetch", "arrived", "push", "pinned", "onto", "wait_for_ours"),
+        streams: ("capturing", "marks", "passed", "ours", "fetch", "arrived", "push", "pinned", "onto", "on", "wait_for_ours"),
         ipc: ("current_device", "allocate", "share", "opened"),
     }.items():
         for name in names:

@@ -23,7 +23,7 @@ from mpicoll.errors import TruncationError
 from tests.fake_gpu import Gpu, OnGpu, OnGpu1, make_mpi_aware, plain, take_its_place
 from tests.support import agree
 
-pytestmark = [pytest.mark.usefixtures("world"), pytest.mark.min_ranks(2)]
+pytestmark = pytest.mark.usefixtures("world")
 WAYS = ("staged", "ipc", "direct")
 FLOATS = torch.float32
 _numbers = itertools.count()
@@ -113,14 +113,15 @@ def coalesced(engine: Communicator, make: Make, n: int) -> Result:
 
 def reduce(engine: Communicator, make: Make, n: int) -> Result:
     x = make(engine.rank, n)
-    engine.reduce(x, 1)
-    return x, total(engine.size, n) if engine.rank == 1 else values(engine.rank, n)
+    last = engine.size - 1
+    engine.reduce(x, last)
+    return x, total(engine.size, n) if engine.rank == last else values(engine.rank, n)
 
 
 def broadcast(engine: Communicator, make: Make, n: int) -> Result:
     x = make(engine.rank, n)
-    engine.broadcast(x, 1)
-    return x, values(1, n)
+    engine.broadcast(x, engine.size - 1)
+    return x, values(engine.size - 1, n)
 
 
 def all_gather(engine: Communicator, make: Make, n: int) -> Result:
@@ -285,6 +286,7 @@ def test_reductions_are_those_of_the_cpu(dtype: torch.dtype, op: str, engine: Co
     agree(not wrong, wrong)
 
 
+@pytest.mark.min_ranks(2)
 def test_each_way_is_taken(way: str, engine: Communicator, gpu: Gpu) -> None:
     """And no other: nothing goes through pinned memory where MPI, or the other rank, takes it as it is."""
     engine.all_reduce(on_gpu(engine.rank, 600))  # a window is made
@@ -296,6 +298,7 @@ def test_each_way_is_taken(way: str, engine: Communicator, gpu: Gpu) -> None:
     agree(used["fetch"] == sent if way == "staged" else not used["fetch"] and used["wait_for_ours"], used)
 
 
+@pytest.mark.min_ranks(2)
 def test_a_message_of_each_way(way: str, engine: Communicator, gpu: Gpu) -> None:
     ring(engine, on_gpu, 20_000)
     counts = dict(gpu.counts)
@@ -305,6 +308,7 @@ def test_a_message_of_each_way(way: str, engine: Communicator, gpu: Gpu) -> None
     agree((used["fetch"], used["push"], used["opened"]) == expected, used)
 
 
+@pytest.mark.min_ranks(2)
 @pytest.mark.parametrize("lacking", ["can_share", "can_open"])
 def test_memory_that_cannot_be_shared(lacking: str, gpu: Gpu, monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
     """On one rank, for one that the other side sees: everybody goes the staged way."""
@@ -368,6 +372,7 @@ def test_capture_into_a_graph_is_refused(call: str, engine: Communicator, gpu: G
     agree(True)
 
 
+@pytest.mark.min_ranks(2)
 def test_slots_are_opened_once(gpu: Gpu, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     """However many operations there are; and let go of with the group."""
     engine = group_that_goes("ipc", monkeypatch)

@@ -13,7 +13,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cache
 from typing import Any, TypeAlias
 
@@ -107,6 +107,11 @@ def onto(device: torch.device, memory: Tensor) -> Tensor:
 def wait_for_ours(device: torch.device) -> None:
     """Inside `ours`: returns when what was launched has ended, for others to see it."""
     torch.cuda.current_stream(device).synchronize()
+
+
+def on(device: torch.device) -> AbstractContextManager[object]:
+    """Inside, the device is this thread's: an MPI that takes its memory may ask for the thread's."""
+    return torch.cuda.device(device)
 
 
 def settle(device: torch.device) -> None:

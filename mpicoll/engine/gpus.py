@@ -54,7 +54,7 @@ class Gpus(Host):
 
     def __init__(self, channel: Channel, carrier: Carrier, choices: Choices) -> None:
         super().__init__(channel, carrier)
-        self._direct = choices.direct
+        self._direct = choices.direct and self.size > 1  # the kernels reduce several parts
         self._shares = choices.shares_gpus and carrier.shares_memory
         self._window: DeviceWindow | None = None
         self.bare = {operation: min(least, ASK_FROM) for operation, least in carrier.least.items()}
@@ -67,7 +67,7 @@ class Gpus(Host):
     def connect(self) -> None:
         super().connect()
         near = [self._choices.shares_gpus and self.carrier.beside(rank) for rank in range(self.size)]
-        self.parcels = Parcels(self.channel, self._direct, near)
+        self.parcels = Parcels(self.channel, self._choices.direct, near)
 
     # -- one rank's to all, or all to all ------------------------------------------------------------------------------
 

@@ -121,7 +121,10 @@ class Parcel(Posted):
         self._steps: Steps
 
     def _test(self) -> bool:
-        return over(self._steps)
+        if not (self._on_gpu and self._parcels.direct):
+            return over(self._steps)
+        with streams.on(self._memory.device):
+            return over(self._steps)
 
     def _ready(self) -> Steps:
         """Ends when a GPU has done what the caller had launched before."""

@@ -51,7 +51,7 @@ class Agent:
         self.there = runtime.start()
         self.options = options
         self.mailbox = Mailbox(self.there)
-        everybody = self.mailbox.exchange((name, self.there.rank, options.device_maps))
+        everybody: list[Any] = self.mailbox.exchange((name, self.there.rank, options.device_maps))
         self.workers = Workers([(its_name, rank) for its_name, rank, _ in everybody])
         self._devices = DeviceMaps(name, {its_name: maps for its_name, _, maps in everybody})
         self.me = self.workers.find(self.there.rank)
