@@ -1,0 +1,101 @@
+"""What becomes of GPU memory is decided once, when the world is made, by the weakest rank (traps 65, 68)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from mpicoll.api import world
+from mpicoll.cuda import streams
+from mpicoll.engine import agreement
+from mpicoll.engine.choose import Choices
+from tests.support import agree
+
+pytestmark = pytest.mark.usefixtures("world")
+
+
+@dataclass
+class Rank:
+    """What this rank would say, and how often it was asked for a trial."""
+
+    gpu: bool = True
+    claims: bool = True
+    passes: bool = True
+    trials: int = 0
+
+    def proven(self) -> bool:
+        self.trials += 1
+        return self.passes
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> Rank:
+    made = Rank()
+    monkeypatch.setattr(streams, "available", lambda: made.gpu)
+    monkeypatch.setattr(agreement, "claimed", lambda: made.claims)
+    monkeypatch.setattr(agreement, "proven", made.proven)
+    for name in ("MPICOLL_CUDA_AWARE", "MPICOLL_CUDA_IPC"):
+        monkeypatch.delenv(name, raising=False)
+    return made
+
+
+def agreed() -> Choices:
+    group = world.of(None)
+    assert group is not None
+    return agreement.agree(group.channel)
+
+
+def ways(found: Choices) -> tuple[bool, bool, bool]:
+    return found.gpus, found.direct, found.shares_gpus
+
+
+def test_all_claim_and_a_trial_passes(here: Rank, rank: int) -> None:
+    agree(ways(agreed()) == (True, True, False) and here.trials == (rank == 0), here)
+
+
+def test_all_claim_and_the_trial_fails(here: Rank, rank: int) -> None:
+    here.passes = False
+    agree(ways(agreed()) == (True, False, True), here)
+
+
+def test_one_does_not_claim(here: Rank, rank: int, size: int) -> None:
+    """Nobody tries then."""
+    here.claims = rank != size - 1
+    agree(ways(agreed()) == (True, False, True) and here.trials == 0, here)
+
+
+@pytest.mark.min_ranks(2)
+def test_one_has_no_gpu(here: Rank, rank: int, size: int) -> None:
+    """What it claims does not count; and others cannot share with it."""
+    here.gpu = rank != size - 1
+    agree(ways(agreed()) == (True, False, False) and here.trials == 0, here)
+
+
+def test_nobody_has_one(here: Rank) -> None:
+    here.gpu = False
+    agree(ways(agreed()) == (False, False, False) and here.trials == 0, here)
+
+
+@pytest.mark.parametrize(("aware", "ipc", "expected"), [("1", "1", (True, True, False)), ("0", "0", (True, False, False))])
+def test_rank_0_is_told(
+    here: Rank, aware: str, ipc: str, expected: tuple[bool, bool, bool], rank: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No evidence counts then, and what the others are told does not."""
+    monkeypatch.setenv("MPICOLL_CUDA_AWARE", aware if rank == 0 else "0")
+    monkeypatch.setenv("MPICOLL_CUDA_IPC", ipc if rank == 0 else "1")
+    here.claims = False
+    agree(ways(agreed()) == expected and here.trials == 0, here)
+
+
+def test_what_is_not_allowed_is_refused_on_all_ranks(here: Rank, rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    if rank == 0:
+        monkeypatch.setenv("MPICOLL_CUDA_AWARE", "perhaps")
+    with pytest.raises(ValueError, match="MPICOLL_CUDA_AWARE='perhaps' is not allowed; use 1 or 0"):
+        agreed()
+    agree(True)
+
+
+def test_this_mpi_claims_nothing_without_a_driver() -> None:
+    """As it is here: asked in earnest."""
+    agree(not agreement.claimed.__wrapped__() or streams.available())
