@@ -1,13 +1,12 @@
 """Tensors on a GPU (traps 63 to 68): by every way, in order with what was launched, whatever the other ranks' tensors are on.
 
-No GPU is needed: see fake_gpu.py. Chunks are small here, so that all of them take many turns.
+No GPU is needed: see fake_gpu.py and gpu_ways.py.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -15,74 +14,13 @@ import torch.distributed
 from torch import Tensor
 from torch.distributed import ReduceOp
 
-from mpicoll.algorithms import moved
 from mpicoll.api import world
-from mpicoll.engine import gpus, groups, parcels, staged
 from mpicoll.engine.communicator import Communicator
-from mpicoll.errors import TruncationError
-from tests.fake_gpu import Gpu, OnGpu, OnGpu1, make_mpi_aware, plain, take_its_place
+from tests.fake_gpu import Gpu, OnGpu, OnGpu1, plain
+from tests.gpu_ways import engine, gpu, group_that_goes, on_gpu, total, values, way
 from tests.support import agree
 
 pytestmark = pytest.mark.usefixtures("world")
-WAYS = ("staged", "ipc", "direct")
-FLOATS = torch.float32
-_numbers = itertools.count()
-
-
-@pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
-    made = Gpu()
-    take_its_place(made, monkeypatch)
-    monkeypatch.setattr(gpus, "ASK_FROM", 64)
-    monkeypatch.setattr(gpus, "SLOT", 8192)
-    monkeypatch.setattr(staged, "CHUNK", 4096)
-    monkeypatch.setattr(moved, "CHUNK", 4096)
-    monkeypatch.setattr(parcels, "PIECE", 8192)
-    monkeypatch.setattr(parcels, "SHARED_FROM", 4096)
-    return made
-
-
-def group_that_goes(way: str, monkeypatch: pytest.MonkeyPatch) -> Communicator:
-    """A communicator of all ranks in a world with GPUs."""
-    assert groups._world is not None
-    topology, choices = groups._world
-    here = replace(choices, gpus=True, direct=way == "direct", shares_gpus=way == "ipc")
-    if way == "direct":
-        make_mpi_aware(monkeypatch)
-    monkeypatch.setattr(groups, "_world", (topology, here))
-    return groups.create(f"gpus {next(_numbers)}", None, 30)
-
-
-@pytest.fixture(params=WAYS)
-def way(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-@pytest.fixture
-def engine(way: str, gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> Iterator[Communicator]:
-    made = group_that_goes(way, monkeypatch)
-    yield made
-    made.barrier()
-    made.close()
-
-
-def values(rank: int, count: int, dtype: torch.dtype = FLOATS) -> Tensor:
-    """Small whole numbers, of which every dtype here knows the sum."""
-    return ((torch.arange(count) * 7 + 3 * rank) % 13 + rank).to(dtype)
-
-
-def laid_out(given: Tensor, layout: str) -> Tensor:
-    return given.view(-1, 2).t().contiguous().t() if layout == "transposed" else given.clone()
-
-
-def on_gpu(rank: int, count: int, layout: str = "contiguous", dtype: torch.dtype = FLOATS) -> OnGpu:
-    return laid_out(values(rank, count, dtype), layout).as_subclass(OnGpu)
-
-
-def total(size: int, count: int, dtype: torch.dtype = FLOATS) -> Tensor:
-    return sum(values(r, count, dtype) for r in range(size))  # type: ignore[return-value]
-
-
 Make = Callable[[int, int], Tensor]  # (rank, count) -> a tensor with its values, on a GPU or not
 Result = tuple[Tensor, Tensor]  # what came, what should have
 
@@ -299,16 +237,6 @@ def test_each_way_is_taken(way: str, engine: Communicator, gpu: Gpu) -> None:
 
 
 @pytest.mark.min_ranks(2)
-def test_a_message_of_each_way(way: str, engine: Communicator, gpu: Gpu) -> None:
-    ring(engine, on_gpu, 20_000)
-    counts = dict(gpu.counts)
-    ring(engine, on_gpu, 20_000)
-    used = {name: gpu.counts[name] - counts[name] for name in counts}
-    expected = {"staged": (20, 20, 0), "ipc": (0, 40, 0), "direct": (0, 0, 0)}[way]
-    agree((used["fetch"], used["push"], used["opened"]) == expected, used)
-
-
-@pytest.mark.min_ranks(2)
 @pytest.mark.parametrize("lacking", ["can_share", "can_open"])
 def test_memory_that_cannot_be_shared(lacking: str, gpu: Gpu, monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
     """On one rank, for one that the other side sees: everybody goes the staged way."""
@@ -328,38 +256,6 @@ def test_what_is_launched_before_is_sent(engine: Communicator, gpu: Gpu) -> None
     assert work is not None
     work.wait()
     agree(plain(x).eq(engine.size * (engine.size + 1) / 2).all(), x)
-
-
-@pytest.mark.parametrize("n", [6, 600, 20_000])
-def test_messages_wait_for_what_was_launched(n: int, engine: Communicator, gpu: Gpu) -> None:
-    """A kernel that writes what is sent, and one that reads what a receive will overwrite; neither call waits for them."""
-    rank, size, seen = engine.rank, engine.size, list[Tensor]()
-    x, y = on_gpu(9, n), on_gpu(rank, n)
-    gpu.launch(lambda: seen.append(plain(x).clone()))
-    gpu.launch(lambda: plain(y).fill_(rank + 50.0))
-    receive = engine.irecv(x, (rank - 1) % size)
-    send = engine.isend(y, (rank + 1) % size)
-    late = engine.isend(values(rank, 2), (rank + 1) % size)  # behind it, though it is there at once
-    z = values(9, 2)
-    second = engine.irecv(z, (rank - 1) % size)
-    for work in (receive, send, late, second):
-        work.wait()
-    came = torch.equal(plain(x), torch.full((n,), (rank - 1) % size + 50.0)) and torch.equal(z, values((rank - 1) % size, 2))
-    agree(came and len(seen) == 1 and torch.equal(seen[0], values(9, n)), (x, z, seen))
-
-
-def test_a_message_that_is_too_long(engine: Communicator) -> None:
-    """Is taken, so that its sender ends; what follows is right."""
-    rank, size = engine.rank, engine.size
-    wrong = []
-    for long, short in ((600, 4), (20_000, 600), (20_000, 4)):
-        request = engine.irecv(on_gpu(9, short), (rank - 1) % size)
-        sent = engine.isend(on_gpu(rank, long), (rank + 1) % size)
-        with pytest.raises(TruncationError, match="longer than the tensor"):
-            request.wait()
-        sent.wait()
-        wrong += right(engine, ring, on_gpu, (600,))
-    agree(not wrong, wrong)
 
 
 @pytest.mark.parametrize("call", ["all_reduce", "isend", "broadcast"])

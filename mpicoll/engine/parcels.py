@@ -7,11 +7,11 @@ Neither side knows where the other one's memory is, nor when a GPU will have wri
 
     direct    MPI takes the memory of both ends as it is         any end in the CPU's memory; GPUs, where MPI takes theirs
     staged    by way of pinned memory, some pieces at a time     GPUs
-    ipc       from slots in the sender's GPU, opened by the receiver: a token tells which, another one that it is free
+    ipc       from slots in the sender's GPU, opened by the receiver: a token tells which, an answer that it is free again
 
-The first two are one protocol, of which each end chooses its side. A receiver that cannot open the slots refuses the first
-token, and the body comes by the first two. A message longer than the tensor that should receive it is taken all the same, so
-that its sender ends.
+The first two are one protocol, of which each end chooses its side. By the third, nothing moves before the receiver has answered,
+so that no slot is held by what nobody receives yet; if it cannot open the slots it says so, and the body comes by the first two.
+A message longer than the tensor that should receive it is taken all the same, so that its sender ends.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ PIECE = 4 << 20  # bytes; as a GPU's bus moves in 0.1 ms, and MPI in 0.5
 AHEAD = 3  # pieces on their way: one on the GPU's bus, one with MPI, one on the receiver's bus
 SHARED_FROM = 64 << 10  # bytes; below, tokens take longer than two copies over the bus
 TOKEN = struct.Struct("qqq")  # slot, where the piece begins and ends
-ANSWER = struct.Struct("qq")  # slot that is free again, whether the piece was taken
+ANSWER = struct.Struct("q")  # the first one: whether the slots are open; then the slot that is free again
 
 
 class Parcels:
@@ -167,22 +167,22 @@ class Sending(Parcel):
         parcels, (there, back) = self._parcels, self._parcels.tags(number)
         yield from self._ready()
         extents = pieces(self._memory.nbytes)
-        taken = False
-        if outbox is not None:
-            first, others = extents[0], extents[1:]
-            taken = yield from self._share(outbox, *first, there, back)
-            if taken:
-                parcels.taken["ipc"] += 1
-                yield from pipelined((self._share(outbox, *extent, there, back) for extent in others), AHEAD)
-        if not taken:
-            if self._on_gpu:
-                parcels.taken["direct" if parcels.direct else "staged"] += 1
-            if self._on_gpu and not parcels.direct:
-                self._posted = 0
-                yield from pipelined((self._stage(turn, *extent, there) for turn, extent in enumerate(extents)), AHEAD)
-            else:
-                yield from parcels.ended(*[parcels.post(self._memory[a:b], self._peer, there) for a, b in extents])
+        opened = outbox is not None and (yield from self._answer(back))
+        if self._on_gpu:
+            parcels.taken["ipc" if opened else "direct" if parcels.direct else "staged"] += 1
+        if outbox is not None and opened:
+            yield from pipelined((self._share(outbox, *extent, there, back) for extent in extents), AHEAD)
+        elif self._on_gpu and not parcels.direct:
+            self._posted = 0
+            yield from pipelined((self._stage(turn, *extent, there) for turn, extent in enumerate(extents)), AHEAD)
+        else:
+            yield from parcels.ended(*[parcels.post(self._memory[a:b], self._peer, there) for a, b in extents])
         yield from parcels.ended(announced)
+
+    def _answer(self, back: int) -> Generator[None, None, int]:
+        answer = torch.empty(ANSWER.size, dtype=torch.uint8)
+        yield from self._parcels.ended(self._parcels.expect(answer, self._peer, back))
+        return unpacked(ANSWER, answer)[0]
 
     def _stage(self, turn: int, begin: int, end: int, tag: int) -> Steps:
         values, event = streams.fetch(self._memory[begin:end])
@@ -192,19 +192,15 @@ class Sending(Parcel):
         self._posted += 1
         yield from self._parcels.ended(request)
 
-    def _share(self, outbox: Outbox, begin: int, end: int, there: int, back: int) -> Generator[None, None, bool]:
-        """Returns: whether the receiver took it."""
-        parcels = self._parcels
+    def _share(self, outbox: Outbox, begin: int, end: int, there: int, back: int) -> Steps:
         while (slot := outbox.take()) is None:
             yield
         event = streams.push(outbox.slot(slot)[: end - begin], self._memory[begin:end])
         while not streams.arrived(event, wait=False):
             yield
-        token, answer = packed(TOKEN, slot, begin, end), torch.empty(ANSWER.size, dtype=torch.uint8)
-        yield from parcels.ended(parcels.expect(answer, self._peer, back), parcels.post(token, self._peer, there))
-        free, taken = unpacked(ANSWER, answer)  # of a piece, maybe another one
-        outbox.give_back(free)
-        return bool(taken)
+        token = packed(TOKEN, slot, begin, end)
+        yield from self._parcels.ended(self._parcels.post(token, self._peer, there))
+        outbox.give_back((yield from self._answer(back)))  # of a piece of this message, maybe another one
 
 
 class Receiving(Parcel):
@@ -274,8 +270,9 @@ class Receiving(Parcel):
         parcels, (there, back), extents = self._parcels, self._parcels.tags(number), pieces(nbytes)
         if record:
             slots = parcels.opened(self._peer, record, self._memory.device) if self._on_gpu and fits else None
-            yield from self._from_slots(slots, 1 if slots is None else len(extents), there, back)
+            yield from self._say(int(slots is not None), back)
             if slots is not None:
+                yield from pipelined((self._from_slot(slots, there, back) for _ in extents), AHEAD)
                 return
         if fits and (parcels.direct or not self._on_gpu):
             yield from self._ready()
@@ -283,16 +280,16 @@ class Receiving(Parcel):
         else:
             yield from pipelined((self._unstage(a, b, there, fits) for a, b in extents), AHEAD)
 
-    def _from_slots(self, slots: Tensor | None, count: int, there: int, back: int) -> Steps:
-        """So many pieces. slots: None: refuses what comes."""
-        parcels = self._parcels
-        for _ in range(count):
-            token = torch.empty(TOKEN.size, dtype=torch.uint8)
-            yield from parcels.ended(parcels.expect(token, self._peer, there))
-            slot, begin, end = unpacked(TOKEN, token)
-            if slots is not None:
-                yield from self._place(slots.view(-1, PIECE)[slot][: end - begin], begin)
-            yield from parcels.ended(parcels.post(packed(ANSWER, slot, slots is not None), self._peer, back))
+    def _from_slot(self, slots: Tensor, there: int, back: int) -> Steps:
+        token = torch.empty(TOKEN.size, dtype=torch.uint8)
+        yield from self._parcels.ended(self._parcels.expect(token, self._peer, there))
+        slot, begin, end = unpacked(TOKEN, token)
+        yield from self._place(slots.view(-1, PIECE)[slot][: end - begin], begin)
+        yield from self._say(slot, back)
+
+    def _say(self, number: int, back: int) -> Steps:
+        answer = packed(ANSWER, number)
+        yield from self._parcels.ended(self._parcels.post(answer, self._peer, back))
 
     def _unstage(self, begin: int, end: int, tag: int, fits: bool) -> Steps:
         values = streams.pinned(self._memory[begin:end]) if fits else torch.empty(end - begin, dtype=torch.uint8)

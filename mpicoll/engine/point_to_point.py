@@ -62,11 +62,12 @@ class PointToPoint(Group):
             self._wait(Sending(self.host.parcels, self, "send", outgoing, dst, tag, now=True), dst)
 
     def _wait(self, posted: Posted, peer: int | None) -> None:
-        """Returns when the message has ended; who waits here polls it alone."""
+        """Returns when the message has ended; meanwhile the others that are pending move, too."""
 
         def until_it_ends() -> None:
             pause = self.channel.pause()
             while not posted.test():
+                poller.poll()
                 pause()
 
         self.guarded(posted.operation, until_it_ends, peer)
