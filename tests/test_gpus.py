@@ -248,6 +248,25 @@ def test_memory_that_cannot_be_shared(lacking: str, gpu: Gpu, monkeypatch: pytes
     engine.close()
 
 
+@pytest.mark.parametrize("mode", [False, True], ids=["outside", "in inference mode"])
+@pytest.mark.parametrize("operation", [it for it in OPERATIONS if it is not all_gather_in_place], ids=lambda it: it.__name__)
+def test_inference_tensors_and_leaves(operation: Operation, mode: bool, engine: Communicator) -> None:
+    """Every other tensor is of inference mode; the others require a gradient."""
+    turns = itertools.count()
+
+    def make(rank: int, n: int) -> Tensor:
+        if next(turns) % 2:
+            return on_gpu(rank, n).requires_grad_()
+        with torch.inference_mode():
+            return on_gpu(rank, n)
+
+    wrong = []
+    for inside in (mode, not mode):  # what the first one has made serves the second one
+        with torch.inference_mode(inside):
+            wrong += right(engine, operation, make, (6, 20_000))
+    agree(not wrong, wrong)
+
+
 def test_what_is_launched_before_is_sent(engine: Communicator, gpu: Gpu) -> None:
     """A kernel that is still to run when the operation is called: it must have run before a byte is read."""
     x = on_gpu(engine.rank, 600)

@@ -44,11 +44,6 @@ SLOT = 8 << 20  # bytes of a slot in a GPU's memory; five of them, 40 MiB, for e
 Way = Literal["host", "direct", "ipc", "staged"]
 
 
-def flat(memory: Tensor, dtype: torch.dtype) -> Tensor:
-    """The same memory as elements of one dimension, which may be written whatever autograd thinks of them."""
-    return message.uncounted(memory).reshape(-1).view(dtype)
-
-
 class Gpus(Host):
     """One per group of a world in which some rank has a GPU."""
 
@@ -175,13 +170,13 @@ class Gpus(Host):
             super().all_reduce(memory, kernel, op)
         elif way == "direct":
             assert kernel is not None
-            moved.all_reduce(self.channel, flat(memory, kernel.dtype), kernel.combine, None, lambda: self._settle(memory))
+            moved.all_reduce(self.channel, message.flat(memory, kernel.dtype), kernel.combine, None, lambda: self._settle(memory))
         elif way == "ipc":
             assert kernel is not None
-            with self._here(Part(flat(memory, kernel.dtype), True, True)) as (here,):
+            with self._here(Part(message.flat(memory, kernel.dtype), True, True)) as (here,):
                 shared_memory.all_reduce(self._reaching(here), here, kernel.combine)
         else:
-            elements = flat(memory, memory.dtype)
+            elements = message.flat(memory, memory.dtype)
             extents = staged.extents(elements.numel(), elements.element_size())
             chunks = [[Part(elements[a:b], True, True)] for a, b in extents]
             staged.carry_out(chunks, lambda chunk: Host.all_reduce(self, chunk, kernel, op))
@@ -192,13 +187,13 @@ class Gpus(Host):
             super().reduce(memory, kernel, op, root)
         elif way == "direct":
             assert kernel is not None
-            moved.all_reduce(self.channel, flat(memory, kernel.dtype), kernel.combine, root, lambda: self._settle(memory))
+            moved.all_reduce(self.channel, message.flat(memory, kernel.dtype), kernel.combine, root, lambda: self._settle(memory))
         elif way == "ipc":
             assert kernel is not None
-            with self._here(Part(flat(memory, kernel.dtype), True, mine)) as (here,):
+            with self._here(Part(message.flat(memory, kernel.dtype), True, mine)) as (here,):
                 shared_memory.all_reduce(self._reaching(here), here, kernel.combine, root)
         else:
-            elements = flat(memory, memory.dtype)
+            elements = message.flat(memory, memory.dtype)
             extents = staged.extents(elements.numel(), elements.element_size())
             chunks = [[Part(elements[a:b], True, mine)] for a, b in extents]
             staged.carry_out(chunks, lambda chunk: Host.reduce(self, chunk, kernel, op, root))
@@ -210,17 +205,17 @@ class Gpus(Host):
             super().reduce_scatter(target, source, counts, kernel, op)
         elif way == "direct":
             assert kernel is not None
-            output = flat(target, kernel.dtype)
-            elements = streams.onto(output.device, flat(source, kernel.dtype))
+            output = message.flat(target, kernel.dtype)
+            elements = streams.onto(output.device, message.flat(source, kernel.dtype))
             self._settle(elements)
             moved.reduce_scatter(self.channel, output, elements, kernel.combine, lambda: self._settle(target))
         elif way == "ipc":
             assert kernel is not None
-            parts = Part(flat(target, kernel.dtype), False, True), Part(flat(source, kernel.dtype), True, False)
+            parts = Part(message.flat(target, kernel.dtype), False, True), Part(message.flat(source, kernel.dtype), True, False)
             with self._here(*parts) as (output, elements):
                 shared_memory.reduce_scatter(self._reaching(output, elements), output, elements, kernel.combine)
         else:
-            output, elements = flat(target, target.dtype), flat(source, source.dtype)
+            output, elements = message.flat(target, target.dtype), message.flat(source, source.dtype)
             chunks = [[Part(output, False, True), Part(elements, True, False)]]
             if even:
                 rows = elements.view(self.size, -1)

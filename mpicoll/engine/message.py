@@ -75,7 +75,8 @@ def ordered(transfer: Callable[[], T], memories: Sequence[Tensor]) -> Callable[[
     marks = streams.marks(memory.device for memory in memories if not memory.is_cpu)
 
     def behind() -> T:
-        with streams.ours(marks):
+        # What is made inside may be used again elsewhere, by who is in inference mode and who is not.
+        with torch.inference_mode(False), streams.ours(marks):
             return transfer()
 
     return behind
@@ -171,7 +172,16 @@ def uncounted(tensor: Tensor) -> Tensor:
 
 def raw(memory: Tensor) -> Tensor:
     """Contiguous memory as bytes of one dimension, which may be written whatever autograd thinks of them."""
-    return uncounted(memory).reshape(-1).view(torch.uint8)
+    return flat(memory, torch.uint8)
+
+
+def flat(memory: Tensor, dtype: torch.dtype) -> Tensor:
+    """Contiguous memory as elements of one dimension, likewise."""
+    with torch.inference_mode(False):
+        alias = uncounted(memory)
+        if alias.is_inference():  # which may not be written out of inference mode; its memory may
+            alias = alias.new_empty(0).set_(memory.untyped_storage(), memory.storage_offset(), memory.shape, memory.stride())
+        return alias.reshape(-1).view(dtype)
 
 
 def overlap(a: Tensor, b: Tensor) -> bool:

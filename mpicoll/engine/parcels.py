@@ -19,6 +19,7 @@ from __future__ import annotations
 import struct
 from collections import Counter, deque
 from collections.abc import Generator, Iterable
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -75,14 +76,16 @@ class Parcels:
     def outbox(self, device: torch.device) -> Outbox | None:
         """Made on first use; None, for ever: this memory cannot be shared."""
         if device not in self._outboxes:
-            self._outboxes[device] = Outbox.make(device, PIECE)
+            with torch.inference_mode(False):
+                self._outboxes[device] = Outbox.make(device, PIECE)
         return self._outboxes[device]
 
     def opened(self, src: int, record: bytes, device: torch.device) -> Tensor | None:
         """A sender's slots. A record that is not the one before, another device's, closes what that one opened."""
         known = self._opened.get(src)
         if known is None or known[0] != record or known[1] != device:
-            buffer = ipc.opened(record, device)
+            with torch.inference_mode(False):
+                buffer = ipc.opened(record, device)
             self._opened[src] = known = (record, device, buffer)
         return known[2]
 
@@ -121,9 +124,7 @@ class Parcel(Posted):
         self._steps: Steps
 
     def _test(self) -> bool:
-        if not (self._on_gpu and self._parcels.direct):
-            return over(self._steps)
-        with streams.on(self._memory.device):
+        with streams.on(self._memory.device) if self._on_gpu and self._parcels.direct else nullcontext():
             return over(self._steps)
 
     def _ready(self) -> Steps:

@@ -110,7 +110,7 @@ class Reducing(Gathering):
         reductions.lookup(name, tensors[0].dtype, op)
         kernel = kernels.find(tensors[0].dtype, op)
         incoming = [message.incoming(name, tensor) for tensor in tensors]
-        memories = [message.uncounted(mine.memory).reshape(-1) for mine in incoming]
+        memories = [message.flat(mine.memory, mine.memory.dtype) for mine in incoming]
 
         def transfer() -> None:
             packed = torch.cat([streams.onto(memories[0].device, memory) for memory in memories])
