@@ -154,7 +154,8 @@ class Gpu:
         return Event(lambda: None)
 
     def pinned(self, memory: Tensor) -> Tensor:
-        return torch.empty(memory.shape, dtype=memory.dtype).view(torch.uint8).fill_(0xA5).view(memory.dtype).view(memory.shape)
+        with torch.inference_mode(False):
+            return torch.full((memory.nbytes,), 0xA5, dtype=torch.uint8).view(memory.dtype).view(memory.shape)
 
     def onto(self, device: torch.device, memory: Tensor) -> Tensor:
         return memory if memory.device == device else there(plain(memory), device)

@@ -93,10 +93,11 @@ def push(memory: Tensor, values: Tensor) -> Any:
 
 def pinned(memory: Tensor) -> Tensor:
     """As much pinned memory (torch keeps it for the next time), or plain memory where there is none; not written yet."""
-    try:
-        return torch.empty(memory.shape, dtype=memory.dtype, pin_memory=True)
-    except RuntimeError:  # none to be had
-        return torch.empty(memory.shape, dtype=memory.dtype)
+    with torch.inference_mode(False):
+        try:
+            return torch.empty(memory.shape, dtype=memory.dtype, pin_memory=True)
+        except RuntimeError:  # none to be had
+            return torch.empty(memory.shape, dtype=memory.dtype)
 
 
 def onto(device: torch.device, memory: Tensor) -> Tensor:

@@ -124,7 +124,9 @@ class Parcel(Posted):
         self._steps: Steps
 
     def _test(self) -> bool:
-        with streams.on(self._memory.device) if self._on_gpu and self._parcels.direct else nullcontext():
+        # What one thread has made another one may go on with, in inference mode or not.
+        device = streams.on(self._memory.device) if self._on_gpu and self._parcels.direct else nullcontext()
+        with torch.inference_mode(False), device:
             return over(self._steps)
 
     def _ready(self) -> Steps:
