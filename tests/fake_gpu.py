@@ -10,6 +10,7 @@ from __future__ import annotations
 import mmap
 import os
 import pickle
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -86,13 +87,15 @@ class Event:
     def __init__(self, copy: Callable[[], object]) -> None:
         self._copy: Callable[[], object] | None = copy
         self._asked = 0
+        self._guard = threading.Lock()
 
     def arrive(self, wait: bool) -> bool:
-        self._asked += 1
-        if self._copy is not None and (wait or self._asked > 1):
-            copy, self._copy = self._copy, None
-            copy()
-        return self._copy is None
+        with self._guard:
+            self._asked += 1
+            if self._copy is not None and (wait or self._asked > 1):
+                self._copy()
+                self._copy = None
+            return self._copy is None
 
 
 class Gpu:
@@ -101,6 +104,7 @@ class Gpu:
     def __init__(self) -> None:
         self.launched: list[Callable[[], object]] = []
         self.done = self.inside = 0
+        self._running = threading.RLock()
         self.captured = False
         self.counts = dict.fromkeys(("marks", "fetch", "push", "share", "opened", "wait_for_ours"), 0)
         self.can_share = self.can_open = True
@@ -110,10 +114,11 @@ class Gpu:
         self.launched.append(kernel)
 
     def run(self, until: int) -> None:
-        """All that was launched up to here."""
-        while self.done < until:
-            self.done += 1
-            self.launched[self.done - 1]()
+        """All that was launched up to here; it has ended when this returns, whichever thread runs it."""
+        with self._running:
+            while self.done < until:
+                self.launched[self.done]()
+                self.done += 1
 
     # -- as cuda/streams.py --------------------------------------------------------------------------------------------
 
