@@ -7,13 +7,14 @@ copies to pinned memory arrive only when they are waited for. A kernel on tensor
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import pickle
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -27,10 +28,14 @@ FAR = 1 << 47  # above all addresses that a process can have
 COPIES = {"copy_", "to", "__get__", "as_subclass", "detach", "cpu", "eq", "equal"}  # what may see tensors of two devices
 
 
+WRITE = {"copy_", "clone", "cat", "contiguous", "add", "mul", "div_", "add_"}
+
+
 class OnGpu(Tensor):
     """A tensor that says it is on a GPU. Its values are an ordinary tensor's, see `plain`."""
 
     index = 0
+    written: ClassVar[Callable[[], None]] = staticmethod(lambda: None)
 
     @property
     def is_cpu(self) -> bool:  # type: ignore[override]
@@ -52,6 +57,8 @@ class OnGpu(Tensor):
         kinds = {type(tensor) for tensor in tensors_in(args)}
         if not kinds <= {cls} and name not in COPIES:
             raise RuntimeError(f"Expected all tensors to be on the same device, but {name} got {kinds}")
+        if name in WRITE:
+            OnGpu.written()
         return super().__torch_function__(func, types, args, kwargs or {})
 
 
@@ -99,18 +106,19 @@ class Event:
 
 
 class Gpu:
-    """One stream of the program's. ``counts``: calls, by name; ``inside``: how deep in `ours`."""
+    """One stream of the program's. ``counts``: calls, by name."""
 
     def __init__(self) -> None:
         self.launched: list[Callable[[], object]] = []
-        self.done = self.inside = 0
+        self.done = 0
+        self._here = threading.local()
         self._running = threading.RLock()
         self.captured = False
         self.counts = dict.fromkeys(("marks", "fetch", "push", "share", "opened", "wait_for_ours"), 0)
         self.can_share = self.can_open = True
-        self.slow = False  # marks pass only when they are waited for
 
-    def launch(self, kernel: Callable[[], object]) -> None:
+    def later(self, kernel: Callable[[], object]) -> None:
+        """Launches a kernel of the program's."""
         self.launched.append(kernel)
 
     def run(self, until: int) -> None:
@@ -119,6 +127,11 @@ class Gpu:
             while self.done < until:
                 self.launched[self.done]()
                 self.done += 1
+
+    @property
+    def inside(self) -> int:
+        """How often this thread is inside `ours`."""
+        return getattr(self._here, "inside", 0)
 
     # -- as cuda/streams.py --------------------------------------------------------------------------------------------
 
@@ -137,36 +150,63 @@ class Gpu:
     def ours(self, marks: Sequence[tuple[torch.device, Event]]) -> Iterator[None]:
         for _, event in marks:
             event.arrive(wait=True)
-        self.inside += 1
+        self._here.inside, self._here.apart = self.inside + 1, False
+        OnGpu.written = self.written
         try:
             yield
         finally:
-            self.inside -= 1
+            self._here.inside -= 1
+            self._here.apart = False
 
-    def fetch(self, memory: Tensor) -> tuple[Tensor, Event]:
+    def written(self) -> None:
+        """A kernel, or a copy, was launched."""
+        self._here.apart = self.inside > 0
+
+    def joined(self, devices: Iterable[torch.device]) -> None:
+        list(devices)
+        self._here.apart = False
+
+    def fetch(self, memory: Tensor, stream: int = streams.OUT) -> tuple[Tensor, Event]:
         assert not memory.is_cpu
+        assert stream == (streams.OUT if self.inside else streams.MESSAGES_OUT)
+        assert not (self.inside and self._here.apart), "what was launched on our stream may not have run yet"
         self.counts["fetch"] += 1
-        values = self.pinned(memory)
+        values = self.pinned(memory.shape, memory.dtype)
         return values, Event(lambda: values.copy_(plain(memory)))
 
     def arrived(self, event: Event, wait: bool = True) -> bool:
         return event.arrive(wait)
 
-    def push(self, memory: Tensor, values: Tensor) -> Event:
+    def push(self, memory: Tensor, values: Tensor, stream: int = streams.OURS) -> Event:
         assert not memory.is_cpu
+        assert (stream == streams.OURS) == bool(self.inside)
         self.counts["push"] += 1
         plain(memory).copy_(plain(values))
         return Event(lambda: None)
 
-    def pinned(self, memory: Tensor) -> Tensor:
+    def launch(self, device: torch.device, kernels: Callable[[], object], stream: int) -> Event:
+        kernels()
+        return Event(lambda: None)
+
+    def pinned(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         with torch.inference_mode(False):
-            return torch.full((memory.nbytes,), 0xA5, dtype=torch.uint8).view(memory.dtype).view(memory.shape)
+            nbytes = math.prod(shape) * dtype.itemsize
+            return torch.full((nbytes,), 0xA5, dtype=torch.uint8, device="cpu").view(dtype).view(tuple(shape))
 
     def onto(self, device: torch.device, memory: Tensor) -> Tensor:
         return memory if memory.device == device else there(plain(memory), device)
 
     def on(self, device: torch.device) -> AbstractContextManager[object]:
         return nullcontext()
+
+    def settle_in(self) -> None:
+        pass
+
+    def caller(self, device: torch.device) -> str:
+        return "the program's"
+
+    def kept_for(self, stream: str, memory: Tensor) -> None:
+        assert stream == "the program's"
 
     def wait_for_ours(self, device: torch.device) -> None:
         self.counts["wait_for_ours"] += 1
@@ -195,7 +235,8 @@ class Gpu:
 
 def mapped(file: int, nbytes: int, device: torch.device) -> Tensor:
     kind = OnGpu1 if device.index == 1 else OnGpu
-    tensor = torch.frombuffer(mmap.mmap(file, nbytes), dtype=torch.uint8).as_subclass(kind)
+    with torch.inference_mode(False):
+        tensor = torch.frombuffer(mmap.mmap(file, nbytes), dtype=torch.uint8).as_subclass(kind)
     tensor.file = file  # type: ignore[attr-defined]
     return tensor
 
@@ -203,7 +244,24 @@ def mapped(file: int, nbytes: int, device: torch.device) -> Tensor:
 def take_its_place(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of what `mpicoll.cuda` asks of torch."""
     for module, names in {
-        streams: ("capturing", "marks", "passed", "ours", "fetch", "arrived", "push", "pinned", "onto", "on", "wait_for_ours"),
+        streams: (
+            "capturing",
+            "marks",
+            "passed",
+            "ours",
+            "joined",
+            "fetch",
+            "arrived",
+            "push",
+            "launch",
+            "pinned",
+            "onto",
+            "on",
+            "wait_for_ours",
+            "settle_in",
+            "caller",
+            "kept_for",
+        ),
         ipc: ("current_device", "allocate", "share", "opened"),
     }.items():
         for name in names:

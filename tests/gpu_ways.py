@@ -62,7 +62,7 @@ def engine(way: str, gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> Iterator[Comm
 
 def values(rank: int, count: int, dtype: torch.dtype = FLOATS) -> Tensor:
     """Small whole numbers, of which every dtype here knows the sum."""
-    return ((torch.arange(count) * 7 + 3 * rank) % 13 + rank).to(dtype)
+    return ((torch.arange(count, device="cpu") * 7 + 3 * rank) % 13 + rank).to(dtype)
 
 
 def laid_out(given: Tensor, layout: str) -> Tensor:

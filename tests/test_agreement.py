@@ -10,6 +10,7 @@ from mpicoll.api import world
 from mpicoll.cuda import streams
 from mpicoll.engine import agreement
 from mpicoll.engine.choose import Choices
+from mpicoll.errors import MpicollError
 from tests.support import agree
 
 pytestmark = pytest.mark.usefixtures("world")
@@ -32,7 +33,7 @@ class Rank:
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> Rank:
     made = Rank()
-    monkeypatch.setattr(streams, "available", lambda: made.gpu)
+    monkeypatch.setattr(streams, "seen", lambda: made.gpu)
     monkeypatch.setattr(agreement, "claimed", lambda: made.claims)
     monkeypatch.setattr(agreement, "proven", made.proven)
     for name in ("MPICOLL_CUDA_AWARE", "MPICOLL_CUDA_IPC"):
@@ -96,6 +97,21 @@ def test_what_is_not_allowed_is_refused_on_all_ranks(here: Rank, rank: int, monk
     agree(True)
 
 
+@pytest.mark.parametrize("question", ["claimed", "proven"])
+def test_a_rank_that_cannot_tell(question: str, here: Rank, rank: int, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Holds up nobody: all ranks say who, and why."""
+    fails = size - 1 if question == "claimed" else 0
+
+    def fail() -> bool:
+        raise OSError("no libmpi.so to ask")
+
+    if rank == fails:
+        monkeypatch.setattr(agreement, question, fail)
+    with pytest.raises(MpicollError, match=rf"rank {fails} cannot tell .* OSError: no libmpi.so to ask; set MPICOLL_CUDA_AWARE"):
+        agreed()
+    agree(True)
+
+
 def test_this_mpi_claims_nothing_without_a_driver() -> None:
     """As it is here: asked in earnest."""
-    agree(not agreement.claimed.__wrapped__() or streams.available())
+    agree(not agreement.claimed.__wrapped__() or streams.seen())

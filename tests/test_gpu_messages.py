@@ -42,8 +42,8 @@ def test_messages_wait_for_what_was_launched(n: int, engine: Communicator, gpu: 
     """A kernel that writes what is sent, and one that reads what a receive will overwrite; neither call waits for them."""
     rank, size, seen = engine.rank, engine.size, list[Tensor]()
     x, y = on_gpu(9, n), on_gpu(rank, n)
-    gpu.launch(lambda: seen.append(plain(x).clone()))
-    gpu.launch(lambda: plain(y).fill_(rank + 50.0))
+    gpu.later(lambda: seen.append(plain(x).clone()))
+    gpu.later(lambda: plain(y).fill_(rank + 50.0))
     receive = engine.irecv(x, (rank - 1) % size)
     send = engine.isend(y, (rank + 1) % size)
     late = engine.isend(values(rank, 2), (rank + 1) % size)  # behind it, though it is there at once
@@ -95,7 +95,7 @@ def test_any_messages_at_a_time(seed: int, engine: Communicator, gpu: Gpu) -> No
             x = values(number, n).as_subclass(kinds[number][0])
             if random.random() < 0.3 and isinstance(x, OnGpu):
                 late, x = x, values(0, n).as_subclass(kinds[number][0])
-                gpu.launch(partial(plain(x).copy_, plain(late)))
+                gpu.later(partial(plain(x).copy_, plain(late)))
             works.append(engine.isend(x, dst, tag))
         else:
             number = receives.pop(0)
@@ -122,3 +122,30 @@ def test_a_message_that_is_too_long(engine: Communicator) -> None:
         sent.wait()
         wrong += around(engine, 600)
     agree(not wrong, wrong)
+
+
+@pytest.mark.min_ranks(2)
+def test_a_callback_that_sends(engine: Communicator) -> None:
+    """A callback may wait for messages, in whatever thread it runs, while that thread waits for another one."""
+    rank, size = engine.rank, engine.size
+    to, source = (rank + 1) % size, (rank - 1) % size
+    x, y, z = values(9, 2000), on_gpu(9, 20_000), on_gpu(9, 2000)  # a GPU's Future wants a torch with CUDA
+    early = engine.isend(on_gpu(rank + 2, 2000), to, 3)
+    engine.irecv(x, source, 1).get_future().then(lambda _: engine.recv(z, source, 3))
+    answer = engine.irecv(y, source, 2)
+    engine.isend(on_gpu(rank, 2000), to, 1).wait()
+    engine.send(on_gpu(rank + 1, 20_000), to, 2)
+    answer.wait()
+    early.wait()
+    engine.barrier()
+    came = [torch.equal(plain(t), values(source + more, t.numel())) for more, t in enumerate((x, y, z))]
+    agree(all(came), came)
+
+
+def test_a_default_device(engine: Communicator) -> None:
+    """torch.set_default_device is for the program's tensors; what MPI is handed here is the CPU's."""
+    with torch.device("meta"):
+        wrong = [w for n in (6, 2000, 20_000) for w in around(engine, n)]
+        x = values(engine.rank, 20_000)
+        engine.all_reduce(on_gpu(engine.rank, 20_000))
+    agree(not wrong, (wrong, x.device))

@@ -270,7 +270,7 @@ def test_inference_tensors_and_leaves(operation: Operation, mode: bool, engine: 
 def test_what_is_launched_before_is_sent(engine: Communicator, gpu: Gpu) -> None:
     """A kernel that is still to run when the operation is called: it must have run before a byte is read."""
     x = on_gpu(engine.rank, 600)
-    gpu.launch(lambda: plain(x).fill_(engine.rank + 1.0))
+    gpu.later(lambda: plain(x).fill_(engine.rank + 1.0))
     work = engine.all_reduce(x, async_op=True)
     assert work is not None
     work.wait()

@@ -81,7 +81,7 @@ def all_reduce(nodes: Nodes, memory: Tensor, stages: Stages, root: int | None = 
     """As within a node, but a slice goes over its rail before it becomes the result. ``memory`` is one-dimensional."""
     window, rail, finish = nodes.window, nodes.rail, stages.finish
     slice_ = min(memory.nbytes, window.chunk // 2) // nodes.places + LINE
-    scratch = torch.empty(0 if finish is None else slice_ // memory.element_size(), dtype=stages.code)
+    scratch = torch.empty(0 if finish is None else slice_ // memory.element_size(), dtype=stages.code, device="cpu")
     root_node, receiver = (None, None) if root is None else nodes.at[root]
 
     def combine(parts: Sequence[Tensor], out: Tensor) -> None:
@@ -113,8 +113,8 @@ def reduce_scatter(nodes: Nodes, output: Tensor, memory: Tensor, stages: Stages)
     order = [ranks[j] for j in range(window.size) for ranks in nodes.members]
     rail_size = len(nodes.members)
     piece = window.chunk // len(order) // LINE * LINE  # of a block, in a slot
-    code = torch.empty(rail_size * min(piece, block) // itemsize, dtype=stages.code)
-    scratch = torch.empty(0 if finish is None else min(piece, block) // itemsize, dtype=stages.code)
+    code = torch.empty(rail_size * min(piece, block) // itemsize, dtype=stages.code, device="cpu")
+    scratch = torch.empty(0 if finish is None else min(piece, block) // itemsize, dtype=stages.code, device="cpu")
 
     def fill(turn: int, begin: int, nbytes: int) -> None:
         slot = window.slot(turn, place)

@@ -22,7 +22,7 @@ class Regions:
             if begin <= address and address + nbytes <= end:
                 return tensor[address - begin : address - begin + nbytes]
         if nbytes == 0:
-            return torch.empty(0, dtype=torch.uint8)
+            return torch.empty(0, dtype=torch.uint8, device="cpu")
         return torch.frombuffer(fromaddress(address, nbytes), dtype=torch.uint8)
 
     def copy(self, to: int, source: int, nbytes: int) -> None:

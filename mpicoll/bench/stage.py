@@ -170,7 +170,7 @@ class Stage:
     def _device_copy(self, nbytes: int, times: int, out: bool = False) -> Call:
         """out: to pinned host memory."""
         source = torch.ones(nbytes, dtype=torch.uint8, device=self.device)
-        target = streams.pinned(source) if out else torch.ones_like(source)
+        target = streams.pinned(source.shape, source.dtype) if out else torch.ones_like(source)
 
         def call() -> None:
             for _ in range(times):

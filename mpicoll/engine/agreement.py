@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -11,6 +12,7 @@ from mpicoll import config
 from mpicoll.cuda import streams, support
 from mpicoll.engine import choose
 from mpicoll.engine.choose import Choices
+from mpicoll.errors import MpicollError
 from mpicoll.mpi import probe
 from mpicoll.mpi.channel import Channel
 from mpicoll.mpi.library import MPI
@@ -30,7 +32,7 @@ def agree(channel: Channel) -> Choices:
             error = str(caught)
     with channel.lock:
         # Not bcast: see topology.discover.
-        told = channel.comm.allgather((mine, error, streams.available()))
+        told = channel.comm.allgather((mine, error, streams.seen()))
     agreed, error, _ = told[0]
     if error:
         raise ValueError(error)
@@ -44,11 +46,32 @@ def agree(channel: Channel) -> Choices:
 
 
 def _takes_gpu_memory(channel: Channel) -> bool:
-    """Whether every rank's MPI says so, and a trial by rank 0 shows it (collective)."""
+    """Whether every rank's MPI says so, and a trial by rank 0 shows it (collective).
+
+    Raises: MpicollError, on all ranks: one of them could not find out.
+    """
     with channel.lock:
-        if not all(channel.comm.allgather(streams.available() and claimed())):
+        claims = channel.comm.allgather(_found(lambda: streams.seen() and claimed()))
+        _raise_for(claims)
+        if not all(claim for claim, _ in claims):
             return False
-        return bool(channel.comm.allgather(proven() if channel.comm.Get_rank() == 0 else None)[0])
+        proofs = channel.comm.allgather(_found(proven) if channel.comm.Get_rank() == 0 else (False, ""))
+    _raise_for(proofs)
+    return bool(proofs[0][0])
+
+
+def _found(question: Callable[[], bool]) -> tuple[bool, str]:
+    """The answer, or what went wrong: the other ranks wait for either."""
+    try:
+        return question(), ""
+    except Exception as error:  # noqa: BLE001  raised again, by all ranks
+        return False, f"{type(error).__name__}: {error}"
+
+
+def _raise_for(answers: list[tuple[bool, str]]) -> None:
+    for rank, (_, error) in enumerate(answers):
+        if error:
+            raise MpicollError(f"rank {rank} cannot tell whether MPI takes GPU memory: {error}; set MPICOLL_CUDA_AWARE")
 
 
 @cache

@@ -51,9 +51,9 @@ def shares_elements(tensor: Tensor) -> bool:
     reach = 0  # the last place that the dimensions up to here get to
     for stride, n in dims:
         if stride <= reach:  # it may be, or the dimensions interlock: count
-            places = torch.zeros(1, dtype=torch.int64)
+            places = torch.zeros(1, dtype=torch.int64, device="cpu")
             for stride, n in dims:
-                places = (places.view(-1, 1) + torch.arange(n) * stride).view(-1)
+                places = (places.view(-1, 1) + torch.arange(n, device="cpu") * stride).view(-1)
             return bool(places.unique().numel() < places.numel())
         reach += stride * (n - 1)
     return False

@@ -66,7 +66,7 @@ class Gathering(Exchanges):
 
     def _all_gather_small(self, addresses: list[int], tensor: Tensor) -> None:
         nbytes = tensor.nbytes
-        flat = torch.empty(nbytes * self.size, dtype=torch.uint8)
+        flat = torch.empty(nbytes * self.size, dtype=torch.uint8, device="cpu")
         native.all_gather(self.channel, flat, tensor)
         place = flat.data_ptr()
         for address in addresses:

@@ -49,7 +49,8 @@ class Gpus(Host):
 
     def __init__(self, channel: Channel, carrier: Carrier, choices: Choices) -> None:
         super().__init__(channel, carrier)
-        self._direct = choices.direct and self.size > 1  # the kernels reduce several parts
+        # The kernels reduce several parts; and non-blocking collectives of GPU memory are what no trial has shown.
+        self._direct = choices.direct and self.size > 1 and not channel.serialized
         self._shares = choices.shares_gpus and carrier.shares_memory
         self._window: DeviceWindow | None = None
         self.bare = {operation: min(least, ASK_FROM) for operation, least in carrier.least.items()}
@@ -73,7 +74,8 @@ class Gpus(Host):
         elif way == "direct":
             native.broadcast(self.channel, memory, root)
         elif way == "ipc":
-            shared_memory.broadcast(self._reaching(memory), block(memory), root)
+            with self._reaching(memory) as window:
+                shared_memory.broadcast(window, block(memory), root)
         else:
             bytes_, mine = message.raw(memory), self.rank == root
             chunks = [[Part(bytes_[a:b], mine, not mine)] for a, b in staged.extents(bytes_.numel(), 1)]
@@ -88,8 +90,8 @@ class Gpus(Host):
             others = [(rank, target) for rank, target in enumerate(targets) if rank != self.rank]
             self._exchange_direct([(rank, source) for rank, _ in others], others, (targets[self.rank], source))
         elif way == "ipc":
-            window = self._reaching(source, *targets)
-            shared_memory.all_gather(window, [block(target) for target in targets], block(source))
+            with self._reaching(source, *targets) as window:
+                shared_memory.all_gather(window, [block(target) for target in targets], block(source))
         else:
             into, mine = [message.raw(target) for target in targets], message.raw(source)
             even = min(sizes) == max(sizes)
@@ -106,7 +108,8 @@ class Gpus(Host):
             self._settle(source)
             native.all_gather(self.channel, target, source)
         elif way == "ipc":
-            shared_memory.all_gather(self._reaching(target, source), blocks(target, self.size), block(source))
+            with self._reaching(target, source) as window:
+                shared_memory.all_gather(window, blocks(target, self.size), block(source))
         else:
             rows, mine = message.raw(target).view(self.size, -1), message.raw(source)
             extents = staged.extents(source.nbytes, 1, self.size + 1)
@@ -121,7 +124,8 @@ class Gpus(Host):
             super().all_to_all(name, targets, sources)
             return
         if way == "ipc":
-            self._raise_for(name, shared_memory.all_to_all(self._reaching(*held), targets, sources))
+            with self._reaching(*held) as window:
+                self._raise_for(name, shared_memory.all_to_all(window, targets, sources))
             return
         regions = Regions(message.raw(memory) for memory in held)
         into, given = ([regions.bytes(*block_) for block_ in side] for side in (targets, sources))
@@ -173,8 +177,8 @@ class Gpus(Host):
             moved.all_reduce(self.channel, message.flat(memory, kernel.dtype), kernel.combine, None, lambda: self._settle(memory))
         elif way == "ipc":
             assert kernel is not None
-            with self._here(Part(message.flat(memory, kernel.dtype), True, True)) as (here,):
-                shared_memory.all_reduce(self._reaching(here), here, kernel.combine)
+            with self._here(Part(message.flat(memory, kernel.dtype), True, True)) as (here,), self._reaching(here) as window:
+                shared_memory.all_reduce(window, here, kernel.combine)
         else:
             elements = message.flat(memory, memory.dtype)
             extents = staged.extents(elements.numel(), elements.element_size())
@@ -190,8 +194,8 @@ class Gpus(Host):
             moved.all_reduce(self.channel, message.flat(memory, kernel.dtype), kernel.combine, root, lambda: self._settle(memory))
         elif way == "ipc":
             assert kernel is not None
-            with self._here(Part(message.flat(memory, kernel.dtype), True, mine)) as (here,):
-                shared_memory.all_reduce(self._reaching(here), here, kernel.combine, root)
+            with self._here(Part(message.flat(memory, kernel.dtype), True, mine)) as (here,), self._reaching(here) as window:
+                shared_memory.all_reduce(window, here, kernel.combine, root)
         else:
             elements = message.flat(memory, memory.dtype)
             extents = staged.extents(elements.numel(), elements.element_size())
@@ -212,8 +216,8 @@ class Gpus(Host):
         elif way == "ipc":
             assert kernel is not None
             parts = Part(message.flat(target, kernel.dtype), False, True), Part(message.flat(source, kernel.dtype), True, False)
-            with self._here(*parts) as (output, elements):
-                shared_memory.reduce_scatter(self._reaching(output, elements), output, elements, kernel.combine)
+            with self._here(*parts) as (output, elements), self._reaching(output, elements) as window:
+                shared_memory.reduce_scatter(window, output, elements, kernel.combine)
         else:
             output, elements = message.flat(target, target.dtype), message.flat(source, source.dtype)
             chunks = [[Part(output, False, True), Part(elements, True, False)]]
@@ -271,17 +275,17 @@ class Gpus(Host):
     def _made(self, device: torch.device | None) -> bool:
         """Makes the window on first use (collective then); False, for ever, if a rank could not have its own."""
         if self._window is None:
-            self._window = self._new_window(device or ipc.current_device())
+            self._window = self._new_window(device)
             self._shares = self._window is not None
         return self._shares
 
-    def _new_window(self, device: torch.device) -> DeviceWindow | None:
+    def _new_window(self, device: torch.device | None) -> DeviceWindow | None:
         comm = self.channel.comm
-        buffer = ipc.allocate(device, DeviceWindow.buffer_nbytes(SLOT))
-        records = comm.allgather(None if buffer is None else ipc.share(buffer))
+        buffer, records = self._shared_buffer(device)
+        given = comm.alltoall(records)  # everybody's for this rank
         buffers = [
-            buffer if rank == self.rank else None if record is None else ipc.opened(record, device)
-            for rank, record in enumerate(records)
+            buffer if rank == self.rank else None if buffer is None or record is None else ipc.opened(record, buffer.device)
+            for rank, record in enumerate(given)
         ]
         words = segment.create(comm, DeviceWindow.words(self.size))
         opened = [opened for opened in buffers if opened is not None]
@@ -289,11 +293,25 @@ class Gpus(Host):
             return None
         return DeviceWindow(words, opened, self.rank, SLOT, self.carrier.pause, self.carrier.spins)
 
-    def _reaching(self, *memories: Tensor) -> DeviceWindow:
-        """The window, for an operation on this memory."""
+    def _shared_buffer(self, device: torch.device | None) -> tuple[Tensor | None, list[bytes | None]]:
+        """This rank's, with a record for each of the others; nothing, if anything goes wrong: they wait for either."""
+        nothing: list[bytes | None] = [None] * self.size
+        try:
+            buffer = ipc.allocate(device or ipc.current_device(), DeviceWindow.buffer_nbytes(SLOT))
+            records = nothing if buffer is None else [ipc.share(buffer) if r != self.rank else None for r in range(self.size)]
+        except Exception:  # noqa: BLE001  whatever a GPU's first use may raise
+            return None, nothing
+        return buffer, records
+
+    @contextmanager
+    def _reaching(self, *memories: Tensor) -> Iterator[DeviceWindow]:
+        """The window, for an operation on this memory, which it does not hold any longer."""
         assert self._window is not None
         self._window.reach(message.raw(memory) for memory in memories)
-        return self._window
+        try:
+            yield self._window
+        finally:
+            self._window.reach(())
 
     @contextmanager
     def _here(self, *parts: Part) -> Iterator[list[Tensor]]:

@@ -83,7 +83,7 @@ class Host:
             others = [(rank, target) for rank, target in enumerate(targets) if rank != self.rank]
             Host.exchange(self, [(rank, source) for rank, _ in others], others, (targets[self.rank], source))
             return
-        flat = torch.empty(sum(sizes), dtype=torch.uint8)
+        flat = torch.empty(sum(sizes), dtype=torch.uint8, device="cpu")
         if algorithm == "even":
             native.all_gather(self.channel, flat, source)
         else:
@@ -158,7 +158,7 @@ class Host:
             return
         reduction = reductions.lookup("reduce_scatter", target.dtype, op)
         code = encode(reduction, source, op)
-        result = target if reduction.native else torch.empty(reduction.scale * target.numel(), dtype=code.dtype)
+        result = target if reduction.native else torch.empty(reduction.scale * target.numel(), dtype=code.dtype, device="cpu")
         coded = [count * reduction.scale for count in counts]
         native.reduce_scatter(self.channel, result, code, coded, *handles(reduction.mpi_type, reduction.mpi_op))
         decode(reduction, result, target, self.size)

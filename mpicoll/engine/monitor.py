@@ -35,7 +35,7 @@ def monitored_barrier(group: Group, timeout_s: float, wait_all_ranks: bool) -> N
 
 def _collect(group: Group, timeout_s: float, wait_all_ranks: bool) -> list[int]:
     channel, deadline, backoff = group.channel, time.monotonic() + timeout_s, Backoff()
-    token = torch.zeros(1, dtype=torch.uint8)
+    token = torch.zeros(1, dtype=torch.uint8, device="cpu")
     with channel.lock:
         waiting = {rank: channel.comm.Irecv(spec(token.data_ptr(), 1), rank, ARRIVED) for rank in range(1, group.size)}
     arrived = []
@@ -49,7 +49,7 @@ def _collect(group: Group, timeout_s: float, wait_all_ranks: bool) -> list[int]:
     for request in waiting.values():
         channel.cancel(request)
     missing = sorted(waiting) if wait_all_ranks else sorted(waiting)[:1]
-    answer = torch.tensor(missing + [-1] * (group.size - len(missing)), dtype=torch.int64)
+    answer = torch.tensor(missing + [-1] * (group.size - len(missing)), dtype=torch.int64, device="cpu")
     with channel.lock:
         answers = [channel.comm.Isend(spec(answer.data_ptr(), answer.nbytes), rank, ANSWER) for rank in arrived]
     channel.wait_all(answers)
@@ -58,7 +58,7 @@ def _collect(group: Group, timeout_s: float, wait_all_ranks: bool) -> list[int]:
 
 def _report(group: Group, timeout_s: float) -> list[int]:
     channel, deadline, backoff = group.channel, time.monotonic() + timeout_s, Backoff()
-    token, answer = torch.zeros(1, dtype=torch.uint8), torch.empty(group.size, dtype=torch.int64)
+    token, answer = torch.zeros(1, dtype=torch.uint8, device="cpu"), torch.empty(group.size, dtype=torch.int64, device="cpu")
     with channel.lock:
         sent = channel.comm.Isend(spec(token.data_ptr(), 1), 0, ARRIVED)
         request = channel.comm.Irecv(spec(answer.data_ptr(), answer.nbytes), 0, ANSWER)

@@ -13,20 +13,26 @@ SLOTS = 4
 class Outbox:
     """One per group and device.
 
-    Args:   buffer: bytes, SLOTS of equal size. record: what others open it by.
+    Args:   buffer: bytes, SLOTS of equal size.
     """
 
-    def __init__(self, buffer: Tensor, record: bytes) -> None:
-        self.record = record
+    def __init__(self, buffer: Tensor) -> None:
+        self._buffer = buffer
+        self._records: dict[int, bytes] = {}
         self._slots: list[Tensor] = list(buffer.view(SLOTS, -1))
         self._free = list(range(SLOTS))
 
     @classmethod
     def make(cls, device: torch.device, slot_nbytes: int) -> Outbox | None:
-        """None: there is no room, or this memory cannot be shared."""
+        """None: there is no room."""
         buffer = ipc.allocate(device, SLOTS * slot_nbytes)
-        record = None if buffer is None else ipc.share(buffer)
-        return None if buffer is None or record is None else cls(buffer, record)
+        return None if buffer is None else cls(buffer)
+
+    def record(self, dst: int) -> bytes:
+        """What this receiver opens it by; empty: this memory cannot be shared."""
+        if dst not in self._records:
+            self._records[dst] = ipc.share(self._buffer) or b""
+        return self._records[dst]
 
     def take(self) -> int | None:
         """A free slot's number, if there is one."""

@@ -17,9 +17,10 @@ A message longer than the tensor that should receive it is taken all the same, s
 from __future__ import annotations
 
 import struct
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Generator, Iterable
 from contextlib import nullcontext
+from itertools import count
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -29,9 +30,12 @@ from mpicoll.cuda import ipc, streams
 from mpicoll.engine import message
 from mpicoll.engine.message import Message
 from mpicoll.engine.outbox import Outbox
-from mpicoll.engine.posted import Posted, too_long
+from mpicoll.engine.posted import Posted, left_with_mpi, too_long
+from mpicoll.engine.progress import poller
+from mpicoll.errors import TruncationError
 from mpicoll.mpi.channel import Channel, Status
 from mpicoll.mpi.datatypes import BYTE, spec
+from mpicoll.mpi.errors import MPIException
 
 if TYPE_CHECKING:
     from mpicoll.engine.group import Group
@@ -59,14 +63,13 @@ class Parcels:
         self.near = near
         with channel.lock:
             self.bodies = channel.comm.Dup()
-        self._numbers = Counter[int]()  # of messages announced, by receiver
+        self._numbers = defaultdict[int, "count[int]"](lambda: count(1))  # of messages announced, by receiver
         self.taken = Counter[str]()  # how many were sent from a GPU by which way; for tests, and for who wonders
         self._outboxes: dict[torch.device, Outbox | None] = {}
         self._opened: dict[int, tuple[bytes, torch.device, Tensor | None]] = {}  # by sender; one buffer of each at a time
 
     def number(self, dst: int) -> int:
-        self._numbers[dst] += 1
-        return self._numbers[dst]
+        return next(self._numbers[dst])
 
     def tags(self, number: int) -> tuple[int, int]:
         """Of what goes to the receiver, and of what comes back."""
@@ -76,16 +79,14 @@ class Parcels:
     def outbox(self, device: torch.device) -> Outbox | None:
         """Made on first use; None, for ever: this memory cannot be shared."""
         if device not in self._outboxes:
-            with torch.inference_mode(False):
-                self._outboxes[device] = Outbox.make(device, PIECE)
+            self._outboxes[device] = Outbox.make(device, PIECE)
         return self._outboxes[device]
 
     def opened(self, src: int, record: bytes, device: torch.device) -> Tensor | None:
         """A sender's slots. A record that is not the one before, another device's, closes what that one opened."""
         known = self._opened.get(src)
         if known is None or known[0] != record or known[1] != device:
-            with torch.inference_mode(False):
-                buffer = ipc.opened(record, device)
+            buffer = ipc.opened(record, device)
             self._opened[src] = known = (record, device, buffer)
         return known[2]
 
@@ -103,6 +104,7 @@ class Parcels:
         for request in requests:
             while not self.channel.test(request):
                 yield
+            poller.moved = True
 
     def close(self) -> None:
         with self.channel.lock:
@@ -126,8 +128,21 @@ class Parcel(Posted):
     def _test(self) -> bool:
         # What one thread has made another one may go on with, in inference mode or not.
         device = streams.on(self._memory.device) if self._on_gpu and self._parcels.direct else nullcontext()
-        with torch.inference_mode(False), device:
-            return over(self._steps)
+        try:
+            with torch.inference_mode(False), device:
+                return over(self._steps)
+        except (MPIException, TruncationError):
+            raise
+        except Exception as error:  # a GPU's; the other side waits for what does not come, and MPI may write yet
+            left_with_mpi.append(self)
+            self.group.fail(error)
+            raise
+
+    def _host_memory(self, nbytes: int) -> Tensor:
+        """Not written yet; pinned, where a GPU will copy from it."""
+        if self._on_gpu:
+            return streams.pinned((nbytes,), torch.uint8)
+        return torch.empty(nbytes, dtype=torch.uint8, device="cpu")
 
     def _ready(self) -> Steps:
         """Ends when a GPU has done what the caller had launched before."""
@@ -148,14 +163,15 @@ class Sending(Parcel):
             streams.arrived(event)
         if memory.nbytes < ANNOUNCEMENT and streams.passed(self._marks):
             if self._on_gpu:
-                memory, event = streams.fetch(memory)
+                memory, event = streams.fetch(memory, streams.MESSAGES_OUT)
                 streams.arrived(event)
             self._held = memory
             self._steps = parcels.ended(parcels.post(memory, dst, tag, bodies=False))
             return
         number = parcels.number(dst)
         outbox = self._outbox()
-        record = b"" if outbox is None else outbox.record
+        record = b"" if outbox is None else outbox.record(dst)
+        outbox = outbox if record else None
         told = HEAD.pack(memory.nbytes, number, len(record)) + record
         self._held = torch.frombuffer(bytearray(told.ljust(ANNOUNCEMENT, b"\0")), dtype=torch.uint8)
         announced = parcels.post(self._held, dst, tag, bodies=False)
@@ -183,12 +199,12 @@ class Sending(Parcel):
         yield from parcels.ended(announced)
 
     def _answer(self, back: int) -> Generator[None, None, int]:
-        answer = torch.empty(ANSWER.size, dtype=torch.uint8)
+        answer = torch.empty(ANSWER.size, dtype=torch.uint8, device="cpu")
         yield from self._parcels.ended(self._parcels.expect(answer, self._peer, back))
         return unpacked(ANSWER, answer)[0]
 
     def _stage(self, turn: int, begin: int, end: int, tag: int) -> Steps:
-        values, event = streams.fetch(self._memory[begin:end])
+        values, event = streams.fetch(self._memory[begin:end], streams.MESSAGES_OUT)
         while self._posted < turn or not streams.arrived(event, wait=False):  # pieces must be posted in their order
             yield
         request = self._parcels.post(values, self._peer, tag)
@@ -198,7 +214,7 @@ class Sending(Parcel):
     def _share(self, outbox: Outbox, begin: int, end: int, there: int, back: int) -> Steps:
         while (slot := outbox.take()) is None:
             yield
-        event = streams.push(outbox.slot(slot)[: end - begin], self._memory[begin:end])
+        event = streams.push(outbox.slot(slot)[: end - begin], self._memory[begin:end], streams.MESSAGES_OUT)
         while not streams.arrived(event, wait=False):
             yield
         token = packed(TOKEN, slot, begin, end)
@@ -224,7 +240,7 @@ class Receiving(Parcel):
     ) -> None:
         super().__init__(parcels, group, operation, message_, src, receiving=True)
         if come is None:
-            self._told = torch.empty(ANNOUNCEMENT, dtype=torch.uint8)
+            self._told = self._host_memory(ANNOUNCEMENT)
             self._request = parcels.expect(self._told, src, tag, bodies=False)
         else:
             self._told, self._status = come
@@ -255,8 +271,12 @@ class Receiving(Parcel):
             yield from self._body(nbytes, number, record, fits)
         if not fits:
             raise too_long(self.group, self.operation, self._message)
-        if self._message.memory is not self._message.tensor:
-            message.ordered(self._message.deliver, [self._message.memory])()
+        if not self._on_gpu:
+            self._message.deliver()
+        elif self._message.memory is not self._message.tensor:
+            event = streams.launch(self._memory.device, self._message.deliver, streams.MESSAGES)
+            while not streams.arrived(event, wait=False):
+                yield
 
     def _place(self, values: Tensor, begin: int) -> Steps:
         """Values of the CPU's, or of a slot's, to where they belong."""
@@ -265,7 +285,7 @@ class Receiving(Parcel):
             memory.copy_(values)
             return
         yield from self._ready()
-        event = streams.push(memory, values)
+        event = streams.push(memory, values, streams.MESSAGES)
         while not streams.arrived(event, wait=False):
             yield
 
@@ -284,7 +304,7 @@ class Receiving(Parcel):
             yield from pipelined((self._unstage(a, b, there, fits) for a, b in extents), AHEAD)
 
     def _from_slot(self, slots: Tensor, there: int, back: int) -> Steps:
-        token = torch.empty(TOKEN.size, dtype=torch.uint8)
+        token = torch.empty(TOKEN.size, dtype=torch.uint8, device="cpu")
         yield from self._parcels.ended(self._parcels.expect(token, self._peer, there))
         slot, begin, end = unpacked(TOKEN, token)
         yield from self._place(slots.view(-1, PIECE)[slot][: end - begin], begin)
@@ -295,7 +315,7 @@ class Receiving(Parcel):
         yield from self._parcels.ended(self._parcels.post(answer, self._peer, back))
 
     def _unstage(self, begin: int, end: int, tag: int, fits: bool) -> Steps:
-        values = streams.pinned(self._memory[begin:end]) if fits else torch.empty(end - begin, dtype=torch.uint8)
+        values = self._host_memory(end - begin)
         yield from self._parcels.ended(self._parcels.expect(values, self._peer, tag))
         if fits:
             yield from self._place(values, begin)

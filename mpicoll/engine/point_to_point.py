@@ -59,18 +59,7 @@ class PointToPoint(Group):
         if self.host.parcels is None:
             self.guarded("send", lambda: self._send(self.channel, outgoing, dst, tag), dst)
         else:
-            self._wait(Sending(self.host.parcels, self, "send", outgoing, dst, tag, now=True), dst)
-
-    def _wait(self, posted: Posted, peer: int | None) -> None:
-        """Returns when the message has ended; meanwhile the others that are pending move, too."""
-
-        def until_it_ends() -> None:
-            pause = self.channel.pause()
-            while not posted.test():
-                poller.poll()
-                pause()
-
-        self.guarded(posted.operation, until_it_ends, peer)
+            self._pending(Sending(self.host.parcels, self, "send", outgoing, dst, tag, now=True), tensor).wait()
 
     def _send(self, channel: Channel, outgoing: Message, dst: int, tag: int) -> None:
         buffer = spec(outgoing.address, outgoing.nbytes)
@@ -102,14 +91,15 @@ class PointToPoint(Group):
 
     def _recv_told(self, parcels: Parcels, tensor: Tensor, src: int, tag: int) -> int:
         """A short message, or the announcement of one that is too long, or of a GPU's."""
-        told, status = torch.empty(ANNOUNCEMENT, dtype=torch.uint8), Status()
+        told, status = torch.empty(ANNOUNCEMENT, dtype=torch.uint8, device="cpu"), Status()
         buffer = [fromaddress(told.data_ptr(), ANNOUNCEMENT), ANNOUNCEMENT, BYTE]
         self.guarded("recv", self.channel.peer.Recv, src, (buffer, src, tag, status))
         message.bump(tensor)
         if (nbytes := status.Get_count(BYTE)) <= tensor.nbytes:
             memmove(tensor.data_ptr(), told.data_ptr(), nbytes)
         else:
-            self._wait(Receiving(parcels, self, "recv", Message(tensor, tensor), src, tag, (told, status)), src)
+            receiving = Receiving(parcels, self, "recv", Message(tensor, tensor), src, tag, (told, status))
+            self._pending(receiving, tensor).wait()
         return src
 
     @trace.spanned("recv")
@@ -118,7 +108,7 @@ class PointToPoint(Group):
         incoming = message.incoming("recv", tensor)
         if self.host.parcels is not None:
             receiving = Receiving(self.host.parcels, self, "recv", incoming, ANY_SOURCE if src is None else src, tag)
-            self._wait(receiving, src)
+            self._pending(receiving, tensor).wait()
             return receiving.source
         try:
             source = self.guarded("recv", lambda: self._recv(self.channel, incoming, src, tag), src)

@@ -50,10 +50,10 @@ class Posted:
     def cancel(self) -> None:
         """Takes back a receive; what has begun to move, and a send, stays with MPI, and its memory with us, for ever."""
         if not (self.receiving and self.group.channel.cancel(self._request)):
-            _left_with_mpi.append(self)
+            left_with_mpi.append(self)
 
 
-_left_with_mpi: list[Posted] = []
+left_with_mpi: list[Posted] = []
 
 
 def too_long(group: Group, operation: str, message_: Message) -> TruncationError:

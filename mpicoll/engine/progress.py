@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
+from mpicoll.cuda import streams
 from mpicoll.engine.work import Work
 
 # Note [Which thread runs what]
@@ -93,6 +94,8 @@ class Lane:
 
     def _carry_out(self, operation: Callable[[], None], work: Work) -> None:
         error: Exception | None = None
+        if threading.get_ident() == self.thread_id:
+            streams.settle_in()
         with self.turn:
             self.begun += 1
             try:
@@ -146,6 +149,7 @@ class Poller:
         self._pending: dict[Work, Request] = {}
         self._guard = threading.Lock()
         self._waiting: list[Work] = []
+        self.moved = False  # set by a request that has not ended, but come further
         self._wake = threading.Event()
         self._asleep = False
         self._closing = False
@@ -165,7 +169,7 @@ class Poller:
         return work
 
     def poll(self) -> bool:
-        """Tests every pending message once; True if one ended."""
+        """Tests every pending message once; True if one ended, or came further."""
         ended: list[tuple[Work, Exception | None]] = []
         with self._guard:
             for work, request in self._pending.items():
@@ -178,7 +182,8 @@ class Poller:
                 del self._pending[work]
         for work, error in ended:
             work._complete(error)
-        return bool(ended)
+        moved, self.moved = self.moved, False
+        return bool(ended) or moved
 
     def _loop(self) -> None:
         nap, idle = FIRST_NAP_S, 0
@@ -187,6 +192,7 @@ class Poller:
                 time.sleep(nap)
                 idle = 0
                 if not self._waiting:
+                    streams.settle_in()
                     nap = FIRST_NAP_S if self.poll() else min(nap * 2, LONGEST_NAP_S)
             elif idle < WARM_NAPS:
                 time.sleep(LONGEST_NAP_S)

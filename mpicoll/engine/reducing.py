@@ -90,7 +90,7 @@ class Reducing(Gathering):
         extents = [(mine.address, mine.nbytes) for mine in incoming]
 
         def transfer() -> None:
-            packed = torch.empty(sum(nbytes for _, nbytes in extents), dtype=torch.uint8).view(tensors[0].dtype)
+            packed = torch.empty(sum(nbytes for _, nbytes in extents), dtype=torch.uint8, device="cpu").view(tensors[0].dtype)
             first = place = packed.data_ptr()
             for address, nbytes in extents:
                 memmove(place, address, nbytes)
@@ -139,7 +139,7 @@ class Reducing(Gathering):
         source = sparse.coalesced(name, tensor, op)
 
         def transfer() -> None:
-            headers = torch.empty(self.size, sparse.HEADER, dtype=torch.int64)
+            headers = torch.empty(self.size, sparse.HEADER, dtype=torch.int64, device="cpu")
             native.all_gather(self.channel, headers, sparse.header(source, tensor.dtype))
             counts = sparse.counts(name, headers)
             places, parts = source.indices(), source.values()
@@ -148,7 +148,11 @@ class Reducing(Gathering):
             self._all_gather(name, indices, places)()
             self._all_gather(name, values, parts)()
             sparse.add_up(tensor, indices, values, op)
+            if caller is not None:
+                for made in (tensor._indices(), tensor._values()):
+                    streams.kept_for(caller, made)
 
+        caller = None if tensor.is_cpu else streams.caller(tensor.device)
         return message.ordered(transfer, [tensor])
 
     def reduce(self, tensor: Tensor, dst: int, op: Op = SUM, async_op: bool = False) -> Work | None:

@@ -53,7 +53,7 @@ def coalesced(operation: str, tensor: Tensor, op: Op) -> Tensor:
 def header(source: Tensor, dtype: torch.dtype) -> Tensor:
     """What this rank has to tell before its indices and values."""
     known = [source._nnz(), NUMBERS.index(dtype), source.sparse_dim(), source.dim(), *source.shape]
-    return torch.tensor(known + [0] * (HEADER - len(known)), dtype=torch.int64)
+    return torch.tensor(known + [0] * (HEADER - len(known)), dtype=torch.int64, device="cpu")
 
 
 def counts(operation: str, headers: Tensor) -> list[int]:
@@ -80,12 +80,12 @@ def add_up(tensor: Tensor, indices: Sequence[Tensor], values: Sequence[Tensor], 
     """The sum, or mean, of all ranks' parts into ``tensor``, coalesced."""
     with torch.inference_mode(tensor.is_inference()), torch.no_grad():
         parts = torch.sparse_coo_tensor(
-            torch.cat(list(indices), 1), torch.cat(list(values)), tensor.shape, check_invariants=False
+            torch.cat(list(indices), 1), torch.cat(list(values)), tensor.shape, device="cpu", check_invariants=False
         )
         total = parts.coalesce()
         result = total.values() / len(values) if op == ReduceOp.AVG else total.values()
         tensor.copy_(
             torch.sparse_coo_tensor(
-                total.indices(), result.to(tensor.dtype), tensor.shape, check_invariants=False, is_coalesced=True
+                total.indices(), result.to(tensor.dtype), tensor.shape, device="cpu", check_invariants=False, is_coalesced=True
             )
         )

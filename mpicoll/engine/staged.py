@@ -39,11 +39,11 @@ class Passage:
         self._event: Any = None
         memory = part.memory
         if not memory.is_cpu:
-            self._values, self._event = streams.fetch(memory) if part.read else (streams.pinned(memory), None)
+            self._values, self._event = streams.fetch(memory) if part.read else (streams.pinned(memory.shape, memory.dtype), None)
         elif memory.is_contiguous():
             self._values = memory
         else:
-            self._values = message.packed(memory) if part.read else torch.empty(memory.shape, dtype=memory.dtype)
+            self._values = message.packed(memory) if part.read else torch.empty(memory.shape, dtype=memory.dtype, device="cpu")
 
     def values(self) -> Tensor:
         """In host memory, once they are there."""
@@ -64,6 +64,7 @@ class Passage:
 
 def carry_out(chunks: Sequence[Sequence[Part]], call: Callable[..., None]) -> None:
     """``call(*host memory of the parts)`` for one chunk after the other; no two chunks write the same memory."""
+    streams.joined(part.memory.device for chunk in chunks for part in chunk if not part.memory.is_cpu)  # it may be a copy
     following = [Passage(part) for part in chunks[0]] if chunks else []
     for number in range(len(chunks)):
         passages = following

@@ -13,6 +13,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from mpicoll.cuda import streams
 from mpicoll.mpi import abort, farewell
 
 if TYPE_CHECKING:
@@ -78,6 +79,7 @@ def _loop() -> None:
                 _end(operation, group, f"no end after {now - since:.1f} s", limit)
         blocked = [entry for _, entry in entries if now - entry[2] > PATIENCE_S and entry[1].size > 1]
         if blocked and farewell.possible():
+            streams.settle_in()  # this thread asks MPI
             _look_for_leavers(blocked)
 
 

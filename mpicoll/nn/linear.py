@@ -38,7 +38,7 @@ def apply(operation: Operation, tensors: Sequence[Tensor], wanted: bool) -> tupl
             backward pass, the others would wait for it.
     """
     alone = wanted and torch.is_grad_enabled() and not any(tensor.requires_grad for tensor in tensors)
-    return _apply(operation, torch.empty(0, requires_grad=True) if alone else None, tensors)
+    return _apply(operation, torch.empty(0, requires_grad=True, device="cpu") if alone else None, tensors)
 
 
 def _apply(operation: Operation, anchor: Tensor | None, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -60,7 +60,7 @@ class _Apply(torch.autograd.Function):
     def forward(ctx: Any, operation: Operation, anchor: Tensor | None, *tensors: Tensor) -> tuple[Tensor, ...]:
         ctx.adjoint = operation.adjoint  # not the operation, which may hold its outputs: they hold ctx
         ctx.inputs, ctx.anchored = len(tensors), anchor is not None
-        thread = torch.empty(0)
+        thread = torch.empty(0, device="cpu")
         ctx.save_for_backward(thread)
         return *operation(*tensors), thread
 
@@ -68,4 +68,4 @@ class _Apply(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (thread,) = ctx.saved_tensors  # see Note [Threads]
         found = _apply(ctx.adjoint, thread if torch.is_grad_enabled() else None, gradients[:-1])
-        return None, torch.zeros(0) if ctx.anchored else None, *found[: ctx.inputs]
+        return None, torch.zeros(0, device="cpu") if ctx.anchored else None, *found[: ctx.inputs]

@@ -93,7 +93,7 @@ class Mail:
         content = tensor.detach().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format).cpu()
         head = torch.zeros(HEAD, dtype=torch.int64, device="cpu")
         facts = [MARK, answers, reply, zlib.crc32(str(content.dtype).encode()), content.dim(), *content.shape]
-        head[: len(facts)] = torch.tensor(facts)
+        head[: len(facts)] = torch.tensor(facts, device="cpu")
         started = [p2p.isend(part, way.peer, self.group(), way.tag) for part in (head, content)]
         self.leaving = [work for work in [*self.leaving, *started] if work is not None and not work.is_completed()]
         return reply
@@ -135,7 +135,7 @@ def _received(way: _Way, answers: int, tokens: list[Tensor], thread: Tensor | No
         tokens = [*tokens, thread]
     is_tied = needs_grad(tokens)
     if reply and torch.is_grad_enabled() and not is_tied:
-        tokens = [torch.zeros((), requires_grad=True)]
+        tokens = [torch.zeros((), requires_grad=True, device="cpu")]
     result: Tensor = _Recv.apply(way, reply, is_tied, [content], *tokens)[0]  # type: ignore[no-untyped-call]
     return result
 
@@ -151,29 +151,34 @@ class _Send(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         ctx.way, ctx.tied, ctx.device = way, thread is not None, tensor.device
         ctx.reply = way.mail.post(tensor, way, answers, wants_reply)
-        own = torch.empty(0)
+        own = torch.empty(0, device="cpu")
         ctx.save_for_backward(own)
-        return torch.zeros(()), own
+        return torch.zeros((), device="cpu"), own
 
     @staticmethod
     def backward(ctx: Any, token: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         (own,) = ctx.saved_tensors
         gradient = _received(ctx.way, ctx.reply, [token], own).to(ctx.device) if ctx.reply else None
-        return None, None, None, gradient, torch.zeros(0) if ctx.tied else None
+        return None, None, None, gradient, torch.zeros(0, device="cpu") if ctx.tied else None
 
 
 class _Recv(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, way: _Way, reply: int, is_tied: bool, box: list[Tensor], *tokens: Tensor) -> tuple[Tensor, Tensor]:
-        ctx.way, ctx.reply, ctx.is_tied, ctx.like = way, reply, is_tied, [(token.shape, token.dtype) for token in tokens]
-        own = torch.empty(0)
+        ctx.way, ctx.reply, ctx.is_tied, ctx.like = (
+            way,
+            reply,
+            is_tied,
+            [(token.shape, token.dtype, token.device) for token in tokens],
+        )
+        own = torch.empty(0, device="cpu")
         ctx.save_for_backward(own)
         return box[0], own
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         (own,) = ctx.saved_tensors
-        zeros = [torch.zeros(shape, dtype=dtype) for shape, dtype in ctx.like]
+        zeros = [torch.zeros(shape, dtype=dtype, device=device) for shape, dtype, device in ctx.like]
         if ctx.reply:
             again = torch.is_grad_enabled()
             if again and not ctx.is_tied:
