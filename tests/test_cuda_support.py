@@ -16,7 +16,7 @@ from mpicoll.cuda import support
 from mpicoll.cuda.support import Proof
 from mpicoll.mpi import probe_cuda
 
-MOVES = ("send 8 bytes", "send 4 MiB", "broadcast", "all_gather")
+MOVES = ("send 8 bytes", "send 4 MiB", "isend and irecv", "broadcast", "all_gather", "all_gather of uneven sizes")
 ALL = (*MOVES, "all_reduce")
 OPEN_MPI, MPICH = {"vendor": "Open MPI"}, {"vendor": "MPICH", "library_version": "MPICH Version: 5.0.2"}
 CRAY = {"vendor": "MPICH", "library_version": "MPI VERSION    : CRAY MPICH version 8.1.28"}

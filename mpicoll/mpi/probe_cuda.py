@@ -75,8 +75,10 @@ class Trials:
         return {
             "send 8 bytes": lambda: self.send(SMALL),
             "send 4 MiB": lambda: self.send(LARGE),
+            "isend and irecv": self.pending,
             "broadcast": self.broadcast,
             "all_gather": self.all_gather,
+            "all_gather of uneven sizes": self.all_gather_uneven,
             "all_reduce": self.all_reduce,
         }
 
@@ -92,6 +94,18 @@ class Trials:
             self.comm.Send(self.bytes(self.given, nbytes), other)
         return self.driver.get(self.got, nbytes) == pattern(other, nbytes)
 
+    def pending(self) -> bool:
+        """Both ways at a time, tested until they end."""
+        self.prepare(LARGE)
+        other = 1 - self.rank
+        requests = [
+            self.comm.Irecv(self.bytes(self.got, LARGE), other),
+            self.comm.Isend(self.bytes(self.given, LARGE), other),
+        ]
+        while not self.mpi.Request.Testall(requests):
+            pass
+        return self.driver.get(self.got, LARGE) == pattern(other, LARGE)
+
     def broadcast(self) -> bool:
         self.prepare(LARGE)
         self.comm.Bcast(self.bytes(self.given if self.rank == 0 else self.got, LARGE), 0)
@@ -101,6 +115,13 @@ class Trials:
         self.prepare(LARGE)
         self.comm.Allgather(self.bytes(self.given, LARGE), [*self.bytes(self.got, 2 * LARGE)[:1], LARGE, self.mpi.BYTE])
         return self.driver.get(self.got, 2 * LARGE) == pattern(0, LARGE) + pattern(1, LARGE)
+
+    def all_gather_uneven(self) -> bool:
+        self.prepare(LARGE)
+        counts = [LARGE, LARGE // 2]
+        target = [self.mpi.buffer.fromaddress(self.got, sum(counts)), counts, self.mpi.BYTE]
+        self.comm.Allgatherv(self.bytes(self.given, counts[self.rank]), target)
+        return self.driver.get(self.got, sum(counts)) == pattern(0, counts[0]) + pattern(1, counts[1])
 
     def all_reduce(self) -> bool:
         """The library's own sum of GPU memory."""
