@@ -66,7 +66,7 @@ class Parcels:
         self._numbers = defaultdict[int, "count[int]"](lambda: count(1))  # of messages announced, by receiver
         self.taken = Counter[str]()  # how many were sent from a GPU by which way; for tests, and for who wonders
         self._outboxes: dict[torch.device, Outbox | None] = {}
-        self._opened: dict[int, tuple[bytes, torch.device, Tensor | None]] = {}  # by sender; one buffer of each at a time
+        self._opened: dict[tuple[int, bytes], Tensor | None] = {}  # senders' slots, of each of their devices that sends
 
     def number(self, dst: int) -> int:
         return next(self._numbers[dst])
@@ -83,12 +83,10 @@ class Parcels:
         return self._outboxes[device]
 
     def opened(self, src: int, record: bytes, device: torch.device) -> Tensor | None:
-        """A sender's slots. A record that is not the one before, another device's, closes what that one opened."""
-        known = self._opened.get(src)
-        if known is None or known[0] != record or known[1] != device:
-            buffer = ipc.opened(record, device)
-            self._opened[src] = known = (record, device, buffer)
-        return known[2]
+        """A sender's slots, opened once: torch counts. ``device`` is the first message's; torch copies to others from there."""
+        if (src, record) not in self._opened:
+            self._opened[src, record] = ipc.opened(record, device)
+        return self._opened[src, record]
 
     def post(self, values: Tensor, peer: int, tag: int, bodies: bool = True) -> Any:
         comm = self.bodies if bodies else self.channel.peer
@@ -171,7 +169,8 @@ class Sending(Parcel):
         number = parcels.number(dst)
         outbox = self._outbox()
         record = b"" if outbox is None else outbox.record(dst)
-        outbox = outbox if record else None
+        outbox = outbox if 0 < len(record) <= ANNOUNCEMENT - HEAD.size else None
+        record = b"" if outbox is None else record
         told = HEAD.pack(memory.nbytes, number, len(record)) + record
         self._held = torch.frombuffer(bytearray(told.ljust(ANNOUNCEMENT, b"\0")), dtype=torch.uint8)
         announced = parcels.post(self._held, dst, tag, bodies=False)
