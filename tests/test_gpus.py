@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -247,6 +248,21 @@ def test_memory_that_cannot_be_shared(lacking: str, gpu: Gpu, monkeypatch: pytes
     agree(not wrong and gpu.counts["fetch"], wrong)
     engine.barrier()
     engine.close()
+
+
+@pytest.mark.parametrize("kind", [Tensor, OnGpu], ids=["on the CPU", "on a GPU"])
+@pytest.mark.parametrize("operation", [all_reduce, broadcast, gather, ring, all_gather], ids=lambda operation: operation.__name__)
+def test_one_element_of_any_strides(operation: Operation, kind: type[Tensor], engine: Communicator) -> None:
+    """Which is contiguous, whatever its strides say."""
+    wrong = []
+    for shape, strides in (((1,), (0,)), ((1, 1), (7, 0)), ((), ())):
+
+        def make(rank: int, n: int, shape: Any = shape, strides: Any = strides) -> Tensor:
+            made = values(rank, n)
+            return (made.as_strided(shape, strides) if n == 1 else made).as_subclass(kind)
+
+        wrong += right(engine, operation, make, (1,))
+    agree(not wrong, wrong)
 
 
 @pytest.mark.parametrize("mode", [False, True], ids=["outside", "in inference mode"])

@@ -181,7 +181,8 @@ def flat(memory: Tensor, dtype: torch.dtype) -> Tensor:
         alias = uncounted(memory)
         if alias.is_inference():  # which may not be written out of inference mode; its memory may
             alias = alias.new_empty(0).set_(memory.untyped_storage(), memory.storage_offset(), memory.shape, memory.stride())
-        return alias.reshape(-1).view(dtype)
+        # Not reshape(-1), which keeps a stride of 0 of one element that was expanded.
+        return alias.as_strided((alias.numel(),), (1,)).view(dtype)
 
 
 def overlap(a: Tensor, b: Tensor) -> bool:
