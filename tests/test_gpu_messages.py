@@ -131,13 +131,13 @@ def test_a_callback_that_sends(engine: Communicator) -> None:
     to, source = (rank + 1) % size, (rank - 1) % size
     x, y, z = values(9, 2000), on_gpu(9, 20_000), on_gpu(9, 2000)  # a GPU's Future wants a torch with CUDA
     early = engine.isend(on_gpu(rank + 2, 2000), to, 3)
-    engine.irecv(x, source, 1).get_future().then(lambda _: engine.recv(z, source, 3))
+    received = engine.irecv(x, source, 1).get_future().then(lambda _: engine.recv(z, source, 3))
     answer = engine.irecv(y, source, 2)
     engine.isend(on_gpu(rank, 2000), to, 1).wait()
     engine.send(on_gpu(rank + 1, 20_000), to, 2)
     answer.wait()
     early.wait()
-    engine.barrier()
+    received.wait()
     came = [torch.equal(plain(t), values(source + more, t.numel())) for more, t in enumerate((x, y, z))]
     agree(all(came), came)
 
