@@ -14,6 +14,11 @@ def block(memory: Tensor) -> Block:
     return memory.data_ptr(), memory.nbytes
 
 
+def pieces(count: int, longest: int) -> list[tuple[int, int]]:
+    """Where pieces of so many begin and end; at least one, if an empty one."""
+    return [(begin, min(begin + longest, count)) for begin in range(0, max(count, 1), longest)]
+
+
 def blocks(memory: Tensor, count: int) -> list[Block]:
     """Equal parts of it, one behind the other."""
     address, nbytes = memory.data_ptr(), memory.nbytes // count

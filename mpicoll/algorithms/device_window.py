@@ -6,13 +6,13 @@ has ended before it tells of it, so that the others' GPUs see it. Called inside 
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
 
 from mpicoll.algorithms.regions import Regions
+from mpicoll.algorithms.shared_memory import round_up
 from mpicoll.algorithms.window import LINE, Window, words_nbytes
 from mpicoll.cuda import streams
 from mpicoll.mpi.segment import Segment
@@ -68,12 +68,6 @@ class DeviceWindow(Window):
     def _result(self, turn: int) -> int:
         return (SLOTS + turn % RESULTS) * self.chunk
 
-    def write(self, turn: int, numbers: Sequence[int]) -> None:
-        struct.pack_into(f"{len(numbers)}q", self._bytes, self._told(turn, self.rank), *numbers)
-
-    def read(self, turn: int, rank: int, count: int) -> tuple[int, ...]:
-        return struct.unpack_from(f"{count}q", self._bytes, self._told(turn, rank))
-
     def _told(self, turn: int, rank: int) -> int:
         return self._numbers + ((turn & 1) * self.size + rank) * _numbers_nbytes(self.size)
 
@@ -87,4 +81,4 @@ class DeviceWindow(Window):
 
 
 def _numbers_nbytes(size: int) -> int:
-    return -(-2 * size * 8 // LINE) * LINE
+    return round_up(2 * size * 8, LINE)

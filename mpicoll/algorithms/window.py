@@ -105,11 +105,15 @@ class Window:
 
     def write(self, turn: int, numbers: Sequence[int]) -> None:
         """[1]: numbers at the beginning of this rank's slot."""
-        struct.pack_into(f"{len(numbers)}q", self._bytes, self._slots[turn & 1][self.rank], *numbers)
+        struct.pack_into(f"{len(numbers)}q", self._bytes, self._told(turn, self.rank), *numbers)
 
     def read(self, turn: int, rank: int, count: int) -> tuple[int, ...]:
         """[2]: the numbers at the beginning of a rank's slot."""
-        return struct.unpack_from(f"{count}q", self._bytes, self._slots[turn & 1][rank])
+        return struct.unpack_from(f"{count}q", self._bytes, self._told(turn, rank))
+
+    def _told(self, turn: int, rank: int) -> int:
+        """Where in the segment a rank's numbers are."""
+        return self._slots[turn & 1][rank]
 
     def turns(self, total: int, piece: int, fill: Callable[[int, int, int], None]) -> Iterator[tuple[int, int, int]]:
         """Takes as many turns as ``total`` bytes need, each laid down while the one before is under way.

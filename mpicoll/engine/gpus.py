@@ -14,7 +14,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Literal
@@ -169,38 +169,27 @@ class Gpus(Host):
     # -- reductions ----------------------------------------------------------------------------------------------------
 
     def all_reduce(self, memory: Tensor, kernel: Kernel | None, op: Op) -> None:
-        way = self._reducing_way(kernel, memory.nbytes, memory)
-        if way == "host":
-            super().all_reduce(memory, kernel, op)
-        elif way == "direct":
-            assert kernel is not None
-            moved.all_reduce(self.channel, message.flat(memory, kernel.dtype), kernel.combine, None, lambda: self._settle(memory))
-        elif way == "ipc":
-            assert kernel is not None
-            with self._here(Part(message.flat(memory, kernel.dtype), True, True)) as (here,), self._reaching(here) as window:
-                shared_memory.all_reduce(window, here, kernel.combine)
-        else:
-            elements = message.flat(memory, memory.dtype)
-            extents = staged.extents(elements.numel(), elements.element_size())
-            chunks = [[Part(elements[a:b], True, True)] for a, b in extents]
-            staged.carry_out(chunks, lambda chunk: Host.all_reduce(self, chunk, kernel, op))
+        self._reduced(memory, kernel, None, lambda chunk: Host.all_reduce(self, chunk, kernel, op))
 
     def reduce(self, memory: Tensor, kernel: Kernel | None, op: Op, root: int) -> None:
-        way, mine = self._reducing_way(kernel, memory.nbytes, memory), self.rank == root
+        self._reduced(memory, kernel, root, lambda chunk: Host.reduce(self, chunk, kernel, op, root))
+
+    def _reduced(self, memory: Tensor, kernel: Kernel | None, root: int | None, host: Callable[[Tensor], None]) -> None:
+        """In place on the root; None: on every rank. host: does it on plain memory."""
+        way, written = self._reducing_way(kernel, memory.nbytes, memory), root in (None, self.rank)
         if way == "host":
-            super().reduce(memory, kernel, op, root)
+            host(memory)
         elif way == "direct":
             assert kernel is not None
             moved.all_reduce(self.channel, message.flat(memory, kernel.dtype), kernel.combine, root, lambda: self._settle(memory))
         elif way == "ipc":
             assert kernel is not None
-            with self._here(Part(message.flat(memory, kernel.dtype), True, mine)) as (here,), self._reaching(here) as window:
+            with self._here(Part(message.flat(memory, kernel.dtype), True, written)) as (here,), self._reaching(here) as window:
                 shared_memory.all_reduce(window, here, kernel.combine, root)
         else:
             elements = message.flat(memory, memory.dtype)
             extents = staged.extents(elements.numel(), elements.element_size())
-            chunks = [[Part(elements[a:b], True, mine)] for a, b in extents]
-            staged.carry_out(chunks, lambda chunk: Host.reduce(self, chunk, kernel, op, root))
+            staged.carry_out([[Part(elements[a:b], True, written)] for a, b in extents], host)
 
     def reduce_scatter(self, target: Tensor, source: Tensor, counts: Sequence[int], kernel: Kernel | None, op: Op) -> None:
         even = min(counts) == max(counts)

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import Tensor
 
+from mpicoll.algorithms.blocks import pieces
 from mpicoll.cuda import ipc, streams
 from mpicoll.engine import message
 from mpicoll.engine.message import Message
@@ -184,7 +185,7 @@ class Sending(Parcel):
     def _send(self, announced: Any, number: int, outbox: Outbox | None) -> Steps:
         parcels, (there, back) = self._parcels, self._parcels.tags(number)
         yield from self._ready()
-        extents = pieces(self._memory.nbytes)
+        extents = pieces(self._memory.nbytes, PIECE)
         opened = outbox is not None and (yield from self._answer(back))
         if self._on_gpu:
             parcels.taken["ipc" if opened else "direct" if parcels.direct else "staged"] += 1
@@ -243,18 +244,19 @@ class Receiving(Parcel):
             self._request = parcels.expect(self._told, src, tag, bodies=False)
         else:
             self._told, self._status = come
-        self._matched = False
+        self._matched = come is not None
         self._steps = self._receive()
 
     def cancel(self) -> None:
-        if self._matched:
-            self.receiving = False  # nothing to take back any more
-        super().cancel()
+        if self._matched:  # nothing to take back any more
+            left_with_mpi.append(self)
+        else:
+            super().cancel()
 
     def _receive(self) -> Steps:
         channel, status = self._parcels.channel, self._status
         assert status is not None
-        while self._request is not None and not channel.test(self._request, status):
+        while not self._matched and not channel.test(self._request, status):
             yield
         self._matched = True
         self._peer = self.source = status.Get_source()
@@ -289,7 +291,7 @@ class Receiving(Parcel):
             yield
 
     def _body(self, nbytes: int, number: int, record: bytes, fits: bool) -> Steps:
-        parcels, (there, back), extents = self._parcels, self._parcels.tags(number), pieces(nbytes)
+        parcels, (there, back), extents = self._parcels, self._parcels.tags(number), pieces(nbytes, PIECE)
         if record:
             slots = parcels.opened(self._peer, record, self._memory.device) if self._on_gpu and fits else None
             yield from self._say(int(slots is not None), back)
@@ -318,11 +320,6 @@ class Receiving(Parcel):
         yield from self._parcels.ended(self._parcels.expect(values, self._peer, tag))
         if fits:
             yield from self._place(values, begin)
-
-
-def pieces(nbytes: int) -> list[tuple[int, int]]:
-    """Where they begin and end; at least one, if an empty one."""
-    return [(begin, min(begin + PIECE, nbytes)) for begin in range(0, max(nbytes, 1), PIECE)]
 
 
 def packed(form: struct.Struct, *numbers: int) -> Tensor:

@@ -94,8 +94,7 @@ class Lane:
 
     def _carry_out(self, operation: Callable[[], None], work: Work) -> None:
         error: Exception | None = None
-        if threading.get_ident() == self.thread_id:
-            streams.settle_in()
+        streams.settle_in()
         with self.turn:
             self.begun += 1
             try:

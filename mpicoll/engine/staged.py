@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mpicoll.algorithms.blocks import pieces
 from mpicoll.cuda import streams
 from mpicoll.engine import message
 
@@ -65,7 +66,7 @@ class Passage:
 def carry_out(chunks: Sequence[Sequence[Part]], call: Callable[..., None]) -> None:
     """``call(*host memory of the parts)`` for one chunk after the other; no two chunks write the same memory."""
     streams.joined(part.memory.device for chunk in chunks for part in chunk if not part.memory.is_cpu)  # it may be a copy
-    following = [Passage(part) for part in chunks[0]] if chunks else []
+    following = [Passage(part) for part in chunks[0]]
     for number in range(len(chunks)):
         passages = following
         following = [Passage(part) for part in chunks[number + 1]] if number + 1 < len(chunks) else []
@@ -76,5 +77,4 @@ def carry_out(chunks: Sequence[Sequence[Part]], call: Callable[..., None]) -> No
 
 def extents(count: int, itemsize: int, rows: int = 1) -> list[tuple[int, int]]:
     """Where chunks of ``count`` elements begin and end, of so many rows each; at least one, if an empty one."""
-    step = max(1, CHUNK // (itemsize * rows))
-    return [(begin, min(begin + step, count)) for begin in range(0, max(count, 1), step)]
+    return pieces(count, max(1, CHUNK // (itemsize * rows)))
