@@ -24,11 +24,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 
 from mpicoll.errors import LaunchError
 from mpicoll.hostfile import Host
+from mpicoll.launch_command import hydra_command, openmpi_command
+from mpicoll.launch_job import Placement, Plan, Program, Site, Where
 from mpicoll.launch_mpi import Mpi, Mpiexec
 from mpicoll.launchers import expand_hosts, tasks_per_node
 
@@ -46,60 +47,6 @@ BINDING_SETTINGS = (
     "OMPI_MCA_rmaps_base_mapping_policy",
 )
 BINDING_OPTIONS = ("--bind-to", "--map-by", "--rankfile", "--cpu-set", "--cpus-per-rank")
-
-Placement = tuple[tuple[str, int], ...]  # (host, ranks there) in rank order
-
-
-@dataclass(frozen=True)
-class Program:
-    """One program of the job: its command line, and how many ranks of it run where. None: not said.
-
-    python: the interpreter that runs ``command`` (script.py args..., or -m module args...); None: ``command`` runs as
-    it is."""
-
-    command: tuple[str, ...]
-    ranks: int | None = None
-    hosts: tuple[Host, ...] | None = None
-    per_node: int | None = None
-    python: str | None = None
-
-    def words(self, family: str) -> tuple[str, ...]:
-        """The command line of a rank under an mpiexec of ``family``."""
-        if self.python is None:
-            return self.command
-        # -u, as torchrun: what a rank prints does not wait in its buffer, and is not lost when the job is ended from
-        # outside
-        rank = ("-m", "mpicoll.rank") if family == "mpich" else ()
-        return (self.python, "-u", *rank, *self.command)
-
-
-@dataclass(frozen=True)
-class Site:
-    """The machine that the launch starts from."""
-
-    environ: Mapping[str, str]
-    cores: int  # usable by us here
-    uid: int
-    names: tuple[str, ...]  # this host's own names, the usual one first
-    free_port: Callable[[], int]
-    settings: frozenset[str] = frozenset()  # MCA settings in the user's own files, as "OMPI_MCA_btl" would be in the environment
-
-    def decided(self, name: str) -> bool:
-        return name in self.environ or name in self.settings
-
-    def is_here(self, host: str) -> bool:
-        return host in self.names or host in ("localhost", "127.0.0.1")
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What to execute: ``command`` under ``environ`` plus ``added``; ``notes`` are sentences for the user."""
-
-    command: tuple[str, ...]
-    added: dict[str, str]
-    family: str  # of the mpiexec
-    notes: tuple[str, ...] = ()
-    placements: tuple[Placement | None, ...] = field(default=())
 
 
 def plan(
@@ -125,23 +72,13 @@ def plan(
     added = {**mpi.environ, **mpiexec.environ}
     _add_settings(added, where, mpi, site, extra)
     _add_torch_variables(added, where, site, notes)
-    build = _openmpi_command if mpiexec.family == "openmpi" else _hydra_command
+    build = openmpi_command if mpiexec.family == "openmpi" else hydra_command
     names = _forwarded(added, site, exported) if where.several_hosts else sorted(set(exported))
     command = [mpiexec.path, *extra, *build(counted, placements, added, names, where)]
     return Plan(tuple(command), added, mpiexec.family, tuple(notes), tuple(placements))
 
 
 # --- how many ranks, and where ----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Where:
-    """The job's extent, as far as it is known before the start."""
-
-    first_host: str
-    several_hosts: bool
-    ranks_here: int  # on this host
-    ranks_per_host: int  # the most on one host
 
 
 def _allocated_hosts(programs: Sequence[Program], site: Site) -> tuple[Host, ...] | None:
@@ -313,64 +250,3 @@ def thread_count(ranks_per_host: int, site: Site) -> tuple[int, str]:
 def _forwarded(added: Mapping[str, str], site: Site, exported: Sequence[str]) -> list[str]:
     names = [name for name in (*site.environ, *added) if FORWARDED.fullmatch(name)]
     return sorted({*names, *exported})
-
-
-# --- the words of each mpiexec ----------------------------------------------------------------------------------------
-
-Counted = Sequence[tuple[Program, int]]
-Placements = Sequence["Placement | None"]
-
-
-def _openmpi_command(
-    counted: Counted, placements: Placements, added: Mapping[str, str], names: Sequence[str], where: Where
-) -> list[str]:
-    words: list[str] = []
-    for (program, ranks), placement in zip(counted, placements, strict=True):
-        words += [":"] if words else []
-        words += ["-n", str(ranks)]
-        if placement is not None:
-            words += ["--host", ",".join(f"{host}:{count}" for host, count in placement)]
-        elif program.per_node is not None and where.several_hosts:
-            words += ["--map-by", f"ppr:{program.per_node}:node"]
-        for name in names:
-            words += ["-x", name]
-        words += program.words("openmpi")
-    return words
-
-
-def _hydra_command(
-    counted: Counted, placements: Placements, added: Mapping[str, str], names: Sequence[str], where: Where
-) -> list[str]:
-    words: list[str] = []
-    placed = [item for placement in placements for item in placement or ()]
-    if placed:
-        words += ["-hosts", ",".join(f"{host}:{count}" for host, count in _adjacent(placed))]
-    elif counted[0][0].per_node is not None and where.several_hosts:
-        words += ["-ppn", str(counted[0][0].per_node)]
-    if where.several_hosts:
-        for name in sorted(
-            set(names) & set(added)
-        ):  # Hydra hands on everything it was given; these it must not lose whatever the site's default
-            words += ["-genv", name, added[name]]
-    for i, (program, ranks) in enumerate(counted):
-        words += [":"] if i else []
-        words += ["-n", str(ranks), *program.words("mpich")]
-    return words
-
-
-def _adjacent(placed: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
-    """The hosts in rank order, each once. Raises LaunchError: the ranks come back to a host, which Hydra's host list
-    cannot say.
-    """
-    hosts: list[tuple[str, int]] = []
-    for host, count in placed:
-        if hosts and hosts[-1][0] == host:
-            hosts[-1] = (host, hosts[-1][1] + count)
-        elif any(host == other for other, _ in hosts):
-            raise LaunchError(
-                f"MPICH's mpiexec cannot return to host {host} after another host; put the programs that run on {host}"
-                " next to each other"
-            )
-        else:
-            hosts.append((host, count))
-    return hosts

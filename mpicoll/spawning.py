@@ -31,10 +31,11 @@ from typing import Any
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
 import mpicoll.ending as ending
+import mpicoll.launch_options as launch_options
 import mpicoll.launchers as launchers
 import mpicoll.run as run
 from mpicoll.errors import LaunchError, MpicollError
-from mpicoll.launch_plan import Program
+from mpicoll.launch_job import Program
 from mpicoll.rank import abort_job
 
 POLL_S = 0.02
@@ -216,11 +217,11 @@ def _write_task(folder: Path, fn: Callable[..., Any], args: tuple[Any, ...]) -> 
 
 
 def _start(folder: Path, nprocs: int) -> subprocess.Popen[bytes]:
-    options = run.Options(quiet=True)
+    options = launch_options.Options(quiet=True)
     environ = run.job_environ(options)
     where = str(Path(__file__).resolve().parent.parent)
     code = RANK_CODE.format(where=where, folder=str(folder))
-    made = run.make_plan([Program((run.python(), "-u", "-c", code), nprocs)], options, environ)
+    made = run.make_plan([Program((launch_options.python(), "-u", "-c", code), nprocs)], options, environ)
     return subprocess.Popen(made.command, env=run.full_environ(made, environ), stdin=subprocess.DEVNULL)
 
 

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+import mpicoll.hostfile as hostfile
 import mpicoll.run as run
 from mpicoll.errors import LaunchError
+from mpicoll.launch_job import Plan, Program, Site
 from mpicoll.launch_mpi import Mpi, Mpiexec
-from mpicoll.launch_plan import Plan, Program, Site, plan
+from mpicoll.launch_plan import plan
 
 OPENMPI = (Mpi("Open MPI", (5, 0, 11), "/o/lib/libmpi.so.40"), Mpiexec("/o/bin/mpiexec", "openmpi", (5, 0, 11)))
 OPENMPI4 = (Mpi("Open MPI", (4, 1, 4), "/o/lib/libmpi.so.40"), Mpiexec("/o/bin/mpiexec", "openmpi", (4, 1, 4)))
@@ -23,7 +25,7 @@ def a_site(cores: int = 8, uid: int = 1000, settings: frozenset[str] = frozenset
 
 
 def one(ranks: int | None = None, hosts: str | None = None, per_node: int | None = None, name: str = "x.py") -> Program:
-    placed = None if hosts is None else run.hostfile.parse_list(hosts)
+    placed = None if hosts is None else hostfile.parse_list(hosts)
     return Program((name,), ranks, placed, per_node, python="/py")
 
 

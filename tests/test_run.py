@@ -15,6 +15,7 @@ import pytest
 
 import mpicoll.cores as cores
 import mpicoll.launch_mpi as launch_mpi
+import mpicoll.launch_options as launch_options
 import mpicoll.run as run
 from mpicoll.errors import LaunchError
 from mpicoll.hostfile import Host
@@ -29,13 +30,13 @@ ROOT = Path(__file__).resolve().parent.parent
 def test_the_programs_own_options_are_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("t.py").touch()
-    options, (program,) = run.parse(["-n", "2", "--quiet", "t.py", "-n", "3", "--mpi", "x", "-m", "--help"])
+    options, (program,) = launch_options.parse(["-n", "2", "--quiet", "t.py", "-n", "3", "--mpi", "x", "-m", "--help"])
     assert program.command == ("t.py", "-n", "3", "--mpi", "x", "-m", "--help")
     assert program.ranks == 2
-    assert options == run.Options(quiet=True)
-    _, (program,) = run.parse(["-n", "2", "-m", "pkg.mod", "-n", "3", "--", "t.py"])
+    assert options == launch_options.Options(quiet=True)
+    _, (program,) = launch_options.parse(["-n", "2", "-m", "pkg.mod", "-n", "3", "--", "t.py"])
     assert program.command == ("-m", "pkg.mod", "-n", "3", "--", "t.py")
-    _, programs = run.parse(["-n", "1", "t.py", "a", ":", "-n", "2", "--host", "b", "-m", "mod"])
+    _, programs = launch_options.parse(["-n", "1", "t.py", "a", ":", "-n", "2", "--host", "b", "-m", "mod"])
     assert [(p.command, p.ranks, p.hosts) for p in programs] == [
         (("t.py", "a"), 1, None),
         (("-m", "mod"), 2, (Host("b", None),)),
@@ -56,16 +57,16 @@ def test_the_programs_own_options_are_its_own(tmp_path: Path, monkeypatch: pytes
 )
 def test_a_bad_command_line_says_what_is_wrong(line: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises((SystemExit, LaunchError)) as raised:
-        run.parse(shlex.split(line))
+        launch_options.parse(shlex.split(line))
     assert words in capsys.readouterr().err + str(raised.value)
 
 
 def test_a_script_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(LaunchError, match=r"nothing\.py: no such file in .*--no-python"):
-        run.parse(["-n", "2", "nothing.py"])
+        launch_options.parse(["-n", "2", "nothing.py"])
     with pytest.raises(LaunchError, match="no such program"):
-        run.parse(["-n", "2", "--no-python", "./no-such-program"])
+        launch_options.parse(["-n", "2", "--no-python", "./no-such-program"])
 
 
 def test_usable_cores() -> None:
