@@ -11,7 +11,7 @@ import torch
 
 from mpicoll.bench import everything, formulas, options, patterns, startup, targets
 from mpicoll.bench.exchanges import COLLECTIVES
-from mpicoll.bench.row import COPY, DOOR_1, DOOR_2, GLOO, RAW, Row
+from mpicoll.bench.row import API, BACKEND, COPY, GLOO, RAW, Row
 from tests.support import launch
 
 BENCH = ("-m", "mpicoll.bench")
@@ -26,8 +26,8 @@ STRICT = """
 import sys, torch
 import mpicoll.bench.__main__ as bench
 from mpicoll.bench.check import CASES, Case, Limit
-limit = Limit("/ MPI", lambda row: row.ratio("door 1", "MPI"), {limit})
-CASES[:] = [Case("all_reduce", 8, torch.float32, ("door 1", "MPI"), [limit])]
+limit = Limit("/ MPI", lambda row: row.ratio("mpicoll", "MPI"), {limit})
+CASES[:] = [Case("all_reduce", 8, torch.float32, ("mpicoll", "MPI"), [limit])]
 sys.exit(bench.main(["check", "--quick"]))
 """
 
@@ -80,11 +80,11 @@ def test_files_hold_every_way(tmp_path: Path) -> None:
     facts = json.loads(files["json"].read_text())
     assert facts["machine"]["ranks"] == 2
     ways = {(row["dtype"], row["bytes"]): set(row["ways"]) for row in facts["rows"]}
-    doors = {DOOR_1, DOOR_2, GLOO}
-    assert ways["float32", 8] == doors | {RAW}
-    assert ways["bfloat16", 8] == doors
-    assert ways["float32", 65536] >= doors | {RAW, COPY}
-    assert facts["rows"][0]["ways"][DOOR_1]["ratios"][GLOO] > 0
+    apis = {API, BACKEND, GLOO}
+    assert ways["float32", 8] == apis | {RAW}
+    assert ways["bfloat16", 8] == apis
+    assert ways["float32", 65536] >= apis | {RAW, COPY}
+    assert facts["rows"][0]["ways"][API]["ratios"][GLOO] > 0
     lines = list(csv.DictReader(files["csv"].read_text().splitlines()))
     assert len(lines) == sum(len(row["ways"]) for row in facts["rows"])
     assert files["png"].read_bytes().startswith(b"\x89PNG")
@@ -108,7 +108,7 @@ def test_dtypes_without_the_op_are_skipped_and_said() -> None:
         (["all_reduce", "--ops", "MEDIAN"], "MEDIAN"),
         (["broadcast", "--ops", "SUM"], "--ops"),
         (["barrier", "--json", "/nowhere/at/all.json"], "no such folder"),
-        (["all_reduce", "--ways", "nccl"], "--ways nccl: NCCL takes a GPU's tensors only, with --device cuda"),
+        (["all_reduce", "--impl", "nccl"], "--impl nccl: NCCL takes a GPU's tensors only, with --device cuda"),
         pytest.param(["all_reduce", "--device", "cuda"], "--device cuda: torch sees no GPU here", marks=WITHOUT_GPU),
     ],
 )
@@ -170,9 +170,7 @@ def test_jobs_of_their_own() -> None:
 
 
 @pytest.mark.launch
-@pytest.mark.parametrize(
-    ("module", "name", "way"), [("mpicoll", "all_reduce", DOOR_1), ("torch.distributed", "broadcast", DOOR_2)]
-)
+@pytest.mark.parametrize(("module", "name", "way"), [("mpicoll", "all_reduce", API), ("torch.distributed", "broadcast", BACKEND)])
 def test_a_wrong_result_ends_the_job_and_names_the_way(module: str, name: str, way: str) -> None:
     result = launch(2, "-c", LAZY.format(module=module, name=name))
     assert result.returncode != 0
@@ -207,9 +205,9 @@ def test_sizes_are_read_and_spelled(text: str, nbytes: int) -> None:
 
 
 def test_bandwidths_and_floors_are_those_of_the_definitions() -> None:
-    row = Row("all_reduce", 1 << 20, 4, {DOOR_1: [1e-3, 2e-3, 3e-3]})
-    assert row.algorithm_bandwidth(DOOR_1) == pytest.approx((1 << 20) / 2e-3)
-    assert row.bus_bandwidth(DOOR_1) == pytest.approx(1.5 * (1 << 20) / 2e-3)
+    row = Row("all_reduce", 1 << 20, 4, {API: [1e-3, 2e-3, 3e-3]})
+    assert row.algorithm_bandwidth(API) == pytest.approx((1 << 20) / 2e-3)
+    assert row.bus_bandwidth(API) == pytest.approx(1.5 * (1 << 20) / 2e-3)
     assert formulas.bus_factor("all_gather", 4) == 0.75
     assert formulas.bus_factor("broadcast", 4) == 1
     assert formulas.floor_bytes("all_reduce", 1 << 20, 4) == 1 << 20
@@ -219,10 +217,10 @@ def test_bandwidths_and_floors_are_those_of_the_definitions() -> None:
 
 def test_ratios_are_medians_of_the_rounds_ratios() -> None:
     """The ratio of the medians is another: here, 1."""
-    row = Row("all_reduce", 8, 2, {DOOR_1: [1.0, 2.0, 3.0], RAW: [2.0, 3.0, 1.0]})
-    assert row.ratio(DOOR_1, RAW) == pytest.approx(2 / 3)
-    assert row.ratio(DOOR_1, GLOO) is None
-    assert row.difference(DOOR_1, RAW) == -1
+    row = Row("all_reduce", 8, 2, {API: [1.0, 2.0, 3.0], RAW: [2.0, 3.0, 1.0]})
+    assert row.ratio(API, RAW) == pytest.approx(2 / 3)
+    assert row.ratio(API, GLOO) is None
+    assert row.difference(API, RAW) == -1
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, torch.bool, torch.complex64], ids=str)
@@ -242,7 +240,7 @@ def test_patterns_notice_what_is_wrong(dtype: torch.dtype, count: int) -> None:
 
 
 def test_targets_are_judged() -> None:
-    rows = [Row("all_reduce", 8, 2, {DOOR_1: [1.4], RAW: [1.0], DOOR_2: [20.0]}, "float32", "SUM")]
+    rows = [Row("all_reduce", 8, 2, {API: [1.4], RAW: [1.0], BACKEND: [20.0]}, "float32", "SUM")]
     found = {outcome.target.what: outcome for outcome in targets.judge(targets.Measured(rows, full=True))}
     assert found["all_reduce, 8 B"].verdict == "met"
     assert found["broadcast, 8 B"].verdict == "-"

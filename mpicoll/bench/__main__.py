@@ -1,9 +1,15 @@
 """python -m mpicoll.run -n 2 -m mpicoll.bench [WHAT] [options]; WHAT is all_reduce where nothing is said.
 
-Every way is checked before it is timed, and all ways are measured in turn, in the same rounds on the same ranks:
-door 1: mpicoll.all_reduce(tensor); door 2: torch.distributed.all_reduce(tensor), backend "mpi"; Gloo: the same with a
-group of torch's Gloo; NCCL: with --device cuda, where every rank has a GPU; MPI: mpi4py on NumPy memory; the floor: one
-rank's copy of memory, the host's or its GPU's. `WHAT --help` lists the options.
+Each implementation is checked before it is timed. All of them are measured in turn, in the same rounds on the same ranks:
+
+    mpicoll          mpicoll.all_reduce(tensor)
+    torch backend    torch.distributed.all_reduce(tensor), backend "mpi"
+    Gloo             torch.distributed.all_reduce(tensor, group=...), backend "gloo"
+    NCCL             the same, backend "nccl": with --device cuda, where every rank has a GPU
+    MPI              mpi4py on NumPy memory
+    floor            one rank's memory copy, on the host or on its GPU
+
+`WHAT --help` lists the options.
 """
 
 from __future__ import annotations

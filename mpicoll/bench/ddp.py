@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from mpicoll.bench.formulas import spell
 from mpicoll.bench.remote_pipeline import layers
 from mpicoll.bench.report import Report
-from mpicoll.bench.row import DOOR_2, GLOO, Row
+from mpicoll.bench.row import BACKEND, GLOO, Row
 from mpicoll.bench.stage import Stage
 from mpicoll.bench.table import times
 
@@ -45,8 +45,8 @@ def run(stage: Stage, report: Report, sizes: Sequence[int], resnet: bool = True)
             step(f"DDP {name}")
             row = report.add(_row(stage, name, make, batch))
             found.append(row)
-            cells = "".join(f"{_cell(row, way):>28}" for way in (DOOR_2, GLOO, ALONE))
-            report.say(f"{name:>20}{cells}{times(row.ratio(DOOR_2, GLOO)):>8}{times(row.ratio(ALONE, GLOO)):>16}")
+            cells = "".join(f"{_cell(row, way):>28}" for way in (BACKEND, GLOO, ALONE))
+            report.say(f"{name:>20}{cells}{times(row.ratio(BACKEND, GLOO)):>8}{times(row.ratio(ALONE, GLOO)):>16}")
     return found
 
 
@@ -68,7 +68,7 @@ def _row(stage: Stage, name: str, make: Callable[[], nn.Module], batch: Callable
     second.load_state_dict(first.state_dict())
     torch.manual_seed(1 + stage.rank)
     x = batch()
-    models = {DOOR_2: DistributedDataParallel(first), GLOO: DistributedDataParallel(second, process_group=stage.gloo)}
+    models = {BACKEND: DistributedDataParallel(first), GLOO: DistributedDataParallel(second, process_group=stage.gloo)}
     steps: dict[str, Callable[[], None]] = {way: Step(model, x) for way, model in models.items()}
     for _ in range(2):  # DDP forms its final buckets after the first
         for step in steps.values():

@@ -9,7 +9,7 @@ from pathlib import Path
 from mpicoll.bench import ddp, jobs, overlap, startup, sweep, targets
 from mpicoll.bench.exchanges import COLLECTIVES
 from mpicoll.bench.report import Report
-from mpicoll.bench.row import DOOR_1, GLOO, RAW, Row
+from mpicoll.bench.row import API, GLOO, RAW, Row
 from mpicoll.bench.stage import WAYS, Stage
 from mpicoll.bench.sweep import Plan
 from mpicoll.bench.table import LEGEND, copy_lines
@@ -18,7 +18,7 @@ from mpicoll.bench.targets import KIB, MIB, MOVED, SHORT, Measured
 RANKS = 4  # of the jobs that rank 0 starts
 SMALL = [8, 512, 4 * KIB, 64 * KIB]
 LARGE = [MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB]
-OURS_AND_OTHERS = (DOOR_1, GLOO, RAW)
+OURS_AND_OTHERS = (API, GLOO, RAW)
 
 
 def plans(quick: bool) -> list[Plan]:

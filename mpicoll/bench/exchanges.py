@@ -48,13 +48,13 @@ class Memory:
 
 @dataclass(frozen=True)
 class Exchange:
-    """One row: ``door`` makes the call of a library with torch.distributed's interface, ``raw`` MPI's own.
+    """One row: ``call_through`` makes the call of a library with torch.distributed's interface, ``raw`` MPI's own.
 
     A call that is None: this rank has no part in it.
     """
 
     memory: Memory
-    door: Callable[[Any, Any], Call | None]  # (module, group)
+    call_through: Callable[[Any, Any], Call | None]  # (module, group)
     raw: Callable[[], Call | None] | None  # None: MPI has no such datatype or operation
     raw_memory: Memory | None = None  # None: the same
 
@@ -168,10 +168,10 @@ def reduce_scatter_tensor(s: Shape) -> Exchange:
     memory = Memory([(every, s.of(s.rank))], [(mine, s.reduced(s.rank * s.part))], s.exact)
     raw = (lambda: reference.reduce_scatter(mine.numpy(), every.numpy(), s.op)) if s.reduces else None
 
-    def door(dist: Any, group: Any) -> Call:
+    def call_through(dist: Any, group: Any) -> Call:
         return partial(_single(dist, "reduce_scatter"), mine, every, s.torch_op, group)
 
-    return Exchange(memory, door, raw)
+    return Exchange(memory, call_through, raw)
 
 
 def reduce_scatter(s: Shape) -> Exchange:
@@ -179,10 +179,10 @@ def reduce_scatter(s: Shape) -> Exchange:
     sent = [(part, s.of(s.rank, i * s.part)) for i, part in enumerate(every)]
     memory = Memory(sent, [(mine, s.reduced(s.rank * s.part))], s.exact)
 
-    def door(dist: Any, group: Any) -> Call:
+    def call_through(dist: Any, group: Any) -> Call:
         return partial(dist.reduce_scatter, mine, every, s.torch_op, group)
 
-    return _with_raw(memory, door, reduce_scatter_tensor(s))
+    return _with_raw(memory, call_through, reduce_scatter_tensor(s))
 
 
 def all_to_all_single(s: Shape) -> Exchange:
@@ -209,8 +209,8 @@ def _single(dist: Any, operation: str) -> Any:
     return getattr(dist, f"{operation}_single") if hasattr(torch.distributed, f"{operation}_single") else getattr(dist, old)
 
 
-def _with_raw(memory: Memory, door: Callable[[Any, Any], Call], single: Exchange) -> Exchange:
-    return Exchange(memory, door, single.raw, single.memory)
+def _with_raw(memory: Memory, call_through: Callable[[Any, Any], Call], single: Exchange) -> Exchange:
+    return Exchange(memory, call_through, single.raw, single.memory)
 
 
 COLLECTIVES: dict[str, Callable[[Shape], Exchange]] = {

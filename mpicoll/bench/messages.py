@@ -21,7 +21,7 @@ def latency(s: Shape) -> Exchange:
     mine, theirs, peer = s.empty(s.count), s.empty(s.count), 1 - s.rank
     memory = Memory([(mine, s.of(s.rank))], [(theirs, s.of(peer))])
 
-    def door(dist: Any, group: Any) -> Call:
+    def call_through(dist: Any, group: Any) -> Call:
         send, recv = dist.send, dist.recv
 
         def first() -> None:
@@ -35,7 +35,7 @@ def latency(s: Shape) -> Exchange:
         return first if s.rank == 0 else second
 
     raw = (lambda: reference.ping_pong(theirs.numpy(), mine.numpy())) if s.moves else None
-    return Exchange(memory, door, raw)
+    return Exchange(memory, call_through, raw)
 
 
 def bandwidth(s: Shape) -> Exchange:
@@ -44,7 +44,7 @@ def bandwidth(s: Shape) -> Exchange:
     x, done = s.empty(s.count), s.empty(1)
     memory = Memory([(x, s.of(0))]) if s.rank == 0 else Memory([], [(x, s.of(0))])
 
-    def door(dist: Any, group: Any) -> Call:
+    def call_through(dist: Any, group: Any) -> Call:
         isend, irecv, send, recv = dist.isend, dist.irecv, dist.send, dist.recv
 
         def first() -> None:
@@ -60,7 +60,7 @@ def bandwidth(s: Shape) -> Exchange:
         return first if s.rank == 0 else second
 
     raw = (lambda: reference.stream(x.numpy(), x.numpy(), WINDOW)) if s.moves else None
-    return Exchange(memory, door, raw)
+    return Exchange(memory, call_through, raw)
 
 
 MESSAGES: dict[str, Callable[[Shape], Exchange]] = {"latency": latency, "bandwidth": bandwidth}

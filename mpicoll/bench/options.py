@@ -16,7 +16,7 @@ from mpicoll.bench import arguments, ddp, formulas, model, patterns, plot, tune
 from mpicoll.bench.exchanges import COLLECTIVES
 from mpicoll.bench.formulas import EMPTY, REDUCTIONS
 from mpicoll.bench.messages import MESSAGES
-from mpicoll.bench.row import DOOR_1, DOOR_2, GLOO, NCCL, RAW
+from mpicoll.bench.row import API, BACKEND, GLOO, NCCL, RAW
 from mpicoll.cuda import streams
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -24,8 +24,8 @@ SIZES = [4, 8, 64, 256, KIB, 4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MI
 MOST = {"latency": 64 * MIB, "bandwidth": 4 * MIB}  # by default; a call of bandwidth moves 64 times as much
 QUICK_SIZES = [8, 64 * KIB]
 OWN_SIZES = {"rpc": [4 * KIB, MIB, 64 * MIB], "overlap": [16 * MIB, 4 * MIB, 64 * MIB], "ddp": list(ddp.SIDES)}
-WAYS = {"door1": DOOR_1, "door2": DOOR_2, "gloo": GLOO, "nccl": NCCL, "mpi": RAW}
-PLOT = "bench.png"  # of `all`, where nothing else is said
+WAYS = {"mpicoll": API, "torch": BACKEND, "gloo": GLOO, "nccl": NCCL, "mpi4py": RAW}
+PLOT = "bench.svg"  # of `all`, where nothing else is said
 LAST_WORDS_S = 1.0  # other ranks leave so much later than rank 0, whose words would be lost with the job
 
 
@@ -65,13 +65,17 @@ def parser(description: str) -> Parser:
     files = Parser(add_help=False)
     files.add_argument("--json", metavar="FILE", help="everything, every round's time")
     files.add_argument("--csv", metavar="FILE", help="a line for each row and way")
-    files.add_argument("--plot", metavar="FILE.png", help="time and bandwidth over size (needs matplotlib)")
+    files.add_argument(
+        "--plot",
+        metavar="FILE.svg",
+        help="a picture: one operation over size, or several compared with Gloo and MPI (needs matplotlib)",
+    )
     sizes = Parser(add_help=False)
     sizes.add_argument("--sizes", "--bytes", type=arguments.size, nargs="+", metavar="S", help="8 64KiB 1MiB ...")
     kinds = Parser(add_help=False)
     kinds.add_argument("--dtypes", type=arguments.dtype, nargs="+", default=["float32"], metavar="D", help="float32 bfloat16 ...")
     ways = Parser(add_help=False)
-    ways.add_argument("--ways", nargs="+", choices=list(WAYS), metavar="W", help=f"of {' '.join(WAYS)}; default all")
+    ways.add_argument("--impl", dest="ways", nargs="+", choices=list(WAYS), metavar="I", help=f"of {' '.join(WAYS)}; default all")
     ways.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where the tensors are; default cpu")
     for what in [*COLLECTIVES, *MESSAGES]:
         parents = [common, files, ways] if what in EMPTY else [common, files, ways, sizes, kinds]
@@ -93,7 +97,7 @@ def parser(description: str) -> Parser:
 
 
 _HELP = {
-    "all_reduce": "one for each collective: through both doors, Gloo, mpi4py on NumPy memory",
+    "all_reduce": "one for each collective: the mpicoll API, the torch backend, Gloo, mpi4py on NumPy memory",
     "latency": "messages: half of a round trip",
     "bandwidth": "messages: 64 under way at once",
     "overlap": "how much of an all_reduce hides behind a matmul",
@@ -103,7 +107,7 @@ _HELP = {
     "check": "a few ratios beside their limits; exit status 1 if one is over; less than a minute",
     "tune": "from which sizes shared memory is faster than MPI here: writes a table for MPICOLL_TUNING",
     "model": "what each algorithm would cost on another machine; measures nothing",
-    "rpc": "remote calls beside torch.distributed.rpc (TensorPipe)",
+    "rpc": "RPC, compared with torch.distributed.rpc (TensorPipe)",
 }
 
 
@@ -130,7 +134,7 @@ def _check_device(made: Parser, found: argparse.Namespace) -> None:
     if found.device == "cuda" and not streams.available():
         made.error("--device cuda: torch sees no GPU here")
     if found.device == "cpu" and "nccl" in (found.ways or []):
-        made.error("--ways nccl: NCCL takes a GPU's tensors only, with --device cuda")
+        made.error("--impl nccl: NCCL takes a GPU's tensors only, with --device cuda")
     found.ways = found.ways or [way for way in WAYS if way != "nccl" or found.device == "cuda"]
 
 

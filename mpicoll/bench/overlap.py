@@ -18,7 +18,7 @@ import mpicoll
 from mpicoll.bench.exchanges import Memory, all_reduce
 from mpicoll.bench.formulas import spell
 from mpicoll.bench.report import Report
-from mpicoll.bench.row import DOOR_1, DOOR_2, GLOO, Row
+from mpicoll.bench.row import API, BACKEND, GLOO, Row
 from mpicoll.bench.stage import Stage
 from mpicoll.bench.table import micro, times
 
@@ -54,16 +54,16 @@ def run(stage: Stage, report: Report, sizes: Sequence[int]) -> list[Row]:
     """Measures and prints (collective)."""
     here = report.machine
     report.say("", f"all_reduce beside a matmul, float32; {here.cores_per_rank:g} cores per rank{', full' if here.full else ''}")
-    report.say(f"{'bytes':>9}  {'way':8}{'all_reduce us':>15}{'matmul us':>12}{'both us':>12}{'x sum':>8}")
+    report.say(f"{'bytes':>9}  {'':13}{'all_reduce us':>15}{'matmul us':>12}{'both us':>12}{'x sum':>8}")
     found = []
     with report.progress(len(sizes)) as step:
         for nbytes in sizes:
             step(f"overlap {spell(nbytes)}")
             row = report.add(_row(stage, nbytes))
             found.append(row)
-            for way in (DOOR_1, DOOR_2, GLOO):
+            for way in (API, BACKEND, GLOO):
                 alone, matmul, both = (micro(row.seconds(name(way, part))) for part in (ALONE, MATMUL, BOTH))
-                report.say(f"{spell(nbytes):>9}  {way:8}{alone:>15}{matmul:>12}{both:>12}{times(ratio(row, way)):>8}")
+                report.say(f"{spell(nbytes):>9}  {way:13}{alone:>15}{matmul:>12}{both:>12}{times(ratio(row, way)):>8}")
     return found
 
 
@@ -72,9 +72,9 @@ def _row(stage: Stage, nbytes: int) -> Row:
     x, memory = exchange.memory.sent[0][0], exchange.memory
     one = min(stage.rounds.times({MATMUL: Matmuls(10)})[MATMUL]) / 10
     calls: dict[str, Callable[[], object]] = {}
-    doors: dict[str, tuple[Any, Any]] = {DOOR_1: (mpicoll, None), DOOR_2: (torch.distributed, None)}
-    for way, (dist, group) in {**doors, GLOO: (torch.distributed, stage.gloo)}.items():
-        alone = exchange.door(dist, group)
+    apis: dict[str, tuple[Any, Any]] = {API: (mpicoll, None), BACKEND: (torch.distributed, None)}
+    for way, (dist, group) in {**apis, GLOO: (torch.distributed, stage.gloo)}.items():
+        alone = exchange.call_through(dist, group)
         assert alone is not None
         seconds = min(stage.rounds.times({way: alone})[way])
         matmuls = Matmuls(max(1, round(seconds / one)))

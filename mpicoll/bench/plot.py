@@ -1,19 +1,47 @@
-"""Curves of time and bandwidth over size, each table a pair of panels, with the memory copy as the limit."""
+"""Pictures of what was measured: one operation's time over size, or the ratio of several operations to Gloo and to raw MPI.
+
+Lines are medians of the rounds, bands reach from the least to the most. Colours are those of Okabe and Ito, which people with
+any colour vision can tell apart; markers differ as well, and each line is labelled at its end.
+"""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Sequence
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from mpicoll.bench import formulas
 from mpicoll.bench.machine import Machine
-from mpicoll.bench.row import COPY, DOOR_1, DOOR_2, FLOAT32, GLOO, NCCL, RAW, Row
+from mpicoll.bench.row import API, BACKEND, COPY, FLOAT32, GLOO, NCCL, RAW, Row
 
-COLOURS = {DOOR_1: "C0", DOOR_2: "C1", GLOO: "C2", RAW: "C3", FLOAT32: "C4", NCCL: "C5", COPY: "black"}
 REMEDY = "--plot needs matplotlib: pip install 'mpicoll[bench]'"
-PANEL = (6.0, 4.0)  # inches
+HERO = (8.0, 4.4)  # inches
+PANEL = (3.6, 2.5)
+COLUMNS = 3
+INK = "#222222"
+
+
+@dataclass(frozen=True)
+class Look:
+    label: str
+    colour: str
+    marker: str
+
+
+LOOKS = {
+    API: Look("mpicoll", "#0072B2", "o"),
+    BACKEND: Look("torch backend", "#56B4E9", "v"),
+    GLOO: Look("Gloo", "#D55E00", "s"),
+    RAW: Look("raw MPI", "#555555", "^"),
+    NCCL: Look("NCCL", "#009E73", "D"),
+    FLOAT32: Look("mpicoll, float32", "#CC79A7", "P"),
+    COPY: Look("memory copy", "#999999", "."),
+}
+SHOWN = (API, GLOO, NCCL, RAW)  # of one operation; the torch backend differs from the mpicoll API by some microseconds
+Curve = list[tuple[int, list[float]]]  # size in bytes, a figure of each round
 
 
 def available() -> bool:
@@ -21,36 +49,114 @@ def available() -> bool:
 
 
 def draw(rows: Sequence[Row], machine: Machine, file: str) -> None:
-    """Writes ``file`` in the format of its ending (rank 0 alone)."""
-    importlib.import_module("matplotlib").use("Agg")
-    plt = importlib.import_module("matplotlib.pyplot")
-
+    """Writes ``file`` in the format of its ending (rank 0 alone). Does nothing if no row has a size."""
     tables: dict[str, list[Row]] = {}
-    for row in rows:
+    for row in sorted(rows, key=lambda row: row.nbytes):
         if row.nbytes and row.what != "overlap" and not row.what.startswith("DDP"):
             tables.setdefault(" ".join(filter(None, (row.what, row.dtype, row.op))), []).append(row)
     if not tables:
         return
-    size = (2 * PANEL[0], PANEL[1] * len(tables))
-    figure, panels = plt.subplots(len(tables), 2, figsize=size, squeeze=False, layout="constrained")
-    for (name, found), (left, right) in zip(tables.items(), panels, strict=True):
-        found.sort(key=lambda row: row.nbytes)
-        _curves(left, found, name, "microseconds per call", lambda row, way: row.seconds(way) * 1e6)
-        _curves(right, found, name, "bus bandwidth, GB/s", lambda row, way: row.bus_bandwidth(way) / 1e9)
-    figure.suptitle("\n".join(machine.lines()), fontsize="small")
-    figure.savefig(file)
-    plt.close(figure)
+    matplotlib = importlib.import_module("matplotlib")
+    matplotlib.use("Agg")
+    with matplotlib.rc_context({"svg.hashsalt": "mpicoll", "axes.spines.top": False, "axes.spines.right": False}):
+        figure = _times(*tables.values()) if len(tables) == 1 else _ratios(tables)
+        figure.supxlabel("\n".join(_caption(machine, len(next(iter(rows[0].times.values()))))), fontsize=7, color=INK)
+        metadata = {"metadata": {"Date": None}} if file.endswith(".svg") else {}  # the same figures make the same file
+        figure.savefig(file, facecolor="white", **metadata)
 
 
-def _curves(panel: Any, rows: Sequence[Row], name: str, label: str, figure: Any) -> None:
-    for way, colour in COLOURS.items():
-        points = [(row.nbytes, figure(row, way)) for row in rows if way in row.times]
-        style = {"linestyle": "--", "label": "memory copy (limit)"} if way == COPY else {"marker": ".", "label": way}
-        if points:
-            panel.plot(*zip(*points, strict=True), color=colour, **style)
-    panel.set(xscale="log", yscale="log", title=name, xlabel="bytes", ylabel=label)
-    ticks = sorted({row.nbytes for row in rows})
-    panel.set_xticks(ticks, [formulas.spell(nbytes) for nbytes in ticks], rotation=45, fontsize="x-small")
+# --- one operation: time over size ------------------------------------------------------------------------------------
+
+
+def _times(rows: list[Row]) -> Any:
+    figure, panel = _pyplot().subplots(figsize=HERO, layout="constrained")
+    for way in SHOWN:
+        _line(panel, LOOKS[way], [(row.nbytes, [s * 1e6 for s in row.times[way]]) for row in rows if way in row.times])
+    panel.set(xscale="log", yscale="log", xlabel="message size", ylabel="time per call, microseconds")
+    _sizes(panel, rows)
+    panel.set_title(headline(rows), loc="left", fontsize=11, fontweight="bold", color=INK)
+    return figure
+
+
+def headline(rows: Sequence[Row]) -> str:
+    """What the picture says, as a sentence: the ratios at the largest size."""
+    last = rows[-1]
+    others = [(LOOKS[way].label, ratio) for way in (GLOO, NCCL, RAW) if (ratio := last.ratio(API, way)) is not None]
+    kind = f" of {last.dtype}" if last.dtype not in ("", "float32") else ""
+    if not others:
+        return f"{last.what}{kind}: time over message size"
+    words = ", and ".join(f"{ratio:.2g} times {label}'s" for label, ratio in others)
+    return f"{last.what}{kind} of {formulas.spell(last.nbytes)}: mpicoll's time is {words}"
+
+
+# --- several operations: ratios over size -----------------------------------------------------------------------------
+
+
+def _ratios(tables: dict[str, list[Row]]) -> Any:
+    lines = -(-len(tables) // COLUMNS)
+    size = (COLUMNS * PANEL[0], lines * PANEL[1] + 0.8)
+    figure, panels = _pyplot().subplots(
+        lines, COLUMNS, figsize=size, sharex=True, sharey=True, layout="constrained", squeeze=False
+    )
+    for panel in panels.flat[len(tables) :]:
+        panel.set_axis_off()
+    for (name, rows), panel in zip(tables.items(), panels.flat, strict=False):
+        panel.axhline(1, color=INK, linewidth=0.8)
+        for other in (GLOO, NCCL, RAW):
+            _line(panel, LOOKS[other], [(row.nbytes, _of_rounds(row, other)) for row in rows if {API, other} <= row.times.keys()])
+        panel.set_xscale("log")
+        panel.set_yscale("log", base=2)
+        panel.set_title(name, loc="left", fontsize=9, color=INK)
+    everything = [row for rows in tables.values() for row in rows]
+    for panel in panels.flat[: len(tables)]:
+        _sizes(panel, everything, 4)
+    panels[0][0].yaxis.set_major_formatter(_plain)
+    figure.suptitle("Time of mpicoll divided by the time of Gloo and of raw MPI. Below the line, mpicoll is faster.", color=INK)
+    return figure
+
+
+def _of_rounds(row: Row, other: str) -> list[float]:
+    return [ours / theirs for ours, theirs in zip(row.times[API], row.times[other], strict=True)]
+
+
+def _plain(value: float, position: int) -> str:
+    return f"{value:g}" if value >= 1 else f"1/{1 / value:g}"
+
+
+# --- shared -----------------------------------------------------------------------------------------------------------
+
+
+def _line(panel: Any, look: Look, curve: Curve) -> None:
+    if not curve:
+        return
+    sizes = [nbytes for nbytes, _ in curve]
+    medians = [statistics.median(figures) for _, figures in curve]
+    panel.plot(sizes, medians, color=look.colour, marker=look.marker, markersize=4, linewidth=1.6)
+    panel.fill_between(sizes, _each(min, curve), _each(max, curve), color=look.colour, alpha=0.18, linewidth=0)
+    panel.annotate(
+        look.label, (sizes[-1], medians[-1]), xytext=(6, 0), textcoords="offset points",
+        color=look.colour, va="center", fontsize=9, fontweight="bold", annotation_clip=False,
+    )  # fmt: skip
+
+
+def _each(function: Callable[[list[float]], float], curve: Curve) -> list[float]:
+    return [function(figures) for _, figures in curve]
+
+
+def _caption(machine: Machine, rounds: int) -> list[str]:
+    first, second = machine.lines()
+    return [f"{first.split(', package')[0]}; {second}", f"lines: median of {rounds} rounds; bands: least to most"]
+
+
+def _sizes(panel: Any, rows: Sequence[Row], most: int = 8) -> None:
+    """At most so many ticks, at sizes that were measured, in words."""
+    sizes = sorted({row.nbytes for row in rows})
+    step = -(-len(sizes) // most)
+    ticks = sizes[::-1][::step][::-1]
+    panel.set_xticks(ticks, [formulas.spell(nbytes) for nbytes in ticks], fontsize=8)
     panel.minorticks_off()
-    panel.grid(alpha=0.3)
-    panel.legend(fontsize="x-small")
+    panel.grid(alpha=0.25)
+
+
+def _pyplot() -> Any:
+    return importlib.import_module("matplotlib.pyplot")

@@ -1,6 +1,6 @@
 """Times several ways to do one thing, in turn, round by round.
 
-    round 1:  arrive | barrier | door 1 x K1 | arrive | barrier | Gloo x K2 | arrive ...      seconds per call = elapsed / K
+    round 1:  arrive | barrier | mpicoll x K1 | arrive | barrier | Gloo x K2 | arrive ...      seconds per call = elapsed / K
     round 2:  the same, beginning with the next way
 
 K, the same on every rank, is such that a way takes about ROUND_S per round. Everybody arrives before and after each way without

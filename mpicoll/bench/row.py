@@ -10,12 +10,12 @@ from typing import Any
 from mpicoll.bench import formulas
 
 # Ways
-DOOR_1 = "door 1"  # mpicoll.all_reduce(tensor)
-DOOR_2 = "door 2"  # torch.distributed.all_reduce(tensor), backend "mpi"
+API = "mpicoll"  # mpicoll.all_reduce(tensor)
+BACKEND = "torch backend"  # torch.distributed.all_reduce(tensor), backend "mpi"
 GLOO = "Gloo"  # torch.distributed.all_reduce(tensor, group=...), backend "gloo"
 NCCL = "NCCL"  # the same, backend "nccl"; of a GPU's tensors
 RAW = "MPI"  # mpi4py on NumPy memory, see mpi/reference.py
-FLOAT32 = "float32"  # door 1 with as many bytes of float32, beside dtypes of two bytes
+FLOAT32 = "float32"  # the mpicoll API with as many bytes of float32, beside dtypes of two bytes
 COPY = "copy"  # one rank's memory copy, the floor, see formulas.py
 COPIES = "copies"  # the same by all ranks at once
 BUS = "bus"  # of a GPU's tensors: a copy of as many bytes to pinned host memory, by all ranks at once

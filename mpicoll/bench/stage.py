@@ -18,12 +18,12 @@ from mpicoll.bench import formulas
 from mpicoll.bench.exchanges import CPU, Exchange, Memory, Shape
 from mpicoll.bench.formulas import REDUCTIONS, spell
 from mpicoll.bench.rounds import Call, Pace, Rounds
-from mpicoll.bench.row import BUS, COPIES, COPY, DOOR_1, DOOR_2, FLOAT32, GLOO, NCCL, RAW, Row
+from mpicoll.bench.row import API, BACKEND, BUS, COPIES, COPY, FLOAT32, GLOO, NCCL, RAW, Row
 from mpicoll.cuda import streams
 from mpicoll.errors import UnsupportedReduction
 from mpicoll.mpi.referee import Referee
 
-WAYS = (DOOR_1, DOOR_2, GLOO, RAW)
+WAYS = (API, BACKEND, GLOO, RAW)
 FLOORS = (COPY, COPIES, BUS)
 REFUSALS = (RuntimeError, ValueError, TypeError, NotImplementedError)  # of torch's own backends
 Maker = Callable[[Shape], Exchange]
@@ -124,9 +124,9 @@ class Stage:
         if way == RAW:
             return None if exchange.raw is None else exchange.raw()
         if way in (GLOO, NCCL):
-            call = exchange.door(torch.distributed, self.gloo if way == GLOO else self.nccl)
+            call = exchange.call_through(torch.distributed, self.gloo if way == GLOO else self.nccl)
         else:
-            call = exchange.door(torch.distributed if way == DOOR_2 else mpicoll, None)
+            call = exchange.call_through(torch.distributed if way == BACKEND else mpicoll, None)
         return call if call is None or self.device == CPU else self._settled(call)
 
     def _settled(self, call: Call) -> Call:

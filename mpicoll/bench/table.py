@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mpicoll.bench.formulas import spell
-from mpicoll.bench.row import COPIES, COPY, DOOR_1, DOOR_2, FLOAT32, GLOO, NCCL, RAW, Row
+from mpicoll.bench.row import API, BACKEND, COPIES, COPY, FLOAT32, GLOO, NCCL, RAW, Row
 
 LEGEND = (
-    "microseconds per call: median [least, most] of the rounds, of the slowest rank; x: door 1's time to another's, the median",
-    "of the rounds' ratios; floor: one rank's memory copy; bus: door 1's bus bandwidth as the NCCL tests define it, GB/s",
+    "microseconds per call: median [least, most] of the rounds, of the slowest rank; x: mpicoll's time to another's, the median",
+    "of the rounds' ratios; floor: one rank's memory copy; bus: mpicoll's bus bandwidth as the NCCL tests define it, GB/s",
 )
 CELL = 26
 RATIOS = {"x MPI": RAW, "x Gloo": GLOO, "x NCCL": NCCL, "x floor": COPY, "x fp32": FLOAT32}
@@ -20,9 +20,9 @@ class Table:
 
     def __init__(self, title: str, ways: Sequence[str]) -> None:
         self.title = title
-        self.ways = [way for way in (DOOR_1, DOOR_2, GLOO, NCCL, RAW) if way in ways]
+        self.ways = [way for way in (API, BACKEND, GLOO, NCCL, RAW) if way in ways]
         shown = {"x MPI": RAW in ways, "x Gloo": GLOO in ways, "x NCCL": NCCL in ways, "x floor": True, "x fp32": FLOAT32 in ways}
-        self.ratios = [name for name in RATIOS if shown[name] and DOOR_1 in ways]
+        self.ratios = [name for name in RATIOS if shown[name] and API in ways]
 
     def head(self) -> list[str]:
         cells = "".join(f"{way:>{CELL}}" for way in self.ways)
@@ -31,8 +31,8 @@ class Table:
 
     def line(self, row: Row) -> str:
         cells = "".join(f"{_time(row, way):>{CELL}}" for way in self.ways)
-        ratios = "".join(f"{times(row.ratio(DOOR_1, RATIOS[name])):>8}" for name in self.ratios)
-        bus = f"{row.bus_bandwidth(DOOR_1) / 1e9:.2f}" if row.nbytes and DOOR_1 in row.times else "-"
+        ratios = "".join(f"{times(row.ratio(API, RATIOS[name])):>8}" for name in self.ratios)
+        bus = f"{row.bus_bandwidth(API) / 1e9:.2f}" if row.nbytes and API in row.times else "-"
         return f"{spell(row.nbytes) if row.nbytes else '-':>9}{cells}{ratios}{bus:>8}"
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from mpicoll.bench import overlap
 from mpicoll.bench.exchanges import COLLECTIVES
 from mpicoll.bench.formulas import spell
-from mpicoll.bench.row import COPIES, COPY, DOOR_1, DOOR_2, FLOAT32, GLOO, RAW, Row
+from mpicoll.bench.row import API, BACKEND, COPIES, COPY, FLOAT32, GLOO, RAW, Row
 from mpicoll.bench.startup import Startup
 from mpicoll.bench.table import times
 
@@ -94,22 +94,22 @@ def _figure(value: float, unit: str) -> str:
 
 
 def to(way: str) -> Figure:
-    """Door 1's ratio to it."""
-    return lambda row: row.ratio(DOOR_1, way)
+    """The mpicoll API's ratio to it."""
+    return lambda row: row.ratio(API, way)
 
 
 def to_better(row: Row) -> float | None:
-    """Door 1's ratio to the better of Gloo and MPI."""
-    return row.best_ratio(DOOR_1, (GLOO, RAW))
+    """The mpicoll API's ratio to the better of Gloo and MPI."""
+    return row.best_ratio(API, (GLOO, RAW))
 
 
 def ddp_ratio(row: Row) -> float | None:
-    return row.ratio(DOOR_2, GLOO)
+    return row.ratio(BACKEND, GLOO)
 
 
 def added(row: Row) -> float | None:
-    """Microseconds that door 2 adds to door 1."""
-    found = row.difference(DOOR_2, DOOR_1)
+    """Microseconds that the torch backend adds to the mpicoll API."""
+    found = row.difference(BACKEND, API)
     return None if found is None else found * 1e6
 
 
@@ -121,7 +121,7 @@ def _beside(measured: Measured) -> Value:
     row = next((row for row in measured.rows if row.what == "overlap" and row.nbytes == 16 * MIB), None)
     if row is None:
         return None, "not among what was measured"
-    return overlap.ratio(row, DOOR_1), "full: no core to spare" if measured.full else "a spare core for each rank"
+    return overlap.ratio(row, API), "full: no core to spare" if measured.full else "a spare core for each rank"
 
 
 def _copies(measured: Measured) -> Value:
@@ -133,7 +133,7 @@ def _copies(measured: Measured) -> Value:
 def _crowded(measured: Measured) -> Value:
     if not measured.crowded:
         return None, measured.reasons.get("crowded", "not measured")
-    return measured.crowded[0].ratio(DOOR_1, GLOO), "a job of its own"
+    return measured.crowded[0].ratio(API, GLOO), "a job of its own"
 
 
 def _import(measured: Measured) -> Value:
@@ -154,7 +154,7 @@ REDUCED = ("all_reduce",)
 _SHORT = [Target("1", NAMES.get(what, f"{what}, 8 B"), RAW, 1.5, "x", _over(to(RAW), (what,), F32, 8, 8)) for what in SHORT]
 TARGETS = [
     *_SHORT,
-    Target("2", "the same through torch.distributed", DOOR_1, 12, "us", _over(added, SHORT, F32, 8, 8)),
+    Target("2", "the same through torch.distributed", API, 12, "us", _over(added, SHORT, F32, 8, 8)),
     Target("3", "every collective, 8 B ... 64 KiB", GLOO, 0.1, "x", _over(to(GLOO), ALL, F32, 8, 64 * KIB)),
     Target("4", "all_reduce, 1 MiB ... 256 MiB", GLOO, 0.5, "x", _over(to(GLOO), REDUCED, F32, MIB)),
     Target("5", "all_reduce, 16 MiB ... 256 MiB", RAW, 0.75, "x", _over(to(RAW), REDUCED, F32, 16 * MIB)),
@@ -183,14 +183,14 @@ def text(outcomes: Sequence[Outcome]) -> list[str]:
 
 
 def markdown(outcomes: Sequence[Outcome]) -> list[str]:
-    """For the README."""
+    """For docs/performance.md."""
     lines = ["| " + " | ".join(HEAD) + " |", "|" + "---|" * len(HEAD)]
     return lines + ["| " + " | ".join(outcome.cells()) + " |" for outcome in outcomes]
 
 
 def by_collective(measured: Measured) -> list[str]:
     """Target 3, each collective's worst ratio."""
-    lines = ["", "8 B ... 64 KiB, door 1 / Gloo, the worst of each collective"]
+    lines = ["", "8 B ... 64 KiB, mpicoll / Gloo, the worst of each collective"]
     for what in ALL:
         value, where = measured.worst(to(GLOO), (what,), F32, 8, 64 * KIB)
         lines.append(f"{what:>24}{times(value):>8}  {where.removeprefix(what).strip()}")

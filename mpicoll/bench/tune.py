@@ -83,7 +83,7 @@ def _ratio(stage: Stage, carrier: Any, operation: str, nbytes: int) -> float:
     nbytes = nbytes // (4 * stage.size) * 4 * stage.size
     dtype = torch.bfloat16 if operation == "halves" else torch.float32
     exchange = COLLECTIVES[NAMES.get(operation, operation)](stage.shape(nbytes, dtype))
-    call = exchange.door(mpicoll, None)
+    call = exchange.call_through(mpicoll, None)
     exchange.memory.clear()
 
     def by(least: int) -> Call:

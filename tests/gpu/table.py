@@ -28,7 +28,7 @@ PATHS = {
 }
 RANKS = (2, 4)
 SIZE, NBYTES = "256 MiB", 256 << 20
-OURS, COPY, BUS, HOST = "door 1", "copy", "bus", "MPI"  # of mpicoll/bench/row.py
+OURS, COPY, BUS, HOST = "mpicoll", "copy", "bus", "MPI"  # of mpicoll/bench/row.py
 FAILED, TIMED_OUT = 1, 124  # statuses: pytest's where tests have failed, run.py's for what it had to end
 LONGEST = 160  # characters of a reason
 COLUMNS = (
