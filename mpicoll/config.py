@@ -97,8 +97,8 @@ VARIABLES = (
         kind=int,
         default=None,
         unit="bytes",
-        meaning="the size from which operations go through shared memory, between nodes by all of their ranks, and halves as "
-        "they are; unset: as measured (rank 0's counts)",
+        meaning="the size from which operations go through shared memory, between nodes by all of their ranks, and fp16 and "
+        "bf16 as they are; unset: as measured (rank 0's counts)",
         minimum=1,
     ),
     Variable(

@@ -37,7 +37,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--as-if-gpus", action="store_true", help="the CPU's tensors in a world whose ranks see GPUs")
     parser.addoption("--way", default=None, help="direct, ipc or staged: how tests/gpu expects a GPU's tensors to travel")
     parser.addoption("--device", default="cuda", help="where the tensors of tests/gpu are; cpu: tries these tests without a GPU")
-    parser.addoption("--record", action="store_true", help="keep what tests/stack shows in docs/stack, for the README's table")
+    parser.addoption("--record", action="store_true", help="keep what tests/stack shows in docs/stack, for the tables of docs")
 
 
 @pytest.hookimpl(trylast=True)

@@ -74,7 +74,7 @@ def test_imports_point_downward() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("page", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=name)
+@pytest.mark.parametrize("page", [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))], ids=name)
 def test_links_lead_somewhere(page: Path) -> None:
     """In a clone, too. (Two pictures were there, and ignored by git.)"""
     links = re.findall(r"\]\(([^)#:]+)[^):]*\)", page.read_text())

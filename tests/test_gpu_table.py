@@ -1,4 +1,4 @@
-"""The README's table of GPUs says what the reports say: what passed, how fast it was, what was not run and why."""
+"""The table of docs/guides/gpus.md says what the reports say: what passed, how fast it was, what was not run and why."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def cells(here: dict[str, Any], others: dict[str, Any] | None = None) -> list[st
     return [cell.strip() for cell in made.split("|")[3:-1]]
 
 
-def test_the_readme_shows_the_reports() -> None:
-    assert table.in_readme() == table.markdown(table.reports()), "run: python tests/gpu/table.py --write"
+def test_the_page_shows_the_reports() -> None:
+    assert table.in_page() == table.markdown(table.reports()), "run: python tests/gpu/table.py --write"
 
 
 def test_the_ways_are_the_benchmarks() -> None:
@@ -136,11 +136,11 @@ def test_a_trial_on_the_cpu_says_nothing_of_gpus(tmp_path: Path) -> None:
 
 
 def test_write_replaces_what_lies_between_the_marks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    readme = tmp_path / "README.md"
-    readme.write_text(f"before\n{table.BEGIN}| old |\n{table.END}after\n")
-    monkeypatch.setattr(table, "README", readme)
+    page = tmp_path / "gpus.md"
+    page.write_text(f"before\n{table.BEGIN}| old |\n{table.END}after\n")
+    monkeypatch.setattr(table, "PAGE", page)
     monkeypatch.setattr(table, "reports", list)
     monkeypatch.setattr(sys, "argv", ["table.py", "--write"])
     table.main()
-    assert readme.read_text() == f"before\n{table.BEGIN}{table.markdown([])}{table.END}after\n"
-    assert table.in_readme() == table.markdown([])
+    assert page.read_text() == f"before\n{table.BEGIN}{table.markdown([])}{table.END}after\n"
+    assert table.in_page() == table.markdown([])

@@ -54,9 +54,9 @@ def cost(operation: str, name: str, machine: Machine, nbytes: int) -> float:
         ("all_reduce", "leaders", 2, 2, 8, 2 * 1 + (10 + 8) + 1),
         ("all_reduce", "rails", 2, 2, 64, 2 * 1 + (10 + 64)),
         ("all_reduce", "rails", 2, 2, 128, 2 * 1 + (10 + 1 + 2 * 64)),
-        ("all_reduce_halves", "as float32", 2, 1, 8, 10 + 16),
-        ("all_reduce_halves", "moved", 2, 1, 8, (10 + 4) + (10 + 4)),
-        ("all_reduce_halves", "rails", 2, 2, 64, 2 * 1 + (10 + 128)),
+        ("all_reduce_half_precision", "as float32", 2, 1, 8, 10 + 16),
+        ("all_reduce_half_precision", "moved", 2, 1, 8, (10 + 4) + (10 + 4)),
+        ("all_reduce_half_precision", "rails", 2, 2, 64, 2 * 1 + (10 + 128)),
         ("reduce_scatter", "recursive halving", 2, 2, 16, (10 + 1 + 2 * 8) + 1),
         ("reduce_scatter", "ring", 4, 1, 16, 3 * (10 + 4)),
         ("reduce_scatter", "pairwise", 2, 2, 16, 2 * (10 + 4) + (10 + 1 + 2 * 4)),
@@ -168,7 +168,7 @@ def test_more_bytes_never_cost_less(operation: str, name: str) -> None:
         assert all(seconds > 0 for seconds in finite), machine
 
 
-@pytest.mark.parametrize("operation", ["all_reduce", "all_reduce_halves", "all_to_all"])
+@pytest.mark.parametrize("operation", ["all_reduce", "all_reduce_half_precision", "all_to_all"])
 def test_more_nodes_never_cost_less(operation: str) -> None:
     for one in OPERATIONS[operation]:
         for ranks in (1, 2, 64):

@@ -70,7 +70,7 @@ OPERATIONS: dict[str, tuple[Algorithm, ...]] = {
         _levels("leaders", formulas.all_reduce_leaders, "(1+2T) h + 6cRT + (3−1/R) nμ + 2nμ(1) + A₁(n) + W"),
         _levels("rails", formulas.all_reduce_rails, "window, sliced + 2T Aᵣ(n/2RT)"),
     ),
-    "all_reduce_halves": (
+    "all_reduce_half_precision": (
         Algorithm("as float32", formulas.halves_as_float32, "6nμ + A(2n)"),
         Algorithm(
             "moved",

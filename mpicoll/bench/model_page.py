@@ -14,7 +14,7 @@ RANKS = (64, 2)  # per node
 LEAST, MOST = 4, 1 << 30  # bytes
 SIZES = (8, 64 << 10, 1 << 20, 64 << 20)
 IN_PARTS_SIZES = (1 << 20, 64 << 20, 1 << 30)  # of all ranks' parts; a block of 16 bytes for each of 65,536 ranks at the least
-WHOLE = ("all_reduce", "all_reduce_halves", "broadcast")  # operations on a tensor that is not dealt out
+WHOLE = ("all_reduce", "all_reduce_half_precision", "broadcast")  # operations on a tensor that is not dealt out
 MACHINE = Machine(1, 1)  # but for nodes and ranks
 US, GB = 1e-6, 1e9
 

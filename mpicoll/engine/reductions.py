@@ -1,7 +1,7 @@
 """The one table that decides dtype x reduction.
 
 Every entry says which MPI datatype and operation do the work, and how a tensor is encoded for it and decoded again. What
-has no entry is refused before a byte moves: there is no default. The README's table is printed from here
+has no entry is refused before a byte moves: there is no default. The table of docs/reference/reductions.md is printed from here
 (``python -m mpicoll.engine.reductions``).
 
     native      MPI reduces the bytes as they lie                        integers; float32, float64 SUM and PRODUCT
@@ -269,7 +269,7 @@ TABLE = _build()
 
 
 def markdown() -> str:
-    """The table as the README shows it: N native, K by torch kernels around MPI, - refused with a TypeError."""
+    """The table of docs/reference/reductions.md: N native, K by torch kernels around MPI, - refused with a TypeError."""
     opaque = [getattr(torch, name) for name in ("float8_e4m3fn", "float8_e5m2")]
     dtypes = [torch.bool, *INTEGERS, *HALVES, *FLOATS, *COMPLEX, *opaque]
     lines = ["| dtype | moves | " + " | ".join(OPS) + " |", "|---|---|" + "---|" * len(OPS)]

@@ -1,4 +1,4 @@
-"""Makes the README's table of GPUs from the reports that run.py wrote beside this file: ``python tests/gpu/table.py``.
+"""Makes the table of docs/guides/gpus.md from the reports that run.py wrote beside this file: ``python tests/gpu/table.py``.
 
     machine     {gpu, gpus, torch, cuda}
     device      "cuda"; a trial of the tests themselves on the "cpu" says nothing here
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-README = HERE.parent.parent / "README.md"
+PAGE = HERE.parent.parent / "docs" / "guides" / "gpus.md"
 BEGIN, END = "<!-- gpu table -->\n", "<!-- /gpu table -->"
 
 PATHS = {
@@ -50,17 +50,17 @@ class Missing(Exception):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="prints the README's table of GPUs, from tests/gpu/report-*.json")
-    parser.add_argument("--write", action="store_true", help="put it into README.md, between the two marks")
+    parser.add_argument("--write", action="store_true", help="put it between the two marks of docs/guides/gpus.md")
     made = markdown(reports())
     if parser.parse_args().write:
-        before, rest = README.read_text().split(BEGIN)
-        README.write_text(before + BEGIN + made + END + rest.split(END)[1])
+        before, rest = PAGE.read_text().split(BEGIN)
+        PAGE.write_text(before + BEGIN + made + END + rest.split(END)[1])
     else:
         print(made, end="")
 
 
-def in_readme() -> str:
-    return README.read_text().split(BEGIN)[1].split(END)[0]
+def in_page() -> str:
+    return PAGE.read_text().split(BEGIN)[1].split(END)[0]
 
 
 def reports(folder: Path = HERE) -> list[Part]:

@@ -1,4 +1,4 @@
-"""Keeps what the tests of tests/stack have shown, and makes the README's table and docs/stack.md of it.
+"""Keeps what the tests of tests/stack have shown, and makes docs/reference/compatibility.md and docs/stack.md of it.
 
     python -m mpicoll.run -n 2 -m pytest tests/stack --record     writes docs/stack/<torch>-<MPI>-<ranks>.json
                                                                   (adds to that file: remove it to begin anew)
@@ -23,7 +23,7 @@ import torch.distributed as dist
 from tests.support import ROOT
 
 FOLDER = ROOT / "docs" / "stack"
-README = ROOT / "README.md"
+SUMMARY = ROOT / "docs" / "reference" / "compatibility.md"
 PASSED, FAILED = "passed", "failed"
 
 
@@ -99,7 +99,7 @@ def records() -> list[dict[str, Any]]:
     return [json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.json"))]
 
 
-# What the README says of each section, in its own order.
+# What the summary says of each section, in its own order.
 SECTIONS = {
     "Data parallel": "DDP with all its options, communication hooks, PowerSGD, join; ZeroRedundancyOptimizer, model averaging",
     "Fully sharded": "FSDP2 `fully_shard`, HSDP, mixed precision, CPU offload, state dicts; FSDP1 as far as torch has it on CPU",
@@ -109,7 +109,7 @@ SECTIONS = {
     "Functional collectives and torch.compile": "`_functional_collectives`, `torch.distributed.nn`; inductor, fullgraph",
     "State": "distributed checkpoint (async, resharding), `state_dict`, DistributedSampler, Join, `record`, objects of any size",
     "Mixed backends and debugging": "MPI and Gloo groups in one program, `DETAIL`, profiler spans, flight recorder, NaN check",
-    "Autograd at door 1": "`mpicoll.nn`: collectives and messages with gradients, `Grid`, `halo_exchange`",
+    "Autograd in the mpicoll API": "`mpicoll.nn`: collectives and messages with gradients, `Grid`, `halo_exchange`",
 }
 
 
@@ -201,41 +201,45 @@ def _numbers(version: str) -> list[int]:
 BEGIN, END = "<!-- stack -->\n", "<!-- /stack -->"
 DETAILS = ROOT / "docs" / "stack.md"
 HEAD = """\
-# What stands on MPI, line by line
+# PyTorch features on the `mpi` backend: all checks
 
-Each line is one or more tests of `tests/stack`, which hold the result to one process or to Gloo. Cells: the numbers of ranks on
-which all of a line's tests passed (1: among them those that start jobs of their own), or why they did not run. Made by
+Each line is one or more tests of `tests/stack`, which compare the result with one process or with Gloo. A cell has the numbers of
+ranks on which all of a line's tests passed (1: among them those that start jobs of their own), or why they did not run. Made by
 `python -m tests.stack.record --write` of the records in [stack/](stack), which `--record` writes when the tests run.
 
 """
 LIMITS = """
-## What torch itself cannot do on the CPU
+## What PyTorch itself cannot do on the CPU
 
-Tried on MPI and on Gloo: the same error.
+The error is the same on MPI and on Gloo.
 
 """
 
 
-def for_readme(found: list[dict[str, Any]]) -> str:
-    words = "\n<details><summary>What torch itself cannot do on the CPU: the same error on MPI and on Gloo</summary>\n\n"
-    return summary(found) + words + limits(found) + "\n</details>\n"
+def for_summary(found: list[dict[str, Any]]) -> str:
+    """Between the marks of docs/reference/compatibility.md."""
+    return summary(found) + LIMITS + limits(found)
 
 
 def for_docs(found: list[dict[str, Any]]) -> str:
     return HEAD + details(found) + LIMITS + limits(found)
 
 
-def in_readme() -> str:
-    return README.read_text().split(BEGIN)[1].split(END)[0]
+def in_summary() -> str:
+    return SUMMARY.read_text().split(BEGIN)[1].split(END)[0]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="prints the tables of what stands on MPI, from docs/stack/*.json")
-    parser.add_argument("--write", action="store_true", help="put them into README.md, between the two marks, and docs/stack.md")
+    parser = argparse.ArgumentParser(description="prints the tables of what was tested on MPI, from docs/stack/*.json")
+    parser.add_argument(
+        "--write",
+        action="store_true",
+        help="put them between the two marks of docs/reference/compatibility.md, and into docs/stack.md",
+    )
     found = records()
     if parser.parse_args().write:
-        before, rest = README.read_text().split(BEGIN)
-        README.write_text(before + BEGIN + for_readme(found) + END + rest.split(END)[1])
+        before, rest = SUMMARY.read_text().split(BEGIN)
+        SUMMARY.write_text(before + BEGIN + for_summary(found) + END + rest.split(END)[1])
         DETAILS.write_text(for_docs(found))
     else:
         print(for_docs(found), end="")

@@ -17,7 +17,7 @@ from tests.stack.domains import shape_of
 from tests.stack.gradients import check, of_ranks
 from tests.support import agree, everyone
 
-SECTION = "Autograd at door 1"
+SECTION = "Autograd in the mpicoll API"
 PLACES = "mpicoll.nn.Grid: coordinates and neighbours as MPI's Cartesian communicators have them"
 PARTS = "mpicoll.nn.Grid: part and whole, uneven, differentiable"
 

@@ -18,7 +18,7 @@ from tests.stack.domains import attached, cut, shape_of, uneven
 from tests.stack.gradients import check, of_ranks
 from tests.support import agree, everyone
 
-SECTION = "Autograd at door 1"
+SECTION = "Autograd in the mpicoll API"
 periodic_or_not = pytest.mark.parametrize("periodic", [False, True], ids=["zeros", "periodic"])
 WIDTHS = [1, 3, (2, 1), (0, 2), (3, 0), 0]
 DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool, torch.complex64, torch.float8_e4m3fn]

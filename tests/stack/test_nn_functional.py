@@ -16,7 +16,7 @@ from mpicoll.nn import functional as nnf
 from tests.stack.gradients import check, of_ranks
 from tests.support import agree, everyone
 
-SECTION = "Autograd at door 1"
+SECTION = "Autograd in the mpicoll API"
 REDUCTIONS = ["SUM", "AVG", "PRODUCT", "MIN", "MAX"]
 reductions = pytest.mark.parametrize("name", REDUCTIONS)
 

@@ -12,7 +12,7 @@ from mpicoll.nn.functional import all_reduce, recv, send, sendrecv
 from tests.stack.gradients import check, of_ranks
 from tests.support import agree
 
-SECTION = "Autograd at door 1"
+SECTION = "Autograd in the mpicoll API"
 FEATURE = "mpicoll.nn.functional: send, recv, sendrecv"
 
 

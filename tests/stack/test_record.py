@@ -15,8 +15,8 @@ def made(torch: str, mpi: str, ranks: int, limits: dict[str, str] | None = None,
     return {"torch": torch, "mpi": mpi, "ranks": ranks, "sections": sections, "limits": limits or {}}
 
 
-def test_the_readme_shows_the_records() -> None:
-    assert record.in_readme() == record.for_readme(FOUND), "run: python -m tests.stack.record --write"
+def test_the_summary_shows_the_records() -> None:
+    assert record.in_summary() == record.for_summary(FOUND), "run: python -m tests.stack.record --write"
 
 
 def test_the_lines_show_the_records() -> None:
