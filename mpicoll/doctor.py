@@ -19,12 +19,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import mpicoll.binding as binding
 import mpicoll.config as config
 import mpicoll.cuda.support as support
 import mpicoll.doctor_cuda as doctor_cuda
 import mpicoll.launch_mpi as launch_mpi
 import mpicoll.launchers as launchers
-from mpicoll.cores import usable_cores
+from mpicoll.cores import allowed, usable_cores
 from mpicoll.doctor_cuda import Finding
 from mpicoll.errors import LaunchError
 from mpicoll.launch_mpi import Mpi
@@ -108,7 +109,9 @@ def examine(environ: Mapping[str, str], launch: Launch | None = None, job: Mappi
     report.facts["gpu_memory"] = None if verdict is None else asdict(verdict)
     report.findings += doctor_cuda.check(torch, verdict, environ)
     report.findings += check_shared_memory(SHARED_MEMORY)
-    report.findings += check_threads(environ, launch, usable_cores(), torch.get("threads"))
+    available = None if launch is None else binding.cores_for_ranks(launch, environ)
+    report.findings += check_binding(launch, allowed(), available)
+    report.findings += check_threads(environ, launch, max(usable_cores(), available or 0), torch.get("threads"))
     report.facts["cores"] = usable_cores()
     return report
 
@@ -285,6 +288,20 @@ def check_shared_memory(path: str) -> list[Finding]:
 
 def _bytes(count: int) -> str:
     return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
+
+
+def check_binding(launch: Launch | None, mask: set[int], available: int | None) -> list[Finding]:
+    """Whether the launcher has bound each rank to one core.
+
+    Args:   mask: this rank's. available: cores that the launcher has for the ranks on this host.
+    """
+    if launch is None or not binding.is_bound(mask) or available == 1:
+        return []
+    text = f"{launch.launcher} has bound each rank to one core (this one to CPU {min(mask)})"
+    if available is None or launch.local_size is None or available <= launch.local_size:
+        return [Finding("ok", "binding", f"{text}; no other core is known to be free for them")]
+    text += f"; {available} are there for {launch.local_size} rank{'s' * (launch.local_size > 1)} on this host"
+    return [Finding("note", "binding", text, remedy=binding.remedy(launch, available))]
 
 
 def check_threads(environ: Mapping[str, str], launch: Launch | None, cores: int, threads: int | None) -> list[Finding]:

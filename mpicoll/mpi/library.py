@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import mpi4py
 
-from mpicoll import launchers
+from mpicoll import binding, cores, launchers
 from mpicoll.errors import LaunchError
 
 # The pid of the process that started MPI, for the processes that it starts: they inherit the launcher's variables as well.
@@ -74,6 +74,7 @@ def _prepare() -> None:
         return
     for name, value in OPEN_MPI_SETTINGS.items():  # see Note [Messages that are too long]
         os.environ.setdefault(name, value)
+    binding.prepare(os.environ, cores.allowed())
     if started_by_a_rank():
         mpi4py.rc.initialize = False
     elif mpi4py.rc.finalize is None and "MPI4PY_RC_FINALIZE" not in os.environ:

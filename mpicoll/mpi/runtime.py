@@ -6,11 +6,12 @@ import os
 import socket
 import sys
 import threading
+import warnings
 from contextlib import AbstractContextManager, nullcontext
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
-from mpicoll import launchers
+from mpicoll import binding, cores, launchers
 from mpicoll.errors import ForkedProcess, LaunchError, ThreadLevelError
 
 if TYPE_CHECKING:
@@ -93,6 +94,7 @@ def start(comm: MPI.Intracomm | None = None) -> Runtime:
     mpi = _load()
     if _runtime is None:
         _check_launcher(mpi)
+        _warn_of_binding(mpi)
     _runtime = Runtime(mpi.COMM_WORLD if comm is None else comm)
     return _runtime
 
@@ -183,6 +185,18 @@ def _check_launcher(mpi: Any) -> None:
             f"torchrun started {world_size} processes, but MPI sees 1 rank: MPI jobs are started by mpiexec. Use "
             f"`python -m mpicoll.run -n {world_size} script.py` (or mpirun, or srun) in the place of torchrun"
         )
+
+
+@cache
+def _warn_of_binding(mpi: Any) -> None:
+    """Once, on rank 0; see Note [One core for a rank] in `mpicoll.binding`."""
+    launch = launchers.detect()
+    if launch is None or mpi.COMM_WORLD.Get_rank() != 0:
+        return
+    waits_busily = mpi.get_vendor()[0] == "Open MPI" and os.environ.get(binding.YIELD_SETTING) is None
+    text = binding.advice(launch, cores.allowed(), binding.cores_for_ranks(launch, os.environ), waits_busily)
+    if text is not None:
+        warnings.warn(f"mpicoll: {text}", stacklevel=3)
 
 
 def _after_fork_in_child() -> None:

@@ -1,0 +1,150 @@
+"""Ranks that are bound to one core: what is set for them, and what the user is told."""
+
+from __future__ import annotations
+
+import pytest
+
+from mpicoll import binding, cores
+from mpicoll.doctor import check_binding
+from mpicoll.launchers import Launch
+from tests.support import is_open_mpi, launch
+
+OPEN_MPI = Launch("openmpi", 0, 2, 0, 2)
+ONE, TWO = {3}, {3, 4}
+
+
+@pytest.fixture(autouse=True)
+def _no_hardware_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cores, "read", lambda path: "")  # each CPU is a core, whatever this machine has
+
+
+@pytest.mark.parametrize(
+    ("mask", "environ", "expected"),
+    [
+        (ONE, {}, {binding.YIELD_SETTING: "1"}),
+        (ONE, {binding.YIELD_SETTING: "0"}, {binding.YIELD_SETTING: "0"}),
+        (TWO, {}, {}),
+    ],
+    ids=["bound", "the user decides", "not bound"],
+)
+def test_what_is_set(mask: set[int], environ: dict[str, str], expected: dict[str, str]) -> None:
+    binding.prepare(environ, mask)
+    assert environ == expected
+
+
+def test_hardware_threads_of_one_core_are_one_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cores, "read", lambda path: "3,4" if "cpu3/" in path or "cpu4/" in path else "")
+    assert binding.is_bound(TWO)
+    assert not binding.is_bound({4, 5})
+
+
+@pytest.mark.parametrize(
+    ("launched", "mask", "available", "waits_busily"),
+    [
+        (None, ONE, 8, True),  # by hand: there is nobody else
+        (Launch("openmpi", 0, 1, 0, 1), ONE, 8, True),  # one rank sends nothing
+        (OPEN_MPI, TWO, 8, True),
+        (OPEN_MPI, ONE, 2, False),  # each core has its rank
+        (OPEN_MPI, ONE, None, False),
+        (Launch("pmix", 0, 2, None, None), ONE, 8, False),  # not known how many ranks are on this host
+    ],
+)
+def test_nothing_to_say(launched: Launch | None, mask: set[int], available: int | None, waits_busily: bool) -> None:
+    assert binding.advice(launched, mask, available, waits_busily) is None
+
+
+@pytest.mark.parametrize(
+    ("launcher", "remedy"),
+    [("openmpi", "mpirun --bind-to none"), ("slurm", "srun --cpus-per-task=4"), ("hydra", "-bind-to none"), ("pals", "option")],
+)
+def test_cores_are_left_over(launcher: str, remedy: str) -> None:
+    launched = Launch(launcher, 0, 2, 0, 2)
+    text = binding.advice(launched, ONE, 8, waits_busily=False)
+    assert text is not None
+    assert f"{launcher} has bound this rank to one core (CPU 3)" in text
+    assert "8 are there for 2 ranks" in text
+    assert remedy in text
+    (finding,) = check_binding(launched, ONE, 8)
+    assert (finding.state, finding.topic) == ("note", "binding")
+    assert "bound each rank to one core" in finding.text
+    assert remedy in finding.remedy
+
+
+def test_open_mpi_was_started_before() -> None:
+    text = binding.advice(OPEN_MPI, ONE, 2, waits_busily=True)
+    assert text is not None
+    assert "20 ms" in text
+    assert f"Use {binding.YIELD_SETTING}=1" in text  # no word of --bind-to: no core is left over
+    text = binding.advice(OPEN_MPI, ONE, 8, waits_busily=True)
+    assert text is not None
+    assert "--bind-to none" in text
+
+
+def test_the_doctor_on_ranks_that_need_nothing() -> None:
+    assert check_binding(None, ONE, None) == []
+    assert check_binding(OPEN_MPI, TWO, 8) == []
+    assert check_binding(OPEN_MPI, ONE, 1) == []  # the whole host is one core
+    (finding,) = check_binding(OPEN_MPI, ONE, 2)
+    assert finding.state == "ok"
+
+
+def test_cores_for_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cores, "allowed_for", lambda pid: set(range(6)))
+    assert binding.cores_for_ranks(OPEN_MPI, {}) == 6
+    slurm = Launch("slurm", 0, 2, 0, 2)
+    assert binding.cores_for_ranks(slurm, {"SLURM_CPUS_ON_NODE": "16"}) == 16
+    assert binding.cores_for_ranks(slurm, {}) is None
+    monkeypatch.setattr(cores, "allowed_for", lambda pid: set())
+    assert binding.cores_for_ranks(OPEN_MPI, {}) is None
+
+
+# What Open MPI itself says it does, by MPI's interface for tools.
+YIELDS = """
+import ctypes, sys
+from mpicoll.mpi.probe import loaded_library
+def yields():
+    mpi, level, index, count, handle = ctypes.CDLL(loaded_library()), *(ctypes.c_int() for _ in range(3)), ctypes.c_void_p()
+    assert mpi.MPI_T_init_thread(0, ctypes.byref(level)) == 0
+    assert mpi.MPI_T_cvar_get_index(b"mpi_yield_when_idle", ctypes.byref(index)) == 0
+    assert mpi.MPI_T_cvar_handle_alloc(index, None, ctypes.byref(handle), ctypes.byref(count)) == 0
+    value = ctypes.c_int(0)
+    assert mpi.MPI_T_cvar_read(handle, ctypes.byref(value)) == 0
+    return bool(value.value)
+"""
+SAY = "sys.stdout.write(f'bound {binding.is_bound(cores.allowed())} yields {yields()}\\n')\n"
+INIT = "import mpicoll as dist; dist.init_process_group()\nfrom mpicoll import binding, cores\n"
+needs_cores = pytest.mark.skipif(cores.usable_cores() < 2, reason="each of 2 ranks needs a core of its own")
+on_open_mpi = pytest.mark.skipif(not is_open_mpi(), reason="MPICH gives its core away by itself, and its mpiexec binds nobody")
+
+
+@pytest.mark.launch
+@needs_cores
+@on_open_mpi
+@pytest.mark.parametrize("policy", ["core", "none"])
+def test_under_mpirun(policy: str) -> None:
+    """As plain mpirun binds two ranks. Open MPI gives the core away then, and only then.
+
+    --map-by: replaces the environment's ":oversubscribe", with which Open MPI gives the core away as well."""
+    code = "import os; os.environ.pop('OMPI_MCA_mpi_yield_when_idle', None)\n" + INIT + YIELDS + SAY
+    done = launch(2, "-c", code, options=["--bind-to", policy, "--map-by", "core"])
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count(f"bound {policy == 'core'} yields {policy == 'core'}\n") == 2, done.stdout
+
+
+@pytest.mark.launch
+@needs_cores
+@on_open_mpi
+@pytest.mark.parametrize("before", [False, True], ids=["mpicoll starts MPI", "the program starts MPI"])
+def test_the_user_is_told_once(before: bool) -> None:
+    code = (
+        "import os; os.environ.pop('OMPI_MCA_mpi_yield_when_idle', None)\n"
+        + ("from mpi4py import MPI\n" if before else "")
+        + "from mpicoll import cores; cores.allowed_for = lambda pid: set(range(9))\n"
+        + INIT
+        + "dist.destroy_process_group(); dist.init_process_group()\n"
+    )
+    done = launch(2, "-c", code, options=["--bind-to", "core", "--map-by", "core"])
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("openmpi has bound this rank to one core") == 1, done.stderr
+    assert "mpirun --bind-to none" in done.stderr
+    assert ("20 ms" in done.stderr) is before
