@@ -19,6 +19,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from mpicoll.autograd.catching import caught
+
 WORKER_BITS = 48  # a context's id: number of the worker that made it, then its own count
 
 MessageId = tuple[int, int]  # worker that sent it, its count
@@ -45,6 +47,7 @@ class _Received(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        caught(ctx.receipt, list(gradients))
         return None, None, None  # a backward pass of this worker's alone ends here
 
 

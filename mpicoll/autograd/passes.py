@@ -4,7 +4,8 @@
                  senders to do the same from what they had sent. Afterwards everybody knows which messages take part, so that
                  an output that no loss depends on keeps nobody waiting.
     [2] flow     a worker that has all gradients that can reach a received message runs torch's engine as far as that message,
-                 and sends its gradients back, once. Leaves take part in the run in which an output is used for the first time.
+                 and sends its gradients back, once. Leaves take part in the run in which an output is used for the first time;
+                 those that DDP or hooks observe, once, in a run that has their whole gradients (observed.py).
     [3] an answer is given when all that it has caused has been answered: when the caller has its answers, all is done.
 
 The set-up is that of "SMART mode" in PyTorch's notes on distributed autograd, which torch itself does not have.
@@ -13,8 +14,6 @@ The set-up is that of "SMART mode" in PyTorch's notes on distributed autograd, w
 from __future__ import annotations
 
 import itertools
-import sys
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,11 +25,13 @@ from torch.futures import Future
 
 from mpicoll.autograd import contexts
 from mpicoll.autograd.contexts import Context, MessageId, Receipt
+from mpicoll.autograd.observed import Observed, Observers, install
+from mpicoll.autograd.runs import Run
 
 ROOTS: MessageId = (-1, -1)  # stands for the roots of the pass, among the messages
 
 _count = itertools.count()
-_accumulating = threading.Lock()
+install()
 
 Call = Callable[[int, Callable[..., Any], tuple[Any, ...]], Future[Any]]
 call: Call | None = None  # runs a function on another worker; set by init_rpc
@@ -40,17 +41,18 @@ call: Call | None = None  # runs a function on another worker; set by init_rpc
 class Pass:
     """One backward pass on one worker. Guarded by its context's guard.
 
-    ``reaches``: for each received message, the outputs here from which it is reached; ``places``: where its tensors enter the
-    graph; ``leaves``: for each output, the leaves.
+    ``reaches``: for each received message, and for observed leaves, the outputs here from which they are reached; ``places``:
+    where its tensors enter the graph; ``leaves``: for each output, the leaves that nothing observes.
     """
 
     outputs: dict[MessageId, list[GradientEdge]] = field(default_factory=dict)
     leaves: dict[MessageId, list[Tensor]] = field(default_factory=dict)
-    reaches: dict[Receipt, set[MessageId]] = field(default_factory=dict)
+    reaches: dict[Receipt | Observed, set[MessageId]] = field(default_factory=dict)
     places: dict[Receipt, list[GradientEdge]] = field(default_factory=dict)
     arrived: dict[MessageId, list[Tensor | None]] = field(default_factory=dict)
     used: set[MessageId] = field(default_factory=set)  # outputs whose leaves have their share
-    done: set[Receipt] = field(default_factory=set)
+    done: set[Receipt | Observed] = field(default_factory=set)
+    observers: Observers = field(default_factory=Observers)
 
 
 def backward(context_id: int, roots: Sequence[Tensor], retain_graph: bool = False) -> None:
@@ -120,7 +122,11 @@ def _walk(context: Context, here: Pass, number: MessageId, outputs: list[Message
                         here.places[receipt] = [GradientEdge(node, i) for i in range(receipt.count)]
                     here.reaches.setdefault(receipt, set()).add(output)
                 elif (variable := getattr(node, "variable", None)) is not None:
-                    leaves[variable] = None
+                    observed = here.observers.of(variable, node)
+                    if observed is None:
+                        leaves[variable] = None
+                    else:
+                        here.reaches.setdefault(observed, set()).add(output)
             here.leaves[output] = list(leaves)
     return _all(_call(sender, _find, number, context.id, messages) for sender, messages in asked.items())
 
@@ -153,22 +159,23 @@ def _flow(number: MessageId, context_id: int, message: MessageId, gradients: lis
 
 def _take(context: Context, here: Pass, number: MessageId, output: MessageId, gradients: list[Tensor | None]) -> Future[Any]:
     """Gradients of an output are here: runs what had waited for them."""
-    answers = []
+    answers: list[Future[Any]] = []
+
+    def send(receipt: Receipt, gradients: list[Tensor | None]) -> None:
+        answers.append(_call(receipt.sender, _flow, number, context.id, receipt.message, gradients))
+
     with context.guard:
         here.arrived[output] = gradients
-        runs: dict[frozenset[MessageId], list[Receipt]] = {}
-        for receipt, needs in here.reaches.items():
-            if receipt not in here.done and needs <= here.arrived.keys():
-                here.done.add(receipt)
-                runs.setdefault(frozenset(needs), []).append(receipt)
+        runs: dict[frozenset[MessageId], list[Receipt | Observed]] = {}
+        for target, needs in here.reaches.items():
+            if target not in here.done and needs <= here.arrived.keys():
+                here.done.add(target)
+                runs.setdefault(frozenset(needs), []).append(target)
         if not any(output in needs for needs in here.reaches.values()):
             runs[frozenset([output])] = []
-        plans = [_plan(here, needs, receipts) for needs, receipts in runs.items()]
-    for plan in plans:
-        for outputs, receipts, leaves in plan:
-            gradients_of = _run(context, here, outputs, receipts, leaves)
-            for receipt in receipts:
-                answers.append(_call(receipt.sender, _flow, number, context.id, receipt.message, gradients_of[receipt]))
+        plans = [run for needs, targets in runs.items() for run in _plan(here, needs, targets)]
+    for run in plans:
+        run(context, send)
     return _all(answers)
 
 
@@ -176,67 +183,38 @@ _function: Any
 for _function in (_find, _flow):  # answered when their future is, see mpicoll.rpc.functions.async_execution
     _function._wrapped_async_rpc_function = _function
 
-Run = tuple[list[MessageId], list[Receipt], list[Tensor]]
 
-
-def _plan(here: Pass, needs: frozenset[MessageId], receipts: list[Receipt]) -> list[Run]:
-    """The engine's runs for these receipts: one, unless some of the outputs have given the leaves their share before."""
+def _plan(here: Pass, needs: frozenset[MessageId], targets: list[Receipt | Observed]) -> list[Run]:
+    """The engine's runs for these: one, unless some of the outputs have given the leaves their share before."""
+    _check_static(here, needs, targets)
     fresh = [output for output in needs if output not in here.used]
     here.used.update(fresh)
     leaves = list(dict.fromkeys(leaf for output in fresh for leaf in here.leaves[output]))
+    places = {target: here.places[target] for target in targets if isinstance(target, Receipt)}
+    observed = [target for target in targets if isinstance(target, Observed)]
     if len(fresh) == len(needs):
-        return [(fresh, receipts, leaves)]
-    return [(list(needs), receipts, []), (fresh, [], leaves)]
+        return [Run(_roots(here, fresh), places, leaves, observed)]
+    return [Run(_roots(here, needs), places, [], observed), Run(_roots(here, fresh), {}, leaves)]
 
 
-def _run(
-    context: Context, here: Pass, outputs: list[MessageId], receipts: list[Receipt], leaves: list[Tensor]
-) -> dict[Receipt, list[Tensor | None]]:
-    """The leaves' gradients go to the context; returns those of the received messages."""
-    pairs = [
+def _roots(here: Pass, outputs: Iterable[MessageId]) -> list[tuple[GradientEdge, Tensor]]:
+    return [
         (edge, gradient)
         for output in outputs
         for edge, gradient in zip(here.outputs[output], here.arrived[output], strict=True)
         if gradient is not None
     ]
-    inputs = [*(place for receipt in receipts for place in here.places[receipt]), *leaves]
-    if not pairs or not inputs:
-        return {receipt: [None] * receipt.count for receipt in receipts}
-    edges, given = zip(*pairs, strict=True)
-    with torch.enable_grad():  # a handler's thread may be under no_grad
-        answers = torch.autograd.grad(edges, inputs, given, retain_graph=True, allow_unused=True)  # type: ignore[arg-type]
-    found: list[Tensor | None] = list(answers)
-    del answers  # see _held_by_nobody_else
-    received = {receipt: [found.pop(0) for _ in range(receipt.count)] for receipt in receipts}
-    with _accumulating:
-        for leaf in reversed(leaves):
-            _add(context.gradients, leaf, found)
-    return received
 
 
-def _add(gradients: dict[Tensor, Tensor], leaf: Tensor, found: list[Tensor | None]) -> None:
-    """Takes the last of ``found``. Never changes what was there before, which somebody may have been given."""
-    before, alone = gradients.get(leaf), _held_by_nobody_else(found)
-    new = found.pop()
-    if new is None:
-        return
-    if before is None:
-        gradients[leaf] = new.detach() if alone and new.is_contiguous() else new.detach().clone()
-    elif alone and before.layout is torch.strided:
-        gradients[leaf] = new.detach().add_(before)  # fresh memory would cost more than the sum
-    else:
-        gradients[leaf] = before + new
-
-
-def _held_by_nobody_else(found: list[Tensor | None]) -> bool:
-    """Whether the last of them is in no other hands: not in Python's, C++'s (a graph that has saved it), or under a view."""
-    if sys.getrefcount(found[-1]) > 2:  # the list and the call
-        return False
-    gradient = found[-1]
-    if gradient is None or gradient.layout is not torch.strided or gradient._use_count() > 1:  # type: ignore[attr-defined]
-        return False
-    storage = gradient.untyped_storage()
-    return bool(torch._C._storage_Use_Count(storage._cdata) <= 2)  # the tensor and ``storage``
+def _check_static(here: Pass, needs: frozenset[MessageId], targets: list[Receipt | Observed]) -> None:
+    """A static graph is reduced at the end of the first run that comes through the module, which must be the only one."""
+    for target, others in here.reaches.items():
+        if isinstance(target, Observed) and target not in targets and needs & others and target.queues_reduction():
+            raise RuntimeError(
+                "backward: DistributedDataParallel(static_graph=True) in a distributed autograd context: in its first iteration, "
+                f"the gradients of its outputs must reach this worker together, but they come by {len(others)} messages; return "
+                "what the module computes in one answer, or leave static_graph out"
+            )
 
 
 # -- [3] the end -------------------------------------------------------------------------------------------------------
@@ -251,7 +229,7 @@ def _end(context: Context, number: MessageId, retain_graph: bool) -> None:
         if not retain_graph:
             for message in here.outputs:
                 context.sends.pop(message, None)
-    for sender in {receipt.sender for receipt in here.reaches}:
+    for sender in {receipt.sender for receipt in here.places}:
         _call(sender, _end_there, number, context.id, retain_graph).wait()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,9 +9,8 @@ import torch
 from torch import Tensor
 
 from mpicoll import autograd, rpc
+from mpicoll.autograd.lending import lent
 from mpicoll.rpc import RRef
-
-_stepping = threading.Lock()  # one step at a time on this worker: optimizers may share parameters
 
 
 class _Local:
@@ -25,15 +23,8 @@ class _Local:
     def step(self, context_id: int) -> None:
         """With the context's gradients in the place of ``.grad``, which is what it was afterwards."""
         gradients = autograd.get_gradients(context_id)
-        with _stepping:
-            before = [parameter.grad for parameter in self.parameters]
-            try:
-                for parameter in self.parameters:
-                    parameter.grad = gradients.get(parameter)
-                self.optimizer.step()
-            finally:
-                for parameter, gradient in zip(self.parameters, before, strict=True):
-                    parameter.grad = gradient
+        with lent(self.parameters, [gradients.get(parameter) for parameter in self.parameters]):
+            self.optimizer.step()
 
 
 class DistributedOptimizer:

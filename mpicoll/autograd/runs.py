@@ -1,0 +1,110 @@
+"""One run of torch's engine in a backward pass: from gradients of outputs to received messages and leaves.
+
+Where nothing observes a leaf, `torch.autograd.grad` takes its gradient without touching ``.grad``, so that passes of many
+contexts run at the same time. Otherwise see Note [DDP in a distributed backward pass] in observed.py.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from mpicoll.autograd.catching import Catcher
+from mpicoll.autograd.contexts import Context, Receipt
+from mpicoll.autograd.lending import lent
+from mpicoll.autograd.observed import Observed
+
+_accumulating = threading.Lock()  # guards the gradients of contexts
+
+Send = Callable[[Receipt, list[Tensor | None]], None]
+
+
+@dataclass(eq=False)
+class Run:
+    """``roots``: outputs with their gradients; ``places``: where received messages enter the graph. ``leaves``: nothing
+    observes them."""
+
+    roots: list[tuple[GradientEdge, Tensor]]
+    places: dict[Receipt, list[GradientEdge]] = field(default_factory=dict)
+    leaves: list[Tensor] = field(default_factory=list)
+    observed: list[Observed] = field(default_factory=list)
+
+    def __call__(self, context: Context, send: Send) -> None:
+        """The leaves' gradients go to the context, those of received messages to ``send``, once for each message."""
+        leaves = [*self.leaves, *(leaf for those in self.observed for leaf in those.leaves)]
+        if not self.roots or not (self.places or leaves):
+            for receipt in self.places:
+                send(receipt, [None] * receipt.count)
+            return
+        with torch.enable_grad():  # a handler's thread may be under no_grad
+            if any(those.lent for those in self.observed):
+                self._accumulate(context, leaves, send)
+            else:
+                self._take(context, leaves, send)
+
+    def _take(self, context: Context, leaves: list[Tensor], send: Send) -> None:
+        edges, given = zip(*self.roots, strict=True)
+        inputs: list[Any] = [*(place for places in self.places.values() for place in places), *leaves]
+        answers = torch.autograd.grad(edges, inputs, given, retain_graph=True, allow_unused=True)
+        found: list[Tensor | None] = list(answers)
+        del answers  # see _held_by_nobody_else
+        received = {receipt: [found.pop(0) for _ in places] for receipt, places in self.places.items()}
+        with _accumulating:
+            for leaf in reversed(leaves):
+                _add(context.gradients, leaf, found)
+        for receipt, gradients in received.items():
+            send(receipt, gradients)
+
+    def _accumulate(self, context: Context, leaves: list[Tensor], send: Send) -> None:
+        edges, given = zip(*self.roots, strict=True)
+        inputs: list[Any] = [*(places[0] for places in self.places.values()), *leaves]
+        whole = list(dict.fromkeys(parameter for those in self.observed for parameter in those.lent))
+        others = [leaf for leaf in leaves if leaf not in set(whole)]
+        with _accumulating:
+            start = [context.gradients.get(leaf) for leaf in whole]
+        # AccumulateGrad adds in place, and the program may hold what was there before.
+        start = [None if gradient is None else gradient.clone() for gradient in start]
+        overwrites = any(those.overwrites() for those in self.observed)
+        catcher = Catcher(self.places, send)
+        with lent([*whole, *others], [*start, *[None] * len(others)], overwrites), catcher.open() as (marker, token):
+            roots = [*edges, get_gradient_edge(marker)]
+            torch.autograd.backward(roots, [*given, torch.zeros_like(marker)], retain_graph=True, inputs=[*inputs, token])
+            with _accumulating:
+                context.gradients.update((leaf, leaf.grad) for leaf in whole if leaf.grad is not None)
+                for leaf in others:
+                    found, leaf.grad = [leaf.grad], None
+                    _add(context.gradients, leaf, found)
+        for receipt in catcher.rest():
+            send(receipt, [None] * receipt.count)
+
+
+def _add(gradients: dict[Tensor, Tensor], leaf: Tensor, found: list[Tensor | None]) -> None:
+    """Takes the last of ``found``. Never changes what was there before, which somebody may have been given."""
+    before, alone = gradients.get(leaf), _held_by_nobody_else(found)
+    new = found.pop()
+    if new is None:
+        return
+    if before is None:
+        gradients[leaf] = new.detach() if alone and new.is_contiguous() else new.detach().clone()
+    elif alone and before.layout is torch.strided:
+        gradients[leaf] = new.detach().add_(before)  # fresh memory would cost more than the sum
+    else:
+        gradients[leaf] = before + new
+
+
+def _held_by_nobody_else(found: list[Tensor | None]) -> bool:
+    """Whether the last of them is in no other hands: not in Python's, C++'s (a graph that has saved it), or under a view."""
+    if sys.getrefcount(found[-1]) > 2:  # the list and the call
+        return False
+    gradient = found[-1]
+    if gradient is None or gradient.layout is not torch.strided or gradient._use_count() > 1:  # type: ignore[attr-defined]
+        return False
+    storage = gradient.untyped_storage()
+    return bool(torch._C._storage_Use_Count(storage._cdata) <= 2)  # the tensor and ``storage``
