@@ -11,6 +11,7 @@ from torch.futures import Future
 
 from mpicoll.api import world
 from mpicoll.c10d import untraced
+from mpicoll.engine.versions import count_write
 
 if TYPE_CHECKING:
     from mpicoll.engine.communicator import Communicator
@@ -25,6 +26,7 @@ def all_reduce_coalesced(
     if communicator is None:
         return torchs.all_reduce_coalesced(tensors, op, group, async_op)  # type: ignore[no-any-return]
     work = communicator.all_reduce_coalesced(as_list(tensors), op, async_op)
+    count_write(*as_list(tensors))
     return None if work is None else work.get_future()
 
 
@@ -49,6 +51,7 @@ def all_gather_coalesced(
         )
     per_input = [list(tensors) for tensors in zip(*per_rank, strict=True)]
     work = communicator.all_gather_coalesced(per_input, input_tensor_list, async_op)
+    count_write(*(tensor for tensors in per_input for tensor in tensors))
     return None if work is None else work.get_future()
 
 

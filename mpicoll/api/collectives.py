@@ -12,6 +12,7 @@ from torch.distributed import ProcessGroup, ReduceOp
 
 from mpicoll.api import world
 from mpicoll.c10d import untraced
+from mpicoll.engine.versions import count_write
 
 if TYPE_CHECKING:
     from mpicoll.engine.reductions import Op
@@ -34,7 +35,11 @@ def broadcast(
     communicator = world.engine(group, tensor)
     if communicator is None:
         return torchs.broadcast(tensor, src, group, async_op, group_src)  # type: ignore[no-any-return]
-    return communicator.broadcast(tensor, world.peer(communicator, "broadcast", "src", src, group_src), async_op)
+    origin = world.peer(communicator, "broadcast", "src", src, group_src)
+    work = communicator.broadcast(tensor, origin, async_op)
+    if communicator.rank != origin:
+        count_write(tensor)
+    return work
 
 
 def all_reduce(tensor: Tensor, op: Op = SUM, group: ProcessGroup | None = None, async_op: bool = False) -> Work | None:
@@ -47,7 +52,9 @@ def all_reduce(tensor: Tensor, op: Op = SUM, group: ProcessGroup | None = None, 
     communicator = world.engine(group, tensor)
     if communicator is None:
         return torchs.all_reduce(tensor, op, group, async_op)  # type: ignore[no-any-return]
-    return communicator.all_reduce(tensor, op, async_op)
+    work = communicator.all_reduce(tensor, op, async_op)
+    count_write(tensor)
+    return work
 
 
 def reduce(
@@ -65,7 +72,11 @@ def reduce(
     communicator = world.engine(group, tensor)
     if communicator is None:
         return torchs.reduce(tensor, dst, op, group, async_op, group_dst)  # type: ignore[no-any-return]
-    return communicator.reduce(tensor, world.peer(communicator, "reduce", "dst", dst, group_dst), op, async_op)
+    to = world.peer(communicator, "reduce", "dst", dst, group_dst)
+    work = communicator.reduce(tensor, to, op, async_op)
+    if communicator.rank == to:
+        count_write(tensor)
+    return work
 
 
 def all_gather(
@@ -75,7 +86,9 @@ def all_gather(
     communicator = world.engine(group, tensor)
     if communicator is None:
         return torchs.all_gather(tensor_list, tensor, group, async_op)  # type: ignore[no-any-return]
-    return communicator.all_gather(tensor_list, tensor, async_op)
+    work = communicator.all_gather(tensor_list, tensor, async_op)
+    count_write(*tensor_list)
+    return work
 
 
 def all_gather_single(
@@ -89,7 +102,9 @@ def all_gather_single(
     communicator = world.engine(group, input_tensor)
     if communicator is None:
         return _all_gather_single(output_tensor, input_tensor, group, async_op)  # type: ignore[no-any-return]
-    return communicator.all_gather_single(output_tensor, input_tensor, async_op)
+    work = communicator.all_gather_single(output_tensor, input_tensor, async_op)
+    count_write(output_tensor)
+    return work
 
 
 all_gather_into_tensor = all_gather_single
@@ -114,7 +129,10 @@ def gather(
     if dst is None and group_dst is None:
         dst = 0
     to = world.peer(communicator, "gather", "dst", dst, group_dst)
-    return communicator.gather(tensor, gather_list, to, async_op)
+    work = communicator.gather(tensor, gather_list, to, async_op)
+    if gather_list:
+        count_write(*gather_list)
+    return work
 
 
 def scatter(
@@ -135,7 +153,9 @@ def scatter(
     if src is None and group_src is None:
         src = 0
     origin = world.peer(communicator, "scatter", "src", src, group_src)
-    return communicator.scatter(tensor, scatter_list, origin, async_op)
+    work = communicator.scatter(tensor, scatter_list, origin, async_op)
+    count_write(tensor)
+    return work
 
 
 def reduce_scatter(
@@ -145,7 +165,9 @@ def reduce_scatter(
     communicator = world.engine(group, output)
     if communicator is None:
         return torchs.reduce_scatter(output, input_list, op, group, async_op)  # type: ignore[no-any-return]
-    return communicator.reduce_scatter(output, input_list, op, async_op)
+    work = communicator.reduce_scatter(output, input_list, op, async_op)
+    count_write(output)
+    return work
 
 
 def reduce_scatter_single(
@@ -158,7 +180,9 @@ def reduce_scatter_single(
     communicator = world.engine(group, output)
     if communicator is None:
         return _reduce_scatter_single(output, input, op, group, async_op)  # type: ignore[no-any-return]
-    return communicator.reduce_scatter_single(output, input, op, async_op)
+    work = communicator.reduce_scatter_single(output, input, op, async_op)
+    count_write(output)
+    return work
 
 
 reduce_scatter_tensor = reduce_scatter_single
@@ -176,7 +200,9 @@ def all_to_all(
     communicator = world.engine(group, first)
     if communicator is None:
         return torchs.all_to_all(output_tensor_list, input_tensor_list, group, async_op)  # type: ignore[no-any-return]
-    return communicator.all_to_all(output_tensor_list, input_tensor_list, async_op)
+    work = communicator.all_to_all(output_tensor_list, input_tensor_list, async_op)
+    count_write(*output_tensor_list)
+    return work
 
 
 def all_to_all_single(
@@ -196,7 +222,9 @@ def all_to_all_single(
         return torchs.all_to_all_single(  # type: ignore[no-any-return]
             output, input, output_split_sizes, input_split_sizes, group, async_op
         )
-    return communicator.all_to_all_single(output, input, output_split_sizes, input_split_sizes, async_op)
+    work = communicator.all_to_all_single(output, input, output_split_sizes, input_split_sizes, async_op)
+    count_write(output)
+    return work
 
 
 def barrier(

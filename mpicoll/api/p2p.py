@@ -11,6 +11,7 @@ from torch.distributed import GroupMember, ProcessGroup, distributed_c10d
 from mpicoll.api import world
 from mpicoll.c10d import untraced
 from mpicoll.engine import checks
+from mpicoll.engine.versions import count_write
 
 if TYPE_CHECKING:
     from mpicoll.engine.communicator import Communicator
@@ -56,11 +57,13 @@ def recv(
     communicator = world.engine(group, tensor)
     if communicator is None:
         return torchs.recv(tensor, src, group, tag, group_src)
-    if src is None and group_src is None:
-        return communicator.global_ranks[communicator.recv(tensor, None, tag)]
-    origin = world.peer(communicator, "recv", "src", src, group_src)
-    _not_self(communicator, "recv", "irecv", origin)
-    return communicator.global_ranks[communicator.recv(tensor, origin, tag)]
+    origin = None
+    if src is not None or group_src is not None:
+        origin = world.peer(communicator, "recv", "src", src, group_src)
+        _not_self(communicator, "recv", "irecv", origin)
+    sender = communicator.recv(tensor, origin, tag)
+    count_write(tensor)
+    return communicator.global_ranks[sender]
 
 
 def isend(
@@ -88,9 +91,11 @@ def irecv(
     communicator = world.engine(group, tensor)
     if communicator is None:
         return torchs.irecv(tensor, src, group, tag, **_given(group_src=group_src))  # type: ignore[return-value]
-    if src is None and group_src is None:
-        return communicator.irecv(tensor, None, tag)
-    return communicator.irecv(tensor, world.peer(communicator, "irecv", "src", src, group_src), tag)
+    anybody = src is None and group_src is None
+    origin = None if anybody else world.peer(communicator, "irecv", "src", src, group_src)
+    work = communicator.irecv(tensor, origin, tag)
+    count_write(tensor)
+    return work
 
 
 def _given(**peer: int | None) -> dict[str, int]:

@@ -4,6 +4,8 @@ torch hands over lists of one tensor (several GPUs per process, long ago) and op
 have moved: ``_allgather_base`` became ``all_gather_single``, ``alltoall_base`` became ``all_to_all_single``; every name
 that torch 2.11 to 2.15 calls, from Python or from C++, is here. Ranks are group ranks. ``opts.asyncOp is False`` means
 that nobody will look at the Work: the operation then runs in the caller's thread and None is returned.
+
+Results count as in-place writes where they do with Gloo (engine/versions.py).
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from torch.distributed import ReduceOp
 from torch.distributed import Work as TorchWork
 from torch.futures import Future, collect_all
 
+from mpicoll.engine.versions import count_write
 from mpicoll.errors import GroupFailed
 
 if TYPE_CHECKING:
@@ -41,21 +44,23 @@ class Operations:
         return self._answer(self.communicator.all_reduce(_only(tensors), _op(opts), _async(opts)))
 
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> Answer:
-        return self._answer(self.communicator.all_reduce_coalesced(tensors, _op(opts), _async(opts)))
+        return self._wrote(self.communicator.all_reduce_coalesced(tensors, _op(opts), _async(opts)), tensors)
 
     def reduce(self, tensors: Any, opts: Any) -> Answer:
         return self._answer(self.communicator.reduce(_only(tensors), opts.rootRank, _op(opts), _async(opts)))
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Answer:
-        return self._answer(self.communicator.reduce_scatter(_only(outputs), _only(inputs), _op(opts), _async(opts)))
+        output = _only(outputs)
+        return self._wrote(self.communicator.reduce_scatter(output, _only(inputs), _op(opts), _async(opts)), [output])
 
     def reduce_scatter_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> Answer:
-        return self._answer(self.communicator.reduce_scatter_single(output, tensor, _op(opts), _async(opts)))
+        return self._wrote(self.communicator.reduce_scatter_single(output, tensor, _op(opts), _async(opts)), [output])
 
     _reduce_scatter_base = reduce_scatter_single
 
     def reduce_scatter_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Answer:
-        return self._answer(self.communicator.reduce_scatter_single_coalesced(outputs, inputs, _op(opts), _async(opts)))
+        work = self.communicator.reduce_scatter_single_coalesced(outputs, inputs, _op(opts), _async(opts))
+        return self._wrote(work, outputs)
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
@@ -65,20 +70,22 @@ class Operations:
         return self._answer(self.communicator.broadcast(_only(tensors), opts.rootRank, _async(opts)))
 
     def allgather(self, outputs: Any, tensors: Any, opts: Any = None) -> Answer:
-        return self._answer(self.communicator.all_gather(_only(outputs), _only(tensors), _async(opts)))
+        targets = _only(outputs)
+        return self._wrote(self.communicator.all_gather(targets, _only(tensors), _async(opts)), targets)
 
     def allgather_coalesced(self, outputs: list[list[Tensor]], tensors: list[Tensor], opts: Any = None) -> Answer:
         """``outputs[rank][i]`` is rank's i-th tensor: the other way round than the engine."""
         by_tensor = [list(column) for column in zip(*outputs, strict=True)]
-        return self._answer(self.communicator.all_gather_coalesced(by_tensor, tensors, _async(opts)))
+        work = self.communicator.all_gather_coalesced(by_tensor, tensors, _async(opts))
+        return self._wrote(work, [target for column in by_tensor for target in column])
 
     def all_gather_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> Answer:
-        return self._answer(self.communicator.all_gather_single(output, tensor, _async(opts)))
+        return self._wrote(self.communicator.all_gather_single(output, tensor, _async(opts)), [output])
 
     _allgather_base = all_gather_single
 
     def all_gather_single_coalesced(self, outputs: list[Tensor], tensors: list[Tensor], opts: Any = None) -> Answer:
-        return self._answer(self.communicator.all_gather_single_coalesced(outputs, tensors, _async(opts)))
+        return self._wrote(self.communicator.all_gather_single_coalesced(outputs, tensors, _async(opts)), outputs)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
@@ -86,7 +93,7 @@ class Operations:
 
     def gather(self, outputs: list[list[Tensor]], tensors: Any, opts: Any) -> Answer:
         targets = outputs[0] if outputs else None
-        return self._answer(self.communicator.gather(_only(tensors), targets, opts.rootRank, _async(opts)))
+        return self._wrote(self.communicator.gather(_only(tensors), targets, opts.rootRank, _async(opts)), targets or [])
 
     def gather_single(self, output: Tensor | None, tensor: Tensor, opts: Any) -> Answer:
         """Rank i's tensor arrives as the i-th block of the root's ``output``."""
@@ -94,7 +101,8 @@ class Operations:
         if self.communicator.rank == opts.rootRank:
             assert output is not None
             targets = _blocks(output, tensor, self.communicator.size)
-        return self._answer(self.communicator.gather(tensor, targets, opts.rootRank, _async(opts)))
+        work = self.communicator.gather(tensor, targets, opts.rootRank, _async(opts))
+        return self._wrote(work, [] if targets is None or output is None else [output])
 
     gather_into_tensor = gather_single
 
@@ -103,7 +111,7 @@ class Operations:
         return self._answer(self.communicator.scatter(_only(outputs), sources, opts.rootRank, _async(opts)))
 
     def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Answer:
-        return self._answer(self.communicator.all_to_all(outputs, inputs, _async(opts)))
+        return self._wrote(self.communicator.all_to_all(outputs, inputs, _async(opts)), outputs)
 
     def all_to_all_single(
         self, output: Tensor, tensor: Tensor, output_splits: Sequence[int], input_splits: Sequence[int], opts: Any = None
@@ -184,6 +192,11 @@ class Operations:
 
     def _get_sequence_number_for_group(self) -> int:
         return self._sequence
+
+    def _wrote(self, work: TorchWork | None, tensors: Sequence[Tensor]) -> Answer:
+        """`_answer` for an operation whose results Gloo counts as writes."""
+        count_write(*tensors)
+        return self._answer(work)
 
     def _answer(self, work: TorchWork | None) -> Answer:
         """What torch gets for an operation that has been started; the one place that all of them pass."""

@@ -71,10 +71,7 @@ class Exchanges(PointToPoint):
             if others is not None:
                 return False
             there = [(root, mine)]
-            sent = self.at_once(name, self.host.exchange_blocks, *((there, []) if name == "gather" else ([], there)), None)
-            if sent and name == "scatter":
-                message.bump(tensor)
-            return sent
+            return self.at_once(name, self.host.exchange_blocks, *((there, []) if name == "gather" else ([], there)), None)
         if type(others) is not list or len(others) != self.size:
             return False
         dtype = tensor.dtype
@@ -84,12 +81,8 @@ class Exchanges(PointToPoint):
             return False
         theirs = [(rank, block(other)) for rank, other in enumerate(others) if rank != root]
         if name == "gather":
-            done = self.at_once(name, self.host.exchange_blocks, [], theirs, (block(others[root]), mine))
-        else:
-            done = self.at_once(name, self.host.exchange_blocks, theirs, [], (mine, block(others[root])))
-        if done:
-            message.bump(*(others if name == "gather" else (tensor,)))
-        return done
+            return self.at_once(name, self.host.exchange_blocks, [], theirs, (block(others[root]), mine))
+        return self.at_once(name, self.host.exchange_blocks, theirs, [], (mine, block(others[root])))
 
     def all_to_all(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], async_op: bool = False) -> Work | None:
         """``inputs[j]`` of rank i arrives in ``outputs[i]`` of rank j; sizes may differ (collective)."""
@@ -124,10 +117,7 @@ class Exchanges(PointToPoint):
         targets, sources = [block(tensor) for tensor in outputs], [block(tensor) for tensor in inputs]
         if targets[self.rank][1] != sources[self.rank][1] or any(message.overlap(a, b) for a in outputs for b in inputs):
             return False
-        done = self.at_once("all_to_all", self.host.all_to_all, "all_to_all", targets, sources)
-        if done:
-            message.bump(*outputs)
-        return done
+        return self.at_once("all_to_all", self.host.all_to_all, "all_to_all", targets, sources)
 
     def all_to_all_single(
         self,
@@ -160,7 +150,6 @@ class Exchanges(PointToPoint):
         if not async_op and message.is_bare(tensor) and message.is_bare(output) and not message.overlap(output, tensor):
             rows = _rows(output, receives), _rows(tensor, sends)
             if self.at_once(name, self.host.all_to_all, name, *rows):
-                message.bump(output)
                 return None
         source, target = message.outgoing(name, tensor), message.incoming(name, output)
         memory = message.packed(source.memory) if message.overlap(source.memory, target.memory) else source.memory

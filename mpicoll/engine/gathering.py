@@ -38,11 +38,7 @@ class Gathering(Exchanges):
         if nbytes >= self.host.bare["broadcast"] or nbytes > INT_MAX:
             return False
         buffer = [fromaddress(tensor.data_ptr(), nbytes), nbytes, BYTE]
-        if not self.at_once("broadcast", self.channel.Bcast, buffer, src):
-            return False
-        if self.rank != src:
-            message.bump(tensor)
-        return True
+        return self.at_once("broadcast", self.channel.Bcast, buffer, src)
 
     def all_gather(self, outputs: Sequence[Tensor], tensor: Tensor, async_op: bool = False) -> Work | None:
         """Rank i's tensor arrives in everybody's ``outputs[i]``; the ranks' tensors may differ in size (collective)."""
@@ -59,10 +55,7 @@ class Gathering(Exchanges):
             return False
         if not all(message.is_bare(output) and output.dtype is dtype and output.nbytes == nbytes for output in outputs):
             return False
-        if not self.at_once("all_gather", self._all_gather_small, [output.data_ptr() for output in outputs], tensor):
-            return False
-        message.bump(*outputs)
-        return True
+        return self.at_once("all_gather", self._all_gather_small, [output.data_ptr() for output in outputs], tensor)
 
     def _all_gather_small(self, addresses: list[int], tensor: Tensor) -> None:
         nbytes = tensor.nbytes
@@ -121,10 +114,7 @@ class Gathering(Exchanges):
             return False
         source = [fromaddress(tensor.data_ptr(), nbytes), nbytes, BYTE]
         target = [fromaddress(output.data_ptr(), total), nbytes, BYTE]
-        if not self.at_once("all_gather_single", self.channel.Allgather, source, target):
-            return False
-        message.bump(output)
-        return True
+        return self.at_once("all_gather_single", self.channel.Allgather, source, target)
 
     def all_gather_single_coalesced(
         self, outputs: Sequence[Tensor], tensors: Sequence[Tensor], async_op: bool = False

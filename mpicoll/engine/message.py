@@ -6,8 +6,8 @@ Strides, subclasses, autograd and the lazy conj and neg bits end here: below, th
     incoming   written    the tensor itself, or a packed copy that ``deliver`` copies back: same storage, same strides
     ordered    where a GPU's memory is among it: what carries the operation out, behind what the caller has launched
 
-The result of an operation is in place in either case, and the tensor's version counter goes up, so that autograd notices
-that a tensor it had saved was overwritten.
+The result of an operation is in place in either case. Whether autograd counts it as a write is up to the caller of the engine
+(engine/versions.py).
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor
-from torch._C import _increment_version
 from torch.nn import Parameter
 
 from mpicoll.cuda import streams
@@ -121,7 +120,6 @@ def incoming(operation: str, tensor: Tensor) -> Message:
     """
     checks.movable(operation, tensor)
     checks.writable(operation, tensor)
-    bump(tensor)
     if is_plain(tensor):
         return Message(tensor, tensor)
     return Message(tensor, packed(tensor))
@@ -154,17 +152,8 @@ def copy_into(tensor: Tensor, values: Tensor) -> None:
         target.copy_(values.view(target.shape))
 
 
-def bump(*tensors: Tensor) -> None:
-    """Counts MPI's write as a write, when the operation begins; on inference tensors, which have no counter, torch does nothing.
-
-    Not when it ends: that is some time later, in another thread, and autograd may have saved the tensor meanwhile, as it does
-    with the result of a functional collective, which nobody else writes.
-    """
-    _increment_version(tensors)  # what torch.autograd.graph.increment_version calls, a quarter of a microsecond later
-
-
 def uncounted(tensor: Tensor) -> Tensor:
-    """The same memory, for a write that `bump` has counted."""
+    """The same memory, for a write that does not raise the tensor's version counter; see engine/versions.py."""
     if tensor.is_inference():
         return tensor
     return tensor.data if type(tensor) is Tensor or type(tensor) is Parameter else tensor.detach()

@@ -82,7 +82,6 @@ class PointToPoint(Group):
             return self._recv_told(self.host.parcels, tensor, src, tag)
         nbytes = tensor.nbytes
         buffer = [fromaddress(tensor.data_ptr(), nbytes), nbytes, BYTE]
-        message.bump(tensor)
         try:
             self.guarded("recv", self.channel.peer.Recv, src, (buffer, src, tag))
         except TruncationError as error:
@@ -94,7 +93,6 @@ class PointToPoint(Group):
         told, status = torch.empty(ANNOUNCEMENT, dtype=torch.uint8, device="cpu"), Status()
         buffer = [fromaddress(told.data_ptr(), ANNOUNCEMENT), ANNOUNCEMENT, BYTE]
         self.guarded("recv", self.channel.peer.Recv, src, (buffer, src, tag, status))
-        message.bump(tensor)
         if (nbytes := status.Get_count(BYTE)) <= tensor.nbytes:
             memmove(tensor.data_ptr(), told.data_ptr(), nbytes)
         else:

@@ -48,7 +48,6 @@ class Reducing(Gathering):
         Raises: UnsupportedReduction (a TypeError): dtype and op have no right answer together.
         """
         if not async_op and message.is_bare(tensor) and self._all_reduce_at_once(tensor, op):
-            message.bump(tensor)
             return None
         return self.start("all_reduce", self._all_reduce("all_reduce", tensor, op), [tensor], async_op)
 
@@ -85,7 +84,6 @@ class Reducing(Gathering):
             return self._all_reduce_concatenated(name, tensors, op)
         reductions.lookup(name, tensors[0].dtype, op)
         kernel = kernels.find(tensors[0].dtype, op)
-        message.bump(*(tensor for tensor in tensors if message.is_bare(tensor)))
         incoming = [Message(t, t) if message.is_bare(t) else message.incoming(name, t) for t in tensors]
         extents = [(mine.address, mine.nbytes) for mine in incoming]
 
@@ -182,10 +180,7 @@ class Reducing(Gathering):
         buffer = [fromaddress(tensor.data_ptr(), nbytes), tensor.numel(), handles[0]]
         if self.rank != dst:
             return self.at_once("reduce", self.channel.Reduce, buffer, None, handles[1], dst)
-        if not self.at_once("reduce", self.channel.Reduce, IN_PLACE, buffer, handles[1], dst):
-            return False
-        message.bump(tensor)
-        return True
+        return self.at_once("reduce", self.channel.Reduce, IN_PLACE, buffer, handles[1], dst)
 
     def reduce_scatter(self, output: Tensor, inputs: Sequence[Tensor], op: Op = SUM, async_op: bool = False) -> Work | None:
         """Rank i's ``output`` becomes the reduction of everybody's ``inputs[i]`` (collective).
@@ -222,10 +217,7 @@ class Reducing(Gathering):
             return False
         source = [fromaddress(tensor.data_ptr(), nbytes), count, handles[0]]
         target = [fromaddress(output.data_ptr(), output.nbytes), count, handles[0]]
-        if not self.at_once("reduce_scatter_single", self.channel.Reduce_scatter_block, source, target, handles[1]):
-            return False
-        message.bump(output)
-        return True
+        return self.at_once("reduce_scatter_single", self.channel.Reduce_scatter_block, source, target, handles[1])
 
     def reduce_scatter_single_coalesced(
         self, outputs: Sequence[Tensor], tensors: Sequence[Tensor], op: Op = SUM, async_op: bool = False

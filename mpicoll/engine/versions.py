@@ -1,0 +1,30 @@
+"""Version counters: which results of operations autograd counts as in-place writes.
+
+The engine writes memory past autograd, and counts nothing. Its callers count, after they have started the operation and before
+they return to the program: the program cannot have saved the result in between, whichever thread completes the operation.
+
+    mpicoll's functions         every tensor that the operation writes on this rank
+    torch.distributed           what Gloo counts, see Note [What Gloo counts]
+
+# Note [What Gloo counts]
+# Measured with torch 2.13, and held by tests/stack/test_version_counters.py. Gloo counts a result that it copies from a buffer of
+# its own into the tensor: all_gather in each form, gather, reduce_scatter in each form, all_to_all of lists, the coalesced
+# forms, all_reduce of sparse tensors. It does not count what it receives in place: all_reduce, reduce, broadcast, scatter,
+# all_to_all_single, recv. Programs rely on both. DTensor's distribute_tensor broadcasts into memory of which the program
+# may hold views from chunk() or split(); autograd refuses those views once their base counts as written.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch._C import _increment_version
+
+__all__ = ["count_write"]
+
+
+def count_write(*tensors: Tensor) -> None:
+    """Raises the tensors' version counters, so that autograd refuses a backward pass that needs their former values.
+
+    Inference tensors have no counter: nothing happens to them.
+    """
+    _increment_version(tensors)  # torch.autograd.graph.increment_version calls it too, a quarter of a microsecond later
