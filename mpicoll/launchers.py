@@ -40,6 +40,7 @@ ADDED = (  # what mpicoll.run has added for its job, one NAME=VALUE a line: a jo
     "_MPICOLL_ADDED"
 )
 
+TORCHRUN_MARK = "TORCHELASTIC_RUN_ID"  # torchrun sets it in each of its workers; torch's is_torchelastic_launched reads it, too
 TORCH_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 # Variables with which a launcher tells one process who it is in one running job. A trailing * stands for any ending.
@@ -88,6 +89,17 @@ def detect(environ: Mapping[str, str] = os.environ) -> Launch | None:
     return None
 
 
+def started_by_mpi(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether an MPI launcher started this very process, as one of its ranks.
+
+    False under torchrun, also where torchrun itself runs in a rank or a task of srun (``srun torchrun ...``): its workers
+    inherit the launcher's variables, but their number is torchrun's. False in a Slurm step of one task, too: a shell that
+    ``srun --pty bash`` has opened looks the same, and what is started there by hand is no rank.
+    """
+    launch = detect(environ)
+    return launch is not None and TORCHRUN_MARK not in environ and (launch.launcher, launch.size) != ("slurm", 1)
+
+
 def provide_torch_variables(environ: MutableMapping[str, str] = os.environ) -> None:
     """Sets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT where they are unset, as
     torchrun would have.
@@ -118,8 +130,10 @@ def without_job(environ: Mapping[str, str]) -> dict[str, str]:
     provided += [name for name, _, value in _pairs(environ.get(ADDED, "").splitlines()) if environ.get(name) == value]
     inside = detect(environ) is not None or OWNER_PID in environ
     dropped = {OWNER_PID, PROVIDED, ADDED, *provided}
-    if inside or "TORCHELASTIC_RUN_ID" in environ:  # this process's rank, which a new job must not take for its own
+    if inside or TORCHRUN_MARK in environ:  # this process's rank, which a new job must not take for its own
         dropped.update(("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"))
+    if TORCHRUN_MARK in environ:  # the new job's ranks are not torchrun's workers, and meet at a store of their own
+        dropped.update((TORCHRUN_MARK, "TORCHELASTIC_USE_AGENT_STORE", "MASTER_ADDR", "MASTER_PORT"))
     exact = dropped.union(name for name in JOB_VARIABLES if not name.endswith("*"))
     starts = tuple(name[:-1] for name in JOB_VARIABLES if name.endswith("*"))
     return {name: value for name, value in environ.items() if name not in exact and not name.startswith(starts)}

@@ -11,6 +11,7 @@ import pytest
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
+from mpicoll import launchers
 from mpicoll.c10d import register
 from tests.support import run
 
@@ -43,9 +44,11 @@ def test_names(given: object, translated: str | None) -> None:
 
 
 def test_torch_knows_us() -> None:
-    assert dist.is_mpi_available()
-    for name in ("mpi", "mpicoll", "cpu:mpi,cuda:mpi"):
-        assert dist.is_backend_available(name)
+    launched = launchers.started_by_mpi()
+    assert dist.is_mpi_available() is launched
+    assert dist.is_backend_available("mpicoll")
+    for name in ("mpi", "cpu:mpi,cuda:mpi"):
+        assert dist.is_backend_available(name) is launched
     assert c10d.Backend.default_device_backend_map["cpu"] == "gloo"
     assert c10d.Backend.default_device_backend_map["cuda"] == "nccl"
 

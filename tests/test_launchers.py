@@ -17,6 +17,7 @@ from mpicoll.launchers import (
     expand_hosts,
     first_host,
     provide_torch_variables,
+    started_by_mpi,
     tasks_per_node,
     without_job,
 )
@@ -99,6 +100,36 @@ def test_what_the_user_has_set_stays() -> None:  # trap 77
         provide_torch_variables(environ)
         assert environ[name] == "mine"
         assert environ["RANK"] == ("mine" if name == "RANK" else "5")
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, False),
+        (SBATCH, False),
+        (OPENMPI, True),
+        (HYDRA, True),
+        (SRUN, True),
+        ({**OPENMPI, "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"}, True),
+        # torchrun, alone, in a batch script, as a task of srun, in a rank of mpirun
+        ({"TORCHELASTIC_RUN_ID": "none", "RANK": "1", "WORLD_SIZE": "4"}, False),
+        ({**SBATCH, "TORCHELASTIC_RUN_ID": "none"}, False),
+        ({**SRUN, "TORCHELASTIC_RUN_ID": "none"}, False),
+        ({**OPENMPI, "TORCHELASTIC_RUN_ID": "none"}, False),
+        # what is started by hand in a shell of `srun --pty bash`
+        ({**SRUN, "SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_STEP_NUM_TASKS": "1"}, False),
+    ],
+)
+def test_started_by_mpi(environ: dict[str, str], expected: bool) -> None:
+    assert started_by_mpi(environ) is expected
+
+
+def test_a_job_that_a_worker_of_torchrun_starts_is_not_torchruns() -> None:
+    worker = {
+        "RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "MASTER_ADDR": "node1",
+        "MASTER_PORT": "29500", "TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_USE_AGENT_STORE": "True", "PATH": "/bin",
+    }  # fmt: skip
+    assert without_job(worker) == {"PATH": "/bin"}
 
 
 def test_without_a_launcher_nothing_changes() -> None:

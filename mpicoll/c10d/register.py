@@ -78,6 +78,8 @@ def translate(backend: object) -> str | None:
 
 
 def _register(c10d: Any) -> None:
+    from mpicoll.launchers import started_by_mpi
+
     registry = c10d.Backend
     if OURS in registry.backend_list:
         return
@@ -85,12 +87,19 @@ def _register(c10d: Any) -> None:
     if c10d._MPI_AVAILABLE and not _override():
         _aliases.discard("mpi")
     else:
-        c10d._MPI_AVAILABLE = True  # what is_mpi_available() and is_backend_available("mpi") look at
+        c10d._MPI_AVAILABLE = c10d._MPI_AVAILABLE or started_by_mpi()  # see Note [When MPI is available]
         registry.register_backend("mpi", _create, extended_api=True, devices=list(DEVICES))
     if "GLOO" not in registry._plugins:
         _hidden.update({name: registry._plugins.pop(name) for name in (OURS.upper(), "MPI") if name in registry._plugins})
     handlers = sys.modules["torch.distributed.rendezvous"]
     handlers.register_rendezvous_handler("mpi", _rendezvous)
+
+
+# Note [When MPI is available]
+# torch.distributed.is_mpi_available() and is_backend_available("mpi") read _MPI_AVAILABLE, and programs decide by them: Hugging
+# Face Accelerate takes "mpi" for every CPU job where it is True. Without an MPI launcher such a job (torchrun, debug_launcher)
+# ran on gloo before mpicoll was installed, and MPI would give it worlds of one rank. So it is True only in a rank that an MPI
+# launcher started. init_process_group("mpi") needs no flag: the wrapper translates the name before torch looks at it.
 
 
 # Note [Hidden plugins]
