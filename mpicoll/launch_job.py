@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -11,26 +12,46 @@ Placement = tuple[tuple[str, int], ...]  # (host, ranks there) in rank order
 
 
 @dataclass(frozen=True)
+class Request:
+    """What holds for the whole job, as the user has said it; None: not said."""
+
+    nodes: int | None = None
+    bind_to: str | None = None
+    map_by: str | None = None
+    tag_output: bool = False
+    log_dir: str | None = None  # absolute
+
+
+NOTHING_ASKED = Request()
+
+
+@dataclass(frozen=True)
 class Program:
     """One program of the job: its command line, and how many ranks of it run where. None: not said.
 
     python: the interpreter that runs ``command`` (script.py args..., or -m module args...); None: ``command`` runs as
-    it is."""
+    it is. flags: options of the interpreter."""
 
     command: tuple[str, ...]
     ranks: int | None = None
     hosts: tuple[Host, ...] | None = None
     per_node: int | None = None
     python: str | None = None
+    flags: tuple[str, ...] = ()
 
-    def words(self, family: str) -> tuple[str, ...]:
-        """The command line of a rank under an mpiexec of ``family``."""
+    def words(self, family: str, request: Request) -> tuple[str, ...]:
+        """The command line of a rank under an mpiexec of ``family``.
+
+        It goes through `mpicoll.rank` where mpiexec does too little: Hydra lets a job go on without a rank that has failed
+        before MPI and mixes the ranks' lines, and no mpiexec of today writes one plain file for each rank.
+        """
+        to_file = [] if request.log_dir is None else ["--log-dir", request.log_dir]
         if self.python is None:
-            return self.command
+            return ((sys.executable, "-m", "mpicoll.rank", *to_file, "--exec") if to_file else ()) + self.command
         # -u, as torchrun: what a rank prints does not wait in its buffer, and is not lost when the job is ended from
         # outside
-        rank = ("-m", "mpicoll.rank") if family == "mpich" else ()
-        return (self.python, "-u", *rank, *self.command)
+        rank = ("-m", "mpicoll.rank", *to_file) if family == "mpich" or to_file else ()
+        return (self.python, "-u", *self.flags, *rank, *self.command)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ What is added to the environment, where it applies and the user has not decided 
 # Note [Why no binding]
 Open MPI binds each rank to one core when there are one or two of them. torch's threads and mpicoll's communication
 thread then share that core: a small message takes 20 ms in place of 0.01. Whoever wants ranks bound says so, with
---mpiexec-args '--bind-to numa' or the environment, and keeps it.
+--bind-to numa or the environment, and keeps it.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from mpicoll.errors import LaunchError
 from mpicoll.hostfile import Host
-from mpicoll.launch_command import hydra_command, openmpi_command
-from mpicoll.launch_job import Placement, Plan, Program, Site, Where
+from mpicoll.launch_command import binding_words, hydra_command, openmpi_command, output_words
+from mpicoll.launch_job import NOTHING_ASKED, Placement, Plan, Program, Request, Site, Where
 from mpicoll.launch_mpi import Mpi, Mpiexec
 from mpicoll.launchers import expand_hosts, tasks_per_node
 
@@ -56,6 +57,7 @@ def plan(
     site: Site,
     extra: Sequence[str] = (),
     exported: Sequence[str] = (),
+    request: Request = NOTHING_ASKED,
 ) -> Plan:
     """The command that starts ``programs`` as one job. ``extra``: words for mpiexec itself; ``exported``: names that
     must reach every host.
@@ -63,6 +65,9 @@ def plan(
     Raises: LaunchError: the numbers contradict each other; the message names the remedy.
     """
     notes: list[str] = []
+    extra = [*extra, *binding_words(request, mpi, mpiexec), *output_words(request, mpiexec)]
+    if request.nodes is not None:
+        programs = _on_first_nodes(programs, request.nodes, site)
     hosts = _allocated_hosts(programs, site)
     counted = [_count(program, hosts, site, len(programs), notes) for program in programs]
     total = sum(ranks for _, ranks in counted)
@@ -74,11 +79,33 @@ def plan(
     _add_torch_variables(added, where, site, notes)
     build = openmpi_command if mpiexec.family == "openmpi" else hydra_command
     names = _forwarded(added, site, exported) if where.several_hosts else sorted(set(exported))
-    command = [mpiexec.path, *extra, *build(counted, placements, added, names, where)]
+    command = [mpiexec.path, *extra, *build(counted, placements, added, names, where, request)]
     return Plan(tuple(command), added, mpiexec.family, tuple(notes), tuple(placements))
 
 
 # --- how many ranks, and where ----------------------------------------------------------------------------------------
+
+
+def _on_first_nodes(programs: Sequence[Program], nodes: int, site: Site) -> list[Program]:
+    """The programs with the first ``nodes`` hosts of their list, or of the Slurm job's where there are fewer than it has."""
+    if len(programs) > 1:
+        raise LaunchError("--nnodes: several programs with `:` between them are placed by --host or --hostfile")
+    program = programs[0]
+    if program.hosts is not None:
+        known, source = program.hosts, "the host list has"
+    else:
+        known = tuple(Host(name, tasks) for name, tasks in slurm_nodes(site.environ))
+        source = f"Slurm job {site.environ.get('SLURM_JOB_ID')} has"
+    if not known and nodes > 1:
+        raise LaunchError(
+            f"--nnodes {nodes}: nothing says which nodes; name them with --host node1,node2 or --hostfile FILE, or start inside a"
+            " Slurm allocation. mpicoll.run is started once, on one of them"
+        )
+    if known and nodes > len(known):
+        raise LaunchError(f"--nnodes {nodes}: {source} {len(known)}: {','.join(host.name for host in known)}")
+    if program.hosts is None and nodes in (len(known), 1 if not known else 0):
+        return [program]  # mpiexec reads the allocation, or all ranks are here
+    return [replace(program, hosts=known[:nodes])]
 
 
 def _allocated_hosts(programs: Sequence[Program], site: Site) -> tuple[Host, ...] | None:

@@ -1,5 +1,8 @@
-"""Runs one rank's program under Hydra: ``python -m mpicoll.rank script.py args...`` or ``... -m module args...``.
-`mpicoll.run` writes that.
+"""Runs the program of one rank: ``python -m mpicoll.rank [options] script.py args...`` or ``... -m module args...``.
+`mpicoll.run` writes that under Hydra, and under Open MPI where it is asked for log files.
+
+    --log-dir DIR   standard output and standard error go to DIR/rank-R.log (`Note [Log files]` in launch_command.py)
+    --exec          what follows is a program, not a script
 
 Hydra lets the job go on when a rank ends with an error before it has started MPI (a module is missing on one host,
 say), and the other ranks then wait in MPI_Init for ever. Here such a rank tells Hydra to end the job with its exit
@@ -11,17 +14,22 @@ they look for."""
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import runpy
 import sys
 import time
 from types import TracebackType
 
+import mpicoll.launchers as launchers
+
 LAST_WORDS_S = 0.2  # Hydra ends the job without reading on: the end of a traceback was lost in 2 of 2 runs without this
 
 
 def main(words: list[str]) -> None:
     """Runs the program; ends the process as ``python words...`` would, and the job with it if MPI cannot."""
+    words = _take_options(words)
+    _write_lines()
     try:
         if words[0] == "-m":
             sys.argv[:] = words[1:]
@@ -41,6 +49,37 @@ def main(words: list[str]) -> None:
         status = 130 if isinstance(error, KeyboardInterrupt) else 1
         abort_job(status)
         sys.exit(status)
+
+
+def _take_options(words: list[str]) -> list[str]:
+    """Does what the options before the program say; returns the program. Does not return for --exec."""
+    while words[0] in ("--log-dir", "--exec"):
+        if words[0] == "--log-dir":
+            _redirect(words[1])
+            words = words[2:]
+        else:
+            os.execvp(words[1], words[1:])
+    return words
+
+
+def _redirect(folder: str) -> None:
+    """Sends file descriptors 1 and 2 to this rank's file, so that what C and child processes write is in it, too."""
+    launch = launchers.detect()
+    os.makedirs(folder, exist_ok=True)
+    name = f"rank-{launch.rank if launch is not None else 0}.log"
+    file = os.open(os.path.join(folder, name), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o666)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    os.close(file)
+
+
+def _write_lines() -> None:
+    """Writes each line in one piece. `python -u` writes a line's end on its own, Hydra hands on, and tags, the pieces that it
+    reads, and the lines of two ranks come out as one line and an empty one.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True, write_through=False)
 
 
 def abort_job(status: int) -> None:

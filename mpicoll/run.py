@@ -18,21 +18,22 @@ import shlex
 import socket
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import mpicoll.watch as watch
 from mpicoll.cores import read, usable_cores
 from mpicoll.errors import LaunchError
 from mpicoll.launch_job import Plan, Program, Site
 from mpicoll.launch_mpi import Mpi, Mpiexec, find_mpi, find_mpiexec
-from mpicoll.launch_options import Options, parse
+from mpicoll.launch_options import PROG, Options, parse
 from mpicoll.launch_plan import plan
 from mpicoll.launchers import ADDED, without_job
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line; returns only for --dry-run (0) and for an error (2)."""
+def main(argv: Sequence[str] | None = None, prog: str = PROG) -> int:
+    """Runs the command line; returns only for --dry-run (0) and for an error (2). ``prog``: the command, for --help."""
     try:
-        options, programs = parse(sys.argv[1:] if argv is None else argv)
+        options, programs = parse(sys.argv[1:] if argv is None else argv, prog)
         environ = job_environ(options)
         made = make_plan(programs, options, environ)
     except (LaunchError, ValueError, OSError) as error:
@@ -42,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(spell(made))
         return 0
     if not options.quiet:
-        for note in made.notes:
+        for note in (*options.notes, *made.notes):
             print(f"mpicoll.run: {note}", file=sys.stderr)
         print(f"mpicoll.run: {spell(made)}", file=sys.stderr)
     sys.stdout.flush()
@@ -59,8 +60,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 def make_plan(programs: Sequence[Program], options: Options, environ: Mapping[str, str]) -> Plan:
     """The mpiexec command for ``programs``. Raises LaunchError or ValueError with the remedy."""
     mpi, mpiexec = find(options.mpi, environ)
+    if options.mca and mpiexec.family != "openmpi":
+        raise LaunchError(f"--mca {' '.join(options.mca[0])}: only Open MPI has these settings, and this is {mpi.vendor}")
+    extra = [*options.mpiexec_args, *(word for setting in options.mca for word in ("--mca", *setting))]
     names = tuple(item.partition("=")[0] for item in options.exported)
-    return plan(programs, mpi, mpiexec, this_site(environ), options.mpiexec_args, names)
+    site = this_site(environ)
+    site = replace(site, settings=site.settings | {f"OMPI_MCA_{key}" for key, _ in options.mca})
+    return plan(programs, mpi, mpiexec, site, extra, names, options.request)
 
 
 def find(choice: str | None, environ: Mapping[str, str]) -> tuple[Mpi, Mpiexec]:

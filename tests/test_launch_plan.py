@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import mpicoll.hostfile as hostfile
 import mpicoll.run as run
 from mpicoll.errors import LaunchError
-from mpicoll.launch_job import Plan, Program, Site
+from mpicoll.launch_job import Plan, Program, Request, Site
 from mpicoll.launch_mpi import Mpi, Mpiexec
 from mpicoll.launch_plan import plan
 
@@ -29,7 +30,7 @@ def one(ranks: int | None = None, hosts: str | None = None, per_node: int | None
     return Program((name,), ranks, placed, per_node, python="/py")
 
 
-def planned(*programs: Program, mpi: tuple[Mpi, Mpiexec] = OPENMPI, site: Site | None = None, **options: list[str]) -> Plan:
+def planned(*programs: Program, mpi: tuple[Mpi, Mpiexec] = OPENMPI, site: Site | None = None, **options: Any) -> Plan:
     return plan(programs, *mpi, site or a_site(), **options)
 
 
@@ -196,3 +197,104 @@ def test_in_a_slurm_allocation(mpi: tuple[Mpi, Mpiexec]) -> None:
     per_node = " ".join(planned(one(per_node=2), mpi=mpi, site=slurm).command)
     assert ("--map-by ppr:2:node" if mpi is OPENMPI else "-ppn 2") in per_node
     assert "-n 4" in per_node
+
+
+# --- a number of nodes ---
+
+SLURM_3 = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-3]", "SLURM_TASKS_PER_NODE": "4(x3)", "SLURM_NTASKS": "12"}
+
+
+def test_the_first_nodes_of_a_host_list() -> None:
+    made = planned(one(hosts="a:2,b:2,c:2"), request=Request(nodes=2))
+    assert where(made) == [{"a": 2, "b": 2}]
+    assert where(planned(one(hosts="a,b", per_node=3), request=Request(nodes=2))) == [{"a": 3, "b": 3}]
+    with pytest.raises(LaunchError, match="--nnodes 3: the host list has 2: a,b"):
+        planned(one(hosts="a,b"), request=Request(nodes=3))
+
+
+def test_the_nodes_of_a_slurm_job() -> None:
+    site = a_site(**SLURM_3)
+    whole = planned(one(), site=site, request=Request(nodes=3))
+    assert whole.command == planned(one(), site=site).command
+    assert where(planned(one(), site=site, request=Request(nodes=2))) == [{"n1": 4, "n2": 4}]
+    assert where(planned(one(per_node=1), site=site, request=Request(nodes=2))) == [{"n1": 1, "n2": 1}]
+    with pytest.raises(LaunchError, match="--nnodes 4: Slurm job 7 has 3: n1,n2,n3"):
+        planned(one(), site=site, request=Request(nodes=4))
+
+
+def test_several_nodes_that_nobody_names_are_an_error() -> None:
+    assert where(planned(one(2), request=Request(nodes=1))) == [None]
+    with pytest.raises(LaunchError, match=r"--nnodes 2: nothing says which nodes; name them with --host .* or --hostfile"):
+        planned(one(2), request=Request(nodes=2))
+    with pytest.raises(LaunchError, match="several programs"):
+        planned(one(1), one(1), request=Request(nodes=1))
+
+
+# --- binding and output ---
+
+
+def words(request: Request, mpi: tuple[Mpi, Mpiexec]) -> str:
+    command = planned(one(2), mpi=mpi, request=request).command
+    return " ".join(command[1 : command.index("-n")])
+
+
+@pytest.mark.parametrize(
+    ("bind_to", "map_by", "openmpi", "openmpi4", "mpich"),
+    [
+        ("core", None, "--bind-to core", "--bind-to core", "-bind-to core"),
+        ("none", None, "--bind-to none", "--bind-to none", "-bind-to none"),
+        ("socket", None, "--bind-to package", "--bind-to socket", "-bind-to socket"),
+        ("package", "numa", "--map-by numa --bind-to package", "--map-by numa --bind-to socket", "-map-by numa -bind-to socket"),
+        (None, "socket", "--map-by package", "--map-by socket", "-map-by socket -bind-to socket"),
+        ("core", "slot", "--map-by slot --bind-to core", "--map-by slot --bind-to core", "-bind-to core"),
+        ("core:if-supported", "ppr:1:socket", "--map-by ppr:1:package --bind-to core:if-supported",
+         "--map-by ppr:1:socket --bind-to core:if-supported", None),
+        ("core:2", None, None, None, "-bind-to core:2"),
+        ("user:0,1", None, None, None, "-bind-to user:0,1"),
+        ("l3cache", None, "--bind-to l3cache", "--bind-to l3cache", "-bind-to l3cache"),
+        ("cor", None, None, None, None),
+        (None, "node", "--map-by node", "--map-by node", None),
+    ],
+)  # fmt: skip
+def test_binding_in_the_words_of_each_mpiexec(
+    bind_to: str | None, map_by: str | None, openmpi: str | None, openmpi4: str | None, mpich: str | None
+) -> None:
+    request = Request(bind_to=bind_to, map_by=map_by)
+    for mpi, expected in ((OPENMPI, openmpi), (OPENMPI4, openmpi4), (MPICH, mpich)):
+        if expected is None:
+            with pytest.raises(LaunchError, match=r"--(bind-to|map-by) .*(binds to one|takes none|takes hwthread)"):
+                words(request, mpi)
+        else:
+            assert words(request, mpi) == expected
+
+
+def test_what_the_user_says_of_binding_replaces_our_default() -> None:
+    default = "PRTE_MCA_hwloc_default_binding_policy"
+    assert default in planned(one(2)).added
+    for request in (Request(bind_to="core"), Request(map_by="numa")):
+        assert default not in planned(one(2), request=request).added
+
+
+def test_intel_mpi_binds_by_a_variable() -> None:
+    intel = (Mpi("Intel MPI", (2021, 16), "/i/lib/libmpi.so.12"), Mpiexec("/i/bin/mpiexec", "mpich", (2021, 16)))
+    with pytest.raises(LaunchError, match="I_MPI_PIN_DOMAIN"):
+        words(Request(bind_to="core"), intel)
+
+
+def test_two_ways_to_place_ranks_exclude_each_other() -> None:
+    with pytest.raises(LaunchError, match="--map-by numa and --nproc-per-node both place the ranks"):
+        planned(one(per_node=2), site=a_site(**SLURM_3), request=Request(map_by="numa"))
+
+
+@ANY
+def test_tagged_output(mpi: tuple[Mpi, Mpiexec]) -> None:
+    expected = {"mpich": "-prepend-rank", "openmpi": "--output tag" if mpi is OPENMPI else "--tag-output"}
+    assert words(Request(tag_output=True), mpi) == expected[mpi[0].family]
+
+
+@ANY
+def test_log_files_are_written_by_the_ranks(mpi: tuple[Mpi, Mpiexec]) -> None:
+    command = planned(one(2), mpi=mpi, request=Request(log_dir="/l")).command
+    assert command[-7:] == ("/py", "-u", "-m", "mpicoll.rank", "--log-dir", "/l", "x.py")
+    other = planned(Program(("./a.out",), 2), mpi=mpi, request=Request(log_dir="/l")).command
+    assert other[-6:] == ("-m", "mpicoll.rank", "--log-dir", "/l", "--exec", "./a.out")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -51,7 +52,7 @@ def test_the_programs_own_options_are_its_own(tmp_path: Path, monkeypatch: pytes
         ("-n 2 --host a --hostfile b t.py", "not allowed with"),
         ("-n 2 -m", "-m needs the name of a module"),
         ("-n 2 true : ", "a program is missing"),
-        ("-n 1 --no-python true : -n 1 --mpi mpich --no-python true", "hold for the whole job"),
+        ("-n 1 --no-python true : -n 1 --mpi mpich --no-python true", "--mpi holds for the whole job"),
         ("--nprocs 2 t.py", "--nprocs"),
     ],
 )
@@ -132,6 +133,67 @@ def test_modules_and_several_programs(tmp_path: Path) -> None:
     name = script(tmp_path, WHO)
     done = start("-n", "1", name, "A", ":", "-n", "2", "-m", "package.mod", "B", cwd=tmp_path)
     assert done.stdout.startswith("['0of3 A', '1of3 B', '2of3 B']"), done.stderr
+
+
+@pytest.mark.launch
+def test_lines_that_users_of_torchrun_and_mpirun_type(tmp_path: Path) -> None:
+    name = script(tmp_path, WHO)
+    for line in (
+        f"-n 2 python {name} A",
+        f"-n 2 python -W error -m {name.removesuffix('.py')} A",
+        f"--nproc_per_node=2 --nnodes=1 --standalone --rdzv_backend=c10d --max-restarts=0 {name} A",
+        f"-H localhost -N 2 --oversubscribe --bind-to none {name} A",
+    ):
+        done = start(*line.split(), cwd=tmp_path)
+        assert done.stdout.startswith("['0of2 A', '1of2 A']"), (line, done.stderr)
+
+
+@pytest.mark.launch
+def test_ranks_are_bound_as_asked(tmp_path: Path) -> None:
+    if cores.usable_cores() < 2:
+        pytest.skip("two ranks need a core each")
+    name = script(tmp_path, "print(len(os.sched_getaffinity(0)), flush=True)")
+    every = str(len(os.sched_getaffinity(0)))
+    for words, expected in (([], every), (["--bind-to", "hwthread"], "1"), (["--bind-to", "none"], every)):
+        done = start(*words, "-n", "2", name, cwd=tmp_path)
+        assert done.stdout.split() == [expected] * 2, (words, done.stderr)
+
+
+TALK = f"""
+rank = {RANK}
+for i in range(3):
+    print("line", i, "of", rank)
+print("half", end=" "); print("whole", rank)
+print("error", rank, file=sys.stderr)
+"""
+
+
+@pytest.mark.launch
+def test_tagged_lines_stay_whole(tmp_path: Path) -> None:
+    name = script(tmp_path, TALK)
+    done = start("--quiet", "--tag-output", "-n", "2", name, cwd=tmp_path)
+    for rank in (0, 1):
+        lines = [line for line in done.stdout.splitlines() if re.match(rf"\[(1,)?{rank}\]", line)]
+        assert [re.sub(r"^\S+ ", "", line) for line in lines] == [
+            *(f"line {i} of {rank}" for i in range(3)), f"half whole {rank}",
+        ]  # fmt: skip
+        assert re.search(rf"^\[(1,)?{rank}\]\S* error {rank}$", done.stderr, re.MULTILINE), done.stderr
+
+
+@pytest.mark.launch
+def test_log_files_hold_all_that_a_rank_writes(tmp_path: Path) -> None:
+    """What a child process writes, and the traceback of an exception, too."""
+    name = script(tmp_path, TALK + "os.system('echo child')\nfrom mpi4py import MPI\nif rank == 1: raise KeyError('lost')")
+    done = start("--quiet", "--log-dir", "logs/new", "-n", "2", name, cwd=tmp_path)
+    assert done.returncode == 1
+    assert "line" not in done.stdout + done.stderr
+    assert sorted(path.name for path in (tmp_path / "logs/new").iterdir()) == ["rank-0.log", "rank-1.log"]
+    for rank in (0, 1):
+        text = (tmp_path / f"logs/new/rank-{rank}.log").read_text()
+        assert f"line 2 of {rank}\nhalf whole {rank}\nerror {rank}\nchild\n" in text
+        assert ("KeyError: 'lost'" in text) == (rank == 1)
+    done = start("--quiet", "--log-dir", "logs", "-n", "2", "--no-python", "echo", "hello", cwd=tmp_path)
+    assert [(tmp_path / f"logs/rank-{rank}.log").read_text() for rank in (0, 1)] == ["hello\n"] * 2
 
 
 @pytest.mark.launch

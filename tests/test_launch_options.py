@@ -1,0 +1,255 @@
+"""The options of mpicoll.run, each as users of torchrun, Open MPI's mpirun and MPICH's mpiexec type them; pure."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+import mpicoll
+import mpicoll.launch_options as launch_options
+from mpicoll.errors import LaunchError
+from mpicoll.hostfile import Host
+from mpicoll.launch_arguments import ACCEPTED, REPLACED, option_length, sets_ranks
+from mpicoll.launch_job import Program, Request
+from mpicoll.launch_options import Options
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    Path("t.py").touch()
+    Path("hosts").write_text("a slots=2\nb slots=2\n")
+    return tmp_path
+
+
+def parse(line: str) -> tuple[Options, Program]:
+    options, (program,) = launch_options.parse(shlex.split(line))
+    return options, program
+
+
+# --- a leading python ---
+
+
+@pytest.mark.parametrize("python", ["python", "python3", "python3.11", sys.executable])
+def test_a_leading_python_is_dropped(python: str) -> None:
+    _, program = parse(f"-n 2 {python} t.py --lr 1 -n 7")
+    assert program.command == ("t.py", "--lr", "1", "-n", "7")
+    assert program.python == launch_options.python()
+    assert program.flags == ()
+
+
+@pytest.mark.parametrize(
+    ("line", "flags", "command"),
+    [
+        ("python -u t.py", (), ("t.py",)),
+        ("python -W error -X dev -Bs t.py a", ("-W", "error", "-X", "dev", "-Bs"), ("t.py", "a")),
+        ("python -Wignore -m package.train -m x", ("-Wignore",), ("-m", "package.train", "-m", "x")),
+        ("python3 -OO t.py", ("-OO",), ("t.py",)),
+    ],
+)
+def test_the_options_of_a_leading_python_are_kept(line: str, flags: tuple[str, ...], command: tuple[str, ...]) -> None:
+    _, program = parse(f"-n 2 {line}")
+    assert (program.flags, program.command) == (flags, command)
+    assert program.words("openmpi", Request())[1:] == ("-u", *flags, *command)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("/other/bin/python t.py", "starts programs with its own Python.*leave /other/bin/python out"),
+        ("python", "a script or a module is missing"),
+        ("python -c 'print(1)'", "write the program to a file"),
+        ("python nothing.py", "nothing.py: no such file"),
+    ],
+)
+def test_a_python_that_cannot_be_dropped_says_why(line: str, words: str) -> None:
+    with pytest.raises(LaunchError, match=words):
+        parse(f"-n 2 {line}")
+
+
+def test_no_python_keeps_python() -> None:
+    _, program = parse("-n 2 --no-python python t.py")
+    assert program.command == ("python", "t.py")
+    assert program.python is None
+
+
+# --- ranks and hosts ---
+
+
+@pytest.mark.parametrize("spelling", ["-n 3", "-n3", "-np 3", "--np 3", "--np=3", "--nproc 3"])
+def test_the_number_of_ranks(spelling: str) -> None:
+    assert parse(f"{spelling} t.py")[1].ranks == 3
+
+
+@pytest.mark.parametrize(
+    "spelling",
+    [
+        "--nproc-per-node 2",
+        "--nproc_per_node=2",
+        "-N 2",
+        "-ppn 2",
+        "--ppn 2",
+        "-perhost 2",
+        "--npernode 2",
+        "--map-by ppr:2:node",
+    ],
+)
+def test_ranks_on_each_node(spelling: str) -> None:
+    options, program = parse(f"{spelling} t.py")
+    assert program.per_node == 2
+    assert options.request == Request()
+
+
+def test_ranks_on_each_node_by_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch_options, "usable_cores", lambda: 6)
+    monkeypatch.setattr(launch_options, "count_gpus", lambda: 0)
+    options, program = parse("--nproc-per-node cpu t.py")
+    assert program.per_node == 6
+    assert options.notes == ("--nproc-per-node cpu: 6, one rank for each usable core of this node",)
+    assert parse("--nproc-per-node auto t.py")[1].per_node == 6
+    with pytest.raises(LaunchError, match="torch sees no GPU on this node; use cpu, auto or a number"):
+        parse("--nproc-per-node gpu t.py")
+    monkeypatch.setattr(launch_options, "count_gpus", lambda: 4)
+    for word in ("gpu", "auto"):
+        assert parse(f"--nproc_per_node={word} t.py")[1].per_node == 4
+
+
+def test_gpus_are_counted_by_torch() -> None:
+    assert launch_options.count_gpus() >= 0
+
+
+@pytest.mark.parametrize("spelling", ["-H a:2,b", "-Ha:2,b", "--host a:2,b", "--hosts=a:2,b", "-host a:2,b", "-hosts a:2,b"])
+def test_hosts(spelling: str) -> None:
+    assert parse(f"{spelling} t.py")[1].hosts == (Host("a", 2), Host("b", None))
+
+
+@pytest.mark.parametrize(
+    "spelling", ["-f hosts", "--hostfile hosts", "-hostfile hosts", "--machinefile hosts", "-machinefile hosts"]
+)
+def test_hostfiles(spelling: str) -> None:
+    assert parse(f"{spelling} t.py")[1].hosts == (Host("a", 2), Host("b", 2))
+
+
+@pytest.mark.parametrize("spelling", ["--nnodes 2", "--nnodes=2:2"])
+def test_the_number_of_nodes(spelling: str) -> None:
+    assert parse(f"{spelling} t.py")[0].request.nodes == 2
+
+
+# --- torchrun ---
+
+
+def test_a_line_of_torchrun() -> None:
+    options, program = parse(
+        "--standalone --nnodes=1 --nproc_per_node=4 --rdzv_backend=c10d --rdzv-endpoint localhost:0 --rdzv_id 7 --max_restarts 3"
+        " --node_rank=0 --master_addr=node1 --master_port 29511 t.py --epochs 3"
+    )
+    assert program.command == ("t.py", "--epochs", "3")
+    assert (program.ranks, program.per_node) == (None, 4)
+    assert options.exported == ("MASTER_ADDR=node1", "MASTER_PORT=29511")
+    assert options.notes == (
+        "--standalone, --rdzv-backend, --rdzv-endpoint, --rdzv-id: without effect, MPI brings the ranks together",
+        "--max-restarts: without effect, a job ends when one of its ranks fails; save checkpoints and start again",
+    )
+
+
+@pytest.mark.parametrize("name", ACCEPTED)
+def test_what_needs_no_counterpart_is_accepted(name: str) -> None:
+    length, reason = ACCEPTED[name]
+    for spelling in {name, "--" + name[2:].replace("-", "_")}:
+        options, program = parse(f"{spelling} {'3 ' * length}t.py")
+        assert program.command == ("t.py",)
+        assert options.notes == (f"{name}: without effect, {reason}",)
+
+
+@pytest.mark.parametrize("name", REPLACED)
+def test_what_has_another_form_here_is_refused_with_it(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse(f"{name}=3 t.py" if name.startswith("--") else f"{name} 3 t.py")
+    assert ended.value.code == 2
+    assert REPLACED[name] in capsys.readouterr().err
+
+
+# --- mpirun and mpiexec ---
+
+
+def test_binding_output_and_environment() -> None:
+    for line in ("--bind-to core --map-by numa --tag-output", "-bind-to core -map-by numa -l", "--bind_to=core --map-by=numa -l"):
+        assert parse(f"{line} t.py")[0].request == Request(bind_to="core", map_by="numa", tag_output=True)
+    options, _ = parse("-x A -x B=1 -genv C 2 --mca btl tcp,self -mca osc ^ucx --oversubscribe -oversubscribe t.py")
+    assert options.exported == ("A", "B=1", "C=2")
+    assert options.mca == (("btl", "tcp,self"), ("osc", "^ucx"))
+    assert len(options.notes) == 1
+
+
+def test_log_files(here: Path) -> None:
+    options, _ = parse("--log-dir logs --tag-output t.py")
+    assert options.request == Request(log_dir=f"{here}/logs")  # nothing is left to tag
+    assert options.notes[0].startswith(f"the output of rank R goes to {here}/logs/rank-R.log; --tag-output marks")
+    assert parse("--log_dir /x t.py")[0].request.log_dir == "/x"
+
+
+# --- refused ---
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("--bind-too core t.py", "--bind-too is not an option of mpicoll.run; did you mean --bind-to?"),
+        ("--nprocs 2 t.py", "did you mean --nproc?"),
+        ("--nproc_per_nod 2 t.py", "did you mean --nproc-per-node?"),
+        ("-nolocal t.py", "-nolocal is not an option of mpicoll.run"),
+        ("--display map t.py", "An option of mpiexec goes into --mpiexec-args '--display ...'"),
+        ("--nproc-per-node two t.py", "use 1 or more, or gpu, cpu, auto"),
+        ("--nnodes 1:4 t.py", "an MPI job cannot grow or shrink; give one number"),
+        ("--nnodes 0 t.py", "'0' is not a number of nodes"),
+        ("--node-rank 1 t.py", "started once for all nodes.*--host or --hostfile"),
+        ("--master-port 0 t.py", "'0' is not a port"),
+        ("-n 1 t.py : -n 1 --bind-to core t.py", "--bind-to holds for the whole job: give it before the first program"),
+        ("-n 1 t.py : -n 1 --master_port 1 t.py", "--master-port holds for the whole job"),
+    ],
+)
+def test_what_is_refused_and_the_remedy(line: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        launch_options.parse(shlex.split(line))
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert re.search(words, said), said
+    assert said.count("\n") == 1
+
+
+def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
+    for line in ("--version", "--help"):
+        with pytest.raises(SystemExit) as ended:
+            parse(line)
+        assert ended.value.code == 0
+    said = capsys.readouterr().out
+    assert said.startswith(f"mpicoll {mpicoll.__version__}\n")
+    assert "--nproc-per-node" in said
+    assert "--nproc_per_node" not in said  # accepted, and not shown
+    assert "exit status" in said
+
+
+# --- where the options end ---
+
+
+@pytest.mark.parametrize(
+    ("word", "length"),
+    [
+        ("-n", 2), ("-n4", 1), ("--np=4", 1), ("--tag-output", 1), ("--mca", 3), ("--rdzv_id", 2), ("--standalone", 1),
+        ("all_reduce", 0), ("--sizes", 0), ("-m", 0), ("--quick", 0), ("--sizes=8", 0), ("--help", 0),
+    ],
+)  # fmt: skip
+def test_how_many_words_an_option_takes(word: str, length: int) -> None:
+    assert option_length(word) == length
+
+
+def test_whether_options_set_the_number_of_ranks() -> None:
+    assert sets_ranks(["--bind-to", "core", "-n", "4"])
+    assert sets_ranks(["--nproc-per-node=2"])
+    assert sets_ranks(["-hostfile", "hosts"])
+    assert sets_ranks(["--map-by", "ppr:2:node"])
+    assert not sets_ranks(["--bind-to", "core", "--quiet"])
