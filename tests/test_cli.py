@@ -1,0 +1,127 @@
+"""The command ``mpicoll``: its commands, and that it imports no more than it needs."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import mpicoll
+import mpicoll.cli as cli
+import mpicoll.config as config
+from tests.support import clean_environment
+
+SCRIPT = Path(sys.executable).parent / "mpicoll"
+
+
+def start(*words: str, cwd: Path | None = None, timeout_s: float = 80) -> subprocess.CompletedProcess[str]:
+    """`python -m mpicoll words...`."""
+    command = [sys.executable, "-m", "mpicoll", *words]
+    return subprocess.run(
+        command, cwd=cwd, env=clean_environment(), capture_output=True, text=True, timeout=timeout_s, stdin=subprocess.DEVNULL
+    )
+
+
+def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in ([], ["--help"], ["-h"]):
+        assert cli.main(words) == 0
+        said = capsys.readouterr().out
+        assert all(f"\n  {command} " in said for command in cli.COMMANDS)
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"mpicoll {mpicoll.__version__}\n"
+
+
+def test_the_version_is_the_installed_one() -> None:
+    assert importlib.metadata.version("mpicoll") == mpicoll.__version__
+
+
+def test_an_unknown_command_names_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["train"]) == 2
+    assert "'train' is not a command; use one of run, doctor, bench, settings" in capsys.readouterr().err
+
+
+def test_settings(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["settings"]) == 0
+    assert capsys.readouterr().out == config.table() + "\n"
+    assert cli.main(["settings", "x"]) == 2
+    assert "takes no arguments" in capsys.readouterr().err
+
+
+def test_the_name_shadows_no_module_of_torch() -> None:
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("torch.distributed.cli")
+
+
+@pytest.mark.parametrize(
+    ("words", "launcher", "bench"),
+    [
+        ([], [], []),
+        (["all_reduce", "--sizes", "8"], [], ["all_reduce", "--sizes", "8"]),
+        (["--quick"], [], ["--quick"]),
+        (["-n", "3", "--bind-to=core", "latency", "-n", "4"], ["-n", "3", "--bind-to=core"], ["latency", "-n", "4"]),
+        (["--mca", "btl", "tcp,self", "--quiet", "--quick"], ["--mca", "btl", "tcp,self", "--quiet"], ["--quick"]),
+    ],
+)
+def test_options_for_the_ranks_come_before_the_benchmark(words: list[str], launcher: list[str], bench: list[str]) -> None:
+    assert cli.split_bench(words) == (launcher, bench)
+
+
+def test_the_benchmark_runs_on_two_ranks_by_default() -> None:
+    assert cli.bench_command([], ["latency"]) == ["-n", "2", "-m", "mpicoll.bench", "latency"]
+    assert cli.bench_command(["-N", "3"], []) == ["-N", "3", "-m", "mpicoll.bench"]
+    assert cli.bench_command(["--quiet"], []) == ["--quiet", "-n", "2", "-m", "mpicoll.bench"]
+
+
+def test_options_for_ranks_are_refused_where_none_are_started(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bench", "-n", "2", "model"]) == 2
+    assert "-n 2" in capsys.readouterr().err
+
+
+# --- really started ---
+
+
+@pytest.mark.launch
+def test_nothing_heavy_is_imported() -> None:
+    code = "import sys, mpicoll.cli as cli\nfor words in (['--version'], ['--help'], ['settings']): cli.main(words)\n"
+    code += "print([name for name in ('torch', 'mpi4py', 'numpy') if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=clean_environment(), timeout=60)
+    assert done.stdout.endswith("\n[]\n"), done.stderr
+
+
+@pytest.mark.launch
+def test_the_script_is_the_module() -> None:
+    if not SCRIPT.exists():
+        pytest.skip("mpicoll is importable here, not installed")
+    done = subprocess.run([str(SCRIPT), "--version"], capture_output=True, text=True, env=clean_environment(), timeout=60)
+    assert (done.returncode, done.stdout) == (0, f"mpicoll {mpicoll.__version__}\n")
+    assert start("--version").stdout == done.stdout
+
+
+@pytest.mark.launch
+def test_run(tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text("from mpi4py import MPI\nimport sys\nif MPI.COMM_WORLD.rank == 1: print(sys.argv)\n")
+    done = start("run", "-n", "2", "python", "job.py", "a", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "['job.py', 'a']\n"), done.stderr
+    assert start("run", "--help").stdout.startswith("usage: mpicoll run [options] script.py")
+    done = start("run", "-n", "2", "nothing.py", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "nothing.py: no such file" in done.stderr
+
+
+@pytest.mark.launch
+def test_bench() -> None:
+    quick = ("bench", "all_reduce", "--quick", "--sizes", "8", "--ways", "door1")
+    done = start(*quick)
+    assert done.returncode == 0, done.stderr
+    assert "-n 2" in done.stderr
+    assert "2 ranks" in done.stdout, done.stdout
+    done = start("bench", "--help")
+    assert done.returncode == 0
+    assert "all_reduce" in done.stdout
+    done = start(
+        "run", "--quiet", "-n", "2", "-m", "mpicoll", "bench", "all_reduce", "--quick", "--sizes", "8", "--ways", "door1"
+    )
+    assert done.stdout.count("2 ranks") == 1, done.stderr  # started as ranks, it starts none
