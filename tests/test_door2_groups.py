@@ -268,6 +268,7 @@ def test_mpi_cannot_start_on_some_ranks_only(no_world: None, rank: int, size: in
     agree(True)
 
 
+@pytest.mark.min_ranks(2)
 def test_contradictions_warn_and_mpi_wins(no_world: None, rank: int, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """trap 77."""
     monkeypatch.setenv("WORLD_SIZE", str(size + 5))

@@ -24,7 +24,7 @@ import torch
 from torch.distributed import distributed_c10d as c10d
 
 import mpicoll.launchers as launchers
-from mpicoll.c10d import ddp, register, untraced
+from mpicoll.c10d import ddp, register, requested, untraced
 from mpicoll.engine import groups
 from mpicoll.errors import LaunchError
 from mpicoll.mpi import abort, runtime
@@ -51,7 +51,7 @@ def init_process_group(original: Callable[..., Any], arguments: dict[str, Any]) 
     """Calls torch's init_process_group so that MPI is the world (collective over MPI's ranks).
 
     Args:   arguments: the user's, by name; the backend says mpi, or init_method is mpi:// (then any backend).
-    Raises: LaunchError, ThreadLevelError: see `mpicoll.mpi.runtime.start`.
+    Raises: LaunchError, ThreadLevelError: see `mpicoll.mpi.runtime.start`; or several ranks are asked for where MPI has one.
             RuntimeError: a backend in a mixture that this torch does not have.
     """
     if c10d._world.default_pg is not None:
@@ -60,7 +60,8 @@ def init_process_group(original: Callable[..., Any], arguments: dict[str, Any]) 
     asked = arguments.get("backend")
     translated = register.translate(asked)
     there = runtime.start()
-    arguments = dict(arguments)
+    arguments = requested.unified(arguments)
+    requested.check(arguments)
     if translated is not None:
         _warn_of_contradictions(arguments, there)
         arguments.update(rank=there.rank, world_size=there.size)

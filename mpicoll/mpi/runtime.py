@@ -179,12 +179,43 @@ def _check_launcher(mpi: Any) -> None:
             f"the MPI that mpi4py has loaded ({library}). Use `python -m mpicoll.run`, which finds the right one, or "
             "the mpiexec of that MPI; under srun, the --mpi type that it needs (pmix for Open MPI, pmi2 for MPICH)"
         )
+    check_environment()
+
+
+def check_environment() -> None:
+    """Refuses a world of one rank where WORLD_SIZE says more and no MPI launcher has; raises LaunchError."""
     world_size = os.environ.get("WORLD_SIZE", "")
-    if launch is None and size == 1 and world_size.isdigit() and int(world_size) > 1 and "TORCHELASTIC_RUN_ID" in os.environ:
+    if world_size.isdigit() and not launchers.started_by_mpi():
+        check_size(int(world_size), f"WORLD_SIZE={world_size}")
+
+
+def check_size(asked: int, source: str) -> None:
+    """Refuses to make a world of one rank for a program that means to be one of several; MPI must have been started.
+
+    Args:
+        asked: The number of ranks that the program expects.
+        source: What says so, for the message: ``"WORLD_SIZE=4"``, ``"init_process_group: world_size=4"``.
+
+    Raises:
+        LaunchError: More than one rank is expected, and MPI has one: no MPI launcher started the ranks.
+    """
+    from mpicoll.mpi.library import MPI
+
+    if asked <= 1 or MPI.COMM_WORLD.Get_size() > 1:
+        return
+    remedy = f"`python -m mpicoll.run -n {asked} script.py` (or mpirun, or srun)"
+    if launchers.TORCHRUN_MARK in os.environ:
         raise LaunchError(
-            f"torchrun started {world_size} processes, but MPI sees 1 rank: MPI jobs are started by mpiexec. Use "
-            f"`python -m mpicoll.run -n {world_size} script.py` (or mpirun, or srun) in the place of torchrun"
+            f"torchrun started {asked} processes, but MPI sees 1 rank: MPI jobs are started by mpiexec. Use {remedy} in the "
+            "place of torchrun"
         )
+    launch = launchers.detect()
+    started = "no MPI launcher started this process" if launch is None else f"the launcher ({launch.launcher}) started 1 rank"
+    raise LaunchError(
+        f"{source} asks for {asked} ranks, but {started}, and MPI sees 1 rank. Start the ranks with {remedy}, or from Python "
+        f"with mpicoll.spawn(function, args, nprocs={asked}) in the place of torch.multiprocessing.spawn, Process or a shell "
+        "loop. MPI then says rank and size"
+    )
 
 
 @cache

@@ -1,0 +1,52 @@
+"""What most tutorials do: torch.multiprocessing.spawn, and rank and world_size by hand. No MPI launcher is there."""
+
+import os
+import sys
+import warnings
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+SIZE = 2
+
+
+def attempt(rank: int, name: str, call: Callable[[], object]) -> None:
+    try:
+        call()
+        result = f"a world of {dist.get_world_size()}"
+        dist.destroy_process_group()
+    except RuntimeError as error:
+        result = f"{type(error).__name__}: {error}"
+    sys.stdout.write(f"{rank} {name}: {result}\n")
+    sys.stdout.flush()
+
+
+def worker(rank: int) -> None:
+    import mpicoll
+
+    def by_environment() -> None:
+        os.environ.update(RANK=str(rank), WORLD_SIZE=str(SIZE), MASTER_ADDR="localhost", MASTER_PORT="1")
+        try:
+            dist.init_process_group("mpi")
+        finally:
+            for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+                del os.environ[name]
+
+    def by_tutorial() -> None:  # size 0: let MPI say
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            dist.init_process_group("mpi", rank=0, world_size=0)
+
+    url = f"tcp://localhost:1?rank={rank}&world_size={SIZE}"
+    attempt(rank, "environment", by_environment)
+    attempt(rank, "arguments", lambda: dist.init_process_group("mpi", rank=rank, world_size=SIZE))
+    attempt(rank, "url", lambda: dist.init_process_group("mpi", init_method=url))
+    attempt(rank, "scheme", lambda: dist.init_process_group("gloo", init_method="mpi://", rank=rank, world_size=SIZE))
+    attempt(rank, "mpicoll", lambda: mpicoll.init_process_group(rank=rank, world_size=SIZE))
+    attempt(rank, "environment again", by_environment)
+    attempt(rank, "tutorial", by_tutorial)
+
+
+if __name__ == "__main__":
+    torch.multiprocessing.spawn(worker, nprocs=SIZE)
