@@ -124,6 +124,24 @@ def entered(context: Context | None) -> Iterator[None]:
         _current.context = before
 
 
+class _Touch(torch.autograd.Function):
+    """A node behind any tensor. Torch's own way to the node of a leaf makes a view, which sparse tensors do not have."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:
+        return torch.empty(0)
+
+
+def edge_of(tensor: Tensor) -> GradientEdge:
+    """Where its gradient enters the graph."""
+    if tensor.layout is torch.strided:
+        return get_gradient_edge(tensor)
+    with torch.enable_grad():
+        touched: Any = _Touch.apply(tensor)  # type: ignore[no-untyped-call]
+    node, index = touched.grad_fn.next_functions[0]
+    return GradientEdge(node, index, touched)  # which keeps the node alive
+
+
 Extra = tuple[int, MessageId, list[int]] | None  # context, message, which of its tensors require grad
 
 
@@ -137,7 +155,7 @@ def attach(tensors: list[Tensor], to: int) -> Extra:
     with context.guard:
         context.workers.add(to)
         if needed:
-            context.sends[message] = [get_gradient_edge(tensors[i]) for i in needed]
+            context.sends[message] = [edge_of(tensors[i]) for i in needed]
     return context.id, message, needed
 
 

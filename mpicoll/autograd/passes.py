@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import GradientEdge
 from torch.futures import Future
 
 from mpicoll.autograd import contexts
@@ -68,7 +68,7 @@ def backward(context_id: int, roots: Sequence[Tensor], retain_graph: bool = Fals
     here = Pass()
     with context.guard:
         context.passes[number] = here
-        here.outputs[ROOTS] = [get_gradient_edge(root) for root in roots]
+        here.outputs[ROOTS] = [contexts.edge_of(root) for root in roots]
     try:
         _walk(context, here, number, [ROOTS]).wait()
         _take(context, here, number, ROOTS, [torch.ones_like(root) for root in roots]).wait()

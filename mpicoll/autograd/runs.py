@@ -96,7 +96,7 @@ def _add(gradients: dict[Tensor, Tensor], leaf: Tensor, found: list[Tensor | Non
     elif alone and before.layout is torch.strided:
         gradients[leaf] = new.detach().add_(before)  # fresh memory would cost more than the sum
     else:
-        gradients[leaf] = before + new
+        gradients[leaf] = before + new if before.layout is torch.strided else new + before  # torch takes the dense one first
 
 
 def _held_by_nobody_else(found: list[Tensor | None]) -> bool:

@@ -4,14 +4,16 @@
     blocks      the memory of each storage that the tensors of the message use, once, from its first used byte to its last;
                 then what pickle (protocol 5) would rather not copy: NumPy arrays, say
 
-The pickle holds, in a tensor's place, which storage it lies in, and how. So tensors that share memory share it again on arrival,
-strides are what they were, and no byte of a large tensor passes through pickle.
+The pickle holds, in a tensor's place, which storage it lies in, and how. (Of a sparse tensor: its indices and its values.) So
+tensors that share memory share it again on arrival, strides are what they were, and no byte of a large tensor passes through
+pickle.
 """
 
 from __future__ import annotations
 
 import ctypes
 import io
+import itertools
 import pickle
 import struct
 import threading
@@ -25,10 +27,11 @@ from torch import Tensor, nn
 
 from mpicoll.mpi.mail import Block
 from mpicoll.mpi.pages import ask_for_large
-from mpicoll.rpc import scripts
+from mpicoll.rpc import scripts, sparse
 
 HEADER = struct.Struct("<BIIQIQ")  # kind, storages, other blocks, bytes of the pickle, number of the message, number of the call
 ALONG = 16 * 1024  # bytes; a block that is smaller travels inside the envelope: one message costs less than two
+MOVED = (torch.strided, *sparse.LAYOUTS)  # tensors of other layouts are pickled
 PICKLE_ALONG = 1 << 20  # bytes; a longer pickle becomes a block, so that the envelope is short
 
 _local = threading.local()  # outgoing: the message that this thread is pickling; incoming: the tensors of that it unpickles
@@ -90,7 +93,7 @@ class _Pickler(pickle.Pickler):
         plain = type(obj) is Tensor
         if type(obj) is nn.Parameter and self.message.tracked:  # by itself it is a tensor like any other, with its gradient
             plain = id(obj) not in self.of_modules
-        if not plain or obj.layout is not torch.strided or obj.is_quantized or obj.device.type not in ("cpu", "cuda"):
+        if not plain or obj.layout not in MOVED or obj.is_quantized or obj.device.type not in ("cpu", "cuda"):
             return NotImplemented
         self.message.tensors.append(obj)
         return _tensor_of_message, (len(self.message.tensors) - 1,)
@@ -114,7 +117,8 @@ def pack(kind: int, call: int, number: int, obj: Any, extra: Callable[[list[Tens
     try:
         _Pickler(file, message, found).dump(obj)
         layouts, storages, kept = _lay_out(message)
-        head = pickle.dumps((layouts, extra(message.tensors)), 5)
+        forms = [sparse.form_of(tensor) for tensor in message.tensors]
+        head = pickle.dumps((layouts, forms if any(forms) else None, extra(message.tensors)), 5)
     except BaseException:
         for take_back in message.forks:
             take_back()
@@ -137,11 +141,11 @@ def pack(kind: int, call: int, number: int, obj: Any, extra: Callable[[list[Tens
 
 
 def _lay_out(message: Outgoing) -> tuple[list[tuple[Any, ...]], list[Block], list[Any]]:
-    """How each tensor lies in the storages of the message, and the part of each storage that is used."""
+    """How each tensor, or part of a sparse one, lies in the storages of the message, and the part of each that is used."""
     used: dict[int, list[int]] = {}  # by storage: index in the message, first byte, byte after the last
     kept: list[Any] = []
     views = []
-    for tensor in message.tensors:
+    for tensor in itertools.chain.from_iterable(map(sparse.parts, message.tensors)):
         target = None
         with torch.no_grad():
             if tensor.is_cuda:
@@ -218,8 +222,9 @@ def unpack(message: Arriving, accept: Callable[[list[Tensor], Any], list[Tensor]
     Raises: whatever unpickling raises.
     """
     (head,) = struct.unpack_from("<I", message.pickled)
-    layouts, extra = pickle.loads(message.pickled[4 : 4 + head])
-    tensors = accept([_tensor_in(message.storages, *layout) for layout in layouts], extra)
+    layouts, forms, extra = pickle.loads(message.pickled[4 : 4 + head])
+    strided = [_tensor_in(message.storages, *layout) for layout in layouts]
+    tensors = accept(sparse.joined(forms, strided) if forms else strided, extra)
     before = getattr(_local, "incoming", None)
     _local.incoming = tensors
     try:
