@@ -37,9 +37,11 @@ class Variable:
                 raise ValueError(f"{self.name}={text!r} is not allowed; use 1 or 0")
             return word.lower() in TRUE
         if self.kind is str:
-            if self.choices and word not in self.choices:
+            if not self.choices:
+                return word
+            if word.lower() not in self.choices:
                 raise ValueError(f"{self.name}={text!r} is not allowed; use one of {', '.join(self.choices)}")
-            return word
+            return word.lower()
         try:
             number: int | float | None = int(word) if self.kind is int else float(word)
         except ValueError:
@@ -74,6 +76,15 @@ VARIABLES = (
         default=True,
         unit="",
         meaning="whether ranks of one node open each other's GPU memory where MPI does not take it (rank 0's counts)",
+    ),
+    Variable(
+        name="MPICOLL_LOG",
+        kind=str,
+        default=None,
+        unit="",
+        meaning="prints to standard error: info, once and on rank 0, what was found (MPI, launcher, ranks, nodes, GPU path); "
+        "debug, on every rank, also which algorithm each operation takes; unset: nothing",
+        choices=("info", "debug"),
     ),
     Variable(
         name="MPICOLL_PROBE_TIMEOUT",

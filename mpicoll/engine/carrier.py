@@ -27,10 +27,16 @@ from mpicoll.engine import choose, stages
 from mpicoll.engine.choose import NEVER, Choices
 from mpicoll.engine.kernels import Kernel
 from mpicoll.engine.progress import Backoff, Lane
+from mpicoll.log import Algorithms
 from mpicoll.mpi import runtime, segment
 from mpicoll.mpi.channel import ANY_SOURCE, Channel
 from mpicoll.mpi.datatypes import fromaddress
 from mpicoll.mpi.topology import Topology
+
+# The algorithms' names in the log
+WINDOW = "shared memory"
+NODES = "shared memory in each node, MPI between nodes"
+MOVED = "messages, reduced by torch"
 
 PAGE = 4096  # bytes
 FLAT_BYTES = 64 << 10  # that a rank reads of others; up to here one hand-over is dearer than the work that slices save
@@ -42,11 +48,13 @@ ALIVE_S = 0.05  # seconds between two questions whether the others are alive, of
 class Carrier:
     """One per group.
 
-    Args:   topology: of the group's ranks. lane: the group's; its thread sleeps where another one may spin.
+    Args:   topology: of the group's ranks. lane: the group's; its thread sleeps where another one may spin. algorithms: logs
+            which one is taken.
     """
 
-    def __init__(self, channel: Channel, topology: Topology, choices: Choices, lane: Lane) -> None:
+    def __init__(self, channel: Channel, topology: Topology, choices: Choices, lane: Lane, algorithms: Algorithms) -> None:
         self.channel = channel
+        self.took = algorithms.took
         self.rank: int = channel.comm.Get_rank()
         self.size: int = channel.comm.Get_size()
         self._choices = choices
@@ -83,16 +91,19 @@ class Carrier:
         if nbytes >= self.least["halves" if kernel.widened else "all_reduce"]:
             flat = plain(memory, kernel.dtype)
             if (window := self.window()) is not None:
+                self.took("all_reduce", WINDOW, nbytes)
                 if nbytes * (self.size - 1) <= FLAT_BYTES and nbytes <= window.chunk:
                     shared_memory.all_reduce_flat(window, flat, kernel.combine)
                 else:
                     shared_memory.all_reduce(window, flat, kernel.combine)
                 return True
             if (nodes := self.nodes()) is not None:
+                self.took("all_reduce", NODES, nbytes)
                 hierarchical.all_reduce(nodes, flat, stages.of(kernel, self.size))
                 return True
         if not self._moves(kernel, nbytes):
             return False
+        self.took("all_reduce", MOVED, nbytes)
         moved.all_reduce(self.channel, plain(memory, kernel.dtype), kernel.combine)
         return True
 
@@ -102,8 +113,10 @@ class Carrier:
             return False
         flat = plain(memory, kernel.dtype)
         if (window := self.window()) is not None:
+            self.took("reduce", WINDOW, memory.nbytes)
             shared_memory.all_reduce(window, flat, kernel.combine, root)
         elif (nodes := self.nodes()) is not None:
+            self.took("reduce", NODES, memory.nbytes)
             hierarchical.all_reduce(nodes, flat, stages.of(kernel, self.size), root)
         else:
             return False
@@ -115,13 +128,16 @@ class Carrier:
         if nbytes >= self.least["reduce_scatter"]:
             target, source = plain(output, kernel.dtype), plain(memory, kernel.dtype)
             if (window := self.window()) is not None:
+                self.took("reduce_scatter", WINDOW, nbytes)
                 shared_memory.reduce_scatter(window, target, source, kernel.combine)
                 return True
             if (nodes := self.nodes()) is not None:
+                self.took("reduce_scatter", NODES, nbytes)
                 hierarchical.reduce_scatter(nodes, target, source, stages.of(kernel, self.size))
                 return True
         if not self._moves(kernel, nbytes):
             return False
+        self.took("reduce_scatter", MOVED, nbytes)
         moved.reduce_scatter(self.channel, plain(output, kernel.dtype), plain(memory, kernel.dtype), kernel.combine)
         return True
 
@@ -129,8 +145,10 @@ class Carrier:
         if memory.nbytes < self.least["broadcast"]:
             return False
         if (window := self.window()) is not None:
+            self.took("broadcast", WINDOW, memory.nbytes)
             shared_memory.broadcast(window, block(memory), root)
         elif (nodes := self.nodes()) is not None:
+            self.took("broadcast", NODES, memory.nbytes)
             hierarchical.broadcast(nodes, block(memory), root)
         else:
             return False
@@ -138,11 +156,14 @@ class Carrier:
 
     def all_gather(self, targets: Sequence[Block], source: Block) -> bool:
         """Blocks of any sizes, which all ranks know; a rank's own target may be its source."""
-        if sum(nbytes for _, nbytes in targets) < self.least["all_gather"]:
+        total = sum(nbytes for _, nbytes in targets)
+        if total < self.least["all_gather"]:
             return False
         if (window := self.window()) is not None:
+            self.took("all_gather", WINDOW, total)
             shared_memory.all_gather(window, targets, source)
         elif all(nbytes == source[1] for _, nbytes in targets) and (nodes := self.nodes()) is not None:
+            self.took("all_gather", NODES, total)
             hierarchical.all_gather(nodes, targets, source)
         else:
             return False
@@ -154,7 +175,10 @@ class Carrier:
         Returns: the pairs of ranks that expect different sizes of each other; nothing was done then. None: not done here.
         """
         window = self.window()
-        return None if window is None else shared_memory.all_to_all(window, targets, sources)
+        if window is None:
+            return None
+        self.took("all_to_all", WINDOW, sum(nbytes for _, nbytes in targets))
+        return shared_memory.all_to_all(window, targets, sources)
 
     def barrier(self, timeout_s: float) -> bool | None:
         """True when every rank has come, False if they have not in time; None: not done here.

@@ -42,6 +42,9 @@ from mpicoll.mpi.datatypes import BYTE
 ASK_FROM = 64 << 10  # bytes; below, two copies over the bus take no longer than asking does
 SLOT = 8 << 20  # bytes of a slot in a GPU's memory; five of them, 40 MiB, for each group that uses this way
 Way = Literal["host", "direct", "ipc", "staged"]
+GPU_WAYS: dict[Way, str] = {  # their names in the log
+    "direct": "GPU memory handed to MPI", "ipc": "GPU memory of the node, by CUDA IPC", "staged": "through pinned host memory",
+}  # fmt: skip
 
 
 class Gpus(Host):
@@ -68,7 +71,7 @@ class Gpus(Host):
     # -- one rank's to all, or all to all ------------------------------------------------------------------------------
 
     def broadcast(self, memory: Tensor, root: int) -> None:
-        way = self._way(memory.nbytes, memory)
+        way = self._way("broadcast", memory.nbytes, memory)
         if way == "host":
             super().broadcast(memory, root)
         elif way == "direct":
@@ -83,7 +86,7 @@ class Gpus(Host):
 
     def all_gather(self, targets: Sequence[Tensor], source: Tensor) -> None:
         sizes = [target.nbytes for target in targets]
-        way = self._way(sum(sizes), source, *targets)
+        way = self._way("all_gather", sum(sizes), source, *targets)
         if way == "host":
             super().all_gather(targets, source)
         elif way == "direct":
@@ -100,7 +103,7 @@ class Gpus(Host):
             staged.carry_out(chunks, lambda chunk, *parts: Host.all_gather(self, parts, chunk))
 
     def all_gather_single(self, target: Tensor, source: Tensor) -> None:
-        way = self._way(target.nbytes, target, source)
+        way = self._way("all_gather", target.nbytes, target, source)
         if way == "host":
             super().all_gather_single(target, source)
         elif way == "direct":
@@ -119,7 +122,7 @@ class Gpus(Host):
     # -- pairs ---------------------------------------------------------------------------------------------------------
 
     def all_to_all(self, name: str, targets: Sequence[Block], sources: Sequence[Block], held: Sequence[Tensor] = ()) -> None:
-        way = self._way(None, *held)
+        way = self._way("all_to_all", None, *held)
         if way == "host":
             super().all_to_all(name, targets, sources)
             return
@@ -176,7 +179,8 @@ class Gpus(Host):
 
     def _reduced(self, memory: Tensor, kernel: Kernel | None, root: int | None, host: Callable[[Tensor], None]) -> None:
         """In place on the root; None: on every rank. host: does it on plain memory."""
-        way, written = self._reducing_way(kernel, memory.nbytes, memory), root in (None, self.rank)
+        operation = "all_reduce" if root is None else "reduce"
+        way, written = self._reducing_way(operation, kernel, memory.nbytes, memory), root in (None, self.rank)
         if way == "host":
             host(memory)
         elif way == "direct":
@@ -193,7 +197,7 @@ class Gpus(Host):
 
     def reduce_scatter(self, target: Tensor, source: Tensor, counts: Sequence[int], kernel: Kernel | None, op: Op) -> None:
         even = min(counts) == max(counts)
-        way = self._reducing_way(kernel if even else None, source.nbytes, target, source)
+        way = self._reducing_way("reduce_scatter", kernel if even else None, source.nbytes, target, source)
         if way == "host":
             super().reduce_scatter(target, source, counts, kernel, op)
         elif way == "direct":
@@ -223,17 +227,20 @@ class Gpus(Host):
 
     # -- which way -----------------------------------------------------------------------------------------------------
 
-    def _reducing_way(self, kernel: Kernel | None, nbytes: int, *memories: Tensor) -> Way:
+    def _reducing_way(self, operation: str, kernel: Kernel | None, nbytes: int, *memories: Tensor) -> Way:
         """What torch has no kernel for is encoded for MPI's own reductions, of host memory."""
         way = self._choose(nbytes, *memories)
         if kernel is None and way in ("direct", "ipc"):
             way = "staged"
-        self.taken[way] += 1
-        return way
+        return self._note(operation, way, nbytes)
 
-    def _way(self, nbytes: int | None, *memories: Tensor) -> Way:
-        way = self._choose(nbytes, *memories)
+    def _way(self, operation: str, nbytes: int | None, *memories: Tensor) -> Way:
+        return self._note(operation, self._choose(nbytes, *memories), nbytes)
+
+    def _note(self, operation: str, way: Way, nbytes: int | None) -> Way:
         self.taken[way] += 1
+        if way != "host":  # that logs its own
+            self.carrier.took(operation, GPU_WAYS[way], nbytes or 0)
         return way
 
     def _choose(self, nbytes: int | None, *memories: Tensor) -> Way:

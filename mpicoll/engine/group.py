@@ -20,6 +20,7 @@ from mpicoll.engine.progress import Lane
 from mpicoll.engine.watchdog import EVERYBODY, inside
 from mpicoll.engine.work import Work, found_by_tensors
 from mpicoll.errors import GroupDestroyed, GroupFailed, MpicollError, OperationTimeout, TruncationError
+from mpicoll.log import Algorithms
 from mpicoll.mpi.channel import Channel
 from mpicoll.mpi.datatypes import INT_MAX
 from mpicoll.mpi.errors import MPIException, translate
@@ -56,7 +57,8 @@ class Group:
         self.broken: MpicollError | None = None
         self.closer: Callable[[], None] = lambda: None  # set by `groups`, which knows the group by name
         self.lane = Lane(name)
-        self.carrier = Carrier(channel, topology, choices, self.lane)
+        algorithms = Algorithms(name, self.rank, self.size)
+        self.carrier = Carrier(channel, topology, choices, self.lane, algorithms)
         self.host = Gpus(channel, self.carrier, choices) if choices.gpus else Host(channel, self.carrier)
         watchdog.watch(timeout_s)
 

@@ -11,7 +11,8 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import cache
 
-from mpicoll.engine import watchdog
+from mpicoll import log
+from mpicoll.engine import report, watchdog
 from mpicoll.engine.agreement import agree
 from mpicoll.engine.choose import Choices
 from mpicoll.engine.communicator import Communicator
@@ -38,6 +39,7 @@ def create(name: str, ranks: Sequence[int] | None, timeout_s: float) -> Communic
     Args:   ranks: ranks of the world in the group's order, this rank among them; None: the whole world.
             timeout_s: seconds; the default limit of the group's operations.
     """
+    log.start()
     there = runtime.start()
     if ranks is None:
         with there.lock:
@@ -52,8 +54,10 @@ def create(name: str, ranks: Sequence[int] | None, timeout_s: float) -> Communic
             members.Free()
             world.Free()
     channel = Channel(there, comm, lambda: Backoff().pause)
-    communicator = Communicator(name, channel, global_ranks, timeout_s, *_circumstances(channel, ranks))
+    topology, choices = _circumstances(channel, ranks)
+    communicator = Communicator(name, channel, global_ranks, timeout_s, topology, choices)
     communicator.host.connect()
+    _log(communicator, topology, choices)
     if not _groups:
         atexit.unregister(_at_exit)
         atexit.register(_at_exit)
@@ -61,6 +65,12 @@ def create(name: str, ranks: Sequence[int] | None, timeout_s: float) -> Communic
     communicator.closer = lambda: close(communicator)
     _groups[name] = communicator
     return communicator
+
+
+def _log(communicator: Communicator, topology: Topology, choices: Choices) -> None:
+    if not _groups and communicator.rank == 0:
+        report.world(communicator.channel.runtime, topology, choices)
+    report.group(communicator.name, communicator.rank, topology, communicator.host.bare)
 
 
 def _circumstances(channel: Channel, ranks: Sequence[int] | None) -> tuple[Topology, Choices]:

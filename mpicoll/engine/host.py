@@ -24,6 +24,10 @@ from mpicoll.engine.reductions import Op, Reduction
 from mpicoll.mpi.channel import Channel
 from mpicoll.mpi.datatypes import datatype, operation
 
+# The algorithms' names in the log
+NATIVE = "MPI's own"
+MESSAGES = "messages between pairs of ranks"
+
 Memories = list[tuple[int, Tensor]]  # with the rank that each goes to, or comes from
 
 
@@ -43,6 +47,11 @@ def decode(reduction: Reduction, code: Tensor, memory: Tensor, size: int) -> Non
         return
     with torch.inference_mode(memory.is_inference()), torch.no_grad():
         reduction.decode(code, message.uncounted(memory), size)
+
+
+def native_name(reduction: Reduction) -> str:
+    """The name in the log of a reduction by MPI."""
+    return NATIVE if reduction.encode is None else f"{NATIVE}, as {reduction.mpi_type}"
 
 
 @cache
@@ -71,6 +80,7 @@ class Host:
 
     def broadcast(self, memory: Tensor, root: int) -> None:
         if not self.carrier.broadcast(memory, root):
+            self.carrier.took("broadcast", NATIVE, memory.nbytes)
             native.broadcast(self.channel, memory, root)
 
     def all_gather(self, targets: Sequence[Tensor], source: Tensor) -> None:
@@ -79,6 +89,7 @@ class Host:
             return
         sizes = [target.nbytes for target in targets]
         algorithm = choose.all_gather(sizes)
+        self.carrier.took("all_gather", NATIVE if algorithm != "pairs" else MESSAGES, sum(sizes))
         if algorithm == "pairs":
             others = [(rank, target) for rank, target in enumerate(targets) if rank != self.rank]
             Host.exchange(self, [(rank, source) for rank, _ in others], others, (targets[self.rank], source))
@@ -96,6 +107,7 @@ class Host:
     def all_gather_single(self, target: Tensor, source: Tensor) -> None:
         """Equal blocks; the source may be this rank's block of the target."""
         if not self.carrier.all_gather(blocks(target, self.size), block(source)):
+            self.carrier.took("all_gather", NATIVE, target.nbytes)
             native.all_gather(self.channel, target, message.packed(source) if message.overlap(target, source) else source)
 
     # -- pairs ---------------------------------------------------------------------------------------------------------
@@ -110,6 +122,7 @@ class Host:
         if wrong is not None:
             self._raise_for(name, wrong)
             return
+        self.carrier.took("all_to_all", MESSAGES, sum(nbytes for _, nbytes in targets))
         others = [rank for rank in range(self.size) if rank != self.rank]
         own = targets[self.rank], sources[self.rank]
         self.exchange_blocks([(rank, sources[rank]) for rank in others], [(rank, targets[rank]) for rank in others], own)
@@ -137,6 +150,7 @@ class Host:
         if kernel is not None and self.carrier.all_reduce(memory, kernel):
             return
         reduction = reductions.lookup("all_reduce", memory.dtype, op)
+        self.carrier.took("all_reduce", native_name(reduction), memory.nbytes)
         code = encode(reduction, memory, op)
         native.all_reduce(self.channel, code, *handles(reduction.mpi_type, reduction.mpi_op))
         decode(reduction, code, memory, self.size)
@@ -146,6 +160,7 @@ class Host:
         if kernel is not None and self.carrier.reduce(memory, kernel, root):
             return
         reduction = reductions.lookup("reduce", memory.dtype, op)
+        self.carrier.took("reduce", native_name(reduction), memory.nbytes)
         code, is_root = encode(reduction, memory, op), self.rank == root
         native.reduce(self.channel, code, *handles(reduction.mpi_type, reduction.mpi_op), root, is_root)
         if is_root:
@@ -157,6 +172,7 @@ class Host:
         if even and kernel is not None and self.carrier.reduce_scatter(target, source, kernel):
             return
         reduction = reductions.lookup("reduce_scatter", target.dtype, op)
+        self.carrier.took("reduce_scatter", native_name(reduction), source.nbytes)
         code = encode(reduction, source, op)
         result = target if reduction.native else torch.empty(reduction.scale * target.numel(), dtype=code.dtype, device="cpu")
         coded = [count * reduction.scale for count in counts]
