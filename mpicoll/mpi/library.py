@@ -1,7 +1,7 @@
 """Loads the MPI library, as ``MPI``: every module of this room takes it from here, so that these decisions come first.
 
 Importing this module starts MPI, as importing mpi4py.MPI does, except in a process that a rank started: it would join the
-job as a second copy of that rank.
+job as a second copy of that rank (see `refusal`).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import mpi4py
 
 from mpicoll import binding, cores, launchers
 from mpicoll.errors import LaunchError
+from mpicoll.mpi import claim
 
 # The pid of the process that started MPI, for the processes that it starts: they inherit the launcher's variables as well.
 OWNER_PID = launchers.OWNER_PID
@@ -51,11 +52,39 @@ def started_by_a_rank() -> str | None:
     return owner if owner not in (None, str(os.getpid())) and launchers.detect() is not None else None
 
 
+def refusal() -> str | None:
+    """Why this process must not start MPI, for the user; None: it may, or it has done so already.
+
+    One process is one rank (see `claim`). A process that a rank started may take that rank if no other process has it.
+    """
+    pid = os.getpid()
+    if (owner := started_by_a_rank()) is not None:
+        return (
+            f"process {pid} was started by a rank (process {owner}), not by mpiexec; starting MPI here would join the job as a "
+            "second copy of that rank. Start ranks with `python -m mpicoll.run` or mpicoll.spawn, or, if this process really "
+            f"is a new MPI job, unset {OWNER_PID} for it"
+        )
+    if claim.connection_lost():
+        return (
+            f"process {pid} was started by a rank without the connection to mpiexec (PMI_FD={os.environ['PMI_FD']} is not open "
+            "here: multiprocessing's start method 'spawn' closes it). Start MPI in the process that mpiexec started, or use "
+            "the start method 'fork' before MPI has started"
+        )
+    if (taken := claim.take()) is not None:
+        return (
+            f"process {pid} was started by a rank, not by mpiexec, and {taken}: one process is one rank. Start as many ranks "
+            "as are needed with `python -m mpicoll.run -n N` or mpicoll.spawn, in the place of mp.spawn and mp.Process; a "
+            "process that a rank starts may compute, and only one may communicate in its place"
+        )
+    return None
+
+
 def initialize() -> None:
     """Starts MPI if nobody has; at exit, MPI is then ours to finalise."""
     if not MPI.Is_initialized():
         MPI.Init_thread(MPI.THREAD_MULTIPLE)
         _finalize_at_exit()
+        before_finalize(claim.release)
     os.environ[OWNER_PID] = str(os.getpid())
 
 
@@ -75,7 +104,7 @@ def _prepare() -> None:
     for name, value in OPEN_MPI_SETTINGS.items():  # see Note [Messages that are too long]
         os.environ.setdefault(name, value)
     binding.prepare(os.environ, cores.allowed())
-    if started_by_a_rank():
+    if refusal() is not None:
         mpi4py.rc.initialize = False
     elif mpi4py.rc.finalize is None and "MPI4PY_RC_FINALIZE" not in os.environ:
         mpi4py.rc.finalize = False
@@ -98,6 +127,8 @@ _prepare()
 try:
     from mpi4py import MPI as MPI
 except (ImportError, RuntimeError) as error:
+    claim.release()
     raise LaunchError(_REMEDY_NO_MPI.format(reason=str(error).split("\n")[0])) from error
-if MPI.Is_initialized():
+if MPI.Is_initialized() and not MPI.Is_finalized():
     os.environ[OWNER_PID] = str(os.getpid())
+    before_finalize(claim.release)

@@ -160,12 +160,8 @@ def _load() -> Any:
 def _check_owner() -> None:
     from mpicoll.mpi import library
 
-    if (owner := library.started_by_a_rank()) is not None:
-        raise LaunchError(
-            f"process {os.getpid()} was started by a rank (process {owner}), not by mpiexec; starting MPI here would join the "
-            f"job as a second copy of that rank. Start ranks with `python -m mpicoll.run` or mpicoll.spawn, or, if this "
-            f"process really is a new MPI job, unset {library.OWNER_PID} for it"
-        )
+    if (refusal := library.refusal()) is not None:
+        raise LaunchError(refusal)
 
 
 def _check_launcher(mpi: Any) -> None:
