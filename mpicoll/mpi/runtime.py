@@ -51,6 +51,15 @@ class Runtime:
                 _world_comm = self.base.Dup()
             return _world_comm
 
+    def free(self) -> None:
+        """Gives ``comm`` back to MPI if it is that of a rank by itself (`alone`)."""
+        from mpicoll.mpi.library import MPI
+
+        if self.base == MPI.COMM_SELF and "comm" in self.__dict__:
+            with self.lock:
+                self.comm.Free()
+            del self.comm
+
     @cached_property
     def _node(self) -> tuple[int, int]:
         from mpicoll.mpi.library import MPI
@@ -97,6 +106,19 @@ def start(comm: MPI.Intracomm | None = None) -> Runtime:
         _warn_of_binding(mpi)
     _runtime = Runtime(mpi.COMM_WORLD if comm is None else comm)
     return _runtime
+
+
+def alone() -> Runtime:
+    """This rank by itself, whatever the size of its job. Starts MPI if nobody has; no other rank takes part.
+
+    Raises: what `start` raises.
+    """
+    from mpicoll.mpi.library import MPI
+
+    lock = start().lock  # both make their MPI calls under the same
+    runtime = Runtime(MPI.COMM_SELF)
+    runtime.lock = lock
+    return runtime
 
 
 def stop(free: bool = True) -> None:

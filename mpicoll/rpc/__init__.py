@@ -8,9 +8,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from mpicoll.rpc import constants, functions, options
+from mpicoll.rpc import api, constants, functions, options
 from mpicoll.rpc.api import (
     BackendType,
+    _all_gather,
+    _barrier,
+    _delete_all_user_and_unforked_owner_rrefs,
+    _get_current_rpc_agent,
+    _get_debug_info,
+    _is_current_rpc_agent_set,
+    _rref_context_get_debug_info,
     _set_rpc_timeout,
     _wait_all,
     get_rpc_timeout,
@@ -35,8 +42,16 @@ __all__ = [
     "RpcBackendOptions",
     "TensorPipeRpcBackendOptions",
     "WorkerInfo",
+    "_all_gather",
+    "_barrier",
+    "_delete_all_user_and_unforked_owner_rrefs",
+    "_get_current_rpc_agent",
+    "_get_debug_info",
+    "_is_current_rpc_agent_set",
+    "_rref_context_get_debug_info",
     "_set_rpc_timeout",
     "_wait_all",
+    "api",
     "constants",
     "functions",
     "get_rpc_timeout",

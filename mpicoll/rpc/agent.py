@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import heapq
 import itertools
-import sys
 import threading
 import time
 from collections import deque
@@ -27,17 +26,17 @@ from torch.futures import Future
 
 from mpicoll.autograd import contexts, passes
 from mpicoll.errors import MpicollError, WorkerLeft
-from mpicoll.mpi import runtime
 from mpicoll.mpi.mail import Mailbox
+from mpicoll.mpi.runtime import Runtime
 from mpicoll.rpc import wire
 from mpicoll.rpc.devices import DeviceMaps
-from mpicoll.rpc.functions import is_marked
-from mpicoll.rpc.futures import CallFuture
+from mpicoll.rpc.functions import answer_of, is_marked
+from mpicoll.rpc.futures import CallFuture, CallTimedOut
 from mpicoll.rpc.options import MPIRpcBackendOptions
 from mpicoll.rpc.pool import Pool
 from mpicoll.rpc.post import Post
 from mpicoll.rpc.service import Job, Service
-from mpicoll.rpc.workers import WorkerInfo, Workers, described
+from mpicoll.rpc.workers import WorkerInfo, Workers, described, reported
 
 CALL, RESULT, ERROR, NOTICE, LEAVING, READY = range(6)  # kinds of messages
 
@@ -47,8 +46,8 @@ ENDED_KEPT = 1000  # deadlines of calls that have ended; more are thrown away
 class Agent:
     """What init_rpc makes and shutdown ends. ``_guard`` guards the calls under way and the counts."""
 
-    def __init__(self, name: str, options: MPIRpcBackendOptions) -> None:
-        self.there = runtime.start()
+    def __init__(self, there: Runtime, name: str, options: MPIRpcBackendOptions) -> None:
+        self.there = there
         self.options = options
         self.mailbox = Mailbox(self.there)
         everybody: list[Any] = self.mailbox.exchange((name, self.there.rank, options.device_maps))
@@ -64,11 +63,11 @@ class Agent:
         self._deadlines: list[tuple[float, int]] = []
         self._number = itertools.count(1)
         self._sent = self._received = 0  # messages; a call counts as received when it has been answered
-        self._under_way = 0  # calls of others
+        self.under_way = 0  # calls of others
         self.ready: set[int] = set()  # workers that are at their shutdown, after some other has left
         self._buried = 0  # of the mailbox's dead, those whose calls have failed
         self._post = Post(self.mailbox, self.me.id)
-        self._service = Service(self._look, self._post.busy, self.pool, lambda: self._under_way > options.num_worker_threads)
+        self._service = Service(self._look, self._post.busy, self.pool, lambda: self.under_way > options.num_worker_threads)
 
     def start(self) -> None:
         """From here on it answers."""
@@ -99,6 +98,12 @@ class Agent:
             with self._guard:
                 self._calls.pop(number, None)
             raise
+        return future
+
+    def failed(self, error: Exception) -> CallFuture:
+        """The future of a call that has failed before it could be sent."""
+        future = CallFuture(self._service.help)
+        future.fail(error)
         return future
 
     def notify(self, to: WorkerInfo, function: Callable[..., Any], *arguments: Any) -> None:
@@ -156,7 +161,7 @@ class Agent:
         if message.kind == READY:
             return Job(partial(self.ready.add, message.source), True)
         with self._guard:
-            self._under_way += 1
+            self.under_way += 1
         return Job(partial(self._carry_out, message), False)
 
     # -- [2] carry out, [3] answer -------------------------------------------------------------------------------------
@@ -173,18 +178,16 @@ class Agent:
 
         try:
             function, arguments, keywords = wire.unpack(message, accept)
+            for confirmation in message.unconfirmed:
+                _wait_for(confirmation)
             with contexts.entered(context):
                 result = function(*arguments, **keywords)
             if is_marked(function):
-                if not isinstance(result, torch._C.Future):  # what `then` returns is no torch.futures.Future
-                    raise RuntimeError(
-                        "Functions decorated with @rpc.functions.async_execution must return a torch.futures.Future object, "
-                        f"but got {type(result)}"
-                    )
+                result = answer_of(function, result)
                 result.add_done_callback(partial(self._answer_later, message, caller, context))
                 return
         except BaseException as error:  # noqa: BLE001  it belongs to the caller; sys.exit() does, too
-            self._answer(message, caller, context, ERROR, described(error, self.me))
+            self._answer(message, caller, context, ERROR, reported(error, self.me))
         else:
             self._answer(message, caller, context, RESULT, result)
 
@@ -203,8 +206,6 @@ class Agent:
     ) -> None:
         try:
             if message.kind == NOTICE:
-                if kind == ERROR:
-                    print(f"mpicoll: {result.text}", file=sys.stderr)
                 return
             with contexts.entered(context):
                 try:
@@ -218,7 +219,7 @@ class Agent:
         finally:
             with self._guard:
                 self._received += 1
-                self._under_way -= 1
+                self.under_way -= 1
 
     # -- [4] settle ----------------------------------------------------------------------------------------------------
 
@@ -256,7 +257,7 @@ class Agent:
                 f"RPC ran for more than set timeout ({seconds * 1000:.0f} ms) and will now be marked with an error: "
                 f"{function} on worker {worker.name!r} (rank {worker.id})"
             )
-            self.pool.submit(partial(future.fail, RuntimeError(text)))
+            self.pool.submit(partial(future.fail, CallTimedOut(text)))
 
     def _left(self, message: wire.Arriving) -> None:
         why = wire.unpack(message, lambda tensors, extra: tensors)
@@ -316,6 +317,7 @@ class Agent:
         self._service.stop()
         if graceful:
             self.mailbox.free()
+            self.there.free()
 
 
 def _plain() -> contextlib.AbstractContextManager[Any]:
@@ -323,8 +325,14 @@ def _plain() -> contextlib.AbstractContextManager[Any]:
     return torch.inference_mode(False) if torch.is_inference_mode_enabled() else contextlib.nullcontext()
 
 
+def _wait_for(confirmation: Future[Any]) -> None:
+    """Of a reference among the arguments. An owner that has left is found out by whoever uses the reference."""
+    with contextlib.suppress(WorkerLeft):
+        confirmation.wait()
+
+
 def _name(function: Any) -> str:
-    return str(getattr(function, "__qualname__", function))
+    return str(getattr(function, "__qualname__", None) or type(function).__qualname__)
 
 
 def connect(agent: Agent) -> None:

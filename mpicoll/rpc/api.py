@@ -7,20 +7,28 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.futures import Future
 
 from mpicoll.autograd import contexts
+from mpicoll.errors import WorkerLeft
 from mpicoll.mpi import abort, runtime
+from mpicoll.rpc import entries, futures, gathering, inspection
 from mpicoll.rpc import rref as references
-from mpicoll.rpc.agent import Agent, connect
-from mpicoll.rpc.constants import DEFAULT_SHUTDOWN_TIMEOUT, UNSET_RPC_TIMEOUT
+from mpicoll.rpc.constants import DEFAULT_NUM_WORKER_THREADS, DEFAULT_SHUTDOWN_TIMEOUT, UNSET_RPC_TIMEOUT
 from mpicoll.rpc.drain import drain
+from mpicoll.rpc.inspection import CurrentAgent
 from mpicoll.rpc.options import MPIRpcBackendOptions, RpcBackendOptions, TensorPipeRpcBackendOptions
 from mpicoll.rpc.rref import RRef, seconds
-from mpicoll.rpc.workers import WorkerInfo, check_name
+from mpicoll.rpc.workers import WorkerInfo
+
+if TYPE_CHECKING:
+    from mpicoll.rpc.agent import Agent  # it loads MPI, which starts it: in init_rpc, not where this is imported
+
+_all_gather, _barrier = gathering.all_gather, gathering.barrier
+_rref_context_get_debug_info = inspection.rref_debug_info
 
 To = str | int | WorkerInfo
 
@@ -32,7 +40,8 @@ class BackendType(Enum):
     TENSORPIPE = "TENSORPIPE"
 
 
-_futures = threading.local()
+_ignore_rref_leak = True  # False: a graceful shutdown raises where another worker still has references to objects of this one
+_thread_local_var = threading.local()  # future_list: what `_wait_all` waits for
 
 
 def init_rpc(
@@ -46,41 +55,64 @@ def init_rpc(
 
     Works with and without init_process_group. Calls run any function of any module on any worker: workers trust each other.
 
-    Args:   name: unique among the workers; letters, digits, '_', ':' and '-'. rank, world_size: MPI knows; checked if given.
-            backend: BackendType.MPI, .TENSORPIPE (the same) or None.
-    Raises: RuntimeError: called twice, or two workers of one name (on every rank). ValueError: rank or world_size contradict
-            MPI, or a name that is none. TypeError: options of another kind.
+    Args:
+        name: Unique among the workers; letters, digits, '_', ':' and '-'.
+        backend: BackendType.MPI, .TENSORPIPE (the same) or None.
+        rank, world_size: MPI knows; checked if given. ``world_size=1`` makes a world of this rank alone, in a job of any size.
+
+    Raises:
+        RuntimeError: Called twice, two workers of one name (on every rank), or a name that is none.
+        ValueError: rank or world_size contradict MPI.
+        TypeError: Options of another kind.
     """
     if references._agent is not None:
         raise RuntimeError("RPC is already initialized")
-    check_name(name)
+    if not isinstance(name, str):
+        raise TypeError(f"init_rpc: name must be a str, got {type(name).__name__}")
+    WorkerInfo(name, 0)  # refuses what is no name
     if backend is not None and getattr(backend, "name", None) not in BackendType.__members__:
         raise TypeError(f"Argument backend must be a member of BackendType, got {backend!r}")
-    there = runtime.start()
-    for what, given, real in (("rank", rank, there.rank), ("world_size", world_size, there.size)):
-        if given not in (None, -1, real):
-            raise ValueError(f"init_rpc: {what}={given}, but MPI says {real}; leave it out, MPI knows")
-    agent = Agent(name, _mine(rpc_backend_options))
+    options = _mine(rpc_backend_options, backend)
+    there = _world(rank, world_size)
+    from mpicoll.rpc.agent import Agent, connect
+
+    agent = Agent(there, name, options)
     connect(agent)
     references.connect(agent)
     abort.install()
+    futures.install()
+    gathering.begin()
     agent.start()
     agent.mailbox.meet()  # nobody calls before everybody can answer
     atexit.register(_at_exit)
 
 
-def _mine(options: Any) -> MPIRpcBackendOptions:
+def _world(rank: int, world_size: int | None) -> runtime.Runtime:
+    """MPI's ranks, or this one alone. Raises: ValueError: rank or world_size contradict MPI."""
+    if world_size == 1 and rank in (0, -1):
+        return runtime.alone()
+    there = runtime.start()
+    for what, given, real in (("rank", rank, there.rank), ("world_size", world_size, there.size)):
+        if given not in (None, -1, real):
+            raise ValueError(f"init_rpc: {what}={given}, but MPI says {real}; leave it out, MPI knows")
+    return there
+
+
+def _mine(options: Any, backend: Any) -> MPIRpcBackendOptions:
     if options is None:
         return TensorPipeRpcBackendOptions()
     if isinstance(options, MPIRpcBackendOptions):
         return options
-    if isinstance(options, RpcBackendOptions) or hasattr(options, "rpc_timeout"):  # torch's own TensorPipeRpcBackendOptions
-        return MPIRpcBackendOptions(
-            num_worker_threads=getattr(options, "num_worker_threads", 16),
-            rpc_timeout=options.rpc_timeout,
-            device_maps=getattr(options, "device_maps", None),
-        )
-    raise TypeError("Argument rpc_backend_options must be an instance of RpcBackendOptions")
+    torchs = hasattr(options, "num_worker_threads")  # its own TensorPipeRpcBackendOptions
+    if not torchs and not isinstance(options, RpcBackendOptions):
+        raise TypeError("Argument rpc_backend_options must be an instance of RpcBackendOptions")
+    if not torchs and backend is None:
+        raise TypeError(f"Could not infer backend for options {options}; use MPIRpcBackendOptions")
+    return MPIRpcBackendOptions(
+        num_worker_threads=getattr(options, "num_worker_threads", DEFAULT_NUM_WORKER_THREADS),
+        rpc_timeout=options.rpc_timeout,
+        device_maps=getattr(options, "device_maps", None),
+    )
 
 
 def shutdown(graceful: bool = True, timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -> None:
@@ -88,16 +120,44 @@ def shutdown(graceful: bool = True, timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -
 
     Args:   graceful: wait until every worker has come here and all calls, those that they cause included, have ended everywhere
             (collective); False: leave now, and calls to this worker fail. timeout: seconds, for graceful; 0: no limit.
-    Raises: RuntimeError: RPC was not initialised, or the time is up, with who had not come (RPC has ended here then, too).
+    Raises: RuntimeError: RPC was not initialised; the time is up, with who had not come; a leak, see _ignore_rref_leak. RPC has
+            ended here then, too.
     """
     agent = references.agent()
+    if not graceful:
+        _end(agent, graceful=False)
+        return
+    complete = False
     try:
-        graceful = graceful and drain(agent, timeout)
-    except BaseException:
-        graceful = False
-        raise
+        everybody = _wait_all_workers(timeout)
+        _delete_all_user_and_unforked_owner_rrefs()
+        complete = everybody and drain(agent, timeout)
+        _check_leaks()
     finally:
-        _end(agent, graceful)
+        _end(agent, complete)
+
+
+def _wait_all_workers(timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -> bool:
+    """Returns when every worker is here and no call is under way (collective); False: some worker has left before.
+
+    Raises: RuntimeError: ``timeout`` seconds are over (0: no limit), with who had not come.
+    """
+    return drain(references.agent(), timeout)
+
+
+def _delete_all_user_and_unforked_owner_rrefs(timeout_millis: int = 0) -> None:
+    """Ends all references here to objects on other workers; they raise when they are used. ``timeout_millis``: not needed."""
+    references.agent()
+    references.delete_users()
+
+
+def _check_leaks() -> None:
+    """Raises: RuntimeError: another worker still has references to objects of this one, and _ignore_rref_leak is False."""
+    if _ignore_rref_leak:
+        return
+    leaks = [f"Leaking RRef {entries.written(entry.id)}" for entry in entries.owned() if entry.outside != 0]
+    if leaks:
+        raise RuntimeError("\n".join(["shutdown: other workers still refer to objects of this one", *leaks]))
 
 
 def _end(agent: Agent, graceful: bool) -> None:
@@ -141,9 +201,12 @@ def rpc_sync(to: To, func: Callable[..., Any], args: Any = None, kwargs: Any = N
 def rpc_async(
     to: To, func: Callable[..., Any], args: Any = None, kwargs: Any = None, timeout: float = UNSET_RPC_TIMEOUT
 ) -> Future[Any]:
-    """The same, and returns at once: a torch.futures.Future of the answer."""
-    future = _call(to, func, args, kwargs, timeout)
-    if (collected := getattr(_futures, "collected", None)) is not None:
+    """The same, and returns at once: a torch.futures.Future of the answer. A worker that has left is told by the future, too."""
+    try:
+        future = _call(to, func, args, kwargs, timeout)
+    except WorkerLeft as error:
+        future = references.agent().failed(error)
+    if (collected := getattr(_thread_local_var, "future_list", None)) is not None:
         collected.append(future)
     return future
 
@@ -171,9 +234,26 @@ def _checked(to: To, func: Callable[..., Any]) -> WorkerInfo:
 @contextlib.contextmanager
 def _wait_all() -> Iterator[None]:
     """At its end, waits for every rpc_async of this thread that was started in it."""
-    _futures.collected = []
+    _thread_local_var.future_list = []
     try:
         yield
     finally:
-        collected, _futures.collected = _futures.collected, None
-        torch.futures.wait_all(collected)
+        try:
+            torch.futures.wait_all(_thread_local_var.future_list)
+        finally:
+            del _thread_local_var.future_list
+
+
+def _is_current_rpc_agent_set() -> bool:
+    """Whether init_rpc has been called, and shutdown has not."""
+    return references._agent is not None
+
+
+def _get_current_rpc_agent() -> CurrentAgent:
+    """This worker's agent, to be asked who takes part. Raises: RuntimeError: there is none."""
+    return CurrentAgent(references.agent_of_a_reference())
+
+
+def _get_debug_info() -> dict[str, str]:
+    """Numbers about references and calls under way. Raises: RuntimeError: RPC is not initialised."""
+    return _rref_context_get_debug_info() | CurrentAgent(references.agent()).get_debug_info()

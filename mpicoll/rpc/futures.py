@@ -1,25 +1,33 @@
-"""The future of a call: a torch.futures.Future whose ``wait`` looks for the answer itself."""
+"""The future of a call: a torch.futures.Future whose ``wait`` looks for the answer itself; and what collects several."""
 
 from __future__ import annotations
 
 import copy
+import itertools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch.futures import Future
+
+
+class CallTimedOut(RuntimeError):
+    """A call has exceeded its time limit."""
 
 
 class CallFuture(Future[Any]):
     """``settle`` and ``fail`` complete it, once; what comes later is dropped (an answer after the time limit).
 
-    ``watched``: a program's callbacks will run when it ends. ``keeps``: whatever must not go before it has ended.
+    ``watched``: a program's callbacks will run when it ends. ``keeps``: whatever must not go before it has ended. ``parts``: the
+    calls that it waits for, if it is what collects them.
     """
 
     def __init__(self, help_: Callable[[CallFuture], None]) -> None:
         super().__init__()
         self.ended = self.watched = False
         self.keeps: Any = None
+        self.parts: list[CallFuture] = []
         self._error: BaseException | None = None
         self._help = help_
         self._once = threading.Lock()
@@ -32,12 +40,17 @@ class CallFuture(Future[Any]):
         return super().wait()
 
     def then(self, callback: Any) -> Any:
-        self.watched = True
+        self._watch()
         return super().then(callback)
 
     def add_done_callback(self, callback: Any) -> None:
-        self.watched = True
+        self._watch()
         super().add_done_callback(callback)
+
+    def _watch(self) -> None:
+        self.watched = True
+        for part in self.parts:
+            part._watch()
 
     def when_ended(self, callback: Callable[[Future[Any]], None]) -> None:
         """The same as add_done_callback, for callbacks that neither wait nor take a program's locks."""
@@ -90,6 +103,45 @@ def value_of(future: Future[Any]) -> Any:
         fresh = _fresh(error)
         error.__traceback__ = None
     raise fresh
+
+
+_collect_all = torch._C._collect_all
+
+
+def install() -> None:
+    """Has torch.futures.wait_all and collect_all end at the first error of a `CallFuture`, as they do for calls of torch's own.
+
+    Python can end a future with a value only: an error is a value that is raised when it is taken, so that C++ would wait for
+    all the others. Without a CallFuture among them, C++ still collects.
+    """
+    torch._C._collect_all = _collected
+
+
+def _collected(futures: Sequence[torch._C.Future[Any]]) -> torch._C.Future[Any]:
+    """A future of these futures; the first error among them is its error, at once."""
+    futures = list(futures)
+    calls = [future for future in futures if isinstance(future, CallFuture)]
+    if not calls:
+        return _collect_all(futures)
+    whole = CallFuture(calls[0]._help)
+    whole.parts = calls
+    left = itertools.count(len(futures) - 1, -1)
+
+    def ended(future: Future[Any]) -> None:
+        try:
+            future.value()
+        except Exception as error:  # noqa: BLE001  it is the whole's
+            error.__traceback__ = None  # its frames hold the future that holds it
+            whole.fail(error)
+        if next(left) == 0:
+            whole.settle(futures)
+
+    for future in futures:
+        if isinstance(future, CallFuture):
+            future.when_ended(ended)
+        else:
+            future.add_done_callback(ended)
+    return whole
 
 
 def _fresh(error: BaseException) -> BaseException:

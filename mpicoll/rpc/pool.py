@@ -55,6 +55,11 @@ class Pool:
         with self._guard:
             self.threads -= 1
 
+    def idle(self) -> int:
+        """Threads that wait for a job."""
+        with self._guard:
+            return len(self._idle)
+
     def close(self) -> None:
         """Idle threads end; those at work end after it."""
         with self._guard:

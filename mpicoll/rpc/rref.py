@@ -8,55 +8,36 @@ weight.
 
 from __future__ import annotations
 
-import itertools
-import threading
+import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-import torch
 from torch.futures import Future
 
-from mpicoll.autograd import passes
 from mpicoll.errors import MpicollError
-from mpicoll.rpc import wire
+from mpicoll.rpc import entries, owner, wire
 from mpicoll.rpc.constants import UNSET_RPC_TIMEOUT
-from mpicoll.rpc.functions import async_execution, is_marked
-from mpicoll.rpc.futures import mapped, settled, value_of
-from mpicoll.rpc.workers import RemoteError, WorkerInfo, described
+from mpicoll.rpc.entries import Entry, Id, entry_of
+from mpicoll.rpc.futures import CallFuture, CallTimedOut, settled, value_of
+from mpicoll.rpc.workers import WorkerInfo, described
 
 if TYPE_CHECKING:
     from mpicoll.rpc.agent import Agent
 
 T = TypeVar("T")
-Id = tuple[int, int]  # worker that made the reference, its count
 
 _agent: Agent | None = None
-_count = itertools.count()
-_guard = threading.RLock()  # guards the entries
-
-
-@dataclass(eq=False)
-class Entry:
-    """An object at its owner. ``outside``: the weight that is with users; ``value``: the object, or why there is none."""
-
-    id: Id
-    value: Future[Any] = field(default_factory=Future)
-    outside: Fraction = Fraction(0)
-    made: bool = False  # the call that makes it has come
-
-
-_owned: dict[Id, Entry] = {}
+_users: dict[int, weakref.ref[RRef[Any]]] = {}  # the references here to objects elsewhere
 
 
 def connect(agent: Agent | None) -> None:
     """References belong to this agent from here on; None: to nobody."""
     global _agent
     _agent = agent
-    with _guard:
-        _owned.clear()
+    entries.begin(agent.me if agent is not None else None)
+    _users.clear()
 
 
 def agent() -> Agent:
@@ -66,19 +47,11 @@ def agent() -> Agent:
     return _agent
 
 
-def _entry(identity: Id) -> Entry:
-    with _guard:
-        return _owned.setdefault(identity, Entry(identity))
-
-
-def _change(entry: Entry, weight: Fraction) -> None:
-    """More weight has gone out (or less is out); an entry that nobody outside knows is kept by the owner's own RRefs only."""
-    with _guard:
-        entry.outside += weight
-        if entry.outside == 0 and entry.made:
-            _owned.pop(entry.id, None)
-        else:
-            _owned[entry.id] = entry
+def agent_of_a_reference() -> Agent:
+    """The same, in the words that torch has for references."""
+    if _agent is None:
+        raise RuntimeError("Current RPC agent is not set! Did you initialize the RPC framework (e.g. by calling `rpc.init_rpc`)?")
+    return _agent
 
 
 class RRef(Generic[T]):
@@ -89,27 +62,54 @@ class RRef(Generic[T]):
 
     _entry: Entry | None  # at the owner
     _weight: Fraction  # elsewhere
+    _fork: Id  # elsewhere: of this copy of the reference
     _made: Future[Any]  # elsewhere: ends when the owner has the object
+    _late = False  # elsewhere: the call that makes the object has exceeded its time limit
+    _deleted = False  # elsewhere: the weight is back at the owner
+    _type: Future[Any] | None = None  # of the object, once it has been asked for
+    _attributes: frozenset[str] = frozenset()  # that the object has, as far as they have been asked for
 
     def __init__(self, value: T, type_hint: Any = None) -> None:
-        here = agent()
-        entry = Entry((here.me.id, next(_count)), made=True)
+        here = agent_of_a_reference()
+        entry = Entry(entries.new_id(here.me.id), made=True)
         entry.value.set_result(value)
         self._become(here, entry.id, here.me, entry)
 
-    def _become(self, here: Agent, identity: Id, owner: WorkerInfo, entry: Entry | None) -> None:
-        self._agent, self._id, self._owner, self._entry = here, identity, owner, entry
+    def _become(self, here: Agent, identity: Id, worker: WorkerInfo, entry: Entry | None) -> None:
+        self._agent, self._id, self._owner, self._entry = here, identity, worker, entry
 
     def __repr__(self) -> str:
-        kind = "OwnerRRef" if self._entry is not None else "UserRRef"
-        return f"{kind}(RRefId = {self._id[0]}:{self._id[1]}, owner = {self._owner.name})"
+        identity = entries.written(self._id)
+        if self._entry is not None:
+            return f"OwnerRRef({identity})"
+        return f"UserRRef(RRefId = {identity}, ForkId = {entries.written(self._fork)})"
 
     __str__ = __repr__
 
+    def _named(self) -> str:
+        """As torch's errors name it."""
+        identity = f"rref_id={entries.written(self._id)}"
+        if self._entry is not None:
+            return f"OwnerRRef({identity})"
+        return f"UserRRef({identity}, fork_id={entries.written(self._fork)})"
+
     def __del__(self) -> None:
         here: Agent | None = getattr(self, "_agent", None)
-        if here is not None and self._entry is None and not here.closed:
-            here.dropped.append(partial(here.notify, self._owner, _returned, self._id, self._weight))
+        if here is None or self._entry is not None:
+            return
+        if self._deleted:
+            return
+        _users.pop(id(self), None)
+        if not here.closed:
+            here.dropped.append(partial(here.notify, self._owner, owner.give_back, self._id, self._weight))
+
+    def _delete(self) -> None:
+        """Gives the weight back, so that this reference can no longer be used."""
+        with entries.guard:
+            if self._deleted:
+                return
+            self._deleted = True
+        self._agent.notify(self._owner, owner.give_back, self._id, self._weight)
 
     # -- where it is ---------------------------------------------------------------------------------------------------
 
@@ -127,8 +127,14 @@ class RRef(Generic[T]):
         return self._entry is not None or self._made.done()
 
     def _check(self, operation: str) -> None:
-        if self._agent.closed or _agent is not self._agent:
-            raise MpicollError(f"RRef.{operation}: {self} belongs to an RPC that has been shut down")
+        if self._deleted or self._agent.closed or _agent is not self._agent:
+            use = "fork an UserRRef" if operation == "pickling" else f"{operation}() on it"
+            raise MpicollError(f"{self._named()} has been deleted. Cannot call {use} after deletion. RPC has been shut down.")
+        if self._late and operation in ("to_here", "pickling"):
+            raise RuntimeError(
+                "RRef creation via rpc.remote() timed out, and it is possible that the RRef on the owner node does not exist. "
+                f"Give rpc.remote a longer timeout than {self._agent.timeout_s:g} s, or 0 for none: {self._named()}"
+            )
 
     # -- its value -----------------------------------------------------------------------------------------------------
 
@@ -141,20 +147,19 @@ class RRef(Generic[T]):
         self._check("to_here")
         if self._entry is not None:
             if not self._entry.value.done():
-                self._ask(timeout, _there).wait()
+                self._ask(timeout, owner.wait_for_it).wait()
             return self.local_value()
-        return self._ask(timeout, _value_of).wait()  # type: ignore[no-any-return]
+        return self._ask(timeout, owner.value_there).wait()  # type: ignore[no-any-return]
 
     def local_value(self) -> T:
         """The object itself. Raises: RuntimeError: it is on another worker; what went wrong when it was made."""
         if self._entry is None:
             raise RuntimeError(
-                f"Cannot call localValue() on a non-local reference. Call it on {self._owner.name}: {self} is here on "
-                f"{self._agent.me.name}"
+                f"For {self._named()}, can't call localValue() on user {self._agent.me}. Call it on owner {self._owner}"
             )
         return value_of(self._entry.value)  # type: ignore[no-any-return]
 
-    def _ask(self, timeout: float, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+    def _ask(self, timeout: float, function: Callable[..., Any], *arguments: Any) -> CallFuture:
         future = self._agent.call(self._owner, function, (self._reference(), *arguments), timeout_s=seconds(timeout))
         future.keeps = self
         return future
@@ -171,14 +176,24 @@ class RRef(Generic[T]):
         return self._entry.value if self._entry is not None else self._made
 
     def _get_type(self, timeout: float = UNSET_RPC_TIMEOUT, blocking: bool = True) -> Any:
+        """The object's type, which only the first call asks the owner for; a future of it where ``blocking`` is False."""
         self._check("_get_type")
-        future = self._ask(timeout, _type_of)
+        future = self._type
+        if future is None:
+            future = self._type = self._ask(timeout, owner.type_there)
+            future.when_ended(self._type_came)
         return future.wait() if blocking else future
+
+    def _type_came(self, future: Future[Any]) -> None:
+        try:
+            future.value()
+        except Exception:  # noqa: BLE001  raised by ``wait``; the next call asks again
+            self._type = None
 
     def backward(self, dist_autograd_ctx_id: int = -1, retain_graph: bool = False) -> None:
         """Runs the backward pass with the object, a scalar tensor, as its root: a distributed one, or (-1) the owner's own."""
         self._check("backward")
-        self._ask(UNSET_RPC_TIMEOUT, _backward, dist_autograd_ctx_id, retain_graph).wait()
+        self._ask(UNSET_RPC_TIMEOUT, owner.run_backward, dist_autograd_ctx_id, retain_graph).wait()
 
     # -- its methods ---------------------------------------------------------------------------------------------------
 
@@ -197,32 +212,33 @@ class RRef(Generic[T]):
     # -- passed on -----------------------------------------------------------------------------------------------------
 
     def __reduce_ex__(self, protocol: Any) -> Any:
+        self._check("pickling")
         message = wire.outgoing()
         if message is None:
             raise RuntimeError(
-                "RRef pickling is only allowed inside RPC calls: an RRef can be passed in a call or an answer of mpicoll.rpc, "
-                "and cannot be pickled otherwise"
+                "Can not pickle rref in python pickler, rref can only be pickled when using RPC: pass it in a call or an answer"
             )
-        self._check("pickling")
-        with _guard:
+        with entries.guard:
             if self._entry is not None:
                 weight = Fraction(1)
-                _change(self._entry, weight)
-                message.forks.append(partial(_change, self._entry, -weight))
+                entries.change(self._entry, weight)
+                message.forks.append(partial(entries.change, self._entry, -weight))
             else:
                 self._weight = weight = self._weight / 2
                 message.forks.append(partial(self._take_back, weight))
-        return _arrive, (self._id, self._owner.id, weight)
+        fork = entries.new_id(self._agent.me.id)
+        return _arrive, (self._id, self._owner.id, weight, fork, self.confirmed_by_owner())
 
     def _take_back(self, weight: Fraction) -> None:
-        with _guard:
+        with entries.guard:
             self._weight += weight
 
 
-def _new_user(identity: Id, owner: WorkerInfo, weight: Fraction) -> RRef[Any]:
+def _new_user(identity: Id, worker: WorkerInfo, weight: Fraction, fork: Id) -> RRef[Any]:
     rref: RRef[Any] = RRef.__new__(RRef)
-    rref._become(agent(), identity, owner, None)
-    rref._weight = weight
+    rref._become(agent(), identity, worker, None)
+    rref._weight, rref._fork = weight, fork
+    _users[id(rref)] = weakref.ref(rref)
     return rref
 
 
@@ -233,16 +249,20 @@ def _new_owner(entry: Entry) -> RRef[Any]:
     return rref
 
 
-def _arrive(identity: Id, owner: int, weight: Fraction) -> RRef[Any]:
-    """A reference that another worker has passed on."""
+def _arrive(identity: Id, owner_id: int, weight: Fraction, fork: Id, confirmed: bool) -> RRef[Any]:
+    """A reference that another worker has passed on. What is made of it runs when the owner has confirmed it."""
     here = agent()
-    if owner == here.me.id:
-        entry = _entry(identity)
+    if owner_id == here.me.id:
+        entry = entry_of(identity)
         rref = _new_owner(entry)
-        _change(entry, -weight)
+        entries.change(entry, -weight)
         return rref
-    rref = _new_user(identity, here.workers.find(owner), weight)
-    rref._made = here.call(rref._owner, _confirm, (identity,), timeout_s=0)
+    rref = _new_user(identity, here.workers.find(owner_id), weight, fork)
+    if confirmed:
+        rref._made = settled(None)
+    else:
+        rref._made = here.call(rref._owner, owner.confirm, (identity,), timeout_s=0)
+        wire.unconfirmed().append(rref._made)
     return rref
 
 
@@ -251,24 +271,32 @@ def create(
 ) -> RRef[Any]:
     """Has ``function`` called on a worker, which keeps the result; a reference to it, at once. ``keeps``: until it is there."""
     here = agent()
-    identity = (here.me.id, next(_count))
+    identity = entries.new_id(here.me.id)
     mine = to.id == here.me.id
     weight = Fraction(0 if mine else 1)
-    rref = _new_owner(_entry(identity)) if mine else _new_user(identity, to, weight)
-    made = here.call(to, _make, (identity, weight, function, arguments, keywords), timeout_s=seconds(timeout))
+    if mine:
+        rref = _new_owner(entry_of(identity))
+    else:
+        rref = _new_user(identity, to, weight, entries.new_id(here.me.id))
+    made = here.call(to, owner.make, (identity, weight, function, arguments, keywords), timeout_s=seconds(timeout))
     made.keeps = keeps
-    made.when_ended(partial(_check_made, here, to, identity, weight))
+    made.when_ended(partial(_check_made, here, to, identity, weight, weakref.ref(rref)))
     rref._made = made
     return rref
 
 
-def _check_made(here: Agent, to: WorkerInfo, identity: Id, weight: Fraction, made: Future[Any]) -> None:
-    """A call that did not get as far as `_make` (the owner lacks a module, say): who asks the owner must not wait for ever."""
+def _check_made(
+    here: Agent, to: WorkerInfo, identity: Id, weight: Fraction, rref: weakref.ref[RRef[Any]], made: Future[Any]
+) -> None:
+    """A call that did not get as far as `make` (the owner lacks a module, say): a user that asks must not wait for ever."""
     try:
         made.value()
+    except CallTimedOut:  # it may get there yet
+        if (late := rref()) is not None:
+            late._late = True
     except Exception as error:  # noqa: BLE001  it belongs to who asks for the value
         if not here.closed:
-            here.notify(to, _never_made, identity, weight, described(error, here.me))
+            here.notify(to, owner.never_made, identity, weight, described(error, here.me))
 
 
 def seconds(timeout: float) -> float | None:
@@ -280,89 +308,7 @@ def seconds(timeout: float) -> float | None:
     return timeout
 
 
-# -- at the owner ------------------------------------------------------------------------------------------------------
-
-
-@async_execution
-def _make(identity: Id, weight: Fraction, function: Callable[..., Any], arguments: Any, keywords: Any) -> Future[Any]:
-    """Answered when the object is there: with nothing, or with the error, which the reference keeps."""
-    entry = _entry(identity)
-    done: Future[Any] = Future()
-
-    def keep(future: Future[Any]) -> None:
-        try:
-            entry.value.set_result(future.value())
-        except Exception as error:  # noqa: BLE001  it belongs to who asks for the value
-            entry.value.set_exception(described(error, agent().me).exception())
-        entry.made = True
-        _change(entry, weight)
-        done.set_result(None)
-
-    try:
-        value = function(*arguments, **keywords)
-        result = value if is_marked(function) else settled(value)
-        result.add_done_callback(keep)
-    except BaseException as error:  # noqa: BLE001  it belongs to who asks for the value
-        failed: Future[Any] = Future()
-        failed.set_exception(described(error, agent().me).exception())
-        keep(failed)
-    return done
-
-
-def _never_made(identity: Id, weight: Fraction, error: RemoteError) -> None:
-    entry = _entry(identity)
-    if not entry.value.done():
-        entry.value.set_exception(error.exception())
-        entry.made = True
-        _change(entry, weight)
-
-
-def _value(reference: Id | RRef[Any]) -> Future[Any]:
-    if isinstance(reference, RRef):
-        assert reference._entry is not None
-        return reference._entry.value
-    return _entry(reference).value
-
-
-@async_execution
-def _value_of(reference: Id | RRef[Any]) -> Future[Any]:
-    return _value(reference)
-
-
-def _confirm(identity: Id) -> None:
-    _entry(identity)
-
-
-def _returned(identity: Id, weight: Fraction) -> None:
-    _change(_entry(identity), -weight)
-
-
-@async_execution
-def _there(reference: Id | RRef[Any]) -> Future[Any]:
-    return mapped(_value(reference), lambda value: None)
-
-
-@async_execution
-def _type_of(reference: Id | RRef[Any]) -> Future[Any]:
-    return mapped(_value(reference), type)
-
-
-def _backward(reference: Id | RRef[Any], context_id: int, retain_graph: bool) -> None:
-    value = value_of(_value(reference))
-    if not isinstance(value, torch.Tensor):
-        raise RuntimeError(f"RRef.backward: the RRef holds a {type(value).__name__}, not a tensor")
-    if context_id == -1:
-        value.backward(retain_graph=retain_graph)
-    else:
-        passes.backward(context_id, [value], retain_graph)
-
-
-@async_execution
-def _invoke(reference: Id | RRef[Any], name: str, arguments: Any, keywords: Any) -> Future[Any]:
-    """Calls a method of the object; a method that is marked async_execution is answered when its future is."""
-    method = getattr(value_of(_value(reference)), name)
-    value = method(*arguments, **keywords)
-    return value if is_marked(method) else settled(value)
+# -- its methods -------------------------------------------------------------------------------------------------------
 
 
 class Proxy:
@@ -372,14 +318,39 @@ class Proxy:
         self._rref, self._timeout, self._how = rref, timeout, how
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        def method(*arguments: Any, **keywords: Any) -> Any:
-            rref = self._rref
-            rref._check(self._how)
-            everything = (rref._reference(), name, arguments, keywords)
-            if self._how == "remote":
-                return create(rref._owner, _invoke, everything, {}, self._timeout, rref)
-            future = rref._agent.call(rref._owner, _invoke, everything, timeout_s=seconds(self._timeout))
-            future.keeps = rref
-            return future.wait() if self._how == "rpc_sync" else future
+        return partial(self._call, name)
 
-        return method
+    def _call(self, name: str, *arguments: Any, **keywords: Any) -> Any:
+        rref = self._rref
+        rref._check(self._how)
+        everything = (rref._reference(), name, arguments, keywords)
+        if self._how == "remote":
+            self._check_attribute(name)
+            return create(rref._owner, owner.invoke, everything, {}, self._timeout, rref)
+        future = rref._agent.call(rref._owner, owner.invoke, everything, timeout_s=seconds(self._timeout))
+        future.keeps = rref
+        return future.wait() if self._how == "rpc_sync" else future
+
+    def _check_attribute(self, name: str) -> None:
+        """Asks the owner once for each name. Raises: AttributeError; RuntimeError: the object is not there in time."""
+        rref = self._rref
+        if name not in rref._attributes:
+            rref._ask(self._timeout, owner.find_attribute, name).wait()
+            rref._attributes = rref._attributes | {name}
+
+
+# -- all of them -------------------------------------------------------------------------------------------------------
+
+
+def delete_users() -> None:
+    """Gives back the weight of every reference here to an object elsewhere; they cannot be used afterwards."""
+    for reference in list(_users.values()):
+        rref = reference()
+        if rref is not None:
+            rref._delete()
+
+
+def pending_users() -> int:
+    """References here whose owner has not confirmed them yet."""
+    live = [reference() for reference in list(_users.values())]
+    return sum(rref is not None and not rref._made.done() for rref in live)

@@ -17,17 +17,19 @@ import itertools
 import pickle
 import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mpicoll.mpi.mail import Block
 from mpicoll.mpi.pages import ask_for_large
 from mpicoll.rpc import scripts, sparse
+
+if TYPE_CHECKING:
+    from mpicoll.mpi.mail import Block
 
 HEADER = struct.Struct("<BIIQIQ")  # kind, storages, other blocks, bytes of the pickle, number of the message, number of the call
 ALONG = 16 * 1024  # bytes; a block that is smaller travels inside the envelope: one message costs less than two
@@ -59,6 +61,7 @@ class Arriving:
     storages: list[torch.UntypedStorage]
     buffers: list[Any]
     blocks: list[Block]
+    unconfirmed: list[Any] = field(default_factory=list)  # of its references: futures that end when the owner knows of them
 
 
 @dataclass
@@ -77,6 +80,11 @@ def outgoing() -> Outgoing | None:
     return getattr(_local, "outgoing", None)
 
 
+def unconfirmed() -> list[Any]:
+    """For the references of the message that this thread is unpickling."""
+    return _local.unconfirmed  # type: ignore[no-any-return]
+
+
 class _Pickler(pickle.Pickler):
     def __init__(self, file: io.BytesIO, message: Outgoing, buffers: list[pickle.PickleBuffer]) -> None:
         super().__init__(file, 5, buffer_callback=buffers.append)
@@ -88,7 +96,7 @@ class _Pickler(pickle.Pickler):
         if compiled is not None:
             return compiled
         if isinstance(obj, nn.Module):
-            self.of_modules.update(map(id, obj.parameters()))
+            self.of_modules.update(map(id, _parameters(obj)))
             return NotImplemented
         plain = type(obj) is Tensor
         if type(obj) is nn.Parameter and self.message.tracked:  # by itself it is a tensor like any other, with its gradient
@@ -97,6 +105,14 @@ class _Pickler(pickle.Pickler):
             return NotImplemented
         self.message.tensors.append(obj)
         return _tensor_of_message, (len(self.message.tensors) - 1,)
+
+
+def _parameters(module: nn.Module) -> Iterator[nn.Parameter | None]:
+    """Its own and its children's, where a child refuses to name them (RemoteModule), too."""
+    yield from module._parameters.values()
+    for child in module._modules.values():
+        if child is not None:
+            yield from _parameters(child)
 
 
 def _tensor_of_message(index: int) -> Tensor:
@@ -225,12 +241,17 @@ def unpack(message: Arriving, accept: Callable[[list[Tensor], Any], list[Tensor]
     layouts, forms, extra = pickle.loads(message.pickled[4 : 4 + head])
     strided = [_tensor_in(message.storages, *layout) for layout in layouts]
     tensors = accept(sparse.joined(forms, strided) if forms else strided, extra)
-    before = getattr(_local, "incoming", None)
-    _local.incoming = tensors
+    before = getattr(_local, "incoming", None), getattr(_local, "unconfirmed", None)
+    _local.incoming, _local.unconfirmed = tensors, message.unconfirmed
     try:
         return pickle.loads(message.pickled[4 + head :], buffers=message.buffers)
+    except AttributeError as error:
+        raise RuntimeError(
+            f"{error}. Default RPC pickler does not serialize function code. Ensure that UDFs are defined on both caller and "
+            "callee modules."
+        ) from error
     finally:
-        _local.incoming = before
+        _local.incoming, _local.unconfirmed = before
 
 
 def _tensor_in(

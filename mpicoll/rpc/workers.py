@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import pickle
 import re
+import sys
 import traceback
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 NAME = re.compile(r"[A-Za-z0-9_:-]{1,127}")
+NEWLINE = re.compile(r"(?<!\\)\\n")  # as repr writes it
 
 
 @dataclass(frozen=True)
@@ -18,6 +22,13 @@ class WorkerInfo:
 
     name: str
     id: int
+
+    def __post_init__(self) -> None:
+        if not NAME.fullmatch(self.name):
+            raise RuntimeError(
+                "Worker name must match ^[A-Za-z0-9-_:]*$, and must be non-empty and shorter than 128 chars, but got "
+                f"{self.name!r}"
+            )
 
     def __repr__(self) -> str:
         return f"WorkerInfo(id={self.id}, name={self.name})"
@@ -33,7 +44,7 @@ class Workers:
         twice = [name for name, count in Counter(worker.name for worker in self.all).items() if count > 1]
         if twice:
             ranks = [worker.id for worker in self.all if worker.name == twice[0]]
-            raise RuntimeError(f"init_rpc: worker names must be unique, but ranks {ranks} are all called {twice[0]!r}")
+            raise RuntimeError(f"RPC worker name {twice[0]!r} is not unique: it is the name of ranks {ranks}; each needs its own")
 
     def find(self, to: WorkerInfo | str | int) -> WorkerInfo:
         """Raises: RuntimeError: there is no such worker. ValueError: ``to`` is neither."""
@@ -43,21 +54,14 @@ class Workers:
             if to in self.by_name:
                 return self.by_name[to]
             names = ", ".join(map(repr, self.by_name))
-            raise RuntimeError(f"unknown destination worker {to!r}; the workers are {names}")
+            raise RuntimeError(f"could not find destination: unknown destination worker {to!r}; the workers are {names}")
         if isinstance(to, int) and not isinstance(to, bool):
             if 0 <= to < len(self.all):
                 return self.all[to]
-            raise RuntimeError(f"unknown destination worker {to}; the workers' ids are 0 to {len(self.all) - 1}")
+            raise RuntimeError(
+                f"could not find destination: unknown destination worker {to}; the workers' ids are 0 to {len(self.all) - 1}"
+            )
         raise ValueError(f"Cannot get WorkerInfo from name {to}")
-
-
-def check_name(name: object) -> str:
-    """Raises: TypeError, ValueError: not a worker's name, as torch has them."""
-    if not isinstance(name, str):
-        raise TypeError(f"init_rpc: name must be a str, got {type(name).__name__}")
-    if not NAME.fullmatch(name):
-        raise ValueError(f"init_rpc: {name!r} is no worker's name: fewer than 128 letters, digits, '_', ':' and '-'")
-    return name
 
 
 @dataclass(frozen=True)
@@ -71,14 +75,26 @@ class RemoteError:
         return _rebuild, (_reference(self.kind), self.text)
 
     def exception(self) -> BaseException:
-        """Of the same type where that can be made of a text, else a RuntimeError."""
+        """Of the same type where that can be made of a text, else a RuntimeError with the text."""
+        text = self.text
         try:
-            error = self.kind(self.text)
-        except Exception:  # noqa: BLE001  a constructor of the user's own
-            error = RuntimeError(self.text)
-        error = error if isinstance(error, Exception) else RuntimeError(self.text)
-        error._mpicoll_text = self.text  # type: ignore[attr-defined]
+            error = self.kind(text)
+        except BaseException as failure:  # noqa: BLE001  a constructor of the user's own
+            text = (
+                f"Failed to create original exception type. Error msg was {failure} "
+                f"Original exception on remote side was {self.text}"
+            )
+            error = RuntimeError(text)
+        error = error if isinstance(error, Exception) else RuntimeError(text)
+        error._mpicoll_text = text  # type: ignore[attr-defined]
         return error
+
+
+def reported(error: BaseException, by: WorkerInfo) -> RemoteError:
+    """The same as `described`, and printed: the worker's own log tells of it, as torch's does."""
+    told = described(error, by)
+    print(told.text, file=sys.stderr)
+    return told
 
 
 def described(error: BaseException, by: WorkerInfo) -> RemoteError:
@@ -90,9 +106,10 @@ def described(error: BaseException, by: WorkerInfo) -> RemoteError:
     text = getattr(error, "_mpicoll_text", None)
     if text is None:
         trace = "".join(traceback.format_exception(error))
-        text = f"On {by}:\n{error!r}\n{trace}"
+        text = f"On {by}:\n{NEWLINE.sub(chr(10), repr(error))}\n{trace}"
     error.__traceback__ = error.__context__ = error.__cause__ = None
-    return RemoteError(type(error), text)
+    kind = RuntimeError if isinstance(error, torch.jit.Error) else type(error)  # as what C++ raises arrives in torch
+    return RemoteError(kind, text)
 
 
 def _reference(kind: type[BaseException]) -> Any:

@@ -15,7 +15,7 @@ import torch
 
 from mpicoll import rpc
 from mpicoll.errors import MpicollError
-from mpicoll.rpc import rref as references
+from mpicoll.rpc import entries
 from mpicoll.rpc.rref import RRef
 from tests.support import agree, everyone
 
@@ -82,7 +82,7 @@ def test_of_another(right: str, rank: int, size: int) -> None:
     agree(rpc.rpc_sync(right, asks, (rref,)) == (True, right, (rank + 1) % size))
     agree(rref.is_owner() == (size == 1) and rref.owner_name() == right and eventually(rref.confirmed_by_owner), rref)
     if size > 1:
-        with pytest.raises(RuntimeError, match=r"Cannot call localValue\(\) on a non-local reference"):
+        with pytest.raises(RuntimeError, match=r"can't call localValue\(\) on user"):
             rref.local_value()
 
 
@@ -153,7 +153,7 @@ def test_it_goes_with_the_last_user(right: str, workers: list[str], rank: int) -
     everyone(None)
     del second
     gone = eventually(lambda: rpc.rpc_sync(right, alive) == 0)
-    agree(seen == [1, 1] and gone and eventually(lambda: not references._owned), (seen, references._owned))
+    agree(seen == [1, 1] and gone and eventually(lambda: not entries.owned()), (seen, entries.owned()))
 
 
 _kept: list[Any] = []
@@ -200,7 +200,7 @@ def test_forks(order: str, workers: list[str], rank: int, size: int) -> None:
         gone = still and eventually(lambda: rpc.rpc_sync(owner, alive) == 0)
     everyone(None)
     agree(said == owner and sorted(answers) == list(range(size)) and gone, (said, answers, gone))
-    agree(eventually(lambda: not references._owned), references._owned)
+    agree(eventually(lambda: not entries.owned()), entries.owned())
 
 
 def test_passed_on_before_it_exists(right: str, workers: list[str], rank: int, size: int) -> None:
@@ -241,7 +241,7 @@ def test_a_failed_pickle_gives_the_weight_back(right: str, rank: int) -> None:
         rpc.rpc_sync(right, keep, (rref, iter_of_locks()))
     everyone(None)
     rref = None
-    agree(eventually(lambda: not references._owned) and alive() == 0, references._owned)
+    agree(eventually(lambda: not entries.owned()) and alive() == 0, entries.owned())
 
 
 def iter_of_locks() -> Any:
