@@ -27,7 +27,7 @@ BELOW = {
     "engine": {"algorithms", "mpi", "cuda"},
     "c10d": {"engine", "mpi"},
     "api": {"c10d", "engine", "mpi"},
-    "nn": {"api", "c10d", "engine"},
+    "nn": {"api", "c10d", "engine", "rpc"},
     "autograd": set(),
     "rpc": {"autograd", "mpi"},
     "optim": {"rpc", "autograd"},

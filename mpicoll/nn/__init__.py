@@ -6,12 +6,15 @@
     linear       an operation and its adjoint make a differentiable function
     moves        the collectives as such operations; messages: what send and recv are made of
 
-Importing this starts no MPI. What torch.distributed.nn has besides (RemoteModule, api, jit) is torch's own object.
+    api         RemoteModule, over mpicoll.rpc
+
+Importing this starts no MPI. What torch.distributed.nn has besides (jit) is torch's own object.
 """
 # ruff: noqa: F401  these names are for others; __all__ is made on demand, torch's among them
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 from mpicoll.c10d import untraced
@@ -34,12 +37,17 @@ from mpicoll.nn.functional import (
 from mpicoll.nn.grid import Grid
 from mpicoll.nn.halo import halo_exchange
 
-OURS = [*functional.__all__, "Grid", "functional", "halo_exchange"]
+OURS = [*functional.__all__, "Grid", "RemoteModule", "functional", "halo_exchange"]
+OWN_MODULES = ("api",)
 
 
 def __getattr__(name: str) -> Any:
     if name == "__all__":
         return __dir__()
+    if name in OWN_MODULES:
+        return importlib.import_module(f"mpicoll.nn.{name}")
+    if name == "RemoteModule":  # it needs mpicoll.rpc, which the functions here do not
+        return importlib.import_module("mpicoll.nn.api.remote_module").RemoteModule
     if name.startswith("__"):
         raise AttributeError(f"module 'mpicoll.nn' has no attribute {name!r}")
     import torch.distributed.nn
