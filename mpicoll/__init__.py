@@ -104,6 +104,11 @@ def __dir__() -> list[str]:
     return sorted({*OURS, *theirs})
 
 
+# torch's own modules of these names work on torch's RPC (TensorPipe), not on ours.
+REFUSED, REFUSED_BELOW = ("mpicoll.optim.optimizer",), ("mpicoll.rpc.", "mpicoll.autograd.")
+WHY_REFUSED = "torch has it for its own RPC, and mpicoll.rpc works without; docs/reference/rpc.md lists what there is"
+
+
 class _Mirror(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Finds ``mpicoll.fsdp`` in ``torch.distributed.fsdp``: the same module under a second name."""
 
@@ -116,6 +121,8 @@ class _Mirror(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         ours = parent not in sys.modules or sys.modules[parent].__name__ == parent
         if ours and importlib.machinery.PathFinder.find_spec(fullname, path) is not None:
             return None
+        if fullname in REFUSED or fullname.startswith(REFUSED_BELOW):
+            raise ModuleNotFoundError(f"No module named {fullname!r}: {WHY_REFUSED}", name=fullname)
         theirs = "torch.distributed" + fullname.removeprefix("mpicoll")
         try:
             if importlib.util.find_spec(theirs) is None:

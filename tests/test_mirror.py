@@ -108,7 +108,7 @@ def test_init_process_group_takes_torchs_arguments() -> None:
         "fsdp", "device_mesh", "tensor", "tensor.parallel", "checkpoint", "checkpoint.state_dict", "pipelining",
         "distributed_c10d", "constants", "rendezvous", "utils", "elastic", "launcher", "c10d_logger",
         "algorithms.ddp_comm_hooks.default_hooks", "algorithms.join", "algorithms.model_averaging", "fsdp.wrap",
-        "nn.api", "nn.api.remote_module", "nn.jit", "nn.jit.instantiator",
+        "nn.jit", "nn.jit.instantiator",
     ],
 )  # fmt: skip
 def test_submodules_are_torchs_own(name: str) -> None:
@@ -169,7 +169,7 @@ def test_nn_has_what_torchs_has() -> None:
             if name in FUNCTIONAL:
                 assert value.__module__ == "mpicoll.nn.functional", name
                 assert value.__doc__, name
-            elif name != "functional" and not inspect.ismodule(value):
+            elif name not in ("functional", "RemoteModule") and not inspect.ismodule(value):
                 assert value is getattr(theirs, name), name
     defined = [
         name
@@ -177,7 +177,8 @@ def test_nn_has_what_torchs_has() -> None:
         if inspect.isfunction(value) and value.__module__ == "torch.distributed.nn.functional"
     ]
     assert set(defined) - set(FUNCTIONAL) <= {"_deprecated", "_not_supported_under_compile"}
-    assert mpicoll.nn.RemoteModule is torch.distributed.nn.RemoteModule
+    assert mpicoll.nn.RemoteModule is importlib.import_module("mpicoll.nn.api.remote_module").RemoteModule
+    assert mpicoll.nn.RemoteModule.__module__ == "mpicoll.nn.api.remote_module"
     with pytest.raises(AttributeError, match="no_such_name"):
         _ = mpicoll.nn.no_such_name
 
@@ -195,6 +196,19 @@ def test_nn_signatures_are_torchs(name: str) -> None:
         assert mine[key].kind == theirs[key].kind
         assert mine[key].default == theirs[key].default or key == "group", key
     assert mine["group"].default is None
+
+
+@pytest.mark.parametrize(
+    "name", ["rpc.internal", "rpc.backend_registry", "rpc.rref_proxy", "rpc._utils", "autograd.nothing", "optim.optimizer"]
+)
+def test_modules_of_torchs_rpc_are_refused(name: str) -> None:
+    """They work on TensorPipe, so that nothing of mpicoll.rpc would be seen through them."""
+    with pytest.raises(ModuleNotFoundError, match=f"mpicoll.{name}.*torch has it for its own RPC"):
+        importlib.import_module(f"mpicoll.{name}")
+    package, _, module = name.partition(".")
+    with pytest.raises(ImportError, match=module):
+        exec(f"from mpicoll.{package} import {module}", {})
+    assert f"mpicoll.{name}" not in sys.modules
 
 
 def test_names_that_nobody_has() -> None:
@@ -243,5 +257,14 @@ def test_importing_names_starts_no_mpi() -> None:
     names = ", ".join(name for name in sorted(mpicoll.OURS))
     code = f"import sys\nfrom mpicoll import {names}\nimport mpicoll.nn\nfrom mpicoll.nn import functional, halo_exchange, Grid\n"
     code += "assert 'mpi4py.MPI' not in sys.modules and 'torch.distributed.nn' not in sys.modules"
+    done = run([sys.executable, "-c", code])
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize("name", ["rpc", "autograd", "optim", "nn", "nn.api.remote_module", "rpc.api"])
+def test_importing_starts_no_mpi(name: str) -> None:
+    """A parent that hands its rank to a child may import it: init_rpc starts MPI, in the child."""
+    code = f"import sys, mpicoll.{name}\nmpi = sys.modules.get('mpi4py.MPI')\nassert mpi is None or not mpi.Is_initialized()"
     done = run([sys.executable, "-c", code])
     assert done.returncode == 0, done.stderr

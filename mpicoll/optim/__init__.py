@@ -6,10 +6,12 @@ from typing import Any
 
 from mpicoll.optim.distributed import DistributedOptimizer
 
-__all__ = ["DistributedOptimizer"]
+__all__ = ["DistributedOptimizer", "PostLocalSGDOptimizer", "ZeroRedundancyOptimizer", "as_functional_optim"]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "optimizer":
+        raise AttributeError("module 'mpicoll.optim' has no attribute 'optimizer': torch's is for its own RPC")
     import torch.distributed.optim
 
     return getattr(torch.distributed.optim, name)
