@@ -1,7 +1,7 @@
 """Remote calls over MPI: ``import mpicoll.rpc as rpc`` in the place of ``import torch.distributed.rpc as rpc``.
 
 One call, from rpc_sync to its answer: api.py, agent.py, wire.py, post.py, ../mpi/mail.py, and back the same way. Which thread
-does what: service.py. References: rref.py. The end: drain.py.
+does what: service.py. References: rref.py; their owner's side: owner.py, entries.py. The end: drain.py.
 """
 
 from __future__ import annotations
@@ -74,7 +74,10 @@ LEFT_OUT = {
         "there is one backend; give rpc_backend_options to init_rpc",
     ),
     **dict.fromkeys(("AllGatherStates", "method_factory", "new_method"), "a part of torch's own machinery"),
-    **dict.fromkeys(("RemoteProfilerManager", "enable_gil_profiling"), "torch.profiler on each rank shows what runs there"),
+    **dict.fromkeys(
+        ("RemoteProfilerManager", "enable_gil_profiling", "_server_process_global_profile"),
+        "torch.profiler on each rank shows what runs there",
+    ),
 }
 
 

@@ -71,6 +71,11 @@ class CallFuture(Future[Any]):
         return first
 
 
+def timed_out(future: Future[Any]) -> bool:
+    """Whether it is that of a call that has exceeded its time limit."""
+    return isinstance(future, CallFuture) and isinstance(future._error, CallTimedOut)
+
+
 def settled(value: Any) -> Future[Any]:
     """One that has ended."""
     future: Future[Any] = Future()

@@ -20,7 +20,7 @@ from mpicoll.errors import MpicollError
 from mpicoll.rpc import entries, owner, wire
 from mpicoll.rpc.constants import UNSET_RPC_TIMEOUT
 from mpicoll.rpc.entries import Entry, Id, entry_of
-from mpicoll.rpc.futures import CallFuture, CallTimedOut, settled, value_of
+from mpicoll.rpc.futures import CallFuture, CallTimedOut, settled, timed_out, value_of
 from mpicoll.rpc.workers import WorkerInfo, described
 
 if TYPE_CHECKING:
@@ -64,7 +64,6 @@ class RRef(Generic[T]):
     _weight: Fraction  # elsewhere
     _fork: Id  # elsewhere: of this copy of the reference
     _made: Future[Any]  # elsewhere: ends when the owner has the object
-    _late = False  # elsewhere: the call that makes the object has exceeded its time limit
     _deleted = False  # elsewhere: the weight is back at the owner
     _type: Future[Any] | None = None  # of the object, once it has been asked for
     _attributes: frozenset[str] = frozenset()  # that the object has, as far as they have been asked for
@@ -130,7 +129,7 @@ class RRef(Generic[T]):
         if self._deleted or self._agent.closed or _agent is not self._agent:
             use = "fork an UserRRef" if operation == "pickling" else f"{operation}() on it"
             raise MpicollError(f"{self._named()} has been deleted. Cannot call {use} after deletion. RPC has been shut down.")
-        if self._late and operation in ("to_here", "pickling"):
+        if operation in ("to_here", "pickling") and self._entry is None and timed_out(self._made):
             raise RuntimeError(
                 "RRef creation via rpc.remote() timed out, and it is possible that the RRef on the owner node does not exist. "
                 f"Give rpc.remote a longer timeout than {self._agent.timeout_s:g} s, or 0 for none: {self._named()}"
@@ -280,22 +279,17 @@ def create(
         rref = _new_user(identity, to, weight, entries.new_id(here.me.id))
     made = here.call(to, owner.make, (identity, weight, function, arguments, keywords), timeout_s=seconds(timeout))
     made.keeps = keeps
-    made.when_ended(partial(_check_made, here, to, identity, weight, weakref.ref(rref)))
+    made.when_ended(partial(_check_made, here, to, identity, weight))
     rref._made = made
     return rref
 
 
-def _check_made(
-    here: Agent, to: WorkerInfo, identity: Id, weight: Fraction, rref: weakref.ref[RRef[Any]], made: Future[Any]
-) -> None:
+def _check_made(here: Agent, to: WorkerInfo, identity: Id, weight: Fraction, made: Future[Any]) -> None:
     """A call that did not get as far as `make` (the owner lacks a module, say): a user that asks must not wait for ever."""
     try:
         made.value()
-    except CallTimedOut:  # it may get there yet
-        if (late := rref()) is not None:
-            late._late = True
     except Exception as error:  # noqa: BLE001  it belongs to who asks for the value
-        if not here.closed:
+        if not isinstance(error, CallTimedOut) and not here.closed:  # a late one may get there yet
             here.notify(to, owner.never_made, identity, weight, described(error, here.me))
 
 

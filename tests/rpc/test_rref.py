@@ -130,7 +130,7 @@ def test_pickled_only_in_calls(right: str) -> None:
     """Elsewhere nobody would keep the object alive."""
     for rref in (RRef(1), rpc.remote(right, Thing)):
         for attempt in (pickle.dumps, copy.copy, copy.deepcopy):
-            with pytest.raises(RuntimeError, match="only allowed inside RPC"):
+            with pytest.raises(RuntimeError, match="can only be pickled when using RPC"):
                 attempt(rref)
     agree(True)
 
