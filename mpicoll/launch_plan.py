@@ -10,6 +10,8 @@ What is added to the environment, where it applies and the user has not decided 
     Open MPI, more ranks than cores  oversubscribe, yield_when_idle        it refuses, and waiting would starve work
     Open MPI 5, this host only       btl=^ofi, osc=^ucx                    starts in 0.3 s, not 1.3, and quietly;
                                                                            several hosts may want both
+    Open MPI                         no get and put between ranks          Note [Messages that are too long] in
+                                                                           mpi/open_mpi.py
     MPICH in a Slurm allocation      SLURM_MPI_TYPE=none                   Hydra's own srun must not start PMI for it
     all                              MASTER_ADDR, MASTER_PORT              the first host, and a port that is free here
     more than one rank on a host     OMP_NUM_THREADS                       see `thread_count`
@@ -33,6 +35,7 @@ from mpicoll.launch_command import binding_words, hydra_command, openmpi_command
 from mpicoll.launch_job import NOTHING_ASKED, Placement, Plan, Program, Request, Site, Where
 from mpicoll.launch_mpi import Mpi, Mpiexec
 from mpicoll.launchers import expand_hosts, tasks_per_node
+from mpicoll.mpi.open_mpi import SETTINGS
 
 # What a program on another host should find as it is here. Open MPI's mpirun passes on OMPI_* by itself, Hydra
 # everything.
@@ -249,6 +252,8 @@ def _add_settings(added: dict[str, str], where: Where, mpi: Mpi, site: Site, ext
     if prrte and not where.several_hosts:
         add("OMPI_MCA_btl", "^ofi")
         add("OMPI_MCA_osc", "^ucx")
+    for name, value in SETTINGS.items():
+        add(name, value)
 
 
 def _add_torch_variables(added: dict[str, str], where: Where, site: Site, notes: list[str]) -> None:

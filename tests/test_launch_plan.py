@@ -14,6 +14,7 @@ from mpicoll.errors import LaunchError
 from mpicoll.launch_job import Plan, Program, Request, Site
 from mpicoll.launch_mpi import Mpi, Mpiexec
 from mpicoll.launch_plan import plan
+from mpicoll.mpi import open_mpi
 
 OPENMPI = (Mpi("Open MPI", (5, 0, 11), "/o/lib/libmpi.so.40"), Mpiexec("/o/bin/mpiexec", "openmpi", (5, 0, 11)))
 OPENMPI4 = (Mpi("Open MPI", (4, 1, 4), "/o/lib/libmpi.so.40"), Mpiexec("/o/bin/mpiexec", "openmpi", (4, 1, 4)))
@@ -130,6 +131,14 @@ def test_a_fabric_is_left_alone_where_several_hosts_take_part() -> None:
     assert planned(one(2, "localhost")).added["OMPI_MCA_btl"] == "^ofi"
     for made in (planned(one(2, "a,b")), planned(one(2, "elsewhere")), planned(one(2), mpi=OPENMPI4)):
         assert not {"OMPI_MCA_btl", "OMPI_MCA_osc"} & set(made.added)
+
+
+def test_open_mpi_does_not_write_beyond_a_receive() -> None:
+    for mpi in (OPENMPI, OPENMPI4):
+        assert planned(one(2, "a,b"), mpi=mpi).added.items() >= open_mpi.SETTINGS.items()
+    assert not set(open_mpi.SETTINGS) & set(planned(one(2), mpi=MPICH).added)
+    added = planned(one(2), site=a_site(OMPI_MCA_smsc="cma")).added
+    assert set(open_mpi.SETTINGS) - set(added) == {"OMPI_MCA_smsc"}
 
 
 def test_what_the_user_has_set_is_never_overridden() -> None:

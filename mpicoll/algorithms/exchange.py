@@ -7,12 +7,14 @@ match in the order in which both started them.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterable
 from typing import Any
 
 from mpicoll.algorithms.blocks import Block
 from mpicoll.mpi.channel import Channel
 from mpicoll.mpi.datatypes import spec
+from mpicoll.mpi.errors import truncated
 
 TAG = 0  # any: the communicator is ours alone
 
@@ -24,7 +26,33 @@ def exchange(channel: Channel, sends: Iterable[tuple[int, Block]], receives: Ite
 
 def begin(channel: Channel, sends: Iterable[tuple[int, Block]], receives: Iterable[tuple[int, Block]]) -> list[Any]:
     """The same, not waited for: its requests."""
+    if channel.runtime.overruns:
+        _matched(channel, sends, receives)
+        return []
     comm = channel.comm
     with channel.lock:
         requests = [comm.Irecv(spec(*memory), peer, TAG) for peer, memory in receives]
         return requests + [comm.Isend(spec(*memory), peer, TAG) for peer, memory in sends]
+
+
+def _matched(channel: Channel, sends: Iterable[tuple[int, Block]], receives: Iterable[tuple[int, Block]]) -> None:
+    """``exchange`` with every length compared first: Note [Messages that are too long] in mpi/open_mpi.py.
+
+    Raises: MPIException: MPI_ERR_TRUNCATE, after all messages have been received, so that their senders end.
+    """
+    comm = channel.comm
+    with channel.lock:
+        requests = [comm.Isend(spec(*memory), peer, TAG) for peer, memory in sends]
+    surplus = []  # memory for the messages that are too long
+    for peer, (address, nbytes) in receives:
+        pause = channel.pause()
+        while (arrived := channel.arrived(comm, peer, TAG)) is None:
+            pause()
+        if arrived.nbytes > nbytes:
+            surplus.append(ctypes.create_string_buffer(arrived.nbytes))
+            address = ctypes.addressof(surplus[-1])
+        with channel.lock:
+            requests.append(arrived.message.Irecv(spec(address, arrived.nbytes)))
+    channel.wait_all(requests)
+    if surplus:
+        raise truncated()

@@ -15,6 +15,7 @@ from mpicoll.engine.carrier import Carrier
 from mpicoll.engine.choose import Choices
 from mpicoll.engine.gpus import Gpus
 from mpicoll.engine.host import Host
+from mpicoll.engine.matching import Unmatched
 from mpicoll.engine.parcels import ANNOUNCEMENT
 from mpicoll.engine.progress import Lane
 from mpicoll.engine.watchdog import EVERYBODY, inside
@@ -60,6 +61,8 @@ class Group:
         algorithms = Algorithms(name, self.rank, self.size)
         self.carrier = Carrier(channel, topology, choices, self.lane, algorithms)
         self.host = Gpus(channel, self.carrier, choices) if choices.gpus else Host(channel, self.carrier)
+        #: the receives that are matched here; None: MPI matches them, or parcels do
+        self.unmatched = Unmatched(channel) if channel.runtime.overruns and not choices.gpus else None
         watchdog.watch(timeout_s)
 
     def __repr__(self) -> str:

@@ -10,6 +10,7 @@ from torch.autograd import profiler
 
 from mpicoll.engine import checks, message, trace
 from mpicoll.engine.group import Group
+from mpicoll.engine.matching import MatchedReceive
 from mpicoll.engine.message import Message
 from mpicoll.engine.parcels import ANNOUNCEMENT, Parcels, Receiving, Sending
 from mpicoll.engine.posted import Posted, too_long
@@ -75,7 +76,7 @@ class PointToPoint(Group):
 
         Raises: TruncationError: the message is longer than the tensor.
         """
-        if not self._usual(tensor, src, tag):
+        if self.unmatched is not None or not self._usual(tensor, src, tag):
             return self._recv_any(tensor, src, tag)
         assert src is not None
         if self.host.parcels is not None:
@@ -108,6 +109,10 @@ class PointToPoint(Group):
             receiving = Receiving(self.host.parcels, self, "recv", incoming, ANY_SOURCE if src is None else src, tag)
             self._pending(receiving, tensor).wait()
             return receiving.source
+        if self.unmatched is not None:
+            matched = MatchedReceive(self.unmatched, self, "recv", incoming, ANY_SOURCE if src is None else src, tag)
+            self._pending(matched, tensor).wait()
+            return matched.source
         try:
             source = self.guarded("recv", lambda: self._recv(self.channel, incoming, src, tag), src)
         except TruncationError as error:
@@ -148,6 +153,8 @@ class PointToPoint(Group):
         peer = ANY_SOURCE if src is None else src
         if self.host.parcels is not None:
             return self._pending(Receiving(self.host.parcels, self, "irecv", incoming, peer, tag), tensor)
+        if self.unmatched is not None:
+            return self._pending(MatchedReceive(self.unmatched, self, "irecv", incoming, peer, tag), tensor)
         with self.channel.lock:
             request = self.channel.peer.Irecv(spec(incoming.address, incoming.nbytes), peer, tag)
         return self._pending(Posted(self, "irecv", incoming, request, receiving=True), tensor)

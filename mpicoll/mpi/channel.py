@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from mpicoll.mpi.library import MPI
 from mpicoll.mpi.runtime import Runtime
@@ -19,6 +19,15 @@ from mpicoll.mpi.runtime import Runtime
 IN_PLACE = MPI.IN_PLACE
 ANY_SOURCE: int = MPI.ANY_SOURCE
 Status = MPI.Status
+
+
+class Arrived(NamedTuple):
+    """A message that has been matched and not yet received; nobody else can match it."""
+
+    message: MPI.Message
+    source: int
+    nbytes: int
+
 
 _COLLECTIVES = ("Allreduce", "Bcast", "Reduce", "Allgather", "Allgatherv", "Reduce_scatter", "Reduce_scatter_block")
 
@@ -61,15 +70,29 @@ class Channel:
         return call
 
     def wait_all(self, requests: list[MPI.Request]) -> None:
-        """Waits for messages of our own."""
+        """Waits for messages of our own.
+
+        One by one: Waitall's error, MPI_ERR_IN_STATUS, says neither what went wrong nor that all messages have ended.
+
+        Raises: MPIException: MPI_ERR_TRUNCATE, after all of them have ended; any other error at once.
+        """
+        truncated: MPI.Exception | None = None
+        for request in requests:
+            try:
+                self._wait(request)
+            except MPI.Exception as error:
+                if error.Get_error_class() != MPI.ERR_TRUNCATE:
+                    raise
+                truncated = error
+        if truncated is not None:
+            raise truncated
+
+    def _wait(self, request: MPI.Request) -> None:
         if not self.runtime.serialized:
-            MPI.Request.Waitall(requests)
+            request.Wait()
             return
         pause = self.pause()
-        while True:
-            with self.lock:
-                if MPI.Request.Testall(requests):
-                    return
+        while not self.test(request):
             pause()
 
     def barrier(self, timeout_s: float) -> bool:
@@ -89,6 +112,13 @@ class Channel:
     def test(self, request: MPI.Request, status: MPI.Status | None = None) -> bool:
         with self.lock:
             return bool(request.Test(status))
+
+    def arrived(self, comm: MPI.Intracomm, src: int, tag: int) -> Arrived | None:
+        """The next message from ``src`` (or ANY_SOURCE) by ``tag``, which the caller must receive; None: there is none yet."""
+        status = Status()
+        with self.lock:
+            message = comm.Improbe(src, tag, status)
+        return None if message is None else Arrived(message, status.Get_source(), status.Get_elements(MPI.BYTE))
 
     def cancel(self, request: MPI.Request) -> bool:
         """Takes back a receive; False if its message is on its way already, so that its memory is still MPI's."""

@@ -17,3 +17,8 @@ def translate(error: MPI.Exception, where: str) -> CommunicationError:
     if error.Get_error_class() == MPI.ERR_TRUNCATE:
         return TruncationError(text)
     return CommunicationError(text)
+
+
+def truncated() -> MPI.Exception:
+    """MPI's error for a message that is longer than its receive, where MPI itself was not asked."""
+    return MPI.Exception(MPI.ERR_TRUNCATE)

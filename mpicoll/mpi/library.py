@@ -15,7 +15,7 @@ import mpi4py
 
 from mpicoll import binding, cores, launchers
 from mpicoll.errors import LaunchError
-from mpicoll.mpi import claim
+from mpicoll.mpi import claim, open_mpi
 
 # The pid of the process that started MPI, for the processes that it starts: they inherit the launcher's variables as well.
 OWNER_PID = launchers.OWNER_PID
@@ -37,13 +37,6 @@ _finalizing_pid = 0
 # Where Open MPI survives that (mpiexec --with-ft ulfm), MPI_Finalize of the others sometimes never ends (2 times in 30).
 # A process that leaves without it is not taken for one more that has failed.
 dead_processes = False
-
-# Note [Messages that are too long]
-# Open MPI 5.0.11 copies a large message straight from the sender's memory (smsc/cma; btl/self for a rank's own), and copies
-# all of it, past the end of a receive that is shorter: it reports MPI_ERR_TRUNCATE after it has overwritten the heap. The
-# other way, through shared memory, checks. On 2 cores it was no slower (1 MB: 55 us against 104). Whoever sets the variables
-# decides otherwise; UCX and libfabric do not read them.
-OPEN_MPI_SETTINGS = {"OMPI_MCA_smsc": "^cma,knem,xpmem", "OMPI_MCA_btl_self_flags": "send,inplace"}
 
 
 def started_by_a_rank() -> str | None:
@@ -101,7 +94,7 @@ def before_finalize(call: Callable[[], None]) -> None:
 def _prepare() -> None:
     if "mpi4py.MPI" in sys.modules:
         return
-    for name, value in OPEN_MPI_SETTINGS.items():  # see Note [Messages that are too long]
+    for name, value in open_mpi.SETTINGS.items():  # Note [Messages that are too long] there
         os.environ.setdefault(name, value)
     binding.prepare(os.environ, cores.allowed())
     if refusal() is not None:

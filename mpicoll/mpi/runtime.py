@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpicoll import binding, cores, launchers
 from mpicoll.errors import ForkedProcess, LaunchError, ThreadLevelError
+from mpicoll.mpi import open_mpi
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -37,6 +38,8 @@ class Runtime:
         self.tag_ub: int = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)  # type: ignore[assignment]
         self.library: str = MPI.Get_library_version().split("\n")[0].rstrip("\0 ")
         self.hostname: str = socket.gethostname()
+        #: whether a message that is too long would overwrite what lies behind its receive
+        self.overruns: bool = open_mpi.overruns()
 
     @cached_property
     def comm(self) -> MPI.Intracomm:
