@@ -10,10 +10,11 @@ from types import TracebackType
 from torch import Tensor
 
 from mpicoll.autograd import contexts as _contexts
+from mpicoll.autograd.contexts import Context as DistAutogradContext
 from mpicoll.autograd.passes import backward
-from mpicoll.autograd.release import release
+from mpicoll.autograd.release import release as _release
 
-__all__ = ["backward", "context", "get_gradients", "is_available"]
+__all__ = ["DistAutogradContext", "backward", "context", "get_gradients", "is_available"]
 
 
 def is_available() -> bool:
@@ -30,13 +31,59 @@ class context:
     """``with context() as context_id:`` around the forward and backward pass; its gradients are gone afterwards, everywhere."""
 
     def __enter__(self) -> int:
-        if _contexts.current() is not None:
-            raise RuntimeError("Already have an autograd context id for this thread")
-        self._context = _contexts.new()
-        self._entered = _contexts.entered(self._context)
-        self._entered.__enter__()
-        return self._context.id
+        self.autograd_context = _new_context()
+        return self.autograd_context.id
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._entered.__exit__(kind, error, trace)
-        release(self._context.id)
+        _release_context(self.autograd_context.id)
+
+
+# -- what torch's module has besides, for programs that use it ---------------------------------------------------------
+
+
+def _new_context() -> DistAutogradContext:
+    """One for this thread. Raises: RuntimeError: it has one."""
+    if _contexts.current() is not None:
+        raise RuntimeError("Already have an autograd context id for this thread")
+    made = _contexts.new()
+    _contexts.enter(made)
+    return made
+
+
+def _release_context(context_id: int) -> None:
+    """Forgets it, everywhere."""
+    now = _contexts.current()
+    if now is not None and now.id == context_id:
+        _contexts.enter(None)
+    _release(context_id)
+
+
+def _current_context() -> DistAutogradContext:
+    """This thread's. Raises: RuntimeError: it has none."""
+    now = _contexts.current()
+    if now is None:
+        raise RuntimeError(
+            "Couldn't retrieve the autograd context: this thread is in none; use `with mpicoll.autograd.context() as context_id:`"
+        )
+    return now
+
+
+def _retrieve_context(context_id: int) -> DistAutogradContext:
+    return _contexts.find(context_id)
+
+
+def _is_valid_context(context_id: int) -> None:
+    """Raises: RuntimeError: there is none of this id."""
+    _contexts.find(context_id)
+
+
+def _get_max_id() -> int:
+    """The last id that this worker could give."""
+    return (_contexts.worker_id << _contexts.WORKER_BITS) + (1 << _contexts.WORKER_BITS) - 1
+
+
+def _get_debug_info() -> dict[str, str]:
+    """How many there are on this worker."""
+    contexts = list(_contexts._contexts.values())
+    passes = sum(len(context.passes) for context in contexts)
+    return {"num_current_backward_passes": str(passes), "num_autograd_contexts": str(len(contexts))}

@@ -65,6 +65,9 @@ class Context:
     def _context_id(self) -> int:
         return self.id
 
+    def _known_worker_ids(self) -> set[int]:
+        return set(self.workers)
+
 
 _contexts: dict[int, Context] = {}
 _guard = threading.Lock()
@@ -113,15 +116,21 @@ def current() -> Context | None:
     return getattr(_current, "context", None)
 
 
+def enter(context: Context | None) -> Context | None:
+    """This thread's calls and answers belong to it from here on. Returns the one that they belonged to."""
+    before = current()
+    _current.context = context
+    return before
+
+
 @contextlib.contextmanager
 def entered(context: Context | None) -> Iterator[None]:
     """While it lasts, this thread's calls and answers belong to this context."""
-    before = current()
-    _current.context = context
+    before = enter(context)
     try:
         yield
     finally:
-        _current.context = before
+        enter(before)
 
 
 class _Touch(torch.autograd.Function):

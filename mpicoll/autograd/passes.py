@@ -13,8 +13,9 @@ The set-up is that of "SMART mode" in PyTorch's notes on distributed autograd, w
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +28,7 @@ from mpicoll.autograd import contexts
 from mpicoll.autograd.contexts import Context, MessageId, Receipt
 from mpicoll.autograd.observed import Observed, Observers, install
 from mpicoll.autograd.runs import Run
+from mpicoll.errors import MpicollError
 
 ROOTS: MessageId = (-1, -1)  # stands for the roots of the pass, among the messages
 
@@ -58,10 +60,18 @@ class Pass:
 def backward(context_id: int, roots: Sequence[Tensor], retain_graph: bool = False) -> None:
     """Computes the gradients of the sum of the roots for every leaf on every worker, and adds them to the context's there.
 
-    Args:   roots: tensors of one element that require grad. retain_graph: keep what a second pass needs.
-    Raises: RuntimeError: no such context, roots that are no scalars or require no grad, a graph that is gone; what went wrong
-            on another worker, with its own type.
+    Args:
+        context_id: What `context` gave.
+        roots: Tensors of one element that depend on something that requires grad.
+        retain_graph: Keep what a second pass needs.
+
+    Raises:
+        RuntimeError: No such context; roots that are no scalars or depend on nothing; a graph that is gone; whatever went wrong
+            on another worker: "Error on Node 2: ...", with the traceback from there. An error on this worker keeps its type.
+        TypeError: The roots are no list of tensors, or context_id is no int.
     """
+    if not isinstance(context_id, int):
+        raise TypeError(f"backward(): incompatible function arguments: context_id must be an int, got {context_id!r}")
     context = contexts.find(context_id)
     roots = _checked(roots)
     number = (contexts.worker_id, next(_count))
@@ -70,22 +80,29 @@ def backward(context_id: int, roots: Sequence[Tensor], retain_graph: bool = Fals
         context.passes[number] = here
         here.outputs[ROOTS] = [contexts.edge_of(root) for root in roots]
     try:
-        _walk(context, here, number, [ROOTS]).wait()
-        _take(context, here, number, ROOTS, [torch.ones_like(root) for root in roots]).wait()
+        with torch.profiler.record_function("torch::distributed::autograd::backward"):
+            _walk(context, here, number, [ROOTS]).wait()
+            _take(context, here, number, ROOTS, [torch.ones_like(root) for root in roots]).wait()
     finally:
         _end(context, number, retain_graph)
 
 
 def _checked(roots: Sequence[Tensor]) -> list[Tensor]:
-    if isinstance(roots, Tensor) or not all(isinstance(root, Tensor) for root in roots):
-        raise TypeError("backward: roots must be a list of tensors")
+    """With torch's words, which programs look for."""
+    if not isinstance(roots, Iterable) or isinstance(roots, Tensor) or not all(isinstance(root, Tensor) for root in roots):
+        kinds = type(roots).__name__ if isinstance(roots, Tensor) or not isinstance(roots, Iterable) else [*map(type, roots)]
+        raise TypeError(f"backward(): incompatible function arguments: roots must be a list of tensors, got {kinds}")
     if not roots:
-        raise RuntimeError("backward: no roots were given")
+        raise RuntimeError("backward: No tensors provided for gradient computation: roots is empty")
     for root in roots:
         if not root.requires_grad:
-            raise RuntimeError("backward: a root does not require grad: requires_grad not set on root")
+            raise RuntimeError("backward: requires_grad not set on a root: it does not depend on anything that requires grad")
         if root.numel() != 1:
-            raise RuntimeError(f"backward: a root has {root.numel()} elements; roots are scalars: sum it, say")
+            raise RuntimeError(
+                f"backward: a root of shape {tuple(root.shape)} is not a scalar, all roots need to be scalar; sum it, say"
+            )
+        if root.grad_fn is None:
+            raise RuntimeError("backward: a root does not have a valid gradient function: it is a leaf, the result of nothing")
     return list(roots)
 
 
@@ -94,6 +111,11 @@ def _checked(roots: Sequence[Tensor]) -> list[Tensor]:
 
 def _find(number: MessageId, context_id: int, messages: list[MessageId]) -> Future[Any]:
     """Runs on the sender of these messages."""
+    with _named():
+        return _found(number, context_id, messages)
+
+
+def _found(number: MessageId, context_id: int, messages: list[MessageId]) -> Future[Any]:
     context = contexts.find(context_id)
     with context.guard:
         here = context.passes.setdefault(number, Pass())
@@ -153,8 +175,23 @@ def _nodes(edges: Iterable[GradientEdge]) -> list[Any]:
 
 def _flow(number: MessageId, context_id: int, message: MessageId, gradients: list[Tensor | None]) -> Future[Any]:
     """Runs on the sender of this message."""
-    context = contexts.find(context_id)
-    return _take(context, context.passes[number], number, message, gradients)
+    with _named():
+        context = contexts.find(context_id)
+        here = context.passes.get(number)
+        if here is None:
+            raise RuntimeError("the backward pass has ended; an error on another worker has ended it")
+        return _take(context, here, number, message, gradients)
+
+
+@contextlib.contextmanager
+def _named() -> Iterator[None]:
+    """An error on this worker reaches the one that began the pass as torch has it: a RuntimeError that names the worker."""
+    try:
+        yield
+    except MpicollError:  # a worker has left, or RPC has ended
+        raise
+    except Exception as error:
+        raise RuntimeError(f"Error on Node {contexts.worker_id}: {error}") from error
 
 
 def _take(context: Context, here: Pass, number: MessageId, output: MessageId, gradients: list[Tensor | None]) -> Future[Any]:

@@ -92,19 +92,38 @@ def _add(gradients: dict[Tensor, Tensor], leaf: Tensor, found: list[Tensor | Non
     if new is None:
         return
     if before is None:
-        gradients[leaf] = new.detach() if alone and new.is_contiguous() else new.detach().clone()
-    elif alone and before.layout is torch.strided:
+        gradients[leaf] = _handed_on(new.detach()) if alone else new.detach().clone()
+    elif alone and before.layout is new.layout is torch.strided:
         gradients[leaf] = new.detach().add_(before)  # fresh memory would cost more than the sum
     else:
         gradients[leaf] = before + new if before.layout is torch.strided else new + before  # torch takes the dense one first
 
 
+def _handed_on(new: Tensor) -> Tensor:
+    """Without a copy where its memory is contiguous. The indices of a sparse one are copied: they may be the program's input."""
+    if new.layout is torch.strided:
+        return new if new.is_contiguous() else new.clone()
+    indices, values = new._indices().clone(), new._values()
+    if not values.is_contiguous():
+        values = values.clone(memory_format=torch.contiguous_format)
+    return torch.sparse_coo_tensor(indices, values, new.shape, is_coalesced=new.is_coalesced(), check_invariants=False)
+
+
 def _held_by_nobody_else(found: list[Tensor | None]) -> bool:
-    """Whether the last of them is in no other hands: not in Python's, C++'s (a graph that has saved it), or under a view."""
+    """Whether the last of them is in no other hands: not in Python's, C++'s (a graph that has saved it), or under a view.
+
+    Of a sparse one, what counts are its values.
+    """
     if sys.getrefcount(found[-1]) > 2:  # the list and the call
         return False
     gradient = found[-1]
-    if gradient is None or gradient.layout is not torch.strided or gradient._use_count() > 1:  # type: ignore[attr-defined]
+    if gradient is None or gradient._use_count() > 1:  # type: ignore[attr-defined]
         return False
-    storage = gradient.untyped_storage()
-    return bool(torch._C._storage_Use_Count(storage._cdata) <= 2)  # the tensor and ``storage``
+    if gradient.layout is torch.strided:
+        storage, holders = gradient.untyped_storage(), 2  # the tensor and ``storage``
+    elif gradient.layout is torch.sparse_coo:
+        values = gradient._values()
+        storage, holders = values.untyped_storage(), 3  # the sparse tensor's values, the view of them, and ``storage``
+    else:
+        return False
+    return bool(torch._C._storage_Use_Count(storage._cdata) <= holders)

@@ -185,36 +185,6 @@ def test_two_passes_at_once(right: str, rank: int) -> None:
     agree(near(gradient, 4 * expected), (gradient, expected))
 
 
-class _GivesAway(torch.autograd.Function):
-    """Its gradient is a tensor that the program goes on to use."""
-
-    kept = torch.full((4,), 2.0)
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return _GivesAway.kept
-
-
-def test_gradients_that_others_hold(workers: list[str], rank: int) -> None:
-    """What get_gradients has returned, what a hook has kept, what a Function has returned: nothing adds to them."""
-    seen: list[Tensor] = []
-    x = torch.ones(4, requires_grad=True)
-    x.register_hook(seen.append)
-    with dist_autograd.context() as context_id:
-        dist_autograd.backward(context_id, [(3 * x).sum()])
-        first = dist_autograd.get_gradients(context_id)[x]
-        dist_autograd.backward(context_id, [(5 * x).sum()])
-        dist_autograd.backward(context_id, [_GivesAway.apply(x).sum()])  # type: ignore[no-untyped-call]
-        dist_autograd.backward(context_id, [(7 * x).sum()])
-        last = dist_autograd.get_gradients(context_id)[x]
-    values = [float(t[0]) for t in (first, *seen, _GivesAway.kept, last)]
-    agree(values == [3, 3, 5, 2, 7, 2, 17], values)
-
-
 def test_retain_graph(right: str, rank: int) -> None:
     """Two passes add up; after one without retain_graph there is nothing left to go through."""
     layer, x = rpc.remote(right, Layer), x_of(rank)
@@ -246,17 +216,26 @@ def test_errors_surface_at_the_caller(right: str, workers: list[str], rank: int,
     x = x_of(rank)
     with dist_autograd.context() as context_id:
         y = rpc.rpc_sync(right, refuse, (x,))
-        with pytest.raises(ArithmeticError, match="no gradient of this"):
-            dist_autograd.backward(context_id, [y.sum()])
+        for _ in range(3):  # nothing of it stays
+            with pytest.raises(RuntimeError, match=r"Error on Node [0-9]+: no gradient of this") as caught:
+                dist_autograd.backward(context_id, [y.sum()], retain_graph=True)
+            assert "ArithmeticError" in str(caught.value)
+        with pytest.raises(ArithmeticError, match="no gradient of this"):  # it is this worker's own
+            dist_autograd.backward(context_id, [refuse(x).sum()])
     with dist_autograd.context() as context_id:
-        with pytest.raises(RuntimeError, match="elements"):
+        with pytest.raises(RuntimeError, match="not a scalar, all roots need to be scalar"):
             dist_autograd.backward(context_id, [x])
         with pytest.raises(RuntimeError, match="requires_grad not set"):
             dist_autograd.backward(context_id, [torch.ones(())])
-        with pytest.raises(RuntimeError, match="no roots"):
+        with pytest.raises(RuntimeError, match="No tensors provided for gradient computation"):
             dist_autograd.backward(context_id, [])
-        with pytest.raises(TypeError, match="list of tensors"):
-            dist_autograd.backward(context_id, x.sum())  # type: ignore[arg-type]
+        with pytest.raises(RuntimeError, match="does not have a valid gradient function"):
+            dist_autograd.backward(context_id, [torch.ones((), requires_grad=True)])
+        for roots in (x.sum(), None, [x.sum(), 3]):
+            with pytest.raises(TypeError, match=r"incompatible function arguments.*list of tensors"):
+                dist_autograd.backward(context_id, roots)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="incompatible function arguments: context_id"):
+            dist_autograd.backward(None, [x.sum()])  # type: ignore[arg-type]
         with pytest.raises(RuntimeError, match="Already have an autograd context"):
             dist_autograd.context().__enter__()
     with pytest.raises(RuntimeError, match="Could not find autograd context with id"):
@@ -302,3 +281,22 @@ def test_rref_backward(right: str, rank: int) -> None:
 
 def loss_of(rref: RRef[Layer], x: Tensor) -> Tensor:
     return apply(rref, x).square().sum()
+
+
+def test_what_torch_names_besides(workers: list[str], right: str, rank: int) -> None:
+    """Programs look at contexts by torch's private names."""
+    with pytest.raises(RuntimeError, match="retrieve the autograd context"):
+        dist_autograd._current_context()
+    with dist_autograd.context() as context_id:
+        rpc.rpc_sync(right, torch.add, (torch.ones(2), 1))
+        now = dist_autograd._current_context()
+        good = [isinstance(now, dist_autograd.DistAutogradContext), now._context_id() == context_id]
+        good += [dist_autograd._retrieve_context(context_id) is now, workers.index(right) in now._known_worker_ids()]
+        good += [context_id >> 48 == rank, dist_autograd._get_max_id() >> 48 == rank]
+        good += [int(dist_autograd._get_debug_info()["num_autograd_contexts"]) >= 1]
+        dist_autograd._is_valid_context(context_id)
+    with pytest.raises(RuntimeError, match="Could not find autograd context with id"):
+        dist_autograd._is_valid_context(context_id)
+    made = dist_autograd._new_context()
+    dist_autograd._release_context(made._context_id())
+    agree(all(good) and contexts.current() is None, good)

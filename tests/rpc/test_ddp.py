@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,65 +13,17 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 import mpicoll.autograd as dist_autograd
-from mpicoll import rpc
-from mpicoll.optim import DistributedOptimizer
-from mpicoll.rpc.rref import RRef
 from tests.rpc.layers import Layer, near
-from tests.support import agree, everyone
+from tests.rpc.replicas import MODES, averaged, in_context, loss_of, network, rows, same
+from tests.support import agree
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning", "ignore:Grad strides")
-MODES: list[dict[str, Any]] = [
-    {},
-    {"gradient_as_bucket_view": True},
-    {"find_unused_parameters": True},
-    {"static_graph": True},
-    {"bucket_cap_mb": 1e-5},
-]
 
 
 @pytest.fixture(autouse=True)
 def mpi_world(_end_of_world: None) -> None:
     if not dist.is_initialized():
         dist.init_process_group("mpi")
-
-
-def network() -> nn.Module:
-    torch.manual_seed(7)
-    return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 4)).double()
-
-
-def rows(rank: int, step: int = 0) -> Tensor:
-    return torch.randn(3, 4, generator=torch.Generator().manual_seed(100 * step + rank), dtype=torch.float64)
-
-
-def in_context(module: nn.Module, loss: Callable[[], Tensor]) -> list[Tensor | None]:
-    """The gradients of the module's parameters."""
-    with dist_autograd.context() as context_id:
-        dist_autograd.backward(context_id, [loss()])
-        gradients = dist_autograd.get_gradients(context_id)
-        return [gradients.get(parameter) for parameter in module.parameters()]
-
-
-def averaged(module: nn.Module, losses: list[Callable[[nn.Module], Tensor]]) -> list[Tensor | None]:
-    """One process: what DDP's ranks, each with its loss, have on average. None: no loss depends on that parameter."""
-    alone = copy.deepcopy(module)
-    alone.zero_grad()
-    for loss in losses:
-        loss(alone).backward()
-    return [None if p.grad is None else p.grad / len(losses) for p in alone.parameters()]
-
-
-def same(found: list[Tensor | None], expected: list[Tensor | None]) -> bool:
-    def alike(a: Tensor | None, b: Tensor | None) -> bool:
-        if a is None or b is None:
-            return a is b
-        return a.layout == b.layout and torch.allclose(a.to_dense(), b.to_dense())
-
-    return all(alike(a, b) for a, b in zip(found, expected, strict=True))
-
-
-def loss_of(step: int, rank: int) -> Callable[[nn.Module], Tensor]:
-    return lambda module: module(rows(rank, step)).square().sum()
 
 
 @pytest.mark.parametrize("mode", MODES, ids=str)
@@ -185,179 +135,6 @@ def test_hooks_run_once(workers: list[str], rank: int, size: int) -> None:
     expected[0] = expected[0] * 2
     found = in_context(module, lambda: loss_of(0, rank)(parallel))
     agree(same(found, expected) and seen == ["tensor", "before", "after"], seen)
-
-
-class Hybrid(nn.Module):
-    """A remote layer between two local ones."""
-
-    def __init__(self, remote: RRef[Layer]) -> None:
-        super().__init__()
-        torch.manual_seed(9)
-        self.before, self.after = (nn.Linear(4, 4, dtype=torch.float64) for _ in range(2))
-        self.remote = remote
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.after(self.remote.rpc_sync().forward(self.before(x)))  # type: ignore[no-any-return]
-
-
-def plain_hybrid() -> nn.Sequential:
-    torch.manual_seed(9)
-    before, after = (nn.Linear(4, 4, dtype=torch.float64) for _ in range(2))
-    return nn.Sequential(before, Layer(), after)
-
-
-@pytest.mark.parametrize("where", ["outside", "inside"])
-def test_around_and_beside_a_remote_module(where: str, right: str, rank: int, size: int) -> None:
-    """DDP around everything, or around the last layer only; the remote layer's gradients are of one caller, never reduced."""
-    remote = rpc.remote(right, Layer)
-    model = Hybrid(remote)
-    parallel: Any = model
-    if where == "outside":
-        parallel = DistributedDataParallel(model)
-    else:
-        model.after = DistributedDataParallel(model.after)  # type: ignore[assignment]
-    with dist_autograd.context() as context_id:
-        dist_autograd.backward(context_id, [loss_of(0, rank)(parallel)])
-        gradients = dist_autograd.get_gradients(context_id)
-        found = [gradients[p] for p in model.parameters()]
-        theirs = remote.rpc_sync().gradient(context_id)
-    plain = plain_hybrid()
-    mean = averaged(plain, [loss_of(0, r) for r in range(size)])
-    own = averaged(plain, [loss_of(0, rank)])
-    expected = [*(mean if where == "outside" else own)[:2], *mean[3:]]
-    agree(same([*found, theirs], [*expected, own[2]]), (found, expected))
-
-
-class Parallel(nn.Module):
-    """A DDP module that others call."""
-
-    def __init__(self, **mode: Any) -> None:
-        super().__init__()
-        self.inner = DistributedDataParallel(network(), **mode)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.inner(x)  # type: ignore[no-any-return]
-
-    def gradients(self, context_id: int) -> list[Tensor | None]:
-        found = dist_autograd.get_gradients(context_id)
-        return [found.get(parameter) for parameter in self.parameters()]
-
-    def parameter_rrefs(self) -> list[RRef[Tensor]]:
-        return [RRef(parameter) for parameter in self.parameters()]
-
-
-_mine: list[Parallel] = []
-
-
-def mine() -> RRef[Parallel]:
-    return RRef(_mine[-1])
-
-
-@pytest.mark.parametrize("mode", MODES, ids=str)
-def test_inside_a_remote_module(mode: dict[str, Any], right: str, rank: int, size: int) -> None:
-    """Every rank calls its neighbour's, in a context of its own."""
-    _mine.append(Parallel(**mode))
-    everyone(None)
-    remote = rpc.rpc_sync(right, mine)
-    x = rows(rank).requires_grad_()
-    for _ in range(3):
-        with dist_autograd.context() as context_id:
-            dist_autograd.backward(context_id, [remote.rpc_sync().forward(x).square().sum()])
-            found = remote.rpc_sync().gradients(context_id)
-            own = dist_autograd.get_gradients(context_id)[x]
-        expected = averaged(network(), [loss_of(0, r) for r in range(size)])
-        plain = rows(rank).requires_grad_()
-        network()(plain).square().sum().backward()
-        agree(same(found, expected) and near(own, plain.grad), (found, expected))
-
-
-def test_gradients_that_arrive_one_after_the_other(right: str, workers: list[str], rank: int, size: int) -> None:
-    """The module is called twice, and its second input depends on its first output: it must reduce once, all of it."""
-    _mine.append(Parallel())
-    everyone(None)
-    remote, between = rpc.rpc_sync(right, mine), rpc.remote(workers[(rank + 2) % size], Layer)
-    with dist_autograd.context() as context_id:
-        first = remote.rpc_sync().forward(rows(rank))
-        second = remote.rpc_sync().forward(between.rpc_sync().forward(first))
-        dist_autograd.backward(context_id, [(first * second).sum()])
-        found = remote.rpc_sync().gradients(context_id)
-        middle = between.rpc_sync().gradient(context_id)
-
-    def loss(module: nn.Module, layer: Layer, r: int) -> Tensor:
-        first = module(rows(r))
-        return (first * module(layer(first))).sum()  # type: ignore[no-any-return]
-
-    expected = averaged(network(), [lambda m, r=r: loss(m, Layer(), r) for r in range(size)])  # type: ignore[misc]
-    alone = Layer()
-    loss(network(), alone, rank).backward()
-    agree(same([*found, middle], [*expected, alone.weight.grad]), (found, expected))
-
-
-def test_a_static_graph_whose_gradients_arrive_one_after_the_other(right: str, workers: list[str], rank: int, size: int) -> None:
-    """It would reduce when the first have come."""
-    _mine.append(Parallel(static_graph=True))
-    everyone(None)
-    remote, between = rpc.rpc_sync(right, mine), rpc.remote(workers[(rank + 2) % size], Layer)
-    with dist_autograd.context() as context_id:
-        first = remote.rpc_sync().forward(rows(rank))
-        second = remote.rpc_sync().forward(between.rpc_sync().forward(first))
-        with pytest.raises(RuntimeError, match="static_graph"):
-            dist_autograd.backward(context_id, [(first * second).sum()])
-    agree(True)
-
-
-def test_one_rank_needs_what_another_computes(workers: list[str], rank: int, size: int) -> None:
-    """One context goes through the replicas of all ranks: the last one's reduction ends after the first one's backward pass."""
-    _mine.append(Parallel())
-    everyone(None)
-    if rank == 0:
-        replicas = [rpc.rpc_sync(name, mine) for name in workers]
-        with dist_autograd.context() as context_id:
-            y = rows(0)
-            for replica in replicas:
-                y = replica.rpc_sync().forward(y)
-            dist_autograd.backward(context_id, [y.square().sum()])
-            found = [replica.rpc_sync().gradients(context_id) for replica in replicas]
-        alone = network()
-        y = rows(0)
-        for _ in workers:
-            y = alone(y)
-        y.square().sum().backward()
-        expected = [p.grad / size for p in alone.parameters()]  # type: ignore[operator]
-        good = all(same(gradients, expected) for gradients in found)  # type: ignore[arg-type]
-        everyone(None)
-        agree(good, (found, expected))
-    else:
-        everyone(None)
-        agree(True)
-
-
-def test_training(right: str, rank: int, size: int) -> None:
-    """The hybrid of the tutorial: DDP here, a layer there, one DistributedOptimizer for both; as in one process."""
-    remote = rpc.remote(right, Layer)
-    torch.manual_seed(9)
-    local = nn.Linear(4, 4, dtype=torch.float64)
-    parallel = DistributedDataParallel(local)
-    rrefs = [*remote.rpc_sync().parameter_rrefs(), *(RRef(parameter) for parameter in local.parameters())]
-    optimizer = DistributedOptimizer(torch.optim.SGD, rrefs, lr=0.1)
-    for step in range(3):
-        with dist_autograd.context() as context_id:
-            loss = parallel(remote.rpc_sync().forward(rows(rank, step))).square().sum()
-            dist_autograd.backward(context_id, [loss])
-            optimizer.step(context_id)
-    torch.manual_seed(9)
-    shared, layers = nn.Linear(4, 4, dtype=torch.float64), [Layer() for _ in range(size)]
-    sgd = torch.optim.SGD(shared.parameters(), lr=0.1 / size)
-    sgds = torch.optim.SGD([layer.weight for layer in layers], lr=0.1)
-    for step in range(3):
-        sgd.zero_grad()
-        sgds.zero_grad()
-        for r, layer in enumerate(layers):
-            shared(layer(rows(r, step))).square().sum().backward()
-        sgd.step()
-        sgds.step()
-    found = [*local.parameters(), remote.rpc_sync().parameter_rrefs()[0].to_here()]
-    agree(all(near(a, b) for a, b in zip(found, [*shared.parameters(), layers[rank].weight], strict=True)), found)
 
 
 def test_a_context_without_ddp_meanwhile(right: str, rank: int, size: int) -> None:
