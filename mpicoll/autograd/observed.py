@@ -28,6 +28,8 @@ import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
+Ready = list[tuple[DistributedDataParallel, list[int]]]
+
 _modules: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
 
 
@@ -50,6 +52,29 @@ class Observed:
     def overwrites(self) -> bool:
         """Whether the run writes to the memory of gradients of earlier backward passes: views of the buckets are overwritten."""
         return any(module.gradient_as_bucket_view for module in self.modules)
+
+    def ready(self) -> Ready:
+        """For each module that the run comes to, and that is to reduce: when each gradient was ready the last time."""
+        return [
+            (module, module.reducer.get_backward_stats())
+            for module in self.modules
+            if module.require_forward_param_sync  # the last forward pass was not in no_sync
+            and getattr(module, "reducer", None) is not None
+            and not (module.static_graph and not module._static_graph_delay_allreduce_enqueued)  # it notes no times then
+            and any(parameter in self.leaves for parameter in module._module_parameters)
+        ]
+
+
+def check_reduced(before: Ready) -> None:
+    """DDP leaves gradients as they are, and says nothing, if it has reduced since its last forward pass."""
+    for module, times in before:
+        if module.reducer.get_backward_stats() == times:
+            raise RuntimeError(
+                f"backward: DistributedDataParallel did not reduce the gradients of {type(module.module).__name__}: it reduces "
+                "in one backward pass after each forward pass, and there has been one (in another context, in this one with "
+                "retain_graph, or without a context). Let each backward pass follow its forward pass; for passes that should not "
+                "reduce, run the forward pass in `no_sync()`"
+            )
 
 
 class Observers:

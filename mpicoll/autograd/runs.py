@@ -19,7 +19,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from mpicoll.autograd.catching import Catcher
 from mpicoll.autograd.contexts import Context, Receipt
 from mpicoll.autograd.lending import lent
-from mpicoll.autograd.observed import Observed
+from mpicoll.autograd.observed import Observed, check_reduced
 
 _accumulating = threading.Lock()  # guards the gradients of contexts
 
@@ -72,10 +72,12 @@ class Run:
         # AccumulateGrad adds in place, and the program may hold what was there before.
         start = [None if gradient is None else gradient.clone() for gradient in start]
         overwrites = any(those.overwrites() for those in self.observed)
+        before = [times for those in self.observed for times in those.ready()]
         catcher = Catcher(self.places, send)
         with lent([*whole, *others], [*start, *[None] * len(others)], overwrites), catcher.open() as (marker, token):
             roots = [*edges, get_gradient_edge(marker)]
             torch.autograd.backward(roots, [*given, torch.zeros_like(marker)], retain_graph=True, inputs=[*inputs, token])
+            check_reduced(before)
             with _accumulating:
                 context.gradients.update((leaf, leaf.grad) for leaf in whole if leaf.grad is not None)
                 for leaf in others:

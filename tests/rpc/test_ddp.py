@@ -137,6 +137,26 @@ def test_hooks_run_once(workers: list[str], rank: int, size: int) -> None:
     agree(same(found, expected) and seen == ["tensor", "before", "after"], seen)
 
 
+def test_a_pass_that_ddp_would_not_reduce(workers: list[str], rank: int, size: int) -> None:
+    """It reduces once after a forward pass; another backward pass had each rank's own gradients, silently."""
+    module = network()
+    parallel = DistributedDataParallel(module)
+    with dist_autograd.context() as context_id:
+        loss = loss_of(0, rank)(parallel)
+        dist_autograd.backward(context_id, [loss], retain_graph=True)
+        with pytest.raises(RuntimeError, match="did not reduce the gradients of Sequential"):
+            dist_autograd.backward(context_id, [loss], retain_graph=True)
+        loss = loss_of(0, rank)(parallel)
+        loss_of(1, rank)(parallel).backward()
+        with pytest.raises(RuntimeError, match="did not reduce the gradients of Sequential"):
+            dist_autograd.backward(context_id, [loss])
+        found = dist_autograd.get_gradients(context_id)
+    expected = averaged(module, [loss_of(0, r) for r in range(size)])
+    local = averaged(module, [loss_of(1, r) for r in range(size)])
+    good = same([found[p] for p in module.parameters()], expected)
+    agree(good and same([p.grad for p in module.parameters()], local), (found, expected))
+
+
 def test_a_context_without_ddp_meanwhile(right: str, rank: int, size: int) -> None:
     """Another thread's backward passes, of other contexts, through the same layer: neither waits for the other, nor mixes."""
     layer, module = Layer(), network()
