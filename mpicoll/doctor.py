@@ -4,6 +4,7 @@ programs.
     python -m mpicoll.doctor                          this machine
     python -m mpicoll.run -n 4 -m mpicoll.doctor      the same, and the job: one report, by rank 0
     mpirun -n 4 python -m mpicoll.doctor              is this mpirun the right one?
+    python -m mpicoll.doctor --run                    and does an all_reduce of two ranks work here?
 
 Everything that could hang or crash (loading and starting MPI, importing torch) is tried in a process of its own with a
 time limit. Exit status 0: all will work; 1: something will not, and the report says what to do. Each check is a
@@ -22,7 +23,10 @@ from typing import Any
 import mpicoll.binding as binding
 import mpicoll.config as config
 import mpicoll.cuda.support as support
+import mpicoll.doctor_cluster as doctor_cluster
 import mpicoll.doctor_cuda as doctor_cuda
+import mpicoll.doctor_packages as doctor_packages
+import mpicoll.doctor_trial as doctor_trial
 import mpicoll.launch_mpi as launch_mpi
 import mpicoll.launchers as launchers
 from mpicoll.cores import allowed, usable_cores
@@ -75,6 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         description="Says what MPI, torch and this machine offer mpicoll, with evidence.",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object: works, findings, facts")
+    parser.add_argument("--run", action="store_true", help="also start 2 ranks here, and check and time their all_reduce")
     options = parser.parse_args(argv)
     launch = launchers.detect()
     settings = config.problems()
@@ -85,6 +90,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if launch is not None and launch.rank != 0:
         return 0
     report = examine(os.environ, launch, job)
+    if options.run:
+        report.facts["trial"] = doctor_trial.run(os.environ)
+        report.findings.append(doctor_trial.check(report.facts["trial"]))
     report.findings += [Finding("fail", "settings", problem, remedy="correct or unset it") for problem in settings]
     print(report.as_json() if options.json else report.as_text(), flush=True)
     return 0 if report.works else 1
@@ -102,6 +110,7 @@ def examine(environ: Mapping[str, str], launch: Launch | None = None, job: Mappi
     mpi, started = _mpi(environ, report)
     if mpi is not None:
         report.findings += check_mpiexec(mpi, environ)
+    _cluster(mpi, str(started.get("library_version", "")), environ, report)
     if launch is not None and job is not None:
         report.facts["job"] = {"launcher": launch.launcher, "size": launch.size, **job}
         report.findings += check_job(launch, job)
@@ -113,7 +122,22 @@ def examine(environ: Mapping[str, str], launch: Launch | None = None, job: Mappi
     report.findings += check_binding(launch, allowed(), available)
     report.findings += check_threads(environ, launch, max(usable_cores(), available or 0), torch.get("threads"))
     report.facts["cores"] = usable_cores()
+    packages = doctor_packages.installed()
+    report.findings += doctor_packages.check(packages, environ, launch, bool(torch.get("accelerators")))
     return report
+
+
+def _cluster(mpi: Mpi | None, library_version: str, environ: Mapping[str, str], report: Report) -> None:
+    """Adds the findings about the scheduler and the network between nodes."""
+    report.findings += doctor_cluster.check_scheduler(environ, mpi, doctor_cluster.srun_types(environ))
+    if mpi is None:
+        return
+    found = doctor_cluster.fabrics()
+    components = doctor_cluster.ompi_components(mpi, environ) if found else None  # a second or more
+    usable = doctor_cluster.transports(mpi, library_version, components) if found else None
+    report.facts["network"] = {"fabrics": [asdict(fabric) for fabric in found], "transports": usable}
+    verbs, wheels = os.path.isdir("/dev/infiniband"), tuple(launch_mpi.installed_wheels())
+    report.findings += doctor_cluster.check_fabric(found, mpi, usable, verbs, wheels)
 
 
 # --- the checks -------------------------------------------------------------------------------------------------------

