@@ -24,7 +24,9 @@ class DeviceMaps:
         for name, maps in everybody.items():
             if unknown := sorted(set(maps) - set(everybody)):
                 workers = ", ".join(map(repr, everybody))
-                raise ValueError(f"init_rpc: worker {name!r} has a device map for {unknown[0]!r}; the workers are {workers}")
+                raise ValueError(
+                    f"Node {name} has invalid target node names in its device maps: {unknown[0]!r}; the workers are {workers}"
+                )
         mine = everybody[me]
         theirs = {name: _turned(maps.get(me, {})) for name, maps in everybody.items()}
         self._calls = {name: {**theirs[name], **mine.get(name, {})} for name in everybody}

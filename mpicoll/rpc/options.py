@@ -25,7 +25,7 @@ class RpcBackendOptions:
 
     def __init__(self, rpc_timeout: float = DEFAULT_RPC_TIMEOUT_SEC, init_method: str = DEFAULT_INIT_METHOD) -> None:
         if not rpc_timeout >= 0:
-            raise ValueError(f"rpc_timeout must be 0 (no limit) or more seconds, got {rpc_timeout}")
+            raise ValueError(f"RPC Timeout must be non-negative: rpc_timeout is 0 (no limit) or more seconds, got {rpc_timeout}")
         self.rpc_timeout = float(rpc_timeout)
         self.init_method = init_method
 
@@ -54,7 +54,7 @@ class MPIRpcBackendOptions(RpcBackendOptions):
         if unknown:
             raise TypeError(f"{type(self).__name__} has no option {', '.join(sorted(unknown))}")
         if num_worker_threads < 1:
-            raise ValueError(f"num_worker_threads must be at least 1, got {num_worker_threads}")
+            raise ValueError(f"num_worker_threads must be positive, got {num_worker_threads}")
         super().__init__(rpc_timeout, init_method)
         self.num_worker_threads = num_worker_threads
         self.device_maps: dict[str, dict[torch.device, torch.device]] = {}

@@ -168,8 +168,9 @@ def _lay_out(message: Outgoing) -> tuple[list[tuple[Any, ...]], list[Block], lis
                 target = message.device_map.get(tensor.device)
                 if target is None:
                     raise RuntimeError(
-                        f"a tensor on {tensor.device} for worker {message.to}, but no device map says which device it belongs "
-                        "on there; give device_maps in the backend's options, or send tensor.cpu()"
+                        f"device mapping is not available for destination worker {message.to}, and a tensor is on "
+                        f"{tensor.device}: please move your tensors to CPU before sending them over RPC, or call "
+                        "`set_device_map` on `TensorPipeRpcBackendOptions` to explicitly configure device mapping"
                     )
                 plain = tensor.detach().cpu()
             else:
