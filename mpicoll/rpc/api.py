@@ -108,6 +108,8 @@ def _mine(options: Any, backend: Any) -> MPIRpcBackendOptions:
         raise TypeError("Argument rpc_backend_options must be an instance of RpcBackendOptions")
     if not torchs and backend is None:
         raise TypeError(f"Could not infer backend for options {options}; use MPIRpcBackendOptions")
+    if not torchs:
+        raise TypeError(f"`rpc_backend_options` must be a `TensorPipeRpcBackendOptions` or MPIRpcBackendOptions, got {options}")
     return MPIRpcBackendOptions(
         num_worker_threads=getattr(options, "num_worker_threads", DEFAULT_NUM_WORKER_THREADS),
         rpc_timeout=options.rpc_timeout,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -24,6 +25,8 @@ class RpcBackendOptions:
     """
 
     def __init__(self, rpc_timeout: float = DEFAULT_RPC_TIMEOUT_SEC, init_method: str = DEFAULT_INIT_METHOD) -> None:
+        if isinstance(rpc_timeout, timedelta):
+            raise TypeError(f"rpc_timeout must be a number of seconds, got {rpc_timeout!r}; use its total_seconds()")
         if not rpc_timeout >= 0:
             raise ValueError(f"RPC Timeout must be non-negative: rpc_timeout is 0 (no limit) or more seconds, got {rpc_timeout}")
         self.rpc_timeout = float(rpc_timeout)

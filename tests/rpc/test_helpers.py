@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -186,4 +187,8 @@ class Foreign(rpc.RpcBackendOptions):
 def test_options_of_another_backend() -> None:
     with pytest.raises(TypeError, match="Could not infer backend for options"):
         rpc.init_rpc("me", rpc_backend_options=Foreign())
+    with pytest.raises(TypeError, match="`rpc_backend_options` must be a `TensorPipeRpcBackendOptions`"):
+        rpc.init_rpc("me", backend=rpc.BackendType.TENSORPIPE, rpc_backend_options=Foreign())
+    with pytest.raises(TypeError, match="rpc_timeout must be a number of seconds"):
+        rpc.TensorPipeRpcBackendOptions(rpc_timeout=timedelta(seconds=3))  # type: ignore[arg-type]
     agree(True)
