@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.futures import Future
 
+from mpicoll import autograd
 from mpicoll.autograd import contexts
 from mpicoll.errors import WorkerLeft
 from mpicoll.mpi import abort, runtime
@@ -257,5 +258,6 @@ def _get_current_rpc_agent() -> CurrentAgent:
 
 
 def _get_debug_info() -> dict[str, str]:
-    """Numbers about references and calls under way. Raises: RuntimeError: RPC is not initialised."""
-    return _rref_context_get_debug_info() | CurrentAgent(references.agent()).get_debug_info()
+    """Numbers about references, calls under way and autograd contexts. Raises: RuntimeError: RPC is not initialised."""
+    agent = CurrentAgent(references.agent())
+    return _rref_context_get_debug_info() | agent.get_debug_info() | autograd._get_debug_info()
