@@ -31,10 +31,17 @@ MESSAGES = "messages between pairs of ranks"
 Memories = list[tuple[int, Tensor]]  # with the rank that each goes to, or comes from
 
 
+# Note [One dimension for what is encoded]
+# Some encoders return the memory itself as another dtype or with more dimensions (complex numbers as pairs, bool as bytes), and
+# decoders copy it back into itself, which torch allows only for equal strides. The strides of a dimension of one element are
+# arbitrary (torch.ones(2)[::2] is contiguous), and a view need not keep them. So what is encoded has one dimension of stride 1.
+
+
 def encode(reduction: Reduction, memory: Tensor, op: Op) -> Tensor:
     """Plain memory to what MPI reduces: new memory, or the memory itself."""
     if reduction.encode is None:
         return memory
+    memory = one_dimensional(memory)
     with torch.no_grad():
         return reduction.encode(memory.detach(), op).contiguous()
 
@@ -46,7 +53,12 @@ def decode(reduction: Reduction, code: Tensor, memory: Tensor, size: int) -> Non
             message.copy_into(memory, code)
         return
     with torch.inference_mode(memory.is_inference()), torch.no_grad():
-        reduction.decode(code, message.uncounted(memory), size)
+        reduction.decode(code, message.uncounted(one_dimensional(memory)), size)
+
+
+def one_dimensional(memory: Tensor) -> Tensor:
+    """The same contiguous memory: Note [One dimension for what is encoded]."""
+    return memory if memory.dim() == 1 and memory.stride(0) == 1 else message.flat(memory, memory.dtype)
 
 
 def native_name(reduction: Reduction) -> str:
