@@ -92,6 +92,14 @@ def _offset(values: Tensor) -> Tensor:
     return part
 
 
+def _spread(values: Tensor) -> Tensor:
+    """Contiguous, though the dimension of one element has a stride of its own."""
+    room = values.new_zeros(7 * values.numel())
+    view = room.as_strided(values.shape, (*values.stride()[:-1], 7))
+    view.copy_(values)
+    return view
+
+
 def _non_leaf(values: Tensor) -> Tensor:
     return values.clone().requires_grad_().view_as(values).clone()
 
@@ -102,6 +110,8 @@ ALWAYS: dict[str, tuple[tuple[int, ...], Callable[[Tensor], Tensor]]] = {
     "empty": ((0,), torch.clone),
     "no columns": ((3, 0), torch.clone),
     "offset": ((3, 5), _offset),
+    "one element": ((1,), _spread),
+    "one column": ((3, 1), _spread),
     "strided": ((4, 6), _strided),
     "strided scalar": ((), _strided),
     "transposed": ((4, 6), _transposed),
@@ -156,6 +166,10 @@ def reduced(op: str, given: Sequence[Tensor], factor: float = 1.0) -> Tensor:
     """The reduction of contiguous contributions, for every dtype and op that has a right answer."""
     dtype = given[0].dtype
     if dtype == torch.bool or dtype in INTEGERS:  # NumPy has all of them, and wraps
+        if op == "AVG":  # of the wrapped sum, towards zero, in Python's integers
+            total = reduced("SUM", given)
+            found = [abs(value) // len(given) * (1 if value >= 0 else -1) for value in total.reshape(-1).tolist()]
+            return torch.tensor(found, dtype=dtype).reshape(total.shape)
         function = LOGICAL[op] if dtype == torch.bool else ARITHMETIC[op]
         found = reduce(lambda a, b: np.asarray(function(a, b)), [tensor.numpy() for tensor in given])
         return torch.from_numpy(np.asarray(found, dtype=given[0].numpy().dtype).copy())

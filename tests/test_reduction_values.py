@@ -93,6 +93,55 @@ def test_average_does_not_overflow_on_its_way(rank: int, size: int) -> None:
             agree(bool(reals.isinf().all()), f"{dtype}: {total}")
 
 
+@pytest.mark.parametrize("op", ["SUM", "PRODUCT"])
+def test_integers_wrap_around(op: str, rank: int, size: int) -> None:
+    """Open MPI's sums of 8 and 16 bits saturate where the processor has AVX, and only in whole vectors."""
+    wrong = []
+    for dtype in INTEGERS:
+        limits = torch.iinfo(dtype)
+        for count in (1, 33, 1000, 300_000):
+            given = [torch.tensor([limits.max, limits.min, 3 + r], dtype=dtype).repeat(count) for r in range(size)]
+            expected = reduced(op, [tensor[:3] for tensor in given]).repeat(count)
+            everywhere, root = given[rank].clone(), given[rank].clone()
+            dist.all_reduce(everywhere, getattr(ReduceOp, op))
+            dist.reduce(root, 0, getattr(ReduceOp, op))
+            if not same(everywhere, expected) or not same(root, expected if rank == 0 else given[rank]):
+                wrong.append(f"{dtype} x {count}: {everywhere[:3].tolist()} is not {expected[:3].tolist()}")
+    agree(not wrong, wrong[:3])
+
+
+def test_average_of_integers(rank: int, size: int) -> None:
+    """trap 22: towards zero; the sum wraps around, and a sum above the signed range is no negative number."""
+    wrong = []
+    for dtype in INTEGERS:
+        limits = torch.iinfo(dtype)
+        values = [
+            0,
+            1,
+            7,
+            -1 if limits.min else 2,
+            -7 if limits.min else 8,
+            limits.min,
+            limits.max,
+            limits.max - 1,
+            limits.max // 2 + 1,
+        ]
+        for count in (1, 1000, 300_000):  # by MPI, and by torch's kernels in shared memory
+            given = [torch.tensor(values[r:] + values[:r], dtype=dtype).repeat(count) for r in range(size)]
+            expected = reduced("AVG", [tensor[: len(values)] for tensor in given]).repeat(count)
+            everywhere, root = given[rank].clone(), given[rank].clone()
+            dist.all_reduce(everywhere, ReduceOp.AVG)
+            dist.reduce(root, 0, ReduceOp.AVG)
+            own = torch.empty(count * len(values), dtype=dtype)
+            dist.reduce_scatter_single(own, given[rank].repeat(size), ReduceOp.AVG)
+            for name, found in (("all_reduce", everywhere), ("reduce_scatter_single", own)):
+                if not same(found, expected):
+                    wrong.append(f"{name} of {dtype} x {count}: {found[:9].tolist()} is not {expected[:9].tolist()}")
+            if not same(root, expected if rank == 0 else given[rank]):
+                wrong.append(f"reduce of {dtype} x {count}: {root[:9].tolist()}")
+    agree(not wrong, wrong[:3])
+
+
 @pytest.mark.min_ranks(2)
 def test_halves_round_once(rank: int, size: int) -> None:
     """trap 32: a large number and small ones, each of which a sum in bf16 or fp16 would lose."""

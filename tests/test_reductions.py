@@ -23,7 +23,8 @@ FACTOR = 0.5
 # What has a right answer, written down a second time: an entry that comes or goes must come or go here too.
 BITS = ("BAND", "BOR", "BXOR")
 LEGAL = {
-    **dict.fromkeys([torch.bool, *INTEGERS], ("SUM", "PRODUCT", "MIN", "MAX", *BITS)),
+    torch.bool: ("SUM", "PRODUCT", "MIN", "MAX", *BITS),
+    **dict.fromkeys(INTEGERS, ("SUM", "AVG", "PRODUCT", "MIN", "MAX", *BITS)),
     **dict.fromkeys(FLOATS, ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "PREMUL_SUM")),
     **dict.fromkeys(COMPLEX, ("SUM", "AVG", "PREMUL_SUM")),
 }

@@ -73,6 +73,14 @@ def test_mean(rank: int, size: int) -> None:
     agree(not wrong, wrong)
 
 
+def test_mean_of_integers_is_truncated(rank: int, size: int) -> None:
+    for dtype in (torch.int8, torch.int64):
+        mine = torch.sparse_coo_tensor([[0, 2]], torch.tensor([-7 - rank, 7], dtype=dtype), (3,))
+        dist.all_reduce(mine, dist.ReduceOp.AVG)
+        first = -(sum(7 + r for r in range(size)) // size)
+        agree(torch.equal(mine.to_dense(), torch.tensor([first, 0, 7], dtype=dtype)), mine)
+
+
 def test_halves_are_rounded_once(rank: int, size: int) -> None:
     """2048 + 1 + 1 ... in fp16 stays 2048 if every addition is rounded."""
     mine = torch.sparse_coo_tensor([[1, 1]], torch.tensor([2048.0 if rank == 0 else 1.0, 1.0]).half(), (3,))
@@ -125,7 +133,7 @@ def test_what_has_no_right_answer(rank: int, size: int) -> None:
     for dtype, op in (
         (torch.float32, dist.ReduceOp.MAX),
         (torch.float32, dist.ReduceOp.PRODUCT),
-        (torch.int64, dist.ReduceOp.AVG),
+        (torch.bool, dist.ReduceOp.AVG),
         (torch.uint16, dist.ReduceOp.SUM),
         (torch.complex32, dist.ReduceOp.SUM),
     ):

@@ -7,7 +7,7 @@ reductions.py. Halves are summed in float32 and rounded once.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.distributed import ReduceOp
 
 from mpicoll.algorithms.shared_memory import Combine
-from mpicoll.engine.reductions import COMPLEX, FLOATS, HALVES, INTEGERS, OPS, Op, Reduction
+from mpicoll.engine.reductions import COMPLEX, FLOATS, HALVES, INTEGERS, OPS, WIDE_UNSIGNED, Op, Reduction, unsigned_truncated
 from mpicoll.engine.reductions import TABLE as TABLE_OF_MPI
 
 
@@ -79,6 +79,18 @@ def rounded_once(two: Any) -> Combine:
     return combine
 
 
+def quotient(entry: Reduction) -> Combine:
+    """The sum of integers, divided as the entry decodes it."""
+    divide = entry.decode
+    assert divide is not None
+
+    def combine(parts: Sequence[Tensor], out: Tensor) -> None:
+        one_by_one(torch.add)(parts, out)
+        divide(out, out, len(parts))
+
+    return combine
+
+
 def averaged_once(parts: Sequence[Tensor], out: Tensor) -> None:
     wide = parts[0].to(torch.float32)
     for part in parts[1:]:
@@ -113,11 +125,15 @@ def _build() -> dict[tuple[torch.dtype, ReduceOp.RedOpType], Kernel]:
     arithmetic = {"SUM": torch.add, "PRODUCT": torch.mul}
     order = {"MIN": torch.minimum, "MAX": torch.maximum}
     for dtype in INTEGERS:
-        # torch has few kernels for wide unsigned integers; but for their order, they are those of the signed ones.
-        wide_unsigned = dtype in (torch.uint16, torch.uint32, torch.uint64)
+        # But for their order and quotients, the kernels of wide unsigned integers are those of the signed ones.
+        wide_unsigned = dtype in WIDE_UNSIGNED
         seen = getattr(torch, str(dtype).removeprefix("torch.u")) if wide_unsigned else dtype
         for name, kernel in {**arithmetic, **bits, **({} if wide_unsigned else order)}.items():
             add(dtype, name, seen, one_by_one(kernel))
+        entry = TABLE_OF_MPI[seen, OPS["AVG"]]
+        if wide_unsigned:
+            entry = replace(entry, decode=unsigned_truncated)
+        table[dtype, OPS["AVG"]] = Kernel(seen, quotient(entry), entry)
     logical = dict.fromkeys(("SUM", "MAX", "BOR"), bits["BOR"]) | dict.fromkeys(("PRODUCT", "MIN", "BAND"), bits["BAND"])
     for name, kernel in {**logical, "BXOR": bits["BXOR"]}.items():
         add(torch.bool, name, torch.uint8, one_by_one(kernel))

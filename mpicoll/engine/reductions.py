@@ -4,7 +4,7 @@ Every entry says which MPI datatype and operation do the work, and how a tensor 
 has no entry is refused before a byte moves: there is no default. The table of docs/reference/reductions.md is printed from here
 (``python -m mpicoll.engine.reductions``).
 
-    native      MPI reduces the bytes as they lie                        integers; float32, float64 SUM and PRODUCT
+    native      MPI reduces the bytes as they lie                        most of integers; float32, float64 SUM and PRODUCT
     kernel      torch encodes, MPI reduces the code, torch decodes       everything else that has a right answer
 """
 
@@ -60,6 +60,7 @@ INTEGERS: dict[torch.dtype, str] = {
     torch.int64: "INT64_T",
     torch.uint64: "UINT64_T",
 }
+WIDE_UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)  # of which torch has few kernels
 FLOATS: dict[torch.dtype, str] = {torch.float32: "FLOAT", torch.float64: "DOUBLE"}
 HALVES = (torch.float16, torch.bfloat16)
 COMPLEX: dict[torch.dtype, torch.dtype] = {
@@ -107,8 +108,10 @@ def _refuse(operation: str, dtype: torch.dtype, op: Op) -> NoReturn:
         why = "this dtype travels but does not reduce; cast it first, to torch.float32, say"
     elif name in ("BAND", "BOR", "BXOR"):
         why = "bitwise operations need an integer or bool dtype"
-    elif name in ("AVG", "PREMUL_SUM"):
-        why = "it needs a floating or complex dtype; use SUM and divide"
+    elif name == "AVG":
+        why = "it needs a number; cast it first, to torch.float32, say"
+    elif name == "PREMUL_SUM":
+        why = "it needs a floating or complex dtype; multiply first and use SUM"
     elif dtype in COMPLEX:
         why = "complex numbers have SUM, AVG and PREMUL_SUM only"
     else:
@@ -137,12 +140,56 @@ def _upcast(tensor: Tensor, op: Op) -> Tensor:
     return tensor.to(torch.float32)
 
 
+# Note [Sums of 8 and 16 bits]
+# Open MPI 5.0.11 adds integers of 8 and 16 bits by saturating instructions where the processor has AVX, 64 bytes at a time, and
+# what is left over in the usual way: two tensors of 33 int8 127 became 32 times 127 and once -2. So they are summed as int32.
+
+
+def _int32(tensor: Tensor, op: Op) -> Tensor:
+    return tensor.to(torch.int32)
+
+
 def _same(tensor: Tensor, op: Op) -> Tensor:
     return tensor
 
 
 def _average(code: Tensor, out: Tensor, size: int) -> None:
     out.copy_((code / size).view(out.shape))
+
+
+# Note [Averages of integers]
+# As NCCL's (ncclAvg): the sum wraps around as SUM does, and the quotient is truncated towards zero. Lightning averages integer
+# metrics so on every backend that is not gloo.
+
+
+def truncated(total: Tensor, size: int) -> Tensor:
+    """Signed integers or uint8, divided by ``size``; in integers of the same width or a larger one."""
+    wide = total if total.element_size() >= 4 else total.to(torch.int32)  # int8 has no 200 to divide by
+    return torch.div(wide, size, rounding_mode="trunc")
+
+
+def _truncated(code: Tensor, out: Tensor, size: int) -> None:
+    out.copy_(truncated(code.to(out.dtype), size).view(out.shape))
+
+
+_SIGNED = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def unsigned_truncated(code: Tensor, out: Tensor, size: int) -> None:
+    """The same for unsigned integers, which may be seen as the signed ones of their size: torch divides only those."""
+    bits = code.view(_SIGNED[code.element_size()])
+    out.view(_SIGNED[out.element_size()]).copy_(_unsigned_quotient(bits, out.element_size(), size).view(out.shape))
+
+
+def _unsigned_quotient(bits: Tensor, width: int, size: int) -> Tensor:
+    """The last ``width`` bytes as unsigned integers, divided by ``size``; in integers of any width."""
+    if width == 2:
+        return (bits.to(torch.int32) & 0xFFFF) // size
+    if width == 4:
+        return (bits.to(torch.int64) & 0xFFFFFFFF) // size
+    # Halved, so that the sign bit is free; the double quotient is right, or too small by 1.
+    quotient = ((bits >> 1) & torch.iinfo(torch.int64).max) // size * 2
+    return quotient + (bits - quotient * size >= size)
 
 
 def _factor(operation: str, op: Op) -> float | Tensor:
@@ -229,6 +276,12 @@ def _build() -> dict[tuple[torch.dtype, ReduceOp.RedOpType], Reduction]:
     for dtype, mpi_type in INTEGERS.items():
         for op, mpi_op in mpi_name.items():
             add(dtype, op, mpi_type, mpi_op)
+        average = unsigned_truncated if dtype in WIDE_UNSIGNED else _truncated
+        if dtype.itemsize <= 2:
+            add(dtype, "SUM", "INT32_T", "SUM", _int32, _copy)
+            add(dtype, "AVG", "INT32_T", "SUM", _int32, average)
+        else:
+            add(dtype, "AVG", mpi_type, "SUM", _same, average)
 
     # MPI has no SUM on C_BOOL, and a sum of bytes would leave 3 in a bool; logical operations give 0 or 1.
     logical = {

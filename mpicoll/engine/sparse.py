@@ -83,9 +83,13 @@ def add_up(tensor: Tensor, indices: Sequence[Tensor], values: Sequence[Tensor], 
             torch.cat(list(indices), 1), torch.cat(list(values)), tensor.shape, device="cpu", check_invariants=False
         )
         total = parts.coalesce()
-        result = total.values() / len(values) if op == ReduceOp.AVG else total.values()
+        result = _mean(total.values(), len(values)) if op == ReduceOp.AVG else total.values()
         tensor.copy_(
             torch.sparse_coo_tensor(
                 total.indices(), result.to(tensor.dtype), tensor.shape, device="cpu", check_invariants=False, is_coalesced=True
             )
         )
+
+
+def _mean(total: Tensor, size: int) -> Tensor:
+    return total / size if total.is_floating_point() or total.is_complex() else reductions.truncated(total, size)
