@@ -63,6 +63,15 @@ VARIABLES = (
         meaning="take the backend name 'mpi' also from a torch that was built with MPI",
     ),
     Variable(
+        name="MPICOLL_BACKEND",
+        kind=str,
+        default=None,
+        unit="",
+        meaning="the backend of torch.distributed.init_process_group, and of init_device_mesh alone, where the program names "
+        "none (`mpicoll run --backend`); unset: what torch takes, gloo or nccl",
+        choices=("mpi", "cpu:mpi,cuda:nccl"),
+    ),
+    Variable(
         name="MPICOLL_CUDA_AWARE",
         kind=bool,
         default=None,
@@ -143,6 +152,11 @@ def get(name: str, environ: Mapping[str, str] = os.environ) -> Any:
         raise KeyError(f"{name} is no variable of mpicoll; those are {', '.join(_BY_NAME)}")
     text = environ.get(name, "")
     return variable.parse(text) if text.strip() else variable.default
+
+
+def choices(name: str) -> tuple[str, ...]:
+    """The words that variable ``name`` allows; empty: any."""
+    return _BY_NAME[name].choices
 
 
 def problems(environ: Mapping[str, str] = os.environ) -> list[str]:

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import mpicoll
+from mpicoll import config
 
 EPILOG = """examples:
   python -m mpicoll.run -n 4 train.py --epochs 3
@@ -223,6 +224,10 @@ def _add_mpi(group: Any) -> None:
     _add(
         group, "-genv", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"),
         help="the same as -x NAME=VALUE",
+    )  # fmt: skip
+    _add(
+        group, "--backend", choices=config.choices("MPICOLL_BACKEND"),
+        help="what init_process_group takes where the program names no backend; default: what torch takes",
     )  # fmt: skip
     _add(group, "--master-addr", metavar="HOST", help="MASTER_ADDR of the ranks; default: the first host")
     _add(group, "--master-port", type=port, metavar="PORT", help="MASTER_PORT of the ranks; default: a free one")

@@ -23,6 +23,7 @@ JOB_OPTIONS = {  # attribute of what argparse has read -> its option; allowed be
     "mpi": "--mpi", "hostfile": "--hostfile", "dry_run": "--dry-run", "quiet": "--quiet", "mpiexec_args": "--mpiexec-args",
     "export": "-x", "genv": "-genv", "mca": "--mca", "nnodes": "--nnodes", "bind_to": "--bind-to", "map_by": "--map-by",
     "tag_output": "--tag-output", "log_dir": "--log-dir", "master_addr": "--master-addr", "master_port": "--master-port",
+    "backend": "--backend",
 }  # fmt: skip
 PYTHON = re.compile(r"python(3(\.\d+)?)?")
 PYTHON_FLAGS = re.compile(r"-[bBdEIOPqRsSuvx]+")  # options of the interpreter that take no value
@@ -87,6 +88,7 @@ def _options(read: argparse.Namespace, notes: Sequence[str]) -> Options:
     exported = [*read.export, *(f"{name}={value}" for name, value in read.genv)]
     exported += [f"MASTER_ADDR={read.master_addr}"] if read.master_addr else []
     exported += [f"MASTER_PORT={read.master_port}"] if read.master_port else []
+    exported += [f"MPICOLL_BACKEND={read.backend}"] if read.backend else []
     log_dir = None if read.log_dir is None else os.path.abspath(read.log_dir)
     request = Request(read.nnodes, read.bind_to, read.map_by, read.tag_output and log_dir is None, log_dir)
     said = [*notes, *_accepted(read.accepted)]

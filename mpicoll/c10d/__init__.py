@@ -1,6 +1,8 @@
 """Door 2: mpicoll as a backend of ``torch.distributed``.
 
     register        what happens at ``import torch``: names, two wrappers, a rendezvous handler; no MPI, no work
+    wrapping        the form of those wrappers: arguments by torch's names, however programs pass them on
+    requested       the rank and size that a call names, and whether MPI has so many
     world           init_process_group("mpi"), new_group(backend="mpi"): starts MPI, hands torch a real store, cleans up
     rendezvous      the store: rank 0 opens it, host and port travel by MPI
     process_group   what torch <= 2.13 accepts: a subclass of ProcessGroup

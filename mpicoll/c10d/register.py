@@ -12,11 +12,11 @@ works. A failure is kept and raised when somebody asks for the backend (see `ens
 from __future__ import annotations
 
 import contextlib
-import functools
-import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
+
+from mpicoll.c10d import wrapping
 
 __all__ = ["OURS", "autoload", "ensure", "translate"]
 
@@ -56,7 +56,7 @@ def ensure() -> None:
         raise RuntimeError("mpicoll: this torch was built without torch.distributed")
     from torch.distributed import distributed_c10d
 
-    if not hasattr(distributed_c10d.init_process_group, "_mpicoll_original") or _failure is not None:
+    if not hasattr(distributed_c10d.init_process_group, wrapping.MARK) or _failure is not None:
         autoload()
     if _failure is not None:
         raise RuntimeError(
@@ -145,43 +145,38 @@ def _rendezvous(url: str, **kwargs: Any) -> Iterator[tuple[Any, int, int]]:
 
 def _wrap(c10d: Any) -> None:
     """Replaces init_process_group and _new_group_with_tag by versions that look at the backend string; once."""
-    import torch.distributed
-
-    if hasattr(c10d.init_process_group, "_mpicoll_original"):
+    if hasattr(c10d.init_process_group, wrapping.MARK):
         return
-    init_process_group, new_group = c10d.init_process_group, c10d._new_group_with_tag
 
-    def asks_us_for_world(arguments: dict[str, Any]) -> bool:
-        return translate(arguments.get("backend")) is not None or _is_our_scheme(arguments.get("init_method"))
+    def for_world(arguments: dict[str, Any]) -> wrapping.Handler | None:
+        from mpicoll.config import get
 
-    def asks_us_for_group(arguments: dict[str, Any]) -> bool:
-        return translate(arguments.get("backend") or _default_backend(c10d)) is not None
+        if arguments.get("backend") is None and (backend := get("MPICOLL_BACKEND")):
+            arguments["backend"] = backend
+        ours = translate(arguments.get("backend")) is not None or _is_our_scheme(arguments.get("init_method"))
+        return _handler("init_process_group") if ours else None
 
-    c10d.init_process_group = _wrapper(init_process_group, asks_us_for_world, "init_process_group")
-    if getattr(torch.distributed, "init_process_group", None) is init_process_group:
-        torch.distributed.init_process_group = c10d.init_process_group
-    c10d._new_group_with_tag = _wrapper(new_group, asks_us_for_group, "new_group")
+    def for_group(arguments: dict[str, Any]) -> wrapping.Handler | None:
+        ours = translate(arguments.get("backend") or _default_backend(c10d)) is not None
+        return _handler("new_group") if ours else None
+
+    original = c10d.init_process_group
+    c10d.init_process_group = wrapping.wrap(original, wrapping.WORLD_NAMES, for_world)
+    for name in ("torch.distributed", "torch.distributed.device_mesh"):  # which have imported it by name
+        module: Any = sys.modules.get(name)
+        if getattr(module, "init_process_group", None) is original:
+            module.init_process_group = c10d.init_process_group
+    if not hasattr(c10d._new_group_with_tag, wrapping.MARK):
+        c10d._new_group_with_tag = wrapping.wrap(c10d._new_group_with_tag, wrapping.GROUP_NAMES, for_group)
 
 
-def _wrapper(original: Callable[..., Any], asks_us: Callable[[dict[str, Any]], bool], handler: str) -> Callable[..., Any]:
-    """`original`, except for calls that name our backend: those go to ``world.<handler>(original, arguments)``."""
-    signature = inspect.signature(original)
+def _handler(name: str) -> wrapping.Handler:
+    """The function of `mpicoll.c10d.world`, which is loaded when it is called for."""
+    ensure()
+    from mpicoll.c10d import world
 
-    @functools.wraps(original)
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
-        try:
-            arguments = signature.bind(*args, **kwargs).arguments
-        except TypeError:
-            return original(*args, **kwargs)  # torch words its own complaint
-        if not asks_us(arguments):
-            return original(*args, **kwargs)
-        ensure()
-        from mpicoll.c10d import world
-
-        return getattr(world, handler)(original, arguments)
-
-    wrapped._mpicoll_original = original  # type: ignore[attr-defined]
-    return wrapped
+    handler: wrapping.Handler = getattr(world, name)
+    return handler
 
 
 def _is_our_scheme(init_method: object) -> bool:

@@ -1,0 +1,141 @@
+"""Programs and libraries that put a function of their own round torch's init_process_group."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+import mpicoll
+from mpicoll.c10d import register
+from tests.support import LAUNCH_ENVIRONMENT, agree, run
+
+pytestmark = pytest.mark.usefixtures("_end_of_world")
+seen: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+
+
+def by_keywords(inner: Callable[..., Any]) -> Callable[..., Any]:
+    def init_process_group(backend: str | None = None, **kwargs: Any) -> None:
+        seen.append(((backend,), kwargs))
+        inner(backend, **kwargs)
+
+    return init_process_group
+
+
+def by_anything(inner: Callable[..., Any]) -> Callable[..., Any]:
+    def init_process_group(*args: Any, **kwargs: Any) -> None:
+        seen.append((args, kwargs))
+        inner(*args, **kwargs)
+
+    return init_process_group
+
+
+@pytest.fixture(params=[by_keywords, by_anything])
+def patched(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    seen.clear()
+    mine = request.param(c10d.init_process_group)
+    monkeypatch.setattr(c10d, "init_process_group", mine)
+    monkeypatch.setattr(dist, "init_process_group", mine)
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def check(size: int) -> None:
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)
+    agree((dist.get_backend(), dist.get_world_size(), float(tensor)) == ("mpi", size, size), (dist.get_backend(), tensor))
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("patched")
+def test_a_program_that_wraps_it(size: int) -> None:
+    """Through torch's name, and through ours, which registers anew: "unexpected keyword argument 'kwargs'"."""
+    for _ in range(2):
+        dist.init_process_group("mpi", group_name="")
+        check(size)
+        mpicoll.init_process_group()
+        check(size)
+        mpicoll.init_process_group("mpi", group_name="")
+        check(size)
+    register.ensure()
+    c10d.init_process_group("mpi", group_name="")
+    check(size)
+    assert len(seen) == 7
+    with pytest.raises(TypeError, match="nonsense"):
+        dist.init_process_group("mpi", nonsense=1)  # type: ignore[call-arg]
+
+
+@pytest.mark.launch
+def test_one_that_was_there_before_us() -> None:
+    code = """
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+inner = c10d.init_process_group
+def patched(*args, **kwargs):
+    print(args, sorted(kwargs))
+    inner(*args, **kwargs)
+c10d.init_process_group = dist.init_process_group = patched
+import mpicoll
+for args, kwargs in [(("mpi",), {}), ((), {"backend": "mpi"}), (("mpi", None), {})]:
+    mpicoll.init_process_group(*args, **kwargs)
+    print(dist.get_backend(), dist.get_world_size())
+    dist.destroy_process_group()
+    dist.init_process_group(*args, **kwargs)
+    dist.destroy_process_group()
+try:
+    dist.init_process_group("mpi", backend="mpi")
+except TypeError as error:
+    print(error)
+"""
+    done = run([sys.executable, "-c", code], env={"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"})
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines.count("mpi 1") == 3, lines
+    assert sum(line.startswith("('mpicoll',") for line in lines) == 4, lines
+    assert "multiple values for argument 'backend'" in lines[-1], lines
+
+
+def test_no_backend_is_named(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``mpicoll run --backend mpi``: for programs that name no backend; those that name one keep it."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    monkeypatch.setenv("MPICOLL_BACKEND", "mpi")
+    dist.init_process_group()
+    check(size)
+    mesh = dist.init_device_mesh("cpu", (size,))
+    agree((mesh.size(), dist.get_backend(mesh.get_group())) == (size, "mpi"))
+    check(size)
+    monkeypatch.setenv("MPICOLL_BACKEND", "gloo")
+    with pytest.raises(ValueError, match="MPICOLL_BACKEND='gloo' is not allowed; use one of mpi, cpu:mpi,cuda:nccl"):
+        dist.init_process_group()
+    monkeypatch.setenv("MPICOLL_BACKEND", "mpi")
+    dist.init_process_group("gloo", init_method="mpi://")
+    agree(dist.get_backend() == "gloo", dist.get_backend())
+    dist.destroy_process_group()
+
+
+@pytest.mark.launch
+def test_run_names_the_backend(tmp_path: Path) -> None:
+    script = tmp_path / "mesh.py"
+    script.write_text(
+        "import torch, torch.distributed as dist\n"
+        "mesh = dist.init_device_mesh('cpu', (2,))\n"
+        "ones = torch.ones(1); dist.all_reduce(ones)\n"
+        "print(f'{dist.get_backend()} {dist.get_rank()} of {dist.get_world_size()}: {ones.item():g}\\n', end='', flush=True)\n"
+    )
+    command = [sys.executable, "-m", "mpicoll.run", "--quiet", "-n", "2", "--backend", "mpi", str(script)]
+    done = run(command, timeout_s=60, env=LAUNCH_ENVIRONMENT)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["mpi 0 of 2: 2", "mpi 1 of 2: 2"], done.stdout
+    refused = run([*command[:6], "--backend", "gloo", str(script)])
+    assert refused.returncode == 2
+    assert "--backend" in refused.stderr
