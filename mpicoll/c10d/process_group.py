@@ -8,7 +8,7 @@ import torch
 from torch.distributed import ProcessGroup
 
 from mpicoll.c10d.operations import Operations
-from mpicoll.c10d.register import DEVICES
+from mpicoll.c10d.register import devices
 
 if TYPE_CHECKING:
     from mpicoll.engine.communicator import Communicator
@@ -39,7 +39,7 @@ class MpiProcessGroup(Operations, ProcessGroup):  # type: ignore[misc]  # names 
 
     @property
     def _device_types(self) -> list[torch.device]:
-        return [torch.device(name) for name in DEVICES]
+        return [torch.device(name) for name in devices()]
 
     def _get_backend(self, device: Any) -> MpiProcessGroup:  # type: ignore[override]
         """The group is its own backend, for every device."""

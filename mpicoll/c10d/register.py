@@ -21,7 +21,6 @@ from mpicoll.c10d import wrapping
 __all__ = ["OURS", "autoload", "ensure", "translate"]
 
 OURS = "mpicoll"  # the name under which torch knows the plugin on every version; "mpi" is its public alias
-DEVICES = ("cpu", "cuda")
 
 _failure: Exception | None = None  # what went wrong in autoload, for `ensure`
 _hidden: dict[str, Any] = {}  # plugins that torch sees only inside `visible`; see Note [Hidden plugins]
@@ -83,12 +82,12 @@ def _register(c10d: Any) -> None:
     registry = c10d.Backend
     if OURS in registry.backend_list:
         return
-    registry.register_backend(OURS, _create, extended_api=True, devices=list(DEVICES))
+    registry.register_backend(OURS, _create, extended_api=True, devices=devices())
     if c10d._MPI_AVAILABLE and not _override():
         _aliases.discard("mpi")
     else:
         c10d._MPI_AVAILABLE = c10d._MPI_AVAILABLE or started_by_mpi()  # see Note [When MPI is available]
-        registry.register_backend("mpi", _create, extended_api=True, devices=list(DEVICES))
+        registry.register_backend("mpi", _create, extended_api=True, devices=devices())
     if "GLOO" not in registry._plugins:
         _hidden.update({name: registry._plugins.pop(name) for name in (OURS.upper(), "MPI") if name in registry._plugins})
     handlers = sys.modules["torch.distributed.rendezvous"]
@@ -119,6 +118,24 @@ def visible() -> Iterator[None]:
     finally:
         for name in _hidden:
             plugins.pop(name, None)
+
+
+def devices() -> list[str]:
+    """The kinds of device whose tensors this torch can have, and the backend takes."""
+    import torch
+
+    return ["cpu", "cuda"] if torch.backends.cuda.is_built() else ["cpu"]
+
+
+def serve(gpus: bool) -> None:
+    """Tells torch for which devices to ask the backend "mpi", now that the ranks have said whether any of them sees a GPU.
+
+    torch takes a device other than the CPU from this list and asks for its current index, which fails where a torch that was
+    built with CUDA finds no GPU (ShardedTensor.gather).
+    """
+    if "mpi" in _aliases:
+        c10d: Any = sys.modules["torch.distributed.distributed_c10d"]
+        c10d.Backend.backend_capability["mpi"] = devices() if gpus else ["cpu"]
 
 
 def _override() -> bool:

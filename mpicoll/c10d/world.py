@@ -113,6 +113,7 @@ def create(options: Any) -> Any:
             "init_process_group take rank and size from MPI"
         )
     _alive[communicator] = _adapt(communicator, options)
+    register.serve(communicator.gpus)
     ddp.install()
     _close_to_dynamo()
     return _alive[communicator]

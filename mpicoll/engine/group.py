@@ -54,6 +54,7 @@ class Group:
         self.tag_ub = channel.runtime.tag_ub
         self.serialized = channel.runtime.serialized
         #: bytes of a message between two ranks that can be one blocking MPI call
+        self.gpus = choices.gpus  # some rank sees a GPU
         self.longest_plain = ANNOUNCEMENT - 1 if choices.gpus else INT_MAX
         self.broken: MpicollError | None = None
         self.closer: Callable[[], None] = lambda: None  # set by `groups`, which knows the group by name
