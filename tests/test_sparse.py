@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -145,13 +147,15 @@ def test_what_has_no_right_answer(rank: int, size: int) -> None:
     agree(refused == 5 and after.item() == size, refused)
 
 
-def test_profiler_counts_its_bytes(rank: int, size: int) -> None:
+def test_profiler_counts_its_bytes(tmp_path: Path, rank: int, size: int) -> None:
     """A sparse tensor has no nbytes of torch's."""
     from torch.profiler import ProfilerActivity, profile
 
     mine = of_rank(rank)
     nbytes = mine._indices().nbytes + mine._values().nbytes
-    with profile(activities=[ProfilerActivity.CPU]) as profiled:
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiled:
         dist.all_reduce(mine)
-    names = [event.key for event in profiled.key_averages() if event.key.startswith("mpi::all_reduce")]
-    agree(len(names) == 1 and f"{nbytes} bytes" in names[0], names)
+    profiled.export_chrome_trace(str(tmp_path / "trace.json"))
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    found = [event["args"]["In msg bytes"] for event in events if event.get("name") == "record_mpi_comms"]
+    agree(found == [nbytes] and any(event.get("name") == "mpi:sparse_all_reduce" for event in events), found)

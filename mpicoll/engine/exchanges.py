@@ -38,7 +38,7 @@ class Exchanges(PointToPoint):
         checks.same_dtype("gather", ("tensor", tensor), *((f"gather_list[{i}]", t) for i, t in enumerate(targets)))
         checks.same_numel("gather", "tensor", tensor.numel(), f"gather_list[{dst}]", targets[dst].numel())
         incoming = [(rank, message.incoming("gather", target)) for rank, target in enumerate(targets)]
-        return self.start("gather", self._exchange([], incoming, source.memory), targets, async_op)
+        return self.start("gather", self._exchange([], incoming, source.memory), targets, async_op, reads=[tensor])
 
     def scatter(self, tensor: Tensor, inputs: Sequence[Tensor] | None, src: int, async_op: bool = False) -> Work | None:
         """``inputs[i]`` on ``src`` arrives in rank i's tensor; sizes may differ (collective).
@@ -52,7 +52,7 @@ class Exchanges(PointToPoint):
         if self.rank != src:
             if checks.given(inputs):
                 raise ValueError(f"scatter: scatter_list must be None on rank {self.rank}; only src (rank {src}) sends")
-            return self.start("scatter", self._exchange([], [(src, target)], None), [tensor], async_op)
+            return self.start("scatter", self._exchange([], [(src, target)], None), [tensor], async_op, reads=[])
         if not checks.given(inputs):
             raise ValueError("scatter: scatter_list must be given on src, one tensor per rank")
         given = checks.tensors("scatter", "scatter_list", inputs, self.size)
@@ -60,7 +60,7 @@ class Exchanges(PointToPoint):
         checks.same_numel("scatter", "tensor", tensor.numel(), f"scatter_list[{src}]", given[src].numel())
         sources = [message.outgoing("scatter", t).memory for t in given]
         others = [(rank, memory) for rank, memory in enumerate(sources) if rank != src]
-        return self.start("scatter", self._exchange(others, [(src, target)], sources[src]), [tensor], async_op)
+        return self.start("scatter", self._exchange(others, [(src, target)], sources[src]), [tensor], async_op, reads=given)
 
     def _to_or_from_root(self, name: str, tensor: Tensor, others: Sequence[Tensor] | None, root: int) -> bool:
         """The bare path of gather and scatter; False, and nothing done, for what wants a check, or has something before it."""
@@ -105,7 +105,7 @@ class Exchanges(PointToPoint):
                 mine.deliver()
 
         held = [*(mine.memory for mine in incoming), *sources]
-        return self.start("all_to_all", message.ordered(transfer, held), targets, async_op)
+        return self.start("all_to_all", message.ordered(transfer, held), targets, async_op, reads=given)
 
     def _all_to_all_lists_at_once(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> bool:
         """The bare path; False, and nothing done, for what wants a check or a copy, or has something before it."""
@@ -159,7 +159,7 @@ class Exchanges(PointToPoint):
             target.deliver()
 
         held = [target.memory, memory]
-        return self.start(name, message.ordered(transfer, held), [output], async_op)
+        return self.start(name, message.ordered(transfer, held), [output], async_op, reads=[tensor])
 
     def _exchange(self, sends: Memories, incoming: list[tuple[int, Message]], own: Tensor | None) -> Step:
         """``own``: what this rank has for itself."""

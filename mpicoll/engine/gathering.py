@@ -44,7 +44,8 @@ class Gathering(Exchanges):
         """Rank i's tensor arrives in everybody's ``outputs[i]``; the ranks' tensors may differ in size (collective)."""
         if not async_op and self._all_gather_list_at_once(outputs, tensor):
             return None
-        return self.start("all_gather", self._all_gather("all_gather", outputs, tensor), list(outputs), async_op)
+        step = self._all_gather("all_gather", outputs, tensor)
+        return self.start("all_gather", step, list(outputs), async_op, reads=[tensor])
 
     def _all_gather_list_at_once(self, outputs: Sequence[Tensor], tensor: Tensor) -> bool:
         """The bare path, for small tensors of one size; False, and nothing done, for everything else."""
@@ -74,7 +75,7 @@ class Gathering(Exchanges):
         given = checks.tensors(name, "input_tensor_list", tensors)
         checks.same_numel(name, "output_tensor_lists", len(output_lists), "input_tensor_list", len(given))
         steps = [self._all_gather(name, outputs, tensor) for outputs, tensor in zip(output_lists, given, strict=True)]
-        return self.start(name, in_turn(steps), [t for outputs in output_lists for t in outputs], async_op)
+        return self.start(name, in_turn(steps), [t for outputs in output_lists for t in outputs], async_op, reads=given)
 
     def _all_gather(self, name: str, outputs: Sequence[Tensor], tensor: Tensor) -> Step:
         targets = checks.tensors(name, "tensor_list", outputs, self.size)
@@ -103,7 +104,7 @@ class Gathering(Exchanges):
         if not async_op and message.is_bare(tensor) and message.is_bare(output) and self._all_gather_at_once(output, tensor):
             return None
         step = self._all_gather_single("all_gather_single", output, tensor)
-        return self.start("all_gather_single", step, [output], async_op)
+        return self.start("all_gather_single", step, [output], async_op, reads=[tensor])
 
     def _all_gather_at_once(self, output: Tensor, tensor: Tensor) -> bool:
         """The bare path; False, and nothing done, for what is not small, has something before it, or is not right."""
@@ -125,7 +126,7 @@ class Gathering(Exchanges):
         targets = checks.tensors(name, "outputs", outputs)
         checks.same_numel(name, "outputs", len(targets), "inputs", len(sources))
         steps = [self._all_gather_single(name, target, source) for target, source in zip(targets, sources, strict=True)]
-        return self.start(name, in_turn(steps), targets, async_op)
+        return self.start(name, in_turn(steps), targets, async_op, reads=sources)
 
     def _all_gather_single(self, name: str, output: Tensor, tensor: Tensor) -> Step:
         checks.movable(name, output, "output")

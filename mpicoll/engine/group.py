@@ -138,12 +138,17 @@ class Group:
         self.fail(error)
 
     def start(
-        self, operation: str, transfer: Callable[[], None], tensors: list[Tensor], async_op: bool, reads: Sequence[Tensor] = ()
+        self,
+        operation: str,
+        transfer: Callable[[], None],
+        tensors: list[Tensor],
+        async_op: bool,
+        reads: Sequence[Tensor] | None = None,
     ) -> Work | None:
         """Runs a collective in its turn: at once and in this thread, or behind what is queued.
 
         Args:   transfer: the MPI calls, and the delivery into ``tensors``.
-                reads: what it reads, where it writes nothing; for the profiler.
+                reads: its inputs, for the profiler; None: ``tensors``, which it reduces or fills in place.
         """
         if self.broken is not None:
             self.check_usable(operation)
@@ -159,14 +164,20 @@ class Group:
         def run() -> None:
             self.lane.run(step, lambda: self.work(operation, tensors))
 
+        span = self._span(operation, tensors if reads is None else reads) if trace.on() else None
         if async_op:
-            return found_by_tensors(trace.asynchronous(operation, self.name, tensors or reads, begin) if trace.on() else begin())
-        if trace.on():
-            with trace.span(operation, self.name, tensors or reads):
-                run()
-        else:
+            return found_by_tensors(begin() if span is None else trace.asynchronous(span, begin))
+        if span is None:
             run()
+        else:
+            with span:
+                run()
         return None
+
+    def _span(self, operation: str, inputs: Sequence[Tensor]) -> trace.Span:
+        if operation == "all_reduce" and inputs[0].is_sparse:
+            operation = "sparse_all_reduce"
+        return trace.Span(operation, self, inputs, self.lane.issued() + 1)
 
     def end(self, timeout_s: float) -> bool:
         """Ends the lane after what is queued and refuses further use; False if something is stuck in it."""

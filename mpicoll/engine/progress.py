@@ -45,6 +45,7 @@ class Lane:
         self.turn = threading.Lock()
         self.begun = 0  # operations, synchronous ones too, that have had their turn: the same number on all ranks, in time
         self.queued = 0  # operations started asynchronously that have not ended, their callbacks included
+        self._waiting = 0  # those of them that have not had their turn
         self._queue: deque[tuple[Callable[[], None], Work]] = deque()
         self._first: deque[tuple[Callable[[], None], Work]] = deque()  # see Note [What a callback starts comes first]
         self._guard = threading.Lock()
@@ -69,6 +70,7 @@ class Lane:
         work._help = self._help
         with self._guard:
             self.queued += 1
+            self._waiting += 1
             queue = self._first if threading.get_ident() == self.thread_id else self._queue
             queue.append((operation, work))
             if self._thread is None:
@@ -96,7 +98,9 @@ class Lane:
         error: Exception | None = None
         streams.settle_in()
         with self.turn:
-            self.begun += 1
+            with self._guard:
+                self._waiting -= 1
+                self.begun += 1
             try:
                 operation()
             except Exception as caught:  # noqa: BLE001  it belongs to whoever waits, not to this thread
@@ -111,6 +115,11 @@ class Lane:
                 self._carry_out(*item)
         elif seconds is not None and work._finished.acquire(timeout=min(seconds, threading.TIMEOUT_MAX)):
             work._finished.release()
+
+    def issued(self) -> int:
+        """Number of operations that have been started on this lane: the same number on all ranks at the same call."""
+        with self._guard:
+            return self.begun + self._waiting
 
     def close(self, timeout_s: float) -> bool:
         """Ends the thread after what is queued; False if that took longer than ``timeout_s``."""

@@ -194,7 +194,8 @@ class Reducing(Gathering):
         sources = [message.outgoing("reduce_scatter", t).memory.detach().reshape(-1) for t in given]
         flat = torch.cat([streams.onto(output.device, source) for source in sources])
         counts = [t.numel() for t in given]
-        return self.start("reduce_scatter", self._reduce_scatter("reduce_scatter", output, flat, counts, op), [output], async_op)
+        step = self._reduce_scatter("reduce_scatter", output, flat, counts, op)
+        return self.start("reduce_scatter", step, [output], async_op, reads=given)
 
     def reduce_scatter_single(self, output: Tensor, tensor: Tensor, op: Op = SUM, async_op: bool = False) -> Work | None:
         """Rank i's ``output`` becomes the reduction of everybody's i-th block of ``tensor`` (collective).
@@ -205,7 +206,7 @@ class Reducing(Gathering):
         if bare and self._reduce_scatter_at_once(output, tensor, op):
             return None
         step = self._reduce_scatter_single("reduce_scatter_single", output, tensor, op)
-        return self.start("reduce_scatter_single", step, [output], async_op)
+        return self.start("reduce_scatter_single", step, [output], async_op, reads=[tensor])
 
     def _reduce_scatter_at_once(self, output: Tensor, tensor: Tensor, op: Op) -> bool:
         """The bare path; False, and nothing done, for what is not small, has something before it, or is not right."""
@@ -228,7 +229,7 @@ class Reducing(Gathering):
         targets = checks.tensors(name, "outputs", outputs)
         checks.same_numel(name, "outputs", len(targets), "inputs", len(sources))
         steps = [self._reduce_scatter_single(name, target, source, op) for target, source in zip(targets, sources, strict=True)]
-        return self.start(name, in_turn(steps), targets, async_op)
+        return self.start(name, in_turn(steps), targets, async_op, reads=sources)
 
     def _reduce_scatter_single(self, name: str, output: Tensor, tensor: Tensor, op: Op) -> Step:
         checks.movable(name, output, "output")

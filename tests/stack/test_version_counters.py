@@ -15,7 +15,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_d
 import mpicoll
 from tests.support import agree
 
-SECTION = "DTensor"
+SECTION = "Mixed backends and debugging"
 Case = tuple[list[Tensor], Callable[[Any], Any]]  # the tensors of an operation, and the operation on a group
 
 pytestmark = [
