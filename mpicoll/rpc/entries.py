@@ -73,6 +73,12 @@ def change(entry: Entry, weight: Fraction) -> None:
             _owned[entry.id] = entry
 
 
+def forget(identity: Id) -> None:
+    """For a reference whose call was never sent."""
+    with guard:
+        _owned.pop(identity, None)
+
+
 def owned() -> list[Entry]:
     """The objects that users elsewhere know, or that are still being made."""
     with guard:

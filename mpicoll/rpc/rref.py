@@ -96,10 +96,8 @@ class RRef(Generic[T]):
         here: Agent | None = getattr(self, "_agent", None)
         if here is None or self._entry is not None:
             return
-        if self._deleted:
-            return
         _users.pop(id(self), None)
-        if not here.closed:
+        if not self._deleted and not here.closed:
             here.dropped.append(partial(here.notify, self._owner, owner.give_back, self._id, self._weight))
 
     def _delete(self) -> None:
@@ -277,7 +275,12 @@ def create(
         rref = _new_owner(entry_of(identity))
     else:
         rref = _new_user(identity, to, weight, entries.new_id(here.me.id))
-    made = here.call(to, owner.make, (identity, weight, function, arguments, keywords), timeout_s=seconds(timeout))
+    try:
+        made = here.call(to, owner.make, (identity, weight, function, arguments, keywords), timeout_s=seconds(timeout))
+    except BaseException:
+        rref._deleted = True  # the owner knows nothing of it: there is no weight to give back
+        entries.forget(identity)
+        raise
     made.keeps = keeps
     made.when_ended(partial(_check_made, here, to, identity, weight))
     rref._made = made

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
+import threading
 import time
 import weakref
 from collections.abc import Callable
@@ -124,6 +125,18 @@ def test_methods_that_fail_or_take_long(right: str) -> None:
     with pytest.raises(RuntimeError, match="RPC ran for more than set timeout"):
         rpc.remote(right, Thing, (1, 0.5)).to_here(timeout=0.1)
     agree(rref.rpc_sync(timeout=0).slow(0.1) == "awake")
+
+
+def test_a_call_that_is_never_sent(right: str, workers: list[str], rank: int) -> None:
+    """Its argument cannot be pickled: nothing of the reference is left, on the caller, on the owner, or on both in one."""
+    for to in (right, workers[rank]):
+        with pytest.raises(TypeError, match="pickle"):
+            rpc.remote(to, list, (threading.Lock(),))
+    gc.collect()
+    everyone(None)
+    rpc.rpc_sync(right, list)  # it comes behind what the reference's end may have sent
+    time.sleep(0.2)
+    agree(not entries.owned(), entries.owned())
 
 
 def test_pickled_only_in_calls(right: str) -> None:
