@@ -43,6 +43,15 @@ ADDED = (  # what mpicoll.run has added for its job, one NAME=VALUE a line: a jo
 TORCHRUN_MARK = "TORCHELASTIC_RUN_ID"  # torchrun sets it in each of its workers; torch's is_torchelastic_launched reads it, too
 TORCH_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
+# Open MPI writes no message past the end of its receive; Note [Messages that are too long] in mpi/open_mpi.py says how and why.
+OPEN_MPI_SETTINGS = {
+    "OMPI_MCA_smsc": "^cma,knem,xpmem",  # shared memory, Open MPI 5
+    "OMPI_MCA_btl_vader_single_copy_mechanism": "none",  # the same, Open MPI 4
+    "OMPI_MCA_btl_self_flags": "send,inplace",
+    "OMPI_MCA_btl_tcp_flags": "send,inplace",
+}
+OF_OPEN_MPI = ("openmpi", "pals", "slurm", "pmix")  # the launchers that may start ranks of Open MPI
+
 # Variables with which a launcher tells one process who it is in one running job. A trailing * stands for any ending.
 # User settings (OMPI_MCA_btl, OMPI_ALLOW_RUN_AS_ROOT, PMIX_MCA_*, HYDRA_LAUNCHER, I_MPI_FABRICS, the allocation's
 # SLURM_JOB_*) are not in it, on purpose.
@@ -120,6 +129,18 @@ def provide_torch_variables(environ: MutableMapping[str, str] = os.environ) -> N
         environ[PROVIDED] = " ".join(f"{name}={value}" for name, value in new.items())
     else:
         environ.pop(PROVIDED, None)
+
+
+def provide_open_mpi_settings(environ: MutableMapping[str, str] = os.environ) -> None:
+    """Sets `OPEN_MPI_SETTINGS` where they are unset, in a rank of a launcher of Open MPI's.
+
+    For programs in which another package starts MPI before mpicoll does (Lightning's MPIEnvironment). To be called before MPI
+    has started: afterwards the variables would tell of settings that are not in force.
+    """
+    launch = detect(environ)
+    if launch is not None and launch.launcher in OF_OPEN_MPI:
+        for name, value in OPEN_MPI_SETTINGS.items():
+            environ.setdefault(name, value)
 
 
 def without_job(environ: Mapping[str, str]) -> dict[str, str]:

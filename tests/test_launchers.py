@@ -9,6 +9,7 @@ import pytest
 
 from mpicoll.launchers import (
     ADDED,
+    OPEN_MPI_SETTINGS,
     OWNER_PID,
     PROVIDED,
     TORCH_VARIABLES,
@@ -16,6 +17,7 @@ from mpicoll.launchers import (
     detect,
     expand_hosts,
     first_host,
+    provide_open_mpi_settings,
     provide_torch_variables,
     started_by_mpi,
     tasks_per_node,
@@ -130,6 +132,17 @@ def test_a_job_that_a_worker_of_torchrun_starts_is_not_torchruns() -> None:
         "MASTER_PORT": "29500", "TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_USE_AGENT_STORE": "True", "PATH": "/bin",
     }  # fmt: skip
     assert without_job(worker) == {"PATH": "/bin"}
+
+
+def test_open_mpis_settings_are_for_its_ranks() -> None:
+    for environ in (OPENMPI, SRUN, {**OPENMPI, "OMPI_MCA_smsc": "cma"}):
+        changed: dict[str, str] = dict(environ)
+        provide_open_mpi_settings(changed)
+        assert changed == {**OPEN_MPI_SETTINGS, **environ}
+    for environ in ({}, SBATCH, HYDRA, MVAPICH):
+        changed = dict(environ)
+        provide_open_mpi_settings(changed)
+        assert changed == environ
 
 
 def test_without_a_launcher_nothing_changes() -> None:

@@ -30,6 +30,13 @@ def test_under_plain_mpiexec(first: str, interface: str) -> None:
     assert all_refused(result.stdout, matched_first=first == "mpi4py"), result.stdout
 
 
+def test_mpi4py_starts_mpi_after_torch() -> None:
+    """`import torch` sets the variables in a rank, so that they count for whoever starts MPI (Lightning's MPIEnvironment)."""
+    result = launch(2, SCRIPT, "first", "mpi4py", timeout_s=90)
+    assert result.returncode == 0, result.stderr
+    assert all_refused(result.stdout, matched_first=False), result.stdout
+
+
 def test_under_mpicoll_run() -> None:
     """The settings are in the launcher's environment, so that they count for mpi4py too."""
     result = run([sys.executable, "-m", "mpicoll.run", "--quiet", "-n", "2", SCRIPT, "mpi4py"], timeout_s=90)

@@ -36,9 +36,11 @@ def autoload() -> None:
             return
         _wrap(c10d)  # first: it is what later tells the user about any failure below
         _register(c10d)
-        from mpicoll.launchers import provide_torch_variables
+        from mpicoll.launchers import provide_open_mpi_settings, provide_torch_variables
 
         provide_torch_variables()
+        if "mpi4py.MPI" not in sys.modules:  # importing it starts MPI
+            provide_open_mpi_settings()
         _failure = None
     except Exception as error:  # noqa: BLE001  import torch must not break; raised by `ensure`
         _failure = error

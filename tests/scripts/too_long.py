@@ -1,6 +1,7 @@
 """Two ranks: every receive is shorter than its message, and what lies behind it must stay as it was.
 
-too_long.py [mpi4py] [torch]    mpi4py: import mpi4py.MPI before mpicoll; torch: call torch.distributed, not mpicoll
+too_long.py [first] [mpi4py] [torch]    first: import torch before all others; mpi4py: import mpi4py.MPI before mpicoll;
+                                        torch: call torch.distributed, not mpicoll
 """
 
 from __future__ import annotations
@@ -8,6 +9,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
+if "first" in sys.argv:
+    import torch
 if "mpi4py" in sys.argv:
     import mpi4py.MPI  # noqa: F401  it starts MPI
 
