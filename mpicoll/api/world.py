@@ -29,7 +29,9 @@ _PLAIN = (Tensor, Parameter)
 def init_process_group(*arguments: Any, comm: MPI.Intracomm | None = None, **more: Any) -> None:
     """torch.distributed.init_process_group, with backend "mpi" where none is named (collective).
 
-    Rank and world size come from MPI; the timeout (default 30 minutes) is the group's.
+    Rank and world size come from MPI; the timeout (default 30 minutes) is the group's. With rank, a smaller world_size than
+    MPI's and a store or an init_method of tcp:// or file://, the ranks that call it make a world of themselves; MPI's other
+    ranks need not call it, but must start MPI as well (``mpicoll.rpc.init_rpc``, ``import mpi4py.MPI``).
 
     Args:   comm: an mpi4py communicator of your own that is to be the world (it is duplicated, never used itself);
                 None: MPI.COMM_WORLD. Everything else: as in torch.

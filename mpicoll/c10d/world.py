@@ -24,7 +24,7 @@ import torch
 from torch.distributed import distributed_c10d as c10d
 
 import mpicoll.launchers as launchers
-from mpicoll.c10d import ddp, register, requested, untraced
+from mpicoll.c10d import ddp, register, requested, some_ranks, untraced
 from mpicoll.engine import groups
 from mpicoll.errors import LaunchError
 from mpicoll.mpi import abort, runtime
@@ -62,13 +62,17 @@ def init_process_group(original: Callable[..., Any], arguments: dict[str, Any]) 
     there = runtime.start()
     arguments = requested.unified(arguments)
     requested.check(arguments)
+    some = translated is not None and some_ranks.asked_for(arguments, there.size)
+    if some:
+        arguments = some_ranks.meet(arguments)
+        there = runtime.start()
     if translated is not None:
         _warn_of_contradictions(arguments, there)
         arguments.update(rank=there.rank, world_size=there.size)
         method = arguments.get("init_method")
         if arguments.get("store") is None and (method is None or str(method).startswith("env:")):
             arguments["init_method"] = "mpi://"
-    with _undone_on_failure(), register.visible():
+    with _undone_on_failure(), _stopped_on_failure(some), register.visible():
         before = sys.excepthook
         with _mixed(arguments, translated) if translated is not None else contextlib.nullcontext(arguments) as renamed:
             original(**renamed)
@@ -264,6 +268,17 @@ def _rename(group: Any, asked: str, given: str) -> None:
     elif register.OURS not in asked:
         config = c10d._world.pg_backend_config[group]
         c10d._world.pg_backend_config[group] = config.replace(f":{register.OURS}", ":mpi")
+
+
+@contextlib.contextmanager
+def _stopped_on_failure(some: bool) -> Iterator[None]:
+    """If torch's function raises, a world of some ranks is no world any more."""
+    try:
+        yield
+    except BaseException:
+        if some and runtime.start().parent is not None:
+            runtime.stop()
+        raise
 
 
 @contextlib.contextmanager

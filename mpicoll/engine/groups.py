@@ -44,6 +44,8 @@ def create(name: str, ranks: Sequence[int] | None, timeout_s: float) -> Communic
     if ranks is None:
         with there.lock:
             comm = there.comm.Dup()
+        if there.base == library.MPI.COMM_WORLD:
+            farewell.expect_all()
         global_ranks = tuple(range(there.size))
     else:
         global_ranks = tuple(ranks)

@@ -61,6 +61,8 @@ def abort(reason: str, status: int = 1) -> None:
     from mpicoll.mpi.library import MPI
 
     there = runtime.current()
+    if there is not None and there.parent is not None:
+        there = there.parent  # MPI ends all of its ranks, and by these numbers mpiexec names them
     if there is None or there.size == 1 or not MPI.Is_initialized() or MPI.Is_finalized():
         return
     print(f"mpicoll: rank {there.rank} of {there.size} ({there.hostname}): {reason}; aborting the job", file=sys.stderr)

@@ -22,7 +22,17 @@ from mpicoll.mpi.library import MPI
 
 QUESTION, ANSWER = 1, 2  # tags on the runtime's own communicator
 
+_all_come = False  # all ranks of MPI.COMM_WORLD have made a world, and so will come to `leave`
 _sent: list[MPI.Request] = []  # questions and answers on their way
+
+
+def expect_all() -> None:
+    """Notes that there is a world of all ranks of MPI.COMM_WORLD (called by each of them).
+
+    Where worlds of some ranks, or RPC alone, are all that a job has, some ranks would wait here for others that never come.
+    """
+    global _all_come
+    _all_come = True
 
 
 def possible() -> bool:
@@ -61,7 +71,7 @@ def leave(begun: Callable[[str], int], pause: Callable[[], None]) -> None:
     Args:   begun: for the name of a group, how many collectives this rank has begun on it. pause: backs off.
     """
     comm = runtime.world_comm()
-    if comm is None or comm.Get_size() == 1 or runtime.finalized():
+    if not _all_come or comm is None or comm.Get_size() == 1 or runtime.finalized():
         return
     barrier, status = comm.Ibarrier(), MPI.Status()
     while not barrier.Test():

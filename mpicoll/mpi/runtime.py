@@ -7,6 +7,8 @@ import socket
 import sys
 import threading
 import warnings
+import zlib
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
@@ -26,15 +28,19 @@ class Runtime:
     blocks in MPI while holding it.
     """
 
-    def __init__(self, base: MPI.Intracomm) -> None:
+    def __init__(self, base: MPI.Intracomm, parent: Runtime | None = None) -> None:
         from mpicoll.mpi.library import MPI
 
         self.base = base
+        self.parent = parent  # that of all ranks, where this is one of some of them; see `start_some`
         self.rank: int = base.Get_rank()
         self.size: int = base.Get_size()
         self.thread_level: int = MPI.Query_thread()
         self.serialized = self.thread_level < MPI.THREAD_MULTIPLE
-        self.lock: AbstractContextManager[object] = threading.RLock() if self.serialized else nullcontext()
+        own: AbstractContextManager[object] = threading.RLock() if self.serialized else nullcontext()
+        self.lock: AbstractContextManager[object] = (
+            own if parent is None else parent.lock
+        )  # all MPI calls of this process are made under one
         self.tag_ub: int = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)  # type: ignore[assignment]
         self.library: str = MPI.Get_library_version().split("\n")[0].rstrip("\0 ")
         self.hostname: str = socket.gethostname()
@@ -124,16 +130,43 @@ def alone() -> Runtime:
     return runtime
 
 
+def start_some(ranks: Sequence[int]) -> Runtime:
+    """Makes a world of some ranks of the one that is there, in this order (collective over them).
+
+    `stop` goes back to the world that was there; `everyone` names it meanwhile.
+    """
+    global _runtime
+    parent = start()
+    with parent.lock:
+        there = parent.base.Get_group()
+        members = there.Incl(list(ranks))
+        comm = parent.base.Create_group(members, zlib.crc32(repr(list(ranks)).encode()) % parent.tag_ub)
+        members.Free()
+        there.Free()
+    _runtime = Runtime(comm, parent)
+    return _runtime
+
+
+def everyone() -> Runtime:
+    """As `start`, but that of all ranks where the world is one of some of them."""
+    there = start()
+    return there.parent or there
+
+
 def stop(free: bool = True) -> None:
     """Forgets the runtime (MPI itself goes on, so that it can be started again); no group may be left.
 
     Args:   free: False: something is still under way, so that no communicator can be given back to MPI.
     """
     global _runtime
-    runtime, _runtime = _runtime, None
-    if free and runtime is not None and runtime.__dict__.get("comm") not in (None, _world_comm) and not finalized():
-        with runtime.lock:
+    runtime, _runtime = _runtime, None if _runtime is None else _runtime.parent
+    if not free or runtime is None or finalized():
+        return
+    with runtime.lock:
+        if runtime.__dict__.get("comm") not in (None, _world_comm):
             runtime.comm.Free()
+        if runtime.parent is not None:
+            runtime.base.Free()
 
 
 def current() -> Runtime | None:

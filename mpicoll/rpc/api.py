@@ -92,7 +92,7 @@ def _world(rank: int, world_size: int | None) -> runtime.Runtime:
     """MPI's ranks, or this one alone. Raises: ValueError: rank or world_size contradict MPI."""
     if world_size == 1 and rank in (0, -1):
         return runtime.alone()
-    there = runtime.start()
+    there = runtime.everyone()
     for what, given, real in (("rank", rank, there.rank), ("world_size", world_size, there.size)):
         if given not in (None, -1, real):
             raise ValueError(f"init_rpc: {what}={given}, but MPI says {real}; leave it out, MPI knows")
