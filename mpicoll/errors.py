@@ -4,20 +4,42 @@
     └── MpicollError            everything that goes wrong while running
         ├── LaunchError         MPI is missing, two MPIs, the wrong mpiexec, a contradiction between environment and MPI
         ├── ThreadLevelError    MPI was initialised with too little thread support (mpicoll needs SERIALIZED or more)
-        ├── CommunicationError  MPI itself returned an error
+        ├── CommunicationError  (also a DistBackendError) MPI itself returned an error
         │   └── TruncationError     a message was longer than the tensor that should receive it
-        ├── OperationTimeout    (also a TimeoutError) an operation did not end in time; names operation, group and rank
-        ├── GroupFailed         the group was used after one of its operations had failed or timed out
-        ├── GroupDestroyed      the group was used after destroy_process_group
+        ├── OperationTimeout    (also a DistBackendError and a TimeoutError) an operation did not end in time; names operation,
+        │                       group and rank
+        ├── GroupFailed         (also a DistBackendError) the group was used after one of its operations had failed or timed out
+        ├── GroupDestroyed      (also a DistError) the group was used after destroy_process_group
         ├── WorkerLeft          a remote call to a worker that has ended
         └── ForkedProcess       a forked child (a DataLoader worker, say) tried to communicate
     TypeError, ValueError
     └── UnsupportedReduction    a dtype x reduction that has no right answer; raised before a byte moves
 
 Bad arguments are a plain TypeError or ValueError, raised before a byte moves.
+
+DistError and DistBackendError are torch's. The errors that have them as a base are in mpicoll.failures, which is imported when
+one of them is asked for: this module does not import torch.
 """
 
 from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mpicoll.failures import CommunicationError as CommunicationError
+    from mpicoll.failures import GroupDestroyed as GroupDestroyed
+    from mpicoll.failures import GroupFailed as GroupFailed
+    from mpicoll.failures import OperationTimeout as OperationTimeout
+    from mpicoll.failures import TruncationError as TruncationError
+
+_FAILURES = frozenset({"CommunicationError", "GroupDestroyed", "GroupFailed", "OperationTimeout", "TruncationError"})
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _FAILURES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module("mpicoll.failures"), name)
 
 
 class MpicollError(RuntimeError):
@@ -30,26 +52,6 @@ class LaunchError(MpicollError):
 
 class ThreadLevelError(MpicollError):
     """MPI was initialised below MPI_THREAD_SERIALIZED."""
-
-
-class CommunicationError(MpicollError):
-    """MPI returned an error; its text is in the message."""
-
-
-class TruncationError(CommunicationError):
-    """A message was longer than the tensor that should receive it."""
-
-
-class OperationTimeout(MpicollError, TimeoutError):
-    """An operation did not end within its time; the group is unusable afterwards."""
-
-
-class GroupFailed(MpicollError):
-    """The group was used after one of its operations had failed."""
-
-
-class GroupDestroyed(MpicollError):
-    """The group was used after it had been destroyed."""
 
 
 class WorkerLeft(MpicollError):

@@ -63,7 +63,7 @@ def test_wait_that_expires(rank: int, size: int) -> None:
         ]
         if not 0.25 < took < 20 or work.is_success() or not work.is_completed():
             wrong.append(f"{took} s, {work}")
-        wrong += refused(group, rank, size, "no end after 0.3 s")
+        wrong += refused(group, rank, size, "Timed out: no end within the timeout of 0.3 s")
     everyone(None)
     if rank != 0:
         dist.all_reduce(tensor, group=group, async_op=True).wait()  # rank 0's, left in MPI, takes part
@@ -74,13 +74,34 @@ def test_wait_that_expires(rank: int, size: int) -> None:
     dist.destroy_process_group(other)
 
 
+def test_torch_s_words_and_classes(rank: int, size: int) -> None:
+    """Programs for torch catch DistBackendError and look for (Timed out|closed|timeout); one barrier after the other expires."""
+    wrong = []
+    calls: list[Callable[[Any], object]] = [
+        lambda group: torch.distributed.irecv(torch.zeros(1), (rank + 1) % size, group=group).wait(SHORT),
+        lambda group: dist.barrier(group=group, timeout=SHORT),
+        lambda group: dist.monitored_barrier(group, SHORT),
+    ]
+    for call in calls:
+        group = dist.new_group()
+        error = raised_by(partial(call, group)) if rank == 0 else None
+        everyone(None)
+        words = [word for word in ("Timed out", "timeout") if word not in str(error)]
+        if rank == 0 and (words or not isinstance(error, torch.distributed.DistBackendError)):
+            wrong.append(repr(error))
+        if rank == 0 and not isinstance(raised_by(partial(dist.barrier, group)), torch.distributed.DistError):
+            wrong.append("a group that has failed")
+        dist.destroy_process_group(group)
+    agree(not wrong, wrong)
+
+
 def test_a_receive_that_expires(rank: int, size: int) -> None:
     group = dist.new_group()
     work = dist.irecv(torch.zeros(1), (rank + 1) % size, group=group)
     error = raised_by(lambda: work.wait(SHORT))
-    text = f"irecv on group '{group.group_name}' (rank {rank} of {size}): no end after 0.3 s"
+    text = f"irecv on group '{group.group_name}' (rank {rank} of {size}): Timed out: no end within the timeout of 0.3 s"
     agree(isinstance(error, dist.OperationTimeout) and text in str(error), repr(error))
-    wrong = refused(group, rank, size, "no end after 0.3 s")
+    wrong = refused(group, rank, size, "Timed out: no end within the timeout of 0.3 s")
     agree(not wrong, f"{wrong}")
     dist.destroy_process_group(group)
 
@@ -90,7 +111,9 @@ def test_a_barrier_that_expires(rank: int, size: int) -> None:
     if rank == 0:
         error = raised_by(lambda: dist.barrier(group=group, timeout=SHORT))
     everyone(None)
-    expected = f"barrier on group '{group.group_name}' (rank 0 of {size}): not every rank came within 0.3 s"
+    expected = (
+        f"barrier on group '{group.group_name}' (rank 0 of {size}): Timed out: not every rank came within the timeout of 0.3 s"
+    )
     agree(rank != 0 or (isinstance(error, dist.OperationTimeout) and expected in str(error)), repr(error))
     wrong = refused(group, rank, size, "not every rank came") if rank == 0 else []
     agree(not wrong, f"{wrong}")
@@ -115,7 +138,7 @@ def test_monitored_barrier_names_who_did_not_come(all_of_them: bool, rank: int, 
     if rank not in missing:
         error = raised_by(lambda: dist.monitored_barrier(group, timedelta(seconds=1), wait_all_ranks=all_of_them))
     names = ", ".join(map(str, missing))
-    expected = f"rank {names} did not come within 1 s"
+    expected = f"rank {names} did not come within the timeout of 1 s"
     right = isinstance(error, dist.OperationTimeout) and expected in str(error)
     agree(rank in missing or right, f"{error!r}, not: {expected}")
     agree(rank in missing or isinstance(raised_by(lambda: dist.barrier(group)), dist.GroupFailed))

@@ -39,7 +39,9 @@ class Communicator(Reducing):
         if came is None:
             came = self.channel.barrier(seconds)
         if not came:
-            error = OperationTimeout(f"{self.where('barrier')}: not every rank came within {seconds:g} s")
+            error = OperationTimeout(
+                f"{self.where('barrier')}: Timed out: not every rank came within the timeout of {seconds:g} s"
+            )
             self.fail(error)
             raise error
 

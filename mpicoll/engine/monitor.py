@@ -28,7 +28,9 @@ def monitored_barrier(group: Group, timeout_s: float, wait_all_ranks: bool) -> N
     missing = _collect(group, timeout_s, wait_all_ranks) if group.rank == 0 else _report(group, timeout_s + GRACE_S)
     if missing:
         ranks = ", ".join(str(group.global_ranks[rank]) for rank in missing)
-        error = OperationTimeout(f"{group.where('monitored_barrier')}: rank {ranks} did not come within {timeout_s:g} s")
+        error = OperationTimeout(
+            f"{group.where('monitored_barrier')}: Timed out: rank {ranks} did not come within the timeout of {timeout_s:g} s"
+        )
         group.fail(error)
         raise error
 

@@ -113,7 +113,7 @@ class Work(dist.Work):
         elif self._finished.acquire(timeout=min(seconds, threading.TIMEOUT_MAX)):
             self._finished.release()
         if not self._done:
-            error = OperationTimeout(f"{self._where}: no end after {seconds:g} s")
+            error = OperationTimeout(f"{self._where}: Timed out: no end within the timeout of {seconds:g} s")
             on_timeout = self._on_timeout
             self._complete(error)
             if on_timeout is not None:

@@ -222,7 +222,7 @@ def test_set_timeout(rank: int, size: int) -> None:
     everyone(None)
     if rank != 0:
         dist.all_reduce(tensor, group=group)  # rank 0's, left in MPI, takes part
-    agree(("no end after 0.5 s" in said) == (rank == 0) and total() == size, said)
+    agree(("no end within the timeout of 0.5 s" in said) == (rank == 0) and total() == size, said)
 
 
 @pytest.mark.feature("what an older torch's _set_pg_timeout says")

@@ -1,0 +1,30 @@
+"""The errors of a group that are torch's as well, so that programs that catch torch's errors catch these: see mpicoll.errors.
+
+They have a module of their own because it imports torch, which `import mpicoll` and the launcher do not.
+"""
+
+from __future__ import annotations
+
+from torch.distributed import DistBackendError, DistError
+
+from mpicoll.errors import MpicollError
+
+
+class CommunicationError(MpicollError, DistBackendError):
+    """MPI returned an error; its text is in the message."""
+
+
+class TruncationError(CommunicationError):
+    """A message was longer than the tensor that should receive it."""
+
+
+class OperationTimeout(MpicollError, DistBackendError, TimeoutError):
+    """An operation did not end within its time; the group is unusable afterwards."""
+
+
+class GroupFailed(MpicollError, DistBackendError):
+    """The group was used after one of its operations had failed."""
+
+
+class GroupDestroyed(MpicollError, DistError):
+    """The group was used after it had been destroyed."""

@@ -1,0 +1,51 @@
+"""The error classes: what they are for programs that catch Python's errors and torch's."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import sys
+
+import pytest
+from torch.distributed import DistBackendError, DistError
+
+from mpicoll import errors
+from tests.support import run
+
+BASES = {
+    "MpicollError": (RuntimeError,),
+    "LaunchError": (errors.MpicollError,),
+    "ThreadLevelError": (errors.MpicollError,),
+    "CommunicationError": (errors.MpicollError, DistBackendError, DistError),
+    "TruncationError": (errors.CommunicationError, DistBackendError),
+    "OperationTimeout": (errors.MpicollError, DistBackendError, DistError, TimeoutError),
+    "GroupFailed": (errors.MpicollError, DistBackendError, DistError),
+    "GroupDestroyed": (errors.MpicollError, DistError),
+    "WorkerLeft": (errors.MpicollError,),
+    "ForkedProcess": (errors.MpicollError,),
+    "UnsupportedReduction": (TypeError, ValueError),
+}
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_bases(name: str) -> None:
+    error = getattr(errors, name)("all_reduce on group '0': what went wrong")
+    for base in BASES[name]:
+        assert isinstance(error, base)
+    for again in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
+        assert type(again) is type(error)
+        assert again.args == error.args
+        assert str(again) == "all_reduce on group '0': what went wrong"
+
+
+def test_an_unknown_name() -> None:
+    with pytest.raises(AttributeError, match=r"module 'mpicoll\.errors' has no attribute 'Unknown'"):
+        _ = errors.Unknown
+
+
+@pytest.mark.launch
+def test_importing_them_does_not_import_torch() -> None:
+    """The launcher imports them, and starts in a tenth of torch's time."""
+    code = "import sys, mpicoll.errors, mpicoll.run; assert 'torch' not in sys.modules; mpicoll.errors.OperationTimeout"
+    done = run([sys.executable, "-c", f"{code}; assert 'torch' in sys.modules"])
+    assert done.returncode == 0, done.stderr
