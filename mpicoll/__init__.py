@@ -54,6 +54,7 @@ OURS: dict[str, str] = {
     "RankExited": "mpicoll.spawning",
     "RankRaised": "mpicoll.spawning",
     "CommunicationError": "mpicoll.errors",
+    "ConcurrentCollectives": "mpicoll.errors",
     "ForkedProcess": "mpicoll.errors",
     "GroupDestroyed": "mpicoll.errors",
     "GroupFailed": "mpicoll.errors",

@@ -10,6 +10,7 @@
         │                       group and rank
         ├── GroupFailed         (also a DistBackendError) the group was used after one of its operations had failed or timed out
         ├── GroupDestroyed      (also a DistError) the group was used after destroy_process_group
+        ├── ConcurrentCollectives   two threads of a rank were in blocking collectives of one group at once
         ├── WorkerLeft          a remote call to a worker that has ended
         └── ForkedProcess       a forked child (a DataLoader worker, say) tried to communicate
     TypeError, ValueError
@@ -52,6 +53,10 @@ class LaunchError(MpicollError):
 
 class ThreadLevelError(MpicollError):
     """MPI was initialised below MPI_THREAD_SERIALIZED."""
+
+
+class ConcurrentCollectives(MpicollError):
+    """Two threads of a rank were in blocking collectives of one group at once; each thread needs a group of its own."""
 
 
 class WorkerLeft(MpicollError):

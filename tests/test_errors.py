@@ -22,6 +22,7 @@ BASES = {
     "GroupFailed": (errors.MpicollError, DistBackendError, DistError),
     "GroupDestroyed": (errors.MpicollError, DistError),
     "WorkerLeft": (errors.MpicollError,),
+    "ConcurrentCollectives": (errors.MpicollError,),
     "ForkedProcess": (errors.MpicollError,),
     "UnsupportedReduction": (TypeError, ValueError),
 }

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.distributed import distributed_c10d
 
 import mpicoll as dist
+from mpicoll.engine import groups
 from tests.support import agree
 
 pytestmark = pytest.mark.usefixtures("world")
@@ -189,12 +193,61 @@ def test_buckets_are_reduced_while_the_program_computes(rank: int, size: int) ->
         agree(all(torch.allclose(g, torch.tensor(expected)) for g in gradients), f"{gradients[0][0, 0]} {expected}")
 
 
-def test_several_threads_on_one_group(rank: int, size: int) -> None:
-    """Threads that start the same operation at the same time cannot be told apart, so any pairing of them is right."""
-    raised = in_threads(*[lambda: [dist.all_reduce(torch.full((8,), 1.0)) for _ in range(25)] and None] * 4)
+def test_threads_that_take_turns_share_a_group(rank: int, size: int) -> None:
+    """Their operations are alike, so that it does not matter whose turn it is on which rank."""
+    turn = threading.Lock()
+
+    def reduce() -> None:
+        for _ in range(25):
+            with turn:
+                dist.all_reduce(torch.full((8,), 1.0))
+
+    raised = in_threads(*[reduce] * 4)
     tensor = torch.ones(1)
     dist.all_reduce(tensor)
     agree(not raised and tensor.item() == size, f"{raised} {tensor}")
+
+
+@pytest.mark.min_ranks(2)
+@pytest.mark.parametrize("api", [dist, torch.distributed], ids=["mpicoll", "torch"])
+@pytest.mark.parametrize("queued", [False, True], ids=["inside", "queued"])
+def test_a_second_thread_in_a_group_is_told_so(world: Any, api: Any, queued: bool, rank: int, size: int) -> None:
+    """A checkpoint beside training, say: all_gather met all_reduce, and the job hung, or had wrong data."""
+    group = groups.find(distributed_c10d._world.pg_names[distributed_c10d._get_default_group()])
+    late, first, second = rank == size - 1, torch.ones(8), torch.ones(1)
+    works = [dist.broadcast(torch.ones(1), src=size - 1, async_op=True)] if queued and not late else []
+    training = threading.Thread(target=lambda: api.all_reduce(first), daemon=True)
+    error: Exception | None = None
+    if not late:  # the last rank does not come before all others have been refused
+        training.start()
+        while not (group._waiting_calls if queued else group.lane.turn.locked()):
+            time.sleep(0.001)
+        try:
+            api.broadcast(second, src=0)
+        except dist.ConcurrentCollectives as refusal:
+            error = refusal
+    agree(
+        late
+        or re.search("broadcast on group .*: another thread of this rank is in all_reduce on the same .* new_group", str(error))
+    )
+    if late:
+        works = [dist.broadcast(torch.ones(1), src=size - 1, async_op=True)] if queued else []
+        training.start()
+    for work in works:
+        work.wait()
+    training.join(PATIENCE_S)
+    api.broadcast(second, src=0)
+    agree(torch.all(first == size), f"{first}")
+
+
+def test_a_callback_is_no_second_thread(rank: int, size: int) -> None:
+    """It runs in a thread of ours, in its place in the order."""
+    tensor, after = torch.ones(1 << 20), torch.ones(1)
+    work = dist.all_reduce(tensor, async_op=True)
+    future = work.get_future().then(lambda _: dist.all_reduce(after))
+    dist.broadcast(tensor, src=0)
+    future.wait()
+    agree(after.item() == size and torch.all(tensor == size), f"{after} {tensor[:3]}")
 
 
 def test_messages_of_a_pair_do_not_overtake(rank: int, size: int) -> None:  # trap 15

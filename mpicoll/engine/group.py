@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from threading import get_ident
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from threading import Lock, get_ident
 from time import monotonic
 from typing import TypeVar
 
@@ -20,7 +21,7 @@ from mpicoll.engine.parcels import ANNOUNCEMENT
 from mpicoll.engine.progress import Lane
 from mpicoll.engine.watchdog import EVERYBODY, inside
 from mpicoll.engine.work import Work, found_by_tensors
-from mpicoll.errors import GroupDestroyed, GroupFailed, MpicollError, OperationTimeout, TruncationError
+from mpicoll.errors import ConcurrentCollectives, GroupDestroyed, GroupFailed, MpicollError, OperationTimeout, TruncationError
 from mpicoll.log import Algorithms
 from mpicoll.mpi.channel import Channel
 from mpicoll.mpi.datatypes import INT_MAX
@@ -59,6 +60,8 @@ class Group:
         self.broken: MpicollError | None = None
         self.closer: Callable[[], None] = lambda: None  # set by `groups`, which knows the group by name
         self.lane = Lane(name)
+        self._waiting_guard = Lock()  # guards _waiting_calls
+        self._waiting_calls: dict[int, str] = {}  # by thread: the blocking collective that waits for its turn
         algorithms = Algorithms(name, self.rank, self.size)
         self.carrier = Carrier(channel, topology, choices, self.lane, algorithms)
         self.host = Gpus(channel, self.carrier, choices) if choices.gpus else Host(channel, self.carrier)
@@ -162,7 +165,7 @@ class Group:
             return self.lane.start(step, self.work(operation, tensors))
 
         def run() -> None:
-            self.lane.run(step, lambda: self.work(operation, tensors))
+            self.lane.run(step, lambda: self.work(operation, tensors), lambda: self._waiting(operation))
 
         span = self._span(operation, tensors if reads is None else reads) if trace.on() else None
         if async_op:
@@ -173,6 +176,39 @@ class Group:
             with span:
                 run()
         return None
+
+    @contextmanager
+    def _waiting(self, operation: str) -> Iterator[None]:
+        """While a blocking collective of this thread waits for its turn: it is the only one, except in callbacks.
+
+        Two threads that are in blocking collectives of one group at once may have their turns in another order on another rank,
+        where data of different operations would then meet. Threads that take a lock for each call never meet here.
+
+        Raises: ConcurrentCollectives: another thread is in a blocking collective of this group.
+        """
+        thread = get_ident()
+        if thread == self.lane.thread_id:  # a callback, which has a place in the order
+            yield
+            return
+        with self._waiting_guard:
+            others = [other for number, other in self._waiting_calls.items() if number != thread]
+            others += [
+                entry[0]
+                for number, entry in list(inside.items())
+                if entry[1] is self and entry[3] == EVERYBODY and number not in (thread, self.lane.thread_id)
+            ]
+            if others:
+                raise ConcurrentCollectives(
+                    f"{self.where(operation)}: another thread of this rank is in {others[0]} on the same group. On another rank "
+                    "the two may have another order, and data of different operations would meet. Give one of the threads a "
+                    "group of its own: new_group(), called by all ranks"
+                )
+            self._waiting_calls[thread] = operation
+        try:
+            yield
+        finally:
+            with self._waiting_guard:
+                del self._waiting_calls[thread]
 
     def _span(self, operation: str, inputs: Sequence[Tensor]) -> trace.Span:
         if operation == "all_reduce" and inputs[0].is_sparse:

@@ -17,6 +17,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 from mpicoll.cuda import streams
@@ -54,10 +55,21 @@ class Lane:
         self._thread: threading.Thread | None = None
         self.thread_id = 0  # of ``_thread``, once it runs
 
-    def run(self, operation: Callable[[], None], work: Callable[[], Work]) -> None:
-        """Runs a synchronous operation: here, if nothing is before it, else in its turn; ``work`` makes its handle then."""
+    def run(
+        self,
+        operation: Callable[[], None],
+        work: Callable[[], Work],
+        waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        """Runs a synchronous operation: here, if nothing is before it, else in its turn.
+
+        Args:
+            work: Makes its handle, if it has to wait for its turn.
+            waiting: Entered while it waits for its turn; may raise instead.
+        """
         if self.queued or not self.turn.acquire(blocking=False):
-            self.start(operation, work()).wait()
+            with waiting():
+                self.start(operation, work()).wait()
             return
         self.begun += 1
         try:
