@@ -19,7 +19,7 @@ SOURCES = sorted({*MODULES, *(ROOT / "tests").rglob("*.py"), *(ROOT / "examples"
 LONGEST = 400  # lines of a file
 
 # Each room with the rooms below it. Words, in mpicoll itself, are modules that all rooms share; tools stand beside the rooms.
-WORDS = {"errors", "failures", "config", "launchers", "types", "cores", "binding", "ending", "log"}
+WORDS = {"errors", "failures", "config", "launchers", "types", "cores", "binding", "ending", "_log"}
 BELOW = {
     "mpi": set(),
     "cuda": set(),

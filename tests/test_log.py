@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+import mpicoll._log as log
 import mpicoll.config as config
 import mpicoll.engine.report as report
-import mpicoll.log as log
 from mpicoll.engine.choose import Choices
 from tests.support import agree, launch
 

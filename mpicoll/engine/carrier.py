@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mpicoll._log import Algorithms
 from mpicoll.algorithms import hierarchical, moved, shared_memory
 from mpicoll.algorithms.blocks import Block, block
 from mpicoll.algorithms.hierarchical import Nodes
@@ -27,7 +28,6 @@ from mpicoll.engine import choose, stages
 from mpicoll.engine.choose import NEVER, Choices
 from mpicoll.engine.kernels import Kernel
 from mpicoll.engine.progress import Backoff, Lane
-from mpicoll.log import Algorithms
 from mpicoll.mpi import runtime, segment
 from mpicoll.mpi.channel import ANY_SOURCE, Channel
 from mpicoll.mpi.datatypes import fromaddress

@@ -11,6 +11,7 @@ from typing import TypeVar
 from torch import Tensor
 from torch.autograd import profiler
 
+from mpicoll._log import Algorithms
 from mpicoll.engine import trace, watchdog
 from mpicoll.engine.carrier import Carrier
 from mpicoll.engine.choose import Choices
@@ -22,7 +23,6 @@ from mpicoll.engine.progress import Lane
 from mpicoll.engine.watchdog import EVERYBODY, inside
 from mpicoll.engine.work import Work, found_by_tensors
 from mpicoll.errors import ConcurrentCollectives, GroupDestroyed, GroupFailed, MpicollError, OperationTimeout, TruncationError
-from mpicoll.log import Algorithms
 from mpicoll.mpi.channel import Channel
 from mpicoll.mpi.datatypes import INT_MAX
 from mpicoll.mpi.errors import MPIException, translate

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import cache
 
-from mpicoll import log
+import mpicoll._log as log
 from mpicoll.engine import report, watchdog
 from mpicoll.engine.agreement import agree
 from mpicoll.engine.choose import Choices

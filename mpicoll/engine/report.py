@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from mpicoll import launchers
+from mpicoll._log import logger
 from mpicoll.engine.choose import NEVER, Choices
-from mpicoll.log import logger
 from mpicoll.mpi.library import MPI
 from mpicoll.mpi.runtime import Runtime
 from mpicoll.mpi.topology import Topology

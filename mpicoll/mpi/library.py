@@ -66,7 +66,7 @@ def refusal() -> str | None:
     if (taken := claim.take()) is not None:
         return (
             f"process {pid} was started by a rank, not by mpiexec, and {taken}: one process is one rank. Start as many ranks "
-            "as are needed with `python -m mpicoll.run -n N` or mpicoll.spawn, in the place of mp.spawn and mp.Process; a "
+            "as are needed with `python -m mpicoll.run -n N` or mpicoll.spawn, not mp.spawn or mp.Process; a "
             "process that a rank starts may compute, and only one may communicate in its place"
         )
     return None

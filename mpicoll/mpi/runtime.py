@@ -267,7 +267,7 @@ def check_size(asked: int, source: str) -> None:
     started = "no MPI launcher started this process" if launch is None else f"the launcher ({launch.launcher}) started 1 rank"
     raise LaunchError(
         f"{source} asks for {asked} ranks, but {started}, and MPI sees 1 rank. Start the ranks with {remedy}, or from Python "
-        f"with mpicoll.spawn(function, args, nprocs={asked}) in the place of torch.multiprocessing.spawn, Process or a shell "
+        f"with mpicoll.spawn(function, args, nprocs={asked}) instead of torch.multiprocessing.spawn, Process or a shell "
         "loop. MPI then says rank and size"
     )
 
