@@ -79,7 +79,7 @@ def test_strided_all_reduce_is_in_place(rank: int, size: int) -> None:
 def test_refusals_come_before_any_byte(rank: int) -> None:
     """trap 22, 25, 3: on every rank alike, so that nobody waits."""
     with pytest.raises(TypeError):
-        dist.all_reduce(torch.ones(3, dtype=torch.int64), dist.ReduceOp.AVG)
+        dist.all_reduce(torch.ones(3, dtype=torch.bool), dist.ReduceOp.AVG)
     with pytest.raises(TypeError):
         dist.all_reduce(torch.ones(3), dist.ReduceOp.BAND)
     with pytest.raises((TypeError, ValueError)):

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import mpicoll as dist
+from mpicoll._log import Algorithms
 from mpicoll.engine import groups
 from mpicoll.engine.carrier import Carrier
 from mpicoll.engine.choose import NEVER, WINDOW_FROM, Choices
@@ -85,7 +86,7 @@ def carrier(nodes: int, ranks: int, **choices: object) -> Carrier:
     comm = SimpleNamespace(Get_rank=lambda: 0, Get_size=lambda: nodes * ranks)
     channel = SimpleNamespace(comm=comm, serialized=False)
     topology = Topology(tuple(rank // ranks * ranks for rank in range(nodes * ranks)), crowded=False)
-    return Carrier(channel, topology, Choices(**choices), Lane("none"))  # type: ignore[arg-type]
+    return Carrier(channel, topology, Choices(**choices), Lane("none"), Algorithms("none", 0, 1))  # type: ignore[arg-type]
 
 
 def test_many_nodes_leave_no_room_for_a_piece_of_every_rank() -> None:

@@ -88,13 +88,13 @@ def test_all_reduce_avg(dtype: torch.dtype, rank: int, size: int) -> None:
 
 @pytest.mark.feature("functional all_reduce: sum, avg, product, min, max, band, bor, bxor; every dtype")
 def test_a_reduction_without_an_answer_is_refused(rank: int, size: int) -> None:
-    """avg of integers is our TypeError on every rank, before anything moves, through C++ too; the group works on."""
+    """avg of bools is our TypeError on every rank, before anything moves, through C++ too; the group works on."""
     said = ""
     try:
-        funcol.wait_tensor(funcol.all_reduce(torch.ones(2, dtype=torch.int64), "avg", dist.group.WORLD))
+        funcol.wait_tensor(funcol.all_reduce(torch.ones(2, dtype=torch.bool), "avg", dist.group.WORLD))
     except Exception as error:  # noqa: BLE001  its type is what is asked
         said = f"{isinstance(error, TypeError)} {error}"
-    agree(said.startswith("True all_reduce: AVG on torch.int64: it needs a floating"), said)
+    agree(said.startswith("True all_reduce: AVG on torch.bool: it needs a number"), said)
     agree(funcol.all_reduce(torch.ones(2), "sum", dist.group.WORLD).tolist() == [size, size])
 
 
