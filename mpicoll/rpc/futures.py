@@ -71,7 +71,7 @@ class CallFuture(Future[Any]):
         return first
 
 
-def timed_out(future: Future[Any]) -> bool:
+def timed_out(future: Future[Any] | None) -> bool:
     """Whether it is that of a call that has exceeded its time limit."""
     return isinstance(future, CallFuture) and isinstance(future._error, CallTimedOut)
 

@@ -63,7 +63,7 @@ class RRef(Generic[T]):
     _entry: Entry | None  # at the owner
     _weight: Fraction  # elsewhere
     _fork: Id  # elsewhere: of this copy of the reference
-    _made: Future[Any]  # elsewhere: ends when the owner has the object
+    _made: Future[Any] | None = None  # ends when the owner has the object, or too late; None: it was there at once
     _deleted = False  # elsewhere: the weight is back at the owner
     _type: Future[Any] | None = None  # of the object, once it has been asked for
     _attributes: frozenset[str] = frozenset()  # that the object has, as far as they have been asked for
@@ -121,7 +121,7 @@ class RRef(Generic[T]):
 
     def confirmed_by_owner(self) -> bool:
         """True once the owner has the object, or has tried to make it."""
-        return self._entry is not None or self._made.done()
+        return self._entry is not None or (self._made is not None and self._made.done())
 
     def _check(self, operation: str) -> None:
         if self._deleted or self._agent.closed or _agent is not self._agent:
@@ -169,8 +169,12 @@ class RRef(Generic[T]):
         return self if self._entry is not None else self._id
 
     def _get_future(self) -> Future[Any]:
-        """Ends when the owner has the object."""
-        return self._entry.value if self._entry is not None else self._made
+        """Ends when the owner has the object, with an error if that takes longer than the timeout of `rpc.remote`."""
+        if self._entry is None:
+            assert self._made is not None
+            return self._made
+        value = self._entry.value
+        return value if self._made is None else self._made.then(lambda made: (made.value(), value_of(value))[1])
 
     def _get_type(self, timeout: float = UNSET_RPC_TIMEOUT, blocking: bool = True) -> Any:
         """The object's type, which only the first call asks the owner for; a future of it where ``blocking`` is False."""
@@ -350,4 +354,4 @@ def delete_users() -> None:
 def pending_users() -> int:
     """References here whose owner has not confirmed them yet."""
     live = [reference() for reference in list(_users.values())]
-    return sum(rref is not None and not rref._made.done() for rref in live)
+    return sum(rref is not None and rref._made is not None and not rref._made.done() for rref in live)
