@@ -40,6 +40,8 @@ LOOKS = {
     FLOAT32: Look("mpicoll, float32", "#CC79A7", "P"),
     COPY: Look("memory copy", "#999999", "."),
 }
+LABELS = {look.label for look in LOOKS.values()}
+POINTS_PER_INCH, LABEL_HEIGHT = 72, 11.0  # points
 SHOWN = (API, GLOO, NCCL, RAW)  # of one operation; the torch backend differs from the mpicoll API by some microseconds
 Curve = list[tuple[int, list[float]]]  # size in bytes, a figure of each round
 
@@ -60,6 +62,9 @@ def draw(rows: Sequence[Row], machine: Machine, file: str) -> None:
     matplotlib.use("Agg")
     with matplotlib.rc_context({"svg.hashsalt": "mpicoll", "axes.spines.top": False, "axes.spines.right": False}):
         figure = _times(*tables.values()) if len(tables) == 1 else _ratios(tables)
+        figure.draw_without_rendering()  # so that the ends of the lines have their places
+        for panel in figure.axes:
+            _label_lines(panel)
         figure.supxlabel("\n".join(_caption(machine, len(next(iter(rows[0].times.values()))))), fontsize=7, color=INK)
         metadata = {"metadata": {"Date": None}} if file.endswith(".svg") else {}  # the same figures make the same file
         figure.savefig(file, facecolor="white", **metadata)
@@ -131,12 +136,22 @@ def _line(panel: Any, look: Look, curve: Curve) -> None:
         return
     sizes = [nbytes for nbytes, _ in curve]
     medians = [statistics.median(figures) for _, figures in curve]
-    panel.plot(sizes, medians, color=look.colour, marker=look.marker, markersize=4, linewidth=1.6)
+    panel.plot(sizes, medians, label=look.label, color=look.colour, marker=look.marker, markersize=4, linewidth=1.6)
     panel.fill_between(sizes, _each(min, curve), _each(max, curve), color=look.colour, alpha=0.18, linewidth=0)
-    panel.annotate(
-        look.label, (sizes[-1], medians[-1]), xytext=(6, 0), textcoords="offset points",
-        color=look.colour, va="center", fontsize=9, fontweight="bold", annotation_clip=False,
-    )  # fmt: skip
+
+
+def _label_lines(panel: Any) -> None:
+    """A label at the end of each line; where ends are close, labels stand one above the other."""
+    above = float("-inf")
+    labelled = [line for line in panel.get_lines() if line.get_label() in LABELS]
+    for line in sorted(labelled, key=lambda line: float(line.get_ydata()[-1])):
+        end = line.get_xdata()[-1], line.get_ydata()[-1]
+        height = panel.transData.transform(end)[1] * POINTS_PER_INCH / panel.figure.dpi
+        above = max(height, above + LABEL_HEIGHT)
+        panel.annotate(
+            line.get_label(), end, xytext=(6, above - height), textcoords="offset points",
+            color=line.get_color(), va="center", fontsize=9, fontweight="bold", annotation_clip=False,
+        )  # fmt: skip
 
 
 def _each(function: Callable[[list[float]], float], curve: Curve) -> list[float]:
