@@ -14,8 +14,8 @@ from mpicoll.bench.row import API, BACKEND, GLOO, RAW, Row
 from mpicoll.bench.stage import Stage
 from mpicoll.bench.targets import KIB, MIB, Figure, added, to, to_better
 
-# A shared machine's memory can be three times as slow for seconds at a time (64 MiB took 14 ms or 48 ms, one commit, by turns), and
-# that hits one implementation more than another. What is over its limit is measured again, and the least counts.
+# A shared machine's memory can be three times as slow for seconds at a time (one commit, 64 MiB: 14 ms and 48 ms, by turns). That
+# hits one implementation more than another. What is over its limit is measured again, and the least counts.
 TRIES = 8
 
 
