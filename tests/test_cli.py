@@ -113,7 +113,7 @@ def test_run(tmp_path: Path) -> None:
 
 @pytest.mark.launch
 def test_bench() -> None:
-    quick = ("bench", "all_reduce", "--quick", "--sizes", "8", "--ways", "door1")
+    quick = ("bench", "all_reduce", "--quick", "--sizes", "8", "--impl", "mpicoll")
     done = start(*quick)
     assert done.returncode == 0, done.stderr
     assert "-n 2" in done.stderr
@@ -122,6 +122,6 @@ def test_bench() -> None:
     assert done.returncode == 0
     assert "all_reduce" in done.stdout
     done = start(
-        "run", "--quiet", "-n", "2", "-m", "mpicoll", "bench", "all_reduce", "--quick", "--sizes", "8", "--ways", "door1"
+        "run", "--quiet", "-n", "2", "-m", "mpicoll", "bench", "all_reduce", "--quick", "--sizes", "8", "--impl", "mpicoll"
     )
     assert done.stdout.count("2 ranks") == 1, done.stderr  # started as ranks, it starts none
