@@ -28,3 +28,8 @@ class GroupFailed(MpicollError, DistBackendError):
 
 class GroupDestroyed(MpicollError, DistError):
     """The group was used after it had been destroyed."""
+
+
+# Where programs, tracebacks and pickles find them
+for _error in (CommunicationError, TruncationError, OperationTimeout, GroupFailed, GroupDestroyed):
+    _error.__module__ = "mpicoll.errors"

@@ -50,3 +50,10 @@ def test_importing_them_does_not_import_torch() -> None:
     code = "import sys, mpicoll.errors, mpicoll.run; assert 'torch' not in sys.modules; mpicoll.errors.OperationTimeout"
     done = run([sys.executable, "-c", f"{code}; assert 'torch' in sys.modules"])
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", ["CommunicationError", "TruncationError", "OperationTimeout", "GroupFailed", "GroupDestroyed"])
+def test_tracebacks_name_the_public_module(name: str) -> None:
+    """They said mpicoll.failures, where nobody looks for them."""
+    error = getattr(errors, name)
+    assert f"{error.__module__}.{error.__qualname__}" == f"mpicoll.errors.{name}"
