@@ -87,6 +87,7 @@ def test_import_torch_is_silent_and_starts_nothing() -> None:
 
 
 @pytest.mark.launch
+@pytest.mark.timeout(240)  # six processes that import torch without byte code at first
 def test_import_torch_is_not_slower(tmp_path: Path) -> None:
     """The processor time of what the entry point adds, the best of several fresh processes, with byte code in place."""
     code = (

@@ -25,6 +25,7 @@ def wait_until_released() -> bool:
 def test_the_first_error_ends_the_wait(collect: str, right: str) -> None:
     """Of a call that is behind one that has not ended; of its own type, with the text from there."""
     _released.clear()
+    agree(True)  # everybody has cleared it before anybody calls
     began = time.monotonic()
     futures = [rpc.rpc_async(right, wait_until_released), rpc.rpc_async(right, fail, (ValueError,))]
     with pytest.raises(ValueError, match="for a reason"):
