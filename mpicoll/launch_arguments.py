@@ -266,17 +266,19 @@ def option_length(word: str) -> int:
     return 1 if (equals and lengths().get(name) == 2) or attached else 0
 
 
-def first_unknown(words: Sequence[str]) -> str | None:
-    """The first of the options before the program that the parser does not know. argparse itself would take ``-t`` for
-    an abbreviation of ``-tag-output``.
+def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The options, and the program with its own arguments.
+
+    argparse must not see the second part: it would look for its options there, too, and take the ``-p`` of ``-m pytest -p ...``
+    for an abbreviation of ``-ppn``. It must not see an unknown option either; the second part then begins with that.
     """
-    rest = list(words)
-    while rest and rest[0].startswith("-") and rest[0] not in ("-", "--"):
-        length = 1 if rest[0] in PROGRAM_OPTIONS else option_length(rest[0])
+    start = 0
+    while start < len(words) and words[start].startswith("-") and words[start] not in ("-", "--"):
+        length = 1 if words[start] in PROGRAM_OPTIONS else option_length(words[start])
         if not length:
-            return rest[0]
-        rest = rest[length:]
-    return None
+            break
+        start += length
+    return list(words[:start]), list(words[start:])
 
 
 def sets_ranks(words: Sequence[str]) -> bool:

@@ -15,7 +15,7 @@ from pathlib import Path
 import mpicoll.hostfile as hostfile
 from mpicoll.cores import usable_cores
 from mpicoll.errors import LaunchError
-from mpicoll.launch_arguments import ACCEPTED, first_unknown, make_parser, unknown
+from mpicoll.launch_arguments import ACCEPTED, make_parser, split, unknown
 from mpicoll.launch_job import NOTHING_ASKED, Program, Request
 
 PROG = "python -m mpicoll.run"
@@ -66,10 +66,11 @@ def parse(argv: Sequence[str], prog: str = PROG) -> tuple[Options, list[Program]
 
 
 def _read(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:
-    option = first_unknown(words)
-    if option is not None:
-        parser.error(unknown(option))
-    read = parser.parse_args(words)
+    options, program = split(words)
+    if program and program[0].startswith("-") and program[0] not in ("-", "--"):
+        parser.error(unknown(program[0]))
+    read = parser.parse_args(options)
+    read.program = program
     placed = RANKS_PER_NODE.fullmatch(read.map_by or "")
     if placed is not None and read.per_node is None and int(placed[1]) > 0:
         read.per_node, read.map_by = int(placed[1]), None

@@ -71,6 +71,15 @@ def test_a_python_that_cannot_be_dropped_says_why(line: str, words: str) -> None
         parse(f"-n 2 {line}")
 
 
+@pytest.mark.parametrize("words", ["-p no:cacheprovider", "-h", "--version", "-x", "-r a", "--np", "-k a --host", "-- -n 3"])
+def test_the_program_has_its_arguments_whatever_they_are(words: str) -> None:
+    """``-m pytest -p ...`` was refused: argparse took it for an abbreviation of one of ours."""
+    for program_words in ("-m pytest", "t.py", "python t.py"):
+        _, program = parse(f"-n 2 {program_words} {words}")
+        expected = ("-m", "pytest") if program_words.startswith("-m") else ("t.py",)
+        assert program.command == (*expected, *shlex.split(words))
+
+
 def test_no_python_keeps_python() -> None:
     _, program = parse("-n 2 --no-python python t.py")
     assert program.command == ("python", "t.py")
