@@ -6,8 +6,8 @@ What they do is read from their sources: accelerate 1.15 `PartialState._prepare_
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib import metadata
 
+import mpicoll.launch_mpi as launch_mpi
 from mpicoll.doctor_cuda import Finding
 from mpicoll.launchers import Launch
 
@@ -17,13 +17,7 @@ PACKAGES = ("accelerate", "lightning", "pytorch-lightning")
 
 def installed() -> dict[str, str]:
     """The packages in question that this Python environment has, with their versions."""
-    found = {}
-    for name in PACKAGES:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
+    return launch_mpi.installed(PACKAGES)
 
 
 def check(versions: Mapping[str, str], environ: Mapping[str, str], launch: Launch | None, gpus: bool) -> list[Finding]:

