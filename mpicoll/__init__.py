@@ -20,39 +20,39 @@ __version__ = "0.1.0"
 
 OURS: dict[str, str] = {
     # the world
-    "init_process_group": "mpicoll.api.world",
+    "init_process_group": "mpicoll._api.groups",
     # point to point
-    "send": "mpicoll.api.p2p",
-    "recv": "mpicoll.api.p2p",
-    "isend": "mpicoll.api.p2p",
-    "irecv": "mpicoll.api.p2p",
-    "batch_isend_irecv": "mpicoll.api.p2p",
-    "P2POp": "mpicoll.api.p2p",
+    "send": "mpicoll._api.p2p",
+    "recv": "mpicoll._api.p2p",
+    "isend": "mpicoll._api.p2p",
+    "irecv": "mpicoll._api.p2p",
+    "batch_isend_irecv": "mpicoll._api.p2p",
+    "P2POp": "mpicoll._api.p2p",
     # collectives
-    "all_gather": "mpicoll.api.collectives",
-    "all_gather_coalesced": "mpicoll.api.coalesced",
-    "all_gather_into_tensor": "mpicoll.api.collectives",
-    "all_gather_single": "mpicoll.api.collectives",
-    "all_reduce": "mpicoll.api.collectives",
-    "all_reduce_coalesced": "mpicoll.api.coalesced",
-    "all_to_all": "mpicoll.api.collectives",
-    "all_to_all_single": "mpicoll.api.collectives",
-    "barrier": "mpicoll.api.collectives",
-    "broadcast": "mpicoll.api.collectives",
-    "gather": "mpicoll.api.collectives",
-    "monitored_barrier": "mpicoll.api.collectives",
-    "reduce": "mpicoll.api.collectives",
-    "reduce_scatter": "mpicoll.api.collectives",
-    "reduce_scatter_single": "mpicoll.api.collectives",
-    "reduce_scatter_tensor": "mpicoll.api.collectives",
-    "scatter": "mpicoll.api.collectives",
+    "all_gather": "mpicoll._api.collectives",
+    "all_gather_coalesced": "mpicoll._api.coalesced",
+    "all_gather_into_tensor": "mpicoll._api.collectives",
+    "all_gather_single": "mpicoll._api.collectives",
+    "all_reduce": "mpicoll._api.collectives",
+    "all_reduce_coalesced": "mpicoll._api.coalesced",
+    "all_to_all": "mpicoll._api.collectives",
+    "all_to_all_single": "mpicoll._api.collectives",
+    "barrier": "mpicoll._api.collectives",
+    "broadcast": "mpicoll._api.collectives",
+    "gather": "mpicoll._api.collectives",
+    "monitored_barrier": "mpicoll._api.collectives",
+    "reduce": "mpicoll._api.collectives",
+    "reduce_scatter": "mpicoll._api.collectives",
+    "reduce_scatter_single": "mpicoll._api.collectives",
+    "reduce_scatter_tensor": "mpicoll._api.collectives",
+    "scatter": "mpicoll._api.collectives",
     # groups and objects
-    "split_group": "mpicoll.api.groups",
-    "recv_object_list": "mpicoll.api.objects",
+    "split_group": "mpicoll._api.split_group",
+    "recv_object_list": "mpicoll._api.objects",
     # what torch.distributed does not have
-    "spawn": "mpicoll.spawning",
-    "RankExited": "mpicoll.spawning",
-    "RankRaised": "mpicoll.spawning",
+    "spawn": "mpicoll._launch.spawn",
+    "RankExited": "mpicoll._launch.spawn",
+    "RankRaised": "mpicoll._launch.spawn",
     "CommunicationError": "mpicoll.errors",
     "ConcurrentCollectives": "mpicoll.errors",
     "ForkedProcess": "mpicoll.errors",
@@ -76,7 +76,7 @@ def __getattr__(name: str) -> Any:
     elif name.startswith("__"):
         raise AttributeError(f"module 'mpicoll' has no attribute {name!r}")
     elif importlib.machinery.PathFinder.find_spec(f"mpicoll.{name}", __path__) is not None:
-        value = importlib.import_module(f"mpicoll.{name}")  # `from mpicoll import config`: ours, though torch has one as well
+        value = importlib.import_module(f"mpicoll.{name}")
     else:
         value = _torchs(name)
     globals()[name] = value

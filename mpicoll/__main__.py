@@ -2,7 +2,7 @@
 
 import sys
 
-from mpicoll.cli import main
+from mpicoll._cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

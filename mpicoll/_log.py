@@ -20,7 +20,8 @@ import warnings
 from collections.abc import Mapping
 from functools import cache
 
-from mpicoll import config, launchers
+from mpicoll import _config
+from mpicoll._launch import detect
 
 logger = logging.getLogger("mpicoll")
 logger.addHandler(logging.NullHandler())
@@ -32,7 +33,7 @@ def start() -> None:
     level = wanted_level(os.environ)
     if level is None:
         return
-    launch = launchers.detect()
+    launch = detect.detect()
     handler = logging.StreamHandler()  # to standard error
     handler.setFormatter(logging.Formatter(f"mpicoll rank {launch.rank if launch is not None else 0}: %(message)s"))
     logger.addHandler(handler)
@@ -43,7 +44,7 @@ def start() -> None:
 def wanted_level(environ: Mapping[str, str]) -> int | None:
     """The level of MPICOLL_LOG, or None. A value that is not allowed is a warning: a log must not end a job."""
     try:
-        word = config.get("MPICOLL_LOG", environ)
+        word = _config.get("MPICOLL_LOG", environ)
     except ValueError as error:
         warnings.warn(f"mpicoll: {error}", stacklevel=2)
         return None

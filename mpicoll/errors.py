@@ -18,7 +18,7 @@
 
 Bad arguments are a plain TypeError or ValueError, raised before a byte moves.
 
-DistError and DistBackendError are torch's. The errors that have them as a base are in mpicoll.failures, which is imported when
+DistError and DistBackendError are torch's. The errors that have them as a base are in mpicoll._failures, which is imported when
 one of them is asked for: this module does not import torch.
 """
 
@@ -28,11 +28,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mpicoll.failures import CommunicationError as CommunicationError
-    from mpicoll.failures import GroupDestroyed as GroupDestroyed
-    from mpicoll.failures import GroupFailed as GroupFailed
-    from mpicoll.failures import OperationTimeout as OperationTimeout
-    from mpicoll.failures import TruncationError as TruncationError
+    from mpicoll._failures import CommunicationError as CommunicationError
+    from mpicoll._failures import GroupDestroyed as GroupDestroyed
+    from mpicoll._failures import GroupFailed as GroupFailed
+    from mpicoll._failures import OperationTimeout as OperationTimeout
+    from mpicoll._failures import TruncationError as TruncationError
 
 _FAILURES = frozenset({"CommunicationError", "GroupDestroyed", "GroupFailed", "OperationTimeout", "TruncationError"})
 
@@ -40,7 +40,7 @@ _FAILURES = frozenset({"CommunicationError", "GroupDestroyed", "GroupFailed", "O
 def __getattr__(name: str) -> Any:
     if name not in _FAILURES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module("mpicoll.failures"), name)
+    return getattr(importlib.import_module("mpicoll._failures"), name)
 
 
 class MpicollError(RuntimeError):

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 import torch
 
-from mpicoll.cuda import streams
+from mpicoll._cuda import streams
 from tests import spmd
 from tests.support import everyone
 

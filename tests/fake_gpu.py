@@ -1,4 +1,4 @@
-"""A GPU that is not there, for tests: what `mpicoll.cuda` does with one, on memory that nobody else may touch.
+"""A GPU that is not there, for tests: what `mpicoll._cuda` does with one, on memory that nobody else may touch.
 
 A tensor of its says an address at which there is nothing: whoever copies from there without asking (memmove, or an MPI that was
 not told to) ends in a segmentation fault. Kernels of the program's run only when somebody waits for them, as late as they may;
@@ -20,9 +20,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from mpicoll.algorithms import native
-from mpicoll.cuda import ipc, streams
-from mpicoll.mpi import datatypes
+from mpicoll._algorithms import native
+from mpicoll._cuda import ipc, streams
+from mpicoll._mpi import datatypes
 
 FAR = 1 << 47  # above all addresses that a process can have
 COPIES = {"copy_", "to", "__get__", "as_subclass", "detach", "cpu", "eq", "equal"}  # what may see tensors of two devices
@@ -133,7 +133,7 @@ class Gpu:
         """How often this thread is inside `ours`."""
         return getattr(self._here, "inside", 0)
 
-    # -- as cuda/streams.py --------------------------------------------------------------------------------------------
+    # -- as _cuda/streams.py --------------------------------------------------------------------------------------------
 
     def capturing(self) -> bool:
         return self.captured
@@ -211,7 +211,7 @@ class Gpu:
     def wait_for_ours(self, device: torch.device) -> None:
         self.counts["wait_for_ours"] += 1
 
-    # -- as cuda/ipc.py ------------------------------------------------------------------------------------------------
+    # -- as _cuda/ipc.py ------------------------------------------------------------------------------------------------
 
     def current_device(self) -> torch.device:
         return torch.device("cuda", 0)
@@ -242,7 +242,7 @@ def mapped(file: int, nbytes: int, device: torch.device) -> Tensor:
 
 
 def take_its_place(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of what `mpicoll.cuda` asks of torch."""
+    """Of what `mpicoll._cuda` asks of torch."""
     for module, names in {
         streams: (
             "capturing",

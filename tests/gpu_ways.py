@@ -13,9 +13,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from mpicoll.algorithms import moved
-from mpicoll.engine import gpus, groups, parcels, staged
-from mpicoll.engine.communicator import Communicator
+from mpicoll._algorithms import direct
+from mpicoll._device import collectives, messages, staging
+from mpicoll._engine import registry
+from mpicoll._engine.communicator import Communicator
 from tests.fake_gpu import Gpu, OnGpu, make_mpi_aware, take_its_place
 
 WAYS = ("staged", "ipc", "direct")
@@ -27,24 +28,24 @@ _numbers = itertools.count()
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     made = Gpu()
     take_its_place(made, monkeypatch)
-    monkeypatch.setattr(gpus, "ASK_FROM", 64)
-    monkeypatch.setattr(gpus, "SLOT", 8192)
-    monkeypatch.setattr(staged, "CHUNK", 4096)
-    monkeypatch.setattr(moved, "CHUNK", 4096)
-    monkeypatch.setattr(parcels, "PIECE", 8192)
-    monkeypatch.setattr(parcels, "SHARED_FROM", 4096)
+    monkeypatch.setattr(collectives, "ASK_FROM", 64)
+    monkeypatch.setattr(collectives, "SLOT", 8192)
+    monkeypatch.setattr(staging, "CHUNK", 4096)
+    monkeypatch.setattr(direct, "CHUNK", 4096)
+    monkeypatch.setattr(messages, "PIECE", 8192)
+    monkeypatch.setattr(messages, "SHARED_FROM", 4096)
     return made
 
 
 def group_that_goes(way: str, monkeypatch: pytest.MonkeyPatch) -> Communicator:
     """A communicator of all ranks in a world with GPUs."""
-    assert groups._world is not None
-    topology, choices = groups._world
+    assert registry._world is not None
+    topology, choices = registry._world
     here = replace(choices, gpus=True, direct=way == "direct", shares_gpus=way == "ipc")
     if way == "direct":
         make_mpi_aware(monkeypatch)
-    monkeypatch.setattr(groups, "_world", (topology, here))
-    return groups.create(f"gpus {next(_numbers)}", None, 30)
+    monkeypatch.setattr(registry, "_world", (topology, here))
+    return registry.create(f"gpus {next(_numbers)}", None, 30)
 
 
 @pytest.fixture(params=WAYS)

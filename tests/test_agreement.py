@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from mpicoll.api import world
-from mpicoll.cuda import streams
-from mpicoll.engine import agreement
-from mpicoll.engine.choose import Choices
+from mpicoll._api import groups
+from mpicoll._cuda import streams
+from mpicoll._engine import consensus
+from mpicoll._host.thresholds import Choices
 from mpicoll.errors import MpicollError
 from tests.support import agree
 
@@ -34,17 +34,17 @@ class Rank:
 def here(monkeypatch: pytest.MonkeyPatch) -> Rank:
     made = Rank()
     monkeypatch.setattr(streams, "seen", lambda: made.gpu)
-    monkeypatch.setattr(agreement, "claimed", lambda: made.claims)
-    monkeypatch.setattr(agreement, "proven", made.proven)
+    monkeypatch.setattr(consensus, "claimed", lambda: made.claims)
+    monkeypatch.setattr(consensus, "proven", made.proven)
     for name in ("MPICOLL_CUDA_AWARE", "MPICOLL_CUDA_IPC"):
         monkeypatch.delenv(name, raising=False)
     return made
 
 
 def agreed() -> Choices:
-    group = world.of(None)
+    group = groups.of(None)
     assert group is not None
-    return agreement.agree(group.channel)
+    return consensus.agree(group.channel)
 
 
 def ways(found: Choices) -> tuple[bool, bool, bool]:
@@ -106,7 +106,7 @@ def test_a_rank_that_cannot_tell(question: str, here: Rank, rank: int, size: int
         raise OSError("no libmpi.so to ask")
 
     if rank == fails:
-        monkeypatch.setattr(agreement, question, fail)
+        monkeypatch.setattr(consensus, question, fail)
     with pytest.raises(MpicollError, match=rf"rank {fails} cannot tell .* OSError: no libmpi.so to ask; set MPICOLL_CUDA_AWARE"):
         agreed()
     agree(True)
@@ -114,4 +114,4 @@ def test_a_rank_that_cannot_tell(question: str, here: Rank, rank: int, size: int
 
 def test_this_mpi_claims_nothing_without_a_driver() -> None:
     """As it is here: asked in earnest."""
-    agree(not agreement.claimed.__wrapped__() or streams.seen())
+    agree(not consensus.claimed.__wrapped__() or streams.seen())

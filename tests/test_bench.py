@@ -37,7 +37,7 @@ PRETENDED = """
 import torch
 import mpicoll.bench.__main__ as bench
 from mpicoll.bench import options
-from mpicoll.cuda import streams
+from mpicoll._cuda import streams
 settled = []
 options._check_device = lambda made, found: setattr(found, "ways", list(options.WAYS))
 streams.own_device = lambda place: torch.device("cpu", 0)

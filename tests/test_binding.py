@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from mpicoll import binding, cores
-from mpicoll.doctor import check_binding
-from mpicoll.launchers import Launch
+from mpicoll import _cpus
+from mpicoll._doctor.doctor import check_binding
+from mpicoll._launch import binding
+from mpicoll._launch.detect import Launch
 from tests.support import is_open_mpi, launch
 
 OPEN_MPI = Launch("openmpi", 0, 2, 0, 2)
@@ -15,7 +16,7 @@ ONE, TWO = {3}, {3, 4}
 
 @pytest.fixture(autouse=True)
 def _no_hardware_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cores, "read", lambda path: "")  # each CPU is a core, whatever this machine has
+    monkeypatch.setattr(_cpus, "read", lambda path: "")  # each CPU is a core, whatever this machine has
 
 
 @pytest.mark.parametrize(
@@ -33,7 +34,7 @@ def test_what_is_set(mask: set[int], environ: dict[str, str], expected: dict[str
 
 
 def test_hardware_threads_of_one_core_are_one_core(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cores, "read", lambda path: "3,4" if "cpu3/" in path or "cpu4/" in path else "")
+    monkeypatch.setattr(_cpus, "read", lambda path: "3,4" if "cpu3/" in path or "cpu4/" in path else "")
     assert binding.is_bound(TWO)
     assert not binding.is_bound({4, 5})
 
@@ -89,19 +90,19 @@ def test_the_doctor_on_ranks_that_need_nothing() -> None:
 
 
 def test_cores_for_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cores, "allowed_for", lambda pid: set(range(6)))
+    monkeypatch.setattr(_cpus, "allowed_for", lambda pid: set(range(6)))
     assert binding.cores_for_ranks(OPEN_MPI, {}) == 6
     slurm = Launch("slurm", 0, 2, 0, 2)
     assert binding.cores_for_ranks(slurm, {"SLURM_CPUS_ON_NODE": "16"}) == 16
     assert binding.cores_for_ranks(slurm, {}) is None
-    monkeypatch.setattr(cores, "allowed_for", lambda pid: set())
+    monkeypatch.setattr(_cpus, "allowed_for", lambda pid: set())
     assert binding.cores_for_ranks(OPEN_MPI, {}) is None
 
 
 # What Open MPI itself says it does, by MPI's interface for tools.
 YIELDS = """
 import ctypes, sys
-from mpicoll.mpi.probe import loaded_library
+from mpicoll._launch.probe import loaded_library
 def yields():
     mpi, level, index, count, handle = ctypes.CDLL(loaded_library()), *(ctypes.c_int() for _ in range(3)), ctypes.c_void_p()
     assert mpi.MPI_T_init_thread(0, ctypes.byref(level)) == 0
@@ -113,7 +114,7 @@ def yields():
 """
 SAY = "sys.stdout.write(f'bound {binding.is_bound(cores.allowed())} yields {yields()}\\n')\n"
 INIT = "import mpicoll as dist; dist.init_process_group()\nfrom mpicoll import binding, cores\n"
-needs_cores = pytest.mark.skipif(cores.usable_cores() < 2, reason="each of 2 ranks needs a core of its own")
+needs_cores = pytest.mark.skipif(_cpus.usable_cores() < 2, reason="each of 2 ranks needs a core of its own")
 on_open_mpi = pytest.mark.skipif(not is_open_mpi(), reason="MPICH gives its core away by itself, and its mpiexec binds nobody")
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from mpicoll._host import thresholds
+from mpicoll._host.thresholds import BETWEEN, NEVER, WINDOW_FROM, WITHIN, Choices
 from mpicoll.bench import tune
-from mpicoll.engine import choose
-from mpicoll.engine.choose import BETWEEN, NEVER, WINDOW_FROM, WITHIN, Choices
 from tests.support import launch
 
 
@@ -28,14 +28,14 @@ def test_variables_and_file_decide(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     tune.write(file, WITHIN, {"all_reduce": 4096, "broadcast": NEVER}, 2, {"cpu": "any"})
     tune.write(file, BETWEEN, {"all_reduce": 5000}, 4, {"cpu": "any"})
     monkeypatch.setenv("MPICOLL_TUNING", str(file))
-    found = choose.choices()
+    found = thresholds.choices()
     assert found.least("all_reduce", 2) == 4096
     assert found.least("broadcast", 2) == NEVER
     assert found.window_from["reduce"] == WINDOW_FROM["reduce"]  # what the file does not say
     assert [found.least_between("all_reduce", (2,) * nodes) for nodes in (2, 4, 9)] == [5000] * 3
-    assert found.between_from["reduce"] == choose.BETWEEN_FROM["reduce"]
+    assert found.between_from["reduce"] == thresholds.BETWEEN_FROM["reduce"]
     monkeypatch.setenv("MPICOLL_WINDOW_FROM", "77")
-    assert choose.choices().least("all_reduce", 5) == 77
+    assert thresholds.choices().least("all_reduce", 5) == 77
 
 
 @pytest.mark.parametrize(
@@ -47,14 +47,14 @@ def test_a_file_that_is_no_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
         file.write_text(text)
     monkeypatch.setenv("MPICOLL_TUNING", str(file))
     with pytest.raises(ValueError, match=r"MPICOLL_TUNING=.*table.json: not a table of `python -m mpicoll.bench tune`"):
-        choose.choices()
+        thresholds.choices()
 
 
 def test_each_mpi_has_a_table_and_an_unknown_one_takes_the_larger_figures() -> None:
-    ours, theirs = (choose.choices(name).window_from["broadcast"][2] for name in ("Open MPI v5.0.11", "MPICH Version: 5"))
-    assert (ours, theirs) == tuple(choose.MEASURED[name]["broadcast"][2] for name in ("Open MPI", "MPICH"))
-    assert choose.choices("Another MPI").window_from["broadcast"][2] == max(ours, theirs)
-    for table in (*choose.MEASURED.values(), choose.BETWEEN_FROM):
+    ours, theirs = (thresholds.choices(name).window_from["broadcast"][2] for name in ("Open MPI v5.0.11", "MPICH Version: 5"))
+    assert (ours, theirs) == tuple(thresholds.MEASURED[name]["broadcast"][2] for name in ("Open MPI", "MPICH"))
+    assert thresholds.choices("Another MPI").window_from["broadcast"][2] == max(ours, theirs)
+    for table in (*thresholds.MEASURED.values(), thresholds.BETWEEN_FROM):
         assert set(table) == set(WINDOW_FROM)
 
 
@@ -70,7 +70,7 @@ def test_a_table_keeps_what_it_knows_of_other_numbers_of_ranks(tmp_path: Path) -
         tune.write(file, WITHIN, {"all_reduce": least}, ranks, {})
     tune.write(file, BETWEEN, {"all_reduce": 40}, 2, {})
     assert json.loads(file.read_text())["window_from"] == {"all_reduce": {"2": 20, "8": 30}}
-    assert choose.load(file) == {WITHIN: {"all_reduce": {2: 20, 8: 30}}, BETWEEN: {"all_reduce": {2: 40}}}
+    assert thresholds.load(file) == {WITHIN: {"all_reduce": {2: 20, 8: 30}}, BETWEEN: {"all_reduce": {2: 40}}}
 
 
 @pytest.mark.launch
@@ -82,7 +82,7 @@ def test_rank_0s_choices_are_everybodys(tmp_path: Path) -> None:
         "rank = os.environ.get('PMIX_RANK', os.environ.get('PMI_RANK'))\n"
         "os.environ['MPICOLL_WINDOW_FROM'] = {'0': '64', '1': '1000000'}[rank]\n"
         "import torch, mpicoll as dist\n"
-        "from mpicoll.api import world\n"
+        "from mpicoll._api import world\n"
         "dist.init_process_group()\n"
         "assert world.of(None).carrier.least['all_reduce'] == 64\n"
         "x = torch.ones(1000)\n"
@@ -113,8 +113,8 @@ def test_tune_writes_a_table_that_is_read(tmp_path: Path, ranks: int, node_size:
     done = launch(ranks, "-m", "mpicoll.bench", "tune", "--quick", "--out", str(file), timeout_s=100, env=pretended)
     assert done.returncode == 0, done.stderr
     assert f"use it with MPICOLL_TUNING={file}" in done.stdout
-    found = choose.load(file)[table]
-    assert set(found) == set(WINDOW_FROM) - (choose.EVEN if ranks == 3 else set())
+    found = thresholds.load(file)[table]
+    assert set(found) == set(WINDOW_FROM) - (thresholds.EVEN if ranks == 3 else set())
     assert {n for sizes in found.values() for n in sizes} == {number}
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mpicoll.mpi import claim
+from mpicoll._mpi import claim
 from tests.support import ROOT, is_open_mpi, launch
 
 SCRIPT = str(ROOT / "tests" / "scripts" / "claims.py")
@@ -98,7 +98,7 @@ def test_what_is_left_over_is_removed(tmp_path: Path) -> None:
 @pytest.mark.launch
 def test_the_root_of_a_rank() -> None:
     """The same in a shell's program and in what that starts; another where the variables are another job's."""
-    code = "import os; from mpicoll.mpi import claim; print(claim._root(os.environ), flush=True)"
+    code = "import os; from mpicoll._mpi import claim; print(claim._root(os.environ), flush=True)"
     again = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {code!r}]); {code}"
     environ = {**os.environ, **LAUNCHED, "PYTHONPATH": str(ROOT)}
 

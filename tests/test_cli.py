@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 import mpicoll
-import mpicoll.cli as cli
-import mpicoll.config as config
+from mpicoll import _cli, _config
 from tests.support import clean_environment
 
 SCRIPT = Path(sys.executable).parent / "mpicoll"
@@ -27,10 +26,10 @@ def start(*words: str, cwd: Path | None = None, timeout_s: float = 80) -> subpro
 
 def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     for words in ([], ["--help"], ["-h"]):
-        assert cli.main(words) == 0
+        assert _cli.main(words) == 0
         said = capsys.readouterr().out
-        assert all(f"\n  {command} " in said for command in cli.COMMANDS)
-    assert cli.main(["--version"]) == 0
+        assert all(f"\n  {command} " in said for command in _cli.COMMANDS)
+    assert _cli.main(["--version"]) == 0
     assert capsys.readouterr().out == f"mpicoll {mpicoll.__version__}\n"
 
 
@@ -39,14 +38,14 @@ def test_the_version_is_the_installed_one() -> None:
 
 
 def test_an_unknown_command_names_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["train"]) == 2
+    assert _cli.main(["train"]) == 2
     assert "'train' is not a command; use one of run, doctor, bench, settings" in capsys.readouterr().err
 
 
 def test_settings(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["settings"]) == 0
-    assert capsys.readouterr().out == config.table() + "\n"
-    assert cli.main(["settings", "x"]) == 2
+    assert _cli.main(["settings"]) == 0
+    assert capsys.readouterr().out == _config.table() + "\n"
+    assert _cli.main(["settings", "x"]) == 2
     assert "takes no arguments" in capsys.readouterr().err
 
 
@@ -66,17 +65,17 @@ def test_the_name_shadows_no_module_of_torch() -> None:
     ],
 )
 def test_options_for_the_ranks_come_before_the_benchmark(words: list[str], launcher: list[str], bench: list[str]) -> None:
-    assert cli.split_bench(words) == (launcher, bench)
+    assert _cli.split_bench(words) == (launcher, bench)
 
 
 def test_the_benchmark_runs_on_two_ranks_by_default() -> None:
-    assert cli.bench_command([], ["latency"]) == ["-n", "2", "-m", "mpicoll.bench", "latency"]
-    assert cli.bench_command(["-N", "3"], []) == ["-N", "3", "-m", "mpicoll.bench"]
-    assert cli.bench_command(["--quiet"], []) == ["--quiet", "-n", "2", "-m", "mpicoll.bench"]
+    assert _cli.bench_command([], ["latency"]) == ["-n", "2", "-m", "mpicoll.bench", "latency"]
+    assert _cli.bench_command(["-N", "3"], []) == ["-N", "3", "-m", "mpicoll.bench"]
+    assert _cli.bench_command(["--quiet"], []) == ["--quiet", "-n", "2", "-m", "mpicoll.bench"]
 
 
 def test_options_for_ranks_are_refused_where_none_are_started(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["bench", "-n", "2", "model"]) == 2
+    assert _cli.main(["bench", "-n", "2", "model"]) == 2
     assert "-n 2" in capsys.readouterr().err
 
 
@@ -85,7 +84,7 @@ def test_options_for_ranks_are_refused_where_none_are_started(capsys: pytest.Cap
 
 @pytest.mark.launch
 def test_nothing_heavy_is_imported() -> None:
-    code = "import sys, mpicoll.cli as cli\nfor words in (['--version'], ['--help'], ['settings']): cli.main(words)\n"
+    code = "import sys, mpicoll._cli as cli\nfor words in (['--version'], ['--help'], ['settings']): cli.main(words)\n"
     code += "print([name for name in ('torch', 'mpi4py', 'numpy') if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=clean_environment(), timeout=60)
     assert done.stdout.endswith("\n[]\n"), done.stderr

@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
-from mpicoll.cuda import support
-from mpicoll.cuda.support import Proof
-from mpicoll.mpi import probe_cuda
+from mpicoll._launch import cuda_support, probe_cuda
+from mpicoll._launch.cuda_support import Proof
 
 MOVES = ("send 8 bytes", "send 4 MiB", "isend and irecv", "broadcast", "all_gather", "all_gather of uneven sizes")
 ALL = (*MOVES, "all_reduce")
@@ -25,18 +24,18 @@ INTEL, MVAPICH = {"vendor": "Intel MPI"}, {"vendor": "MVAPICH"}
 
 def claims(library: dict[str, str], answer: int | None = 1, driver: bool = True, **environ: str) -> bool:
     query = {} if answer is None else {"MPIX_Query_cuda_support": answer}
-    return support.claims({**library, "cuda_query": query}, environ, driver).aware
+    return cuda_support.claims({**library, "cuda_query": query}, environ, driver).aware
 
 
-def decide(proof: Proof, answer: int = 1, **environ: str) -> support.Verdict:
+def decide(proof: Proof, answer: int = 1, **environ: str) -> cuda_support.Verdict:
     started: dict[str, Any] = {**MPICH, "cuda_query": {"MPIX_GPU_query_support": answer}}
-    return support.decide(started, environ, True, lambda _: proof)
+    return cuda_support.decide(started, environ, True, lambda _: proof)
 
 
 @pytest.mark.parametrize("built", [True, False])
 def test_open_mpi_must_be_built_for_it_and_say_so(monkeypatch: pytest.MonkeyPatch, built: bool) -> None:
     """Version 4 answers 1 whatever is there."""
-    monkeypatch.setattr(support, "_openmpi_build", lambda *_: (built, "ompi_info: made up"))
+    monkeypatch.setattr(cuda_support, "_openmpi_build", lambda *_: (built, "ompi_info: made up"))
     assert claims(OPEN_MPI) == built
     assert not claims(OPEN_MPI, driver=False)
     assert not claims(OPEN_MPI, answer=0)
@@ -53,7 +52,7 @@ def test_mpich_claims_it_unless_told_not_to() -> None:
 
 def test_cray_needs_the_variable_and_the_library_that_carries(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not claims(CRAY, MPICH_GPU_SUPPORT_ENABLED="1")
-    monkeypatch.setattr(support, "_loaded", lambda library: library == "libmpi_gtl_cuda")
+    monkeypatch.setattr(cuda_support, "_loaded", lambda library: library == "libmpi_gtl_cuda")
     assert claims(CRAY, MPICH_GPU_SUPPORT_ENABLED="1")
     assert not claims(CRAY)
     assert not claims(CRAY, MPICH_GPU_SUPPORT_ENABLED="0")
@@ -83,8 +82,8 @@ def test_who_claims_nothing_is_not_tried() -> None:
         raise AssertionError("tried")
 
     started = {**MPICH, "cuda_query": {"MPIX_GPU_query_support": 0}}
-    assert not support.decide(started, {}, True, never).moves
-    assert support.decide(started, {"MPICOLL_CUDA_AWARE": "1"}, False, never).moves
+    assert not cuda_support.decide(started, {}, True, never).moves
+    assert cuda_support.decide(started, {"MPICOLL_CUDA_AWARE": "1"}, False, never).moves
 
 
 def test_the_user_has_the_last_word() -> None:
@@ -95,14 +94,18 @@ def test_the_user_has_the_last_word() -> None:
 
 def test_the_words_are_the_same_on_both_sides() -> None:
     """The trial is a script that imports nothing of ours."""
-    assert (support.BEGUN, support.PASSED, support.WRONG) == (probe_cuda.BEGUN, probe_cuda.PASSED, probe_cuda.WRONG)
+    assert (cuda_support.BEGUN, cuda_support.PASSED, cuda_support.WRONG) == (
+        probe_cuda.BEGUN,
+        probe_cuda.PASSED,
+        probe_cuda.WRONG,
+    )
 
 
 # -- the trial itself ----------------------------------------------------------------------------------------------------
 
 GPU = f"""
 import ctypes, importlib.util, mmap, sys, time
-spec = importlib.util.spec_from_file_location("probe_cuda", {str(support.PROBE)!r})
+spec = importlib.util.spec_from_file_location("probe_cuda", {str(cuda_support.PROBE)!r})
 probe = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(probe)
 
@@ -146,7 +149,7 @@ def trial(folder: Path, kind: str, limit_s: float = 40) -> Proof:
     script = folder / "trial.py"
     body = KINDS[kind] or "    pass\n"
     script.write_text(f"{GPU}\nclass Kind(Memory):\n{body}\nfrom mpi4py import MPI\nprobe.run(MPI.COMM_WORLD, Kind())\n")
-    return support.prove({**os.environ, "MPICOLL_PROBE_TIMEOUT": str(limit_s)}, script)
+    return cuda_support.prove({**os.environ, "MPICOLL_PROBE_TIMEOUT": str(limit_s)}, script)
 
 
 @pytest.mark.launch
@@ -179,8 +182,8 @@ def test_a_trial_that_does_not_end_is_ended(tmp_path: Path) -> None:
 
 @pytest.mark.launch
 def test_without_a_gpu_the_trial_says_why() -> None:
-    if support.driver_loads():
+    if cuda_support.driver_loads():
         pytest.skip("a CUDA driver is here")
-    proof = support.prove(os.environ)
+    proof = cuda_support.prove(os.environ)
     assert proof.passed == ()
     assert "libcuda.so.1" in proof.failed

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-import mpicoll.doctor as doctor
-import mpicoll.launch_mpi as launch_mpi
-from mpicoll.doctor_cuda import Finding
-from mpicoll.launch_mpi import Mpi
-from mpicoll.launchers import Launch, without_job
+import mpicoll._doctor.doctor as doctor
+from mpicoll._doctor.cuda import Finding
+from mpicoll._launch import find
+from mpicoll._launch.detect import Launch, without_job
+from mpicoll._launch.find import Mpi
 
 ROOT = Path(__file__).resolve().parent.parent
 OPENMPI = Mpi("Open MPI", (5, 0, 11), "/o/lib/libmpi.so.40")
@@ -81,11 +81,11 @@ def test_an_mpi_that_does_not_start_is_reported() -> None:
 
 def test_a_hanging_or_dying_mpi_takes_nobody_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = tmp_path / "probe.py"
-    monkeypatch.setattr(launch_mpi, "PROBE", script)
+    monkeypatch.setattr(find, "PROBE", script)
     script.write_text("import time; time.sleep(60)")
-    assert "did not answer within 0.5 s" in launch_mpi.probe("start", os.environ, 0.5)["error"]
+    assert "did not answer within 0.5 s" in find.probe("start", os.environ, 0.5)["error"]
     script.write_text("import os, sys; print('last words', file=sys.stderr, flush=True); os.abort()")
-    report = launch_mpi.probe("start", os.environ, 20)
+    report = find.probe("start", os.environ, 20)
     assert "status -6" in report["error"]
     assert "last words" in report["error"]
 

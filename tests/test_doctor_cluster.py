@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-import mpicoll.doctor as doctor
-import mpicoll.doctor_cluster as cluster
-import mpicoll.doctor_packages as packages
-import mpicoll.doctor_trial as trial
-from mpicoll.doctor_cluster import Fabric
-from mpicoll.launch_mpi import Mpi
-from mpicoll.launchers import Launch
+import mpicoll._doctor.cluster as cluster
+import mpicoll._doctor.doctor as doctor
+import mpicoll._doctor.python_packages as packages
+import mpicoll._doctor.trial as trial
+from mpicoll._doctor.cluster import Fabric
+from mpicoll._launch.detect import Launch
+from mpicoll._launch.find import Mpi
 from tests.support import ROOT, clean_environment
 
 OPENMPI = Mpi("Open MPI", (5, 0, 11), "/o/lib/libmpi.so.40")
@@ -89,7 +89,7 @@ def test_jobs_whose_nodes_mpicoll_run_does_not_read(
 
 
 def test_the_remedy_for_grid_engine_makes_a_hostfile(tmp_path: Path) -> None:
-    from mpicoll import hostfile
+    from mpicoll._launch import hostfile
 
     (tmp_path / "pe").write_text("n1 4 all.q@n1 UNDEFINED\nn2 2 all.q@n2 UNDEFINED\n")
     remedy = next(row[3] for row in cluster.SCHEDULERS if row[0] == "Grid Engine")
@@ -185,12 +185,12 @@ def test_an_mpi_that_does_not_say() -> None:
 
 @pytest.mark.launch
 def test_this_mpi_says_what_it_can_use() -> None:
-    from mpicoll import launch_mpi
+    from mpicoll._launch import find
 
-    mpi = launch_mpi.find_mpi(None, os.environ)
+    mpi = find.find_mpi(None, os.environ)
     components = cluster.ompi_components(mpi, os.environ)
     assert (components is not None) == (mpi.family == "openmpi")
-    version = str(launch_mpi.probe("library", clean_environment())["library_version"])
+    version = str(find.probe("library", clean_environment())["library_version"])
     assert cluster.transports(mpi, version, components) is not None
 
 
@@ -288,7 +288,7 @@ def test_the_finding_of_a_trial(found: dict[str, object], state: str, words: str
     finding = trial.check(found)
     assert finding.state == state
     assert words in finding.text
-    assert finding.state == "ok" or "mpicoll.doctor_trial" in finding.remedy
+    assert finding.state == "ok" or "mpicoll._doctor.trial" in finding.remedy
 
 
 @pytest.mark.launch

@@ -12,9 +12,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from mpicoll.c10d import register
-from mpicoll.engine import groups
-from mpicoll.launchers import started_by_mpi
+from mpicoll._c10d import register
+from mpicoll._engine import registry
+from mpicoll._launch.detect import started_by_mpi
 from tests.support import agree, needs_sort_ranks
 
 
@@ -192,13 +192,13 @@ def test_fully_shard(rank: int, size: int) -> None:
 
 def test_many_groups_in_a_row(rank: int, size: int) -> None:
     """trap 51: communicators are freed; nothing is left in the engine's table."""
-    before = len(groups._groups)
+    before = len(registry._groups)
     for _ in range(50):
         group = dist.new_group()
         dist.destroy_process_group(group)
         del group
     gc.collect()
-    agree(len(groups._groups) == before and total() == size * (size + 1) / 2, groups._groups)
+    agree(len(registry._groups) == before and total() == size * (size + 1) / 2, registry._groups)
 
 
 def test_a_new_world_after_the_old(no_world: None, rank: int, size: int) -> None:
@@ -209,7 +209,7 @@ def test_a_new_world_after_the_old(no_world: None, rank: int, size: int) -> None
         dist.new_group(list(range(size)))
         seen.append((str(dist.get_backend()), total()))
         dist.destroy_process_group()
-        assert not groups._groups
+        assert not registry._groups
     names = [name for name, _ in seen]
     expected = ["mpi", "mpi", "mpicoll", "cpu:mpi", "cpu:mpi,cuda:mpi"]
     agree(names == expected and all(t == size * (size + 1) / 2 for _, t in seen), seen)
@@ -229,7 +229,7 @@ def test_init_methods(method: str, no_world: None, rank: int, size: int, shared_
         dist.init_process_group("mpi", init_method=f"tcp://127.0.0.1:{port}")
     else:
         dist.init_process_group("mpi", init_method=method)
-    default = groups.find(c10d._get_process_group_name(dist.group.WORLD))  # type: ignore[arg-type]
+    default = registry.find(c10d._get_process_group_name(dist.group.WORLD))  # type: ignore[arg-type]
     seconds = default.timeout_s if default else None
     gloo = dist.new_group(backend="gloo")
     got = (dist.get_rank(), dist.get_world_size(), total(), total(gloo), seconds)
@@ -294,7 +294,7 @@ def test_a_failed_init_can_be_repeated(no_world: None, rank: int, size: int, mon
         patch.setattr(c10d, "_update_default_pg", _breaks)
         with pytest.raises(ZeroDivisionError):
             dist.init_process_group("mpi")
-    left = (dist.is_initialized(), dict(groups._groups), dict(c10d._world.pg_map), c10d._world.group_count)
+    left = (dist.is_initialized(), dict(registry._groups), dict(c10d._world.pg_map), c10d._world.group_count)
     dist.init_process_group("mpi")
     agree(left == (False, {}, {}, 0) and total() == size * (size + 1) / 2, left)
 
@@ -302,13 +302,13 @@ def test_a_failed_init_can_be_repeated(no_world: None, rank: int, size: int, mon
 @pytest.mark.parametrize("breaking", ["_register_pg_in_world", "_is_barrier_after_init"])
 def test_a_failed_new_group_can_be_repeated(breaking: str, rank: int, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before and after torch has entered the group in its tables."""
-    state = (len(c10d._world.pg_names), len(c10d._world.pg_map), c10d._world.group_count, len(groups._groups))
+    state = (len(c10d._world.pg_names), len(c10d._world.pg_map), c10d._world.group_count, len(registry._groups))
     with monkeypatch.context() as patch:
         patch.setattr(c10d, breaking, _breaks, raising=False)
         try:
             group = dist.new_group()  # torch 2.11 has no _register_pg_in_world
         except ZeroDivisionError:
-            after = (len(c10d._world.pg_names), len(c10d._world.pg_map), c10d._world.group_count, len(groups._groups))
+            after = (len(c10d._world.pg_names), len(c10d._world.pg_map), c10d._world.group_count, len(registry._groups))
             assert after == state
         else:
             dist.destroy_process_group(group)

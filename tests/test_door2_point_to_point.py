@@ -237,12 +237,12 @@ def test_wait_that_expires(rank: int, size: int) -> None:
 
 def test_timeout_of_new_group_reaches_the_engine(rank: int) -> None:
     """trap 59."""
-    from mpicoll.engine import groups
+    from mpicoll._engine import registry
 
     group = dist.new_group(timeout=timedelta(seconds=77))
-    seconds = groups.find(group.group_name).timeout_s  # type: ignore[union-attr]
+    seconds = registry.find(group.group_name).timeout_s  # type: ignore[union-attr]
     group.set_timeout(timedelta(seconds=78))
-    changed = groups.find(group.group_name).timeout_s  # type: ignore[union-attr]
+    changed = registry.find(group.group_name).timeout_s  # type: ignore[union-attr]
     dist.destroy_process_group(group)
     agree((seconds, changed) == (77, 78), (seconds, changed))
 

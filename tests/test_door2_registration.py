@@ -11,8 +11,8 @@ import pytest
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from mpicoll import launchers
-from mpicoll.c10d import register
+from mpicoll._c10d import register
+from mpicoll._launch import detect
 from tests.support import run
 
 BUDGET_S = 0.005  # how much slower `import torch` may become
@@ -44,7 +44,7 @@ def test_names(given: object, translated: str | None) -> None:
 
 
 def test_torch_knows_us() -> None:
-    launched = launchers.started_by_mpi()
+    launched = detect.started_by_mpi()
     assert dist.is_mpi_available() is launched
     assert dist.is_backend_available("mpicoll")
     for name in ("mpi", "cpu:mpi,cuda:mpi"):
@@ -77,8 +77,8 @@ def test_wrong_arguments_are_torchs_business() -> None:
 def test_import_torch_is_silent_and_starts_nothing() -> None:
     code = (
         "import sys, torch; bad = [m for m in sys.modules if m.split('.')[0] in ('mpi4py', 'numpy_mpi')"
-        " or m.startswith(('mpicoll.engine', 'mpicoll.mpi', 'mpicoll.api', 'mpicoll.c10d.world'))];"
-        " assert not bad, bad; assert 'mpicoll.c10d.register' in sys.modules;"
+        " or m.startswith(('mpicoll._engine', 'mpicoll._mpi', 'mpicoll._api', 'mpicoll._c10d.init'))];"
+        " assert not bad, bad; assert 'mpicoll._c10d.register' in sys.modules;"
         " assert hasattr(torch.distributed.init_process_group, '_mpicoll_original')"
     )
     for env in ({}, {"MPI4PY_LIBMPI": "/nonexistent/libmpi.so"}, {"MPICOLL_OVERRIDE_MPI": "perhaps"}):
@@ -91,7 +91,7 @@ def test_import_torch_is_silent_and_starts_nothing() -> None:
 def test_import_torch_is_not_slower(tmp_path: Path) -> None:
     """The processor time of what the entry point adds, the best of several fresh processes, with byte code in place."""
     code = (
-        "import time, torch; t = time.process_time(); import mpicoll.c10d.register as r; r.autoload();"
+        "import time, torch; t = time.process_time(); import mpicoll._c10d.register as r; r.autoload();"
         " print(time.process_time() - t)"
     )
     env = {
@@ -107,7 +107,7 @@ def test_import_torch_is_not_slower(tmp_path: Path) -> None:
 def test_a_failure_is_kept_for_the_one_who_asks() -> None:
     code = """
 import sys
-sys.modules["mpicoll.launchers"] = None
+sys.modules["mpicoll._launch.detect"] = None
 import torch
 import torch.distributed as dist
 print("imported")
@@ -120,14 +120,14 @@ except RuntimeError as error:
     lines = done.stdout.splitlines()
     assert (done.returncode, done.stderr, lines[0]) == (0, "", "imported"), done
     assert "could not register" in lines[1], done
-    assert "mpicoll.launchers" in lines[1], done
+    assert "mpicoll._launch.detect" in lines[1], done
 
 
 @pytest.mark.launch
 def test_a_torch_with_an_mpi_of_its_own_keeps_the_name() -> None:
     """trap 58."""
     code = (
-        "import torch.distributed.distributed_c10d as c; c._MPI_AVAILABLE = True; import mpicoll.c10d.register as r;"
+        "import torch.distributed.distributed_c10d as c; c._MPI_AVAILABLE = True; import mpicoll._c10d.register as r;"
         " r.autoload(); print(r.translate('mpi'), r.translate('mpicoll'))"
     )
     env = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from mpicoll.c10d import rendezvous
-from mpicoll.c10d.rendezvous import LOOPBACK, Place
+from mpicoll._c10d import rendezvous
+from mpicoll._c10d.rendezvous import LOOPBACK, Place
 
 
 @pytest.fixture

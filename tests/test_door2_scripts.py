@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from mpicoll.c10d.world import BACKEND_SUBCLASSES
-from mpicoll.launchers import OWNER_PID
+from mpicoll._c10d.init import BACKEND_SUBCLASSES
+from mpicoll._launch.detect import OWNER_PID
 from tests.support import LAUNCH_ENVIRONMENT, mpiexec, run
 
 SCRIPTS = Path(__file__).parent / "door2_scripts"

@@ -54,6 +54,6 @@ def test_importing_them_does_not_import_torch() -> None:
 
 @pytest.mark.parametrize("name", ["CommunicationError", "TruncationError", "OperationTimeout", "GroupFailed", "GroupDestroyed"])
 def test_tracebacks_name_the_public_module(name: str) -> None:
-    """They said mpicoll.failures, where nobody looks for them."""
+    """They said mpicoll._failures, where nobody looks for them."""
     error = getattr(errors, name)
     assert f"{error.__module__}.{error.__qualname__}" == f"mpicoll.errors.{name}"

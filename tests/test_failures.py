@@ -16,7 +16,7 @@ from tests.support import ROOT, is_open_mpi, launch
 
 pytestmark = pytest.mark.launch
 
-SCRIPT = str(ROOT / "tests" / "scripts" / "failures.py")
+SCRIPT = str(ROOT / "tests" / "scripts" / "_failures.py")
 PROMPT_S = 25.0  # from the start of mpiexec to the end of the job: seconds of imports on a busy machine, and the end itself
 
 

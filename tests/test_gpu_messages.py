@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mpicoll.engine.communicator import Communicator
+from mpicoll._engine.communicator import Communicator
 from mpicoll.errors import TruncationError
 from tests.fake_gpu import Gpu, OnGpu, OnGpu1, plain
 from tests.gpu_ways import engine, gpu, on_gpu, values, way

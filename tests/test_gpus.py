@@ -15,8 +15,8 @@ import torch.distributed
 from torch import Tensor
 from torch.distributed import ReduceOp
 
-from mpicoll.api import world
-from mpicoll.engine.communicator import Communicator
+from mpicoll._api import groups
+from mpicoll._engine.communicator import Communicator
 from tests.fake_gpu import Gpu, OnGpu, OnGpu1, plain
 from tests.gpu_ways import engine, gpu, group_that_goes, on_gpu, total, values, way
 from tests.support import agree
@@ -215,7 +215,7 @@ def test_reductions_are_those_of_the_cpu(dtype: torch.dtype, op: str, engine: Co
     for n in (6, 5000):
         given = values(engine.rank, n, dtype) % 2 if op == "PRODUCT" else values(engine.rank, n, dtype)
         expected = given.clone()
-        cpu = world.of(None)
+        cpu = groups.of(None)
         assert cpu is not None
         cpu.all_reduce(expected, getattr(ReduceOp, op))
         x = given.clone().as_subclass(OnGpu)
@@ -319,6 +319,6 @@ def test_slots_are_opened_once(gpu: Gpu, monkeypatch: pytest.MonkeyPatch, size: 
 def test_a_gpus_tensors_are_ours_where_the_group_says_so() -> None:
     """Both APIs then take them the same way, and layouts that torch refuses are not refused. Only a torch with CUDA has them."""
     mixed = torch.distributed.new_group(backend="cpu:mpi,cuda:gloo")
-    ours = [world._carries(group, torch.device(kind)) for group in (None, mixed) for kind in ("cuda", "meta", "xpu")]
+    ours = [groups._carries(group, torch.device(kind)) for group in (None, mixed) for kind in ("cuda", "meta", "xpu")]
     torch.distributed.destroy_process_group(mixed)
     agree(ours == [torch.backends.cuda.is_built(), True, False, False, True, False], ours)

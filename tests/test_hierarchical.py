@@ -9,12 +9,12 @@ import pytest
 import torch
 
 import mpicoll as dist
+from mpicoll._engine import registry
+from mpicoll._host.carrier import Carrier
+from mpicoll._host.thresholds import NEVER, WINDOW_FROM, Choices
 from mpicoll._log import Algorithms
-from mpicoll.engine import groups
-from mpicoll.engine.carrier import Carrier
-from mpicoll.engine.choose import NEVER, WINDOW_FROM, Choices
-from mpicoll.engine.progress import Lane
-from mpicoll.mpi.topology import Topology
+from mpicoll._mpi.topology import Topology
+from mpicoll._progress.progress import Lane
 from tests import hosts
 from tests.support import agree, launch
 from tests.test_two_machines import REASON
@@ -110,7 +110,7 @@ def test_one_operation_without_a_window_does_not_take_it_from_the_others(monkeyp
 @pytest.mark.usefixtures("world")
 def test_a_window_made_in_inference_mode(rank: int, size: int) -> None:
     """It is of no such memory: it is written outside, too. (It was, and that raised.)"""
-    group = groups.create("inference", list(range(size)), 60)
+    group = registry.create("inference", list(range(size)), 60)
     results = []
     for inference in (True, False, True):
         with torch.inference_mode(inference):

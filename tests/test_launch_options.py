@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 import mpicoll
-import mpicoll.launch_options as launch_options
+from mpicoll._launch import command_line
+from mpicoll._launch.arguments import ACCEPTED, REPLACED, option_length, sets_ranks
+from mpicoll._launch.command_line import Options
+from mpicoll._launch.hostfile import Host
+from mpicoll._launch.job import Program, Request
 from mpicoll.errors import LaunchError
-from mpicoll.hostfile import Host
-from mpicoll.launch_arguments import ACCEPTED, REPLACED, option_length, sets_ranks
-from mpicoll.launch_job import Program, Request
-from mpicoll.launch_options import Options
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +27,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def parse(line: str) -> tuple[Options, Program]:
-    options, (program,) = launch_options.parse(shlex.split(line))
+    options, (program,) = command_line.parse(shlex.split(line))
     return options, program
 
 
@@ -38,7 +38,7 @@ def parse(line: str) -> tuple[Options, Program]:
 def test_a_leading_python_is_dropped(python: str) -> None:
     _, program = parse(f"-n 2 {python} t.py --lr 1 -n 7")
     assert program.command == ("t.py", "--lr", "1", "-n", "7")
-    assert program.python == launch_options.python()
+    assert program.python == command_line.python()
     assert program.flags == ()
 
 
@@ -114,21 +114,21 @@ def test_ranks_on_each_node(spelling: str) -> None:
 
 
 def test_ranks_on_each_node_by_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch_options, "usable_cores", lambda: 6)
-    monkeypatch.setattr(launch_options, "count_gpus", lambda: 0)
+    monkeypatch.setattr(command_line, "usable_cores", lambda: 6)
+    monkeypatch.setattr(command_line, "count_gpus", lambda: 0)
     options, program = parse("--nproc-per-node cpu t.py")
     assert program.per_node == 6
     assert options.notes == ("--nproc-per-node cpu: 6, one rank for each usable core of this node",)
     assert parse("--nproc-per-node auto t.py")[1].per_node == 6
     with pytest.raises(LaunchError, match="torch sees no GPU on this node; use cpu, auto or a number"):
         parse("--nproc-per-node gpu t.py")
-    monkeypatch.setattr(launch_options, "count_gpus", lambda: 4)
+    monkeypatch.setattr(command_line, "count_gpus", lambda: 4)
     for word in ("gpu", "auto"):
         assert parse(f"--nproc_per_node={word} t.py")[1].per_node == 4
 
 
 def test_gpus_are_counted_by_torch() -> None:
-    assert launch_options.count_gpus() >= 0
+    assert command_line.count_gpus() >= 0
 
 
 @pytest.mark.parametrize("spelling", ["-H a:2,b", "-Ha:2,b", "--host a:2,b", "--hosts=a:2,b", "-host a:2,b", "-hosts a:2,b"])
@@ -223,7 +223,7 @@ def test_log_files(here: Path) -> None:
 )
 def test_what_is_refused_and_the_remedy(line: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        launch_options.parse(shlex.split(line))
+        command_line.parse(shlex.split(line))
     assert ended.value.code == 2
     said = capsys.readouterr().err
     assert re.search(words, said), said

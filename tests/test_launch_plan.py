@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-import mpicoll.hostfile as hostfile
-import mpicoll.run as run
+import mpicoll._launch.hostfile as hostfile
+import mpicoll._launch.run as run
+from mpicoll._launch.find import Mpi, Mpiexec
+from mpicoll._launch.job import Plan, Program, Request, Site
+from mpicoll._launch.plan import plan
+from mpicoll._mpi import open_mpi
 from mpicoll.errors import LaunchError
-from mpicoll.launch_job import Plan, Program, Request, Site
-from mpicoll.launch_mpi import Mpi, Mpiexec
-from mpicoll.launch_plan import plan
-from mpicoll.mpi import open_mpi
 
 OPENMPI = (Mpi("Open MPI", (5, 0, 11), "/o/lib/libmpi.so.40"), Mpiexec("/o/bin/mpiexec", "openmpi", (5, 0, 11)))
 OPENMPI4 = (Mpi("Open MPI", (4, 1, 4), "/o/lib/libmpi.so.40"), Mpiexec("/o/bin/mpiexec", "openmpi", (4, 1, 4)))
@@ -304,6 +304,6 @@ def test_tagged_output(mpi: tuple[Mpi, Mpiexec]) -> None:
 @ANY
 def test_log_files_are_written_by_the_ranks(mpi: tuple[Mpi, Mpiexec]) -> None:
     command = planned(one(2), mpi=mpi, request=Request(log_dir="/l")).command
-    assert command[-7:] == ("/py", "-u", "-m", "mpicoll.rank", "--log-dir", "/l", "x.py")
+    assert command[-7:] == ("/py", "-u", "-m", "mpicoll._launch.rank", "--log-dir", "/l", "x.py")
     other = planned(Program(("./a.out",), 2), mpi=mpi, request=Request(log_dir="/l")).command
-    assert other[-6:] == ("-m", "mpicoll.rank", "--log-dir", "/l", "--exec", "./a.out")
+    assert other[-6:] == ("-m", "mpicoll._launch.rank", "--log-dir", "/l", "--exec", "./a.out")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mpicoll.launchers import (
+from mpicoll._launch.detect import (
     ADDED,
     OPEN_MPI_SETTINGS,
     OWNER_PID,

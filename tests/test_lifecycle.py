@@ -15,8 +15,8 @@ import torch
 from mpi4py import MPI
 
 import mpicoll as dist
-from mpicoll.engine import groups
-from mpicoll.mpi import runtime
+from mpicoll._engine import registry
+from mpicoll._mpi import runtime
 from tests.support import agree, needs_sort_ranks
 
 OUTSIDE = dist.GroupMember.NON_GROUP_MEMBER
@@ -87,7 +87,7 @@ def test_without_a_world(rank: int, size: int) -> None:
 def test_a_destroyed_world_says_so(rank: int, size: int) -> None:
     dist.init_process_group()
     world, group = dist.group.WORLD, dist.new_group()
-    communicator = groups.find(world.group_name)  # type: ignore[union-attr]
+    communicator = registry.find(world.group_name)  # type: ignore[union-attr]
     assert communicator is not None
     summed(), summed(group)
     dist.destroy_process_group()
@@ -153,7 +153,7 @@ def test_the_applications_own_messages_do_not_mix_with_ours(rank: int, size: int
 def test_the_timeout_reaches_the_engine(rank: int, size: int) -> None:  # trap 59
     dist.init_process_group(timeout=timedelta(seconds=77))
     group = dist.new_group(timeout=timedelta(seconds=55))
-    found = [groups.find(g.group_name) for g in (dist.group.WORLD, group)]  # type: ignore[union-attr]
+    found = [registry.find(g.group_name) for g in (dist.group.WORLD, group)]  # type: ignore[union-attr]
     agree([c.timeout_s for c in found if c] == [77, 55])
 
 
@@ -260,7 +260,7 @@ def test_a_group_that_is_dropped_talks_to_nobody(rank: int, size: int) -> None: 
 
 @pytest.mark.usefixtures("world")
 def test_a_closed_communicator_is_forgotten(rank: int, size: int) -> None:
-    communicator = groups.create("forgotten", list(range(size)), 60)
+    communicator = registry.create("forgotten", list(range(size)), 60)
     tensor = torch.ones(1)
     communicator.all_reduce(tensor)
     communicator.all_reduce(tensor, async_op=True).wait()  # type: ignore[union-attr]
@@ -268,7 +268,7 @@ def test_a_closed_communicator_is_forgotten(rank: int, size: int) -> None:
     gone = weakref.ref(communicator)
     del communicator
     gc.collect()
-    agree(groups.find("forgotten") is None and gone() is None and tensor.item() == size**2, f"{tensor}")
+    agree(registry.find("forgotten") is None and gone() is None and tensor.item() == size**2, f"{tensor}")
 
 
 @pytest.mark.usefixtures("world")

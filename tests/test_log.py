@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+import mpicoll._engine.report as report
 import mpicoll._log as log
-import mpicoll.config as config
-import mpicoll.engine.report as report
-from mpicoll.engine.choose import Choices
+from mpicoll import _config
+from mpicoll._host.thresholds import Choices
 from tests.support import agree, launch
 
 JOB = """
@@ -91,7 +91,7 @@ def test_the_level() -> None:
         warnings.simplefilter("always")
         assert log.wanted_level({"MPICOLL_LOG": "2"}) is None
     assert "use one of info, debug" in str(caught[0].message)
-    assert config.problems({"MPICOLL_LOG": "2"})
+    assert _config.problems({"MPICOLL_LOG": "2"})
 
 
 def test_a_library_adds_no_handler_that_prints() -> None:

@@ -19,8 +19,6 @@ from tests.support import agree, clean_environment, run
 # Submodules of mpicoll that stand where torch.distributed has one of the same name, and why.
 OWN_MODULES = {
     "run": "our launcher in the place of torchrun's",
-    "config": "our variables; torch's are reached as torch.distributed.config",
-    "algorithms": "our room; what it does not have it takes from torch's",
     "nn": "our functional and halo exchange; the rest it takes from torch's",
     "rpc": "our RPC",
     "autograd": "our RPC",
@@ -124,12 +122,11 @@ def test_import_statements() -> None:
     import mpicoll.checkpoint as checkpoint
     import mpicoll.fsdp
     import torch.distributed.fsdp
+    from mpicoll.algorithms import Join
     from mpicoll.algorithms.ddp_comm_hooks import default_hooks
     from mpicoll.device_mesh import DeviceMesh, init_device_mesh
     from mpicoll.fsdp import FullyShardedDataParallel, fully_shard
     from mpicoll.tensor import DTensor
-
-    from mpicoll.algorithms import Join
 
     assert mpicoll.fsdp.fully_shard is fully_shard is torch.distributed.fsdp.fully_shard
     assert FullyShardedDataParallel is torch.distributed.fsdp.FullyShardedDataParallel
@@ -237,7 +234,7 @@ def test_the_doors_share_their_group(world: Any, rank: int, size: int) -> None:
 def test_importing_starts_nothing() -> None:
     """Neither torch nor mpi4py is loaded by `import mpicoll`, nor by what `python -m mpicoll.run` needs."""
     code = (
-        "import sys, mpicoll, mpicoll.launchers, mpicoll.config, mpicoll.errors\n"
+        "import sys, mpicoll, mpicoll._launch.detect, mpicoll._config, mpicoll.errors\n"
         "print([name for name in ('torch', 'mpi4py', 'numpy') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=clean_environment(), timeout=60)
@@ -246,7 +243,7 @@ def test_importing_starts_nothing() -> None:
 
 @pytest.mark.launch
 def test_star_import() -> None:
-    code = "from mpicoll import *\nassert all_reduce.__module__ == 'mpicoll.api.collectives' and ReduceOp and Work\n"
+    code = "from mpicoll import *\nassert all_reduce.__module__ == 'mpicoll._api.collectives' and ReduceOp and Work\n"
     code += "from mpicoll.nn import *\nassert all_reduce.__module__ == 'mpicoll.nn.functional' and halo_exchange and RemoteModule"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=clean_environment(), timeout=60)
     assert done.returncode == 0, done.stderr

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from mpicoll.algorithms import moved, window
+from mpicoll._algorithms import direct, window
+from mpicoll._host import carrier
 from mpicoll.bench import model, model_formulas, model_page
 from mpicoll.bench.model_algorithms import ITEM, OPERATIONS, Algorithm, best, take_overs
 from mpicoll.bench.model_formulas import Machine
-from mpicoll.engine import carrier
 from tests.support import ROOT
 
 PAGE = ROOT / "docs" / "model.md"
@@ -239,7 +239,7 @@ def test_there_is_a_best_one_from_an_element_a_rank_on() -> None:
 def test_sizes_are_those_of_the_algorithms() -> None:
     assert model_formulas.LINE == window.LINE
     assert model_formulas.PAGE == carrier.PAGE
-    assert model_formulas.MOVED_CHUNK == moved.CHUNK
+    assert model_formulas.MOVED_CHUNK == direct.CHUNK
     assert Machine(1, 2).chunk == 1 << 20
     assert Machine(1, 64).chunk == 500 << 10
 

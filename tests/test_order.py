@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.distributed import distributed_c10d
 
 import mpicoll as dist
-from mpicoll.engine import groups
+from mpicoll._engine import registry
 from tests.support import agree
 
 pytestmark = pytest.mark.usefixtures("world")
@@ -213,7 +213,7 @@ def test_threads_that_take_turns_share_a_group(rank: int, size: int) -> None:
 @pytest.mark.parametrize("queued", [False, True], ids=["inside", "queued"])
 def test_a_second_thread_in_a_group_is_told_so(world: Any, api: Any, queued: bool, rank: int, size: int) -> None:
     """A checkpoint beside training, say: all_gather met all_reduce, and the job hung, or had wrong data."""
-    group = groups.find(distributed_c10d._world.pg_names[distributed_c10d._get_default_group()])
+    group = registry.find(distributed_c10d._world.pg_names[distributed_c10d._get_default_group()])
     late, first, second = rank == size - 1, torch.ones(8), torch.ones(1)
     works = [dist.broadcast(torch.ones(1), src=size - 1, async_op=True)] if queued and not late else []
     training = threading.Thread(target=lambda: api.all_reduce(first), daemon=True)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from mpicoll.mpi.pages import WORTH_BYTES, ask_for_large
 from mpicoll.rpc import wire
+from mpicoll.rpc.huge_pages import WORTH_BYTES, ask_for_large
 
 SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 pytestmark = pytest.mark.skipif(not SETTING.exists(), reason="this kernel has no transparent huge pages")

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import mpicoll as dist
-from mpicoll.engine.progress import Backoff, Lane
-from mpicoll.engine.work import Work
+from mpicoll._progress.progress import Backoff, Lane
+from mpicoll._progress.work import Work
 from tests.support import agree
 
 IDLE_S = 1.0

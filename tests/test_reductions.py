@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributed import ReduceOp
 
 import mpicoll as dist
-from mpicoll.engine import reductions
+from mpicoll._tensors import reductions
 from tests.support import agree, everyone
 from tests.tensors import COMPLEX, EVERY_DTYPE, FLOATS, HALVES, INTEGERS, REDUCIBLE, layouts, of_rank, raw, reduced, same
 

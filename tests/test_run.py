@@ -14,12 +14,11 @@ from pathlib import Path
 
 import pytest
 
-import mpicoll.cores as cores
-import mpicoll.launch_mpi as launch_mpi
-import mpicoll.launch_options as launch_options
-import mpicoll.run as run
+import mpicoll._launch.run as run
+from mpicoll import _cpus
+from mpicoll._launch import command_line, find
+from mpicoll._launch.hostfile import Host
 from mpicoll.errors import LaunchError
-from mpicoll.hostfile import Host
 from tests.support import clean_environment
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -31,13 +30,13 @@ ROOT = Path(__file__).resolve().parent.parent
 def test_the_programs_own_options_are_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("t.py").touch()
-    options, (program,) = launch_options.parse(["-n", "2", "--quiet", "t.py", "-n", "3", "--mpi", "x", "-m", "--help"])
+    options, (program,) = command_line.parse(["-n", "2", "--quiet", "t.py", "-n", "3", "--mpi", "x", "-m", "--help"])
     assert program.command == ("t.py", "-n", "3", "--mpi", "x", "-m", "--help")
     assert program.ranks == 2
-    assert options == launch_options.Options(quiet=True)
-    _, (program,) = launch_options.parse(["-n", "2", "-m", "pkg.mod", "-n", "3", "--", "t.py"])
+    assert options == command_line.Options(quiet=True)
+    _, (program,) = command_line.parse(["-n", "2", "-m", "pkg.mod", "-n", "3", "--", "t.py"])
     assert program.command == ("-m", "pkg.mod", "-n", "3", "--", "t.py")
-    _, programs = launch_options.parse(["-n", "1", "t.py", "a", ":", "-n", "2", "--host", "b", "-m", "mod"])
+    _, programs = command_line.parse(["-n", "1", "t.py", "a", ":", "-n", "2", "--host", "b", "-m", "mod"])
     assert [(p.command, p.ranks, p.hosts) for p in programs] == [
         (("t.py", "a"), 1, None),
         (("-m", "mod"), 2, (Host("b", None),)),
@@ -58,20 +57,20 @@ def test_the_programs_own_options_are_its_own(tmp_path: Path, monkeypatch: pytes
 )
 def test_a_bad_command_line_says_what_is_wrong(line: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises((SystemExit, LaunchError)) as raised:
-        launch_options.parse(shlex.split(line))
+        command_line.parse(shlex.split(line))
     assert words in capsys.readouterr().err + str(raised.value)
 
 
 def test_a_script_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(LaunchError, match=r"nothing\.py: no such file in .*--no-python"):
-        launch_options.parse(["-n", "2", "nothing.py"])
+        command_line.parse(["-n", "2", "nothing.py"])
     with pytest.raises(LaunchError, match="no such program"):
-        launch_options.parse(["-n", "2", "--no-python", "./no-such-program"])
+        command_line.parse(["-n", "2", "--no-python", "./no-such-program"])
 
 
 def test_usable_cores() -> None:
-    assert 1 <= cores.usable_cores() <= (os.cpu_count() or 1)
+    assert 1 <= _cpus.usable_cores() <= (os.cpu_count() or 1)
 
 
 # --- jobs that are really started ---
@@ -150,7 +149,7 @@ def test_lines_that_users_of_torchrun_and_mpirun_type(tmp_path: Path) -> None:
 
 @pytest.mark.launch
 def test_ranks_are_bound_as_asked(tmp_path: Path) -> None:
-    if cores.usable_cores() < 2:
+    if _cpus.usable_cores() < 2:
         pytest.skip("two ranks need a core each")
     name = script(tmp_path, "print(len(os.sched_getaffinity(0)), flush=True)")
     every = str(len(os.sched_getaffinity(0)))
@@ -211,7 +210,7 @@ def test_the_exit_status_of_a_failing_rank_comes_through(before_mpi: bool, tmp_p
     first, second = ("", "from mpi4py import MPI") if before_mpi else ("from mpi4py import MPI", "")
     name = script(tmp_path, f"{first}\nif {RANK} == 1: sys.exit(3)\n{second}")
     done = start("-n", "2", name, cwd=tmp_path)
-    # Open MPI's mpiexec may crash, or must be killed, if a rank fails while others start MPI (mpicoll.watch)
+    # Open MPI's mpiexec may crash, or must be killed, if a rank fails while others start MPI (mpicoll._launch.mpiexec_reaper)
     assert done.returncode in ((3, -signal.SIGKILL, -signal.SIGABRT) if before_mpi else (3,)), done.stderr
 
 
@@ -227,7 +226,7 @@ def test_a_rank_that_fails_before_mpi_starts_ends_the_job(others: str, tmp_path:
     assert time.monotonic() - begin < 30
     assert done.returncode != 0
     assert "No module named 'no_such_module'" in done.stderr
-    assert "mpicoll/rank.py" not in done.stderr  # the traceback is the program's own
+    assert "mpicoll/_launch/rank.py" not in done.stderr  # the traceback is the program's own
 
 
 @pytest.mark.launch
@@ -273,7 +272,7 @@ def test_a_rank_can_start_a_job_of_its_own(tmp_path: Path) -> None:  # trap 57
         f"""
 import subprocess
 os.environ["_MPICOLL_OWNER_PID"] = str(os.getpid())
-from mpicoll.launchers import provide_torch_variables
+from mpicoll._launch.detect import provide_torch_variables
 from mpi4py import MPI
 provide_torch_variables()
 if MPI.COMM_WORLD.rank == 0:
@@ -306,7 +305,7 @@ def test_errors_are_one_message_without_a_traceback(tmp_path: Path) -> None:
 
 @pytest.mark.launch
 def test_the_mpi_can_be_named_by_family_folder_library_or_mpiexec(tmp_path: Path) -> None:
-    mpi, mpiexec = run.find(None, launch_mpi.without_job(os.environ))
+    mpi, mpiexec = run.find(None, find.without_job(os.environ))
     assert mpi.library_file is not None
     name = script(tmp_path, WHO)
     for choice in (mpi.family, str(Path(mpiexec.path).parent.parent), mpi.library_file, mpiexec.path):
@@ -316,7 +315,7 @@ def test_the_mpi_can_be_named_by_family_folder_library_or_mpiexec(tmp_path: Path
 
 @pytest.mark.launch
 def test_a_script_finds_itself_as_under_plain_python(tmp_path: Path) -> None:
-    """Under MPICH a rank's program is started by mpicoll.rank; it must not see that."""
+    """Under MPICH a rank's program is started by mpicoll._launch.rank; it must not see that."""
     name = script(
         tmp_path,
         """

@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch.distributed._shard import sharded_tensor
 from torch.distributed._shard.sharding_spec import ChunkShardingSpec
 
-from mpicoll.c10d import register
-from mpicoll.cuda import streams
+from mpicoll._c10d import register
+from mpicoll._cuda import streams
 from tests.support import agree, everyone
 
 pytestmark = pytest.mark.filterwarnings("ignore:Please use DTensor:FutureWarning")

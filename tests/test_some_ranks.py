@@ -11,7 +11,7 @@ import pytest
 import torch.distributed as dist
 
 from mpicoll import LaunchError
-from mpicoll.c10d import some_ranks
+from mpicoll._c10d import some_ranks
 from tests.support import ROOT, launch
 
 SCRIPT = str(ROOT / "tests" / "scripts" / "some_ranks.py")

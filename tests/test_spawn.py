@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-import mpicoll.launchers as launchers
+from mpicoll._launch import detect
+from mpicoll._launch.spawn import spawn
 from mpicoll.errors import LaunchError
-from mpicoll.spawning import spawn
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -21,7 +21,7 @@ def python(folder: Path, text: str, timeout_s: float = 55) -> subprocess.Complet
     """Runs ``text`` as a script under plain python, ended after timeout_s."""
     (folder / "script.py").write_text(text)
     environ = {
-        **launchers.without_job(os.environ),
+        **detect.without_job(os.environ),
         "PYTHONPATH": str(ROOT),
         "OMP_NUM_THREADS": "1",
         "TMPDIR": str(folder),
@@ -156,8 +156,8 @@ def test_spawn_is_callable_however_it_was_imported(tmp_path: Path) -> None:
         tmp_path,
         """
 import mpicoll
-from mpicoll.spawning import RankRaised
-import mpicoll.spawning
+from mpicoll._launch.spawn import RankRaised
+import mpicoll._launch.spawn
 def hello(rank): print("hello", rank)
 if __name__ == "__main__": mpicoll.spawn(hello)
 """,
@@ -174,7 +174,7 @@ def test_a_rank_cannot_spawn(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def not_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launchers, "detect", lambda environ=None: None)
+    monkeypatch.setattr(detect, "detect", lambda environ=None: None)
 
 
 @pytest.mark.usefixtures("not_a_rank")

@@ -1,6 +1,6 @@
 """A message that is longer than the tensor that should receive it: an error, and not one byte beyond the tensor (trap 16).
 
-Note [Messages that are too long] in mpicoll/mpi/open_mpi.py says when Open MPI would write there.
+Note [Messages that are too long] in mpicoll/_mpi/open_mpi.py says when Open MPI would write there.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from mpicoll.mpi import open_mpi
+from mpicoll._mpi import open_mpi
 from tests.support import is_open_mpi, launch, run
 
 SCRIPT = "tests/scripts/too_long.py"

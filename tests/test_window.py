@@ -10,12 +10,12 @@ import pytest
 import torch
 from mpi4py import MPI
 
-from mpicoll.algorithms import shared_memory
-from mpicoll.algorithms.blocks import block, blocks
-from mpicoll.algorithms.window import LINE, Window
-from mpicoll.engine import kernels
-from mpicoll.engine.progress import Backoff
-from mpicoll.mpi import segment
+from mpicoll._algorithms import shared_memory
+from mpicoll._algorithms.blocks import block, blocks
+from mpicoll._algorithms.window import LINE, Window
+from mpicoll._mpi import shared_segment
+from mpicoll._progress.progress import Backoff
+from mpicoll._tensors import combine
 from tests.support import agree, everyone
 
 CHUNK = 4096  # bytes
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.min_ranks(2)
 
 
 def add(parts: list[torch.Tensor], out: torch.Tensor) -> None:
-    kernel = kernels.find(torch.float32, torch.distributed.ReduceOp.SUM)
+    kernel = combine.find(torch.float32, torch.distributed.ReduceOp.SUM)
     assert kernel is not None
     kernel.combine(parts, out)
 
@@ -33,7 +33,7 @@ def add(parts: list[torch.Tensor], out: torch.Tensor) -> None:
 @pytest.fixture(params=[True, False], ids=["ordered", "fenced"])
 def window(request: pytest.FixtureRequest) -> Window:
     comm = MPI.COMM_WORLD
-    made = segment.create(comm, Window.nbytes(comm.size, CHUNK), ordered=request.param)
+    made = shared_segment.create(comm, Window.nbytes(comm.size, CHUNK), ordered=request.param)
     assert made is not None
     return Window(made, comm.rank, comm.size, CHUNK, lambda: Backoff().pause, spins=10)
 
@@ -158,8 +158,8 @@ def test_no_window_on_any_rank_where_one_cannot_have_it(monkeypatch: pytest.Monk
         raise OSError("no memory")
 
     if comm.rank == failing:
-        monkeypatch.setattr(segment, "_mapped", refuse)
-    made = segment.create(comm, 8192)
+        monkeypatch.setattr(shared_segment, "_mapped", refuse)
+    made = shared_segment.create(comm, 8192)
     agree(made is None, made)
 
 
@@ -168,8 +168,8 @@ def test_a_file_of_another_process_is_not_taken_for_the_segment() -> None:
     file = os.memfd_create("other")
     os.ftruncate(file, 8192)
     try:
-        agree(segment._mapped_from(8192, os.getpid(), file, b"x" * 16) is None)
-        agree(segment._mapped_from(4096, os.getpid(), file, bytes(16)) is None)
-        agree(segment._mapped_from(8192, os.getpid(), 10_000, bytes(16)) is None)
+        agree(shared_segment._mapped_from(8192, os.getpid(), file, b"x" * 16) is None)
+        agree(shared_segment._mapped_from(4096, os.getpid(), file, bytes(16)) is None)
+        agree(shared_segment._mapped_from(8192, os.getpid(), 10_000, bytes(16)) is None)
     finally:
         os.close(file)

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 import mpicoll
-from mpicoll.c10d import register
+from mpicoll._c10d import register
 from tests.support import LAUNCH_ENVIRONMENT, agree, run
 
 pytestmark = pytest.mark.usefixtures("_end_of_world")

@@ -15,8 +15,7 @@ import torch
 import torch.distributed
 from torch import Tensor
 
-from mpicoll.bench import patterns
-from mpicoll.mpi import reference
+from mpicoll.bench import patterns, raw_mpi
 
 CPU = torch.device("cpu")
 Call = Callable[[], object]
@@ -80,11 +79,11 @@ class Shape:
 
     @property
     def moves(self) -> bool:
-        return reference.moves(self.name)
+        return raw_mpi.moves(self.name)
 
     @property
     def reduces(self) -> bool:
-        return reference.reduces(self.name, self.op)
+        return raw_mpi.reduces(self.name, self.op)
 
     @property
     def torch_op(self) -> Any:
@@ -110,28 +109,28 @@ class Shape:
 def all_reduce(s: Shape) -> Exchange:
     x = s.empty(s.count)
     memory = Memory([(x, s.of(s.rank))], [(x, s.reduced())], s.exact)
-    raw = (lambda: reference.all_reduce(x.numpy(), s.op)) if s.reduces else None
+    raw = (lambda: raw_mpi.all_reduce(x.numpy(), s.op)) if s.reduces else None
     return Exchange(memory, lambda dist, group: partial(dist.all_reduce, x, s.torch_op, group), raw)
 
 
 def reduce(s: Shape) -> Exchange:
     x = s.empty(s.count)
     memory = Memory([(x, s.of(s.rank))], [(x, s.reduced())] if s.rank == 0 else [], s.exact)
-    raw = (lambda: reference.reduce(x.numpy(), s.op)) if s.reduces else None
+    raw = (lambda: raw_mpi.reduce(x.numpy(), s.op)) if s.reduces else None
     return Exchange(memory, lambda dist, group: partial(dist.reduce, x, 0, s.torch_op, group), raw)
 
 
 def broadcast(s: Shape) -> Exchange:
     x = s.empty(s.count)
     memory = Memory([(x, s.of(0))] if s.rank == 0 else [], [(x, s.of(0))])
-    raw = (lambda: reference.broadcast(x.numpy())) if s.moves else None
+    raw = (lambda: raw_mpi.broadcast(x.numpy())) if s.moves else None
     return Exchange(memory, lambda dist, group: partial(dist.broadcast, x, 0, group), raw)
 
 
 def all_gather_into_tensor(s: Shape) -> Exchange:
     mine, every = s.empty(s.part), s.empty(s.count)
     memory = Memory([(mine, s.of(s.rank))], [(part, s.of(i)) for i, part in enumerate(every.chunk(s.size))])
-    raw = (lambda: reference.all_gather(every.numpy(), mine.numpy())) if s.moves else None
+    raw = (lambda: raw_mpi.all_gather(every.numpy(), mine.numpy())) if s.moves else None
     return Exchange(memory, lambda dist, group: partial(_single(dist, "all_gather"), every, mine, group), raw)
 
 
@@ -148,7 +147,7 @@ def gather(s: Shape) -> Exchange:
     sent = [(mine, s.of(s.rank))]
     memory = Memory(sent, [(part, s.of(i)) for i, part in enumerate(every or [])])
     raw_memory = Memory(sent, [(part, s.of(i)) for i, part in enumerate([] if whole is None else whole.chunk(s.size))])
-    raw = (lambda: reference.gather(None if whole is None else whole.numpy(), mine.numpy())) if s.moves else None
+    raw = (lambda: raw_mpi.gather(None if whole is None else whole.numpy(), mine.numpy())) if s.moves else None
     return Exchange(memory, lambda dist, group: partial(dist.gather, mine, every, 0, group), raw, raw_memory)
 
 
@@ -159,14 +158,14 @@ def scatter(s: Shape) -> Exchange:
     found = [(mine, s.of(0, s.rank))]
     memory = Memory([(part, s.of(0, i)) for i, part in enumerate(every or [])], found)
     raw_memory = Memory([(part, s.of(0, i)) for i, part in enumerate([] if whole is None else whole.chunk(s.size))], found)
-    raw = (lambda: reference.scatter(mine.numpy(), None if whole is None else whole.numpy())) if s.moves else None
+    raw = (lambda: raw_mpi.scatter(mine.numpy(), None if whole is None else whole.numpy())) if s.moves else None
     return Exchange(memory, lambda dist, group: partial(dist.scatter, mine, every, 0, group), raw, raw_memory)
 
 
 def reduce_scatter_tensor(s: Shape) -> Exchange:
     mine, every = s.empty(s.part), s.empty(s.count)
     memory = Memory([(every, s.of(s.rank))], [(mine, s.reduced(s.rank * s.part))], s.exact)
-    raw = (lambda: reference.reduce_scatter(mine.numpy(), every.numpy(), s.op)) if s.reduces else None
+    raw = (lambda: raw_mpi.reduce_scatter(mine.numpy(), every.numpy(), s.op)) if s.reduces else None
 
     def call_through(dist: Any, group: Any) -> Call:
         return partial(_single(dist, "reduce_scatter"), mine, every, s.torch_op, group)
@@ -188,7 +187,7 @@ def reduce_scatter(s: Shape) -> Exchange:
 def all_to_all_single(s: Shape) -> Exchange:
     out, x = s.empty(s.count), s.empty(s.count)
     memory = Memory([(x, s.of(s.rank))], [(part, s.of(i, s.rank * s.part)) for i, part in enumerate(out.chunk(s.size))])
-    raw = (lambda: reference.all_to_all(out.numpy(), x.numpy())) if s.moves else None
+    raw = (lambda: raw_mpi.all_to_all(out.numpy(), x.numpy())) if s.moves else None
     return Exchange(memory, lambda dist, group: partial(dist.all_to_all_single, out, x, None, None, group), raw)
 
 
@@ -200,7 +199,7 @@ def all_to_all(s: Shape) -> Exchange:
 
 
 def barrier(s: Shape) -> Exchange:
-    return Exchange(Memory(), lambda dist, group: partial(dist.barrier, group), reference.barrier)
+    return Exchange(Memory(), lambda dist, group: partial(dist.barrier, group), raw_mpi.barrier)
 
 
 def _single(dist: Any, operation: str) -> Any:

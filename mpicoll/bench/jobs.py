@@ -8,10 +8,10 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from mpicoll import launchers
+from mpicoll._launch import detect
 
 if TYPE_CHECKING:  # importing it starts MPI, whose start such a job may want to measure
-    from mpicoll.mpi.referee import Referee
+    from mpicoll.bench.control import Referee
 
 LIMIT_S = 120.0
 Value = TypeVar("Value")
@@ -43,8 +43,8 @@ class OnRank0(Generic[Value]):
 
 def python(*words: str, env: Mapping[str, str] | None = None) -> str:
     """What a Python outside this job prints. Raises ChildFailed."""
-    environ = {**launchers.without_job(os.environ), **(env or {})}
-    for name in launchers.TORCH_VARIABLES:
+    environ = {**detect.without_job(os.environ), **(env or {})}
+    for name in detect.TORCH_VARIABLES:
         environ.pop(name, None)
     try:
         done = subprocess.run(

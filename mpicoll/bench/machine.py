@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 import mpicoll
-import mpicoll.cores as cores_here
-from mpicoll.mpi.referee import Referee
+import mpicoll._cpus as cores_here
+from mpicoll.bench.control import Referee
 
 
 @dataclass(frozen=True)

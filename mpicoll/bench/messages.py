@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from mpicoll.bench import raw_mpi
 from mpicoll.bench.exchanges import Call, Exchange, Memory, Shape
 from mpicoll.bench.formulas import WINDOW
-from mpicoll.mpi import reference
 
 
 def latency(s: Shape) -> Exchange:
@@ -34,7 +34,7 @@ def latency(s: Shape) -> Exchange:
 
         return first if s.rank == 0 else second
 
-    raw = (lambda: reference.ping_pong(theirs.numpy(), mine.numpy())) if s.moves else None
+    raw = (lambda: raw_mpi.ping_pong(theirs.numpy(), mine.numpy())) if s.moves else None
     return Exchange(memory, call_through, raw)
 
 
@@ -59,7 +59,7 @@ def bandwidth(s: Shape) -> Exchange:
 
         return first if s.rank == 0 else second
 
-    raw = (lambda: reference.stream(x.numpy(), x.numpy(), WINDOW)) if s.moves else None
+    raw = (lambda: raw_mpi.stream(x.numpy(), x.numpy(), WINDOW)) if s.moves else None
     return Exchange(memory, call_through, raw)
 
 

@@ -18,8 +18,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from mpicoll.algorithms.window import parts
-from mpicoll.engine.choose import Choices
+from mpicoll._algorithms.window import parts
+from mpicoll._host.thresholds import Choices
 
 # Bytes: of what a slice is a multiple of, of what a chunk is, and of what `moved` moves at a time; as the algorithms have them.
 LINE, PAGE, MOVED_CHUNK = 64, 4096, 8 << 20
@@ -56,7 +56,7 @@ class Machine:
 
     @property
     def chunk(self) -> int:
-        """Bytes that a rank lays down at a time, as engine/carrier.py has it."""
+        """Bytes that a rank lays down at a time, as _host/carrier.py has it."""
         return min(Choices.chunk_bytes, Choices.window_bytes // parts(self.ranks)) // PAGE * PAGE
 
     def outward(self, senders: int, nbytes: float) -> float:

@@ -11,13 +11,13 @@ from typing import IO, NoReturn
 
 import torch
 
-from mpicoll import launchers
+from mpicoll._cuda import streams
+from mpicoll._launch import detect
 from mpicoll.bench import arguments, ddp, formulas, model, patterns, plot, tune
 from mpicoll.bench.exchanges import COLLECTIVES
 from mpicoll.bench.formulas import EMPTY, REDUCTIONS
 from mpicoll.bench.messages import MESSAGES
 from mpicoll.bench.row import API, BACKEND, GLOO, NCCL, RAW
-from mpicoll.cuda import streams
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = [4, 8, 64, 256, KIB, 4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB]
@@ -47,7 +47,7 @@ class Parser(argparse.ArgumentParser):
 
 def rank() -> int:
     """This process's, before MPI has started."""
-    launch = launchers.detect()
+    launch = detect.detect()
     return launch.rank if launch is not None else 0
 
 

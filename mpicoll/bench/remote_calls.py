@@ -9,9 +9,9 @@ import statistics
 from collections.abc import Callable, Sequence
 
 from mpicoll import rpc
+from mpicoll._mpi import runtime
 from mpicoll.bench.remote_rows import microseconds, rows
 from mpicoll.bench.tensorpipe import Child
-from mpicoll.mpi import runtime
 
 _child: Child  # this rank's; calls from rank 0 stop it and let it go on
 

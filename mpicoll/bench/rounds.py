@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import mpicoll
-from mpicoll.mpi.referee import Referee
+from mpicoll.bench.control import Referee
 
 Call = Callable[[], object]
 WARM_UP = 3  # calls before K is chosen; before each round as many, but for calls so long that a round is one

@@ -14,7 +14,7 @@ API = "mpicoll"  # mpicoll.all_reduce(tensor)
 BACKEND = "torch backend"  # torch.distributed.all_reduce(tensor), backend "mpi"
 GLOO = "Gloo"  # torch.distributed.all_reduce(tensor, group=...), backend "gloo"
 NCCL = "NCCL"  # the same, backend "nccl"; of a GPU's tensors
-RAW = "MPI"  # mpi4py on NumPy memory, see mpi/reference.py
+RAW = "MPI"  # mpi4py on NumPy memory, see bench/raw_mpi.py
 FLOAT32 = "float32"  # the mpicoll API with as many bytes of float32, beside dtypes of two bytes
 COPY = "copy"  # one rank's memory copy, the floor, see formulas.py
 COPIES = "copies"  # the same by all ranks at once

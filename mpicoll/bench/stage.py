@@ -14,14 +14,14 @@ import torch
 import torch.distributed
 
 import mpicoll
+from mpicoll._cuda import streams
 from mpicoll.bench import formulas
+from mpicoll.bench.control import Referee
 from mpicoll.bench.exchanges import CPU, Exchange, Memory, Shape
 from mpicoll.bench.formulas import REDUCTIONS, spell
 from mpicoll.bench.rounds import Call, Pace, Rounds
 from mpicoll.bench.row import API, BACKEND, BUS, COPIES, COPY, FLOAT32, GLOO, NCCL, RAW, Row
-from mpicoll.cuda import streams
 from mpicoll.errors import UnsupportedReduction
-from mpicoll.mpi.referee import Referee
 
 WAYS = (API, BACKEND, GLOO, RAW)
 FLOORS = (COPY, COPIES, BUS)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mpicoll import launchers
+from mpicoll._launch import detect
 from mpicoll.bench import jobs
 
 IMPORT = """
@@ -90,7 +90,7 @@ def main(backend: str, folder: str) -> None:
     import torch
     import torch.distributed
 
-    launch = launchers.detect()
+    launch = detect.detect()
     assert launch is not None
     torch.set_num_threads(1)
     x = torch.ones(2)
@@ -99,7 +99,7 @@ def main(backend: str, folder: str) -> None:
         time.sleep(0.002)
     began = time.perf_counter()
     if backend == "mpi":
-        importlib.import_module("mpicoll.mpi.library")  # which starts MPI, as init_process_group would
+        importlib.import_module("mpicoll._mpi.library")  # which starts MPI, as init_process_group would
     started = time.perf_counter()
     torch.distributed.init_process_group(backend)
     there = time.perf_counter()

@@ -17,13 +17,13 @@ from typing import Any
 import torch
 
 import mpicoll
-from mpicoll.api import world
+from mpicoll._api import groups
+from mpicoll._host.thresholds import BETWEEN, NEVER, WINDOW_FROM, WITHIN
 from mpicoll.bench.exchanges import COLLECTIVES
 from mpicoll.bench.formulas import spell
 from mpicoll.bench.report import Report
 from mpicoll.bench.rounds import Call
 from mpicoll.bench.stage import Stage
-from mpicoll.engine.choose import BETWEEN, NEVER, WINDOW_FROM, WITHIN
 
 FILE = "mpicoll-tuning.json"
 SIZES = [1 << power for power in range(10, 23)]  # bytes; 1 KiB to 4 MiB
@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(stage: Stage, report: Report, out: str, quick: bool) -> None:
     """Measures, prints and writes (collective)."""
-    carrier: Any = world.of(None).carrier  # type: ignore[union-attr]
+    carrier: Any = groups.of(None).carrier  # type: ignore[union-attr]
     chosen = dict(carrier.least)
     nodes = carrier.nodes()
     if nodes is None and carrier.window() is None:

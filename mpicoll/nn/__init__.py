@@ -17,7 +17,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from mpicoll.c10d import untraced
+from mpicoll._c10d import dynamo
 from mpicoll.nn import functional
 from mpicoll.nn.functional import (
     _all_gather_base,
@@ -62,4 +62,4 @@ def __dir__() -> list[str]:
     return sorted({*OURS, *theirs})
 
 
-untraced.close_package(__name__)  # torch.compile breaks its graph here, and these functions run as they are
+dynamo.close_package(__name__)  # torch.compile breaks its graph here, and these functions run as they are

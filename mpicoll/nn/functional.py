@@ -23,14 +23,14 @@ import torch.distributed as torchs
 from torch import Tensor
 from torch.distributed import ProcessGroup, ReduceOp
 
-from mpicoll.engine import checks, message, reductions
-from mpicoll.engine.reductions import Op
+from mpicoll._tensors import buffers, checks, reductions
+from mpicoll._tensors.reductions import Op
 from mpicoll.errors import UnsupportedReduction
 from mpicoll.nn import moves
-from mpicoll.nn.agreement import Agreement
 from mpicoll.nn.linear import apply
 from mpicoll.nn.messages import recv, send, sendrecv
 from mpicoll.nn.moves import Shape
+from mpicoll.nn.preflight import Agreement
 
 __all__ = [
     "_all_gather_base",
@@ -301,7 +301,7 @@ class _Deliver(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, result: Tensor, box: list[Tensor]) -> Tensor:
-        message.copy_into(box[0], result)
+        buffers.copy_into(box[0], result)
         return box[0]
 
     @staticmethod

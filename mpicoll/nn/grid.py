@@ -20,9 +20,9 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
-from mpicoll.api import world
+from mpicoll._api import groups
 from mpicoll.nn import functional
-from mpicoll.nn.agreement import Agreement
+from mpicoll.nn.preflight import Agreement
 
 
 class Grid:
@@ -169,7 +169,7 @@ def _members(group: ProcessGroup | None) -> list[int]:
 
 def _new_group(ranks: Sequence[int], like: ProcessGroup | None) -> Any:
     """Another group of these ranks, of the same backend and timeout (collective over them)."""
-    communicator = world.of(like)
+    communicator = groups.of(like)
     timeout = None if communicator is None else timedelta(seconds=communicator.timeout_s)
     backend = None if like is None else "mpi" if communicator is not None else torchs.get_backend(like)
     some = len(ranks) < torchs.get_world_size()

@@ -29,11 +29,11 @@ from torch import Tensor
 from torch.distributed import ProcessGroup, distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
 
-from mpicoll.api import p2p
-from mpicoll.engine import checks
-from mpicoll.nn.agreement import Agreement
+from mpicoll._api import p2p
+from mpicoll._tensors import checks
 from mpicoll.nn.grid import Grid
 from mpicoll.nn.linear import apply
+from mpicoll.nn.preflight import Agreement
 
 ITSELF = -1  # in the place of a neighbour's rank: round a periodic axis of one rank
 

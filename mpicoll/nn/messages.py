@@ -22,9 +22,9 @@ import torch.distributed as torchs
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from mpicoll.api import p2p
-from mpicoll.engine import checks
-from mpicoll.nn.agreement import needs_grad
+from mpicoll._api import p2p
+from mpicoll._tensors import checks
+from mpicoll.nn.preflight import needs_grad
 
 # Note [Two messages]
 # A tensor travels behind a head of integers: dtype and shape, so that the receiver can allocate; ``reply``, the sender's number

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup, ReduceOp
 
-from mpicoll.api import collectives
-from mpicoll.engine.reductions import Op
+from mpicoll._api import collectives
+from mpicoll._tensors.reductions import Op
 
 Shape = tuple[int, ...]
 

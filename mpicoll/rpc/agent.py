@@ -24,10 +24,10 @@ import torch
 from torch import Tensor
 from torch.futures import Future
 
+from mpicoll._mpi.mailbox import Mailbox
+from mpicoll._mpi.runtime import Runtime
 from mpicoll.autograd import contexts, passes
 from mpicoll.errors import MpicollError, WorkerLeft
-from mpicoll.mpi.mail import Mailbox
-from mpicoll.mpi.runtime import Runtime
 from mpicoll.rpc import wire
 from mpicoll.rpc.devices import DeviceMaps
 from mpicoll.rpc.functions import answer_of, is_marked

@@ -13,9 +13,9 @@ import torch
 from torch.futures import Future
 
 from mpicoll import autograd
+from mpicoll._mpi import abort, runtime
 from mpicoll.autograd import contexts
 from mpicoll.errors import WorkerLeft
-from mpicoll.mpi import abort, runtime
 from mpicoll.rpc import entries, futures, gathering, inspection
 from mpicoll.rpc import rref as references
 from mpicoll.rpc.constants import DEFAULT_NUM_WORKER_THREADS, DEFAULT_SHUTDOWN_TIMEOUT, UNSET_RPC_TIMEOUT

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from typing import Any
 
-from mpicoll.mpi.mail import Mailbox
+from mpicoll._mpi.mailbox import Mailbox
 from mpicoll.rpc import wire
 
 SENDING_TESTS = 16  # messages that have not left yet, looked at each time

@@ -25,11 +25,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mpicoll.mpi.pages import ask_for_large
 from mpicoll.rpc import scripts, sparse
+from mpicoll.rpc.huge_pages import ask_for_large
 
 if TYPE_CHECKING:
-    from mpicoll.mpi.mail import Block
+    from mpicoll._mpi.mailbox import Block
 
 HEADER = struct.Struct("<BIIQIQ")  # kind, storages, other blocks, bytes of the pickle, number of the message, number of the call
 ALONG = 16 * 1024  # bytes; a block that is smaller travels inside the envelope: one message costs less than two

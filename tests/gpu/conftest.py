@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mpicoll.cuda import streams
+from mpicoll._cuda import streams
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

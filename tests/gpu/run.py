@@ -22,7 +22,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 sys.path.insert(0, str(ROOT))
 
-from mpicoll import ending  # noqa: E402
+from mpicoll._launch import terminate  # noqa: E402
 
 ARCHIVES = ROOT.parent / "shared" / "gpu"
 FACTS = """
@@ -171,7 +171,7 @@ def start(words: list[str], environ: Mapping[str, str], limit_s: float) -> tuple
             status = process.wait(limit_s)
         except subprocess.TimeoutExpired:
             status = 124
-            ending.end(process)
+            terminate.end(process)
         output.seek(0)
         return status, output.read()
 

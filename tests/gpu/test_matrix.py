@@ -11,7 +11,7 @@ import torch.distributed
 from torch import Tensor
 
 import mpicoll
-from mpicoll.api import world
+from mpicoll._api import groups
 from tests.support import agree
 from tests.tensors import MOVABLE, bits_of_rank, layouts, of_rank, raw, reduced, same
 from tests.test_reductions import CASES, FACTOR, op_of
@@ -165,5 +165,5 @@ def test_the_way_that_was_asked_for_is_taken(request: pytest.FixtureRequest, dev
     mpicoll.send(x, (rank + 1) % size)
     assert request_ is not None
     request_.wait()
-    host = world.of(None).host  # type: ignore[union-attr]
+    host = groups.of(None).host  # type: ignore[union-attr]
     agree(host.taken[way] > 0 and host.parcels.taken[way] > 0, (host.taken, host.parcels.taken))  # type: ignore[attr-defined]

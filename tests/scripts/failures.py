@@ -1,4 +1,4 @@
-"""python failures.py CASE on 2 or more ranks: rank 1 fails in the way of the case, the others wait for it.
+"""python _failures.py CASE on 2 or more ranks: rank 1 fails in the way of the case, the others wait for it.
 
 Nobody prints "survived" who should not: a rank that goes on where the job should have ended says so.
 """

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 from torch.distributed import ReduceOp
 
-from mpicoll.algorithms import hierarchical, moved
-from mpicoll.engine import groups
-from mpicoll.engine.communicator import Communicator
-from mpicoll.mpi import segment
+from mpicoll._algorithms import direct, hierarchical
+from mpicoll._engine import registry
+from mpicoll._engine.communicator import Communicator
+from mpicoll._mpi import shared_segment
 from tests.support import agree, everyone
 from tests.tensors import raw, reduced
 
@@ -34,7 +34,7 @@ def make(size: int) -> Iterator[Make]:
     made = []
 
     def function(ranks: Sequence[int] | None = None) -> Communicator:
-        made.append(groups.create(f"nodes {next(names)}", tuple(range(size)) if ranks is None else ranks, 60))
+        made.append(registry.create(f"nodes {next(names)}", tuple(range(size)) if ranks is None else ranks, 60))
         return made[-1]
 
     yield function
@@ -54,7 +54,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
         return call
 
-    for module in (hierarchical, moved):
+    for module in (hierarchical, direct):
         word = module.__name__.rpartition(".")[2]
         for name in ("all_reduce", "reduce_scatter", "all_gather", "broadcast"):
             if hasattr(module, name):
@@ -124,7 +124,7 @@ def test_the_ends_of_chunks(op: str, make: Make) -> None:
     """Every length, one after the other through the same window; reductions and what only moves."""
     group = make()
     nodes = group.carrier.nodes()
-    chunk = moved.CHUNK // 16 if nodes is None else nodes.window.chunk
+    chunk = direct.CHUNK // 16 if nodes is None else nodes.window.chunk
     wrong, results = [], []
     for count in lengths(chunk):
         tensor = numbers(group.rank, count)
@@ -152,7 +152,7 @@ def test_the_ends_of_blocks(dtype: torch.dtype, make: Make, size: int) -> None:
     """Reduce-scatter and all-gather of every length of block, an input that lies in its output among them."""
     group = make()
     nodes = group.carrier.nodes()
-    chunk = moved.CHUNK // 16 if nodes is None else nodes.window.chunk
+    chunk = direct.CHUNK // 16 if nodes is None else nodes.window.chunk
     wrong = []
     for count in lengths(chunk // size // 64 * 64) + lengths(chunk // 2):
         source, output = numbers(group.rank, count * size, dtype), torch.empty(count, dtype=dtype)
@@ -226,7 +226,7 @@ def test_a_node_without_a_window(make: Make, taken: Counter[str], rank: int, mon
 
     group = make()
     if group.carrier._topology.nodes[rank] == 0:
-        monkeypatch.setattr(segment, "_mapped", refuse)
+        monkeypatch.setattr(shared_segment, "_mapped", refuse)
     tensor, halves = numbers(rank, LONG), numbers(rank, LONG, torch.bfloat16)
     group.all_reduce(tensor)
     group.all_reduce(halves)

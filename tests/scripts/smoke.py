@@ -122,7 +122,7 @@ def main() -> None:
             part(rank, size)
         dist.destroy_process_group()
         dist.init_process_group()
-    from mpicoll.mpi import runtime
+    from mpicoll._mpi import runtime
 
     there = runtime.current()
     assert there is not None

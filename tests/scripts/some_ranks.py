@@ -96,7 +96,7 @@ def store(place: str) -> None:
     """One store of the program's own, one world after another on it, of other ranks each time."""
     import torch.distributed as dist
 
-    importlib.import_module("mpicoll.mpi.library")  # starts MPI, which all ranks do together
+    importlib.import_module("mpicoll._mpi.library")  # starts MPI, which all ranks do together
     shared = dist.TCPStore("localhost", int(place), is_master=RANK == 0, wait_for_workers=False)
     for members in ([0, 1], [2, 1], [1]):
         if RANK in members:

@@ -23,8 +23,8 @@ if "torch" in sys.argv:
 else:
     import mpicoll as dist  # type: ignore[no-redef]
 
+from mpicoll._mpi import runtime
 from mpicoll.errors import TruncationError
-from mpicoll.mpi import runtime
 
 SIZES = (64, 2_000, 4 << 10, 100_000, 1 << 20, 4 << 20)  # bytes
 

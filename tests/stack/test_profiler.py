@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
 
 import mpicoll
-from mpicoll.engine import trace
+from mpicoll._progress import spans
 from tests.support import agree, everyone
 
 SECTION = "Mixed backends and debugging"
@@ -108,7 +108,7 @@ def test_events_are_as_gloos(async_op: bool, rank: int, size: int) -> None:
 def test_every_title_is_a_known_one() -> None:
     """What is not in ProcessGroupMPI.cpp or ProcessGroupGloo.cpp is named here."""
     known = "all_gather all_reduce all_to_all barrier broadcast gather recv recvAnySource reduce scatter send sparse_all_reduce"
-    titles = {title.removeprefix("mpi:") for title in trace.TITLES.values()}
+    titles = {title.removeprefix("mpi:") for title in spans.TITLES.values()}
     assert titles == {*known.split(), "reduce_scatter", "monitored_barrier"}
 
 
@@ -127,7 +127,7 @@ def test_arguments_are_in_the_trace(library: Any, tmp_path: Path, rank: int, siz
             work.wait()
         library.barrier(group)
 
-    found = [event["args"] for event in traced(tmp_path / "trace.json", body, trace.ARGUMENTS)]
+    found = [event["args"] for event in traced(tmp_path / "trace.json", body, spans.ARGUMENTS)]
     keys = ("Collective name", "dtype", "In msg nelems", "In msg bytes", "Seq", "Group size", "Process Group Name")
     shared = (size, group.group_name)
     expected = [
@@ -204,11 +204,11 @@ def test_a_failing_operation_ends_its_event(rank: int, size: int) -> None:
         mpicoll.barrier()
 
     found = events(body)
-    agree([e.name for e in found] == ["mpi:send", "mpi:barrier"] and not trace._open, found)
+    agree([e.name for e in found] == ["mpi:send", "mpi:barrier"] and not spans._open, found)
 
 
 def test_no_profiler_no_event(rank: int, size: int) -> None:
     """Off, it must cost nothing: no Future is made for it."""
     work = dist.all_reduce(torch.ones(1), async_op=True)
     work.wait()
-    agree(work._future is None and not trace._open)
+    agree(work._future is None and not spans._open)

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from mpicoll.engine import groups
+from mpicoll._engine import registry
 from tests.support import agree
 
 SECTION = "Meshes and DTensor"
@@ -32,12 +32,12 @@ def test_parts_of_the_world(rank: int, size: int) -> None:
     mine = parts[rank % 2]
     for turn in range(2):  # the same ranks again: another group
         group = dist.split_group(split_ranks=parts, timeout=timedelta(seconds=77), group_desc="part")
-        communicator = groups.find(group.group_name)
+        communicator = registry.find(group.group_name)
         told = (dist.get_process_group_ranks(group), dist.get_rank(group), dist.get_backend(group), group.group_desc)
         added, seconds = total(group), communicator.timeout_s if communicator else None
         dist.destroy_process_group(group)
         agree(told == (mine, mine.index(rank), dist.get_backend(), "part"), (turn, told))
-        agree(added == sum(r + 1 for r in mine) and seconds == 77 and groups.find(group.group_name) is None, (added, seconds))
+        agree(added == sum(r + 1 for r in mine) and seconds == 77 and registry.find(group.group_name) is None, (added, seconds))
 
 
 @on_cpu

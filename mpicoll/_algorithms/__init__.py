@@ -1,0 +1,1 @@
+"""How an operation is carried out, given addresses, counts and MPI's types; no choice between algorithms is made here."""

@@ -1,0 +1,225 @@
+"""Operations within one node, through its window: chunk after chunk, small enough to stay in the caches.
+
+Memory comes as plain contiguous tensors, blocks as (address, nbytes). A ``combine`` reduces tensors of equal length, given in
+the order of the ranks, into another that is none of them; since one rank reduces an element for all, or all of them do in one
+order, every rank ends with the same bits.
+
+Each is called by all ranks of the window, in the same order, with the same sizes. Steps [1]..[3] are window.py's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from torch import Tensor
+
+from mpicoll._algorithms.blocks import Block
+from mpicoll._algorithms.window import LINE, Window
+
+Combine: TypeAlias = "Callable[[Sequence[Tensor], Tensor], None]"
+
+
+def all_reduce_flat(window: Window, memory: Tensor, combine: Combine) -> None:
+    """Everybody reduces everything: one hand-over instead of two. At most a chunk of memory, one-dimensional."""
+    turn, nbytes, dtype = window.turn, memory.nbytes, memory.dtype
+    window.turn = turn + 1
+    window.free(turn)
+    window.copy(window.slot(turn, window.rank), memory.data_ptr(), nbytes)  # [1]
+    window.lay(turn)
+    window.await_laid(turn)
+    combine([window.view(dtype, turn, rank, 0, nbytes) for rank in range(window.size)], memory)  # [2]
+    window.take(turn)
+
+
+def all_reduce(window: Window, memory: Tensor, combine: Combine, root: int | None = None, slices: int | None = None) -> None:
+    """Each rank reduces its slice of every chunk. ``memory`` is one-dimensional.
+
+    Args:   root: who gets the result; None: everybody. slices: how many ranks, the first ones, have a slice; None: all.
+    """
+    rank, size, dtype, address = window.rank, window.size, memory.dtype, memory.data_ptr()
+    itemsize = memory.element_size()
+    piece = window.chunk // 2  # two turns' slots and results stay in a core's cache
+
+    def slice_of(nbytes: int) -> int:
+        return round_up(-(-nbytes // (slices or size)), LINE)
+
+    def my_slice(nbytes: int) -> tuple[int, int]:
+        """Where in so many bytes it begins and ends."""
+        slice_ = slice_of(nbytes)
+        return min(nbytes, rank * slice_), min(nbytes, (rank + 1) * slice_)
+
+    def fill(turn: int, begin: int, nbytes: int) -> None:
+        low, high = my_slice(nbytes)
+        slot, source = window.slot(turn, rank), address + begin
+        if low:
+            window.copy(slot, source, low)
+        if high < nbytes:
+            window.copy(slot + high, source + high, nbytes - high)
+
+    def receive(turn: int, begin: int, nbytes: int) -> None:
+        if root is None or root == rank:
+            window.await_taken(turn)
+            window.collect(turn, address + begin, nbytes, slice_of(nbytes))  # [3]
+
+    # A result is received a turn later: by then the others have written their slices, and nobody waits.
+    before = None
+    for turn, begin, nbytes in window.turns(memory.nbytes, piece, fill):
+        low, high = my_slice(nbytes)
+        if high > low:  # [2]
+            parts = [window.view(dtype, turn, r, low, high - low) for r in range(size)]
+            parts[rank] = memory.narrow(0, (begin + low) // itemsize, (high - low) // itemsize)
+            combine(parts, window.view(dtype, turn, size, low, high - low))
+        window.take(turn)
+        if before is not None:
+            receive(*before)
+        before = turn, begin, nbytes
+    if before is not None:
+        receive(*before)
+
+
+def reduce_scatter(window: Window, output: Tensor, memory: Tensor, combine: Combine) -> None:
+    """Rank i gets the reduction of everybody's i-th block of ``memory``; both one-dimensional, no memory in common."""
+    rank, size, dtype, block, address = window.rank, window.size, memory.dtype, output.nbytes, memory.data_ptr()
+    itemsize = memory.element_size()
+    piece = window.chunk // size // LINE * LINE  # of a block, in a slot
+
+    def fill(turn: int, begin: int, nbytes: int) -> None:
+        slot = window.slot(turn, rank)
+        for other in window.others:
+            window.copy(slot + other * piece, address + other * block + begin, nbytes)
+
+    for turn, begin, nbytes in window.turns(block, piece, fill):
+        parts = [window.view(dtype, turn, r, rank * piece, nbytes) for r in range(size)]
+        parts[rank] = memory.narrow(0, (rank * block + begin) // itemsize, nbytes // itemsize)
+        combine(parts, output.narrow(0, begin // itemsize, nbytes // itemsize))
+        window.take(turn)
+
+
+def all_gather(window: Window, targets: Sequence[Block], source: Block) -> None:
+    """Rank i's source arrives in everybody's targets[i]; sizes may differ between ranks, a target may be its rank's source."""
+    rank, (address, mine) = window.rank, source
+    piece = window.chunk // 2  # what is only copied is best off in halves: more is on its way at a time
+    own = targets[rank][0]
+
+    def fill(turn: int, begin: int, longest: int) -> None:
+        nbytes = min(piece, mine - begin)
+        if nbytes > 0:
+            window.copy(window.slot(turn, rank), address + begin, nbytes)
+            if own != address:
+                window.copy(own + begin, address + begin, nbytes)
+
+    for turn, begin, _ in window.turns(max(nbytes for _, nbytes in targets), piece, fill):
+        for other in window.others:
+            target, total = targets[other]
+            nbytes = min(piece, total - begin)
+            if nbytes > 0:
+                window.copy(target + begin, window.slot(turn, other), nbytes)
+        window.take(turn)
+
+
+def broadcast(window: Window, memory: Block, root: int) -> None:
+    """The root's bytes arrive in everybody's memory."""
+    address, total = memory
+    piece = window.chunk // 2
+    first = window.turn
+    window.turn = first + -(-total // piece)
+    for turn in range(first, window.turn):
+        begin = (turn - first) * piece
+        nbytes = min(piece, total - begin)
+        if window.rank == root:
+            window.free(turn)
+            window.copy(window.slot(turn, root), address + begin, nbytes)
+            window.lay(turn)
+        else:
+            window.await_laid_by(root, turn)
+            window.copy(address + begin, window.slot(turn, root), nbytes)
+        window.take(turn)
+
+
+def all_to_all(window: Window, targets: Sequence[Block], sources: Sequence[Block]) -> list[tuple[int, int]]:
+    """What rank i has in sources[j] arrives in rank j's targets[i]; of any sizes, which no rank needs to know of others.
+
+    Every rank first lays down the sizes of what it has and of what it expects, and behind them what it has, if it fits.
+
+    Returns: the pairs (i, j) in which rank i has more or less for rank j than that expects: where there are any, the same on
+             all ranks, nothing has arrived.
+    """
+    rank, size = window.rank, window.size
+    first = window.turn
+    window.turn = first + 1
+    has = [nbytes for _, nbytes in sources]
+    window.free(first)
+    window.write(first, [*has, *(nbytes for _, nbytes in targets)])
+    header = round_up(2 * size * 8, LINE)
+    if header + sum(round_up(nbytes, LINE) for nbytes in has) <= window.chunk:
+        _lay_side_by_side(window, window.slot(first, rank) + header, sources)
+    window.lay(first)
+    window.await_laid(first)
+    sizes = [window.read(first, other, 2 * size) for other in range(size)]
+    wrong = [(i, j) for i in range(size) for j in range(size) if sizes[i][j] != sizes[j][size + i]]
+    if wrong:
+        window.take(first)
+        return wrong
+    late = []
+    for sender in range(size):
+        if header + sum(round_up(nbytes, LINE) for nbytes in sizes[sender][:size]) > window.chunk:
+            late.append(sender)
+        elif sender != rank:
+            before = sum(round_up(sizes[sender][r], LINE) for r in range(rank) if r != sender)
+            window.copy(targets[sender][0], window.slot(first, sender) + header + before, targets[sender][1])
+    window.take(first)
+    window.copy(targets[rank][0], sources[rank][0], has[rank])
+    if late:
+        longest = max(sizes[sender][receiver] for sender in late for receiver in range(size) if receiver != sender)
+        _in_pieces(window, targets, sources, late, longest)
+    return []
+
+
+def _lay_side_by_side(window: Window, place: int, sources: Sequence[Block]) -> None:
+    for receiver, (address, nbytes) in enumerate(sources):
+        if receiver != window.rank:
+            window.copy(place, address, nbytes)
+            place += round_up(nbytes, LINE)
+
+
+def _in_pieces(window: Window, targets: Sequence[Block], sources: Sequence[Block], senders: Sequence[int], longest: int) -> None:
+    """What ``senders`` have for others, in as many turns as the longest of it takes."""
+    rank = window.rank
+    piece = window.chunk // window.size // LINE * LINE
+
+    def fill(turn: int, begin: int, longest: int) -> None:
+        if rank in senders:
+            slot = window.slot(turn, rank)
+            for receiver in window.others:
+                address, nbytes = sources[receiver]
+                if nbytes > begin:
+                    window.copy(slot + receiver * piece, address + begin, min(piece, nbytes - begin))
+
+    for turn, begin, _ in window.turns(longest, piece, fill):
+        for sender in senders:
+            address, nbytes = targets[sender]
+            if sender != rank and nbytes > begin:
+                window.copy(address + begin, window.slot(turn, sender) + rank * piece, min(piece, nbytes - begin))
+        window.take(turn)
+
+
+def barrier(window: Window, pause: Callable[[], None], timeout_s: float) -> bool:
+    """True when every rank has come, False if they have not within ``timeout_s`` seconds."""
+    turn = window.turn
+    window.turn = turn + 1
+    window.lay(turn)
+    window.take(turn)
+    deadline = 0.0
+    while not window.all_laid(turn):
+        now = time.monotonic()
+        deadline = deadline or now + timeout_s
+        if now > deadline:
+            return False
+        pause()
+    return True
+
+
+def round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple

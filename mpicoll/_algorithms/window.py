@@ -1,0 +1,199 @@
+"""A node's shared window: where ranks lay memory down for each other, and how they tell.
+
+One segment per group, made on first use. Turns alternate between slots, and between results, so that a rank lays down the next
+chunk while another still reads the last one:
+
+    words      laid[r], taken[r]: the number of turns that rank r has laid down, has taken; one cache line for each
+    half 0, 1  slot[0] slot[1] ... slot[n-1]                                 of turns t with t % 2 == 0, 1
+    results    result[0] result[1] result[2]                                 of turns t with t % 3 == 0, 1, 2
+
+A turn t, in the order in which a rank writes:
+
+    [1] its slot, once everybody has taken turn t - 2       laid[r] = t + 1
+    [2] reads others' slots, once they have laid down turn t; may write the result           taken[r] = t + 1
+    [3] reads the result, once everybody has taken turn t; before [1] of turn t + 3
+
+# Note [Why [3] needs no word]
+# A rank writes the result of turn t + 3, which lies where that of turn t was, in [2], after everybody has laid turn t + 3
+# down, and so has read turn t's result.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from mpicoll._mpi.shared_segment import Segment
+
+LINE = 64  # bytes; what two ranks write lies apart, or each write takes the other's line away
+
+MOST_VIEWS = 1024  # that are kept: making one takes a microsecond, and chunks after chunks need the same ones
+
+memmove = ctypes.memmove
+
+
+class Window:
+    """What one rank sees of it.
+
+    chunk: bytes that a slot, and a result, holds. turn: the number of the next one, the same on all ranks.
+    Args:   pause: makes a function that is called between two looks at a word that has not come (backs off).
+            spins: how often to look before that, some 50 ns each.
+    """
+
+    def __init__(
+        self, segment: Segment, rank: int, size: int, chunk: int, pause: Callable[[], Callable[[], None]], spins: int
+    ) -> None:
+        self.rank = rank
+        self.size = size
+        self.chunk = chunk
+        self.turn = 0
+        #: (to, from, number of bytes), in the window's memory or in that of whoever uses it
+        self.copy: Callable[[int, int, int], object] = memmove
+        self.others = [other for other in range(size) if other != rank]
+        self._pause = pause
+        self._spins = spins
+        self._fence = segment.fence
+        self._bytes = segment.memory
+        self._words = memoryview(segment.memory)[: words_nbytes(size)].cast("q")
+        step = LINE // 8
+        self._my_laid, self._my_taken = rank * step, (size + rank) * step
+        self._laid = [other * step for other in self.others]
+        self._taken = [(size + other) * step for other in self.others]
+        first = words_nbytes(size)
+        self._slots = [[first + (h * size + place) * chunk for place in range(size)] for h in range(2)]
+        self._results = [first + (2 * size + third) * chunk for third in range(3)]
+        self._address = segment.address
+        self._typed: dict[torch.dtype, Tensor] = {}
+        self._views: dict[tuple[torch.dtype, int, int], Tensor] = {}
+
+    @staticmethod
+    def nbytes(size: int, chunk: int) -> int:
+        """Of the segment that a window needs."""
+        return words_nbytes(size) + parts(size) * chunk
+
+    def slot(self, turn: int, rank: int) -> int:
+        """The address of a rank's slot."""
+        return self._address + self._slots[turn & 1][rank]
+
+    def result(self, turn: int) -> int:
+        """The address of the result."""
+        return self._address + self._results[turn % 3]
+
+    def collect(self, turn: int, to: int, nbytes: int, slice_: int) -> None:
+        """[3]: the result, of which rank i has written the i-th ``slice_`` bytes, to an address."""
+        self.copy(to, self.result(turn), nbytes)
+
+    def view(self, dtype: torch.dtype, turn: int, place: int, offset: int, nbytes: int) -> Tensor:
+        """A part of a rank's slot (place: its number) or of the result (place: ``size``), as a tensor."""
+        key = dtype, offset + (self._results[turn % 3] if place == self.size else self._slots[turn & 1][place]), nbytes
+        found = self._views.get(key)
+        if found is None:
+            if len(self._views) >= MOST_VIEWS:
+                self._views.clear()
+            found = self._views[key] = self._view(*key)
+        return found
+
+    def _view(self, dtype: torch.dtype, offset: int, nbytes: int) -> Tensor:
+        with torch.inference_mode(False):  # or nobody could write into it outside, later
+            if dtype not in self._typed:
+                self._typed[dtype] = torch.frombuffer(self._bytes, dtype=dtype)
+            return self._typed[dtype].narrow(0, offset // dtype.itemsize, nbytes // dtype.itemsize)
+
+    def write(self, turn: int, numbers: Sequence[int]) -> None:
+        """[1]: numbers at the beginning of this rank's slot."""
+        struct.pack_into(f"{len(numbers)}q", self._bytes, self._told(turn, self.rank), *numbers)
+
+    def read(self, turn: int, rank: int, count: int) -> tuple[int, ...]:
+        """[2]: the numbers at the beginning of a rank's slot."""
+        return struct.unpack_from(f"{count}q", self._bytes, self._told(turn, rank))
+
+    def _told(self, turn: int, rank: int) -> int:
+        """Where in the segment a rank's numbers are."""
+        return self._slots[turn & 1][rank]
+
+    def turns(self, total: int, piece: int, fill: Callable[[int, int, int], None]) -> Iterator[tuple[int, int, int]]:
+        """Takes as many turns as ``total`` bytes need, each laid down while the one before is under way.
+
+        Yields (turn, where its piece begins, its bytes) once every other rank's slot can be read; who gets it calls `take`.
+        Args:   fill: the same three -> None; writes this rank's slot.
+        """
+        first = self.turn
+        self.turn = end = first + -(-total // piece)
+
+        def lay_down(turn: int) -> tuple[int, int, int]:
+            begin = (turn - first) * piece
+            extent = turn, begin, min(piece, total - begin)
+            self.free(turn)
+            fill(*extent)
+            self.lay(turn)
+            return extent
+
+        following = lay_down(first) if total else None
+        while following is not None:
+            extent, turn = following, following[0]
+            following = lay_down(turn + 1) if turn + 1 < end else None
+            self.await_laid(turn)
+            yield extent
+
+    def free(self, turn: int) -> None:
+        """[1]: returns once this rank may write its slot."""
+        self._await(self._taken, turn - 1)
+
+    def lay(self, turn: int) -> None:
+        """[1]: this rank's slot holds what it should."""
+        if self._fence is not None:
+            self._fence()
+        self._words[self._my_laid] = turn + 1
+
+    def await_laid(self, turn: int) -> None:
+        """[2]: returns once every other rank's slot can be read."""
+        self._await(self._laid, turn + 1)
+
+    def all_laid(self, turn: int) -> bool:
+        """Whether every other rank's slot can be read, without waiting."""
+        words = self._words
+        return all(words[index] > turn for index in self._laid)
+
+    def await_laid_by(self, rank: int, turn: int) -> None:
+        self._await((rank * (LINE // 8),), turn + 1)
+
+    def take(self, turn: int) -> None:
+        """[2]: this rank has read what it needs of the others' slots, and has written its part of the result."""
+        if self._fence is not None:
+            self._fence()
+        self._words[self._my_taken] = turn + 1
+
+    def await_taken(self, turn: int) -> None:
+        """[3]: returns once the whole result can be read."""
+        self._await(self._taken, turn + 1)
+
+    def _await(self, indices: Sequence[int], value: int) -> None:
+        words = self._words
+        for index in indices:
+            if words[index] < value:
+                self._wait(index, value)
+        if self._fence is not None:
+            self._fence()
+
+    def _wait(self, index: int, value: int) -> None:
+        words = self._words
+        for _ in range(self._spins):
+            if words[index] >= value:
+                return
+        pause = self._pause()
+        while words[index] < value:
+            pause()
+
+
+def parts(size: int) -> int:
+    """Chunks in a window of so many ranks."""
+    return 2 * size + 3
+
+
+def words_nbytes(size: int) -> int:
+    """Room for the words, in whole pages."""
+    return -(-2 * size * LINE // 4096) * 4096

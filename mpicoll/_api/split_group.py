@@ -1,0 +1,53 @@
+"""Groups that torch's own functions cannot make on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as torchs
+from torch.distributed import ProcessGroup
+
+from mpicoll._api import groups
+from mpicoll._c10d import dynamo
+
+
+def split_group(
+    parent_pg: ProcessGroup | None = None,
+    split_ranks: Sequence[Sequence[int]] | None = None,
+    timeout: timedelta | None = None,
+    pg_options: Any = None,
+    group_desc: str | None = None,
+    backend: Any = None,
+) -> ProcessGroup | None:
+    """Splits a group; returns this rank's part, None if it is in no part (collective over the members of that part).
+
+    Args:   split_ranks: lists of ranks of the parent, disjoint; None is an error. timeout: the new group's.
+    Raises: ValueError: a part is empty, names a rank twice or one that the parent does not have, or parts overlap.
+    """
+    parent = groups.of(parent_pg)
+    if parent is None or backend is not None:
+        extra = {} if backend is None else {"backend": backend}
+        return torchs.split_group(parent_pg, split_ranks, timeout, pg_options, group_desc, **extra)  # type: ignore[arg-type]
+    if not split_ranks:
+        raise ValueError("split_group: split_ranks must be given: one list of the parent's ranks for each part")
+    named = [rank for part in split_ranks for rank in part]
+    if any(len(part) == 0 for part in split_ranks):
+        raise ValueError(f"split_group: a part of split_ranks {[list(part) for part in split_ranks]} is empty")
+    if len(set(named)) != len(named):
+        raise ValueError(f"split_group: split_ranks {[list(part) for part in split_ranks]} name a rank twice")
+    if min(named) < 0 or max(named) >= parent.size:
+        raise ValueError(f"split_group: split_ranks name rank {max(named)}; the parent has ranks 0 to {parent.size - 1}")
+    mine = next((part for part in split_ranks if parent.rank in part), None)
+    if mine is None:
+        return None
+    ranks = [parent.global_ranks[rank] for rank in sorted(mine)]
+    # torch < 2.13 has no sort_ranks: it always sorts, so that a parent whose global ranks are not in order cannot exist there.
+    order: dict[str, Any] = {} if ranks == sorted(ranks) else {"sort_ranks": False}
+    made = torchs.new_group(ranks, timeout=timeout, use_local_synchronization=True, group_desc=group_desc, **order)
+    assert isinstance(made, ProcessGroup)
+    return made
+
+
+dynamo.skip_frames(__name__)

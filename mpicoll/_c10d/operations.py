@@ -1,0 +1,270 @@
+"""What torch calls on a process group, translated for the engine; the same for both adapters.
+
+torch hands over lists of one tensor (several GPUs per process, long ago) and option objects. The names of the methods
+have moved: ``_allgather_base`` became ``all_gather_single``, ``alltoall_base`` became ``all_to_all_single``; every name
+that torch 2.11 to 2.15 calls, from Python or from C++, is here. Ranks are group ranks. ``opts.asyncOp is False`` means
+that nobody will look at the Work: the operation then runs in the caller's thread and None is returned.
+
+Results count as in-place writes where they do with Gloo (_tensors/versions.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from torch import Tensor
+from torch.distributed import ReduceOp
+from torch.distributed import Work as TorchWork
+from torch.futures import Future, collect_all
+
+from mpicoll._tensors.versions import count_write
+from mpicoll.errors import GroupFailed
+
+if TYPE_CHECKING:
+    from mpicoll._engine.communicator import Communicator
+
+__all__ = ["Operations", "Together"]
+
+Answer = TorchWork | None
+T = TypeVar("T")
+
+
+class Operations:
+    """The operations of one group, over its communicator; a base of both adapters."""
+
+    communicator: Communicator
+    _together: Together | None = None  # collects what is started between _start_coalescing and _end_coalescing
+    _sequence = 0
+
+    # -- reductions ----------------------------------------------------------------------------------------------------
+
+    def allreduce(self, tensors: Any, opts: Any = None) -> Answer:
+        return self._answer(self.communicator.all_reduce(_only(tensors), _op(opts), _async(opts)))
+
+    def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> Answer:
+        return self._wrote(self.communicator.all_reduce_coalesced(tensors, _op(opts), _async(opts)), tensors)
+
+    def reduce(self, tensors: Any, opts: Any) -> Answer:
+        return self._answer(self.communicator.reduce(_only(tensors), opts.rootRank, _op(opts), _async(opts)))
+
+    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Answer:
+        output = _only(outputs)
+        return self._wrote(self.communicator.reduce_scatter(output, _only(inputs), _op(opts), _async(opts)), [output])
+
+    def reduce_scatter_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> Answer:
+        return self._wrote(self.communicator.reduce_scatter_single(output, tensor, _op(opts), _async(opts)), [output])
+
+    _reduce_scatter_base = reduce_scatter_single
+
+    def reduce_scatter_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Answer:
+        work = self.communicator.reduce_scatter_single_coalesced(outputs, inputs, _op(opts), _async(opts))
+        return self._wrote(work, outputs)
+
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    # -- from one rank, from all ranks ---------------------------------------------------------------------------------
+
+    def broadcast(self, tensors: Any, opts: Any) -> Answer:
+        return self._answer(self.communicator.broadcast(_only(tensors), opts.rootRank, _async(opts)))
+
+    def allgather(self, outputs: Any, tensors: Any, opts: Any = None) -> Answer:
+        targets = _only(outputs)
+        return self._wrote(self.communicator.all_gather(targets, _only(tensors), _async(opts)), targets)
+
+    def allgather_coalesced(self, outputs: list[list[Tensor]], tensors: list[Tensor], opts: Any = None) -> Answer:
+        """``outputs[rank][i]`` is rank's i-th tensor: the other way round than the engine."""
+        by_tensor = [list(column) for column in zip(*outputs, strict=True)]
+        work = self.communicator.all_gather_coalesced(by_tensor, tensors, _async(opts))
+        return self._wrote(work, [target for column in by_tensor for target in column])
+
+    def all_gather_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> Answer:
+        return self._wrote(self.communicator.all_gather_single(output, tensor, _async(opts)), [output])
+
+    _allgather_base = all_gather_single
+
+    def all_gather_single_coalesced(self, outputs: list[Tensor], tensors: list[Tensor], opts: Any = None) -> Answer:
+        return self._wrote(self.communicator.all_gather_single_coalesced(outputs, tensors, _async(opts)), outputs)
+
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+
+    # -- messages between pairs ----------------------------------------------------------------------------------------
+
+    def gather(self, outputs: list[list[Tensor]], tensors: Any, opts: Any) -> Answer:
+        targets = outputs[0] if outputs else None
+        return self._wrote(self.communicator.gather(_only(tensors), targets, opts.rootRank, _async(opts)), targets or [])
+
+    def gather_single(self, output: Tensor | None, tensor: Tensor, opts: Any) -> Answer:
+        """Rank i's tensor arrives as the i-th block of the root's ``output``."""
+        targets = None
+        if self.communicator.rank == opts.rootRank:
+            assert output is not None
+            targets = _blocks(output, tensor, self.communicator.size)
+        work = self.communicator.gather(tensor, targets, opts.rootRank, _async(opts))
+        return self._wrote(work, [] if targets is None or output is None else [output])
+
+    gather_into_tensor = gather_single
+
+    def scatter(self, outputs: Any, inputs: list[list[Tensor]], opts: Any) -> Answer:
+        sources = inputs[0] if inputs else None
+        return self._answer(self.communicator.scatter(_only(outputs), sources, opts.rootRank, _async(opts)))
+
+    def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Answer:
+        return self._wrote(self.communicator.all_to_all(outputs, inputs, _async(opts)), outputs)
+
+    def all_to_all_single(
+        self, output: Tensor, tensor: Tensor, output_splits: Sequence[int], input_splits: Sequence[int], opts: Any = None
+    ) -> Answer:
+        """Empty splits mean equal shares."""
+        communicator = self.communicator
+        return self._answer(
+            communicator.all_to_all_single(output, tensor, output_splits or None, input_splits or None, _async(opts))
+        )
+
+    alltoall_base = all_to_all_single
+
+    def send(self, tensors: Any, dst: int, tag: int = 0) -> Answer:
+        return self._answer(self.communicator.isend(_only(tensors), dst, tag))
+
+    def recv(self, tensors: Any, src: int, tag: int = 0) -> Answer:
+        return self._answer(self.communicator.irecv(_only(tensors), src, tag))
+
+    def recv_anysource(self, tensors: Any, tag: int = 0) -> Answer:
+        return self._answer(self.communicator.irecv(_only(tensors), None, tag))
+
+    # -- barriers ------------------------------------------------------------------------------------------------------
+
+    def barrier(self, opts: Any = None) -> Answer:
+        timeout = getattr(opts, "timeout", None)  # torch says -1 ms where the user said nothing
+        seconds = timeout.total_seconds() if timeout is not None and timeout > timedelta(0) else None
+        return self._answer(self.communicator.barrier(_async(opts), seconds))
+
+    def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+        """``timeout``: a timedelta (called on a group), or BarrierOptions (called on a Backend from C++)."""
+        limit = getattr(timeout, "timeout", timeout)
+        seconds = limit.total_seconds() if limit is not None and limit > timedelta(0) else None
+        self.communicator.monitored_barrier(seconds, wait_all_ranks)
+
+    # -- several as one ------------------------------------------------------------------------------------------------
+
+    def start_coalescing(self, device: Any = None) -> None:
+        self._together = Together()
+
+    def end_coalescing(self, device: Any = None) -> Answer:
+        together, self._together = self._together, None
+        return together
+
+    _start_coalescing = start_coalescing
+    _end_coalescing = end_coalescing
+
+    # -- life ----------------------------------------------------------------------------------------------------------
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self.communicator.set_timeout(timeout.total_seconds())
+
+    _set_default_timeout = set_timeout
+
+    def shutdown(self) -> None:
+        """Called by destroy_process_group: frees the communicators. Nothing happens when the object is collected."""
+        from mpicoll._c10d import init
+
+        init.closing(self.communicator)
+        self.communicator.close()
+
+    def abort(self) -> None:
+        """Gives the group up without waiting for anybody; what is under way on other ranks will time out there."""
+        from mpicoll._c10d import init
+
+        init.closing(self.communicator)
+        self.communicator.fail(GroupFailed("aborted by the program"))
+        self.communicator.close()
+
+    def getBackendName(self) -> str:  # torch's name
+        return "mpi"
+
+    def supports_tensor_alloc(self, device: Any) -> bool:
+        """False: there is no memory of the backend's own for fully_shard's buffers, it takes torch's."""
+        return False
+
+    def _set_sequence_number_for_group(self) -> None:
+        self._sequence = 0
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self._sequence
+
+    def _wrote(self, work: TorchWork | None, tensors: Sequence[Tensor]) -> Answer:
+        """`_answer` for an operation whose results Gloo counts as writes."""
+        count_write(*tensors)
+        return self._answer(work)
+
+    def _answer(self, work: TorchWork | None) -> Answer:
+        """What torch gets for an operation that has been started; the one place that all of them pass."""
+        self._sequence += 1
+        if work is not None and self._together is not None:
+            self._together.add(work)
+        return work
+
+
+class Together(TorchWork):
+    """Several operations, waited for as one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._works: list[TorchWork] = []
+
+    def add(self, work: TorchWork) -> None:
+        self._works.append(work)
+
+    def wait(self, timeout: Any = None) -> bool:
+        for work in self._works:
+            work.wait() if timeout is None else work.wait(timeout)
+        return True
+
+    def is_completed(self) -> bool:
+        return all(work.is_completed() for work in self._works)
+
+    def is_success(self) -> bool:
+        return all(work.is_success() for work in self._works)
+
+    def exception(self) -> Any:
+        return next((work.exception() for work in self._works if work.exception()), None)
+
+    def result(self) -> list[Tensor]:
+        return [tensor for work in self._works for tensor in work.result()]
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def get_future(self) -> Future[Any]:
+        futures = collect_all([work.get_future() for work in self._works])
+        return futures.then(lambda all_: [tensor for future in all_.value() for tensor in future.value()])
+
+
+def _only(items: Any) -> Any:
+    """The one tensor (or list of tensors) in a list; a bare tensor stands for itself."""
+    if isinstance(items, Tensor):
+        return items
+    if len(items) != 1:
+        raise ValueError(f"mpicoll: expected a list of one tensor per process, got {len(items)}")
+    return items[0]
+
+
+def _op(opts: Any) -> Any:
+    """Options carry a ReduceOp, which equals ReduceOp.MAX but is no key for it; PREMUL_SUM stays whole, it carries its factor."""
+    if opts is None:
+        return ReduceOp.SUM
+    op = opts.reduceOp
+    return op if op.op == ReduceOp.PREMUL_SUM else op.op
+
+
+def _async(opts: Any) -> bool:
+    """Options without the attribute, and calls from C++ that leave it alone, are asynchronous."""
+    return getattr(opts, "asyncOp", True)
+
+
+def _blocks(output: Tensor, tensor: Tensor, size: int) -> list[Tensor]:
+    """Views of ``output``, which is concatenated (n*k, ...) or stacked (n, k, ...), one per rank, in ``tensor``'s shape."""
+    if output.numel() != size * tensor.numel():
+        raise ValueError(f"gather_single: output has {output.numel()} elements, needs {size} ranks x {tensor.numel()}")
+    return list(output.view(size, *tensor.shape).unbind(0))

@@ -1,0 +1,58 @@
+"""The adapter for torch <= 2.13, which takes a subclass of ProcessGroup from a Python backend and nothing else."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.distributed import ProcessGroup
+
+from mpicoll._c10d.operations import Operations
+from mpicoll._c10d.register import devices
+
+if TYPE_CHECKING:
+    from mpicoll._engine.communicator import Communicator
+
+__all__ = ["MpiProcessGroup"]
+
+
+class MpiProcessGroup(Operations, ProcessGroup):  # type: ignore[misc]  # names and their order are as torch calls them
+    """One process group of torch's.
+
+    Python's calls (``dist.all_reduce``) arrive here directly; C++'s (DDP's reducer, functional collectives) through
+    torch's trampoline, which finds the methods by name and needs those of the group's name and description.
+    """
+
+    supports_splitting = False
+    supports_coalescing = False
+    supports_shrinking = False
+    supports_time_estimate = False
+
+    def __init__(self, communicator: Communicator) -> None:
+        ProcessGroup.__init__(self, communicator.rank, communicator.size)  # type: ignore[call-arg]  # stub lacks this form
+        self.communicator = communicator
+        self._name = communicator.name
+        self._description = "undefined"
+
+    def __repr__(self) -> str:
+        return f"<MpiProcessGroup over {self.communicator!r}>"
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device(name) for name in devices()]
+
+    def _get_backend(self, device: Any) -> MpiProcessGroup:  # type: ignore[override]
+        """The group is its own backend, for every device."""
+        return self
+
+    def getGroupName(self) -> str:
+        return self._name
+
+    def setGroupName(self, name: str) -> None:
+        self._name = name
+
+    def getGroupDesc(self) -> str:
+        return self._description
+
+    def setGroupDesc(self, description: str) -> None:
+        self._description = description

@@ -1,0 +1,108 @@
+"""The command ``mpicoll``: one name for the programs that are also started by ``python -m mpicoll.run`` and the like.
+
+    mpicoll run -n 4 train.py        python -m mpicoll.run -n 4 train.py
+    mpicoll doctor                   python -m mpicoll.doctor
+    mpicoll bench -n 2 all_reduce    python -m mpicoll.run -n 2 -m mpicoll.bench all_reduce
+    mpicoll settings                 python -m mpicoll settings
+
+``python -m mpicoll`` is the same command. Each program is imported only when it is started: ``mpicoll --version`` imports no
+torch."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+
+import mpicoll
+
+HELP = """usage: mpicoll COMMAND ...
+
+MPI for stock PyTorch.
+
+commands:
+  run       start a Python program on N ranks:  mpicoll run -n 4 train.py
+  doctor    report which MPI, torch and hardware are here, and what to do about what will not work
+  bench     measure the operations of mpicoll, Gloo and MPI:  mpicoll bench -n 2 all_reduce
+  settings  print the MPICOLL_* environment variables
+
+options:
+  -h, --help  this text; `mpicoll COMMAND --help` lists the options of a command
+  --version   the version of mpicoll"""
+
+BENCH_RANKS = "2"  # every benchmark runs on two ranks; one for each core would need gigabytes on a large machine
+BENCH_ALONE = ("model", "-h", "--help")  # what starts no MPI
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line and returns the exit status; 2 is a command line that is not understood."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(HELP)
+        return 0
+    if words[0] in ("--version", "-V"):
+        print(f"mpicoll {mpicoll.__version__}")
+        return 0
+    command = COMMANDS.get(words[0])
+    if command is None:
+        print(f"mpicoll: {words[0]!r} is not a command; use one of {', '.join(COMMANDS)}, or --help", file=sys.stderr)
+        return 2
+    return command(words[1:])
+
+
+def _run(words: list[str]) -> int:
+    from mpicoll._launch.run import main
+
+    return main(words, prog="mpicoll run")
+
+
+def _doctor(words: list[str]) -> int:
+    from mpicoll._doctor.doctor import main
+
+    return main(words)
+
+
+def _settings(words: list[str]) -> int:
+    from mpicoll._config import table
+
+    if words:
+        print(f"mpicoll settings: takes no arguments, got {' '.join(words)}", file=sys.stderr)
+        return 2
+    print(table())
+    return 0
+
+
+def _bench(words: list[str]) -> int:
+    """Measures in this process if a launcher has started it as a rank; starts the ranks otherwise."""
+    from mpicoll._launch.detect import detect
+
+    launcher_words, bench_words = split_bench(words)
+    if detect() is not None or set(bench_words) & set(BENCH_ALONE):
+        if launcher_words:
+            given = " ".join(launcher_words)
+            print(f"mpicoll bench: {given} is an option for starting ranks, and none are started here", file=sys.stderr)
+            return 2
+        from mpicoll.bench.__main__ import main
+
+        return main(bench_words)
+    return _run(bench_command(launcher_words, bench_words))
+
+
+def bench_command(launcher_words: Sequence[str], bench_words: Sequence[str]) -> list[str]:
+    """The words for ``mpicoll run`` that start the benchmark."""
+    from mpicoll._launch.arguments import sets_ranks
+
+    count = () if sets_ranks(launcher_words) else ("-n", BENCH_RANKS)
+    return [*launcher_words, *count, "-m", "mpicoll.bench", *bench_words]
+
+
+def split_bench(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The words of ``mpicoll bench``: options of ``mpicoll run`` come first, then what is measured and its options."""
+    from mpicoll._launch.arguments import option_length
+
+    end = 0
+    while end < len(words) and (length := option_length(words[end])):
+        end += length
+    return list(words[:end]), list(words[end:])
+
+
+COMMANDS: dict[str, Callable[[list[str]], int]] = {"run": _run, "doctor": _doctor, "bench": _bench, "settings": _settings}

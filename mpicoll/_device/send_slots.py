@@ -1,0 +1,48 @@
+"""Slots in a GPU's memory from which other processes of the host take what is sent to them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from mpicoll._cuda import ipc
+
+SLOTS = 4
+
+
+class Outbox:
+    """One per group and device.
+
+    Args:   buffer: bytes, SLOTS of equal size.
+    """
+
+    def __init__(self, buffer: Tensor) -> None:
+        self._buffer = buffer
+        self._records: dict[int, bytes] = {}
+        self._slots: list[Tensor] = list(buffer.view(SLOTS, -1))
+        self._free = list(range(SLOTS))
+
+    @classmethod
+    def make(cls, device: torch.device, slot_nbytes: int) -> Outbox | None:
+        """None: there is no room."""
+        buffer = ipc.allocate(device, SLOTS * slot_nbytes)
+        return None if buffer is None else cls(buffer)
+
+    def record(self, dst: int) -> bytes:
+        """What this receiver opens it by; empty: this memory cannot be shared."""
+        if dst not in self._records:
+            self._records[dst] = ipc.share(self._buffer) or b""
+        return self._records[dst]
+
+    def take(self) -> int | None:
+        """A free slot's number, if there is one."""
+        try:
+            return self._free.pop()
+        except IndexError:
+            return None
+
+    def give_back(self, number: int) -> None:
+        self._free.append(number)
+
+    def slot(self, number: int) -> Tensor:
+        return self._slots[number]

@@ -1,0 +1,84 @@
+"""A node's window whose slots lie in the ranks' GPUs, opened by each other; the words, by which ranks tell, are the host's.
+
+Each rank's buffer holds its two slots, and its part of three results: a result lies where it was reduced. What a rank launches
+has ended before it tells of it, so that the others' GPUs see it. Called inside cuda/streams.ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from mpicoll._algorithms.shared_memory import round_up
+from mpicoll._algorithms.window import LINE, Window, words_nbytes
+from mpicoll._cuda import streams
+from mpicoll._device.regions import Regions
+from mpicoll._mpi.shared_segment import Segment
+
+SLOTS, RESULTS = 2, 3
+
+
+class DeviceWindow(Window):
+    """What one rank sees of it.
+
+    Args:   segment: of `words` bytes, for the words. buffers: each rank's, bytes, of `buffer_nbytes`; this rank's is its own.
+    """
+
+    def __init__(
+        self,
+        segment: Segment,
+        buffers: Sequence[Tensor],
+        rank: int,
+        chunk: int,
+        pause: Callable[[], Callable[[], None]],
+        spins: int,
+    ) -> None:
+        super().__init__(segment, rank, len(buffers), chunk, pause, spins)
+        self.device = buffers[rank].device
+        self._buffers = buffers
+        self._numbers = words_nbytes(self.size)
+
+    @staticmethod
+    def words(size: int) -> int:
+        """Bytes of the segment: the words, and what each rank has to say in two turns."""
+        return words_nbytes(size) + SLOTS * size * _numbers_nbytes(size)
+
+    @staticmethod
+    def buffer_nbytes(chunk: int) -> int:
+        return (SLOTS + RESULTS) * chunk
+
+    def reach(self, tensors: Iterable[Tensor]) -> None:
+        """The memory, bytes of GPUs, that the next operation copies from and to."""
+        self.copy = Regions([*self._buffers, *tensors]).copy
+
+    def slot(self, turn: int, rank: int) -> int:
+        return self._buffers[rank].data_ptr() + (turn & 1) * self.chunk
+
+    def collect(self, turn: int, to: int, nbytes: int, slice_: int) -> None:
+        for rank, buffer in enumerate(self._buffers):
+            low, high = min(nbytes, rank * slice_), min(nbytes, (rank + 1) * slice_)
+            self.copy(to + low, buffer.data_ptr() + self._result(turn) + low, high - low)
+
+    def view(self, dtype: torch.dtype, turn: int, place: int, offset: int, nbytes: int) -> Tensor:
+        rank, first = (self.rank, self._result(turn)) if place == self.size else (place, (turn & 1) * self.chunk)
+        return self._buffers[rank][first + offset : first + offset + nbytes].view(dtype)
+
+    def _result(self, turn: int) -> int:
+        return (SLOTS + turn % RESULTS) * self.chunk
+
+    def _told(self, turn: int, rank: int) -> int:
+        return self._numbers + ((turn & 1) * self.size + rank) * _numbers_nbytes(self.size)
+
+    def lay(self, turn: int) -> None:
+        streams.wait_for_ours(self.device)
+        super().lay(turn)
+
+    def take(self, turn: int) -> None:
+        streams.wait_for_ours(self.device)
+        super().take(turn)
+
+
+def _numbers_nbytes(size: int) -> int:
+    return round_up(2 * size * 8, LINE)

@@ -1,0 +1,1 @@
+"""`python -m mpicoll.doctor`: what this machine has, and what is missing."""

@@ -1,0 +1,354 @@
+"""``python -m mpicoll.doctor``: what is here, with evidence, and what to do about what will not work. ``--json`` for
+programs.
+
+    python -m mpicoll.doctor                          this machine
+    python -m mpicoll.run -n 4 -m mpicoll.doctor      the same, and the job: one report, by rank 0
+    mpirun -n 4 python -m mpicoll.doctor              is this mpirun the right one?
+    python -m mpicoll.doctor --run                    and does an all_reduce of two ranks work here?
+
+Everything that could hang or crash (loading and starting MPI, importing torch) is tried in a process of its own with a
+time limit. Exit status 0: all will work; 1: something will not, and the report says what to do. Each check is a
+function that returns `Finding`s; `examine` calls them in order."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import mpicoll._launch.binding as binding
+from mpicoll import _config
+from mpicoll._cpus import allowed, usable_cores
+from mpicoll._doctor import cluster, cuda, python_packages, trial
+from mpicoll._doctor.cuda import Finding
+from mpicoll._launch import cuda_support, detect, find
+from mpicoll._launch.detect import Launch
+from mpicoll._launch.find import Mpi
+from mpicoll.errors import LaunchError
+
+MINIMUM_SHARED_MEMORY = 64 * 2**20  # bytes; below it MPI itself may fail to start a few ranks
+USUAL_SHARED_MEMORY = 1 * 2**30  # bytes; DataLoader workers and MPI's large messages on one host want about that
+SHARED_MEMORY = "/dev/shm"
+MINIMUM_TORCH, BACKEND_FROM = (2, 11), (2, 14)
+MARKS = {"ok": "ok  ", "note": "note", "fail": "FAIL"}
+
+
+@dataclass
+class Report:
+    """All findings, and the facts they rest on."""
+
+    findings: list[Finding] = field(default_factory=list)
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def works(self) -> bool:
+        return all(finding.state != "fail" for finding in self.findings)
+
+    def as_json(self) -> str:
+        return json.dumps(
+            {"works": self.works, "findings": [asdict(finding) for finding in self.findings], "facts": self.facts},
+            indent=2,
+        )
+
+    def as_text(self) -> str:
+        lines = []
+        for finding in self.findings:
+            lines.append(f"{MARKS[finding.state]}  {finding.topic}: {finding.text}")
+            lines += [f"      {line}" for line in finding.evidence]
+            lines += [f"      -> {finding.remedy}"] if finding.remedy else []
+        failed = sum(finding.state == "fail" for finding in self.findings)
+        lines.append(
+            "everything needed is here" if self.works else f"{failed} thing{'s' * (failed > 1)} will not work; see FAIL above"
+        )
+        return "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Prints the report (rank 0 only, in a job); returns 0 if all will work, else 1."""
+    parser = argparse.ArgumentParser(
+        prog="python -m mpicoll.doctor",
+        description="Says what MPI, torch and this machine offer mpicoll, with evidence.",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object: works, findings, facts")
+    parser.add_argument("--run", action="store_true", help="also start 2 ranks here, and check and time their all_reduce")
+    options = parser.parse_args(argv)
+    launch = detect.detect()
+    settings = _config.problems()
+    for name in [name for name in os.environ if _config.problems({name: os.environ[name]})]:
+        del os.environ[name]  # reported below; the checks go on without it
+    # All ranks must take part in starting MPI; then one reports
+    job = find.probe("job", os.environ, keep_files=True) if launch is not None else None
+    if launch is not None and launch.rank != 0:
+        return 0
+    report = examine(os.environ, launch, job)
+    if options.run:
+        report.facts["trial"] = trial.run(os.environ)
+        report.findings.append(trial.check(report.facts["trial"]))
+    report.findings += [Finding("fail", "settings", problem, remedy="correct or unset it") for problem in settings]
+    print(report.as_json() if options.json else report.as_text(), flush=True)
+    return 0 if report.works else 1
+
+
+def examine(environ: Mapping[str, str], launch: Launch | None = None, job: Mapping[str, Any] | None = None) -> Report:
+    """The report on this machine and, in a job, on the job: ``launch`` is what the environment says, ``job`` what MPI
+    says.
+    """
+    report = Report()
+    report.findings.append(Finding("ok", "python", f"{sys.version.split()[0]} ({sys.executable})"))
+    torch = cuda.torch_facts(environ)
+    report.facts["torch"] = torch
+    report.findings += check_torch(torch)
+    mpi, started = _mpi(environ, report)
+    if mpi is not None:
+        report.findings += check_mpiexec(mpi, environ)
+    _cluster(mpi, str(started.get("library_version", "")), environ, report)
+    if launch is not None and job is not None:
+        report.facts["job"] = {"launcher": launch.launcher, "size": launch.size, **job}
+        report.findings += check_job(launch, job)
+    verdict = None if mpi is None else cuda_support.decide(started, environ, cuda_support.driver_loads())
+    report.facts["gpu_memory"] = None if verdict is None else asdict(verdict)
+    report.findings += cuda.check(torch, verdict, environ)
+    report.findings += check_shared_memory(SHARED_MEMORY)
+    available = None if launch is None else binding.cores_for_ranks(launch, environ)
+    report.findings += check_binding(launch, allowed(), available)
+    report.findings += check_threads(environ, launch, max(usable_cores(), available or 0), torch.get("threads"))
+    report.facts["cores"] = usable_cores()
+    packages = python_packages.installed()
+    report.findings += python_packages.check(packages, environ, launch, bool(torch.get("accelerators")))
+    return report
+
+
+def _cluster(mpi: Mpi | None, library_version: str, environ: Mapping[str, str], report: Report) -> None:
+    """Adds the findings about the scheduler and the network between nodes."""
+    report.findings += cluster.check_scheduler(environ, mpi, cluster.srun_types(environ))
+    if mpi is None:
+        return
+    found = cluster.fabrics()
+    components = cluster.ompi_components(mpi, environ) if found else None  # a second or more
+    usable = cluster.transports(mpi, library_version, components) if found else None
+    report.facts["network"] = {"fabrics": [asdict(fabric) for fabric in found], "transports": usable}
+    verbs, wheels = os.path.isdir("/dev/infiniband"), tuple(find.installed_wheels())
+    report.findings += cluster.check_fabric(found, mpi, usable, verbs, wheels)
+
+
+# --- the checks -------------------------------------------------------------------------------------------------------
+
+
+def check_torch(torch: Mapping[str, Any]) -> list[Finding]:
+    """torch's version and the way mpicoll plugs into it."""
+    if "error" in torch:
+        return [Finding("fail", "torch", f"cannot be imported: {torch['error']}", remedy="pip install torch (2.11 or later)")]
+    version = release(str(torch["version"]))
+    if version < MINIMUM_TORCH:
+        return [Finding("fail", "torch", f"{torch['version']} is too old", remedy="pip install 'torch>=2.11'")]
+    how = (
+        "a subclass of Backend (torch 2.14 and later)"
+        if version >= BACKEND_FROM
+        else "a subclass of ProcessGroup (torch 2.13 and before)"
+    )
+    findings = [Finding("ok", "torch", f"{torch['version']}; mpicoll plugs in as {how}")]
+    if torch["built_with_mpi"]:
+        text = 'this torch was built with MPI: its own backend keeps the name "mpi", and mpicoll\'s is "mpicoll"'
+        findings.append(Finding("note", "torch", text, remedy="MPICOLL_OVERRIDE_MPI=1 gives the name to mpicoll"))
+    if not torch["entry_point"]:
+        text = (
+            'mpicoll is not installed here, only importable: a script that never imports mpicoll will not find the backend "mpi"'
+        )
+        findings.append(Finding("note", "torch", text, remedy="pip install mpicoll, or `pip install -e .` in its source folder"))
+    return findings
+
+
+def release(version: str) -> tuple[int, int]:
+    """(2, 13) of "2.13.0+cpu"."""
+    major, minor = version.split("+")[0].split(".")[:2]
+    return int(major), int("".join(letter for letter in minor if letter.isdigit()) or "0")
+
+
+def _mpi(environ: Mapping[str, str], report: Report) -> tuple[Mpi | None, dict[str, Any]]:
+    """The MPI that mpi4py loads, or None, and what it says when it is started alone; adds the findings."""
+    try:
+        mpi = find.find_mpi(None, environ)
+    except LaunchError as error:
+        report.findings.append(Finding("fail", "MPI", str(error)))
+        return None, {}
+    started = find.probe("start", detect.without_job(environ))
+    report.facts["mpi"] = started
+    report.findings += check_mpi(mpi, started)
+    return mpi, started
+
+
+def check_mpi(mpi: Mpi, started: Mapping[str, Any]) -> list[Finding]:
+    """Library, version and thread level."""
+    if "error" in started:
+        remedy = "run the same by hand to see more: python -c 'from mpi4py import MPI; print(MPI.Get_library_version())'"
+        return [Finding("fail", "MPI", f"{mpi} is here but does not start: {started['error']}", remedy=remedy)]
+    evidence = [
+        f"mpi4py {started['mpi4py_version']} ({started['mpi4py_file']})",
+        str(started["library_version"]).splitlines()[0],
+    ]
+    findings = [Finding("ok", "MPI", str(mpi), tuple(evidence))]
+    level = started["thread_level"]
+    if level in ("MULTIPLE", "SERIALIZED"):
+        how = "calls from several threads at once" if level == "MULTIPLE" else "mpicoll will let one thread call at a time"
+        findings.append(Finding("ok", "MPI threads", f"MPI_THREAD_{level}: {how}"))
+    else:
+        text = f"MPI_THREAD_{level}; mpicoll needs SERIALIZED or MULTIPLE"
+        findings.append(
+            Finding(
+                "fail",
+                "MPI threads",
+                text,
+                remedy="use an MPI built with thread support (--enable-mpi-thread-multiple)",
+            )
+        )
+    return findings
+
+
+def check_mpiexec(mpi: Mpi, environ: Mapping[str, str]) -> list[Finding]:
+    """The mpiexec that mpicoll.run takes, and whether a plain mpirun would be the same one."""
+    try:
+        mpiexec = find.find_mpiexec(mpi, environ)
+    except LaunchError as error:
+        return [Finding("fail", "mpiexec", str(error))]
+    findings = [Finding("ok", "mpiexec", f"{mpiexec}; belongs to this MPI")]
+    for name in ("mpirun", "mpiexec"):
+        plain = find.in_path(name, environ)
+        if plain is None:
+            continue
+        found = find.identify(plain, mpi, environ)
+        if not find.fits(found, mpi):
+            text = (
+                f"`{name}` in PATH is another one ({found}): `{name} -n 4 python ...` would start 4 programs that are"
+                " each rank 0 of 1"
+            )
+            findings.append(
+                Finding(
+                    "note",
+                    "mpiexec",
+                    text,
+                    remedy="start programs with `python -m mpicoll.run`, or with the path above",
+                )
+            )
+    return findings
+
+
+def check_job(launch: Launch, job: Mapping[str, Any]) -> list[Finding]:
+    """Whether MPI agrees with the launcher's environment, and where the ranks are."""
+    said = f"{launch.launcher} says rank {launch.rank} of {launch.size}"
+    if "error" in job:
+        first, *rest = str(job["error"]).splitlines()
+        remedy = "start the program with `python -m mpicoll.run`, which finds the right mpiexec"
+        return [Finding("fail", "job", f"MPI does not start under this launcher: {first}", (said, *rest[-2:]), remedy)]
+    if job["size"] != launch.size:
+        text = (
+            f"{said}, but MPI says rank 0 of {job['size']}: this launcher belongs to another MPI than {job['vendor']},"
+            " and each rank is alone"
+        )
+        remedy = "start the program with `python -m mpicoll.run`, which finds the right mpiexec"
+        if launch.launcher == "slurm":
+            remedy = (
+                f"srun --mpi={'pmix' if job['vendor'] == 'Open MPI' else 'pmi2'} ..., or `python -m mpicoll.run` inside"
+                " the allocation"
+            )
+        return [Finding("fail", "job", text, remedy=remedy)]
+    hosts: dict[str, list[int]] = {}
+    for rank, host in enumerate(job.get("hosts") or ()):
+        hosts.setdefault(host, []).append(rank)
+    where = tuple(f"{host}: {_ranks(ranks)}" for host, ranks in hosts.items())
+    findings = [
+        Finding(
+            "ok",
+            "job",
+            f"{job['size']} ranks on {len(hosts)} host{'s' * (len(hosts) > 1)}, started by {launch.launcher}",
+            where,
+        )
+    ]
+    here = len(next((ranks for ranks in hosts.values() if job["rank"] in ranks), []))
+    if job["shared_memory_size"] < here:
+        text = (
+            f"{here} ranks are on this host, but only {job['shared_memory_size']} of them share memory (containers with"
+            " a /dev/shm of their own?)"
+        )
+        findings.append(Finding("note", "job", text, remedy="let the containers of a host share /dev/shm (docker --ipc=host)"))
+    return findings
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    if list(ranks) == list(range(ranks[0], ranks[-1] + 1)):
+        return f"ranks {ranks[0]}-{ranks[-1]}"
+    return f"ranks {', '.join(map(str, ranks))}"
+
+
+def check_shared_memory(path: str) -> list[Finding]:
+    """Size and free space of the memory through which the ranks of a host talk."""
+    try:
+        status = os.statvfs(path)
+    except OSError as error:
+        text = f"{path} cannot be used ({error.strerror}); ranks of one host talk through it"
+        return [Finding("fail", "shared memory", text, remedy=f"mount a tmpfs on {path}")]
+    size, free = status.f_frsize * status.f_blocks, status.f_frsize * status.f_bavail
+    text = f"{path}: {_bytes(size)}, {_bytes(free)} free"
+    if not os.access(path, os.W_OK):
+        return [Finding("fail", "shared memory", f"{text}, but not writable for this user", remedy=f"chmod 1777 {path}")]
+    if free < MINIMUM_SHARED_MEMORY:
+        remedy = f"remove what is left over in {path}, or enlarge it (docker --shm-size=8g; mount -o remount,size=8g {path})"
+        return [Finding("fail", "shared memory", f"{text}; MPI may fail to start", remedy=remedy)]
+    if free < USUAL_SHARED_MEMORY:
+        remedy = "enlarge it before moving large tensors between ranks of one host (docker --shm-size=8g)"
+        return [Finding("note", "shared memory", f"{text}; little", remedy=remedy)]
+    return [Finding("ok", "shared memory", text)]
+
+
+def _bytes(count: int) -> str:
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
+
+
+def check_binding(launch: Launch | None, mask: set[int], available: int | None) -> list[Finding]:
+    """Whether the launcher has bound each rank to one core.
+
+    Args:   mask: this rank's. available: cores that the launcher has for the ranks on this host.
+    """
+    if launch is None or not binding.is_bound(mask) or available == 1:
+        return []
+    text = f"{launch.launcher} has bound each rank to one core (this one to CPU {min(mask)})"
+    if available is None or launch.local_size is None or available <= launch.local_size:
+        return [Finding("ok", "binding", f"{text}; no other core is known to be free for them")]
+    text += f"; {available} are there for {launch.local_size} rank{'s' * (launch.local_size > 1)} on this host"
+    return [Finding("note", "binding", text, remedy=binding.remedy(launch, available))]
+
+
+def check_threads(environ: Mapping[str, str], launch: Launch | None, cores: int, threads: int | None) -> list[Finding]:
+    """Threads of all ranks on this host against its cores."""
+    setting = f"OMP_NUM_THREADS={environ['OMP_NUM_THREADS']}" if "OMP_NUM_THREADS" in environ else "OMP_NUM_THREADS unset"
+    each = f"torch uses {threads} threads in a process" if threads is not None else "torch does not say how many threads it uses"
+    ranks = launch.local_size if launch is not None else None
+    if ranks is None or threads is None:
+        return [
+            Finding(
+                "ok",
+                "threads",
+                f"{cores} usable cores; {each} ({setting}); mpicoll.run shares the cores out among the ranks",
+            )
+        ]
+    text = (
+        f"{ranks} ranks here with {threads} thread{'s' * (threads > 1)} each on {cores} usable core{'s' * (cores > 1)}"
+        f" ({setting})"
+    )
+    if ranks * threads > cores and threads > 1:
+        return [
+            Finding(
+                "note",
+                "threads",
+                f"{text}: more than the cores; expect slow ranks",
+                remedy=f"OMP_NUM_THREADS={max(1, cores // ranks)}",
+            )
+        ]
+    if ranks > cores:
+        return [Finding("note", "threads", f"{text}: more ranks than cores; right for tests, slow for work")]
+    return [Finding("ok", "threads", text)]

@@ -1,0 +1,99 @@
+"""An all_reduce of two ranks, checked and timed, for ``python -m mpicoll.doctor --run``; COMMAND starts it alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from mpicoll import _config
+from mpicoll._doctor.cuda import Finding
+from mpicoll._launch.detect import without_job
+
+MARK = "MPICOLL_TRIAL "
+RANKS = 2
+SIZES = {8: 200, 16 << 20: 5}  # bytes, and how many times
+COMMAND = ("-m", "mpicoll.run", "--quiet", "-n", str(RANKS), "-m", "mpicoll._doctor.trial")
+
+
+def main() -> int:
+    """Runs as one rank of the trial; rank 0 prints the result."""
+    import torch
+
+    import mpicoll as dist
+
+    dist.init_process_group()
+    rank, size = dist.get_rank(), dist.get_world_size()
+    wrong = 0
+    median_s: dict[int, float] = {}
+    for nbytes, times in SIZES.items():
+        tensor = torch.empty(nbytes // 4)
+        taken = []
+        for i in range(times + 1):  # the first call makes what later ones use
+            tensor.fill_(rank + i)
+            dist.barrier()
+            begin = time.perf_counter()
+            dist.all_reduce(tensor)
+            taken.append(time.perf_counter() - begin)
+            wrong += int((tensor != sum(range(size)) + size * i).sum())
+        median_s[nbytes] = statistics.median(taken[1:])
+    counts = torch.tensor([wrong])
+    dist.all_reduce(counts)
+    if rank == 0:
+        print(MARK + json.dumps({"ranks": size, "wrong": int(counts), "median_s": median_s}), flush=True)
+    dist.destroy_process_group()
+    return 0
+
+
+def run(environ: Mapping[str, str]) -> dict[str, Any]:
+    """What the trial has found, or the entry "error"; some seconds."""
+    limit = 2 * _config.get("MPICOLL_PROBE_TIMEOUT", environ)
+    process = subprocess.Popen(
+        [sys.executable, *COMMAND], env=without_job(environ), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True,
+    )  # fmt: skip
+    try:
+        out, err = process.communicate(timeout=limit)
+    except subprocess.TimeoutExpired:
+        process.terminate()  # mpiexec, which ends the ranks
+        try:
+            process.communicate(timeout=10)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, 9)
+            process.communicate()
+        return {"error": f"no end within {limit:g} s"}
+    for line in reversed(out.splitlines()):
+        if line.startswith(MARK):
+            found: dict[str, Any] = json.loads(line[len(MARK) :])
+            return found
+    words = err.strip().splitlines()
+    return {"error": words[-1] if words else f"status {process.returncode}, without a word"}
+
+
+def check(found: Mapping[str, Any]) -> Finding:
+    """The finding of a trial."""
+    remedy = f"python {' '.join(COMMAND)} shows everything"
+    if "error" in found:
+        return Finding("fail", "trial", f"{RANKS} ranks on this host did not do an all_reduce: {found['error']}", remedy=remedy)
+    if found["ranks"] != RANKS or found["wrong"]:
+        text = f"all_reduce of {found['ranks']} ranks gave {found['wrong']} wrong numbers; {RANKS} ranks were started"
+        return Finding("fail", "trial", text, remedy=remedy)
+    times = ", ".join(f"{_size(int(nbytes))} in {_time(seconds)}" for nbytes, seconds in found["median_s"].items())
+    return Finding("ok", "trial", f"{RANKS} ranks on this host: all_reduce is right; {times} (median)")
+
+
+def _size(nbytes: int) -> str:
+    return f"{nbytes >> 20} MiB" if nbytes >= 1 << 20 else f"{nbytes} bytes"
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds * 1e3:.1f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.1f} us"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,73 @@
+"""The barrier that names the ranks that did not come.
+
+[1] every rank but 0 tells rank 0 that it is there and waits for the answer
+[2] rank 0 collects until all are there or the time is up
+[3] rank 0 answers those that came: the list of the missing, empty if all is well
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import torch
+
+from mpicoll._mpi.datatypes import spec
+from mpicoll._progress.progress import Backoff
+from mpicoll.errors import OperationTimeout
+
+if TYPE_CHECKING:
+    from mpicoll._engine.group import Group
+
+ARRIVED, ANSWER = 1, 2  # tags on the group's own communicator
+GRACE_S = 5.0  # seconds that the others wait longer than rank 0, so that its answer, which names the missing, reaches them
+
+
+def monitored_barrier(group: Group, timeout_s: float, wait_all_ranks: bool) -> None:
+    """Raises OperationTimeout, on every rank that came, naming the global ranks that did not."""
+    missing = _collect(group, timeout_s, wait_all_ranks) if group.rank == 0 else _report(group, timeout_s + GRACE_S)
+    if missing:
+        ranks = ", ".join(str(group.global_ranks[rank]) for rank in missing)
+        error = OperationTimeout(
+            f"{group.where('monitored_barrier')}: Timed out: rank {ranks} did not come within the timeout of {timeout_s:g} s"
+        )
+        group.fail(error)
+        raise error
+
+
+def _collect(group: Group, timeout_s: float, wait_all_ranks: bool) -> list[int]:
+    channel, deadline, backoff = group.channel, time.monotonic() + timeout_s, Backoff()
+    token = torch.zeros(1, dtype=torch.uint8, device="cpu")
+    with channel.lock:
+        waiting = {rank: channel.comm.Irecv(spec(token.data_ptr(), 1), rank, ARRIVED) for rank in range(1, group.size)}
+    arrived = []
+    while waiting and time.monotonic() < deadline:
+        ended = [rank for rank, request in waiting.items() if channel.test(request)]
+        arrived += ended
+        for rank in ended:
+            del waiting[rank]
+        if not ended:
+            backoff.pause()
+    for request in waiting.values():
+        channel.cancel(request)
+    missing = sorted(waiting) if wait_all_ranks else sorted(waiting)[:1]
+    answer = torch.tensor(missing + [-1] * (group.size - len(missing)), dtype=torch.int64, device="cpu")
+    with channel.lock:
+        answers = [channel.comm.Isend(spec(answer.data_ptr(), answer.nbytes), rank, ANSWER) for rank in arrived]
+    channel.wait_all(answers)
+    return missing
+
+
+def _report(group: Group, timeout_s: float) -> list[int]:
+    channel, deadline, backoff = group.channel, time.monotonic() + timeout_s, Backoff()
+    token, answer = torch.zeros(1, dtype=torch.uint8, device="cpu"), torch.empty(group.size, dtype=torch.int64, device="cpu")
+    with channel.lock:
+        sent = channel.comm.Isend(spec(token.data_ptr(), 1), 0, ARRIVED)
+        request = channel.comm.Irecv(spec(answer.data_ptr(), answer.nbytes), 0, ANSWER)
+    while not channel.test(request):
+        if time.monotonic() > deadline:
+            channel.cancel(request)
+            return [0]
+        backoff.pause()
+    channel.wait_all([sent])
+    return [rank for rank in answer.tolist() if rank >= 0]

@@ -1,0 +1,46 @@
+"""What is logged when a group is made: where it runs, and from which sizes its operations take which algorithm."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from mpicoll._host.thresholds import NEVER, Choices
+from mpicoll._launch import detect
+from mpicoll._log import logger
+from mpicoll._mpi.library import MPI
+from mpicoll._mpi.runtime import Runtime
+from mpicoll._mpi.topology import Topology
+
+
+def world(there: Runtime, topology: Topology, choices: Choices) -> None:
+    """One INFO line, about the first group that a process makes."""
+    launch = detect.detect()
+    level = "MULTIPLE" if there.thread_level == MPI.THREAD_MULTIPLE else "SERIALIZED"
+    vendor, version = MPI.get_vendor()
+    ranks, nodes = len(topology.nodes), len(set(topology.nodes))
+    logger.info(
+        "%s %s, MPI_THREAD_%s; started by %s; %d rank%s on %d node%s%s; %s",
+        vendor, ".".join(map(str, version)), level, "no launcher" if launch is None else launch.launcher,
+        ranks, "s" * (ranks > 1), nodes, "s" * (nodes > 1), ", more ranks than cores" if topology.crowded else "",
+        gpu_path(choices),
+    )  # fmt: skip
+
+
+def gpu_path(choices: Choices) -> str:
+    """How tensors on GPUs travel."""
+    if not choices.gpus:
+        return "no rank has a GPU"
+    if choices.direct:
+        return "GPU memory is handed to MPI"
+    near = "by CUDA IPC within a node, and " if choices.shares_gpus else ""
+    return f"GPU memory travels {near}through pinned host memory"
+
+
+def group(name: str, rank: int, topology: Topology, one_call_below: Mapping[str, int]) -> None:
+    """One DEBUG line: the sizes below which an operation is one MPI call."""
+    names = {"halves": "all_reduce of halves"}
+    sizes = {names.get(operation, operation): nbytes for operation, nbytes in one_call_below.items() if nbytes < NEVER}
+    from_sizes = ", ".join(f"{operation} {nbytes}" for operation, nbytes in sizes.items())
+    larger = "shared memory" if topology.single else "shared memory in each node and MPI between them"
+    text = f"one MPI call below so many bytes, {larger} from there on: {from_sizes}" if from_sizes else "MPI carries everything"
+    logger.debug("group %r (rank %d of %d): %s", name, rank, len(topology.nodes), text)

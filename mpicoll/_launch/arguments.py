@@ -1,0 +1,302 @@
+"""The options that ``python -m mpicoll.run`` understands: its own, and those that users of torchrun and mpirun type.
+
+    own and translated    -n, --nproc-per-node, --nnodes, --host, --hostfile, --bind-to, --map-by, --tag-output, --log-dir, ...
+    accepted, no effect   `ACCEPTED`: options for something that MPI or mpicoll.run does by itself, such as --rdzv-backend
+    refused with advice   `REPLACED`: options that have another form here
+    unknown               the nearest known option is named, and --mpiexec-args
+
+torchrun's long options may be spelt with underscores, as torchrun allows, and mpiexec's with one dash."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import functools
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import mpicoll
+from mpicoll import _config
+
+EPILOG = """examples:
+  python -m mpicoll.run -n 4 train.py --epochs 3
+  python -m mpicoll.run --host node1:2,node2:2 train.py
+  python -m mpicoll.run --hostfile hosts.txt --nproc-per-node 8 -m mypackage.train
+  python -m mpicoll.run -n 4 --bind-to core --log-dir logs train.py
+  python -m mpicoll.run -n 1 --host node1 server.py : -n 2 --host node2 worker.py
+
+exit status: that of mpiexec, which is a failing rank's own; 2: nothing was started"""
+
+MEETING = "MPI brings the ranks together"
+NO_RESTART = "a job ends when one of its ranks fails; save checkpoints and start again"
+# Options of torchrun and mpirun that need no counterpart: how many words follow, and why the option has no effect.
+ACCEPTED: dict[str, tuple[int, str]] = {
+    "--standalone": (0, MEETING),
+    "--rdzv-backend": (1, MEETING),
+    "--rdzv-endpoint": (1, MEETING),
+    "--rdzv-id": (1, MEETING),
+    "--rdzv-conf": (1, MEETING),
+    "--local-addr": (1, MEETING),
+    "--max-restarts": (1, NO_RESTART),
+    "--monitor-interval": (1, "mpiexec watches the ranks"),
+    "--start-method": (1, "mpiexec starts the ranks"),
+    "--role": (1, "ranks have no roles"),
+    "--event-log-handler": (1, "no events are recorded"),
+    "--oversubscribe": (0, "more ranks than cores are allowed"),
+    "--allow-run-as-root": (0, "root may start jobs"),
+}
+ONE_DASH = ("--oversubscribe", "--allow-run-as-root")  # Open MPI takes -oversubscribe, too
+LOG_DIR = "use --log-dir DIR, which writes one file for each rank"
+REPLACED = {
+    "-r": LOG_DIR,
+    "--redirects": LOG_DIR,
+    "-t": LOG_DIR,
+    "--tee": LOG_DIR,
+    "--local-ranks-filter": LOG_DIR,
+    "--output-filename": LOG_DIR,
+    "-outfile-pattern": LOG_DIR,
+    "--numa-binding": "use --bind-to numa (or socket, core)",
+    "--run-path": "give the path of the script itself",
+    "--virtual-local-rank": "every rank sees all GPUs: call torch.cuda.set_device(int(os.environ['LOCAL_RANK']))",
+    "-genvall": "every variable reaches the ranks of this host; -x NAME hands one on to other hosts",
+}
+PROGRAM_OPTIONS = ("-m", "--module", "--no-python", "--no_python", "-h", "--help", "--version")
+
+
+class Parser(argparse.ArgumentParser):
+    """Says in one line what is wrong, without the list of all options."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"mpicoll.run: {message} (`{self.prog} --help` lists the options)\n")
+
+
+def count(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of ranks; use 1 or more")
+    return int(text)
+
+
+def count_or_device(text: str) -> int | str:
+    if text in ("gpu", "cpu", "auto"):
+        return text
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of ranks; use 1 or more, or gpu, cpu, auto")
+    return int(text)
+
+
+def nodes(text: str) -> int:
+    """A number of nodes; torchrun's MIN:MAX if both are the same."""
+    least, _, most = text.partition(":")
+    if not least.isdigit() or int(least) < 1 or (most and not most.isdigit()):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of nodes; use 1 or more")
+    if most and int(most) != int(least):
+        raise argparse.ArgumentTypeError(f"{text!r}: an MPI job cannot grow or shrink; give one number of nodes")
+    return int(least)
+
+
+def first_node(text: str) -> int:
+    if text != "0":
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: mpicoll.run is started once for all nodes, not once on each as torchrun; leave --node-rank out and"
+            " name the nodes with --host or --hostfile"
+        )
+    return 0
+
+
+def port(text: str) -> int:
+    if not text.isdigit() or not 0 < int(text) < 65536:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port; use 1 to 65535, or leave it out and a free one is taken")
+    return int(text)
+
+
+class Accept(argparse.Action):
+    """Notes an option that has no effect."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: str | None = None
+    ) -> None:
+        namespace.accepted = [*namespace.accepted, self.option_strings[0]]
+
+
+def _add(group: Any, *names: str, hidden: Sequence[str] = (), **settings: Any) -> None:
+    """Adds an option; its spellings with underscores, and those in ``hidden``, work and are not in --help."""
+    shown = group.add_argument(*names, **settings)
+    more = [*hidden, *(_underscored(name) for name in (*names, *hidden))]
+    unseen = [name for name in dict.fromkeys(more) if name not in names]
+    if unseen:
+        settings.update(dest=shown.dest, help=argparse.SUPPRESS, default=argparse.SUPPRESS)
+        group.add_argument(*unseen, **settings)
+
+
+def _underscored(name: str) -> str:
+    return "--" + name[2:].replace("-", "_") if name.startswith("--") else name
+
+
+def make_parser(prog: str) -> Parser:
+    parser = Parser(
+        prog=prog,
+        description="Starts a Python program on N ranks, with the mpiexec that belongs to the MPI that mpi4py loads.",
+        usage="%(prog)s [options] script.py args...\n       %(prog)s [options] -m package.module args...\n"
+        "       %(prog)s [options] PROGRAM : [options] PROGRAM",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    _add_program(parser.add_argument_group("what to run"))
+    _add_places(parser.add_argument_group("how many ranks, and where"))
+    _add_output(parser.add_argument_group("output"))
+    _add_mpi(parser.add_argument_group("MPI and environment"))
+    _add_accepted(parser)
+    parser.add_argument("--version", action="version", version=f"mpicoll {mpicoll.__version__}")
+    return parser
+
+
+def _add_program(group: Any) -> None:
+    _add(
+        group, "-m", "--module", action="store_true", dest="module",
+        help="the program is a module, as in `python -m MODULE args...`",
+    )  # fmt: skip
+    _add(group, "--no-python", action="store_true", help="the program is not a Python script: run it as it is")
+    group.add_argument("program", nargs=argparse.REMAINDER, metavar="script.py args...", help="the program and its arguments")
+
+
+def _add_places(group: Any) -> None:
+    _add(
+        group, "-n", "-np", "--np", "--nproc", type=count, metavar="N", dest="ranks",
+        help="number of ranks; default: nproc-per-node x hosts, the slots in the host list, the tasks of the Slurm job, or the "
+        "usable cores",
+    )  # fmt: skip
+    _add(
+        group, "-N", "-ppn", "--nproc-per-node", type=count_or_device, metavar="K|gpu|cpu|auto", dest="per_node",
+        hidden=("--ppn", "-perhost", "--npernode", "-npernode"),
+        help="ranks on each node; gpu: one for each GPU of this node, cpu: for each usable core, auto: gpu if there is one",
+    )  # fmt: skip
+    _add(
+        group, "--nnodes", type=nodes, metavar="N",
+        help="use the first N nodes of the host list or of the Slurm job",
+    )  # fmt: skip
+    hosts = group.add_mutually_exclusive_group()
+    _add(
+        hosts, "--hostfile", "-f", metavar="FILE", hidden=("--machinefile", "-machinefile", "-hostfile"),
+        help="file with one host in each line: `node1 slots=2` or `node1:2`, for either MPI",
+    )  # fmt: skip
+    _add(
+        hosts, "-H", "--host", metavar="A,B", dest="host", hidden=("--hosts", "-host", "-hosts"),
+        help="hosts, with or without a number of slots: node1,node2 or node1:2,node2:2",
+    )  # fmt: skip
+    _add(
+        group, "--bind-to", metavar="UNIT", hidden=("-bind-to",),
+        help="bind each rank to a core, socket, numa domain, ...; default: none",
+    )  # fmt: skip
+    _add(
+        group, "--map-by", metavar="UNIT", hidden=("-map-by",),
+        help="place successive ranks on successive units: core, socket, numa, ...; ppr:K:node is --nproc-per-node K",
+    )  # fmt: skip
+
+
+def _add_output(group: Any) -> None:
+    _add(
+        group, "--tag-output", action="store_true", hidden=("-tag-output", "-prepend-rank", "-l"),
+        help="begin each line of output with the rank that wrote it",
+    )  # fmt: skip
+    _add(
+        group, "--log-dir", metavar="DIR",
+        help="write the output of rank R to DIR/rank-R.log, on the host of that rank, and none to the terminal",
+    )  # fmt: skip
+    _add(group, "--quiet", action="store_true", help="do not print the command that is run")
+    _add(group, "--dry-run", action="store_true", help="print the command and do not run it")
+
+
+def _add_mpi(group: Any) -> None:
+    _add(group, "--mpi", metavar="openmpi|mpich|PATH", help="which MPI; PATH: its folder, its libmpi or its mpiexec")
+    _add(
+        group, "--mpiexec-args", default="", metavar="WORDS",
+        help="more words for mpiexec, one string: '--mca btl_tcp_if_include eth0'",
+    )  # fmt: skip
+    _add(
+        group, "--mca", nargs=2, action="append", default=[], metavar=("KEY", "VALUE"), hidden=("-mca",),
+        help="setting for Open MPI",
+    )  # fmt: skip
+    _add(
+        group, "-x", action="append", default=[], metavar="NAME[=VALUE]", dest="export",
+        help="hand this environment variable to every host",
+    )  # fmt: skip
+    _add(
+        group, "-genv", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"),
+        help="the same as -x NAME=VALUE",
+    )  # fmt: skip
+    _add(
+        group, "--backend", choices=_config.choices("MPICOLL_BACKEND"),
+        help="what init_process_group takes where the program names no backend; default: what torch takes",
+    )  # fmt: skip
+    _add(group, "--master-addr", metavar="HOST", help="MASTER_ADDR of the ranks; default: the first host")
+    _add(group, "--master-port", type=port, metavar="PORT", help="MASTER_PORT of the ranks; default: a free one")
+
+
+def _add_accepted(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(accepted=[])
+    for name, (length, _) in ACCEPTED.items():
+        names = dict.fromkeys([name, _underscored(name), *([name[1:]] if name in ONE_DASH else [])])
+        settings: dict[str, Any] = {"nargs": length if length else 0, "dest": "accepted", "default": argparse.SUPPRESS}
+        parser.add_argument(*names, action=Accept, help=argparse.SUPPRESS, **settings)
+    for name in ("--node-rank", "--node_rank"):
+        parser.add_argument(name, type=first_node, dest="node_rank", help=argparse.SUPPRESS)
+
+
+@functools.cache
+def lengths() -> dict[str, int]:
+    """How many words each option takes, itself included; the options that say what the program is are left out."""
+    found = {}
+    for action in make_parser("mpicoll run")._actions:
+        following = 1 if action.nargs is None else action.nargs if isinstance(action.nargs, int) else 0
+        found.update({name: 1 + following for name in action.option_strings if name not in PROGRAM_OPTIONS})
+    return found
+
+
+def option_length(word: str) -> int:
+    """How many words the option ``word`` takes, itself included: 2 for ``-n``, 1 for ``-n4``; 0: it is not an option for
+    starting ranks.
+    """
+    if word in lengths():
+        return lengths()[word]
+    name, equals, _ = word.partition("=")
+    attached = not word.startswith("--") and len(word) > 2 and lengths().get(word[:2]) == 2
+    if attached and word[1] in "nN" and not word[2:].isdigit():  # -nolocal is not -n
+        return 0
+    return 1 if (equals and lengths().get(name) == 2) or attached else 0
+
+
+def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The options, and the program with its own arguments.
+
+    argparse must not see the second part: it would look for its options there, too, and take the ``-p`` of ``-m pytest -p ...``
+    for an abbreviation of ``-ppn``. It must not see an unknown option either; the second part then begins with that.
+    """
+    start = 0
+    while start < len(words) and words[start].startswith("-") and words[start] not in ("-", "--"):
+        length = 1 if words[start] in PROGRAM_OPTIONS else option_length(words[start])
+        if not length:
+            break
+        start += length
+    return list(words[:start]), list(words[start:])
+
+
+def sets_ranks(words: Sequence[str]) -> bool:
+    """Whether options for starting ranks say how many ranks there are."""
+    counting = ("-n", "-N", "-ppn", "-perhost", "-H", "-f", "-host", "-machinefile", "ppr:")
+    return any(word.startswith((*counting, *(f"-{name}" for name in counting))) for word in words)
+
+
+def unknown(option: str) -> str:
+    """What is wrong with an option that the parser does not know, and what to write instead."""
+    name = option.partition("=")[0]
+    dashed = name.replace("_", "-")
+    if name in REPLACED or dashed in REPLACED:
+        return f"{option} is not an option of mpicoll.run: {REPLACED.get(name) or REPLACED[dashed]}"
+    known = [*lengths(), *PROGRAM_OPTIONS]
+    near = difflib.get_close_matches(dashed, known, n=1) or difflib.get_close_matches("-" + dashed, known, n=1)
+    guess = f"; did you mean {near[0]}?" if near else "."
+    return (
+        f"{option} is not an option of mpicoll.run{guess} An option of mpiexec goes into --mpiexec-args '{name} ...',"
+        " and the options of the program stand after it"
+    )

@@ -1,0 +1,92 @@
+"""Ranks that are bound to one core each: what mpicoll sets for them, and what the user can do.
+
+# Note [One core for a rank]
+Open MPI's mpirun binds each rank to a core where a job has one or two of them; other launchers do it on request. mpicoll has
+threads besides the program's (asynchronous collectives, messages, RPC). Open MPI waits in a loop that keeps its core, so a
+thread that waits there for MPI stops the others until the scheduler takes the core away. Two ranks on 2 cores, one
+asynchronous all_reduce under way meanwhile, Open MPI 5.0.11, mean time of an 8-byte operation (us, a busy machine):
+
+    setting                     send + recv    isend + irecv + wait    all_reduce    all_reduce asynchronous
+    --bind-to core (default)    1400 - 13000             210 - 220   1100 - 6200              4300 - 18000
+    --bind-to none              2800 - 23000             110 - 720    700 - 8700              2700 - 14000
+    default, mpi_yield_when_idle=1 100 - 150               40 - 60      80 - 120                    90
+    MPICH, bound                          40                   110            30                   240
+
+So where there is no free core, --bind-to none does not help, and giving the core away does. Alone (no other thread waits) an
+operation takes the same time with and without it (all_reduce 6 - 7 us, send + recv 11 us, median). mpicoll therefore sets it
+before MPI starts, in ranks that may use one core only.
+
+# Note [Why the mask is left as it is]
+A process can widen its own mask, but it cannot know whether it may: the environment of a rank is the same with `--bind-to
+core` and without. The threads of torch are as many as the mask had cores when torch was imported, so that a wider mask would
+not make it faster. The user is told where cores are left over, since only a new launch helps there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, MutableMapping
+
+from mpicoll import _cpus
+from mpicoll._launch.detect import Launch
+
+YIELD_SETTING = "OMPI_MCA_mpi_yield_when_idle"  # 1: Open MPI gives its core away between two looks while it waits
+
+
+def is_bound(mask: set[int]) -> bool:
+    """Whether a process with this affinity mask has one core for all its threads."""
+    return _cpus.count(mask) == 1
+
+
+def prepare(environ: MutableMapping[str, str], mask: set[int]) -> None:
+    """Sets what a rank with this mask needs of Open MPI, before MPI starts. A value that the user has set stays."""
+    if is_bound(mask):
+        environ.setdefault(YIELD_SETTING, "1")
+
+
+def cores_for_ranks(launch: Launch, environ: Mapping[str, str]) -> int | None:
+    """Number of cores that the launcher has for its ranks on this host; None: not known."""
+    if launch.launcher == "slurm":  # the mask of slurmstepd is the whole host's
+        number = environ.get("SLURM_CPUS_ON_NODE", "")
+        return int(number) if number.isdigit() else None
+    mask = _cpus.allowed_for(os.getppid())
+    return _cpus.count(mask) or None
+
+
+def advice(launch: Launch | None, mask: set[int], available: int | None, waits_busily: bool) -> str | None:
+    """One sentence for the user whose ranks are bound to one core each; None: there is nothing to be said.
+
+    Args:
+        launch: From the environment.
+        mask: This rank's affinity mask.
+        available: `cores_for_ranks`.
+        waits_busily: Open MPI was started without `YIELD_SETTING`.
+    """
+    if launch is None or launch.size == 1 or not is_bound(mask):
+        return None
+    bound = f"{launch.launcher} has bound this rank to one core (CPU {min(mask)})"
+    left_over = available is not None and launch.local_size is not None and available > launch.local_size
+    remedies = [remedy(launch, available)] if left_over else []
+    if waits_busily:
+        remedies.append(f"{YIELD_SETTING}=1 in the environment (or `import mpicoll` before mpi4py.MPI, which sets it)")
+        cost = "Open MPI keeps the core while it waits: beside an asynchronous operation a message can take 20 ms"
+    elif left_over:
+        cost = (
+            f"its threads share that core, though {available} are there for {launch.local_size} ranks on this host: torch "
+            "computes on one, and asynchronous operations do not overlap with computation"
+        )
+    else:
+        return None
+    return f"{bound}; {cost}. Use {', or '.join(remedies)}"
+
+
+def remedy(launch: Launch, available: int | None) -> str:
+    """What to say to this launcher, so that its ranks get more than one core."""
+    if launch.launcher == "slurm":
+        share = (available or 0) // (launch.local_size or 1)
+        return f"`srun --cpus-per-task={max(2, share)}`"
+    if launch.launcher == "openmpi":
+        return "`mpirun --bind-to none` (`python -m mpicoll.run` does that)"
+    if launch.launcher == "hydra":
+        return "`mpiexec -bind-to none` (Intel MPI: I_MPI_PIN=off)"
+    return "the option by which this launcher binds ranks to more cores, or to none"

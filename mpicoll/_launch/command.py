@@ -1,0 +1,144 @@
+"""The words of each mpiexec: a planned job as a command line of Open MPI's mpiexec or of Hydra. Pure.
+
+    asked for             Open MPI 5             Open MPI 4              Hydra (MPICH)
+    --bind-to socket      --bind-to package      --bind-to socket        -bind-to socket
+    --map-by numa         --map-by numa          --map-by numa           -map-by numa -bind-to numa
+    --tag-output          --output tag           --tag-output            -prepend-rank
+    --log-dir DIR         mpicoll._launch.rank           mpicoll._launch.rank            mpicoll._launch.rank
+
+# Note [Log files]
+Each mpiexec has an option for files, and each is another: Open MPI 5.0.11 loses standard error with --output dir=DIR and names
+files after its process with --output file=NAME, Open MPI 4 makes folders by job, Hydra wants the folder to exist on every host.
+So each rank redirects its own output, before the program starts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from mpicoll._launch.find import Mpi, Mpiexec
+from mpicoll._launch.job import Placement, Program, Request, Where
+from mpicoll.errors import LaunchError
+
+Counted = Sequence[tuple[Program, int]]
+Placements = Sequence[Placement | None]
+
+
+OPENMPI_UNITS = ("none", "hwthread", "core", "l1cache", "l2cache", "l3cache", "numa", "package", "socket")
+HYDRA_UNITS = re.compile(
+    r"(machine|numa|socket|core|hwthread|l[1-5][diu]?cache|gpu|ib|en|eth|hfi|hsn)\d*(:\d+)?|pci:.+"
+)  # with a number: so many of the unit for each rank
+
+
+def binding_words(request: Request, mpi: Mpi, mpiexec: Mpiexec) -> list[str]:
+    """--bind-to and --map-by for ``mpiexec``. Raises LaunchError: it has no such unit; the message lists those it has."""
+    if request.bind_to is None and request.map_by is None:
+        return []
+    if mpi.vendor == "Intel MPI":
+        raise LaunchError("--bind-to and --map-by: Intel MPI binds by its own variables; set I_MPI_PIN_DOMAIN=core, or auto")
+    if mpiexec.family == "openmpi":
+        return _openmpi_binding(request, mpiexec)
+    return _hydra_binding(request)
+
+
+def _openmpi_binding(request: Request, mpiexec: Mpiexec) -> list[str]:
+    name = "package" if mpiexec.version[:1] >= (5,) else "socket"
+    words = []
+    if request.map_by is not None:
+        words += ["--map-by", re.sub(r"\b(socket|package)\b", name, request.map_by)]
+    if request.bind_to is not None:
+        unit, colon, modifier = request.bind_to.partition(":")
+        if modifier.isdigit():
+            raise LaunchError(
+                f"--bind-to {request.bind_to}: Open MPI binds to one {unit}; `--map-by slot:pe={modifier} --bind-to core` gives"
+                f" each rank {modifier} cores"
+            )
+        if unit not in OPENMPI_UNITS:
+            raise LaunchError(f"--bind-to {request.bind_to}: Open MPI binds to one of {', '.join(OPENMPI_UNITS)}")
+        words += ["--bind-to", re.sub(r"^(socket|package)\b", name, unit) + colon + modifier]
+    return words
+
+
+def _hydra_binding(request: Request) -> list[str]:
+    words = []
+    bind_to = None if request.bind_to is None else _hydra_unit("--bind-to", request.bind_to, ("none", "rr", "user:"))
+    if request.map_by not in (None, "slot"):  # by slot is Hydra's own order
+        map_by = _hydra_unit("--map-by", str(request.map_by), ())
+        words += ["-map-by", map_by]
+        bind_to = map_by if bind_to is None else bind_to  # as Open MPI: without binding, Hydra ignores the mapping
+    return [*words, *(["-bind-to", bind_to] if bind_to is not None else [])]
+
+
+def _hydra_unit(option: str, text: str, others: tuple[str, ...]) -> str:
+    unit = re.sub(r"^package\b", "socket", text)
+    if HYDRA_UNITS.fullmatch(unit) or unit in others or unit.startswith(tuple(word for word in others if word.endswith(":"))):
+        return unit
+    allowed = ", ".join([*others, "hwthread", "core", "core:2", "l3cache", "numa", "socket", "machine"])
+    raise LaunchError(f"{option} {text}: MPICH's mpiexec takes {allowed.replace('user:', 'user:0,1')}")
+
+
+def output_words(request: Request, mpiexec: Mpiexec) -> list[str]:
+    """--tag-output for ``mpiexec``."""
+    if not request.tag_output:
+        return []
+    if mpiexec.family == "mpich":
+        return ["-prepend-rank"]
+    return ["--output", "tag"] if mpiexec.version[:1] >= (5,) else ["--tag-output"]
+
+
+def openmpi_command(
+    counted: Counted, placements: Placements, added: Mapping[str, str], names: Sequence[str], where: Where, request: Request
+) -> list[str]:
+    words: list[str] = []
+    for (program, ranks), placement in zip(counted, placements, strict=True):
+        words += [":"] if words else []
+        words += ["-n", str(ranks)]
+        if placement is not None:
+            words += ["--host", ",".join(f"{host}:{count}" for host, count in placement)]
+        elif program.per_node is not None and where.several_hosts:
+            if request.map_by is not None:
+                raise LaunchError(f"--map-by {request.map_by} and --nproc-per-node both place the ranks; give one of them")
+            words += ["--map-by", f"ppr:{program.per_node}:node"]
+        for name in names:
+            words += ["-x", name]
+        words += program.words("openmpi", request)
+    return words
+
+
+def hydra_command(
+    counted: Counted, placements: Placements, added: Mapping[str, str], names: Sequence[str], where: Where, request: Request
+) -> list[str]:
+    words: list[str] = []
+    placed = [item for placement in placements for item in placement or ()]
+    if placed:
+        words += ["-hosts", ",".join(f"{host}:{count}" for host, count in _adjacent(placed))]
+    elif counted[0][0].per_node is not None and where.several_hosts:
+        words += ["-ppn", str(counted[0][0].per_node)]
+    if where.several_hosts:
+        for name in sorted(
+            set(names) & set(added)
+        ):  # Hydra hands on everything it was given; these it must not lose whatever the site's default
+            words += ["-genv", name, added[name]]
+    for i, (program, ranks) in enumerate(counted):
+        words += [":"] if i else []
+        words += ["-n", str(ranks), *program.words("mpich", request)]
+    return words
+
+
+def _adjacent(placed: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
+    """The hosts in rank order, each once. Raises LaunchError: the ranks come back to a host, which Hydra's host list
+    cannot say.
+    """
+    hosts: list[tuple[str, int]] = []
+    for host, count in placed:
+        if hosts and hosts[-1][0] == host:
+            hosts[-1] = (host, hosts[-1][1] + count)
+        elif any(host == other for other, _ in hosts):
+            raise LaunchError(
+                f"MPICH's mpiexec cannot return to host {host} after another host; put the programs that run on {host}"
+                " next to each other"
+            )
+        else:
+            hosts.append((host, count))
+    return hosts

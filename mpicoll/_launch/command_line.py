@@ -1,0 +1,194 @@
+"""The command line of ``python -m mpicoll.run``: options of the job, and its programs with theirs."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import mpicoll._launch.hostfile as hostfile
+from mpicoll._cpus import usable_cores
+from mpicoll._launch.arguments import ACCEPTED, make_parser, split, unknown
+from mpicoll._launch.job import NOTHING_ASKED, Program, Request
+from mpicoll.errors import LaunchError
+
+PROG = "python -m mpicoll.run"
+JOB_OPTIONS = {  # attribute of what argparse has read -> its option; allowed before the first program only
+    "mpi": "--mpi", "hostfile": "--hostfile", "dry_run": "--dry-run", "quiet": "--quiet", "mpiexec_args": "--mpiexec-args",
+    "export": "-x", "genv": "-genv", "mca": "--mca", "nnodes": "--nnodes", "bind_to": "--bind-to", "map_by": "--map-by",
+    "tag_output": "--tag-output", "log_dir": "--log-dir", "master_addr": "--master-addr", "master_port": "--master-port",
+    "backend": "--backend",
+}  # fmt: skip
+PYTHON = re.compile(r"python(3(\.\d+)?)?")
+PYTHON_FLAGS = re.compile(r"-[bBdEIOPqRsSuvx]+")  # options of the interpreter that take no value
+RANKS_PER_NODE = re.compile(r"ppr:(\d+):node")
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options that hold for the whole job. ``notes``: sentences about options that were accepted."""
+
+    mpi: str | None = None
+    dry_run: bool = False
+    quiet: bool = False
+    mpiexec_args: tuple[str, ...] = ()
+    exported: tuple[str, ...] = ()  # NAME or NAME=VALUE
+    mca: tuple[tuple[str, str], ...] = ()  # settings of Open MPI
+    request: Request = NOTHING_ASKED
+    notes: tuple[str, ...] = ()
+
+
+def parse(argv: Sequence[str], prog: str = PROG) -> tuple[Options, list[Program]]:
+    """Options of the job and its programs. Exits (argparse) on --help and on what it does not understand."""
+    parts: list[list[str]] = [[]]
+    for word in argv:
+        if word == ":":
+            parts.append([])
+        else:
+            parts[-1].append(word)
+    parser = make_parser(prog)
+    if any(not part for part in parts[1:]):
+        parser.error("a program is missing beside a `:`")
+    read = [_read(parser, part) for part in parts]
+    _check_later(parser, read[1:])
+    first = read[0]
+    notes: list[str] = []
+    programs = [_program(parser, part, notes) for part in read]
+    if first.hostfile is not None:
+        programs[0] = replace(programs[0], hosts=hostfile.read(first.hostfile))
+    return _options(first, notes), programs
+
+
+def _read(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:
+    options, program = split(words)
+    if program and program[0].startswith("-") and program[0] not in ("-", "--"):
+        parser.error(unknown(program[0]))
+    read = parser.parse_args(options)
+    read.program = program
+    placed = RANKS_PER_NODE.fullmatch(read.map_by or "")
+    if placed is not None and read.per_node is None and int(placed[1]) > 0:
+        read.per_node, read.map_by = int(placed[1]), None
+    return read
+
+
+def _check_later(parser: argparse.ArgumentParser, later: Iterable[argparse.Namespace]) -> None:
+    unset = parser.parse_args([])
+    for read in later:
+        for attribute, option in JOB_OPTIONS.items():
+            if getattr(read, attribute) != getattr(unset, attribute):
+                parser.error(f"{option} holds for the whole job: give it before the first program")
+
+
+def _options(read: argparse.Namespace, notes: Sequence[str]) -> Options:
+    exported = [*read.export, *(f"{name}={value}" for name, value in read.genv)]
+    exported += [f"MASTER_ADDR={read.master_addr}"] if read.master_addr else []
+    exported += [f"MASTER_PORT={read.master_port}"] if read.master_port else []
+    exported += [f"MPICOLL_BACKEND={read.backend}"] if read.backend else []
+    log_dir = None if read.log_dir is None else os.path.abspath(read.log_dir)
+    request = Request(read.nnodes, read.bind_to, read.map_by, read.tag_output and log_dir is None, log_dir)
+    said = [*notes, *_accepted(read.accepted)]
+    if log_dir is not None:
+        tag = "; --tag-output marks lines on the terminal only" if read.tag_output else ""
+        said.append(f"the output of rank R goes to {log_dir}/rank-R.log{tag}")
+    return Options(
+        read.mpi, read.dry_run, read.quiet, tuple(shlex.split(read.mpiexec_args)), tuple(exported),
+        tuple((key, value) for key, value in read.mca), request, tuple(said),
+    )  # fmt: skip
+
+
+def _accepted(options: Iterable[str]) -> list[str]:
+    """A sentence for each reason for which options have no effect."""
+    by_reason: dict[str, list[str]] = {}
+    for option in dict.fromkeys(options):
+        by_reason.setdefault(ACCEPTED[option][1], []).append(option)
+    return [f"{', '.join(names)}: without effect, {reason}" for reason, names in by_reason.items()]
+
+
+# --- the programs -----------------------------------------------------------------------------------------------------
+
+
+def _program(parser: argparse.ArgumentParser, read: argparse.Namespace, notes: list[str]) -> Program:
+    words, flags = list(read.program), tuple[str, ...]()
+    if words[:1] == ["--"]:
+        words = words[1:]
+    if not words:
+        parser.error("-m needs the name of a module" if read.module else "no program: give script.py, or -m module")
+    hosts = hostfile.parse_list(read.host) if read.host else None
+    if words[0].startswith("-"):
+        parser.error(f"{words[0]} is no option of mpicoll.run and no script")
+    module = read.module
+    if not module and not read.no_python and PYTHON.fullmatch(Path(words[0]).name):
+        flags, module, words = drop_python(words)
+    _check_exists(words, read, module, only_here=hosts is None and read.hostfile is None)
+    if module:
+        words = ["-m", *words]
+    interpreter = None if read.no_python else python()
+    return Program(tuple(words), read.ranks, hosts, _per_node(read.per_node, notes), interpreter, flags)
+
+
+def drop_python(words: Sequence[str]) -> tuple[tuple[str, ...], bool, list[str]]:
+    """``python -W error -m package args...``: the interpreter's own options, whether -m follows, and the rest.
+
+    Raises LaunchError: the interpreter is another one than this, or is not to run a file or a module.
+    """
+    name, rest = words[0], list(words[1:])
+    if "/" in name and os.path.realpath(name) != os.path.realpath(sys.executable):
+        raise LaunchError(
+            f"{name}: mpicoll.run starts programs with its own Python, {sys.executable}; leave {name} out, or start mpicoll.run"
+            f" by it: {name} -m mpicoll.run ..."
+        )
+    flags: list[str] = []
+    while rest and rest[0].startswith("-"):
+        if rest[0] == "-m" and len(rest) > 1:
+            return tuple(flags), True, rest[1:]
+        if rest[0] in ("-W", "-X") and len(rest) > 1:
+            flags, rest = [*flags, *rest[:2]], rest[2:]
+        elif PYTHON_FLAGS.fullmatch(rest[0]) or rest[0].startswith(("-W", "-X")):
+            flags, rest = [*flags, *(rest[:1] if rest[0] != "-u" else [])], rest[1:]  # -u is always added
+        else:
+            raise LaunchError(f"{name} {rest[0]}: only a script or a module can be started; write the program to a file")
+    if not rest:
+        raise LaunchError(f"{' '.join(words)}: a script or a module is missing; a Python prompt cannot run on several ranks")
+    return tuple(flags), False, rest
+
+
+def _check_exists(words: Sequence[str], read: argparse.Namespace, module: bool, only_here: bool) -> None:
+    """N ranks that each say "can't open file" are hard to read; another host may have files that this one lacks."""
+    if read.no_python and only_here and shutil.which(words[0]) is None:
+        raise LaunchError(f"{words[0]}: no such program in PATH or here")
+    if not module and not read.no_python and only_here and not Path(words[0]).exists():
+        raise LaunchError(f"{words[0]}: no such file in {os.getcwd()}; a module is started by -m, another program by --no-python")
+
+
+def python() -> str:
+    if not sys.executable:
+        raise LaunchError("this Python does not know where it lies (sys.executable is empty); start it by its full path")
+    return os.path.abspath(sys.executable)
+
+
+def _per_node(given: int | str | None, notes: list[str]) -> int | None:
+    """Ranks on each node for a number, ``gpu``, ``cpu`` or ``auto``; the words mean what is on this node."""
+    if given is None or isinstance(given, int):
+        return given
+    gpus = 0 if given == "cpu" else count_gpus()
+    if given == "gpu" and gpus == 0:
+        raise LaunchError("--nproc-per-node gpu: torch sees no GPU on this node; use cpu, auto or a number")
+    ranks, unit = (gpus, "GPU") if gpus else (usable_cores(), "usable core")
+    notes.append(f"--nproc-per-node {given}: {ranks}, one rank for each {unit} of this node")
+    return ranks
+
+
+def count_gpus() -> int:
+    """GPUs that torch sees here, asked in a process of its own. Raises LaunchError: torch does not answer."""
+    from mpicoll._doctor.cuda import torch_facts
+
+    facts = torch_facts(os.environ)
+    if "error" in facts:
+        raise LaunchError(f"--nproc-per-node: torch does not say how many GPUs are here: {facts['error']}; give a number")
+    return int(facts["accelerators"])

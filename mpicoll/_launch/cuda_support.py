@@ -1,0 +1,225 @@
+"""Whether this MPI may be handed GPU memory: by evidence, never by belief, as a wrong yes is a segmentation fault.
+
+    claims   what the library says of itself, how it was built, what it was told, whether a GPU driver is here
+    prove    if it claims to: a job of its own (_launch/probe_cuda.py), in which two ranks really send GPU memory
+    decide   both, and MPICOLL_CUDA_AWARE, which has the last word
+
+Imports neither torch nor MPI: the doctor asks, too.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mpicoll import _config
+from mpicoll._launch import terminate
+from mpicoll._launch.detect import without_job
+
+PROBE = Path(__file__).parent / "probe_cuda.py"
+BEGUN, PASSED, WRONG = "MPICOLL_CUDA_BEGUN ", "MPICOLL_CUDA_PASSED ", "MPICOLL_CUDA_WRONG "  # probe_cuda.py's words
+LAST_MOVE, REDUCTION = "all_gather of uneven sizes", "all_reduce"  # its last trials: of moves, and of reductions
+ON = ("1", "2", "3", "on", "yes", "true", "enable", "cuda")
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a library says. ``evidence``: one sentence each."""
+
+    aware: bool
+    evidence: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What a trial found: the names of the trials that passed, and why there is no more."""
+
+    passed: tuple[str, ...] = ()
+    failed: str = ""
+
+    def __str__(self) -> str:
+        words = f"two ranks sent GPU memory here: {', '.join(self.passed)}" if self.passed else "no trial passed"
+        return f"{words}; {self.failed}" if self.failed else words
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """``moves``: messages and collectives that only move may be handed GPU memory; ``reduces``: MPI's reductions as well."""
+
+    moves: bool
+    reduces: bool
+    evidence: tuple[str, ...] = ()
+
+
+def driver_loads() -> bool:
+    """Whether the CUDA driver's library can be loaded here (which touches no GPU)."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
+
+
+def decide(
+    started: Mapping[str, Any],
+    environ: Mapping[str, str],
+    driver: bool,
+    trial: Callable[[Mapping[str, str]], Proof] | None = None,
+) -> Verdict:
+    """The verdict, and all that it rests on.
+
+    Args:   started: what a started MPI says: vendor, library_version, library_file, cuda_query. driver: `driver_loads`.
+            trial: asked where the library claims to be aware and nobody has decided; None: `prove`.
+    """
+    claim = claims(started, environ, driver)
+    override = _config.get("MPICOLL_CUDA_AWARE", environ)
+    if override is not None:
+        return Verdict(bool(override), False, (f"MPICOLL_CUDA_AWARE={int(override)} decides", *claim.evidence))
+    if not claim.aware:
+        return Verdict(False, False, claim.evidence)
+    found = verdict((trial or prove)(environ))
+    return Verdict(found.moves, found.reduces, (*claim.evidence, *found.evidence))
+
+
+def verdict(proof: Proof) -> Verdict:
+    """What a trial alone says."""
+    reduces = REDUCTION in proof.passed
+    return Verdict(reduces or proof.passed[-1:] == (LAST_MOVE,), reduces, (str(proof),))
+
+
+# -- what a library says -----------------------------------------------------------------------------------------------
+
+
+def claims(started: Mapping[str, Any], environ: Mapping[str, str], driver: bool, thorough: bool = True) -> Claim:
+    """Each MPI in its own way. Open MPI 4 answers its query with 1 whatever is there, so the query alone is not enough.
+
+    Args:   thorough: collect evidence that can change nothing any more, too.
+    """
+    answers: Mapping[str, int] = started.get("cuda_query") or {}
+    asked = any(answer > 0 for answer in answers.values())
+    evidence = [f"{name}() answers {answer}" for name, answer in answers.items()]
+    evidence.append(
+        "the CUDA driver's library (libcuda.so.1) loads" if driver else "no CUDA driver here (libcuda.so.1 does not load)"
+    )
+    vendor = f"{started.get('vendor', '')} {started.get('library_version', '')}".lower()
+    library = started.get("library_file")
+    if "open mpi" in vendor or "spectrum" in vendor:
+        if not (thorough or (asked and driver)):
+            return Claim(False, tuple(evidence))
+        built, words = _openmpi_build(library, environ)
+        return Claim(built and asked and driver, (*evidence, words))
+    if "cray" in vendor:
+        on, words = _switched(environ, "MPICH_GPU_SUPPORT_ENABLED")
+        linked = _loaded("libmpi_gtl_cuda")
+        evidence += [words, f"libmpi_gtl_cuda, which carries GPU memory, is {'' if linked else 'not '}loaded"]
+        return Claim(on and linked and driver, tuple(evidence))
+    if "intel" in vendor:
+        on, words = _switched(environ, "I_MPI_OFFLOAD")
+        return Claim(on and driver, (*evidence, words))
+    if "mvapich" in vendor:
+        on, words = _switched(environ, "MVP_USE_CUDA", "MV2_USE_CUDA")
+        return Claim(on and asked and driver, (*evidence, words))
+    on, words = _switched(environ, "MPIR_CVAR_ENABLE_GPU", "MPICH_GPU_SUPPORT_ENABLED", default=True)
+    return Claim(on and asked and driver, (*evidence, words))
+
+
+def _switched(environ: Mapping[str, str], *names: str, default: bool = False) -> tuple[bool, str]:
+    """Whether the first of these variables that is set says so."""
+    for name in names:
+        if name in environ:
+            return environ[name].strip().lower() in ON, f"{name}={environ[name]}"
+    return default, f"{names[0]} is not set"
+
+
+def _loaded(library: str) -> bool:
+    try:
+        return library in Path("/proc/self/maps").read_text()
+    except OSError:
+        return False
+
+
+def _openmpi_build(library_file: str | None, environ: Mapping[str, str]) -> tuple[bool, str]:
+    """What ompi_info, which reads the library's configuration, says about CUDA."""
+    ompi_info = _beside(library_file, "ompi_info")
+    if ompi_info is None:
+        return False, "no ompi_info beside the library to tell how it was built"
+    own = {} if "OPAL_PREFIX" in environ else {"OPAL_PREFIX": str(ompi_info.parent.parent)}
+    command = [str(ompi_info), "--parsable", "--all"]
+    try:
+        done = subprocess.run(
+            command, env={**without_job(environ), **own}, capture_output=True, text=True, errors="replace", timeout=30
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False, f"{ompi_info} does not run"
+    lines = [line for line in done.stdout.splitlines() if "built_with_cuda_support:value:" in line]
+    if not lines:
+        return False, f"{ompi_info} says nothing about CUDA"
+    return any(line.endswith(":true") for line in lines), f"{ompi_info.name}: {lines[0]}"
+
+
+def _beside(library_file: str | None, program: str) -> Path | None:
+    for parent in Path(library_file or "/nowhere/lib/libmpi.so").parents[1:4]:
+        if os.access(parent / "bin" / program, os.X_OK):
+            return parent / "bin" / program
+    return None
+
+
+# -- what a trial finds ------------------------------------------------------------------------------------------------
+
+
+def prove(environ: Mapping[str, str], program: Path = PROBE) -> Proof:
+    """Has two ranks of a new job on this host run ``program``, and reads what it says; takes a few seconds.
+
+    The job's end is awaited for MPICOLL_PROBE_TIMEOUT seconds.
+    """
+    limit = _config.get("MPICOLL_PROBE_TIMEOUT", environ)
+    command = [sys.executable, "-m", "mpicoll.run", "--quiet", "-n", "2", str(program)]
+    fresh = {name: value for name, value in without_job(environ).items() if not name.startswith("SLURM_")}  # on this host
+    try:
+        output, words, status = _run(command, fresh, limit)
+    except OSError as error:
+        return Proof(failed=f"the trial could not be started: {error}")
+    return read(output, words, status, limit)
+
+
+def read(output: str, words: str, status: int | None, limit_s: float) -> Proof:
+    """Args: status: of the job; None: it had not ended after ``limit_s`` seconds. words: its standard error."""
+    lines = output.splitlines()
+    passed = tuple(line.removeprefix(PASSED) for line in lines if line.startswith(PASSED))
+    wrong = [line.removeprefix(WRONG) for line in lines if line.startswith(WRONG)]
+    if wrong:
+        return Proof(passed, f"what arrived was wrong: {', '.join(wrong)}")
+    if status == 0:
+        return Proof(passed)
+    begun = [line.removeprefix(BEGUN) for line in lines if line.startswith(BEGUN)]
+    where = begun[-1] if begun else "its start"
+    if status is None:
+        return Proof(passed, f"the trial had not ended after {limit_s:g} s, in {where} (MPICOLL_PROBE_TIMEOUT)")
+    last = [line for line in words.splitlines() if "Error: " in line][-1:] or words.strip().splitlines()[-1:]
+    crash = " (a segmentation fault)" if status in (139, -signal.SIGSEGV) else ""
+    return Proof(passed, f"the trial ended with status {status}{crash} in {where}{': ' + last[0] if last and not begun else ''}")
+
+
+def _run(command: Sequence[str], environ: Mapping[str, str], limit_s: float) -> tuple[str, str, int | None]:
+    """What it prints, to either side, and its status; None: it had to be ended, by SIGTERM first, for mpiexec to end its ranks.
+
+    Into files, not pipes, which whatever outlives the job would hold open.
+    """
+    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as words:
+        process = subprocess.Popen(command, env=dict(environ), stdin=subprocess.DEVNULL, stdout=output, stderr=words)
+        status: int | None = None
+        try:
+            status = process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            terminate.end(process)
+        output.seek(0)
+        words.seek(0)
+        return output.read(), words.read(), status

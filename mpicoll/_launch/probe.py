@@ -1,0 +1,123 @@
+"""Looks at MPI from a process of its own, so that a broken MPI can neither hang nor kill the program that asks.
+
+Run as a script, by path: ``python .../mpicoll/mpi/probe.py library|start|job``; it imports nothing of mpicoll. Prints one line,
+`MARK` and a JSON object, and whatever MPI itself has to say. `mpicoll._launch.find.probe` starts it and reads the line.
+
+    library   which MPI library mpi4py loads; MPI is not started (about 0.1 s)
+    start     the same, and MPI_Init in this process alone: thread level, limits, what MPI says about CUDA
+    job       the same under mpiexec, as one of its ranks: size, and on rank 0 the host of every rank
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import sys
+from typing import Any
+
+MARK = "MPICOLL_PROBE "
+THREAD_LEVELS = ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")
+
+
+def library() -> dict[str, Any]:
+    """What mpi4py loads: vendor, version, the file, and mpi4py itself. Does not start MPI."""
+    import mpi4py
+
+    mpi4py.rc.initialize = False
+    from mpi4py import MPI
+
+    vendor, version = MPI.get_vendor()
+    return {
+        "vendor": vendor,
+        "version": list(version),
+        "library_version": MPI.Get_library_version().strip("\0\n "),
+        "library_file": loaded_library(),
+        "mpi4py_version": mpi4py.__version__,
+        "mpi4py_file": MPI.__file__,
+        # the wheels from PyPI choose the library at run time; mpi4py built here is bound to one
+        "mpi4py_bound": not _is_wheel(mpi4py),
+    }
+
+
+def start() -> dict[str, Any]:
+    """`library`, and what a started MPI says about itself."""
+    report = library()
+    from mpi4py import MPI
+
+    # torch asks for several threads; MULTIPLE is what mpi4py asks for by default
+    MPI.Init_thread(MPI.THREAD_MULTIPLE)
+    levels = {MPI.THREAD_SINGLE: 0, MPI.THREAD_FUNNELED: 1, MPI.THREAD_SERIALIZED: 2, MPI.THREAD_MULTIPLE: 3}
+    report["thread_level"] = THREAD_LEVELS[levels[MPI.Query_thread()]]
+    report["tag_ub"] = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
+    report["size"] = MPI.COMM_WORLD.Get_size()
+    report["processor_name"] = MPI.Get_processor_name()
+    report["cuda_query"] = cuda_query(report["library_file"])
+    return report
+
+
+def job() -> dict[str, Any]:
+    """`start`, and on rank 0 the host names of all ranks (collective over the job)."""
+    report = start()
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    report["rank"] = world.Get_rank()
+    report["hosts"] = world.gather(MPI.Get_processor_name(), 0)
+    report["shared_memory_size"] = world.Split_type(MPI.COMM_TYPE_SHARED).Get_size()
+    return report
+
+
+def _is_wheel(mpi4py: Any) -> bool:
+    """mpi4py's wheels are compiled against the MPI ABI shims and have an empty configuration."""
+    return not mpi4py.get_config()
+
+
+def loaded_library() -> str | None:
+    """The libmpi that is mapped into this process; None where the system does not tell."""
+    with contextlib.suppress(OSError), open("/proc/self/maps") as maps:
+        files = {line.split(maxsplit=5)[5].strip() for line in maps if line.count("/")}
+        names = sorted(
+            file
+            for file in files
+            if os.path.basename(file).startswith(("libmpi.so", "libmpi_", "libmpich", "libmpi-", "libmpi."))
+        )
+        named = [
+            file
+            for file in names
+            if os.path.basename(file).startswith(("libmpi.so", "libmpi_abi.so", "libmpich.so", "libmpi_cray.so"))
+        ]
+        return next(iter(named or names), None)
+    return None
+
+
+def cuda_query(library_file: str | None) -> dict[str, int]:
+    """What the library answers when asked about GPU memory, by function name. Open MPI 4 answers 1 whatever is there:
+    one piece of evidence only.
+    """
+    if library_file is None:
+        return {}
+    answers: dict[str, int] = {}
+    loaded = ctypes.CDLL(library_file)
+    if hasattr(loaded, "MPIX_Query_cuda_support"):  # Open MPI, MVAPICH, Cray MPICH
+        answers["MPIX_Query_cuda_support"] = int(loaded.MPIX_Query_cuda_support())
+    if hasattr(loaded, "MPIX_GPU_query_support"):  # MPICH; 0 stands for CUDA
+        answer = ctypes.c_int(0)
+        if loaded.MPIX_GPU_query_support(0, ctypes.byref(answer)) == 0:
+            answers["MPIX_GPU_query_support"] = answer.value
+    return answers
+
+
+if __name__ == "__main__":
+    sys.path[:] = [folder for folder in sys.path if os.path.abspath(folder or ".") != os.path.dirname(os.path.abspath(__file__))]
+    try:
+        found = {"library": library, "start": start, "job": job}[sys.argv[1]]()
+    except Exception as error:  # noqa: BLE001  the report is the way out for whatever mpi4py and MPI raise
+        found = {"error": f"{type(error).__name__}: {error}"}
+    print(f"\n{MARK}{json.dumps(found)}", flush=True)
+    if "thread_level" in found:
+        from mpi4py import MPI
+
+        MPI.Finalize()  # after the report: what fails here does not take it away
+    sys.exit(1 if "error" in found else 0)

@@ -1,0 +1,147 @@
+"""Runs the program of one rank: ``python -m mpicoll._launch.rank [options] script.py args...`` or ``... -m module args...``.
+`mpicoll.run` writes that under Hydra, and under Open MPI where it is asked for log files.
+
+    --log-dir DIR   standard output and standard error go to DIR/rank-R.log (`Note [Log files]` in _launch/command.py)
+    --exec          what follows is a program, not a script
+
+Hydra lets the job go on when a rank ends with an error before it has started MPI (a module is missing on one host,
+say), and the other ranks then wait in MPI_Init for ever. Here such a rank tells Hydra to end the job with its exit
+status. Open MPI's mpiexec does so by itself and needs none of this.
+
+The program is `__main__` as ever: exec in this very module's namespace, so that pickle and multiprocessing find what
+they look for."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import runpy
+import sys
+import time
+from types import TracebackType
+
+from mpicoll._launch import detect
+
+LAST_WORDS_S = 0.2  # Hydra ends the job without reading on: the end of a traceback was lost in 2 of 2 runs without this
+
+
+def main(words: list[str]) -> None:
+    """Runs the program; ends the process as ``python words...`` would, and the job with it if MPI cannot."""
+    words = _take_options(words)
+    _write_lines()
+    try:
+        if words[0] == "-m":
+            sys.argv[:] = words[1:]
+            runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+        else:
+            sys.argv[:] = words
+            _run_script(words[0])
+    except SystemExit as ending:
+        status = _status(ending)
+        if status != 0:
+            abort_job(status)
+        sys.exit(status)
+    except BaseException as error:  # noqa: BLE001  whatever it is, the other ranks must not wait
+        # mpicoll's own hook, if MPI is started, prints and aborts; it does not return then
+        error = error.with_traceback(_own_frames(error.__traceback__))
+        sys.excepthook(type(error), error, error.__traceback__)
+        status = 130 if isinstance(error, KeyboardInterrupt) else 1
+        abort_job(status)
+        sys.exit(status)
+
+
+def _take_options(words: list[str]) -> list[str]:
+    """Does what the options before the program say; returns the program. Does not return for --exec."""
+    while words[0] in ("--log-dir", "--exec"):
+        if words[0] == "--log-dir":
+            _redirect(words[1])
+            words = words[2:]
+        else:
+            os.execvp(words[1], words[1:])
+    return words
+
+
+def _redirect(folder: str) -> None:
+    """Sends file descriptors 1 and 2 to this rank's file, so that what C and child processes write is in it, too."""
+    launch = detect.detect()
+    os.makedirs(folder, exist_ok=True)
+    name = f"rank-{launch.rank if launch is not None else 0}.log"
+    file = os.open(os.path.join(folder, name), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o666)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    os.close(file)
+
+
+def _write_lines() -> None:
+    """Writes each line in one piece. `python -u` writes a line's end on its own, Hydra hands on, and tags, the pieces that it
+    reads, and the lines of two ranks come out as one line and an empty one.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True, write_through=False)
+
+
+def abort_job(status: int) -> None:
+    """Ends all ranks with ``status`` if Hydra started us and MPI has not been started here; returns otherwise. After
+    MPI_Init, MPI's Abort is the way.
+    """
+    mpi = sys.modules.get("mpi4py.MPI")
+    if "PMI_FD" not in os.environ or (mpi is not None and mpi.Is_initialized()):
+        return
+    sys.stdout.flush()
+    sys.stderr.flush()
+    time.sleep(LAST_WORDS_S)
+    with contextlib.suppress(OSError, ValueError):  # not Hydra's pipe after all: then this rank's own end must do
+        os.write(
+            int(os.environ["PMI_FD"]), f"cmd=abort exitcode={status}\n".encode()
+        )  # the PMI-1 protocol; needs no cmd=init before it
+
+
+def _run_script(script: str) -> None:
+    if not os.path.isfile(script):  # a folder or a zip archive with a __main__.py
+        runpy.run_path(script, run_name="__main__")
+        return
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path[0] = os.path.dirname(os.path.realpath(script))
+    with open(script, "rb") as file:
+        code = compile(file.read(), script, "exec", dont_inherit=True)
+    namespace = sys.modules["__main__"].__dict__
+    for name in [name for name in namespace if not (name.startswith("__") and name.endswith("__"))]:
+        del namespace[name]
+    namespace.update(
+        __file__=os.path.abspath(script),
+        __spec__=None,
+        __package__=None,
+        __cached__=None,
+        __doc__=None,
+        __annotations__={},
+    )
+    exec(code, namespace)
+
+
+def _status(ending: SystemExit) -> int:
+    """The exit status that Python gives to sys.exit(code), whose text it prints."""
+    if ending.code is None:
+        return 0
+    if isinstance(ending.code, int):
+        return ending.code & 0xFF
+    print(ending.code, file=sys.stderr)
+    return 1
+
+
+def _own_frames(trace: TracebackType | None) -> TracebackType | None:
+    """The traceback without the frames of this file and of runpy."""
+    while (
+        trace is not None
+        and trace.tb_next is not None
+        and trace.tb_frame.f_code.co_filename in (__file__, runpy.__file__, "<frozen runpy>")
+    ):
+        trace = trace.tb_next
+    return trace
+
+
+if __name__ == "__main__":
+    import mpicoll._launch.rank as rank  # the functions must outlive this namespace, which becomes the program's
+
+    rank.main(sys.argv[1:])

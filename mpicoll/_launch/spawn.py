@@ -1,0 +1,275 @@
+"""``mpicoll.spawn(fn, args, nprocs)``: for scripts that start their own ranks, where ``torch.multiprocessing.spawn``
+stood.
+
+    if __name__ == "__main__":                        # the ranks import the script again, as __mp_main__
+        mpicoll.spawn(train, args=(10,), nprocs=4)    # runs train(rank, 10) in 4 ranks under mpiexec
+
+    [1] fn and args are pickled into a private folder
+    [2] mpiexec starts the ranks, each with that folder's path
+    [3] each rank imports the script, as multiprocessing's spawn does, and calls fn(rank, *args)
+    [4] a rank that raises leaves its traceback in the folder; mpiexec ends the others
+
+All ranks run on this host. `python -m mpicoll.run` is the way to several hosts.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from multiprocessing import spawn as multiprocessing_spawn
+from pathlib import Path
+from typing import Any
+
+from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
+
+import mpicoll._launch.run as run
+from mpicoll._launch import command_line, detect, terminate
+from mpicoll._launch.job import Program
+from mpicoll._launch.rank import abort_job
+from mpicoll.errors import LaunchError, MpicollError
+
+POLL_S = 0.02
+
+RANK_CODE = "import sys; sys.path.append({where!r}); from mpicoll._launch.spawn import rank_main; rank_main({folder!r})"
+
+
+class RankRaised(ProcessRaisedException, MpicollError):
+    """A rank raised; the message holds its traceback. Attributes as torch's ProcessRaisedException: error_index (the
+    rank), error_pid, msg.
+    """
+
+
+class RankExited(ProcessExitedException, MpicollError):
+    """A rank ended without an exception (sys.exit, a signal), or mpiexec did. Attributes: error_index (-1: not known),
+    exit_code, signal_name, msg.
+    """
+
+
+class SpawnContext:
+    """The ranks of one `spawn` call under way."""
+
+    def __init__(self, process: subprocess.Popen[bytes], folder: Path, nprocs: int) -> None:
+        self.process = process  # mpiexec
+        self.nprocs = nprocs
+        self._folder = folder
+
+    def pids(self) -> list[int]:
+        """The process ids of the ranks that have begun, in rank order."""
+        pids = [self._folder / f"pid-{rank}" for rank in range(self.nprocs)]
+        return [int(file.read_text()) for file in pids if file.exists()]
+
+    def join(self, timeout: float | None = None, grace_period: float | None = None) -> bool:
+        """Waits for the ranks: True if all have ended well, False if some still run after ``timeout`` seconds (None:
+        for ever).
+
+        grace_period: accepted for torch's sake; mpiexec ends the other ranks at once when one fails. Raises:
+        RankRaised: a rank raised, RankExited: a rank or mpiexec ended with another status than 0; the other ranks have
+        been ended."""
+        try:
+            status = self._wait(timeout)
+        except BaseException:  # Ctrl-C above all: the ranks must not outlive their caller
+            self.stop()
+            raise
+        if status is None:
+            return False
+        try:
+            self._raise_failure(status)
+        finally:
+            self._forget()
+        return True
+
+    def _wait(self, timeout: float | None) -> int | None:
+        """mpiexec's exit status, None after ``timeout`` seconds. Ends an mpiexec that outlives a failure: Open MPI's
+        can hang (see `mpicoll._launch.mpiexec_reaper`).
+        """
+        end = None if timeout is None else time.monotonic() + timeout
+        failed_at = None
+        while (status := self.process.poll()) is None:
+            now = time.monotonic()
+            if end is not None and now >= end:
+                return None
+            if failed_at is None and any(self._folder.glob("failure-*")):
+                failed_at = now
+            if failed_at is not None and now - failed_at > terminate.STOP_WITHIN_S:
+                terminate.end(self.process)
+            time.sleep(POLL_S)
+        return status
+
+    def stop(self) -> None:
+        """Ends the ranks, gently and then not."""
+        terminate.end(self.process)
+        self._forget()
+
+    def _forget(self) -> None:
+        atexit.unregister(self._at_exit)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _at_exit(self) -> None:
+        self.process.wait()
+        self._forget()
+
+    def _raise_failure(self, status: int) -> None:
+        """The failure of the first rank that wrote one; the others were ended because of it."""
+        failures = sorted(self._folder.glob("failure-*"), key=lambda file: file.stat().st_mtime_ns)
+        for file in failures:
+            rank, pid, code, text = pickle.loads(file.read_bytes())
+            if text is not None:
+                message = f"\n\n-- rank {rank} of {self.nprocs} raised, and the others were ended:\n{text}"
+                raise RankRaised(message, error_index=rank, error_pid=pid)
+            message = f"rank {rank} of {self.nprocs} ended with exit status {code}, and the others were ended"
+            raise RankExited(message, error_index=rank, error_pid=pid, exit_code=code)
+        unfinished = [rank for rank in range(self.nprocs) if not (self._folder / f"done-{rank}").exists()]
+        if status != 0 or unfinished:
+            who = f"; not finished: rank{'s' * (len(unfinished) > 1)} {', '.join(map(str, unfinished))}" if unfinished else ""
+            message = (
+                f"mpiexec ended with status {status} and no rank left a traceback (a signal, or a crash: see the output"
+                f" above){who}"
+            )
+            raise RankExited(
+                message,
+                error_index=unfinished[0] if len(unfinished) == 1 else -1,
+                error_pid=self.process.pid,
+                exit_code=status,
+            )
+
+
+def spawn(
+    fn: Callable[..., Any],
+    args: tuple[Any, ...] = (),
+    nprocs: int = 1,
+    join: bool = True,
+    daemon: bool = False,
+    start_method: str = "spawn",
+) -> SpawnContext | None:
+    """Runs ``fn(rank, *args)`` in ``nprocs`` MPI ranks on this host; a drop-in for torch.multiprocessing.spawn.
+
+    Args:   fn, args: picklable, fn by name (a module's function; the script's own if the call stands under
+                ``if __name__ == "__main__":``).
+                args may hold tensors (copied) and multiprocessing.Manager proxies, but no Queue or Lock of
+                multiprocessing.
+            join: wait for the ranks and return None; False: return a SpawnContext at once, to be joined.
+            daemon: with join=False, end the ranks when this process ends; otherwise its end waits for them.
+            start_method: "spawn" only; ranks are programs of their own that mpiexec starts.
+    Raises: RankRaised (also a torch.multiprocessing.ProcessRaisedException), RankExited; LaunchError: no MPI, or called
+    from inside a rank; TypeError: fn or
+            args cannot be pickled; ValueError: nprocs or start_method.
+    """
+    _check(nprocs, start_method)
+    folder = Path(
+        tempfile.mkdtemp(prefix="mpicoll-spawn-")
+    )  # only its owner may read it: it holds the key of multiprocessing's connections
+    try:
+        _write_task(folder, fn, args)
+        process = _start(folder, nprocs)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    context = SpawnContext(process, folder, nprocs)
+    if join:
+        context.join()
+        return None
+    atexit.register(context.stop if daemon else context._at_exit)
+    return context
+
+
+def _check(nprocs: int, start_method: str) -> None:
+    if not isinstance(nprocs, int) or isinstance(nprocs, bool) or nprocs < 1:
+        raise ValueError(f"spawn: nprocs must be a whole number of at least 1, got {nprocs!r}")
+    if start_method != "spawn":
+        raise ValueError(
+            f"spawn: start_method must be 'spawn', got {start_method!r}; MPI ranks are new processes and cannot be"
+            " forked from this one"
+        )
+    if _in_rank_import:
+        raise LaunchError('spawn was called while a rank imports the script; put the call under `if __name__ == "__main__":`')
+    launch = detect.detect()
+    # one task of srun is also what `srun --pty bash` gives: a shell, from which ranks may be started
+    if launch is not None and (launch.launcher != "slurm" or launch.size > 1):
+        raise LaunchError(
+            f"spawn: this process is already rank {launch.rank} of {launch.size} (started by {launch.launcher}), and a"
+            " rank cannot start ranks; start the script with plain `python script.py` and let spawn start the ranks,"
+            " or call the function itself instead of spawn"
+        )
+
+
+def _write_task(folder: Path, fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    preparation = multiprocessing_spawn.get_preparation_data("MpicollRank")
+    preparation["authkey"] = bytes(preparation["authkey"])  # lets Manager proxies connect; its own type refuses to be pickled
+    try:
+        task = pickle.dumps((fn, tuple(args)))
+    except (pickle.PicklingError, AttributeError, TypeError, RuntimeError) as error:
+        raise TypeError(
+            f"spawn: fn and args must be picklable, and they are not: {error}. fn must be a function of a module (no"
+            " lambda, no inner function); return results with gather_object, a file or a multiprocessing.Manager, not"
+            " with a Queue"
+        ) from error
+    (folder / "task").write_bytes(pickle.dumps((preparation, task)))
+
+
+def _start(folder: Path, nprocs: int) -> subprocess.Popen[bytes]:
+    options = command_line.Options(quiet=True)
+    environ = run.job_environ(options)
+    where = str(Path(__file__).resolve().parents[2])
+    code = RANK_CODE.format(where=where, folder=str(folder))
+    made = run.make_plan([Program((command_line.python(), "-u", "-c", code), nprocs)], options, environ)
+    return subprocess.Popen(made.command, env=run.full_environ(made, environ), stdin=subprocess.DEVNULL)
+
+
+# --- inside a rank ----------------------------------------------------------------------------------------------------
+
+_in_rank_import = False  # true while this rank imports the script: a spawn call there is one that no `if __name__` guards
+
+
+def rank_main(folder_name: str) -> None:
+    """What each rank runs. Ends the process at a failure, without MPI's own farewell, for which it would wait for ranks
+    that wait for it.
+    """
+    global _in_rank_import
+    launch = detect.detect()
+    if launch is None:
+        raise LaunchError("this rank was not started by mpiexec")
+    detect.provide_torch_variables()
+    folder = Path(folder_name)
+    _write(folder / f"pid-{launch.rank}", str(os.getpid()).encode())
+    code, text = 1, None
+    try:
+        preparation, task = pickle.loads((folder / "task").read_bytes())
+        _in_rank_import = True
+        multiprocessing_spawn.prepare(preparation)
+        fn, args = pickle.loads(task)
+        _in_rank_import = False
+        fn(launch.rank, *args)
+    except SystemExit as caught:
+        code = caught.code if isinstance(caught.code, int) else (0 if caught.code is None else 1)
+        if isinstance(caught.code, str):
+            print(caught.code, file=sys.stderr)
+        if code == 0:
+            _write(folder / f"done-{launch.rank}", b"")
+            raise
+    except KeyboardInterrupt:
+        code = 130  # the caller is interrupted too and says so
+    except BaseException:  # noqa: BLE001  handed to the caller, whatever it is
+        text = traceback.format_exc()
+    else:
+        _write(folder / f"done-{launch.rank}", b"")
+        return
+    _write(folder / f"failure-{launch.rank}", pickle.dumps((launch.rank, os.getpid(), code, text)))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    abort_job(code)
+    os._exit(code)
+
+
+def _write(file: Path, content: bytes) -> None:
+    """Whole or not at all: the caller looks for the file by name."""
+    part = file.with_name(f".{file.name}")
+    part.write_bytes(content)
+    part.replace(file)

@@ -1,0 +1,48 @@
+"""Names of MPI datatypes and operations to handles, and byte counts to (count, datatype)."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from mpicoll._mpi.library import MPI
+
+INT_MAX = 2**31 - 1  # elements; the largest count that Open MPI 5.0 takes
+_UNIT = 1 << 20  # bytes in one block of a large datatype
+
+BYTE = MPI.BYTE
+
+fromaddress = MPI.buffer.fromaddress
+
+
+def datatype(name: str) -> MPI.Datatype:
+    """The predefined datatype of this name, "INT32_T" for MPI_INT32_T."""
+    handle = getattr(MPI, name)
+    assert isinstance(handle, MPI.Datatype)
+    return handle
+
+
+def operation(name: str) -> MPI.Op:
+    """The predefined reduction of this name, "SUM" for MPI_SUM."""
+    handle = getattr(MPI, name)
+    assert isinstance(handle, MPI.Op)
+    return handle
+
+
+@lru_cache(maxsize=64)
+def _large(nbytes: int) -> MPI.Datatype:
+    """One datatype of ``nbytes`` contiguous bytes. Its signature is plain bytes, so it matches any count of MPI_BYTE."""
+    blocks, rest = divmod(nbytes, _UNIT)
+    unit = MPI.BYTE.Create_contiguous(_UNIT)
+    many = unit.Create_contiguous(blocks)
+    whole = MPI.Datatype.Create_struct([1, rest], [0, blocks * _UNIT], [many, MPI.BYTE]).Commit()
+    unit.Free()
+    many.Free()
+    return whole
+
+
+def spec(address: int, nbytes: int) -> list[object]:
+    """Memory as MPI takes it: one message whatever its size, so that large ones need no protocol of ours."""
+    memory = fromaddress(address, nbytes)
+    if nbytes <= INT_MAX:
+        return [memory, nbytes, MPI.BYTE]
+    return [memory, 1, _large(nbytes)]

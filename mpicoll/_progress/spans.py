@@ -1,0 +1,231 @@
+"""Events for torch's profilers, named as torch's own backends name theirs, whichever function started the operation.
+
+    mpi:all_reduce         [[256]]: the shapes of the inputs, with record_shapes=True
+    record_mpi_comms       just inside it, with arguments: operation, group, sequence number, dtype, elements, bytes
+
+TITLES lists every name: ProcessGroupMPI's (of a torch that is built with MPI), else ProcessGroupGloo's behind ``mpi:``. An
+event lasts from the call to the operation's end. It belongs to the thread that called, whichever thread ends it.
+
+# Note [Arguments in an event of their own]
+# torch's events have inputs or arguments: a RecordFunction that a Future ends takes tensors only, and one that takes arguments
+# is lost when another thread ends it. NCCL's backend has a second event as well, record_param_comms, whose keys are used here.
+# Its name is not: torch 2.13 crashes where an event of that name does not come from its C++.
+
+# Note [Asynchronous events]
+# The events of torch's backends are asynchronous, those of blocking operations too, and programs ask for `is_async`. Python
+# cannot set that flag, but torch sets it for an event that ends in another thread than it began in. So an operation that ends
+# in its caller's thread hands the end of its event to `_ender` (25 us, only while a profiler records).
+
+# Note [Events under way when the profiler stops]
+# torch's recorder frees its events when the profiler stops, and an event that ends later writes into them: the heap is
+# corrupted some time after. So the end of an asynchronous event comes before anybody learns that its operation has
+# completed, and all events that are still open end just before the recorder stops, which the first of them sees to by
+# wrapping the function that stops it.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch._C._autograd import _record_function_with_args_enter
+from torch._C._profiler import _RecordFunctionFast
+from torch.autograd import profiler
+from torch.futures import Future
+
+from mpicoll._progress.work import Work
+
+if TYPE_CHECKING:
+    from mpicoll._engine.group import Group
+
+__all__ = ["TITLES", "Span", "asynchronous", "on", "spanned"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+# The engine's operations, and the names of their events. A name that is also in ProcessGroupMPI.cpp or ProcessGroupGloo.cpp
+# has the same inputs as there.
+TITLES = {
+    "all_reduce": "mpi:all_reduce",
+    "all_reduce_coalesced": "mpi:all_reduce",
+    "sparse_all_reduce": "mpi:sparse_all_reduce",
+    "reduce": "mpi:reduce",
+    "reduce_scatter": "mpi:reduce_scatter",  # Gloo makes it of all_reduce, and has no name for it
+    "reduce_scatter_single": "mpi:reduce_scatter",
+    "reduce_scatter_single_coalesced": "mpi:reduce_scatter",
+    "broadcast": "mpi:broadcast",
+    "all_gather": "mpi:all_gather",
+    "all_gather_coalesced": "mpi:all_gather",
+    "all_gather_single": "mpi:all_gather",
+    "all_gather_single_coalesced": "mpi:all_gather",
+    "gather": "mpi:gather",
+    "scatter": "mpi:scatter",
+    "all_to_all": "mpi:all_to_all",
+    "all_to_all_single": "mpi:all_to_all",
+    "barrier": "mpi:barrier",
+    "monitored_barrier": "mpi:monitored_barrier",  # no other backend has an event for it
+    "send": "mpi:send",
+    "isend": "mpi:send",
+    "recv": "mpi:recv",
+    "irecv": "mpi:recv",
+    "recv from anybody": "mpi:recvAnySource",
+}
+ARGUMENTS = "record_mpi_comms"
+
+_open: set[Span] = set()
+_guard = threading.RLock()  # guards _open, and is held from before the recorder stops until after it
+
+
+def on() -> bool:
+    """Whether a profiler is recording (30 ns)."""
+    return profiler._is_profiler_enabled
+
+
+class Span:
+    """An event that has begun. It may end in any thread, once, at the latest when the profiler stops.
+
+    Use as a context manager round an operation, or call ``end``.
+
+    Args:
+        operation: A key of TITLES.
+        group: The group of the operation.
+        inputs: The tensors that it reads.
+        number: Which collective of its group it is, counted from 1 in the order of the calls; None for a message.
+    """
+
+    def __init__(self, operation: str, group: Group, inputs: Sequence[Tensor], number: int | None = None) -> None:
+        _end_all_when_the_profiler_stops()
+        self._thread = threading.get_ident()
+        self._ended: Future[None] = Future()
+        with _guard:
+            begun: Any = _record_function_with_args_enter(TITLES[operation], *inputs)
+            # The Future's callback carries the profiler's state of this thread into the one that ends the event.
+            with torch._C.DisableTorchFunctionSubclass():
+                torch.ops.profiler._call_end_callbacks_on_jit_fut._RecordFunction(begun, self._ended)
+            _open.add(self)
+        with _RecordFunctionFast(ARGUMENTS, [], _arguments(operation, group, inputs, number)):
+            pass
+
+    def end(self) -> None:
+        """Ends the event; does nothing if it has ended."""
+        with _guard:
+            if self not in _open:
+                return
+            _open.remove(self)
+            if threading.get_ident() == self._thread:
+                _ender.end(self._ended)  # See Note [Asynchronous events]
+            else:
+                self._ended.set_result(None)
+
+    def __enter__(self) -> Span:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self.end()
+
+
+def _arguments(operation: str, group: Group, inputs: Sequence[Tensor], number: int | None) -> dict[str, str | int]:
+    """What torch's trace shows beside the event; the keys are those of record_param_comms."""
+    dtypes = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in inputs})
+    arguments: dict[str, str | int] = {
+        "Collective name": operation,
+        "dtype": " ".join(dtypes),
+        "In msg nelems": sum(tensor.numel() for tensor in inputs),
+        "In msg bytes": sum(map(_nbytes, inputs)),
+        "Group size": group.size,
+        "Process Group Name": group.name,
+    }
+    return arguments if number is None else {**arguments, "Seq": number}
+
+
+def _nbytes(tensor: Tensor) -> int:
+    return tensor.nbytes if tensor.layout is torch.strided else tensor._indices().nbytes + tensor._values().nbytes
+
+
+def asynchronous(span: Span, begin: Callable[[], Work]) -> Work:
+    """Begins an asynchronous operation; its event lasts until its Work has completed, in whichever thread that happens."""
+    try:
+        work = begin()
+    except BaseException:
+        span.end()
+        raise
+    work._on_completion(span.end)
+    return work
+
+
+def spanned(operation: str) -> Callable[[F], F]:
+    """For a point-to-point method ``(self, tensor, peer, tag)`` of a Group: an event round it."""
+    immediate = operation in ("isend", "irecv")
+
+    def decorate(method: F) -> F:
+        @functools.wraps(method)
+        def wrapped(self: Any, tensor: Tensor, peer: int | None, tag: int = 0) -> Any:
+            if not profiler._is_profiler_enabled or not isinstance(tensor, Tensor):
+                return method(self, tensor, peer, tag)
+            span = Span("recv from anybody" if peer is None else operation, self, [tensor])
+            if immediate:
+                return asynchronous(span, lambda: method(self, tensor, peer, tag))
+            with span:
+                return method(self, tensor, peer, tag)
+
+        return wrapped  # type: ignore[return-value]
+
+    return decorate
+
+
+class _Ender:
+    """A thread that ends events which began in the threads that ask for it.
+
+    It starts on first use, sleeps on ``_asked`` and ends when the profiler stops. Used under ``_guard``: one request at a time.
+    """
+
+    def __init__(self) -> None:
+        self._asked, self._done = threading.Semaphore(0), threading.Semaphore(0)
+        self._event: Future[None] | None = None
+        self._thread: threading.Thread | None = None
+
+    def end(self, event: Future[None]) -> None:
+        """Returns when the event has ended."""
+        if self._thread is None or not self._thread.is_alive():  # in a forked child it is not
+            self._thread = threading.Thread(target=self._loop, name="mpicoll profiler events", daemon=True)
+            self._thread.start()
+        self._event = event
+        self._asked.release()
+        self._done.acquire()
+
+    def close(self) -> None:
+        if self._thread is not None and self._thread.is_alive():
+            self._event = None
+            self._asked.release()
+            self._thread.join()
+        self._thread = None
+
+    def _loop(self) -> None:
+        while True:
+            self._asked.acquire()
+            if self._event is None:
+                return
+            self._event.set_result(None)
+            self._done.release()
+
+
+_ender = _Ender()
+
+
+@functools.cache
+def _end_all_when_the_profiler_stops() -> None:
+    stop: Callable[[], Any] = profiler._disable_profiler  # type: ignore[attr-defined]
+
+    @functools.wraps(stop)
+    def wrapped() -> Any:
+        with _guard:
+            for span in list(_open):
+                span.end()
+            _ender.close()
+            return stop()
+
+    profiler._disable_profiler = wrapped  # type: ignore[attr-defined]

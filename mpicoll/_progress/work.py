@@ -1,0 +1,185 @@
+"""The handle of an operation under way. It completes by itself; nobody has to call wait."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import _allow_inflight_collective_as_graph_input, _register_work
+from torch.futures import Future
+
+from mpicoll._mpi import runtime
+from mpicoll.errors import OperationTimeout
+
+
+class WorkFuture(Future[list[Tensor]]):
+    """A Work's Future. Its ``wait`` is the Work's, so that a callback may wait in the thread that carries operations out."""
+
+    def __init__(self, work: Work) -> None:
+        # Those of its value: callbacks run behind what these devices have been given, and torch refuses a value on others.
+        super().__init__(devices=sorted({t.device for t in work._tensors if not t.is_cpu}, key=str))
+        self._work = work
+
+    def wait(self) -> list[Tensor]:
+        self._work._settle()
+        return super().wait()
+
+
+class Work(dist.Work):
+    """One operation: pending, then completed with a result or with an exception.
+
+    Made by the thread that starts the operation; completed once, by the thread that carries it out. ``_mutex`` guards
+    the step from pending to completed and the making of the Future; ``_finished`` is held until that step.
+    """
+
+    def __init__(self, where: str, tensors: list[Tensor], timeout_s: float) -> None:
+        super().__init__()
+        self._where = where
+        self._tensors = tensors
+        self._timeout_s = timeout_s
+        self._done = False
+        self._error: Exception | None = None
+        self._future: Future[list[Tensor]] | None = None
+        self._completing: Callable[[], None] | None = None  # called on completion, before anybody learns of it
+        self._mutex = threading.Lock()
+        self._finished = threading.Lock()
+        self._finished.acquire()
+        # Set by whoever carries the operation out. help(): move it forward from the waiting thread, True if that thread
+        # must not sleep (it is the one that would carry it out); on_timeout: the group becomes unusable.
+        self._help: Callable[[Work, float | None], None] | None = None
+        self._on_timeout: Callable[[OperationTimeout], None] | None = None
+
+    def __repr__(self) -> str:
+        state = "pending" if not self._done else "failed" if self._error else "completed"
+        return f"<Work {self._where}: {state}>"
+
+    # -- the side of whoever carries it out ----------------------------------------------------------------------------
+
+    def _complete(self, error: Exception | None = None) -> None:
+        """Completes the operation; callbacks of its Future run here, in the calling thread."""
+        with self._mutex:
+            if self._done:
+                return
+            if self._completing is not None:
+                self._completing()
+            self._error = error
+            self._done = True
+            future = self._future
+        self._finished.release()
+        self._help = self._on_timeout = None
+        if future is not None:
+            self._resolve(future)
+
+    def _on_completion(self, action: Callable[[], None]) -> None:
+        """Has ``action`` called on completion, before anybody learns of it; at once if it has completed."""
+        with self._mutex:
+            if not self._done:
+                self._completing = action
+                return
+        action()
+
+    def _resolve(self, future: Future[list[Tensor]]) -> None:
+        if self._error is None:
+            future.set_result(self._tensors)
+        else:
+            future.set_exception(self._error)  # type: ignore[arg-type]
+
+    # -- the user's side -----------------------------------------------------------------------------------------------
+
+    def wait(self, timeout: timedelta | float | None = None) -> bool:
+        """Blocks until the operation has completed; returns True, as often as asked.
+
+        Args:   timeout: a timedelta, or seconds; None or 0: the group's timeout.
+        Raises: the operation's own error, each time; OperationTimeout: it did not end in time. MPI cannot cancel a
+                collective, so the group is unusable after that.
+        """
+        self._settle(timeout)
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def _settle(self, timeout: timedelta | float | None = None) -> None:
+        """Blocks until the operation has completed, well or not; completes it with OperationTimeout if it takes too long."""
+        if self._done:
+            return
+        _refuse_in_forked_child()
+        seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+        seconds = seconds or self._timeout_s
+        if help_ := self._help:
+            help_(self, seconds)
+        elif self._finished.acquire(timeout=min(seconds, threading.TIMEOUT_MAX)):
+            self._finished.release()
+        if not self._done:
+            error = OperationTimeout(f"{self._where}: Timed out: no end within the timeout of {seconds:g} s")
+            on_timeout = self._on_timeout
+            self._complete(error)
+            if on_timeout is not None:
+                on_timeout(error)
+
+    def is_completed(self) -> bool:
+        """True once the operation has ended, well or not; polling it moves the operation forward."""
+        if not self._done and (help_ := self._help):
+            _refuse_in_forked_child()
+            help_(self, None)
+        return self._done
+
+    def is_success(self) -> bool:
+        """True if it ended well; raises the operation's error never, False while pending or failed."""
+        return self._done and self._error is None
+
+    def exception(self) -> Exception | None:
+        """The operation's error, None while pending or if it ended well."""
+        return self._error
+
+    def result(self) -> list[Tensor]:
+        """The tensors that the operation wrote (waits for it)."""
+        self.wait()
+        return self._tensors
+
+    def source_rank(self) -> int:
+        """For a completed receive: the sender's rank in the group; -1 for everything else."""
+        return -1
+
+    _source_rank = source_rank
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def block_current_stream(self) -> None:
+        self.wait()
+
+    def get_future(self) -> Future[list[Tensor]]:
+        """A Future of the list of tensors; callbacks run in the thread that completes the operation."""
+        with self._mutex:
+            if self._future is None:
+                self._future = WorkFuture(self)
+                resolved = self._done
+            else:
+                resolved = False
+            future = self._future
+        if resolved:
+            self._resolve(future)
+        return future
+
+    def get_future_result(self) -> Future[list[Tensor]]:
+        return self.get_future()
+
+
+def found_by_tensors(work: Work) -> Work:
+    """``work``, which torch's wait_tensor finds by the tensors that it writes, where the program allows that.
+
+    Inside torch's allow_inflight_collective_as_graph_input_ctx() a compiled function waits for what was started before it.
+    """
+    if _allow_inflight_collective_as_graph_input():
+        for tensor in work._tensors:
+            _register_work(tensor, work)
+    return work
+
+
+def _refuse_in_forked_child() -> None:
+    """What was under way when the process was forked belongs to the parent."""
+    if runtime.in_forked_child():
+        raise runtime.forked_error()

@@ -1,0 +1,152 @@
+"""Reductions by torch's kernels, for algorithms that move bytes themselves: (parts in the order of the ranks, out) -> None.
+
+What has an entry here is reduced as it lies, in one pass over all ranks' parts; the answer is that of the table in
+reductions.py. Halves are summed in float32 and rounded once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed import ReduceOp
+
+from mpicoll._algorithms.shared_memory import Combine
+from mpicoll._tensors.reductions import COMPLEX, FLOATS, HALVES, INTEGERS, OPS, WIDE_UNSIGNED, Op, Reduction, unsigned_truncated
+from mpicoll._tensors.reductions import TABLE as TABLE_OF_MPI
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """``dtype``: as which the memory is seen; its elements may be smaller than the tensor's.
+
+    entry: by which MPI reduces elements of that dtype (bool: of bool).
+    """
+
+    dtype: torch.dtype
+    combine: Combine
+    entry: Reduction
+
+    @property
+    def widened(self) -> bool:
+        """Whether MPI reduces something larger."""
+        return self.dtype in HALVES and self.entry.mpi_type == "FLOAT"
+
+
+def find(dtype: torch.dtype, op: Op) -> Kernel | None:
+    """The entry, if there is one; what has none goes by way of MPI's own reductions."""
+    if type(op) is ReduceOp:
+        op = op.op  # type: ignore[attr-defined]
+    return TABLE.get((dtype, op)) if type(op) is ReduceOp.RedOpType else None
+
+
+def one_by_one(two: Any) -> Combine:
+    """``two(a, b, out=)`` over the parts from the first to the last."""
+
+    def combine(parts: Sequence[Tensor], out: Tensor) -> None:
+        if len(parts) == 1:
+            out.copy_(parts[0])
+            return
+        two(parts[0], parts[1], out=out)
+        for part in parts[2:]:
+            two(out, part, out=out)
+
+    return combine
+
+
+def averaged(parts: Sequence[Tensor], out: Tensor) -> None:
+    torch.add(parts[0], parts[1], out=out)
+    for part in parts[2:]:
+        out.add_(part)
+    out.div_(len(parts))
+
+
+def rounded_once(two: Any) -> Combine:
+    """Halves in float32; torch does that by itself for two."""
+
+    def combine(parts: Sequence[Tensor], out: Tensor) -> None:
+        if len(parts) == 2:
+            two(parts[0], parts[1], out=out)
+            return
+        wide = parts[0].to(torch.float32)
+        for part in parts[1:]:
+            two(wide, part, out=wide)
+        out.copy_(wide)
+
+    return combine
+
+
+def quotient(entry: Reduction) -> Combine:
+    """The sum of integers, divided as the entry decodes it."""
+    divide = entry.decode
+    assert divide is not None
+
+    def combine(parts: Sequence[Tensor], out: Tensor) -> None:
+        one_by_one(torch.add)(parts, out)
+        divide(out, out, len(parts))
+
+    return combine
+
+
+def averaged_once(parts: Sequence[Tensor], out: Tensor) -> None:
+    wide = parts[0].to(torch.float32)
+    for part in parts[1:]:
+        wide.add_(part)
+    out.copy_(wide.div_(len(parts)))
+
+
+def in_code(dtype: torch.dtype, op: str, two: Any) -> Combine:
+    """Reduces what the table's entry encodes."""
+    entry = TABLE_OF_MPI[dtype, OPS[op]]
+    encode, decode = entry.encode, entry.decode
+    assert encode is not None
+    assert decode is not None
+
+    def combine(parts: Sequence[Tensor], out: Tensor) -> None:
+        code = encode(parts[0], OPS[op])
+        for part in parts[1:]:
+            two(code, encode(part, OPS[op]), out=code)
+        decode(code, out, len(parts))
+
+    return combine
+
+
+def _build() -> dict[tuple[torch.dtype, ReduceOp.RedOpType], Kernel]:
+    table: dict[tuple[torch.dtype, ReduceOp.RedOpType], Kernel] = {}
+
+    def add(dtype: torch.dtype, op: str, seen: torch.dtype, combine: Combine) -> None:
+        entry = TABLE_OF_MPI[dtype if dtype == torch.bool else seen, OPS[op]]
+        table[dtype, OPS[op]] = Kernel(seen, combine, entry)
+
+    bits = {"BAND": torch.bitwise_and, "BOR": torch.bitwise_or, "BXOR": torch.bitwise_xor}
+    arithmetic = {"SUM": torch.add, "PRODUCT": torch.mul}
+    order = {"MIN": torch.minimum, "MAX": torch.maximum}
+    for dtype in INTEGERS:
+        # But for their order and quotients, the kernels of wide unsigned integers are those of the signed ones.
+        wide_unsigned = dtype in WIDE_UNSIGNED
+        seen = getattr(torch, str(dtype).removeprefix("torch.u")) if wide_unsigned else dtype
+        for name, kernel in {**arithmetic, **bits, **({} if wide_unsigned else order)}.items():
+            add(dtype, name, seen, one_by_one(kernel))
+        entry = TABLE_OF_MPI[seen, OPS["AVG"]]
+        if wide_unsigned:
+            entry = replace(entry, decode=unsigned_truncated)
+        table[dtype, OPS["AVG"]] = Kernel(seen, quotient(entry), entry)
+    logical = dict.fromkeys(("SUM", "MAX", "BOR"), bits["BOR"]) | dict.fromkeys(("PRODUCT", "MIN", "BAND"), bits["BAND"])
+    for name, kernel in {**logical, "BXOR": bits["BXOR"]}.items():
+        add(torch.bool, name, torch.uint8, one_by_one(kernel))
+    for dtype in (*FLOATS, *HALVES):
+        for name, kernel in arithmetic.items():
+            add(dtype, name, dtype, rounded_once(kernel) if dtype in HALVES else one_by_one(kernel))
+        for name, kernel in order.items():  # torch's take either of 0.0 and -0.0
+            add(dtype, name, dtype, in_code(dtype, name, kernel))
+        add(dtype, "AVG", dtype, averaged_once if dtype in HALVES else averaged)
+    for dtype, real in COMPLEX.items():
+        for name in ("SUM", "AVG"):
+            add(dtype, name, real, table[real, OPS[name]].combine)
+    return table
+
+
+TABLE = _build()
