@@ -149,8 +149,8 @@ def _adapt(communicator: Communicator, options: Any) -> Any:
 @functools.cache
 def _close_to_dynamo() -> None:
     """Once, when our modules have been loaded: torch.compile runs them as they are."""
-    dynamo.close_package("mpicoll._engine")
-    dynamo.close_package("mpicoll._c10d")
+    for room in ("_c10d", "_engine", "_progress", "_host", "_device", "_tensors"):
+        dynamo.close_package(f"mpicoll.{room}")
 
 
 def closing(communicator: Communicator) -> None:

@@ -28,6 +28,7 @@ from mpicoll._doctor.cuda import Finding
 from mpicoll._launch import cuda_support, detect, find
 from mpicoll._launch.detect import Launch
 from mpicoll._launch.find import Mpi
+from mpicoll._launch.torch_facts import torch_facts
 from mpicoll.errors import LaunchError
 
 MINIMUM_SHARED_MEMORY = 64 * 2**20  # bytes; below it MPI itself may fail to start a few ranks
@@ -99,7 +100,7 @@ def examine(environ: Mapping[str, str], launch: Launch | None = None, job: Mappi
     """
     report = Report()
     report.findings.append(Finding("ok", "python", f"{sys.version.split()[0]} ({sys.executable})"))
-    torch = cuda.torch_facts(environ)
+    torch = torch_facts(environ)
     report.facts["torch"] = torch
     report.findings += check_torch(torch)
     mpi, started = _mpi(environ, report)
