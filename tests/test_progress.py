@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import mpicoll as dist
-from mpicoll._progress.progress import Backoff, Lane
+from mpicoll._progress.progress import Lane
 from mpicoll._progress.work import Work
 from tests.support import agree
 
@@ -139,13 +139,3 @@ def test_lane_that_is_stuck_does_not_close() -> None:
     assert not lane.idle()
     gate.set()
     assert lane.close(5)
-
-
-def test_backoff_gives_the_core_away() -> None:
-    backoff = Backoff()
-    while time.monotonic() - backoff._since < Backoff.SHORT_NAPS_S:
-        backoff.pause()
-    before, began = time.process_time(), time.monotonic()
-    while time.monotonic() - began < 0.3:
-        backoff.pause()
-    assert time.process_time() - before < 0.15

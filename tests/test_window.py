@@ -14,7 +14,7 @@ from mpicoll._algorithms import shared_memory
 from mpicoll._algorithms.blocks import block, blocks
 from mpicoll._algorithms.window import LINE, Window
 from mpicoll._mpi import shared_segment
-from mpicoll._progress.progress import Backoff
+from mpicoll._mpi.backoff import Backoff
 from mpicoll._tensors import combine
 from tests.support import agree, everyone
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from mpicoll._mpi.backoff import Backoff
 from mpicoll._mpi.datatypes import spec
-from mpicoll._progress.progress import Backoff
 from mpicoll.errors import OperationTimeout
 
 if TYPE_CHECKING:

@@ -18,10 +18,11 @@ from mpicoll._engine.consensus import agree
 from mpicoll._engine.point_to_point import cancel_all
 from mpicoll._host.thresholds import Choices
 from mpicoll._mpi import abort, exit_handshake, library, runtime
+from mpicoll._mpi.backoff import Backoff
 from mpicoll._mpi.channel import Channel
 from mpicoll._mpi.topology import Topology, discover
 from mpicoll._progress import watchdog
-from mpicoll._progress.progress import Backoff, poller
+from mpicoll._progress.progress import poller
 from mpicoll.errors import GroupDestroyed
 
 _groups: dict[str, Communicator] = {}

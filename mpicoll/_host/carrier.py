@@ -27,10 +27,11 @@ from mpicoll._host import thresholds, two_level
 from mpicoll._host.thresholds import NEVER, Choices
 from mpicoll._log import Algorithms
 from mpicoll._mpi import runtime, shared_segment
+from mpicoll._mpi.backoff import Backoff
 from mpicoll._mpi.channel import ANY_SOURCE, Channel
 from mpicoll._mpi.datatypes import fromaddress
 from mpicoll._mpi.topology import Topology
-from mpicoll._progress.progress import Backoff, Lane
+from mpicoll._progress.progress import Lane
 from mpicoll._tensors.combine import Kernel
 
 # The algorithms' names in the log

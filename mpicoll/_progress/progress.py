@@ -12,7 +12,6 @@ drive what was started asynchronously, without stealing the core that computes.
 
 from __future__ import annotations
 
-import ctypes
 import threading
 import time
 from collections import deque
@@ -21,6 +20,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 from mpicoll._cuda import streams
+from mpicoll._mpi.backoff import Backoff
 from mpicoll._progress.work import Work
 
 # Note [Which thread runs what]
@@ -258,38 +258,6 @@ class Poller:
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
         self._thread = None
-
-
-# Not os.sched_yield, which keeps the interpreter's lock before Python 3.12.
-_yield_core: Callable[[], int] = ctypes.CDLL(None).sched_yield
-
-
-class Backoff:
-    """For loops that wait for another process: spin, then give the core away, then sleep.
-
-    By time, since a large message moves only while both sides test it: sleeping after some hundred tests made 16 MB between
-    two ranks take 7 ms in the place of 1.
-    """
-
-    SPIN_S = 100e-6  # seconds; the usual latency of a message between two ranks that both run
-    YIELD_S = 20e-3  # seconds; a blocking MPI call would spin for ever
-    SHORT_NAPS_S = 0.5  # seconds; until then naps are short enough for what still moves
-
-    def __init__(self, spin_s: float = SPIN_S, yield_s: float = YIELD_S) -> None:
-        self._spin_s, self._yield_s = spin_s, yield_s
-        self._since = time.monotonic()
-
-    def reset(self) -> None:
-        self._since = time.monotonic()
-
-    def pause(self) -> None:
-        waited = time.monotonic() - self._since
-        if waited < self._spin_s:
-            return
-        if waited < self._yield_s:
-            _yield_core()
-        else:
-            time.sleep(50e-6 if waited < self.SHORT_NAPS_S else LONGEST_NAP_S / 2)
 
 
 poller = Poller()
