@@ -89,10 +89,19 @@ def init_rpc(
 
 
 def _world(rank: int, world_size: int | None) -> runtime.Runtime:
-    """MPI's ranks, or this one alone. Raises: ValueError: rank or world_size contradict MPI."""
+    """Returns all of MPI's ranks, or this one alone.
+
+    Raises:
+        LaunchError: Several workers are asked for, and no MPI launcher started this process.
+        ValueError: rank or world_size contradict MPI.
+    """
     if world_size == 1 and rank in (0, -1):
         return runtime.alone()
     there = runtime.everyone()
+    if world_size is not None and world_size > 1:
+        runtime.check_size(world_size, f"init_rpc: world_size={world_size}")
+    elif rank > 0:
+        runtime.check_size(rank + 1, f"init_rpc: rank={rank}")
     for what, given, real in (("rank", rank, there.rank), ("world_size", world_size, there.size)):
         if given not in (None, -1, real):
             raise ValueError(f"init_rpc: {what}={given}, but MPI says {real}; leave it out, MPI knows")

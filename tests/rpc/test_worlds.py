@@ -27,10 +27,11 @@ def test_names_and_numbers_are_checked(rank: int, size: int) -> None:
     for name in ("", "a b", "x" * 128, "ü"):
         with pytest.raises(RuntimeError, match="Worker name must match"):
             rpc.init_rpc(name)
-    with pytest.raises(ValueError, match=f"rank={size}, but MPI says {rank}"):
-        rpc.init_rpc("a", rank=size)
-    with pytest.raises(ValueError, match="world_size"):
-        rpc.init_rpc("a", world_size=size + 1)
+    if size > 1:
+        with pytest.raises(ValueError, match=f"rank={size}, but MPI says {rank}"):
+            rpc.init_rpc("a", rank=size)
+        with pytest.raises(ValueError, match="world_size"):
+            rpc.init_rpc("a", world_size=size + 1)
     with pytest.raises(TypeError, match="options"):
         rpc.init_rpc("a", rpc_backend_options=3)  # type: ignore[arg-type]
     if size > 1:
