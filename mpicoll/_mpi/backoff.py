@@ -42,10 +42,16 @@ class Backoff:
     SPIN_S = 100e-6  # usual latency of a message between two ranks that both run
     YIELD_S = 20e-3  # a blocking MPI call would spin for ever
     NAPS = Naps(50e-6, 50e-6, 0.0, idle_after_s=0.5, idle_s=0.5e-3)  # short as long as a message is likely still moving
+    BACKGROUND_NAPS = Naps(50e-6, 50e-6, 0.0, idle_after_s=1.0, idle_s=5e-3)
 
     def __init__(self, spin_s: float = SPIN_S, yield_s: float = YIELD_S, naps: Naps = NAPS) -> None:
         self._spin_s, self._yield_s, self._naps = spin_s, yield_s, naps
         self._since = time.monotonic()
+
+    @classmethod
+    def background(cls) -> Backoff:
+        """Sleeps from the first pause on, for a thread that waits for the work of other threads of this process."""
+        return cls(0.0, 0.0, cls.BACKGROUND_NAPS)
 
     def reset(self) -> None:
         """Starts again at the first stage: something has arrived."""

@@ -8,19 +8,17 @@ message travel under a tag of its own, in their order.
 from __future__ import annotations
 
 import struct
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mpicoll._mpi import library
+from mpicoll._mpi.backoff import Backoff
 from mpicoll._mpi.datatypes import spec
 from mpicoll._mpi.library import MPI
 from mpicoll._mpi.runtime import Runtime
 
 ENVELOPE = 0  # tag
 FIRST_TAG, TAGS = 1, 1 << 20  # of the blocks: message n of a sender has tag FIRST_TAG + n % TAGS; any MPI's TAG_UB is larger
-
-MEET_S = 50e-6  # seconds between two looks
 
 Block = tuple[int, int]  # address, bytes
 _kept: list[object] = []
@@ -127,9 +125,9 @@ class Mailbox:
 
     def meet(self) -> None:
         """Returns when every rank is here (collective); other threads go on meanwhile."""
-        total = self.begin_sum([0])
+        total, backoff = self.begin_sum([0]), Backoff.background()
         while not self.ended(total.requests):
-            time.sleep(MEET_S)
+            backoff.pause()
 
     def exchange(self, value: object) -> list[object]:
         """Every rank's value (collective, blocking; before any other thread uses this)."""

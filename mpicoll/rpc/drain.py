@@ -12,12 +12,12 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from mpicoll._mpi.backoff import Backoff
 from mpicoll.errors import WorkerLeft
 
 if TYPE_CHECKING:
     from mpicoll.rpc.agent import Agent
 
-ROUND_S, LONG_ROUND_S, LONG_S = 50e-6, 5e-3, 1.0  # seconds between two looks; the same after LONG_S
 ASKED_S = 1.0  # seconds that a worker has to say whether it has come
 NAMED = 8  # workers
 
@@ -39,11 +39,11 @@ def drain(agent: Agent, timeout_s: float) -> bool:
                 _after_a_loss(agent, deadline, timeout_s)
                 return False
             total = agent.mailbox.begin_sum(agent.counts())
-            since = time.monotonic()
+            backoff = Backoff.background()
             while not agent.mailbox.ended(total.requests) and not _somebody_left(agent):
                 if time.monotonic() > deadline:
                     raise _late(agent, timeout_s)
-                time.sleep(ROUND_S if time.monotonic() - since < LONG_S else LONG_ROUND_S)
+                backoff.pause()
             if _somebody_left(agent) or agent.mailbox.dead:
                 continue
             sent, received, calls = now = total.numbers()
@@ -52,7 +52,7 @@ def drain(agent: Agent, timeout_s: float) -> bool:
             before = now
             if time.monotonic() > deadline:
                 raise RuntimeError(f"shutdown: {sent - received} messages and {calls} calls were under way after {timeout_s:g} s")
-            time.sleep(ROUND_S)
+            Backoff.background().pause()
     finally:
         _waiting.clear()
         if total is not None and not agent.mailbox.ended(total.requests):
@@ -65,7 +65,7 @@ def _somebody_left(agent: Agent) -> bool:
 
 
 def _after_a_loss(agent: Agent, deadline: float, timeout_s: float) -> None:
-    told = False
+    told, backoff = False, Backoff.background()
     others = {worker.id for worker in agent.workers.all} - {agent.me.id}
     while not told or others - agent.ready - agent.workers.left.keys() or agent.counts()[2]:
         if not told and not agent.counts()[2]:
@@ -73,7 +73,7 @@ def _after_a_loss(agent: Agent, deadline: float, timeout_s: float) -> None:
             told = True
         if time.monotonic() > deadline:
             raise _late(agent, timeout_s)
-        time.sleep(LONG_ROUND_S)
+        backoff.pause()
 
 
 def _late(agent: Agent, timeout_s: float) -> RuntimeError:

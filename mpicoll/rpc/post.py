@@ -7,6 +7,7 @@ import time
 from collections import deque
 from typing import Any
 
+from mpicoll._mpi.backoff import Backoff
 from mpicoll._mpi.mailbox import Mailbox
 from mpicoll.rpc import wire
 
@@ -79,9 +80,9 @@ class Post:
 
     def flush(self, seconds: float) -> None:
         """Waits for what has not left, but no longer than that; somebody must be looking."""
-        deadline = time.monotonic() + seconds
+        deadline, backoff = time.monotonic() + seconds, Backoff.background()
         while time.monotonic() < deadline:
             with self._testing:
                 if not self._sending:
                     return
-            time.sleep(50e-6)
+            backoff.pause()

@@ -8,21 +8,20 @@ the deputy           sees when a call keeps the serving thread for more than a m
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from mpicoll._mpi.backoff import Backoff, Naps
 from mpicoll.rpc.futures import CallFuture
 from mpicoll.rpc.pool import Pool
 
 MOMENT_S = 0.5e-3  # seconds that a call may keep the serving thread
 CROWDED_MOMENT_S = 20e-3  # seconds; the same when more calls are under way than threads are kept
-SPIN_S, YIELD_S, LONG_S = 200e-6, 500e-6, 1.0  # seconds without a message: spin so long, then yield, then nap
-NAP_SHARE = 0.1  # a nap is this part of the time that has been waited: a message waits for who looks no longer than that
-NAPS_S = (50e-6, 1e-3)  # seconds; the shortest nap, and the longest
-LONG_NAP_S = 20e-3  # when nothing has come for LONG_S: 50 looks a second, about 1 % of a core
+SPIN_S, YIELD_S = 200e-6, 500e-6  # seconds without a message: spin until then, yield the core until then, then sleep
+NAPS = Naps(50e-6, 1e-3, share=0.1, idle_after_s=1.0, idle_s=20e-3)  # idle: 50 looks a second, about 1 % of a core
+REST_S = 1e-3  # seconds between two looks of the serving thread for whether a caller still receives in its place
 STAND_BY_LOOKS = 100  # the deputy's, after the last call; then it sleeps until there is one
 
 
@@ -63,7 +62,7 @@ class Service:
 
     def _jobs(self) -> list[Job]:
         if not self.looking.acquire(blocking=False):
-            time.sleep(NAPS_S[0])  # another thread looks
+            time.sleep(NAPS.shortest_s)  # another thread looks
             return []
         try:
             return self._look()
@@ -72,7 +71,7 @@ class Service:
 
     def _serve(self) -> None:
         me = self._server = threading.get_ident()
-        since = time.monotonic()
+        backoff = _backoff()
         while self._server == me and not self.stopping:
             jobs = [] if self._waiting else self._jobs()
             for job in jobs[:-1]:  # they may wait for each other
@@ -84,11 +83,11 @@ class Service:
                 jobs[-1].run()
                 if self._server == me:  # else the deputy has found another
                     self._busy_since = None
-                since = time.monotonic()
+                backoff.reset()
             elif self._waiting:
-                time.sleep(NAPS_S[1])
+                time.sleep(REST_S)
             else:
-                self._pause(time.monotonic() - since)
+                backoff.pause(self._busy())
 
     def _stand_by(self) -> None:
         quiet = 0
@@ -109,7 +108,7 @@ class Service:
 
     def help(self, future: CallFuture) -> None:
         """Looks until this future has ended, or the service."""
-        since = time.monotonic()
+        backoff = _backoff()
         with self._guard:
             self._waiting += 1
         try:
@@ -122,18 +121,13 @@ class Service:
                         self._pool.submit(job.run)
                         time.sleep(0)  # it needs the interpreter's lock, too
                 if jobs:
-                    since = time.monotonic()
+                    backoff.reset()
                 elif not future.ended:
-                    self._pause(time.monotonic() - since)
+                    backoff.pause(self._busy())
         finally:
             with self._guard:
                 self._waiting -= 1
 
-    def _pause(self, waited_s: float) -> None:
-        """After so many seconds without a message."""
-        if waited_s < SPIN_S:
-            return
-        if self._busy() or waited_s < YIELD_S:
-            os.sched_yield()
-        else:
-            time.sleep(LONG_NAP_S if waited_s > LONG_S else min(max(NAPS_S[0], NAP_SHARE * waited_s), NAPS_S[1]))
+
+def _backoff() -> Backoff:
+    return Backoff(SPIN_S, YIELD_S, NAPS)
