@@ -1,11 +1,11 @@
-"""Fixtures, options and marks of the suite; tests/spmd.py holds what makes one pytest run out of N ranks.
+"""Fixtures, options and marks of the suite; tests/support/spmd.py holds what makes one pytest run out of N ranks.
 
     python -m pytest                                    one rank
     python -m mpicoll.run -n 3 -m pytest                the same tests on three
     python -m mpicoll.run -n 3 -m pytest --runslow -k two_gib
 
 A test is written once for any number of ranks (1 too): it derives each rank's contribution from the rank's number and
-ends in ``agree`` (tests/support.py). What cannot run everywhere is deselected by a mark, never skipped.
+ends in ``agree`` (tests/support/__init__.py). What cannot run everywhere is deselected by a mark, never skipped.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ import pytest
 import torch
 
 from mpicoll._cuda import streams
-from tests import spmd
-from tests.support import everyone
+from tests.support import everyone, spmd
 
 # Examples must be the same on all ranks and in every run. A body with collectives must ``agree`` before it fails, or
 # only one rank goes on to shrink its example.
@@ -35,9 +34,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--runslow", action="store_true", help="also run the tests marked slow")
     parser.addoption("--only-here", action="store_true", help="run only the tests that are marked for this very number of ranks")
     parser.addoption("--as-if-gpus", action="store_true", help="the CPU's tensors in a world whose ranks see GPUs")
-    parser.addoption("--way", default=None, help="direct, ipc or staged: how tests/gpu expects a GPU's tensors to travel")
-    parser.addoption("--device", default="cuda", help="where the tensors of tests/gpu are; cpu: tries these tests without a GPU")
-    parser.addoption("--record", action="store_true", help="keep what tests/stack shows in docs/stack, for the tables of docs")
+    parser.addoption("--way", default=None, help="direct, ipc or staged: how CUDA tensors should travel in tests/gpu/real")
+    parser.addoption("--device", default="cuda", help="device of tests/gpu/real; cpu tries these tests without a GPU")
+    parser.addoption("--record", action="store_true", help="keep the results of tests/stack and tests/nn in docs/stack")
 
 
 @pytest.hookimpl(trylast=True)

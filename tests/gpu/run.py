@@ -147,7 +147,7 @@ def tests(options: argparse.Namespace, ranks: int, path: str, environ: Mapping[s
     command = ["-m", "mpicoll.run", "--quiet", "-n", str(ranks), "-m", "pytest", "-q", "--no-header", "--tb=short", "-rf"]
     began = time.monotonic()
     status, words = start(
-        [*command, "--device", options.device, "--way", path, str(HERE), *options.words], environ, options.limit
+        [*command, "--device", options.device, "--way", path, str(HERE / "real"), *options.words], environ, options.limit
     )
     counts = {kind: int(number) for line in words.splitlines() if " in " in line for number, kind in COUNTS.findall(line)}
     failed = [line.removeprefix("FAILED ") for line in words.splitlines() if line.startswith(("FAILED ", "ERROR "))]

@@ -1,6 +1,6 @@
-"""Keeps what the tests of tests/stack have shown, and makes docs/reference/compatibility.md and docs/stack.md of it.
+"""Keeps what the tests of tests/stack and tests/nn have shown, and makes docs/reference/compatibility.md and docs/stack.md of it.
 
-    python -m mpicoll.run -n 2 -m pytest tests/stack --record     writes docs/stack/<torch>-<MPI>-<ranks>.json
+    python -m mpicoll.run -n 2 -m pytest tests/stack tests/nn --record     writes docs/stack/<torch>-<MPI>-<ranks>.json
                                                                   (adds to that file: remove it to begin anew)
     python -m tests.stack.record                                  prints the tables; --write puts them where they belong
 
@@ -203,9 +203,9 @@ DETAILS = ROOT / "docs" / "stack.md"
 HEAD = """\
 # PyTorch features on the `mpi` backend: all checks
 
-Each line is one or more tests of `tests/stack`, which compare the result with one process or with Gloo. A cell has the numbers of
-ranks on which all of a line's tests passed (1: among them those that start jobs of their own), or why they did not run. Made by
-`python -m tests.stack.record --write` of the records in [stack/](stack), which `--record` writes when the tests run.
+Each line is one or more tests of `tests/stack` and `tests/nn`, which compare the result with one process or with Gloo. A cell has
+the numbers of ranks on which all of a line's tests passed (1: among them those that start jobs of their own), or why they did not
+run. Made by `python -m tests.stack.record --write` of the records in [stack/](stack), which `--record` writes when the tests run.
 
 """
 LIMITS = """

@@ -14,10 +14,10 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from tests.door2 import of_rank
 from tests.stack.compiled import CONFIG, DOORS, FILTERS, compiled, fresh, module  # noqa: F401
 from tests.stack.record import refused_alike
 from tests.support import agree, everyone
+from tests.support.torch_backend import of_rank
 
 SECTION = "Functional collectives and torch.compile"
 

@@ -16,9 +16,9 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.door2 import of_rank
 from tests.stack.compiled import CONFIG, FILTERS, compiled, fresh  # noqa: F401
 from tests.support import agree, everyone
+from tests.support.torch_backend import of_rank
 
 SECTION = "Functional collectives and torch.compile"
 

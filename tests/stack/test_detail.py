@@ -246,7 +246,7 @@ def test_a_job_in_detail() -> None:
         "TORCH_SHOW_CPP_STACKTRACES": "1",
         "TORCH_DIST_INIT_BARRIER": "1",
     }
-    done = launch(2, "tests/door2_scripts/train_ddp.py", timeout_s=70, env=variables)
+    done = launch(2, "tests/c10d/scripts/train_ddp.py", timeout_s=70, env=variables)
     said = f"status {done.returncode}\nstdout:\n{done.stdout}\nstderr:\n{done.stderr}"
     assert done.returncode == 0, said
     assert done.stdout.count("of 2: trained") == 2, said

@@ -10,8 +10,8 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from torch import Tensor
 
-from tests.door2 import of_rank
 from tests.support import agree, launch
+from tests.support.torch_backend import of_rank
 
 SECTION = "Functional collectives and torch.compile"
 
@@ -118,7 +118,7 @@ def test_a_plain_tensor_is_not_waited_for(rank: int) -> None:
 @pytest.mark.parametrize("how", ["destroy", "no destroy"])
 def test_nobody_waits(how: str) -> None:
     """Dropped results do no harm, groups are destroyed under them, and the program ends well, with and without destroy."""
-    done = launch(2, "tests/door2_scripts/unwaited.py", how)
+    done = launch(2, "tests/c10d/scripts/unwaited.py", how)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("through") == 2, done.stdout
 

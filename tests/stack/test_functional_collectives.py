@@ -14,8 +14,8 @@ import torch.distributed._functional_collectives as funcol
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from tests.door2 import DTYPES, of_rank, same
 from tests.support import agree
+from tests.support.torch_backend import DTYPES, of_rank, same
 
 SECTION = "Functional collectives and torch.compile"
 

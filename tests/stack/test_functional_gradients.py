@@ -12,8 +12,8 @@ import torch.distributed._functional_collectives as funcol
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
-from tests.stack.gradients import check, of_ranks
 from tests.support import agree
+from tests.support.gradients import check, of_ranks
 
 SECTION = "Functional collectives and torch.compile"
 

@@ -11,9 +11,9 @@ import torch.distributed as dist
 import torch.distributed.nn.functional as dnf
 from torch import Tensor
 
-from tests.stack.gradients import check, of_ranks
 from tests.stack.record import refused_alike
 from tests.support import agree
+from tests.support.gradients import check, of_ranks
 
 SECTION = "Functional collectives and torch.compile"
 

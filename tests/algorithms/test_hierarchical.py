@@ -1,0 +1,121 @@
+"""Groups over several nodes, which are pretended here: jobs in which every MPICOLL_NODE_SIZE ranks are a node of their own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import mpicoll as dist
+from mpicoll._engine import registry
+from mpicoll._host.carrier import Carrier
+from mpicoll._host.thresholds import NEVER, WINDOW_FROM, Choices
+from mpicoll._log import Algorithms
+from mpicoll._mpi.topology import Topology
+from mpicoll._progress.progress import Lane
+from tests.behaviour.test_two_machines import REASON
+from tests.support import agree, hosts, launch
+
+PYTEST = ("-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider")
+NODES = "tests/algorithms/scripts/nodes.py"
+EVERYTHING = {"MPICOLL_WINDOW_FROM": "1"}
+
+
+def passes(ranks: int, node_size: int, *paths: str, **variables: str) -> None:
+    done = launch(ranks, *PYTEST, *paths, timeout_s=150, env={"MPICOLL_NODE_SIZE": str(node_size), **variables})
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert " passed" in done.stdout, done.stdout
+
+
+@pytest.mark.launch
+@pytest.mark.timeout(170)
+@pytest.mark.parametrize(
+    ("ranks", "node_size", "window_bytes"),
+    [
+        pytest.param(4, 2, 200 << 10, id="4 by 2, small chunks"),
+        pytest.param(4, 2, 64 << 20, id="4 by 2, large chunks", marks=pytest.mark.slow),
+        pytest.param(3, 2, 200 << 10, id="3 by 2, small chunks"),
+        pytest.param(3, 2, 64 << 20, id="3 by 2, large chunks", marks=pytest.mark.slow),
+        pytest.param(3, 1, 64 << 20, id="3 by 1, large chunks"),
+    ],
+)
+def test_over_nodes(ranks: int, node_size: int, window_bytes: int) -> None:
+    """Two nodes of two, one of two and one of one, three of one: in the sizes and places where something could be wrong."""
+    small = {"MPICOLL_WINDOW_BYTES": str(window_bytes), **EVERYTHING}
+    passes(ranks, node_size, NODES, **(small if window_bytes < 64 << 20 else {}))
+
+
+@pytest.mark.slow
+@pytest.mark.launch
+@pytest.mark.timeout(200)
+@pytest.mark.skipif(REASON is not None, reason=str(REASON))
+def test_over_two_hosts(tmp_path: Path) -> None:
+    """The same where nothing is pretended: two ranks on each of two machines."""
+    with hosts.hosts(2, tmp_path) as machines:
+        options = ["--quiet", "--hostfile", str(machines.hostfile(2)), "-n", "4"]
+        done = machines.launch(*options, *PYTEST, NODES, timeout_s=180)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert " passed" in done.stdout, done.stdout
+
+
+@pytest.mark.launch
+@pytest.mark.timeout(170)
+@pytest.mark.parametrize(("ranks", "node_size"), [(4, 2), pytest.param(3, 2, marks=pytest.mark.slow), (2, 1), (3, 0)])
+def test_the_suite_over_nodes(ranks: int, node_size: int) -> None:
+    """What holds on one node (0: as it is) holds on several, with everything sent through what is for large messages."""
+    names = ("tensors/test_reductions", "tensors/test_reduction_values", "api/test_gathers", "behaviour/test_movement")
+    passes(ranks, node_size, *(f"tests/{name}.py" for name in names), **EVERYTHING)
+
+
+def test_which_way() -> None:
+    """Nodes of one rank each have nothing of their own; uneven ones only what needs no equal blocks."""
+    choices = Choices()
+    least = {sizes: choices.least_between("all_reduce", sizes) for sizes in [(1, 1, 1), (2, 1), (2, 2), (8,) * 4]}
+    assert least.pop((1, 1, 1)) == NEVER
+    assert set(least.values()) == {choices.between_from["all_reduce"][2]}
+    assert choices.least_between("all_gather", (2, 1)) == NEVER
+    assert choices.least_between("all_gather", (2, 2)) == choices.between_from["all_gather"][2]
+    assert Choices(window_bytes=0).least_between("broadcast", (2, 2)) == NEVER
+    assert [choices.least_moved(ranks) for ranks in (1, 2, 8)] == [NEVER, 64 << 10, 256 << 10]
+
+
+def carrier(nodes: int, ranks: int, **choices: object) -> Carrier:
+    comm = SimpleNamespace(Get_rank=lambda: 0, Get_size=lambda: nodes * ranks)
+    channel = SimpleNamespace(comm=comm, serialized=False)
+    topology = Topology(tuple(rank // ranks * ranks for rank in range(nodes * ranks)), crowded=False)
+    return Carrier(channel, topology, Choices(**choices), Lane("none"), Algorithms("none", 0, 1))  # type: ignore[arg-type]
+
+
+def test_many_nodes_leave_no_room_for_a_piece_of_every_rank() -> None:
+    """Which two operations want; the others go on. (All of them gave up.)"""
+    few, many = carrier(16, 64).least, carrier(200, 64).least
+    assert max(few.values()) < NEVER
+    assert {operation for operation, least in many.items() if least == NEVER} == {"reduce_scatter", "all_gather"}
+
+
+def test_one_operation_without_a_window_does_not_take_it_from_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table that was tuned may say so of all_reduce. (Nothing went through the window then.)"""
+    made = carrier(1, 4, window_from={**WINDOW_FROM, "all_reduce": {2: NEVER}})
+    window = object()
+    monkeypatch.setattr(made, "_window_of", lambda ranks, most: window)
+    assert made.least["all_reduce"] == NEVER
+    assert made.window() is window
+    made.close()
+    assert made.window() is None
+
+
+@pytest.mark.usefixtures("world")
+def test_a_window_made_in_inference_mode(rank: int, size: int) -> None:
+    """It is of no such memory: it is written outside, too. (It was, and that raised.)"""
+    group = registry.create("inference", list(range(size)), 60)
+    results = []
+    for inference in (True, False, True):
+        with torch.inference_mode(inference):
+            tensor = torch.full((1 << 18,), rank + 1.0)
+            group.all_reduce(tensor)
+            group.all_reduce(tensor, dist.ReduceOp.MAX, async_op=True).wait()  # type: ignore[union-attr]
+            results.append(bool((tensor == size * (size + 1) / 2).all()))
+    group.close()
+    agree(all(results), results)

@@ -1,0 +1,276 @@
+"""Messages between two ranks: tags, order, any source, sizes that differ, messages to oneself, dropped handles."""
+
+from __future__ import annotations
+
+import gc
+import time
+
+import pytest
+import torch
+from mpi4py import MPI
+
+import mpicoll as dist
+from tests.support import agree, everyone, needs_sort_ranks
+from tests.support.tensors import of_rank, same
+
+pytestmark = pytest.mark.usefixtures("world")
+BIG = 300_000  # floats; above every MPI's limit for messages that are copied at once
+
+
+def ones(value: float, count: int = 4) -> torch.Tensor:
+    return torch.full((count,), float(value))
+
+
+@pytest.mark.min_ranks(2)
+def test_recv_returns_the_sender(rank: int, size: int) -> None:  # trap 2
+    if rank == 0:
+        found = [dist.recv(torch.empty(4), src) for src in range(1, size)]
+        agree(found == list(range(1, size)), found)
+    else:
+        agree(dist.send(ones(rank), 0) is None)
+
+
+@pytest.mark.parametrize("count", [1, 4, BIG])
+@pytest.mark.min_ranks(2)
+def test_any_source(count: int, rank: int, size: int) -> None:  # trap 12
+    """src=None: the sender's global rank comes back, and its tensor with it."""
+    if rank == 0:
+        found, tensors = [], []
+        for _ in range(1, size):
+            tensor = torch.empty(count)
+            found.append(dist.recv(tensor))
+            tensors.append(tensor)
+        good = sorted(found) == list(range(1, size))
+        agree(good and all(same(t, ones(r, count)) for r, t in zip(found, tensors, strict=True)), found)
+    else:
+        dist.send(ones(rank, count), 0)
+        agree(True)
+
+
+@needs_sort_ranks
+@pytest.mark.min_ranks(2)
+def test_any_source_in_a_group(rank: int, size: int) -> None:  # traps 9, 12
+    """In a group whose order is the reverse: the return value is a global rank, the Work's source a group rank."""
+    group = dist.new_group(list(range(size))[::-1], sort_ranks=False)
+    if rank == 0:  # group rank size - 1
+        blocking, immediate = torch.empty(4), torch.empty(4)
+        assert dist.recv(blocking, group=group, tag=1) == size - 1
+        work = dist.irecv(immediate, group=group, tag=2)
+        work.wait()
+        good = work._source_rank() == 0 and work.source_rank() == 0 and same(immediate, ones(size))
+        agree(good and same(blocking, ones(size - 1)), work._source_rank())
+    elif rank == size - 1:
+        dist.send(ones(rank), group_dst=size - 1, group=group, tag=1)
+        dist.isend(ones(size), 0, group=group, tag=2).wait()
+        agree(True)
+    else:
+        agree(True)
+    dist.destroy_process_group(group)
+
+
+@pytest.mark.min_ranks(2)
+def test_tags_out_of_order(rank: int, size: int) -> None:  # trap 15
+    after, before = (rank + 1) % size, (rank - 1) % size
+    works = [dist.isend(ones(10 * rank + tag), after, tag=tag) for tag in range(6)]
+    found = {}
+    for tag in (3, 5, 0, 4, 1, 2):
+        found[tag] = torch.empty(4)
+        dist.recv(found[tag], before, tag=tag) if tag % 2 else dist.irecv(found[tag], before, tag=tag).wait()
+    for work in works:
+        work.wait()
+    agree(all(same(t, ones(10 * before + tag)) for tag, t in found.items()), found)
+
+
+@pytest.mark.min_ranks(2)
+def test_order_of_messages_of_one_tag(rank: int, size: int) -> None:  # trap 15
+    """Small and large in turn, sent and received by blocking and immediate calls mixed."""
+    count = [1, BIG, 7, 0, BIG, 3]
+    after, before = (rank + 1) % size, (rank - 1) % size
+    works = [dist.isend(ones(100 * rank + i, count[i % 6]), after) for i in range(12)]
+    tensors = [torch.empty(count[i % 6]) for i in range(12)]
+    received = [dist.irecv(tensor, before) for tensor in tensors[:6]]
+    for tensor in tensors[6:]:
+        dist.recv(tensor, before)
+    for work in [*works, *received]:
+        work.wait()
+    agree(all(same(t, ones(100 * before + i, count[i % 6])) for i, t in enumerate(tensors)))
+
+
+def test_largest_tag(rank: int, size: int) -> None:  # trap 14
+    """The MPI's own limit is usable; the next tag and negative ones are refused, before a byte moves."""
+    limit = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
+    mine, other = ones(rank), torch.empty(4)
+    work = dist.irecv(other, (rank - 1) % size, tag=limit)
+    dist.isend(mine, (rank + 1) % size, tag=limit).wait()
+    work.wait()
+    for tag in (-1, limit + 1, -(2**40), 2**40):
+        for call in (dist.isend, dist.irecv, *((dist.send, dist.recv) if size > 1 else ())):
+            with pytest.raises(ValueError, match=rf"{call.__name__}: tag {tag} is out of range; this MPI takes 0 to {limit}"):
+                call(torch.ones(4), (rank + 1) % size, tag=tag)
+    agree(same(other, ones((rank - 1) % size)), other)
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "strided"])
+@pytest.mark.parametrize("call", ["recv", "irecv"])
+def test_larger_buffer_keeps_its_tail(call: str, layout: str, rank: int, size: int) -> None:  # trap 16
+    wide = torch.full((20, 2), -1.0)
+    buffer = wide[:, 0] if layout == "strided" else torch.full((20,), -1.0)
+    after, before = (rank + 1) % size, (rank - 1) % size
+    work = dist.isend(ones(rank, 7), after)
+    if call == "recv" and size > 1:
+        dist.recv(buffer, before)
+    else:
+        dist.irecv(buffer, before).wait()
+    work.wait()
+    expected = torch.cat([ones(before, 7), ones(-1, 13)])
+    agree(same(buffer, expected) and same(wide[:, 1], ones(-1, 20)), buffer)
+
+
+@pytest.mark.parametrize("count", [9, 100, BIG])
+@pytest.mark.parametrize("call", ["recv", "irecv", "any source"])
+def test_smaller_buffer(call: str, count: int, rank: int, size: int) -> None:  # trap 16
+    """TruncationError, which names sizes; the group and the next message are unharmed."""
+    after, before = (rank + 1) % size, (rank - 1) % size
+    work = dist.isend(ones(rank, count), after)
+    buffer = torch.empty(8, dtype=torch.float32)
+    text = r"longer than the tensor that should receive it, of 32 bytes \(shape \(8,\), torch.float32\)"
+
+    def receive() -> None:
+        if call == "irecv" or size == 1:
+            dist.irecv(buffer, before).wait()
+        else:
+            dist.recv(buffer, before if call == "recv" else None)
+
+    with pytest.raises(dist.TruncationError, match=text) as caught:
+        receive()
+    assert isinstance(caught.value, RuntimeError)
+    work.wait()
+    again = torch.empty(8)
+    work = dist.isend(ones(rank, 8), after)
+    dist.irecv(again, before).wait()
+    work.wait()
+    total = torch.ones(2)
+    dist.all_reduce(total)
+    agree(same(again, ones(before, 8)) and same(total, ones(size, 2)), again)
+
+
+def test_message_to_oneself(rank: int, size: int) -> None:  # trap 13
+    """By isend and irecv in either order, small and large; the blocking calls would wait for ever and say so."""
+    for count in (0, 3, BIG):
+        first, second = torch.empty(count), torch.empty(count)
+        works = [dist.isend(ones(rank, count), rank, tag=1), dist.irecv(first, rank, tag=1)]
+        works += [dist.irecv(second, rank, tag=2), dist.isend(ones(rank, count), rank, tag=2)]
+        for work in works:
+            work.wait()
+        assert same(first, ones(rank, count))
+        assert same(second, ones(rank, count))
+    for call, other in ((dist.send, "isend"), (dist.recv, "irecv")):
+        with pytest.raises(ValueError, match=f"cannot be its own peer in a blocking call; use {other}"):
+            call(torch.ones(3), rank)
+        with pytest.raises(ValueError, match="cannot be its own peer"):
+            call(torch.ones(3), **{"group_dst" if call is dist.send else "group_src": rank})
+    agree(True)
+
+
+def test_dropped_handles(rank: int, size: int) -> None:  # trap 19
+    """Nobody keeps tensor or Work of a send, nor the Work of a receive: the messages arrive all the same."""
+    after, before = (rank + 1) % size, (rank - 1) % size
+    found = [torch.empty(BIG) for _ in range(4)]
+    strided = torch.empty(BIG, 2)
+    dist.irecv(strided[:, 1], before, tag=9)
+    for tag, tensor in enumerate(found):
+        dist.irecv(tensor, before, tag=tag)
+    gc.collect()
+    dist.barrier()
+    for tag in range(4):
+        mine = ones(10 * rank + tag, BIG)
+        dist.isend(mine, after, tag=tag)
+        del mine
+        gc.collect()
+        torch.empty(BIG).fill_(-7)  # whoever gets the memory writes something else into it
+    dist.isend(torch.tensor(float(rank)).expand(BIG), after, tag=9)
+    gc.collect()
+    # The last message of the same pair comes after the others.
+    work = dist.irecv(torch.empty(1), before, tag=10)
+    dist.isend(torch.ones(1), after, tag=10).wait()
+    work.wait()
+    for _ in range(2000):
+        done = all(same(t, ones(10 * before + tag, BIG)) for tag, t in enumerate(found))
+        if done and same(strided[:, 1], ones(before, BIG)):
+            break
+        time.sleep(0.005)
+    agree(done and same(strided[:, 1], ones(before, BIG)))
+
+
+def test_irecv_delivers_before_it_completes(rank: int, size: int) -> None:  # trap 18
+    """Into a transposed tensor: whoever is told by the Future finds the values there."""
+    wide = torch.zeros(5, 3).t()
+    work = dist.irecv(wide, (rank - 1) % size)
+    seen = work.get_future().then(lambda future: future.value()[0].clone())
+    dist.isend(of_rank(rank, torch.float32, (3, 5)), (rank + 1) % size).wait()
+    agree(same(seen.wait(), of_rank((rank - 1) % size, torch.float32, (3, 5))))
+
+
+@pytest.mark.parametrize("turn", range(4))
+def test_batch_around_a_ring(turn: int, rank: int, size: int) -> None:  # trap 21
+    """Large messages both ways round, in an order of each rank's own: nobody waits for anybody's order."""
+    after, before = (rank + 1) % size, (rank - 1) % size
+    from_before, from_after = torch.empty(BIG), torch.empty(BIG)
+    ops = [
+        dist.P2POp(dist.isend, ones(rank, BIG), after, tag=1),
+        dist.P2POp(dist.isend, ones(-rank, BIG), before, tag=2),
+        dist.P2POp(dist.irecv, from_before, before, tag=1),
+        dist.P2POp(torch.distributed.irecv, from_after, group_peer=after, tag=2),
+    ]
+    shift = (turn + rank) % 4
+    ops = ops[shift:] + ops[:shift]
+    works = dist.batch_isend_irecv(ops[::-1] if rank % 2 else ops)
+    assert len(works) == 4
+    assert all(isinstance(work, dist.Work) and work.wait() for work in works)
+    agree(same(from_before, ones(before, BIG)) and same(from_after, ones(-after, BIG)))
+
+
+def test_batch_refuses(rank: int, size: int) -> None:  # trap 21
+    with pytest.raises(TypeError, match="must be a list of P2POp"):
+        dist.batch_isend_irecv([dist.isend])
+    with pytest.raises(TypeError, match="must be a list of P2POp"):
+        dist.batch_isend_irecv(dist.P2POp(dist.isend, torch.ones(1), (rank + 1) % size or 0))
+    with pytest.raises(ValueError, match="empty"):
+        dist.batch_isend_irecv([])
+    with pytest.raises(ValueError, match="op"):
+        dist.P2POp(dist.broadcast, torch.ones(1), 0)
+    group = dist.new_group(list(range(size)))
+    with pytest.raises(ValueError, match="same group"):
+        dist.batch_isend_irecv(
+            [dist.P2POp(dist.isend, torch.ones(1), rank), dist.P2POp(dist.isend, torch.ones(1), rank, group=group)]
+        )
+    dist.destroy_process_group(group)
+    agree(True)
+
+
+@pytest.mark.min_ranks(2)
+def test_a_group_of_two_beside_the_world(rank: int, size: int) -> None:  # traps 9, 14
+    """The same tag and pair in two groups are two conversations."""
+    group = dist.new_group([0, size - 1])
+    mine, other = torch.empty(4), torch.empty(4)
+    if rank == 0:
+        works = [dist.isend(ones(1), size - 1, tag=3), dist.isend(ones(2), size - 1, group=group, tag=3)]
+        assert all(work.wait() for work in works)
+    elif rank == size - 1:
+        assert dist.recv(other, 0, group=group, tag=3) == 0
+        assert dist.recv(mine, 0, tag=3) == 0
+        assert same(mine, ones(1))
+        assert same(other, ones(2))
+    dist.destroy_process_group(group)
+    agree(True)
+
+
+def test_empty_and_scalar_messages(rank: int, size: int) -> None:
+    after, before = (rank + 1) % size, (rank - 1) % size
+    empty, scalar = torch.empty(0), torch.tensor(0.0)
+    works = [dist.irecv(empty, before), dist.irecv(scalar, before)]
+    works += [dist.isend(torch.empty(0), after), dist.isend(torch.tensor(float(rank)), after)]
+    for work in works:
+        work.wait()
+    ranks = everyone(scalar.item())
+    agree(ranks == [float((r - 1) % size) for r in range(size)], ranks)

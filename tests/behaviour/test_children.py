@@ -1,0 +1,24 @@
+"""Processes that a rank starts: forked ones compute and never touch MPI, spawned ones do not join the job (trap 57)."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support import ROOT, launch
+
+pytestmark = pytest.mark.launch
+
+SCRIPT = str(ROOT / "tests" / "behaviour" / "scripts" / "children.py")
+
+
+@pytest.mark.parametrize("case", ["data_loader", "forked", "spawned", "programs"])
+def test_children(case: str) -> None:
+    done = launch(2, SCRIPT, case, timeout_s=55)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for rank in range(2):
+        assert f"rank {rank}: {case} is well" in done.stdout, done.stdout + done.stderr
+    if case == "forked":
+        assert done.stderr.count("ZeroDivisionError") == 2, done.stderr
+        assert "aborting" not in done.stderr, done.stderr
+    else:
+        assert done.stderr == "", done.stderr

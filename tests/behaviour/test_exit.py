@@ -1,0 +1,68 @@
+"""The end of a program that has left something undone: no hang, no crash, no noise (traps 54, 55)."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+
+import pytest
+
+from tests.support import ROOT, launch
+
+pytestmark = pytest.mark.launch
+
+SCRIPT = str(ROOT / "tests" / "behaviour" / "scripts" / "exits.py")
+
+
+def job(case: str) -> subprocess.CompletedProcess[str]:
+    done = launch(2, SCRIPT, case, timeout_s=45)
+    for rank in range(2):
+        assert f"end of rank {rank}" in done.stdout, done.stdout + done.stderr
+    return done
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        "nothing",
+        "destroyed",
+        "pending_irecv",
+        "pending_irecv_from_anybody",
+        "dropped_isend",
+        "isend_that_nobody_takes",
+        "collective_that_ends",
+        "daemon_thread",
+        "users_mpi",
+        "users_finalize",
+        "users_finalize_first",
+    ],
+)
+def test_clean_end(case: str) -> None:
+    done = job(case)
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
+    if case == "collective_that_ends":
+        assert "the callback ran" in done.stdout
+    if case == "users_finalize_first":
+        assert done.stdout.count("MPI has been finalised") == 2, done.stdout
+
+
+def test_without_finalize() -> None:
+    """The user's own wish; Open MPI's mpiexec then complains by itself, but nothing crashes."""
+    done = job("without_finalize")
+    assert "Traceback" not in done.stderr, done.stderr
+    assert "egmentation" not in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("case", ["collective_that_never_ends", "timed_out_collective"])
+def test_a_collective_that_never_ends(case: str) -> None:
+    began = time.monotonic()
+    done = job(case)
+    assert done.returncode != 0
+    # whichever comes first: rank 0 leaves too and finds its thread stuck, or that thread learns that rank 1 has left
+    leaves = "mpicoll: rank 0 leaves while a collective that it has started on group '0' has not ended" in done.stderr
+    waits = "mpicoll: all_reduce on group '0' (rank 0 of 2): waits for rank 1, whose program has ended" in done.stderr
+    assert leaves or waits, done.stderr
+    assert time.monotonic() - began < 40
+    if case == "timed_out_collective":
+        assert "all_reduce on group '0' (rank 0 of 2): Timed out: no end within the timeout of 0.3 s" in done.stdout
+        assert "barrier on group '0' (rank 0 of 2): the group is unusable since" in done.stdout

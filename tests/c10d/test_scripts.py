@@ -1,0 +1,95 @@
+"""Unmodified torch scripts under plain mpirun and under mpicoll.run."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from mpicoll._c10d.init import BACKEND_SUBCLASSES
+from mpicoll._launch.detect import OWNER_PID
+from tests.support import LAUNCH_ENVIRONMENT, mpiexec, run
+
+SCRIPTS = Path(__file__).parent / "scripts"
+HUNG_S = 40  # seconds; a script of these takes 2 to 8
+
+pytestmark = [pytest.mark.launch, pytest.mark.timeout(120)]
+launchers = pytest.mark.parametrize("by", ["mpirun", "mpicoll.run"])
+
+
+def start(by: str, ranks: int, script: str, **env: str) -> subprocess.CompletedProcess[str]:
+    path = str(SCRIPTS / script)
+    if by == "mpirun":  # without the mark of this session's own MPI, by which its children would be taken for its ranks
+        command = ["env", "-u", OWNER_PID, mpiexec(), "-n", str(ranks), sys.executable, path]
+    else:
+        command = [sys.executable, "-m", "mpicoll.run", "-n", str(ranks), path]
+    return run(command, timeout_s=HUNG_S, env={**LAUNCH_ENVIRONMENT, **env})
+
+
+def succeeded(done: subprocess.CompletedProcess[str], ranks: int, words: str) -> None:
+    said = f"{done.args}\nstatus {done.returncode}\nstdout:\n{done.stdout}\nstderr:\n{done.stderr}"
+    assert done.returncode == 0, said
+    for rank in range(ranks):
+        assert f"rank {rank} of {ranks}: {words}" in done.stdout, said
+    assert "Traceback" not in done.stderr, said
+
+
+@launchers
+def test_ddp(by: str) -> None:
+    succeeded(start(by, 2, "train_ddp.py"), 2, "trained")
+
+
+@launchers
+def test_written_for_torchrun(by: str) -> None:
+    done = start(by, 2, "torchrun_style.py")
+    succeeded(done, 2, "local")
+    assert "local 0 of 2" in done.stdout
+    assert "local 1 of 2" in done.stdout
+
+
+@launchers
+def test_gloo_beside_and_three_lives(by: str) -> None:
+    succeeded(start(by, 3, "gloo_beside.py"), 3, "three lives")
+
+
+@launchers
+def test_a_failing_rank_ends_the_job(by: str) -> None:
+    """trap 56: torch's prefix once, our last words, and nobody waits."""
+    began = time.monotonic()
+    done = start(by, 2, "one_rank_fails.py")
+    said = f"status {done.returncode}\nstdout:\n{done.stdout}\nstderr:\n{done.stderr}"
+    assert done.returncode != 0, said
+    assert "[rank1]: ValueError: this rank has had enough" in done.stderr, said
+    assert "[rank1]: [rank1]" not in done.stderr, said
+    assert "rank 1 of 2" in done.stderr, said
+    assert time.monotonic() - began < HUNG_S - 5, said
+
+
+if BACKEND_SUBCLASSES:  # torch skips its debug wrapper for groups written in Python before 2.14
+
+    def test_torch_detects_mismatches() -> None:
+        done = start("mpirun", 2, "out_of_step.py", TORCH_DISTRIBUTED_DEBUG="DETAIL")
+        succeeded(done, 2, "mismatch")
+
+
+def test_alone_without_a_launcher() -> None:
+    succeeded(run([sys.executable, str(SCRIPTS / "train_ddp.py")], timeout_s=HUNG_S, env=LAUNCH_ENVIRONMENT), 1, "trained")
+
+
+def test_under_torchrun() -> None:
+    """trap 76: N singletons must not pass for N ranks."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(SCRIPTS / "under_torchrun.py")]
+    done = run(command, timeout_s=HUNG_S, env=LAUNCH_ENVIRONMENT)
+    assert done.stdout.count("LaunchError: torchrun started 2 processes, but MPI sees 1 rank") == 2, done.stderr
+    assert "mpicoll.run" in done.stdout
+
+
+def test_without_mpi() -> None:
+    """init_process_group says what is missing; `import torch` did not mind."""
+    env = {**LAUNCH_ENVIRONMENT, "MPI4PY_LIBMPI": "/nonexistent/libmpi.so"}
+    done = run([sys.executable, str(SCRIPTS / "under_torchrun.py")], timeout_s=HUNG_S, env=env)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("LaunchError: no MPI library could be loaded"), done.stdout + done.stderr

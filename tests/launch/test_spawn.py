@@ -1,0 +1,195 @@
+"""mpicoll.spawn in the place of torch.multiprocessing.spawn; the scripts are run as users run them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from mpicoll._launch import detect
+from mpicoll._launch.spawn import spawn
+from mpicoll.errors import LaunchError
+from tests.support import ROOT
+
+
+def python(folder: Path, text: str, timeout_s: float = 55) -> subprocess.CompletedProcess[str]:
+    """Runs ``text`` as a script under plain python, ended after timeout_s."""
+    (folder / "script.py").write_text(text)
+    environ = {
+        **detect.without_job(os.environ),
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+        "TMPDIR": str(folder),
+    }
+    command = [sys.executable, "script.py"]
+    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=timeout_s)
+
+
+@pytest.mark.launch
+def test_a_function_of_the_script_runs_in_every_rank(tmp_path: Path) -> None:
+    done = python(
+        tmp_path,
+        """
+import multiprocessing, os
+import torch
+import mpicoll
+
+class Thing:
+    def __init__(self, value): self.value = value
+
+def work(rank, tensor, thing, results):
+    from mpi4py import MPI
+    world = MPI.COMM_WORLD
+    assert (world.rank, world.size) == (rank, 3) and os.environ["RANK"] == str(rank)
+    results[rank] = (tensor.sum().item(), type(thing) is Thing and thing.value, __name__)
+
+if __name__ == "__main__":
+    with multiprocessing.Manager() as manager:
+        results = manager.dict()
+        returned = mpicoll.spawn(work, args=(torch.arange(4), Thing(7), results), nprocs=3)
+        print(returned, sorted(results.items()))
+""",
+    )
+    assert done.returncode == 0, done.stderr
+    of_each = "(6, 7, '__mp_main__')"
+    assert done.stdout == f"None [(0, {of_each}), (1, {of_each}), (2, {of_each})]\n"
+
+
+FAILING = """
+import os, signal, sys, time
+import mpicoll
+from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
+
+def raises(rank):
+    from mpi4py import MPI
+    if rank == 1: raise KeyError("lost it")
+    MPI.COMM_WORLD.Barrier()
+
+def leaves(rank):
+    if rank == 1: sys.exit(5)
+    time.sleep(45)
+
+def is_killed(rank):
+    if rank == 1: os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(45)
+
+if __name__ == "__main__":
+    begin = time.monotonic()
+    try:
+        mpicoll.spawn(FUNCTION, nprocs=2)
+    except mpicoll.MpicollError as error:
+        as_torchs = isinstance(error, (ProcessRaisedException, ProcessExitedException))
+        print(type(error).__name__, as_torchs, error.error_index, getattr(error, "exit_code", None), error, sep="|")
+    assert time.monotonic() - begin < 30
+"""
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize(
+    ("function", "says", "words"),
+    [
+        ("raises", "RankRaised|True|1|None|", ["rank 1 of 2 raised", "in raises", "KeyError: 'lost it'"]),
+        ("leaves", "RankExited|True|1|5|", ["rank 1 of 2 ended with exit status 5"]),
+        ("is_killed", "RankExited|True|-1|", ["mpiexec ended with status", "not finished: ranks 0, 1"]),
+    ],
+)
+def test_a_failing_rank_is_named(function: str, says: str, words: list[str], tmp_path: Path) -> None:
+    done = python(tmp_path, FAILING.replace("FUNCTION", function))
+    assert done.returncode == 0, done.stderr
+    assert f"\n{says}" in f"\n{done.stdout}"  # MPICH's mpiexec writes to standard output as well
+    for word in words:
+        assert word in done.stdout
+    assert not list(tmp_path.glob("mpicoll-spawn-*"))
+
+
+@pytest.mark.launch
+def test_without_join_the_context_can_be_joined_and_stopped(tmp_path: Path) -> None:
+    done = python(
+        tmp_path,
+        """
+import os, sys, time
+import mpicoll
+
+def waits(rank, seconds): time.sleep(seconds)
+
+if __name__ == "__main__":
+    context = mpicoll.spawn(waits, (1.5,), nprocs=2, join=False)
+    print(context.join(0.01), end=" ")
+    print(context.join(), end=" ")
+    daemons = mpicoll.spawn(waits, (60,), nprocs=2, join=False, daemon=True)
+    while len(daemons.pids()) < 2: time.sleep(0.05)
+    print(daemons.nprocs, *daemons.pids(), flush=True)
+""",
+    )
+    assert done.returncode == 0, done.stderr
+    first, second, count, *pids = done.stdout.splitlines()[0].split()
+    assert (first, second, count, len(pids)) == ("False", "True", "2", 2)
+    end = time.monotonic() + 10
+    while any(alive(int(pid)) for pid in pids):  # the end of the script ends its daemons
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def alive(pid: int) -> bool:
+    """Whether process ``pid`` runs; a zombie, which a container without an init may keep, does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.launch
+def test_a_script_without_the_guard_is_told_so(tmp_path: Path) -> None:
+    done = python(tmp_path, "import mpicoll\ndef f(rank): pass\nmpicoll.spawn(f, nprocs=1)\n")
+    assert done.returncode != 0
+    assert 'put the call under `if __name__ == "__main__":`' in done.stderr
+
+
+@pytest.mark.launch
+def test_spawn_is_callable_however_it_was_imported(tmp_path: Path) -> None:
+    done = python(
+        tmp_path,
+        """
+import mpicoll
+from mpicoll._launch.spawn import RankRaised
+import mpicoll._launch.spawn
+def hello(rank): print("hello", rank)
+if __name__ == "__main__": mpicoll.spawn(hello)
+""",
+    )
+    assert done.stdout == "hello 0\n", done.stderr
+
+
+def test_a_rank_cannot_spawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
+    with pytest.raises(LaunchError, match=r"already rank 1 of 4 \(started by openmpi\).*plain `python script.py`"):
+        spawn(print, nprocs=2)
+
+
+@pytest.fixture
+def not_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(detect, "detect", lambda environ=None: None)
+
+
+@pytest.mark.usefixtures("not_a_rank")
+@pytest.mark.parametrize("nprocs", [0, -1, 1.5, True, "2"])
+def test_a_bad_number_of_ranks(nprocs: object) -> None:
+    with pytest.raises(ValueError, match="nprocs must be a whole number of at least 1"):
+        spawn(print, nprocs=nprocs)  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("not_a_rank")
+def test_ranks_cannot_be_forked() -> None:
+    with pytest.raises(ValueError, match="start_method must be 'spawn', got 'fork'"):
+        spawn(print, nprocs=2, start_method="fork")
+
+
+@pytest.mark.usefixtures("not_a_rank")
+def test_what_cannot_be_pickled_is_refused_before_anything_starts() -> None:
+    with pytest.raises(TypeError, match="fn and args must be picklable"):
+        spawn(lambda rank: None, nprocs=2)

@@ -1,0 +1,156 @@
+"""One process is one rank: whoever starts MPI as a rank that another process has is told so, and does not hang (trap 57)."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mpicoll._mpi import claim
+from tests.support import ROOT, is_open_mpi, launch
+
+SCRIPT = str(ROOT / "tests" / "mpi" / "scripts" / "claims.py")
+LAUNCHED = {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4", "PMIX_NAMESPACE": "job@1"}
+
+# --- the claim itself, without MPI ---
+
+
+@pytest.fixture(autouse=True)
+def _this_process_holds_nothing(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[None]:
+    monkeypatch.setattr(claim, "_file", None)  # the session's own
+    root = f"boot-{os.stat('/proc/self/ns/pid').st_ino}-{os.getpid()}-{claim._start(os.getpid())}"
+    if "root_of_a_rank" not in request.node.name:
+        monkeypatch.setattr(claim, "_root", lambda environ: root)  # this process has no launcher's variables
+    yield
+    claim.release()
+
+
+def in_child(folder: Path, environ: dict[str, str], ends: str = "at once") -> str | None:
+    """What a forked child that claims the rank is told; ``ends``: "at once", or by "finalize"."""
+    reader, writer = multiprocessing.Pipe(duplex=False)
+    pid = os.fork()
+    if pid == 0:
+        writer.send(claim.take(environ, folder))
+        if ends == "finalize":
+            claim.release()
+        os._exit(0)
+    os.waitpid(pid, 0)
+    return reader.recv()  # type: ignore[no-any-return]
+
+
+@pytest.mark.launch
+def test_a_second_process_is_refused(tmp_path: Path) -> None:
+    assert claim.take(LAUNCHED, tmp_path) is None
+    assert claim.take(LAUNCHED, tmp_path) is None  # the same process again
+    assert in_child(tmp_path, LAUNCHED) == f"process {os.getpid()} is rank 3 already"
+    assert in_child(tmp_path, {**LAUNCHED, "OMPI_COMM_WORLD_RANK": "2"}) is None
+
+
+@pytest.mark.launch
+def test_one_that_has_gone(tmp_path: Path) -> None:
+    assert in_child(tmp_path, LAUNCHED, ends="finalize") is None
+    assert list(tmp_path.iterdir()) == []
+    assert in_child(tmp_path, LAUNCHED) is None
+    refused = claim.take(LAUNCHED, tmp_path)
+    assert refused is not None
+    assert "was rank 3 and ended without MPI_Finalize" in refused
+
+
+@pytest.mark.launch
+def test_a_child_does_not_hold_its_parents_claim(tmp_path: Path) -> None:
+    """A worker of a DataLoader that outlives its rank, and the next process in the rank's place."""
+    assert claim.take(LAUNCHED, tmp_path) is None
+    pid = os.fork()
+    if pid == 0:
+        os.execvp("sleep", ["sleep", "30"])
+    claim.release()
+    assert claim.take(LAUNCHED, tmp_path) is None
+    os.kill(pid, 9)
+    os.waitpid(pid, 0)
+
+
+@pytest.mark.launch
+def test_no_launcher_no_folder_and_a_shell_of_srun(tmp_path: Path) -> None:
+    assert claim.take({}, tmp_path) is None
+    assert claim.take(LAUNCHED, tmp_path / "missing") is None
+    shell = {"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_STEP_ID": "0", "SLURM_JOB_ID": "7"}
+    assert claim.take(shell, tmp_path) is None
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.launch
+def test_what_is_left_over_is_removed(tmp_path: Path) -> None:
+    assert in_child(tmp_path, LAUNCHED) is None
+    (left,) = tmp_path.iterdir()
+    head, start = left.name.rsplit("-", 1)
+    left.rename(tmp_path / f"{head}-{int(start) - 1}")  # another process that had this process's id before it
+    foreign = tmp_path / f"{claim.PREFIX}0-{os.getuid() + 1}-x-1-1-1"
+    foreign.touch()
+    assert claim.take(LAUNCHED, tmp_path) is None
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([left.name, foreign.name])
+
+
+@pytest.mark.launch
+def test_the_root_of_a_rank() -> None:
+    """The same in a shell's program and in what that starts; another where the variables are another job's."""
+    code = "import os; from mpicoll._mpi import claim; print(claim._root(os.environ), flush=True)"
+    again = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {code!r}]); {code}"
+    environ = {**os.environ, **LAUNCHED, "PYTHONPATH": str(ROOT)}
+
+    def roots(**changed: str) -> list[str]:
+        command = ["sh", "-c", f'"$0" -c "$1"; {" ".join(f"{n}={v}" for n, v in changed.items())} "$0" -c "$1"; true']
+        done = subprocess.run([*command, sys.executable, again], env=environ, capture_output=True, text=True, timeout=50)
+        return done.stdout.split()
+
+    assert len(roots()) == 4
+    assert len(set(roots())) == 1
+    assert len(set(roots(PMIX_NAMESPACE="other@1"))) == 2
+
+
+@pytest.mark.launch
+def test_a_lost_connection_to_hydra(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    assert not claim.connection_lost({})
+    assert not claim.connection_lost({"PMI_FD": str(writer)})
+    os.close(reader)
+    os.close(writer)
+    assert claim.connection_lost({"PMI_FD": str(writer)})
+    with open(tmp_path / "file", "w") as other:  # the number is another file's now
+        assert claim.connection_lost({"PMI_FD": str(other.fileno())})
+
+
+# --- jobs ---
+
+
+@pytest.mark.launch
+@pytest.mark.timeout(150)
+@pytest.mark.parametrize(
+    ("case", "method", "api"),
+    [
+        ("two", "spawn", "mpicoll"), ("two", "fork", "torch"), ("two", "fork", "rpc"),
+        ("one", "fork", "mpicoll"), ("one", "fork", "torch"), ("one", "spawn", "torch"),
+        ("parent", "fork", "mpicoll"), ("parent", "fork", "torch"), ("sequence", "fork", "torch"), ("again", "fork", "mpicoll"),
+    ],
+)  # fmt: skip
+def test_a_job(case: str, method: str, api: str) -> None:
+    done = launch(2, SCRIPT, case, method, api, timeout_s=120)
+    said = done.stdout + done.stderr
+    if method == "spawn" and not is_open_mpi():  # multiprocessing closes Hydra's connection
+        assert done.returncode != 0, said
+        assert "was started by a rank without the connection to mpiexec" in done.stderr, said
+    elif case == "one":
+        assert done.returncode == 0, said
+        assert done.stdout.count("joined: 2 ranks") == 2, said
+    elif case == "again":
+        assert done.stdout.count("joined: 2 ranks") == 4, said
+    else:
+        assert done.returncode != 0, said
+        assert "LaunchError: process" in done.stderr, said
+        words = "ended without MPI_Finalize: one process" if case == "sequence" else "already: one process is one rank"
+        assert words in done.stderr, said
+    assert "Segmentation" not in said, said

@@ -1,0 +1,29 @@
+"""MPI_THREAD_MULTIPLE and MPI_THREAD_SERIALIZED work, together too; less is refused (traps 55, 70)."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support import ROOT, launch
+
+pytestmark = pytest.mark.launch
+
+SCRIPT = str(ROOT / "tests" / "mpi" / "scripts" / "smoke.py")
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("levels", [("serialized",), ("serialized", "multiple")])
+@pytest.mark.timeout(100)
+def test_a_little_of_everything(levels: tuple[str, ...], ranks: int) -> None:
+    done = launch(ranks, SCRIPT, *levels, timeout_s=90)
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
+    for rank in range(ranks):
+        # an MPI may give more than it was asked for: MPICH gives what it was built for
+        assert f"rank {rank} at {levels[rank % len(levels)]}: all is well" in done.stdout, done.stdout
+
+
+@pytest.mark.parametrize("level", ["funneled", "single"])
+def test_less_is_refused(level: str) -> None:
+    done = launch(1, SCRIPT, level)
+    assert done.returncode != 0
+    assert f"ThreadLevelError: MPI was initialised at MPI_THREAD_{level.upper()}" in done.stderr, done.stderr

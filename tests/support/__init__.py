@@ -1,0 +1,136 @@
+"""What every test may use: ``agree`` and ``everyone`` among the ranks of this session, ``launch`` for another job."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed
+from mpi4py import MPI
+
+from tests.support import spmd
+
+# torch 2.11 and 2.12 have no sort_ranks: new_group always sorts there.
+needs_sort_ranks = pytest.mark.skipif(
+    "sort_ranks" not in inspect.signature(torch.distributed.new_group).parameters,
+    reason=f"torch {torch.__version__} has no new_group(sort_ranks=...)",
+)
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+# What Open MPI needs as root, with more ranks than cores, on one host; other MPIs do not read it.
+LAUNCH_ENVIRONMENT = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    "PRTE_MCA_hwloc_default_binding_policy": "none",
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",
+    "OMPI_MCA_hwloc_base_binding_policy": "none",
+    "OMPI_MCA_mpi_yield_when_idle": "1",
+    "OMPI_MCA_osc": "^ucx",
+    "OMPI_MCA_btl": "^ofi",
+    "OMP_NUM_THREADS": "1",
+}
+
+NEVER_BEGAN = "The PMIx server's listener thread failed to start"
+
+# What a launcher leaves in the environment; a job started from inside another must not inherit it.
+LAUNCHER_PREFIXES = ("_MPICOLL_", "OMPI_", "PMIX_", "PRTE_", "PMI_", "PMI2_", "HYDRA_", "HYDI_", "MPI_LOCAL", "SLURM_", "PALS_")
+TORCH_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def agree(condition: object, message: object = "") -> None:
+    """Fails on all ranks if ``condition`` is false on any, and lists the wrong ones (collective).
+
+    condition: anything with a truth value. message: what this rank has to say about it; shown for the wrong ranks.
+    Ranks that are at another ``agree`` of the test, or have left it by an exception, are wrong too.
+    """
+    __tracebackhide__ = True
+    said = everyone((bool(condition), str(message)))
+    wrong = [f"  rank {r}: {text}" for r, (right, text) in enumerate(said) if not right]
+    if wrong:
+        pytest.fail("\n".join([f"wrong on {len(wrong)} of {len(said)} ranks", *wrong]))
+
+
+def everyone(value: Any) -> list[Any]:
+    """Every rank's ``value`` (it must pickle), by rank (collective). Sent by mpi4py, beside what is under test."""
+    __tracebackhide__ = True
+    side = spmd.side()
+    side.agreed += 1
+    records = side.exchange(f"agree #{side.agreed} of {side.test}", value)
+    if len({record.place for record in records}) > 1:
+        places = [f"  rank {r}: at {record.place}" for r, record in enumerate(records)]
+        pytest.fail("\n".join([spmd.OUT_OF_STEP, *places]))
+    return [record.payload for record in records]
+
+
+def clean_environment(**extra: str) -> dict[str, str]:
+    """This process's environment without what a launcher put there, and with the checkout importable."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(LAUNCHER_PREFIXES) and name not in TORCH_VARIABLES
+    }
+    path = os.pathsep.join(filter(None, [str(ROOT), kept.get("PYTHONPATH")]))
+    return {**kept, "PYTHONPATH": path, **extra}
+
+
+def mpiexec() -> str:
+    """The mpiexec that stands beside this Python, else the one on the PATH."""
+    beside = Path(sys.executable).parent / "mpiexec"
+    found = str(beside) if beside.exists() else shutil.which("mpiexec")
+    assert found is not None, "no mpiexec beside this Python nor on the PATH"
+    return found
+
+
+def is_open_mpi() -> bool:
+    return MPI.get_vendor()[0] == "Open MPI"
+
+
+def run(
+    command: list[str], timeout_s: float = 45, cwd: Path = ROOT, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Runs ``command`` outside this session's MPI job and returns status, stdout and stderr.
+
+    env: added to ``clean_environment()``. Fails the test after timeout_s, with what was printed up to then; the
+    command gets SIGTERM first, so that an mpiexec ends its ranks.
+    """
+    process = subprocess.Popen(
+        command, cwd=cwd, env=clean_environment(**(env or {})), stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace",
+    )  # fmt: skip
+    try:
+        out, err = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        process.terminate()
+        try:
+            out, err = process.communicate(timeout=10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            out, err = process.communicate()
+        pytest.fail(f"no end after {timeout_s:g} s: {command}\nstdout:\n{out}\nstderr:\n{err}")
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
+def launch(
+    ranks: int,
+    *arguments: str,
+    timeout_s: float = 45,
+    cwd: Path = ROOT,
+    env: Mapping[str, str] | None = None,
+    options: Sequence[str] = (),
+) -> subprocess.CompletedProcess[str]:
+    """``mpiexec options... -n ranks python arguments...``, by plain mpiexec, not by mpicoll.run. For tests marked ``launch``."""
+    command = [mpiexec(), *options, "-n", str(ranks), sys.executable, *arguments]
+    done = run(command, timeout_s, cwd, {**LAUNCH_ENVIRONMENT, **(env or {})})
+    if NEVER_BEGAN in done.stderr:  # Open MPI's launcher, once in some hundred jobs on a busy machine, before any rank is there
+        done = run(command, timeout_s, cwd, {**LAUNCH_ENVIRONMENT, **(env or {})})
+    return done
