@@ -73,7 +73,7 @@ def _settings(words: list[str]) -> int:
 
 def _bench(words: list[str]) -> int:
     """Measures in this process if a launcher has started it as a rank; starts the ranks otherwise."""
-    from mpicoll._launch.detect import detect
+    from mpicoll._discovery.detect import detect
 
     launcher_words, bench_words = split_bench(words)
     if detect() is not None or set(bench_words) & set(BENCH_ALONE):

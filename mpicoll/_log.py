@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from functools import cache
 
 from mpicoll import _config
-from mpicoll._launch import detect
+from mpicoll._discovery import detect
 
 logger = logging.getLogger("mpicoll")
 logger.addHandler(logging.NullHandler())

@@ -24,8 +24,8 @@ import torch
 from torch.distributed import distributed_c10d as c10d
 
 from mpicoll._c10d import ddp, dynamo, register, requested, some_ranks
+from mpicoll._discovery import detect
 from mpicoll._engine import registry
-from mpicoll._launch import detect
 from mpicoll._mpi import abort, runtime
 from mpicoll.errors import LaunchError
 

@@ -36,7 +36,7 @@ def autoload() -> None:
             return
         _wrap(c10d)  # first: it is what later tells the user about any failure below
         _register(c10d)
-        from mpicoll._launch.detect import provide_open_mpi_settings, provide_torch_variables
+        from mpicoll._discovery.detect import provide_open_mpi_settings, provide_torch_variables
 
         provide_torch_variables()
         if "mpi4py.MPI" not in sys.modules:  # importing it starts MPI
@@ -79,7 +79,7 @@ def translate(backend: object) -> str | None:
 
 
 def _register(c10d: Any) -> None:
-    from mpicoll._launch.detect import started_by_mpi
+    from mpicoll._discovery.detect import started_by_mpi
 
     registry = c10d.Backend
     if OURS in registry.backend_list:

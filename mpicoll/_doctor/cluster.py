@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from mpicoll._discovery import find
+from mpicoll._discovery.detect import without_job
+from mpicoll._discovery.find import Mpi
+from mpicoll._discovery.slurm import allocated_nodes
 from mpicoll._doctor.cuda import Finding
-from mpicoll._launch import find
-from mpicoll._launch.detect import without_job
-from mpicoll._launch.find import Mpi
-from mpicoll._launch.plan import slurm_nodes
 from mpicoll.errors import LaunchError
 
 TOOL_TIMEOUT_S = 20.0  # of srun --mpi=list and ompi_info; usual is 1 s
@@ -63,7 +63,7 @@ def check_scheduler(environ: Mapping[str, str], mpi: Mpi | None, types: tuple[st
     findings = []
     for name, variable, file, remedy in SCHEDULERS:
         if variable in environ:
-            hosts = [host for host, _ in slurm_nodes(environ)] if name == "Slurm" else hosts_of(environ.get(file, ""))
+            hosts = [host for host, _ in allocated_nodes(environ)] if name == "Slurm" else hosts_of(environ.get(file, ""))
             findings.append(_job(name, environ[variable], hosts, remedy))
     if types is not None:
         findings.append(_srun(mpi, types))

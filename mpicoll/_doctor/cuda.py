@@ -1,5 +1,5 @@
 """The doctor's look at torch and at GPUs: which torch, which GPU, and whether MPI may be handed GPU memory, as
-`mpicoll._launch.cuda_support` finds. Imports no torch itself.
+`mpicoll._discovery.cuda_support` finds. Imports no torch itself.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mpicoll import _config
-from mpicoll._launch import cuda_support
+from mpicoll._discovery import cuda_support
 
 
 @dataclass(frozen=True)

@@ -20,15 +20,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import mpicoll._launch.binding as binding
+import mpicoll._discovery.binding as binding
 from mpicoll import _config
 from mpicoll._cpus import allowed, usable_cores
+from mpicoll._discovery import cuda_support, detect, find
+from mpicoll._discovery.detect import Launch
+from mpicoll._discovery.find import Mpi
+from mpicoll._discovery.torch_facts import torch_facts
 from mpicoll._doctor import cluster, cuda, python_packages, trial
 from mpicoll._doctor.cuda import Finding
-from mpicoll._launch import cuda_support, detect, find
-from mpicoll._launch.detect import Launch
-from mpicoll._launch.find import Mpi
-from mpicoll._launch.torch_facts import torch_facts
 from mpicoll.errors import LaunchError
 
 MINIMUM_SHARED_MEMORY = 64 * 2**20  # bytes; below it MPI itself may fail to start a few ranks

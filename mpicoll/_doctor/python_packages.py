@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from mpicoll._discovery import find
+from mpicoll._discovery.detect import Launch
 from mpicoll._doctor.cuda import Finding
-from mpicoll._launch import find
-from mpicoll._launch.detect import Launch
 
 TRUE = ("1", "true", "yes", "y", "t", "on")
 PACKAGES = ("accelerate", "lightning", "pytorch-lightning")

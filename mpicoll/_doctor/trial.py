@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from mpicoll import _config
+from mpicoll._discovery.detect import without_job
 from mpicoll._doctor.cuda import Finding
-from mpicoll._launch.detect import without_job
 
 MARK = "MPICOLL_TRIAL "
 RANKS = 2

@@ -10,9 +10,9 @@ from typing import Any
 
 from mpicoll import _config
 from mpicoll._cuda import streams
+from mpicoll._discovery import cuda_support, probe
 from mpicoll._host import thresholds
 from mpicoll._host.thresholds import Choices
-from mpicoll._launch import cuda_support, probe
 from mpicoll._mpi.channel import Channel
 from mpicoll._mpi.library import MPI
 from mpicoll.errors import MpicollError

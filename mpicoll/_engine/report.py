@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from mpicoll._discovery import detect
 from mpicoll._host.thresholds import NEVER, Choices
-from mpicoll._launch import detect
 from mpicoll._log import logger
 from mpicoll._mpi.library import MPI
 from mpicoll._mpi.runtime import Runtime

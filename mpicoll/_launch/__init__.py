@@ -1,1 +1,1 @@
-"""Starting ranks: which MPI and mpiexec there are, the command line, the ranks' environment. Imports neither mpi4py nor torch."""
+"""Starting ranks: the command line, the plan, mpiexec's words, and what runs in each rank. Imports neither mpi4py nor torch."""

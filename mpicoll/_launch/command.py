@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from mpicoll._launch.find import Mpi, Mpiexec
+from mpicoll._discovery.find import Mpi, Mpiexec
 from mpicoll._launch.job import Placement, Program, Request, Where
 from mpicoll.errors import LaunchError
 

@@ -186,7 +186,7 @@ def _per_node(given: int | str | None, notes: list[str]) -> int | None:
 
 def count_gpus() -> int:
     """GPUs that torch sees here, asked in a process of its own. Raises LaunchError: torch does not answer."""
-    from mpicoll._launch.torch_facts import torch_facts
+    from mpicoll._discovery.torch_facts import torch_facts
 
     facts = torch_facts(os.environ)
     if "error" in facts:

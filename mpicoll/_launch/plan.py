@@ -29,9 +29,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from mpicoll._discovery.detect import OPEN_MPI_SETTINGS
+from mpicoll._discovery.find import Mpi, Mpiexec
+from mpicoll._discovery.slurm import allocated_nodes
 from mpicoll._launch.command import binding_words, hydra_command, openmpi_command, output_words
-from mpicoll._launch.detect import OPEN_MPI_SETTINGS, expand_hosts, tasks_per_node
-from mpicoll._launch.find import Mpi, Mpiexec
 from mpicoll._launch.hostfile import Host
 from mpicoll._launch.job import NOTHING_ASKED, Placement, Plan, Program, Request, Site, Where
 from mpicoll.errors import LaunchError
@@ -96,7 +97,7 @@ def _on_first_nodes(programs: Sequence[Program], nodes: int, site: Site) -> list
     if program.hosts is not None:
         known, source = program.hosts, "the host list has"
     else:
-        known = tuple(Host(name, tasks) for name, tasks in slurm_nodes(site.environ))
+        known = tuple(Host(name, tasks) for name, tasks in allocated_nodes(site.environ))
         source = f"Slurm job {site.environ.get('SLURM_JOB_ID')} has"
     if not known and nodes > 1:
         raise LaunchError(
@@ -123,15 +124,6 @@ def _allocated_hosts(programs: Sequence[Program], site: Site) -> tuple[Host, ...
     return None
 
 
-def slurm_nodes(environ: Mapping[str, str]) -> list[tuple[str, int]]:
-    """(host, tasks) of the Slurm allocation around us; empty outside one."""
-    hosts = (
-        expand_hosts(environ.get("SLURM_JOB_NODELIST", environ.get("SLURM_NODELIST", ""))) if "SLURM_JOB_ID" in environ else []
-    )
-    tasks = tasks_per_node(environ.get("SLURM_TASKS_PER_NODE", ""))
-    return list(zip(hosts, tasks if len(tasks) == len(hosts) else [1] * len(hosts), strict=True))
-
-
 def _count(program: Program, hosts: tuple[Host, ...] | None, site: Site, programs: int, notes: list[str]) -> tuple[Program, int]:
     if program.ranks is not None:
         return program, program.ranks
@@ -148,7 +140,7 @@ def _count(program: Program, hosts: tuple[Host, ...] | None, site: Site, program
             f"{' '.join(program.command)}: say how many ranks of it to start, with -n N; several programs with `:`"
             " between them each need one"
         )
-    nodes = slurm_nodes(site.environ)
+    nodes = allocated_nodes(site.environ)
     if program.per_node is not None:
         return program, program.per_node * max(1, len(nodes))
     if nodes:
@@ -211,7 +203,7 @@ def _where(placements: Sequence[Placement | None], ranks: int, site: Site) -> Wh
         here = sum(count for host, count in per_host.items() if site.is_here(host))
         several = len(per_host) > 1 or here == 0
         return Where(_address(first, several, site), several, here, max(per_host.values()))
-    nodes = slurm_nodes(site.environ)
+    nodes = allocated_nodes(site.environ)
     if len(nodes) > 1:
         on_a_node = math.ceil(ranks / len(nodes)) if sum(n for _, n in nodes) < ranks else max(n for _, n in nodes)
         return Where(nodes[0][0], True, min(on_a_node, ranks), min(on_a_node, ranks))

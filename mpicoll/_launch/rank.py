@@ -21,7 +21,7 @@ import sys
 import time
 from types import TracebackType
 
-from mpicoll._launch import detect
+from mpicoll._discovery import detect
 
 LAST_WORDS_S = 0.2  # Hydra ends the job without reading on: the end of a traceback was lost in 2 of 2 runs without this
 

@@ -21,10 +21,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from mpicoll._cpus import read, usable_cores
+from mpicoll._discovery.detect import ADDED, without_job
+from mpicoll._discovery.find import Mpi, Mpiexec, find_mpi, find_mpiexec
 from mpicoll._launch import mpiexec_reaper
 from mpicoll._launch.command_line import PROG, Options, parse
-from mpicoll._launch.detect import ADDED, without_job
-from mpicoll._launch.find import Mpi, Mpiexec, find_mpi, find_mpiexec
 from mpicoll._launch.job import Plan, Program, Site
 from mpicoll._launch.plan import plan
 from mpicoll.errors import LaunchError

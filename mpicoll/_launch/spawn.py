@@ -31,7 +31,8 @@ from typing import Any
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
 import mpicoll._launch.run as run
-from mpicoll._launch import command_line, detect, terminate
+from mpicoll._discovery import detect, terminate
+from mpicoll._launch import command_line
 from mpicoll._launch.job import Program
 from mpicoll._launch.rank import abort_job
 from mpicoll.errors import LaunchError, MpicollError

@@ -25,7 +25,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from mpicoll._launch import detect
+from mpicoll._discovery import detect
 
 # They name one rank of one job, whatever the launcher; a process that has the same ones as its parent is the same rank.
 IDENTITY = (

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import mpi4py
 
 from mpicoll import _cpus
-from mpicoll._launch import binding, detect
+from mpicoll._discovery import binding, detect
 from mpicoll._mpi import claim, open_mpi
 from mpicoll.errors import LaunchError
 

@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 
-from mpicoll._launch import detect, probe
+from mpicoll._discovery import detect, probe
 
 SETTINGS = detect.OPEN_MPI_SETTINGS
 

@@ -14,7 +14,7 @@ from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
 from mpicoll import _cpus
-from mpicoll._launch import binding, detect
+from mpicoll._discovery import binding, detect
 from mpicoll._mpi import open_mpi
 from mpicoll.errors import ForkedProcess, LaunchError, ThreadLevelError
 
@@ -275,7 +275,7 @@ def check_size(asked: int, source: str) -> None:
 
 @cache
 def _warn_of_binding(mpi: Any) -> None:
-    """Once, on rank 0; see Note [One core for a rank] in `mpicoll._launch.binding`."""
+    """Once, on rank 0; see Note [One core for a rank] in `mpicoll._discovery.binding`."""
     launch = detect.detect()
     if launch is None or mpi.COMM_WORLD.Get_rank() != 0:
         return

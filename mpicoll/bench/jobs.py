@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from mpicoll._launch import detect
+from mpicoll._discovery import detect
 
 if TYPE_CHECKING:  # importing it starts MPI, whose start such a job may want to measure
     from mpicoll.bench.control import Referee

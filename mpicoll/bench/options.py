@@ -12,7 +12,7 @@ from typing import IO, NoReturn
 import torch
 
 from mpicoll._cuda import streams
-from mpicoll._launch import detect
+from mpicoll._discovery import detect
 from mpicoll.bench import arguments, ddp, formulas, model, patterns, plot, tune
 from mpicoll.bench.exchanges import COLLECTIVES
 from mpicoll.bench.formulas import EMPTY, REDUCTIONS

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mpicoll._launch import detect
+from mpicoll._discovery import detect
 from mpicoll.bench import jobs
 
 IMPORT = """

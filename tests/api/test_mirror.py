@@ -234,7 +234,7 @@ def test_the_doors_share_their_group(world: Any, rank: int, size: int) -> None:
 def test_importing_starts_nothing() -> None:
     """Neither torch nor mpi4py is loaded by `import mpicoll`, nor by what `python -m mpicoll.run` needs."""
     code = (
-        "import sys, mpicoll, mpicoll._launch.detect, mpicoll._config, mpicoll.errors\n"
+        "import sys, mpicoll, mpicoll._discovery.detect, mpicoll._config, mpicoll.errors\n"
         "print([name for name in ('torch', 'mpi4py', 'numpy') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=clean_environment(), timeout=60)

@@ -13,8 +13,8 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from mpicoll._c10d import register
+from mpicoll._discovery.detect import started_by_mpi
 from mpicoll._engine import registry
-from mpicoll._launch.detect import started_by_mpi
 from tests.support import agree, needs_sort_ranks
 
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from mpicoll._c10d import register
-from mpicoll._launch import detect
+from mpicoll._discovery import detect
 from tests.support import run
 
 BUDGET_S = 0.005  # how much slower `import torch` may become
@@ -107,7 +107,7 @@ def test_import_torch_is_not_slower(tmp_path: Path) -> None:
 def test_a_failure_is_kept_for_the_one_who_asks() -> None:
     code = """
 import sys
-sys.modules["mpicoll._launch.detect"] = None
+sys.modules["mpicoll._discovery.detect"] = None
 import torch
 import torch.distributed as dist
 print("imported")
@@ -120,7 +120,7 @@ except RuntimeError as error:
     lines = done.stdout.splitlines()
     assert (done.returncode, done.stderr, lines[0]) == (0, "", "imported"), done
     assert "could not register" in lines[1], done
-    assert "mpicoll._launch.detect" in lines[1], done
+    assert "mpicoll._discovery.detect" in lines[1], done
 
 
 @pytest.mark.launch

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mpicoll._c10d.init import BACKEND_SUBCLASSES
-from mpicoll._launch.detect import OWNER_PID
+from mpicoll._discovery.detect import OWNER_PID
 from tests.support import LAUNCH_ENVIRONMENT, mpiexec, run
 
 SCRIPTS = Path(__file__).parent / "scripts"

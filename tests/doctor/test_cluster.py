@@ -15,9 +15,9 @@ import mpicoll._doctor.cluster as cluster
 import mpicoll._doctor.doctor as doctor
 import mpicoll._doctor.python_packages as packages
 import mpicoll._doctor.trial as trial
+from mpicoll._discovery.detect import Launch
+from mpicoll._discovery.find import Mpi
 from mpicoll._doctor.cluster import Fabric
-from mpicoll._launch.detect import Launch
-from mpicoll._launch.find import Mpi
 from tests.support import ROOT, clean_environment
 
 OPENMPI = Mpi("Open MPI", (5, 0, 11), "/o/lib/libmpi.so.40")
@@ -185,7 +185,7 @@ def test_an_mpi_that_does_not_say() -> None:
 
 @pytest.mark.launch
 def test_this_mpi_says_what_it_can_use() -> None:
-    from mpicoll._launch import find
+    from mpicoll._discovery import find
 
     mpi = find.find_mpi(None, os.environ)
     components = cluster.ompi_components(mpi, os.environ)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from mpicoll import _cpus
+from mpicoll._discovery import binding
+from mpicoll._discovery.detect import Launch
 from mpicoll._doctor.doctor import check_binding
-from mpicoll._launch import binding
-from mpicoll._launch.detect import Launch
 from tests.support import is_open_mpi, launch
 
 OPEN_MPI = Launch("openmpi", 0, 2, 0, 2)
@@ -102,7 +102,7 @@ def test_cores_for_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
 # What Open MPI itself says it does, by MPI's interface for tools.
 YIELDS = """
 import ctypes, sys
-from mpicoll._launch.probe import loaded_library
+from mpicoll._discovery.probe import loaded_library
 def yields():
     mpi, level, index, count, handle = ctypes.CDLL(loaded_library()), *(ctypes.c_int() for _ in range(3)), ctypes.c_void_p()
     assert mpi.MPI_T_init_thread(0, ctypes.byref(level)) == 0
@@ -112,8 +112,8 @@ def yields():
     assert mpi.MPI_T_cvar_read(handle, ctypes.byref(value)) == 0
     return bool(value.value)
 """
-SAY = "sys.stdout.write(f'bound {binding.is_bound(cores.allowed())} yields {yields()}\\n')\n"
-INIT = "import mpicoll as dist; dist.init_process_group()\nfrom mpicoll import binding, cores\n"
+SAY = "sys.stdout.write(f'bound {binding.is_bound(_cpus.allowed())} yields {yields()}\\n')\n"
+INIT = "import mpicoll as dist; dist.init_process_group()\nfrom mpicoll import _cpus\nfrom mpicoll._discovery import binding\n"
 needs_cores = pytest.mark.skipif(_cpus.usable_cores() < 2, reason="each of 2 ranks needs a core of its own")
 on_open_mpi = pytest.mark.skipif(not is_open_mpi(), reason="MPICH gives its core away by itself, and its mpiexec binds nobody")
 
@@ -140,7 +140,7 @@ def test_the_user_is_told_once(before: bool) -> None:
     code = (
         "import os; os.environ.pop('OMPI_MCA_mpi_yield_when_idle', None)\n"
         + ("from mpi4py import MPI\n" if before else "")
-        + "from mpicoll import cores; cores.allowed_for = lambda pid: set(range(9))\n"
+        + "from mpicoll import _cpus; _cpus.allowed_for = lambda pid: set(range(9))\n"
         + INIT
         + "dist.destroy_process_group(); dist.init_process_group()\n"
     )

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mpicoll._launch.detect import (
+from mpicoll._discovery.detect import (
     ADDED,
     OPEN_MPI_SETTINGS,
     OWNER_PID,
@@ -15,14 +15,12 @@ from mpicoll._launch.detect import (
     TORCH_VARIABLES,
     Launch,
     detect,
-    expand_hosts,
-    first_host,
     provide_open_mpi_settings,
     provide_torch_variables,
     started_by_mpi,
-    tasks_per_node,
     without_job,
 )
+from mpicoll._discovery.slurm import expand_hosts, first_host, tasks_per_node
 
 OPENMPI = {
     "OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_LOCAL_RANK": "1",

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from mpicoll._launch import find
-from mpicoll._launch.find import Mpi, Mpiexec, fits, read_version
+from mpicoll._discovery import find
+from mpicoll._discovery.find import Mpi, Mpiexec, fits, read_version
 from mpicoll.errors import LaunchError
 
 OPENMPI = (Mpi("Open MPI", (5, 0, 11), "/o/lib/libmpi.so.40"), Mpiexec("/o/bin/mpiexec", "openmpi", (5, 0, 11)))

@@ -10,7 +10,7 @@ import pytest
 
 import mpicoll._launch.hostfile as hostfile
 import mpicoll._launch.run as run
-from mpicoll._launch.find import Mpi, Mpiexec
+from mpicoll._discovery.find import Mpi, Mpiexec
 from mpicoll._launch.job import Plan, Program, Request, Site
 from mpicoll._launch.plan import plan
 from mpicoll._mpi import open_mpi

@@ -16,7 +16,8 @@ import pytest
 
 import mpicoll._launch.run as run
 from mpicoll import _cpus
-from mpicoll._launch import command_line, find
+from mpicoll._discovery import find
+from mpicoll._launch import command_line
 from mpicoll._launch.hostfile import Host
 from mpicoll.errors import LaunchError
 from tests.support import ROOT, clean_environment
@@ -269,7 +270,7 @@ def test_a_rank_can_start_a_job_of_its_own(tmp_path: Path) -> None:  # trap 57
         f"""
 import subprocess
 os.environ["_MPICOLL_OWNER_PID"] = str(os.getpid())
-from mpicoll._launch.detect import provide_torch_variables
+from mpicoll._discovery.detect import provide_torch_variables
 from mpi4py import MPI
 provide_torch_variables()
 if MPI.COMM_WORLD.rank == 0:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mpicoll._launch import detect
+from mpicoll._discovery import detect
 from mpicoll._launch.spawn import spawn
 from mpicoll.errors import LaunchError
 from tests.support import ROOT

@@ -20,13 +20,14 @@ LONGEST = 400  # lines of a file
 
 # Each room with the rooms below it. Words, in mpicoll itself, are modules that all rooms share; tools stand beside the rooms.
 WORDS = {"errors", "_failures", "_config", "_cpus"}
-FOUNDATION = {"_launch", "_log", "_mpi", "_cuda", "_algorithms"}
+FOUNDATION = {"_discovery", "_log", "_mpi", "_cuda", "_algorithms"}
 ENGINE = {"_engine", "_progress", "_host", "_device", "_tensors"}  # their order is not held yet
 BELOW = {
-    "_launch": set(),
-    "_log": {"_launch"},
-    "_doctor": {"_launch"},
-    "_mpi": {"_launch"},
+    "_discovery": set(),
+    "_launch": {"_discovery"},
+    "_doctor": {"_discovery"},
+    "_log": {"_discovery"},
+    "_mpi": {"_discovery"},
     "_cuda": set(),
     "_algorithms": {"_mpi"},
     **dict.fromkeys(ENGINE, ENGINE | FOUNDATION),

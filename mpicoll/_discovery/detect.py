@@ -23,6 +23,8 @@ import zlib
 from collections.abc import Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
 
+from mpicoll._discovery.slurm import first_host, tasks_per_node
+
 DEFAULT_MASTER_PORT = 29500  # torch's own default, where the launcher tells nothing that is unique to the job
 FIRST_MASTER_PORT, MASTER_PORTS = (
     20000,
@@ -284,61 +286,3 @@ def _provided(environ: Mapping[str, str]) -> list[str]:
 
 def _pairs(items: Iterable[str]) -> list[tuple[str, str, str]]:
     return [item.partition("=") for item in items]
-
-
-# --- Slurm's two shorthands -------------------------------------------------------------------------------------------
-
-
-def tasks_per_node(text: str) -> list[int]:
-    """``"4(x2),3"`` is ``[4, 4, 3]``; an empty list if the text is something else."""
-    counts: list[int] = []
-    for part in text.split(",") if text else ():
-        count, mark, times = part.partition("(x")
-        if not count.isdigit() or (mark and not times.rstrip(")").isdigit()):
-            return []
-        counts += [int(count)] * (int(times.rstrip(")")) if mark else 1)
-    return counts
-
-
-def first_host(nodelist: str) -> str | None:
-    """``"node[07-09,12],big1"`` is ``"node07"``; None for an empty list."""
-    hosts = expand_hosts(nodelist, limit=1)
-    return hosts[0] if hosts else None
-
-
-def expand_hosts(nodelist: str, limit: int | None = None) -> list[str]:
-    """Slurm's ``"node[07-09,12],big1"`` as ``["node07", "node08", "node09", "node12", "big1"]``, at most ``limit`` of
-    them.
-    """
-    hosts: list[str] = []
-    for item in _split_outside_brackets(nodelist):
-        for host in _expand(item):
-            if limit is not None and len(hosts) >= limit:
-                return hosts
-            hosts.append(host)
-    return hosts
-
-
-def _split_outside_brackets(text: str) -> list[str]:
-    items, depth, item = [], 0, ""
-    for letter in text:
-        depth += (letter == "[") - (letter == "]")
-        if letter == "," and depth == 0:
-            items.append(item)
-            item = ""
-        else:
-            item += letter
-    return [item for item in (*items, item) if item.strip()]
-
-
-def _expand(item: str) -> Iterable[str]:
-    head, bracket, rest = item.strip().partition("[")
-    if not bracket:
-        yield head
-        return
-    ranges, _, tail = rest.partition("]")
-    for part in ranges.split(","):
-        first, _, last = part.partition("-")
-        for number in range(int(first), int(last or first) + 1) if first.isdigit() and (last or first).isdigit() else ():
-            for end in _expand(tail) if tail else ("",):
-                yield f"{head}{number:0{len(first)}d}{end}"

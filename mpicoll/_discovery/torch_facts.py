@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mpicoll import _config
-from mpicoll._launch.detect import without_job
+from mpicoll._discovery.detect import without_job
 
 MARK = "MPICOLL_TORCH "
 TORCH_CODE = f"""

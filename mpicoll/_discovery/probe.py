@@ -1,7 +1,7 @@
 """Looks at MPI from a process of its own, so that a broken MPI can neither hang nor kill the program that asks.
 
-Run as a script, by path: ``python .../mpicoll/mpi/probe.py library|start|job``; it imports nothing of mpicoll. Prints one line,
-`MARK` and a JSON object, and whatever MPI itself has to say. `mpicoll._launch.find.probe` starts it and reads the line.
+Run as a script, by path (``python .../probe.py library|start|job``); it imports nothing of mpicoll. Prints one line,
+`MARK` and a JSON object, and whatever MPI itself has to say. `mpicoll._discovery.find.probe` starts it and reads the line.
 
     library   which MPI library mpi4py loads; MPI is not started (about 0.1 s)
     start     the same, and MPI_Init in this process alone: thread level, limits, what MPI says about CUDA

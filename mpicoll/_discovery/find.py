@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from mpicoll import _config
-from mpicoll._launch.detect import without_job
+from mpicoll._discovery.detect import without_job
 from mpicoll.errors import LaunchError
 
 PROBE = Path(__file__).parent / "probe.py"
@@ -90,7 +90,7 @@ class Mpiexec:
 
 
 def probe(mode: str, environ: Mapping[str, str], timeout_s: float | None = None, keep_files: bool = False) -> dict[str, Any]:
-    """The report of ``_launch/probe.py mode``, run under ``environ`` with a time limit; a failure is the entry "error" of
+    """The report of ``_discovery/probe.py mode``, run under ``environ`` with a time limit; a failure is the entry "error" of
     the report.
 
     keep_files: hand our open files on, with which Hydra lets a rank talk to it (mode "job").

@@ -28,7 +28,7 @@ import os
 from collections.abc import Mapping, MutableMapping
 
 from mpicoll import _cpus
-from mpicoll._launch.detect import Launch
+from mpicoll._discovery.detect import Launch
 
 YIELD_SETTING = "OMPI_MCA_mpi_yield_when_idle"  # 1: Open MPI gives its core away between two looks while it waits
 

@@ -1,10 +1,10 @@
 """Has MPI carry GPU memory between two ranks, in a job of its own: a library that only believes it can ends in a segmentation
 fault, which whoever asks survives. Run as a script, by path, and never imported by the package:
 
-    mpiexec -n 2 python .../mpicoll/mpi/probe_cuda.py
+    mpiexec -n 2 python .../mpicoll/_discovery/probe_cuda.py
 
 No torch: the driver's own functions (libcuda), by ctypes. Rank 0 prints a line before each trial and one after it, so that a
-trial that crashed has a name. `mpicoll._launch.cuda_support` reads them.
+trial that crashed has a name. `mpicoll._discovery.cuda_support` reads them.
 """
 
 from __future__ import annotations

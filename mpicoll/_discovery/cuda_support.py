@@ -1,7 +1,7 @@
 """Whether this MPI may be handed GPU memory: by evidence, never by belief, as a wrong yes is a segmentation fault.
 
     claims   what the library says of itself, how it was built, what it was told, whether a GPU driver is here
-    prove    if it claims to: a job of its own (_launch/probe_cuda.py), in which two ranks really send GPU memory
+    prove    if it claims to: a job of its own (_discovery/probe_cuda.py), in which two ranks really send GPU memory
     decide   both, and MPICOLL_CUDA_AWARE, which has the last word
 
 Imports neither torch nor MPI: the doctor asks, too.
@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from mpicoll import _config
-from mpicoll._launch import terminate
-from mpicoll._launch.detect import without_job
+from mpicoll._discovery import terminate
+from mpicoll._discovery.detect import without_job
 
 PROBE = Path(__file__).parent / "probe_cuda.py"
 BEGUN, PASSED, WRONG = "MPICOLL_CUDA_BEGUN ", "MPICOLL_CUDA_PASSED ", "MPICOLL_CUDA_WRONG "  # probe_cuda.py's words

@@ -1,0 +1,69 @@
+"""What Slurm's environment variables say about an allocation: its nodes, and the tasks on each. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+
+def allocated_nodes(environ: Mapping[str, str]) -> list[tuple[str, int]]:
+    """(host, tasks) of the Slurm allocation around us; empty outside one."""
+    hosts = (
+        expand_hosts(environ.get("SLURM_JOB_NODELIST", environ.get("SLURM_NODELIST", ""))) if "SLURM_JOB_ID" in environ else []
+    )
+    tasks = tasks_per_node(environ.get("SLURM_TASKS_PER_NODE", ""))
+    return list(zip(hosts, tasks if len(tasks) == len(hosts) else [1] * len(hosts), strict=True))
+
+
+def tasks_per_node(text: str) -> list[int]:
+    """``"4(x2),3"`` is ``[4, 4, 3]``; an empty list if the text is something else."""
+    counts: list[int] = []
+    for part in text.split(",") if text else ():
+        count, mark, times = part.partition("(x")
+        if not count.isdigit() or (mark and not times.rstrip(")").isdigit()):
+            return []
+        counts += [int(count)] * (int(times.rstrip(")")) if mark else 1)
+    return counts
+
+
+def first_host(nodelist: str) -> str | None:
+    """``"node[07-09,12],big1"`` is ``"node07"``; None for an empty list."""
+    hosts = expand_hosts(nodelist, limit=1)
+    return hosts[0] if hosts else None
+
+
+def expand_hosts(nodelist: str, limit: int | None = None) -> list[str]:
+    """Slurm's ``"node[07-09,12],big1"`` as ``["node07", "node08", "node09", "node12", "big1"]``, at most ``limit`` of
+    them.
+    """
+    hosts: list[str] = []
+    for item in _split_outside_brackets(nodelist):
+        for host in _expand(item):
+            if limit is not None and len(hosts) >= limit:
+                return hosts
+            hosts.append(host)
+    return hosts
+
+
+def _split_outside_brackets(text: str) -> list[str]:
+    items, depth, item = [], 0, ""
+    for letter in text:
+        depth += (letter == "[") - (letter == "]")
+        if letter == "," and depth == 0:
+            items.append(item)
+            item = ""
+        else:
+            item += letter
+    return [item for item in (*items, item) if item.strip()]
+
+
+def _expand(item: str) -> Iterable[str]:
+    head, bracket, rest = item.strip().partition("[")
+    if not bracket:
+        yield head
+        return
+    ranges, _, tail = rest.partition("]")
+    for part in ranges.split(","):
+        first, _, last = part.partition("-")
+        for number in range(int(first), int(last or first) + 1) if first.isdigit() and (last or first).isdigit() else ():
+            for end in _expand(tail) if tail else ("",):
+                yield f"{head}{number:0{len(first)}d}{end}"
