@@ -29,7 +29,6 @@ from mpicoll.bench import (
     everything,
     jobs,
     machine,
-    model,
     options,
     overlap,
     plot,
@@ -39,6 +38,7 @@ from mpicoll.bench import (
     table,
     tune,
 )
+from mpicoll.bench.model import command as model_command
 from mpicoll.bench.report import Report
 from mpicoll.bench.rounds import QUICK, Pace
 from mpicoll.bench.stage import Stage, stage
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         remote_calls.measure(asked.sizes, asked.repeat or Pace().rounds, here, asked.width)
         return 0
     if asked.what == "model":
-        return model.main(asked) if options.rank() == 0 else 0
+        return model_command.main(asked) if options.rank() == 0 else 0
     pace = QUICK if asked.quick else PACES.get(asked.what, Pace())
     with stage(replace(pace, rounds=asked.repeat or pace.rounds), getattr(asked, "device", "cpu")) as there:
         if there.size < 2 and asked.what in BETWEEN_TWO:

@@ -13,10 +13,11 @@ import torch
 
 from mpicoll._cuda import streams
 from mpicoll._discovery import detect
-from mpicoll.bench import arguments, ddp, formulas, model, patterns, plot, tune
+from mpicoll.bench import arguments, ddp, formulas, patterns, plot, tune
 from mpicoll.bench.exchanges import COLLECTIVES
 from mpicoll.bench.formulas import EMPTY, REDUCTIONS
 from mpicoll.bench.messages import MESSAGES
+from mpicoll.bench.model import command as model_command
 from mpicoll.bench.row import API, BACKEND, GLOO, NCCL, RAW
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -92,7 +93,7 @@ def parser(description: str) -> Parser:
     everything.add_argument("--markdown", action="store_true", help="the table of targets in Markdown")
     commands.add_parser("check", parents=[common, files], help=_HELP["check"])
     tune.add_arguments(commands.add_parser("tune", parents=[common, files], help=_HELP["tune"]))
-    model.add_arguments(commands.add_parser("model", help=_HELP["model"]))
+    model_command.add_arguments(commands.add_parser("model", help=_HELP["model"]))
     return made
 
 

@@ -12,17 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from mpicoll._algorithms import direct, window
-from mpicoll._host import carrier
-from mpicoll.bench import model, model_formulas, model_page
-from mpicoll.bench.model_algorithms import ITEM, OPERATIONS, Algorithm, best, take_overs
-from mpicoll.bench.model_formulas import Machine
+from mpicoll.bench.model import command, page
+from mpicoll.bench.model.algorithms import ITEM, OPERATIONS, Algorithm, best, take_overs
+from mpicoll.bench.model.costs import ModelMachine
 from tests.support import ROOT
 
 PAGE = ROOT / "docs" / "model.md"
 FAST = 1e30  # bytes per second, so that it costs nothing
 # A message between nodes takes 10 s and a second per byte, one more for each that shares the card; within a node a second.
-SIMPLE = Machine(2, 1, 10.0, 1.0, 1.0, 1.0, FAST, FAST, 2, 0.0, 0.0)
+SIMPLE = ModelMachine(2, 1, 10.0, 1.0, 1.0, 1.0, FAST, FAST, 2, 0.0, 0.0)
 REDUCING = replace(SIMPLE, core_bandwidth=1.0)  # and a second for each byte that a core reads or writes
 
 
@@ -30,7 +28,7 @@ def algorithm(operation: str, name: str) -> Algorithm:
     return next(algorithm for algorithm in OPERATIONS[operation] if algorithm.name == name)
 
 
-def cost(operation: str, name: str, machine: Machine, nbytes: int) -> float:
+def cost(operation: str, name: str, machine: ModelMachine, nbytes: int) -> float:
     return algorithm(operation, name).cost(machine, nbytes)
 
 
@@ -51,11 +49,10 @@ def cost(operation: str, name: str, machine: Machine, nbytes: int) -> float:
         ("all_reduce", "ring", 2, 1, 8, 2 * (10 + 4)),
         ("all_reduce", "ring", 4, 1, 16, 6 * (10 + 4)),
         ("all_reduce", "ring", 2, 2, 16, 6 * (10 + 4)),
-        ("all_reduce", "leaders", 2, 2, 8, 2 * 1 + (10 + 8) + 1),
         ("all_reduce", "rails", 2, 2, 64, 2 * 1 + (10 + 64)),
         ("all_reduce", "rails", 2, 2, 128, 2 * 1 + (10 + 1 + 2 * 64)),
         ("all_reduce_half_precision", "as float32", 2, 1, 8, 10 + 16),
-        ("all_reduce_half_precision", "moved", 2, 1, 8, (10 + 4) + (10 + 4)),
+        ("all_reduce_half_precision", "direct", 2, 1, 8, (10 + 4) + (10 + 4)),
         ("all_reduce_half_precision", "rails", 2, 2, 64, 2 * 1 + (10 + 128)),
         ("reduce_scatter", "recursive halving", 2, 2, 16, (10 + 1 + 2 * 8) + 1),
         ("reduce_scatter", "ring", 4, 1, 16, 3 * (10 + 4)),
@@ -68,7 +65,6 @@ def cost(operation: str, name: str, machine: Machine, nbytes: int) -> float:
         ("broadcast", "binomial", 4, 1, 8, 2 * (10 + 8)),
         ("broadcast", "binomial", 2, 2, 8, (10 + 8) + 1),
         ("broadcast", "scatter + ring", 2, 1, 8, (10 + 4) + (10 + 4)),
-        ("broadcast", "leaders", 2, 2, 8, (10 + 8) + 1),
         ("all_to_all", "pairwise", 4, 1, 16, 3 * (10 + 4)),
         ("all_to_all", "Bruck", 4, 1, 16, 2 * (10 + 8)),
         ("all_to_all", "Bruck", 3, 1, 12, (10 + 4) + (10 + 4)),
@@ -134,7 +130,7 @@ TEXTBOOK: dict[tuple[str, str], Textbook] = {
 @pytest.mark.parametrize(("operation", "name"), list(TEXTBOOK))
 def test_one_rank_a_node_is_the_textbook(operation: str, name: str) -> None:
     for p in (2, 4, 8, 64, 1024):
-        machine = Machine(p, 1, gap_s=0.0)
+        machine = ModelMachine(p, 1, gap_s=0.0)
         per_byte = 1 / machine.core_bandwidth
         for n in (p * ITEM, 1 << 20, 1 << 30):
             told = TEXTBOOK[operation, name](1.5e-6, 1 / 12.5e9, 3 * per_byte, 2 * per_byte, n, p, p.bit_length() - 1)
@@ -148,7 +144,7 @@ def test_every_textbook_formula_is_tested() -> None:
 def test_the_first_take_over_is_where_the_formulas_meet() -> None:
     a, b, c = 1.5e-6, 1 / 12.5e9, 3 / 20e9
     meet = 2 * a / (2 * (b + c) - 3 / 4 * (2 * b + c))  # lg 4 (a + nb + nc) = 2 lg 4 a + 3/4 n (2b + c)
-    first, second, *_ = take_overs("all_reduce", Machine(4, 1, gap_s=0.0), (4, 1 << 30))
+    first, second, *_ = take_overs("all_reduce", ModelMachine(4, 1, gap_s=0.0), (4, 1 << 30))
     assert (first.name, second.name) == ("recursive doubling", "Rabenseifner")
     assert second.nbytes == math.ceil(meet)
 
@@ -156,7 +152,7 @@ def test_the_first_take_over_is_where_the_formulas_meet() -> None:
 # -- how it grows ------------------------------------------------------------------------------------------------------
 
 EVERYTHING = [(operation, one.name) for operation, all_ in OPERATIONS.items() for one in all_]
-MACHINES = [Machine(nodes, ranks) for nodes in (1, 2, 3, 16, 1024) for ranks in (1, 2, 6, 64) if nodes * ranks > 1]
+MACHINES = [ModelMachine(nodes, ranks) for nodes in (1, 2, 3, 16, 1024) for ranks in (1, 2, 6, 64) if nodes * ranks > 1]
 
 
 @pytest.mark.parametrize(("operation", "name"), EVERYTHING)
@@ -172,7 +168,7 @@ def test_more_bytes_never_cost_less(operation: str, name: str) -> None:
 def test_more_nodes_never_cost_less(operation: str) -> None:
     for one in OPERATIONS[operation]:
         for ranks in (1, 2, 64):
-            found = [one.cost(Machine(nodes, ranks), 1 << 26) for nodes in (2, 4, 16, 64, 256, 1024)]
+            found = [one.cost(ModelMachine(nodes, ranks), 1 << 26) for nodes in (2, 4, 16, 64, 256, 1024)]
             finite = [seconds for seconds in found if math.isfinite(seconds)]
             assert finite == sorted(finite), (one.name, ranks)
 
@@ -186,7 +182,7 @@ def test_a_worse_machine_never_costs_less(operation: str, name: str) -> None:
 
 @pytest.mark.parametrize("nodes", [4, 64, 1024])
 def test_few_bytes_cost_latencies_and_many_cost_bandwidth(nodes: int) -> None:
-    machine = Machine(nodes, 1, gap_s=0.0)
+    machine = ModelMachine(nodes, 1, gap_s=0.0)
     steps = nodes.bit_length() - 1
     assert cost("all_reduce", "recursive doubling", machine, 1) == pytest.approx(steps * 1.5e-6, rel=1e-3)
     per_byte = (nodes - 1) / nodes * (2 / 12.5e9 + 3 / 20e9)
@@ -199,7 +195,7 @@ def test_few_bytes_cost_latencies_and_many_cost_bandwidth(nodes: int) -> None:
 
 
 def test_who_begins_with_the_farthest_sends_so_many_times_more_out() -> None:
-    machine = Machine(
+    machine = ModelMachine(
         4, 8, latency_s=0.0, bandwidth=1.0, gap_s=0.0, node_latency_s=0.0, memory_bandwidth=FAST, core_bandwidth=FAST
     )
     n = 1 << 20
@@ -214,18 +210,18 @@ def test_who_begins_with_the_farthest_sends_so_many_times_more_out() -> None:
 @pytest.mark.parametrize("operation", list(OPERATIONS))
 @pytest.mark.parametrize(("nodes", "ranks"), [(1, 2), (1, 64), (2, 2), (12, 1), (12, 6), (1024, 64)])
 def test_take_overs_are_those_of_the_table(operation: str, nodes: int, ranks: int) -> None:
-    machine = Machine(nodes, ranks)
-    found = take_overs(operation, machine, model.SIZES)
+    machine = ModelMachine(nodes, ranks)
+    found = take_overs(operation, machine, command.SIZES)
     assert [over.after for over in found] == [None, *(over.name for over in found[:-1])]
     for over in found:
         if over.after is not None:
             assert names(operation, machine, [over.nbytes - 1, over.nbytes]) == [over.after, over.name]
-    for nbytes in model.SIZES:
+    for nbytes in command.SIZES:
         last = [over.name for over in found if over.nbytes <= nbytes][-1:]
         assert names(operation, machine, [nbytes]) == (last or [None])
 
 
-def names(operation: str, machine: Machine, sizes: Sequence[int]) -> list[str | None]:
+def names(operation: str, machine: ModelMachine, sizes: Sequence[int]) -> list[str | None]:
     found = [best(operation, machine, nbytes) for nbytes in sizes]
     return [one.name if one is not None else None for one in found]
 
@@ -237,11 +233,8 @@ def test_there_is_a_best_one_from_an_element_a_rank_on() -> None:
 
 
 def test_sizes_are_those_of_the_algorithms() -> None:
-    assert model_formulas.LINE == window.LINE
-    assert model_formulas.PAGE == carrier.PAGE
-    assert model_formulas.MOVED_CHUNK == direct.CHUNK
-    assert Machine(1, 2).chunk == 1 << 20
-    assert Machine(1, 64).chunk == 500 << 10
+    assert ModelMachine(1, 2).chunk == 1 << 20
+    assert ModelMachine(1, 64).chunk == 500 << 10
 
 
 # -- the page ----------------------------------------------------------------------------------------------------------
@@ -250,7 +243,7 @@ def test_sizes_are_those_of_the_algorithms() -> None:
 def test_the_page_holds_what_the_module_prints() -> None:
     text = PAGE.read_text()
     between = text.split("<!-- model -->\n")[1].split("<!-- /model -->")[0]
-    assert between == model_page.markdown() + "\n", (
+    assert between == page.markdown() + "\n", (
         "docs/model.md is not what `python -m mpicoll.bench model --markdown` prints; put that between its markers"
     )
     assert text.index("<!-- growth -->") < text.index("<!-- /growth -->")
@@ -260,8 +253,8 @@ def test_the_page_holds_what_the_module_prints() -> None:
     ("seconds", "text"), [(0.0, "0 us"), (1.2345e-6, "1.23 us"), (9.999e-4, "1000 us"), (0.0123, "12.3 ms"), (234.5, "234 s")]
 )
 def test_times_have_three_digits(seconds: float, text: str) -> None:
-    assert model_page.spell_time(seconds) == text
-    assert model_page.spell_time(math.inf) == "-"
+    assert page.spell_time(seconds) == text
+    assert page.spell_time(math.inf) == "-"
 
 
 # -- the command -------------------------------------------------------------------------------------------------------
@@ -269,8 +262,8 @@ def test_times_have_three_digits(seconds: float, text: str) -> None:
 
 def run(*words: str) -> int:
     parser = argparse.ArgumentParser(prog="model", usage="model")
-    model.add_arguments(parser)
-    return model.main(parser.parse_args(words))
+    command.add_arguments(parser)
+    return command.main(parser.parse_args(words))
 
 
 def test_prints_times_and_marks_the_best(capsys: pytest.CaptureFixture[str]) -> None:
@@ -280,12 +273,12 @@ def test_prints_times_and_marks_the_best(capsys: pytest.CaptureFixture[str]) -> 
     small, large = (line.split() for line in said.splitlines() if line.startswith(("      8 B", "   16 MiB")))
     assert small == ["8", "B", "20.0*", "-", "-"]
     assert large[3].endswith("*")
-    assert "leaders" not in said, "one rank a node"
+    assert "rails" not in said, "one rank a node"
     assert "Rabenseifner, after recursive doubling" in said
 
 
 @pytest.mark.parametrize("operation", list(OPERATIONS))
-@pytest.mark.parametrize("network", list(model.NETWORKS))
+@pytest.mark.parametrize("network", list(command.NETWORKS))
 def test_every_operation_on_every_network(operation: str, network: str, capsys: pytest.CaptureFixture[str]) -> None:
     for nodes, ranks in (("1", "2"), ("3", "5"), ("1024", "128")):
         assert run("--operation", operation, "--network", network, "--nodes", nodes, "--ranks-per-node", ranks) == 0
@@ -305,8 +298,8 @@ def test_csv_has_a_line_for_each_size_and_algorithm(tmp_path: Path, capsys: pyte
     file = tmp_path / "out.csv"
     assert run("--csv", str(file), "--sizes", "8", "1MiB") == 0
     rows = list(csv.DictReader(file.read_text().splitlines()))
-    assert [row["algorithm"] for row in rows if row["bytes"] == "8"] == ["recursive doubling", "leaders", "rails"]
-    assert len([row for row in rows if row["bytes"] == str(1 << 20)]) == 5
+    assert [row["algorithm"] for row in rows if row["bytes"] == "8"] == ["recursive doubling", "rails"]
+    assert len([row for row in rows if row["bytes"] == str(1 << 20)]) == 4
     for nbytes in ("8", str(1 << 20)):
         of_size = [row for row in rows if row["bytes"] == nbytes]
         assert min(of_size, key=lambda row: float(row["seconds"]))["best"] == "1"
@@ -322,7 +315,7 @@ def test_plot(tmp_path: Path) -> None:
 
 def test_markdown_prints_the_page(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--markdown") == 0
-    assert capsys.readouterr().out == model_page.markdown() + "\n"
+    assert capsys.readouterr().out == page.markdown() + "\n"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The tables of docs/model.md: formulas, where each algorithm takes over, times from 1 node to 1,024."""
+"""The tables of docs/model.md: formulas, the sizes from which each algorithm is best, times from 1 node to 1,024."""
 
 from __future__ import annotations
 
@@ -6,31 +6,31 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from mpicoll.bench.model_algorithms import ITEM, OPERATIONS, best, take_overs
-from mpicoll.bench.model_formulas import Machine
+from mpicoll.bench.model.algorithms import ITEM, OPERATIONS, best, take_overs
+from mpicoll.bench.model.costs import ModelMachine
 
 NODES = (1, 2, 4, 16, 64, 256, 1024)
 RANKS = (64, 2)  # per node
 LEAST, MOST = 4, 1 << 30  # bytes
 SIZES = (8, 64 << 10, 1 << 20, 64 << 20)
-IN_PARTS_SIZES = (1 << 20, 64 << 20, 1 << 30)  # of all ranks' parts; a block of 16 bytes for each of 65,536 ranks at the least
-WHOLE = ("all_reduce", "all_reduce_half_precision", "broadcast")  # operations on a tensor that is not dealt out
-MACHINE = Machine(1, 1)  # but for nodes and ranks
+IN_PARTS_SIZES = (1 << 20, 64 << 20, 1 << 30)  # of all parts; at least 16 bytes for each of 65,536 ranks
+WHOLE = ("all_reduce", "all_reduce_half_precision", "broadcast")  # operations whose tensor is not split among the ranks
+MACHINE = ModelMachine(1, 1)  # nodes and ranks are replaced
 US, GB = 1e-6, 1e9
 
 
-def describe(machine: Machine) -> str:
-    """But for the numbers of nodes and ranks."""
+def describe(machine: ModelMachine) -> str:
+    """The figures of a machine, without its numbers of nodes and ranks."""
     copies = "1 copy" if machine.copies == 1 else f"{machine.copies} copies"
     return (
         f"network {machine.latency_s / US:g} us, {machine.bandwidth / GB:g} GB/s, {machine.gap_s / US:g} us a message; "
         f"node {machine.node_latency_s / US:g} us, {copies} a message; memory {machine.memory_bandwidth / GB:g} GB/s, "
-        f"a core's {machine.core_bandwidth / GB:g} GB/s; {machine.call_s / US:g} us a call"
+        f"{machine.core_bandwidth / GB:g} GB/s per core; {machine.call_s / US:g} us a call"
     )
 
 
 def about(nbytes: float) -> str:
-    """12345 -> "12.1 KiB": three digits."""
+    """12345 -> "12.1 KiB", in three digits."""
     for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
         if nbytes >= unit:
             return f"{_digits(nbytes / unit)} {name}"
@@ -38,7 +38,7 @@ def about(nbytes: float) -> str:
 
 
 def spell_time(seconds: float) -> str:
-    """0.00001234 -> "12.3 us"; what is infinite -> "-"."""
+    """0.00001234 -> "12.3 us"; infinity -> "-"."""
     if not math.isfinite(seconds):
         return "-"
     for unit, name in ((1.0, "s"), (1e-3, "ms")):
@@ -51,14 +51,14 @@ def _digits(value: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def list_take_overs(operation: str, machine: Machine, sizes: Sequence[int]) -> str:
+def list_take_overs(operation: str, machine: ModelMachine, sizes: Sequence[int]) -> str:
     """ "recursive doubling; from 4.5 KiB ring"."""
     found = take_overs(operation, machine, sizes)
     return "; ".join(over.name if over.after is None else f"from {about(over.nbytes)} {over.name}" for over in found) or "-"
 
 
 def markdown() -> str:
-    """What stands between the page's markers."""
+    """The text between the markers of the page."""
     return "\n".join([*_formulas(), *_take_overs(), *_times()])
 
 
@@ -70,16 +70,16 @@ def _formulas() -> list[str]:
     return lines
 
 
-def _machines(ranks: int) -> list[Machine]:
+def _machines(ranks: int) -> list[ModelMachine]:
     return [replace(MACHINE, nodes=nodes, ranks=ranks) for nodes in NODES]
 
 
 def _take_overs() -> list[str]:
     lines = [
-        "## Where each takes over",
+        "## Sizes from which each is best",
         "",
         f"On this machine: {describe(MACHINE)}.",
-        f"From {about(LEAST)} (where it is dealt out, {ITEM} bytes a rank) to {about(MOST)}.",
+        f"From {about(LEAST)} (where the tensor is split among the ranks: {ITEM} bytes a rank) to {about(MOST)}.",
         "",
     ]
     for operation in OPERATIONS:
@@ -105,7 +105,7 @@ def _sizes(operation: str) -> tuple[int, ...]:
     return SIZES if operation in WHOLE else IN_PARTS_SIZES
 
 
-def _rows(operation: str, machines: Sequence[Machine], nbytes: int) -> list[tuple[str, ...]]:
+def _rows(operation: str, machines: Sequence[ModelMachine], nbytes: int) -> list[tuple[str, ...]]:
     chosen = [best(operation, machine, nbytes) for machine in machines]
     rows = []
     for algorithm in OPERATIONS[operation]:

@@ -1,6 +1,6 @@
-"""python -m mpicoll.bench model: what each algorithm would cost on a machine that is not at hand, and where another takes over.
+"""Estimates the time of each algorithm on another machine, and the sizes from which another algorithm is faster.
 
-Nothing is measured here, and no MPI is called: docs/model.md has the formulas, the symbols and what they leave out.
+It measures nothing and starts no ranks. docs/model.md has the formulas, their symbols and what they leave out.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mpicoll.bench import arguments, formulas, model_page
-from mpicoll.bench.model_algorithms import OPERATIONS, best, take_overs
-from mpicoll.bench.model_formulas import Machine
-from mpicoll.bench.model_page import GB, US, about, describe, list_take_overs
+from mpicoll.bench import arguments, formulas
+from mpicoll.bench.model import page
+from mpicoll.bench.model.algorithms import OPERATIONS, best, take_overs
+from mpicoll.bench.model.costs import ModelMachine
+from mpicoll.bench.model.page import GB, US, about, describe, list_take_overs
 
 SIZES = [8, 64, 512, 4 << 10, 32 << 10, 256 << 10, 2 << 20, 16 << 20, 128 << 20, 1 << 30]  # bytes
 REMEDY = "--plot needs matplotlib: pip install 'mpicoll[bench]'"
@@ -25,12 +26,14 @@ REMEDY = "--plot needs matplotlib: pip install 'mpicoll[bench]'"
 
 @dataclass(frozen=True)
 class Network:
+    """Figures of a network between nodes."""
+
     latency_us: float
-    bandwidth_gb: float  # of a card, each direction
-    gap_us: float  # between messages of a card
+    bandwidth_gb: float  # of a network card, in each direction
+    gap_us: float  # between two messages of a card
 
 
-# Round numbers of an MPI's latency and a card's line rate; the gap is a card's, and with TCP a system call's.
+# Rounded. Latency: of MPI. Bandwidth: line rate of the card. Gap: of the card; with TCP the time of a system call.
 NETWORKS = {
     "slingshot": Network(2.0, 25.0, 0.01),  # 200 Gb/s
     "infiniband": Network(1.5, 12.5, 0.01),  # HDR100
@@ -40,45 +43,60 @@ NETWORKS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Those of this command."""
+    """Adds the options of `bench model`."""
     parser.description = __doc__
     add = parser.add_argument
-    add("--nodes", type=arguments.count, default=16, metavar="N", help="default 16")
-    add("--ranks-per-node", type=arguments.count, default=64, metavar="R", help="default 64")
-    add("--network", choices=list(NETWORKS), default="infiniband", help="what the next three are by default; default infiniband")
-    add("--latency", type=arguments.number, metavar="US", help="of a message between nodes, microseconds")
-    add("--bandwidth", type=arguments.positive, metavar="GB/s", help="of a node's network card, in each direction")
-    add("--gap", type=arguments.number, metavar="US", help="between two messages of a card, microseconds")
-    add("--node-latency", type=arguments.number, default=0.5, metavar="US", help="of a message within a node; default 0.5")
-    add("--node-copies", type=int, choices=(1, 2), default=2, help="of such a message; 1: CMA or XPMEM; default 2")
+    add("--nodes", type=arguments.count, default=16, metavar="N", help="number of nodes; default 16")
+    add("--ranks-per-node", type=arguments.count, default=64, metavar="R", help="ranks on each node; default 64")
+    add(
+        "--network",
+        choices=list(NETWORKS),
+        default="infiniband",
+        help="sets the defaults of the next three options; default infiniband",
+    )
+    add("--latency", type=arguments.number, metavar="US", help="latency of a message between nodes, microseconds")
+    add("--bandwidth", type=arguments.positive, metavar="GB/s", help="bandwidth of the network card of a node, in each direction")
+    add("--gap", type=arguments.number, metavar="US", help="time between two messages of one card, microseconds")
+    add(
+        "--node-latency",
+        type=arguments.number,
+        default=0.5,
+        metavar="US",
+        help="latency of a message within a node, microseconds; default 0.5",
+    )
+    add(
+        "--node-copies", type=int, choices=(1, 2), default=2, help="copies of a message within a node; 1: CMA or XPMEM; default 2"
+    )
     add(
         "--memory-bandwidth",
         type=arguments.positive,
         default=300.0,
         metavar="GB/s",
-        help="of a node, read and written; default 300",
+        help="memory bandwidth of a node, reads plus writes; default 300",
     )
-    add("--core-bandwidth", type=arguments.positive, default=20.0, metavar="GB/s", help="the same, of one core; default 20")
-    add("--call", type=arguments.number, default=1.0, metavar="US", help="of one step of Python; default 1")
-    add("--operation", choices=list(OPERATIONS), default="all_reduce", help="default all_reduce")
+    add(
+        "--core-bandwidth", type=arguments.positive, default=20.0, metavar="GB/s", help="memory bandwidth of one core; default 20"
+    )
+    add("--call", type=arguments.number, default=1.0, metavar="US", help="time of one Python call, microseconds; default 1")
+    add("--operation", choices=list(OPERATIONS), default="all_reduce", help="the operation; default all_reduce")
     add(
         "--sizes",
         type=arguments.size,
         nargs="+",
         default=SIZES,
         metavar="S",
-        help="8 64KiB 1MiB ...; of the tensor, or of all ranks' parts together",
+        help="8 64KiB 1MiB ...; bytes of the tensor, or of the parts of all ranks together",
     )
-    add("--csv", metavar="FILE", help="a line for each size and algorithm")
-    add("--plot", metavar="FILE.png", help="time over size (needs matplotlib)")
-    add("--markdown", action="store_true", help="prints the tables of docs/model.md instead, which have machines of their own")
+    add("--csv", metavar="FILE", help="write a line for each size and algorithm")
+    add("--plot", metavar="FILE.png", help="draw time over size (needs matplotlib)")
+    add("--markdown", action="store_true", help="print the tables of docs/model.md, for the machines of that page")
     parser.set_defaults(refuse=parser.error)
 
 
 def main(options: argparse.Namespace) -> int:
-    """Prints the table. What cannot be is refused by the parser, in one line."""
+    """Prints the table. Exits with status 2 and one line for a machine or a file that cannot be."""
     if options.markdown:
-        print(model_page.markdown())
+        print(page.markdown())
         return 0
     machine = _machine(options)
     _check(options, machine)
@@ -92,18 +110,18 @@ def main(options: argparse.Namespace) -> int:
     return 0
 
 
-def _machine(options: argparse.Namespace) -> Machine:
+def _machine(options: argparse.Namespace) -> ModelMachine:
     network = NETWORKS[options.network]
 
-    def given(value: float | None, default: float) -> float:
+    def either(value: float | None, default: float) -> float:
         return default if value is None else value
 
-    return Machine(
+    return ModelMachine(
         options.nodes,
         options.ranks_per_node,
-        latency_s=given(options.latency, network.latency_us) * US,
-        bandwidth=given(options.bandwidth, network.bandwidth_gb) * GB,
-        gap_s=given(options.gap, network.gap_us) * US,
+        latency_s=either(options.latency, network.latency_us) * US,
+        bandwidth=either(options.bandwidth, network.bandwidth_gb) * GB,
+        gap_s=either(options.gap, network.gap_us) * US,
         node_latency_s=options.node_latency * US,
         copies=options.node_copies,
         memory_bandwidth=options.memory_bandwidth * GB,
@@ -112,9 +130,9 @@ def _machine(options: argparse.Namespace) -> Machine:
     )
 
 
-def _check(options: argparse.Namespace, machine: Machine) -> None:
+def _check(options: argparse.Namespace, machine: ModelMachine) -> None:
     if machine.size < 2:
-        options.refuse("--nodes 1 --ranks-per-node 1: one rank has nobody to send to; two ranks or more")
+        options.refuse("--nodes 1 --ranks-per-node 1: one rank has nobody to send to; use two ranks or more")
     for option in ("csv", "plot"):
         file = getattr(options, option)
         if file and not Path(file).absolute().parent.is_dir():
@@ -123,18 +141,18 @@ def _check(options: argparse.Namespace, machine: Machine) -> None:
         options.refuse(REMEDY)
 
 
-def _where(machine: Machine) -> str:
+def _where(machine: ModelMachine) -> str:
     nodes = f"{machine.nodes} node{'s' if machine.nodes > 1 else ''}"
     ranks = f"{machine.ranks} rank{'s' if machine.ranks > 1 else ''}"
     return f"{nodes} x {ranks}; {describe(machine)}"
 
 
-def table(operation: str, machine: Machine, sizes: Sequence[int]) -> list[str]:
-    """Microseconds, size by algorithm; the best one marked. What this machine cannot have has no column."""
+def table(operation: str, machine: ModelMachine, sizes: Sequence[int]) -> list[str]:
+    """A line of microseconds for each size, the best marked. Algorithms that need another number of nodes have no column."""
     algorithms = [algorithm for algorithm in OPERATIONS[operation] if algorithm.where(machine)]
     widths = [max(len(algorithm.name), 10) + 3 for algorithm in algorithms]
     names = "".join(f"{algorithm.name:>{width - 1}} " for algorithm, width in zip(algorithms, widths, strict=True))
-    lines = [f"{operation}, microseconds by the model; * the best, - fewer elements than ranks", f"{'bytes':>9}{names}"]
+    lines = [f"{operation}, microseconds by the model; *: the best; -: fewer elements than ranks", f"{'bytes':>9}{names}"]
     for nbytes in sizes:
         chosen = best(operation, machine, nbytes)
         cells = [_cell(algorithm.cost(machine, nbytes), algorithm is chosen) for algorithm in algorithms]
@@ -149,7 +167,7 @@ def _cell(seconds: float, chosen: bool) -> str:
     return (f"{us:.2f}" if us < 10 else f"{us:.1f}" if us < 1000 else f"{us:.0f}") + ("*" if chosen else " ")
 
 
-def _take_over_lines(operation: str, machine: Machine, sizes: Sequence[int]) -> list[str]:
+def _take_over_lines(operation: str, machine: ModelMachine, sizes: Sequence[int]) -> list[str]:
     found = take_overs(operation, machine, sizes)
     if not found:
         return ["  nowhere: there are fewer elements than ranks"]
@@ -157,7 +175,7 @@ def _take_over_lines(operation: str, machine: Machine, sizes: Sequence[int]) -> 
     return [f"  at {about(found[0].nbytes)}: {found[0].name}", *lines]
 
 
-def _write(file: str, operation: str, machine: Machine, sizes: Sequence[int]) -> None:
+def _write(file: str, operation: str, machine: ModelMachine, sizes: Sequence[int]) -> None:
     with Path(file).open("w", newline="") as out:
         writer = csv.writer(out)
         writer.writerow(["operation", "nodes", "ranks_per_node", "bytes", "algorithm", "seconds", "best"])
@@ -170,7 +188,7 @@ def _write(file: str, operation: str, machine: Machine, sizes: Sequence[int]) ->
                     writer.writerow(facts)
 
 
-def _draw(file: str, operation: str, machine: Machine, sizes: Sequence[int]) -> None:
+def _draw(file: str, operation: str, machine: ModelMachine, sizes: Sequence[int]) -> None:
     importlib.import_module("matplotlib").use("Agg")
     plt = importlib.import_module("matplotlib.pyplot")
 
