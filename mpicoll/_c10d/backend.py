@@ -48,6 +48,9 @@ RETURN_WORK = (
 NO_TRAMPOLINE = ("gather_single", "gather_into_tensor")  # C++ does not look for these on a Python backend
 
 
+MakeChild = Callable[["Communicator", Sequence[int], str, float], Backend]  # parent, its ranks, the child's name, timeout in s
+
+
 class _Desk(threading.local):
     expecting = False  # a Python caller is waiting for a Work in this thread
     work: TorchWork | None = None
@@ -62,6 +65,11 @@ class MpiBackend(Operations, Backend):
     """One backend of one of torch's process groups.
 
     The constants shadow C++ properties that would call back into Python without end.
+
+    Args:
+        communicator: The engine's group.
+        on_close: Called with the communicator before torch gives the group up.
+        make_child: Makes the backend of a part of the group.
     """
 
     supports_splitting = True
@@ -73,9 +81,9 @@ class MpiBackend(Operations, Backend):
     supports_completion_hooks = False
     _supports_time_estimate = False
 
-    def __init__(self, communicator: Communicator) -> None:
+    def __init__(self, communicator: Communicator, on_close: Callable[[Communicator], None], make_child: MakeChild) -> None:
         Backend.__init__(self, communicator.rank, communicator.size)
-        self.communicator = communicator
+        self.communicator, self.on_close, self._make_child = communicator, on_close, make_child
         _hand_over_works()
 
     def __repr__(self) -> str:
@@ -94,10 +102,7 @@ class MpiBackend(Operations, Backend):
         """
         if self.communicator.rank not in ranks:
             return _Nobody(0, 1)
-        from mpicoll._c10d import init
-
-        backend: MpiBackend = init.split(self.communicator, ranks, opts.group_name, opts._timeout.total_seconds())
-        return backend
+        return self._make_child(self.communicator, ranks, opts.group_name, opts._timeout.total_seconds())
 
     def perform_nocolor_split(self, device: Any) -> None:
         """Called, where the world is bound to a device, on who is no member of a new group: nothing, members make it alone."""

@@ -20,10 +20,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch.distributed import distributed_c10d as c10d
 
-from mpicoll._c10d import ddp, dynamo, register, requested, some_ranks
+from mpicoll._c10d import ddp, dynamo, names, requested, some_ranks
+from mpicoll._c10d.names import BACKEND_SUBCLASSES, OURS
 from mpicoll._discovery import detect
 from mpicoll._engine import registry
 from mpicoll._mpi import abort, runtime
@@ -32,11 +32,7 @@ from mpicoll.errors import LaunchError
 if TYPE_CHECKING:
     from mpicoll._engine.communicator import Communicator
 
-__all__ = ["BACKEND_SUBCLASSES", "closing", "create", "init_process_group", "new_group", "split"]
-
-# torch <= 2.13 takes only a ProcessGroup subclass from a Python backend; torch >= 2.14 takes a Backend subclass, and
-# then a group can have several, one per device
-BACKEND_SUBCLASSES = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 14)
+__all__ = ["create", "init_process_group", "new_group"]
 
 # The Python half of each group's adapter: TORCH_DISTRIBUTED_DEBUG=DETAIL wraps the C++ half and drops this one, and the
 # methods with it
@@ -58,7 +54,7 @@ def init_process_group(original: Callable[..., Any], arguments: dict[str, Any]) 
         original(**arguments)  # raises torch's own error
         return
     asked = arguments.get("backend")
-    translated = register.translate(asked)
+    translated = names.translate(asked)
     there = runtime.start()
     arguments = requested.unified(arguments)
     requested.check(arguments)
@@ -72,7 +68,7 @@ def init_process_group(original: Callable[..., Any], arguments: dict[str, Any]) 
         method = arguments.get("init_method")
         if arguments.get("store") is None and (method is None or str(method).startswith("env:")):
             arguments["init_method"] = "mpi://"
-    with _undone_on_failure(), _stopped_on_failure(some), register.visible():
+    with _undone_on_failure(), _stopped_on_failure(some), names.visible():
         before = sys.excepthook
         with _mixed(arguments, translated) if translated is not None else contextlib.nullcontext(arguments) as renamed:
             original(**renamed)
@@ -90,10 +86,10 @@ def new_group(original: Callable[..., Any], arguments: dict[str, Any]) -> Any:
     if world is None:
         return original(**arguments)  # raises torch's own error
     asked = str(arguments.get("backend") or c10d._world.pg_map[world][0])
-    translated = register.translate(asked)
+    translated = names.translate(asked)
     assert translated is not None  # the wrapper asked
     _start_beside(world, arguments)
-    with _undone_on_failure(), register.visible():
+    with _undone_on_failure(), names.visible():
         with _mixed(arguments, translated) as renamed, _named_by_members(arguments):
             group = original(**renamed)
         _rename(group, asked, renamed["backend"])
@@ -117,13 +113,13 @@ def create(options: Any) -> Any:
             "init_process_group take rank and size from MPI"
         )
     _alive[communicator] = _adapt(communicator, options)
-    register.serve(communicator.gpus)
+    names.serve(communicator.gpus)
     ddp.install()
     _close_to_dynamo()
     return _alive[communicator]
 
 
-def split(parent: Communicator, ranks: Sequence[int], name: str, timeout_s: float) -> Any:
+def _split(parent: Communicator, ranks: Sequence[int], name: str, timeout_s: float) -> Any:
     """The adapter over a new communicator of these ranks of ``parent``, in this order (collective over them)."""
     communicator = registry.create(name, [parent.global_ranks[rank] for rank in ranks], timeout_s)
     _alive[communicator] = _adapt(communicator, None)
@@ -134,16 +130,16 @@ def _adapt(communicator: Communicator, options: Any) -> Any:
     if _mixture is not None:
         from mpicoll._c10d.mixed import MixedProcessGroup
 
-        return MixedProcessGroup(communicator, _mixture, options)
+        return MixedProcessGroup(communicator, _closing, _mixture, options)
     if BACKEND_SUBCLASSES:
         from mpicoll._c10d.backend import MpiBackend
 
-        return MpiBackend(communicator)
+        return MpiBackend(communicator, _closing, _split)
     from mpicoll._c10d import functional_ops
     from mpicoll._c10d.process_group import MpiProcessGroup
 
     functional_ops.register()
-    return MpiProcessGroup(communicator)
+    return MpiProcessGroup(communicator, _closing)
 
 
 @functools.cache
@@ -153,7 +149,7 @@ def _close_to_dynamo() -> None:
         dynamo.close_package(f"mpicoll.{room}")
 
 
-def closing(communicator: Communicator) -> None:
+def _closing(communicator: Communicator) -> None:
     """Called when torch gives up a group of ours; with the world, the excepthooks are put back."""
     global _hooks
     _alive.pop(communicator, None)
@@ -179,7 +175,7 @@ def _mixed(arguments: dict[str, Any], translated: str) -> Iterator[dict[str, Any
     global _mixture
     _mixture = None if BACKEND_SUBCLASSES else _parts(translated)
     try:
-        yield {**arguments, "backend": translated if _mixture is None else register.OURS}
+        yield {**arguments, "backend": translated if _mixture is None else OURS}
     finally:
         _mixture = None
 
@@ -263,11 +259,11 @@ def _rename(group: Any, asked: str, given: str) -> None:
         return  # not a member, or a group that was there before
     asked = asked.lower().replace(" ", "")
     c10d._world.pg_map[group] = (asked, store)  # type: ignore[assignment]
-    if given == register.OURS and _parts(asked) is not None:
+    if given == OURS and _parts(asked) is not None:
         c10d._world.pg_backend_config[group] = asked
-    elif register.OURS not in asked:
+    elif OURS not in asked:
         config = c10d._world.pg_backend_config[group]
-        c10d._world.pg_backend_config[group] = config.replace(f":{register.OURS}", ":mpi")
+        c10d._world.pg_backend_config[group] = config.replace(f":{OURS}", ":mpi")
 
 
 @contextlib.contextmanager

@@ -21,8 +21,8 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.distributed.distributed_c10d import PrefixStore
 
+from mpicoll._c10d.names import OURS
 from mpicoll._c10d.process_group import MpiProcessGroup
-from mpicoll._c10d.register import OURS
 
 if TYPE_CHECKING:
     from mpicoll._engine.communicator import Communicator
@@ -59,8 +59,10 @@ class MixedProcessGroup(MpiProcessGroup):
     Raises: RuntimeError: torch was built without that backend; or the backend's own, such as NCCL's without a GPU.
     """
 
-    def __init__(self, communicator: Communicator, devices: dict[str, str], options: Any) -> None:
-        super().__init__(communicator)
+    def __init__(
+        self, communicator: Communicator, on_close: Callable[[Communicator], None], devices: dict[str, str], options: Any
+    ) -> None:
+        super().__init__(communicator, on_close)
         self._devices = list(devices)
         self._others = {device: _other(name, device, options) for device, name in devices.items() if name != OURS}
 

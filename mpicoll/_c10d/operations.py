@@ -10,7 +10,7 @@ Results count as in-place writes where they do with Gloo (_tensors/versions.py).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -32,9 +32,15 @@ T = TypeVar("T")
 
 
 class Operations:
-    """The operations of one group, over its communicator; a base of both adapters."""
+    """The operations of one group, over its communicator; a base of both adapters.
+
+    Attributes:
+        communicator: The engine's group.
+        on_close: Called with the communicator before torch gives the group up.
+    """
 
     communicator: Communicator
+    on_close: Callable[[Communicator], None]
     _together: Together | None = None  # collects what is started between _start_coalescing and _end_coalescing
     _sequence = 0
 
@@ -167,16 +173,12 @@ class Operations:
 
     def shutdown(self) -> None:
         """Called by destroy_process_group: frees the communicators. Nothing happens when the object is collected."""
-        from mpicoll._c10d import init
-
-        init.closing(self.communicator)
+        self.on_close(self.communicator)
         self.communicator.close()
 
     def abort(self) -> None:
         """Gives the group up without waiting for anybody; what is under way on other ranks will time out there."""
-        from mpicoll._c10d import init
-
-        init.closing(self.communicator)
+        self.on_close(self.communicator)
         self.communicator.fail(GroupFailed("aborted by the program"))
         self.communicator.close()
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed import ProcessGroup
 
+from mpicoll._c10d.names import devices
 from mpicoll._c10d.operations import Operations
-from mpicoll._c10d.register import devices
 
 if TYPE_CHECKING:
     from mpicoll._engine.communicator import Communicator
@@ -28,9 +29,9 @@ class MpiProcessGroup(Operations, ProcessGroup):  # type: ignore[misc]  # names 
     supports_shrinking = False
     supports_time_estimate = False
 
-    def __init__(self, communicator: Communicator) -> None:
+    def __init__(self, communicator: Communicator, on_close: Callable[[Communicator], None]) -> None:
         ProcessGroup.__init__(self, communicator.rank, communicator.size)  # type: ignore[call-arg]  # stub lacks this form
-        self.communicator = communicator
+        self.communicator, self.on_close = communicator, on_close
         self._name = communicator.name
         self._description = "undefined"
 

@@ -11,20 +11,15 @@ works. A failure is kept and raised when somebody asks for the backend (see `ens
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from collections.abc import Iterator
 from typing import Any
 
-from mpicoll._c10d import wrapping
+from mpicoll._c10d import names, wrapping
 
-__all__ = ["OURS", "autoload", "ensure", "translate"]
-
-OURS = "mpicoll"  # the name under which torch knows the plugin on every version; "mpi" is its public alias
+__all__ = ["autoload", "ensure"]
 
 _failure: Exception | None = None  # what went wrong in autoload, for `ensure`
-_hidden: dict[str, Any] = {}  # plugins that torch sees only inside `visible`; see Note [Hidden plugins]
-_aliases: set[str] = {OURS, "mpi"}  # backend names that are ours; "mpi" leaves if torch was built with an MPI of its own
 
 
 def autoload() -> None:
@@ -65,33 +60,19 @@ def ensure() -> None:
         ) from _failure
 
 
-def translate(backend: object) -> str | None:
-    """The backend string under which torch finds our plugin, or None if `backend` does not name us.
-
-    "mpi", "MPI", "mpicoll" -> "mpicoll"; "cpu:mpi,cuda:nccl" -> "cpu:mpicoll,cuda:nccl"; "gloo", None -> None.
-    """
-    if not isinstance(backend, str):
-        return None
-    pairs = [part.strip().rpartition(":") for part in backend.lower().split(",")]
-    if not any(name.strip() in _aliases for _, _, name in pairs):
-        return None
-    return ",".join(device + colon + (OURS if name.strip() in _aliases else name) for device, colon, name in pairs)
-
-
 def _register(c10d: Any) -> None:
     from mpicoll._discovery.detect import started_by_mpi
 
     registry = c10d.Backend
-    if OURS in registry.backend_list:
+    if names.OURS in registry.backend_list:
         return
-    registry.register_backend(OURS, _create, extended_api=True, devices=devices())
+    registry.register_backend(names.OURS, _create, extended_api=True, devices=names.devices())
     if c10d._MPI_AVAILABLE and not _override():
-        _aliases.discard("mpi")
+        names.leave_mpi_to_torch()
     else:
         c10d._MPI_AVAILABLE = c10d._MPI_AVAILABLE or started_by_mpi()  # see Note [When MPI is available]
-        registry.register_backend("mpi", _create, extended_api=True, devices=devices())
-    if "GLOO" not in registry._plugins:
-        _hidden.update({name: registry._plugins.pop(name) for name in (OURS.upper(), "MPI") if name in registry._plugins})
+        registry.register_backend("mpi", _create, extended_api=True, devices=names.devices())
+    names.hide_plugins()
     handlers = sys.modules["torch.distributed.rendezvous"]
     handlers.register_rendezvous_handler("mpi", _rendezvous)
 
@@ -101,43 +82,6 @@ def _register(c10d: Any) -> None:
 # Face Accelerate takes "mpi" for every CPU job where it is True. Without an MPI launcher such a job (torchrun, debug_launcher)
 # ran on gloo before mpicoll was installed, and MPI would give it worlds of one rank. So it is True only in a rank that an MPI
 # launcher started. init_process_group("mpi") needs no flag: the wrapper translates the name before torch looks at it.
-
-
-# Note [Hidden plugins]
-# torch <= 2.13 keeps only foreign backends in Backend._plugins, and once there is one,
-# init_process_group("cpu:gloo,cuda:gloo") no longer sets a default backend, so that destroy_process_group warns "No
-# backend of type 0 found". Installing mpicoll must not change what Gloo users see: there, the plugin is in the table
-# only while a group of ours is being made.
-@contextlib.contextmanager
-def visible() -> Iterator[None]:
-    """While it lasts, torch can make groups of our backend."""
-    from torch.distributed import distributed_c10d
-
-    plugins: dict[str, Any] = distributed_c10d.Backend._plugins
-    plugins.update(_hidden)
-    try:
-        yield
-    finally:
-        for name in _hidden:
-            plugins.pop(name, None)
-
-
-def devices() -> list[str]:
-    """The kinds of device whose tensors this torch can have, and the backend takes."""
-    import torch
-
-    return ["cpu", "cuda"] if torch.backends.cuda.is_built() else ["cpu"]
-
-
-def serve(gpus: bool) -> None:
-    """Tells torch for which devices to ask the backend "mpi", now that the ranks have said whether any of them sees a GPU.
-
-    torch takes a device other than the CPU from this list and asks for its current index, which fails where a torch that was
-    built with CUDA finds no GPU (ShardedTensor.gather).
-    """
-    if "mpi" in _aliases:
-        c10d: Any = sys.modules["torch.distributed.distributed_c10d"]
-        c10d.Backend.backend_capability["mpi"] = devices() if gpus else ["cpu"]
 
 
 def _override() -> bool:
@@ -172,11 +116,11 @@ def _wrap(c10d: Any) -> None:
 
         if arguments.get("backend") is None and (backend := get("MPICOLL_BACKEND")):
             arguments["backend"] = backend
-        ours = translate(arguments.get("backend")) is not None or _is_our_scheme(arguments.get("init_method"))
+        ours = names.translate(arguments.get("backend")) is not None or _is_our_scheme(arguments.get("init_method"))
         return _handler("init_process_group") if ours else None
 
     def for_group(arguments: dict[str, Any]) -> wrapping.Handler | None:
-        ours = translate(arguments.get("backend") or _default_backend(c10d)) is not None
+        ours = names.translate(arguments.get("backend") or _default_backend(c10d)) is not None
         return _handler("new_group") if ours else None
 
     original = c10d.init_process_group

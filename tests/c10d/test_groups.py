@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from mpicoll._c10d import register
+from mpicoll._c10d import names
 from mpicoll._discovery.detect import started_by_mpi
 from mpicoll._engine import registry
 from tests.support import agree, needs_sort_ranks
@@ -43,7 +43,7 @@ def test_the_world(rank: int, size: int) -> None:
     """trap 60."""
     agree(
         (dist.get_rank(), dist.get_world_size(), dist.get_backend()) == (rank, size, "mpi")
-        and dist.get_backend_config() == ",".join(f"{device}:mpi" for device in register.devices())
+        and dist.get_backend_config() == ",".join(f"{device}:mpi" for device in names.devices())
         and dist.is_mpi_available() is started_by_mpi()
         and dist.group.WORLD._get_backend(torch.device("cpu")).name() == "mpi"  # type: ignore[union-attr]
         and dist.distributed_c10d._get_object_coll_device() == "cpu"

@@ -11,7 +11,7 @@ import pytest
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from mpicoll._c10d import register
+from mpicoll._c10d import names, register
 from mpicoll._discovery import detect
 from tests.support import run
 
@@ -40,7 +40,7 @@ def python(code: str, **env: str) -> subprocess.CompletedProcess[str]:
     ],
 )
 def test_names(given: object, translated: str | None) -> None:
-    assert register.translate(given) == translated
+    assert names.translate(given) == translated
 
 
 def test_torch_knows_us() -> None:
@@ -127,8 +127,8 @@ except RuntimeError as error:
 def test_a_torch_with_an_mpi_of_its_own_keeps_the_name() -> None:
     """trap 58."""
     code = (
-        "import torch.distributed.distributed_c10d as c; c._MPI_AVAILABLE = True; import mpicoll._c10d.register as r;"
-        " r.autoload(); print(r.translate('mpi'), r.translate('mpicoll'))"
+        "import torch.distributed.distributed_c10d as c; c._MPI_AVAILABLE = True; from mpicoll._c10d import names, register;"
+        " register.autoload(); print(names.translate('mpi'), names.translate('mpicoll'))"
     )
     env = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
     assert python(code, **env).stdout.split() == ["None", "mpicoll"]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mpicoll._c10d.init import BACKEND_SUBCLASSES
+from mpicoll._c10d.names import BACKEND_SUBCLASSES
 from mpicoll._discovery.detect import OWNER_PID
 from tests.support import LAUNCH_ENVIRONMENT, mpiexec, run
 

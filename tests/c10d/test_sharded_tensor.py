@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.distributed._shard import sharded_tensor
 from torch.distributed._shard.sharding_spec import ChunkShardingSpec
 
-from mpicoll._c10d import register
+from mpicoll._c10d import names
 from mpicoll._cuda import streams
 from tests.support import agree, everyone
 
@@ -43,9 +43,9 @@ def test_gather(rank: int, size: int) -> None:
 def test_devices_are_those_that_there_are(gpus: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A torch that was built with CUDA has them only where a rank sees a GPU; one that was not, never."""
     monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
-    assert register.devices() == ["cpu", "cuda"]
-    register.serve(gpus)
+    assert names.devices() == ["cpu", "cuda"]
+    names.serve(gpus)
     served = list(dist.BackendConfig(dist.Backend("mpi")).get_device_backend_map())
     monkeypatch.undo()
-    register.serve(any(everyone(streams.seen())))
+    names.serve(any(everyone(streams.seen())))
     agree(served == (["cpu", "cuda"] if gpus else ["cpu"]), served)

@@ -18,7 +18,7 @@ from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.nn.parallel import DistributedDataParallel
 
 import mpicoll
-from mpicoll._c10d.init import BACKEND_SUBCLASSES
+from mpicoll._c10d.names import BACKEND_SUBCLASSES
 from tests.stack import sharded
 from tests.stack.exercise import exercise, total
 from tests.support import agree, everyone, launch

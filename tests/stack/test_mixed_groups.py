@@ -12,7 +12,7 @@ from torch.distributed import _functional_collectives as funcol
 from torch.nn.parallel import DistributedDataParallel
 
 import mpicoll
-from mpicoll._c10d.init import BACKEND_SUBCLASSES
+from mpicoll._c10d.names import BACKEND_SUBCLASSES
 from tests.support import agree, everyone
 
 SECTION = "Mixed backends and debugging"

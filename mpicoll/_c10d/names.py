@@ -1,0 +1,91 @@
+"""The names under which torch knows the backend, and the kinds of device that it serves.
+
+torch treats "mpicoll" like any plugin. "mpi" is the public alias, except where torch was built with MPI and keeps that name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+__all__ = ["BACKEND_SUBCLASSES", "OURS", "devices", "hide_plugins", "leave_mpi_to_torch", "serve", "translate", "visible"]
+
+OURS = "mpicoll"
+
+# torch <= 2.13 takes only a ProcessGroup subclass from a Python backend. torch >= 2.14 takes a Backend subclass, and a group
+# can then have several of them, one per kind of device.
+BACKEND_SUBCLASSES = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 14)
+
+_aliases: set[str] = {OURS, "mpi"}
+_hidden: dict[str, Any] = {}  # plugins that torch sees only inside `visible`; see Note [Hidden plugins]
+
+
+def translate(backend: object) -> str | None:
+    """The backend string under which torch finds the plugin; None if ``backend`` names another backend.
+
+    "mpi", "MPI", "mpicoll" -> "mpicoll"; "cpu:mpi,cuda:nccl" -> "cpu:mpicoll,cuda:nccl"; "gloo", None -> None.
+    """
+    if not isinstance(backend, str):
+        return None
+    pairs = [part.strip().rpartition(":") for part in backend.lower().split(",")]
+    if not any(name.strip() in _aliases for _, _, name in pairs):
+        return None
+    return ",".join(device + colon + (OURS if name.strip() in _aliases else name) for device, colon, name in pairs)
+
+
+def leave_mpi_to_torch() -> None:
+    """From now on "mpi" names torch's own backend."""
+    _aliases.discard("mpi")
+
+
+# Note [Hidden plugins]
+# torch <= 2.13 keeps only foreign backends in Backend._plugins. If that table is not empty,
+# init_process_group("cpu:gloo,cuda:gloo") sets no default backend, and destroy_process_group warns "No backend of type 0
+# found". Installing mpicoll must not change what Gloo users see. So on these versions the plugin is in the table only while
+# torch makes one of our groups.
+def hide_plugins() -> None:
+    """Takes our plugins out of torch's table, where the table changes what other backends do."""
+    plugins = _plugins()
+    if "GLOO" not in plugins:
+        _hidden.update({name: plugins.pop(name) for name in (OURS.upper(), "MPI") if name in plugins})
+
+
+@contextlib.contextmanager
+def visible() -> Iterator[None]:
+    """Inside, torch can make groups of our backend."""
+    plugins = _plugins()
+    plugins.update(_hidden)
+    try:
+        yield
+    finally:
+        for name in _hidden:
+            plugins.pop(name, None)
+
+
+def devices() -> list[str]:
+    """The kinds of device whose tensors this torch can have and the backend takes."""
+    return ["cpu", "cuda"] if torch.backends.cuda.is_built() else ["cpu"]
+
+
+def serve(gpus: bool) -> None:
+    """Tells torch for which kinds of device to ask the backend "mpi".
+
+    torch picks a device other than the CPU from this list and asks for its current index. A CUDA build of torch raises there
+    if it finds no GPU (ShardedTensor.gather).
+
+    Args:
+        gpus: Whether any rank sees a GPU.
+    """
+    if "mpi" in _aliases:
+        c10d: Any = sys.modules["torch.distributed.distributed_c10d"]
+        c10d.Backend.backend_capability["mpi"] = devices() if gpus else ["cpu"]
+
+
+def _plugins() -> dict[str, Any]:
+    c10d: Any = sys.modules["torch.distributed.distributed_c10d"]
+    plugins: dict[str, Any] = c10d.Backend._plugins
+    return plugins
