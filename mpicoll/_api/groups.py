@@ -11,6 +11,7 @@ from torch.distributed import ProcessGroup, distributed_c10d
 from torch.nn import Parameter
 
 from mpicoll._c10d import register
+from mpicoll._c10d.torch_world import world as _world
 from mpicoll._mpi import runtime
 from mpicoll._tensors import checks
 from mpicoll.errors import GroupDestroyed
@@ -22,7 +23,6 @@ if TYPE_CHECKING:  # the engine starts MPI, which belongs to init_process_group,
 
 # What is found for a group on first use; an entry whose group was destroyed is found again.
 _found: dict[ProcessGroup, Communicator] = {}
-_world = distributed_c10d._world
 _PLAIN = (Tensor, Parameter)
 
 

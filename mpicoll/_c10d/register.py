@@ -93,9 +93,9 @@ def _override() -> bool:
 
 def _create(options: Any, backend_options: Any) -> Any:
     """Makes one group for torch: called on its members only, with a DistributedBackendOptions."""
-    from mpicoll._c10d import init
+    from mpicoll._c10d import adapters
 
-    return init.create(options)
+    return adapters.create(options)
 
 
 def _rendezvous(url: str, **kwargs: Any) -> Iterator[tuple[Any, int, int]]:
@@ -120,7 +120,7 @@ def _wrap(c10d: Any) -> None:
         return _handler("init_process_group") if ours else None
 
     def for_group(arguments: dict[str, Any]) -> wrapping.Handler | None:
-        ours = names.translate(arguments.get("backend") or _default_backend(c10d)) is not None
+        ours = names.translate(arguments.get("backend") or _default_backend()) is not None
         return _handler("new_group") if ours else None
 
     original = c10d.init_process_group
@@ -146,7 +146,9 @@ def _is_our_scheme(init_method: object) -> bool:
     return isinstance(init_method, str) and init_method.startswith("mpi://")
 
 
-def _default_backend(c10d: Any) -> str | None:
+def _default_backend() -> str | None:
     """The backend that new_group takes where none is given; None before init_process_group (torch then complains)."""
-    default = c10d._world.default_pg
-    return None if default is None else str(c10d._world.pg_map[default][0])
+    from mpicoll._c10d import torch_world
+
+    default = torch_world.default_group()
+    return None if default is None else torch_world.backend_of(default)

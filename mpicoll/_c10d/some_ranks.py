@@ -9,8 +9,9 @@ MPI's other ranks take no part, but for starting MPI, which all ranks of a job d
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -21,7 +22,7 @@ from torch.distributed.rendezvous import rendezvous
 from mpicoll._mpi import runtime
 from mpicoll.errors import LaunchError
 
-__all__ = ["asked_for", "meet"]
+__all__ = ["asked_for", "left_on_failure", "meet"]
 
 ELSEWHERE = ("env:", "mpi:")  # init methods by which all of MPI's ranks meet
 
@@ -70,6 +71,17 @@ def meet(arguments: Mapping[str, Any]) -> dict[str, Any]:
     members = _exchange(PrefixStore(f"mpicoll.some_ranks.{size}", store), rank, size, runtime.start().rank, timeout)
     runtime.start_some(members)
     return {**{name: value for name, value in arguments.items() if name != "init_method"}, "store": store}
+
+
+@contextlib.contextmanager
+def left_on_failure(some: bool) -> Iterator[None]:
+    """If the body raises, MPI's world is all ranks again; does nothing unless ``some``."""
+    try:
+        yield
+    except BaseException:
+        if some and runtime.start().parent is not None:
+            runtime.stop()
+        raise
 
 
 def _exchange(store: Store, rank: int, size: int, mpi_rank: int, timeout: timedelta) -> list[int]:

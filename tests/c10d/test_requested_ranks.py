@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from mpicoll._c10d.requested import unified
+from mpicoll._c10d.requested_ranks import unified
 from tests.support import LAUNCH_ENVIRONMENT, agree, everyone, launch, run
 
 SCRIPTS = Path(__file__).parent / "scripts"

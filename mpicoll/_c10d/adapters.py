@@ -1,0 +1,111 @@
+"""The adapters that torch calls, one for each group of ours: made, kept alive, given up.
+
+    torch <= 2.13   a ProcessGroup subclass   process_group.py, mixed.py
+    torch >= 2.14   a Backend subclass        backend.py
+
+This is the one place that picks between the two. An adapter knows its maker only by the callbacks that it is handed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from mpicoll._c10d import ddp, dynamo, excepthooks, names, torch_world
+from mpicoll._engine import registry
+from mpicoll._mpi import runtime
+from mpicoll.errors import LaunchError
+
+if TYPE_CHECKING:
+    from mpicoll._engine.communicator import Communicator
+
+__all__ = ["alive", "create", "mixing"]
+
+# The Python half of each group's adapter, None until it is made. TORCH_DISTRIBUTED_DEBUG=DETAIL wraps the C++ half and drops
+# this one, and the methods with it.
+alive: dict[Communicator, Any] = {}
+
+_mixture: dict[str, str] | None = None  # backend by kind of device, while `create` is to make a mixed group
+
+
+def create(options: Any) -> Any:
+    """Makes the adapter over a new communicator; torch calls it on members only.
+
+    Args:
+        options: torch's DistributedBackendOptions: group_id, group_rank, group_size, global_ranks_in_group, store, timeout.
+
+    Raises:
+        LaunchError: torch and MPI disagree about this rank's place in the group.
+    """
+    ranks = list(options.global_ranks_in_group) or None
+    runtime.start()
+    communicator = registry.create(options.group_id, ranks, options.timeout.total_seconds())
+    alive[communicator] = None
+    if (communicator.rank, communicator.size) != (options.group_rank, options.group_size):
+        raise LaunchError(
+            f"group {options.group_id!r}: torch says rank {options.group_rank} of {options.group_size}, MPI says "
+            f"{communicator.rank} of {communicator.size}; launch with `python -m mpicoll.run` or mpirun, and let "
+            "init_process_group take rank and size from MPI"
+        )
+    alive[communicator] = _adapt(communicator, options)
+    names.serve(communicator.gpus)
+    ddp.install()
+    _close_to_dynamo()
+    return alive[communicator]
+
+
+def _split(parent: Communicator, ranks: Sequence[int], name: str, timeout_s: float) -> Any:
+    """Makes the adapter over a new communicator of these ranks of ``parent``, in this order (collective over them)."""
+    communicator = registry.create(name, [parent.global_ranks[rank] for rank in ranks], timeout_s)
+    alive[communicator] = _adapt(communicator, None)
+    return alive[communicator]
+
+
+def _adapt(communicator: Communicator, options: Any) -> Any:
+    if _mixture is not None:
+        from mpicoll._c10d.mixed import MixedProcessGroup
+
+        return MixedProcessGroup(communicator, _on_close, _mixture, options)
+    if names.BACKEND_SUBCLASSES:
+        from mpicoll._c10d.backend import MpiBackend
+
+        return MpiBackend(communicator, _on_close, _split)
+    from mpicoll._c10d import functional_ops
+    from mpicoll._c10d.process_group import MpiProcessGroup
+
+    functional_ops.register()
+    return MpiProcessGroup(communicator, _on_close)
+
+
+def _on_close(communicator: Communicator) -> None:
+    """Called by an adapter when torch gives its group up. With the default group, the excepthooks go too."""
+    alive.pop(communicator, None)
+    default = torch_world.default_group()
+    if default is not None and torch_world.name_of(default) == communicator.name:
+        excepthooks.uninstall()
+
+
+@contextlib.contextmanager
+def mixing(translated: str) -> Iterator[str]:
+    """Yields the backend string for torch; where torch <= 2.13 cannot mix, ours alone, and `create` mixes."""
+    global _mixture
+    _mixture = None if names.BACKEND_SUBCLASSES else _parts(translated)
+    try:
+        yield translated if _mixture is None else names.OURS
+    finally:
+        _mixture = None
+
+
+def _parts(translated: str) -> dict[str, str] | None:
+    from mpicoll._c10d import mixed
+
+    return mixed.parts(translated)
+
+
+@functools.cache
+def _close_to_dynamo() -> None:
+    """Keeps torch.compile out of our modules; called once, when they have been loaded."""
+    for room in ("_c10d", "_engine", "_progress", "_host", "_device", "_tensors"):
+        dynamo.close_package(f"mpicoll.{room}")

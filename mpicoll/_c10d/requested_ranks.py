@@ -1,0 +1,103 @@
+"""The rank and the number of ranks that a program names, compared with MPI, which decides.
+
+They come in the arguments of init_process_group, in its URL, in environment variables, or with a world of another backend.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+from mpicoll._discovery import detect
+from mpicoll._mpi import runtime
+from mpicoll.errors import LaunchError
+
+__all__ = ["check", "start_beside", "unified", "warn_of_contradictions"]
+
+NAMES = ("rank", "world_size")
+UNNAMED = (-1, None)
+
+
+def unified(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the arguments with rank and world_size taken out of the URL, and without values that mean nothing.
+
+    ``init_method="tcp://node1:29500?rank=1&world_size=4"`` becomes ``init_method="tcp://node1:29500", rank=1, world_size=4``,
+    as torch takes it. If the URL and the arguments both name them, nothing is changed, and torch raises.
+    ``rank=0, world_size=0``, as in PyTorch's tutorial on distributed applications with MPI, counts as naming neither.
+    """
+    named = {name: arguments[name] for name in NAMES if arguments.get(name) not in UNNAMED}
+    if named == {"rank": 0, "world_size": 0}:
+        return {name: value for name, value in arguments.items() if name not in NAMES}
+    method = arguments.get("init_method")
+    if named or not isinstance(method, str):
+        return dict(arguments)
+    url = urlsplit(method)
+    pairs = [part.partition("=") for part in url.query.split("&") if part]
+    found = {name: int(value) for name, _, value in pairs if name in NAMES and value.isdigit()}
+    if not found:
+        return dict(arguments)
+    query = "&".join("".join(pair) for pair in pairs if pair[0] not in found)
+    return {**arguments, **found, "init_method": urlunsplit(url._replace(query=query))}
+
+
+def check(arguments: Mapping[str, Any]) -> None:
+    """Refuses several ranks where MPI has one.
+
+    Raises:
+        LaunchError: world_size, a rank other than 0, or WORLD_SIZE asks for more ranks than the one that MPI has.
+    """
+    runtime.check_environment()
+    size, rank = arguments.get("world_size"), arguments.get("rank")
+    if isinstance(size, int) and size > 1:
+        runtime.check_size(size, f"init_process_group: world_size={size}")
+    elif size in UNNAMED and isinstance(rank, int) and rank > 0:
+        runtime.check_size(rank + 1, f"init_process_group: rank={rank}")
+
+
+def warn_of_contradictions(arguments: Mapping[str, Any], mpi: runtime.Runtime) -> None:
+    """Warns if arguments or environment differ from MPI: an outer torchrun, a batch shell or a habit has left them there."""
+    launch = detect.detect()  # agrees with MPI, but differs from `mpi` if the world is a communicator of the user's own
+    for argument, variable, truth, launched in (
+        ("rank", "RANK", mpi.rank, launch and launch.rank),
+        ("world_size", "WORLD_SIZE", mpi.size, launch and launch.size),
+    ):
+        named = arguments.get(argument, -1)
+        if named not in (*UNNAMED, truth):
+            _warn(f"init_process_group: {argument}={named} is ignored, MPI says {truth}")
+        value = os.environ.get(variable, "")
+        if value.isdigit() and int(value) not in (truth, launched):
+            _warn(f"init_process_group: the environment says {variable}={value}, MPI says {truth}, and MPI is right")
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, stacklevel=5)  # _warn, warn_of_contradictions, init_process_group, the wrapper in wrapping.py, the user
+
+
+def start_beside(world: Any, arguments: Mapping[str, Any]) -> None:
+    """Starts MPI for a new group beside a world that may be another backend's.
+
+    Args:
+        world: The default group.
+        arguments: Those of new_group, by name.
+
+    Raises:
+        LaunchError: The ranks of the world are not MPI's, or only some ranks call and MPI is not running yet.
+    """
+    ranks = arguments.get("ranks")
+    some = arguments.get("use_local_synchronization") and ranks is not None and len(ranks) < world.size()
+    if some and runtime.current() is None:
+        raise LaunchError(
+            "new_group(backend='mpi', use_local_synchronization=True): MPI is not running yet, and all ranks must start it "
+            "together; make the first mpi group without use_local_synchronization, or use "
+            "init_process_group(..., init_method='mpi://')"
+        )
+    mpi = runtime.start()
+    if (mpi.rank, mpi.size) != (world.rank(), world.size()):
+        raise LaunchError(
+            f"new_group(backend='mpi'): this process is rank {world.rank()} of {world.size()} in the default group, but rank "
+            f"{mpi.rank} of {mpi.size} in MPI; launch with `python -m mpicoll.run -n {world.size()}` or mpirun, and use "
+            "init_method='mpi://' so that the default group takes its ranks from MPI"
+        )

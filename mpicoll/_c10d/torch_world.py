@@ -1,0 +1,86 @@
+"""torch's private tables of process groups (``distributed_c10d._world``): the one file that knows their names.
+
+`world` itself is for the functions of ``mpicoll._api``, which read it in every call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Container
+from typing import Any
+
+from torch.distributed import distributed_c10d
+
+from mpicoll._c10d.names import OURS
+
+__all__ = ["backend_of", "default_group", "forget", "forget_world", "name_of", "record_backend", "world"]
+
+c10d: Any = distributed_c10d  # its annotations do not cover what is private
+world: Any = c10d._world
+
+
+def default_group() -> Any:
+    """The group of all ranks; None before init_process_group."""
+    return world.default_pg
+
+
+def backend_of(group: Any) -> str:
+    """The backend string of a group, as get_backend() answers it."""
+    return str(world.pg_map[group][0])
+
+
+def name_of(group: Any) -> str | None:
+    return world.pg_names.get(group)  # type: ignore[no-any-return]
+
+
+def record_backend(group: Any, requested: str, passed: str) -> None:
+    """Records the backend under the name that the user gave, so that get_backend() answers "mpi" where "mpi" was requested.
+
+    Args:
+        group: What torch returned. On a rank outside the group, nothing happens.
+        requested: The user's backend string.
+        passed: The string that torch was given instead.
+    """
+    backend, store = world.pg_map.get(group, (None, None))
+    if backend is None or str(backend) != passed:
+        return  # not a member, or a group that existed before
+    requested = requested.lower().replace(" ", "")
+    world.pg_map[group] = (requested, store)
+    if passed == OURS and "," in requested:  # torch <= 2.13: see mpicoll/_c10d/mixed.py
+        world.pg_backend_config[group] = requested
+    elif OURS not in requested:
+        world.pg_backend_config[group] = world.pg_backend_config[group].replace(f":{OURS}", ":mpi")
+
+
+def forget(names: Container[str]) -> None:
+    """Removes the groups of these names from all tables, as destroy_process_group does."""
+    for group, name in list(world.pg_names.items()):
+        if name in names:
+            _forget(group, name)
+
+
+def _forget(group: Any, name: str) -> None:
+    for table in (world.pg_map, world.pg_names, world.pg_group_ranks, world.pg_backend_config, world.pg_to_tag):
+        table.pop(group, None)
+    for tagged in world.tags_to_pg.values():
+        if group in tagged:
+            tagged.remove(group)
+    with contextlib.suppress(RuntimeError):  # torch had not yet registered the name
+        c10d._unregister_process_group(name)
+
+
+def forget_world() -> None:
+    """Empties all tables, as destroy_process_group does."""
+    c10d._update_default_pg(None)
+    for table in (
+        world.pg_map,
+        world.pg_names,
+        world.pg_group_ranks,
+        world.pg_backend_config,
+        world.pg_to_tag,
+        world.tags_to_pg,
+        world.pg_coalesce_state,
+    ):
+        table.clear()
+    c10d._unregister_all_process_groups()
+    world.group_count = 0
