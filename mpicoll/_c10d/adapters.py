@@ -1,16 +1,15 @@
 """The adapters that torch calls, one for each group of ours: made, kept alive, given up.
 
-    torch <= 2.13   a ProcessGroup subclass   process_group.py, mixed.py
-    torch >= 2.14   a Backend subclass        backend.py
-
-This is the one place that picks between the two. An adapter knows its maker only by the callbacks that it is handed.
+torch <= 2.13 takes a ProcessGroup subclass (torch213/), torch >= 2.14 a Backend subclass (backend.py); this file picks.
+An adapter knows its maker only by the callbacks that it is handed.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from mpicoll._c10d import ddp, dynamo, excepthooks, names, torch_world
@@ -26,8 +25,6 @@ __all__ = ["alive", "create", "mixing"]
 # The Python half of each group's adapter, None until it is made. TORCH_DISTRIBUTED_DEBUG=DETAIL wraps the C++ half and drops
 # this one, and the methods with it.
 alive: dict[Communicator, Any] = {}
-
-_mixture: dict[str, str] | None = None  # backend by kind of device, while `create` is to make a mixed group
 
 
 def create(options: Any) -> Any:
@@ -64,19 +61,22 @@ def _split(parent: Communicator, ranks: Sequence[int], name: str, timeout_s: flo
 
 
 def _adapt(communicator: Communicator, options: Any) -> Any:
-    if _mixture is not None:
-        from mpicoll._c10d.mixed import MixedProcessGroup
-
-        return MixedProcessGroup(communicator, _on_close, _mixture, options)
     if names.BACKEND_SUBCLASSES:
         from mpicoll._c10d.backend import MpiBackend
 
         return MpiBackend(communicator, _on_close, _split)
-    from mpicoll._c10d import functional_ops
-    from mpicoll._c10d.process_group import MpiProcessGroup
+    from mpicoll._c10d import torch213
 
-    functional_ops.register()
-    return MpiProcessGroup(communicator, _on_close)
+    return torch213.adapt(communicator, _on_close, options)
+
+
+def mixing(translated: str) -> AbstractContextManager[str]:
+    """Gives the backend string for torch, which can make a group with several backends by itself from 2.14 on."""
+    if names.BACKEND_SUBCLASSES:
+        return contextlib.nullcontext(translated)
+    from mpicoll._c10d import torch213
+
+    return torch213.mixing(translated)
 
 
 def _on_close(communicator: Communicator) -> None:
@@ -85,23 +85,6 @@ def _on_close(communicator: Communicator) -> None:
     default = torch_world.default_group()
     if default is not None and torch_world.name_of(default) == communicator.name:
         excepthooks.uninstall()
-
-
-@contextlib.contextmanager
-def mixing(translated: str) -> Iterator[str]:
-    """Yields the backend string for torch; where torch <= 2.13 cannot mix, ours alone, and `create` mixes."""
-    global _mixture
-    _mixture = None if names.BACKEND_SUBCLASSES else _parts(translated)
-    try:
-        yield translated if _mixture is None else names.OURS
-    finally:
-        _mixture = None
-
-
-def _parts(translated: str) -> dict[str, str] | None:
-    from mpicoll._c10d import mixed
-
-    return mixed.parts(translated)
 
 
 @functools.cache

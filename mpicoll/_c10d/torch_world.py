@@ -46,7 +46,7 @@ def record_backend(group: Any, requested: str, passed: str) -> None:
         return  # not a member, or a group that existed before
     requested = requested.lower().replace(" ", "")
     world.pg_map[group] = (requested, store)
-    if passed == OURS and "," in requested:  # torch <= 2.13: see mpicoll/_c10d/mixed.py
+    if passed == OURS and "," in requested:  # a mixture, on torch <= 2.13
         world.pg_backend_config[group] = requested
     elif OURS not in requested:
         world.pg_backend_config[group] = world.pg_backend_config[group].replace(f":{OURS}", ":mpi")

@@ -22,7 +22,7 @@ from torch.distributed import ProcessGroup
 from torch.distributed.distributed_c10d import PrefixStore
 
 from mpicoll._c10d.names import OURS
-from mpicoll._c10d.process_group import MpiProcessGroup
+from mpicoll._c10d.torch213.process_group import MpiProcessGroup
 
 if TYPE_CHECKING:
     from mpicoll._engine.communicator import Communicator
