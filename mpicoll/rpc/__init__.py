@@ -1,6 +1,6 @@
 """Remote calls over MPI: ``import mpicoll.rpc as rpc`` in the place of ``import torch.distributed.rpc as rpc``.
 
-One call, from rpc_sync to its answer: api.py, agent.py, wire.py, post.py, ../mpi/mail.py, and back the same way. Which thread
+One call, from rpc_sync to its answer: api.py, agent.py, wire.py, transport.py, ../_mpi/mailbox.py, and back the same way. Which thread
 does what: service.py. References: rref.py; their owner's side: owner.py, entries.py. The end: drain.py.
 """
 

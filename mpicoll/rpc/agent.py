@@ -34,8 +34,8 @@ from mpicoll.rpc.functions import answer_of, is_marked
 from mpicoll.rpc.futures import CallFuture, CallTimedOut
 from mpicoll.rpc.options import MPIRpcBackendOptions
 from mpicoll.rpc.pool import Pool
-from mpicoll.rpc.post import Post
-from mpicoll.rpc.service import Job, Service
+from mpicoll.rpc.service import Service, Task
+from mpicoll.rpc.transport import Transport
 from mpicoll.rpc.workers import WorkerInfo, Workers, described, reported
 
 CALL, RESULT, ERROR, NOTICE, LEAVING, READY = range(6)  # kinds of messages
@@ -66,8 +66,8 @@ class Agent:
         self.under_way = 0  # calls of others
         self.ready: set[int] = set()  # workers that are at their shutdown, after some other has left
         self._buried = 0  # of the mailbox's dead, those whose calls have failed
-        self._post = Post(self.mailbox, self.me.id)
-        self._service = Service(self._look, self._post.busy, self.pool, lambda: self.under_way > options.num_worker_threads)
+        self._transport = Transport(self.mailbox, self.me.id)
+        self._service = Service(self._look, self._transport.busy, self.pool, lambda: self.under_way > options.num_worker_threads)
 
     def start(self) -> None:
         """From here on it answers."""
@@ -127,46 +127,46 @@ class Agent:
 
     def _send(self, kind: int, to: WorkerInfo, call: int, obj: Any) -> None:
         number = next(self._number)
-        message = wire.Outgoing(to.id, self._devices.to(to.name, kind == RESULT), contexts.current() is not None)
-        parcel = wire.pack(kind, call, number, obj, partial(contexts.attach, to=to.id), message)
+        state = wire.PicklingState(to.id, self._devices.to(to.name, kind == RESULT), contexts.current() is not None)
+        message = wire.pack(kind, call, number, obj, partial(contexts.attach, to=to.id), state)
         with self._guard:
             self._check_open(to)
             self._sent += 1
         try:
-            self._post.send(to.id, parcel)
+            self._transport.send(to.id, message)
         except Exception as error:
             self._lost(to.id, f"MPI could not send to it: {error}")
             raise WorkerLeft(f"worker {to.name!r} (rank {to.id}): {error}") from error
 
-    def _look(self) -> list[Job]:
+    def _look(self) -> list[Task]:
         """Looks for messages once; what is to be done about those that are here."""
         if self.dropped:
             self.pool.submit(self._tidy)
         deadlines = self._deadlines  # only who looks takes from it
         if deadlines and deadlines[0][0] < time.monotonic():
             self._expire()
-        jobs = [self._job(message) for message in self._post.arrived()]
+        tasks = [self._task(message) for message in self._transport.arrived()]
         if len(self.mailbox.dead) > self._buried:
             fresh = self.mailbox.dead[self._buried :]
             self._buried += len(fresh)
-            jobs += [Job(partial(self._lost, rank, "its process has died"), True) for rank in fresh]
-        return jobs
+            tasks += [Task(partial(self._lost, rank, "its process has died"), True) for rank in fresh]
+        return tasks
 
-    def _job(self, message: wire.Arriving) -> Job:
+    def _task(self, message: wire.IncomingMessage) -> Task:
         if message.kind in (RESULT, ERROR):
             entry = self._calls.get(message.call)
-            return Job(partial(self._settle, message), entry is None or not entry[0].watched)
+            return Task(partial(self._settle, message), entry is None or not entry[0].watched)
         if message.kind == LEAVING:
-            return Job(partial(self._left, message), True)
+            return Task(partial(self._left, message), True)
         if message.kind == READY:
-            return Job(partial(self.ready.add, message.source), True)
+            return Task(partial(self.ready.add, message.source), True)
         with self._guard:
             self.under_way += 1
-        return Job(partial(self._carry_out, message), False)
+        return Task(partial(self._carry_out, message), False)
 
     # -- [2] carry out, [3] answer -------------------------------------------------------------------------------------
 
-    def _carry_out(self, message: wire.Arriving) -> None:
+    def _carry_out(self, message: wire.IncomingMessage) -> None:
         caller = self.workers.find(message.source)
         context: contexts.Context | None = None
 
@@ -192,7 +192,7 @@ class Agent:
             self._answer(message, caller, context, RESULT, result)
 
     def _answer_later(
-        self, message: wire.Arriving, caller: WorkerInfo, context: contexts.Context | None, future: Future[Any]
+        self, message: wire.IncomingMessage, caller: WorkerInfo, context: contexts.Context | None, future: Future[Any]
     ) -> None:
         try:
             result = future.value()
@@ -202,7 +202,7 @@ class Agent:
             self._answer(message, caller, context, RESULT, result)
 
     def _answer(
-        self, message: wire.Arriving, caller: WorkerInfo, context: contexts.Context | None, kind: int, result: Any
+        self, message: wire.IncomingMessage, caller: WorkerInfo, context: contexts.Context | None, kind: int, result: Any
     ) -> None:
         try:
             if message.kind == NOTICE:
@@ -223,7 +223,7 @@ class Agent:
 
     # -- [4] settle ----------------------------------------------------------------------------------------------------
 
-    def _settle(self, message: wire.Arriving) -> None:
+    def _settle(self, message: wire.IncomingMessage) -> None:
         with self._guard:
             entry = self._calls.pop(message.call, None)
         try:
@@ -259,7 +259,7 @@ class Agent:
             )
             self.pool.submit(partial(future.fail, CallTimedOut(text)))
 
-    def _left(self, message: wire.Arriving) -> None:
+    def _left(self, message: wire.IncomingMessage) -> None:
         why = wire.unpack(message, lambda tensors, extra: tensors)
         with self._guard:
             self._received += 1
@@ -270,7 +270,7 @@ class Agent:
         worker = self.workers.find(rank)
         with self._guard:
             self.workers.left.setdefault(rank, why)
-            self._post.lost.add(rank)
+            self._transport.lost.add(rank)
             mine = [number for number, entry in self._calls.items() if entry[1].id == rank]
             entries = [self._calls.pop(number) for number in mine]
         for future, _, function, _ in entries:
@@ -306,7 +306,7 @@ class Agent:
                 if worker.id != self.me.id and worker.id not in self.workers.left:
                     with contextlib.suppress(MpicollError):
                         self._send(LEAVING, worker, 0, "it called shutdown(graceful=False) or came to its end")
-            self._post.flush(1.0)
+            self._transport.flush(1.0)
         with self._guard:
             self.closed = f"RPC has been shut down on this worker ({self.me.name!r}); call init_rpc first"
             entries = list(self._calls.values())

@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 Key = tuple[tuple[str, ...], int]  # the workers that take part, and which of their exchanges it is
 
 
-class _Exchange:
+class _AllGather:
     """One exchange on one worker. ``complete`` is set when ``objects`` has every worker's."""
 
     def __init__(self) -> None:
@@ -26,14 +26,14 @@ class _Exchange:
 
 
 _guard = threading.Lock()  # guards what follows
-_exchanges: defaultdict[Key, _Exchange] = defaultdict(_Exchange)
+_under_way: defaultdict[Key, _AllGather] = defaultdict(_AllGather)
 _counts: defaultdict[tuple[str, ...], itertools.count[int]] = defaultdict(itertools.count)
 
 
 def begin() -> None:
     """Forgets what an earlier RPC has left."""
     with _guard:
-        _exchanges.clear()
+        _under_way.clear()
         _counts.clear()
 
 
@@ -54,7 +54,7 @@ def all_gather(obj: Any, worker_names: Iterable[str] | None = None, timeout: flo
     limit = agent.timeout_s if timeout == UNSET_RPC_TIMEOUT else references.seconds(timeout)
     with _guard:
         key = names, next(_counts[names])
-        exchange = _exchanges[key]
+        exchange = _under_way[key]
     if me == leader:
         _give(key, me, obj)
     else:
@@ -64,10 +64,10 @@ def all_gather(obj: Any, worker_names: Iterable[str] | None = None, timeout: flo
     if me == leader:
         _tell(key, exchange, limit or 0.0)
     with _guard:
-        return _exchanges.pop(key).objects
+        return _under_way.pop(key).objects
 
 
-def _tell(key: Key, exchange: _Exchange, limit: float) -> None:
+def _tell(key: Key, exchange: _AllGather, limit: float) -> None:
     """The leader gives the followers what it has gathered."""
     agent = references.agent()
     followers = [agent.workers.find(name) for name in key[0][1:]]
@@ -88,7 +88,7 @@ def _tell(key: Key, exchange: _Exchange, limit: float) -> None:
 def _give(key: Key, name: str, obj: Any) -> None:
     """Runs on the leader."""
     with _guard:
-        exchange = _exchanges[key]
+        exchange = _under_way[key]
         exchange.objects[name] = obj
         if len(exchange.objects) == len(key[0]):
             exchange.complete.set()
@@ -97,7 +97,7 @@ def _give(key: Key, name: str, obj: Any) -> None:
 def _take(key: Key, objects: dict[str, Any]) -> None:
     """Runs on a follower."""
     with _guard:
-        exchange = _exchanges[key]
+        exchange = _under_way[key]
     exchange.objects = objects
     exchange.complete.set()
 

@@ -58,7 +58,7 @@ def _value(reference: Id | Any) -> Future[Any]:
 
 
 @async_execution
-def value_there(reference: Id | Any) -> Future[Any]:
+def get_value(reference: Id | Any) -> Future[Any]:
     return _value(reference)
 
 
@@ -71,12 +71,12 @@ def give_back(identity: Id, weight: Fraction) -> None:
 
 
 @async_execution
-def wait_for_it(reference: Id | Any) -> Future[Any]:
+def wait_until_made(reference: Id | Any) -> Future[Any]:
     return mapped(_value(reference), lambda value: None)
 
 
 @async_execution
-def type_there(reference: Id | Any) -> Future[Any]:
+def get_type(reference: Id | Any) -> Future[Any]:
     return mapped(_value(reference), type)
 
 

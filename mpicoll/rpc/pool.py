@@ -5,14 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-Job = Callable[[], None]
+Task = Callable[[], None]
 
 
-class _Seat:
-    """Where an idle thread waits. ``job``: what it is woken for; None: to end."""
+class _IdleThread:
+    """Where an idle thread waits. ``task``: what it is woken for; None: to end."""
 
     def __init__(self) -> None:
-        self.job: Job | None = None
+        self.task: Task | None = None
         self.called = threading.Semaphore(0)
 
 
@@ -26,37 +26,37 @@ class Pool:
     def __init__(self, kept: int) -> None:
         self.kept = kept
         self.threads = 0
-        self._idle: list[_Seat] = []
+        self._idle: list[_IdleThread] = []
         self._guard = threading.Lock()
         self._closing = False
 
-    def submit(self, job: Job) -> None:
-        """Has ``job`` run at once, by an idle thread or a new one: a job that waits for another must not keep it from running."""
+    def submit(self, task: Task) -> None:
+        """Runs ``task`` at once, in an idle thread or a new one: a task that waits for another must not keep it from running."""
         with self._guard:
             if self._idle:
-                seat = self._idle.pop()
-                seat.job = job
-                seat.called.release()
+                idle = self._idle.pop()
+                idle.task = task
+                idle.called.release()
                 return
             self.threads += 1
-        threading.Thread(target=self._loop, args=(job,), name="mpicoll rpc", daemon=True).start()
+        threading.Thread(target=self._loop, args=(task,), name="mpicoll rpc", daemon=True).start()
 
-    def _loop(self, job: Job | None) -> None:
-        seat = _Seat()
-        while job is not None:
-            job()
-            del job  # what it held must not wait for the next
+    def _loop(self, task: Task | None) -> None:
+        idle = _IdleThread()
+        while task is not None:
+            task()
+            del task  # what it held must not wait for the next
             with self._guard:
                 if self._closing or len(self._idle) >= self.kept:
                     break
-                self._idle.append(seat)
-            seat.called.acquire()
-            job, seat.job = seat.job, None
+                self._idle.append(idle)
+            idle.called.acquire()
+            task, idle.task = idle.task, None
         with self._guard:
             self.threads -= 1
 
     def idle(self) -> int:
-        """Threads that wait for a job."""
+        """Threads that wait for a task."""
         with self._guard:
             return len(self._idle)
 

@@ -144,9 +144,9 @@ class RRef(Generic[T]):
         self._check("to_here")
         if self._entry is not None:
             if not self._entry.value.done():
-                self._ask(timeout, owner.wait_for_it).wait()
+                self._ask(timeout, owner.wait_until_made).wait()
             return self.local_value()
-        return self._ask(timeout, owner.value_there).wait()  # type: ignore[no-any-return]
+        return self._ask(timeout, owner.get_value).wait()  # type: ignore[no-any-return]
 
     def local_value(self) -> T:
         """The object itself. Raises: RuntimeError: it is on another worker; what went wrong when it was made."""
@@ -181,7 +181,7 @@ class RRef(Generic[T]):
         self._check("_get_type")
         future = self._type
         if future is None:
-            future = self._type = self._ask(timeout, owner.type_there)
+            future = self._type = self._ask(timeout, owner.get_type)
             future.when_ended(self._type_came)
         return future.wait() if blocking else future
 
@@ -214,7 +214,7 @@ class RRef(Generic[T]):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         self._check("pickling")
-        message = wire.outgoing()
+        message = wire.pickling_state()
         if message is None:
             raise RuntimeError(
                 "Can not pickle rref in python pickler, rref can only be pickled when using RPC: pass it in a call or an answer"

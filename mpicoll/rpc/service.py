@@ -3,7 +3,7 @@
 the serving thread   looks while nobody else does, less often the longer nothing comes; runs calls itself, since handing
                      one over would cost more than a small call takes
 a caller that waits  looks for its answer itself, and hands calls over to the pool; the serving thread rests meanwhile
-the deputy           sees when a call keeps the serving thread for more than a moment, and has another thread serve
+the standby thread           sees when a call keeps the serving thread for more than a moment, and has another thread serve
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ CROWDED_MOMENT_S = 20e-3  # seconds; the same when more calls are under way than
 SPIN_S, YIELD_S = 200e-6, 500e-6  # seconds without a message: spin until then, yield the core until then, then sleep
 NAPS = Naps(50e-6, 1e-3, share=0.1, idle_after_s=1.0, idle_s=20e-3)  # idle: 50 looks a second, about 1 % of a core
 REST_S = 1e-3  # seconds between two looks of the serving thread for whether a caller still receives in its place
-STAND_BY_LOOKS = 100  # the deputy's, after the last call; then it sleeps until there is one
+STAND_BY_LOOKS = 100  # the standby thread's, after the last call; then it sleeps until there is one
 
 
 @dataclass
-class Job:
-    """Something to be done about a message. ``quick``: nothing but that a future completes that runs nobody's callbacks."""
+class Task:
+    """Something to be done about a message. ``is_quick``: nothing but that a future completes that runs nobody's callbacks."""
 
     run: Callable[[], None]
-    quick: bool
+    is_quick: bool
 
 
 class Service:
@@ -40,7 +40,7 @@ class Service:
             who looks should sleep. crowded: whether calls should rather wait for each other than get threads.
     """
 
-    def __init__(self, look: Callable[[], list[Job]], busy: Callable[[], bool], pool: Pool, crowded: Callable[[], bool]) -> None:
+    def __init__(self, look: Callable[[], list[Task]], busy: Callable[[], bool], pool: Pool, crowded: Callable[[], bool]) -> None:
         self._look, self._busy, self._pool, self._crowded = look, busy, pool, crowded
         self.looking = threading.Lock()  # held by the thread that looks
         self.stopping = False
@@ -48,11 +48,11 @@ class Service:
         self._waiting = 0  # callers that look
         self._server: int | None = None  # the serving thread
         self._busy_since: float | None = None  # when it began the call that it runs
-        self._wake = threading.Event()  # the deputy's
+        self._wake = threading.Event()  # the standby thread's
 
     def start(self) -> None:
         self._pool.submit(self._serve)
-        threading.Thread(target=self._stand_by, name="mpicoll rpc deputy", daemon=True).start()
+        threading.Thread(target=self._stand_by, name="mpicoll rpc standby", daemon=True).start()
 
     def stop(self) -> None:
         """Nobody looks any more when this returns."""
@@ -60,7 +60,7 @@ class Service:
         self._wake.set()
         self.looking.acquire()
 
-    def _jobs(self) -> list[Job]:
+    def _tasks(self) -> list[Task]:
         if not self.looking.acquire(blocking=False):
             time.sleep(NAPS.shortest_s)  # another thread looks
             return []
@@ -73,15 +73,15 @@ class Service:
         me = self._server = threading.get_ident()
         backoff = _backoff()
         while self._server == me and not self.stopping:
-            jobs = [] if self._waiting else self._jobs()
-            for job in jobs[:-1]:  # they may wait for each other
-                self._pool.submit(job.run)
-            if jobs:
+            tasks = [] if self._waiting else self._tasks()
+            for task in tasks[:-1]:  # they may wait for each other
+                self._pool.submit(task.run)
+            if tasks:
                 self._busy_since = time.monotonic()
                 if not self._wake.is_set():
                     self._wake.set()
-                jobs[-1].run()
-                if self._server == me:  # else the deputy has found another
+                tasks[-1].run()
+                if self._server == me:  # else the standby thread has found another
                     self._busy_since = None
                 backoff.reset()
             elif self._waiting:
@@ -113,14 +113,14 @@ class Service:
             self._waiting += 1
         try:
             while not future.ended and not self.stopping:
-                jobs = self._jobs()
-                for job in jobs:
-                    if job.quick:
-                        job.run()
+                tasks = self._tasks()
+                for task in tasks:
+                    if task.is_quick:
+                        task.run()
                     else:
-                        self._pool.submit(job.run)
+                        self._pool.submit(task.run)
                         time.sleep(0)  # it needs the interpreter's lock, too
-                if jobs:
+                if tasks:
                     backoff.reset()
                 elif not future.ended:
                     backoff.pause(self._busy())

@@ -32,15 +32,15 @@ if TYPE_CHECKING:
     from mpicoll._mpi.mailbox import Block
 
 HEADER = struct.Struct("<BIIQIQ")  # kind, storages, other blocks, bytes of the pickle, number of the message, number of the call
-ALONG = 16 * 1024  # bytes; a block that is smaller travels inside the envelope: one message costs less than two
-MOVED = (torch.strided, *sparse.LAYOUTS)  # tensors of other layouts are pickled
-PICKLE_ALONG = 1 << 20  # bytes; a longer pickle becomes a block, so that the envelope is short
+INLINE_BYTES = 16 * 1024  # bytes; a block that is smaller travels inside the envelope: one message costs less than two
+LAYOUTS = (torch.strided, *sparse.LAYOUTS)  # tensors of other layouts are pickled
+INLINE_PICKLE_BYTES = 1 << 20  # bytes; a longer pickle becomes a block, so that the envelope is short
 
 _local = threading.local()  # outgoing: the message that this thread is pickling; incoming: the tensors of that it unpickles
 
 
 @dataclass
-class Parcel:
+class PackedMessage:
     """A message that is ready to be sent. ``kept``: whose memory the blocks are."""
 
     envelope: bytes
@@ -50,7 +50,7 @@ class Parcel:
 
 
 @dataclass
-class Arriving:
+class IncomingMessage:
     """A message whose envelope is here; ``blocks``: where the memory that follows belongs."""
 
     source: int
@@ -65,7 +65,7 @@ class Arriving:
 
 
 @dataclass
-class Outgoing:
+class PicklingState:
     """What is found while one object is pickled. ``to``: the worker that it goes to; ``tracked``: autograd follows it."""
 
     to: int
@@ -75,9 +75,9 @@ class Outgoing:
     forks: list[Callable[[], None]] = field(default_factory=list)  # take back what has been given away, if pickling fails
 
 
-def outgoing() -> Outgoing | None:
+def pickling_state() -> PicklingState | None:
     """The message that this thread is pickling, if it is."""
-    return getattr(_local, "outgoing", None)
+    return getattr(_local, "pickling_state", None)
 
 
 def unconfirmed() -> list[Any]:
@@ -86,9 +86,9 @@ def unconfirmed() -> list[Any]:
 
 
 class _Pickler(pickle.Pickler):
-    def __init__(self, file: io.BytesIO, message: Outgoing, buffers: list[pickle.PickleBuffer]) -> None:
+    def __init__(self, file: io.BytesIO, state: PicklingState, buffers: list[pickle.PickleBuffer]) -> None:
         super().__init__(file, 5, buffer_callback=buffers.append)
-        self.message = message
+        self.state = state
         self.of_modules: set[int] = set()  # parameters that arrive with their module, and stay parameters
 
     def reducer_override(self, obj: Any) -> Any:
@@ -99,12 +99,12 @@ class _Pickler(pickle.Pickler):
             self.of_modules.update(map(id, _parameters(obj)))
             return NotImplemented
         plain = type(obj) is Tensor
-        if type(obj) is nn.Parameter and self.message.tracked:  # by itself it is a tensor like any other, with its gradient
+        if type(obj) is nn.Parameter and self.state.tracked:  # by itself it is a tensor like any other, with its gradient
             plain = id(obj) not in self.of_modules
-        if not plain or obj.layout not in MOVED or obj.is_quantized or obj.device.type not in ("cpu", "cuda"):
+        if not plain or obj.layout not in LAYOUTS or obj.is_quantized or obj.device.type not in ("cpu", "cuda"):
             return NotImplemented
-        self.message.tensors.append(obj)
-        return _tensor_of_message, (len(self.message.tensors) - 1,)
+        self.state.tensors.append(obj)
+        return _tensor_of_message, (len(self.state.tensors) - 1,)
 
 
 def _parameters(module: nn.Module) -> Iterator[nn.Parameter | None]:
@@ -116,11 +116,13 @@ def _parameters(module: nn.Module) -> Iterator[nn.Parameter | None]:
 
 
 def _tensor_of_message(index: int) -> Tensor:
-    tensors: list[Tensor] = _local.incoming
+    tensors: list[Tensor] = _local.tensors
     return tensors[index]
 
 
-def pack(kind: int, call: int, number: int, obj: Any, extra: Callable[[list[Tensor]], Any], message: Outgoing) -> Parcel:
+def pack(
+    kind: int, call: int, number: int, obj: Any, extra: Callable[[list[Tensor]], Any], state: PicklingState
+) -> PackedMessage:
     """A message of this object.
 
     Args:   extra: called with the tensors found in it; its answer (picklable, without tensors) goes along, see `unpack`.
@@ -128,23 +130,23 @@ def pack(kind: int, call: int, number: int, obj: Any, extra: Callable[[list[Tens
     """
     file = io.BytesIO()
     found: list[pickle.PickleBuffer] = []
-    before = outgoing()
-    _local.outgoing = message
+    before = pickling_state()
+    _local.pickling_state = state
     try:
-        _Pickler(file, message, found).dump(obj)
-        layouts, storages, kept = _lay_out(message)
-        forms = [sparse.form_of(tensor) for tensor in message.tensors]
-        head = pickle.dumps((layouts, forms if any(forms) else None, extra(message.tensors)), 5)
+        _Pickler(file, state, found).dump(obj)
+        layouts, storages, kept = _lay_out(state)
+        forms = [sparse.form_of(tensor) for tensor in state.tensors]
+        head = pickle.dumps((layouts, forms if any(forms) else None, extra(state.tensors)), 5)
     except BaseException:
-        for take_back in message.forks:
+        for take_back in state.forks:
             take_back()
         raise
     finally:
-        _local.outgoing = before
+        _local.pickling_state = before
     pickled = struct.pack("<I", len(head)) + head + file.getvalue()
     kept.append(found)
     blocks = [*storages, *map(_block_of, found)]
-    if len(pickled) > PICKLE_ALONG:
+    if len(pickled) > INLINE_PICKLE_BYTES:
         kept.append(pickled)
         blocks.append((_address(pickled), len(pickled)))
         inline = b""
@@ -152,23 +154,23 @@ def pack(kind: int, call: int, number: int, obj: Any, extra: Callable[[list[Tens
         inline = pickled
     header = HEADER.pack(kind, len(storages), len(found), len(pickled), number, call)
     sizes = struct.pack(f"<{len(blocks)}Q", *(nbytes for _, nbytes in blocks))
-    along = b"".join(ctypes.string_at(address, nbytes) for address, nbytes in blocks if 0 < nbytes < ALONG)
-    return Parcel(header + sizes + inline + along, [block for block in blocks if block[1] >= ALONG], number, kept)
+    along = b"".join(ctypes.string_at(address, nbytes) for address, nbytes in blocks if 0 < nbytes < INLINE_BYTES)
+    return PackedMessage(header + sizes + inline + along, [block for block in blocks if block[1] >= INLINE_BYTES], number, kept)
 
 
-def _lay_out(message: Outgoing) -> tuple[list[tuple[Any, ...]], list[Block], list[Any]]:
+def _lay_out(state: PicklingState) -> tuple[list[tuple[Any, ...]], list[Block], list[Any]]:
     """How each tensor, or part of a sparse one, lies in the storages of the message, and the part of each that is used."""
     used: dict[int, list[int]] = {}  # by storage: index in the message, first byte, byte after the last
     kept: list[Any] = []
     views = []
-    for tensor in itertools.chain.from_iterable(map(sparse.parts, message.tensors)):
+    for tensor in itertools.chain.from_iterable(map(sparse.parts, state.tensors)):
         target = None
         with torch.no_grad():
             if tensor.is_cuda:
-                target = message.device_map.get(tensor.device)
+                target = state.device_map.get(tensor.device)
                 if target is None:
                     raise RuntimeError(
-                        f"device mapping is not available for destination worker {message.to}, and a tensor is on "
+                        f"device mapping is not available for destination worker {state.to}, and a tensor is on "
                         f"{tensor.device}: please move your tensors to CPU before sending them over RPC, or call "
                         "`set_device_map` on `TensorPipeRpcBackendOptions` to explicitly configure device mapping"
                     )
@@ -209,30 +211,30 @@ def _address(data: bytes) -> int:
     return int(np.frombuffer(data, np.uint8).ctypes.data)
 
 
-def open_envelope(source: int, envelope: bytearray) -> Arriving:
+def open_envelope(source: int, envelope: bytearray) -> IncomingMessage:
     """Makes room for what the envelope announces."""
     kind, storages, others, pickle_bytes, number, call = HEADER.unpack_from(envelope)
     at = HEADER.size
-    count = storages + others + (pickle_bytes > PICKLE_ALONG)
+    count = storages + others + (pickle_bytes > INLINE_PICKLE_BYTES)
     sizes = struct.unpack_from(f"<{count}Q", envelope, at)
     at += 8 * count
     memory: list[Any] = [torch.UntypedStorage(nbytes) for nbytes in sizes[:storages]]
     memory += [np.empty(nbytes, np.uint8) for nbytes in sizes[storages:]]
-    pickled: Any = memory[-1] if pickle_bytes > PICKLE_ALONG else memoryview(envelope)[at : at + pickle_bytes]
-    at += pickle_bytes if pickle_bytes <= PICKLE_ALONG else 0
+    pickled: Any = memory[-1] if pickle_bytes > INLINE_PICKLE_BYTES else memoryview(envelope)[at : at + pickle_bytes]
+    at += pickle_bytes if pickle_bytes <= INLINE_PICKLE_BYTES else 0
     blocks = []
     for place, nbytes in zip(memory, sizes, strict=True):
         address = place.data_ptr() if isinstance(place, torch.UntypedStorage) else place.ctypes.data
         ask_for_large(address, nbytes)
-        if nbytes >= ALONG:
+        if nbytes >= INLINE_BYTES:
             blocks.append((address, nbytes))
         elif nbytes:
             ctypes.memmove(address, (ctypes.c_char * nbytes).from_buffer(envelope, at), nbytes)
             at += nbytes
-    return Arriving(source, kind, call, number, pickled, memory[:storages], memory[storages : storages + others], blocks)
+    return IncomingMessage(source, kind, call, number, pickled, memory[:storages], memory[storages : storages + others], blocks)
 
 
-def unpack(message: Arriving, accept: Callable[[list[Tensor], Any], list[Tensor]]) -> Any:
+def unpack(message: IncomingMessage, accept: Callable[[list[Tensor], Any], list[Tensor]]) -> Any:
     """The object that was packed.
 
     Args:   accept: called with the message's tensors and the sender's ``extra``; its answer takes their place.
@@ -242,8 +244,8 @@ def unpack(message: Arriving, accept: Callable[[list[Tensor], Any], list[Tensor]
     layouts, forms, extra = pickle.loads(message.pickled[4 : 4 + head])
     strided = [_tensor_in(message.storages, *layout) for layout in layouts]
     tensors = accept(sparse.joined(forms, strided) if forms else strided, extra)
-    before = getattr(_local, "incoming", None), getattr(_local, "unconfirmed", None)
-    _local.incoming, _local.unconfirmed = tensors, message.unconfirmed
+    before = getattr(_local, "tensors", None), getattr(_local, "unconfirmed", None)
+    _local.tensors, _local.unconfirmed = tensors, message.unconfirmed
     try:
         return pickle.loads(message.pickled[4 + head :], buffers=message.buffers)
     except AttributeError as error:
@@ -252,7 +254,7 @@ def unpack(message: Arriving, accept: Callable[[list[Tensor], Any], list[Tensor]
             "callee modules."
         ) from error
     finally:
-        _local.incoming, _local.unconfirmed = before
+        _local.tensors, _local.unconfirmed = before
 
 
 def _tensor_in(
@@ -277,14 +279,14 @@ def _tensor_in(
     return tensor.requires_grad_() if requires_grad else tensor
 
 
-def copy(parcel: Parcel) -> bytes:
+def copy(message: PackedMessage) -> bytes:
     """The memory of its blocks, for a message to oneself: taken now, as a send takes it."""
-    return b"".join(ctypes.string_at(address, nbytes) for address, nbytes in parcel.blocks)
+    return b"".join(ctypes.string_at(address, nbytes) for address, nbytes in message.blocks)
 
 
-def open_copy(source: int, parcel: Parcel, memory: bytes) -> Arriving:
+def open_copy(source: int, packed: PackedMessage, memory: bytes) -> IncomingMessage:
     """What arrives of a message to oneself."""
-    message = open_envelope(source, bytearray(parcel.envelope))
+    message = open_envelope(source, bytearray(packed.envelope))
     at = 0
     for address, nbytes in message.blocks:
         ctypes.memmove(address, memory[at : at + nbytes], nbytes)

@@ -15,7 +15,7 @@ from hypothesis import strategies
 from torch import Tensor, nn
 
 from mpicoll.rpc import wire
-from mpicoll.rpc.post import Post
+from mpicoll.rpc.transport import Transport
 
 DTYPES = [
     torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8,
@@ -25,9 +25,9 @@ DTYPES = [
 
 def there(obj: Any) -> Any:
     """What arrives."""
-    parcel = wire.pack(0, 0, 0, obj, lambda tensors: None, wire.Outgoing(0, {}))
-    memory = wire.copy(parcel)
-    return wire.unpack(wire.open_copy(0, parcel, memory), lambda tensors, extra: tensors)
+    message = wire.pack(0, 0, 0, obj, lambda tensors: None, wire.PicklingState(0, {}))
+    memory = wire.copy(message)
+    return wire.unpack(wire.open_copy(0, message, memory), lambda tensors, extra: tensors)
 
 
 def alike(a: Tensor, b: Tensor) -> bool:
@@ -72,11 +72,11 @@ def test_layouts(name: str) -> None:
 
 
 def test_only_what_is_used_travels() -> None:
-    parcel = wire.pack(0, 0, 0, BASE[7], lambda tensors: None, wire.Outgoing(0, {}))
-    assert not parcel.blocks
-    assert len(parcel.envelope) < 2000
-    parcel = wire.pack(0, 0, 0, [BASE, BASE[3:9], BASE.t()], lambda tensors: None, wire.Outgoing(0, {}))
-    assert [nbytes for _, nbytes in parcel.blocks] == [BASE.nbytes]
+    message = wire.pack(0, 0, 0, BASE[7], lambda tensors: None, wire.PicklingState(0, {}))
+    assert not message.blocks
+    assert len(message.envelope) < 2000
+    message = wire.pack(0, 0, 0, [BASE, BASE[3:9], BASE.t()], lambda tensors: None, wire.PicklingState(0, {}))
+    assert [nbytes for _, nbytes in message.blocks] == [BASE.nbytes]
 
 
 def test_shared_memory_is_shared_again() -> None:
@@ -145,23 +145,23 @@ class _Slow:
 def test_flush_beside_who_looks() -> None:
     """It waits until all has left, and takes nothing away from the other."""
     for _ in range(50):
-        post = Post(_Slow(), 0)  # type: ignore[arg-type]
+        transport = Transport(_Slow(), 0)  # type: ignore[arg-type]
         for _ in range(5):
-            post.send(1, wire.Parcel(b"", [], 0, []))
+            transport.send(1, wire.PackedMessage(b"", [], 0, []))
         stop = threading.Event()
         errors: list[Exception] = []
 
-        def look(post: Post = post, stop: threading.Event = stop, errors: list[Exception] = errors) -> None:
+        def look(transport: Transport = transport, stop: threading.Event = stop, errors: list[Exception] = errors) -> None:
             try:
                 while not stop.is_set():
-                    post.arrived()
+                    transport.arrived()
             except Exception as error:  # noqa: BLE001  the test's
                 errors.append(error)
 
         thread = threading.Thread(target=look)
         thread.start()
-        post.flush(10)
-        left = post.busy()
+        transport.flush(10)
+        left = transport.busy()
         stop.set()
         thread.join()
         assert not errors
@@ -170,11 +170,11 @@ def test_flush_beside_who_looks() -> None:
 
 def test_what_a_lost_worker_will_not_take() -> None:
     """Nobody goes on looking for it."""
-    post = Post(_Slow(), 0)  # type: ignore[arg-type]
-    post.mailbox.ended = lambda requests, tests=1: False  # type: ignore[method-assign]
-    post.send(1, wire.Parcel(b"", [], 0, []))
-    post.arrived()
-    assert post.busy()
-    post.lost.add(1)
-    post.arrived()
-    assert not post.busy()
+    transport = Transport(_Slow(), 0)  # type: ignore[arg-type]
+    transport.mailbox.ended = lambda requests, tests=1: False  # type: ignore[method-assign]
+    transport.send(1, wire.PackedMessage(b"", [], 0, []))
+    transport.arrived()
+    assert transport.busy()
+    transport.lost.add(1)
+    transport.arrived()
+    assert not transport.busy()

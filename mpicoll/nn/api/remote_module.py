@@ -116,7 +116,7 @@ class RemoteModule(nn.Module):
         return f"RemoteModule(on={self.on!r}, device={self.device!r})"
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        if wire.outgoing() is None:
+        if wire.pickling_state() is None:
             raise RuntimeError("Cannot pickle RemoteModule in python pickler. RemoteModule can only be pickled when using RPC")
         worker = self.on if isinstance(self.on, str) else f"rank:{self.on}"
         return RemoteModule.init_from_module_rref, (f"{worker}/{self.device}", self.module_rref)

@@ -15,7 +15,7 @@ SENDING_TESTS = 16  # messages that have not left yet, looked at each time
 PIECES = 8  # of a message's memory, moved each time
 
 
-class Post:
+class Transport:
     """Over one mailbox. ``send`` may be called by any thread, ``arrived`` by one at a time."""
 
     def __init__(self, mailbox: Mailbox, mine: int) -> None:
@@ -23,21 +23,21 @@ class Post:
         self.mine = mine
         self.lost: set[int] = set()  # ranks that will not move what is on its way to them or from them
         self._abandoned: list[Any] = []  # MPI may still write there
-        self._sending: deque[tuple[list[Any], int, wire.Parcel]] = deque()
+        self._sending: deque[tuple[list[Any], int, wire.PackedMessage]] = deque()
         self._testing = threading.Lock()  # held while some of _sending are not in it
-        self._arriving: list[tuple[list[Any], wire.Arriving]] = []
-        self._loop_back: deque[tuple[wire.Parcel, bytes]] = deque()
+        self._arriving: list[tuple[list[Any], wire.IncomingMessage]] = []
+        self._loop_back: deque[tuple[wire.PackedMessage, bytes]] = deque()
 
-    def send(self, to: int, parcel: wire.Parcel) -> None:
+    def send(self, to: int, message: wire.PackedMessage) -> None:
         """On its way when this returns; its memory may change once it has left. Raises: what MPI raises."""
         if to == self.mine:
-            self._loop_back.append((parcel, wire.copy(parcel)))
+            self._loop_back.append((message, wire.copy(message)))
             return
-        requests = self.mailbox.send(to, parcel.envelope, parcel.blocks, parcel.number)
+        requests = self.mailbox.send(to, message.envelope, message.blocks, message.number)
         if not self.mailbox.ended(requests):
-            self._sending.append((requests, to, parcel))
+            self._sending.append((requests, to, message))
 
-    def arrived(self) -> list[wire.Arriving]:
+    def arrived(self) -> list[wire.IncomingMessage]:
         """Looks once; the messages that are complete."""
         with self._testing:
             for _ in range(min(len(self._sending), SENDING_TESTS)):
@@ -60,7 +60,7 @@ class Post:
             found += self._whole()
         return found
 
-    def _whole(self) -> list[wire.Arriving]:
+    def _whole(self) -> list[wire.IncomingMessage]:
         """Of those whose memory was still arriving."""
         found, still = [], []
         for entry in self._arriving:
