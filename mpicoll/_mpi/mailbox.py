@@ -21,7 +21,11 @@ ENVELOPE = 0  # tag
 FIRST_TAG, TAGS = 1, 1 << 20  # of the blocks: message n of a sender has tag FIRST_TAG + n % TAGS; any MPI's TAG_UB is larger
 
 Block = tuple[int, int]  # address, bytes
-_kept: list[object] = []
+# Note [Memory that MPI may still use]
+# A message to or from a rank that has left never ends, and MPI may still read or write its memory, even after this process has
+# dropped the mailbox. Such memory is kept until the requests have ended, which may be never. It is bounded by what was in
+# flight when the rank left: nothing is sent to it, and nothing received from it, afterwards.
+_kept: list[tuple[list[MPI.Request], object]] = []
 
 
 @dataclass
@@ -119,9 +123,10 @@ class Mailbox:
                 requests = []
         return Sum(requests, given, total)
 
-    def keep(self, total: Sum) -> None:
-        """For one that nobody will wait for: MPI may still write there."""
-        _kept.append(total)
+    def keep(self, requests: list[MPI.Request], memory: object) -> None:
+        """Keeps the memory of requests that no thread will wait for; see Note [Memory that MPI may still use]."""
+        _kept[:] = [entry for entry in _kept if not self.ended(entry[0])]
+        _kept.append((requests, memory))
 
     def meet(self) -> None:
         """Returns when every rank is here (collective); other threads go on meanwhile."""

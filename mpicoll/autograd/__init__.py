@@ -24,7 +24,7 @@ def is_available() -> bool:
 
 def get_gradients(context_id: int) -> dict[Tensor, Tensor]:
     """This worker's gradients of that context, by leaf. Raises: RuntimeError: there is no such context."""
-    return dict(_contexts.find(context_id).gradients)
+    return dict(_contexts.registry.find(context_id).gradients)
 
 
 class context:
@@ -45,7 +45,7 @@ def _new_context() -> DistAutogradContext:
     """One for this thread. Raises: RuntimeError: it has one."""
     if _contexts.current() is not None:
         raise RuntimeError("Already have an autograd context id for this thread")
-    made = _contexts.new()
+    made = _contexts.registry.new()
     _contexts.enter(made)
     return made
 
@@ -69,21 +69,21 @@ def _current_context() -> DistAutogradContext:
 
 
 def _retrieve_context(context_id: int) -> DistAutogradContext:
-    return _contexts.find(context_id)
+    return _contexts.registry.find(context_id)
 
 
 def _is_valid_context(context_id: int) -> None:
     """Raises: RuntimeError: there is none of this id."""
-    _contexts.find(context_id)
+    _contexts.registry.find(context_id)
 
 
 def _get_max_id() -> int:
     """The last id that this worker could give."""
-    return (_contexts.worker_id << _contexts.WORKER_BITS) + (1 << _contexts.WORKER_BITS) - 1
+    return (_contexts.registry.worker_id << _contexts.WORKER_BITS) + (1 << _contexts.WORKER_BITS) - 1
 
 
 def _get_debug_info() -> dict[str, str]:
     """How many there are on this worker."""
-    contexts = list(_contexts._contexts.values())
+    contexts = _contexts.registry.all()
     passes = sum(len(context.passes) for context in contexts)
     return {"num_current_backward_passes": str(passes), "num_autograd_contexts": str(len(contexts))}

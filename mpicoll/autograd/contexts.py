@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.futures import Future
 
 from mpicoll.autograd.catching import caught
 
@@ -69,57 +70,99 @@ class Context:
         return set(self.workers)
 
 
-_contexts: dict[int, Context] = {}
-_guard = threading.Lock()
-_current = threading.local()
-_count = itertools.count()
-_messages = itertools.count()
-worker_id = 0  # of this process; set by init_rpc
+Call = Callable[[int, Callable[..., Any], tuple[Any, ...]], Future[Any]]
 
 
-def new() -> Context:
-    """A context of this worker's own."""
-    with _guard:
-        context = Context((worker_id << WORKER_BITS) + next(_count))
-        _contexts[context.id] = context
-    return context
+class Registry:
+    """The contexts of this process, and the way to call functions on other workers.
+
+    Attributes:
+        worker_id: Rank of this worker, set by `connect`.
+    """
+
+    def __init__(self) -> None:
+        self.worker_id = 0
+        self._call: Call | None = None
+        self._contexts: dict[int, Context] = {}
+        self._guard = threading.Lock()  # guards _contexts
+        self._count = itertools.count()  # of contexts
+        self._messages = itertools.count()
+
+    def connect(self, worker_id: int, call: Call) -> None:
+        """Registers this worker's rank, and the function that calls a function on another worker. Done by init_rpc."""
+        self.worker_id, self._call = worker_id, call
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether `connect` has been called."""
+        return self._call is not None
+
+    def call(self, worker: int, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        """Calls a function of this package on another worker, outside of every context and graph."""
+        assert self._call is not None
+        with entered(None), torch.no_grad():
+            return self._call(worker, function, arguments)
+
+    def new(self) -> Context:
+        """Returns a new context, made by this worker."""
+        with self._guard:
+            context = Context((self.worker_id << WORKER_BITS) + next(self._count))
+            self._contexts[context.id] = context
+        return context
+
+    def new_message_id(self) -> MessageId:
+        """Returns the id of a message that this worker sends, or of a backward pass that it begins."""
+        return self.worker_id, next(self._messages)
+
+    def get(self, context_id: int) -> Context | None:
+        """Returns the context of this id. None: it has ended, or was never made."""
+        return self._contexts.get(context_id)
+
+    def find(self, context_id: int) -> Context:
+        """Returns the context of this id.
+
+        Raises:
+            RuntimeError: It has ended, or was never made.
+        """
+        context = self.get(context_id)
+        if context is None:
+            raise RuntimeError(f"Could not find autograd context with id: {context_id}")
+        return context
+
+    def find_or_make(self, context_id: int) -> Context:
+        """Returns the context that another worker's message names."""
+        with self._guard:
+            return self._contexts.setdefault(context_id, Context(context_id))
+
+    def all(self) -> list[Context]:
+        """Returns all contexts that this worker knows."""
+        with self._guard:
+            return list(self._contexts.values())
+
+    def forget(self, context_id: int) -> Context | None:
+        """Removes and returns a context. The graph that it holds is freed with it."""
+        with self._guard:
+            return self._contexts.pop(context_id, None)
+
+    def clear(self) -> None:
+        """Removes all contexts, at the end of RPC."""
+        with self._guard:
+            self._contexts.clear()
 
 
-def find_or_make(context_id: int) -> Context:
-    """The context that another worker's message speaks of."""
-    with _guard:
-        return _contexts.setdefault(context_id, Context(context_id))
-
-
-def find(context_id: int) -> Context:
-    """Raises: RuntimeError: there is none of this id (it has ended, or was never made)."""
-    context = _contexts.get(context_id)
-    if context is None:
-        raise RuntimeError(f"Could not find autograd context with id: {context_id}")
-    return context
-
-
-def forget(context_id: int) -> Context | None:
-    """Takes it out, and with it the graph that it holds."""
-    with _guard:
-        return _contexts.pop(context_id, None)
-
-
-def clear() -> None:
-    """All of them, at the end of RPC."""
-    with _guard:
-        _contexts.clear()
+registry = Registry()
+_thread = threading.local()  # context: the one that this thread's calls and answers belong to
 
 
 def current() -> Context | None:
     """This thread's."""
-    return getattr(_current, "context", None)
+    return getattr(_thread, "context", None)
 
 
 def enter(context: Context | None) -> Context | None:
     """This thread's calls and answers belong to it from here on. Returns the one that they belonged to."""
     before = current()
-    _current.context = context
+    _thread.context = context
     return before
 
 
@@ -159,7 +202,7 @@ def attach(tensors: list[Tensor], to: int) -> Extra:
     context = current()
     if context is None:
         return None
-    message = (worker_id, next(_messages))
+    message = registry.new_message_id()
     needed = [i for i, tensor in enumerate(tensors) if tensor.requires_grad]
     with context.guard:
         context.workers.add(to)
@@ -173,7 +216,7 @@ def accept(tensors: list[Tensor], extra: Extra, sender: int) -> list[Tensor]:
     if extra is None or not extra[2]:
         return tensors
     context_id, message, needed = extra
-    context = find_or_make(context_id)
+    context = registry.find_or_make(context_id)
     receipt = Receipt(sender, message, len(needed))
     token = torch.zeros((), device="cpu", requires_grad=True)  # makes what is received require grad
     with torch.enable_grad():

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,11 +32,7 @@ from mpicoll.errors import MpicollError
 
 ROOTS: MessageId = (-1, -1)  # stands for the roots of the pass, among the messages
 
-_count = itertools.count()
 install()
-
-Call = Callable[[int, Callable[..., Any], tuple[Any, ...]], Future[Any]]
-call: Call | None = None  # runs a function on another worker; set by init_rpc
 
 
 @dataclass(eq=False)
@@ -72,9 +68,9 @@ def backward(context_id: int, roots: Sequence[Tensor], retain_graph: bool = Fals
     """
     if not isinstance(context_id, int):
         raise TypeError(f"backward(): incompatible function arguments: context_id must be an int, got {context_id!r}")
-    context = contexts.find(context_id)
+    context = contexts.registry.find(context_id)
     roots = _checked(roots)
-    number = (contexts.worker_id, next(_count))
+    number = contexts.registry.new_message_id()
     here = Pass()
     with context.guard:
         context.passes[number] = here
@@ -116,7 +112,7 @@ def _find(number: MessageId, context_id: int, messages: list[MessageId]) -> Futu
 
 
 def _found(number: MessageId, context_id: int, messages: list[MessageId]) -> Future[Any]:
-    context = contexts.find(context_id)
+    context = contexts.registry.find(context_id)
     with context.guard:
         here = context.passes.setdefault(number, Pass())
         for message in messages:
@@ -124,7 +120,7 @@ def _found(number: MessageId, context_id: int, messages: list[MessageId]) -> Fut
             if edges is None:
                 raise RuntimeError(
                     "Trying to backward through the graph a second time: a pass with retain_graph=False has freed what worker "
-                    f"{contexts.worker_id} had sent in context {context_id}"
+                    f"{contexts.registry.worker_id} had sent in context {context_id}"
                 )
             here.outputs[message] = edges
     return _walk(context, here, number, messages)
@@ -150,7 +146,7 @@ def _walk(context: Context, here: Pass, number: MessageId, outputs: list[Message
                     else:
                         here.reaches.setdefault(observed, set()).add(output)
             here.leaves[output] = list(leaves)
-    return _all(_call(sender, _find, number, context.id, messages) for sender, messages in asked.items())
+    return _all(contexts.registry.call(sender, _find, number, context.id, messages) for sender, messages in asked.items())
 
 
 def _nodes(edges: Iterable[GradientEdge]) -> list[Any]:
@@ -176,7 +172,7 @@ def _nodes(edges: Iterable[GradientEdge]) -> list[Any]:
 def _flow(number: MessageId, context_id: int, message: MessageId, gradients: list[Tensor | None]) -> Future[Any]:
     """Runs on the sender of this message."""
     with _named():
-        context = contexts.find(context_id)
+        context = contexts.registry.find(context_id)
         here = context.passes.get(number)
         if here is None:
             raise RuntimeError("the backward pass has ended; an error on another worker has ended it")
@@ -191,7 +187,7 @@ def _named() -> Iterator[None]:
     except MpicollError:  # a worker has left, or RPC has ended
         raise
     except Exception as error:
-        raise RuntimeError(f"Error on Node {contexts.worker_id}: {error}") from error
+        raise RuntimeError(f"Error on Node {contexts.registry.worker_id}: {error}") from error
 
 
 def _take(context: Context, here: Pass, number: MessageId, output: MessageId, gradients: list[Tensor | None]) -> Future[Any]:
@@ -199,7 +195,7 @@ def _take(context: Context, here: Pass, number: MessageId, output: MessageId, gr
     answers: list[Future[Any]] = []
 
     def send(receipt: Receipt, gradients: list[Tensor | None]) -> None:
-        answers.append(_call(receipt.sender, _flow, number, context.id, receipt.message, gradients))
+        answers.append(contexts.registry.call(receipt.sender, _flow, number, context.id, receipt.message, gradients))
 
     with context.guard:
         here.arrived[output] = gradients
@@ -267,19 +263,13 @@ def _end(context: Context, number: MessageId, retain_graph: bool) -> None:
             for message in here.outputs:
                 context.sends.pop(message, None)
     for sender in {receipt.sender for receipt in here.places}:
-        _call(sender, _end_there, number, context.id, retain_graph).wait()
+        contexts.registry.call(sender, _end_there, number, context.id, retain_graph).wait()
 
 
 def _end_there(number: MessageId, context_id: int, retain_graph: bool) -> None:
-    context = contexts._contexts.get(context_id)
+    context = contexts.registry.get(context_id)
     if context is not None:
         _end(context, number, retain_graph)
-
-
-def _call(worker: int, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
-    assert call is not None
-    with contexts.entered(None), torch.no_grad():  # gradients are no part of the graph
-        return call(worker, function, arguments)
 
 
 def _all(futures: Iterable[Future[Any]]) -> Future[Any]:

@@ -1,17 +1,18 @@
-"""The end of a context, on every worker that knows of it."""
+"""Ends a distributed autograd context on every worker that knows it."""
 
 from __future__ import annotations
 
 import contextlib
 
-from mpicoll.autograd import contexts, passes
+from mpicoll.autograd import contexts
 
 
 def release(context_id: int) -> None:
-    """Forgets it here, and has the workers that know of it through this one do the same."""
-    found = contexts.forget(context_id)
-    if found is None or passes.call is None:
+    """Forgets the context on this worker, and on the workers that learned of it from this one."""
+    registry = contexts.registry
+    context = registry.forget(context_id)
+    if context is None or not registry.is_connected:
         return
-    for worker in found.workers - {contexts.worker_id}:
-        with contexts.entered(None), contextlib.suppress(RuntimeError):  # who has left has forgotten it, too
-            passes.call(worker, release, (context_id,))
+    for worker in context.workers - {registry.worker_id}:
+        with contextlib.suppress(RuntimeError):  # a worker that has left has forgotten it
+            registry.call(worker, release, context_id)

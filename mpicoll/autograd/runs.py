@@ -7,7 +7,6 @@ contexts run at the same time. Otherwise see Note [DDP in a distributed backward
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,8 +19,6 @@ from mpicoll.autograd.catching import Catcher
 from mpicoll.autograd.contexts import Context, Receipt
 from mpicoll.autograd.lending import lent
 from mpicoll.autograd.observed import Observed, check_reduced
-
-_accumulating = threading.Lock()  # guards the gradients of contexts
 
 Send = Callable[[Receipt, list[Tensor | None]], None]
 
@@ -56,7 +53,7 @@ class Run:
         found: list[Tensor | None] = list(answers)
         del answers  # see _held_by_nobody_else
         received = {receipt: [found.pop(0) for _ in places] for receipt, places in self.places.items()}
-        with _accumulating:
+        with context.guard:
             for leaf in reversed(leaves):
                 _add(context.gradients, leaf, found)
         for receipt, gradients in received.items():
@@ -67,7 +64,7 @@ class Run:
         inputs: list[Any] = [*(places[0] for places in self.places.values()), *leaves]
         whole = list(dict.fromkeys(parameter for those in self.observed for parameter in those.lent))
         others = [leaf for leaf in leaves if leaf not in set(whole)]
-        with _accumulating:
+        with context.guard:
             start = [context.gradients.get(leaf) for leaf in whole]
         # AccumulateGrad adds in place, and the program may hold what was there before.
         start = [None if gradient is None else gradient.clone() for gradient in start]
@@ -78,7 +75,7 @@ class Run:
             roots = [*edges, get_gradient_edge(marker)]
             torch.autograd.backward(roots, [*given, torch.zeros_like(marker)], retain_graph=True, inputs=[*inputs, token])
             check_reduced(before)
-            with _accumulating:
+            with context.guard:
                 context.gradients.update((leaf, leaf.grad) for leaf in whole if leaf.grad is not None)
                 for leaf in others:
                     found, leaf.grad = [leaf.grad], None

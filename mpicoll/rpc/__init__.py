@@ -1,7 +1,12 @@
-"""Remote calls over MPI: ``import mpicoll.rpc as rpc`` in the place of ``import torch.distributed.rpc as rpc``.
+"""Remote calls over MPI: ``import mpicoll.rpc as rpc`` instead of ``import torch.distributed.rpc as rpc``.
 
-One call, from rpc_sync to its answer: api.py, agent.py, wire.py, transport.py, ../_mpi/mailbox.py, and back the same way. Which thread
-does what: service.py. References: rref.py; their owner's side: owner.py, entries.py. The end: drain.py.
+The way of a call:
+
+    caller    api -> agent -> pending_calls, messenger -> wire (pickling), transport -> ../_mpi/mailbox
+    callee    service (which thread) -> transport -> agent -> handler -> messenger -> ...
+    caller    service -> transport -> agent -> pending_calls
+
+References: rref on the users' side, owner and owned_objects on the owner's side. The graceful end: drain.
 """
 
 from __future__ import annotations

@@ -16,13 +16,13 @@ from mpicoll import autograd
 from mpicoll._mpi import abort, runtime
 from mpicoll.autograd import contexts
 from mpicoll.errors import WorkerLeft
-from mpicoll.rpc import entries, futures, gathering, inspection
-from mpicoll.rpc import rref as references
+from mpicoll.rpc import current_agent, futures, gathering, inspection, rref
 from mpicoll.rpc.constants import DEFAULT_NUM_WORKER_THREADS, DEFAULT_SHUTDOWN_TIMEOUT, UNSET_RPC_TIMEOUT
 from mpicoll.rpc.drain import drain
 from mpicoll.rpc.inspection import CurrentAgent
-from mpicoll.rpc.options import MPIRpcBackendOptions, RpcBackendOptions, TensorPipeRpcBackendOptions
-from mpicoll.rpc.rref import RRef, seconds
+from mpicoll.rpc.options import MPIRpcBackendOptions, RpcBackendOptions, TensorPipeRpcBackendOptions, timeout_seconds
+from mpicoll.rpc.owned_objects import id_text
+from mpicoll.rpc.rref import RRef
 from mpicoll.rpc.workers import WorkerInfo
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def init_rpc(
         ValueError: rank or world_size contradict MPI.
         TypeError: Options of another kind.
     """
-    if references._agent is not None:
+    if current_agent.find() is not None:
         raise RuntimeError("RPC is already initialized")
     if not isinstance(name, str):
         raise TypeError(f"init_rpc: name must be a str, got {type(name).__name__}")
@@ -74,12 +74,11 @@ def init_rpc(
     if backend is not None and getattr(backend, "name", None) not in BackendType.__members__:
         raise TypeError(f"Argument backend must be a member of BackendType, got {backend!r}")
     options = _mine(rpc_backend_options, backend)
-    there = _world(rank, world_size)
-    from mpicoll.rpc.agent import Agent, connect
+    ranks = _runtime(rank, world_size)
+    from mpicoll.rpc.agent import Agent
 
-    agent = Agent(there, name, options)
-    connect(agent)
-    references.connect(agent)
+    agent = Agent(ranks, name, options)
+    current_agent.set_to(agent)
     abort.install()
     futures.install()
     gathering.begin()
@@ -88,7 +87,7 @@ def init_rpc(
     atexit.register(_at_exit)
 
 
-def _world(rank: int, world_size: int | None) -> runtime.Runtime:
+def _runtime(rank: int, world_size: int | None) -> runtime.Runtime:
     """Returns all of MPI's ranks, or this one alone.
 
     Raises:
@@ -97,15 +96,15 @@ def _world(rank: int, world_size: int | None) -> runtime.Runtime:
     """
     if world_size == 1 and rank in (0, -1):
         return runtime.alone()
-    there = runtime.everyone()
+    ranks = runtime.everyone()
     if world_size is not None and world_size > 1:
         runtime.check_size(world_size, f"init_rpc: world_size={world_size}")
     elif rank > 0:
         runtime.check_size(rank + 1, f"init_rpc: rank={rank}")
-    for what, given, real in (("rank", rank, there.rank), ("world_size", world_size, there.size)):
+    for what, given, real in (("rank", rank, ranks.rank), ("world_size", world_size, ranks.size)):
         if given not in (None, -1, real):
             raise ValueError(f"init_rpc: {what}={given}, but MPI says {real}; leave it out, MPI knows")
-    return there
+    return ranks
 
 
 def _mine(options: Any, backend: Any) -> MPIRpcBackendOptions:
@@ -135,7 +134,7 @@ def shutdown(graceful: bool = True, timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -
     Raises: RuntimeError: RPC was not initialised; the time is up, with who had not come; a leak, see _ignore_rref_leak. RPC has
             ended here then, too.
     """
-    agent = references.agent()
+    agent = current_agent.get()
     if not graceful:
         _end(agent, graceful=False)
         return
@@ -154,20 +153,19 @@ def _wait_all_workers(timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -> bool:
 
     Raises: RuntimeError: ``timeout`` seconds are over (0: no limit), with who had not come.
     """
-    return drain(references.agent(), timeout)
+    return drain(current_agent.get(), timeout)
 
 
 def _delete_all_user_and_unforked_owner_rrefs(timeout_millis: int = 0) -> None:
     """Ends all references here to objects on other workers; they raise when they are used. ``timeout_millis``: not needed."""
-    references.agent()
-    references.delete_users()
+    rref.delete_users(current_agent.get())
 
 
 def _check_leaks() -> None:
     """Raises: RuntimeError: another worker still has references to objects of this one, and _ignore_rref_leak is False."""
     if _ignore_rref_leak:
         return
-    leaks = [f"Leaking RRef {entries.written(entry.id)}" for entry in entries.owned() if entry.outside != 0]
+    leaks = [f"Leaking RRef {id_text(entry.id)}" for entry in current_agent.get().objects.all() if entry.outside != 0]
     if leaks:
         raise RuntimeError("\n".join(["shutdown: other workers still refer to objects of this one", *leaks]))
 
@@ -175,29 +173,30 @@ def _check_leaks() -> None:
 def _end(agent: Agent, graceful: bool) -> None:
     atexit.unregister(_at_exit)
     agent.stop(graceful)
-    references.connect(None)
-    contexts.clear()
+    current_agent.set_to(None)
+    contexts.registry.clear()
 
 
 def _at_exit() -> None:
     """A program that ends without shutdown: the others learn of it."""
-    if references._agent is not None and not runtime.finalized():
-        _end(references._agent, graceful=False)
+    agent = current_agent.find()
+    if agent is not None and not runtime.finalized():
+        _end(agent, graceful=False)
 
 
 def get_worker_info(worker_name: str | int | None = None) -> WorkerInfo:
     """The worker of this name; None: this one. Raises: RuntimeError: there is none."""
-    agent = references.agent()
+    agent = current_agent.get()
     return agent.me if worker_name is None else agent.workers.find(worker_name)
 
 
 def get_rpc_timeout() -> float:
     """Seconds that a call may take where it names no timeout; 0: no limit."""
-    return references.agent().timeout_s
+    return current_agent.get().timeout_s
 
 
 def _set_rpc_timeout(timeout: float) -> None:
-    references.agent().timeout_s = seconds(timeout) or 0.0
+    current_agent.get().timeout_s = timeout_seconds(timeout) or 0.0
 
 
 def rpc_sync(to: To, func: Callable[..., Any], args: Any = None, kwargs: Any = None, timeout: float = UNSET_RPC_TIMEOUT) -> Any:
@@ -217,7 +216,7 @@ def rpc_async(
     try:
         future = _call(to, func, args, kwargs, timeout)
     except WorkerLeft as error:
-        future = references.agent().failed(error)
+        future = current_agent.get().failed(error)
     if (collected := getattr(_thread_local_var, "future_list", None)) is not None:
         collected.append(future)
     return future
@@ -228,16 +227,16 @@ def remote(
 ) -> RRef[Any]:
     """The same, and the answer stays there: returns an RRef to it at once. What goes wrong is raised by its ``to_here``."""
     worker = _checked(to, func)
-    return references.create(worker, func, args or (), kwargs or {}, timeout)
+    return rref.create(worker, func, args or (), kwargs or {}, timeout)
 
 
 def _call(to: To, func: Callable[..., Any], args: Any, kwargs: Any, timeout: float) -> Future[Any]:
     worker = _checked(to, func)
-    return references.agent().call(worker, func, args or (), kwargs, seconds(timeout))
+    return current_agent.get().call(worker, func, args or (), kwargs, timeout_seconds(timeout))
 
 
 def _checked(to: To, func: Callable[..., Any]) -> WorkerInfo:
-    agent = references.agent()
+    agent = current_agent.get()
     if not callable(func):
         raise TypeError("function should be callable.")
     return agent.workers.find(to)
@@ -258,15 +257,15 @@ def _wait_all() -> Iterator[None]:
 
 def _is_current_rpc_agent_set() -> bool:
     """Whether init_rpc has been called, and shutdown has not."""
-    return references._agent is not None
+    return current_agent.find() is not None
 
 
 def _get_current_rpc_agent() -> CurrentAgent:
     """This worker's agent, to be asked who takes part. Raises: RuntimeError: there is none."""
-    return CurrentAgent(references.agent_of_a_reference())
+    return CurrentAgent(current_agent.get_for_rref())
 
 
 def _get_debug_info() -> dict[str, str]:
     """Numbers about references, calls under way and autograd contexts. Raises: RuntimeError: RPC is not initialised."""
-    agent = CurrentAgent(references.agent())
+    agent = CurrentAgent(current_agent.get())
     return _rref_context_get_debug_info() | agent.get_debug_info() | autograd._get_debug_info()

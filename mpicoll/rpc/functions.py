@@ -1,4 +1,4 @@
-"""Marks for functions that other workers call."""
+"""The decorator for functions that answer a remote call later."""
 
 from __future__ import annotations
 
@@ -10,9 +10,22 @@ import torch
 
 
 def async_execution(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """A decorator: the function returns a torch.futures.Future, whose value, once it is there, is the answer to the caller.
+    """Marks a function that returns a torch.futures.Future: the caller gets the value of that future once it has completed.
 
-    The thread that runs it is free meanwhile. Must be the inner decorator below ``@staticmethod`` and ``@classmethod``.
+    The thread that runs the function is free while the future is pending. Below ``@staticmethod`` or ``@classmethod``, this
+    must be the inner decorator.
+
+    Args:
+        fn: Returns a torch.futures.Future. Otherwise the call fails with a RuntimeError.
+
+    Returns:
+        A function with the same behaviour, which rpc_sync, rpc_async and remote recognise.
+
+    Example:
+        >>> @rpc.functions.async_execution
+        ... def add_there(to, x, y):
+        ...     return rpc.rpc_async(to, torch.add, (x, y))
+        >>> rpc.rpc_sync("worker1", add_there, ("worker2", x, y))  # doctest: +SKIP
     """
 
     @functools.wraps(fn)
@@ -23,14 +36,18 @@ def async_execution(fn: Callable[..., Any]) -> Callable[..., Any]:
     return wrapper
 
 
-def is_marked(function: Callable[..., Any]) -> bool:
-    """Whether it is `async_execution`, torch's own included."""
+def is_async_execution(function: Callable[..., Any]) -> bool:
+    """Returns whether the function is marked by `async_execution`, or by torch's decorator of that name."""
     return hasattr(function, "_wrapped_async_rpc_function")
 
 
-def answer_of(function: Any, value: Any) -> Any:
-    """What a marked function has returned. Raises: RuntimeError: that is no future."""
-    if isinstance(value, torch._C.Future):  # what `then` returns is no torch.futures.Future
+def checked_future(function: Any, value: Any) -> Any:
+    """Returns ``value``, the result of a marked function.
+
+    Raises:
+        RuntimeError: It is not a future.
+    """
+    if isinstance(value, torch._C.Future):  # `then` returns this type, and not torch.futures.Future
         return value
     kind = f"{type(value).__module__}.{type(value).__qualname__}"
     raise RuntimeError(

@@ -71,19 +71,19 @@ class CallFuture(Future[Any]):
         return first
 
 
-def timed_out(future: Future[Any] | None) -> bool:
+def has_timed_out(future: Future[Any] | None) -> bool:
     """Whether it is that of a call that has exceeded its time limit."""
     return isinstance(future, CallFuture) and isinstance(future._error, CallTimedOut)
 
 
-def settled(value: Any) -> Future[Any]:
+def completed_future(value: Any) -> Future[Any]:
     """One that has ended."""
     future: Future[Any] = Future()
     future.set_result(value)
     return future
 
 
-def mapped(future: Future[Any], function: Callable[[Any], Any]) -> Future[Any]:
+def map_future(future: Future[Any], function: Callable[[Any], Any]) -> Future[Any]:
     """A future of ``function`` of its value. Unlike ``then``, it lets an error keep its type."""
     answer: Future[Any] = Future()
 

@@ -1,4 +1,4 @@
-"""What workers exchange by calls: every worker's object for every worker, and a barrier."""
+"""Collectives made of calls: all_gather of objects, and a barrier. They work where MPI's collectives are busy."""
 
 from __future__ import annotations
 
@@ -9,69 +9,93 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
-from mpicoll.rpc import rref as references
+from mpicoll.rpc import current_agent
 from mpicoll.rpc.constants import DEFAULT_SHUTDOWN_TIMEOUT, UNSET_RPC_TIMEOUT
+from mpicoll.rpc.options import timeout_seconds
 
 logger = logging.getLogger(__name__)
 
-Key = tuple[tuple[str, ...], int]  # the workers that take part, and which of their exchanges it is
+Key = tuple[tuple[str, ...], int]  # names of the workers that take part, and the number of all_gathers among them before
 
 
 class _AllGather:
-    """One exchange on one worker. ``complete`` is set when ``objects`` has every worker's."""
+    """One all_gather on one worker. ``complete`` is set when ``objects`` has every worker's object."""
 
     def __init__(self) -> None:
         self.objects: dict[str, Any] = {}
         self.complete = threading.Event()
 
 
-_guard = threading.Lock()  # guards what follows
-_under_way: defaultdict[Key, _AllGather] = defaultdict(_AllGather)
-_counts: defaultdict[tuple[str, ...], itertools.count[int]] = defaultdict(itertools.count)
+class _AllGathers:
+    """The all_gathers of this worker that have begun, here or on another worker."""
+
+    def __init__(self) -> None:
+        self.guard = threading.Lock()  # guards what follows, and the objects of each all_gather
+        self._pending: defaultdict[Key, _AllGather] = defaultdict(_AllGather)
+        self._counts: defaultdict[tuple[str, ...], itertools.count[int]] = defaultdict(itertools.count)
+
+    def clear(self) -> None:
+        with self.guard:
+            self._pending.clear()
+            self._counts.clear()
+
+    def begin(self, names: tuple[str, ...]) -> tuple[Key, _AllGather]:
+        """Returns this worker's next all_gather among these workers."""
+        with self.guard:
+            key = names, next(self._counts[names])
+            return key, self._pending[key]
+
+    def find(self, key: Key) -> _AllGather:
+        """Returns an all_gather that another worker has named; this one may come to it later."""
+        with self.guard:
+            return self._pending[key]
+
+    def end(self, key: Key) -> dict[str, Any]:
+        """Forgets an all_gather and returns its objects."""
+        with self.guard:
+            return self._pending.pop(key).objects
+
+
+_all_gathers = _AllGathers()
 
 
 def begin() -> None:
-    """Forgets what an earlier RPC has left."""
-    with _guard:
-        _under_way.clear()
-        _counts.clear()
+    """Forgets all_gathers of an earlier RPC."""
+    _all_gathers.clear()
 
 
 def all_gather(obj: Any, worker_names: Iterable[str] | None = None, timeout: float = UNSET_RPC_TIMEOUT) -> dict[str, Any]:
-    """Every worker's object, by name (collective over these workers, by calls: it works where MPI's collectives are busy).
+    """Gathers an object of every worker, by name (collective over these workers).
 
     Args:
-        obj: This worker's; anything that can be pickled.
-        worker_names: The workers that take part, this one among them; None: all.
-        timeout: Seconds for each step; 0: no limit; -1: the agent's for the calls, none for the wait.
+        obj: This worker's object; anything that can be pickled.
+        worker_names: The workers that take part, including this one; None: all.
+        timeout: Seconds for each step; 0: no limit; -1: the agent's for the calls, no limit for the wait.
 
     Raises:
-        RuntimeError: A step took longer; the text names the workers.
+        RuntimeError: A step took longer. Names the workers.
     """
-    agent = references.agent()
+    agent = current_agent.get()
     names = tuple(sorted(set(worker_names or agent.workers.by_name)))
     leader, me = names[0], agent.me.name
-    limit = agent.timeout_s if timeout == UNSET_RPC_TIMEOUT else references.seconds(timeout)
-    with _guard:
-        key = names, next(_counts[names])
-        exchange = _under_way[key]
+    call_timeout_s = agent.timeout_s if timeout == UNSET_RPC_TIMEOUT else timeout_seconds(timeout)
+    key, state = _all_gathers.begin(names)
     if me == leader:
         _give(key, me, obj)
     else:
-        agent.call(agent.workers.find(leader), _give, (key, me, obj), timeout_s=limit).wait()
-    unlimited = timeout in (UNSET_RPC_TIMEOUT, DEFAULT_SHUTDOWN_TIMEOUT)
-    exchange.complete.wait(None if unlimited else timeout)
+        agent.call(agent.workers.find(leader), _give, (key, me, obj), timeout_s=call_timeout_s).wait()
+    is_unlimited = timeout in (UNSET_RPC_TIMEOUT, DEFAULT_SHUTDOWN_TIMEOUT)
+    state.complete.wait(None if is_unlimited else timeout)
     if me == leader:
-        _tell(key, exchange, limit or 0.0)
-    with _guard:
-        return _under_way.pop(key).objects
+        _give_to_followers(key, state, call_timeout_s or 0.0)
+    return _all_gathers.end(key)
 
 
-def _tell(key: Key, exchange: _AllGather, limit: float) -> None:
-    """The leader gives the followers what it has gathered."""
-    agent = references.agent()
+def _give_to_followers(key: Key, state: _AllGather, timeout_s: float) -> None:
+    """Sends what the leader has gathered to the other workers."""
+    agent = current_agent.get()
     followers = [agent.workers.find(name) for name in key[0][1:]]
-    answers = [(worker.name, agent.call(worker, _take, (key, exchange.objects), timeout_s=limit)) for worker in followers]
+    answers = [(worker.name, agent.call(worker, _take, (key, state.objects), timeout_s=timeout_s)) for worker in followers]
     errors: list[tuple[str, Exception]] = []
     for name, answer in answers:
         try:
@@ -80,30 +104,29 @@ def _tell(key: Key, exchange: _AllGather, limit: float) -> None:
             errors.append((name, error))
     if errors:
         raise RuntimeError(
-            f"Followers {[name for name, _ in errors]} timed out in _all_gather after {limit:.2f} seconds. The first exception "
-            f"is {errors[0][1]}"
+            f"Followers {[name for name, _ in errors]} timed out in _all_gather after {timeout_s:.2f} seconds. The first "
+            f"exception is {errors[0][1]}"
         )
 
 
 def _give(key: Key, name: str, obj: Any) -> None:
-    """Runs on the leader."""
-    with _guard:
-        exchange = _under_way[key]
-        exchange.objects[name] = obj
-        if len(exchange.objects) == len(key[0]):
-            exchange.complete.set()
+    """Runs on the leader, called by each other worker."""
+    state = _all_gathers.find(key)
+    with _all_gathers.guard:
+        state.objects[name] = obj
+        if len(state.objects) == len(key[0]):
+            state.complete.set()
 
 
 def _take(key: Key, objects: dict[str, Any]) -> None:
-    """Runs on a follower."""
-    with _guard:
-        exchange = _under_way[key]
-    exchange.objects = objects
-    exchange.complete.set()
+    """Runs on the other workers, called by the leader."""
+    state = _all_gathers.find(key)
+    state.objects = objects
+    state.complete.set()
 
 
 def barrier(worker_names: Iterable[str]) -> None:
-    """Returns when these workers are here. A step that fails is logged, and ends the wait, as in torch."""
+    """Returns when these workers have called it. A failed step is logged and ends the wait, as in torch."""
     try:
         all_gather(None, set(worker_names))
     except RuntimeError:

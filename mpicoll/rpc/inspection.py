@@ -1,4 +1,4 @@
-"""What libraries ask an agent: who takes part, and how much is under way, by torch's names."""
+"""What libraries ask about an agent, under torch's names: its workers, and how much is in flight."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from mpicoll.rpc import entries
-from mpicoll.rpc import rref as references
+from mpicoll.rpc import current_agent, rref
 
 if TYPE_CHECKING:
     from mpicoll.rpc.agent import Agent
@@ -16,33 +15,37 @@ if TYPE_CHECKING:
 
 
 class CurrentAgent:
-    """torch's RpcAgent, as far as it can be asked."""
+    """The read-only part of torch's RpcAgent."""
 
-    is_static_group = True  # all workers are there from init_rpc to shutdown
+    is_static_group = True  # all workers take part from init_rpc to shutdown
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
 
     def get_worker_info(self, worker: str | int | None = None) -> WorkerInfo:
-        """The worker of this name or rank; None: this one. Raises: RuntimeError: there is none."""
+        """Returns the worker of this name or rank; None: this one.
+
+        Raises:
+            RuntimeError: There is no such worker.
+        """
         return self._agent.me if worker is None else self._agent.workers.find(worker)
 
     def get_worker_infos(self) -> list[WorkerInfo]:
-        """All of them, by rank."""
+        """Returns all workers in the order of their ranks."""
         return list(self._agent.workers.all)
 
     def get_metrics(self) -> dict[str, str]:
-        """Calls under way, and threads."""
+        """Returns the numbers of pending and running calls, and of threads."""
         agent = self._agent
         return {
             "agent.client_active_calls": str(agent.counts()[2]),
-            "agent.server_active_calls": str(agent.under_way),
+            "agent.server_active_calls": str(agent.handler.running),
             "agent.thread_pool_size": str(agent.pool.threads),
             "agent.num_idle_threads": str(agent.pool.idle()),
         }
 
     def get_debug_info(self) -> dict[str, str]:
-        """The same."""
+        """Returns what `get_metrics` returns."""
         return self.get_metrics()
 
     def _get_device_map(self, worker: WorkerInfo) -> dict[torch.device, torch.device]:
@@ -53,13 +56,13 @@ class CurrentAgent:
 
 
 def rref_debug_info() -> dict[str, str]:
-    """How many references there are here, and in which state. Weights count the copies elsewhere: see rref.py."""
-    agent = references.agent()
-    known = entries.owned()
+    """Returns the number of references on this worker, by state."""
+    agent = current_agent.get()
+    owned = agent.objects.all()
     return {
-        "num_owner_rrefs": str(len(known)),
-        "num_forks": str(sum(entry.outside != 0 for entry in known)),
-        "num_pending_users": str(references.pending_users()),
-        "num_pending_children": "0",  # a copy on its way has weight: nobody needs to wait for its arrival
+        "num_owner_rrefs": str(len(owned)),
+        "num_forks": str(sum(entry.outside != 0 for entry in owned)),
+        "num_pending_users": str(rref.pending_users(agent)),
+        "num_pending_children": "0",  # weighted counting: no reference waits for the arrival of a copy
         "num_pending_futures": str(agent.counts()[2]),
     }

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from mpicoll.rpc.constants import DEFAULT_INIT_METHOD, DEFAULT_NUM_WORKER_THREADS, DEFAULT_RPC_TIMEOUT_SEC
+from mpicoll.rpc.constants import DEFAULT_INIT_METHOD, DEFAULT_NUM_WORKER_THREADS, DEFAULT_RPC_TIMEOUT_SEC, UNSET_RPC_TIMEOUT
 
 Device = torch.device | str | int
 
@@ -78,3 +78,16 @@ class MPIRpcBackendOptions(RpcBackendOptions):
 
 class TensorPipeRpcBackendOptions(MPIRpcBackendOptions):
     """For programs that name it: the same options; TensorPipe has no part in it."""
+
+
+def timeout_seconds(timeout: float) -> float | None:
+    """Returns the timeout of a call in seconds. None: the agent's, for which programs write -1.
+
+    Raises:
+        ValueError: Another negative number.
+    """
+    if timeout == UNSET_RPC_TIMEOUT:
+        return None
+    if not timeout >= 0:
+        raise ValueError(f"timeout must be 0 (no limit) or more seconds, got {timeout}")
+    return timeout

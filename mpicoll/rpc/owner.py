@@ -1,4 +1,7 @@
-"""What calls to a reference's owner run there. ``reference``: the object's id, or the owner's own reference to it."""
+"""Functions that run on the owner of a reference, called by its users.
+
+Their argument ``reference`` is the object's id, or the owner's own RRef to it.
+"""
 
 from __future__ import annotations
 
@@ -11,76 +14,87 @@ import torch
 from torch.futures import Future
 
 from mpicoll.autograd import passes
-from mpicoll.rpc import entries
-from mpicoll.rpc.entries import Entry, Id, entry_of
-from mpicoll.rpc.functions import answer_of, async_execution, is_marked
-from mpicoll.rpc.futures import mapped, settled, value_of
-from mpicoll.rpc.workers import RemoteError, described, reported
+from mpicoll.rpc import current_agent
+from mpicoll.rpc.functions import async_execution, checked_future, is_async_execution
+from mpicoll.rpc.futures import completed_future, map_future, value_of
+from mpicoll.rpc.owned_objects import Entry, Id
+from mpicoll.rpc.workers import RemoteError, describe, report
 
 
 @async_execution
 def make(identity: Id, weight: Fraction, function: Callable[..., Any], arguments: Any, keywords: Any) -> Future[Any]:
-    """Answered when the object is there: with nothing, or with the error, which the reference keeps."""
-    entry = entry_of(identity)
+    """Creates the object: calls ``function``. The answer is empty; an error stays with the reference."""
+    agent = current_agent.get()
+    entry = agent.objects.entry(identity)
     done: Future[Any] = Future()
 
     def keep(future: Future[Any]) -> None:
         try:
             entry.value.set_result(future.value())
-        except Exception as error:  # noqa: BLE001  it belongs to who asks for the value
-            entry.value.set_exception(described(error, entries.me()).exception())
-        entry.made = True
-        entries.change(entry, weight)
+        except Exception as error:  # noqa: BLE001  raised where the value is asked for
+            entry.value.set_exception(describe(error, agent.me).exception())
+        entry.is_made = True
+        agent.objects.change_weight(entry, weight)
         done.set_result(None)
 
     try:
         value = function(*arguments, **keywords)
-        result = answer_of(function, value) if is_marked(function) else settled(value)
+        result = checked_future(function, value) if is_async_execution(function) else completed_future(value)
         result.add_done_callback(keep)
-    except BaseException as error:  # noqa: BLE001  it belongs to who asks for the value
+    except BaseException as error:  # noqa: BLE001  raised where the value is asked for
         failed: Future[Any] = Future()
-        failed.set_exception(reported(error, entries.me()).exception())
+        failed.set_exception(report(error, agent.me).exception())
         keep(failed)
     return done
 
 
 def never_made(identity: Id, weight: Fraction, error: RemoteError) -> None:
-    entry = entry_of(identity)
+    """Notes that the call of `make` failed before it ran, and why."""
+    objects = current_agent.get().objects
+    entry = objects.entry(identity)
     if not entry.value.done():
         entry.value.set_exception(error.exception())
-        entry.made = True
-        entries.change(entry, weight)
+        entry.is_made = True
+        objects.change_weight(entry, weight)
+
+
+def confirm(identity: Id) -> None:
+    """Adds the entry. The answer tells the caller that the owner knows the reference."""
+    current_agent.get().objects.entry(identity)
+
+
+def give_back(identity: Id, weight: Fraction) -> None:
+    """Takes back the weight of a reference that its user has dropped. Nothing to do once RPC has ended."""
+    agent = current_agent.find()
+    if agent is not None:
+        agent.objects.change_weight(agent.objects.entry(identity), -weight)
 
 
 def _value(reference: Id | Any) -> Future[Any]:
-    entry: Entry = entry_of(reference) if isinstance(reference, tuple) else reference._entry
+    entry: Entry = current_agent.get().objects.entry(reference) if isinstance(reference, tuple) else reference._entry
     return entry.value
 
 
 @async_execution
 def get_value(reference: Id | Any) -> Future[Any]:
+    """Answers with the object once it is there."""
     return _value(reference)
-
-
-def confirm(identity: Id) -> None:
-    entry_of(identity)
-
-
-def give_back(identity: Id, weight: Fraction) -> None:
-    entries.change(entry_of(identity), -weight)
 
 
 @async_execution
 def wait_until_made(reference: Id | Any) -> Future[Any]:
-    return mapped(_value(reference), lambda value: None)
+    """Answers once the object is there."""
+    return map_future(_value(reference), lambda value: None)
 
 
 @async_execution
 def get_type(reference: Id | Any) -> Future[Any]:
-    return mapped(_value(reference), type)
+    """Answers with the type of the object once it is there."""
+    return map_future(_value(reference), type)
 
 
 def run_backward(reference: Id | Any, context_id: int, retain_graph: bool) -> None:
+    """Runs a backward pass with the object as root: the distributed one of ``context_id``, or (-1) that of this worker."""
     value = value_of(_value(reference))
     if not isinstance(value, torch.Tensor):
         raise RuntimeError(f"RRef should contain a tensor for .backward(), but it contains a {type(value).__name__}")
@@ -92,10 +106,10 @@ def run_backward(reference: Id | Any, context_id: int, retain_graph: bool) -> No
 
 @async_execution
 def invoke(reference: Id | Any, name: str, arguments: Any, keywords: Any) -> Future[Any]:
-    """Calls a method of the object; a method that is marked async_execution is answered when its future is."""
+    """Calls a method of the object. Answers with what it returns; with `async_execution`, once its future has completed."""
     method = getattr(value_of(_value(reference)), name)
     value = method(*arguments, **keywords)
-    return answer_of(method, value) if is_marked(method) else settled(value)
+    return checked_future(method, value) if is_async_execution(method) else completed_future(value)
 
 
 def _check_attribute(name: str, value: Any) -> None:
@@ -104,5 +118,5 @@ def _check_attribute(name: str, value: Any) -> None:
 
 @async_execution
 def find_attribute(reference: Id | Any, name: str) -> Future[Any]:
-    """Ends when the object is there. Raises: AttributeError: it has none of this name."""
-    return mapped(_value(reference), partial(_check_attribute, name))
+    """Answers once the object is there; with an AttributeError if it has no attribute of this name."""
+    return map_future(_value(reference), partial(_check_attribute, name))

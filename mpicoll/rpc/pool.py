@@ -1,67 +1,73 @@
-"""Threads that run what other workers ask for: as many as are needed, kept for the next time up to a number."""
+"""Threads that run the calls of other workers: as many as are needed. Up to a number, idle ones are kept for the next call."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
 
-Task = Callable[[], None]
-
 
 class _IdleThread:
-    """Where an idle thread waits. ``task``: what it is woken for; None: to end."""
+    """What an idle thread waits for.
+
+    Attributes:
+        run: What it is to run after ``called``. None: it ends.
+        called: Released to wake it.
+    """
 
     def __init__(self) -> None:
-        self.task: Task | None = None
+        self.run: Callable[[], None] | None = None
         self.called = threading.Semaphore(0)
 
 
 class Pool:
-    """``_guard``: guards all of the below. ``kept``: idle threads above this number end.
+    """Runs functions in threads.
 
-    The thread that has become idle last is taken first. Its memory (malloc gives each thread an arena) and caches are warm: with
-    the one that has been idle longest, a pipeline of large gradients spent half its time on first touches of memory.
+    The thread that has become idle last is used first. Its memory (malloc gives each thread an arena) and its caches are warm:
+    with the thread that has been idle longest, a pipeline of large gradients spent half its time on first touches of memory.
+
+    Args:
+        kept: Number of idle threads to keep. Further ones end.
     """
 
     def __init__(self, kept: int) -> None:
         self.kept = kept
         self.threads = 0
         self._idle: list[_IdleThread] = []
-        self._guard = threading.Lock()
+        self._guard = threading.Lock()  # guards all of the above
         self._closing = False
 
-    def submit(self, task: Task) -> None:
-        """Runs ``task`` at once, in an idle thread or a new one: a task that waits for another must not keep it from running."""
+    def submit(self, run: Callable[[], None]) -> None:
+        """Runs ``run`` at once. There is no queue, because a function may wait for one that is submitted later."""
         with self._guard:
             if self._idle:
-                idle = self._idle.pop()
-                idle.task = task
-                idle.called.release()
+                thread = self._idle.pop()
+                thread.run = run
+                thread.called.release()
                 return
             self.threads += 1
-        threading.Thread(target=self._loop, args=(task,), name="mpicoll rpc", daemon=True).start()
+        threading.Thread(target=self._loop, args=(run,), name="mpicoll rpc", daemon=True).start()
 
-    def _loop(self, task: Task | None) -> None:
-        idle = _IdleThread()
-        while task is not None:
-            task()
-            del task  # what it held must not wait for the next
+    def _loop(self, run: Callable[[], None] | None) -> None:
+        thread = _IdleThread()
+        while run is not None:
+            run()
+            del run  # frees what it refers to before this thread waits
             with self._guard:
                 if self._closing or len(self._idle) >= self.kept:
                     break
-                self._idle.append(idle)
-            idle.called.acquire()
-            task, idle.task = idle.task, None
+                self._idle.append(thread)
+            thread.called.acquire()
+            run, thread.run = thread.run, None
         with self._guard:
             self.threads -= 1
 
     def idle(self) -> int:
-        """Threads that wait for a task."""
+        """Returns the number of idle threads."""
         with self._guard:
             return len(self._idle)
 
     def close(self) -> None:
-        """Idle threads end; those at work end after it."""
+        """Ends the idle threads at once, and each other thread after what it runs."""
         with self._guard:
             self._closing = True
             while self._idle:

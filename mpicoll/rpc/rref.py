@@ -1,9 +1,9 @@
-"""References to objects that live on one worker, its owner, and are used by many.
+"""References to objects that live on one worker, the owner, and are used by many.
 
-Who keeps an object alive: weighted reference counting (Bevan, 1987). The owner gives the first user the weight 1; a user that
-passes the reference on halves its weight and gives away one half; a user that is dropped returns its weight to the owner; when
-all weight is back, the object goes. Passing on takes no message, and no order of arrival can go wrong: what is on its way has
-weight.
+Weighted reference counting (Bevan, 1987) keeps an object alive. The owner gives the first user the weight 1. A user that passes
+the reference on keeps one half of its weight and gives the other half away. A user that is dropped returns its weight to the
+owner. When all weight is back, the object is freed. Passing on takes no message of its own, and the order in which messages
+arrive does not matter, because a reference that is on its way has weight.
 """
 
 from __future__ import annotations
@@ -17,92 +17,79 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from torch.futures import Future
 
 from mpicoll.errors import MpicollError
-from mpicoll.rpc import entries, owner, wire
+from mpicoll.rpc import current_agent, owner, wire
 from mpicoll.rpc.constants import UNSET_RPC_TIMEOUT
-from mpicoll.rpc.entries import Entry, Id, entry_of
-from mpicoll.rpc.futures import CallFuture, CallTimedOut, settled, timed_out, value_of
-from mpicoll.rpc.workers import WorkerInfo, described
+from mpicoll.rpc.futures import CallFuture, CallTimedOut, completed_future, has_timed_out, value_of
+from mpicoll.rpc.options import timeout_seconds
+from mpicoll.rpc.owned_objects import Entry, Id, id_text
+from mpicoll.rpc.workers import WorkerInfo, describe
 
 if TYPE_CHECKING:
     from mpicoll.rpc.agent import Agent
 
 T = TypeVar("T")
 
-_agent: Agent | None = None
-_users: dict[int, weakref.ref[RRef[Any]]] = {}  # the references here to objects elsewhere
-
-
-def connect(agent: Agent | None) -> None:
-    """References belong to this agent from here on; None: to nobody."""
-    global _agent
-    _agent = agent
-    entries.begin(agent.me if agent is not None else None)
-    _users.clear()
-
-
-def agent() -> Agent:
-    """Raises: RuntimeError: init_rpc has not been called."""
-    if _agent is None:
-        raise RuntimeError("RPC has not been initialized. Call mpicoll.rpc.init_rpc first.")
-    return _agent
-
-
-def agent_of_a_reference() -> Agent:
-    """The same, in the words that torch has for references."""
-    if _agent is None:
-        raise RuntimeError("Current RPC agent is not set! Did you initialize the RPC framework (e.g. by calling `rpc.init_rpc`)?")
-    return _agent
-
 
 class RRef(Generic[T]):
-    """A reference to an object on its owner, this worker or another.
+    """A reference to an object on its owner, which is this worker or another one.
 
-    Args:   value: an object of this worker, which becomes its owner. type_hint: accepted since torch has it.
+    RRefs travel in the arguments and results of remote calls, and nowhere else. `mpicoll.rpc.remote` makes one to an object on
+    another worker.
+
+    Args:
+        value: An object of this worker, which becomes its owner.
+        type_hint: Accepted because torch has it, and not used.
+
+    Raises:
+        RuntimeError: RPC has not been initialised.
+
+    Example:
+        >>> rref = rpc.remote("worker1", torch.ones, (2,))  # doctest: +SKIP
+        >>> rref.to_here()  # doctest: +SKIP
+        tensor([1., 1.])
     """
 
-    _entry: Entry | None  # at the owner
-    _weight: Fraction  # elsewhere
-    _fork: Id  # elsewhere: of this copy of the reference
-    _made: Future[Any] | None = None  # ends when the owner has the object, or too late; None: it was there at once
-    _deleted = False  # elsewhere: the weight is back at the owner
-    _type: Future[Any] | None = None  # of the object, once it has been asked for
-    _attributes: frozenset[str] = frozenset()  # that the object has, as far as they have been asked for
+    _entry: Entry | None  # on the owner
+    _weight: Fraction  # on other workers
+    _fork: Id  # on other workers: id of this copy of the reference
+    _made: Future[Any] | None = None  # completes when the owner has the object; None: the owner had it before
+    _deleted = False  # on other workers: the weight is back at the owner
+    _type: Future[Any] | None = None  # of the object, once asked for
+    _attributes: frozenset[str] = frozenset()  # names that the object is known to have
 
     def __init__(self, value: T, type_hint: Any = None) -> None:
-        here = agent_of_a_reference()
-        entry = Entry(entries.new_id(here.me.id), made=True)
+        agent = current_agent.get_for_rref()
+        entry = Entry(agent.objects.new_id(), is_made=True)
         entry.value.set_result(value)
-        self._become(here, entry.id, here.me, entry)
+        self._set_up(agent, entry.id, agent.me, entry)
 
-    def _become(self, here: Agent, identity: Id, worker: WorkerInfo, entry: Entry | None) -> None:
-        self._agent, self._id, self._owner, self._entry = here, identity, worker, entry
+    def _set_up(self, agent: Agent, identity: Id, worker: WorkerInfo, entry: Entry | None) -> None:
+        self._agent, self._id, self._owner, self._entry = agent, identity, worker, entry
 
     def __repr__(self) -> str:
-        identity = entries.written(self._id)
         if self._entry is not None:
-            return f"OwnerRRef({identity})"
-        return f"UserRRef(RRefId = {identity}, ForkId = {entries.written(self._fork)})"
+            return f"OwnerRRef({id_text(self._id)})"
+        return f"UserRRef(RRefId = {id_text(self._id)}, ForkId = {id_text(self._fork)})"
 
     __str__ = __repr__
 
-    def _named(self) -> str:
-        """As torch's errors name it."""
-        identity = f"rref_id={entries.written(self._id)}"
+    def _error_name(self) -> str:
+        """Returns the name that torch's errors give to this reference."""
         if self._entry is not None:
-            return f"OwnerRRef({identity})"
-        return f"UserRRef({identity}, fork_id={entries.written(self._fork)})"
+            return f"OwnerRRef(rref_id={id_text(self._id)})"
+        return f"UserRRef(rref_id={id_text(self._id)}, fork_id={id_text(self._fork)})"
 
     def __del__(self) -> None:
-        here: Agent | None = getattr(self, "_agent", None)
-        if here is None or self._entry is not None:
+        agent: Agent | None = getattr(self, "_agent", None)
+        if agent is None or self._entry is not None:
             return
-        _users.pop(id(self), None)
-        if not self._deleted and not here.closed:
-            here.dropped.append(partial(here.notify, self._owner, owner.give_back, self._id, self._weight))
+        agent.users.pop(id(self), None)
+        if not self._deleted and not agent.calls.closed:
+            agent.dropped.append(partial(agent.notify, self._owner, owner.give_back, self._id, self._weight))
 
     def _delete(self) -> None:
-        """Gives the weight back, so that this reference can no longer be used."""
-        with entries.guard:
+        """Gives the weight back. The reference can no longer be used."""
+        with self._agent.objects.guard:
             if self._deleted:
                 return
             self._deleted = True
@@ -111,35 +98,44 @@ class RRef(Generic[T]):
     # -- where it is ---------------------------------------------------------------------------------------------------
 
     def owner(self) -> WorkerInfo:
+        """Returns the worker that has the object."""
         return self._owner
 
     def owner_name(self) -> str:
+        """Returns the name of the worker that has the object."""
         return self._owner.name
 
     def is_owner(self) -> bool:
+        """Returns whether this worker has the object."""
         return self._entry is not None
 
     def confirmed_by_owner(self) -> bool:
-        """True once the owner has the object, or has tried to make it."""
+        """Returns whether the owner has the object, or has tried to create it."""
         return self._entry is not None or (self._made is not None and self._made.done())
 
     def _check(self, operation: str) -> None:
-        if self._deleted or self._agent.closed or _agent is not self._agent:
+        if self._deleted or self._agent.calls.closed or current_agent.find() is not self._agent:
             use = "fork an UserRRef" if operation == "pickling" else f"{operation}() on it"
-            raise MpicollError(f"{self._named()} has been deleted. Cannot call {use} after deletion. RPC has been shut down.")
-        if operation in ("to_here", "pickling") and self._entry is None and timed_out(self._made):
+            raise MpicollError(
+                f"{self._error_name()} has been deleted. Cannot call {use} after deletion. RPC has been shut down."
+            )
+        if operation in ("to_here", "pickling") and self._entry is None and has_timed_out(self._made):
             raise RuntimeError(
                 "RRef creation via rpc.remote() timed out, and it is possible that the RRef on the owner node does not exist. "
-                f"Give rpc.remote a longer timeout than {self._agent.timeout_s:g} s, or 0 for none: {self._named()}"
+                f"Give rpc.remote a longer timeout than {self._agent.timeout_s:g} s, or 0 for none: {self._error_name()}"
             )
 
     # -- its value -----------------------------------------------------------------------------------------------------
 
     def to_here(self, timeout: float = UNSET_RPC_TIMEOUT) -> T:
-        """A copy of the object; the object itself on its owner. Waits until it is there.
+        """Returns a copy of the object; on its owner, the object itself. Waits until the object has been created.
 
-        Args:   timeout: seconds; 0: no limit; -1: the agent's.
-        Raises: what went wrong when it was made; RuntimeError: no answer in time.
+        Args:
+            timeout: Seconds; 0: no limit; -1: the agent's.
+
+        Raises:
+            RuntimeError: No answer in time, or this reference has been deleted.
+            Exception: What the creation of the object raised, with its type.
         """
         self._check("to_here")
         if self._entry is not None:
@@ -149,27 +145,34 @@ class RRef(Generic[T]):
         return self._ask(timeout, owner.get_value).wait()  # type: ignore[no-any-return]
 
     def local_value(self) -> T:
-        """The object itself. Raises: RuntimeError: it is on another worker; what went wrong when it was made."""
+        """Returns the object itself.
+
+        Raises:
+            RuntimeError: The object is on another worker.
+            Exception: What the creation of the object raised, with its type.
+        """
         if self._entry is None:
             raise RuntimeError(
-                f"For {self._named()}, can't call localValue() on user {self._agent.me}. Call it on owner {self._owner}"
+                f"For {self._error_name()}, can't call localValue() on user {self._agent.me}. Call it on owner {self._owner}"
             )
         return value_of(self._entry.value)  # type: ignore[no-any-return]
 
     def _ask(self, timeout: float, function: Callable[..., Any], *arguments: Any) -> CallFuture:
-        future = self._agent.call(self._owner, function, (self._reference(), *arguments), timeout_s=seconds(timeout))
+        arguments = (self._reference(), *arguments)
+        future = self._agent.call(self._owner, function, arguments, timeout_s=timeout_seconds(timeout))
         future.keeps = self
         return future
 
     def _reference(self) -> Id | RRef[Any]:
-        """What a call to the owner names the object by: the id costs no weight, and holds while this reference is kept.
+        """Returns the argument that names the object to its owner.
 
-        The owner's own may be the only one that knows the object: it goes along itself.
+        From another worker it is the id, which carries no weight: this reference holds the object until the answer is here. On
+        the owner it is the reference, because the owner's RRef may be the only thing that holds the entry.
         """
         return self if self._entry is not None else self._id
 
     def _get_future(self) -> Future[Any]:
-        """Ends when the owner has the object, with an error if that takes longer than the timeout of `rpc.remote`."""
+        """Returns a future that completes when the object exists, with an error if rpc.remote's timeout passes before."""
         if self._entry is None:
             assert self._made is not None
             return self._made
@@ -177,143 +180,147 @@ class RRef(Generic[T]):
         return value if self._made is None else self._made.then(lambda made: (made.value(), value_of(value))[1])
 
     def _get_type(self, timeout: float = UNSET_RPC_TIMEOUT, blocking: bool = True) -> Any:
-        """The object's type, which only the first call asks the owner for; a future of it where ``blocking`` is False."""
+        """Returns the type of the object, or a future of it. Only the first call asks the owner."""
         self._check("_get_type")
         future = self._type
         if future is None:
             future = self._type = self._ask(timeout, owner.get_type)
-            future.when_ended(self._type_came)
+            future.when_ended(self._forget_failed_type)
         return future.wait() if blocking else future
 
-    def _type_came(self, future: Future[Any]) -> None:
+    def _forget_failed_type(self, future: Future[Any]) -> None:
         try:
             future.value()
         except Exception:  # noqa: BLE001  raised by ``wait``; the next call asks again
             self._type = None
 
     def backward(self, dist_autograd_ctx_id: int = -1, retain_graph: bool = False) -> None:
-        """Runs the backward pass with the object, a scalar tensor, as its root: a distributed one, or (-1) the owner's own."""
+        """Runs a backward pass on the owner, with the object, a tensor of one element, as its root.
+
+        Args:
+            dist_autograd_ctx_id: Id of a distributed autograd context; -1: a backward pass of the owner alone.
+            retain_graph: Keep what a second pass needs.
+
+        Raises:
+            RuntimeError: The object is not such a tensor, or the backward pass failed.
+        """
         self._check("backward")
         self._ask(UNSET_RPC_TIMEOUT, owner.run_backward, dist_autograd_ctx_id, retain_graph).wait()
 
     # -- its methods ---------------------------------------------------------------------------------------------------
 
     def rpc_sync(self, timeout: float = UNSET_RPC_TIMEOUT) -> Any:
-        """``rref.rpc_sync().method(...)``: calls the object's method on its owner, and returns the answer."""
+        """``rref.rpc_sync().method(...)`` calls a method of the object on its owner and returns the answer."""
         return Proxy(self, timeout, "rpc_sync")
 
     def rpc_async(self, timeout: float = UNSET_RPC_TIMEOUT) -> Any:
-        """``rref.rpc_async().method(...)``: the same, and returns a future at once."""
+        """``rref.rpc_async().method(...)`` calls a method of the object on its owner and returns a future of the answer."""
         return Proxy(self, timeout, "rpc_async")
 
     def remote(self, timeout: float = UNSET_RPC_TIMEOUT) -> Any:
-        """``rref.remote().method(...)``: the same, and returns an RRef to the answer, which stays there."""
+        """``rref.remote().method(...)`` calls a method on the owner, which keeps the answer. Returns an RRef to it."""
         return Proxy(self, timeout, "remote")
 
-    # -- passed on -----------------------------------------------------------------------------------------------------
+    # -- passing it on -------------------------------------------------------------------------------------------------
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         self._check("pickling")
-        message = wire.pickling_state()
-        if message is None:
+        state = wire.pickling_state()
+        if state is None:
             raise RuntimeError(
                 "Can not pickle rref in python pickler, rref can only be pickled when using RPC: pass it in a call or an answer"
             )
-        with entries.guard:
+        objects = self._agent.objects
+        with objects.guard:
             if self._entry is not None:
                 weight = Fraction(1)
-                entries.change(self._entry, weight)
-                message.forks.append(partial(entries.change, self._entry, -weight))
+                objects.change_weight(self._entry, weight)
+                state.undo.append(partial(objects.change_weight, self._entry, -weight))
             else:
                 self._weight = weight = self._weight / 2
-                message.forks.append(partial(self._take_back, weight))
-        fork = entries.new_id(self._agent.me.id)
-        return _arrive, (self._id, self._owner.id, weight, fork, self.confirmed_by_owner())
+                state.undo.append(partial(self._add_weight, weight))
+        return _unpickle, (self._id, self._owner.id, weight, objects.new_id(), self.confirmed_by_owner())
 
-    def _take_back(self, weight: Fraction) -> None:
-        with entries.guard:
+    def _add_weight(self, weight: Fraction) -> None:
+        with self._agent.objects.guard:
             self._weight += weight
 
 
-def _new_user(identity: Id, worker: WorkerInfo, weight: Fraction, fork: Id) -> RRef[Any]:
-    rref: RRef[Any] = RRef.__new__(RRef)
-    rref._become(agent(), identity, worker, None)
-    rref._weight, rref._fork = weight, fork
-    _users[id(rref)] = weakref.ref(rref)
-    return rref
-
-
-def _new_owner(entry: Entry) -> RRef[Any]:
-    rref: RRef[Any] = RRef.__new__(RRef)
-    here = agent()
-    rref._become(here, entry.id, here.me, entry)
-    return rref
-
-
-def _arrive(identity: Id, owner_id: int, weight: Fraction, fork: Id, confirmed: bool) -> RRef[Any]:
-    """A reference that another worker has passed on. What is made of it runs when the owner has confirmed it."""
-    here = agent()
-    if owner_id == here.me.id:
-        entry = entry_of(identity)
-        rref = _new_owner(entry)
-        entries.change(entry, -weight)
+def _unpickle(identity: Id, owner_rank: int, weight: Fraction, fork: Id, is_confirmed: bool) -> RRef[Any]:
+    """Makes the reference that another worker has passed on. A call with it runs after the owner has confirmed it."""
+    agent = current_agent.get()
+    if owner_rank == agent.me.id:
+        entry = agent.objects.entry(identity)
+        rref = _owner_rref(agent, entry)
+        agent.objects.change_weight(entry, -weight)
         return rref
-    rref = _new_user(identity, here.workers.find(owner_id), weight, fork)
-    if confirmed:
-        rref._made = settled(None)
+    rref = _user_rref(agent, identity, agent.workers.find(owner_rank), weight, fork)
+    if is_confirmed:
+        rref._made = completed_future(None)
     else:
-        rref._made = here.call(rref._owner, owner.confirm, (identity,), timeout_s=0)
+        rref._made = agent.call(rref._owner, owner.confirm, (identity,), timeout_s=0)
         wire.unconfirmed().append(rref._made)
     return rref
 
 
+def _owner_rref(agent: Agent, entry: Entry) -> RRef[Any]:
+    rref: RRef[Any] = RRef.__new__(RRef)
+    rref._set_up(agent, entry.id, agent.me, entry)
+    return rref
+
+
+def _user_rref(agent: Agent, identity: Id, worker: WorkerInfo, weight: Fraction, fork: Id) -> RRef[Any]:
+    rref: RRef[Any] = RRef.__new__(RRef)
+    rref._set_up(agent, identity, worker, None)
+    rref._weight, rref._fork = weight, fork
+    agent.users[id(rref)] = weakref.ref(rref)
+    return rref
+
+
+# -- making one --------------------------------------------------------------------------------------------------------
+
+
 def create(
-    to: WorkerInfo, function: Callable[..., Any], arguments: Any, keywords: Any, timeout: float, keeps: Any = None
+    worker: WorkerInfo, function: Callable[..., Any], arguments: Any, keywords: Any, timeout: float, keeps: Any = None
 ) -> RRef[Any]:
-    """Has ``function`` called on a worker, which keeps the result; a reference to it, at once. ``keeps``: until it is there."""
-    here = agent()
-    identity = entries.new_id(here.me.id)
-    mine = to.id == here.me.id
-    weight = Fraction(0 if mine else 1)
-    if mine:
-        rref = _new_owner(entry_of(identity))
+    """Calls ``function`` on a worker, which keeps the result. Returns a reference to it at once.
+
+    Args:
+        timeout: Seconds; 0: no limit; -1: the agent's.
+        keeps: Kept alive until the object exists.
+    """
+    agent = current_agent.get()
+    identity = agent.objects.new_id()
+    is_owner = worker.id == agent.me.id
+    weight = Fraction(0 if is_owner else 1)
+    if is_owner:
+        rref = _owner_rref(agent, agent.objects.entry(identity))
     else:
-        rref = _new_user(identity, to, weight, entries.new_id(here.me.id))
+        rref = _user_rref(agent, identity, worker, weight, agent.objects.new_id())
     try:
-        made = here.call(to, owner.make, (identity, weight, function, arguments, keywords), timeout_s=seconds(timeout))
+        to_make = (identity, weight, function, arguments, keywords)
+        made = agent.call(worker, owner.make, to_make, timeout_s=timeout_seconds(timeout))
     except BaseException:
-        rref._deleted = True  # the owner knows nothing of it: there is no weight to give back
-        entries.forget(identity)
+        rref._deleted = True  # the owner has given no weight that could be returned
+        agent.objects.forget(identity)
         raise
     made.keeps = keeps
-    made.when_ended(partial(_check_made, here, to, identity, weight))
+    made.when_ended(partial(_report_failure, agent, worker, identity, weight))
     rref._made = made
     return rref
 
 
-def _check_made(here: Agent, to: WorkerInfo, identity: Id, weight: Fraction, made: Future[Any]) -> None:
-    """A call that did not get as far as `make` (the owner lacks a module, say): a user that asks must not wait for ever."""
+def _report_failure(agent: Agent, worker: WorkerInfo, identity: Id, weight: Fraction, made: Future[Any]) -> None:
+    """Tells the owner if the call failed before `owner.make` ran (a module that it lacks, say): users must not wait for ever."""
     try:
         made.value()
-    except Exception as error:  # noqa: BLE001  it belongs to who asks for the value
-        if not isinstance(error, CallTimedOut) and not here.closed:  # a late one may get there yet
-            here.notify(to, owner.never_made, identity, weight, described(error, here.me))
-
-
-def seconds(timeout: float) -> float | None:
-    """None for -1, the agent's. Raises: ValueError: another negative number."""
-    if timeout == UNSET_RPC_TIMEOUT:
-        return None
-    if not timeout >= 0:
-        raise ValueError(f"timeout must be 0 (no limit) or more seconds, got {timeout}")
-    return timeout
-
-
-# -- its methods -------------------------------------------------------------------------------------------------------
+    except Exception as error:  # noqa: BLE001  raised where the value is asked for
+        if not isinstance(error, CallTimedOut) and not agent.calls.closed:  # after a timeout it may still run
+            agent.notify(worker, owner.never_made, identity, weight, describe(error, agent.me))
 
 
 class Proxy:
-    """``proxy.method(*arguments)`` calls that method on the owner."""
+    """``proxy.method(*arguments)`` calls that method of the object on its owner."""
 
     def __init__(self, rref: RRef[Any], timeout: float, how: str) -> None:
         self._rref, self._timeout, self._how = rref, timeout, how
@@ -324,34 +331,34 @@ class Proxy:
     def _call(self, name: str, *arguments: Any, **keywords: Any) -> Any:
         rref = self._rref
         rref._check(self._how)
-        everything = (rref._reference(), name, arguments, keywords)
+        to_invoke = (rref._reference(), name, arguments, keywords)
         if self._how == "remote":
             self._check_attribute(name)
-            return create(rref._owner, owner.invoke, everything, {}, self._timeout, rref)
-        future = rref._agent.call(rref._owner, owner.invoke, everything, timeout_s=seconds(self._timeout))
+            return create(rref._owner, owner.invoke, to_invoke, {}, self._timeout, rref)
+        future = rref._agent.call(rref._owner, owner.invoke, to_invoke, timeout_s=timeout_seconds(self._timeout))
         future.keeps = rref
         return future.wait() if self._how == "rpc_sync" else future
 
     def _check_attribute(self, name: str) -> None:
-        """Asks the owner once for each name. Raises: AttributeError; RuntimeError: the object is not there in time."""
+        """Raises what getattr on the object raises. Asks the owner once for each name."""
         rref = self._rref
         if name not in rref._attributes:
             rref._ask(self._timeout, owner.find_attribute, name).wait()
             rref._attributes = rref._attributes | {name}
 
 
-# -- all of them -------------------------------------------------------------------------------------------------------
+# -- all references of this worker -------------------------------------------------------------------------------------
 
 
-def delete_users() -> None:
-    """Gives back the weight of every reference here to an object elsewhere; they cannot be used afterwards."""
-    for reference in list(_users.values()):
+def delete_users(agent: Agent) -> None:
+    """Gives back the weight of every reference to an object on another worker. They cannot be used afterwards."""
+    for reference in list(agent.users.values()):
         rref = reference()
         if rref is not None:
             rref._delete()
 
 
-def pending_users() -> int:
-    """References here whose owner has not confirmed them yet."""
-    live = [reference() for reference in list(_users.values())]
+def pending_users(agent: Agent) -> int:
+    """Returns the number of references whose owner has not confirmed them yet."""
+    live = [reference() for reference in list(agent.users.values())]
     return sum(rref is not None and rref._made is not None and not rref._made.done() for rref in live)

@@ -1,9 +1,9 @@
-"""Who looks for messages, and who runs what they ask for.
+"""Which thread receives messages, and which thread runs the calls that they carry.
 
-the serving thread   looks while nobody else does, less often the longer nothing comes; runs calls itself, since handing
-                     one over would cost more than a small call takes
-a caller that waits  looks for its answer itself, and hands calls over to the pool; the serving thread rests meanwhile
-the standby thread           sees when a call keeps the serving thread for more than a moment, and has another thread serve
+serving thread    receives while no other thread does, less often the longer nothing comes. It runs a call itself, because
+                  a hand-over would cost more than a small call takes.
+waiting caller    receives its answer itself, and hands calls over to the pool. The serving thread rests meanwhile.
+standby thread    notices when a call keeps the serving thread for more than a moment, and makes another thread serve.
 """
 
 from __future__ import annotations
@@ -16,63 +16,84 @@ from dataclasses import dataclass
 from mpicoll._mpi.backoff import Backoff, Naps
 from mpicoll.rpc.futures import CallFuture
 from mpicoll.rpc.pool import Pool
+from mpicoll.rpc.transport import Transport
+from mpicoll.rpc.wire import IncomingMessage
 
 MOMENT_S = 0.5e-3  # seconds that a call may keep the serving thread
-CROWDED_MOMENT_S = 20e-3  # seconds; the same when more calls are under way than threads are kept
-SPIN_S, YIELD_S = 200e-6, 500e-6  # seconds without a message: spin until then, yield the core until then, then sleep
+CROWDED_MOMENT_S = 20e-3  # the same when more calls run than threads are kept
+SPIN_S, YIELD_S = 200e-6, 500e-6  # without a message: spin until then, yield the core until then, then sleep
 NAPS = Naps(50e-6, 1e-3, share=0.1, idle_after_s=1.0, idle_s=20e-3)  # idle: 50 looks a second, about 1 % of a core
-REST_S = 1e-3  # seconds between two looks of the serving thread for whether a caller still receives in its place
-STAND_BY_LOOKS = 100  # the standby thread's, after the last call; then it sleeps until there is one
+OTHER_RECEIVES_S = 50e-6  # pause of a thread that finds another one receiving
+REST_S = 1e-3  # seconds after which a resting serving thread looks whether a caller still receives
+STAND_BY_LOOKS = 100  # looks of the standby thread after the last call; then it sleeps until there is one
 
 
 @dataclass
 class Task:
-    """Something to be done about a message. ``is_quick``: nothing but that a future completes that runs nobody's callbacks."""
+    """What is to be done about a message.
+
+    Attributes:
+        is_quick: It only completes a future that has no callbacks, so any thread may run it.
+    """
 
     run: Callable[[], None]
     is_quick: bool
 
 
 class Service:
-    """Started by `start`, ended by `stop`.
+    """Receives messages and runs what they ask for, from `start` to `stop`.
 
-    Args:   look: looks for messages once; called by one thread at a time. busy: whether a message is moving, so that nobody
-            who looks should sleep. crowded: whether calls should rather wait for each other than get threads.
+    Args:
+        transport: Where messages arrive.
+        dispatch: Returns what is to be done about a message.
+        maintain: Called before each look: expired calls, dead workers.
+        is_crowded: Returns whether calls should rather wait for each other than get more threads.
     """
 
-    def __init__(self, look: Callable[[], list[Task]], busy: Callable[[], bool], pool: Pool, crowded: Callable[[], bool]) -> None:
-        self._look, self._busy, self._pool, self._crowded = look, busy, pool, crowded
-        self.looking = threading.Lock()  # held by the thread that looks
-        self.stopping = False
+    def __init__(
+        self,
+        transport: Transport,
+        pool: Pool,
+        dispatch: Callable[[IncomingMessage], Task],
+        maintain: Callable[[], None],
+        is_crowded: Callable[[], bool],
+    ) -> None:
+        self._transport, self._pool = transport, pool
+        self._dispatch, self._maintain, self._is_crowded = dispatch, maintain, is_crowded
+        self._receiving = threading.Lock()  # held by the thread that receives
+        self._stopping = False
         self._guard = threading.Lock()  # guards _waiting
-        self._waiting = 0  # callers that look
-        self._server: int | None = None  # the serving thread
-        self._busy_since: float | None = None  # when it began the call that it runs
-        self._wake = threading.Event()  # the standby thread's
+        self._waiting = 0  # callers that receive
+        self._server: int | None = None  # the serving thread's id
+        self._busy_since: float | None = None  # when the serving thread began the call that it runs
+        self._wake = threading.Event()  # wakes the standby thread
 
     def start(self) -> None:
+        """Starts the serving thread and the standby thread."""
         self._pool.submit(self._serve)
         threading.Thread(target=self._stand_by, name="mpicoll rpc standby", daemon=True).start()
 
     def stop(self) -> None:
-        """Nobody looks any more when this returns."""
-        self.stopping = True
+        """Ends both threads. No thread receives any more when this returns."""
+        self._stopping = True
         self._wake.set()
-        self.looking.acquire()
+        self._receiving.acquire()
 
     def _tasks(self) -> list[Task]:
-        if not self.looking.acquire(blocking=False):
-            time.sleep(NAPS.shortest_s)  # another thread looks
+        """Looks once for messages and returns what is to be done."""
+        if not self._receiving.acquire(blocking=False):
+            time.sleep(OTHER_RECEIVES_S)
             return []
         try:
-            return self._look()
+            self._maintain()
+            return [self._dispatch(message) for message in self._transport.arrived()]
         finally:
-            self.looking.release()
+            self._receiving.release()
 
     def _serve(self) -> None:
-        me = self._server = threading.get_ident()
+        thread = self._server = threading.get_ident()
         backoff = _backoff()
-        while self._server == me and not self.stopping:
+        while self._server == thread and not self._stopping:
             tasks = [] if self._waiting else self._tasks()
             for task in tasks[:-1]:  # they may wait for each other
                 self._pool.submit(task.run)
@@ -81,17 +102,17 @@ class Service:
                 if not self._wake.is_set():
                     self._wake.set()
                 tasks[-1].run()
-                if self._server == me:  # else the standby thread has found another
+                if self._server == thread:  # otherwise another thread serves by now
                     self._busy_since = None
                 backoff.reset()
             elif self._waiting:
                 time.sleep(REST_S)
             else:
-                backoff.pause(self._busy())
+                backoff.pause(self._transport.busy())
 
     def _stand_by(self) -> None:
         quiet = 0
-        while not self.stopping:
+        while not self._stopping:
             if quiet > STAND_BY_LOOKS:
                 self._wake.clear()
                 if self._busy_since is None and not self._wake.wait(1.0):
@@ -101,29 +122,29 @@ class Service:
             since = self._busy_since
             if since is None:
                 quiet += 1
-            elif time.monotonic() - since > (CROWDED_MOMENT_S if self._crowded() else MOMENT_S):
+            elif time.monotonic() - since > (CROWDED_MOMENT_S if self._is_crowded() else MOMENT_S):
                 self._busy_since = self._server = None
                 self._pool.submit(self._serve)
                 quiet = 0
 
     def help(self, future: CallFuture) -> None:
-        """Looks until this future has ended, or the service."""
+        """Receives messages until this future has completed, or RPC has ended. Called by the thread that waits for it."""
         backoff = _backoff()
         with self._guard:
             self._waiting += 1
         try:
-            while not future.ended and not self.stopping:
+            while not future.ended and not self._stopping:
                 tasks = self._tasks()
                 for task in tasks:
                     if task.is_quick:
                         task.run()
                     else:
                         self._pool.submit(task.run)
-                        time.sleep(0)  # it needs the interpreter's lock, too
+                        time.sleep(0)  # lets that thread have the interpreter's lock
                 if tasks:
                     backoff.reset()
                 elif not future.ended:
-                    backoff.pause(self._busy())
+                    backoff.pause(self._transport.busy())
         finally:
             with self._guard:
                 self._waiting -= 1

@@ -1,4 +1,4 @@
-"""Messages under way: those that have not left, those whose memory is still arriving, those to oneself."""
+"""Queues of messages in flight: unsent, partly received, and sent to this process itself."""
 
 from __future__ import annotations
 
@@ -11,76 +11,88 @@ from mpicoll._mpi.backoff import Backoff
 from mpicoll._mpi.mailbox import Mailbox
 from mpicoll.rpc import wire
 
-SENDING_TESTS = 16  # messages that have not left yet, looked at each time
-PIECES = 8  # of a message's memory, moved each time
+SENDS_PER_LOOK = 16  # messages that `arrived` tests for whether they have left
+TESTS_PER_LOOK = 8  # of one message; each test moves a piece of its memory
 
 
 class Transport:
-    """Over one mailbox. ``send`` may be called by any thread, ``arrived`` by one at a time."""
+    """Sends and receives packed messages through a mailbox.
 
-    def __init__(self, mailbox: Mailbox, mine: int) -> None:
+    Any thread may call `send`; one thread at a time calls `arrived`. Nothing moves unless `arrived` is called.
+
+    Args:
+        rank: This worker's rank.
+    """
+
+    def __init__(self, mailbox: Mailbox, rank: int) -> None:
         self.mailbox = mailbox
-        self.mine = mine
-        self.lost: set[int] = set()  # ranks that will not move what is on its way to them or from them
-        self._abandoned: list[Any] = []  # MPI may still write there
-        self._sending: deque[tuple[list[Any], int, wire.PackedMessage]] = deque()
+        self._rank = rank
+        self._lost: set[int] = set()  # ranks that have left: they complete no message any more
+        self._sending: deque[tuple[list[Any], int, wire.PackedMessage]] = deque()  # requests, receiver, message
         self._testing = threading.Lock()  # held while some of _sending are not in it
-        self._arriving: list[tuple[list[Any], wire.IncomingMessage]] = []
-        self._loop_back: deque[tuple[wire.PackedMessage, bytes]] = deque()
+        self._receiving: list[tuple[list[Any], wire.IncomingMessage]] = []
+        self._to_itself: deque[tuple[wire.PackedMessage, bytes]] = deque()
 
     def send(self, to: int, message: wire.PackedMessage) -> None:
-        """On its way when this returns; its memory may change once it has left. Raises: what MPI raises."""
-        if to == self.mine:
-            self._loop_back.append((message, wire.copy(message)))
+        """Starts sending. The message is kept until its memory has left. Raises what MPI raises."""
+        if to == self._rank:
+            self._to_itself.append((message, wire.copy_blocks(message)))
             return
         requests = self.mailbox.send(to, message.envelope, message.blocks, message.number)
         if not self.mailbox.ended(requests):
             self._sending.append((requests, to, message))
 
     def arrived(self) -> list[wire.IncomingMessage]:
-        """Looks once; the messages that are complete."""
-        with self._testing:
-            for _ in range(min(len(self._sending), SENDING_TESTS)):
-                entry = self._sending.popleft()
-                if entry[1] in self.lost:
-                    self._abandoned.append(entry)
-                elif not self.mailbox.ended(entry[0], PIECES):
-                    self._sending.append(entry)
-        found = []
-        while self._loop_back:
-            found.append(wire.open_copy(self.mine, *self._loop_back.popleft()))
+        """Looks once and returns the messages that are complete."""
+        self._test_sends()
+        complete = []
+        while self._to_itself:
+            complete.append(wire.open_copy(self._rank, *self._to_itself.popleft()))
         taken = self.mailbox.take()
         if taken is not None:
             message = wire.open_envelope(*taken)
             if message.blocks:
-                self._arriving.append((self.mailbox.receive(message.source, message.blocks, message.number), message))
+                self._receiving.append((self.mailbox.receive(message.source, message.blocks, message.number), message))
             else:
-                found.append(message)
-        if self._arriving:
-            found += self._whole()
-        return found
+                complete.append(message)
+        if self._receiving:
+            complete += self._test_receives()
+        return complete
 
-    def _whole(self) -> list[wire.IncomingMessage]:
-        """Of those whose memory was still arriving."""
-        found, still = [], []
-        for entry in self._arriving:
+    def _test_sends(self) -> None:
+        with self._testing:
+            for _ in range(min(len(self._sending), SENDS_PER_LOOK)):
+                entry = self._sending.popleft()
+                requests, receiver, message = entry
+                if receiver in self._lost:
+                    self.mailbox.keep(requests, message)
+                elif not self.mailbox.ended(requests, TESTS_PER_LOOK):
+                    self._sending.append(entry)
+
+    def _test_receives(self) -> list[wire.IncomingMessage]:
+        complete, incomplete = [], []
+        for entry in self._receiving:
             requests, message = entry
-            if message.source in self.lost:
-                self._abandoned.append(entry)
-            elif not self.mailbox.ended(requests, PIECES):
-                still.append(entry)
+            if message.source in self._lost:
+                self.mailbox.keep(requests, message)
+            elif not self.mailbox.ended(requests, TESTS_PER_LOOK):
+                incomplete.append(entry)
             elif message.source not in self.mailbox.dead:
-                found.append(message)
-        self._arriving = still
-        return found
+                complete.append(message)
+        self._receiving = incomplete
+        return complete
+
+    def lose(self, rank: int) -> None:
+        """Gives up the messages to and from a rank that has left."""
+        self._lost.add(rank)
 
     def busy(self) -> bool:
-        """Whether memory is on its way: it moves only while both sides look."""
-        return bool(self._sending or self._arriving)
+        """Returns whether memory is on its way. It moves only while both sides look."""
+        return bool(self._sending or self._receiving)
 
-    def flush(self, seconds: float) -> None:
-        """Waits for what has not left, but no longer than that; somebody must be looking."""
-        deadline, backoff = time.monotonic() + seconds, Backoff.background()
+    def flush(self, timeout_s: float) -> None:
+        """Waits until every message has left, at most ``timeout_s``. Another thread must call `arrived` meanwhile."""
+        deadline, backoff = time.monotonic() + timeout_s, Backoff.background()
         while time.monotonic() < deadline:
             with self._testing:
                 if not self._sending:

@@ -31,6 +31,10 @@ from mpicoll.rpc.huge_pages import ask_for_large
 if TYPE_CHECKING:
     from mpicoll._mpi.mailbox import Block
 
+# Kinds of messages. NOTICE: a call without an answer. LEAVING: the sender ends RPC without waiting for the others. READY: the
+# sender has come to its shutdown after another worker has left.
+CALL, RESULT, ERROR, NOTICE, LEAVING, READY = range(6)
+
 HEADER = struct.Struct("<BIIQIQ")  # kind, storages, other blocks, bytes of the pickle, number of the message, number of the call
 INLINE_BYTES = 16 * 1024  # bytes; a block that is smaller travels inside the envelope: one message costs less than two
 LAYOUTS = (torch.strided, *sparse.LAYOUTS)  # tensors of other layouts are pickled
@@ -72,7 +76,7 @@ class PicklingState:
     device_map: dict[torch.device, torch.device]
     tracked: bool = False
     tensors: list[Tensor] = field(default_factory=list)
-    forks: list[Callable[[], None]] = field(default_factory=list)  # take back what has been given away, if pickling fails
+    undo: list[Callable[[], None]] = field(default_factory=list)  # take back what has been given away, if pickling fails
 
 
 def pickling_state() -> PicklingState | None:
@@ -138,7 +142,7 @@ def pack(
         forms = [sparse.form_of(tensor) for tensor in state.tensors]
         head = pickle.dumps((layouts, forms if any(forms) else None, extra(state.tensors)), 5)
     except BaseException:
-        for take_back in state.forks:
+        for take_back in state.undo:
             take_back()
         raise
     finally:
@@ -279,7 +283,7 @@ def _tensor_in(
     return tensor.requires_grad_() if requires_grad else tensor
 
 
-def copy(message: PackedMessage) -> bytes:
+def copy_blocks(message: PackedMessage) -> bytes:
     """The memory of its blocks, for a message to oneself: taken now, as a send takes it."""
     return b"".join(ctypes.string_at(address, nbytes) for address, nbytes in message.blocks)
 

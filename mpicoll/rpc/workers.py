@@ -90,15 +90,15 @@ class RemoteError:
         return error
 
 
-def reported(error: BaseException, by: WorkerInfo) -> RemoteError:
-    """The same as `described`, and printed: the worker's own log tells of it, as torch's does."""
-    told = described(error, by)
-    print(told.text, file=sys.stderr)
-    return told
+def report(error: BaseException, by: WorkerInfo) -> RemoteError:
+    """The same as `describe`, and printed: the worker's own log tells of it, as torch's does."""
+    remote_error = describe(error, by)
+    print(remote_error.text, file=sys.stderr)
+    return remote_error
 
 
-def described(error: BaseException, by: WorkerInfo) -> RemoteError:
-    """What is told of an exception: type, worker and traceback; one that has come from a worker says what it said there.
+def describe(error: BaseException, by: WorkerInfo) -> RemoteError:
+    """What is remote_error of an exception: type, worker and traceback; one that has come from a worker says what it said there.
 
     Takes the traceback away: where a future keeps the exception, the traceback's frames would keep what they were working on,
     the future among it, in a circle through C++ that no garbage collection finds.

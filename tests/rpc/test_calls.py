@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.futures import Future
 
 from mpicoll import rpc
-from mpicoll.rpc import rref as references
+from mpicoll.rpc import current_agent
 from tests.support import agree, everyone
 
 
@@ -255,7 +255,7 @@ def test_what_has_ended_is_forgotten(right: str) -> None:
     """Not only when its time would have been up."""
     for _ in range(3000):
         rpc.rpc_sync(right, add, (1, 1))
-    kept = len(references.agent()._deadlines)
+    kept = len(current_agent.get().calls._deadlines)
     agree(kept < 2000, kept)
 
 

@@ -16,7 +16,7 @@ import torch
 
 from mpicoll import rpc
 from mpicoll.errors import MpicollError
-from mpicoll.rpc import entries
+from mpicoll.rpc import current_agent
 from mpicoll.rpc.rref import RRef
 from tests.support import agree, everyone
 
@@ -136,7 +136,7 @@ def test_a_call_that_is_never_sent(right: str, workers: list[str], rank: int) ->
     everyone(None)
     rpc.rpc_sync(right, list)  # it comes behind what the reference's end may have sent
     time.sleep(0.2)
-    agree(not entries.owned(), entries.owned())
+    agree(not current_agent.get().objects.all(), current_agent.get().objects.all())
 
 
 def test_pickled_only_in_calls(right: str) -> None:
@@ -166,7 +166,10 @@ def test_it_goes_with_the_last_user(right: str, workers: list[str], rank: int) -
     everyone(None)
     del second
     gone = eventually(lambda: rpc.rpc_sync(right, alive) == 0)
-    agree(seen == [1, 1] and gone and eventually(lambda: not entries.owned()), (seen, entries.owned()))
+    agree(
+        seen == [1, 1] and gone and eventually(lambda: not current_agent.get().objects.all()),
+        (seen, current_agent.get().objects.all()),
+    )
 
 
 _kept: list[Any] = []
@@ -213,7 +216,7 @@ def test_forks(order: str, workers: list[str], rank: int, size: int) -> None:
         gone = still and eventually(lambda: rpc.rpc_sync(owner, alive) == 0)
     everyone(None)
     agree(said == owner and sorted(answers) == list(range(size)) and gone, (said, answers, gone))
-    agree(eventually(lambda: not entries.owned()), entries.owned())
+    agree(eventually(lambda: not current_agent.get().objects.all()), current_agent.get().objects.all())
 
 
 def test_passed_on_before_it_exists(right: str, workers: list[str], rank: int, size: int) -> None:
@@ -254,7 +257,7 @@ def test_a_failed_pickle_gives_the_weight_back(right: str, rank: int) -> None:
         rpc.rpc_sync(right, keep, (rref, iter_of_locks()))
     everyone(None)
     rref = None
-    agree(eventually(lambda: not entries.owned()) and alive() == 0, entries.owned())
+    agree(eventually(lambda: not current_agent.get().objects.all()) and alive() == 0, current_agent.get().objects.all())
 
 
 def iter_of_locks() -> Any:

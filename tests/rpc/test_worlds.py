@@ -11,7 +11,7 @@ import torch
 
 import mpicoll
 from mpicoll import rpc
-from mpicoll.rpc import rref as references
+from mpicoll.rpc import current_agent
 from tests.rpc.test_calls import add, nap, who
 from tests.support import agree, everyone
 
@@ -198,7 +198,7 @@ def test_threads_do_not_pile_up(right: str) -> None:
     """Many calls at once make threads; afterwards only some are kept."""
     for future in [rpc.rpc_async(right, nap, (0.05,)) for _ in range(60)]:
         future.wait()
-    agent = references.agent()
+    agent = current_agent.get()
     deadline = time.monotonic() + 10
     while agent.pool.threads > agent.options.num_worker_threads + 1 and time.monotonic() < deadline:
         time.sleep(0.01)

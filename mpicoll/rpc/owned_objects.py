@@ -1,0 +1,76 @@
+"""Objects of this worker that references on other workers point to, with the weight of those references (see rref.py)."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any
+
+from torch.futures import Future
+
+Id = tuple[int, int]  # rank of the worker that made a reference or passed on a copy of it, and that worker's count
+
+
+@dataclass(eq=False)
+class Entry:
+    """One object.
+
+    Attributes:
+        value: The object, or the error that its creation raised.
+        outside: Sum of the weights of the references on other workers.
+        is_made: The call that creates the object has run.
+    """
+
+    id: Id
+    value: Future[Any] = field(default_factory=Future)
+    outside: Fraction = Fraction(0)
+    is_made: bool = False
+
+
+class OwnedObjects:
+    """The entries of one worker, by id.
+
+    Attributes:
+        guard: Guards the entries here and the weight of every reference of this worker.
+    """
+
+    def __init__(self, rank: int) -> None:
+        self.guard = threading.RLock()
+        self._rank = rank
+        self._entries: dict[Id, Entry] = {}
+        self._count = itertools.count()
+
+    def new_id(self) -> Id:
+        """Returns the id of a new reference, or of a copy that this worker passes on."""
+        return self._rank, next(self._count)
+
+    def entry(self, identity: Id) -> Entry:
+        """Returns the entry of this id. Adds it if a user asks before the call that creates the object has come."""
+        with self.guard:
+            return self._entries.setdefault(identity, Entry(identity))
+
+    def change_weight(self, entry: Entry, weight: Fraction) -> None:
+        """Adds ``weight`` to the outside weight. Without any, only RRefs on this worker keep the object alive."""
+        with self.guard:
+            entry.outside += weight
+            if entry.outside == 0 and entry.is_made:
+                self._entries.pop(entry.id, None)
+            else:
+                self._entries[entry.id] = entry
+
+    def forget(self, identity: Id) -> None:
+        """Removes the entry of a reference whose call could not be sent."""
+        with self.guard:
+            self._entries.pop(identity, None)
+
+    def all(self) -> list[Entry]:
+        """Returns the objects that other workers refer to, and those that are still being created."""
+        with self.guard:
+            return list(self._entries.values())
+
+
+def id_text(identity: Id) -> str:
+    """Formats an id as torch does."""
+    return f"GloballyUniqueId(created_on={identity[0]}, local_id={identity[1]})"
