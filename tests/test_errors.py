@@ -52,8 +52,8 @@ def test_importing_them_does_not_import_torch() -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("name", ["CommunicationError", "TruncationError", "OperationTimeout", "GroupFailed", "GroupDestroyed"])
+@pytest.mark.parametrize("name", errors.__all__)
 def test_tracebacks_name_the_public_module(name: str) -> None:
-    """They said mpicoll._failures, where nobody looks for them."""
+    """Users look for an error where its traceback says it is."""
     error = getattr(errors, name)
     assert f"{error.__module__}.{error.__qualname__}" == f"mpicoll.errors.{name}"

@@ -19,7 +19,7 @@ SOURCES = sorted({*MODULES, *(ROOT / "tests").rglob("*.py"), *(ROOT / "examples"
 LONGEST = 400  # lines of a file
 
 # Each room with the rooms below it. Words, in mpicoll itself, are modules that all rooms share; tools stand beside the rooms.
-WORDS = {"errors", "_failures", "_config", "_cpus"}
+WORDS = {"errors", "_errors", "_torch_errors", "_config", "_cpus"}
 FOUNDATION = {"_discovery", "_log", "_mpi", "_cuda", "_algorithms"}
 ENGINE = {"_engine", "_progress", "_host", "_device", "_tensors"}  # their order is not held yet
 BELOW = {

@@ -1,13 +1,13 @@
-"""The errors of a group that are torch's as well, so that programs that catch torch's errors catch these: see mpicoll.errors.
+"""The errors of a group; public as `mpicoll.errors`. They are errors of torch too, so programs that catch those catch these.
 
-They have a module of their own because it imports torch, which `import mpicoll` and the launcher do not.
+They have a module of their own because it imports torch; `import mpicoll` and the launcher do not.
 """
 
 from __future__ import annotations
 
 from torch.distributed import DistBackendError, DistError
 
-from mpicoll.errors import MpicollError
+from mpicoll._errors import MpicollError
 
 
 class CommunicationError(MpicollError, DistBackendError):
@@ -30,6 +30,6 @@ class GroupDestroyed(MpicollError, DistError):
     """The group was used after it had been destroyed."""
 
 
-# Where programs, tracebacks and pickles find them
+# Tracebacks and pickles name the public module.
 for _error in (CommunicationError, TruncationError, OperationTimeout, GroupFailed, GroupDestroyed):
     _error.__module__ = "mpicoll.errors"
