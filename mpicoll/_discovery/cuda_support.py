@@ -12,20 +12,18 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mpicoll import _config
-from mpicoll._discovery import terminate
+from mpicoll._discovery.ask import Ended, output_of, run
 from mpicoll._discovery.detect import without_job
+from mpicoll._discovery.probe_cuda import BEGUN, PASSED, WRONG
 
 PROBE = Path(__file__).parent / "probe_cuda.py"
-BEGUN, PASSED, WRONG = "MPICOLL_CUDA_BEGUN ", "MPICOLL_CUDA_PASSED ", "MPICOLL_CUDA_WRONG "  # probe_cuda.py's words
 LAST_MOVE, REDUCTION = "all_gather of uneven sizes", "all_reduce"  # its last trials: of moves, and of reductions
 ON = ("1", "2", "3", "on", "yes", "true", "enable", "cuda")
 
@@ -153,13 +151,10 @@ def _openmpi_build(library_file: str | None, environ: Mapping[str, str]) -> tupl
         return False, "no ompi_info beside the library to tell how it was built"
     own = {} if "OPAL_PREFIX" in environ else {"OPAL_PREFIX": str(ompi_info.parent.parent)}
     command = [str(ompi_info), "--parsable", "--all"]
-    try:
-        done = subprocess.run(
-            command, env={**without_job(environ), **own}, capture_output=True, text=True, errors="replace", timeout=30
-        )
-    except (OSError, subprocess.TimeoutExpired):
+    said = output_of(command, {**without_job(environ), **own}, 30)
+    if said is None:
         return False, f"{ompi_info} does not run"
-    lines = [line for line in done.stdout.splitlines() if "built_with_cuda_support:value:" in line]
+    lines = [line for line in said.splitlines() if "built_with_cuda_support:value:" in line]
     if not lines:
         return False, f"{ompi_info} says nothing about CUDA"
     return any(line.endswith(":true") for line in lines), f"{ompi_info.name}: {lines[0]}"
@@ -184,15 +179,15 @@ def prove(environ: Mapping[str, str], program: Path = PROBE) -> Proof:
     command = [sys.executable, "-m", "mpicoll.run", "--quiet", "-n", "2", str(program)]
     fresh = {name: value for name, value in without_job(environ).items() if not name.startswith("SLURM_")}  # on this host
     try:
-        output, words, status = _run(command, fresh, limit)
+        ended = run(command, fresh, limit)
     except OSError as error:
         return Proof(failed=f"the trial could not be started: {error}")
-    return read(output, words, status, limit)
+    return read(ended, limit)
 
 
-def read(output: str, words: str, status: int | None, limit_s: float) -> Proof:
-    """Args: status: of the job; None: it had not ended after ``limit_s`` seconds. words: its standard error."""
-    lines = output.splitlines()
+def read(trial: Ended, limit_s: float) -> Proof:
+    """The proof in the output of a trial."""
+    lines, status = trial.output.splitlines(), trial.status
     passed = tuple(line.removeprefix(PASSED) for line in lines if line.startswith(PASSED))
     wrong = [line.removeprefix(WRONG) for line in lines if line.startswith(WRONG)]
     if wrong:
@@ -203,23 +198,6 @@ def read(output: str, words: str, status: int | None, limit_s: float) -> Proof:
     where = begun[-1] if begun else "its start"
     if status is None:
         return Proof(passed, f"the trial had not ended after {limit_s:g} s, in {where} (MPICOLL_PROBE_TIMEOUT)")
-    last = [line for line in words.splitlines() if "Error: " in line][-1:] or words.strip().splitlines()[-1:]
+    last = [line for line in trial.errors.splitlines() if "Error: " in line][-1:] or trial.errors.strip().splitlines()[-1:]
     crash = " (a segmentation fault)" if status in (139, -signal.SIGSEGV) else ""
     return Proof(passed, f"the trial ended with status {status}{crash} in {where}{': ' + last[0] if last and not begun else ''}")
-
-
-def _run(command: Sequence[str], environ: Mapping[str, str], limit_s: float) -> tuple[str, str, int | None]:
-    """What it prints, to either side, and its status; None: it had to be ended, by SIGTERM first, for mpiexec to end its ranks.
-
-    Into files, not pipes, which whatever outlives the job would hold open.
-    """
-    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as words:
-        process = subprocess.Popen(command, env=dict(environ), stdin=subprocess.DEVNULL, stdout=output, stderr=words)
-        status: int | None = None
-        try:
-            status = process.wait(limit_s)
-        except subprocess.TimeoutExpired:
-            terminate.end(process)
-        output.seek(0)
-        words.seek(0)
-        return output.read(), words.read(), status

@@ -10,11 +10,9 @@ MPICH; mpiexec is Hydra, over PMI)."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -23,11 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from mpicoll import _config
+from mpicoll._discovery.ask import ask, output_of
 from mpicoll._discovery.detect import without_job
 from mpicoll.errors import LaunchError
 
 PROBE = Path(__file__).parent / "probe.py"
-MARK = "MPICOLL_PROBE "  # the word that probe.py puts before its report
 VERSION_TIMEOUT_S = 20.0  # an mpiexec that has not told its version by then is taken for broken; usual are 10 ms
 
 WHEELS = {
@@ -90,32 +88,19 @@ class Mpiexec:
 
 
 def probe(mode: str, environ: Mapping[str, str], timeout_s: float | None = None, keep_files: bool = False) -> dict[str, Any]:
-    """The report of ``_discovery/probe.py mode``, run under ``environ`` with a time limit; a failure is the entry "error" of
-    the report.
+    """The report of ``probe.py mode``, run under ``environ``; "error" is an entry of the report.
 
-    keep_files: hand our open files on, with which Hydra lets a rank talk to it (mode "job").
+    Args:
+        timeout_s: None: MPICOLL_PROBE_TIMEOUT.
+        keep_files: See `ask`; for mode "job".
     """
-    limit = _config.get("MPICOLL_PROBE_TIMEOUT") if timeout_s is None else timeout_s
-    command = [sys.executable, str(PROBE), mode]
-    try:
-        done = subprocess.run(
-            command,
-            env=dict(environ),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=limit,
-            close_fds=not keep_files,
-        )
-    except subprocess.TimeoutExpired:
-        return {"error": f"MPI did not answer within {limit:g} s (MPICOLL_PROBE_TIMEOUT)"}
-    for line in reversed(done.stdout.splitlines()):
-        if line.startswith(MARK):
-            report: dict[str, Any] = json.loads(line[len(MARK) :])
-            return report
-    last_words = (done.stderr.strip() or done.stdout.strip())[-2000:]
-    return {"error": f"MPI ended the trial process with status {done.returncode}: {last_words or 'without a word'}"}
+    limit_s = _config.get("MPICOLL_PROBE_TIMEOUT") if timeout_s is None else timeout_s
+    report = ask([sys.executable, str(PROBE), mode], environ, limit_s, keep_files, lines=20)
+    if "status" not in report:
+        return report
+    if report["status"] is None:
+        return {"error": f"MPI did not answer within {limit_s:g} s (MPICOLL_PROBE_TIMEOUT)"}
+    return {"error": f"MPI ended the trial process with status {report['status']}: {report['error']}"}
 
 
 # --- the library ------------------------------------------------------------------------------------------------------
@@ -307,19 +292,10 @@ def fits(mpiexec: Mpiexec, mpi: Mpi) -> bool:
 def identify(path: Path, mpi: Mpi | None, environ: Mapping[str, str]) -> Mpiexec:
     """What ``path --version`` tells; family "" if it is none that we know, or does not run."""
     own = _own_environ(path, mpi, environ)
-    try:
-        done = subprocess.run(
-            [str(path), "--version"],
-            env={**without_job(environ), **own},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=VERSION_TIMEOUT_S,
-        )
-    except (OSError, subprocess.TimeoutExpired):
+    said = output_of([str(path), "--version"], {**without_job(environ), **own}, VERSION_TIMEOUT_S)
+    if said is None:
         return Mpiexec(str(path), "", ())
-    family, version = read_version(done.stdout + done.stderr)
+    family, version = read_version(said)
     return Mpiexec(str(path), family, version, own)
 
 

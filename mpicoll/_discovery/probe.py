@@ -17,7 +17,7 @@ import os
 import sys
 from typing import Any
 
-MARK = "MPICOLL_PROBE "
+MARK = "MPICOLL_REPORT "  # begins the line of a report
 THREAD_LEVELS = ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")
 
 

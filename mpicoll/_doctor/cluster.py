@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from mpicoll._discovery import find
+from mpicoll._discovery.ask import output_of
 from mpicoll._discovery.detect import without_job
 from mpicoll._discovery.find import Mpi
 from mpicoll._discovery.slurm import allocated_nodes
@@ -42,14 +42,8 @@ def srun_types(environ: Mapping[str, str]) -> tuple[str, ...] | None:
     path = find.in_path("srun", environ)
     if path is None:
         return None
-    try:
-        done = subprocess.run(
-            [str(path), "--mpi=list"], env=without_job(environ), stdin=subprocess.DEVNULL, capture_output=True, text=True,
-            errors="replace", timeout=TOOL_TIMEOUT_S,
-        )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return read_srun_types(done.stdout + done.stderr)
+    said = output_of([str(path), "--mpi=list"], without_job(environ), TOOL_TIMEOUT_S)
+    return None if said is None else read_srun_types(said)
 
 
 def read_srun_types(text: str) -> tuple[str, ...] | None:
@@ -194,14 +188,11 @@ def ompi_components(mpi: Mpi, environ: Mapping[str, str]) -> str | None:
         return None
     try:
         mpiexec = find.find_mpiexec(mpi, environ)
-        path = Path(mpiexec.path).parent / "ompi_info"
-        done = subprocess.run(
-            [str(path), "--parsable"], env={**without_job(environ), **mpiexec.environ}, stdin=subprocess.DEVNULL,
-            capture_output=True, text=True, errors="replace", timeout=TOOL_TIMEOUT_S,
-        )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired, LaunchError):
+    except LaunchError:
         return None
-    return done.stdout if "mca:" in done.stdout else None
+    command = [str(Path(mpiexec.path).parent / "ompi_info"), "--parsable"]
+    said = output_of(command, {**without_job(environ), **mpiexec.environ}, TOOL_TIMEOUT_S)
+    return said if said is not None and "mca:" in said else None
 
 
 def check_fabric(

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Mapping
 from typing import Any
 
 from mpicoll import _config
+from mpicoll._discovery.ask import ask
 from mpicoll._discovery.detect import without_job
+from mpicoll._discovery.probe import MARK
 from mpicoll._doctor.cuda import Finding
 
-MARK = "MPICOLL_TRIAL "
 RANKS = 2
 SIZES = {8: 200, 16 << 20: 5}  # bytes, and how many times
 COMMAND = ("-m", "mpicoll.run", "--quiet", "-n", str(RANKS), "-m", "mpicoll._doctor.trial")
@@ -51,28 +50,9 @@ def main() -> int:
 
 
 def run(environ: Mapping[str, str]) -> dict[str, Any]:
-    """What the trial has found, or the entry "error"; some seconds."""
-    limit = 2 * _config.get("MPICOLL_PROBE_TIMEOUT", environ)
-    process = subprocess.Popen(
-        [sys.executable, *COMMAND], env=without_job(environ), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True,
-    )  # fmt: skip
-    try:
-        out, err = process.communicate(timeout=limit)
-    except subprocess.TimeoutExpired:
-        process.terminate()  # mpiexec, which ends the ranks
-        try:
-            process.communicate(timeout=10)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, 9)
-            process.communicate()
-        return {"error": f"no end within {limit:g} s"}
-    for line in reversed(out.splitlines()):
-        if line.startswith(MARK):
-            found: dict[str, Any] = json.loads(line[len(MARK) :])
-            return found
-    words = err.strip().splitlines()
-    return {"error": words[-1] if words else f"status {process.returncode}, without a word"}
+    """The result of the trial, or the entry "error"; takes some seconds."""
+    result = ask([sys.executable, *COMMAND], without_job(environ), 2 * _config.get("MPICOLL_PROBE_TIMEOUT", environ))
+    return {"error": result["error"]} if "error" in result else result
 
 
 def check(found: Mapping[str, Any]) -> Finding:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from mpicoll._discovery import detect
+from mpicoll._discovery.ask import run
 
 if TYPE_CHECKING:  # importing it starts MPI, whose start such a job may want to measure
     from mpicoll.bench.control import Referee
@@ -46,17 +46,12 @@ def python(*words: str, env: Mapping[str, str] | None = None) -> str:
     environ = {**detect.without_job(os.environ), **(env or {})}
     for name in detect.TORCH_VARIABLES:
         environ.pop(name, None)
-    try:
-        done = subprocess.run(
-            [sys.executable, *words], env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIMIT_S
-        )
-    except subprocess.TimeoutExpired:
-        raise ChildFailed(f"no end after {LIMIT_S:g} s: python {' '.join(words)}") from None
-    if done.returncode != 0:
-        said = [line.strip() for line in (done.stderr.strip() or done.stdout.strip()).split("\n") if line.strip(" -")]
-        last = said[-1] if said else "not a word"
-        raise ChildFailed(f"exit status {done.returncode}: python {' '.join(words)}: {last}", done.stderr)
-    return done.stdout
+    ended = run([sys.executable, *words], environ, LIMIT_S)
+    if ended.status is None:
+        raise ChildFailed(f"no end after {LIMIT_S:g} s: python {' '.join(words)}")
+    if ended.status != 0:
+        raise ChildFailed(f"exit status {ended.status}: python {' '.join(words)}: {ended.last_words()}", ended.errors)
+    return ended.output
 
 
 def job(ranks: int, *words: str) -> str:
