@@ -1,16 +1,17 @@
-"""Communication that autograd goes through: torch.distributed.nn over MPI, messages, and halo exchange on a grid of ranks.
+"""Communication that takes part in autograd: torch.distributed.nn over MPI, messages, and halo exchange on a grid of ranks.
 
-    functional   collectives with torch's signatures, and send, recv, sendrecv; the names are here, too
-    grid, halo   Grid, halo_exchange
-    agreement    what the ranks make sure of before anything moves
-    linear       an operation and its adjoint make a differentiable function
-    moves        the collectives as such operations; messages: what send and recv are made of
+    functional           collectives with torch's signatures, and send, recv, sendrecv; all of them are names of this module, too
+    grid, halo           Grid, halo_exchange
+    preflight            what the ranks check together before data moves
+    linear               makes a linear map and its adjoint differentiable
+    linear_collectives   the collectives as linear maps
+    nonlinear            AVG, PRODUCT, MIN, MAX
+    messages             send, recv, sendrecv
+    api                  RemoteModule, over mpicoll.rpc
 
-    api         RemoteModule, over mpicoll.rpc
-
-Importing this starts no MPI. What torch.distributed.nn has besides (jit) is torch's own object.
+Importing this module does not start MPI. Other names of torch.distributed.nn (jit) are torch's own objects.
 """
-# ruff: noqa: F401  these names are for others; __all__ is made on demand, torch's among them
+# ruff: noqa: F401  exported names; __all__ is made on demand because it includes names of torch
 
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ def __getattr__(name: str) -> Any:
         return __dir__()
     if name in OWN_MODULES:
         return importlib.import_module(f"mpicoll.nn.{name}")
-    if name == "RemoteModule":  # it needs mpicoll.rpc, which the functions here do not
+    if name == "RemoteModule":  # imports mpicoll.rpc, which the functions do not need
         return importlib.import_module("mpicoll.nn.api.remote_module").RemoteModule
     if name.startswith("__"):
         raise AttributeError(f"module 'mpicoll.nn' has no attribute {name!r}")
@@ -58,8 +59,8 @@ def __getattr__(name: str) -> Any:
 def __dir__() -> list[str]:
     import torch.distributed.nn
 
-    theirs = [name for name in dir(torch.distributed.nn) if not name.startswith("_")]
-    return sorted({*OURS, *theirs})
+    torch_names = [name for name in dir(torch.distributed.nn) if not name.startswith("_")]
+    return sorted({*OURS, *torch_names})
 
 
-dynamo.close_package(__name__)  # torch.compile breaks its graph here, and these functions run as they are
+dynamo.close_package(__name__)  # torch.compile breaks its graph here and runs these functions as they are

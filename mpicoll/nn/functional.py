@@ -1,36 +1,37 @@
 """torch.distributed.nn.functional over MPI: collectives that take part in autograd, and send, recv, sendrecv.
 
-Signatures and return values are torch's. The gradient is that of the SUM of all ranks' losses, as in torch: what rank r's tensor
-did to the loss of every rank is added up in rank r's gradient. Nothing is divided by the number of ranks; a loss that every rank
-computes alike counts as often as there are ranks. Any strides, complex dtypes, gradients of gradients. What torch gets wrong
-without a word is right here: the gradients of AVG (reduce, reduce_scatter), of PRODUCT, MIN and MAX, and of broadcast in a group
-whose ranks are not the world's; and shapes may be uneven. What has no gradient is an error before anything moves.
+Signatures and return values are torch's. The gradient is that of the SUM of all ranks' losses, as in torch: the gradient on rank
+r adds up what its tensor contributed to the loss of every rank. Nothing is divided by the number of ranks: if every rank computes
+the same loss, it counts once for each rank. Any strides, complex dtypes and gradients of gradients work. Shapes may be uneven.
+Some gradients that torch silently gets wrong are right here: AVG (reduce, reduce_scatter), PRODUCT, MIN and MAX, and broadcast in
+a group other than the default one. What has no gradient is an error before data moves.
 
-The ranks first agree, by one all_reduce of 32 bytes, on op, dtype and shapes: what does not fit together is a ValueError on
-every rank. If the tensor of one rank requires grad the results do so on all, because a collective's backward is a collective:
-every rank must go through it, in the same order. What a rank has no use for (zeros from gather, say) must reach its loss too.
+The ranks first check op, dtype and shapes together, by one all_reduce of 32 bytes: what does not fit together is a ValueError on
+every rank. If the tensor of one rank requires grad, the results do on all ranks, because the backward pass of a collective is a
+collective: every rank must go through it, in the same order. A result that a rank does not need (the zeros of gather, say) must
+contribute to its loss, too.
 
-What is here and not below (``group``, ``ReduceOp``, torch's private names) is torch's own.
+Names that are not defined here (``group``, ``ReduceOp``, torch's private names) are torch's own objects.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.distributed as torchs
+import torch.distributed as torch_dist
 from torch import Tensor
 from torch.distributed import ProcessGroup, ReduceOp
 
-from mpicoll._tensors import buffers, checks, reductions
+from mpicoll._tensors import checks
 from mpicoll._tensors.reductions import Op
-from mpicoll.errors import UnsupportedReduction
-from mpicoll.nn import moves
+from mpicoll.nn import linear_collectives
 from mpicoll.nn.linear import apply
+from mpicoll.nn.linear_collectives import Shape, Shapes
 from mpicoll.nn.messages import recv, send, sendrecv
-from mpicoll.nn.moves import Shape
-from mpicoll.nn.preflight import Agreement
+from mpicoll.nn.nonlinear import REDUCE, Deliver, averaged, checked_name, is_discrete, reduced_share, widened
+from mpicoll.nn.preflight import Preflight
 
 __all__ = [
     "_all_gather_base",
@@ -50,42 +51,66 @@ __all__ = [
 
 SUM = ReduceOp.SUM
 
-# Sums of halves are added up in float32 and rounded once, as in all_reduce itself.
-WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.complex32: torch.complex64}
-
 
 def broadcast(tensor: Tensor, src: int, group: ProcessGroup | None = None) -> Tensor:
-    """``src``'s tensor, on every rank (collective).
+    """Returns ``src``'s tensor on every rank (collective).
 
-    Args:   tensor: on src what is sent; elsewhere it says shape and dtype only, and its gradient is zero. src: global rank.
+    Args:
+        tensor: Of one shape and dtype on all ranks. On ranks other than ``src`` the values are not used and the gradient is 0.
+        src: Global rank.
+
+    Raises:
+        ValueError: On every rank: shape, dtype or src differ, or src is not in the group.
+
+    Example:
+        >>> y = broadcast(x, src=0)
+        >>> y.sum().backward()  # on rank 0, x.grad is the sum of all ranks' gradients of y
     """
-    with Agreement("broadcast", group, [tensor]) as ranks:
+    with Preflight("broadcast", group, [tensor]) as ranks:
         checks.movable("broadcast", tensor)
         root = ranks.group_rank("src", src)
-        ranks.equal = f"{_words(tensor)} from rank {src}"
-    return apply(moves.Broadcast(group, ranks.rank, root), [tensor], ranks.wanted)[0]
+        ranks.equal = f"{_description(tensor)} from rank {src}"
+    return apply(linear_collectives.broadcast(group, ranks.rank, root), [tensor], ranks.requires_grad)[0]
 
 
 def gather(tensor: Tensor, dst: int = 0, group: ProcessGroup | None = None) -> tuple[Tensor, ...]:
-    """Every rank's tensor, on ``dst``; zeros of the same shapes elsewhere (collective).
+    """Returns every rank's tensor on ``dst``, and zeros of the same shapes on the other ranks (collective).
 
-    Args:   tensor: shapes may differ between ranks. dst: global rank.
+    Args:
+        tensor: Of one dtype on all ranks; shapes may differ.
+        dst: Global rank.
+
+    Raises:
+        ValueError: On every rank: dtype or dst differ, or dst is not in the group.
+
+    Example:
+        >>> parts = gather(x, dst=0)
+        >>> loss = torch.cat(parts).sum()  # on every rank; the zeros lead back to x
     """
-    with Agreement("gather", group, [tensor]) as ranks:
+    with Preflight("gather", group, [tensor]) as ranks:
         checks.movable("gather", tensor)
         root = ranks.group_rank("dst", dst)
         ranks.equal, ranks.even = f"{tensor.dtype} to rank {dst}", tuple(tensor.shape)
-    return apply(moves.Gather(group, ranks.rank, root, _shapes(tensor, ranks)), [tensor], ranks.wanted)
+    linear = linear_collectives.gather(group, ranks.rank, root, _all_shapes(tensor, ranks))
+    return apply(linear, [tensor], ranks.requires_grad)
 
 
 def scatter(tensors: Sequence[Tensor] | None, src: int = 0, group: ProcessGroup | None = None) -> Tensor:
-    """This rank's one of the tensors that ``src`` has (collective; two small broadcasts tell the shapes first).
+    """Returns on rank i the i-th tensor of ``src`` (collective; two small broadcasts tell the shapes first).
 
-    Args:   tensors: on src one for each rank, shapes may differ; elsewhere None, or as many of the same shapes, which get
-            gradients of zero (torch takes only that). src: global rank.
+    Args:
+        tensors: On ``src`` one tensor for each rank, of one dtype; shapes may differ. On other ranks None, or tensors of the
+            same shapes and dtype, which get gradients of 0 (torch takes only that).
+        src: Global rank.
+
+    Raises:
+        ValueError: On every rank: the list is too short or too long, dtypes or src differ, or a list does not fit that of src.
+
+    Example:
+        >>> x = scatter([a, b] if rank == 0 else None, src=0)
     """
     given = [] if tensors is None else tensors
-    with Agreement("scatter", group, given) as ranks:
+    with Preflight("scatter", group, given) as ranks:
         root = ranks.group_rank("src", src)
         if ranks.rank == root:
             checks.tensors("scatter", "tensors", tensors, ranks.size)
@@ -94,103 +119,147 @@ def scatter(tensors: Sequence[Tensor] | None, src: int = 0, group: ProcessGroup 
             checks.tensors("scatter", "tensors", tensors, ranks.size)
         ranks.equal = f"from rank {src}"
     shapes, dtype = _offered(given, ranks, src)
-    return apply(moves.Scatter(group, ranks.rank, root, shapes, dtype), given, ranks.wanted)[0]
+    return apply(linear_collectives.scatter(group, ranks.rank, root, shapes, dtype), given, ranks.requires_grad)[0]
 
 
 def reduce(tensor: Tensor, dst: int, op: Op = SUM, group: ProcessGroup | None = None) -> Tensor:
-    """The reduction of all ranks' tensors, on ``dst``; zeros elsewhere (collective).
+    """Returns the reduction of all ranks' tensors on ``dst``, and zeros on the other ranks (collective).
 
-    Args:   dst: global rank. op: SUM, AVG, PRODUCT, MIN, MAX; for integers and bool also the bitwise ones.
+    Args:
+        tensor: Of one shape and dtype on all ranks.
+        dst: Global rank.
+        op: SUM, AVG, PRODUCT, MIN, MAX; for integers and bool also the bitwise ones.
+
+    Raises:
+        ValueError: On every rank: shape, dtype, op or dst differ, or dst is not in the group.
+        UnsupportedReduction: PREMUL_SUM, or dtype and op have no right answer together.
+
+    Example:
+        >>> total = reduce(x, dst=0, op=dist.ReduceOp.MAX)
     """
-    with Agreement("reduce", group, [tensor]) as ranks:
-        name = _reduction("reduce", tensor, op)
+    with Preflight("reduce", group, [tensor]) as ranks:
+        name = checked_name("reduce", tensor, op)
         root = ranks.group_rank("dst", dst)
-        ranks.equal = f"{name} of {_words(tensor)} to rank {dst}"
+        ranks.equal = f"{name} of {_description(tensor)} to rank {dst}"
 
     def summed(tensor: Tensor) -> Tensor:
-        return apply(moves.Reduce(group, ranks.rank, root, op if _is_discrete(tensor) else SUM), [tensor], ranks.wanted)[0]
+        linear = linear_collectives.reduce(group, ranks.rank, root, op if is_discrete(tensor) else SUM)
+        return apply(linear, [tensor], ranks.requires_grad)[0]
 
-    if name == "SUM" or _is_discrete(tensor):
+    if name == "SUM" or is_discrete(tensor):
         return summed(tensor)
     if name == "AVG":
-        return _averaged(summed, tensor, ranks.size)
-    part, shapes = _own_share(name, tensor, ranks)
-    return torch.cat(apply(moves.Gather(group, ranks.rank, root, shapes), [part], ranks.wanted)).view(tensor.shape)
+        return averaged(summed, tensor, ranks.size)
+    share, shapes = reduced_share(name, tensor, ranks)
+    shares = apply(linear_collectives.gather(group, ranks.rank, root, shapes), [share], ranks.requires_grad)
+    return torch.cat(shares).view(tensor.shape)
 
 
 def reduce_scatter(output: Tensor, input_list: Sequence[Tensor], op: Op = SUM, group: ProcessGroup | None = None) -> Tensor:
-    """The reduction of everybody's ``input_list[i]``, on rank i; returns ``output`` (collective).
+    """Returns on rank i, in ``output``, the reduction of all ranks' ``input_list[i]`` (collective).
 
-    Args:   output: overwritten; has the shape of input_list[rank]. input_list: one tensor for each rank, shapes may differ
-            between places of the list. op: as in ``reduce``.
+    Args:
+        output: Overwritten. Of the shape and dtype of ``input_list[rank]``.
+        input_list: One tensor for each rank, of one dtype. Shapes may differ within the list, but not between ranks.
+        op: As for `reduce`.
+
+    Raises:
+        ValueError: On every rank: the list, output or op do not fit together.
+        UnsupportedReduction: As for `reduce`.
+
+    Example:
+        >>> part = reduce_scatter(torch.empty(4), list(x.chunk(size)))  # x has 4 * size elements
     """
-    with Agreement("reduce_scatter", group, input_list if isinstance(input_list, (list, tuple)) else ()) as ranks:
-        given = checks.tensors("reduce_scatter", "input_list", input_list, ranks.size)
-        name = _reduction("reduce_scatter", given[0], op)
-        shapes = tuple(tuple(tensor.shape) for tensor in given)
-        checks.same_dtype("reduce_scatter", *((f"input_list[{i}]", t) for i, t in enumerate(given)))
-        _output("reduce_scatter", "output", output, given[0], shapes[ranks.rank])
-        ranks.equal = f"{name} of {given[0].dtype} {shapes}"
-    if name == "SUM" or _is_discrete(output):
-        return apply(moves.ReduceScatter(group, ranks.rank, shapes, op, output), given, ranks.wanted)[0]
+    with Preflight("reduce_scatter", group, input_list if isinstance(input_list, (list, tuple)) else ()) as ranks:
+        inputs = checks.tensors("reduce_scatter", "input_list", input_list, ranks.size)
+        name = checked_name("reduce_scatter", inputs[0], op)
+        shapes = tuple(tuple(tensor.shape) for tensor in inputs)
+        checks.same_dtype("reduce_scatter", *((f"input_list[{i}]", t) for i, t in enumerate(inputs)))
+        _check_output("reduce_scatter", "output", output, inputs[0], shapes[ranks.rank])
+        ranks.equal = f"{name} of {inputs[0].dtype} {shapes}"
+    if name == "SUM" or is_discrete(output):
+        linear = linear_collectives.reduce_scatter(group, ranks.rank, shapes, op, output)
+        return apply(linear, inputs, ranks.requires_grad)[0]
     if name == "AVG":
-        wide = [_wide(tensor) for tensor in given]
-        result = apply(moves.ReduceScatter(group, ranks.rank, shapes), wide, ranks.wanted)[0] / ranks.size
+        linear = linear_collectives.reduce_scatter(group, ranks.rank, shapes)
+        result = apply(linear, [widened(tensor) for tensor in inputs], ranks.requires_grad)[0] / ranks.size
     else:
-        mine = (shapes[ranks.rank],) * ranks.size
-        result = _REDUCE[name](torch.stack(apply(moves.AllToAll(group, shapes, mine), given, ranks.wanted)))
-    delivered: Tensor = _Deliver.apply(result.to(output.dtype), [output])  # type: ignore[no-untyped-call]
+        linear = linear_collectives.all_to_all(group, shapes, (shapes[ranks.rank],) * ranks.size)
+        result = REDUCE[name](torch.stack(apply(linear, inputs, ranks.requires_grad)))
+    delivered: Tensor = Deliver.apply(result.to(output.dtype), [output])  # type: ignore[no-untyped-call]
     return delivered
 
 
 def all_gather(tensor: Tensor, group: ProcessGroup | None = None) -> tuple[Tensor, ...]:
-    """Every rank's tensor, on every rank (collective).
+    """Returns every rank's tensor on every rank (collective).
 
-    Args:   tensor: shapes may differ between ranks; only then they are exchanged first, as objects.
+    Args:
+        tensor: Of one dtype on all ranks. Shapes may differ; only then they are exchanged first, as objects.
+
+    Raises:
+        ValueError: On every rank: dtypes differ.
+
+    Example:
+        >>> whole = torch.cat(all_gather(x))
     """
-    with Agreement("all_gather", group, [tensor]) as ranks:
+    with Preflight("all_gather", group, [tensor]) as ranks:
         checks.movable("all_gather", tensor)
         ranks.equal, ranks.even = str(tensor.dtype), tuple(tensor.shape)
-    return apply(moves.AllGather(group, ranks.rank, _shapes(tensor, ranks)), [tensor], ranks.wanted)
+    linear = linear_collectives.all_gather(group, ranks.rank, _all_shapes(tensor, ranks))
+    return apply(linear, [tensor], ranks.requires_grad)
 
 
 def _all_gather_base(output_tensor: Tensor, input_tensor: Tensor, group: ProcessGroup | None = None) -> Tensor:
-    """Rank i's input as the i-th block of ``output_tensor``, which is overwritten and returned (collective).
+    """Returns ``output_tensor``, whose i-th block is rank i's input (collective).
 
-    Args:   output_tensor: world size times the input's numel, concatenated (n*k, ...) or stacked (n, k, ...).
+    Args:
+        output_tensor: Overwritten. Group size times the input's numel, concatenated (n*k, ...) or stacked (n, k, ...).
+        input_tensor: Of one shape and dtype on all ranks.
+
+    Raises:
+        ValueError: On every rank: sizes or dtypes do not fit together.
     """
     name = "_all_gather_base"
-    with Agreement(name, group, [input_tensor]) as ranks:
+    with Preflight(name, group, [input_tensor]) as ranks:
         checks.movable(name, input_tensor, "input_tensor")
         checks.movable(name, output_tensor, "output_tensor")
         checks.same_dtype(name, ("output_tensor", output_tensor), ("input_tensor", input_tensor))
-        needs = input_tensor.numel() * ranks.size
-        checks.same_numel(name, "output_tensor", output_tensor.numel(), f"input_tensor x {ranks.size} ranks", needs)
+        needed = input_tensor.numel() * ranks.size
+        checks.same_numel(name, "output_tensor", output_tensor.numel(), f"input_tensor x {ranks.size} ranks", needed)
         checks.writable(name, output_tensor, "output_tensor")
-        ranks.equal = _words(input_tensor)
-    operation = moves.AllGatherSingle(group, tuple(input_tensor.shape), tuple(output_tensor.shape), output_tensor)
-    return apply(operation, [input_tensor], ranks.wanted)[0]
+        ranks.equal = _description(input_tensor)
+    shapes = tuple(input_tensor.shape), tuple(output_tensor.shape)
+    linear = linear_collectives.all_gather_single(group, *shapes, output_tensor)
+    return apply(linear, [input_tensor], ranks.requires_grad)[0]
 
 
 def all_to_all(
     output_tensor_list: Sequence[Tensor], input_tensor_list: Sequence[Tensor], group: ProcessGroup | None = None
 ) -> tuple[Tensor, ...]:
-    """``input_tensor_list[j]`` of rank i becomes ``output_tensor_list[i]`` of rank j; returns the outputs (collective).
+    """Returns the outputs: ``output_tensor_list[i]`` on rank j is ``input_tensor_list[j]`` of rank i (collective).
 
-    Args:   output_tensor_list: overwritten; one for each rank, with the shapes that the others send.
+    Args:
+        output_tensor_list: Overwritten. One tensor for each rank, of the shape that this rank sends.
+        input_tensor_list: One tensor for each rank. All tensors of all ranks have one dtype.
+
+    Raises:
+        ValueError: On every rank: dtypes differ, or a rank sends more or less than the receiver expects.
+
+    Example:
+        >>> columns = all_to_all([torch.empty(2) for _ in range(size)], list(rows))  # rows: (size, 2)
     """
     name = "all_to_all"
-    with Agreement(name, group, input_tensor_list if isinstance(input_tensor_list, (list, tuple)) else ()) as ranks:
-        given = checks.tensors(name, "input_tensor_list", input_tensor_list, ranks.size)
+    with Preflight(name, group, input_tensor_list if isinstance(input_tensor_list, (list, tuple)) else ()) as ranks:
+        inputs = checks.tensors(name, "input_tensor_list", input_tensor_list, ranks.size)
         outputs = checks.tensors(name, "output_tensor_list", output_tensor_list, ranks.size)
-        checks.same_dtype(name, ("input_tensor_list[0]", given[0]), *(("a tensor", t) for t in [*given, *outputs]))
+        checks.same_dtype(name, ("input_tensor_list[0]", inputs[0]), *(("a tensor", t) for t in [*inputs, *outputs]))
         for index, tensor in enumerate(outputs):
             checks.writable(name, tensor, f"output_tensor_list[{index}]")
-        ranks.pairs([tensor.numel() for tensor in given], [tensor.numel() for tensor in outputs])
-        ranks.equal = str(given[0].dtype)
-        sends, receives = (tuple(tuple(tensor.shape) for tensor in tensors) for tensors in (given, outputs))
-        ranks.about = f"{given[0].dtype}, sends {_listed(sends)}, receives {_listed(receives)}"
-    return apply(moves.AllToAll(group, sends, receives, outputs), given, ranks.wanted)
+        ranks.pairs([tensor.numel() for tensor in inputs], [tensor.numel() for tensor in outputs])
+        ranks.equal = str(inputs[0].dtype)
+        sends, receives = (tuple(tuple(tensor.shape) for tensor in tensors) for tensors in (inputs, outputs))
+        ranks.about = f"{inputs[0].dtype}, sends {_joined(sends)}, receives {_joined(receives)}"
+    return apply(linear_collectives.all_to_all(group, sends, receives, outputs), inputs, ranks.requires_grad)
 
 
 def all_to_all_single(
@@ -200,16 +269,26 @@ def all_to_all_single(
     input_split_sizes: Sequence[int] | None = None,
     group: ProcessGroup | None = None,
 ) -> Tensor:
-    """Rows of dim 0 travel, as many to and from each rank as the splits say; returns ``output`` (collective).
+    """Sends rows of dim 0 of ``input`` to each rank and returns ``output``, the rows from each rank (collective).
 
-    Args:   output: overwritten. output_split_sizes, input_split_sizes: rows from, to each rank, 0 allowed; None: equal shares.
+    Args:
+        output: Overwritten. Rows have as many elements as those of ``input``, and the same dtype.
+        output_split_sizes: Numbers of rows from each rank, 0 allowed; None: equal shares.
+        input_split_sizes: Numbers of rows to each rank, 0 allowed; None: equal shares.
+
+    Raises:
+        ValueError: On every rank: splits do not add up, dtypes or rows differ, or a rank sends more or fewer rows than the
+            receiver expects.
+
+    Example:
+        >>> y = all_to_all_single(torch.empty_like(x), x)  # x: (size * k, ...)
     """
     name = "all_to_all_single"
-    with Agreement(name, group, [input]) as ranks:
-        for what, tensor in (("output", output), ("input", input)):
-            checks.movable(name, tensor, what)
+    with Preflight(name, group, [input]) as ranks:
+        for argument, tensor in (("output", output), ("input", input)):
+            checks.movable(name, tensor, argument)
             if tensor.dim() == 0:
-                raise ValueError(f"{name}: {what} needs a dim 0 to split")
+                raise ValueError(f"{name}: {argument} needs a dim 0 to split")
         checks.same_dtype(name, ("output", output), ("input", input))
         checks.writable(name, output, "output")
         sends = checks.splits(name, "input_split_sizes", input_split_sizes, input.size(0), ranks.size)
@@ -219,147 +298,101 @@ def all_to_all_single(
         ranks.pairs(sends, receives)
         ranks.equal = f"{input.dtype}, rows of {row} elements"
         ranks.about = f"{ranks.equal}, sends {sends}, receives {receives} rows"
-    operation = moves.AllToAllSingle(group, tuple(input.shape), tuple(output.shape), tuple(sends), tuple(receives), output)
-    return apply(operation, [input], ranks.wanted)[0]
+    shapes = tuple(input.shape), tuple(output.shape)
+    linear = linear_collectives.all_to_all_single(group, *shapes, sends, receives, output)
+    return apply(linear, [input], ranks.requires_grad)[0]
 
 
 def all_reduce(tensor: Tensor, op: Op = SUM, group: ProcessGroup | None = None) -> Tensor:
-    """The reduction of all ranks' tensors, on every rank, in a new tensor (collective).
+    """Returns the reduction of all ranks' tensors, in a new tensor on every rank (collective).
 
-    Args:   op: SUM, AVG, PRODUCT, MIN, MAX; for integers and bool also the bitwise ones. Ranks that share the minimum or maximum
-            share its gradient equally, as in torch.amax. PRODUCT, MIN and MAX: each rank reduces its share of the elements.
-    Raises: UnsupportedReduction (a TypeError): PREMUL_SUM; or dtype and op have no right answer together.
+    For PRODUCT, MIN and MAX each rank reduces its share of the elements.
+
+    Args:
+        tensor: Of one shape and dtype on all ranks.
+        op: SUM, AVG, PRODUCT, MIN, MAX; for integers and bool also the bitwise ones. Ranks that share the minimum or maximum
+            share its gradient equally, as in torch.amax.
+
+    Raises:
+        ValueError: On every rank: shape, dtype or op differ.
+        UnsupportedReduction: A TypeError and ValueError: PREMUL_SUM, or dtype and op have no right answer together.
+
+    Example:
+        >>> y = all_reduce(x)
+        >>> y.sum().backward()  # x.grad is the number of ranks
     """
-    with Agreement("all_reduce", group, [tensor]) as ranks:
-        name = _reduction("all_reduce", tensor, op)
-        ranks.equal = f"{name} of {_words(tensor)}"
+    with Preflight("all_reduce", group, [tensor]) as ranks:
+        name = checked_name("all_reduce", tensor, op)
+        ranks.equal = f"{name} of {_description(tensor)}"
 
     def summed(tensor: Tensor) -> Tensor:
-        return apply(moves.AllReduce(group, op if _is_discrete(tensor) else SUM), [tensor], ranks.wanted)[0]
+        linear = linear_collectives.all_reduce(group, op if is_discrete(tensor) else SUM)
+        return apply(linear, [tensor], ranks.requires_grad)[0]
 
-    if name == "SUM" or _is_discrete(tensor):
+    if name == "SUM" or is_discrete(tensor):
         return summed(tensor)
     if name == "AVG":
-        return _averaged(summed, tensor, ranks.size)
-    part, shapes = _own_share(name, tensor, ranks)
-    return torch.cat(apply(moves.AllGather(group, ranks.rank, shapes), [part], ranks.wanted)).view(tensor.shape)
-
-
-# -- reductions --------------------------------------------------------------------------------------------------------
-
-
-def _product(stacked: Tensor) -> Tensor:
-    return _wide(stacked).prod(0).to(stacked.dtype)
-
-
-_REDUCE: dict[str, Callable[[Tensor], Tensor]] = {
-    "PRODUCT": _product,
-    "MIN": lambda stacked: stacked.amin(0),
-    "MAX": lambda stacked: stacked.amax(0),
-}
-
-
-def _reduction(operation: str, tensor: Tensor, op: Op) -> str:
-    """The op's name, after the checks."""
-    checks.movable(operation, tensor)
-    reductions.lookup(operation, tensor.dtype, op)
-    name = next(name for name, value in reductions.OPS.items() if op == value)
-    if name == "PREMUL_SUM":
-        raise UnsupportedReduction(f"{operation}: PREMUL_SUM has no gradient here; multiply the tensor by the factor and use SUM")
-    return name
-
-
-def _is_discrete(tensor: Tensor) -> bool:
-    return not (tensor.is_floating_point() or tensor.is_complex())
-
-
-def _wide(tensor: Tensor) -> Tensor:
-    return tensor.to(WIDER.get(tensor.dtype, tensor.dtype))
-
-
-def _averaged(summed: Callable[[Tensor], Tensor], tensor: Tensor, size: int) -> Tensor:
-    return (summed(_wide(tensor)) / size).to(tensor.dtype)
-
-
-def _own_share(name: str, tensor: Tensor, ranks: Agreement) -> tuple[Tensor, tuple[Shape, ...]]:
-    """The reduction of this rank's share of the elements, and the shapes of all shares.
-
-    Each rank sends the others their shares, and torch's own kernel reduces what has come: right, ties, zeros and NaN, in the
-    value and in gradients of any order, with memory for two tensors and not for one of each rank.
-    """
-    shapes = tuple(tuple(part.shape) for part in tensor.detach().reshape(-1).tensor_split(ranks.size))
-    counts = tuple(count for (count,) in shapes)
-    mine = counts[ranks.rank]
-    received = (mine * ranks.size,)
-    exchange = moves.AllToAllSingle(ranks.group, (tensor.numel(),), received, counts, (mine,) * ranks.size)
-    (stacked,) = apply(exchange, [tensor.reshape(-1)], ranks.wanted)
-    return _REDUCE[name](stacked.view(ranks.size, mine)), shapes
-
-
-class _Deliver(torch.autograd.Function):
-    """The result in the memory that the caller gave for it. ``box``: a list of that tensor, so that it is no input."""
-
-    @staticmethod
-    def forward(ctx: Any, result: Tensor, box: list[Tensor]) -> Tensor:
-        buffers.copy_into(box[0], result)
-        return box[0]
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return gradient, None
+        return averaged(summed, tensor, ranks.size)
+    share, shapes = reduced_share(name, tensor, ranks)
+    shares = apply(linear_collectives.all_gather(group, ranks.rank, shapes), [share], ranks.requires_grad)
+    return torch.cat(shares).view(tensor.shape)
 
 
 # -- shapes ------------------------------------------------------------------------------------------------------------
 
 
-def _words(tensor: Tensor) -> str:
+def _description(tensor: Tensor) -> str:
     return f"{tensor.dtype} {tuple(tensor.shape)}"
 
 
-def _listed(shapes: Sequence[Shape]) -> str:
+def _joined(shapes: Sequence[Shape]) -> str:
     return ", ".join(map(str, shapes))
 
 
-def _shapes(tensor: Tensor, ranks: Agreement) -> tuple[Shape, ...]:
-    """Every rank's shape; collective only if they differ."""
-    mine = tuple(tensor.shape)
+def _all_shapes(tensor: Tensor, ranks: Preflight) -> Shapes:
+    """Returns every rank's shape (collective if they differ)."""
+    own = tuple(tensor.shape)
     if ranks.is_even:
-        return (mine,) * ranks.size
+        return (own,) * ranks.size
     shapes: list[Any] = [None] * ranks.size
-    torchs.all_gather_object(shapes, mine, group=ranks.group)
+    torch_dist.all_gather_object(shapes, own, group=ranks.group)
     return tuple(shapes)
 
 
-def _output(operation: str, what: str, output: Tensor, tensor: Tensor, shape: Shape) -> None:
-    checks.movable(operation, output, what)
-    checks.writable(operation, output, what)
-    checks.same_dtype(operation, (what, output), ("the input", tensor))
+def _check_output(operation: str, name: str, output: Tensor, tensor: Tensor, shape: Shape) -> None:
+    checks.movable(operation, output, name)
+    checks.writable(operation, output, name)
+    checks.same_dtype(operation, (name, output), ("the input", tensor))
     if tuple(output.shape) != shape:
-        raise ValueError(f"{operation}: {what} has shape {tuple(output.shape)}, this rank's part of the input {shape}")
+        raise ValueError(f"{operation}: {name} has shape {tuple(output.shape)}, this rank's part of the input {shape}")
 
 
-def _offered(given: Sequence[Tensor], ranks: Agreement, src: int) -> tuple[tuple[Shape, ...], torch.dtype]:
-    """The shapes and the dtype of what src scatters (collective). ValueError on every rank if some rank's own list differs."""
-    mine = (tuple(tuple(tensor.shape) for tensor in given), given[0].dtype) if given else None
-    box: list[Any] = [mine]
-    torchs.broadcast_object_list(box, src, group=ranks.group)
+def _offered(given: Sequence[Tensor], ranks: Preflight, src: int) -> tuple[Shapes, torch.dtype]:
+    """Returns the shapes and the dtype of what src scatters (collective).
+
+    Raises:
+        ValueError: On every rank: the list of some rank differs from that of src.
+    """
+    own = (tuple(tuple(tensor.shape) for tensor in given), given[0].dtype) if given else None
+    box: list[Any] = [own]
+    torch_dist.broadcast_object_list(box, src, group=ranks.group)
     shapes, dtype = box[0]
-    with Agreement("scatter", ranks.group):
-        if mine not in (None, box[0]):
-            own = [_words(tensor) for tensor in given]
-            raise ValueError(f"scatter: src has {_listed(shapes)} of {dtype}, this rank's own list has {own}")
+    with Preflight("scatter", ranks.group):
+        if own not in (None, box[0]):
+            described = [_description(tensor) for tensor in given]
+            raise ValueError(f"scatter: src has {_joined(shapes)} of {dtype}, this rank's own list has {described}")
     return shapes, dtype
 
 
 def __getattr__(name: str) -> Any:
     if name.startswith("__"):
         raise AttributeError(f"module 'mpicoll.nn.functional' has no attribute {name!r}")
-    import torch.distributed.nn.functional as theirs
+    import torch.distributed.nn.functional as torch_functional
 
-    return getattr(theirs, name)
+    return getattr(torch_functional, name)
 
 
 def __dir__() -> list[str]:
-    import torch.distributed.nn.functional as theirs
+    import torch.distributed.nn.functional as torch_functional
 
-    return sorted({*globals(), *dir(theirs)})
+    return sorted({*globals(), *dir(torch_functional)})

@@ -1,4 +1,4 @@
-"""Grid: the ranks of a group as the places of a Cartesian grid, each with its part of a tensor.
+"""A Cartesian grid of ranks, each with its part of a tensor.
 
 Grid((2, 2))                     dims -2 and -1 of a tensor of shape (..., 8, 6)
 
@@ -15,27 +15,40 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-import torch.distributed as torchs
+import torch.distributed as torch_dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
 from mpicoll._api import groups
 from mpicoll.nn import functional
-from mpicoll.nn.preflight import Agreement
+from mpicoll.nn.preflight import Preflight
 
 
 class Grid:
-    """The ranks of a group in row-major order over ``shape`` (collective over them; nobody else calls).
+    """The ranks of a group in row-major order over ``shape`` (collective over these ranks only).
 
-    A grid makes a group of its own, ``group``: its messages never meet those that the program sends or receives, from any source
-    say. ``close`` gives it back; destroy_process_group() does as well.
+    A grid makes a group of its own, so that its messages never match receives of the program (from any source, for example).
+    `close` or destroy_process_group() frees it.
 
-    Args:   shape: ranks along each axis; their product is the group's size. Or a DeviceMesh, whose shape and ranks it then has.
-            dims: for each axis the dimension of a tensor that it splits; None: the last ones, the last axis the last.
-            periodic: whether the last rank of an axis is the first one's neighbour; one bool, or one for each axis.
-            group: None: the default group. Not together with a DeviceMesh.
-    Raises: ValueError, on every rank: shape, dims or periodic do not fit, or are not the same on all ranks.
+    Args:
+        shape: Number of ranks along each axis; the product is the size of the group. Or a DeviceMesh with the shape and ranks.
+        dims: For each axis the dimension of a tensor that it splits. None: the last dimensions, in order.
+        periodic: Whether the first and the last rank of an axis are neighbours. One bool, or one for each axis.
+        group: None: the default group. Must be None with a DeviceMesh.
+
+    Attributes:
+        group: The grid's own group.
+        ranks: Global ranks in row-major order.
+        place: Index of this rank in ``ranks``.
+        exchanges: Number of halo exchanges begun, equal on all ranks.
+
+    Raises:
+        ValueError: On every rank: shape, dims or periodic do not fit, or differ between ranks.
+
+    Example:
+        >>> grid = Grid((2, 2))  # 4 ranks
+        >>> part = grid.part(torch.arange(48.0).view(8, 6))  # (4, 3)
     """
 
     def __init__(
@@ -52,21 +65,21 @@ class Grid:
             shape = tuple(shape.mesh.shape)
         else:
             ranks = _members(group)
-        if torchs.get_rank() not in ranks:
-            raise ValueError(f"Grid: this rank ({torchs.get_rank()}) is not one of its ranks {ranks}")
+        if torch_dist.get_rank() not in ranks:
+            raise ValueError(f"Grid: this rank ({torch_dist.get_rank()}) is not one of its ranks {ranks}")
         self.ranks: tuple[int, ...] = tuple(ranks)
         self.group: ProcessGroup = _new_group(ranks, group)
         try:
-            with Agreement("Grid", self.group) as agreement:
+            with Preflight("Grid", self.group) as preflight:
                 self.shape = _shape(shape, len(ranks))
                 self.dims = _dims(dims, len(self.shape))
                 self.periodic = _periodic(periodic, len(self.shape))
-                agreement.equal = f"shape {self.shape}, dims {self.dims}, periodic {self.periodic}"
+                preflight.equal = f"shape {self.shape}, dims {self.dims}, periodic {self.periodic}"
         except Exception:
             self.close()
             raise
-        self.place = self.ranks.index(torchs.get_rank())  # its number in row-major order
-        self.exchanges = 0  # begun so far, on all ranks alike
+        self.place = self.ranks.index(torch_dist.get_rank())
+        self.exchanges = 0
 
     def __repr__(self) -> str:
         return f"Grid({self.shape}, dims={self.dims}, periodic={self.periodic}), coordinates {self.coordinates}"
@@ -78,20 +91,24 @@ class Grid:
 
     @property
     def coordinates(self) -> tuple[int, ...]:
-        """This rank's place along each axis."""
-        place, found = self.place, []
+        """This rank's index along each axis."""
+        place, coordinates = self.place, []
         for extent in reversed(self.shape):
             place, coordinate = divmod(place, extent)
-            found.append(coordinate)
-        return tuple(reversed(found))
+            coordinates.append(coordinate)
+        return tuple(reversed(coordinates))
 
     @property
     def neighbours(self) -> tuple[tuple[int | None, int | None], ...]:
-        """For each axis the global ranks before and after this one; None: beyond the border. It may be this rank itself."""
+        """For each axis the global ranks before and after this one. None: the border. It may be this rank itself."""
         return tuple((self._step(axis, -1), self._step(axis, +1)) for axis in range(len(self.shape)))
 
     def rank_of(self, coordinates: Sequence[int]) -> int:
-        """The global rank at these coordinates, which go round along periodic axes. ValueError: there is none."""
+        """Returns the global rank at these coordinates, which wrap around along periodic axes.
+
+        Raises:
+            ValueError: There is none.
+        """
         if len(coordinates) != len(self.shape):
             raise ValueError(f"Grid.rank_of: {len(coordinates)} coordinates, the grid has {len(self.shape)} axes")
         place = 0
@@ -102,7 +119,11 @@ class Grid:
         return self.ranks[place]
 
     def axis_of(self, dim: int, tensor: Tensor) -> int:
-        """The axis that splits dimension ``dim`` of this tensor; ValueError if none does, or two split one dimension."""
+        """Returns the axis that splits dimension ``dim`` of this tensor.
+
+        Raises:
+            ValueError: No axis does, or two axes split one dimension.
+        """
         split = self._split(tensor)
         dim = _dimension("dim", dim, tensor.dim())
         if dim not in split:
@@ -110,9 +131,12 @@ class Grid:
         return split.index(dim)
 
     def part(self, tensor: Tensor) -> Tensor:
-        """This rank's part of a tensor that is the whole domain: a view, differentiable. No communication.
+        """Returns this rank's part of a tensor that covers the whole domain: a differentiable view, without communication.
 
-        Where an extent does not divide evenly, the first ranks along the axis have one more, as torch.tensor_split does it.
+        If an extent does not divide evenly, the first ranks along the axis have one more, as in torch.tensor_split.
+
+        Raises:
+            ValueError: An extent is smaller than the number of ranks along its axis.
         """
         for axis, dim in enumerate(self._split(tensor)):
             if tensor.size(dim) < self.shape[axis]:
@@ -121,40 +145,43 @@ class Grid:
         return tensor
 
     def whole(self, tensor: Tensor) -> Tensor:
-        """The whole domain on every rank, from everybody's part, of any extents that fit (collective).
+        """Returns the whole domain on every rank, put together from all ranks' parts (collective).
 
-        Differentiable, as all_gather is: the gradient is that of the sum of all ranks' losses. If every rank computes the same
-        loss of the whole, divide it by ``size``, or let one rank alone count it.
+        Differentiable like all_gather: the gradient is that of the sum of all ranks' losses. If every rank computes the same loss
+        of the whole domain, divide it by ``size``, or let only one rank count it.
+
+        Raises:
+            ValueError: On every rank: the parts have different numbers of dimensions, or do not fit together.
         """
-        with Agreement("Grid.whole", self.group) as agreement:
+        with Preflight("Grid.whole", self.group) as preflight:
             self._split(tensor)
-            agreement.equal = f"{tensor.dim()} dimensions"
+            preflight.equal = f"{tensor.dim()} dimensions"
         parts = functional.all_gather(tensor, self.group)
-        in_order = [parts[torchs.get_group_rank(self.group, rank)] for rank in self.ranks]
+        in_order = [parts[torch_dist.get_group_rank(self.group, rank)] for rank in self.ranks]
         for axis, dim in reversed(list(enumerate(self._split(tensor)))):
             extent = self.shape[axis]
             in_order = [torch.cat(in_order[start : start + extent], dim) for start in range(0, len(in_order), extent)]
         return in_order[0]
 
     def close(self) -> None:
-        """Gives the grid's group back (every rank should); the grid cannot be used any more."""
-        torchs.destroy_process_group(self.group)
+        """Frees the grid's group (collective). The grid cannot be used any more."""
+        torch_dist.destroy_process_group(self.group)
 
     def _step(self, axis: int, step: int) -> int | None:
-        there = list(self.coordinates)
-        there[axis] += step
-        if not 0 <= there[axis] < self.shape[axis] and not self.periodic[axis]:
+        coordinates = list(self.coordinates)
+        coordinates[axis] += step
+        if not 0 <= coordinates[axis] < self.shape[axis] and not self.periodic[axis]:
             return None
-        return self.rank_of(there)
+        return self.rank_of(coordinates)
 
     def line(self, axis: int) -> tuple[int, int]:
-        """This rank's place, and that of the next one in the line along an axis, round."""
-        here = list(self.coordinates)
-        here[axis] = (here[axis] + 1) % self.shape[axis]
-        return self.place, self.ranks.index(self.rank_of(here))
+        """Returns the places of this rank and of the next one along an axis; after the last rank comes the first."""
+        coordinates = list(self.coordinates)
+        coordinates[axis] = (coordinates[axis] + 1) % self.shape[axis]
+        return self.place, self.ranks.index(self.rank_of(coordinates))
 
     def _split(self, tensor: Tensor) -> list[int]:
-        """The dimensions of this tensor that the axes split, 0 or more each."""
+        """Returns the dimension of this tensor that each axis splits, counted from 0."""
         split = [_dimension("dims", dim, tensor.dim()) for dim in self.dims]
         if len(set(split)) < len(split):
             raise ValueError(f"dims {self.dims} of a tensor of {tensor.dim()} dimensions are not distinct")
@@ -162,18 +189,18 @@ class Grid:
 
 
 def _members(group: ProcessGroup | None) -> list[int]:
-    if torchs.get_rank(group) < 0:
+    if torch_dist.get_rank(group) < 0:
         raise ValueError("Grid: this rank is not in the group")
-    return torchs.get_process_group_ranks(group)
+    return torch_dist.get_process_group_ranks(group)
 
 
 def _new_group(ranks: Sequence[int], like: ProcessGroup | None) -> Any:
-    """Another group of these ranks, of the same backend and timeout (collective over them)."""
+    """Makes another group of these ranks, with the same backend and timeout (collective over these ranks)."""
     communicator = groups.of(like)
     timeout = None if communicator is None else timedelta(seconds=communicator.timeout_s)
-    backend = None if like is None else "mpi" if communicator is not None else torchs.get_backend(like)
-    some = len(ranks) < torchs.get_world_size()
-    return torchs.new_group(sorted(ranks), timeout=timeout, backend=backend, use_local_synchronization=some)
+    backend = None if like is None else "mpi" if communicator is not None else torch_dist.get_backend(like)
+    some = len(ranks) < torch_dist.get_world_size()
+    return torch_dist.new_group(sorted(ranks), timeout=timeout, backend=backend, use_local_synchronization=some)
 
 
 def _shape(given: Sequence[int], size: int) -> tuple[int, ...]:

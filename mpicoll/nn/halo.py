@@ -1,27 +1,28 @@
-"""Halo exchange: what MPI codes split a domain with, for autograd.
+"""Halo exchange for autograd: how MPI programs split a domain.
 
-A rank's part of the domain with slices of its neighbours attached along one dimension; here width 1, four ranks, not periodic:
+Each rank has a part of the domain. Slices of its neighbours are attached to it along one dimension; here with width 1, on four
+ranks, not periodic:
 
     rank 0         rank 1         rank 2         rank 3
       a b c d        e f g h        i j k l        m n o p
     0 a b c d e    d e f g h i    h i j k l m    l m n o p 0
 
-The backward pass is the exchange turned round: what a rank has found for a slice of its halo goes home and is added there.
+The backward pass is the reverse exchange: the gradient of a halo slice travels to the slice's owner and is added there.
 
-Corners come right when one dimension is exchanged after the other, since the second exchange carries the halos of the first:
+Corners are right if one dimension is exchanged after the other, because the second exchange includes the halos of the first:
 
     x = halo_exchange(halo_exchange(x, grid, -2, 1), grid, -1, 1)
     y = torch.nn.functional.conv2d(x, weight)       # 3x3: equals this rank's part of conv2d(whole, weight, padding=1)
 
-Parameters. The gradient is that of the SUM of all ranks' losses. Weights that all ranks share are copies, and each copy gets the
-gradient of its own use only: the copies' gradients must be added up, ``dist.all_reduce(weight.grad, group=grid.group)``, before
-the optimizer steps. (DistributedDataParallel averages; multiply the loss by the number of ranks there.)
+Parameters. The gradient is that of the SUM of all ranks' losses. Each rank has a copy of the shared weights, and the gradient of
+a copy covers only its own use. Add the gradients up before the optimizer steps: ``dist.all_reduce(weight.grad,
+group=grid.group)``. (DistributedDataParallel averages: multiply the loss by the number of ranks there.)
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -32,54 +33,79 @@ from torch.distributed.device_mesh import DeviceMesh
 from mpicoll._api import p2p
 from mpicoll._tensors import checks
 from mpicoll.nn.grid import Grid
-from mpicoll.nn.linear import apply
-from mpicoll.nn.preflight import Agreement
+from mpicoll.nn.linear import Linear, Tensors, apply
+from mpicoll.nn.preflight import Preflight
 
-ITSELF = -1  # in the place of a neighbour's rank: round a periodic axis of one rank
+SELF = -1  # instead of a neighbour's rank: along a periodic axis of one rank
 
-# Every exchange has tags of its own, so that backward passes that are out of step wait and do not mix up their gradients. MPI
-# promises tags up to 32767.
+# Each exchange has tags of its own: if backward passes get out of step, they wait instead of mixing up their gradients.
+# MPI guarantees tags up to 32767.
 TAGS = 2**14
 
-_meshes: dict[tuple[Any, ...], Grid] = {}  # the grids of the meshes that were used in the place of one
+_grids: dict[tuple[Any, ...], Grid] = {}  # by shape and ranks of a DeviceMesh; a closed grid is replaced at its next use
 
 
 def halo_exchange(tensor: Tensor, grid: Grid | DeviceMesh, dim: int, width: int | Sequence[int]) -> Tensor:
-    """This rank's tensor with slices of its neighbours attached before and after it along ``dim`` (collective over the grid).
+    """Attaches slices of the neighbours before and after this rank's tensor along ``dim`` (collective over the grid).
 
-    At the border of an axis that is not periodic zeros are attached, so that a convolution of the result without padding equals
-    a zero-padded one of the whole domain. Differentiable any number of times. Besides the two messages, it costs an all_reduce
-    of 32 bytes over the grid, by which the ranks make sure that they fit together and whether somebody wants a gradient.
+    At the border of an axis that is not periodic zeros are attached: a convolution of the result without padding equals a
+    zero-padded convolution of the whole domain. Differentiable any number of times. Besides the two messages it costs an
+    all_reduce of 32 bytes over the grid, which checks the arguments and tells whether some rank needs a gradient.
 
-    Args:   tensor: any dtype and strides; the extents along ``dim`` may differ between ranks. grid: or a DeviceMesh, which stands
-            for Grid(mesh), not periodic; the first use makes that grid. dim: one that the grid splits.
-            width: slices from each side, or (before, after); 0 or more.
-    Raises: ValueError, on every rank, before anything moves: ranks of a line along ``dim`` have different other extents; dim,
-            width or dtype differ; the neighbour's part is smaller than the halo that is taken from it.
+    Args:
+        tensor: Any strides, one dtype on all ranks. The extents along ``dim`` may differ between ranks.
+        grid: A DeviceMesh stands for Grid(mesh), not periodic; its first use makes that grid.
+        dim: A dimension that the grid splits.
+        width: Number of slices from each side, or (before, after); 0 or more.
+
+    Returns:
+        A new tensor, ``before + after`` longer along ``dim``.
+
+    Raises:
+        ValueError: On every rank, before data moves: other extents differ within a line of ranks along ``dim``; dim, width or
+            dtype differ; a part is smaller than the halo that a neighbour takes from it.
+
+    Example:
+        >>> grid = Grid((size,), dims=(-1,))
+        >>> y = torch.nn.functional.conv1d(halo_exchange(x, grid, -1, 1), weight)  # weight: (out, in, 3)
     """
     if isinstance(grid, DeviceMesh):
         grid = _grid_of(grid)
-    with Agreement("halo_exchange", grid.group, [tensor]) as ranks:
+    with Preflight("halo_exchange", grid.group, [tensor]) as ranks:
         checks.movable("halo_exchange", tensor)
         axis = grid.axis_of(dim, tensor)
         before, after = _widths(width)
         dim = grid.dims[axis] % tensor.dim()
-        others = (*tensor.shape[:dim], *tensor.shape[dim + 1 :])
+        other_extents = (*tensor.shape[:dim], *tensor.shape[dim + 1 :])
         ranks.equal = (dim, before, after, tensor.dtype, tensor.dim())
         ranks.about = f"dim {dim}, width ({before}, {after}), {tensor.dtype}, shape {tuple(tensor.shape)}"
-        ranks.ring(others, *grid.line(axis))
+        ranks.ring(other_extents, *grid.line(axis))
         left, right = grid.neighbours[axis]
-        _enough(tensor, dim, before if right is not None else 0, after if left is not None else 0)
+        _check_extent(tensor, dim, before if right is not None else 0, after if left is not None else 0)
     grid.exchanges += 1
-    attach = Attach(grid.group, _itself(grid, left), _itself(grid, right), dim, before, after, 4 * (grid.exchanges % (TAGS // 4)))
-    return apply(attach, [tensor], ranks.wanted)[0]
+    tag = 4 * (grid.exchanges % (TAGS // 4))
+    swap = Swap(grid.group, _or_self(grid, left), _or_self(grid, right), dim, before, after, tag)
+    return apply(attach_halo(swap), [tensor], ranks.requires_grad)[0]
+
+
+def attach_halo(swap: Swap) -> Linear:
+    """The map from a part to [halo of the left, part, halo of the right]."""
+    return Linear(swap.attach, lambda: accumulate_halo(replace(swap, tag=swap.tag ^ 2)))
+
+
+def accumulate_halo(swap: Swap) -> Linear:
+    """The map from [halo of the left, part, halo of the right] to the part, plus what the neighbours' halos have for it."""
+    return Linear(swap.accumulate, lambda: attach_halo(replace(swap, tag=swap.tag ^ 2)))
 
 
 @dataclass(frozen=True)
-class Exchange:
-    """Slices of a dimension go to the rank before and to the rank after, and come from them, all at the same time.
+class Swap:
+    """Swaps slices along a dimension with the rank before and the rank after, both at the same time.
 
-    left, right: global ranks, or ITSELF; None: the border. before, after: the halos' widths.
+    Attributes:
+        left, right: Global ranks, or SELF; None: the border.
+        before, after: Widths of the halos.
+        tag: Tag of the slices that move up; ``tag + 1`` is that of the slices that move down.
     """
 
     group: ProcessGroup | None
@@ -90,70 +116,51 @@ class Exchange:
     after: int
     tag: int
 
-    def swap(self, to_left: Tensor, to_right: Tensor, from_left: Tensor, from_right: Tensor) -> None:
-        """Fills from_left and from_right, contiguous; what comes from beyond the border is zero."""
+    def attach(self, part: Tensor) -> Tensors:
+        dim, extent = self.dim, part.size(self.dim)
+        result = self._empty(part, self.before + extent + self.after)
+        from_left, from_right = self._empty(part, self.before), self._empty(part, self.after)
+        start = max(extent - self.before, 0)  # at a border, where nothing is sent, a part may be smaller than the halo
+        self._swap(part.narrow(dim, 0, min(self.after, extent)), part.narrow(dim, start, extent - start), from_left, from_right)
+        result.narrow(dim, 0, self.before).copy_(from_left)
+        result.narrow(dim, self.before, extent).copy_(part)
+        result.narrow(dim, self.before + extent, self.after).copy_(from_right)
+        return (result,)
+
+    def accumulate(self, whole: Tensor) -> Tensors:
+        dim, extent = self.dim, whole.size(self.dim) - self.before - self.after
+        result = whole.narrow(dim, self.before, extent).clone(memory_format=torch.contiguous_format)
+        from_left, from_right = self._empty(whole, self.after), self._empty(whole, self.before)
+        halos = whole.narrow(dim, 0, self.before), whole.narrow(dim, self.before + extent, self.after)
+        self._swap(*halos, from_left, from_right)
+        if self.left is not None:
+            result.narrow(dim, 0, self.after).add_(from_left)
+        if self.right is not None:
+            result.narrow(dim, extent - self.before, self.before).add_(from_right)
+        return (result,)
+
+    def _swap(self, to_left: Tensor, to_right: Tensor, from_left: Tensor, from_right: Tensor) -> None:
+        """Fills from_left and from_right, which are contiguous: zeros at a border."""
         to_left, to_right = to_left.contiguous(), to_right.contiguous()
         works = []
-        # Upward is one tag and downward another: on a periodic axis of two ranks, both neighbours are the same rank.
+        # Up and down have different tags: on a periodic axis of two ranks, both neighbours are the same rank.
         for peer, receives, tag in ((self.left, from_left, self.tag), (self.right, from_right, self.tag + 1)):
             if peer is None:
                 receives.zero_()
-            elif peer != ITSELF and receives.numel() > 0:
+            elif peer != SELF and receives.numel() > 0:
                 works.append(p2p.irecv(receives, peer, self.group, tag))
         for peer, sends, tag in ((self.right, to_right, self.tag), (self.left, to_left, self.tag + 1)):
-            if peer is not None and peer != ITSELF and sends.numel() > 0:
+            if peer is not None and peer != SELF and sends.numel() > 0:
                 works.append(p2p.isend(sends, peer, self.group, tag))
-        if self.left == ITSELF:
+        if self.left == SELF:
             from_left.copy_(to_right)
             from_right.copy_(to_left)
         for work in works:
             assert work is not None
             work.wait()
 
-    def halo(self, tensor: Tensor, width: int) -> Tensor:
-        """Room for slices of a tensor."""
-        return tensor.new_empty([*tensor.shape[: self.dim], width, *tensor.shape[self.dim + 1 :]])
-
-
-class Attach(Exchange):
-    """A part becomes [halo of the left, part, halo of the right]."""
-
-    @property
-    def adjoint(self) -> AddHome:
-        return AddHome(self.group, self.left, self.right, self.dim, self.before, self.after, self.tag ^ 2)
-
-    def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        (part,) = tensors
-        dim, extent = self.dim, part.size(self.dim)
-        result = self.halo(part, self.before + extent + self.after)
-        from_left, from_right = self.halo(part, self.before), self.halo(part, self.after)
-        start = max(extent - self.before, 0)  # at a border, where nothing is sent, a part may be smaller than the halo
-        self.swap(part.narrow(dim, 0, min(self.after, extent)), part.narrow(dim, start, extent - start), from_left, from_right)
-        result.narrow(dim, 0, self.before).copy_(from_left)
-        result.narrow(dim, self.before, extent).copy_(part)
-        result.narrow(dim, self.before + extent, self.after).copy_(from_right)
-        return (result,)
-
-
-class AddHome(Exchange):
-    """[halo of the left, part, halo of the right] becomes the part, to which the neighbours' halos of it are added."""
-
-    @property
-    def adjoint(self) -> Attach:
-        return Attach(self.group, self.left, self.right, self.dim, self.before, self.after, self.tag ^ 2)
-
-    def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        (whole,) = tensors
-        dim, extent = self.dim, whole.size(self.dim) - self.before - self.after
-        result = whole.narrow(dim, self.before, extent).clone(memory_format=torch.contiguous_format)
-        from_left, from_right = self.halo(whole, self.after), self.halo(whole, self.before)
-        ends = whole.narrow(dim, 0, self.before), whole.narrow(dim, self.before + extent, self.after)
-        self.swap(*ends, from_left, from_right)
-        if self.left is not None:
-            result.narrow(dim, 0, self.after).add_(from_left)
-        if self.right is not None:
-            result.narrow(dim, extent - self.before, self.before).add_(from_right)
-        return (result,)
+    def _empty(self, tensor: Tensor, extent: int) -> Tensor:
+        return tensor.new_empty([*tensor.shape[: self.dim], extent, *tensor.shape[self.dim + 1 :]])
 
 
 def _widths(width: int | Sequence[int]) -> tuple[int, int]:
@@ -164,7 +171,7 @@ def _widths(width: int | Sequence[int]) -> tuple[int, int]:
     return before_after[0], before_after[1]
 
 
-def _enough(tensor: Tensor, dim: int, to_right: int, to_left: int) -> None:
+def _check_extent(tensor: Tensor, dim: int, to_right: int, to_left: int) -> None:
     needed = max(to_right, to_left)
     if tensor.size(dim) < needed:
         raise ValueError(
@@ -172,12 +179,12 @@ def _enough(tensor: Tensor, dim: int, to_right: int, to_left: int) -> None:
         )
 
 
-def _itself(grid: Grid, neighbour: int | None) -> int | None:
-    return ITSELF if neighbour == grid.ranks[grid.place] else neighbour
+def _or_self(grid: Grid, neighbour: int | None) -> int | None:
+    return SELF if neighbour == grid.ranks[grid.place] else neighbour
 
 
 def _grid_of(mesh: DeviceMesh) -> Grid:
     key = (tuple(mesh.mesh.shape), *mesh.mesh.flatten().tolist())
-    if key not in _meshes or _meshes[key].group not in distributed_c10d._world.pg_map:  # or its group was destroyed
-        _meshes[key] = Grid(mesh)
-    return _meshes[key]
+    if key not in _grids or _grids[key].group not in distributed_c10d._world.pg_map:  # or its group was destroyed
+        _grids[key] = Grid(mesh)
+    return _grids[key]

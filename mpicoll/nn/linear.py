@@ -1,71 +1,75 @@
-"""Moving data between ranks is a linear map of all ranks' tensors together; its gradient is the adjoint map, another such move.
+"""Makes linear maps between ranks differentiable.
 
-    all_reduce SUM <-> itself           gather     <-> scatter          all_to_all <-> itself, backwards
-    broadcast      <-> reduce SUM       all_gather <-> reduce_scatter SUM
-    halo: attach   <-> halo: add home
+Moving data between ranks is a linear map of all ranks' tensors together. Its gradient is the adjoint map, which moves data, too:
 
-So each operation says what it does and which one is its adjoint, and ``apply`` makes it differentiable any number of times. The
-gradient is that of the SUM of all ranks' losses, as in torch.distributed.nn.functional: no rank's loss is divided by anything.
+    all_reduce SUM <-> itself           gather     <-> scatter             all_to_all <-> all_to_all, backwards
+    broadcast      <-> reduce SUM       all_gather <-> reduce_scatter SUM  attach halo <-> accumulate halo
+
+So each map knows its adjoint, and `apply` makes it differentiable any number of times. The gradient is that of the SUM of all
+ranks' losses, as in torch.distributed.nn.functional: no rank's loss is divided by anything.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed import ProcessGroup
+
+Tensors = tuple[Tensor, ...]
 
 
-class Operation(Protocol):
-    """A linear map of all ranks' tensors: of tensors from here and elsewhere to new tensors (collective)."""
+@dataclass(frozen=True)
+class Linear:
+    """A linear map of all ranks' tensors.
 
-    @property
-    def group(self) -> ProcessGroup | None: ...
-
-    @property
-    def adjoint(self) -> Operation:
-        """What takes the gradients of the outputs to those of the inputs."""
-
-    def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]: ...
-
-
-def apply(operation: Operation, tensors: Sequence[Tensor], wanted: bool) -> tuple[Tensor, ...]:
-    """The operation's outputs, differentiable (collective, so is backward).
-
-    Args:   wanted: whether some rank's tensors require grad. Then the outputs do on every rank: if one of them stayed out of the
-            backward pass, the others would wait for it.
+    Attributes:
+        forward: Maps this rank's input tensors to its output tensors (collective).
+        adjoint: Makes the map from the gradients of the outputs to those of the inputs.
     """
-    alone = wanted and torch.is_grad_enabled() and not any(tensor.requires_grad for tensor in tensors)
-    return _apply(operation, torch.empty(0, requires_grad=True, device="cpu") if alone else None, tensors)
+
+    forward: Callable[..., Tensors]
+    adjoint: Callable[[], Linear]
 
 
-def _apply(operation: Operation, anchor: Tensor | None, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    outputs: tuple[Tensor, ...] = _Apply.apply(operation, anchor, *tensors)  # type: ignore[no-untyped-call]
+def apply(linear: Linear, tensors: Sequence[Tensor], requires_grad: bool) -> Tensors:
+    """Returns the outputs of the map, differentiable (collective; its backward pass is, too).
+
+    Args:
+        requires_grad: Some rank's tensors require grad. Then the outputs do on every rank: a rank without them would not take
+            part in the backward pass, and the others would wait for it.
+    """
+    needs_anchor = requires_grad and torch.is_grad_enabled() and not any(tensor.requires_grad for tensor in tensors)
+    return _apply(linear, torch.empty(0, requires_grad=True, device="cpu") if needs_anchor else None, tensors)
+
+
+def _apply(linear: Linear, anchor: Tensor | None, tensors: Sequence[Tensor]) -> Tensors:
+    outputs: Tensors = _Apply.apply(linear, anchor, *tensors)  # type: ignore[no-untyped-call]
     return outputs[:-1]
 
 
-# Note [Threads]
-# The gradient of a gradient goes through the adjoint, and from there through what the gradients came from, on every rank where
-# they depend on something. On a rank whose loss is linear they do not: its graph would end at the adjoint, while the others go on
-# to the operation itself, a collective, and wait. So each operation has an output more, a thread without elements, and in a
-# backward pass with create_graph the adjoint is tied to it: whoever comes through the adjoint comes through the operation.
+# Note [Ties]
+# The gradient of a gradient goes through the adjoint, and then through what the incoming gradients depend on. On a rank whose
+# loss is linear they depend on nothing: its graph would end at the adjoint, while the other ranks go on to the original map, a
+# collective, and wait. So each map has one more output, a tie: a tensor without elements. In a backward pass with create_graph
+# the adjoint depends on the tie, so that every rank that goes through the adjoint goes through the original map as well.
 
 
 class _Apply(torch.autograd.Function):
-    """``anchor``: a tensor without elements that the outputs shall lead back to; or None."""
+    """``anchor``: a tensor without elements that the outputs depend on; or None."""
 
     @staticmethod
-    def forward(ctx: Any, operation: Operation, anchor: Tensor | None, *tensors: Tensor) -> tuple[Tensor, ...]:
-        ctx.adjoint = operation.adjoint  # not the operation, which may hold its outputs: they hold ctx
-        ctx.inputs, ctx.anchored = len(tensors), anchor is not None
-        thread = torch.empty(0, device="cpu")
-        ctx.save_for_backward(thread)
-        return *operation(*tensors), thread
+    def forward(ctx: Any, linear: Linear, anchor: Tensor | None, *tensors: Tensor) -> Tensors:
+        ctx.adjoint = linear.adjoint  # not ``linear``: it may hold its outputs, which hold ctx
+        ctx.inputs, ctx.is_anchored = len(tensors), anchor is not None
+        tie = torch.empty(0, device="cpu")
+        ctx.save_for_backward(tie)
+        return *linear.forward(*tensors), tie
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        (thread,) = ctx.saved_tensors  # see Note [Threads]
-        found = _apply(ctx.adjoint, thread if torch.is_grad_enabled() else None, gradients[:-1])
-        return None, torch.zeros(0, device="cpu") if ctx.anchored else None, *found[: ctx.inputs]
+        (tie,) = ctx.saved_tensors  # see Note [Ties]
+        results = _apply(ctx.adjoint(), tie if torch.is_grad_enabled() else None, gradients[:-1])
+        return None, torch.zeros(0, device="cpu") if ctx.is_anchored else None, *results[: ctx.inputs]

@@ -1,13 +1,13 @@
-"""send, recv and sendrecv that autograd goes back through: the gradient of what was received travels home to the sender.
+"""send, recv and sendrecv that take part in autograd: the gradient of a received tensor travels back to its sender.
 
     rank 0                                  rank 1
     t = send(f(x), dst=1)                   y = recv(src=0)
     t.backward()                            g(y).backward()
 
-``send`` returns a token, a zero: it stands for the sent tensor in the sender's graph, so that something leads back to it. Add it
-to the loss, call ``backward`` on it where there is no loss, or give it to a ``recv`` (``recv(src, token=t)``), whose result then
-leads back to it. Tokens add up. A rank's backward pass goes through its messages in reverse, as it goes through everything; a
-gradient finds the message that it belongs to by a number, in whatever order the ranks call ``backward``.
+``send`` returns a token, a zero that stands for the sent tensor in the sender's graph. There are three ways to let a backward
+pass reach it: add it to the loss, call ``backward`` on it where there is no loss, or give it to a ``recv`` (``recv(src,
+token=t)``), whose result then depends on it. Tokens can be added up. The backward pass of a rank goes through its messages in
+reverse order. A gradient finds its message by a number, in whatever order the ranks call ``backward``.
 """
 
 from __future__ import annotations
@@ -15,177 +15,213 @@ from __future__ import annotations
 import weakref
 import zlib
 from collections import defaultdict, deque
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as torchs
+import torch.distributed as torch_dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from mpicoll._api import p2p
 from mpicoll._tensors import checks
-from mpicoll.nn.preflight import needs_grad
+from mpicoll.nn.preflight import any_requires_grad
 
 # Note [Two messages]
-# A tensor travels behind a head of integers: dtype and shape, so that the receiver can allocate; ``reply``, the sender's number
-# for this message if it wants a gradient; ``answers``, in a message that brings a gradient, the number that it belongs to. What
-# arrives while something else is waited for is kept until it is asked for.
-MOST_DIMS = 64  # torch's own limit
-HEAD = 5 + MOST_DIMS
-MARK = 0x6D7069636F6C6C  # the first integer: a message of another kind is noticed
+# A tensor travels after a header of integers: dtype and shape, so that the receiver can allocate; ``reply``, the sender's number
+# for this message if it wants a gradient; ``answers``, in a message that brings a gradient, the number that it belongs to.
+# A message that arrives while the receiver waits for another one is kept until it is asked for.
+MAX_DIMS = 64  # torch's own limit
+HEADER = 5 + MAX_DIMS  # integers
+MAGIC = 0x6D7069636F6C6C  # the first integer: a message of other code is noticed
 _DTYPES = {zlib.crc32(str(value).encode()): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
 
 
 def send(tensor: Tensor, dst: int, group: ProcessGroup | None = None, tag: int = 0) -> Tensor:
-    """Sends a copy of the tensor and returns at once, with the token of this message: a float zero of no dimension.
+    """Sends a copy of the tensor and returns at once, with the token of this message: a float zero without dimensions.
 
-    Args:   tensor: any shape, strides and dtype. dst: global rank, this one too. It must take it by ``recv`` of this module; if
-            the tensor requires grad, into a loss and a backward pass, since the token's backward waits for that gradient.
+    If the tensor requires grad, the receiver must use it in a loss and call ``backward``: the backward pass of the token waits
+    for that gradient.
+
+    Args:
+        tensor: Any shape, strides and dtype.
+        dst: Global rank, this one included. It must receive with `recv` of this module.
+
+    Raises:
+        ValueError: This rank is not in the group.
+
+    Example:
+        >>> (loss + send(y, dst=1)).backward()
     """
     checks.movable("send", tensor)
-    return _sent(_Way(group, dst, tag), 0, needs_grad([tensor]), tensor)
+    return _send(_Peer(group, dst, tag), 0, any_requires_grad([tensor]), tensor)
 
 
 def recv(src: int, group: ProcessGroup | None = None, tag: int = 0, token: Tensor | None = None) -> Tensor:
-    """The next tensor that ``src`` has sent by ``send``, with its dtype and shape, on the CPU.
+    """Returns the next tensor that ``src`` has sent with `send`, with its dtype and shape, on the CPU.
 
-    Args:   src: global rank, this one too. token: of a ``send``; the result leads back to it.
-    It requires grad if what was sent does. Without a token it leads back to nothing on this rank: its gradient travels in
+    It requires grad if the sent tensor does. Without a token it depends on nothing on this rank: its gradient travels in
     ``loss.backward()``, but not in ``torch.autograd.grad(loss, x)``, and create_graph is an error.
+
+    Args:
+        src: Global rank, this one included.
+        token: Of a `send`. The result depends on it.
+
+    Raises:
+        ValueError: This rank is not in the group, or the message does not come from `send`.
+
+    Example:
+        >>> y = recv(src=0)
+        >>> g(y).sum().backward()  # rank 0 gets the gradient
     """
-    return _received(_Way(group, src, tag), 0, [] if token is None else [token])
+    return _receive(_Peer(group, src, tag), 0, [] if token is None else [token])
 
 
 def sendrecv(tensor: Tensor, dst: int, src: int, group: ProcessGroup | None = None, tag: int = 0) -> Tensor:
-    """Sends to ``dst`` and receives from ``src``, global ranks: in a ring, say. The result leads back to ``tensor``."""
+    """Sends to ``dst``, receives from ``src``, and returns the received tensor, which depends on ``tensor``.
+
+    Args:
+        tensor: Any shape, strides and dtype.
+        dst: Global rank.
+        src: Global rank.
+
+    Raises:
+        ValueError: As for `send` and `recv`.
+
+    Example:
+        >>> y = sendrecv(x, dst=(rank + 1) % size, src=(rank - 1) % size)  # a ring
+    """
     return recv(src, group, tag, send(tensor, dst, group, tag))
 
 
-class _Way:
-    """To and from one rank, by one tag, within a group."""
+class _Peer(NamedTuple):
+    """Another rank of a group, and the tag of the messages to it and from it."""
 
-    def __init__(self, group: ProcessGroup | None, peer: int, tag: int) -> None:
-        self.group, self.peer, self.tag = group, peer, tag
+    group: ProcessGroup | None
+    rank: int  # global
+    tag: int
 
     @property
-    def mail(self) -> Mail:
-        group = torchs.group.WORLD if self.group is None else self.group
-        if group is None or torchs.get_rank(group) < 0:
+    def messages(self) -> GroupMessages:
+        group = torch_dist.group.WORLD if self.group is None else self.group
+        if group is None or torch_dist.get_rank(group) < 0:
             raise ValueError("send, recv: this rank is not in the group, or there is no default group")
-        if group not in _mail:
-            _mail[group] = Mail(group)
-        return _mail[group]
+        if group not in _messages:
+            _messages[group] = GroupMessages(group)
+        return _messages[group]
 
 
-class Mail:
-    """A group's messages from this rank's side: how many have a number, what has come and was not asked for yet."""
+class GroupMessages:
+    """A group's messages from and to this rank.
+
+    Attributes:
+        numbered: Number of messages so far that want a gradient.
+        sending: Works of sends that have not completed; backends other than ours need them kept.
+        kept: Messages that nobody has asked for yet, by peer, tag and ``answers``.
+    """
 
     def __init__(self, group: ProcessGroup) -> None:
         self.group = weakref.ref(group)
         self.numbered = 0
-        self.leaving: list[Any] = []  # Works of sends; other backends than ours want them kept
-        self.kept: dict[tuple[int, int, int], deque[tuple[Tensor, int]]] = defaultdict(deque)  # peer, tag, answers
+        self.sending: list[Any] = []
+        self.kept: dict[tuple[int, int, int], deque[tuple[Tensor, int]]] = defaultdict(deque)
 
-    def post(self, tensor: Tensor, way: _Way, answers: int, wants_reply: bool) -> int:
-        """Starts sending a copy; returns the number that its gradient will answer, 0 if none is wanted."""
+    def post(self, tensor: Tensor, peer: _Peer, answers: int, wants_reply: bool) -> int:
+        """Starts sending a copy. Returns the number that its gradient will answer, or 0 if none is wanted."""
         self.numbered += wants_reply
         reply = self.numbered if wants_reply else 0
         content = tensor.detach().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format).cpu()
-        head = torch.zeros(HEAD, dtype=torch.int64, device="cpu")
-        facts = [MARK, answers, reply, zlib.crc32(str(content.dtype).encode()), content.dim(), *content.shape]
-        head[: len(facts)] = torch.tensor(facts, device="cpu")
-        started = [p2p.isend(part, way.peer, self.group(), way.tag) for part in (head, content)]
-        self.leaving = [work for work in [*self.leaving, *started] if work is not None and not work.is_completed()]
+        header = torch.zeros(HEADER, dtype=torch.int64, device="cpu")
+        fields = [MAGIC, answers, reply, zlib.crc32(str(content.dtype).encode()), content.dim(), *content.shape]
+        header[: len(fields)] = torch.tensor(fields, device="cpu")
+        started = [p2p.isend(part, peer.rank, self.group(), peer.tag) for part in (header, content)]
+        self.sending = [work for work in [*self.sending, *started] if work is not None and not work.is_completed()]
         return reply
 
-    def take(self, way: _Way, answers: int) -> tuple[Tensor, int]:
-        """The next message of this kind (answers 0: no gradient), and the number by which its gradient is awaited."""
-        wanted = self.kept[way.peer, way.tag, answers]
-        while not wanted:
-            head = torch.zeros(HEAD, dtype=torch.int64, device="cpu")
-            self._receive(head, way)
-            mark, kind, reply, dtype, dims, *shape = head.tolist()
-            if mark != MARK:
-                raise ValueError(f"recv: what came from rank {way.peer} by tag {way.tag} was not sent by mpicoll.nn's send")
+    def take(self, peer: _Peer, answers: int) -> tuple[Tensor, int]:
+        """Returns the next message that answers this number (0: no gradient), and the number that its own gradient answers."""
+        kept = self.kept[peer.rank, peer.tag, answers]
+        while not kept:
+            header = torch.zeros(HEADER, dtype=torch.int64, device="cpu")
+            self._receive(header, peer)
+            magic, answered, reply, dtype, dims, *shape = header.tolist()
+            if magic != MAGIC:
+                raise ValueError(f"recv: what came from rank {peer.rank} by tag {peer.tag} was not sent by mpicoll.nn's send")
             content = torch.empty(shape[:dims], dtype=_DTYPES[dtype], device="cpu")
-            self._receive(content, way)
-            self.kept[way.peer, way.tag, kind].append((content, reply))
-        found = wanted.popleft()
-        if not wanted:
-            del self.kept[way.peer, way.tag, answers]
-        return found
+            self._receive(content, peer)
+            self.kept[peer.rank, peer.tag, answered].append((content, reply))
+        message = kept.popleft()
+        if not kept:
+            del self.kept[peer.rank, peer.tag, answers]
+        return message
 
-    def _receive(self, tensor: Tensor, way: _Way) -> None:
-        work = p2p.irecv(tensor, way.peer, self.group(), way.tag)
+    def _receive(self, tensor: Tensor, peer: _Peer) -> None:
+        work = p2p.irecv(tensor, peer.rank, self.group(), peer.tag)
         assert work is not None
         work.wait()
 
 
-_mail: weakref.WeakKeyDictionary[ProcessGroup, Mail] = weakref.WeakKeyDictionary()
+_messages: weakref.WeakKeyDictionary[ProcessGroup, GroupMessages] = weakref.WeakKeyDictionary()
 
 
-def _sent(way: _Way, answers: int, wants_reply: bool, tensor: Tensor, thread: Tensor | None = None) -> Tensor:
-    token: Tensor = _Send.apply(way, answers, wants_reply, tensor, thread)[0]  # type: ignore[no-untyped-call]
+def _send(peer: _Peer, answers: int, wants_reply: bool, tensor: Tensor, tie: Tensor | None = None) -> Tensor:
+    token: Tensor = _Send.apply(peer, answers, wants_reply, tensor, tie)[0]  # type: ignore[no-untyped-call]
     return token
 
 
-def _received(way: _Way, answers: int, tokens: list[Tensor], thread: Tensor | None = None) -> Tensor:
-    content, reply = way.mail.take(way, answers)
-    if reply and thread is not None:
-        tokens = [*tokens, thread]
-    is_tied = needs_grad(tokens)
+def _receive(peer: _Peer, answers: int, tokens: list[Tensor], tie: Tensor | None = None) -> Tensor:
+    content, reply = peer.messages.take(peer, answers)
+    if reply and tie is not None:
+        tokens = [*tokens, tie]
+    is_tied = any_requires_grad(tokens)
     if reply and torch.is_grad_enabled() and not is_tied:
         tokens = [torch.zeros((), requires_grad=True, device="cpu")]
-    result: Tensor = _Recv.apply(way, reply, is_tied, [content], *tokens)[0]  # type: ignore[no-untyped-call]
+    result: Tensor = _Recv.apply(peer, reply, is_tied, [content], *tokens)[0]  # type: ignore[no-untyped-call]
     return result
 
 
-# Both have a second output, as in Note [Threads] of `linear`. With create_graph, who sends a gradient ties the message to the
-# receive whose gradient it is and wants an answer, and who gets it ties it to its send: both go through these again.
+# Both have a tie as a second output, as in Note [Ties] of linear.py. With create_graph, a message that brings a gradient depends
+# on the receive whose gradient it is and wants an answer. The rank that gets it makes it depend on the send. So a second backward
+# pass goes through both again.
 
 
 class _Send(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, way: _Way, answers: int, wants_reply: bool, tensor: Tensor, thread: Tensor | None
+        ctx: Any, peer: _Peer, answers: int, wants_reply: bool, tensor: Tensor, tie: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        ctx.way, ctx.tied, ctx.device = way, thread is not None, tensor.device
-        ctx.reply = way.mail.post(tensor, way, answers, wants_reply)
-        own = torch.empty(0, device="cpu")
-        ctx.save_for_backward(own)
-        return torch.zeros((), device="cpu"), own
+        ctx.peer, ctx.is_tied, ctx.device = peer, tie is not None, tensor.device
+        ctx.reply = peer.messages.post(tensor, peer, answers, wants_reply)
+        own_tie = torch.empty(0, device="cpu")
+        ctx.save_for_backward(own_tie)
+        return torch.zeros((), device="cpu"), own_tie
 
     @staticmethod
     def backward(ctx: Any, token: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        (own,) = ctx.saved_tensors
-        gradient = _received(ctx.way, ctx.reply, [token], own).to(ctx.device) if ctx.reply else None
-        return None, None, None, gradient, torch.zeros(0, device="cpu") if ctx.tied else None
+        (own_tie,) = ctx.saved_tensors
+        gradient = _receive(ctx.peer, ctx.reply, [token], own_tie).to(ctx.device) if ctx.reply else None
+        return None, None, None, gradient, torch.zeros(0, device="cpu") if ctx.is_tied else None
 
 
 class _Recv(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, way: _Way, reply: int, is_tied: bool, box: list[Tensor], *tokens: Tensor) -> tuple[Tensor, Tensor]:
-        ctx.way, ctx.reply, ctx.is_tied, ctx.like = (
-            way,
-            reply,
-            is_tied,
-            [(token.shape, token.dtype, token.device) for token in tokens],
-        )
-        own = torch.empty(0, device="cpu")
-        ctx.save_for_backward(own)
-        return box[0], own
+    def forward(ctx: Any, peer: _Peer, reply: int, is_tied: bool, box: list[Tensor], *tokens: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.peer, ctx.reply, ctx.is_tied = peer, reply, is_tied
+        ctx.tokens = [(token.shape, token.dtype, token.device) for token in tokens]
+        own_tie = torch.empty(0, device="cpu")
+        ctx.save_for_backward(own_tie)
+        return box[0], own_tie
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        (own,) = ctx.saved_tensors
-        zeros = [torch.zeros(shape, dtype=dtype, device=device) for shape, dtype, device in ctx.like]
+        (own_tie,) = ctx.saved_tensors
+        zeros = [torch.zeros(shape, dtype=dtype, device=device) for shape, dtype, device in ctx.tokens]
         if ctx.reply:
-            again = torch.is_grad_enabled()
-            if again and not ctx.is_tied:
+            creates_graph = torch.is_grad_enabled()
+            if creates_graph and not ctx.is_tied:
                 raise RuntimeError(
                     "recv: the gradient of a gradient was asked for (create_graph), but this received tensor leads back to "
                     "nothing on this rank; use sendrecv, or recv(..., token=...) with the token of a send"
                 )
-            token = _sent(ctx.way, ctx.reply, again, gradient, own if again else None)
+            token = _send(ctx.peer, ctx.reply, creates_graph, gradient, own_tie if creates_graph else None)
             zeros = [(zero + token).to(zero.dtype) for zero in zeros]
         return None, None, None, None, *zeros
