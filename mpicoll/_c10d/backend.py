@@ -29,7 +29,8 @@ from torch._C._distributed_c10d import Backend
 from torch.distributed import ProcessGroup
 from torch.distributed import Work as TorchWork
 
-from mpicoll._c10d import dynamo
+from mpicoll._c10d import dynamo, patches
+from mpicoll._c10d.names import WORK_METHODS
 from mpicoll._c10d.operations import Answer, Operations
 from mpicoll._progress.work import Work
 
@@ -37,16 +38,6 @@ if TYPE_CHECKING:
     from mpicoll._engine.communicator import Communicator
 
 __all__ = ["MpiBackend"]
-
-RETURN_WORK = (
-    "allreduce", "allreduce_coalesced", "reduce", "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_single",
-    "reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced", "broadcast", "allgather",
-    "allgather_coalesced", "_allgather_base", "all_gather_single", "all_gather_single_coalesced",
-    "allgather_into_tensor_coalesced", "gather", "scatter", "alltoall", "alltoall_base", "all_to_all_single", "send",
-    "recv", "recv_anysource", "barrier", "_end_coalescing",
-)  # fmt: skip
-NO_TRAMPOLINE = ("gather_single", "gather_into_tensor")  # C++ does not look for these on a Python backend
-
 
 MakeChild = Callable[["Communicator", Sequence[int], str, float], Backend]  # parent, its ranks, the child's name, timeout in s
 
@@ -84,7 +75,7 @@ class MpiBackend(Operations, Backend):
     def __init__(self, communicator: Communicator, on_close: Callable[[Communicator], None], make_child: MakeChild) -> None:
         Backend.__init__(self, communicator.rank, communicator.size)
         self.communicator, self.on_close, self._make_child = communicator, on_close, make_child
-        _hand_over_works()
+        _wrap_methods()
 
     def __repr__(self) -> str:
         return f"<MpiBackend over {self.communicator!r}>"
@@ -123,14 +114,13 @@ class MpiBackend(Operations, Backend):
         return work
 
 
-def _hand_over_works() -> None:
-    """Wraps methods of torch's ProcessGroup, once: those that return a Work (see Note [The Work behind the Work]), and a few."""
-    wrappers: dict[str, Callable[[Any], Any]] = {name: functools.partial(_handing_over, name) for name in RETURN_WORK}
-    wrappers.update(dict.fromkeys(NO_TRAMPOLINE, _straight), split_group=_splitting)
-    for name, wrapper in wrappers.items():
-        method = getattr(ProcessGroup, name, None)
-        if method is not None and not hasattr(method, "_mpicoll_original"):
-            setattr(ProcessGroup, name, wrapper(method))
+def _wrap_methods() -> None:
+    """Wraps methods of torch's ProcessGroup, once; see Note [The Work behind the Work]."""
+    for name in WORK_METHODS:
+        patches.wrap(f"{patches.GROUP}.{name}", functools.partial(_handing_over, name))
+    for name in ("gather_single", "gather_into_tensor"):
+        patches.wrap(f"{patches.GROUP}.{name}", _straight)
+    patches.wrap(f"{patches.GROUP}.split_group", _splitting)
 
 
 def _handing_over(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
@@ -148,7 +138,6 @@ def _handing_over(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
     # pybind11 tells a call of the base class's method from a call of an override by the name of the calling function
     inner: Any = wrapped
     inner.__code__ = inner.__code__.replace(co_name=name)
-    inner._mpicoll_original = method
     dynamo.close(wrapped)
     return wrapped
 
@@ -162,7 +151,6 @@ def _straight(method: Callable[..., Any]) -> Callable[..., Any]:
             return None if work is _ended else work
         return method(self, output, tensor, *args)
 
-    wrapped._mpicoll_original = method  # type: ignore[attr-defined]
     dynamo.close(wrapped)
     return wrapped
 
@@ -177,5 +165,4 @@ def _splitting(method: Callable[..., Any]) -> Callable[..., Any]:
         group = method(self, ranks, *args, **kwargs)
         return group if self.rank() in ranks else None
 
-    wrapped._mpicoll_original = method  # type: ignore[attr-defined]
     return wrapped

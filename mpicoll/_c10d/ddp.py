@@ -17,8 +17,8 @@ import functools
 from typing import Any
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
 
+from mpicoll._c10d import patches
 from mpicoll._c10d.operations import Operations
 from mpicoll._progress.work import Work
 
@@ -27,12 +27,10 @@ __all__ = ["install"]
 c10d: Any = torch._C._distributed_c10d  # whose stubs lack what is used here
 
 
-@functools.cache
 def install() -> None:
     """Wraps both, once."""
-    ddp, reducer = DistributedDataParallel, c10d.Reducer
-    ddp._register_builtin_comm_hook = _readable(ddp._register_builtin_comm_hook)  # type: ignore[method-assign]
-    reducer._set_forward_pass_work_handle = _lasting(reducer._set_forward_pass_work_handle)
+    patches.wrap("torch.nn.parallel.distributed.DistributedDataParallel._register_builtin_comm_hook", _readable)
+    patches.wrap("torch._C._distributed_c10d.Reducer._set_forward_pass_work_handle", _lasting)
 
 
 def _readable(original: Any) -> Any:

@@ -13,7 +13,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from mpicoll._c10d.torch_world import c10d, world
+from mpicoll._c10d import patches, torch_world
 
 __all__ = ["named_by_members"]
 
@@ -23,12 +23,8 @@ _made: Counter[tuple[int, ...]] = Counter()  # number of groups by their ranks
 @contextlib.contextmanager
 def named_by_members() -> Iterator[None]:
     """Inside, torch names a new group by its ranks and by how many groups these have made; it does not count the group."""
-    original, count = c10d._hash_ranks_to_str, world.group_count
-    c10d._hash_ranks_to_str = _name
-    try:
+    with patches.replaced("torch.distributed.distributed_c10d._hash_ranks_to_str", _name), torch_world.group_count_kept():
         yield
-    finally:
-        c10d._hash_ranks_to_str, world.group_count = original, count
 
 
 def _name(ranks: Sequence[int]) -> str:

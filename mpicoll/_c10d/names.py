@@ -12,13 +12,32 @@ from typing import Any
 
 import torch
 
-__all__ = ["BACKEND_SUBCLASSES", "OURS", "devices", "hide_plugins", "leave_mpi_to_torch", "serve", "translate", "visible"]
+__all__ = [
+    "BACKEND_SUBCLASSES",
+    "OURS",
+    "WORK_METHODS",
+    "devices",
+    "hide_plugins",
+    "leave_mpi_to_torch",
+    "serve",
+    "translate",
+    "visible",
+]
 
 OURS = "mpicoll"
 
 # torch <= 2.13 takes only a ProcessGroup subclass from a Python backend. torch >= 2.14 takes a Backend subclass, and a group
 # can then have several of them, one per kind of device.
 BACKEND_SUBCLASSES = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 14)
+
+# Methods of torch's ProcessGroup that return a Work, in all versions from 2.11 to 2.15.
+WORK_METHODS = (
+    "allreduce", "allreduce_coalesced", "reduce", "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_single",
+    "reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced", "broadcast", "allgather",
+    "allgather_coalesced", "_allgather_base", "all_gather_single", "all_gather_single_coalesced",
+    "allgather_into_tensor_coalesced", "gather", "scatter", "alltoall", "alltoall_base", "all_to_all_single", "send",
+    "recv", "recv_anysource", "barrier", "_end_coalescing",
+)  # fmt: skip
 
 _aliases: set[str] = {OURS, "mpi"}
 _hidden: dict[str, Any] = {}  # plugins that torch sees only inside `visible`; see Note [Hidden plugins]

@@ -1,9 +1,9 @@
 """What torch calls on a process group, translated for the engine; the same for both adapters.
 
-torch hands over lists of one tensor (several GPUs per process, long ago) and option objects. The names of the methods
-have moved: ``_allgather_base`` became ``all_gather_single``, ``alltoall_base`` became ``all_to_all_single``; every name
-that torch 2.11 to 2.15 calls, from Python or from C++, is here. Ranks are group ranks. ``opts.asyncOp is False`` means
-that nobody will look at the Work: the operation then runs in the caller's thread and None is returned.
+torch passes lists of one tensor (it once had several devices per process) and option objects. Methods have been renamed:
+``_allgather_base`` is now ``all_gather_single``, ``alltoall_base`` is ``all_to_all_single``. Every name that torch 2.11 to 2.15
+calls, from Python or from C++, is here. Ranks are group ranks. ``opts.asyncOp is False`` means that the caller ignores the Work:
+the operation then runs in the caller's thread and returns None.
 
 Results count as in-place writes where they do with Gloo (_tensors/versions.py).
 """

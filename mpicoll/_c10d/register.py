@@ -15,9 +15,11 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from mpicoll._c10d import names, wrapping
+from mpicoll._c10d import names, patches, wrapping
 
 __all__ = ["autoload", "ensure"]
+
+INIT = f"{patches.C10D}.init_process_group"
 
 _failure: Exception | None = None  # what went wrong in autoload, for `ensure`
 
@@ -29,7 +31,7 @@ def autoload() -> None:
         c10d: Any = sys.modules.get("torch.distributed.distributed_c10d")
         if c10d is None:  # a torch without distributed; `ensure` says so when it matters
             return
-        _wrap(c10d)  # first: it is what later tells the user about any failure below
+        _wrap()  # first: it is what later tells the user about any failure below
         _register(c10d)
         from mpicoll._discovery.detect import provide_open_mpi_settings, provide_torch_variables
 
@@ -50,9 +52,7 @@ def ensure() -> None:
 
     if not torch.distributed.is_available():
         raise RuntimeError("mpicoll: this torch was built without torch.distributed")
-    from torch.distributed import distributed_c10d
-
-    if not hasattr(distributed_c10d.init_process_group, wrapping.MARK) or _failure is not None:
+    if not patches.applied(INIT) or _failure is not None:
         autoload()
     if _failure is not None:
         raise RuntimeError(
@@ -70,7 +70,8 @@ def _register(c10d: Any) -> None:
     if c10d._MPI_AVAILABLE and not _override():
         names.leave_mpi_to_torch()
     else:
-        c10d._MPI_AVAILABLE = c10d._MPI_AVAILABLE or started_by_mpi()  # see Note [When MPI is available]
+        if started_by_mpi():  # see Note [When MPI is available]
+            patches.assign(f"{patches.C10D}._MPI_AVAILABLE", True)
         registry.register_backend("mpi", _create, extended_api=True, devices=names.devices())
     names.hide_plugins()
     handlers = sys.modules["torch.distributed.rendezvous"]
@@ -106,31 +107,27 @@ def _rendezvous(url: str, **kwargs: Any) -> Iterator[tuple[Any, int, int]]:
     raise RuntimeError("Unable to perform re-rendezvous using mpi:// method")
 
 
-def _wrap(c10d: Any) -> None:
-    """Replaces init_process_group and _new_group_with_tag by versions that look at the backend string; once."""
-    if hasattr(c10d.init_process_group, wrapping.MARK):
-        return
+def _wrap() -> None:
+    patches.wrap(INIT, lambda original: wrapping.wrap(original, wrapping.WORLD_NAMES, _for_world))
+    patches.wrap(
+        f"{patches.C10D}._new_group_with_tag", lambda original: wrapping.wrap(original, wrapping.GROUP_NAMES, _for_group)
+    )
 
-    def for_world(arguments: dict[str, Any]) -> wrapping.Handler | None:
-        from mpicoll._config import get
 
-        if arguments.get("backend") is None and (backend := get("MPICOLL_BACKEND")):
-            arguments["backend"] = backend
-        ours = names.translate(arguments.get("backend")) is not None or _is_our_scheme(arguments.get("init_method"))
-        return _handler("init_process_group") if ours else None
+def _for_world(arguments: dict[str, Any]) -> wrapping.Handler | None:
+    """The handler for a call of init_process_group, None if the call does not name us."""
+    from mpicoll._config import get
 
-    def for_group(arguments: dict[str, Any]) -> wrapping.Handler | None:
-        ours = names.translate(arguments.get("backend") or _default_backend()) is not None
-        return _handler("new_group") if ours else None
+    if arguments.get("backend") is None and (backend := get("MPICOLL_BACKEND")):
+        arguments["backend"] = backend
+    ours = names.translate(arguments.get("backend")) is not None or _is_our_scheme(arguments.get("init_method"))
+    return _handler("init_process_group") if ours else None
 
-    original = c10d.init_process_group
-    c10d.init_process_group = wrapping.wrap(original, wrapping.WORLD_NAMES, for_world)
-    for name in ("torch.distributed", "torch.distributed.device_mesh"):  # which have imported it by name
-        module: Any = sys.modules.get(name)
-        if getattr(module, "init_process_group", None) is original:
-            module.init_process_group = c10d.init_process_group
-    if not hasattr(c10d._new_group_with_tag, wrapping.MARK):
-        c10d._new_group_with_tag = wrapping.wrap(c10d._new_group_with_tag, wrapping.GROUP_NAMES, for_group)
+
+def _for_group(arguments: dict[str, Any]) -> wrapping.Handler | None:
+    """The handler for a call of _new_group_with_tag, None if the call does not name us."""
+    ours = names.translate(arguments.get("backend") or _default_backend()) is not None
+    return _handler("new_group") if ours else None
 
 
 def _handler(name: str) -> wrapping.Handler:

@@ -6,14 +6,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Container
+from collections.abc import Container, Iterator
 from typing import Any
 
 from torch.distributed import distributed_c10d
 
 from mpicoll._c10d.names import OURS
 
-__all__ = ["backend_of", "default_group", "forget", "forget_world", "name_of", "record_backend", "world"]
+__all__ = ["backend_of", "default_group", "forget", "forget_world", "group_count_kept", "name_of", "record_backend", "world"]
 
 c10d: Any = distributed_c10d  # its annotations do not cover what is private
 world: Any = c10d._world
@@ -52,8 +52,24 @@ def record_backend(group: Any, requested: str, passed: str) -> None:
         world.pg_backend_config[group] = world.pg_backend_config[group].replace(f":{OURS}", ":mpi")
 
 
-def forget(names: Container[str]) -> None:
-    """Removes the groups of these names from all tables, as destroy_process_group does."""
+@contextlib.contextmanager
+def group_count_kept() -> Iterator[None]:
+    """Groups made inside are not counted."""
+    count = world.group_count
+    try:
+        yield
+    finally:
+        world.group_count = count
+
+
+def forget(names: Container[str], group_count: int) -> None:
+    """Removes the groups of these names from all tables, as destroy_process_group does.
+
+    Args:
+        names: Of the groups.
+        group_count: The number of groups before them. torch names groups by it, and all ranks must have the same.
+    """
+    world.group_count = group_count
     for group, name in list(world.pg_names.items()):
         if name in names:
             _forget(group, name)

@@ -19,12 +19,11 @@ def undone_on_failure() -> Iterator[None]:
     try:
         yield
     except BaseException:
-        world.group_count = group_count  # group names must stay the same on all ranks
         made = [communicator for communicator in adapters.alive if communicator not in before]
         for communicator in made:
             del adapters.alive[communicator]
             communicator.close()
-        torch_world.forget({communicator.name for communicator in made})
+        torch_world.forget({communicator.name for communicator in made}, group_count)
         if fresh:
             torch_world.forget_world()
         raise

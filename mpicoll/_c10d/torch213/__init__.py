@@ -1,7 +1,7 @@
 """Code for torch <= 2.13 alone. When the oldest torch is 2.14: delete the folder, and what BACKEND_SUBCLASSES guards.
 
 process_group: the adapter. These versions take a subclass of ProcessGroup, and nothing else, from a Python backend.
-mixed: the adapter for "cpu:mpi,cuda:nccl", which later versions build themselves.
+mixed: the adapter for a group with several backends, which later versions build themselves.
 functional_ops: two ops of compiled graphs whose C++ cannot work with such an adapter.
 """
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.distributed.distributed_c10d import PrefixStore
 
-from mpicoll._c10d.names import OURS
+from mpicoll._c10d.names import OURS, WORK_METHODS
 from mpicoll._c10d.torch213.process_group import MpiProcessGroup
 
 if TYPE_CHECKING:
@@ -29,13 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MixedProcessGroup", "parts"]
 
-BY_DEVICE = (
-    "allreduce", "allreduce_coalesced", "reduce", "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_single",
-    "reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced", "broadcast", "allgather",
-    "allgather_coalesced", "_allgather_base", "all_gather_single", "all_gather_single_coalesced",
-    "allgather_into_tensor_coalesced", "gather", "scatter", "alltoall", "alltoall_base", "all_to_all_single", "send",
-    "recv", "recv_anysource", "barrier", "start_coalescing", "end_coalescing", "_start_coalescing", "_end_coalescing",
-)  # fmt: skip
+BY_DEVICE = (*WORK_METHODS, "start_coalescing", "end_coalescing", "_start_coalescing")
 
 
 def parts(translated: str) -> dict[str, str] | None:
