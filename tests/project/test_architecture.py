@@ -1,4 +1,4 @@
-"""The rooms: what may import what, read from the source."""
+"""The rooms: what may import what, read from the source. Each failure says what to do."""
 
 from __future__ import annotations
 
@@ -6,78 +6,201 @@ import ast
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+import mpicoll
+from mpicoll._c10d import patches
+from tests.project.sources import MODULES, PACKAGE, changes, circles, graph, imports, name, only_for_types, room, tree
 from tests.support import ROOT
 
-PACKAGE = ROOT / "mpicoll"
-MODULES = sorted(PACKAGE.rglob("*.py"))
 SOURCES = sorted({*MODULES, *(ROOT / "tests").rglob("*.py"), *(ROOT / "examples").rglob("*.py")})
 LONGEST = 400  # lines of a file
 
-# Each room with the rooms below it. Words, in mpicoll itself, are modules that all rooms share; tools stand beside the rooms.
-WORDS = {"errors", "_errors", "_torch_errors", "_config", "_cpus"}
-FOUNDATION = {"_discovery", "_log", "_mpi", "_cuda", "_algorithms"}
-ENGINE = {"_engine", "_progress", "_host", "_device", "_tensors"}  # their order is not held yet
-BELOW = {
-    "_discovery": set(),
-    "_launch": {"_discovery"},
-    "_doctor": {"_discovery"},
-    "_log": {"_discovery"},
-    "_mpi": {"_discovery"},
-    "_cuda": set(),
-    "_algorithms": {"_mpi"},
-    **dict.fromkeys(ENGINE, ENGINE | FOUNDATION),
-    "_c10d": ENGINE | FOUNDATION,
-    "_api": {"_c10d"} | ENGINE | FOUNDATION,
-    "nn": {"_api", "_c10d", "rpc"} | ENGINE,
-    "autograd": set(),
-    "rpc": {"autograd", "_mpi"},
-    "optim": {"rpc", "autograd"},
+# A file imports its own room, rooms of lower lines, and no other. Rooms of one line do not know each other. A room stands as
+# low as its imports allow: rpc, autograd and optim below the engine, which they must not need.
+ORDER = (
+    {"__main__"},
+    {"_cli"},
+    {"bench", "nn"},
+    {"_api"},
+    {"_c10d"},
+    {"_engine"},
+    {"_progress"},
+    {"_host", "_device"},
+    {"_tensors", "optim"},
+    {"_algorithms", "rpc", "doctor", "run"},
+    {"_mpi", "_launch", "_doctor", "_log"},
+    {"_discovery", "autograd"},
+    {"errors"},
+    {"_torch_errors"},
+    {"__init__", "_config", "_cpus", "_cuda", "_errors"},  # import none of our modules
+)
+FLOOR = {room: floor for floor, rooms in enumerate(ORDER) for room in rooms}
+
+# Imports that point upward today: (from, to). The list may only become shorter.
+UPWARD = {
+    ("_device", "_engine"),
+    ("_device", "_host"),
+    ("_device", "_progress"),
+    ("_host", "_device"),
+    ("_host", "_progress"),
+    ("_progress", "_engine"),
 }
 
-
-def name(path: Path) -> str:
-    return str(path.relative_to(ROOT))
-
-
-def room(path: Path) -> str:
-    parts = path.relative_to(PACKAGE).parts
-    return parts[0].removesuffix(".py")
+# Rooms whose files form a circle today, with the number of files. The list may only become shorter.
+CIRCLES = {frozenset({"_device", "_engine", "_host", "_progress"}): 8}
 
 
-def imports(path: Path, type_checking: bool = False) -> Iterator[tuple[str, int]]:
-    """The modules that a file imports, at the top or in functions, with the line; those for type checkers on request."""
-    tree = ast.parse(path.read_text())
-    skipped: set[ast.AST] = set()
-    if not type_checking:
-        for node in ast.walk(tree):
-            if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-                skipped.update(inner for statement in node.body for inner in ast.walk(statement))
-    for node in ast.walk(tree):
-        if node in skipped:
-            continue
-        if isinstance(node, ast.Import):
-            yield from ((alias.name, node.lineno) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{name(path)}:{node.lineno}: relative import"
-            yield from ((f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
+def test_every_room_has_a_floor() -> None:
+    missing = {room(path) for path in MODULES} - set(FLOOR)
+    assert not missing, f"add {missing} to ORDER, at the lowest floor that its imports allow"
+    gone = set(FLOOR) - {room(path) for path in MODULES}
+    assert not gone, f"remove {gone} from ORDER: there is no such file or folder"
 
 
 def test_imports_point_downward() -> None:
-    wrong = []
+    wrong, used = [], set()
     for path in MODULES:
-        if room(path) not in BELOW:
-            continue
-        allowed = BELOW[room(path)] | {room(path)} | WORDS
         for module, line in imports(path):
-            parts = module.split(".")
-            if parts[0] == "mpicoll" and len(parts) > 1 and parts[1] not in allowed:
+            package, other, *_ = [*module.split("."), "__init__"]
+            if package != "mpicoll" or other == room(path) or FLOOR.get(other, FLOOR["__init__"]) > FLOOR[room(path)]:
+                continue
+            used.add((room(path), other))
+            if (room(path), other) not in UPWARD:
                 wrong.append(f"{name(path)}:{line} imports {module}")
+    assert not wrong, (
+        "these imports point upward or sideways (ORDER). Hand the object in as an argument or a callback, or move what is needed "
+        "to a lower room:\n" + "\n".join(wrong)
+    )
+    assert used >= UPWARD, f"well done; now delete {UPWARD - used} from UPWARD"
+
+
+def test_no_circles() -> None:
+    """Imports in functions and for type checkers count: they only hide that two files cannot be understood apart."""
+    found = circles(graph())
+    left = dict(CIRCLES)
+    for circle in found:
+        rooms = frozenset(module.split(".")[1] for module in circle)
+        known = [key for key in left if rooms <= key and len(circle) <= left[key]]
+        assert known, (
+            f"{', '.join(sorted(circle))} import each other. Move the names that both need into a file below them, "
+            "or hand in a callback instead of importing the caller"
+        )
+        del left[known[0]]
+    assert not left, f"well done; now delete {set(left)} from CIRCLES"
+
+
+# -- libraries -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("library", "home"), [("mpi4py", "_mpi"), ("torch.cuda", "_cuda")])
+def test_one_room_for_each_library(library: str, home: str) -> None:
+    wrong = [
+        f"{name(path)}:{line} imports {module}"
+        for path in MODULES
+        if room(path) != home and not path.name.startswith("probe")  # scripts that run in a process of their own
+        for module, line in imports(path)
+        if (module == library or module.startswith(library + ".")) and line not in only_for_types(path)
+    ]
+    assert not wrong, f"only {home} uses {library}; add there what is needed:\n" + "\n".join(wrong)
+
+
+def test_torch_cuda_is_used_in_its_room_only() -> None:
+    wrong = [
+        f"{name(path)}:{node.lineno}"
+        for path in MODULES
+        if room(path) != "_cuda"
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.Attribute) and ast.unparse(node) == "torch.cuda"
+    ]
+    assert not wrong, "only _cuda uses torch.cuda; add there what is needed:\n" + "\n".join(wrong)
+
+
+def test_algorithms_and_mpi_know_nothing_of_torch_distributed() -> None:
+    wrong = [
+        f"{name(path)}:{line} imports {module}"
+        for path in MODULES
+        if room(path) in ("_mpi", "_algorithms")
+        for module, line in imports(path)
+        if module.startswith("torch.distributed")
+    ]
     assert not wrong, "\n".join(wrong)
+
+
+def test_torch_and_python_are_changed_in_the_table_only() -> None:
+    """Beside attributes of torch: hooks and finders of the interpreter. A script's own arguments and search path are its own."""
+    homes = {patch.home for patch in patches.TABLE} | {"_c10d/patches.py"}
+    wrong = [
+        f"{name(path)}:{line}: {text}"
+        for path in MODULES
+        if str(path.relative_to(PACKAGE)) not in homes
+        for line, text in changes(path, ("torch", "sys", "threading", "builtins", "mpicoll._c10d.torch_world"))
+        if not re.match(r"(del )?(sys\.(argv|path)\b|namespace\b)", text)
+    ]
+    assert not wrong, (
+        "these lines change objects of torch or of the interpreter. Add an entry to TABLE in mpicoll/_c10d/patches.py and use "
+        "patches.wrap, assign or replaced:\n" + "\n".join(wrong)
+    )
+
+
+# -- GPUs ----------------------------------------------------------------------------------------------------------------
+
+GPU_WORDS = re.compile(r"(?i)\b(cuda|gpus?|streams|is_cuda|is_cpu)\b")
+CPU_ROOMS = {"_api", "_c10d", "_engine", "_progress", "_host", "_tensors", "_algorithms", "_mpi"}
+KNOW_GPUS = {  # file: reason
+    "_api/groups.py": "a mixed group takes tensors of one kind of device only",
+    "_c10d/names.py": "torch asks which kinds of device the backend takes",
+    "_c10d/adapters.py": "tells names.py whether a rank sees a GPU",
+    "_c10d/torch213/mixed.py": "cpu:mpi,cuda:nccl",
+}
+# Files that know GPUs today and should not. The list may only become shorter.
+STILL_KNOW_GPUS = {
+    "_algorithms/direct.py",
+    "_engine/consensus.py",
+    "_engine/group.py",
+    "_engine/point_to_point.py",
+    "_engine/reducing.py",
+    "_engine/report.py",
+    "_host/collectives.py",
+    "_host/thresholds.py",
+    "_progress/progress.py",
+    "_progress/watchdog.py",
+    "_progress/work.py",
+    "_tensors/buffers.py",
+    "_tensors/checks.py",
+}
+
+
+def test_files_of_the_cpu_do_not_know_that_gpus_exist() -> None:
+    found = {
+        str(path.relative_to(PACKAGE)): match
+        for path in MODULES
+        if room(path) in CPU_ROOMS and not re.search("device|cuda", name(path))
+        if (match := GPU_WORDS.search(path.read_text()))
+    }
+    wrong = {file: match.group() for file, match in found.items() if file not in STILL_KNOW_GPUS | set(KNOW_GPUS)}
+    assert not wrong, f"{wrong}: move what concerns GPUs to _device or _cuda, or name the file with a reason in KNOW_GPUS"
+    gone = (STILL_KNOW_GPUS | set(KNOW_GPUS)) - set(found)
+    assert not gone, f"well done; now delete {gone} from STILL_KNOW_GPUS or KNOW_GPUS"
+
+
+# -- public and private ----------------------------------------------------------------------------------------------------
+
+
+def test_the_mirror_shows_no_private_room() -> None:
+    """A private room called `config` would hide torch.distributed.config from programs that import mpicoll.config."""
+    private = {room(path) for path in MODULES if room(path).startswith("_") and not room(path).startswith("__")}
+    shown = set(dir(mpicoll))
+    assert not private & shown, f"dir(mpicoll) shows {private & shown}: names that start with an underscore are private"
+    assert not {word for word in shown if word.startswith("_")}
+    for word in private:
+        public = getattr(mpicoll, word.removeprefix("_"), None)  # torch's, if torch has one
+        assert getattr(public, "__name__", "") != f"mpicoll.{word}", word
+
+
+# -- files -----------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))], ids=name)
@@ -90,59 +213,14 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert subprocess.run(ignored, cwd=ROOT, capture_output=True, text=True).stdout == ""
 
 
-def test_every_room_is_known() -> None:
-    above = {"bench", "_cli", "run", "doctor", "__init__", "__main__"}
-    rooms = {room(path) for path in MODULES}
-    assert rooms - set(BELOW) - WORDS == above, rooms
-
-
-def test_words_import_no_room() -> None:
-    for path in (PACKAGE / f"{word}.py" for word in WORDS):
-        if path.exists():
-            assert not [m for m, _ in imports(path) if m.startswith("mpicoll.") and m.split(".")[1] not in WORDS], path
-
-
-@pytest.mark.parametrize(("library", "home"), [("mpi4py", "_mpi"), ("torch.cuda", "_cuda")])
-def test_one_room_for_each_library(library: str, home: str) -> None:
-    wrong = [
-        f"{name(path)}:{line} imports {module}"
-        for path in MODULES
-        if room(path) != home and not path.name.startswith("probe")  # scripts that run in a process of their own
-        for module, line in imports(path)
-        if module == library or module.startswith(library + ".")
-    ]
-    assert not wrong, "\n".join(wrong)
-
-
-def test_torch_cuda_is_used_in_its_room_only() -> None:
-    wrong = []
-    for path in MODULES:
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Attribute) and ast.unparse(node) == "torch.cuda" and room(path) != "_cuda":
-                wrong.append(f"{name(path)}:{node.lineno}")
-    assert not wrong, "\n".join(wrong)
-
-
-def test_algorithms_and_mpi_know_nothing_of_torch_distributed() -> None:
-    wrong = [
-        f"{name(path)}:{line} imports {module}"
-        for path in MODULES
-        if room(path) in ("_mpi", "_algorithms")
-        for module, line in imports(path, type_checking=True)
-        if module.startswith("torch.distributed")
-    ]
-    assert not wrong, "\n".join(wrong)
-
-
 @pytest.mark.parametrize("path", SOURCES, ids=name)
 def test_one_file(path: Path) -> None:
     text = path.read_text()
-    tree = ast.parse(text)
     lines = text.count("\n")
     assert lines <= LONGEST, f"{lines} lines"
     if text.strip():
-        assert ast.get_docstring(tree), "a module says what it is for"
-    for node in ast.walk(tree):
+        assert ast.get_docstring(tree(path)), "a module says what it is for"
+    for node in ast.walk(tree(path)):
         if isinstance(node, ast.ExceptHandler):
             assert node.type is not None, f"line {node.lineno}: a bare except"
             silent = len(node.body) == 1 and isinstance(node.body[0], ast.Pass)
