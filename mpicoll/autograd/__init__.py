@@ -1,6 +1,11 @@
-"""Distributed autograd over mpicoll.rpc: ``import mpicoll.autograd as dist_autograd`` in the place of torch.distributed.autograd.
+"""Distributed autograd over mpicoll.rpc: ``import mpicoll.autograd as dist_autograd`` instead of torch.distributed.autograd.
 
-contexts.py remembers which tensors went from worker to worker, passes.py takes gradients the way back.
+contexts.py remembers which tensors travelled from worker to worker, and passes.py sends their gradients back.
+
+    with dist_autograd.context() as context_id:
+        loss = rpc.rpc_sync("worker1", model, (x,)).sum()
+        dist_autograd.backward(context_id, [loss])
+        gradients = dist_autograd.get_gradients(context_id)
 """
 
 from __future__ import annotations
@@ -18,17 +23,44 @@ __all__ = ["DistAutogradContext", "backward", "context", "get_gradients", "is_av
 
 
 def is_available() -> bool:
-    """True: mpicoll.rpc is all that it needs."""
+    """Returns True: it needs only mpicoll.rpc."""
     return True
 
 
 def get_gradients(context_id: int) -> dict[Tensor, Tensor]:
-    """This worker's gradients of that context, by leaf. Raises: RuntimeError: there is no such context."""
+    """Returns the gradients that this worker has in a context, by leaf.
+
+    Args:
+        context_id: From `context`.
+
+    Returns:
+        A new dictionary. Leaves without a gradient are not in it. ``.grad`` is not touched.
+
+    Raises:
+        RuntimeError: There is no such context.
+
+    Example:
+        >>> gradients = dist_autograd.get_gradients(context_id)
+        >>> gradients[weight].shape == weight.shape
+        True
+    """
     return dict(_contexts.registry.find(context_id).gradients)
 
 
 class context:
-    """``with context() as context_id:`` around the forward and backward pass; its gradients are gone afterwards, everywhere."""
+    """A context manager for one distributed forward and backward pass. Yields the id of the context.
+
+    Remote calls of this thread inside the block take part in autograd. When the block ends, every worker forgets the context and
+    its gradients.
+
+    Raises:
+        RuntimeError: This thread is in a context already.
+
+    Example:
+        >>> with dist_autograd.context() as context_id:
+        ...     loss = rpc.rpc_sync("worker1", torch.add, (x, y)).sum()
+        ...     dist_autograd.backward(context_id, [loss])
+    """
 
     def __enter__(self) -> int:
         self.autograd_context = _new_context()
@@ -38,11 +70,11 @@ class context:
         _release_context(self.autograd_context.id)
 
 
-# -- what torch's module has besides, for programs that use it ---------------------------------------------------------
+# -- private names of torch's module, for programs that use them ---------------------------------------------------------
 
 
 def _new_context() -> DistAutogradContext:
-    """One for this thread. Raises: RuntimeError: it has one."""
+    """Makes a context for this thread. Raises RuntimeError if the thread has one."""
     if _contexts.current() is not None:
         raise RuntimeError("Already have an autograd context id for this thread")
     made = _contexts.registry.new()
@@ -51,7 +83,7 @@ def _new_context() -> DistAutogradContext:
 
 
 def _release_context(context_id: int) -> None:
-    """Forgets it, everywhere."""
+    """Makes every worker forget the context."""
     now = _contexts.current()
     if now is not None and now.id == context_id:
         _contexts.enter(None)
@@ -59,7 +91,7 @@ def _release_context(context_id: int) -> None:
 
 
 def _current_context() -> DistAutogradContext:
-    """This thread's. Raises: RuntimeError: it has none."""
+    """Returns the context of this thread. Raises RuntimeError if it has none."""
     now = _contexts.current()
     if now is None:
         raise RuntimeError(
@@ -73,17 +105,17 @@ def _retrieve_context(context_id: int) -> DistAutogradContext:
 
 
 def _is_valid_context(context_id: int) -> None:
-    """Raises: RuntimeError: there is none of this id."""
+    """Raises RuntimeError if there is no context of this id."""
     _contexts.registry.find(context_id)
 
 
 def _get_max_id() -> int:
-    """The last id that this worker could give."""
+    """Returns the largest id that a context of this worker can have."""
     return (_contexts.registry.worker_id << _contexts.WORKER_BITS) + (1 << _contexts.WORKER_BITS) - 1
 
 
 def _get_debug_info() -> dict[str, str]:
-    """How many there are on this worker."""
+    """Returns the numbers of contexts and backward passes on this worker."""
     contexts = _contexts.registry.all()
     passes = sum(len(context.passes) for context in contexts)
     return {"num_current_backward_passes": str(passes), "num_autograd_contexts": str(len(contexts))}

@@ -1,7 +1,8 @@
-"""Gradients of received messages, caught while a run of torch's engine goes on, and sent on at once.
+"""Takes the gradients of received messages out of a run of torch's engine while the run goes on.
 
-They must not wait for the end of the run: DDP ends it when all ranks have reduced their gradients, and another rank may need
-these for that. The engine numbers its runs; a run learns its number from a marker, a node of its own among its roots.
+They are sent on at once. They must not wait for the end of the run: DDP ends the run only after all ranks have reduced their
+gradients, and another rank may need these gradients for that. The engine numbers its runs; a catcher learns the number of its run
+from a marker, a node of its own among the roots.
 """
 
 from __future__ import annotations
@@ -16,50 +17,81 @@ from torch import Tensor
 
 Gradients = list[Tensor | None]
 
-_guard = threading.Lock()  # guards what follows
-_open = 0  # catchers that are open
-_catchers: dict[int, Catcher] = {}  # by number of the run
-_early: dict[int, list[tuple[Any, Gradients]]] = {}  # came before the marker of their run
+
+class _Runs:
+    """The catchers of this process, by the number of the run that each belongs to."""
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()  # guards what follows
+        self._open = 0  # catchers that are open, with or without a number
+        self._catchers: dict[int, Catcher] = {}
+        self._early: dict[int, list[tuple[Any, Gradients]]] = {}  # gradients that came before the marker of their run
+
+    def open(self) -> None:
+        """Counts a catcher: from now on early gradients are kept."""
+        with self._guard:
+            self._open += 1
+
+    def begin(self, number: int, catcher: Catcher) -> list[tuple[Any, Gradients]]:
+        """Notes the catcher of this run. Returns the messages and gradients that came before."""
+        with self._guard:
+            self._catchers[number] = catcher
+            return self._early.pop(number, [])
+
+    def close(self, number: int | None) -> None:
+        """Forgets a catcher."""
+        with self._guard:
+            self._open -= 1
+            if number is not None:
+                del self._catchers[number]
+            if not self._open:
+                self._early.clear()
+
+    def find(self, number: int, message: Any, gradients: Gradients) -> Catcher | None:
+        """Returns the catcher of this run. None: it has none so far; keeps the gradients in case it gets one."""
+        with self._guard:
+            catcher = self._catchers.get(number)
+            if catcher is None and self._open:
+                self._early.setdefault(number, []).append((message, gradients))
+        return catcher
+
+
+_runs = _Runs()
 
 
 class Catcher:
-    """Gives ``send`` the gradients of these messages, once for each, in the thread that has computed them."""
+    """Passes the gradients of messages to ``send``, once for each message, in the thread that has computed them.
+
+    Args:
+        messages: The received messages that the run may reach.
+    """
 
     def __init__(self, messages: Collection[Any], send: Callable[[Any, Gradients], None]) -> None:
+        self._guard = threading.Lock()  # guards _left and _held
         self._left = set(messages)
         self._send = send
-        self._held: list[Gradients] = []  # so that nobody takes their memory for a sum before they have been sent
+        self._held: list[Gradients] = []  # kept, so that the engine does not reuse their memory before they have been sent
+        self._number: int | None = None
 
     @contextlib.contextmanager
     def open(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yields the marker, a root for the run, and the leaf that it depends on, an input."""
-        global _open
-        with _guard:
-            _open += 1
+        """Yields the marker, which must be a root of the run, and the leaf that it depends on, which must be an input."""
+        _runs.open()
         leaf = torch.zeros((), device="cpu", requires_grad=True)
-        self._number: int | None = None
         try:
             yield _Marker.apply(leaf, self), leaf  # type: ignore[no-untyped-call]
         finally:
-            with _guard:
-                _open -= 1
-                if self._number is not None:
-                    del _catchers[self._number]
-                if not _open:
-                    _early.clear()
+            _runs.close(self._number)
 
     def begin(self, number: int) -> None:
-        """The run of this number is this catcher's."""
-        with _guard:
-            self._number = number
-            _catchers[number] = self
-            early = _early.pop(number, [])
-        for message, gradients in early:
+        """Learns the number of its run."""
+        self._number = number
+        for message, gradients in _runs.begin(number, self):
             self.take(message, gradients)
 
     def take(self, message: Any, gradients: Gradients) -> None:
-        """Not a message of this run: it has been sent before, and its gradients have too."""
-        with _guard:
+        """Passes on the gradients of a message, if it is one of this run that has not been passed on."""
+        with self._guard:
             if message not in self._left:
                 return
             self._left.remove(message)
@@ -67,7 +99,7 @@ class Catcher:
         self._send(message, gradients)
 
     def rest(self) -> list[Any]:
-        """The messages that the run has not reached."""
+        """Returns the messages that the run has not reached."""
         return list(self._left)
 
 
@@ -84,11 +116,7 @@ class _Marker(torch.autograd.Function):
 
 
 def caught(message: Any, gradients: Gradients) -> None:
-    """A run of the engine has come to a received message. Nothing happens in runs without a catcher: they are the program's."""
-    number = torch._C._current_graph_task_id()
-    with _guard:
-        catcher = _catchers.get(number)
-        if catcher is None and _open:
-            _early.setdefault(number, []).append((message, gradients))
+    """Called when a run of the engine reaches a received message. Does nothing in a run of the program's own."""
+    catcher = _runs.find(torch._C._current_graph_task_id(), message, gradients)
     if catcher is not None:
         catcher.take(message, gradients)

@@ -1,8 +1,8 @@
-"""What a worker remembers of a distributed forward pass: which tensors it has sent, and which it has received.
+"""Distributed autograd contexts: what a worker remembers of a forward pass, which tensors it has sent and received.
 
 worker a                                  worker b
 x ---- sends[7] = [x] ----- message ----> _Received ---> its copy of x, which requires grad
-backward: gradients flow into that node on b, from there to a, into what was sent, and on (see passes.py).
+backward: gradients flow into that node on b, travel to a, and flow on from the tensors that a has sent (see passes.py).
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from torch.futures import Future
 
 from mpicoll.autograd.catching import caught
 
-WORKER_BITS = 48  # a context's id: number of the worker that made it, then its own count
+WORKER_BITS = 48  # id of a context: rank of the worker that made it, shifted by this, plus a count
 
-MessageId = tuple[int, int]  # worker that sent it, its count
+MessageId = tuple[int, int]  # rank of the worker that sent it, and that worker's count
 
 
 @dataclass(eq=False)
 class Receipt:
-    """A message whose tensors take part in autograd here. ``count``: of its tensors that require grad."""
+    """A received message with tensors that require grad: ``count`` of them."""
 
     sender: int
     message: MessageId
@@ -37,30 +37,38 @@ class Receipt:
 
 
 class _Received(torch.autograd.Function):
-    """Gives received tensors a place in the graph, where a pass stops and takes their gradients for the sender."""
+    """The node of received tensors in the graph: a pass stops here and takes their gradients for the sender."""
 
     @staticmethod
     def forward(ctx: Any, receipt: Receipt, token: Tensor, tensors: list[Tensor]) -> tuple[Tensor, ...]:
         ctx.receipt = receipt
         ctx.set_materialize_grads(False)
-        return tuple(tensors)  # they are in a list, so that they are outputs like any other, not views of inputs
+        return tuple(tensors)  # passed in a list, so that they are ordinary outputs and not views of inputs
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         caught(ctx.receipt, list(gradients))
-        return None, None, None  # a backward pass of this worker's alone ends here
+        return None, None, None  # a backward pass of this worker alone ends here
 
 
 @dataclass(eq=False)
 class Context:
-    """One distributed forward and backward pass on this worker. ``guard`` guards everything in it."""
+    """One distributed forward and backward pass on this worker.
+
+    Attributes:
+        sends: For each message, where the gradients of its tensors enter the graph.
+        gradients: By leaf.
+        workers: Ranks of the workers that learned of it from this one, or this one from them.
+        passes: Backward passes under way, by rank and number.
+        guard: Guards everything in the context.
+    """
 
     id: int
     sends: dict[MessageId, list[GradientEdge]] = field(default_factory=dict)
     gradients: dict[Tensor, Tensor] = field(default_factory=dict)
-    workers: set[int] = field(default_factory=set)  # that know of it through this one
-    passes: dict[MessageId, Any] = field(default_factory=dict)  # backward passes under way, by worker and number
+    workers: set[int] = field(default_factory=set)
+    passes: dict[MessageId, Any] = field(default_factory=dict)
     guard: threading.RLock = field(default_factory=threading.RLock)
 
     def _context_id(self) -> int:
@@ -155,12 +163,12 @@ _thread = threading.local()  # context: the one that this thread's calls and ans
 
 
 def current() -> Context | None:
-    """This thread's."""
+    """Returns the context of this thread."""
     return getattr(_thread, "context", None)
 
 
 def enter(context: Context | None) -> Context | None:
-    """This thread's calls and answers belong to it from here on. Returns the one that they belonged to."""
+    """Makes this thread's calls and answers belong to a context. Returns the context that they belonged to before."""
     before = current()
     _thread.context = context
     return before
@@ -168,7 +176,7 @@ def enter(context: Context | None) -> Context | None:
 
 @contextlib.contextmanager
 def entered(context: Context | None) -> Iterator[None]:
-    """While it lasts, this thread's calls and answers belong to this context."""
+    """Makes this thread's calls and answers belong to a context for the duration of the ``with`` block."""
     before = enter(context)
     try:
         yield
@@ -177,7 +185,7 @@ def entered(context: Context | None) -> Iterator[None]:
 
 
 class _Touch(torch.autograd.Function):
-    """A node behind any tensor. Torch's own way to the node of a leaf makes a view, which sparse tensors do not have."""
+    """A node behind any tensor. get_gradient_edge makes a view of a leaf to find its node, and sparse tensors have no views."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor) -> Tensor:
@@ -185,20 +193,20 @@ class _Touch(torch.autograd.Function):
 
 
 def edge_of(tensor: Tensor) -> GradientEdge:
-    """Where its gradient enters the graph."""
+    """Returns where the gradient of a tensor enters the graph."""
     if tensor.layout is torch.strided:
         return get_gradient_edge(tensor)
     with torch.enable_grad():
         touched: Any = _Touch.apply(tensor)  # type: ignore[no-untyped-call]
     node, index = touched.grad_fn.next_functions[0]
-    return GradientEdge(node, index, touched)  # which keeps the node alive
+    return GradientEdge(node, index, touched)  # ``touched`` keeps the node alive
 
 
-Extra = tuple[int, MessageId, list[int]] | None  # context, message, which of its tensors require grad
+Extra = tuple[int, MessageId, list[int]] | None  # id of the context, the message, indices of the tensors that require grad
 
 
 def attach(tensors: list[Tensor], to: int) -> Extra:
-    """For a message that is about to leave: remembers those of its tensors that require grad; what the receiver must know."""
+    """Remembers the tensors of an outgoing message that require grad. Returns what the receiver must know."""
     context = current()
     if context is None:
         return None
@@ -212,7 +220,7 @@ def attach(tensors: list[Tensor], to: int) -> Extra:
 
 
 def accept(tensors: list[Tensor], extra: Extra, sender: int) -> list[Tensor]:
-    """For a message that has arrived: puts those tensors into this worker's graph."""
+    """Returns the tensors of a received message, with those that require grad in this worker's graph."""
     if extra is None or not extra[2]:
         return tensors
     context_id, message, needed = extra

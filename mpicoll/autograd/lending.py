@@ -1,4 +1,4 @@
-"""The ``.grad`` of leaves, lent to one user at a time: an optimizer's step, or a run of torch's engine that writes to it."""
+"""Lends the ``.grad`` of leaves to one user at a time: an optimizer's step, or a run of torch's engine that writes to it."""
 
 from __future__ import annotations
 
@@ -8,24 +8,42 @@ from collections.abc import Iterator, Sequence
 
 from torch import Tensor
 
-_changed = threading.Condition()  # guards _lent
-_lent: set[int] = set()  # ids of the leaves whose .grad is lent
+
+class _Leaves:
+    """The leaves whose ``.grad`` is lent, by `id`."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()  # guards _lent
+        self._lent: set[int] = set()
+
+    @contextlib.contextmanager
+    def lent(self, leaves: Sequence[Tensor]) -> Iterator[None]:
+        """Waits until none of the leaves is lent, then holds all of them. Never some, so two users cannot wait in a circle."""
+        ids = {id(leaf) for leaf in leaves}
+        with self._changed:
+            self._changed.wait_for(lambda: self._lent.isdisjoint(ids))
+            self._lent.update(ids)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._lent.difference_update(ids)
+                self._changed.notify_all()
+
+
+_leaves = _Leaves()
 
 
 @contextlib.contextmanager
 def lent(leaves: Sequence[Tensor], gradients: Sequence[Tensor | None], overwritten: bool = False) -> Iterator[None]:
-    """While it lasts, each leaf's ``.grad`` starts as this gradient; afterwards it is what it was before.
+    """Sets the ``.grad`` of each leaf to this gradient, and back to the earlier one at the end.
 
-    Waits until none of the leaves is lent. It takes all of them or none, so that two users never wait for each other.
+    Waits until none of the leaves is lent to another user.
 
     Args:
         overwritten: The memory of the earlier ``.grad`` will be written to; keep a copy of it.
     """
-    ids = {id(leaf) for leaf in leaves}
-    with _changed:
-        _changed.wait_for(lambda: _lent.isdisjoint(ids))
-        _lent.update(ids)
-    try:
+    with _leaves.lent(leaves):
         before = [leaf.grad for leaf in leaves]
         if overwritten:
             before = [None if gradient is None else gradient.clone() for gradient in before]
@@ -36,7 +54,3 @@ def lent(leaves: Sequence[Tensor], gradients: Sequence[Tensor | None], overwritt
         finally:
             for leaf, gradient in zip(leaves, before, strict=True):
                 leaf.grad = gradient
-    finally:
-        with _changed:
-            _lent.difference_update(ids)
-            _changed.notify_all()

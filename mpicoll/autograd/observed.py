@@ -1,19 +1,19 @@
-"""Leaves whose gradient something else looks at while torch's engine accumulates it: DDP, hooks.
+"""Leaves whose gradient is observed while torch's engine accumulates it: by DDP, or by hooks.
 
 # Note [DDP in a distributed backward pass]
-# DDP's reducer is C++. It has a hook behind the AccumulateGrad node of each of its parameters, reads the parameter's gradient
-# there, all-reduces buckets of them while the backward pass goes on, and writes the result back when the engine's run ends. It
-# reads and writes ``parameter.grad``, or the gradient in a context of torch.distributed.autograd; it cannot know our contexts.
-# `torch.autograd.grad` ends before AccumulateGrad, so none of this happens there, and the gradients are not reduced.
+# DDP's reducer is C++ code. Its hook behind the AccumulateGrad node of each parameter reads the gradient of the parameter. It
+# all-reduces buckets of gradients during the backward pass, and writes the result back when the run of the engine ends. It reads
+# and writes ``parameter.grad``, or the gradient in a context of torch.distributed.autograd; it does not know mpicoll's contexts.
+# `torch.autograd.grad` ends before AccumulateGrad, so there the hooks do not run and the gradients are not reduced.
 #
 # So a run that reaches a DDP module is a `torch.autograd.backward`, in which AccumulateGrad runs. For its duration the ``.grad``
-# of all parameters of the module is lent (lending.py): it starts as what the context has already, and what it is at the end
-# goes to the context. So whatever DDP does in a backward pass of one process (buckets, hooks of communication, no_sync, join,
-# static graphs, unused parameters that other ranks have used) works here, and overlaps with the backward pass as it does there.
+# of all parameters of the module is lent (lending.py): it starts as the gradient in the context, and its value at the end goes
+# to the context. So everything that DDP does in a backward pass of one process (buckets, communication hooks, no_sync, join,
+# static graphs, unused parameters that other ranks have used) works here, and overlaps with the backward pass as usual.
 #
 # The hooks count: each AccumulateGrad must run once in a pass, with the whole gradient. So the parameters of a module wait until
-# every output that depends on one of them has its gradient. Where these do not arrive together, what lies between is computed
-# a second time, for the parameters.
+# every output that depends on one of them has its gradient. If these do not arrive together, the part of the graph between the
+# outputs and the parameters is computed a second time.
 """
 
 from __future__ import annotations
@@ -35,10 +35,13 @@ _modules: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
 
 @dataclass(eq=False)
 class Observed:
-    """Leaves that are reached in one run of a pass, with their whole gradients.
+    """Leaves that one run of a pass must reach together, with their whole gradients.
 
-    ``lent``: the parameters that DDP may write to in that run, or the leaf that has hooks at its AccumulateGrad node; none:
-    the leaf has hooks of its own only, which run wherever its gradient is taken. ``modules``: the DDP modules.
+    Attributes:
+        leaves: An ordered set.
+        lent: Parameters that DDP may write to in that run, or the leaf with hooks at its AccumulateGrad node. Empty: the leaf has
+            only tensor hooks, which run wherever its gradient is computed.
+        modules: The DDP modules.
     """
 
     leaves: dict[Tensor, None] = field(default_factory=dict)
@@ -46,27 +49,27 @@ class Observed:
     modules: list[DistributedDataParallel] = field(default_factory=list)
 
     def queues_reduction(self) -> bool:
-        """Whether the next run through a module reduces all of its gradients at its end, be they complete or not."""
+        """Returns whether the next run through a module reduces all of its gradients at its end, even if some are incomplete."""
         return any(module.static_graph and not module._static_graph_delay_allreduce_enqueued for module in self.modules)
 
     def overwrites(self) -> bool:
-        """Whether the run writes to the memory of gradients of earlier backward passes: views of the buckets are overwritten."""
+        """Returns whether the run overwrites the gradients of earlier backward passes, because they are views of buckets."""
         return any(module.gradient_as_bucket_view for module in self.modules)
 
     def ready(self) -> Ready:
-        """For each module that the run comes to, and that is to reduce: when each gradient was ready the last time."""
+        """Returns, for each module that the run must reduce, when each gradient was ready the last time."""
         return [
             (module, module.reducer.get_backward_stats())
             for module in self.modules
             if module.require_forward_param_sync  # the last forward pass was not in no_sync
             and getattr(module, "reducer", None) is not None
-            and not (module.static_graph and not module._static_graph_delay_allreduce_enqueued)  # it notes no times then
+            and not (module.static_graph and not module._static_graph_delay_allreduce_enqueued)  # it records no times then
             and any(parameter in self.leaves for parameter in module._module_parameters)
         ]
 
 
 def check_reduced(before: Ready) -> None:
-    """DDP leaves gradients as they are, and says nothing, if it has reduced since its last forward pass."""
+    """Checks that DDP has reduced. If it has done so since its last forward pass, it silently does not do it again."""
     for module, times in before:
         if module.reducer.get_backward_stats() == times:
             raise RuntimeError(
@@ -78,16 +81,16 @@ def check_reduced(before: Ready) -> None:
 
 
 class Observers:
-    """What one pass knows of the leaves that are observed. Built when the pass begins on a worker."""
+    """The observed leaves of one pass, found when the pass begins on a worker."""
 
     def __init__(self) -> None:
         self._found: dict[int, Observed] = {}
         for module in list(_modules):
-            parameters: list[Tensor] = getattr(module, "_module_parameters", [])  # none: it is being built
+            parameters: list[Tensor] = getattr(module, "_module_parameters", [])  # none while it is being built
             self._add(module, [parameter for parameter in parameters if parameter.requires_grad])
 
     def _add(self, module: DistributedDataParallel, parameters: list[Tensor]) -> None:
-        """Modules that share a parameter are one."""
+        """Adds a module. Modules that share a parameter are observed together."""
         together = Observed(lent=list(parameters), modules=[module])
         for other in {id(found): found for p in parameters if (found := self._found.get(id(p))) is not None}.values():
             together.lent += other.lent
@@ -96,7 +99,7 @@ class Observers:
         self._found.update(dict.fromkeys(map(id, together.lent), together))
 
     def of(self, leaf: Tensor, node: Any) -> Observed | None:
-        """Those that this leaf belongs to; None: nothing observes it. ``node``: its AccumulateGrad."""
+        """Returns the observed leaves that this leaf belongs to. None: nothing observes it. ``node``: its AccumulateGrad node."""
         found = self._found.get(id(leaf))
         if found is None:
             hooked = _has_hooks(node)
@@ -108,7 +111,7 @@ class Observers:
 
 
 def _has_hooks(node: Any) -> bool:
-    """Whether Python has registered hooks at this node. Torch shows them only to those who register one."""
+    """Returns whether Python hooks are registered at this node. torch shows them only to code that registers one."""
     for register in (node.register_hook, node.register_prehook):
         handle = register(_no_hook)
         count = len(handle.hooks_dict_ref())
@@ -119,7 +122,7 @@ def _has_hooks(node: Any) -> bool:
 
 
 def _no_hook(*gradients: Any) -> None:
-    """Is there for a moment only, see `_has_hooks`."""
+    """Registered for a moment only; see `_has_hooks`."""
 
 
 # -- DDP modules -------------------------------------------------------------------------------------------------------
@@ -127,7 +130,7 @@ def _no_hook(*gradients: Any) -> None:
 
 @functools.cache
 def install() -> None:
-    """Has every DDP module, of any backend, make itself known; finds those that are there already."""
+    """Makes every new DDP module, of any backend, register itself. Finds the existing ones."""
     original: Any = DistributedDataParallel._ddp_init_helper
 
     @functools.wraps(original)

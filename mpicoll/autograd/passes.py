@@ -1,14 +1,15 @@
-"""The distributed backward pass: gradients travel the way back of the messages, and end up in the context.
+"""The distributed backward pass: gradients travel back along the messages and are collected in the context.
 
-    [1] find     from the roots, each worker walks its part of the graph to the messages that it had received, and asks their
-                 senders to do the same from what they had sent. Afterwards everybody knows which messages take part, so that
-                 an output that no loss depends on keeps nobody waiting.
-    [2] flow     a worker that has all gradients that can reach a received message runs torch's engine as far as that message,
-                 and sends its gradients back, once. Leaves take part in the run in which an output is used for the first time;
-                 those that DDP or hooks observe, once, in a run that has their whole gradients (observed.py).
-    [3] an answer is given when all that it has caused has been answered: when the caller has its answers, all is done.
+    [1] find     From the roots, each worker walks its part of the graph to the messages that it received, and asks their senders
+                 to do the same from the tensors that they sent. Afterwards every worker knows which messages take part, so that
+                 it does not wait for the gradient of an output that no loss depends on.
+    [2] flow     A worker waits until it has all gradients that can reach a received message. Then it runs torch's engine as far
+                 as that message and sends the gradients back, once. Leaves take part in the first run that uses an output they
+                 lead to. Leaves that DDP or hooks observe take part once, in a run that has their whole gradients (observed.py).
+    [3] end      A call is answered after all calls that it has caused have been answered. So when the caller has its answers,
+                 the whole pass is done, and every worker forgets it.
 
-The set-up is that of "SMART mode" in PyTorch's notes on distributed autograd, which torch itself does not have.
+This is the "SMART mode" of PyTorch's notes on distributed autograd, which torch itself does not implement.
 """
 
 from __future__ import annotations
@@ -37,10 +38,18 @@ install()
 
 @dataclass(eq=False)
 class Pass:
-    """One backward pass on one worker. Guarded by its context's guard.
+    """One backward pass on one worker. Guarded by the guard of its context.
 
-    ``reaches``: for each received message, and for observed leaves, the outputs here from which they are reached; ``places``:
-    where its tensors enter the graph; ``leaves``: for each output, the leaves that nothing observes.
+    An output is a group of tensors that this worker has sent, or the roots; it is named by its message.
+
+    Attributes:
+        outputs: For each output, where its gradients enter the graph.
+        leaves: For each output, the leaves that it leads to and that nothing observes.
+        reaches: For each received message, and for observed leaves, the outputs that lead to them.
+        places: For each received message, where its tensors are in the graph.
+        arrived: For each output, its gradients, once they are here.
+        used: Outputs whose gradients the leaves have received.
+        done: Received messages and observed leaves whose run has begun.
     """
 
     outputs: dict[MessageId, list[GradientEdge]] = field(default_factory=dict)
@@ -48,23 +57,28 @@ class Pass:
     reaches: dict[Receipt | Observed, set[MessageId]] = field(default_factory=dict)
     places: dict[Receipt, list[GradientEdge]] = field(default_factory=dict)
     arrived: dict[MessageId, list[Tensor | None]] = field(default_factory=dict)
-    used: set[MessageId] = field(default_factory=set)  # outputs whose leaves have their share
+    used: set[MessageId] = field(default_factory=set)
     done: set[Receipt | Observed] = field(default_factory=set)
     observers: Observers = field(default_factory=Observers)
 
 
 def backward(context_id: int, roots: Sequence[Tensor], retain_graph: bool = False) -> None:
-    """Computes the gradients of the sum of the roots for every leaf on every worker, and adds them to the context's there.
+    """Computes the gradients of the sum of the roots for every leaf on every worker, and adds them to the context there.
 
     Args:
-        context_id: What `context` gave.
-        roots: Tensors of one element that depend on something that requires grad.
+        context_id: From `context`.
+        roots: Tensors of one element that depend on a tensor that requires grad.
         retain_graph: Keep what a second pass needs.
 
     Raises:
-        RuntimeError: No such context; roots that are no scalars or depend on nothing; a graph that is gone; whatever went wrong
-            on another worker: "Error on Node 2: ...", with the traceback from there. An error on this worker keeps its type.
-        TypeError: The roots are no list of tensors, or context_id is no int.
+        RuntimeError: There is no such context; a root has several elements or depends on nothing; the graph has been freed; or
+            another worker failed: "Error on Node 2: ...", with its traceback. An error on this worker keeps its type.
+        TypeError: The roots are not a list of tensors, or context_id is not an int.
+
+    Example:
+        >>> with dist_autograd.context() as context_id:
+        ...     loss = rpc.rpc_sync("worker1", torch.add, (x, y)).sum()
+        ...     dist_autograd.backward(context_id, [loss])
     """
     if not isinstance(context_id, int):
         raise TypeError(f"backward(): incompatible function arguments: context_id must be an int, got {context_id!r}")
@@ -84,7 +98,7 @@ def backward(context_id: int, roots: Sequence[Tensor], retain_graph: bool = Fals
 
 
 def _checked(roots: Sequence[Tensor]) -> list[Tensor]:
-    """With torch's words, which programs look for."""
+    """Returns the roots. Error texts are torch's, because programs match them."""
     if not isinstance(roots, Iterable) or isinstance(roots, Tensor) or not all(isinstance(root, Tensor) for root in roots):
         kinds = type(roots).__name__ if isinstance(roots, Tensor) or not isinstance(roots, Iterable) else [*map(type, roots)]
         raise TypeError(f"backward(): incompatible function arguments: roots must be a list of tensors, got {kinds}")
@@ -106,7 +120,7 @@ def _checked(roots: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _find(number: MessageId, context_id: int, messages: list[MessageId]) -> Future[Any]:
-    """Runs on the sender of these messages."""
+    """Runs on the sender of these messages, called by their receiver."""
     with _named():
         return _found(number, context_id, messages)
 
@@ -127,7 +141,7 @@ def _found(number: MessageId, context_id: int, messages: list[MessageId]) -> Fut
 
 
 def _walk(context: Context, here: Pass, number: MessageId, outputs: list[MessageId]) -> Future[Any]:
-    """Notes what these outputs depend on, and asks on where that was received."""
+    """Notes what these outputs lead to, and asks the senders of the received messages among it to do the same."""
     asked: dict[int, list[MessageId]] = {}
     with context.guard:
         for output in outputs:
@@ -150,7 +164,7 @@ def _walk(context: Context, here: Pass, number: MessageId, outputs: list[Message
 
 
 def _nodes(edges: Iterable[GradientEdge]) -> list[Any]:
-    """Every node that gradients from these edges reach, except the tokens of received messages."""
+    """Returns every node that gradients from these edges reach. Does not go beyond the nodes of received messages."""
     stack = [edge.node for edge in edges]
     seen = set(stack)
     found = []
@@ -170,7 +184,7 @@ def _nodes(edges: Iterable[GradientEdge]) -> list[Any]:
 
 
 def _flow(number: MessageId, context_id: int, message: MessageId, gradients: list[Tensor | None]) -> Future[Any]:
-    """Runs on the sender of this message."""
+    """Runs on the sender of this message, called by its receiver."""
     with _named():
         context = contexts.registry.find(context_id)
         here = context.passes.get(number)
@@ -181,7 +195,7 @@ def _flow(number: MessageId, context_id: int, message: MessageId, gradients: lis
 
 @contextlib.contextmanager
 def _named() -> Iterator[None]:
-    """An error on this worker reaches the one that began the pass as torch has it: a RuntimeError that names the worker."""
+    """Turns an error into a RuntimeError that names this worker, as in torch. It travels to the worker that began the pass."""
     try:
         yield
     except MpicollError:  # a worker has left, or RPC has ended
@@ -191,7 +205,7 @@ def _named() -> Iterator[None]:
 
 
 def _take(context: Context, here: Pass, number: MessageId, output: MessageId, gradients: list[Tensor | None]) -> Future[Any]:
-    """Gradients of an output are here: runs what had waited for them."""
+    """Adds the gradients of an output, and runs everything that has waited for them."""
     answers: list[Future[Any]] = []
 
     def send(receipt: Receipt, gradients: list[Tensor | None]) -> None:
@@ -213,12 +227,12 @@ def _take(context: Context, here: Pass, number: MessageId, output: MessageId, gr
 
 
 _function: Any
-for _function in (_find, _flow):  # answered when their future is, see mpicoll.rpc.functions.async_execution
+for _function in (_find, _flow):  # async_execution of mpicoll.rpc.functions, which is above this package
     _function._wrapped_async_rpc_function = _function
 
 
 def _plan(here: Pass, needs: frozenset[MessageId], targets: list[Receipt | Observed]) -> list[Run]:
-    """The engine's runs for these: one, unless some of the outputs have given the leaves their share before."""
+    """Returns the runs of the engine for these targets: one, or two if the leaves have received some of the gradients before."""
     _check_static(here, needs, targets)
     fresh = [output for output in needs if output not in here.used]
     here.used.update(fresh)
@@ -240,7 +254,7 @@ def _roots(here: Pass, outputs: Iterable[MessageId]) -> list[tuple[GradientEdge,
 
 
 def _check_static(here: Pass, needs: frozenset[MessageId], targets: list[Receipt | Observed]) -> None:
-    """A static graph is reduced at the end of the first run that comes through the module, which must be the only one."""
+    """Checks that one run reaches all of a DDP module with a static graph: DDP reduces it at the end of the first run."""
     for target, others in here.reaches.items():
         if isinstance(target, Observed) and target not in targets and needs & others and target.queues_reduction():
             raise RuntimeError(
@@ -254,7 +268,7 @@ def _check_static(here: Pass, needs: frozenset[MessageId], targets: list[Receipt
 
 
 def _end(context: Context, number: MessageId, retain_graph: bool) -> None:
-    """Forgets the pass here and on every worker that took part, and what it used, unless it is to be retained."""
+    """Forgets the pass on every worker that took part, and the graph that it used unless ``retain_graph``."""
     with context.guard:
         here = context.passes.pop(number, None)
         if here is None:
@@ -273,7 +287,7 @@ def _end_there(number: MessageId, context_id: int, retain_graph: bool) -> None:
 
 
 def _all(futures: Iterable[Future[Any]]) -> Future[Any]:
-    """One future of no value; the first error among them is its error."""
+    """Returns a future that completes without a value after all of these, or with the first error among them."""
     waiting = list(futures)
     whole: Future[Any] = Future()
     errors: list[Exception] = []
@@ -282,7 +296,7 @@ def _all(futures: Iterable[Future[Any]]) -> Future[Any]:
     def ended(future: Future[Any]) -> None:
         try:
             future.value()
-        except Exception as error:  # noqa: BLE001  it is the whole's
+        except Exception as error:  # noqa: BLE001  raised where the result is waited for
             error.__traceback__ = None  # its frames hold the future that holds it
             errors.append(error)
         if next(left) == 0:

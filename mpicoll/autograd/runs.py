@@ -1,7 +1,7 @@
-"""One run of torch's engine in a backward pass: from gradients of outputs to received messages and leaves.
+"""One run of torch's engine in a backward pass: from the gradients of outputs to received messages and leaves.
 
-Where nothing observes a leaf, `torch.autograd.grad` takes its gradient without touching ``.grad``, so that passes of many
-contexts run at the same time. Otherwise see Note [DDP in a distributed backward pass] in observed.py.
+If nothing observes the leaves, `torch.autograd.grad` computes their gradients without touching ``.grad``, so that passes of many
+contexts can run at the same time. Otherwise see Note [DDP in a distributed backward pass] in observed.py.
 """
 
 from __future__ import annotations
@@ -25,8 +25,14 @@ Send = Callable[[Receipt, list[Tensor | None]], None]
 
 @dataclass(eq=False)
 class Run:
-    """``roots``: outputs with their gradients; ``places``: where received messages enter the graph. ``leaves``: nothing
-    observes them."""
+    """A run.
+
+    Attributes:
+        roots: Outputs with their gradients.
+        places: Received messages to compute gradients for, and where they are in the graph.
+        leaves: Leaves to compute gradients for, which nothing observes.
+        observed: Leaves to compute gradients for, which DDP or hooks observe.
+    """
 
     roots: list[tuple[GradientEdge, Tensor]]
     places: dict[Receipt, list[GradientEdge]] = field(default_factory=dict)
@@ -34,13 +40,13 @@ class Run:
     observed: list[Observed] = field(default_factory=list)
 
     def __call__(self, context: Context, send: Send) -> None:
-        """The leaves' gradients go to the context, those of received messages to ``send``, once for each message."""
+        """Runs. Adds the gradients of the leaves to the context, and calls ``send`` once for each received message."""
         leaves = [*self.leaves, *(leaf for those in self.observed for leaf in those.leaves)]
         if not self.roots or not (self.places or leaves):
             for receipt in self.places:
                 send(receipt, [None] * receipt.count)
             return
-        with torch.enable_grad():  # a handler's thread may be under no_grad
+        with torch.enable_grad():  # the thread may be in no_grad mode
             if any(those.lent for those in self.observed):
                 self._accumulate(context, leaves, send)
             else:
@@ -66,7 +72,7 @@ class Run:
         others = [leaf for leaf in leaves if leaf not in set(whole)]
         with context.guard:
             start = [context.gradients.get(leaf) for leaf in whole]
-        # AccumulateGrad adds in place, and the program may hold what was there before.
+        # AccumulateGrad adds in place, and the program may hold the earlier gradient.
         start = [None if gradient is None else gradient.clone() for gradient in start]
         overwrites = any(those.overwrites() for those in self.observed)
         before = [times for those in self.observed for times in those.ready()]
@@ -85,7 +91,7 @@ class Run:
 
 
 def _add(gradients: dict[Tensor, Tensor], leaf: Tensor, found: list[Tensor | None]) -> None:
-    """Takes the last of ``found``. Never changes what was there before, which somebody may have been given."""
+    """Removes the last gradient of ``found`` and adds it. Never changes the earlier gradient, which the program may hold."""
     before, alone = gradients.get(leaf), _held_by_nobody_else(found)
     new = found.pop()
     if new is None:
@@ -99,7 +105,7 @@ def _add(gradients: dict[Tensor, Tensor], leaf: Tensor, found: list[Tensor | Non
 
 
 def _handed_on(new: Tensor) -> Tensor:
-    """Without a copy where its memory is contiguous. The indices of a sparse one are copied: they may be the program's input."""
+    """Returns it contiguous, if possible without a copy. Indices of a sparse one are copied: they may be input of the program."""
     if new.layout is torch.strided:
         return new if new.is_contiguous() else new.clone()
     indices, values = new._indices().clone(), new._values()
@@ -109,11 +115,11 @@ def _handed_on(new: Tensor) -> Tensor:
 
 
 def _held_by_nobody_else(found: list[Tensor | None]) -> bool:
-    """Whether the last of them is in no other hands: not in Python's, C++'s (a graph that has saved it), or under a view.
+    """Returns whether nothing else refers to the last of them: no Python object, no C++ object (a graph), no view.
 
-    Of a sparse one, what counts are its values.
+    For a sparse one, its values count.
     """
-    if sys.getrefcount(found[-1]) > 2:  # the list and the call
+    if sys.getrefcount(found[-1]) > 2:  # the list and the argument
         return False
     gradient = found[-1]
     if gradient is None or gradient._use_count() > 1:  # type: ignore[attr-defined]

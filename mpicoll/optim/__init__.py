@@ -1,4 +1,4 @@
-"""torch.distributed.optim, with a DistributedOptimizer for mpicoll.rpc's RRefs; everything else is torch's own."""
+"""torch.distributed.optim, with a DistributedOptimizer for RRefs of mpicoll.rpc. All other names are torch's own objects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One optimizer for parameters on many workers: a local one on each, all stepped at once."""
+"""One optimizer for parameters on many workers: a local optimizer on each of them."""
 
 from __future__ import annotations
 
@@ -14,24 +14,37 @@ from mpicoll.rpc import RRef
 
 
 class _Local:
-    """A worker's own optimizer, for the parameters that are there."""
+    """The optimizer of one worker, for the parameters that it owns."""
 
     def __init__(self, kind: Any, rrefs: Sequence[RRef[Tensor]], *arguments: Any, **keywords: Any) -> None:
         self.parameters = [rref.local_value() for rref in rrefs]
         self.optimizer: torch.optim.Optimizer = kind(self.parameters, *arguments, **keywords)
 
     def step(self, context_id: int) -> None:
-        """With the context's gradients in the place of ``.grad``, which is what it was afterwards."""
+        """Makes one step with the gradients of the context. ``.grad`` keeps its value."""
         gradients = autograd.get_gradients(context_id)
         with lent(self.parameters, [gradients.get(parameter) for parameter in self.parameters]):
             self.optimizer.step()
 
 
 class DistributedOptimizer:
-    """Steps parameters wherever they are, with the gradients of a distributed autograd context.
+    """Optimizes parameters on any workers, with the gradients of a distributed autograd context.
 
-    Args:   optimizer_class: any torch optimizer; one is made on each worker that owns some of the parameters.
-            params_rref: RRefs to the parameters. The rest goes to the optimizer.
+    Args:
+        optimizer_class: Any torch optimizer. One is made on each worker that owns some of the parameters.
+        params_rref: RRefs to the parameters.
+        args: Further arguments of the optimizer.
+        kwargs: Keyword arguments of the optimizer.
+
+    Raises:
+        ValueError: ``params_rref`` is empty.
+        Exception: What the constructor of an optimizer raised, with its type.
+
+    Example:
+        >>> optimizer = DistributedOptimizer(torch.optim.SGD, model.remote_parameters(), lr=0.05)
+        >>> with dist_autograd.context() as context_id:
+        ...     dist_autograd.backward(context_id, [loss(model(x))])
+        ...     optimizer.step(context_id)
     """
 
     def __init__(self, optimizer_class: Any, params_rref: Sequence[RRef[Tensor]], *args: Any, **kwargs: Any) -> None:
@@ -44,12 +57,17 @@ class DistributedOptimizer:
             rpc.remote(owner, _Local, (optimizer_class, rrefs, *args), kwargs) for owner, rrefs in by_owner.items()
         ]
         for optimizer in self.remote_optimizers:
-            optimizer._get_type()  # raises here what its constructor has raised there
+            optimizer._get_type()  # raises what its constructor raised
 
     def step(self, context_id: int) -> None:
-        """One step on every worker; returns when all have made it. Concurrent steps take turns on each worker.
+        """Makes one step on every worker and waits for all of them. On each worker, concurrent steps run one after the other.
 
-        Raises: RuntimeError: there is no such context; what went wrong on a worker.
+        Args:
+            context_id: From mpicoll.autograd.context.
+
+        Raises:
+            RuntimeError: There is no such context.
+            Exception: What a local optimizer raised, with its type.
         """
         autograd.get_gradients(context_id)
         steps = [optimizer.rpc_async().step(context_id) for optimizer in self.remote_optimizers]
