@@ -15,7 +15,7 @@ from torch.distributed import distributed_c10d as c10d
 from mpicoll._c10d import names
 from mpicoll._discovery.detect import started_by_mpi
 from mpicoll._engine import registry
-from tests.support import agree, needs_sort_ranks
+from tests.support import agree, everyone, free_port, needs_sort_ranks
 
 
 @pytest.fixture(autouse=True)
@@ -223,9 +223,7 @@ def test_init_methods(method: str, no_world: None, rank: int, size: int, shared_
     elif method == "file":
         dist.init_process_group("mpi", init_method=f"file://{shared_path}/rendezvous")
     elif method == "tcp":
-        from tests.support import everyone
-
-        port = everyone(_free_port())[0]
+        port = everyone(free_port())[0]
         dist.init_process_group("mpi", init_method=f"tcp://127.0.0.1:{port}")
     else:
         dist.init_process_group("mpi", init_method=method)
@@ -362,11 +360,3 @@ def test_abort_does_not_wait(rank: int, size: int) -> None:
 
 def _breaks(*args: object, **kwargs: object) -> None:
     raise ZeroDivisionError
-
-
-def _free_port() -> int:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

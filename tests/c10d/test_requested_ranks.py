@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import sys
 import warnings
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 import torch.distributed as dist
 
 from mpicoll._c10d.requested_ranks import unified
-from tests.support import LAUNCH_ENVIRONMENT, agree, everyone, launch, run
+from tests.support import LAUNCH_ENVIRONMENT, agree, everyone, free_port, launch, run
 
 SCRIPTS = Path(__file__).parent / "scripts"
 
@@ -87,9 +86,3 @@ def test_taken_without_a_warning(rank: int, size: int, form: str) -> None:
     texts = [str(w.message) for w in caught if "init_process_group" in str(w.message)]
     agree(not texts and (dist.get_rank(), dist.get_world_size()) == (rank, size), texts)
     dist.destroy_process_group()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

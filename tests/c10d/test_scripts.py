@@ -11,7 +11,7 @@ import pytest
 
 from mpicoll._c10d.names import BACKEND_SUBCLASSES
 from mpicoll._discovery.detect import OWNER_PID
-from tests.support import LAUNCH_ENVIRONMENT, mpiexec, run
+from tests.support import LAUNCH_ENVIRONMENT, free_port, mpiexec, run
 
 SCRIPTS = Path(__file__).parent / "scripts"
 HUNG_S = 40  # seconds; a script of these takes 2 to 8
@@ -81,8 +81,8 @@ def test_alone_without_a_launcher() -> None:
 
 def test_under_torchrun() -> None:
     """trap 76: N singletons must not pass for N ranks."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(SCRIPTS / "under_torchrun.py")]
-    done = run(command, timeout_s=HUNG_S, env=LAUNCH_ENVIRONMENT)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--master-port", str(free_port()), "--nproc-per-node", "2"]
+    done = run([*torchrun, str(SCRIPTS / "under_torchrun.py")], timeout_s=HUNG_S, env=LAUNCH_ENVIRONMENT)
     assert done.stdout.count("LaunchError: torchrun started 2 processes, but MPI sees 1 rank") == 2, done.stderr
     assert "mpicoll.run" in done.stdout
 

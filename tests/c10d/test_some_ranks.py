@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch.distributed as dist
 
 from mpicoll import LaunchError
 from mpicoll._c10d import some_ranks
-from tests.support import ROOT, launch
+from tests.support import ROOT, free_port, launch
 
 SCRIPT = str(ROOT / "tests" / "c10d" / "scripts" / "some_ranks.py")
 TWO: dict[str, Any] = {"rank": 1, "world_size": 2}
@@ -68,10 +67,7 @@ def test_two_processes_of_one_rank() -> None:
     ("case", "ranks"), [("tutorial", 4), ("rpc_first", 3), ("again", 3), ("store", 3), ("nowhere", 4), ("fails", 4)]
 )
 def test_a_job(case: str, ranks: int, tmp_path: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        port = probe.getsockname()[1]
-    done = launch(ranks, SCRIPT, case, str(tmp_path) if case == "again" else str(port), timeout_s=280)
+    done = launch(ranks, SCRIPT, case, str(tmp_path if case == "again" else free_port()), timeout_s=280)
     said = done.stdout + done.stderr
     if case == "fails":
         assert done.returncode != 0, said

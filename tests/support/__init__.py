@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -89,6 +90,13 @@ def mpiexec() -> str:
     found = str(beside) if beside.exists() else shutil.which("mpiexec")
     assert found is not None, "no mpiexec beside this Python nor on the PATH"
     return found
+
+
+def free_port() -> int:
+    """A TCP port of this host that no process has now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def is_open_mpi() -> bool:
