@@ -56,7 +56,7 @@ def all_gather_coalesced(
 
 
 def _engine(group: ProcessGroup | None, tensors: list[Tensor]) -> Communicator | None:
-    found = [groups.engine(group, tensor) for tensor in as_list(tensors)]
+    found = [groups.of(group, tensor) for tensor in as_list(tensors)]
     return found[0] if found and all(found) else None
 
 

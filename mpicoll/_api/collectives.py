@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as torchs
 from torch import Tensor
+
+# Takes a list of tensors; mpicoll/_tensors/versions.py says why. Bound here, since a function of ours around it costs 1 % of a
+# small operation.
+from torch._C import _increment_version as count_writes
 from torch.distributed import ProcessGroup, ReduceOp
 
 from mpicoll._api import groups
 from mpicoll._c10d import dynamo
-from mpicoll._tensors.versions import count_write
 
 if TYPE_CHECKING:
     from mpicoll._progress.work import Work
@@ -32,13 +35,13 @@ def broadcast(
 
     Args:   src: global rank; group_src: group rank, in its place.
     """
-    communicator = groups.engine(group, tensor)
+    communicator = groups.of(group, tensor)
     if communicator is None:
         return torchs.broadcast(tensor, src, group, async_op, group_src)  # type: ignore[no-any-return]
     origin = groups.peer(communicator, "broadcast", "src", src, group_src)
     work = communicator.broadcast(tensor, origin, async_op)
     if communicator.rank != origin:
-        count_write(tensor)
+        count_writes((tensor,))
     return work
 
 
@@ -49,11 +52,11 @@ def all_reduce(tensor: Tensor, op: Op = SUM, group: ProcessGroup | None = None, 
 
     Raises: UnsupportedReduction (a TypeError and a ValueError): dtype and op have no right answer together.
     """
-    communicator = groups.engine(group, tensor)
+    communicator = groups.of(group, tensor)
     if communicator is None:
         return torchs.all_reduce(tensor, op, group, async_op)  # type: ignore[no-any-return]
     work = communicator.all_reduce(tensor, op, async_op)
-    count_write(tensor)
+    count_writes((tensor,))
     return work
 
 
@@ -69,13 +72,13 @@ def reduce(
 
     Args:   dst: global rank; group_dst: group rank, in its place.
     """
-    communicator = groups.engine(group, tensor)
+    communicator = groups.of(group, tensor)
     if communicator is None:
         return torchs.reduce(tensor, dst, op, group, async_op, group_dst)  # type: ignore[no-any-return]
     to = groups.peer(communicator, "reduce", "dst", dst, group_dst)
     work = communicator.reduce(tensor, to, op, async_op)
     if communicator.rank == to:
-        count_write(tensor)
+        count_writes((tensor,))
     return work
 
 
@@ -83,11 +86,11 @@ def all_gather(
     tensor_list: list[Tensor], tensor: Tensor, group: ProcessGroup | None = None, async_op: bool = False
 ) -> Work | None:
     """Rank i's tensor arrives in everybody's ``tensor_list[i]``; the ranks' tensors may differ in shape."""
-    communicator = groups.engine(group, tensor)
+    communicator = groups.of(group, tensor)
     if communicator is None:
         return torchs.all_gather(tensor_list, tensor, group, async_op)  # type: ignore[no-any-return]
     work = communicator.all_gather(tensor_list, tensor, async_op)
-    count_write(*tensor_list)
+    count_writes(tensor_list)
     return work
 
 
@@ -99,11 +102,11 @@ def all_gather_single(
     Args:   output_tensor: world size times the input's numel, concatenated (n*k, ...) or stacked (n, k, ...); the input may be
                 a slice of it.
     """
-    communicator = groups.engine(group, input_tensor)
+    communicator = groups.of(group, input_tensor)
     if communicator is None:
         return _all_gather_single(output_tensor, input_tensor, group, async_op)  # type: ignore[no-any-return]
     work = communicator.all_gather_single(output_tensor, input_tensor, async_op)
-    count_write(output_tensor)
+    count_writes((output_tensor,))
     return work
 
 
@@ -123,7 +126,7 @@ def gather(
 
     Args:   gather_list: on dst, one tensor per rank; elsewhere None. dst: global rank (default 0); group_dst: group rank.
     """
-    communicator = groups.engine(group, tensor)
+    communicator = groups.of(group, tensor)
     if communicator is None:
         return torchs.gather(tensor, gather_list, dst, group, async_op, group_dst)  # type: ignore[no-any-return]
     if dst is None and group_dst is None:
@@ -131,7 +134,7 @@ def gather(
     to = groups.peer(communicator, "gather", "dst", dst, group_dst)
     work = communicator.gather(tensor, gather_list, to, async_op)
     if gather_list:
-        count_write(*gather_list)
+        count_writes(gather_list)
     return work
 
 
@@ -147,14 +150,14 @@ def scatter(
 
     Args:   scatter_list: on src, one tensor per rank; elsewhere None. src: global rank (default 0); group_src: group rank.
     """
-    communicator = groups.engine(group, tensor)
+    communicator = groups.of(group, tensor)
     if communicator is None:
         return torchs.scatter(tensor, scatter_list, src, group, async_op, group_src)  # type: ignore[no-any-return]
     if src is None and group_src is None:
         src = 0
     origin = groups.peer(communicator, "scatter", "src", src, group_src)
     work = communicator.scatter(tensor, scatter_list, origin, async_op)
-    count_write(tensor)
+    count_writes((tensor,))
     return work
 
 
@@ -162,11 +165,11 @@ def reduce_scatter(
     output: Tensor, input_list: list[Tensor], op: Op = SUM, group: ProcessGroup | None = None, async_op: bool = False
 ) -> Work | None:
     """Rank i's output becomes the reduction of everybody's ``input_list[i]``; different i may differ in shape."""
-    communicator = groups.engine(group, output)
+    communicator = groups.of(group, output)
     if communicator is None:
         return torchs.reduce_scatter(output, input_list, op, group, async_op)  # type: ignore[no-any-return]
     work = communicator.reduce_scatter(output, input_list, op, async_op)
-    count_write(output)
+    count_writes((output,))
     return work
 
 
@@ -177,11 +180,11 @@ def reduce_scatter_single(
 
     Args:   input: world size times the output's numel, concatenated or stacked; the output may be a slice of it.
     """
-    communicator = groups.engine(group, output)
+    communicator = groups.of(group, output)
     if communicator is None:
         return _reduce_scatter_single(output, input, op, group, async_op)  # type: ignore[no-any-return]
     work = communicator.reduce_scatter_single(output, input, op, async_op)
-    count_write(output)
+    count_writes((output,))
     return work
 
 
@@ -197,11 +200,11 @@ def all_to_all(
 ) -> Work | None:
     """``input_tensor_list[j]`` of rank i arrives in ``output_tensor_list[i]`` of rank j; the tensors may differ in shape."""
     first = input_tensor_list[0] if isinstance(input_tensor_list, (list, tuple)) and input_tensor_list else None
-    communicator = groups.engine(group, first)
+    communicator = groups.of(group, first)
     if communicator is None:
         return torchs.all_to_all(output_tensor_list, input_tensor_list, group, async_op)  # type: ignore[no-any-return]
     work = communicator.all_to_all(output_tensor_list, input_tensor_list, async_op)
-    count_write(*output_tensor_list)
+    count_writes(output_tensor_list)
     return work
 
 
@@ -217,13 +220,13 @@ def all_to_all_single(
 
     Args:   output_split_sizes, input_split_sizes: rows per rank, 0 allowed; None: equal shares.
     """
-    communicator = groups.engine(group, input)
+    communicator = groups.of(group, input)
     if communicator is None:
         return torchs.all_to_all_single(  # type: ignore[no-any-return]
             output, input, output_split_sizes, input_split_sizes, group, async_op
         )
     work = communicator.all_to_all_single(output, input, output_split_sizes, input_split_sizes, async_op)
-    count_write(output)
+    count_writes((output,))
     return work
 
 

@@ -31,7 +31,7 @@ def send(
                 TAG_UB. group_dst: group rank, in the place of dst.
     Raises: ValueError: dst is this rank, or not in the group.
     """
-    communicator = groups.engine(group, tensor)
+    communicator = groups.of(group, tensor)
     if communicator is None:
         if group is not None and group == GroupMember.NON_GROUP_MEMBER:  # type: ignore[comparison-overlap]
             raise ValueError("send: Invalid process group specified: this rank is not in the group")
@@ -54,7 +54,7 @@ def recv(
     Args:   src: global rank, not this one; None, without group_src: from anybody.
     Raises: TruncationError: the message is longer than the tensor.
     """
-    communicator = groups.engine(group, tensor)
+    communicator = groups.of(group, tensor)
     if communicator is None:
         return torchs.recv(tensor, src, group, tag, group_src)
     origin = None
@@ -74,7 +74,7 @@ def isend(
     group_dst: int | None = None,
 ) -> Work | None:
     """Starts a send, to this rank itself too; the tensor must not change until the Work has completed."""
-    communicator = groups.engine(group, tensor)
+    communicator = groups.of(group, tensor)
     if communicator is None:
         return torchs.isend(tensor, dst, group, tag, **_given(group_dst=group_dst))  # type: ignore[return-value]
     return communicator.isend(tensor, groups.peer(communicator, "isend", "dst", dst, group_dst), tag)
@@ -88,7 +88,7 @@ def irecv(
     group_src: int | None = None,
 ) -> Work | None:
     """Starts a receive into the front of a tensor, from this rank itself too; src None, without group_src: from anybody."""
-    communicator = groups.engine(group, tensor)
+    communicator = groups.of(group, tensor)
     if communicator is None:
         return torchs.irecv(tensor, src, group, tag, **_given(group_src=group_src))  # type: ignore[return-value]
     anybody = src is None and group_src is None
@@ -152,7 +152,7 @@ def batch_isend_irecv(p2p_op_list: list[P2POp]) -> list[Work]:
         raise ValueError("batch_isend_irecv: p2p_op_list is empty")
     if any(op.group is not p2p_op_list[0].group for op in p2p_op_list):
         raise ValueError("batch_isend_irecv: all operations must use the same group")
-    if any(groups.engine(op.group, op.tensor) is None for op in p2p_op_list):
+    if any(groups.of(op.group, op.tensor) is None for op in p2p_op_list):
         return torchs.batch_isend_irecv(p2p_op_list)  # type: ignore[arg-type,return-value]
     works = [_OURS[op.op](op.tensor, group=op.group, tag=op.tag, **{_peer_name(op): op.group_peer}) for op in p2p_op_list]
     return [work for work in works if work is not None]
