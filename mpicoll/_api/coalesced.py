@@ -1,10 +1,10 @@
-"""Many tensors as one operation. As in torch, async_op=True gives a Future here, not a Work."""
+"""Collectives of many tensors as one operation. As in torch, ``async_op=True`` gives a Future here, not a Work."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch.distributed as torchs
+import torch.distributed as torch_dist
 from torch import Tensor
 from torch.distributed import ProcessGroup, ReduceOp
 from torch.futures import Future
@@ -21,10 +21,23 @@ if TYPE_CHECKING:
 def all_reduce_coalesced(
     tensors: list[Tensor], op: Op = ReduceOp.SUM, group: ProcessGroup | None = None, async_op: bool = False
 ) -> Future[list[Tensor]] | None:
-    """``all_reduce`` of each tensor, in place, as one operation."""
+    """Reduces each tensor of a list over all ranks, in one operation; see `all_reduce`.
+
+    Args:
+        tensors: Overwritten. Lists of the same length on all ranks.
+        op: As for `all_reduce`.
+        group: None means the default group.
+        async_op: Return a Future of the tensors at once instead of waiting.
+
+    Example:
+        >>> tensors = [torch.ones(1), torch.full((2,), 2.0)]
+        >>> dist.all_reduce_coalesced(tensors)  # on 2 ranks
+        >>> tensors
+        [tensor([2.]), tensor([4., 4.])]
+    """
     communicator = _engine(group, tensors)
     if communicator is None:
-        return torchs.all_reduce_coalesced(tensors, op, group, async_op)  # type: ignore[no-any-return]
+        return torch_dist.all_reduce_coalesced(tensors, op, group, async_op)  # type: ignore[no-any-return]
     work = communicator.all_reduce_coalesced(as_list(tensors), op, async_op)
     count_write(*as_list(tensors))
     return None if work is None else work.get_future()
@@ -36,13 +49,20 @@ def all_gather_coalesced(
     group: ProcessGroup | None = None,
     async_op: bool = False,
 ) -> Future[list[Tensor]] | None:
-    """``all_gather`` of each tensor as one operation.
+    """Gathers each tensor of a list on all ranks, in one operation; see `all_gather`.
 
-    Args:   output_tensor_lists: one list per rank; output_tensor_lists[r][i] receives rank r's input_tensor_list[i].
+    Args:
+        output_tensor_lists: One list per rank; ``output_tensor_lists[i][k]`` gets rank i's ``input_tensor_list[k]``.
+        input_tensor_list: This rank's tensors.
+        group: None means the default group.
+        async_op: Return a Future of the tensors at once instead of waiting.
+
+    Raises:
+        ValueError: There is not one list per rank, or not one output per input.
     """
     communicator = _engine(group, input_tensor_list)
     if communicator is None:
-        return torchs.all_gather_coalesced(output_tensor_lists, input_tensor_list, group, async_op)  # type: ignore[no-any-return]
+        return torch_dist.all_gather_coalesced(output_tensor_lists, input_tensor_list, group, async_op)  # type: ignore[no-any-return]
     per_rank = [list(tensors) for tensors in output_tensor_lists]
     if len(per_rank) != communicator.size or any(len(tensors) != len(input_tensor_list) for tensors in per_rank):
         raise ValueError(
@@ -61,7 +81,7 @@ def _engine(group: ProcessGroup | None, tensors: list[Tensor]) -> Communicator |
 
 
 def as_list(tensors: Any) -> list[Tensor]:
-    """torch takes a single tensor for a list of one."""
+    """Returns a list; torch takes a single tensor for a list of one."""
     return [tensors] if isinstance(tensors, Tensor) else tensors
 
 

@@ -1,16 +1,20 @@
-"""The collectives. Each returns None when it has ended, or with async_op=True a Work that completes by itself; None, with a
-warning, on a rank outside the group. All ranks of the group must call, in the same order."""
+"""The collectives: all ranks of a group must call the same ones in the same order.
+
+A call returns None when its operation has ended, or with ``async_op=True`` a Work at once: call ``wait()`` before you use the
+results, and change none of the tensors before that. On a rank outside the group a call does nothing but warn.
+
+A wrong argument raises TypeError or ValueError before anything is sent. OperationTimeout: another rank has not called in time.
+GroupFailed: an earlier operation of the group has failed. CommunicationError: MPI reports an error.
+"""
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-import torch.distributed as torchs
+import torch.distributed as torch_dist
 from torch import Tensor
 
-# Takes a list of tensors; mpicoll/_tensors/versions.py says why. Bound here, since a function of ours around it costs 1 % of a
-# small operation.
+# For a list of tensors; mpicoll/_tensors/versions.py says why. A function of ours around it would cost 2 % of a small operation.
 from torch._C import _increment_version as count_writes
 from torch.distributed import ProcessGroup, ReduceOp
 
@@ -31,13 +35,28 @@ def broadcast(
     async_op: bool = False,
     group_src: int | None = None,
 ) -> Work | None:
-    """``src``'s tensor arrives in everybody's.
+    """Copies the tensor of rank ``src`` into the tensor of every other rank.
 
-    Args:   src: global rank; group_src: group rank, in its place.
+    Args:
+        tensor: Read on ``src``, overwritten elsewhere. Same number of elements and same dtype on all ranks; any strides.
+        src: Global rank. Give this or ``group_src``.
+        group: None means the default group.
+        async_op: Return a Work at once instead of waiting.
+        group_src: Rank within the group.
+
+    Raises:
+        ValueError: Neither or both of ``src`` and ``group_src`` are given, or the group has no such rank.
+
+    Example:
+        >>> rank = dist.get_rank()  # 0 or 1
+        >>> tensor = torch.tensor([rank, 7])
+        >>> dist.broadcast(tensor, src=1)
+        >>> tensor
+        tensor([1, 7])
     """
     communicator = groups.of(group, tensor)
     if communicator is None:
-        return torchs.broadcast(tensor, src, group, async_op, group_src)  # type: ignore[no-any-return]
+        return torch_dist.broadcast(tensor, src, group, async_op, group_src)  # type: ignore[no-any-return]
     origin = groups.peer(communicator, "broadcast", "src", src, group_src)
     work = communicator.broadcast(tensor, origin, async_op)
     if communicator.rank != origin:
@@ -46,15 +65,29 @@ def broadcast(
 
 
 def all_reduce(tensor: Tensor, op: Op = SUM, group: ProcessGroup | None = None, async_op: bool = False) -> Work | None:
-    """Reduces elementwise over all ranks, in place: same storage, same strides, the same bits on every rank.
+    """Reduces the tensors of all ranks element by element; every rank gets the result, with the same bits.
 
-    fp16 and bf16 are accumulated in fp32 and rounded once; MIN and MAX propagate NaN.
+    Args:
+        tensor: Overwritten. Same number of elements and same dtype on all ranks; any strides. fp16 and bf16 are accumulated in
+            fp32 and rounded once. MIN and MAX propagate NaN.
+        op: SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR, BXOR of ``dist.ReduceOp``, or a PREMUL_SUM.
+        group: None means the default group.
+        async_op: Return a Work at once instead of waiting.
 
-    Raises: UnsupportedReduction (a TypeError and a ValueError): dtype and op have no right answer together.
+    Raises:
+        UnsupportedReduction: This ``op`` of this dtype has no right answer, such as AVG of bool. It is a TypeError and a
+            ValueError. docs/reference/reductions.md has the table.
+
+    Example:
+        >>> rank = dist.get_rank()  # 0 or 1
+        >>> tensor = torch.tensor([1, 2]) * (rank + 1)  # [1, 2] and [2, 4]
+        >>> dist.all_reduce(tensor)
+        >>> tensor
+        tensor([3, 6])
     """
     communicator = groups.of(group, tensor)
     if communicator is None:
-        return torchs.all_reduce(tensor, op, group, async_op)  # type: ignore[no-any-return]
+        return torch_dist.all_reduce(tensor, op, group, async_op)  # type: ignore[no-any-return]
     work = communicator.all_reduce(tensor, op, async_op)
     count_writes((tensor,))
     return work
@@ -68,13 +101,30 @@ def reduce(
     async_op: bool = False,
     group_dst: int | None = None,
 ) -> Work | None:
-    """Reduces into ``dst``'s tensor; the other ranks' tensors stay as they were.
+    """Reduces the tensors of all ranks element by element; rank ``dst`` gets the result.
 
-    Args:   dst: global rank; group_dst: group rank, in its place.
+    Args:
+        tensor: Overwritten on ``dst``, unchanged elsewhere. Otherwise as for `all_reduce`.
+        dst: Global rank. Give this or ``group_dst``.
+        op: As for `all_reduce`.
+        group: None means the default group.
+        async_op: Return a Work at once instead of waiting.
+        group_dst: Rank within the group.
+
+    Raises:
+        ValueError: Neither or both of ``dst`` and ``group_dst`` are given, or the group has no such rank.
+        UnsupportedReduction: As for `all_reduce`.
+
+    Example:
+        >>> rank = dist.get_rank()  # 0 or 1
+        >>> tensor = torch.tensor([1, 2]) * (rank + 1)  # [1, 2] and [2, 4]
+        >>> dist.reduce(tensor, dst=0, op=dist.ReduceOp.MAX)
+        >>> tensor  # on both ranks: rank 1 had the maximum and keeps its tensor
+        tensor([2, 4])
     """
     communicator = groups.of(group, tensor)
     if communicator is None:
-        return torchs.reduce(tensor, dst, op, group, async_op, group_dst)  # type: ignore[no-any-return]
+        return torch_dist.reduce(tensor, dst, op, group, async_op, group_dst)  # type: ignore[no-any-return]
     to = groups.peer(communicator, "reduce", "dst", dst, group_dst)
     work = communicator.reduce(tensor, to, op, async_op)
     if communicator.rank == to:
@@ -85,10 +135,24 @@ def reduce(
 def all_gather(
     tensor_list: list[Tensor], tensor: Tensor, group: ProcessGroup | None = None, async_op: bool = False
 ) -> Work | None:
-    """Rank i's tensor arrives in everybody's ``tensor_list[i]``; the ranks' tensors may differ in shape."""
+    """Gathers the tensors of all ranks into a list, on all ranks.
+
+    Args:
+        tensor_list: One tensor per rank. ``tensor_list[i]`` gets rank i's tensor and has as many elements and the same dtype.
+        tensor: This rank's. Its shape may differ from rank to rank.
+        group: None means the default group.
+        async_op: Return a Work at once instead of waiting.
+
+    Example:
+        >>> rank = dist.get_rank()  # 0 or 1
+        >>> results = [torch.empty(1), torch.empty(2)]
+        >>> dist.all_gather(results, torch.ones(rank + 1))
+        >>> results
+        [tensor([1.]), tensor([1., 1.])]
+    """
     communicator = groups.of(group, tensor)
     if communicator is None:
-        return torchs.all_gather(tensor_list, tensor, group, async_op)  # type: ignore[no-any-return]
+        return torch_dist.all_gather(tensor_list, tensor, group, async_op)  # type: ignore[no-any-return]
     work = communicator.all_gather(tensor_list, tensor, async_op)
     count_writes(tensor_list)
     return work
@@ -97,10 +161,20 @@ def all_gather(
 def all_gather_single(
     output_tensor: Tensor, input_tensor: Tensor, group: ProcessGroup | None = None, async_op: bool = False
 ) -> Work | None:
-    """Rank i's input arrives as the i-th block of everybody's output.
+    """Gathers the tensors of all ranks into one tensor, on all ranks. ``all_gather_into_tensor`` is the same function.
 
-    Args:   output_tensor: world size times the input's numel, concatenated (n*k, ...) or stacked (n, k, ...); the input may be
-                a slice of it.
+    Args:
+        output_tensor: Has (number of ranks) x (elements of the input): concatenated, (n * k, ...), or stacked, (n, k, ...).
+        input_tensor: This rank's. Same shape on all ranks. May be this rank's part of the output.
+        group: None means the default group.
+        async_op: Return a Work at once instead of waiting.
+
+    Example:
+        >>> rank = dist.get_rank()  # 0 or 1
+        >>> output = torch.empty(2, dtype=torch.int64)
+        >>> dist.all_gather_single(output, torch.tensor([rank]))
+        >>> output
+        tensor([0, 1])
     """
     communicator = groups.of(group, input_tensor)
     if communicator is None:
@@ -111,7 +185,7 @@ def all_gather_single(
 
 
 all_gather_into_tensor = all_gather_single
-_all_gather_single: Any = getattr(torchs, "all_gather_single", torchs.all_gather_into_tensor)
+_all_gather_single: Any = getattr(torch_dist, "all_gather_single", torch_dist.all_gather_into_tensor)
 
 
 def gather(
@@ -122,13 +196,29 @@ def gather(
     async_op: bool = False,
     group_dst: int | None = None,
 ) -> Work | None:
-    """Rank i's tensor arrives in ``gather_list[i]`` on ``dst``; the ranks' tensors may differ in shape.
+    """Gathers the tensors of all ranks into a list, on rank ``dst``.
 
-    Args:   gather_list: on dst, one tensor per rank; elsewhere None. dst: global rank (default 0); group_dst: group rank.
+    Args:
+        tensor: This rank's. Its shape may differ from rank to rank.
+        gather_list: On ``dst`` one tensor per rank, with the size and dtype of that rank's tensor; None elsewhere.
+        dst: Global rank; 0 if neither this nor ``group_dst`` is given.
+        group: None means the default group.
+        async_op: Return a Work at once instead of waiting.
+        group_dst: Rank within the group.
+
+    Raises:
+        ValueError: ``gather_list`` is missing on ``dst``, given elsewhere, or does not fit.
+
+    Example:
+        >>> rank = dist.get_rank()  # 0 or 1
+        >>> results = [torch.empty(1), torch.empty(1)] if rank == 0 else None
+        >>> dist.gather(torch.tensor([rank + 0.5]), results, dst=0)
+        >>> [result.item() for result in results or []] == [[0.5, 1.5], []][rank]
+        True
     """
     communicator = groups.of(group, tensor)
     if communicator is None:
-        return torchs.gather(tensor, gather_list, dst, group, async_op, group_dst)  # type: ignore[no-any-return]
+        return torch_dist.gather(tensor, gather_list, dst, group, async_op, group_dst)  # type: ignore[no-any-return]
     if dst is None and group_dst is None:
         dst = 0
     to = groups.peer(communicator, "gather", "dst", dst, group_dst)
@@ -146,13 +236,29 @@ def scatter(
     async_op: bool = False,
     group_src: int | None = None,
 ) -> Work | None:
-    """``scatter_list[i]`` on ``src`` arrives in rank i's tensor; the tensors may differ in shape.
+    """Gives each rank one tensor of a list that rank ``src`` has.
 
-    Args:   scatter_list: on src, one tensor per rank; elsewhere None. src: global rank (default 0); group_src: group rank.
+    Args:
+        tensor: Overwritten with ``scatter_list[i]`` on rank i. Its shape may differ from rank to rank.
+        scatter_list: On ``src`` one tensor per rank, with the size and dtype of that rank's tensor; None elsewhere.
+        src: Global rank; 0 if neither this nor ``group_src`` is given.
+        group: None means the default group.
+        async_op: Return a Work at once instead of waiting.
+        group_src: Rank within the group.
+
+    Raises:
+        ValueError: ``scatter_list`` is missing on ``src``, given elsewhere, or does not fit.
+
+    Example:
+        >>> rank = dist.get_rank()  # 0 or 1
+        >>> tensor = torch.empty(1)
+        >>> dist.scatter(tensor, [torch.tensor([5.0]), torch.tensor([6.0])] if rank == 0 else None, src=0)
+        >>> tensor.item() == 5 + rank
+        True
     """
     communicator = groups.of(group, tensor)
     if communicator is None:
-        return torchs.scatter(tensor, scatter_list, src, group, async_op, group_src)  # type: ignore[no-any-return]
+        return torch_dist.scatter(tensor, scatter_list, src, group, async_op, group_src)  # type: ignore[no-any-return]
     if src is None and group_src is None:
         src = 0
     origin = groups.peer(communicator, "scatter", "src", src, group_src)
@@ -164,10 +270,28 @@ def scatter(
 def reduce_scatter(
     output: Tensor, input_list: list[Tensor], op: Op = SUM, group: ProcessGroup | None = None, async_op: bool = False
 ) -> Work | None:
-    """Rank i's output becomes the reduction of everybody's ``input_list[i]``; different i may differ in shape."""
+    """Reduces lists of tensors over all ranks; rank i gets the result of the i-th tensors.
+
+    Args:
+        output: Overwritten with the reduction of ``input_list[i]`` over all ranks, on rank i.
+        input_list: One tensor per rank. Tensors of different index may have different shapes.
+        op: As for `all_reduce`.
+        group: None means the default group.
+        async_op: Return a Work at once instead of waiting.
+
+    Raises:
+        UnsupportedReduction: As for `all_reduce`.
+
+    Example:
+        >>> rank = dist.get_rank()  # 0 or 1
+        >>> output = torch.empty(1)
+        >>> dist.reduce_scatter(output, [torch.tensor([1.0]), torch.tensor([10.0])])
+        >>> output.item() == (2.0, 20.0)[rank]
+        True
+    """
     communicator = groups.of(group, output)
     if communicator is None:
-        return torchs.reduce_scatter(output, input_list, op, group, async_op)  # type: ignore[no-any-return]
+        return torch_dist.reduce_scatter(output, input_list, op, group, async_op)  # type: ignore[no-any-return]
     work = communicator.reduce_scatter(output, input_list, op, async_op)
     count_writes((output,))
     return work
@@ -176,9 +300,24 @@ def reduce_scatter(
 def reduce_scatter_single(
     output: Tensor, input: Tensor, op: Op = SUM, group: ProcessGroup | None = None, async_op: bool = False
 ) -> Work | None:
-    """Rank i's output becomes the reduction of everybody's i-th block of ``input``.
+    """Reduces a tensor over all ranks; rank i gets the i-th block. ``reduce_scatter_tensor`` is the same function.
 
-    Args:   input: world size times the output's numel, concatenated or stacked; the output may be a slice of it.
+    Args:
+        output: Overwritten with this rank's block of the reduction. May be this rank's part of the input.
+        input: Has (number of ranks) x (elements of the output): concatenated, (n * k, ...), or stacked, (n, k, ...).
+        op: As for `all_reduce`.
+        group: None means the default group.
+        async_op: Return a Work at once instead of waiting.
+
+    Raises:
+        UnsupportedReduction: As for `all_reduce`.
+
+    Example:
+        >>> rank = dist.get_rank()  # 0 or 1
+        >>> output = torch.empty(1)
+        >>> dist.reduce_scatter_single(output, torch.tensor([1.0, 10.0]))
+        >>> output.item() == (2.0, 20.0)[rank]
+        True
     """
     communicator = groups.of(group, output)
     if communicator is None:
@@ -189,7 +328,7 @@ def reduce_scatter_single(
 
 
 reduce_scatter_tensor = reduce_scatter_single
-_reduce_scatter_single: Any = getattr(torchs, "reduce_scatter_single", torchs.reduce_scatter_tensor)
+_reduce_scatter_single: Any = getattr(torch_dist, "reduce_scatter_single", torch_dist.reduce_scatter_tensor)
 
 
 def all_to_all(
@@ -198,11 +337,25 @@ def all_to_all(
     group: ProcessGroup | None = None,
     async_op: bool = False,
 ) -> Work | None:
-    """``input_tensor_list[j]`` of rank i arrives in ``output_tensor_list[i]`` of rank j; the tensors may differ in shape."""
+    """Sends one tensor to each rank and receives one from each: a transposed list of lists.
+
+    Args:
+        output_tensor_list: One tensor per rank. ``output_tensor_list[i]`` gets what rank i has for this rank.
+        input_tensor_list: One tensor per rank. ``input_tensor_list[j]`` goes to rank j. All may differ in shape.
+        group: None means the default group.
+        async_op: Return a Work at once instead of waiting.
+
+    Example:
+        >>> rank = dist.get_rank()  # 0 or 1
+        >>> results = [torch.empty(1), torch.empty(1)]
+        >>> dist.all_to_all(results, [torch.tensor([10.0 * rank]), torch.tensor([10.0 * rank + 1])])
+        >>> [result.item() for result in results] == [rank, 10 + rank]
+        True
+    """
     first = input_tensor_list[0] if isinstance(input_tensor_list, (list, tuple)) and input_tensor_list else None
     communicator = groups.of(group, first)
     if communicator is None:
-        return torchs.all_to_all(output_tensor_list, input_tensor_list, group, async_op)  # type: ignore[no-any-return]
+        return torch_dist.all_to_all(output_tensor_list, input_tensor_list, group, async_op)  # type: ignore[no-any-return]
     work = communicator.all_to_all(output_tensor_list, input_tensor_list, async_op)
     count_writes(output_tensor_list)
     return work
@@ -216,49 +369,31 @@ def all_to_all_single(
     group: ProcessGroup | None = None,
     async_op: bool = False,
 ) -> Work | None:
-    """Rows of dim 0 travel: ``input_split_sizes[j]`` of them to rank j, ``output_split_sizes[j]`` of them from rank j.
+    """Sends some rows of a tensor to each rank and receives some from each.
 
-    Args:   output_split_sizes, input_split_sizes: rows per rank, 0 allowed; None: equal shares.
+    Args:
+        output: Overwritten with the rows from rank 0, then those from rank 1, and so on.
+        input: Rows for rank 0, then those for rank 1, and so on.
+        output_split_sizes: Number of rows (dimension 0) from each rank, 0 allowed; None: equal shares.
+        input_split_sizes: Number of rows for each rank, 0 allowed; None: equal shares.
+        group: None means the default group.
+        async_op: Return a Work at once instead of waiting.
+
+    Example:
+        >>> rank = dist.get_rank()  # 0 or 1
+        >>> output = torch.empty(2)
+        >>> dist.all_to_all_single(output, torch.tensor([10.0 * rank, 10.0 * rank + 1]))
+        >>> output.tolist() == [rank, 10 + rank]
+        True
     """
     communicator = groups.of(group, input)
     if communicator is None:
-        return torchs.all_to_all_single(  # type: ignore[no-any-return]
+        return torch_dist.all_to_all_single(  # type: ignore[no-any-return]
             output, input, output_split_sizes, input_split_sizes, group, async_op
         )
     work = communicator.all_to_all_single(output, input, output_split_sizes, input_split_sizes, async_op)
     count_writes((output,))
     return work
-
-
-def barrier(
-    group: ProcessGroup | None = None, async_op: bool = False, device_ids: Any = None, timeout: timedelta | None = None
-) -> Work | None:
-    """Returns when every rank of the group has called it.
-
-    Args:   device_ids: accepted and not used, as nothing happens on a device. timeout: None: the group's.
-    Raises: OperationTimeout: not every rank came in time; the group is unusable afterwards.
-    """
-    communicator = groups.of(group)
-    if communicator is None:
-        limit = {} if timeout is None else {"timeout": timeout}  # torch < 2.13 has no timeout here
-        return torchs.barrier(group, async_op, device_ids, **limit)  # type: ignore[no-any-return]
-    return communicator.barrier(async_op, None if timeout is None else timeout.total_seconds())
-
-
-def monitored_barrier(
-    group: ProcessGroup | None = None, timeout: timedelta | float | None = None, wait_all_ranks: bool = False
-) -> None:
-    """A barrier that names the ranks that did not come.
-
-    Args:   timeout: a timedelta, or seconds; None: the group's. wait_all_ranks: name all missing ranks, not only the first.
-    Raises: OperationTimeout, on every rank that came.
-    """
-    communicator = groups.of(group)
-    if communicator is None:
-        torchs.monitored_barrier(group, timeout, wait_all_ranks)
-        return
-    seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
-    communicator.monitored_barrier(seconds, wait_all_ranks)
 
 
 dynamo.skip_frames(__name__)

@@ -1,4 +1,4 @@
-"""The default group, and which communicator a group is."""
+"""init_process_group, and the engine's communicator of each group."""
 
 from __future__ import annotations
 
@@ -21,22 +21,28 @@ if TYPE_CHECKING:  # the engine starts MPI, which belongs to init_process_group,
 
     from mpicoll._engine.communicator import Communicator
 
-# What is found for a group on first use; an entry whose group was destroyed is found again.
+# The communicator of each group, entered on first use. If the group has been destroyed since, it is looked up again.
 _found: dict[ProcessGroup, Communicator] = {}
 _PLAIN = (Tensor, Parameter)
 
 
 def init_process_group(*arguments: Any, comm: MPI.Intracomm | None = None, **more: Any) -> None:
-    """torch.distributed.init_process_group, with backend "mpi" where none is named (collective).
+    """Calls torch.distributed.init_process_group, with backend "mpi" if none is named (collective).
 
-    Rank and world size come from MPI; the timeout (default 30 minutes) is the group's. With rank, a smaller world_size than
-    MPI's and a store or an init_method of tcp:// or file://, the ranks that call it make a world of themselves; MPI's other
-    ranks need not call it, but must start MPI as well (``mpicoll.rpc.init_rpc``, ``import mpi4py.MPI``).
+    Rank and world size come from MPI. The timeout (default 30 minutes) is the group's.
 
-    Args:   comm: an mpi4py communicator of your own that is to be the world (it is duplicated, never used itself);
-                None: MPI.COMM_WORLD. Everything else: as in torch.
-    Raises: LaunchError: no MPI, or a launcher that does not belong to it. ThreadLevelError: MPI runs below
-            MPI_THREAD_SERIALIZED. ValueError: there is a default group already.
+    A world can also consist of some of MPI's ranks. They pass ``rank``, a ``world_size`` below MPI's, and a store or an
+    init_method of tcp:// or file://. MPI's other ranks need not call, but they must start MPI too (``mpicoll.rpc.init_rpc``,
+    ``import mpi4py.MPI``).
+
+    Args:
+        arguments, more: As in torch.
+        comm: An mpi4py communicator that is to be the world. It is duplicated and never used itself. None: MPI.COMM_WORLD.
+
+    Raises:
+        LaunchError: There is no MPI, or the launcher does not belong to it.
+        ThreadLevelError: MPI runs below MPI_THREAD_SERIALIZED.
+        ValueError: There is a default group already.
     """
     register.autoload()  # torch did it at import, unless TORCH_DEVICE_BACKEND_AUTOLOAD=0
     backend = arguments[0] if arguments else more.get("backend")
@@ -81,9 +87,9 @@ def of(group: Any, tensor: Any = None) -> Communicator | None:
 
 
 def _carries(group: Any, device: torch.device) -> bool:
-    """Whether tensors of this kind of device are ours in this group: not in "cpu:mpi,cuda:nccl", say, if it is a GPU.
+    """Whether the engine moves tensors of this kind of device in this group; in "cpu:mpi,cuda:nccl" it moves no CUDA tensors.
 
-    Meta tensors, too: some versions of torch let them pass, and do nothing.
+    True for meta tensors: the engine refuses them, and some versions of torch would do nothing.
     """
     known: dict[Any, str] = _world.pg_backend_config
     return f"{device.type}:mpi" in known.get(_world.default_pg if group is None else group, "") or device.type == "meta"
@@ -106,9 +112,17 @@ def _find(group: Any) -> Communicator | None:
 
 
 def peer(communicator: Communicator, operation: str, what: str, global_rank: int | None, group_rank: int | None) -> int:
-    """The group rank that was named, as a global rank or as a group rank.
+    """The group rank of the peer that a call names, by its global rank or by its group rank.
 
-    Raises: ValueError: none or both were given, or the group has no such rank.
+    Args:
+        communicator: The group.
+        operation: For the error message.
+        what: The argument, "src" or "dst", for the error message.
+        global_rank: From the call; None if it is not given.
+        group_rank: From the call; None if it is not given.
+
+    Raises:
+        ValueError: None or both are given, or the group has no such rank.
     """
     if group_rank is not None:
         if global_rank is not None:

@@ -1,6 +1,7 @@
-"""Objects travel pickled: unpickling runs code that the sender chose, so every rank must trust every other.
+"""Objects travel pickled. Unpickling runs code that the sender chose, so every rank must trust every other.
 
-torch's own object functions work on our groups; only receiving from anybody, which torch documents and refuses, is ours.
+torch's own functions for objects work on our groups. The one here is that which torch documents and refuses: receiving from any
+rank.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import pickle
 from typing import Any
 
 import torch
-import torch.distributed as torchs
+import torch.distributed as torch_dist
 from torch.distributed import ProcessGroup
 
 from mpicoll._api import groups
@@ -26,13 +27,28 @@ def recv_object_list(
     use_batch: bool = False,
     **more: Any,
 ) -> int:
-    """Receives as many objects as ``object_list`` has places, into them; returns the sender's global rank.
+    """Receives a list of objects from one rank; returns the sender's global rank.
 
-    Args:   src: global rank; None, without group_src: from anybody.
+    Args:
+        object_list: Overwritten. As long as the sender's.
+        src: Global rank. If neither this nor ``group_src`` is given: any rank.
+        group: None means the default group.
+        device: As in torch; without effect if the sender is any rank.
+        group_src: Rank within the group.
+        use_batch: As in torch; without effect if the sender is any rank.
+
+    Example:
+        >>> objects = [{"loss": 0.5}] if dist.get_rank() == 0 else [None]
+        >>> if dist.get_rank() == 0:
+        ...     dist.send_object_list(objects, dst=1)
+        ... else:
+        ...     sender = dist.recv_object_list(objects)
+        >>> objects
+        [{'loss': 0.5}]
     """
     communicator = groups.of(group)
     if communicator is None or src is not None or group_src is not None or more.get("weights_only"):
-        return torchs.recv_object_list(object_list, src, group, device, group_src, use_batch, **more)  # type: ignore[no-any-return]
+        return torch_dist.recv_object_list(object_list, src, group, device, group_src, use_batch, **more)  # type: ignore[no-any-return]
     sizes = torch.empty(len(object_list), dtype=torch.int64, device="cpu")
     sender = communicator.recv(sizes, None)
     content = torch.empty(int(sizes.sum()), dtype=torch.uint8, device="cpu")

@@ -1,10 +1,13 @@
-"""send, recv, isend, irecv, batch_isend_irecv."""
+"""Messages between two ranks: send, recv, isend, irecv, batch_isend_irecv.
+
+Messages of one sender, one receiver and one tag arrive in the order in which they were sent.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch.distributed as torchs
+import torch.distributed as torch_dist
 from torch import Tensor
 from torch.distributed import GroupMember, ProcessGroup, distributed_c10d
 
@@ -27,15 +30,31 @@ def send(
 ) -> None:
     """Sends a tensor to one rank; returns when the tensor may be changed again.
 
-    Args:   tensor: any strides; the receiver sees it in row-major order. dst: global rank, not this one. tag: 0 to the MPI's
-                TAG_UB. group_dst: group rank, in the place of dst.
-    Raises: ValueError: dst is this rank, or not in the group.
+    Args:
+        tensor: Any strides; the elements travel in row-major order.
+        dst: Global rank, not this one. Give this or ``group_dst``.
+        group: None means the default group.
+        tag: Only a receive with the same tag gets the message; 0 to the MPI library's TAG_UB.
+        group_dst: Rank within the group.
+
+    Raises:
+        ValueError: The destination is this rank or is not in the group.
+
+    Example:
+        >>> rank = dist.get_rank()  # 0 or 1
+        >>> tensor = torch.tensor([1.5, 2.5]) if rank == 0 else torch.empty(2)
+        >>> if rank == 0:
+        ...     dist.send(tensor, dst=1)
+        ... else:
+        ...     sender = dist.recv(tensor, src=0)
+        >>> tensor
+        tensor([1.5000, 2.5000])
     """
     communicator = groups.of(group, tensor)
     if communicator is None:
         if group is not None and group == GroupMember.NON_GROUP_MEMBER:  # type: ignore[comparison-overlap]
             raise ValueError("send: Invalid process group specified: this rank is not in the group")
-        torchs.send(tensor, dst, group, tag, group_dst)
+        torch_dist.send(tensor, dst, group, tag, group_dst)
         return
     to = groups.peer(communicator, "send", "dst", dst, group_dst)
     _not_self(communicator, "send", "isend", to)
@@ -49,14 +68,24 @@ def recv(
     tag: int = 0,
     group_src: int | None = None,
 ) -> int:
-    """Receives into the front of a tensor; returns the sender's global rank, -1 on a rank outside the group.
+    """Receives a tensor from one rank; returns the sender's global rank, or -1 on a rank outside the group.
 
-    Args:   src: global rank, not this one; None, without group_src: from anybody.
-    Raises: TruncationError: the message is longer than the tensor.
+    Args:
+        tensor: Overwritten from its first element on. A shorter message leaves the rest as it was.
+        src: Global rank, not this one. If neither this nor ``group_src`` is given: any rank.
+        group: None means the default group.
+        tag: That of the message.
+        group_src: Rank within the group.
+
+    Raises:
+        ValueError: The source is this rank or is not in the group.
+        TruncationError: The message is longer than the tensor.
+
+    Example: see `send`.
     """
     communicator = groups.of(group, tensor)
     if communicator is None:
-        return torchs.recv(tensor, src, group, tag, group_src)
+        return torch_dist.recv(tensor, src, group, tag, group_src)
     origin = None
     if src is not None or group_src is not None:
         origin = groups.peer(communicator, "recv", "src", src, group_src)
@@ -73,10 +102,27 @@ def isend(
     tag: int = 0,
     group_dst: int | None = None,
 ) -> Work | None:
-    """Starts a send, to this rank itself too; the tensor must not change until the Work has completed."""
+    """Starts a send; do not change the tensor before the Work's ``wait()`` has returned.
+
+    Args:
+        tensor: Any strides; the elements travel in row-major order.
+        dst: Global rank, this one allowed. Give this or ``group_dst``.
+        group: None means the default group.
+        tag: As for `send`.
+        group_dst: Rank within the group.
+
+    Example:
+        >>> rank = dist.get_rank()  # 0 or 1
+        >>> result = torch.empty(1)
+        >>> works = [dist.isend(torch.tensor([rank + 0.5]), dst=1 - rank), dist.irecv(result, src=1 - rank)]
+        >>> all(work.wait() for work in works)
+        True
+        >>> result.item() == 1 - rank + 0.5
+        True
+    """
     communicator = groups.of(group, tensor)
     if communicator is None:
-        return torchs.isend(tensor, dst, group, tag, **_given(group_dst=group_dst))  # type: ignore[return-value]
+        return torch_dist.isend(tensor, dst, group, tag, **_given(group_dst=group_dst))  # type: ignore[return-value]
     return communicator.isend(tensor, groups.peer(communicator, "isend", "dst", dst, group_dst), tag)
 
 
@@ -87,10 +133,23 @@ def irecv(
     tag: int = 0,
     group_src: int | None = None,
 ) -> Work | None:
-    """Starts a receive into the front of a tensor, from this rank itself too; src None, without group_src: from anybody."""
+    """Starts a receive; use the tensor after the Work's ``wait()`` has returned.
+
+    Args:
+        tensor: Overwritten from its first element on. A shorter message leaves the rest as it was.
+        src: Global rank, this one allowed. If neither this nor ``group_src`` is given: any rank.
+        group: None means the default group.
+        tag: That of the message.
+        group_src: Rank within the group.
+
+    Raises:
+        TruncationError: From ``wait()``: the message is longer than the tensor.
+
+    Example: see `isend`.
+    """
     communicator = groups.of(group, tensor)
     if communicator is None:
-        return torchs.irecv(tensor, src, group, tag, **_given(group_src=group_src))  # type: ignore[return-value]
+        return torch_dist.irecv(tensor, src, group, tag, **_given(group_src=group_src))  # type: ignore[return-value]
     anybody = src is None and group_src is None
     origin = None if anybody else groups.peer(communicator, "irecv", "src", src, group_src)
     work = communicator.irecv(tensor, origin, tag)
@@ -99,7 +158,7 @@ def irecv(
 
 
 def _given(**peer: int | None) -> dict[str, int]:
-    """What is not None: torch's isend and irecv under torch.compile take a None for a rank."""
+    """Drops None: under torch.compile, torch's isend and irecv take a None for a rank."""
     return {name: rank for name, rank in peer.items() if rank is not None}
 
 
@@ -108,12 +167,12 @@ def _not_self(communicator: Communicator, operation: str, other: str, rank: int)
         raise ValueError(f"{operation}: this rank ({rank}) cannot be its own peer in a blocking call; use {other}")
 
 
-_TORCHS = {isend: torchs.isend, irecv: torchs.irecv}
-_OURS = {torchs.isend: isend, torchs.irecv: irecv}
+_TO_TORCH = {isend: torch_dist.isend, irecv: torch_dist.irecv}
+_FROM_TORCH = {torch_dist.isend: isend, torch_dist.irecv: irecv}
 
 
-class P2POp(torchs.P2POp):
-    """torch's P2POp, which takes the isend and irecv of either door."""
+class P2POp(torch_dist.P2POp):
+    """torch's P2POp, which takes isend and irecv of mpicoll as well as those of torch."""
 
     def __init__(
         self,
@@ -124,7 +183,7 @@ class P2POp(torchs.P2POp):
         tag: int = 0,
         group_peer: int | None = None,
     ) -> None:
-        super().__init__(_TORCHS.get(op, op), tensor, peer, group, tag, group_peer)
+        super().__init__(_TO_TORCH.get(op, op), tensor, peer, group, tag, group_peer)
 
     def __new__(
         cls,
@@ -135,32 +194,46 @@ class P2POp(torchs.P2POp):
         tag: int = 0,
         group_peer: int | None = None,
     ) -> P2POp:
-        made = super().__new__(cls, _TORCHS.get(op, op), tensor, peer, group, tag, group_peer)
+        made = super().__new__(cls, _TO_TORCH.get(op, op), tensor, peer, group, tag, group_peer)
         assert isinstance(made, cls)
         return made
 
 
 def batch_isend_irecv(p2p_op_list: list[P2POp]) -> list[Work]:
-    """Starts all the sends and receives of a list, in any order, and returns their Works in the list's order.
+    """Starts all sends and receives of a list and returns their Works, in the list's order.
 
-    Args:   p2p_op_list: P2POps of one group.
-    Raises: TypeError: not a list of P2POps. ValueError: empty, or of several groups.
+    Args:
+        p2p_op_list: P2POps of one group, in any order.
+
+    Raises:
+        TypeError: This is no list of P2POps.
+        ValueError: The list is empty, or its groups differ.
+
+    Example:
+        >>> rank = dist.get_rank()  # 0 or 1
+        >>> result = torch.empty(1)
+        >>> send = dist.P2POp(dist.isend, torch.tensor([rank + 0.5]), 1 - rank)
+        >>> receive = dist.P2POp(dist.irecv, result, 1 - rank)
+        >>> all(work.wait() for work in dist.batch_isend_irecv([send, receive]))
+        True
+        >>> result.item() == 1 - rank + 0.5
+        True
     """
-    if not isinstance(p2p_op_list, list) or not all(isinstance(op, torchs.P2POp) for op in p2p_op_list):
+    if not isinstance(p2p_op_list, list) or not all(isinstance(op, torch_dist.P2POp) for op in p2p_op_list):
         raise TypeError("batch_isend_irecv: p2p_op_list must be a list of P2POp")
     if not p2p_op_list:
         raise ValueError("batch_isend_irecv: p2p_op_list is empty")
     if any(op.group is not p2p_op_list[0].group for op in p2p_op_list):
         raise ValueError("batch_isend_irecv: all operations must use the same group")
     if any(groups.of(op.group, op.tensor) is None for op in p2p_op_list):
-        return torchs.batch_isend_irecv(p2p_op_list)  # type: ignore[arg-type,return-value]
-    works = [_OURS[op.op](op.tensor, group=op.group, tag=op.tag, **{_peer_name(op): op.group_peer}) for op in p2p_op_list]
+        return torch_dist.batch_isend_irecv(p2p_op_list)  # type: ignore[arg-type,return-value]
+    works = [_FROM_TORCH[op.op](op.tensor, group=op.group, tag=op.tag, **{_peer_name(op): op.group_peer}) for op in p2p_op_list]
     return [work for work in works if work is not None]
 
 
-def _peer_name(op: torchs.P2POp) -> str:
+def _peer_name(op: torch_dist.P2POp) -> str:
     return "group_dst" if op.op is distributed_c10d.isend else "group_src"
 
 
 dynamo.skip_frames(__name__)
-dynamo.close(batch_isend_irecv)  # torch.compile traces torch's only, and takes a P2POp of ours for an error
+dynamo.close(batch_isend_irecv)  # torch.compile traces torch's only, and raises on a P2POp of ours

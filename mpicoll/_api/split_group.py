@@ -1,4 +1,4 @@
-"""Groups that torch's own functions cannot make on the CPU."""
+"""split_group, which torch has for NCCL only."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-import torch.distributed as torchs
+import torch.distributed as torch_dist
 from torch.distributed import ProcessGroup
 
 from mpicoll._api import groups
@@ -21,15 +21,28 @@ def split_group(
     group_desc: str | None = None,
     backend: Any = None,
 ) -> ProcessGroup | None:
-    """Splits a group; returns this rank's part, None if it is in no part (collective over the members of that part).
+    """Splits a group (collective over the members of a part); returns this rank's part, or None if it is in no part.
 
-    Args:   split_ranks: lists of ranks of the parent, disjoint; None is an error. timeout: the new group's.
-    Raises: ValueError: a part is empty, names a rank twice or one that the parent does not have, or parts overlap.
+    Args:
+        parent_pg: The group to split; None means the default group.
+        split_ranks: One list of ranks within the parent for each part. Lists may not overlap.
+        timeout: Of the new group; None: torch's default.
+        pg_options: As in torch; for groups of other backends.
+        group_desc: A description of the new group.
+        backend: As in torch; if given, torch splits the group.
+
+    Raises:
+        ValueError: ``split_ranks`` is missing, a part is empty, or a rank is not in the parent or is named twice.
+
+    Example:
+        >>> part = dist.split_group(split_ranks=[[0], [1]])  # on 2 ranks
+        >>> part.size()
+        1
     """
     parent = groups.of(parent_pg)
     if parent is None or backend is not None:
         extra = {} if backend is None else {"backend": backend}
-        return torchs.split_group(parent_pg, split_ranks, timeout, pg_options, group_desc, **extra)  # type: ignore[arg-type]
+        return torch_dist.split_group(parent_pg, split_ranks, timeout, pg_options, group_desc, **extra)  # type: ignore[arg-type]
     if not split_ranks:
         raise ValueError("split_group: split_ranks must be given: one list of the parent's ranks for each part")
     named = [rank for part in split_ranks for rank in part]
@@ -45,7 +58,7 @@ def split_group(
     ranks = [parent.global_ranks[rank] for rank in sorted(mine)]
     # torch < 2.13 has no sort_ranks: it always sorts, so that a parent whose global ranks are not in order cannot exist there.
     order: dict[str, Any] = {} if ranks == sorted(ranks) else {"sort_ranks": False}
-    made = torchs.new_group(ranks, timeout=timeout, use_local_synchronization=True, group_desc=group_desc, **order)
+    made = torch_dist.new_group(ranks, timeout=timeout, use_local_synchronization=True, group_desc=group_desc, **order)
     assert isinstance(made, ProcessGroup)
     return made
 

@@ -34,6 +34,7 @@ def of_mpicoll(function: FunctionType) -> bool:
     return function.__code__.co_filename.startswith(PACKAGE)
 
 
+@pytest.mark.usefixtures("world")
 def test_every_function_of_ours_in_torch_is_in_the_table() -> None:
     places = [patches.resolve(target) for patch in patches.TABLE for target in patch.targets]
     known = {id(getattr(owner, name, None)) for owner, name in places}

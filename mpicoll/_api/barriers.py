@@ -1,0 +1,60 @@
+"""barrier and monitored_barrier."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as torch_dist
+from torch.distributed import ProcessGroup
+
+from mpicoll._api import groups
+from mpicoll._c10d import dynamo
+
+if TYPE_CHECKING:
+    from mpicoll._progress.work import Work
+
+
+def barrier(
+    group: ProcessGroup | None = None, async_op: bool = False, device_ids: Any = None, timeout: timedelta | None = None
+) -> Work | None:
+    """Returns when every rank of the group has called it.
+
+    Args:
+        group: None means the default group.
+        async_op: Return a Work at once instead of waiting.
+        device_ids: Accepted and ignored.
+        timeout: None: the group's.
+
+    Raises:
+        OperationTimeout: Not every rank has called in time; the group is unusable afterwards.
+    """
+    communicator = groups.of(group)
+    if communicator is None:
+        limit = {} if timeout is None else {"timeout": timeout}  # torch < 2.13 has no timeout here
+        return torch_dist.barrier(group, async_op, device_ids, **limit)  # type: ignore[no-any-return]
+    return communicator.barrier(async_op, None if timeout is None else timeout.total_seconds())
+
+
+def monitored_barrier(
+    group: ProcessGroup | None = None, timeout: timedelta | float | None = None, wait_all_ranks: bool = False
+) -> None:
+    """A barrier that names the ranks that have not called it.
+
+    Args:
+        group: None means the default group.
+        timeout: A timedelta, or seconds; None: the group's.
+        wait_all_ranks: Name all missing ranks, not only the first.
+
+    Raises:
+        OperationTimeout: On every rank that has called, if another has not; the message names it.
+    """
+    communicator = groups.of(group)
+    if communicator is None:
+        torch_dist.monitored_barrier(group, timeout, wait_all_ranks)
+        return
+    seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+    communicator.monitored_barrier(seconds, wait_all_ranks)
+
+
+dynamo.skip_frames(__name__)
