@@ -10,6 +10,7 @@ ends in ``agree`` (tests/support/__init__.py). What cannot run everywhere is des
 
 from __future__ import annotations
 
+import hashlib
 import random
 import zlib
 from collections.abc import Iterator
@@ -32,6 +33,7 @@ hypothesis.settings.load_profile("spmd")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--runslow", action="store_true", help="also run the tests marked slow")
+    parser.addoption("--share", metavar="FOLDER", help="sessions with one empty folder share the tests: each runs once")
     parser.addoption("--only-here", action="store_true", help="run only the tests that are marked for this very number of ranks")
     parser.addoption("--as-if-gpus", action="store_true", help="the CPU's tensors in a world whose ranks see GPUs")
     parser.addoption("--way", default=None, help="direct, ipc or staged: how CUDA tensors should travel in tests/gpu/real")
@@ -78,6 +80,32 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = chosen
     if deselected:
         config.hook.pytest_deselected(items=deselected)
+
+
+def pytest_runtestloop(session: pytest.Session) -> bool | None:
+    """With ``--share=FOLDER``, for sessions of one rank: runs the tests that this session is the first to claim.
+
+    The option needs its "=": pytest looks for conftest.py before it knows the option, and would look in FOLDER.
+    """
+    folder = session.config.getoption("--share")
+    if folder is None or session.testsfailed or session.config.option.collectonly:
+        return None
+    claimed = (item for item in session.items if claim(Path(folder), item.nodeid))
+    item = next(claimed, None)
+    while item is not None:
+        following = next(claimed, None)  # claimed before this one runs: pytest keeps the fixtures that the two have in common
+        item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+        item = following
+    return True
+
+
+def claim(folder: Path, test: str) -> bool:
+    """Whether no other session has claimed this test in ``folder``."""
+    try:
+        (folder / hashlib.sha256(test.encode()).hexdigest()).touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
 
 
 @pytest.fixture(scope="session")

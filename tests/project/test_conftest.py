@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import mpicoll
+from tests.conftest import claim
 from tests.support import ROOT, agree, everyone, launch
 
 MACHINERY = ("__init__.py", "conftest.py", "support/__init__.py", "support/spmd.py")
@@ -256,3 +257,35 @@ DIFFERENT = """
 def test_ranks_that_collect_different_tests_run_none(tmp_path: Path) -> None:
     said = end_of(DIFFERENT, tmp_path, within_s=60)
     assert "rank 0 / rank 1 collected different tests: 1 / 2 tests" in said, said
+
+
+SHARED = """
+    @pytest.fixture(scope="module")
+    def shared():
+        yield 1
+        print("torn down once")
+
+    def test_first(shared):
+        pass
+
+    def test_second(shared):
+        pass
+
+    class TestThird:
+        def test_third(self, shared):
+            pass
+"""
+
+
+@pytest.mark.launch
+@pytest.mark.timeout(100)
+def test_a_session_that_shares_runs_what_no_other_has_claimed(tmp_path: Path) -> None:
+    claims = tmp_path / "claims"
+    claims.mkdir()
+    assert claim(claims, "tests/test_inner.py::test_second")
+    assert not claim(claims, "tests/test_inner.py::test_second")
+    done = run_suite(tmp_path, 1, SHARED, "-v", "-s", f"--share={claims}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("torn down once") == 1, done.stdout
+    assert "2 passed" in done.stdout, done.stdout
+    assert "test_second" not in done.stdout, done.stdout
