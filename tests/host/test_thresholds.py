@@ -82,12 +82,12 @@ def test_rank_0s_choices_are_everybodys(tmp_path: Path) -> None:
         "rank = os.environ.get('PMIX_RANK', os.environ.get('PMI_RANK'))\n"
         "os.environ['MPICOLL_WINDOW_FROM'] = {'0': '64', '1': '1000000'}[rank]\n"
         "import torch, mpicoll as dist\n"
-        "from mpicoll._api import world\n"
+        "from mpicoll._api import groups\n"
         "dist.init_process_group()\n"
-        "assert world.of(None).carrier.least['all_reduce'] == 64\n"
+        "assert groups.of(None).carrier.least['all_reduce'] == 64\n"
         "x = torch.ones(1000)\n"
         "dist.all_reduce(x)\n"
-        "assert world.of(None).carrier.window().turn == 1 and x.eq(2).all()\n"
+        "assert groups.of(None).carrier.window().turn == 1 and x.eq(2).all()\n"
         "print('agreed\\n', end='', flush=True)\n"
     )
     done = launch(2, str(script))
