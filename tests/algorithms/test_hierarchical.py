@@ -16,11 +16,14 @@ from mpicoll._log import Algorithms
 from mpicoll._mpi.topology import Topology
 from mpicoll._progress.progress import Lane
 from tests.behaviour.test_two_machines import REASON
-from tests.support import agree, hosts, launch
+from tests.support import agree, hosts, is_open_mpi, launch
 
 PYTEST = ("-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider")
 NODES = "tests/algorithms/scripts/nodes.py"
 EVERYTHING = {"MPICOLL_WINDOW_FROM": "1"}
+# Ranks of a node use shared memory; only between nodes MPI is called, by the same functions in every case. So the second MPI runs
+# one case of each test; the others run with Open MPI, and with --runslow.
+ONE_MPI = () if is_open_mpi() else pytest.mark.slow
 
 
 def passes(ranks: int, node_size: int, *paths: str, **variables: str) -> None:
@@ -36,9 +39,9 @@ def passes(ranks: int, node_size: int, *paths: str, **variables: str) -> None:
     [
         pytest.param(4, 2, 200 << 10, id="4 by 2, small chunks"),
         pytest.param(4, 2, 64 << 20, id="4 by 2, large chunks", marks=pytest.mark.slow),
-        pytest.param(3, 2, 200 << 10, id="3 by 2, small chunks"),
+        pytest.param(3, 2, 200 << 10, id="3 by 2, small chunks", marks=ONE_MPI),
         pytest.param(3, 2, 64 << 20, id="3 by 2, large chunks", marks=pytest.mark.slow),
-        pytest.param(3, 1, 64 << 20, id="3 by 1, large chunks"),
+        pytest.param(3, 1, 64 << 20, id="3 by 1, large chunks", marks=ONE_MPI),
     ],
 )
 def test_over_nodes(ranks: int, node_size: int, window_bytes: int) -> None:
@@ -62,7 +65,9 @@ def test_over_two_hosts(tmp_path: Path) -> None:
 
 @pytest.mark.launch
 @pytest.mark.timeout(170)
-@pytest.mark.parametrize(("ranks", "node_size"), [(4, 2), pytest.param(3, 2, marks=pytest.mark.slow), (2, 1), (3, 0)])
+@pytest.mark.parametrize(
+    ("ranks", "node_size"), [(4, 2), pytest.param(3, 2, marks=pytest.mark.slow), (2, 1), pytest.param(3, 0, marks=ONE_MPI)]
+)
 def test_the_suite_over_nodes(ranks: int, node_size: int) -> None:
     """What holds on one node (0: as it is) holds on several, with everything sent through what is for large messages."""
     names = ("tensors/test_reductions", "tensors/test_reduction_values", "api/test_gathers", "behaviour/test_movement")

@@ -11,9 +11,16 @@ pytestmark = pytest.mark.launch
 SCRIPT = str(ROOT / "tests" / "mpi" / "scripts" / "smoke.py")
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
-@pytest.mark.parametrize("levels", [("serialized",), ("serialized", "multiple")])
 @pytest.mark.timeout(100)
+@pytest.mark.parametrize(
+    ("levels", "ranks"),
+    [
+        (("serialized",), 2),
+        (("serialized", "multiple"), 3),
+        pytest.param(("serialized",), 3, marks=pytest.mark.slow),
+        pytest.param(("serialized", "multiple"), 2, marks=pytest.mark.slow),
+    ],
+)
 def test_a_little_of_everything(levels: tuple[str, ...], ranks: int) -> None:
     done = launch(ranks, SCRIPT, *levels, timeout_s=90)
     assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
