@@ -4,6 +4,7 @@ python -m mpicoll.run -n 2 -m mpicoll.bench                        all_reduce, 4
 python -m mpicoll.run -n 2 -m mpicoll.bench all                    the table of targets (targets.py)
 python -m mpicoll.run -n 2 -m mpicoll.bench check                  has speed been lost?
 
-    options.py ──► stage.py, the ways to call ──► rounds.py, their times ──► row.py ──► table.py, report.py, plot.py
-                   exchanges.py, messages.py                                            targets.py, check.py
+    options.py ──► harness.py, the ways to call ──► rounds.py, their times ──► row.py ──► table.py, output.py, plot.py
+                   operations.py, messages.py                                             targets.py, check.py
+    model/, a cost model of other machines
 """

@@ -38,35 +38,35 @@ from mpicoll.bench import (
     table,
     tune,
 )
+from mpicoll.bench.harness import Harness, open_harness
 from mpicoll.bench.model import command as model_command
-from mpicoll.bench.report import Report
+from mpicoll.bench.output import Output
 from mpicoll.bench.rounds import QUICK, Pace
-from mpicoll.bench.stage import Stage, stage
 
 BETWEEN_TWO = ("latency", "bandwidth", "all")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit status: 1 where `check` has found a ratio over its limit."""
-    asked = options.read(arguments, __doc__)
+    args = options.read(arguments, __doc__)
     torch.set_num_threads(1)
-    if asked.what == "rpc":
-        here = f"{os.cpu_count()} cores {platform.machine()}, torch {torch.__version__}"
-        remote_calls.measure(asked.sizes, asked.repeat or Pace().rounds, here, asked.width)
+    if args.what == "rpc":
+        machine_text = f"{os.cpu_count()} cores {platform.machine()}, torch {torch.__version__}"
+        remote_calls.measure(args.sizes, args.repeat or Pace().rounds, machine_text, args.width)
         return 0
-    if asked.what == "model":
-        return model_command.main(asked) if options.rank() == 0 else 0
-    pace = QUICK if asked.quick else PACES.get(asked.what, Pace())
-    with stage(replace(pace, rounds=asked.repeat or pace.rounds), getattr(asked, "device", "cpu")) as there:
-        if there.size < 2 and asked.what in BETWEEN_TWO:
-            raise SystemExit(f"bench {asked.what}: needs two ranks; python -m mpicoll.run -n 2 -m mpicoll.bench {asked.what}")
-        report = Report(machine.describe(there.referee), there.rank)
-        report.say(*report.machine.lines())
-        status = _measure(there, report, asked)
-        report.write(asked.json, asked.csv)
-        if asked.plot and report.active:
-            plot.draw(report.rows, report.machine, asked.plot)
-            report.say(f"wrote {asked.plot}")
+    if args.what == "model":
+        return model_command.main(args) if options.rank() == 0 else 0
+    pace = QUICK if args.quick else PACES.get(args.what, Pace())
+    with open_harness(replace(pace, rounds=args.repeat or pace.rounds), getattr(args, "device", "cpu")) as harness:
+        if harness.size < 2 and args.what in BETWEEN_TWO:
+            raise SystemExit(f"bench {args.what}: needs two ranks; python -m mpicoll.run -n 2 -m mpicoll.bench {args.what}")
+        output = Output(machine.describe(harness.control), harness.rank)
+        output.say(*output.machine.lines())
+        status = _measure(harness, output, args)
+        output.write(args.json, args.csv)
+        if args.plot and output.active:
+            plot.draw(output.rows, output.machine, args.plot)
+            output.say(f"wrote {args.plot}")
     return status
 
 
@@ -77,35 +77,35 @@ PACES = {
 }
 
 
-def _measure(here: Stage, report: Report, asked: Namespace) -> int:
-    if asked.what == "all":
-        everything.run(here, report, asked.quick, asked.markdown)
-    elif asked.what == "check":
-        lost = check.run(here, report)
-        report.say(*(f"lost: {line}" for line in lost))
+def _measure(harness: Harness, output: Output, args: Namespace) -> int:
+    if args.what == "all":
+        everything.run(harness, output, args.quick, args.markdown)
+    elif args.what == "check":
+        lost = check.run(harness, output)
+        output.say(*(f"lost: {line}" for line in lost))
         return 1 if lost else 0
-    elif asked.what == "tune":
-        tune.run(here, report, asked.out, asked.quick)
-    elif asked.what == "overlap":
-        overlap.run(here, report, asked.sizes)
-    elif asked.what == "ddp":
-        ddp.run(here, report, asked.sizes, resnet=not asked.quick)
-    elif asked.what == "startup":
-        _startup(here, report, asked)
+    elif args.what == "tune":
+        tune.run(harness, output, args.out, args.quick)
+    elif args.what == "overlap":
+        overlap.run(harness, output, args.sizes)
+    elif args.what == "ddp":
+        ddp.run(harness, output, args.sizes, resnet=not args.quick)
+    elif args.what == "startup":
+        _startup(harness, output, args)
     else:
-        report.say(*table.LEGEND)
-        dtypes, ops = getattr(asked, "dtypes", ["float32"]), getattr(asked, "ops", ["SUM"])
-        plan = sweep.Plan(asked.what, asked.sizes, dtypes, ops, [options.WAYS[way] for way in asked.ways])
-        report.say(*table.copy_lines(sweep.run(here, report, [plan])))
+        output.say(*table.LEGEND)
+        dtypes, ops = getattr(args, "dtypes", ["float32"]), getattr(args, "ops", ["SUM"])
+        rows = sweep.Sweep(args.what, args.sizes, dtypes, ops, [options.WAYS[way] for way in args.ways])
+        output.say(*table.copy_lines(sweep.run(harness, output, [rows])))
     return 0
 
 
-def _startup(here: Stage, report: Report, asked: Namespace) -> None:
-    found = jobs.OnRank0(here.referee, lambda: startup.measure(asked.ranks, asked.repeat or (1 if asked.quick else 5)))
-    if found.value is None:
-        raise SystemExit(f"bench startup: {found.reason}" if here.rank == 0 else 1)
-    report.say(*found.value.lines(asked.ranks))
-    report.extra["startup"] = found.value.facts()
+def _startup(harness: Harness, output: Output, args: Namespace) -> None:
+    outcome = jobs.OnRank0(harness.control, lambda: startup.measure(args.ranks, args.repeat or (1 if args.quick else 5)))
+    if outcome.value is None:
+        raise SystemExit(f"bench startup: {outcome.reason}" if harness.rank == 0 else 1)
+    output.say(*outcome.value.lines(args.ranks))
+    output.extra["startup"] = outcome.value.facts()
 
 
 if __name__ == "__main__":

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import torch
 
-from mpicoll.bench.exchanges import COLLECTIVES
 from mpicoll.bench.formulas import spell
-from mpicoll.bench.report import Report
+from mpicoll.bench.harness import Harness
+from mpicoll.bench.operations import COLLECTIVES
+from mpicoll.bench.output import Output
 from mpicoll.bench.row import API, BACKEND, GLOO, RAW, Row
-from mpicoll.bench.stage import Stage
 from mpicoll.bench.targets import KIB, MIB, Figure, added, to, to_better
 
 # A shared machine's memory can be three times as slow for seconds at a time (one commit, 64 MiB: 14 ms and 48 ms, by turns). That
@@ -74,27 +74,27 @@ CASES = [
 ]
 
 
-def run(stage: Stage, report: Report, cases: Sequence[Case] = CASES) -> list[str]:
+def run(harness: Harness, output: Output, cases: Sequence[Case] = CASES) -> list[str]:
     """Measures and prints (collective); returns what is lost, a line each, the same on every rank."""
     lost: list[str] = []
-    report.say(f"{'':>64}{'measured':>10}{'at most':>9}")
-    with report.progress(len(cases)) as step:
+    output.say(f"{'':>64}{'measured':>10}{'at most':>9}")
+    with output.progress(len(cases)) as step:
         for case in cases:
             step(str(case))
-            for limit, found in zip(case.limits, _least(stage, report, case), strict=True):
+            for limit, found in zip(case.limits, _least(harness, output, case), strict=True):
                 over = found > limit.at_most
                 line = f"{case} {limit.name}"
-                report.say(f"{line:>64}{found:>10.3f}{limit.at_most:>9.3f}{'  OVER' if over else ''}")
+                output.say(f"{line:>64}{found:>10.3f}{limit.at_most:>9.3f}{'  OVER' if over else ''}")
                 if over:
                     lost.append(f"{line}: {found:.3f}, at most {limit.at_most:g}; the least of {TRIES} measurements")
     return lost
 
 
-def _least(stage: Stage, report: Report, case: Case) -> list[float]:
+def _least(harness: Harness, output: Output, case: Case) -> list[float]:
     """Each limit's figure, the least of as many measurements as it takes."""
     least = [float("inf")] * len(case.limits)
     for _ in range(TRIES):
-        row = report.add(_row(stage, case))
+        row = output.add(_row(harness, case))
         figures = [limit.figure(row) for limit in case.limits]
         least = [min(a, b if b is not None else a) for a, b in zip(least, figures, strict=True)]
         if all(found <= limit.at_most for found, limit in zip(least, case.limits, strict=True)):
@@ -102,5 +102,5 @@ def _least(stage: Stage, report: Report, case: Case) -> list[float]:
     return least
 
 
-def _row(stage: Stage, case: Case) -> Row:
-    return stage.row(case.what, COLLECTIVES[case.what], case.nbytes, case.dtype, "SUM", case.ways)
+def _row(harness: Harness, case: Case) -> Row:
+    return harness.row(case.what, COLLECTIVES[case.what], case.nbytes, case.dtype, "SUM", case.ways)

@@ -15,7 +15,7 @@ Value = TypeVar("Value")
 NAPS_S = (20e-6, 2e-3)  # seconds between two looks: at first, and at most
 
 
-class Referee:
+class ControlChannel:
     """Between measurements only: everything but ``arrive`` may take a core while it waits. All of it is collective."""
 
     def __init__(self) -> None:

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from mpicoll.bench.formulas import spell
+from mpicoll.bench.harness import Harness
+from mpicoll.bench.output import Output
 from mpicoll.bench.remote_pipeline import layers
-from mpicoll.bench.report import Report
 from mpicoll.bench.row import BACKEND, GLOO, Row
-from mpicoll.bench.stage import Stage
 from mpicoll.bench.table import times
 
 MIB = 1 << 20
@@ -26,13 +26,13 @@ ALONE = "nothing reduced"  # the step with DDP's buckets, but without their all_
 RESNET_WIDTH, IMAGES, PIXELS = 16, 4, 32  # ResNet50 with a quarter of the channels
 
 
-def run(stage: Stage, report: Report, sizes: Sequence[int], resnet: bool = True) -> list[Row]:
+def run(harness: Harness, output: Output, sizes: Sequence[int], resnet: bool = True) -> list[Row]:
     """Measures and prints (collective).
 
     Args:   sizes: bytes of the MLPs' gradients, out of SIDES.
     """
-    report.say("", "DistributedDataParallel, float32: a step in milliseconds, median [least, most]; x: the ratio to Gloo's")
-    report.say(f"{'gradients':>20}{'backend mpi':>28}{'Gloo':>28}{'nothing reduced':>28}{'x Gloo':>8}{'nothing x Gloo':>16}")
+    output.say("", "DistributedDataParallel, float32: a step in milliseconds, median [least, most]; x: the ratio to Gloo's")
+    output.say(f"{'gradients':>20}{'backend mpi':>28}{'Gloo':>28}{'nothing reduced':>28}{'x Gloo':>8}{'nothing x Gloo':>16}")
     models: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
         f"MLP {spell(nbytes)}": (lambda nbytes=nbytes: mlp(nbytes), lambda nbytes=nbytes: torch.rand(BATCH, SIDES[nbytes]))  # type: ignore[misc]
         for nbytes in sizes
@@ -40,13 +40,13 @@ def run(stage: Stage, report: Report, sizes: Sequence[int], resnet: bool = True)
     if resnet:
         models["ResNet50, width 16"] = (_resnet, lambda: torch.rand(IMAGES, 3, PIXELS, PIXELS))
     found = []
-    with report.progress(len(models)) as step:
+    with output.progress(len(models)) as step:
         for name, (make, batch) in models.items():
             step(f"DDP {name}")
-            row = report.add(_row(stage, name, make, batch))
+            row = output.add(_row(harness, name, make, batch))
             found.append(row)
             cells = "".join(f"{_cell(row, way):>28}" for way in (BACKEND, GLOO, ALONE))
-            report.say(f"{name:>20}{cells}{times(row.ratio(BACKEND, GLOO)):>8}{times(row.ratio(ALONE, GLOO)):>16}")
+            output.say(f"{name:>20}{cells}{times(row.ratio(BACKEND, GLOO)):>8}{times(row.ratio(ALONE, GLOO)):>16}")
     return found
 
 
@@ -61,24 +61,24 @@ def _resnet() -> nn.Module:
     return nn.Sequential(layers(0, RESNET_WIDTH), layers(1, RESNET_WIDTH))
 
 
-def _row(stage: Stage, name: str, make: Callable[[], nn.Module], batch: Callable[[], Tensor]) -> Row:
+def _row(harness: Harness, name: str, make: Callable[[], nn.Module], batch: Callable[[], Tensor]) -> Row:
     torch.manual_seed(0)
     first = make()
     second = make()
     second.load_state_dict(first.state_dict())
-    torch.manual_seed(1 + stage.rank)
+    torch.manual_seed(1 + harness.rank)
     x = batch()
-    models = {BACKEND: DistributedDataParallel(first), GLOO: DistributedDataParallel(second, process_group=stage.gloo)}
+    models = {BACKEND: DistributedDataParallel(first), GLOO: DistributedDataParallel(second, process_group=harness.gloo)}
     steps: dict[str, Callable[[], None]] = {way: Step(model, x) for way, model in models.items()}
     for _ in range(2):  # DDP forms its final buckets after the first
         for step in steps.values():
             step.backward()  # type: ignore[attr-defined]
-        _compare(stage, name, first, second)
+        _compare(harness, name, first, second)
     alone = DistributedDataParallel(make())
     alone.register_comm_hook(None, _as_it_is)
     steps[ALONE] = Step(alone, x)
     nbytes = sum(parameter.nbytes for parameter in first.parameters())
-    return Row(f"DDP {name}", nbytes, stage.size, stage.rounds.times(steps), "float32", "AVG")
+    return Row(f"DDP {name}", nbytes, harness.size, harness.rounds.times(steps), "float32", "AVG")
 
 
 def _as_it_is(state, bucket):  # type: ignore[no-untyped-def]  # DDP refuses annotations that are texts
@@ -103,13 +103,13 @@ class Step:
         self.optimizer.step()
 
 
-def _compare(stage: Stage, name: str, mine: nn.Module, theirs: nn.Module) -> None:
+def _compare(harness: Harness, name: str, mine: nn.Module, theirs: nn.Module) -> None:
     """Both models' gradients, and every rank's."""
     for (where, a), b in zip(mine.named_parameters(), theirs.parameters(), strict=True):
         assert a.grad is not None
         assert b.grad is not None
         torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-7, msg=lambda text, at=where: f"DDP {name}: {at}: {text}")  # type: ignore[misc]
-    norms: list[Any] = stage.referee.all([parameter.grad.norm().item() for parameter in mine.parameters()])  # type: ignore[union-attr]
+    norms: list[Any] = harness.control.all([parameter.grad.norm().item() for parameter in mine.parameters()])  # type: ignore[union-attr]
     if any(other != norms[0] for other in norms):
         raise AssertionError(f"DDP {name}: the ranks' gradients differ")
 

@@ -1,6 +1,6 @@
 """Bandwidths as the NCCL tests define them, and the floor: what must be read and written at the least, whatever the algorithm.
 
-n ranks, S bytes (see exchanges.py). Algorithm bandwidth: S / time. Bus bandwidth: that times a factor, so that a perfect
+n ranks, S bytes (see operations.py). Algorithm bandwidth: S / time. Bus bandwidth: that times a factor, so that a perfect
 algorithm shows the same figure on any number of ranks.
 
 The floor of a row is one rank's memory copy of so many bytes that the copy reads and writes together what the busiest rank must

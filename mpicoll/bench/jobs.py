@@ -11,7 +11,7 @@ from mpicoll._discovery import detect
 from mpicoll._discovery.ask import run
 
 if TYPE_CHECKING:  # importing it starts MPI, whose start such a job may want to measure
-    from mpicoll.bench.control import Referee
+    from mpicoll.bench.control import ControlChannel
 
 LIMIT_S = 120.0
 Value = TypeVar("Value")
@@ -31,14 +31,14 @@ class ChildFailed(Exception):
 class OnRank0(Generic[Value]):
     """The outcome of what rank 0 alone did: a value, or why there is none; on every rank."""
 
-    def __init__(self, referee: Referee, act: Callable[[], Value]) -> None:
+    def __init__(self, control: ControlChannel, act: Callable[[], Value]) -> None:
         outcome: tuple[Value | None, str | None] = (None, None)
-        if referee.rank == 0:
+        if control.rank == 0:
             try:
                 outcome = (act(), None)
             except (ChildFailed, OSError) as error:
                 outcome = (None, str(error))
-        self.value, self.reason = referee.first(outcome)
+        self.value, self.reason = control.first(outcome)
 
 
 def python(*words: str, env: Mapping[str, str] | None = None) -> str:

@@ -10,7 +10,7 @@ import torch
 
 import mpicoll
 import mpicoll._cpus as cores_here
-from mpicoll.bench.control import Referee
+from mpicoll.bench.control import ControlChannel
 
 
 @dataclass(frozen=True)
@@ -46,14 +46,14 @@ class Machine:
         ]
 
 
-def describe(referee: Referee) -> Machine:
+def describe(control: ControlChannel) -> Machine:
     """(collective)"""
     mine = (platform.node(), tuple(sorted(cores_here.allowed())), cores_here.usable_cores())
-    host = referee.first(platform.node())
-    there = [(mask, cores) for name, mask, cores in referee.all(mine) if name == host]
+    host = control.first(platform.node())
+    there = [(mask, cores) for name, mask, cores in control.all(mine) if name == host]
     cores = sum(dict(there).values())  # ranks that are bound have masks of their own; others share one
     return Machine(
-        cores, _cpu(), referee.size, len(there), referee.library, torch.__version__, mpicoll.__version__,
+        cores, _cpu(), control.size, len(there), control.library, torch.__version__, mpicoll.__version__,
         platform.python_version(), torch.get_num_threads(),
     )  # fmt: skip
 

@@ -10,14 +10,14 @@ from collections.abc import Callable
 from typing import Any
 
 from mpicoll.bench import raw_mpi
-from mpicoll.bench.exchanges import Call, Exchange, Memory, Shape
 from mpicoll.bench.formulas import WINDOW
+from mpicoll.bench.operations import Call, Memory, Operation, Shape
 
 
-def latency(s: Shape) -> Exchange:
+def latency(s: Shape) -> Operation:
     """A call is the round trip; halved where it is reported, see row.py."""
     if s.rank > 1:
-        return Exchange(Memory(), lambda dist, group: None, (lambda: None) if s.moves else None)
+        return Operation(Memory(), lambda dist, group: None, (lambda: None) if s.moves else None)
     mine, theirs, peer = s.empty(s.count), s.empty(s.count), 1 - s.rank
     memory = Memory([(mine, s.of(s.rank))], [(theirs, s.of(peer))])
 
@@ -35,12 +35,12 @@ def latency(s: Shape) -> Exchange:
         return first if s.rank == 0 else second
 
     raw = (lambda: raw_mpi.ping_pong(theirs.numpy(), mine.numpy())) if s.moves else None
-    return Exchange(memory, call_through, raw)
+    return Operation(memory, call_through, raw)
 
 
-def bandwidth(s: Shape) -> Exchange:
+def bandwidth(s: Shape) -> Operation:
     if s.rank > 1:
-        return Exchange(Memory(), lambda dist, group: None, (lambda: None) if s.moves else None)
+        return Operation(Memory(), lambda dist, group: None, (lambda: None) if s.moves else None)
     x, done = s.empty(s.count), s.empty(1)
     memory = Memory([(x, s.of(0))]) if s.rank == 0 else Memory([], [(x, s.of(0))])
 
@@ -60,7 +60,7 @@ def bandwidth(s: Shape) -> Exchange:
         return first if s.rank == 0 else second
 
     raw = (lambda: raw_mpi.stream(x.numpy(), x.numpy(), WINDOW)) if s.moves else None
-    return Exchange(memory, call_through, raw)
+    return Operation(memory, call_through, raw)
 
 
-MESSAGES: dict[str, Callable[[Shape], Exchange]] = {"latency": latency, "bandwidth": bandwidth}
+MESSAGES: dict[str, Callable[[Shape], Operation]] = {"latency": latency, "bandwidth": bandwidth}

@@ -14,10 +14,10 @@ import torch
 from mpicoll._cuda import streams
 from mpicoll._discovery import detect
 from mpicoll.bench import arguments, ddp, formulas, patterns, plot, tune
-from mpicoll.bench.exchanges import COLLECTIVES
 from mpicoll.bench.formulas import EMPTY, REDUCTIONS
 from mpicoll.bench.messages import MESSAGES
 from mpicoll.bench.model import command as model_command
+from mpicoll.bench.operations import COLLECTIVES
 from mpicoll.bench.row import API, BACKEND, GLOO, NCCL, RAW
 
 KIB, MIB = 1 << 10, 1 << 20

@@ -15,11 +15,11 @@ import torch
 import torch.distributed
 
 import mpicoll
-from mpicoll.bench.exchanges import Memory, all_reduce
 from mpicoll.bench.formulas import spell
-from mpicoll.bench.report import Report
+from mpicoll.bench.harness import Harness
+from mpicoll.bench.operations import Memory, all_reduce
+from mpicoll.bench.output import Output
 from mpicoll.bench.row import API, BACKEND, GLOO, Row
-from mpicoll.bench.stage import Stage
 from mpicoll.bench.table import micro, times
 
 SIDE = 192  # of the matrices: they stay in a core's own cache, and a product takes some 0.2 ms
@@ -50,38 +50,38 @@ def ratio(row: Row, way: str) -> float:
     return row.ratio_to_sum(name(way, BOTH), (name(way, ALONE), name(way, MATMUL)))
 
 
-def run(stage: Stage, report: Report, sizes: Sequence[int]) -> list[Row]:
+def run(harness: Harness, output: Output, sizes: Sequence[int]) -> list[Row]:
     """Measures and prints (collective)."""
-    here = report.machine
-    report.say("", f"all_reduce beside a matmul, float32; {here.cores_per_rank:g} cores per rank{', full' if here.full else ''}")
-    report.say(f"{'bytes':>9}  {'':13}{'all_reduce us':>15}{'matmul us':>12}{'both us':>12}{'x sum':>8}")
+    here = output.machine
+    output.say("", f"all_reduce beside a matmul, float32; {here.cores_per_rank:g} cores per rank{', full' if here.full else ''}")
+    output.say(f"{'bytes':>9}  {'':13}{'all_reduce us':>15}{'matmul us':>12}{'both us':>12}{'x sum':>8}")
     found = []
-    with report.progress(len(sizes)) as step:
+    with output.progress(len(sizes)) as step:
         for nbytes in sizes:
             step(f"overlap {spell(nbytes)}")
-            row = report.add(_row(stage, nbytes))
+            row = output.add(_row(harness, nbytes))
             found.append(row)
             for way in (API, BACKEND, GLOO):
                 alone, matmul, both = (micro(row.seconds(name(way, part))) for part in (ALONE, MATMUL, BOTH))
-                report.say(f"{spell(nbytes):>9}  {way:13}{alone:>15}{matmul:>12}{both:>12}{times(ratio(row, way)):>8}")
+                output.say(f"{spell(nbytes):>9}  {way:13}{alone:>15}{matmul:>12}{both:>12}{times(ratio(row, way)):>8}")
     return found
 
 
-def _row(stage: Stage, nbytes: int) -> Row:
-    exchange = all_reduce(stage.shape(nbytes, torch.float32))
-    x, memory = exchange.memory.sent[0][0], exchange.memory
-    one = min(stage.rounds.times({MATMUL: Matmuls(10)})[MATMUL]) / 10
+def _row(harness: Harness, nbytes: int) -> Row:
+    operation = all_reduce(harness.shape(nbytes, torch.float32))
+    x, memory = operation.memory.sent[0][0], operation.memory
+    one = min(harness.rounds.times({MATMUL: Matmuls(10)})[MATMUL]) / 10
     calls: dict[str, Callable[[], object]] = {}
     apis: dict[str, tuple[Any, Any]] = {API: (mpicoll, None), BACKEND: (torch.distributed, None)}
-    for way, (dist, group) in {**apis, GLOO: (torch.distributed, stage.gloo)}.items():
-        alone = exchange.call_through(dist, group)
+    for way, (dist, group) in {**apis, GLOO: (torch.distributed, harness.gloo)}.items():
+        alone = operation.call_through(dist, group)
         assert alone is not None
-        seconds = min(stage.rounds.times({way: alone})[way])
+        seconds = min(harness.rounds.times({way: alone})[way])
         matmuls = Matmuls(max(1, round(seconds / one)))
         both = _both(dist, group, x, matmuls)
-        _check(stage, f"{way}: asynchronous all_reduce of {spell(nbytes)}", memory, both)
+        _check(harness, f"{way}: asynchronous all_reduce of {spell(nbytes)}", memory, both)
         calls |= {name(way, ALONE): alone, name(way, MATMUL): matmuls, name(way, BOTH): both}
-    return Row("overlap", nbytes, stage.size, stage.rounds.times(calls), "float32", "SUM")
+    return Row("overlap", nbytes, harness.size, harness.rounds.times(calls), "float32", "SUM")
 
 
 def _both(dist: Any, group: Any, x: torch.Tensor, matmuls: Matmuls) -> Callable[[], None]:
@@ -93,10 +93,10 @@ def _both(dist: Any, group: Any, x: torch.Tensor, matmuls: Matmuls) -> Callable[
     return call
 
 
-def _check(stage: Stage, label: str, memory: Memory, call: Callable[[], None]) -> None:
+def _check(harness: Harness, label: str, memory: Memory, call: Callable[[], None]) -> None:
     memory.prepare()
     call()
     if not memory.right():
-        raise AssertionError(f"{label}: wrong result on rank {stage.rank} of {stage.size}")
+        raise AssertionError(f"{label}: wrong result on rank {harness.rank} of {harness.size}")
     memory.clear()
-    stage.referee.arrive()
+    harness.control.arrive()

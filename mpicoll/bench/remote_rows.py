@@ -17,13 +17,13 @@ from mpicoll.bench.remote_pipeline import Pipeline, library
 
 IN_FLIGHT = 64
 ROUND_S = 0.2  # seconds that one way is measured for, per round
-Way = Callable[[], object]
-Row = tuple[Callable[[str], Way], int]  # makes the way for a library, "ours" or "theirs"; how many calls that is
+Call = Callable[[], object]
+RemoteRow = tuple[Callable[[str], Call], int]  # makes the way for a library, "ours" or "theirs"; how many calls that is
 
 
-def rows(sizes: Sequence[int], width: int) -> dict[str, Row]:
+def rows(sizes: Sequence[int], width: int) -> dict[str, RemoteRow]:
     """By name. Args:   sizes: bytes. width: of the network, see remote_pipeline.py."""
-    found: dict[str, Row] = {"empty call": (_empty, 1)}
+    found: dict[str, RemoteRow] = {"empty call": (_empty, 1)}
     for nbytes in sizes:
         found[f"{nbytes} bytes"] = (partial(_echo, torch.rand(nbytes // 4)), 1)
     found[f"{IN_FLIGHT} in flight"] = (_flight, IN_FLIGHT)
@@ -32,13 +32,13 @@ def rows(sizes: Sequence[int], width: int) -> dict[str, Row]:
     return found
 
 
-def microseconds(way: Way, calls: int) -> float:
+def microseconds(way: Call, calls: int) -> float:
     """Of one call, after a few: as many as there is time for."""
     count = max(1, int(ROUND_S / _seconds(way, 1)))
     return _seconds(way, count) * 1e6 / calls
 
 
-def _seconds(way: Way, count: int) -> float:
+def _seconds(way: Call, count: int) -> float:
     for _ in range(min(count, 3)):
         way()
     began = time.perf_counter()
@@ -55,12 +55,12 @@ def echo(x: Any) -> Any:
     return x
 
 
-def _empty(name: str) -> Way:
+def _empty(name: str) -> Call:
     rpc, *_ = library(name)
     return lambda: rpc.rpc_sync(f"{name}1", nothing)
 
 
-def _echo(x: torch.Tensor, name: str) -> Way:
+def _echo(x: torch.Tensor, name: str) -> Call:
     rpc, *_ = library(name)
 
     def way() -> Any:
@@ -71,7 +71,7 @@ def _echo(x: torch.Tensor, name: str) -> Way:
     return way
 
 
-def _flight(name: str) -> Way:
+def _flight(name: str) -> Call:
     rpc, *_ = library(name)
 
     def way() -> Any:

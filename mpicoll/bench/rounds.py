@@ -4,7 +4,7 @@
     round 2:  the same, beginning with the next way
 
 K, the same on every rank, is such that a way takes about ROUND_S per round. Everybody arrives before and after each way without
-spinning (referee.py): a rank that has ended must not take a core from one that has not. The barrier then lets all go at once.
+spinning (control.py): a rank that has ended must not take a core from one that has not. The barrier then lets all go at once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import mpicoll
-from mpicoll.bench.control import Referee
+from mpicoll.bench.control import ControlChannel
 
 Call = Callable[[], object]
 WARM_UP = 3  # calls before K is chosen; before each round as many, but for calls so long that a round is one
@@ -37,8 +37,8 @@ QUICK = Pace(rounds=2, round_s=0.002, row_s=0.5)
 class Rounds:
     """Measures on all ranks (its methods are collective)."""
 
-    def __init__(self, referee: Referee, pace: Pace) -> None:
-        self.referee, self.pace = referee, pace
+    def __init__(self, control: ControlChannel, pace: Pace) -> None:
+        self.control, self.pace = control, pace
 
     def times(self, ways: Mapping[str, Call | None]) -> dict[str, list[float]]:
         """Seconds per call of each way, of the slowest rank, a figure per round.
@@ -53,7 +53,7 @@ class Rounds:
         for turn in range(self._rounds([seconds * count for count, seconds in counts.values()])):
             for name in names[turn % len(names) :] + names[: turn % len(names)]:
                 found[name].append(self._seconds(ways[name], counts[name][0]))
-        flat = self.referee.slowest([seconds for name in names for seconds in found[name]])
+        flat = self.control.slowest([seconds for name in names for seconds in found[name]])
         rounds = len(flat) // len(names)
         return {name: flat[i * rounds : (i + 1) * rounds] for i, name in enumerate(names)}
 
@@ -66,13 +66,13 @@ class Rounds:
         """Calls per round, and the seconds of one."""
         seconds = self.pace.round_s
         for calls in (1, WARM_UP, 20):  # the first call is no measure: it connects, and touches memory for the first time
-            seconds = self.referee.slowest([self._seconds(way, calls, warm_up=False)])[0]
+            seconds = self.control.slowest([self._seconds(way, calls, warm_up=False)])[0]
             if seconds > self.pace.round_s / 4 and calls > 1:
                 break
         return max(1, math.ceil(self.pace.round_s / max(seconds, 1e-7))), seconds
 
     def _seconds(self, way: Call | None, count: int, warm_up: bool = True) -> float:
-        self.referee.arrive()
+        self.control.arrive()
         mpicoll.barrier()
         if way is None:
             return 0.0

@@ -7,19 +7,19 @@ from dataclasses import dataclass
 
 import torch
 
-from mpicoll.bench.exchanges import COLLECTIVES
 from mpicoll.bench.formulas import EMPTY, IN_PARTS, REDUCTIONS, spell
+from mpicoll.bench.harness import WAYS, Harness, Maker, Skipped, has_twin
 from mpicoll.bench.messages import MESSAGES
-from mpicoll.bench.report import Report
+from mpicoll.bench.operations import COLLECTIVES
+from mpicoll.bench.output import Output
 from mpicoll.bench.row import FLOAT32, Row
-from mpicoll.bench.stage import WAYS, Maker, Skipped, Stage, has_twin
 from mpicoll.bench.table import Table
 
 KNOWN: dict[str, Maker] = {**COLLECTIVES, **MESSAGES}
 
 
 @dataclass(frozen=True)
-class Plan:
+class Sweep:
     """Rows of one collective."""
 
     what: str
@@ -44,27 +44,27 @@ class Plan:
         return sum(len(self.rows(dtype, ranks)) for dtype, _ in self.cases())
 
 
-def run(stage: Stage, report: Report, plans: Sequence[Plan]) -> list[Row]:
+def run(harness: Harness, output: Output, sweeps: Sequence[Sweep]) -> list[Row]:
     """Measures and prints (collective)."""
-    with report.progress(sum(plan.steps(stage.size) for plan in plans)) as step:
-        return [row for plan in plans for dtype, op in plan.cases() for row in _rows(stage, report, step, plan, dtype, op)]
+    with output.progress(sum(sweep.steps(harness.size) for sweep in sweeps)) as step:
+        return [row for sweep in sweeps for dtype, op in sweep.cases() for row in _rows(harness, output, step, sweep, dtype, op)]
 
 
-def _rows(stage: Stage, report: Report, step: Callable[[str], None], plan: Plan, dtype: str, op: str) -> Iterator[Row]:
-    table = _table(plan, dtype, op)
-    for i, nbytes in enumerate(plan.rows(dtype, stage.size)):
-        step(f"{plan.what} {dtype} {spell(nbytes)}")
+def _rows(harness: Harness, output: Output, step: Callable[[str], None], sweep: Sweep, dtype: str, op: str) -> Iterator[Row]:
+    table = _table(sweep, dtype, op)
+    for i, nbytes in enumerate(sweep.rows(dtype, harness.size)):
+        step(f"{sweep.what} {dtype} {spell(nbytes)}")
         try:
-            row = report.add(stage.row(plan.what, KNOWN[plan.what], nbytes, getattr(torch, dtype), op, plan.ways))
+            row = output.add(harness.row(sweep.what, KNOWN[sweep.what], nbytes, getattr(torch, dtype), op, sweep.ways))
         except Skipped as skipped:
-            report.say("", f"skipped: {skipped}")
+            output.say("", f"skipped: {skipped}")
             return
-        report.say(*(table.head() if i == 0 else []), table.line(row))
+        output.say(*(table.head() if i == 0 else []), table.line(row))
         if i == 0:
-            report.say(*(f"          {way} left out: {why}" for way, why in (row.missing or {}).items()))
+            output.say(*(f"          {way} left out: {why}" for way, why in (row.missing or {}).items()))
         yield row
 
 
-def _table(plan: Plan, dtype: str, op: str) -> Table:
-    words = [plan.what, *([] if plan.what in EMPTY else [dtype]), *([op] if plan.what in REDUCTIONS else [])]
-    return Table(", ".join(words), [*plan.ways, *([FLOAT32] if has_twin(plan.what, getattr(torch, dtype)) else [])])
+def _table(sweep: Sweep, dtype: str, op: str) -> Table:
+    words = [sweep.what, *([] if sweep.what in EMPTY else [dtype]), *([op] if sweep.what in REDUCTIONS else [])]
+    return Table(", ".join(words), [*sweep.ways, *([FLOAT32] if has_twin(sweep.what, getattr(torch, dtype)) else [])])

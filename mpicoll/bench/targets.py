@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mpicoll.bench import overlap
-from mpicoll.bench.exchanges import COLLECTIVES
 from mpicoll.bench.formulas import spell
+from mpicoll.bench.operations import COLLECTIVES
 from mpicoll.bench.row import API, BACKEND, COPIES, COPY, FLOAT32, GLOO, RAW, Row
 from mpicoll.bench.startup import Startup
 from mpicoll.bench.table import times

@@ -19,11 +19,11 @@ import torch
 import mpicoll
 from mpicoll._api import groups
 from mpicoll._host.thresholds import BETWEEN, NEVER, WINDOW_FROM, WITHIN
-from mpicoll.bench.exchanges import COLLECTIVES
 from mpicoll.bench.formulas import spell
-from mpicoll.bench.report import Report
+from mpicoll.bench.harness import Harness
+from mpicoll.bench.operations import COLLECTIVES
+from mpicoll.bench.output import Output
 from mpicoll.bench.rounds import Call
-from mpicoll.bench.stage import Stage
 
 FILE = "mpicoll-tuning.json"
 SIZES = [1 << power for power in range(10, 23)]  # bytes; 1 KiB to 4 MiB
@@ -39,34 +39,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", metavar="FILE", default=FILE, help=f"the table; default {FILE}")
 
 
-def run(stage: Stage, report: Report, out: str, quick: bool) -> None:
+def run(harness: Harness, output: Output, out: str, quick: bool) -> None:
     """Measures, prints and writes (collective)."""
     carrier: Any = groups.of(None).carrier  # type: ignore[union-attr]
     chosen = dict(carrier.least)
     nodes = carrier.nodes()
     if nodes is None and carrier.window() is None:
-        raise SystemExit("bench tune: wants two ranks or more on a node that share memory" if stage.rank == 0 else 1)
-    way, number = (WITHIN, stage.size) if nodes is None else (BETWEEN, len(nodes.members))
+        raise SystemExit("bench tune: wants two ranks or more on a node that share memory" if harness.rank == 0 else 1)
+    way, number = (WITHIN, harness.size) if nodes is None else (BETWEEN, len(nodes.members))
     operations = [name for name in WINDOW_FROM if nodes is None or chosen[name] < NEVER]  # some want even nodes
     carrier.least.update(dict.fromkeys(chosen, NEVER))
     found: dict[str, int] = {}
     sizes = QUICK_SIZES if quick else SIZES
     where = f"{number} ranks of one node" if nodes is None else f"{number} nodes"
     heads = " " * 16 + "".join(f"{spell(size):>9}" for size in sizes)
-    report.say("", f"time through windows / time of MPI's own, by size; {where}", heads)
-    with report.progress(len(operations)) as step:
+    output.say("", f"time through windows / time of MPI's own, by size; {where}", heads)
+    with output.progress(len(operations)) as step:
         for operation in operations:
             step(operation)
-            ratios = [_ratio(stage, carrier, operation, size) for size in sizes]
+            ratios = [_ratio(harness, carrier, operation, size) for size in sizes]
             found[operation] = takes_over(sizes, ratios)
             cells = "".join(f"{ratio:9.2f}" for ratio in ratios)
             said, before = (spell(least) if least < NEVER else "never" for least in (found[operation], chosen[operation]))
-            report.say(f"{operation:>16}{cells}   from {said}; so far {before}")
+            output.say(f"{operation:>16}{cells}   from {said}; so far {before}")
     carrier.least.update(chosen)
-    report.extra[way] = found
-    if report.active:
-        write(Path(out), way, found, number, report.machine.facts())
-    report.say(f"wrote {out}; use it with MPICOLL_TUNING={Path(out).absolute()}")
+    output.extra[way] = found
+    if output.active:
+        write(Path(out), way, found, number, output.machine.facts())
+    output.say(f"wrote {out}; use it with MPICOLL_TUNING={Path(out).absolute()}")
 
 
 def takes_over(sizes: Sequence[int], ratios: Sequence[float]) -> int:
@@ -79,12 +79,12 @@ def takes_over(sizes: Sequence[int], ratios: Sequence[float]) -> int:
     return least
 
 
-def _ratio(stage: Stage, carrier: Any, operation: str, nbytes: int) -> float:
-    nbytes = nbytes // (4 * stage.size) * 4 * stage.size
+def _ratio(harness: Harness, carrier: Any, operation: str, nbytes: int) -> float:
+    nbytes = nbytes // (4 * harness.size) * 4 * harness.size
     dtype = torch.bfloat16 if operation == "halves" else torch.float32
-    exchange = COLLECTIVES[NAMES.get(operation, operation)](stage.shape(nbytes, dtype))
-    call = exchange.call_through(mpicoll, None)
-    exchange.memory.clear()
+    collective = COLLECTIVES[NAMES.get(operation, operation)](harness.shape(nbytes, dtype))
+    call = collective.call_through(mpicoll, None)
+    collective.memory.clear()
 
     def by(least: int) -> Call:
         def called() -> object:
@@ -93,7 +93,7 @@ def _ratio(stage: Stage, carrier: Any, operation: str, nbytes: int) -> float:
 
         return called
 
-    times = stage.rounds.times({"window": by(1), "MPI": by(NEVER)})
+    times = harness.rounds.times({"window": by(1), "MPI": by(NEVER)})
     carrier.least[operation] = NEVER
     return statistics.median(a / b for a, b in zip(times["window"], times["MPI"], strict=True))
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from mpicoll.bench import everything, formulas, options, patterns, startup, targets
-from mpicoll.bench.exchanges import COLLECTIVES
+from mpicoll.bench.operations import COLLECTIVES
 from mpicoll.bench.row import API, BACKEND, COPY, GLOO, RAW, Row
 from tests.support import launch
 

@@ -15,7 +15,7 @@ from mpicoll.bench.machine import Machine
 from mpicoll.bench.row import Row
 
 
-class Report:
+class Output:
     """Collects on rank 0, does nothing on other ranks."""
 
     def __init__(self, machine: Machine, rank: int) -> None:

@@ -46,7 +46,7 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class Exchange:
+class Operation:
     """One row: ``call_through`` makes the call of a library with torch.distributed's interface, ``raw`` MPI's own.
 
     A call that is None: this rank has no part in it.
@@ -106,41 +106,41 @@ class Shape:
         return self.op != "AVG"
 
 
-def all_reduce(s: Shape) -> Exchange:
+def all_reduce(s: Shape) -> Operation:
     x = s.empty(s.count)
     memory = Memory([(x, s.of(s.rank))], [(x, s.reduced())], s.exact)
     raw = (lambda: raw_mpi.all_reduce(x.numpy(), s.op)) if s.reduces else None
-    return Exchange(memory, lambda dist, group: partial(dist.all_reduce, x, s.torch_op, group), raw)
+    return Operation(memory, lambda dist, group: partial(dist.all_reduce, x, s.torch_op, group), raw)
 
 
-def reduce(s: Shape) -> Exchange:
+def reduce(s: Shape) -> Operation:
     x = s.empty(s.count)
     memory = Memory([(x, s.of(s.rank))], [(x, s.reduced())] if s.rank == 0 else [], s.exact)
     raw = (lambda: raw_mpi.reduce(x.numpy(), s.op)) if s.reduces else None
-    return Exchange(memory, lambda dist, group: partial(dist.reduce, x, 0, s.torch_op, group), raw)
+    return Operation(memory, lambda dist, group: partial(dist.reduce, x, 0, s.torch_op, group), raw)
 
 
-def broadcast(s: Shape) -> Exchange:
+def broadcast(s: Shape) -> Operation:
     x = s.empty(s.count)
     memory = Memory([(x, s.of(0))] if s.rank == 0 else [], [(x, s.of(0))])
     raw = (lambda: raw_mpi.broadcast(x.numpy())) if s.moves else None
-    return Exchange(memory, lambda dist, group: partial(dist.broadcast, x, 0, group), raw)
+    return Operation(memory, lambda dist, group: partial(dist.broadcast, x, 0, group), raw)
 
 
-def all_gather_into_tensor(s: Shape) -> Exchange:
+def all_gather_into_tensor(s: Shape) -> Operation:
     mine, every = s.empty(s.part), s.empty(s.count)
     memory = Memory([(mine, s.of(s.rank))], [(part, s.of(i)) for i, part in enumerate(every.chunk(s.size))])
     raw = (lambda: raw_mpi.all_gather(every.numpy(), mine.numpy())) if s.moves else None
-    return Exchange(memory, lambda dist, group: partial(_single(dist, "all_gather"), every, mine, group), raw)
+    return Operation(memory, lambda dist, group: partial(_single(dist, "all_gather"), every, mine, group), raw)
 
 
-def all_gather(s: Shape) -> Exchange:
+def all_gather(s: Shape) -> Operation:
     mine, every = s.empty(s.part), s.parts()
     memory = Memory([(mine, s.of(s.rank))], [(part, s.of(i)) for i, part in enumerate(every)])
     return _with_raw(memory, lambda dist, group: partial(dist.all_gather, every, mine, group), all_gather_into_tensor(s))
 
 
-def gather(s: Shape) -> Exchange:
+def gather(s: Shape) -> Operation:
     mine = s.empty(s.part)
     every = s.parts() if s.rank == 0 else None
     whole = s.empty(s.count) if s.rank == 0 else None
@@ -148,10 +148,10 @@ def gather(s: Shape) -> Exchange:
     memory = Memory(sent, [(part, s.of(i)) for i, part in enumerate(every or [])])
     raw_memory = Memory(sent, [(part, s.of(i)) for i, part in enumerate([] if whole is None else whole.chunk(s.size))])
     raw = (lambda: raw_mpi.gather(None if whole is None else whole.numpy(), mine.numpy())) if s.moves else None
-    return Exchange(memory, lambda dist, group: partial(dist.gather, mine, every, 0, group), raw, raw_memory)
+    return Operation(memory, lambda dist, group: partial(dist.gather, mine, every, 0, group), raw, raw_memory)
 
 
-def scatter(s: Shape) -> Exchange:
+def scatter(s: Shape) -> Operation:
     mine = s.empty(s.part)
     every = s.parts() if s.rank == 0 else None
     whole = s.empty(s.count) if s.rank == 0 else None
@@ -159,10 +159,10 @@ def scatter(s: Shape) -> Exchange:
     memory = Memory([(part, s.of(0, i)) for i, part in enumerate(every or [])], found)
     raw_memory = Memory([(part, s.of(0, i)) for i, part in enumerate([] if whole is None else whole.chunk(s.size))], found)
     raw = (lambda: raw_mpi.scatter(mine.numpy(), None if whole is None else whole.numpy())) if s.moves else None
-    return Exchange(memory, lambda dist, group: partial(dist.scatter, mine, every, 0, group), raw, raw_memory)
+    return Operation(memory, lambda dist, group: partial(dist.scatter, mine, every, 0, group), raw, raw_memory)
 
 
-def reduce_scatter_tensor(s: Shape) -> Exchange:
+def reduce_scatter_tensor(s: Shape) -> Operation:
     mine, every = s.empty(s.part), s.empty(s.count)
     memory = Memory([(every, s.of(s.rank))], [(mine, s.reduced(s.rank * s.part))], s.exact)
     raw = (lambda: raw_mpi.reduce_scatter(mine.numpy(), every.numpy(), s.op)) if s.reduces else None
@@ -170,10 +170,10 @@ def reduce_scatter_tensor(s: Shape) -> Exchange:
     def call_through(dist: Any, group: Any) -> Call:
         return partial(_single(dist, "reduce_scatter"), mine, every, s.torch_op, group)
 
-    return Exchange(memory, call_through, raw)
+    return Operation(memory, call_through, raw)
 
 
-def reduce_scatter(s: Shape) -> Exchange:
+def reduce_scatter(s: Shape) -> Operation:
     mine, every = s.empty(s.part), s.parts()
     sent = [(part, s.of(s.rank, i * s.part)) for i, part in enumerate(every)]
     memory = Memory(sent, [(mine, s.reduced(s.rank * s.part))], s.exact)
@@ -184,22 +184,22 @@ def reduce_scatter(s: Shape) -> Exchange:
     return _with_raw(memory, call_through, reduce_scatter_tensor(s))
 
 
-def all_to_all_single(s: Shape) -> Exchange:
+def all_to_all_single(s: Shape) -> Operation:
     out, x = s.empty(s.count), s.empty(s.count)
     memory = Memory([(x, s.of(s.rank))], [(part, s.of(i, s.rank * s.part)) for i, part in enumerate(out.chunk(s.size))])
     raw = (lambda: raw_mpi.all_to_all(out.numpy(), x.numpy())) if s.moves else None
-    return Exchange(memory, lambda dist, group: partial(dist.all_to_all_single, out, x, None, None, group), raw)
+    return Operation(memory, lambda dist, group: partial(dist.all_to_all_single, out, x, None, None, group), raw)
 
 
-def all_to_all(s: Shape) -> Exchange:
+def all_to_all(s: Shape) -> Operation:
     out, x = s.parts(), s.parts()
     sent = [(part, s.of(s.rank, i * s.part)) for i, part in enumerate(x)]
     memory = Memory(sent, [(part, s.of(i, s.rank * s.part)) for i, part in enumerate(out)])
     return _with_raw(memory, lambda dist, group: partial(dist.all_to_all, out, x, group), all_to_all_single(s))
 
 
-def barrier(s: Shape) -> Exchange:
-    return Exchange(Memory(), lambda dist, group: partial(dist.barrier, group), raw_mpi.barrier)
+def barrier(s: Shape) -> Operation:
+    return Operation(Memory(), lambda dist, group: partial(dist.barrier, group), raw_mpi.barrier)
 
 
 def _single(dist: Any, operation: str) -> Any:
@@ -208,11 +208,11 @@ def _single(dist: Any, operation: str) -> Any:
     return getattr(dist, f"{operation}_single") if hasattr(torch.distributed, f"{operation}_single") else getattr(dist, old)
 
 
-def _with_raw(memory: Memory, call_through: Callable[[Any, Any], Call], single: Exchange) -> Exchange:
-    return Exchange(memory, call_through, single.raw, single.memory)
+def _with_raw(memory: Memory, call_through: Callable[[Any, Any], Call], single: Operation) -> Operation:
+    return Operation(memory, call_through, single.raw, single.memory)
 
 
-COLLECTIVES: dict[str, Callable[[Shape], Exchange]] = {
+COLLECTIVES: dict[str, Callable[[Shape], Operation]] = {
     made.__name__: made
     for made in (
         all_reduce, reduce, broadcast, all_gather, all_gather_into_tensor, gather, scatter,

@@ -1,4 +1,4 @@
-"""Where rows are measured: the world, a Gloo group of the same ranks, the referee; and the ways to call one collective there."""
+"""Where rows are measured: the world, a Gloo group of the same ranks, the control; and the ways to call one collective there."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ import torch.distributed
 import mpicoll
 from mpicoll._cuda import streams
 from mpicoll.bench import formulas
-from mpicoll.bench.control import Referee
-from mpicoll.bench.exchanges import CPU, Exchange, Memory, Shape
+from mpicoll.bench.control import ControlChannel
 from mpicoll.bench.formulas import REDUCTIONS, spell
+from mpicoll.bench.operations import CPU, Memory, Operation, Shape
 from mpicoll.bench.rounds import Call, Pace, Rounds
 from mpicoll.bench.row import API, BACKEND, BUS, COPIES, COPY, FLOAT32, GLOO, NCCL, RAW, Row
 from mpicoll.errors import UnsupportedReduction
@@ -26,7 +26,7 @@ from mpicoll.errors import UnsupportedReduction
 WAYS = (API, BACKEND, GLOO, RAW)
 FLOORS = (COPY, COPIES, BUS)
 REFUSALS = (RuntimeError, ValueError, TypeError, NotImplementedError)  # of torch's own backends
-Maker = Callable[[Shape], Exchange]
+Maker = Callable[[Shape], Operation]
 
 
 class Skipped(Exception):
@@ -39,27 +39,27 @@ def has_twin(what: str, dtype: torch.dtype) -> bool:
 
 
 @dataclass
-class Stage:
+class Harness:
     """One job's; every method is collective.
 
     device: where the tensors are that collectives and messages take; MPI's own (RAW) takes the host's memory.
     """
 
-    referee: Referee
+    control: ControlChannel
     pace: Pace
     device: torch.device = CPU
 
     @property
     def rank(self) -> int:
-        return self.referee.rank
+        return self.control.rank
 
     @property
     def size(self) -> int:
-        return self.referee.size
+        return self.control.size
 
     @cached_property
     def rounds(self) -> Rounds:
-        return Rounds(self.referee, self.pace)
+        return Rounds(self.control, self.pace)
 
     @cached_property
     def gloo(self) -> Any:
@@ -71,7 +71,7 @@ class Stage:
         """torch's NCCL, on the same ranks; why there is none, if there is none."""
         if not torch.distributed.is_nccl_available():
             return "this torch has no NCCL"
-        places = self.referee.all((socket.gethostname(), self.device.index))
+        places = self.control.all((socket.gethostname(), self.device.index))
         if len(set(places)) < len(places):
             return "ranks share a GPU, which NCCL refuses"
         return torch.distributed.new_group(backend="nccl")
@@ -82,13 +82,13 @@ class Stage:
     def row(self, what: str, make: Maker, nbytes: int, dtype: torch.dtype, op: str, ways: Sequence[str] = WAYS) -> Row:
         """Checks each way, then measures all.
 
-        Args:   nbytes: of the whole, see exchanges.py. ways: out of WAYS.
+        Args:   nbytes: of the whole, see operations.py. ways: out of WAYS.
         Raises: Skipped: the dtype does not have the op. AssertionError: a wrong result, naming the way.
         """
         shape = self.shape(nbytes, dtype, op)
         label = " ".join([what, shape.name, op if what in REDUCTIONS else "", spell(nbytes)])
-        exchange = make(shape)
-        tried = dict.fromkeys(ways, exchange)
+        operation = make(shape)
+        tried = dict.fromkeys(ways, operation)
         if RAW in tried and self.device != CPU:
             tried[RAW] = make(replace(shape, device=CPU))
         if has_twin(what, dtype):
@@ -101,18 +101,18 @@ class Stage:
         named = ("", "") if not nbytes else (shape.name, op if what in REDUCTIONS else "")
         return Row(what, nbytes, self.size, times, *named, missing)
 
-    def _checked(self, label: str, tried: Mapping[str, Exchange]) -> tuple[dict[str, Call | None], dict[str, str]]:
+    def _checked(self, label: str, tried: Mapping[str, Operation]) -> tuple[dict[str, Call | None], dict[str, str]]:
         """The calls by way, and why others are missing."""
         calls, missing = {}, {}
-        for way, exchange in tried.items():
-            if way == RAW and exchange.raw is None:
+        for way, operation in tried.items():
+            if way == RAW and operation.raw is None:
                 missing[way] = "MPI has no such datatype or operation"
                 continue
             if way == NCCL and isinstance(self.nccl, str):
                 missing[way] = self.nccl
                 continue
-            memory = exchange.raw_memory or exchange.memory if way == RAW else exchange.memory
-            call = self._call(exchange, way)
+            memory = operation.raw_memory or operation.memory if way == RAW else operation.memory
+            call = self._call(operation, way)
             refusal = self._check(f"{label}: {way}", way, call, memory)
             if refusal is None:
                 calls[way] = call
@@ -120,13 +120,13 @@ class Stage:
                 missing[way] = refusal
         return calls, missing
 
-    def _call(self, exchange: Exchange, way: str) -> Call | None:
+    def _call(self, operation: Operation, way: str) -> Call | None:
         if way == RAW:
-            return None if exchange.raw is None else exchange.raw()
+            return None if operation.raw is None else operation.raw()
         if way in (GLOO, NCCL):
-            call = exchange.call_through(torch.distributed, self.gloo if way == GLOO else self.nccl)
+            call = operation.call_through(torch.distributed, self.gloo if way == GLOO else self.nccl)
         else:
-            call = exchange.call_through(torch.distributed if way == BACKEND else mpicoll, None)
+            call = operation.call_through(torch.distributed if way == BACKEND else mpicoll, None)
         return call if call is None or self.device == CPU else self._settled(call)
 
     def _settled(self, call: Call) -> Call:
@@ -151,10 +151,10 @@ class Stage:
             if way not in (GLOO, NCCL):
                 raise
             refusal = str(error).split("\n")[0]
-        if all(self.referee.all(refusal is None)) and not memory.right():
+        if all(self.control.all(refusal is None)) and not memory.right():
             raise AssertionError(f"{label}: wrong result on rank {self.rank} of {self.size}")
         memory.clear()
-        self.referee.arrive()  # a rank that was wrong ends the job here
+        self.control.arrive()  # a rank that was wrong ends the job here
         return refusal
 
     def copies(self, what: str, nbytes: int) -> dict[str, Call | None]:
@@ -192,13 +192,13 @@ def _memory_copy(nbytes: int, times: int) -> Call:
 
 
 @contextmanager
-def stage(pace: Pace, device: str = "cpu") -> Iterator[Stage]:
+def open_harness(pace: Pace, device: str = "cpu") -> Iterator[Harness]:
     """Makes the world, and destroys it (collective)."""
     mpicoll.init_process_group()
     torch.set_num_threads(1)
-    referee = Referee()
-    made = Stage(referee, pace, CPU if device == "cpu" else streams.own_device(referee.place))
+    control = ControlChannel()
+    made = Harness(control, pace, CPU if device == "cpu" else streams.own_device(control.place))
     yield made
-    made.referee.arrive()
+    made.control.arrive()
     mpicoll.destroy_process_group()
-    made.referee.close()
+    made.control.close()
