@@ -1,4 +1,4 @@
-"""Benchmarks: they check the result first, then measure all ways in turn in one run; figures are ratios within that run.
+"""Benchmarks: results are checked first, then all implementations are timed in turn; figures are ratios within one run.
 
 python -m mpicoll.run -n 2 -m mpicoll.bench                        all_reduce, 4 B ... 256 MiB, beside Gloo, MPI and memory
 python -m mpicoll.run -n 2 -m mpicoll.bench all                    the table of targets (targets.py)

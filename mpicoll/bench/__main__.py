@@ -1,13 +1,13 @@
-"""python -m mpicoll.run -n 2 -m mpicoll.bench [WHAT] [options]; WHAT is all_reduce where nothing is said.
+"""python -m mpicoll.run -n 2 -m mpicoll.bench [WHAT] [options]; the default of WHAT is all_reduce.
 
-Each implementation is checked before it is timed. All of them are measured in turn, in the same rounds on the same ranks:
+Each implementation is checked before it is timed. They are timed in turn, in the same rounds on the same ranks:
 
     mpicoll          mpicoll.all_reduce(tensor)
     torch backend    torch.distributed.all_reduce(tensor), backend "mpi"
     Gloo             torch.distributed.all_reduce(tensor, group=...), backend "gloo"
-    NCCL             the same, backend "nccl": with --device cuda, where every rank has a GPU
+    NCCL             the same with backend "nccl"; with --device cuda, if every rank has a GPU
     MPI              mpi4py on NumPy memory
-    floor            one rank's memory copy, on the host or on its GPU
+    floor            a memory copy by one rank, on the host or on its GPU
 
 `WHAT --help` lists the options.
 """
@@ -47,7 +47,7 @@ BETWEEN_TWO = ("latency", "bandwidth", "all")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit status: 1 where `check` has found a ratio over its limit."""
+    """Returns the exit status: 1 if `check` finds a ratio over its limit."""
     args = options.read(arguments, __doc__)
     torch.set_num_threads(1)
     if args.what == "rpc":

@@ -1,4 +1,4 @@
-"""Types of the command lines' arguments."""
+"""Types of command line arguments, for argparse."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ def count(text: str) -> int:
 def size(text: str) -> int:
     """In bytes."""
     try:
-        found = formulas.parse(text)
+        nbytes = formulas.parse(text)
     except ValueError as error:
         raise ArgumentTypeError(str(error)) from None
-    if found < 1:
+    if nbytes < 1:
         raise ArgumentTypeError(f"{text!r}: a size is 1 byte or more")
-    return found
+    return nbytes
 
 
 def number(text: str) -> float:
     try:
-        found = float(text)
+        value = float(text)
     except ValueError:
         raise ArgumentTypeError(f"{text!r} is no number") from None
-    if not 0 <= found < math.inf:
+    if not 0 <= value < math.inf:
         raise ArgumentTypeError(f"{text!r}: a finite number, 0 or more")
-    return found
+    return value
 
 
 def positive(text: str) -> float:
-    found = number(text)
-    if found <= 0:
+    value = number(text)
+    if value <= 0:
         raise ArgumentTypeError(f"{text!r}: more than 0")
-    return found
+    return value
 
 
 def dtype(text: str) -> str:
     if not isinstance(getattr(torch, text, None), torch.dtype):
-        raise ArgumentTypeError(f"{text!r} is no dtype of torch's: write float32, bfloat16, int64")
+        raise ArgumentTypeError(f"{text!r} is no dtype of torch: write float32, bfloat16, int64")
     return str(getattr(torch, text)).removeprefix("torch.")

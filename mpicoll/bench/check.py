@@ -1,4 +1,4 @@
-"""`bench check`: has speed been lost? A few ratios beside their limits; exit status 1 names what is over."""
+"""`bench check`: compares a few ratios with their limits, to find lost speed. Exit status 1: a ratio is over its limit."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from mpicoll.bench.output import Output
 from mpicoll.bench.row import API, BACKEND, GLOO, RAW, Row
 from mpicoll.bench.targets import KIB, MIB, Figure, added, to, to_better
 
-# A shared machine's memory can be three times as slow for seconds at a time (one commit, 64 MiB: 14 ms and 48 ms, by turns). That
-# hits one implementation more than another. What is over its limit is measured again, and the least counts.
+# The memory of a shared machine can be three times as slow for seconds (same commit, 64 MiB: 14 ms and 48 ms, alternating), which
+# affects implementations differently. A ratio over its limit is measured again, and the smallest one counts.
 TRIES = 8
 
 
 @dataclass(frozen=True)
 class Limit:
-    """A figure of a row that is at most so much."""
+    """The largest value allowed for a figure of a row."""
 
     name: str
     figure: Figure
@@ -30,7 +30,7 @@ class Limit:
 
 @dataclass(frozen=True)
 class Case:
-    """A row, and what it is held to."""
+    """A row to measure, and its limits."""
 
     what: str
     nbytes: int
@@ -55,8 +55,8 @@ def _mpi(at_most: float) -> Limit:
 
 
 F32, ALL = torch.float32, (API, GLOO, RAW)
-# Twice what was measured, or more where runs differ (2 ranks on 2 cores, Open MPI and MPICH): far below what is left when a fast
-# path is lost, the bare one of small calls or the window of large ones.
+# Twice the measured ratios, or more where runs differ (2 ranks on 2 cores, Open MPI and MPICH). A lost fast path of small
+# calls, or a lost window of large ones, gives far larger ratios.
 CASES = [
     Case(
         "all_reduce",
@@ -75,29 +75,29 @@ CASES = [
 
 
 def run(harness: Harness, output: Output, cases: Sequence[Case] = CASES) -> list[str]:
-    """Measures and prints (collective); returns what is lost, a line each, the same on every rank."""
+    """Measures and prints (collective). Returns a line for each ratio over its limit, the same lines on every rank."""
     lost: list[str] = []
     output.say(f"{'':>64}{'measured':>10}{'at most':>9}")
     with output.progress(len(cases)) as step:
         for case in cases:
             step(str(case))
-            for limit, found in zip(case.limits, _least(harness, output, case), strict=True):
-                over = found > limit.at_most
+            for limit, figure in zip(case.limits, _least(harness, output, case), strict=True):
+                over = figure > limit.at_most
                 line = f"{case} {limit.name}"
-                output.say(f"{line:>64}{found:>10.3f}{limit.at_most:>9.3f}{'  OVER' if over else ''}")
+                output.say(f"{line:>64}{figure:>10.3f}{limit.at_most:>9.3f}{'  OVER' if over else ''}")
                 if over:
-                    lost.append(f"{line}: {found:.3f}, at most {limit.at_most:g}; the least of {TRIES} measurements")
+                    lost.append(f"{line}: {figure:.3f}, at most {limit.at_most:g}; the least of {TRIES} measurements")
     return lost
 
 
 def _least(harness: Harness, output: Output, case: Case) -> list[float]:
-    """Each limit's figure, the least of as many measurements as it takes."""
+    """The figure of each limit: the smallest of at most `TRIES` measurements."""
     least = [float("inf")] * len(case.limits)
     for _ in range(TRIES):
         row = output.add(_row(harness, case))
         figures = [limit.figure(row) for limit in case.limits]
         least = [min(a, b if b is not None else a) for a, b in zip(least, figures, strict=True)]
-        if all(found <= limit.at_most for found, limit in zip(least, case.limits, strict=True)):
+        if all(figure <= limit.at_most for figure, limit in zip(least, case.limits, strict=True)):
             break
     return least
 

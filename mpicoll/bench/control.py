@@ -1,4 +1,4 @@
-"""What benchmarks agree on and wait by, beside what is under test: a communicator of its own, plain mpi4py."""
+"""The control channel of benchmarks: a communicator of its own (plain mpi4py), separate from the code that is measured."""
 
 from __future__ import annotations
 
@@ -12,26 +12,28 @@ from mpicoll._mpi import runtime
 from mpicoll._mpi.library import MPI
 
 Value = TypeVar("Value")
-NAPS_S = (20e-6, 2e-3)  # seconds between two looks: at first, and at most
+NAPS_S = (20e-6, 2e-3)  # seconds between two tests: first, and longest
 
 
 class ControlChannel:
-    """Between measurements only: everything but ``arrive`` may take a core while it waits. All of it is collective."""
+    """Synchronises ranks between measurements (all methods are collective). Methods other than ``arrive`` may wait busily."""
 
     def __init__(self) -> None:
-        there = runtime.start()
-        self.comm = there.base.Dup()
-        self.rank, self.size = there.rank, there.size
-        self.library = there.library
-        self._runtime = there
+        self._runtime = runtime.start()
+        self.comm = self._runtime.base.Dup()
+        self.rank, self.size = self._runtime.rank, self._runtime.size
+        self.library = self._runtime.library
 
     @property
-    def place(self) -> int:
-        """This rank's number on its host."""
+    def local_rank(self) -> int:
+        """The rank within its host."""
         return self._runtime.local_rank
 
     def arrive(self) -> None:
-        """Returns, within 2 ms, once every rank is here; sleeps until then, since who spins takes a core from who works."""
+        """Returns within 2 ms after every rank has called it.
+
+        Sleeps while waiting, because spinning would take a core from a rank that is working.
+        """
         request = self.comm.Ibarrier()
         nap = NAPS_S[0]
         while not request.Test():
@@ -39,20 +41,20 @@ class ControlChannel:
             nap = min(2 * nap, NAPS_S[1])
 
     def slowest(self, seconds: Sequence[float]) -> list[float]:
-        """Elementwise, over all ranks; as many on each."""
+        """The elementwise maximum over all ranks, which bring equally many."""
         self.arrive()
-        found = np.array(seconds, dtype=np.float64)
-        self.comm.Allreduce(MPI.IN_PLACE, found, MPI.MAX)
-        return [float(value) for value in found]
+        maxima = np.array(seconds, dtype=np.float64)
+        self.comm.Allreduce(MPI.IN_PLACE, maxima, MPI.MAX)
+        return [float(value) for value in maxima]
 
     def first(self, value: Value) -> Value:
-        """Rank 0's; it must pickle."""
+        """The value of rank 0, which must be picklable."""
         self.arrive()
-        found: Value = self.comm.bcast(value, root=0)
-        return found
+        received: Value = self.comm.bcast(value, root=0)
+        return received
 
     def all(self, value: Value) -> list[Value]:
-        """Every rank's, by rank; they must pickle."""
+        """The values of all ranks, by rank; they must be picklable."""
         self.arrive()
         return self.comm.allgather(value)
 

@@ -1,6 +1,6 @@
-"""A training step under DistributedDataParallel: over backend "mpi", and over Gloo on the same ranks, in turn.
+"""A training step of DistributedDataParallel over backend "mpi" and over Gloo, in turn on the same ranks.
 
-A step: forward, backward, SGD, on a batch of the rank's own. First two steps of each are compared: the same gradients.
+A step is forward, backward and SGD on a batch of the rank. First, the gradients of two steps are compared.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ from mpicoll.bench.table import times
 MIB = 1 << 20
 SIDES = {4 * MIB: 512, 64 * MIB: 1024, 256 * MIB: 1024}  # features of a layer, by bytes of all gradients
 BATCH = 16
-ALONE = "nothing reduced"  # the step with DDP's buckets, but without their all_reduce: the least that a step takes
+ALONE = "nothing reduced"  # the step with the buckets of DDP but without all_reduce: a lower bound
 RESNET_WIDTH, IMAGES, PIXELS = 16, 4, 32  # ResNet50 with a quarter of the channels
 
 
 def run(harness: Harness, output: Output, sizes: Sequence[int], resnet: bool = True) -> list[Row]:
     """Measures and prints (collective).
 
-    Args:   sizes: bytes of the MLPs' gradients, out of SIDES.
+    Args:
+        sizes: Bytes of the gradients of an MLP; keys of `SIDES`.
     """
     output.say("", "DistributedDataParallel, float32: a step in milliseconds, median [least, most]; x: the ratio to Gloo's")
     output.say(f"{'gradients':>20}{'backend mpi':>28}{'Gloo':>28}{'nothing reduced':>28}{'x Gloo':>8}{'nothing x Gloo':>16}")
@@ -39,19 +40,19 @@ def run(harness: Harness, output: Output, sizes: Sequence[int], resnet: bool = T
     }
     if resnet:
         models["ResNet50, width 16"] = (_resnet, lambda: torch.rand(IMAGES, 3, PIXELS, PIXELS))
-    found = []
+    rows = []
     with output.progress(len(models)) as step:
         for name, (make, batch) in models.items():
             step(f"DDP {name}")
             row = output.add(_row(harness, name, make, batch))
-            found.append(row)
+            rows.append(row)
             cells = "".join(f"{_cell(row, way):>28}" for way in (BACKEND, GLOO, ALONE))
             output.say(f"{name:>20}{cells}{times(row.ratio(BACKEND, GLOO)):>8}{times(row.ratio(ALONE, GLOO)):>16}")
-    return found
+    return rows
 
 
 def mlp(nbytes: int) -> nn.Module:
-    """Square layers with ``nbytes`` of weights together."""
+    """Square layers with ``nbytes`` of weights in total."""
     side = SIDES[nbytes]
     linear = [nn.Linear(side, side, bias=False) for _ in range(nbytes // (4 * side * side))]
     return nn.Sequential(*(layer for pair in linear for layer in (pair, nn.ReLU())))
@@ -88,7 +89,7 @@ def _as_it_is(state, bucket):  # type: ignore[no-untyped-def]  # DDP refuses ann
 
 
 class Step:
-    """Of a model, on the same batch each time."""
+    """A training step of a model, on the same batch each time."""
 
     def __init__(self, model: nn.Module, x: Tensor) -> None:
         self.model, self.x = model, x
@@ -103,13 +104,13 @@ class Step:
         self.optimizer.step()
 
 
-def _compare(harness: Harness, name: str, mine: nn.Module, theirs: nn.Module) -> None:
-    """Both models' gradients, and every rank's."""
-    for (where, a), b in zip(mine.named_parameters(), theirs.parameters(), strict=True):
+def _compare(harness: Harness, name: str, first: nn.Module, second: nn.Module) -> None:
+    """Raises AssertionError if the gradients of the two models, or of the ranks, differ."""
+    for (where, a), b in zip(first.named_parameters(), second.parameters(), strict=True):
         assert a.grad is not None
         assert b.grad is not None
         torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-7, msg=lambda text, at=where: f"DDP {name}: {at}: {text}")  # type: ignore[misc]
-    norms: list[Any] = harness.control.all([parameter.grad.norm().item() for parameter in mine.parameters()])  # type: ignore[union-attr]
+    norms: list[Any] = harness.control.all([parameter.grad.norm().item() for parameter in first.parameters()])  # type: ignore[union-attr]
     if any(other != norms[0] for other in norms):
         raise AssertionError(f"DDP {name}: the ranks' gradients differ")
 

@@ -1,4 +1,4 @@
-"""`bench all`: what the table of targets needs, and the table."""
+"""`bench all`: measures the figures of the table of targets, and prints the table."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mpicoll.bench.sweep import Sweep
 from mpicoll.bench.table import LEGEND, copy_lines
 from mpicoll.bench.targets import KIB, MIB, MOVED, SHORT, Measured
 
-RANKS = 4  # of the jobs that rank 0 starts
+RANKS = 4  # in the jobs that rank 0 starts
 SMALL = [8, 512, 4 * KIB, 64 * KIB]
 LARGE = [MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB]
 OURS_AND_OTHERS = (API, GLOO, RAW)
@@ -24,9 +24,10 @@ OURS_AND_OTHERS = (API, GLOO, RAW)
 def sweeps(quick: bool) -> list[Sweep]:
     small, large = ([8, 64 * KIB], [MIB, 16 * MIB]) if quick else (SMALL, LARGE)
     names = [*COLLECTIVES, "latency"]
-    found = [Sweep(what, small, ways=WAYS if what in SHORT else OURS_AND_OTHERS) for what in names]
-    found.append(Sweep("all_reduce", large, ["float32", "bfloat16", "float16"], ways=OURS_AND_OTHERS))
-    return found + [Sweep(what, [size for size in large if size <= 64 * MIB], ways=OURS_AND_OTHERS) for what in MOVED]
+    short = [Sweep(what, small, ways=WAYS if what in SHORT else OURS_AND_OTHERS) for what in names]
+    reduced = Sweep("all_reduce", large, ["float32", "bfloat16", "float16"], ways=OURS_AND_OTHERS)
+    moved = [Sweep(what, [size for size in large if size <= 64 * MIB], ways=OURS_AND_OTHERS) for what in MOVED]
+    return [*short, reduced, *moved]
 
 
 def run(harness: Harness, output: Output, quick: bool, markdown: bool) -> None:
@@ -59,10 +60,10 @@ def _in_jobs_of_their_own(harness: Harness, output: Output, measured: Measured) 
 
 
 def crowded(ranks: int, *options: str) -> Row:
-    """8 B all_reduce in a job of so many ranks (rank 0 alone). Raises ChildFailed."""
+    """all_reduce of 8 bytes in a job of ``ranks`` ranks (call it on rank 0 only). Raises ChildFailed."""
     with tempfile.TemporaryDirectory() as folder:
         file = str(Path(folder) / "rows.json")
         jobs.job(ranks, "-m", "mpicoll.bench", "all_reduce", "--sizes", "8", "--json", file, *options)
         facts = json.loads(Path(file).read_text())["rows"][0]
-    times = {way: [us / 1e6 for us in found["rounds_us"]] for way, found in facts["ways"].items()}
+    times = {way: [us / 1e6 for us in figures["rounds_us"]] for way, figures in facts["ways"].items()}
     return Row(facts["what"], facts["bytes"], facts["ranks"], times, facts["dtype"], facts["op"])

@@ -1,13 +1,13 @@
-"""Bandwidths as the NCCL tests define them, and the floor: what must be read and written at the least, whatever the algorithm.
+"""Bandwidths as the NCCL tests define them, and the floor: the least that any algorithm must read and write.
 
 n ranks, S bytes (see operations.py). Algorithm bandwidth: S / time. Bus bandwidth: that times a factor, so that a perfect
 algorithm shows the same figure on any number of ranks.
 
-The floor of a row is one rank's memory copy of so many bytes that the copy reads and writes together what the busiest rank must
-(ranks have memory of their own; what another rank holds counts when it is read):
+The floor of a row is a memory copy by one rank. It reads and writes as many bytes as the busiest rank must (bytes of another rank
+count when they are read):
 
-    all_reduce, reduce, broadcast    reads S (its own, or the root's), writes S              copy of S
-    all_gather*, gather              reads S (every rank's part), writes S                   copy of S
+    all_reduce, reduce, broadcast    reads S (of itself or of the root), writes S            copy of S
+    all_gather*, gather              reads S (a part of every rank), writes S                copy of S
     all_to_all*                      reads S, writes S                                       copy of S
     reduce_scatter*, scatter         reads S, writes its part, S/n                           copy of (S + S/n) / 2
     latency, bandwidth               a message is read and written once                      copy of S (64 S for a window)
@@ -15,14 +15,14 @@ The floor of a row is one rank's memory copy of so many bytes that the copy read
 
 from __future__ import annotations
 
-FLOOR_FROM = 64 << 10  # bytes; below it a call costs more than its copy, whoever makes it
-WINDOW = 64  # messages under way at once in `bandwidth`, as in the OSU benchmarks
+FLOOR_FROM = 64 << 10  # bytes; below it a call costs more than the copy, in any implementation
+WINDOW = 64  # messages in flight in `bandwidth`, as in the OSU benchmarks
 
-EMPTY = ("barrier",)  # without memory
+EMPTY = ("barrier",)  # operations without data
 REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor")
 GATHERS = ("all_gather", "all_gather_into_tensor", "gather")
 SCATTERS = ("scatter", "reduce_scatter", "reduce_scatter_tensor")
-IN_PARTS = (*GATHERS, *SCATTERS, "all_to_all", "all_to_all_single")  # S is shared out to the ranks
+IN_PARTS = (*GATHERS, *SCATTERS, "all_to_all", "all_to_all_single")  # S is split among the ranks
 
 
 def bus_factor(what: str, n: int) -> float:
@@ -38,12 +38,12 @@ def moved(what: str, nbytes: int) -> int:
 
 
 def repeats(what: str) -> int:
-    """Messages of a call."""
+    """Number of messages of a call."""
     return WINDOW if what == "bandwidth" else 1
 
 
 def floor_bytes(what: str, nbytes: int, n: int) -> int:
-    """Bytes of the copy that is the floor, once for each message; 0: this row has none."""
+    """Bytes of the copy for each message; 0: this row has no floor."""
     if nbytes < FLOOR_FROM:
         return 0
     if what in SCATTERS:

@@ -1,4 +1,4 @@
-"""Where rows are measured: the world, a Gloo group of the same ranks, the control; and the ways to call one collective there."""
+"""The harness: a world, groups of Gloo and NCCL on the same ranks, a control channel, and the measurement of a row."""
 
 from __future__ import annotations
 
@@ -25,25 +25,22 @@ from mpicoll.errors import UnsupportedReduction
 
 WAYS = (API, BACKEND, GLOO, RAW)
 FLOORS = (COPY, COPIES, BUS)
-REFUSALS = (RuntimeError, ValueError, TypeError, NotImplementedError)  # of torch's own backends
+REFUSALS = (RuntimeError, ValueError, TypeError, NotImplementedError)  # errors by which backends of torch refuse an operation
 Maker = Callable[[Shape], Operation]
 
 
 class Skipped(Exception):
-    """This row cannot be measured, on any rank; says why."""
+    """This row cannot be measured on any rank; the message says why."""
 
 
 def has_twin(what: str, dtype: torch.dtype) -> bool:
-    """Whether as many bytes of float32 are measured beside it."""
+    """Whether float32 with equally many bytes is measured too."""
     return what in REDUCTIONS and dtype in (torch.float16, torch.bfloat16)
 
 
 @dataclass
 class Harness:
-    """One job's; every method is collective.
-
-    device: where the tensors are that collectives and messages take; MPI's own (RAW) takes the host's memory.
-    """
+    """Measures rows in one job; every method is collective. device: of the tensors; those of raw MPI are on the host."""
 
     control: ControlChannel
     pace: Pace
@@ -63,12 +60,12 @@ class Harness:
 
     @cached_property
     def gloo(self) -> Any:
-        """torch's Gloo, on the same ranks."""
+        """A Gloo group of torch on the same ranks."""
         return torch.distributed.new_group(backend="gloo")
 
     @cached_property
     def nccl(self) -> Any:
-        """torch's NCCL, on the same ranks; why there is none, if there is none."""
+        """An NCCL group of torch on the same ranks, or the reason why there is none."""
         if not torch.distributed.is_nccl_available():
             return "this torch has no NCCL"
         places = self.control.all((socket.gethostname(), self.device.index))
@@ -80,10 +77,15 @@ class Harness:
         return Shape(self.rank, self.size, nbytes // dtype.itemsize, dtype, op, self.device)
 
     def row(self, what: str, make: Maker, nbytes: int, dtype: torch.dtype, op: str, ways: Sequence[str] = WAYS) -> Row:
-        """Checks each way, then measures all.
+        """Checks each implementation, then times all of them.
 
-        Args:   nbytes: of the whole, see operations.py. ways: out of WAYS.
-        Raises: Skipped: the dtype does not have the op. AssertionError: a wrong result, naming the way.
+        Args:
+            nbytes: Total size, see operations.py.
+            ways: Implementations, from `WAYS`.
+
+        Raises:
+            Skipped: The dtype does not support the op.
+            AssertionError: A result is wrong; the message names the implementation.
         """
         shape = self.shape(nbytes, dtype, op)
         label = " ".join([what, shape.name, op if what in REDUCTIONS else "", spell(nbytes)])
@@ -96,13 +98,13 @@ class Harness:
         calls, missing = self._checked(label, tried)
         calls |= self.copies(what, nbytes)
         times = self.rounds.times(calls)
-        if what == "latency":  # a call is there and back
+        if what == "latency":  # a call is a round trip
             times = {way: series if way in FLOORS else [t / 2 for t in series] for way, series in times.items()}
         named = ("", "") if not nbytes else (shape.name, op if what in REDUCTIONS else "")
         return Row(what, nbytes, self.size, times, *named, missing)
 
     def _checked(self, label: str, tried: Mapping[str, Operation]) -> tuple[dict[str, Call | None], dict[str, str]]:
-        """The calls by way, and why others are missing."""
+        """The calls by implementation, and the reasons for missing ones."""
         calls, missing = {}, {}
         for way, operation in tried.items():
             if way == RAW and operation.raw is None:
@@ -130,7 +132,7 @@ class Harness:
         return call if call is None or self.device == CPU else self._settled(call)
 
     def _settled(self, call: Call) -> Call:
-        """With all that it has given the GPU."""
+        """The call, and a wait for all GPU work that it has started."""
 
         def called() -> None:
             call()
@@ -139,7 +141,7 @@ class Harness:
         return called
 
     def _check(self, label: str, way: str, call: Call | None, memory: Memory) -> str | None:
-        """Calls once, on values that tell where they come from; returns why a backend of torch's refused."""
+        """Calls once with test values. Returns the reason if a backend of torch refuses; raises if the result is wrong."""
         memory.prepare()
         refusal = None
         try:
@@ -154,11 +156,11 @@ class Harness:
         if all(self.control.all(refusal is None)) and not memory.right():
             raise AssertionError(f"{label}: wrong result on rank {self.rank} of {self.size}")
         memory.clear()
-        self.control.arrive()  # a rank that was wrong ends the job here
+        self.control.arrive()  # a rank with a wrong result has ended the job by now
         return refusal
 
     def copies(self, what: str, nbytes: int) -> dict[str, Call | None]:
-        """The floor, by rank 0 alone and by all ranks at once; nothing where the row has none."""
+        """The memory copies of the floor: by rank 0 alone, and by all ranks at once. Empty if the row has no floor."""
         copied = formulas.floor_bytes(what, nbytes, self.size)
         if not copied:
             return {}
@@ -186,19 +188,19 @@ def _memory_copy(nbytes: int, times: int) -> Call:
     def call() -> tuple[object, object]:
         for _ in range(times):
             copy(to, origin, nbytes)
-        return source, target  # the memory lives as long as the call
+        return source, target  # keeps the memory alive as long as the call
 
     return call
 
 
 @contextmanager
 def open_harness(pace: Pace, device: str = "cpu") -> Iterator[Harness]:
-    """Makes the world, and destroys it (collective)."""
+    """Makes the world and destroys it (collective)."""
     mpicoll.init_process_group()
     torch.set_num_threads(1)
     control = ControlChannel()
-    made = Harness(control, pace, CPU if device == "cpu" else streams.own_device(control.place))
-    yield made
-    made.control.arrive()
+    harness = Harness(control, pace, CPU if device == "cpu" else streams.own_device(control.local_rank))
+    yield harness
+    control.arrive()
     mpicoll.destroy_process_group()
-    made.control.close()
+    control.close()

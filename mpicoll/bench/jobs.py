@@ -1,4 +1,4 @@
-"""Processes and jobs of their own, started by rank 0 while the other ranks sleep."""
+"""Separate processes and jobs, which rank 0 starts while the other ranks sleep."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from mpicoll._discovery import detect
 from mpicoll._discovery.ask import run
 
-if TYPE_CHECKING:  # importing it starts MPI, whose start such a job may want to measure
+if TYPE_CHECKING:  # importing it starts MPI, and a job may measure that start
     from mpicoll.bench.control import ControlChannel
 
 LIMIT_S = 120.0
 Value = TypeVar("Value")
 
 
-NEVER_BEGAN = "The PMIx server's listener thread failed to start"  # Open MPI's launcher (5.0.11), once in some hundred times
+NEVER_BEGAN = "The PMIx server's listener thread failed to start"  # Open MPI 5.0.11, once in some hundred jobs
 
 
 class ChildFailed(Exception):
-    """A child did not do what it was started for; says what it said. ``words``: all of it."""
+    """A child process failed. words: its standard error."""
 
     def __init__(self, message: str, words: str = "") -> None:
         super().__init__(message)
@@ -29,7 +29,7 @@ class ChildFailed(Exception):
 
 
 class OnRank0(Generic[Value]):
-    """The outcome of what rank 0 alone did: a value, or why there is none; on every rank."""
+    """The result of a function that only rank 0 calls, on every rank: a value, or the reason why there is none."""
 
     def __init__(self, control: ControlChannel, act: Callable[[], Value]) -> None:
         outcome: tuple[Value | None, str | None] = (None, None)
@@ -42,7 +42,7 @@ class OnRank0(Generic[Value]):
 
 
 def python(*words: str, env: Mapping[str, str] | None = None) -> str:
-    """What a Python outside this job prints. Raises ChildFailed."""
+    """The output of a Python process outside this job. Raises ChildFailed."""
     environ = {**detect.without_job(os.environ), **(env or {})}
     for name in detect.TORCH_VARIABLES:
         environ.pop(name, None)
@@ -55,7 +55,7 @@ def python(*words: str, env: Mapping[str, str] | None = None) -> str:
 
 
 def job(ranks: int, *words: str) -> str:
-    """What a job of so many ranks on this host prints. Raises ChildFailed."""
+    """The output of a job of ``ranks`` ranks on this host. Raises ChildFailed."""
     command = ("-m", "mpicoll.run", "--quiet", "-n", str(ranks), *words)
     try:
         return python(*command)

@@ -1,4 +1,4 @@
-"""What the figures hold for."""
+"""The machine and the versions that the figures belong to."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from mpicoll.bench.control import ControlChannel
 
 @dataclass(frozen=True)
 class Machine:
-    """Host of rank 0."""
+    """The job, and the host of rank 0."""
 
-    cores: int  # that the job may use there
+    cores: int  # of that host that the job may use
     cpu: str
     ranks: int
     local_ranks: int  # on that host
@@ -33,7 +33,7 @@ class Machine:
 
     @property
     def full(self) -> bool:
-        """No rank has a spare core: what runs beside a rank's own work takes its time."""
+        """No rank has a spare core, so background work takes time from the computation."""
         return self.cores_per_rank < 2
 
     def facts(self) -> dict[str, Any]:
@@ -42,18 +42,18 @@ class Machine:
     def lines(self) -> list[str]:
         return [
             f"{self.ranks} ranks, {self.cores} cores ({self.cpu}); {self.mpi}",
-            f"torch {self.torch}, mpicoll {self.mpicoll}, Python {self.python}; {self.threads} thread of torch's per rank",
+            f"torch {self.torch}, mpicoll {self.mpicoll}, Python {self.python}; {self.threads} torch thread per rank",
         ]
 
 
 def describe(control: ControlChannel) -> Machine:
-    """(collective)"""
-    mine = (platform.node(), tuple(sorted(cores_here.allowed())), cores_here.usable_cores())
+    """Describes the machine (collective)."""
+    own = (platform.node(), tuple(sorted(cores_here.allowed())), cores_here.usable_cores())
     host = control.first(platform.node())
-    there = [(mask, cores) for name, mask, cores in control.all(mine) if name == host]
-    cores = sum(dict(there).values())  # ranks that are bound have masks of their own; others share one
+    on_host = [(mask, cores) for name, mask, cores in control.all(own) if name == host]
+    cores = sum(dict(on_host).values())  # bound ranks have different masks; others share one
     return Machine(
-        cores, _cpu(), control.size, len(there), control.library, torch.__version__, mpicoll.__version__,
+        cores, _cpu(), control.size, len(on_host), control.library, torch.__version__, mpicoll.__version__,
         platform.python_version(), torch.get_num_threads(),
     )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Messages between ranks 0 and 1, by the definitions of the OSU micro-benchmarks; other ranks have no part.
+"""Messages between ranks 0 and 1, as defined by the OSU micro-benchmarks; other ranks do not take part.
 
 latency      half of a round trip of a blocking send and recv
 bandwidth    a window of 64 isends from one buffer into one buffer, acknowledged by one small message; a call is the window
@@ -15,26 +15,26 @@ from mpicoll.bench.operations import Call, Memory, Operation, Shape
 
 
 def latency(s: Shape) -> Operation:
-    """A call is the round trip; halved where it is reported, see row.py."""
+    """A call is a round trip; `Harness.row` halves its time."""
     if s.rank > 1:
         return Operation(Memory(), lambda dist, group: None, (lambda: None) if s.moves else None)
-    mine, theirs, peer = s.empty(s.count), s.empty(s.count), 1 - s.rank
-    memory = Memory([(mine, s.of(s.rank))], [(theirs, s.of(peer))])
+    sent, received, peer = s.empty(s.count), s.empty(s.count), 1 - s.rank
+    memory = Memory([(sent, s.of(s.rank))], [(received, s.of(peer))])
 
     def call_through(dist: Any, group: Any) -> Call:
         send, recv = dist.send, dist.recv
 
         def first() -> None:
-            send(mine, peer, group)
-            recv(theirs, peer, group)
+            send(sent, peer, group)
+            recv(received, peer, group)
 
         def second() -> None:
-            recv(theirs, peer, group)
-            send(mine, peer, group)
+            recv(received, peer, group)
+            send(sent, peer, group)
 
         return first if s.rank == 0 else second
 
-    raw = (lambda: raw_mpi.ping_pong(theirs.numpy(), mine.numpy())) if s.moves else None
+    raw = (lambda: raw_mpi.ping_pong(received.numpy(), sent.numpy())) if s.moves else None
     return Operation(memory, call_through, raw)
 
 

@@ -1,7 +1,7 @@
-"""What is measured: each collective with its memory, what the memory must hold before and after, and every way to call it.
+"""The collectives that are measured: their memory, its values before and after, and a call for each implementation.
 
-bytes: as the NCCL tests define them: the whole of what is gathered, scattered or exchanged, not one rank's part of it. All ways
-use the same memory, but for the forms with lists of tensors, where MPI's own uses one array in the place of a list.
+Sizes in bytes follow the NCCL tests: all that is gathered, scattered or exchanged, not the part of one rank. All implementations
+use the same memory, except for lists of tensors: there MPI uses one array.
 """
 
 from __future__ import annotations
@@ -19,37 +19,39 @@ from mpicoll.bench import patterns, raw_mpi
 
 CPU = torch.device("cpu")
 Call = Callable[[], object]
-Parts = list[tuple[Tensor, Tensor]]  # memory, and the block of values that repeats in it
+Parts = list[tuple[Tensor, Tensor]]  # memory, and the values that repeat in it
 
 
 @dataclass(frozen=True)
 class Memory:
-    """What the calls of a way read and write."""
+    """The memory that a call reads and writes."""
 
     sent: Parts = field(default_factory=list)
-    found: Parts = field(default_factory=list)  # what must be there afterwards; the same memory as sent where in place
+    expected: Parts = field(default_factory=list)  # the expected result; the same memory as sent for an operation in place
     exact: bool = True
 
     def prepare(self) -> None:
-        for tensor, _ in self.found:
+        for tensor, _ in self.expected:
             tensor.zero_()
         for tensor, values in self.sent:
             patterns.fill(tensor, values)
 
     def right(self) -> bool:
-        return all(patterns.holds(tensor, values, self.exact) for tensor, values in self.found)
+        return all(patterns.holds(tensor, values, self.exact) for tensor, values in self.expected)
 
     def clear(self) -> None:
-        """So that sums of sums stay 0, however many calls there are."""
-        for tensor, _ in self.sent + self.found:
+        """Zeroes the memory, so that repeated sums stay 0."""
+        for tensor, _ in self.sent + self.expected:
             tensor.zero_()
 
 
 @dataclass(frozen=True)
 class Operation:
-    """One row: ``call_through`` makes the call of a library with torch.distributed's interface, ``raw`` MPI's own.
+    """One row. A call that is None: this rank does not take part.
 
-    A call that is None: this rank has no part in it.
+    Args:
+        call_through: Makes the call of a module with the interface of torch.distributed.
+        raw: Makes the call of MPI.
     """
 
     memory: Memory
@@ -60,11 +62,11 @@ class Operation:
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes, and this rank's values."""
+    """Sizes and values of this rank."""
 
     rank: int
     size: int
-    count: int  # elements in all; a multiple of size where they are shared out
+    count: int  # elements in total; a multiple of size where they are split among ranks
     dtype: torch.dtype
     op: str = "SUM"
     device: torch.device = CPU
@@ -128,58 +130,58 @@ def broadcast(s: Shape) -> Operation:
 
 
 def all_gather_into_tensor(s: Shape) -> Operation:
-    mine, every = s.empty(s.part), s.empty(s.count)
-    memory = Memory([(mine, s.of(s.rank))], [(part, s.of(i)) for i, part in enumerate(every.chunk(s.size))])
-    raw = (lambda: raw_mpi.all_gather(every.numpy(), mine.numpy())) if s.moves else None
-    return Operation(memory, lambda dist, group: partial(_single(dist, "all_gather"), every, mine, group), raw)
+    own, every = s.empty(s.part), s.empty(s.count)
+    memory = Memory([(own, s.of(s.rank))], [(part, s.of(i)) for i, part in enumerate(every.chunk(s.size))])
+    raw = (lambda: raw_mpi.all_gather(every.numpy(), own.numpy())) if s.moves else None
+    return Operation(memory, lambda dist, group: partial(_single(dist, "all_gather"), every, own, group), raw)
 
 
 def all_gather(s: Shape) -> Operation:
-    mine, every = s.empty(s.part), s.parts()
-    memory = Memory([(mine, s.of(s.rank))], [(part, s.of(i)) for i, part in enumerate(every)])
-    return _with_raw(memory, lambda dist, group: partial(dist.all_gather, every, mine, group), all_gather_into_tensor(s))
+    own, every = s.empty(s.part), s.parts()
+    memory = Memory([(own, s.of(s.rank))], [(part, s.of(i)) for i, part in enumerate(every)])
+    return _with_raw(memory, lambda dist, group: partial(dist.all_gather, every, own, group), all_gather_into_tensor(s))
 
 
 def gather(s: Shape) -> Operation:
-    mine = s.empty(s.part)
+    own = s.empty(s.part)
     every = s.parts() if s.rank == 0 else None
     whole = s.empty(s.count) if s.rank == 0 else None
-    sent = [(mine, s.of(s.rank))]
+    sent = [(own, s.of(s.rank))]
     memory = Memory(sent, [(part, s.of(i)) for i, part in enumerate(every or [])])
     raw_memory = Memory(sent, [(part, s.of(i)) for i, part in enumerate([] if whole is None else whole.chunk(s.size))])
-    raw = (lambda: raw_mpi.gather(None if whole is None else whole.numpy(), mine.numpy())) if s.moves else None
-    return Operation(memory, lambda dist, group: partial(dist.gather, mine, every, 0, group), raw, raw_memory)
+    raw = (lambda: raw_mpi.gather(None if whole is None else whole.numpy(), own.numpy())) if s.moves else None
+    return Operation(memory, lambda dist, group: partial(dist.gather, own, every, 0, group), raw, raw_memory)
 
 
 def scatter(s: Shape) -> Operation:
-    mine = s.empty(s.part)
+    own = s.empty(s.part)
     every = s.parts() if s.rank == 0 else None
     whole = s.empty(s.count) if s.rank == 0 else None
-    found = [(mine, s.of(0, s.rank))]
-    memory = Memory([(part, s.of(0, i)) for i, part in enumerate(every or [])], found)
-    raw_memory = Memory([(part, s.of(0, i)) for i, part in enumerate([] if whole is None else whole.chunk(s.size))], found)
-    raw = (lambda: raw_mpi.scatter(mine.numpy(), None if whole is None else whole.numpy())) if s.moves else None
-    return Operation(memory, lambda dist, group: partial(dist.scatter, mine, every, 0, group), raw, raw_memory)
+    expected = [(own, s.of(0, s.rank))]
+    memory = Memory([(part, s.of(0, i)) for i, part in enumerate(every or [])], expected)
+    raw_memory = Memory([(part, s.of(0, i)) for i, part in enumerate([] if whole is None else whole.chunk(s.size))], expected)
+    raw = (lambda: raw_mpi.scatter(own.numpy(), None if whole is None else whole.numpy())) if s.moves else None
+    return Operation(memory, lambda dist, group: partial(dist.scatter, own, every, 0, group), raw, raw_memory)
 
 
 def reduce_scatter_tensor(s: Shape) -> Operation:
-    mine, every = s.empty(s.part), s.empty(s.count)
-    memory = Memory([(every, s.of(s.rank))], [(mine, s.reduced(s.rank * s.part))], s.exact)
-    raw = (lambda: raw_mpi.reduce_scatter(mine.numpy(), every.numpy(), s.op)) if s.reduces else None
+    own, every = s.empty(s.part), s.empty(s.count)
+    memory = Memory([(every, s.of(s.rank))], [(own, s.reduced(s.rank * s.part))], s.exact)
+    raw = (lambda: raw_mpi.reduce_scatter(own.numpy(), every.numpy(), s.op)) if s.reduces else None
 
     def call_through(dist: Any, group: Any) -> Call:
-        return partial(_single(dist, "reduce_scatter"), mine, every, s.torch_op, group)
+        return partial(_single(dist, "reduce_scatter"), own, every, s.torch_op, group)
 
     return Operation(memory, call_through, raw)
 
 
 def reduce_scatter(s: Shape) -> Operation:
-    mine, every = s.empty(s.part), s.parts()
+    own, every = s.empty(s.part), s.parts()
     sent = [(part, s.of(s.rank, i * s.part)) for i, part in enumerate(every)]
-    memory = Memory(sent, [(mine, s.reduced(s.rank * s.part))], s.exact)
+    memory = Memory(sent, [(own, s.reduced(s.rank * s.part))], s.exact)
 
     def call_through(dist: Any, group: Any) -> Call:
-        return partial(dist.reduce_scatter, mine, every, s.torch_op, group)
+        return partial(dist.reduce_scatter, own, every, s.torch_op, group)
 
     return _with_raw(memory, call_through, reduce_scatter_tensor(s))
 
@@ -203,7 +205,7 @@ def barrier(s: Shape) -> Operation:
 
 
 def _single(dist: Any, operation: str) -> Any:
-    """torch >= 2.13 warns at each call of the older name."""
+    """The newer of two names: torch >= 2.13 warns at each call of the older one."""
     old = {"all_gather": "all_gather_into_tensor", "reduce_scatter": "reduce_scatter_tensor"}[operation]
     return getattr(dist, f"{operation}_single") if hasattr(torch.distributed, f"{operation}_single") else getattr(dist, old)
 

@@ -1,4 +1,4 @@
-"""What is printed and written, by rank 0 alone: lines as they are ready, a bar meanwhile, JSON and CSV at the end."""
+"""The output of a run, on rank 0: lines when they are ready, a progress bar, JSON and CSV at the end."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from mpicoll.bench.row import Row
 
 
 class Output:
-    """Collects on rank 0, does nothing on other ranks."""
+    """Collects and prints rows on rank 0; does nothing on other ranks."""
 
     def __init__(self, machine: Machine, rank: int) -> None:
         self.machine = machine
         self.active = rank == 0
         self.rows: list[Row] = []
-        self.extra: dict[str, Any] = {}  # what else goes into the JSON file
+        self.extra: dict[str, Any] = {}  # further entries of the JSON file
         self._bar: Any = None
 
     def say(self, *lines: str) -> None:
         if not self.active:
             return
         if self._bar is not None:
-            self._bar.stop()  # takes it away
+            self._bar.stop()  # removes it
         for line in lines:
             print(line, flush=True)
         if self._bar is not None:
@@ -41,12 +41,12 @@ class Output:
 
     @contextmanager
     def progress(self, steps: int) -> Iterator[Callable[[str], None]]:
-        """Yields what is called with a description before each step; a bar where standard error is a terminal."""
+        """Yields a function to call with a description before each step. Shows a bar if standard error is a terminal."""
         rich = _rich() if self.active and sys.stderr.isatty() else None
         if rich is None:
             yield lambda description: None
             return
-        # refreshed at each step, not by a thread of its own, which would take time from what is measured
+        # Refreshed at each step: a thread would disturb the measurement.
         self._bar = rich.progress.Progress(console=rich.console.Console(stderr=True), transient=True, auto_refresh=False)
         task = self._bar.add_task("", total=steps)
         begun = 0
@@ -79,8 +79,8 @@ _COLUMNS = ["what", "bytes", "ranks", "dtype", "op", "way", "us", "least_us", "m
 
 def _flat(row: Row) -> Iterator[dict[str, Any]]:
     facts = row.facts()
-    for way, found in facts["ways"].items():
-        yield {name: {**facts, **found, "way": way}[name] for name in _COLUMNS}
+    for way, figures in facts["ways"].items():
+        yield {name: {**facts, **figures, "way": way}[name] for name in _COLUMNS}
 
 
 def _rich() -> Any:

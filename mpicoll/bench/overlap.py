@@ -1,8 +1,8 @@
-"""How much of an all_reduce hides behind a matmul of the same length.
+"""How much of an all_reduce overlaps with a matmul of the same duration.
 
-For each way, in the same rounds: [1] all_reduce alone, [2] a loop of matmuls that takes as long, alone, [3] both:
-all_reduce(async_op=True), the loop, wait(). Ratio: [3] / ([1] + [2]): 0.5 hides all of it, 1 nothing. On a machine without a
-spare core for each rank ("full") whoever carries the bytes takes the loop's time, and 1 is what can be had.
+For each implementation, in the same rounds: [1] all_reduce alone, [2] a loop of matmuls that takes as long, alone, [3] both:
+all_reduce(async_op=True), the loop, wait(). The ratio [3] / ([1] + [2]) is 0.5 for full overlap and 1 for none. If no rank has a
+spare core ("full"), the thread that moves bytes takes time from the loop, and 1 is the best possible ratio.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from mpicoll.bench.output import Output
 from mpicoll.bench.row import API, BACKEND, GLOO, Row
 from mpicoll.bench.table import micro, times
 
-SIDE = 192  # of the matrices: they stay in a core's own cache, and a product takes some 0.2 ms
+SIDE = 192  # of the matrices, which stay in the cache of a core; a product takes about 0.2 ms
 ALONE, MATMUL, BOTH = "all_reduce", "matmul", "both"
 
 
 @dataclass(frozen=True)
 class Matmuls:
-    """As many as take ``seconds``."""
+    """``count`` matmuls."""
 
     count: int
 
@@ -41,30 +41,31 @@ _A, _B, _C = torch.rand(SIDE, SIDE), torch.rand(SIDE, SIDE), torch.empty(SIDE, S
 
 
 def name(way: str, part: str) -> str:
-    """The way's name in the row."""
+    """The name of a part of an implementation in the row."""
     return f"{way}: {part}"
 
 
 def ratio(row: Row, way: str) -> float:
-    """The median of the rounds' ratios."""
+    """Median over the rounds of [3] / ([1] + [2])."""
     return row.ratio_to_sum(name(way, BOTH), (name(way, ALONE), name(way, MATMUL)))
 
 
 def run(harness: Harness, output: Output, sizes: Sequence[int]) -> list[Row]:
     """Measures and prints (collective)."""
-    here = output.machine
-    output.say("", f"all_reduce beside a matmul, float32; {here.cores_per_rank:g} cores per rank{', full' if here.full else ''}")
+    machine = output.machine
+    full = ", full" if machine.full else ""
+    output.say("", f"all_reduce beside a matmul, float32; {machine.cores_per_rank:g} cores per rank{full}")
     output.say(f"{'bytes':>9}  {'':13}{'all_reduce us':>15}{'matmul us':>12}{'both us':>12}{'x sum':>8}")
-    found = []
+    rows = []
     with output.progress(len(sizes)) as step:
         for nbytes in sizes:
             step(f"overlap {spell(nbytes)}")
             row = output.add(_row(harness, nbytes))
-            found.append(row)
+            rows.append(row)
             for way in (API, BACKEND, GLOO):
                 alone, matmul, both = (micro(row.seconds(name(way, part))) for part in (ALONE, MATMUL, BOTH))
                 output.say(f"{spell(nbytes):>9}  {way:13}{alone:>15}{matmul:>12}{both:>12}{times(ratio(row, way)):>8}")
-    return found
+    return rows
 
 
 def _row(harness: Harness, nbytes: int) -> Row:

@@ -1,8 +1,7 @@
-"""Values that tell which rank and which place they come from, and what they reduce to.
+"""Test values that depend on rank and position, and their reductions.
 
-A tensor is filled with a block that repeats; its period is no power of two, so that a part of a message that lands in another
-place is noticed. Values are 1 to 7 (1 and 2 for products; 0 and 1 for bool): float16, bfloat16 and int8 hold every result
-exactly.
+A tensor is filled with a block that repeats. The period is not a power of two, so that a misplaced part of a message is noticed.
+Values are 1 to 7 (1 and 2 for products; 0 and 1 for bool), so that float16, bfloat16 and int8 hold every result exactly.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor
 
 PERIOD = 7 * 1009  # elements
-AT_ONCE = 256  # periods compared at a time: little memory beside a tensor of 256 MiB
+AT_ONCE = 256  # periods compared at a time, to need little memory beside a tensor of 256 MiB
 
 _FOLDS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "SUM": torch.add,
@@ -30,14 +29,14 @@ OPS = tuple(_FOLDS)
 
 
 def block(rank: int, start: int, dtype: torch.dtype, op: str = "SUM") -> Tensor:
-    """One period of ``rank``'s vector from element ``start`` on."""
+    """One period of the vector of ``rank``, from element ``start`` on."""
     return _wide(rank, start, dtype, op).to(dtype)
 
 
 def reduced(size: int, start: int, dtype: torch.dtype, op: str) -> Tensor:
     """One period of the reduction over ranks 0 to size - 1."""
-    found = reduce(_FOLDS[op], [_wide(rank, start, dtype, op) for rank in range(size)])
-    return (found / size if op == "AVG" else found).to(dtype)
+    folded = reduce(_FOLDS[op], [_wide(rank, start, dtype, op) for rank in range(size)])
+    return (folded / size if op == "AVG" else folded).to(dtype)
 
 
 def _wide(rank: int, start: int, dtype: torch.dtype, op: str) -> Tensor:
@@ -58,19 +57,19 @@ def _copy(memory: Tensor, values: Tensor) -> None:
 
 
 def holds(tensor: Tensor, values: Tensor, exact: bool = True) -> bool:
-    """Whether a contiguous tensor holds what ``fill`` would put there; if not exact, but for the last bits."""
-    memory, wanted = (_bytes(tensor), _bytes(values)) if exact else (tensor.view(-1), values)
+    """Whether a contiguous tensor holds the values of ``fill``; if not exact, up to rounding."""
+    memory, expected = (_bytes(tensor), _bytes(values)) if exact else (tensor.view(-1), values)
     if tensor.dtype == torch.bool:
         memory = memory != 0  # Gloo leaves a True of 2
-    rows, rest = divmod(memory.numel(), wanted.numel())
-    whole = memory[: rows * wanted.numel()].view(-1, wanted.numel())
-    pieces = [(piece, wanted) for piece in whole.split(AT_ONCE) if piece.numel()]
-    pieces += [(memory[-rest:], wanted[:rest])] if rest else []
+    rows, rest = divmod(memory.numel(), expected.numel())
+    whole = memory[: rows * expected.numel()].view(-1, expected.numel())
+    pieces = [(piece, expected) for piece in whole.split(AT_ONCE) if piece.numel()]
+    pieces += [(memory[-rest:], expected[:rest])] if rest else []
     return all(_same(piece, part.expand_as(piece), exact) for piece, part in pieces)
 
 
-def _same(found: Tensor, wanted: Tensor, exact: bool) -> bool:
-    return bool((found == wanted).all()) if exact else torch.allclose(found, wanted, rtol=1e-2)
+def _same(actual: Tensor, expected: Tensor, exact: bool) -> bool:
+    return bool((actual == expected).all()) if exact else torch.allclose(actual, expected, rtol=1e-2)
 
 
 def _bytes(tensor: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
-"""Pictures of what was measured: one operation's time over size, or the ratio of several operations to Gloo and to raw MPI.
+"""Plots: the time of one operation over size, or the ratios of several operations to Gloo and to raw MPI.
 
-Lines are medians of the rounds, bands reach from the least to the most. Colours are those of Okabe and Ito, which people with
-any colour vision can tell apart; markers differ as well, and each line is labelled at its end.
+Lines are medians of the rounds, bands reach from the least to the most. The colours are those of Okabe and Ito, which people with
+any colour vision can distinguish; markers differ too, and each line has a label at its end.
 """
 
 from __future__ import annotations

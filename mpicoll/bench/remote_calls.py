@@ -1,6 +1,6 @@
-"""What a remote call costs, beside torch.distributed.rpc (TensorPipe), measured in turn in one run on two ranks or more.
+"""`bench rpc`: the time of remote calls, in turn with torch.distributed.rpc (TensorPipe), in one run on two ranks or more.
 
-What: remote_rows.py. TensorPipe: tensorpipe.py.
+remote_rows.py has the calls, tensorpipe.py runs TensorPipe.
 """
 
 from __future__ import annotations
@@ -13,13 +13,15 @@ from mpicoll._mpi import runtime
 from mpicoll.bench.remote_rows import microseconds, rows
 from mpicoll.bench.tensorpipe import Child
 
-_child: Child  # this rank's; calls from rank 0 stop it and let it go on
+_child: Child  # of this rank; remote calls from rank 0 stop and continue it
 
 
 def measure(sizes: Sequence[int], rounds: int, machine: str, width: int) -> None:
-    """Prints a table on rank 0 (collective over the worlds of both, which it makes and ends).
+    """Prints a table on rank 0 (collective). Makes and ends the RPC worlds of both libraries.
 
-    Args:   sizes: bytes. width: of the network, see remote_pipeline.py.
+    Args:
+        sizes: Bytes.
+        width: Of the network, see remote_pipeline.py.
     """
     global _child
     comm = runtime.start().comm
@@ -40,9 +42,9 @@ def measure(sizes: Sequence[int], rounds: int, machine: str, width: int) -> None
             times: list[tuple[float, float]] = []
             for _ in range(rounds):
                 _everywhere(workers, go_on)
-                theirs = _child.measure(row)
+                tensorpipe = _child.measure(row)
                 _everywhere(workers, stop)
-                times.append((theirs, microseconds(way, calls)))
+                times.append((tensorpipe, microseconds(way, calls)))
             _print(row, times)
         _everywhere(workers, go_on)
     rpc.shutdown()
@@ -64,5 +66,5 @@ def _everywhere(workers: list[str], what: Callable[[], None]) -> None:
 
 def _print(row: str, times: Sequence[tuple[float, float]]) -> None:
     cells = [f"{statistics.median(s):9.1f} [{min(s):8.1f},{max(s):8.1f}]" for s in zip(*times, strict=True)]
-    ratio = statistics.median(mine / theirs for theirs, mine in times)
+    ratio = statistics.median(ours / tensorpipe for tensorpipe, ours in times)
     print(f"{row:>16}  {cells[0]:>30}  {cells[1]:>30}  {ratio:5.2f}", flush=True)

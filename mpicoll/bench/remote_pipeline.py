@@ -1,4 +1,4 @@
-"""A training step of ResNet50, cut into two shards on two workers, by either library's remote calls, autograd and optimizer."""
+"""A training step of ResNet50 in two shards on two workers, with remote calls, autograd and optimizer of either library."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 PIXELS, BATCH, MICRO_BATCHES, CLASSES = 64, 8, 2, 10
-TOLERANCE = 1e-3  # of a gradient's norm, beside one process; float32
+TOLERANCE = 1e-3  # relative, of the norm of a gradient compared with one process; float32
 
-_seeding = threading.Lock()  # torch has one generator for all threads, and calls run in threads of their own
+_seeding = threading.Lock()  # all threads share one generator of torch, and calls run in different threads
 
 Library = tuple[ModuleType, ModuleType, Callable[..., Any]]  # rpc, autograd, DistributedOptimizer
 
@@ -56,7 +56,7 @@ def _stage(c_in: int, middle: int, blocks: int, stride: int) -> nn.Sequential:
 
 
 def layers(shard: int, width: int) -> nn.Sequential:
-    """Half 0 or 1 of the network; the same everywhere. ``width``: channels of the first convolution; 64 is ResNet50."""
+    """Half 0 or 1 of the network, with equal weights everywhere. ``width``: channels of the first convolution; 64 is ResNet50."""
     with _seeding, torch.random.fork_rng(devices=()):
         torch.manual_seed(shard)
         if shard == 0:
@@ -67,7 +67,7 @@ def layers(shard: int, width: int) -> nn.Sequential:
 
 
 class Shard(nn.Module):
-    """A half where it lives; called through an RRef of the library that is named."""
+    """A half of the network on its worker; called through an RRef of library ``name``."""
 
     def __init__(self, name: str, shard: int, width: int) -> None:
         super().__init__()
@@ -85,14 +85,14 @@ class Shard(nn.Module):
         return [rpc.RRef(parameter) for parameter in self.parameters()]
 
     def norms(self, context_id: int) -> list[float]:
-        """Of all gradients."""
+        """The norms of all gradients."""
         _, autograd, _ = library(self.name)
-        found = autograd.get_gradients(context_id)
-        return [found[parameter].norm().item() for parameter in self.parameters()]
+        gradients = autograd.get_gradients(context_id)
+        return [gradients[parameter].norm().item() for parameter in self.parameters()]
 
 
 class Pipeline:
-    """Driven by the first of two workers."""
+    """The pipeline, which the first of two workers drives."""
 
     def __init__(self, name: str, workers: list[str], width: int) -> None:
         self.rpc, self.autograd, optimizer = library(name)
@@ -108,24 +108,24 @@ class Pipeline:
         scores = []
         for piece in self.images.chunk(MICRO_BATCHES):
             between = self.shards[0].remote().forward(self.rpc.RRef(piece))
-            scores.append(self.shards[1].remote().forward(between))  # torch's rpc_async() of an RRef loses the gradients
+            scores.append(self.shards[1].remote().forward(between))  # rpc_async() of an RRef of torch loses the gradients
         loss = cross_entropy(torch.cat([score.to_here() for score in scores]), self.labels)
         self.autograd.backward(context_id, [loss])
 
     def step(self) -> None:
-        """One batch, its micro-batches one behind the other; forward, backward, SGD."""
+        """Forward, backward and SGD on one batch, whose micro-batches follow each other through the shards."""
         with self.autograd.context() as context_id:
             self._forward_and_backward(context_id)
             self.optimizer.step(context_id)
 
     def _check(self, width: int) -> None:
-        """Its gradients are those of one process."""
+        """Raises AssertionError if the gradients differ from those of one process."""
         alone = nn.Sequential(layers(0, width), layers(1, width))
         scores = torch.cat([alone(piece) for piece in self.images.chunk(MICRO_BATCHES)])
         gradients = torch.autograd.grad(cross_entropy(scores, self.labels), list(alone.parameters()))
         expected = torch.tensor([gradient.norm().item() for gradient in gradients])
         with self.autograd.context() as context_id:
             self._forward_and_backward(context_id)
-            found = torch.tensor([norm for shard in self.shards for norm in shard.rpc_sync().norms(context_id)])
-        if not torch.allclose(found, expected, rtol=TOLERANCE, atol=1e-6):
-            raise AssertionError(f"{self.rpc.__name__}: gradients differ from one process by {(found - expected).abs().max()}")
+            actual = torch.tensor([norm for shard in self.shards for norm in shard.rpc_sync().norms(context_id)])
+        if not torch.allclose(actual, expected, rtol=TOLERANCE, atol=1e-6):
+            raise AssertionError(f"{self.rpc.__name__}: gradients differ from one process by {(actual - expected).abs().max()}")

@@ -1,10 +1,11 @@
-"""Times several ways to do one thing, in turn, round by round.
+"""Times several implementations of an operation in turn, round by round.
 
     round 1:  arrive | barrier | mpicoll x K1 | arrive | barrier | Gloo x K2 | arrive ...      seconds per call = elapsed / K
-    round 2:  the same, beginning with the next way
+    round 2:  the same, starting with the next implementation
 
-K, the same on every rank, is such that a way takes about ROUND_S per round. Everybody arrives before and after each way without
-spinning (control.py): a rank that has ended must not take a core from one that has not. The barrier then lets all go at once.
+K is equal on all ranks and chosen so that an implementation takes about ``Pace.round_s`` per round. All ranks meet before and
+after each implementation without spinning (control.py): a rank that has finished must not take a core from one that has not.
+The barrier then starts all ranks at once.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import mpicoll
 from mpicoll.bench.control import ControlChannel
 
 Call = Callable[[], object]
-WARM_UP = 3  # calls before K is chosen; before each round as many, but for calls so long that a round is one
+WARM_UP = 3  # calls before K is chosen, and before each round unless a round has fewer calls
 
 
 @dataclass(frozen=True)
@@ -26,8 +27,8 @@ class Pace:
     """How long to measure for."""
 
     rounds: int = 15
-    round_s: float = 0.05  # seconds of one way in one round
-    row_s: float = 8.0  # seconds of a row: less rounds where that does not do, but LEAST
+    round_s: float = 0.05  # seconds of one implementation in one round
+    row_s: float = 8.0  # seconds of a row; slow operations get fewer rounds, at least LEAST
     LEAST = 3
 
 
@@ -35,37 +36,38 @@ QUICK = Pace(rounds=2, round_s=0.002, row_s=0.5)
 
 
 class Rounds:
-    """Measures on all ranks (its methods are collective)."""
+    """Times calls on all ranks (all methods are collective)."""
 
     def __init__(self, control: ControlChannel, pace: Pace) -> None:
         self.control, self.pace = control, pace
 
     def times(self, ways: Mapping[str, Call | None]) -> dict[str, list[float]]:
-        """Seconds per call of each way, of the slowest rank, a figure per round.
+        """Seconds per call of the slowest rank, by implementation and round.
 
-        Args:   ways: the same names in the same order on every rank; None: this rank has no part in that one.
+        Args:
+            ways: The same names in the same order on every rank; None: this rank does not take part.
         """
         if not ways:
             return {}
         names = list(ways)
         counts = {name: self._count(ways[name]) for name in names}
-        found: dict[str, list[float]] = {name: [] for name in names}
+        times: dict[str, list[float]] = {name: [] for name in names}
         for turn in range(self._rounds([seconds * count for count, seconds in counts.values()])):
             for name in names[turn % len(names) :] + names[: turn % len(names)]:
-                found[name].append(self._seconds(ways[name], counts[name][0]))
-        flat = self.control.slowest([seconds for name in names for seconds in found[name]])
+                times[name].append(self._seconds(ways[name], counts[name][0]))
+        flat = self.control.slowest([seconds for name in names for seconds in times[name]])
         rounds = len(flat) // len(names)
         return {name: flat[i * rounds : (i + 1) * rounds] for i, name in enumerate(names)}
 
     def _rounds(self, seconds: list[float]) -> int:
-        """As many as there is time for; the same everywhere, since counts and seconds are."""
+        """Number of rounds that fit into the time; equal on all ranks, as counts and seconds are."""
         fit = int(self.pace.row_s / sum(seconds)) if sum(seconds) else self.pace.rounds
         return max(min(self.pace.LEAST, self.pace.rounds), min(self.pace.rounds, fit))
 
     def _count(self, way: Call | None) -> tuple[int, float]:
-        """Calls per round, and the seconds of one."""
+        """Calls per round, and seconds per call."""
         seconds = self.pace.round_s
-        for calls in (1, WARM_UP, 20):  # the first call is no measure: it connects, and touches memory for the first time
+        for calls in (1, WARM_UP, 20):  # the first call is not typical: it connects and touches new memory
             seconds = self.control.slowest([self._seconds(way, calls, warm_up=False)])[0]
             if seconds > self.pace.round_s / 4 and calls > 1:
                 break

@@ -1,4 +1,4 @@
-"""One measured row: every way's time in every round, and what follows from it."""
+"""One measured row: the time of each implementation in each round, and figures derived from it."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from mpicoll.bench import formulas
 API = "mpicoll"  # mpicoll.all_reduce(tensor)
 BACKEND = "torch backend"  # torch.distributed.all_reduce(tensor), backend "mpi"
 GLOO = "Gloo"  # torch.distributed.all_reduce(tensor, group=...), backend "gloo"
-NCCL = "NCCL"  # the same, backend "nccl"; of a GPU's tensors
+NCCL = "NCCL"  # the same, backend "nccl"; tensors on a GPU
 RAW = "MPI"  # mpi4py on NumPy memory, see bench/raw_mpi.py
-FLOAT32 = "float32"  # the mpicoll API with as many bytes of float32, beside dtypes of two bytes
-COPY = "copy"  # one rank's memory copy, the floor, see formulas.py
+FLOAT32 = "float32"  # the mpicoll API with equally many bytes of float32, for dtypes of two bytes
+COPY = "copy"  # a memory copy by one rank: the floor, see formulas.py
 COPIES = "copies"  # the same by all ranks at once
-BUS = "bus"  # of a GPU's tensors: a copy of as many bytes to pinned host memory, by all ranks at once
+BUS = "bus"  # tensors on a GPU: a copy of equally many bytes to pinned host memory, by all ranks at once
 
 
 @dataclass(frozen=True)
 class Row:
-    """Times are seconds per call, of the slowest rank, a figure per round; all ways in the same rounds."""
+    """Times are seconds per call of the slowest rank, one per round; all implementations run in the same rounds."""
 
     what: str
     nbytes: int
     size: int  # ranks
-    times: Mapping[str, list[float]]  # by way
+    times: Mapping[str, list[float]]  # by implementation ("way")
     dtype: str = ""
     op: str = ""
-    missing: Mapping[str, str] | None = None  # ways that this row does not have, and why
+    missing: Mapping[str, str] | None = None  # implementations that were not measured, and why
 
     def seconds(self, way: str) -> float:
         """The median."""
@@ -42,22 +42,22 @@ class Row:
         return min(self.times[way]), max(self.times[way])
 
     def ratio(self, way: str, to: str) -> float | None:
-        """The median of the rounds' ratios; None where one of both was not measured."""
+        """Median over the rounds of the ratio of two implementations; None if one was not measured."""
         if way not in self.times or to not in self.times:
             return None
         return statistics.median(a / b for a, b in zip(self.times[way], self.times[to], strict=True))
 
     def best_ratio(self, way: str, others: tuple[str, ...]) -> float | None:
-        """To the better of the others."""
-        return max((found for other in others if (found := self.ratio(way, other)) is not None), default=None)
+        """The ratio to the fastest of ``others``."""
+        return max((ratio for other in others if (ratio := self.ratio(way, other)) is not None), default=None)
 
     def ratio_to_sum(self, way: str, others: tuple[str, ...]) -> float:
-        """The median of the rounds' ratios to the others' times together."""
+        """Median over the rounds of the ratio to the sum of the times of ``others``."""
         together: list[float] = [sum(parts) for parts in zip(*(self.times[other] for other in others), strict=True)]
         return statistics.median(a / b for a, b in zip(self.times[way], together, strict=True))
 
     def difference(self, way: str, to: str) -> float | None:
-        """Seconds: the median of the rounds' differences."""
+        """Median over the rounds of the difference in seconds."""
         if way not in self.times or to not in self.times:
             return None
         return statistics.median(a - b for a, b in zip(self.times[way], self.times[to], strict=True))
@@ -89,5 +89,5 @@ class Row:
                 "ratios": {other: self.ratio(way, other) for other in self.times if other != way},
                 "rounds_us": [seconds * 1e6 for seconds in times],
             }
-        found: dict[str, Any] = {"what": self.what, "bytes": self.nbytes, "ranks": self.size, "dtype": self.dtype, "op": self.op}
-        return {**found, "ways": ways, "missing": dict(self.missing or {})}
+        facts: dict[str, Any] = {"what": self.what, "bytes": self.nbytes, "ranks": self.size, "dtype": self.dtype, "op": self.op}
+        return {**facts, "ways": ways, "missing": dict(self.missing or {})}

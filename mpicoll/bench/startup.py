@@ -1,8 +1,8 @@
-"""What the start costs: the import, init_process_group, the first collective; beside Gloo's, in jobs of their own, in turn.
+"""`bench startup`: the time of the import, of init_process_group and of the first collective, also of Gloo, in separate jobs.
 
-    python -m mpicoll.run -n 4 -m mpicoll.bench.startup mpi FOLDER        such a job; each rank prints what it measured
+    python -m mpicoll.run -n 4 -m mpicoll.bench.startup mpi FOLDER        such a job; each rank prints its times
 
-Every job is started by mpicoll.run. A rank begins when all have imported torch, which they tell each other by files in FOLDER.
+mpicoll.run starts every job. A rank begins after all ranks have imported torch; each creates a file in FOLDER to say so.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ BACKENDS = {"mpi": "backend mpi", "gloo": "Gloo"}
 
 @dataclass(frozen=True)
 class Startup:
-    """Seconds; a figure per round."""
+    """Seconds, one per round."""
 
     imported: list[float]
-    init: dict[str, list[float]]  # by backend; of the slowest rank
+    init: dict[str, list[float]]  # by backend, of the slowest rank
     first: dict[str, list[float]]
-    mpi: list[float]  # of init["mpi"]: until MPI itself has started
+    mpi: list[float]  # the part of init["mpi"] until MPI has started
 
     def import_s(self) -> float:
         """The median."""
         return statistics.median(self.imported)
 
     def init_ratio(self) -> float:
-        """The median of the rounds' ratios to Gloo."""
+        """Median over the rounds of the ratio to Gloo."""
         return statistics.median(a / b for a, b in zip(self.init["mpi"], self.init["gloo"], strict=True))
 
     def facts(self) -> dict[str, Any]:
@@ -63,22 +63,22 @@ class Startup:
 
 
 def measure(ranks: int, rounds: int) -> Startup:
-    """Starts jobs; on one rank only. Raises jobs.ChildFailed."""
-    found = Startup([], {backend: [] for backend in BACKENDS}, {backend: [] for backend in BACKENDS}, [])
+    """Starts the jobs; call it on one rank only. Raises jobs.ChildFailed."""
+    result = Startup([], {backend: [] for backend in BACKENDS}, {backend: [] for backend in BACKENDS}, [])
     for _ in range(rounds):
-        # torch imports us by itself where it loads device backends: off, so that the whole import is measured
-        found.imported.append(float(jobs.python("-c", IMPORT, env={"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"})))
+        # torch would import mpicoll as a device backend; without that the whole import is measured
+        result.imported.append(float(jobs.python("-c", IMPORT, env={"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"})))
         for backend in BACKENDS:
             with tempfile.TemporaryDirectory() as folder:
                 lines = jobs.job(ranks, "-m", "mpicoll.bench.startup", backend, folder).split("\n")
-            told = [json.loads(line) for line in lines if line.startswith("{")]
-            if len(told) != ranks:
-                raise jobs.ChildFailed(f"{len(told)} of {ranks} ranks answered")
-            found.init[backend].append(max(each["init"] for each in told))
-            found.first[backend].append(max(each["first"] for each in told))
+            reports = [json.loads(line) for line in lines if line.startswith("{")]
+            if len(reports) != ranks:
+                raise jobs.ChildFailed(f"{len(reports)} of {ranks} ranks answered")
+            result.init[backend].append(max(each["init"] for each in reports))
+            result.first[backend].append(max(each["first"] for each in reports))
             if backend == "mpi":
-                found.mpi.append(max(each["mpi"] for each in told))
-    return found
+                result.mpi.append(max(each["mpi"] for each in reports))
+    return result
 
 
 def _spread(seconds: list[float]) -> str:
@@ -86,7 +86,7 @@ def _spread(seconds: list[float]) -> str:
 
 
 def main(backend: str, folder: str) -> None:
-    """A rank's whole life."""
+    """The program of a rank."""
     import torch
     import torch.distributed
 
@@ -102,11 +102,13 @@ def main(backend: str, folder: str) -> None:
         importlib.import_module("mpicoll._mpi.library")  # which starts MPI, as init_process_group would
     started = time.perf_counter()
     torch.distributed.init_process_group(backend)
-    there = time.perf_counter()
+    initialised = time.perf_counter()
     torch.distributed.all_reduce(x)
     done = time.perf_counter()
     assert torch.equal(x, torch.full((2,), float(launch.size)))
-    print(json.dumps({"mpi": started - began, "init": there - began, "first": done - there}) + "\n", end="", flush=True)
+    print(
+        json.dumps({"mpi": started - began, "init": initialised - began, "first": done - initialised}) + "\n", end="", flush=True
+    )
     torch.distributed.destroy_process_group()
 
 

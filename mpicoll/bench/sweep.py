@@ -20,7 +20,7 @@ KNOWN: dict[str, Maker] = {**COLLECTIVES, **MESSAGES}
 
 @dataclass(frozen=True)
 class Sweep:
-    """Rows of one collective."""
+    """The rows of one collective: its sizes, dtypes, ops and implementations."""
 
     what: str
     sizes: Sequence[int]
@@ -34,7 +34,7 @@ class Sweep:
             yield from ((dtype, op) for op in (self.ops if self.what in REDUCTIONS else ("SUM",)))
 
     def rows(self, dtype: str, ranks: int) -> list[int]:
-        """Bytes; multiples of the ranks' number where they are shared out."""
+        """Sizes in bytes; multiples of the number of ranks where tensors are split among them."""
         if self.what in EMPTY:
             return [0]
         unit = getattr(torch, dtype).itemsize * (ranks if self.what in IN_PARTS else 1)

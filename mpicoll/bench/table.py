@@ -1,4 +1,4 @@
-"""Rows as text: times with their spread, ratios, bandwidths."""
+"""Rows as text: times with spread, ratios, bandwidths."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from mpicoll.bench.formulas import spell
 from mpicoll.bench.row import API, BACKEND, COPIES, COPY, FLOAT32, GLOO, NCCL, RAW, Row
 
 LEGEND = (
-    "microseconds per call: median [least, most] of the rounds, of the slowest rank; x: mpicoll's time to another's, the median",
-    "of the rounds' ratios; floor: one rank's memory copy; bus: mpicoll's bus bandwidth as the NCCL tests define it, GB/s",
+    "microseconds per call of the slowest rank: median [least, most] of the rounds; x: time of mpicoll / time of the other,",
+    "median of the rounds; floor: a memory copy by one rank; bus: bus bandwidth of mpicoll as the NCCL tests define it, GB/s",
 )
 CELL = 26
 RATIOS = {"x MPI": RAW, "x Gloo": GLOO, "x NCCL": NCCL, "x floor": COPY, "x fp32": FLOAT32}
 
 
 class Table:
-    """Lines for one collective, dtype and op; columns for the ways that were asked for."""
+    """Lines for one collective, dtype and op; a column for each selected implementation."""
 
     def __init__(self, title: str, ways: Sequence[str]) -> None:
         self.title = title
@@ -56,12 +56,12 @@ def micro(seconds: float) -> str:
 
 
 def copy_lines(rows: Sequence[Row]) -> list[str]:
-    """The memory copy at each size that it was measured at."""
-    found: dict[int, tuple[float, float]] = {}
+    """The bandwidth of the memory copy at each measured size."""
+    bandwidths: dict[int, tuple[float, float]] = {}
     for row in rows:
         if COPY in row.times and row.copied is not None and row.what in ("all_reduce", "broadcast", "all_gather"):
-            found[row.nbytes] = (row.copied / 1e9, (row.ratio(COPY, COPIES) or 0.0) * row.copied / 1e9)
-    if not found:
+            bandwidths[row.nbytes] = (row.copied / 1e9, (row.ratio(COPY, COPIES) or 0.0) * row.copied / 1e9)
+    if not bandwidths:
         return []
     lines = ["", "memory copy, GB copied per second: one rank alone, each of all ranks at once"]
-    return lines + [f"{spell(nbytes):>9}{alone:8.1f}{together:8.1f}" for nbytes, (alone, together) in sorted(found.items())]
+    return lines + [f"{spell(nbytes):>9}{alone:8.1f}{together:8.1f}" for nbytes, (alone, together) in sorted(bandwidths.items())]

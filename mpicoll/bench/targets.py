@@ -1,4 +1,4 @@
-"""What mpicoll is to reach, as ratios within one run, and what was measured. Two ranks unless a line says otherwise."""
+"""The targets of mpicoll as ratios within one run, compared with measurements. Two ranks unless a line says otherwise."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ DDP = f"DDP MLP {spell(64 * MIB)}"
 SPARE, FULL = 0.65, 1.05  # overlap: where each rank has a spare core, and where not
 
 Figure = Callable[[Row], "float | None"]
-Value = tuple["float | None", str]  # and which row it is, or why there is none
+Value = tuple["float | None", str]  # and the row, or the reason why there is none
 
 
 @dataclass
 class Measured:
-    """All there is to judge by."""
+    """All measurements that targets are compared with."""
 
     rows: Sequence[Row]
     full: bool  # no rank has a spare core
@@ -35,11 +35,11 @@ class Measured:
     reasons: dict[str, str] = field(default_factory=dict)  # why "startup" or "crowded" is missing
 
     def worst(self, figure: Figure, whats: Sequence[str], dtypes: Sequence[str], low: int, high: int = EVER) -> Value:
-        """The greatest figure among the rows of these kinds and sizes."""
-        found = [(value, row) for row in self.chosen(whats, dtypes, low, high) if (value := figure(row)) is not None]
-        if not found:
+        """The largest figure among rows of these operations, dtypes and sizes."""
+        pairs = [(value, row) for row in self.chosen(whats, dtypes, low, high) if (value := figure(row)) is not None]
+        if not pairs:
             return None, "not among what was measured"
-        value, row = max(found, key=lambda pair: pair[0])
+        value, row = max(pairs, key=lambda pair: pair[0])
         return value, f"{row.what} {row.dtype} {spell(row.nbytes)}" if row.nbytes else row.what
 
     def chosen(self, whats: Sequence[str], dtypes: Sequence[str], low: int, high: int) -> list[Row]:
@@ -52,7 +52,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Target:
-    """One line."""
+    """One line of the table."""
 
     number: str
     what: str
@@ -68,7 +68,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A target beside what was measured."""
+    """A target and its measurement."""
 
     target: Target
     at_most: float
@@ -94,12 +94,12 @@ def _figure(value: float, unit: str) -> str:
 
 
 def to(way: str) -> Figure:
-    """The mpicoll API's ratio to it."""
+    """The ratio of the mpicoll API to ``way``."""
     return lambda row: row.ratio(API, way)
 
 
 def to_better(row: Row) -> float | None:
-    """The mpicoll API's ratio to the better of Gloo and MPI."""
+    """The ratio of the mpicoll API to the faster of Gloo and MPI."""
     return row.best_ratio(API, (GLOO, RAW))
 
 
@@ -109,8 +109,8 @@ def ddp_ratio(row: Row) -> float | None:
 
 def added(row: Row) -> float | None:
     """Microseconds that the torch backend adds to the mpicoll API."""
-    found = row.difference(BACKEND, API)
-    return None if found is None else found * 1e6
+    seconds = row.difference(BACKEND, API)
+    return None if seconds is None else seconds * 1e6
 
 
 def _over(figure: Figure, whats: Sequence[str], dtypes: Sequence[str], low: int, high: int = EVER) -> Callable[[Measured], Value]:
@@ -176,20 +176,20 @@ def judge(measured: Measured) -> list[Outcome]:
 
 
 def text(outcomes: Sequence[Outcome]) -> list[str]:
-    """Columns."""
+    """The table as text."""
     cells = [HEAD, *(outcome.cells() for outcome in outcomes)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(HEAD))]
     return ["  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
 
 
 def markdown(outcomes: Sequence[Outcome]) -> list[str]:
-    """For docs/performance.md."""
+    """The table for docs/performance.md."""
     lines = ["| " + " | ".join(HEAD) + " |", "|" + "---|" * len(HEAD)]
     return lines + ["| " + " | ".join(outcome.cells()) + " |" for outcome in outcomes]
 
 
 def by_collective(measured: Measured) -> list[str]:
-    """Target 3, each collective's worst ratio."""
+    """Target 3: the worst ratio of each collective."""
     lines = ["", "8 B ... 64 KiB, mpicoll / Gloo, the worst of each collective"]
     for what in ALL:
         value, where = measured.worst(to(GLOO), (what,), F32, 8, 64 * KIB)

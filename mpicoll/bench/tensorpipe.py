@@ -1,11 +1,11 @@
-"""torch.distributed.rpc (TensorPipe) in processes of its own, beside the ranks, asleep while the other library is measured.
+"""torch.distributed.rpc (TensorPipe) in child processes of the ranks, which are stopped while mpicoll.rpc is measured.
 
-A thread of TensorPipe's looks for messages without a pause, idle or not: in the ranks themselves it would take a core away from
-whatever is measured beside it. So each rank has a child, stopped and continued by signals.
+A thread of TensorPipe polls for messages without a pause, even when idle. In the ranks it would take a core from mpicoll.rpc. So
+each rank has a child, which signals stop and continue.
 
     python -m mpicoll.bench.tensorpipe '{"rank": 0, "size": 2, "host": ..., "port": ..., "sizes": [...], "width": 64}'
 
-Rank 0's child reads names of rows from its standard input, a line each, and answers with microseconds.
+The child of rank 0 reads names of rows from its standard input, one per line, and answers with microseconds.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PR_SET_PDEATHSIG = 1
 
 
 class Child:
-    """This rank's (collective over the communicator, whose rank 0 finds a port)."""
+    """The child of this rank (collective over the communicator; rank 0 finds a port)."""
 
     def __init__(self, comm: Any, sizes: Sequence[int], width: int) -> None:
         one_host = len(set(comm.allgather(socket.gethostname()))) == 1
@@ -50,7 +50,7 @@ class Child:
         return line.removeprefix(prefix).strip()
 
     def measure(self, row: str) -> float:
-        """Microseconds; rank 0's."""
+        """Microseconds of a row; only on rank 0."""
         assert self.process.stdin is not None
         self.process.stdin.write(f"{row}\n")
         self.process.stdin.flush()
@@ -63,25 +63,26 @@ class Child:
         self.process.send_signal(signal.SIGCONT)
 
     def end(self) -> None:
-        """Every rank's must be going on: they end together."""
+        """Ends the child (collective). The children of all ranks must run, because they end together."""
         assert self.process.stdin is not None
         self.process.stdin.close()
         self.process.wait()
 
 
 def main() -> None:
-    """A child's whole life."""
+    """The program of a child."""
     from torch.distributed import rpc
 
     from mpicoll.bench.remote_rows import microseconds, rows
 
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
-    if prctl is not None:  # Linux: stopped or not, it ends with the rank whose child it is
+    if prctl is not None:  # Linux: the child ends with its rank, even if it is stopped
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     job = json.loads(sys.argv[1])
     torch.set_num_threads(1)
     os.environ.update(MASTER_ADDR=job["host"], MASTER_PORT=str(job["port"]))
-    warnings.showwarning = lambda *what, **more: None  # torch warns of its own use of Gloo and TorchScript, past all filters
+    # torch warns about its own use of Gloo and TorchScript and bypasses filters
+    warnings.showwarning = lambda *what, **more: None
     rpc.init_rpc(f"theirs{job['rank']}", rank=job["rank"], world_size=job["size"])
     print("ready", flush=True)
     known = rows(job["sizes"], job["width"])

@@ -1,8 +1,8 @@
-"""`bench tune`: from which sizes on are windows the faster way here? Writes a table that MPICOLL_TUNING names.
+"""`bench tune`: finds the sizes from which windows are faster than MPI here, and writes a table for MPICOLL_TUNING.
 
-Each operation goes through the node's window, or over several nodes through theirs, and by MPI's own, in turn, at each size;
-the window takes over at the least size from which it is not slower at any. On one node that is known of this number of ranks
-then, on several of this number of nodes; what the file knows of others stays in it.
+At each size, each operation runs through the windows of the nodes and through MPI, in turn. The threshold is the smallest size
+from which windows are not slower at any size. It holds for this number of ranks (one node) or nodes (several nodes); the file
+keeps its entries for other numbers.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ NAMES = {
     "halves": "all_reduce",
     "reduce_scatter": "reduce_scatter_tensor",
     "all_gather": "all_gather_into_tensor",
-}  # where bench says otherwise
+}  # names of operations in bench, where they differ
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--out", metavar="FILE", default=FILE, help=f"the table; default {FILE}")
+    parser.add_argument("--out", metavar="FILE", default=FILE, help=f"file to write; default {FILE}")
 
 
 def run(harness: Harness, output: Output, out: str, quick: bool) -> None:
@@ -45,32 +45,32 @@ def run(harness: Harness, output: Output, out: str, quick: bool) -> None:
     chosen = dict(carrier.least)
     nodes = carrier.nodes()
     if nodes is None and carrier.window() is None:
-        raise SystemExit("bench tune: wants two ranks or more on a node that share memory" if harness.rank == 0 else 1)
+        raise SystemExit("bench tune: needs two ranks or more on a node that share memory" if harness.rank == 0 else 1)
     way, number = (WITHIN, harness.size) if nodes is None else (BETWEEN, len(nodes.members))
-    operations = [name for name in WINDOW_FROM if nodes is None or chosen[name] < NEVER]  # some want even nodes
+    operations = [name for name in WINDOW_FROM if nodes is None or chosen[name] < NEVER]  # some need equally large nodes
     carrier.least.update(dict.fromkeys(chosen, NEVER))
-    found: dict[str, int] = {}
+    thresholds: dict[str, int] = {}
     sizes = QUICK_SIZES if quick else SIZES
     where = f"{number} ranks of one node" if nodes is None else f"{number} nodes"
     heads = " " * 16 + "".join(f"{spell(size):>9}" for size in sizes)
-    output.say("", f"time through windows / time of MPI's own, by size; {where}", heads)
+    output.say("", f"time through windows / time of MPI, by size; {where}", heads)
     with output.progress(len(operations)) as step:
         for operation in operations:
             step(operation)
             ratios = [_ratio(harness, carrier, operation, size) for size in sizes]
-            found[operation] = takes_over(sizes, ratios)
+            thresholds[operation] = takes_over(sizes, ratios)
             cells = "".join(f"{ratio:9.2f}" for ratio in ratios)
-            said, before = (spell(least) if least < NEVER else "never" for least in (found[operation], chosen[operation]))
+            said, before = (spell(least) if least < NEVER else "never" for least in (thresholds[operation], chosen[operation]))
             output.say(f"{operation:>16}{cells}   from {said}; so far {before}")
     carrier.least.update(chosen)
-    output.extra[way] = found
+    output.extra[way] = thresholds
     if output.active:
-        write(Path(out), way, found, number, output.machine.facts())
+        write(Path(out), way, thresholds, number, output.machine.facts())
     output.say(f"wrote {out}; use it with MPICOLL_TUNING={Path(out).absolute()}")
 
 
 def takes_over(sizes: Sequence[int], ratios: Sequence[float]) -> int:
-    """The least size from which no ratio is above 1; NEVER: the last one is."""
+    """The smallest size from which no ratio is above 1; NEVER: the last ratio is above 1."""
     least = NEVER
     for size, ratio in zip(reversed(sizes), reversed(ratios), strict=True):
         if ratio > 1:
@@ -98,10 +98,10 @@ def _ratio(harness: Harness, carrier: Any, operation: str, nbytes: int) -> float
     return statistics.median(a / b for a, b in zip(times["window"], times["MPI"], strict=True))
 
 
-def write(path: Path, way: str, found: dict[str, int], number: int, machine: dict[str, Any]) -> None:
-    """Into a new file, or into what is there of other numbers of ranks (way: WITHIN) or nodes (BETWEEN)."""
+def write(path: Path, way: str, thresholds: dict[str, int], number: int, machine: dict[str, Any]) -> None:
+    """Writes the thresholds of this number of ranks (way: WITHIN) or nodes (BETWEEN); keeps other entries of the file."""
     known: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     table = known.setdefault(way, {})
-    for operation, least in found.items():
+    for operation, least in thresholds.items():
         table[operation] = {**table.get(operation, {}), str(number): least}
     path.write_text(json.dumps({**known, "machine": machine}, indent=1) + "\n")

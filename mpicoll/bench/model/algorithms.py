@@ -185,24 +185,24 @@ def take_overs(operation: str, machine: ModelMachine, sizes: Sequence[int]) -> l
 
     It tries ``sizes`` and two sizes per power of two between them, so it may miss an algorithm that is best for a short range.
     """
-    found: list[TakeOver] = []
+    ranges: list[TakeOver] = []
     last = min(sizes)
     for nbytes in _grid(sizes, ITEM * machine.size):
         while True:
             name = _best_name(operation, machine, nbytes)
-            before = found[-1].name if found else None
+            before = ranges[-1].name if ranges else None
             if name is None or name == before:
                 break
             first = nbytes if before is None else _first(operation, machine, before, last, nbytes)
-            found.append(TakeOver(first, _best_name(operation, machine, first) or name, before))
+            ranges.append(TakeOver(first, _best_name(operation, machine, first) or name, before))
             last = first
         last = nbytes
-    return found
+    return ranges
 
 
 def _best_name(operation: str, machine: ModelMachine, nbytes: int) -> str | None:
-    found = best(operation, machine, nbytes)
-    return found.name if found is not None else None
+    algorithm = best(operation, machine, nbytes)
+    return algorithm.name if algorithm is not None else None
 
 
 def _grid(sizes: Sequence[int], least: int) -> Iterator[int]:

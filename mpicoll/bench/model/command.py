@@ -168,11 +168,11 @@ def _cell(seconds: float, chosen: bool) -> str:
 
 
 def _take_over_lines(operation: str, machine: ModelMachine, sizes: Sequence[int]) -> list[str]:
-    found = take_overs(operation, machine, sizes)
-    if not found:
+    ranges = take_overs(operation, machine, sizes)
+    if not ranges:
         return ["  nowhere: there are fewer elements than ranks"]
-    lines = [f"  from {about(over.nbytes)}: {over.name}, after {over.after}" for over in found if over.after is not None]
-    return [f"  at {about(found[0].nbytes)}: {found[0].name}", *lines]
+    lines = [f"  from {about(over.nbytes)}: {over.name}, after {over.after}" for over in ranges if over.after is not None]
+    return [f"  at {about(ranges[0].nbytes)}: {ranges[0].name}", *lines]
 
 
 def _write(file: str, operation: str, machine: ModelMachine, sizes: Sequence[int]) -> None:

@@ -53,8 +53,8 @@ def _digits(value: float) -> str:
 
 def list_take_overs(operation: str, machine: ModelMachine, sizes: Sequence[int]) -> str:
     """ "recursive doubling; from 4.5 KiB ring"."""
-    found = take_overs(operation, machine, sizes)
-    return "; ".join(over.name if over.after is None else f"from {about(over.nbytes)} {over.name}" for over in found) or "-"
+    ranges = take_overs(operation, machine, sizes)
+    return "; ".join(over.name if over.after is None else f"from {about(over.nbytes)} {over.name}" for over in ranges) or "-"
 
 
 def markdown() -> str:
