@@ -1,12 +1,12 @@
-"""The command ``mpicoll``: one name for the programs that are also started by ``python -m mpicoll.run`` and the like.
+"""The command ``mpicoll``, which starts the same programs as ``python -m mpicoll.run`` and the like.
 
     mpicoll run -n 4 train.py        python -m mpicoll.run -n 4 train.py
     mpicoll doctor                   python -m mpicoll.doctor
     mpicoll bench -n 2 all_reduce    python -m mpicoll.run -n 2 -m mpicoll.bench all_reduce
     mpicoll settings                 python -m mpicoll settings
 
-``python -m mpicoll`` is the same command. Each program is imported only when it is started: ``mpicoll --version`` imports no
-torch."""
+``python -m mpicoll`` is the same command. A program is imported when it starts: ``mpicoll --version`` imports no torch.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MPI for stock PyTorch.
 
 commands:
   run       start a Python program on N ranks:  mpicoll run -n 4 train.py
-  doctor    report which MPI, torch and hardware are here, and what to do about what will not work
+  doctor    report which MPI, torch and hardware are here, and how to repair what will not work
   bench     measure the operations of mpicoll, Gloo and MPI:  mpicoll bench -n 2 all_reduce
   settings  print the MPICOLL_* environment variables
 
@@ -29,12 +29,12 @@ options:
   -h, --help  this text; `mpicoll COMMAND --help` lists the options of a command
   --version   the version of mpicoll"""
 
-BENCH_RANKS = "2"  # every benchmark runs on two ranks; one for each core would need gigabytes on a large machine
-BENCH_ALONE = ("model", "-h", "--help")  # what starts no MPI
+BENCH_RANKS = "2"  # enough for every benchmark; one rank per core would need gigabytes on a large machine
+BENCH_ALONE = ("model", "-h", "--help")  # these start no ranks
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line and returns the exit status; 2 is a command line that is not understood."""
+    """Runs the command line and returns the exit status; 2: the command line is wrong."""
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] in ("-h", "--help", "help"):
         print(HELP)
@@ -72,14 +72,14 @@ def _settings(words: list[str]) -> int:
 
 
 def _bench(words: list[str]) -> int:
-    """Measures in this process if a launcher has started it as a rank; starts the ranks otherwise."""
+    """Measures in this process if it is a rank; otherwise starts the ranks."""
     from mpicoll._discovery.detect import detect
 
     launcher_words, bench_words = split_bench(words)
     if detect() is not None or set(bench_words) & set(BENCH_ALONE):
         if launcher_words:
-            given = " ".join(launcher_words)
-            print(f"mpicoll bench: {given} is an option for starting ranks, and none are started here", file=sys.stderr)
+            options = " ".join(launcher_words)
+            print(f"mpicoll bench: {options} is an option for starting ranks, and none are started here", file=sys.stderr)
             return 2
         from mpicoll.bench.__main__ import main
 
@@ -88,7 +88,7 @@ def _bench(words: list[str]) -> int:
 
 
 def bench_command(launcher_words: Sequence[str], bench_words: Sequence[str]) -> list[str]:
-    """The words for ``mpicoll run`` that start the benchmark."""
+    """The command line of ``mpicoll run`` that starts the benchmark."""
     from mpicoll._launch.arguments import sets_ranks
 
     count = () if sets_ranks(launcher_words) else ("-n", BENCH_RANKS)
@@ -96,7 +96,7 @@ def bench_command(launcher_words: Sequence[str], bench_words: Sequence[str]) -> 
 
 
 def split_bench(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The words of ``mpicoll bench``: options of ``mpicoll run`` come first, then what is measured and its options."""
+    """Splits the words of ``mpicoll bench`` into options of ``mpicoll run`` and the benchmark with its options."""
     from mpicoll._launch.arguments import option_length
 
     end = 0

@@ -1,8 +1,8 @@
-"""Every ``MPICOLL_*`` environment variable: name, type, default, unit, meaning. Nothing else in mpicoll reads one.
+"""The ``MPICOLL_*`` environment variables: name, type, default, unit, meaning. No other module reads them from the environment.
 
-    timeout_s = config.get("MPICOLL_PROBE_TIMEOUT")    # the value, or the default; a ValueError says what is allowed
+    timeout_s = _config.get("MPICOLL_PROBE_TIMEOUT")    # the value or the default; a ValueError says what is allowed
 
-A new variable is one more row in `VARIABLES`. The environment is read at each call, so a test may set it after import.
+A new variable is a new row in `VARIABLES`. Each call reads the environment, so a test may set a variable after the import.
 """
 
 from __future__ import annotations
@@ -17,20 +17,18 @@ TRUE, FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 @dataclass(frozen=True)
 class Variable:
-    """One environment variable. ``default`` has type ``kind``, or is None where unset means something of its own (the
-    meaning says what).
-    """
+    """One environment variable. default: a value of type ``kind``; None: unset has a meaning of its own, see ``meaning``."""
 
     name: str
     kind: type[bool] | type[int] | type[float] | type[str]
     default: bool | int | float | str | None
     unit: str
     meaning: str
-    choices: tuple[str, ...] = ()  # for a str: the words allowed
-    minimum: float | None = None  # for a number: the least value allowed
+    choices: tuple[str, ...] = ()  # allowed words, for a str
+    minimum: float | None = None  # smallest allowed value, for a number
 
     def parse(self, text: str) -> bool | int | float | str:
-        """The value that ``text`` means. Raises ValueError: it means none."""
+        """The value of ``text``. Raises ValueError if it is not allowed."""
         word = text.strip()
         if self.kind is bool:
             if word.lower() not in TRUE + FALSE:
@@ -60,15 +58,15 @@ VARIABLES = (
         kind=bool,
         default=False,
         unit="",
-        meaning="take the backend name 'mpi' also from a torch that was built with MPI",
+        meaning="use the backend name 'mpi' for mpicoll even if torch was built with MPI",
     ),
     Variable(
         name="MPICOLL_BACKEND",
         kind=str,
         default=None,
         unit="",
-        meaning="the backend of torch.distributed.init_process_group, and of init_device_mesh alone, where the program names "
-        "none (`mpicoll run --backend`); unset: what torch takes, gloo or nccl",
+        meaning="backend of torch.distributed.init_process_group, and of a lone init_device_mesh, where the program names "
+        "none (`mpicoll run --backend`); unset: the default of torch, gloo or nccl",
         choices=("mpi", "cpu:mpi,cuda:nccl"),
     ),
     Variable(
@@ -76,23 +74,23 @@ VARIABLES = (
         kind=bool,
         default=None,
         unit="",
-        meaning="whether this MPI takes GPU memory, for `mpicoll.doctor` and, on rank 0, for a world in which ranks have GPUs; "
-        "unset: as the evidence says, a trial by two ranks included",
+        meaning="whether this MPI takes GPU memory (for `mpicoll.doctor`, and on rank 0 for a world whose ranks have GPUs); "
+        "unset: decided by evidence and by a trial of two ranks",
     ),
     Variable(
         name="MPICOLL_CUDA_IPC",
         kind=bool,
         default=True,
         unit="",
-        meaning="whether ranks of one node open each other's GPU memory where MPI does not take it (rank 0's counts)",
+        meaning="whether ranks of one node open the GPU memory of each other where MPI does not take it (rank 0 decides)",
     ),
     Variable(
         name="MPICOLL_LOG",
         kind=str,
         default=None,
         unit="",
-        meaning="prints to standard error: info, once and on rank 0, what was found (MPI, launcher, ranks, nodes, GPU path); "
-        "debug, on every rank, also which algorithm each operation takes; unset: nothing",
+        meaning="prints to standard error; info: one line on rank 0 about MPI, launcher, ranks, nodes and GPU path; debug: on "
+        "every rank, also the algorithm of each operation; unset: nothing",
         choices=("info", "debug"),
     ),
     Variable(
@@ -100,7 +98,7 @@ VARIABLES = (
         kind=float,
         default=60.0,
         unit="seconds",
-        meaning="how long mpicoll.run and mpicoll.doctor wait for MPI to load and start in a trial process",
+        meaning="time limit of mpicoll.run and mpicoll.doctor for loading and starting MPI or torch in a trial process",
         minimum=0.1,
     ),
     Variable(
@@ -108,8 +106,8 @@ VARIABLES = (
         kind=int,
         default=64 << 20,
         unit="bytes",
-        meaning="the most shared memory that one group takes on a node, on first use; 0: none, MPI carries everything "
-        "(rank 0's counts)",
+        meaning="maximum of shared memory of one group on a node, taken on first use; 0: none, MPI moves all data "
+        "(rank 0 decides)",
         minimum=0,
     ),
     Variable(
@@ -117,8 +115,8 @@ VARIABLES = (
         kind=int,
         default=None,
         unit="bytes",
-        meaning="the size from which operations go through shared memory, between nodes by all of their ranks, and fp16 and "
-        "bf16 as they are; unset: as measured (rank 0's counts)",
+        meaning="message size from which mpicoll's own algorithms replace those of MPI (shared memory, rails between nodes, "
+        "direct exchange of fp16 and bf16); unset: as measured (rank 0 decides)",
         minimum=1,
     ),
     Variable(
@@ -126,8 +124,8 @@ VARIABLES = (
         kind=int,
         default=0,
         unit="ranks",
-        meaning="pretends that every so many ranks of a host are a node of their own, to try what happens between nodes; 0: "
-        "nodes as they are (rank 0's counts)",
+        meaning="treats every group of this many ranks of a host as a node, to try the algorithms between nodes; 0: "
+        "real nodes (rank 0 decides)",
         minimum=0,
     ),
     Variable(
@@ -135,7 +133,7 @@ VARIABLES = (
         kind=str,
         default="",
         unit="",
-        meaning="a table that `python -m mpicoll.bench tune` has written for this machine (rank 0's counts)",
+        meaning="path of a table that `python -m mpicoll.bench tune` has written for this machine (rank 0 decides)",
     ),
 )
 
@@ -145,7 +143,9 @@ _BY_NAME = {variable.name: variable for variable in VARIABLES}
 def get(name: str, environ: Mapping[str, str] = os.environ) -> Any:
     """The value of variable ``name``: from the environment if it is set and not empty, else the default.
 
-    Raises: KeyError: no such variable in the table; ValueError: the environment holds something that is not allowed.
+    Raises:
+        KeyError: The table has no such variable.
+        ValueError: The value in the environment is not allowed.
     """
     variable = _BY_NAME.get(name)
     if variable is None:
@@ -155,23 +155,21 @@ def get(name: str, environ: Mapping[str, str] = os.environ) -> Any:
 
 
 def choices(name: str) -> tuple[str, ...]:
-    """The words that variable ``name`` allows; empty: any."""
+    """The allowed words of variable ``name``; empty: any."""
     return _BY_NAME[name].choices
 
 
 def problems(environ: Mapping[str, str] = os.environ) -> list[str]:
-    """What is wrong with the MPICOLL_* variables that are set: misspelt names and values that are not allowed, one
-    sentence each.
-    """
-    found = []
+    """A sentence for each MPICOLL_* variable that is set and has an unknown name or a value that is not allowed."""
+    sentences = []
     for name in sorted(name for name in environ if name.startswith("MPICOLL_")):
         try:
             get(name, environ)
         except KeyError:
-            found.append(f"{name} is set, but mpicoll has no such variable; those are {', '.join(_BY_NAME)}")
+            sentences.append(f"{name} is set, but mpicoll has no such variable; those are {', '.join(_BY_NAME)}")
         except ValueError as error:
-            found.append(str(error))
-    return found
+            sentences.append(str(error))
+    return sentences
 
 
 def table() -> str:

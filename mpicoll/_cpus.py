@@ -7,36 +7,37 @@ from pathlib import Path
 
 
 def allowed() -> set[int]:
-    """The hardware threads of this process's affinity mask."""
+    """The hardware threads in the affinity mask of this process."""
     return set(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
 
 
 def allowed_for(pid: int) -> set[int]:
-    """The hardware threads of another process's affinity mask; empty: it has ended, or it may not be asked."""
+    """The hardware threads in the affinity mask of another process; empty: it has ended, or may not be queried."""
     try:
         return set(os.sched_getaffinity(pid))
-    except (AttributeError, OSError):  # not Linux; no such process, or none that this user may see
+    except (AttributeError, OSError):  # not Linux, no such process, or not allowed
         return set()
 
 
 def quota() -> int | None:
-    """The whole cores that the container's CPU quota allows, if it has one."""
-    given = read("/sys/fs/cgroup/cpu.max").split()
-    return max(1, int(given[0]) // int(given[1])) if len(given) == 2 and given[0].isdigit() and given[1].isdigit() else None
+    """The CPU quota of the container in whole cores; None: there is none."""
+    words = read("/sys/fs/cgroup/cpu.max").split()
+    return max(1, int(words[0]) // int(words[1])) if len(words) == 2 and words[0].isdigit() and words[1].isdigit() else None
 
 
 def usable_cores() -> int:
-    """Cores, not hardware threads, that this process may use: affinity mask and the container's CPU quota count."""
+    """Number of cores, not hardware threads, that this process may use by its affinity mask and the quota of its container."""
     number = count(allowed())
     return max(1, min(number, quota() or number))
 
 
 def count(mask: set[int]) -> int:
-    """Number of cores, not hardware threads, that an affinity mask has a part of."""
+    """Number of cores, not hardware threads, with a hardware thread in ``mask``."""
     return len({read(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") or str(cpu) for cpu in mask})
 
 
 def read(path: str) -> str:
+    """The text of a file; empty if it cannot be read."""
     try:
         return Path(path).read_text().strip()
     except OSError:  # not Linux, or not shown in this container

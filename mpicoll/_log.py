@@ -1,15 +1,15 @@
-"""What mpicoll logs: to ``logging.getLogger("mpicoll")``, which prints nothing by itself.
+"""The log of mpicoll: ``logging.getLogger("mpicoll")``, which prints nothing by default.
 
-    MPICOLL_LOG=info     one line, on rank 0, when the first group is made: MPI, launcher, ranks, nodes, GPU path
-    MPICOLL_LOG=debug    and, on every rank, each group's sizes and each algorithm that an operation of the group has taken
+    MPICOLL_LOG=info     one line on rank 0 when the first group is made: MPI, launcher, ranks, nodes, GPU path
+    MPICOLL_LOG=debug    also, on every rank: the thresholds of each group, and each algorithm that an operation has taken
 
-Either prints to standard error. A program that has set up `logging` itself needs no variable: the records are there at the
-levels INFO and DEBUG.
+Both print to standard error. A program that sets up `logging` itself needs no variable: the records have the levels INFO and
+DEBUG.
 
 # Note [One line for each algorithm]
-A line for each call would be thousands a second, and all alike. A group logs an operation once for each algorithm, with the
-size of the call that took it first. Calls below the sizes that a group logs when it is made never come here: those are one MPI
-call, some microseconds long, and have no branch for a log.
+A line for each call would be thousands of equal lines per second. A group logs an operation once for each algorithm, with the
+size of the first call. Calls on the fast path are not logged: they are one MPI call of some microseconds and have no branch for
+a log.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ logger.addHandler(logging.NullHandler())
 
 @cache
 def start() -> None:
-    """Prints what is logged from now on, if MPICOLL_LOG says so; once in a process, later calls do nothing."""
+    """Prints later records to standard error if MPICOLL_LOG is set. Only the first call in a process has an effect."""
     level = wanted_level(os.environ)
     if level is None:
         return
@@ -38,11 +38,11 @@ def start() -> None:
     handler.setFormatter(logging.Formatter(f"mpicoll rank {launch.rank if launch is not None else 0}: %(message)s"))
     logger.addHandler(handler)
     logger.setLevel(level)
-    logger.propagate = False  # a handler of the program's own would print each line a second time
+    logger.propagate = False  # a handler of the program would print each line a second time
 
 
 def wanted_level(environ: Mapping[str, str]) -> int | None:
-    """The level of MPICOLL_LOG, or None. A value that is not allowed is a warning: a log must not end a job."""
+    """The level of MPICOLL_LOG, or None. A wrong value causes a warning only: a log must not end a job."""
     try:
         word = _config.get("MPICOLL_LOG", environ)
     except ValueError as error:
@@ -59,7 +59,7 @@ class Algorithms:
         self._seen: set[tuple[str, str]] = set()
 
     def took(self, operation: str, algorithm: str, nbytes: int) -> None:
-        """Logs that a call with ``nbytes`` bytes has taken ``algorithm``, the first time."""
+        """Logs the first call that takes ``algorithm``, with its size."""
         if not logger.isEnabledFor(logging.DEBUG) or (operation, algorithm) in self._seen:
             return
         self._seen.add((operation, algorithm))

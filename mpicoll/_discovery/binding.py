@@ -1,10 +1,10 @@
-"""Ranks that are bound to one core each: what mpicoll sets for them, and what the user can do.
+"""Ranks that are bound to one core each: the setting that they need, and advice for the user.
 
 # Note [One core for a rank]
-Open MPI's mpirun binds each rank to a core where a job has one or two of them; other launchers do it on request. mpicoll has
-threads besides the program's (asynchronous collectives, messages, RPC). Open MPI waits in a loop that keeps its core, so a
-thread that waits there for MPI stops the others until the scheduler takes the core away. Two ranks on 2 cores, one
-asynchronous all_reduce under way meanwhile, Open MPI 5.0.11, mean time of an 8-byte operation (us, a busy machine):
+mpirun of Open MPI binds each rank to a core if a job has one or two ranks; other launchers do it on request. mpicoll has
+threads of its own (asynchronous collectives, messages, RPC). Open MPI waits in a loop that keeps the core, so a thread that
+waits inside MPI blocks the other threads until the scheduler takes the core away. Mean time of an 8-byte operation (us) beside
+one asynchronous all_reduce, two ranks on 2 cores of a busy machine, Open MPI 5.0.11:
 
     setting                     send + recv    isend + irecv + wait    all_reduce    all_reduce asynchronous
     --bind-to core (default)    1400 - 13000             210 - 220   1100 - 6200              4300 - 18000
@@ -12,15 +12,14 @@ asynchronous all_reduce under way meanwhile, Open MPI 5.0.11, mean time of an 8-
     default, mpi_yield_when_idle=1 100 - 150               40 - 60      80 - 120                    90
     MPICH, bound                          40                   110            30                   240
 
-So where there is no free core, --bind-to none does not help, and giving the core away does. Alone (no other thread waits) an
-operation takes the same time with and without it (all_reduce 6 - 7 us, send + recv 11 us, median). mpicoll therefore sets it
+Without a free core --bind-to none does not help; yielding the core does. If no other thread waits, an operation takes the same
+time with and without yielding (all_reduce 6 - 7 us, send + recv 11 us, median). mpicoll therefore sets mpi_yield_when_idle
 before MPI starts, in ranks that may use one core only.
 
-# Note [Why the mask is left as it is]
-A process can widen its own mask, but it cannot know whether it may: the environment of a rank is the same with `--bind-to
-core` and without. The threads of torch are as many as the mask had cores when torch was imported, so that a wider mask would
-not make it faster. The user is told where cores are left over, since only a new launch helps there.
-"""
+# Note [Why the affinity mask stays]
+A process can widen its own mask, but it cannot know whether it may: the environment of a rank is the same with and without
+`--bind-to core`. torch starts as many threads as the mask had cores at its import, so a wider mask would not make it faster.
+Where cores are left over, only a new launch helps; `advice` tells the user."""
 
 from __future__ import annotations
 
@@ -30,7 +29,7 @@ from collections.abc import Mapping, MutableMapping
 from mpicoll import _cpus
 from mpicoll._discovery.detect import Launch
 
-YIELD_SETTING = "OMPI_MCA_mpi_yield_when_idle"  # 1: Open MPI gives its core away between two looks while it waits
+YIELD_SETTING = "OMPI_MCA_mpi_yield_when_idle"  # 1: Open MPI yields its core while it waits
 
 
 def is_bound(mask: set[int]) -> bool:
@@ -39,14 +38,14 @@ def is_bound(mask: set[int]) -> bool:
 
 
 def prepare(environ: MutableMapping[str, str], mask: set[int]) -> None:
-    """Sets what a rank with this mask needs of Open MPI, before MPI starts. A value that the user has set stays."""
+    """Sets `YIELD_SETTING` for a rank that is bound to one core, before MPI starts. A value of the user stays."""
     if is_bound(mask):
         environ.setdefault(YIELD_SETTING, "1")
 
 
 def cores_for_ranks(launch: Launch, environ: Mapping[str, str]) -> int | None:
-    """Number of cores that the launcher has for its ranks on this host; None: not known."""
-    if launch.launcher == "slurm":  # the mask of slurmstepd is the whole host's
+    """Number of cores of the launcher for its ranks on this host; None: unknown."""
+    if launch.launcher == "slurm":  # the mask of slurmstepd covers the whole host
         number = environ.get("SLURM_CPUS_ON_NODE", "")
         return int(number) if number.isdigit() else None
     mask = _cpus.allowed_for(os.getppid())
@@ -54,13 +53,13 @@ def cores_for_ranks(launch: Launch, environ: Mapping[str, str]) -> int | None:
 
 
 def advice(launch: Launch | None, mask: set[int], available: int | None, waits_busily: bool) -> str | None:
-    """One sentence for the user whose ranks are bound to one core each; None: there is nothing to be said.
+    """One sentence for a user whose ranks are bound to one core each; None: no advice is needed.
 
     Args:
         launch: From the environment.
         mask: This rank's affinity mask.
         available: `cores_for_ranks`.
-        waits_busily: Open MPI was started without `YIELD_SETTING`.
+        waits_busily: Open MPI has started without `YIELD_SETTING`.
     """
     if launch is None or launch.size == 1 or not is_bound(mask):
         return None
@@ -81,7 +80,7 @@ def advice(launch: Launch | None, mask: set[int], available: int | None, waits_b
 
 
 def remedy(launch: Launch, available: int | None) -> str:
-    """What to say to this launcher, so that its ranks get more than one core."""
+    """The option of this launcher that gives its ranks more than one core."""
     if launch.launcher == "slurm":
         share = (available or 0) // (launch.local_size or 1)
         return f"`srun --cpus-per-task={max(2, share)}`"

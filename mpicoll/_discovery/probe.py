@@ -1,11 +1,11 @@
-"""Looks at MPI from a process of its own, so that a broken MPI can neither hang nor kill the program that asks.
+"""Reports on MPI from a process of its own, so that a broken MPI can neither hang nor kill the program that asks.
 
 Run as a script, by path (``python .../probe.py library|start|job``); it imports nothing of mpicoll. Prints one line,
-`MARK` and a JSON object, and whatever MPI itself has to say. `mpicoll._discovery.find.probe` starts it and reads the line.
+`MARK` and a JSON object, beside anything that MPI prints. `mpicoll._discovery.find.probe` starts it and reads the line.
 
     library   which MPI library mpi4py loads; MPI is not started (about 0.1 s)
-    start     the same, and MPI_Init in this process alone: thread level, limits, what MPI says about CUDA
-    job       the same under mpiexec, as one of its ranks: size, and on rank 0 the host of every rank
+    start     library, and MPI_Init in this process alone: thread level, limits, answers about CUDA
+    job       start, as a rank under mpiexec: size, and on rank 0 the host of every rank
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ THREAD_LEVELS = ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")
 
 
 def library() -> dict[str, Any]:
-    """What mpi4py loads: vendor, version, the file, and mpi4py itself. Does not start MPI."""
+    """The MPI that mpi4py loads: vendor, version and file; and mpi4py itself. Does not start MPI."""
     import mpi4py
 
     mpi4py.rc.initialize = False
@@ -36,13 +36,13 @@ def library() -> dict[str, Any]:
         "library_file": loaded_library(),
         "mpi4py_version": mpi4py.__version__,
         "mpi4py_file": MPI.__file__,
-        # the wheels from PyPI choose the library at run time; mpi4py built here is bound to one
+        # wheels from PyPI choose the library at run time; an mpi4py that was built here is bound to one
         "mpi4py_bound": not _is_wheel(mpi4py),
     }
 
 
 def start() -> dict[str, Any]:
-    """`library`, and what a started MPI says about itself."""
+    """`library`, and facts about MPI after MPI_Init."""
     report = library()
     from mpi4py import MPI
 
@@ -70,12 +70,12 @@ def job() -> dict[str, Any]:
 
 
 def _is_wheel(mpi4py: Any) -> bool:
-    """mpi4py's wheels are compiled against the MPI ABI shims and have an empty configuration."""
+    """Wheels of mpi4py are compiled against the MPI ABI shims and have an empty configuration."""
     return not mpi4py.get_config()
 
 
 def loaded_library() -> str | None:
-    """The libmpi that is mapped into this process; None where the system does not tell."""
+    """The libmpi that is mapped into this process; None where there is no /proc."""
     with contextlib.suppress(OSError), open("/proc/self/maps") as maps:
         files = {line.split(maxsplit=5)[5].strip() for line in maps if line.count("/")}
         names = sorted(
@@ -93,9 +93,7 @@ def loaded_library() -> str | None:
 
 
 def cuda_query(library_file: str | None) -> dict[str, int]:
-    """What the library answers when asked about GPU memory, by function name. Open MPI 4 answers 1 whatever is there:
-    one piece of evidence only.
-    """
+    """The answers of the library about GPU memory, by function name. Evidence only: Open MPI 4 always answers 1."""
     if library_file is None:
         return {}
     answers: dict[str, int] = {}
@@ -112,12 +110,12 @@ def cuda_query(library_file: str | None) -> dict[str, int]:
 if __name__ == "__main__":
     sys.path[:] = [folder for folder in sys.path if os.path.abspath(folder or ".") != os.path.dirname(os.path.abspath(__file__))]
     try:
-        found = {"library": library, "start": start, "job": job}[sys.argv[1]]()
+        report = {"library": library, "start": start, "job": job}[sys.argv[1]]()
     except Exception as error:  # noqa: BLE001  the report is the way out for whatever mpi4py and MPI raise
-        found = {"error": f"{type(error).__name__}: {error}"}
-    print(f"\n{MARK}{json.dumps(found)}", flush=True)
-    if "thread_level" in found:
+        report = {"error": f"{type(error).__name__}: {error}"}
+    print(f"\n{MARK}{json.dumps(report)}", flush=True)
+    if "thread_level" in report:
         from mpi4py import MPI
 
-        MPI.Finalize()  # after the report: what fails here does not take it away
-    sys.exit(1 if "error" in found else 0)
+        MPI.Finalize()  # after the report, so that a failure here does not lose it
+    sys.exit(1 if "error" in report else 0)

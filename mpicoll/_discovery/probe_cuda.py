@@ -1,10 +1,9 @@
-"""Has MPI carry GPU memory between two ranks, in a job of its own: a library that only believes it can ends in a segmentation
-fault, which whoever asks survives. Run as a script, by path, and never imported by the package:
+"""Tries whether MPI can send GPU memory between two ranks. It is a job of its own, because a wrong claim ends in a crash.
 
     mpiexec -n 2 python .../mpicoll/_discovery/probe_cuda.py
 
-No torch: the driver's own functions (libcuda), by ctypes. Rank 0 prints a line before each trial and one after it, so that a
-trial that crashed has a name. `mpicoll._discovery.cuda_support` reads them.
+It is run as a script, by path. It needs no torch: it calls the CUDA driver (libcuda) by ctypes. Rank 0 prints a line before each
+trial and one after it, which names a trial that crashed. `mpicoll._discovery.cuda_support` reads these lines.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 BEGUN, PASSED, WRONG = "MPICOLL_CUDA_BEGUN ", "MPICOLL_CUDA_PASSED ", "MPICOLL_CUDA_WRONG "
-SMALL, LARGE = 8, 4 << 20  # bytes: what MPIs send at once, and what they ask for first
+SMALL, LARGE = 8, 4 << 20  # bytes: an eager and a rendezvous message
 
 
 class Driver(Protocol):
-    """Memory that only the GPU can read."""
+    """Allocates, writes and reads GPU memory."""
 
     def allocate(self, nbytes: int) -> int: ...
 
@@ -30,7 +29,7 @@ class Driver(Protocol):
 
 
 class Cuda:
-    """Of GPU number ``device`` of those that this process sees, or fewer: ranks share what is there."""
+    """Memory of GPU ``device``, modulo the number of visible GPUs: ranks may share one."""
 
     def __init__(self, device: int) -> None:
         self._library = ctypes.CDLL("libcuda.so.1")
@@ -61,17 +60,17 @@ class Cuda:
 
 
 class Trials:
-    """Between ranks 0 and 1 of ``comm``. Each returns whether this rank has what it should."""
+    """Operations between ranks 0 and 1 of ``comm``. Each returns whether this rank has received the right bytes."""
 
     def __init__(self, comm: Any, driver: Driver) -> None:
         from mpi4py import MPI
 
         self.mpi, self.comm, self.rank = MPI, comm, comm.Get_rank()
         self.driver = driver
-        self.given, self.got = driver.allocate(2 * LARGE), driver.allocate(2 * LARGE)
+        self.sent, self.received = driver.allocate(2 * LARGE), driver.allocate(2 * LARGE)
 
     def all(self) -> dict[str, Callable[[], bool]]:
-        """In the order of what they ask of the library."""
+        """The trials by name, the least demanding first."""
         return {
             "send 8 bytes": lambda: self.send(SMALL),
             "send 4 MiB": lambda: self.send(LARGE),
@@ -83,71 +82,71 @@ class Trials:
         }
 
     def send(self, nbytes: int) -> bool:
-        """There and back."""
+        """A round trip."""
         self.prepare(nbytes)
         other = 1 - self.rank
         if self.rank == 0:
-            self.comm.Send(self.bytes(self.given, nbytes), other)
-            self.comm.Recv(self.bytes(self.got, nbytes), other)
+            self.comm.Send(self.bytes(self.sent, nbytes), other)
+            self.comm.Recv(self.bytes(self.received, nbytes), other)
         else:
-            self.comm.Recv(self.bytes(self.got, nbytes), other)
-            self.comm.Send(self.bytes(self.given, nbytes), other)
-        return self.driver.get(self.got, nbytes) == pattern(other, nbytes)
+            self.comm.Recv(self.bytes(self.received, nbytes), other)
+            self.comm.Send(self.bytes(self.sent, nbytes), other)
+        return self.driver.get(self.received, nbytes) == pattern(other, nbytes)
 
     def pending(self) -> bool:
-        """Both ways at a time, tested until they end."""
+        """Both directions at once, tested until they end."""
         self.prepare(LARGE)
         other = 1 - self.rank
         requests = [
-            self.comm.Irecv(self.bytes(self.got, LARGE), other),
-            self.comm.Isend(self.bytes(self.given, LARGE), other),
+            self.comm.Irecv(self.bytes(self.received, LARGE), other),
+            self.comm.Isend(self.bytes(self.sent, LARGE), other),
         ]
         while not self.mpi.Request.Testall(requests):
             pass
-        return self.driver.get(self.got, LARGE) == pattern(other, LARGE)
+        return self.driver.get(self.received, LARGE) == pattern(other, LARGE)
 
     def broadcast(self) -> bool:
         self.prepare(LARGE)
-        self.comm.Bcast(self.bytes(self.given if self.rank == 0 else self.got, LARGE), 0)
-        return self.rank == 0 or self.driver.get(self.got, LARGE) == pattern(0, LARGE)
+        self.comm.Bcast(self.bytes(self.sent if self.rank == 0 else self.received, LARGE), 0)
+        return self.rank == 0 or self.driver.get(self.received, LARGE) == pattern(0, LARGE)
 
     def all_gather(self) -> bool:
         self.prepare(LARGE)
-        self.comm.Allgather(self.bytes(self.given, LARGE), [*self.bytes(self.got, 2 * LARGE)[:1], LARGE, self.mpi.BYTE])
-        return self.driver.get(self.got, 2 * LARGE) == pattern(0, LARGE) + pattern(1, LARGE)
+        self.comm.Allgather(self.bytes(self.sent, LARGE), [*self.bytes(self.received, 2 * LARGE)[:1], LARGE, self.mpi.BYTE])
+        return self.driver.get(self.received, 2 * LARGE) == pattern(0, LARGE) + pattern(1, LARGE)
 
     def all_gather_uneven(self) -> bool:
         self.prepare(LARGE)
         counts = [LARGE, LARGE // 2]
-        target = [self.mpi.buffer.fromaddress(self.got, sum(counts)), counts, self.mpi.BYTE]
-        self.comm.Allgatherv(self.bytes(self.given, counts[self.rank]), target)
-        return self.driver.get(self.got, sum(counts)) == pattern(0, counts[0]) + pattern(1, counts[1])
+        target = [self.mpi.buffer.fromaddress(self.received, sum(counts)), counts, self.mpi.BYTE]
+        self.comm.Allgatherv(self.bytes(self.sent, counts[self.rank]), target)
+        return self.driver.get(self.received, sum(counts)) == pattern(0, counts[0]) + pattern(1, counts[1])
 
     def all_reduce(self) -> bool:
         """The library's own sum of GPU memory."""
         self.prepare(LARGE)
         count = LARGE // 4
-        given, got = (self.mpi.buffer.fromaddress(address, LARGE) for address in (self.given, self.got))
-        self.comm.Allreduce([given, count, self.mpi.INT32_T], [got, count, self.mpi.INT32_T], self.mpi.SUM)
-        found = memoryview(self.driver.get(self.got, LARGE)).cast("i")
+        sent, received = (self.mpi.buffer.fromaddress(address, LARGE) for address in (self.sent, self.received))
+        self.comm.Allreduce([sent, count, self.mpi.INT32_T], [received, count, self.mpi.INT32_T], self.mpi.SUM)
+        sums = memoryview(self.driver.get(self.received, LARGE)).cast("i")
         parts = [memoryview(pattern(rank, LARGE)).cast("i") for rank in (0, 1)]
-        return all(found[i] == parts[0][i] + parts[1][i] for i in (0, 1, count // 2, count - 1))
+        return all(sums[i] == parts[0][i] + parts[1][i] for i in (0, 1, count // 2, count - 1))
 
     def prepare(self, nbytes: int) -> None:
-        self.driver.put(self.given, pattern(self.rank, nbytes))
-        self.driver.put(self.got, bytes(2 * LARGE))
+        self.driver.put(self.sent, pattern(self.rank, nbytes))
+        self.driver.put(self.received, bytes(2 * LARGE))
 
     def bytes(self, address: int, nbytes: int) -> list[Any]:
         return [self.mpi.buffer.fromaddress(address, nbytes), nbytes, self.mpi.BYTE]
 
 
 def pattern(rank: int, nbytes: int) -> bytes:
-    """A rank's own; no int32 in it is so large that two would overflow."""
+    """Bytes that tell the rank. Two of its int32 values add up without overflow."""
     return bytes([1 + rank, 7, 3, 2 + rank, 9, 5 + rank, 1, 4]) * (nbytes // 8)
 
 
 def run(comm: Any, driver: Driver) -> None:
-    """All trials (collective); what they find, on rank 0's standard output."""
+    """Runs all trials (collective) and prints the results on rank 0."""
     from mpi4py import MPI
 
     for name, trial in Trials(comm, driver).all().items():
@@ -160,7 +159,7 @@ def run(comm: Any, driver: Driver) -> None:
 
 
 def main() -> None:
-    # The GPU before MPI: some libraries look for one when they start.
+    # The GPU context comes before MPI: some libraries look for one when they start.
     names = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "PMI_RANK")
     place = next((os.environ[name] for name in names if name in os.environ), "0")
     driver = Cuda(int(place))

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 
 def allocated_nodes(environ: Mapping[str, str]) -> list[tuple[str, int]]:
-    """(host, tasks) of the Slurm allocation around us; empty outside one."""
+    """(host, tasks) of the Slurm allocation that this process is in; empty outside one."""
     hosts = (
         expand_hosts(environ.get("SLURM_JOB_NODELIST", environ.get("SLURM_NODELIST", ""))) if "SLURM_JOB_ID" in environ else []
     )
@@ -32,9 +32,7 @@ def first_host(nodelist: str) -> str | None:
 
 
 def expand_hosts(nodelist: str, limit: int | None = None) -> list[str]:
-    """Slurm's ``"node[07-09,12],big1"`` as ``["node07", "node08", "node09", "node12", "big1"]``, at most ``limit`` of
-    them.
-    """
+    """``"node[07-09,12],big1"`` is ``["node07", "node08", "node09", "node12", "big1"]``; at most ``limit`` of them."""
     hosts: list[str] = []
     for item in _split_outside_brackets(nodelist):
         for host in _expand(item):

@@ -1,15 +1,15 @@
-"""How a job that this process has started is ended from outside: gently, so that its mpiexec ends the ranks, and then not."""
+"""Ends a job that this process has started: SIGTERM first, so that mpiexec can end its ranks, then SIGKILL."""
 
 from __future__ import annotations
 
 import contextlib
 import subprocess
 
-STOP_WITHIN_S = 5.0  # after SIGTERM, mpiexec has this long to end its ranks before it is killed
+STOP_WITHIN_S = 5.0  # between SIGTERM and SIGKILL
 
 
 def end(mpiexec: subprocess.Popen[bytes]) -> None:
-    """Returns when it has ended; does nothing to one that has."""
+    """Ends the process and waits for it. Does nothing if it has ended."""
     if mpiexec.poll() is None:
         mpiexec.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):

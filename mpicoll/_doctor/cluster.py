@@ -1,7 +1,7 @@
-"""The doctor's look at the cluster: the scheduler, and the network between nodes against what this MPI can use.
+"""The doctor's checks of the cluster: the scheduler, and whether this MPI can use the network between nodes.
 
-Each look is two functions: one records facts (environment, files, what a tool prints), the other, which is pure, makes
-`Finding`s of them."""
+Each check is two functions: one collects facts (environment, files, output of a tool); the other is pure and makes `Finding`s.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ TOOL_TIMEOUT_S = 20.0  # of srun --mpi=list and ompi_info; usual is 1 s
 
 # --- the scheduler ----------------------------------------------------------------------------------------------------
 
-# Name, the variable that holds the job's number, the variable that names a file of hosts (or ""), and what to do on several
-# nodes: mpicoll.run reads Slurm's allocation by itself.
+# Name, variable with the job number, variable with the path of a host file (or ""), and the remedy on several nodes. Slurm needs
+# none: mpicoll.run reads its allocation.
 SCHEDULERS = (
     ("Slurm", "SLURM_JOB_ID", "", ""),
     ("PBS", "PBS_JOBID", "PBS_NODEFILE", "python -m mpicoll.run --hostfile $PBS_NODEFILE ..."),
@@ -38,7 +38,7 @@ SCHEDULERS = (
 
 
 def srun_types(environ: Mapping[str, str]) -> tuple[str, ...] | None:
-    """The types that ``srun --mpi`` knows; None: there is no srun, or it does not answer."""
+    """The types of ``srun --mpi``; None: there is no srun, or it does not answer."""
     path = find.in_path("srun", environ)
     if path is None:
         return None
@@ -47,13 +47,13 @@ def srun_types(environ: Mapping[str, str]) -> tuple[str, ...] | None:
 
 
 def read_srun_types(text: str) -> tuple[str, ...] | None:
-    """``none``, ``pmi2``, ``pmix`` ... in what ``srun --mpi=list`` prints, in any of its versions; None: it is none of them."""
-    found: list[str] = re.findall(r"\b(none|openmpi|cray_shasta|pmi2|pmix(?:_v\d+)?)\b", text)
-    return tuple(dict.fromkeys(found)) or None
+    """The types in the output of ``srun --mpi=list`` of any version: ``none``, ``pmi2``, ``pmix`` ...; None: no type in it."""
+    types: list[str] = re.findall(r"\b(none|openmpi|cray_shasta|pmi2|pmix(?:_v\d+)?)\b", text)
+    return tuple(dict.fromkeys(types)) or None
 
 
 def check_scheduler(environ: Mapping[str, str], mpi: Mpi | None, types: tuple[str, ...] | None) -> list[Finding]:
-    """The scheduler whose job this is. types: of srun, see `srun_types`."""
+    """The scheduler of this job. types: see `srun_types`."""
     findings = []
     for name, variable, file, remedy in SCHEDULERS:
         if variable in environ:
@@ -65,7 +65,7 @@ def check_scheduler(environ: Mapping[str, str], mpi: Mpi | None, types: tuple[st
 
 
 def hosts_of(path: str) -> list[str]:
-    """The hosts in a scheduler's file, which begins each line with one; none where there is no such file."""
+    """The hosts in the file of a scheduler: the first word of each line. Empty if there is no such file."""
     try:
         lines = Path(path).read_text().splitlines() if path else []
     except OSError:
@@ -88,12 +88,12 @@ def _srun(mpi: Mpi | None, types: tuple[str, ...]) -> Finding:
     listed = f"srun --mpi offers {', '.join(types)}"
     if mpi is None:
         return Finding("ok", "srun", listed)
-    wanted = "pmix" if mpi.family == "openmpi" else "pmi2"
-    fitting = [name for name in types if name.startswith(wanted) or (name == "cray_shasta" and wanted == "pmi2")]
+    needed = "pmix" if mpi.family == "openmpi" else "pmi2"
+    fitting = [name for name in types if name.startswith(needed) or (name == "cray_shasta" and needed == "pmi2")]
     if fitting:
         return Finding("ok", "srun", f"{listed}; {mpi.vendor} starts by srun --mpi={fitting[0]}")
     return Finding(
-        "note", "srun", f"{listed}; {mpi.vendor} needs {wanted}: under srun each rank would be alone",
+        "note", "srun", f"{listed}; {mpi.vendor} needs {needed}: under srun each rank would be alone",
         remedy="start with `python -m mpicoll.run` inside the allocation",
     )  # fmt: skip
 
@@ -103,14 +103,14 @@ def _srun(mpi: Mpi | None, types: tuple[str, ...]) -> Finding:
 
 @dataclass(frozen=True)
 class Fabric:
-    """A network that MPI should use instead of TCP: its devices on this node, and the transports that drive it."""
+    """A network that MPI should use instead of TCP: its devices on this node, and the transports that can drive it."""
 
     name: str
     devices: tuple[str, ...]
     transports: tuple[str, ...]
 
 
-TRANSPORTS = {  # any one of them drives the fabric
+TRANSPORTS = {  # any one of them can drive the fabric
     "InfiniBand": ("UCX", "OFI", "openib", "MVAPICH"),
     "Omni-Path": ("PSM2", "OFI", "MVAPICH"),
     "Slingshot": ("OFI",),
@@ -120,16 +120,16 @@ OPENMPI_COMPONENTS = {"pml:ucx": "UCX", "mtl:ofi": "OFI", "mtl:psm2": "PSM2", "b
 
 
 def fabrics(sysfs: Path = Path("/sys/class")) -> list[Fabric]:
-    """The fabrics whose devices are on this node and up. Ethernet, RoCE included, is not among them: TCP runs there too."""
-    found: dict[str, list[str]] = {}
+    """The fabrics with devices on this node that are up. Not Ethernet, RoCE included: TCP works there too."""
+    devices: dict[str, list[str]] = {}
     for device in _entries(sysfs / "infiniband"):
         name = _kind(device)
         if name is not None:
-            found.setdefault(name, []).append(device.name)
+            devices.setdefault(name, []).append(device.name)
     slingshot = [device.name for device in _entries(sysfs / "cxi")]
     if slingshot:
-        found["Slingshot"] = slingshot
-    return [Fabric(name, tuple(devices), TRANSPORTS[name]) for name, devices in found.items()]
+        devices["Slingshot"] = slingshot
+    return [Fabric(name, tuple(names), TRANSPORTS[name]) for name, names in devices.items()]
 
 
 def _entries(folder: Path) -> list[Path]:
@@ -140,7 +140,7 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def _kind(device: Path) -> str | None:
-    """The fabric of a device in /sys/class/infiniband; None: Ethernet, or no port of it is up."""
+    """The fabric of a device in /sys/class/infiniband; None: it is Ethernet, or no port is up."""
     ports = _entries(device / "ports")
     states = [_text(port / "state") for port in ports]
     if ports and not any("ACTIVE" in state for state in states):
@@ -160,18 +160,17 @@ def _text(path: Path) -> str:
 
 
 def transports(mpi: Mpi, library_version: str, components: str | None) -> tuple[str, ...] | None:
-    """The transports that an MPI has beside TCP and shared memory; None: it does not say.
+    """The transports of an MPI besides TCP and shared memory; None: unknown.
 
     Args:
-        library_version: What MPI_Get_library_version gives; MPICH names its device there.
-        components: What ``ompi_info --parsable`` prints, for Open MPI; None: it is not there.
+        library_version: Of MPI_Get_library_version; MPICH names its device there.
+        components: Output of ``ompi_info --parsable``, for Open MPI; None: there is no ompi_info.
     """
     if mpi.family == "openmpi":
         if components is None:
             return None
         named = re.findall(r"^mca:(\w+:\w+):", components, re.MULTILINE)
-        found = {OPENMPI_COMPONENTS[name] for name in named if name in OPENMPI_COMPONENTS}
-        return tuple(sorted(found))
+        return tuple(sorted({OPENMPI_COMPONENTS[name] for name in named if name in OPENMPI_COMPONENTS}))
     if "MVAPICH" in library_version.upper():
         return ("MVAPICH",)
     if mpi.vendor.startswith("Intel"):
@@ -183,7 +182,7 @@ def transports(mpi: Mpi, library_version: str, components: str | None) -> tuple[
 
 
 def ompi_components(mpi: Mpi, environ: Mapping[str, str]) -> str | None:
-    """What the ``ompi_info --parsable`` beside an Open MPI prints; None: it is not there, or does not run."""
+    """The output of ``ompi_info --parsable`` of an Open MPI; None: it is missing or does not run."""
     if mpi.family != "openmpi":
         return None
     try:
@@ -196,18 +195,18 @@ def ompi_components(mpi: Mpi, environ: Mapping[str, str]) -> str | None:
 
 
 def check_fabric(
-    found: list[Fabric], mpi: Mpi, usable: tuple[str, ...] | None, verbs: bool = True, wheels: tuple[str, ...] = ()
+    fabrics_here: list[Fabric], mpi: Mpi, usable: tuple[str, ...] | None, verbs: bool = True, wheels: tuple[str, ...] = ()
 ) -> list[Finding]:
-    """Whether this MPI drives the fabrics of this node.
+    """Whether this MPI can use the fabrics of this node.
 
     Args:
         usable: See `transports`.
-        verbs: Whether /dev/infiniband is there, which InfiniBand and EFA need.
-        wheels: The packages of this Python environment that bring an MPI.
+        verbs: Whether /dev/infiniband exists, which InfiniBand and EFA need.
+        wheels: The installed packages that contain an MPI.
     """
-    if not found:
+    if not fabrics_here:
         return [Finding("ok", "network", "no InfiniBand, Omni-Path, Slingshot or EFA device here; between nodes, MPI uses TCP")]
-    return [_one_fabric(fabric, mpi, usable, verbs, wheels) for fabric in found]
+    return [_one_fabric(fabric, mpi, usable, verbs, wheels) for fabric in fabrics_here]
 
 
 def _one_fabric(fabric: Fabric, mpi: Mpi, usable: tuple[str, ...] | None, verbs: bool, wheels: tuple[str, ...]) -> Finding:
@@ -215,7 +214,7 @@ def _one_fabric(fabric: Fabric, mpi: Mpi, usable: tuple[str, ...] | None, verbs:
     if not verbs and fabric.name in ("InfiniBand", "EFA"):
         return Finding(
             "note", "network", f"{device} is here, but not /dev/infiniband: MPI will use TCP between nodes",
-            remedy="hand the devices to the container (docker --device=/dev/infiniband --ulimit memlock=-1)",
+            remedy="give the devices to the container (docker --device=/dev/infiniband --ulimit memlock=-1)",
         )  # fmt: skip
     needed = " or ".join(fabric.transports)
     if usable is None:

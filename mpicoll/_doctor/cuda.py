@@ -1,6 +1,4 @@
-"""The doctor's look at torch and at GPUs: which torch, which GPU, and whether MPI may be handed GPU memory, as
-`mpicoll._discovery.cuda_support` finds. Imports no torch itself.
-"""
+"""The doctor's checks of GPUs: which ones torch sees, and whether MPI accepts GPU memory. Imports no torch."""
 
 from __future__ import annotations
 
@@ -15,8 +13,11 @@ from mpicoll._discovery import cuda_support
 
 @dataclass(frozen=True)
 class Finding:
-    """One sentence of the report. state: "ok", "note" (works, but look) or "fail" (something will not work; ``remedy``
-    or ``text`` says what to do).
+    """One sentence of the report.
+
+    Args:
+        state: "ok", "note" (it works, but could be better) or "fail" (something will not work).
+        remedy: What to do; empty if ``text`` says it, or for "ok".
     """
 
     state: str
@@ -27,13 +28,13 @@ class Finding:
 
 
 def check(torch: Mapping[str, Any], verdict: cuda_support.Verdict | None, environ: Mapping[str, str]) -> list[Finding]:
-    """GPUs, and by which way their memory would travel. verdict: of the MPI; None: there is none."""
+    """The GPUs, and the path that GPU tensors would take. verdict: of the MPI; None: there is no MPI."""
     findings = [_gpus(torch)]
     if verdict is None:
         return findings
     near = ", or, between ranks of one node, from GPU to GPU (CUDA IPC)" if _config.get("MPICOLL_CUDA_IPC", environ) else ""
     text = (
-        "this MPI takes GPU memory: tensors on a GPU are handed to it, if that holds on every rank"
+        "this MPI takes GPU memory: it gets tensors on a GPU directly, if that holds on every rank"
         if verdict.moves
         else f"no evidence that MPI takes GPU memory: tensors on a GPU travel through pinned host memory{near}"
     )

@@ -1,14 +1,15 @@
-"""``python -m mpicoll.doctor``: what is here, with evidence, and what to do about what will not work. ``--json`` for
-programs.
+"""``python -m mpicoll.doctor``: reports what is installed here, with evidence, and how to repair what will not work.
 
     python -m mpicoll.doctor                          this machine
-    python -m mpicoll.run -n 4 -m mpicoll.doctor      the same, and the job: one report, by rank 0
+    python -m mpicoll.run -n 4 -m mpicoll.doctor      this machine and the job; rank 0 prints the report
     mpirun -n 4 python -m mpicoll.doctor              is this mpirun the right one?
-    python -m mpicoll.doctor --run                    and does an all_reduce of two ranks work here?
+    python -m mpicoll.doctor --run                    does an all_reduce of two ranks work here?
+    python -m mpicoll.doctor --json                   the report for programs
 
-Everything that could hang or crash (loading and starting MPI, importing torch) is tried in a process of its own with a
-time limit. Exit status 0: all will work; 1: something will not, and the report says what to do. Each check is a
-function that returns `Finding`s; `examine` calls them in order."""
+Everything that could hang or crash (loading and starting MPI, importing torch) runs in a process of its own with a time limit.
+Exit status 0: everything will work; 1: something will not. Each check is a function that returns `Finding`s; `examine` calls
+them.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ from mpicoll._doctor.cuda import Finding
 from mpicoll.errors import LaunchError
 
 MINIMUM_SHARED_MEMORY = 64 * 2**20  # bytes; below it MPI itself may fail to start a few ranks
-USUAL_SHARED_MEMORY = 1 * 2**30  # bytes; DataLoader workers and MPI's large messages on one host want about that
+USUAL_SHARED_MEMORY = 1 * 2**30  # bytes; DataLoader workers and large messages of MPI on one host need about that
 SHARED_MEMORY = "/dev/shm"
 MINIMUM_TORCH, BACKEND_FROM = (2, 11), (2, 14)
 MARKS = {"ok": "ok  ", "note": "note", "fail": "FAIL"}
@@ -40,7 +41,7 @@ MARKS = {"ok": "ok  ", "note": "note", "fail": "FAIL"}
 
 @dataclass
 class Report:
-    """All findings, and the facts they rest on."""
+    """The findings, and the facts that they rest on."""
 
     findings: list[Finding] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
@@ -69,19 +70,19 @@ class Report:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints the report (rank 0 only, in a job); returns 0 if all will work, else 1."""
+    """Prints the report (in a job on rank 0 only). Returns 0 if everything will work, else 1."""
     parser = argparse.ArgumentParser(
         prog="python -m mpicoll.doctor",
-        description="Says what MPI, torch and this machine offer mpicoll, with evidence.",
+        description="Reports which MPI, torch and hardware are here, with evidence, and how to repair what will not work.",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object: works, findings, facts")
-    parser.add_argument("--run", action="store_true", help="also start 2 ranks here, and check and time their all_reduce")
+    parser.add_argument("--run", action="store_true", help="also start 2 ranks here, and check and time an all_reduce")
     options = parser.parse_args(argv)
     launch = detect.detect()
     settings = _config.problems()
     for name in [name for name in os.environ if _config.problems({name: os.environ[name]})]:
-        del os.environ[name]  # reported below; the checks go on without it
-    # All ranks must take part in starting MPI; then one reports
+        del os.environ[name]  # reported below; the checks run without it
+    # All ranks must start MPI; then rank 0 reports.
     job = find.probe("job", os.environ, keep_files=True) if launch is not None else None
     if launch is not None and launch.rank != 0:
         return 0
@@ -95,8 +96,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def examine(environ: Mapping[str, str], launch: Launch | None = None, job: Mapping[str, Any] | None = None) -> Report:
-    """The report on this machine and, in a job, on the job: ``launch`` is what the environment says, ``job`` what MPI
-    says.
+    """The report on this machine and, in a job, on the job.
+
+    Args:
+        launch: From the environment.
+        job: From MPI; see ``_discovery/probe.py``.
     """
     report = Report()
     report.findings.append(Finding("ok", "python", f"{sys.version.split()[0]} ({sys.executable})"))
@@ -128,19 +132,19 @@ def _cluster(mpi: Mpi | None, library_version: str, environ: Mapping[str, str], 
     report.findings += cluster.check_scheduler(environ, mpi, cluster.srun_types(environ))
     if mpi is None:
         return
-    found = cluster.fabrics()
-    components = cluster.ompi_components(mpi, environ) if found else None  # a second or more
-    usable = cluster.transports(mpi, library_version, components) if found else None
-    report.facts["network"] = {"fabrics": [asdict(fabric) for fabric in found], "transports": usable}
+    fabrics = cluster.fabrics()
+    components = cluster.ompi_components(mpi, environ) if fabrics else None  # a second or more
+    usable = cluster.transports(mpi, library_version, components) if fabrics else None
+    report.facts["network"] = {"fabrics": [asdict(fabric) for fabric in fabrics], "transports": usable}
     verbs, wheels = os.path.isdir("/dev/infiniband"), tuple(find.installed_wheels())
-    report.findings += cluster.check_fabric(found, mpi, usable, verbs, wheels)
+    report.findings += cluster.check_fabric(fabrics, mpi, usable, verbs, wheels)
 
 
 # --- the checks -------------------------------------------------------------------------------------------------------
 
 
 def check_torch(torch: Mapping[str, Any]) -> list[Finding]:
-    """torch's version and the way mpicoll plugs into it."""
+    """The version of torch, and how mpicoll plugs into it."""
     if "error" in torch:
         return [Finding("fail", "torch", f"cannot be imported: {torch['error']}", remedy="pip install torch (2.11 or later)")]
     version = release(str(torch["version"]))
@@ -170,7 +174,7 @@ def release(version: str) -> tuple[int, int]:
 
 
 def _mpi(environ: Mapping[str, str], report: Report) -> tuple[Mpi | None, dict[str, Any]]:
-    """The MPI that mpi4py loads, or None, and what it says when it is started alone; adds the findings."""
+    """The MPI that mpi4py loads, or None, and the report of that MPI when it starts alone. Adds the findings."""
     try:
         mpi = find.find_mpi(None, environ)
     except LaunchError as error:
@@ -210,7 +214,7 @@ def check_mpi(mpi: Mpi, started: Mapping[str, Any]) -> list[Finding]:
 
 
 def check_mpiexec(mpi: Mpi, environ: Mapping[str, str]) -> list[Finding]:
-    """The mpiexec that mpicoll.run takes, and whether a plain mpirun would be the same one."""
+    """The mpiexec of mpicoll.run, and whether plain mpirun belongs to the same MPI."""
     try:
         mpiexec = find.find_mpiexec(mpi, environ)
     except LaunchError as error:
@@ -220,10 +224,10 @@ def check_mpiexec(mpi: Mpi, environ: Mapping[str, str]) -> list[Finding]:
         plain = find.in_path(name, environ)
         if plain is None:
             continue
-        found = find.identify(plain, mpi, environ)
-        if not find.fits(found, mpi):
+        other = find.identify(plain, mpi, environ)
+        if not find.fits(other, mpi):
             text = (
-                f"`{name}` in PATH is another one ({found}): `{name} -n 4 python ...` would start 4 programs that are"
+                f"`{name}` in PATH is another one ({other}): `{name} -n 4 python ...` would start 4 programs that are"
                 " each rank 0 of 1"
             )
             findings.append(
@@ -268,10 +272,10 @@ def check_job(launch: Launch, job: Mapping[str, Any]) -> list[Finding]:
             where,
         )
     ]
-    here = len(next((ranks for ranks in hosts.values() if job["rank"] in ranks), []))
-    if job["shared_memory_size"] < here:
+    local = len(next((ranks for ranks in hosts.values() if job["rank"] in ranks), []))
+    if job["shared_memory_size"] < local:
         text = (
-            f"{here} ranks are on this host, but only {job['shared_memory_size']} of them share memory (containers with"
+            f"{local} ranks are on this host, but only {job['shared_memory_size']} of them share memory (containers with"
             " a /dev/shm of their own?)"
         )
         findings.append(Finding("note", "job", text, remedy="let the containers of a host share /dev/shm (docker --ipc=host)"))
@@ -287,11 +291,11 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 
 def check_shared_memory(path: str) -> list[Finding]:
-    """Size and free space of the memory through which the ranks of a host talk."""
+    """Size and free space of the shared memory that the ranks of a host use."""
     try:
         status = os.statvfs(path)
     except OSError as error:
-        text = f"{path} cannot be used ({error.strerror}); ranks of one host talk through it"
+        text = f"{path} cannot be used ({error.strerror}); ranks of one host exchange data through it"
         return [Finding("fail", "shared memory", text, remedy=f"mount a tmpfs on {path}")]
     size, free = status.f_frsize * status.f_blocks, status.f_frsize * status.f_bavail
     text = f"{path}: {_bytes(size)}, {_bytes(free)} free"
@@ -313,7 +317,9 @@ def _bytes(count: int) -> str:
 def check_binding(launch: Launch | None, mask: set[int], available: int | None) -> list[Finding]:
     """Whether the launcher has bound each rank to one core.
 
-    Args:   mask: this rank's. available: cores that the launcher has for the ranks on this host.
+    Args:
+        mask: The affinity mask of this rank.
+        available: Number of cores of the launcher for the ranks on this host.
     """
     if launch is None or not binding.is_bound(mask) or available == 1:
         return []
@@ -325,7 +331,7 @@ def check_binding(launch: Launch | None, mask: set[int], available: int | None) 
 
 
 def check_threads(environ: Mapping[str, str], launch: Launch | None, cores: int, threads: int | None) -> list[Finding]:
-    """Threads of all ranks on this host against its cores."""
+    """Threads of all ranks on this host, compared with its cores."""
     setting = f"OMP_NUM_THREADS={environ['OMP_NUM_THREADS']}" if "OMP_NUM_THREADS" in environ else "OMP_NUM_THREADS unset"
     each = f"torch uses {threads} threads in a process" if threads is not None else "torch does not say how many threads it uses"
     ranks = launch.local_size if launch is not None else None

@@ -1,7 +1,8 @@
-"""The doctor's look at packages above torch.distributed: what Accelerate and Lightning pick here. Imports neither.
+"""The doctor's checks of packages above torch.distributed: which backend Accelerate and Lightning choose here. Imports neither.
 
-What they do is read from their sources: accelerate 1.15 `PartialState._prepare_backend`, lightning 2.6
-`_choose_and_init_cluster_environment` and `_get_default_process_group_backend_for_device`."""
+Their rules are taken from their sources: accelerate 1.15 `PartialState._prepare_backend`, lightning 2.6
+`_choose_and_init_cluster_environment` and `_get_default_process_group_backend_for_device`.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ PACKAGES = ("accelerate", "lightning", "pytorch-lightning")
 
 
 def installed() -> dict[str, str]:
-    """The packages in question that this Python environment has, with their versions."""
+    """The installed ones of `PACKAGES`, with their versions."""
     return find.installed(PACKAGES)
 
 
@@ -47,7 +48,7 @@ def _accelerate(version: str, environ: Mapping[str, str], launch: Launch | None,
 
 
 def lightning_environment(environ: Mapping[str, str], launch: Launch | None) -> str:
-    """The class that Lightning asks for ranks: the first that says it is meant."""
+    """The class from which Lightning gets ranks: the first one that detects its environment."""
     if "TORCHELASTIC_RUN_ID" in environ:
         return "TorchElasticEnvironment"
     if "SLURM_NTASKS" in environ and environ.get("SLURM_JOB_NAME") not in ("bash", "interactive"):
@@ -59,12 +60,12 @@ def lightning_environment(environ: Mapping[str, str], launch: Launch | None) -> 
 
 def _lightning(version: str, environ: Mapping[str, str], launch: Launch | None, gpus: bool) -> Finding:
     name, ours = f"Lightning {version}", 'strategy=DDPStrategy(process_group_backend="mpi")'
-    found, backend = lightning_environment(environ, launch), "NCCL" if gpus else "Gloo"
+    environment, backend = lightning_environment(environ, launch), "NCCL" if gpus else "Gloo"
     if launch is None:
-        text = f"{name}: takes {found} for ranks and {backend} here; under an MPI launcher, {ours} takes mpicoll"
+        text = f"{name}: takes {environment} for ranks and {backend} here; under an MPI launcher, {ours} takes mpicoll"
         return Finding("ok", "Lightning", text)
-    text = f"{name}: takes {found} for ranks and {backend} in this job, and mpicoll with {ours}"
-    if found == "SLURMEnvironment" and launch.launcher != "slurm":
+    text = f"{name}: takes {environment} for ranks and {backend} in this job, and mpicoll with {ours}"
+    if environment == "SLURMEnvironment" and launch.launcher != "slurm":
         text += f"; Slurm's variables do not hold the ranks that {launch.launcher} has started"
         remedy = "Trainer(plugins=[MPIEnvironment()]), or SLURM_JOB_NAME=bash in the environment"
         return Finding("note", "Lightning", text, remedy=remedy)

@@ -1,4 +1,4 @@
-"""An all_reduce of two ranks, checked and timed, for ``python -m mpicoll.doctor --run``; COMMAND starts it alone."""
+"""A trial for ``python -m mpicoll.doctor --run``: all_reduce on two ranks, checked and timed. `COMMAND` starts it alone."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from mpicoll._discovery.probe import MARK
 from mpicoll._doctor.cuda import Finding
 
 RANKS = 2
-SIZES = {8: 200, 16 << 20: 5}  # bytes, and how many times
+SIZES = {8: 200, 16 << 20: 5}  # bytes: number of calls
 COMMAND = ("-m", "mpicoll.run", "--quiet", "-n", str(RANKS), "-m", "mpicoll._doctor.trial")
 
 
 def main() -> int:
-    """Runs as one rank of the trial; rank 0 prints the result."""
+    """The program of each rank; rank 0 prints the result."""
     import torch
 
     import mpicoll as dist
@@ -32,15 +32,15 @@ def main() -> int:
     median_s: dict[int, float] = {}
     for nbytes, times in SIZES.items():
         tensor = torch.empty(nbytes // 4)
-        taken = []
-        for i in range(times + 1):  # the first call makes what later ones use
+        seconds = []
+        for i in range(times + 1):  # the first call makes connections and is not counted
             tensor.fill_(rank + i)
             dist.barrier()
             begin = time.perf_counter()
             dist.all_reduce(tensor)
-            taken.append(time.perf_counter() - begin)
+            seconds.append(time.perf_counter() - begin)
             wrong += int((tensor != sum(range(size)) + size * i).sum())
-        median_s[nbytes] = statistics.median(taken[1:])
+        median_s[nbytes] = statistics.median(seconds[1:])
     counts = torch.tensor([wrong])
     dist.all_reduce(counts)
     if rank == 0:
@@ -55,15 +55,15 @@ def run(environ: Mapping[str, str]) -> dict[str, Any]:
     return {"error": result["error"]} if "error" in result else result
 
 
-def check(found: Mapping[str, Any]) -> Finding:
-    """The finding of a trial."""
+def check(result: Mapping[str, Any]) -> Finding:
+    """The finding about a trial."""
     remedy = f"python {' '.join(COMMAND)} shows everything"
-    if "error" in found:
-        return Finding("fail", "trial", f"{RANKS} ranks on this host did not do an all_reduce: {found['error']}", remedy=remedy)
-    if found["ranks"] != RANKS or found["wrong"]:
-        text = f"all_reduce of {found['ranks']} ranks gave {found['wrong']} wrong numbers; {RANKS} ranks were started"
+    if "error" in result:
+        return Finding("fail", "trial", f"{RANKS} ranks on this host did not do an all_reduce: {result['error']}", remedy=remedy)
+    if result["ranks"] != RANKS or result["wrong"]:
+        text = f"all_reduce of {result['ranks']} ranks gave {result['wrong']} wrong numbers; {RANKS} ranks were started"
         return Finding("fail", "trial", text, remedy=remedy)
-    times = ", ".join(f"{_size(int(nbytes))} in {_time(seconds)}" for nbytes, seconds in found["median_s"].items())
+    times = ", ".join(f"{_size(int(nbytes))} in {_time(seconds)}" for nbytes, seconds in result["median_s"].items())
     return Finding("ok", "trial", f"{RANKS} ranks on this host: all_reduce is right; {times} (median)")
 
 

@@ -1,11 +1,11 @@
-"""The options that ``python -m mpicoll.run`` understands: its own, and those that users of torchrun and mpirun type.
+"""The options of ``python -m mpicoll.run``: its own, and those that users of torchrun and mpirun type.
 
     own and translated    -n, --nproc-per-node, --nnodes, --host, --hostfile, --bind-to, --map-by, --tag-output, --log-dir, ...
-    accepted, no effect   `ACCEPTED`: options for something that MPI or mpicoll.run does by itself, such as --rdzv-backend
-    refused with advice   `REPLACED`: options that have another form here
-    unknown               the nearest known option is named, and --mpiexec-args
+    accepted, no effect   `ACCEPTED`: MPI or mpicoll.run does this by itself, such as --rdzv-backend
+    refused with advice   `REPLACED`: the option has another name here
+    unknown               the error names the nearest known option, and --mpiexec-args
 
-torchrun's long options may be spelt with underscores, as torchrun allows, and mpiexec's with one dash."""
+As in torchrun, long options may have underscores. As in mpiexec, some may have one dash."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ EPILOG = """examples:
   python -m mpicoll.run -n 4 --bind-to core --log-dir logs train.py
   python -m mpicoll.run -n 1 --host node1 server.py : -n 2 --host node2 worker.py
 
-exit status: that of mpiexec, which is a failing rank's own; 2: nothing was started"""
+exit status: that of mpiexec, which is the exit status of a failing rank; 2: nothing was started"""
 
 MEETING = "MPI brings the ranks together"
 NO_RESTART = "a job ends when one of its ranks fails; save checkpoints and start again"
-# Options of torchrun and mpirun that need no counterpart: how many words follow, and why the option has no effect.
+# Options of torchrun and mpirun that have no effect: number of words that follow, and the reason.
 ACCEPTED: dict[str, tuple[int, str]] = {
     "--standalone": (0, MEETING),
     "--rdzv-backend": (1, MEETING),
@@ -64,7 +64,7 @@ PROGRAM_OPTIONS = ("-m", "--module", "--no-python", "--no_python", "-h", "--help
 
 
 class Parser(argparse.ArgumentParser):
-    """Says in one line what is wrong, without the list of all options."""
+    """Prints an error in one line, without the list of all options."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"mpicoll.run: {message} (`{self.prog} --help` lists the options)\n")
@@ -85,7 +85,7 @@ def count_or_device(text: str) -> int | str:
 
 
 def nodes(text: str) -> int:
-    """A number of nodes; torchrun's MIN:MAX if both are the same."""
+    """A number of nodes, or MIN:MAX as in torchrun if both are equal."""
     least, _, most = text.partition(":")
     if not least.isdigit() or int(least) < 1 or (most and not most.isdigit()):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of nodes; use 1 or more")
@@ -110,7 +110,7 @@ def port(text: str) -> int:
 
 
 class Accept(argparse.Action):
-    """Notes an option that has no effect."""
+    """Records an option that has no effect."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: str | None = None
@@ -119,7 +119,7 @@ class Accept(argparse.Action):
 
 
 def _add(group: Any, *names: str, hidden: Sequence[str] = (), **settings: Any) -> None:
-    """Adds an option; its spellings with underscores, and those in ``hidden``, work and are not in --help."""
+    """Adds an option. Its spellings with underscores and those in ``hidden`` work too, but are not in --help."""
     shown = group.add_argument(*names, **settings)
     more = [*hidden, *(_underscored(name) for name in (*names, *hidden))]
     unseen = [name for name in dict.fromkeys(more) if name not in names]
@@ -135,7 +135,7 @@ def _underscored(name: str) -> str:
 def make_parser(prog: str) -> Parser:
     parser = Parser(
         prog=prog,
-        description="Starts a Python program on N ranks, with the mpiexec that belongs to the MPI that mpi4py loads.",
+        description="Starts a Python program on N ranks. It uses the mpiexec that belongs to the MPI that mpi4py loads.",
         usage="%(prog)s [options] script.py args...\n       %(prog)s [options] -m package.module args...\n"
         "       %(prog)s [options] PROGRAM : [options] PROGRAM",
         epilog=EPILOG,
@@ -156,20 +156,20 @@ def _add_program(group: Any) -> None:
         group, "-m", "--module", action="store_true", dest="module",
         help="the program is a module, as in `python -m MODULE args...`",
     )  # fmt: skip
-    _add(group, "--no-python", action="store_true", help="the program is not a Python script: run it as it is")
+    _add(group, "--no-python", action="store_true", help="the program is not a Python script: run it without Python")
     group.add_argument("program", nargs=argparse.REMAINDER, metavar="script.py args...", help="the program and its arguments")
 
 
 def _add_places(group: Any) -> None:
     _add(
         group, "-n", "-np", "--np", "--nproc", type=count, metavar="N", dest="ranks",
-        help="number of ranks; default: nproc-per-node x hosts, the slots in the host list, the tasks of the Slurm job, or the "
-        "usable cores",
+        help="number of ranks; default, the first that is known: --nproc-per-node x hosts, slots in the host list, tasks of the "
+        "Slurm job, usable cores",
     )  # fmt: skip
     _add(
         group, "-N", "-ppn", "--nproc-per-node", type=count_or_device, metavar="K|gpu|cpu|auto", dest="per_node",
         hidden=("--ppn", "-perhost", "--npernode", "-npernode"),
-        help="ranks on each node; gpu: one for each GPU of this node, cpu: for each usable core, auto: gpu if there is one",
+        help="ranks on each node; gpu: one per GPU of this node; cpu: one per usable core; auto: gpu if there is a GPU, else cpu",
     )  # fmt: skip
     _add(
         group, "--nnodes", type=nodes, metavar="N",
@@ -178,7 +178,7 @@ def _add_places(group: Any) -> None:
     hosts = group.add_mutually_exclusive_group()
     _add(
         hosts, "--hostfile", "-f", metavar="FILE", hidden=("--machinefile", "-machinefile", "-hostfile"),
-        help="file with one host in each line: `node1 slots=2` or `node1:2`, for either MPI",
+        help="file with one host per line: `node1 slots=2` or `node1:2`, for either MPI",
     )  # fmt: skip
     _add(
         hosts, "-H", "--host", metavar="A,B", dest="host", hidden=("--hosts", "-host", "-hosts"),
@@ -186,7 +186,7 @@ def _add_places(group: Any) -> None:
     )  # fmt: skip
     _add(
         group, "--bind-to", metavar="UNIT", hidden=("-bind-to",),
-        help="bind each rank to a core, socket, numa domain, ...; default: none",
+        help="bind each rank to a core, socket, numa domain, ...; default: no binding",
     )  # fmt: skip
     _add(
         group, "--map-by", metavar="UNIT", hidden=("-map-by",),
@@ -201,25 +201,25 @@ def _add_output(group: Any) -> None:
     )  # fmt: skip
     _add(
         group, "--log-dir", metavar="DIR",
-        help="write the output of rank R to DIR/rank-R.log, on the host of that rank, and none to the terminal",
+        help="write the output of rank R to DIR/rank-R.log on the host of that rank, and nothing to the terminal",
     )  # fmt: skip
     _add(group, "--quiet", action="store_true", help="do not print the command that is run")
     _add(group, "--dry-run", action="store_true", help="print the command and do not run it")
 
 
 def _add_mpi(group: Any) -> None:
-    _add(group, "--mpi", metavar="openmpi|mpich|PATH", help="which MPI; PATH: its folder, its libmpi or its mpiexec")
+    _add(group, "--mpi", metavar="openmpi|mpich|PATH", help="the MPI to use; PATH: its folder, its libmpi or its mpiexec")
     _add(
         group, "--mpiexec-args", default="", metavar="WORDS",
-        help="more words for mpiexec, one string: '--mca btl_tcp_if_include eth0'",
+        help="options for mpiexec, as one string: '--mca btl_tcp_if_include eth0'",
     )  # fmt: skip
     _add(
         group, "--mca", nargs=2, action="append", default=[], metavar=("KEY", "VALUE"), hidden=("-mca",),
-        help="setting for Open MPI",
+        help="a setting of Open MPI",
     )  # fmt: skip
     _add(
         group, "-x", action="append", default=[], metavar="NAME[=VALUE]", dest="export",
-        help="hand this environment variable to every host",
+        help="pass this environment variable to every host",
     )  # fmt: skip
     _add(
         group, "-genv", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"),
@@ -227,7 +227,7 @@ def _add_mpi(group: Any) -> None:
     )  # fmt: skip
     _add(
         group, "--backend", choices=_config.choices("MPICOLL_BACKEND"),
-        help="what init_process_group takes where the program names no backend; default: what torch takes",
+        help="backend of init_process_group where the program names none; default: that of torch",
     )  # fmt: skip
     _add(group, "--master-addr", metavar="HOST", help="MASTER_ADDR of the ranks; default: the first host")
     _add(group, "--master-port", type=port, metavar="PORT", help="MASTER_PORT of the ranks; default: a free one")
@@ -245,18 +245,16 @@ def _add_accepted(parser: argparse.ArgumentParser) -> None:
 
 @functools.cache
 def lengths() -> dict[str, int]:
-    """How many words each option takes, itself included; the options that say what the program is are left out."""
-    found = {}
+    """Number of words of each option, itself included. `PROGRAM_OPTIONS` are left out."""
+    words = {}
     for action in make_parser("mpicoll run")._actions:
         following = 1 if action.nargs is None else action.nargs if isinstance(action.nargs, int) else 0
-        found.update({name: 1 + following for name in action.option_strings if name not in PROGRAM_OPTIONS})
-    return found
+        words.update({name: 1 + following for name in action.option_strings if name not in PROGRAM_OPTIONS})
+    return words
 
 
 def option_length(word: str) -> int:
-    """How many words the option ``word`` takes, itself included: 2 for ``-n``, 1 for ``-n4``; 0: it is not an option for
-    starting ranks.
-    """
+    """Number of words of the option ``word``, itself included: 2 for ``-n``, 1 for ``-n4``; 0: it is not a launch option."""
     if word in lengths():
         return lengths()[word]
     name, equals, _ = word.partition("=")
@@ -269,8 +267,8 @@ def option_length(word: str) -> int:
 def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """The options, and the program with its own arguments.
 
-    argparse must not see the second part: it would look for its options there, too, and take the ``-p`` of ``-m pytest -p ...``
-    for an abbreviation of ``-ppn``. It must not see an unknown option either; the second part then begins with that.
+    argparse must not see the program: it would parse the options of the program too, and take the ``-p`` of ``-m pytest -p ...``
+    for an abbreviation of ``-ppn``. It must not see an unknown option either; then the second part begins with that option.
     """
     start = 0
     while start < len(words) and words[start].startswith("-") and words[start] not in ("-", "--"):
@@ -282,13 +280,13 @@ def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def sets_ranks(words: Sequence[str]) -> bool:
-    """Whether options for starting ranks say how many ranks there are."""
+    """Whether launch options set the number of ranks."""
     counting = ("-n", "-N", "-ppn", "-perhost", "-H", "-f", "-host", "-machinefile", "ppr:")
     return any(word.startswith((*counting, *(f"-{name}" for name in counting))) for word in words)
 
 
 def unknown(option: str) -> str:
-    """What is wrong with an option that the parser does not know, and what to write instead."""
+    """The error text for an option that the parser does not know."""
     name = option.partition("=")[0]
     dashed = name.replace("_", "-")
     if name in REPLACED or dashed in REPLACED:

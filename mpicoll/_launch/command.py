@@ -1,15 +1,15 @@
-"""The words of each mpiexec: a planned job as a command line of Open MPI's mpiexec or of Hydra. Pure.
+"""The command line of a planned job, for mpiexec of Open MPI or Hydra. Pure.
 
-    asked for             Open MPI 5             Open MPI 4              Hydra (MPICH)
+    option                Open MPI 5             Open MPI 4              Hydra (MPICH)
     --bind-to socket      --bind-to package      --bind-to socket        -bind-to socket
     --map-by numa         --map-by numa          --map-by numa           -map-by numa -bind-to numa
     --tag-output          --output tag           --tag-output            -prepend-rank
-    --log-dir DIR         mpicoll._launch.rank           mpicoll._launch.rank            mpicoll._launch.rank
+    --log-dir DIR         mpicoll._launch.rank   mpicoll._launch.rank    mpicoll._launch.rank
 
 # Note [Log files]
-Each mpiexec has an option for files, and each is another: Open MPI 5.0.11 loses standard error with --output dir=DIR and names
-files after its process with --output file=NAME, Open MPI 4 makes folders by job, Hydra wants the folder to exist on every host.
-So each rank redirects its own output, before the program starts.
+The options of mpiexec for output files differ: Open MPI 5.0.11 loses standard error with --output dir=DIR and names files after
+its process with --output file=NAME, Open MPI 4 makes a folder for each job, and Hydra needs the folder on every host
+beforehand. Therefore each rank redirects its own output before the program starts.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ Placements = Sequence[Placement | None]
 OPENMPI_UNITS = ("none", "hwthread", "core", "l1cache", "l2cache", "l3cache", "numa", "package", "socket")
 HYDRA_UNITS = re.compile(
     r"(machine|numa|socket|core|hwthread|l[1-5][diu]?cache|gpu|ib|en|eth|hfi|hsn)\d*(:\d+)?|pci:.+"
-)  # with a number: so many of the unit for each rank
+)  # with a number: that many units for each rank
 
 
 def binding_words(request: Request, mpi: Mpi, mpiexec: Mpiexec) -> list[str]:
-    """--bind-to and --map-by for ``mpiexec``. Raises LaunchError: it has no such unit; the message lists those it has."""
+    """--bind-to and --map-by for ``mpiexec``. Raises LaunchError for an unknown unit; the message lists the known ones."""
     if request.bind_to is None and request.map_by is None:
         return []
     if mpi.vendor == "Intel MPI":
@@ -63,10 +63,10 @@ def _openmpi_binding(request: Request, mpiexec: Mpiexec) -> list[str]:
 def _hydra_binding(request: Request) -> list[str]:
     words = []
     bind_to = None if request.bind_to is None else _hydra_unit("--bind-to", request.bind_to, ("none", "rr", "user:"))
-    if request.map_by not in (None, "slot"):  # by slot is Hydra's own order
+    if request.map_by not in (None, "slot"):  # by slot is the default of Hydra
         map_by = _hydra_unit("--map-by", str(request.map_by), ())
         words += ["-map-by", map_by]
-        bind_to = map_by if bind_to is None else bind_to  # as Open MPI: without binding, Hydra ignores the mapping
+        bind_to = map_by if bind_to is None else bind_to  # as Open MPI does; without binding Hydra ignores the mapping
     return [*words, *(["-bind-to", bind_to] if bind_to is not None else [])]
 
 
@@ -116,9 +116,8 @@ def hydra_command(
     elif counted[0][0].per_node is not None and where.several_hosts:
         words += ["-ppn", str(counted[0][0].per_node)]
     if where.several_hosts:
-        for name in sorted(
-            set(names) & set(added)
-        ):  # Hydra hands on everything it was given; these it must not lose whatever the site's default
+        # Hydra passes on its environment by default. These variables must arrive whatever the default of the site is.
+        for name in sorted(set(names) & set(added)):
             words += ["-genv", name, added[name]]
     for i, (program, ranks) in enumerate(counted):
         words += [":"] if i else []
@@ -127,9 +126,7 @@ def hydra_command(
 
 
 def _adjacent(placed: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
-    """The hosts in rank order, each once. Raises LaunchError: the ranks come back to a host, which Hydra's host list
-    cannot say.
-    """
+    """The hosts in rank order, each once. Raises LaunchError if ranks return to a host, which Hydra cannot express."""
     hosts: list[tuple[str, int]] = []
     for host, count in placed:
         if hosts and hosts[-1][0] == host:

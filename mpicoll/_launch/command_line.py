@@ -1,4 +1,4 @@
-"""The command line of ``python -m mpicoll.run``: options of the job, and its programs with theirs."""
+"""Parses the command line of ``python -m mpicoll.run``: options of the job, then programs with their options."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from pathlib import Path
 
 import mpicoll._launch.hostfile as hostfile
 from mpicoll._cpus import usable_cores
+from mpicoll._discovery.torch_facts import torch_facts
 from mpicoll._launch.arguments import ACCEPTED, make_parser, split, unknown
 from mpicoll._launch.job import NOTHING_ASKED, Program, Request
 from mpicoll.errors import LaunchError
 
 PROG = "python -m mpicoll.run"
-JOB_OPTIONS = {  # attribute of what argparse has read -> its option; allowed before the first program only
+JOB_OPTIONS = {  # attribute of argparse's namespace -> option; allowed only before the first program
     "mpi": "--mpi", "hostfile": "--hostfile", "dry_run": "--dry-run", "quiet": "--quiet", "mpiexec_args": "--mpiexec-args",
     "export": "-x", "genv": "-genv", "mca": "--mca", "nnodes": "--nnodes", "bind_to": "--bind-to", "map_by": "--map-by",
     "tag_output": "--tag-output", "log_dir": "--log-dir", "master_addr": "--master-addr", "master_port": "--master-port",
@@ -32,7 +33,7 @@ RANKS_PER_NODE = re.compile(r"ppr:(\d+):node")
 
 @dataclass(frozen=True)
 class Options:
-    """The options that hold for the whole job. ``notes``: sentences about options that were accepted."""
+    """The options of the whole job. notes: sentences for the user about some of them."""
 
     mpi: str | None = None
     dry_run: bool = False
@@ -45,7 +46,7 @@ class Options:
 
 
 def parse(argv: Sequence[str], prog: str = PROG) -> tuple[Options, list[Program]]:
-    """Options of the job and its programs. Exits (argparse) on --help and on what it does not understand."""
+    """Options of the job, and its programs. Exits on --help and on errors, as argparse does."""
     parts: list[list[str]] = [[]]
     for word in argv:
         if word == ":":
@@ -103,7 +104,7 @@ def _options(read: argparse.Namespace, notes: Sequence[str]) -> Options:
 
 
 def _accepted(options: Iterable[str]) -> list[str]:
-    """A sentence for each reason for which options have no effect."""
+    """A sentence for each reason why options have no effect."""
     by_reason: dict[str, list[str]] = {}
     for option in dict.fromkeys(options):
         by_reason.setdefault(ACCEPTED[option][1], []).append(option)
@@ -133,9 +134,10 @@ def _program(parser: argparse.ArgumentParser, read: argparse.Namespace, notes: l
 
 
 def drop_python(words: Sequence[str]) -> tuple[tuple[str, ...], bool, list[str]]:
-    """``python -W error -m package args...``: the interpreter's own options, whether -m follows, and the rest.
+    """Splits ``python -W error -m package args...`` into options of the interpreter, whether -m follows, and the rest.
 
-    Raises LaunchError: the interpreter is another one than this, or is not to run a file or a module.
+    Raises:
+        LaunchError: It is another interpreter than this one, or it would not run a file or a module.
     """
     name, rest = words[0], list(words[1:])
     if "/" in name and os.path.realpath(name) != os.path.realpath(sys.executable):
@@ -159,7 +161,10 @@ def drop_python(words: Sequence[str]) -> tuple[tuple[str, ...], bool, list[str]]
 
 
 def _check_exists(words: Sequence[str], read: argparse.Namespace, module: bool, only_here: bool) -> None:
-    """N ranks that each say "can't open file" are hard to read; another host may have files that this one lacks."""
+    """Raises LaunchError for a missing program, unless ranks run on other hosts, which may have it.
+
+    Otherwise N ranks would each print "can't open file".
+    """
     if read.no_python and only_here and shutil.which(words[0]) is None:
         raise LaunchError(f"{words[0]}: no such program in PATH or here")
     if not module and not read.no_python and only_here and not Path(words[0]).exists():
@@ -168,26 +173,24 @@ def _check_exists(words: Sequence[str], read: argparse.Namespace, module: bool, 
 
 def python() -> str:
     if not sys.executable:
-        raise LaunchError("this Python does not know where it lies (sys.executable is empty); start it by its full path")
+        raise LaunchError("this Python does not know its own path (sys.executable is empty); start it by its full path")
     return os.path.abspath(sys.executable)
 
 
-def _per_node(given: int | str | None, notes: list[str]) -> int | None:
-    """Ranks on each node for a number, ``gpu``, ``cpu`` or ``auto``; the words mean what is on this node."""
-    if given is None or isinstance(given, int):
-        return given
-    gpus = 0 if given == "cpu" else count_gpus()
-    if given == "gpu" and gpus == 0:
+def _per_node(request: int | str | None, notes: list[str]) -> int | None:
+    """Ranks on each node for a number, ``gpu``, ``cpu`` or ``auto``; the words refer to this node."""
+    if request is None or isinstance(request, int):
+        return request
+    gpus = 0 if request == "cpu" else count_gpus()
+    if request == "gpu" and gpus == 0:
         raise LaunchError("--nproc-per-node gpu: torch sees no GPU on this node; use cpu, auto or a number")
     ranks, unit = (gpus, "GPU") if gpus else (usable_cores(), "usable core")
-    notes.append(f"--nproc-per-node {given}: {ranks}, one rank for each {unit} of this node")
+    notes.append(f"--nproc-per-node {request}: {ranks}, one rank for each {unit} of this node")
     return ranks
 
 
 def count_gpus() -> int:
-    """GPUs that torch sees here, asked in a process of its own. Raises LaunchError: torch does not answer."""
-    from mpicoll._discovery.torch_facts import torch_facts
-
+    """Number of GPUs that torch sees, asked in a process of its own. Raises LaunchError if torch does not answer."""
     facts = torch_facts(os.environ)
     if "error" in facts:
         raise LaunchError(f"--nproc-per-node: torch does not say how many GPUs are here: {facts['error']}; give a number")

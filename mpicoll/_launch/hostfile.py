@@ -1,10 +1,10 @@
-"""Host lists in either syntax: Open MPI's ``h1 slots=2`` and MPICH's ``h1:2``. Pure; no look-ups.
+"""Host lists in the syntax of Open MPI (``h1 slots=2``) or MPICH (``h1:2``). Resolves no names.
 
 # a comment                     everything after a # is ignored
 node01 slots=4                  Open MPI; also max_slots=4, max-slots=4
 node02:4                        MPICH
-node03                          no number: as many ranks as -n or --nproc-per-node ask for
-node01                          a host that comes again adds to its number (PBS writes one line per rank)
+node03                          without a number: -n or --nproc-per-node decide
+node01                          repeated: the numbers are added (PBS writes one line per rank)
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAXIMUM_KEYS = ("max_slots", "max-slots", "maxslots")
 
 @dataclass(frozen=True)
 class Host:
-    """A host and how many ranks it may take; None where the list does not say."""
+    """A host, and how many ranks it may run; None: the list does not say."""
 
     name: str
     slots: int | None
@@ -31,9 +31,7 @@ class Host:
 
 
 def read(path: str) -> tuple[Host, ...]:
-    """The hosts of the file at ``path``. Raises ValueError: the file has a line that is none, or no host; OSError: it
-    cannot be read.
-    """
+    """The hosts of the file at ``path``. Raises ValueError for a malformed line or no host, OSError if it cannot be read."""
     return parse(Path(path).read_text(), path)
 
 
@@ -55,14 +53,13 @@ def parse_list(text: str) -> tuple[Host, ...]:
 
 
 def merge(hosts: Iterable[Host]) -> tuple[Host, ...]:
-    """Each host once, at its first place; the numbers are added, and a repeated host without a number counts one a
-    line.
-    """
-    found: dict[str, list[int | None]] = {}
+    """Each host once, at its first position. Numbers are added; a repeated host without a number counts one per line."""
+    slots_by_name: dict[str, list[int | None]] = {}
     for host in hosts:
-        found.setdefault(host.name, []).append(host.slots)
+        slots_by_name.setdefault(host.name, []).append(host.slots)
     return tuple(
-        Host(name, slots[0] if len(slots) == 1 else sum(1 if n is None else n for n in slots)) for name, slots in found.items()
+        Host(name, slots[0] if len(slots) == 1 else sum(1 if n is None else n for n in slots))
+        for name, slots in slots_by_name.items()
     )
 
 

@@ -1,4 +1,4 @@
-"""What is to be started, where, and the resulting command: the values that the parts of a launch hand to each other."""
+"""The values that the steps of a launch exchange: request, programs, site, plan."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Placement = tuple[tuple[str, int], ...]  # (host, ranks there) in rank order
 
 @dataclass(frozen=True)
 class Request:
-    """What holds for the whole job, as the user has said it; None: not said."""
+    """Options of the user for the whole job; None: not set."""
 
     nodes: int | None = None
     bind_to: str | None = None
@@ -27,10 +27,16 @@ NOTHING_ASKED = Request()
 
 @dataclass(frozen=True)
 class Program:
-    """One program of the job: its command line, and how many ranks of it run where. None: not said.
+    """One program of the job; None: not set by the user.
 
-    python: the interpreter that runs ``command`` (script.py args..., or -m module args...); None: ``command`` runs as
-    it is. flags: options of the interpreter."""
+    Args:
+        command: ``script.py args...``, or ``-m module args...``.
+        ranks: How many ranks run it.
+        hosts: Where they run.
+        per_node: How many run on each node.
+        python: The interpreter for ``command``; None: ``command`` is executed itself.
+        flags: Options of the interpreter.
+    """
 
     command: tuple[str, ...]
     ranks: int | None = None
@@ -42,14 +48,13 @@ class Program:
     def words(self, family: str, request: Request) -> tuple[str, ...]:
         """The command line of a rank under an mpiexec of ``family``.
 
-        It goes through `mpicoll._launch.rank` where mpiexec does too little: Hydra lets a job go on without a rank that
-        has failed before MPI and mixes the ranks' lines, and no mpiexec of today writes one plain file for each rank.
+        `mpicoll._launch.rank` runs the program where mpiexec lacks something: Hydra lets a job continue after a rank has failed
+        before MPI_Init, and it mixes the lines of ranks; no mpiexec writes one plain file for each rank.
         """
         to_file = [] if request.log_dir is None else ["--log-dir", request.log_dir]
         if self.python is None:
             return ((sys.executable, "-m", "mpicoll._launch.rank", *to_file, "--exec") if to_file else ()) + self.command
-        # -u, as torchrun: what a rank prints does not wait in its buffer, and is not lost when the job is ended from
-        # outside
+        # -u, as in torchrun: output does not stay in a buffer, where it is lost if the job is killed
         rank = ("-m", "mpicoll._launch.rank", *to_file) if family == "mpich" or to_file else ()
         return (self.python, "-u", *self.flags, *rank, *self.command)
 
@@ -59,11 +64,11 @@ class Site:
     """The machine that the launch starts from."""
 
     environ: Mapping[str, str]
-    cores: int  # usable by us here
+    cores: int  # that this process may use
     uid: int
-    names: tuple[str, ...]  # this host's own names, the usual one first
+    names: tuple[str, ...]  # names of this host, the usual one first
     free_port: Callable[[], int]
-    settings: frozenset[str] = frozenset()  # MCA settings in the user's own files, as "OMPI_MCA_btl" would be in the environment
+    settings: frozenset[str] = frozenset()  # MCA settings in files of the user, named as in the environment
 
     def decided(self, name: str) -> bool:
         return name in self.environ or name in self.settings
@@ -74,7 +79,7 @@ class Site:
 
 @dataclass(frozen=True)
 class Plan:
-    """What to execute: ``command`` under ``environ`` plus ``added``; ``notes`` are sentences for the user."""
+    """The command to execute, with ``added`` in its environment. notes: sentences for the user."""
 
     command: tuple[str, ...]
     added: dict[str, str]
@@ -85,7 +90,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Where:
-    """The job's extent, as far as it is known before the start."""
+    """Where the job runs, as far as it is known before the start."""
 
     first_host: str
     several_hosts: bool

@@ -1,9 +1,9 @@
-"""Ends an mpiexec that stays behind after all of its ranks have gone.
+"""Kills an mpiexec that does not end after all of its ranks have ended.
 
-Open MPI 5's mpiexec can hang for ever, deaf to SIGTERM, if a rank fails while another one is just starting MPI (seen in
-5 of 5 runs with 5.0.11): the job is over, and nobody is told. `mpicoll.run` becomes mpiexec, so that signals and exit
-status are mpiexec's own; before that it leaves this watcher behind. The watcher is no child of mpiexec, holds none of
-its files but standard error, and ends with it."""
+mpiexec of Open MPI 5 can hang for ever and ignore SIGTERM if a rank fails while another rank starts MPI (5 of 5 runs with
+5.0.11). `mpicoll.run` becomes mpiexec (exec), so that signals and the exit status are those of mpiexec; before that it starts
+the reaper. The reaper is not a child of mpiexec, holds none of its files except standard error, and ends when mpiexec ends.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +14,13 @@ import sys
 import time
 from pathlib import Path
 
-LEFT_BEHIND_S = 5.0  # a healthy mpiexec ends some milliseconds after its last child
+LEFT_BEHIND_S = 5.0  # a healthy mpiexec ends milliseconds after its last child
 POLL_S = 0.2
-STARTED_AFTER_S = 20.0  # by then mpiexec has had its children, even if none was seen between two looks
+STARTED_AFTER_S = 20.0  # by then mpiexec has had children, even if no poll has seen one
 
 
 def start(pid: int) -> bool:
-    """Leaves a watcher over process ``pid`` behind; False where the system does not offer what it needs (Linux 5.3, a
-    /proc with children).
-    """
+    """Starts a reaper for process ``pid``. Returns False where the system lacks what it needs: Linux 5.3, children in /proc."""
     if not hasattr(os, "pidfd_open") or not hasattr(os, "fork") or children(pid) is None:
         return False
     try:
@@ -34,12 +32,12 @@ def start(pid: int) -> bool:
         os.close(handle)
         os.waitpid(middle, 0)
         return True
-    # [1] the child of a child: mpiexec, which takes over this process, must not find a child that it did not start
+    # The reaper is the child of a child: mpiexec replaces this process, and must not find a child that it has not started.
     if os.fork() != 0:
         os._exit(0)
     status = 1
     try:
-        os.setsid()  # Ctrl-C is for mpiexec
+        os.setsid()  # Ctrl-C is meant for mpiexec
         _keep_only_errors(handle)
         watch(pid, handle)
         status = 0
@@ -48,7 +46,7 @@ def start(pid: int) -> bool:
 
 
 def watch(pid: int, handle: int) -> None:
-    """Returns when the process has ended; kills it when it has had children, and has had none for LEFT_BEHIND_S."""
+    """Waits until the process has ended. Kills it if it has had children and has none for LEFT_BEHIND_S."""
     began = time.monotonic()
     had_children, last_seen = False, began
     while not select.select([handle], [], [], POLL_S)[0]:
@@ -66,7 +64,7 @@ def watch(pid: int, handle: int) -> None:
 
 
 def children(pid: int) -> list[int] | None:
-    """The living children of ``pid``, zombies left out; None if the system does not tell or the process is gone."""
+    """The living children of ``pid``, without zombies; None if they cannot be read or the process has ended."""
     try:
         lists = [(task / "children").read_text() for task in Path(f"/proc/{pid}/task").iterdir()]
     except OSError:
@@ -83,14 +81,14 @@ def _alive(pid: str) -> bool:
 
 
 def _keep_only_errors(handle: int) -> None:
-    """Closes what a reader of mpiexec's output waits for."""
-    nothing = os.open(os.devnull, os.O_RDWR)
-    os.dup2(nothing, 0)
-    os.dup2(nothing, 1)
+    """Closes all files but standard error: a reader of the output of mpiexec waits until every copy is closed."""
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 0)
+    os.dup2(null, 1)
     for name in os.listdir("/proc/self/fd"):
         number = int(name)
         if number > 2 and number != handle:
             try:
                 os.close(number)
-            except OSError:  # the listing's own
+            except OSError:  # the one of the listing
                 continue

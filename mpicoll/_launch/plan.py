@@ -1,15 +1,14 @@
-"""From what the user asked to the mpiexec command. Pure: everything about the machine stands in a `Site`, so every case
-is testable anywhere.
+"""Turns the request of the user into the mpiexec command. Pure: all facts about the machine are in a `Site`.
 
-    Request (programs, hosts, options)  ->  place: whose ranks run on which host  ->  Plan (command, environment, words)
+    programs, hosts, options  ->  placements, ranks of each program on each host  ->  Plan: command, environment, notes
 
-What is added to the environment, where it applies and the user has not decided otherwise:
+Added to the environment, where it applies and the user has not set something else:
 
     Open MPI, uid 0                  OMPI_ALLOW_RUN_AS_ROOT, ..._CONFIRM   it refuses root, e.g. in a container
     Open MPI                         binding policy none                   Note [Why no binding]
-    Open MPI, more ranks than cores  oversubscribe, yield_when_idle        it refuses, and waiting would starve work
-    Open MPI 5, this host only       btl=^ofi, osc=^ucx                    starts in 0.3 s, not 1.3, and quietly;
-                                                                           several hosts may want both
+    Open MPI, more ranks than cores  oversubscribe, yield_when_idle        it refuses, and waiting ranks would block others
+    Open MPI 5, this host only       btl=^ofi, osc=^ucx                    starts in 0.3 s, not 1.3, and without
+                                                                           warnings; several hosts may need both
     Open MPI                         no get and put between ranks          Note [Messages that are too long] in
                                                                            _mpi/open_mpi.py
     MPICH in a Slurm allocation      SLURM_MPI_TYPE=none                   Hydra's own srun must not start PMI for it
@@ -17,9 +16,9 @@ What is added to the environment, where it applies and the user has not decided 
     more than one rank on a host     OMP_NUM_THREADS                       see `thread_count`
 
 # Note [Why no binding]
-Open MPI binds each rank to one core when there are one or two of them. torch's threads and mpicoll's communication
-thread then share that core: a small message takes 20 ms in place of 0.01. Whoever wants ranks bound says so, with
---bind-to numa or the environment, and keeps it.
+Open MPI binds each rank to one core if a job has one or two ranks. The threads of torch and the communication thread of mpicoll
+then share that core: a small message takes 20 ms instead of 0.01. A binding that the user sets, by --bind-to or in the
+environment, stays.
 """
 
 from __future__ import annotations
@@ -37,14 +36,13 @@ from mpicoll._launch.hostfile import Host
 from mpicoll._launch.job import NOTHING_ASKED, Placement, Plan, Program, Request, Site, Where
 from mpicoll.errors import LaunchError
 
-# What a program on another host should find as it is here. Open MPI's mpirun passes on OMPI_* by itself, Hydra
-# everything.
+# Variables that other hosts get. mpirun of Open MPI passes on OMPI_* by itself, Hydra everything.
 FORWARDED = re.compile(
     r"(_?MPICOLL|MPI4PY|TORCH|TORCHINDUCTOR|PYTORCH|OMP|KMP|MKL|OPENBLAS|GLOO|NCCL|CUDA|UCX|FI|HF|WANDB)_[A-Z0-9_]+"
     r"|PYTHON[A-Z0-9_]*|LD_LIBRARY_PATH|LD_PRELOAD|MASTER_ADDR|MASTER_PORT|VIRTUAL_ENV"
 )
 
-# Where the user may have decided about binding already: then nothing is added.
+# Settings by which the user may have chosen a binding: then no binding is added.
 BINDING_SETTINGS = (
     "PRTE_MCA_hwloc_default_binding_policy",
     "OMPI_MCA_hwloc_base_binding_policy",
@@ -62,10 +60,14 @@ def plan(
     exported: Sequence[str] = (),
     request: Request = NOTHING_ASKED,
 ) -> Plan:
-    """The command that starts ``programs`` as one job. ``extra``: words for mpiexec itself; ``exported``: names that
-    must reach every host.
+    """The command that starts ``programs`` as one job.
 
-    Raises: LaunchError: the numbers contradict each other; the message names the remedy.
+    Args:
+        extra: Words for mpiexec itself.
+        exported: Names of variables for every host.
+
+    Raises:
+        LaunchError: The numbers contradict each other; the message names the remedy.
     """
     notes: list[str] = []
     extra = [*extra, *binding_words(request, mpi, mpiexec), *output_words(request, mpiexec)]
@@ -90,7 +92,7 @@ def plan(
 
 
 def _on_first_nodes(programs: Sequence[Program], nodes: int, site: Site) -> list[Program]:
-    """The programs with the first ``nodes`` hosts of their list, or of the Slurm job's where there are fewer than it has."""
+    """The program, on the first ``nodes`` hosts of its list or of the Slurm job."""
     if len(programs) > 1:
         raise LaunchError("--nnodes: several programs with `:` between them are placed by --host or --hostfile")
     program = programs[0]
@@ -112,9 +114,7 @@ def _on_first_nodes(programs: Sequence[Program], nodes: int, site: Site) -> list
 
 
 def _allocated_hosts(programs: Sequence[Program], site: Site) -> tuple[Host, ...] | None:
-    """The list of hosts that stands before the first program and holds for all; None: there is none, or each program
-    has its own.
-    """
+    """The host list before the first program, which all programs share; None: there is none, or each program has its own."""
     if all(program.hosts is None for program in programs[1:]):
         return programs[0].hosts
     if any(program.hosts is None for program in programs):
@@ -158,10 +158,12 @@ def _count(program: Program, hosts: tuple[Host, ...] | None, site: Site, program
 
 
 def _place(program: Program, ranks: int, common: tuple[Host, ...] | None, before: int, total: int) -> Placement | None:
-    """The program's ranks on its hosts, filled in order; None where the scheduler or this host alone decides.
+    """The ranks of the program on its hosts, filled in order; None: the scheduler decides, or all ranks run on this host.
 
-    common: the host list of all ``total`` ranks, of which the programs before this one fill ``before`` places; None:
-    each program has its own list."""
+    Args:
+        common: The host list of all ``total`` ranks, of which earlier programs fill ``before`` places; None: the program has
+        its own.
+    """
     hosts = program.hosts if common is None else common
     if hosts is None:
         return None
@@ -176,10 +178,10 @@ def _place(program: Program, ranks: int, common: tuple[Host, ...] | None, before
     placed = []
     for host, offered in zip(hosts, slots, strict=True):
         skipped = min(start, offered)
-        here = min(ranks, offered - skipped)
-        start, ranks = start - skipped, ranks - here
-        if here:
-            placed.append((host.name, here))
+        count = min(ranks, offered - skipped)
+        start, ranks = start - skipped, ranks - count
+        if count:
+            placed.append((host.name, count))
     return tuple(placed)
 
 
@@ -200,9 +202,9 @@ def _where(placements: Sequence[Placement | None], ranks: int, site: Site) -> Wh
             per_host[host] = per_host.get(host, 0) + count
     if per_host:
         first = next(iter(per_host))
-        here = sum(count for host, count in per_host.items() if site.is_here(host))
-        several = len(per_host) > 1 or here == 0
-        return Where(_address(first, several, site), several, here, max(per_host.values()))
+        local = sum(count for host, count in per_host.items() if site.is_here(host))
+        several = len(per_host) > 1 or local == 0
+        return Where(_address(first, several, site), several, local, max(per_host.values()))
     nodes = allocated_nodes(site.environ)
     if len(nodes) > 1:
         on_a_node = math.ceil(ranks / len(nodes)) if sum(n for _, n in nodes) < ranks else max(n for _, n in nodes)
@@ -228,7 +230,7 @@ def _add_settings(added: dict[str, str], where: Where, mpi: Mpi, site: Site, ext
         if "SLURM_JOB_ID" in site.environ:
             add("SLURM_MPI_TYPE", "none")
         return
-    prrte = mpi.vendor == "Open MPI" and mpi.version[:1] >= (5,)  # from 5 on PRRTE starts the ranks, and reads its own settings
+    prrte = mpi.vendor == "Open MPI" and mpi.version[:1] >= (5,)  # from 5 on PRRTE starts the ranks; it has settings of its own
     if site.uid == 0:
         add("OMPI_ALLOW_RUN_AS_ROOT", "1")
         add("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
@@ -261,9 +263,10 @@ def _add_torch_variables(added: dict[str, str], where: Where, site: Site, notes:
 def thread_count(ranks_per_host: int, site: Site) -> tuple[int, str]:
     """Threads of one rank, and why.
 
-    As torchrun does, only if OMP_NUM_THREADS is unset and a host has more than one rank: torch would otherwise start as
-    many threads as there are cores in each of them. torchrun then takes 1, which leaves cores idle; here the ranks
-    share the cores out, 1 only where there are no more cores than ranks."""
+    As in torchrun, they are set only if OMP_NUM_THREADS is unset and a host has more than one rank: otherwise torch would start
+    as many threads as there are cores in every rank. torchrun sets 1, which leaves cores idle. Here the ranks share the cores,
+    and get 1 only if there are not more cores than ranks.
+    """
     per_task = site.environ.get("SLURM_CPUS_PER_TASK", "")
     if per_task.isdigit() and int(per_task) > 0:
         return int(per_task), f"Slurm gives each task {per_task} CPUs"

@@ -1,15 +1,14 @@
 """Runs the program of one rank: ``python -m mpicoll._launch.rank [options] script.py args...`` or ``... -m module args...``.
-`mpicoll.run` writes that under Hydra, and under Open MPI where it is asked for log files.
 
-    --log-dir DIR   standard output and standard error go to DIR/rank-R.log (`Note [Log files]` in _launch/command.py)
-    --exec          what follows is a program, not a script
+    --log-dir DIR   standard output and standard error go to DIR/rank-R.log (Note [Log files] in _launch/command.py)
+    --exec          the program is an executable, not a script
 
-Hydra lets the job go on when a rank ends with an error before it has started MPI (a module is missing on one host,
-say), and the other ranks then wait in MPI_Init for ever. Here such a rank tells Hydra to end the job with its exit
-status. Open MPI's mpiexec does so by itself and needs none of this.
+`mpicoll.run` uses it under Hydra, and under Open MPI for log files. Hydra lets the job continue if a rank fails before MPI_Init
+(a module is missing on one host, say); the other ranks then wait in MPI_Init for ever. Here such a rank tells Hydra to end the
+job with its exit status. mpiexec of Open MPI does that by itself.
 
-The program is `__main__` as ever: exec in this very module's namespace, so that pickle and multiprocessing find what
-they look for."""
+The program is `__main__`, as usual: it is executed in the namespace of this module, so that pickle and multiprocessing find it.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +22,11 @@ from types import TracebackType
 
 from mpicoll._discovery import detect
 
-LAST_WORDS_S = 0.2  # Hydra ends the job without reading on: the end of a traceback was lost in 2 of 2 runs without this
+LAST_WORDS_S = 0.2  # Hydra ends the job without reading all output: the end of a traceback was lost in 2 of 2 runs
 
 
 def main(words: list[str]) -> None:
-    """Runs the program; ends the process as ``python words...`` would, and the job with it if MPI cannot."""
+    """Runs the program, and ends the process as ``python words...`` does. Ends the job too if MPI has not started."""
     words = _take_options(words)
     _write_lines()
     try:
@@ -42,8 +41,8 @@ def main(words: list[str]) -> None:
         if status != 0:
             abort_job(status)
         sys.exit(status)
-    except BaseException as error:  # noqa: BLE001  whatever it is, the other ranks must not wait
-        # mpicoll's own hook, if MPI is started, prints and aborts; it does not return then
+    except BaseException as error:  # noqa: BLE001  after any error the other ranks must not wait
+        # If MPI has started, this is the hook of mpicoll: it prints, aborts and does not return.
         error = error.with_traceback(_own_frames(error.__traceback__))
         sys.excepthook(type(error), error, error.__traceback__)
         status = 130 if isinstance(error, KeyboardInterrupt) else 1
@@ -52,7 +51,7 @@ def main(words: list[str]) -> None:
 
 
 def _take_options(words: list[str]) -> list[str]:
-    """Does what the options before the program say; returns the program. Does not return for --exec."""
+    """Carries out the options before the program, and returns the program. Does not return for --exec."""
     while words[0] in ("--log-dir", "--exec"):
         if words[0] == "--log-dir":
             _redirect(words[1])
@@ -63,7 +62,7 @@ def _take_options(words: list[str]) -> list[str]:
 
 
 def _redirect(folder: str) -> None:
-    """Sends file descriptors 1 and 2 to this rank's file, so that what C and child processes write is in it, too."""
+    """Redirects file descriptors 1 and 2 to the file of this rank, with the output of C code and of child processes."""
     launch = detect.detect()
     os.makedirs(folder, exist_ok=True)
     name = f"rank-{launch.rank if launch is not None else 0}.log"
@@ -74,8 +73,10 @@ def _redirect(folder: str) -> None:
 
 
 def _write_lines() -> None:
-    """Writes each line in one piece. `python -u` writes a line's end on its own, Hydra hands on, and tags, the pieces that it
-    reads, and the lines of two ranks come out as one line and an empty one.
+    """Writes each line in one piece.
+
+    `python -u` writes the end of a line on its own. Hydra passes on, and tags, the pieces that it reads, so the lines of two
+    ranks would come out as one line and an empty line.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -83,8 +84,9 @@ def _write_lines() -> None:
 
 
 def abort_job(status: int) -> None:
-    """Ends all ranks with ``status`` if Hydra started us and MPI has not been started here; returns otherwise. After
-    MPI_Init, MPI's Abort is the way.
+    """Ends all ranks with ``status`` if Hydra has started this process and MPI has not started; otherwise does nothing.
+
+    After MPI_Init, MPI_Abort ends the job.
     """
     mpi = sys.modules.get("mpi4py.MPI")
     if "PMI_FD" not in os.environ or (mpi is not None and mpi.Is_initialized()):
@@ -92,10 +94,9 @@ def abort_job(status: int) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     time.sleep(LAST_WORDS_S)
-    with contextlib.suppress(OSError, ValueError):  # not Hydra's pipe after all: then this rank's own end must do
-        os.write(
-            int(os.environ["PMI_FD"]), f"cmd=abort exitcode={status}\n".encode()
-        )  # the PMI-1 protocol; needs no cmd=init before it
+    with contextlib.suppress(OSError, ValueError):  # not the pipe of Hydra: then only this rank ends
+        message = f"cmd=abort exitcode={status}\n"  # of the PMI-1 protocol; needs no cmd=init before it
+        os.write(int(os.environ["PMI_FD"]), message.encode())
 
 
 def _run_script(script: str) -> None:
@@ -121,7 +122,7 @@ def _run_script(script: str) -> None:
 
 
 def _status(ending: SystemExit) -> int:
-    """The exit status that Python gives to sys.exit(code), whose text it prints."""
+    """The exit status of sys.exit(code) in Python; prints a code that is a text."""
     if ending.code is None:
         return 0
     if isinstance(ending.code, int):
@@ -142,6 +143,6 @@ def _own_frames(trace: TracebackType | None) -> TracebackType | None:
 
 
 if __name__ == "__main__":
-    import mpicoll._launch.rank as rank  # the functions must outlive this namespace, which becomes the program's
+    import mpicoll._launch.rank as rank  # a second copy of the functions: this namespace becomes that of the program
 
     rank.main(sys.argv[1:])

@@ -1,13 +1,11 @@
-"""``python -m mpicoll.run -n 4 train.py --epochs 3``: starts a program on N ranks with the mpiexec that belongs to the
-MPI that mpi4py loads.
+"""``python -m mpicoll.run -n 4 train.py``: starts a program on N ranks, by the mpiexec of the MPI that mpi4py loads.
 
     python -m mpicoll.run [options] script.py args...                one program
     python -m mpicoll.run [options] -m package.module args...        a module, as `python -m` would
     python -m mpicoll.run -n 1 server.py : -n 3 worker.py args...    several programs, one job, with `:` between them
 
-It prints the command that it runs and then becomes it (exec): signals reach mpiexec and its ranks, and the exit status
-is mpiexec's, which is a failing rank's own on Open MPI and MPICH. Exit status 2: nothing was started; standard error
-says why and what to do.
+It prints the mpiexec command and then becomes it (exec). So signals reach mpiexec and its ranks, and the exit status is that of
+mpiexec, which is that of a failing rank on Open MPI and MPICH. Exit status 2: nothing was started; standard error says why.
 """
 
 from __future__ import annotations
@@ -31,34 +29,34 @@ from mpicoll.errors import LaunchError
 
 
 def main(argv: Sequence[str] | None = None, prog: str = PROG) -> int:
-    """Runs the command line; returns only for --dry-run (0) and for an error (2). ``prog``: the command, for --help."""
+    """Runs the command line. Returns only for --dry-run (0) and for an error (2). prog: the name of the command in --help."""
     try:
         options, programs = parse(sys.argv[1:] if argv is None else argv, prog)
         environ = job_environ(options)
-        made = make_plan(programs, options, environ)
+        job_plan = make_plan(programs, options, environ)
     except (LaunchError, ValueError, OSError) as error:
         print(f"mpicoll.run: {error}", file=sys.stderr)
         return 2
     if options.dry_run:
-        print(spell(made))
+        print(spell(job_plan))
         return 0
     if not options.quiet:
-        for note in (*options.notes, *made.notes):
+        for note in (*options.notes, *job_plan.notes):
             print(f"mpicoll.run: {note}", file=sys.stderr)
-        print(f"mpicoll.run: {spell(made)}", file=sys.stderr)
+        print(f"mpicoll.run: {spell(job_plan)}", file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
-    if made.family == "openmpi":
+    if job_plan.family == "openmpi":
         mpiexec_reaper.start(os.getpid())
     try:
-        os.execve(made.command[0], list(made.command), full_environ(made, environ))
+        os.execve(job_plan.command[0], list(job_plan.command), full_environ(job_plan, environ))
     except OSError as error:
-        print(f"mpicoll.run: cannot start {made.command[0]}: {error.strerror}", file=sys.stderr)
+        print(f"mpicoll.run: cannot start {job_plan.command[0]}: {error.strerror}", file=sys.stderr)
     return 2
 
 
 def make_plan(programs: Sequence[Program], options: Options, environ: Mapping[str, str]) -> Plan:
-    """The mpiexec command for ``programs``. Raises LaunchError or ValueError with the remedy."""
+    """The mpiexec command for ``programs``. Raises LaunchError or ValueError; the message names the remedy."""
     mpi, mpiexec = find(options.mpi, environ)
     if options.mca and mpiexec.family != "openmpi":
         raise LaunchError(f"--mca {' '.join(options.mca[0])}: only Open MPI has these settings, and this is {mpi.vendor}")
@@ -76,7 +74,7 @@ def find(choice: str | None, environ: Mapping[str, str]) -> tuple[Mpi, Mpiexec]:
 
 
 def job_environ(options: Options) -> dict[str, str]:
-    """The environment of a new job: ours without the traces of a job that we may be part of, and with -x NAME=VALUE."""
+    """The environment of a new job: ours without variables of a job that this process may be part of, plus -x NAME=VALUE."""
     environ = without_job(os.environ)
     for item in options.exported:
         name, equals, value = item.partition("=")
@@ -87,17 +85,15 @@ def job_environ(options: Options) -> dict[str, str]:
     return environ
 
 
-def full_environ(made: Plan, environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment of mpiexec: what was added is marked, so that a job started by a rank does not take it for the
-    user's own.
-    """
-    return {**environ, **made.added, ADDED: "\n".join(f"{name}={value}" for name, value in made.added.items())}
+def full_environ(job_plan: Plan, environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment of mpiexec. `ADDED` lists the additions, so that a job started by a rank can tell them from settings."""
+    return {**environ, **job_plan.added, ADDED: "\n".join(f"{name}={value}" for name, value in job_plan.added.items())}
 
 
-def spell(made: Plan) -> str:
-    """The plan as one line that a shell would run."""
+def spell(job_plan: Plan) -> str:
+    """The plan as a command line for a shell."""
     return shlex.join(
-        [*(["env"] if made.added else []), *(f"{name}={value}" for name, value in made.added.items()), *made.command]
+        [*(["env"] if job_plan.added else []), *(f"{name}={value}" for name, value in job_plan.added.items()), *job_plan.command]
     )
 
 
@@ -125,10 +121,10 @@ def free_port() -> int:
 
 
 def mca_files(environ: Mapping[str, str]) -> frozenset[str]:
-    """The settings in the user's own Open MPI and PRRTE files, named as in the environment, which overrides them."""
+    """Settings in the files of the user for Open MPI and PRRTE, named as the environment variables that override them."""
     home = environ.get("HOME", "")
-    found: set[str] = set()
+    names: set[str] = set()
     for folder, prefix in ((".openmpi", "OMPI_MCA_"), (".prte", "PRTE_MCA_"), (".pmix", "PMIX_MCA_")):
         text = read(os.path.join(home, folder, "mca-params.conf")) if home else ""
-        found.update(prefix + name for name in re.findall(r"^\s*([A-Za-z0-9_]+)\s*=", text, re.MULTILINE))
-    return frozenset(found)
+        names.update(prefix + name for name in re.findall(r"^\s*([A-Za-z0-9_]+)\s*=", text, re.MULTILINE))
+    return frozenset(names)

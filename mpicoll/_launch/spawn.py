@@ -1,15 +1,14 @@
-"""``mpicoll.spawn(fn, args, nprocs)``: for scripts that start their own ranks, where ``torch.multiprocessing.spawn``
-stood.
+"""``mpicoll.spawn(fn, args, nprocs)``: starts MPI ranks from a script, as ``torch.multiprocessing.spawn`` starts processes.
 
     if __name__ == "__main__":                        # the ranks import the script again, as __mp_main__
         mpicoll.spawn(train, args=(10,), nprocs=4)    # runs train(rank, 10) in 4 ranks under mpiexec
 
     [1] fn and args are pickled into a private folder
     [2] mpiexec starts the ranks, each with that folder's path
-    [3] each rank imports the script, as multiprocessing's spawn does, and calls fn(rank, *args)
-    [4] a rank that raises leaves its traceback in the folder; mpiexec ends the others
+    [3] each rank imports the script, as spawn of multiprocessing does, and calls fn(rank, *args)
+    [4] a rank that raises writes its traceback to the folder; mpiexec ends the others
 
-All ranks run on this host. `python -m mpicoll.run` is the way to several hosts.
+All ranks run on this host. For several hosts use `python -m mpicoll.run`.
 """
 
 from __future__ import annotations
@@ -43,19 +42,18 @@ RANK_CODE = "import sys; sys.path.append({where!r}); from mpicoll._launch.spawn 
 
 
 class RankRaised(ProcessRaisedException, MpicollError):
-    """A rank raised; the message holds its traceback. Attributes as torch's ProcessRaisedException: error_index (the
-    rank), error_pid, msg.
-    """
+    """A rank raised; the message holds its traceback. Attributes as in torch: error_index (the rank), error_pid, msg."""
 
 
 class RankExited(ProcessExitedException, MpicollError):
-    """A rank ended without an exception (sys.exit, a signal), or mpiexec did. Attributes: error_index (-1: not known),
-    exit_code, signal_name, msg.
+    """A rank, or mpiexec, ended without an exception (sys.exit, a signal).
+
+    Attributes as in torch: error_index (the rank; -1: unknown), exit_code, signal_name, msg.
     """
 
 
 class SpawnContext:
-    """The ranks of one `spawn` call under way."""
+    """The running ranks of one `spawn` call."""
 
     def __init__(self, process: subprocess.Popen[bytes], folder: Path, nprocs: int) -> None:
         self.process = process  # mpiexec
@@ -63,20 +61,24 @@ class SpawnContext:
         self._folder = folder
 
     def pids(self) -> list[int]:
-        """The process ids of the ranks that have begun, in rank order."""
+        """The process ids of the ranks that have started, in rank order."""
         pids = [self._folder / f"pid-{rank}" for rank in range(self.nprocs)]
         return [int(file.read_text()) for file in pids if file.exists()]
 
     def join(self, timeout: float | None = None, grace_period: float | None = None) -> bool:
-        """Waits for the ranks: True if all have ended well, False if some still run after ``timeout`` seconds (None:
-        for ever).
+        """Waits for the ranks. Returns True if all have ended, False if some still run after the time-out.
 
-        grace_period: accepted for torch's sake; mpiexec ends the other ranks at once when one fails. Raises:
-        RankRaised: a rank raised, RankExited: a rank or mpiexec ended with another status than 0; the other ranks have
-        been ended."""
+        Args:
+            timeout: Seconds; None: no limit.
+            grace_period: Accepted as in torch, without effect: mpiexec ends the other ranks at once when one fails.
+
+        Raises:
+            RankRaised: A rank raised. The other ranks have been ended.
+            RankExited: A rank or mpiexec ended with a status other than 0. The other ranks have been ended.
+        """
         try:
             status = self._wait(timeout)
-        except BaseException:  # Ctrl-C above all: the ranks must not outlive their caller
+        except BaseException:  # Ctrl-C, for example: the ranks must not outlive the caller
             self.stop()
             raise
         if status is None:
@@ -88,8 +90,9 @@ class SpawnContext:
         return True
 
     def _wait(self, timeout: float | None) -> int | None:
-        """mpiexec's exit status, None after ``timeout`` seconds. Ends an mpiexec that outlives a failure: Open MPI's
-        can hang (see `mpicoll._launch.mpiexec_reaper`).
+        """The exit status of mpiexec; None after ``timeout`` seconds.
+
+        Ends an mpiexec that does not end after a failure (see `mpicoll._launch.mpiexec_reaper`).
         """
         end = None if timeout is None else time.monotonic() + timeout
         failed_at = None
@@ -105,7 +108,7 @@ class SpawnContext:
         return status
 
     def stop(self) -> None:
-        """Ends the ranks, gently and then not."""
+        """Ends the ranks: SIGTERM first, then SIGKILL."""
         terminate.end(self.process)
         self._forget()
 
@@ -118,7 +121,7 @@ class SpawnContext:
         self._forget()
 
     def _raise_failure(self, status: int) -> None:
-        """The failure of the first rank that wrote one; the others were ended because of it."""
+        """Raises the failure of the first rank that wrote one; the other ranks were ended because of it."""
         failures = sorted(self._folder.glob("failure-*"), key=lambda file: file.stat().st_mtime_ns)
         for file in failures:
             rank, pid, code, text = pickle.loads(file.read_bytes())
@@ -152,21 +155,25 @@ def spawn(
 ) -> SpawnContext | None:
     """Runs ``fn(rank, *args)`` in ``nprocs`` MPI ranks on this host; a drop-in for torch.multiprocessing.spawn.
 
-    Args:   fn, args: picklable, fn by name (a module's function; the script's own if the call stands under
-                ``if __name__ == "__main__":``).
-                args may hold tensors (copied) and multiprocessing.Manager proxies, but no Queue or Lock of
-                multiprocessing.
-            join: wait for the ranks and return None; False: return a SpawnContext at once, to be joined.
-            daemon: with join=False, end the ranks when this process ends; otherwise its end waits for them.
-            start_method: "spawn" only; ranks are programs of their own that mpiexec starts.
-    Raises: RankRaised (also a torch.multiprocessing.ProcessRaisedException), RankExited; LaunchError: no MPI, or called
-    from inside a rank; TypeError: fn or
-            args cannot be pickled; ValueError: nprocs or start_method.
+    Args:
+        fn: Picklable by name: a function of a module, or of the script if the call is under ``if __name__ == "__main__":``.
+        args: Picklable. They may hold tensors (copied) and proxies of multiprocessing.Manager, but no Queue or Lock of
+            multiprocessing.
+        nprocs: Number of ranks.
+        join: Wait for the ranks and return None. False: return a SpawnContext at once; join it.
+        daemon: With join=False: end the ranks when this process ends. Otherwise the end of this process waits for them.
+        start_method: Only "spawn"; mpiexec starts the ranks as new programs.
+
+    Raises:
+        RankRaised: A rank raised (also a torch.multiprocessing.ProcessRaisedException).
+        RankExited: A rank or mpiexec ended with a status other than 0.
+        LaunchError: There is no MPI, or this process is a rank.
+        TypeError: fn or args cannot be pickled.
+        ValueError: nprocs or start_method.
     """
     _check(nprocs, start_method)
-    folder = Path(
-        tempfile.mkdtemp(prefix="mpicoll-spawn-")
-    )  # only its owner may read it: it holds the key of multiprocessing's connections
+    # Only its owner may read the folder: it holds the key for connections of multiprocessing.
+    folder = Path(tempfile.mkdtemp(prefix="mpicoll-spawn-"))
     try:
         _write_task(folder, fn, args)
         process = _start(folder, nprocs)
@@ -192,7 +199,7 @@ def _check(nprocs: int, start_method: str) -> None:
     if _in_rank_import:
         raise LaunchError('spawn was called while a rank imports the script; put the call under `if __name__ == "__main__":`')
     launch = detect.detect()
-    # one task of srun is also what `srun --pty bash` gives: a shell, from which ranks may be started
+    # A Slurm step of one task may be the shell of `srun --pty bash`, from which ranks may be started.
     if launch is not None and (launch.launcher != "slurm" or launch.size > 1):
         raise LaunchError(
             f"spawn: this process is already rank {launch.rank} of {launch.size} (started by {launch.launcher}), and a"
@@ -203,7 +210,7 @@ def _check(nprocs: int, start_method: str) -> None:
 
 def _write_task(folder: Path, fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
     preparation = multiprocessing_spawn.get_preparation_data("MpicollRank")
-    preparation["authkey"] = bytes(preparation["authkey"])  # lets Manager proxies connect; its own type refuses to be pickled
+    preparation["authkey"] = bytes(preparation["authkey"])  # for proxies of a Manager; its own type cannot be pickled
     try:
         task = pickle.dumps((fn, tuple(args)))
     except (pickle.PicklingError, AttributeError, TypeError, RuntimeError) as error:
@@ -220,19 +227,17 @@ def _start(folder: Path, nprocs: int) -> subprocess.Popen[bytes]:
     environ = run.job_environ(options)
     where = str(Path(__file__).resolve().parents[2])
     code = RANK_CODE.format(where=where, folder=str(folder))
-    made = run.make_plan([Program((command_line.python(), "-u", "-c", code), nprocs)], options, environ)
-    return subprocess.Popen(made.command, env=run.full_environ(made, environ), stdin=subprocess.DEVNULL)
+    job_plan = run.make_plan([Program((command_line.python(), "-u", "-c", code), nprocs)], options, environ)
+    return subprocess.Popen(job_plan.command, env=run.full_environ(job_plan, environ), stdin=subprocess.DEVNULL)
 
 
 # --- inside a rank ----------------------------------------------------------------------------------------------------
 
-_in_rank_import = False  # true while this rank imports the script: a spawn call there is one that no `if __name__` guards
+_in_rank_import = False  # True while this rank imports the script: a spawn call then lacks its `if __name__` guard
 
 
 def rank_main(folder_name: str) -> None:
-    """What each rank runs. Ends the process at a failure, without MPI's own farewell, for which it would wait for ranks
-    that wait for it.
-    """
+    """The program of each rank. After a failure it skips MPI_Finalize, which would wait for the other ranks."""
     global _in_rank_import
     launch = detect.detect()
     if launch is None:
@@ -257,7 +262,7 @@ def rank_main(folder_name: str) -> None:
             raise
     except KeyboardInterrupt:
         code = 130  # the caller is interrupted too and says so
-    except BaseException:  # noqa: BLE001  handed to the caller, whatever it is
+    except BaseException:  # noqa: BLE001  the caller gets any error
         text = traceback.format_exc()
     else:
         _write(folder / f"done-{launch.rank}", b"")
@@ -270,7 +275,7 @@ def rank_main(folder_name: str) -> None:
 
 
 def _write(file: Path, content: bytes) -> None:
-    """Whole or not at all: the caller looks for the file by name."""
+    """Writes a file in one step: the caller may look for it at any time."""
     part = file.with_name(f".{file.name}")
     part.write_bytes(content)
     part.replace(file)
