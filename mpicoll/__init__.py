@@ -1,8 +1,8 @@
-"""MPI for stock PyTorch: ``import mpicoll as dist`` in the place of ``import torch.distributed as dist``, launched by mpirun.
+"""MPI for stock PyTorch: ``import mpicoll as dist`` instead of ``import torch.distributed as dist``, launched by mpirun.
 
-Names are loaded on first use: importing mpicoll starts no MPI and imports no torch (``python -m mpicoll.run`` executes this
-file too). ``OURS`` lists what goes straight to our engine; every other public name of torch.distributed is torch's own object,
-so the mirror is complete with whatever torch is installed, its submodules included (``from mpicoll.fsdp import fully_shard``).
+Names are loaded on first use. Importing mpicoll starts no MPI and imports no torch (``python -m mpicoll.run`` runs this file
+too). ``OURS`` lists the names that mpicoll defines. Every other public name is torch.distributed's own object, so the mirror is
+complete with every version of torch. Submodules are mirrored too: ``from mpicoll.fsdp import fully_shard``.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ OURS: dict[str, str] = {
     # groups and objects
     "split_group": "mpicoll._api.split_group",
     "recv_object_list": "mpicoll._api.objects",
-    # what torch.distributed does not have
+    # not in torch.distributed
     "spawn": "mpicoll._launch.spawn",
     "RankExited": "mpicoll._launch.spawn",
     "RankRaised": "mpicoll._launch.spawn",
@@ -78,12 +78,12 @@ def __getattr__(name: str) -> Any:
     elif importlib.machinery.PathFinder.find_spec(f"mpicoll.{name}", __path__) is not None:
         value = importlib.import_module(f"mpicoll.{name}")
     else:
-        value = _torchs(name)
+        value = _from_torch(name)
     globals()[name] = value
     return value
 
 
-def _torchs(name: str) -> Any:
+def _from_torch(name: str) -> Any:
     import torch.distributed
 
     try:
@@ -91,7 +91,7 @@ def _torchs(name: str) -> Any:
     except AttributeError:
         pass
     try:
-        return importlib.import_module(f"mpicoll.{name}")  # torch's submodules that nobody has imported yet
+        return importlib.import_module(f"mpicoll.{name}")  # a submodule of torch.distributed that is not imported yet
     except ModuleNotFoundError as error:
         if error.name != f"mpicoll.{name}":
             raise
@@ -105,7 +105,7 @@ def __dir__() -> list[str]:
     return sorted({*OURS, *theirs})
 
 
-# torch's own modules of these names work on torch's RPC (TensorPipe), not on ours.
+# torch's modules of these names need torch's RPC (TensorPipe).
 REFUSED, REFUSED_BELOW = ("mpicoll.optim.optimizer",), ("mpicoll.rpc.", "mpicoll.autograd.")
 WHY_REFUSED = "torch has it for its own RPC, and mpicoll.rpc works without; docs/reference/rpc.md lists what there is"
 
@@ -144,6 +144,6 @@ class _Mirror(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             module.__spec__ = spec.loader_state  # it stays torch's module
 
 
-# First in line: torch's mpicoll.fsdp has a __path__, where the usual finder would find mpicoll.fsdp.wrap and load it once more,
-# with classes that are not torch.distributed.fsdp.wrap's.
+# The first finder: mpicoll.fsdp is torch's module and has a __path__. The usual finder would load a second copy of
+# mpicoll.fsdp.wrap from there, with classes that differ from those of torch.distributed.fsdp.wrap.
 sys.meta_path.insert(0, _Mirror())

@@ -236,4 +236,4 @@ def _peer_name(op: torch_dist.P2POp) -> str:
 
 
 dynamo.skip_frames(__name__)
-dynamo.close(batch_isend_irecv)  # torch.compile traces torch's only, and raises on a P2POp of ours
+dynamo.disable(batch_isend_irecv)  # torch.compile traces torch's only, and raises on a P2POp of ours

@@ -1,17 +1,23 @@
-"""Door 2: mpicoll as a backend of ``torch.distributed``.
+"""The torch backend: mpicoll as a backend of ``torch.distributed``.
 
-    register        what happens at ``import torch``: names, two wrappers, a rendezvous handler; no MPI, no work
-    wrapping        the form of those wrappers: arguments by torch's names, however programs pass them on
-    requested       the rank and size that a call names, and whether MPI has so many
-    world           init_process_group("mpi"), new_group(backend="mpi"): starts MPI, hands torch a real store, cleans up
-    some_ranks      init_process_group for some of MPI's ranks: they meet at the store that they were given
-    rendezvous      the store: rank 0 opens it, host and port travel by MPI
-    process_group   what torch <= 2.13 accepts: a subclass of ProcessGroup
-    kernels         for torch <= 2.13: two ops of compiled graphs that its C++ cannot do with such a group
-    backend         what torch >= 2.14 accepts: a subclass of Backend
-    untraced        torch.compile's tracer stays out of all that
-    ddp             what DDP's C++ wants of a backend that is C++
-    operations      what both translate, once: lists of one tensor, option objects, names of methods
+    register          what `import torch` runs: backend names, two wrappers, a rendezvous handler; starts nothing
+      names           the names under which torch knows the backend
+      patches         the table of all changes of torch and Python
+      wrapping        a wrapper that sees the arguments by torch's names
+    init              init_process_group("mpi") and new_group(backend="mpi")
+      requested_ranks   the rank and size that a program names, compared with MPI
+      some_ranks        a world of some of MPI's ranks
+      rendezvous        the store
+      member_names      names of groups that their members alone make
+      excepthooks       an uncaught exception ends the job
+      undo              what a failed call leaves behind is removed
+      torch_world       torch's private tables of groups
+    adapters          makes the object that torch calls, one for each group
+      operations      torch's methods, translated for the engine; a base of every adapter
+      backend         the adapter for torch >= 2.14
+      torch213/       the adapters for torch <= 2.13
+      ddp             two wrappers for DDP, which expects C++ objects
+      dynamo          keeps torch.compile out of our code
 
-Only ``register`` is imported when torch is imported; the other modules when the first group is made.
+`import torch` imports the first four; the others are imported when the first group is made.
 """

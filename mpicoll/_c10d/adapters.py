@@ -1,4 +1,4 @@
-"""The adapters that torch calls, one for each group of ours: made, kept alive, given up.
+"""The adapters that torch calls, one for each mpicoll group: made, kept alive, given up.
 
 torch <= 2.13 takes a ProcessGroup subclass (torch213/), torch >= 2.14 a Backend subclass (backend.py); this file picks.
 An adapter knows its maker only by the callbacks that it is handed.
@@ -49,7 +49,7 @@ def create(options: Any) -> Any:
     alive[communicator] = _adapt(communicator, options)
     names.serve(communicator.gpus)
     ddp.install()
-    _close_to_dynamo()
+    _keep_dynamo_out()
     return alive[communicator]
 
 
@@ -88,7 +88,7 @@ def _on_close(communicator: Communicator) -> None:
 
 
 @functools.cache
-def _close_to_dynamo() -> None:
-    """Keeps torch.compile out of our modules; called once, when they have been loaded."""
+def _keep_dynamo_out() -> None:
+    """Once, when our modules have been loaded: torch.compile runs them as they are."""
     for room in ("_c10d", "_engine", "_progress", "_host", "_device", "_tensors"):
-        dynamo.close_package(f"mpicoll.{room}")
+        dynamo.disable_package(f"mpicoll.{room}")

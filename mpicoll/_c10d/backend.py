@@ -2,18 +2,18 @@
 
     dist.all_reduce ──► ProcessGroup.allreduce (C++: dispatcher, profiler spans, hooks) ──► MpiBackend.allreduce ──► engine
                                       │                                                            │
-                 PyWorkHolder ◄───────┘  knows wait() and get_future() of our Work, nothing else ◄─┘
+                 PyWorkHolder ◄───────┘  calls wait() and get_future() of our Work, nothing else ◄─┘
 
 # Note [The Work behind the Work]
-# The Work that comes back through C++ is a holder whose is_completed() is False for ever, whose result() and
-# source_rank() raise and whose exception() is None after a failure. So Python callers get our own Work instead: the
-# methods of ProcessGroup that return a Work are wrapped once, when the first group of ours is made. The wrapper expects
-# a Work on this thread's `_desk`, the backend lays it there, and what no backend of ours answered (a Gloo group, C++
-# callers, which never come this way) passes unchanged.
+# The Work that comes back through C++ is a holder: is_completed() is False for ever, result() and source_rank() raise, and
+# exception() is None after a failure. So Python callers get our own Work instead. The methods of ProcessGroup that return a
+# Work are wrapped when the first mpicoll group is made. The wrapper tells `_last_work`, a slot of this thread, that it waits
+# for a Work; our backend puts it there. If the slot stays empty (a Gloo group), the wrapper returns what C++ returned. Calls
+# from C++ do not pass the wrapper.
 
-# Note [What has ended]
-# A synchronous operation gives C++ one and the same completed Work, and Python None. With no Work at all, the flight recorder
-# (torch >= 2.15) shows the operation as still under way, and so every program as hung. 0.3 us.
+# Note [The completed Work]
+# A synchronous operation returns None to Python and `_COMPLETED`, always the same Work, to C++. Without a Work the flight
+# recorder (torch >= 2.15) would show the operation as running for ever. Costs 0.3 us.
 """
 
 from __future__ import annotations
@@ -42,14 +42,16 @@ __all__ = ["MpiBackend"]
 MakeChild = Callable[["Communicator", Sequence[int], str, float], Backend]  # parent, its ranks, the child's name, timeout in s
 
 
-class _Desk(threading.local):
-    expecting = False  # a Python caller is waiting for a Work in this thread
+class _LastWork(threading.local):
+    """The Work of the operation that this thread has just started."""
+
+    expected = False  # a Python caller in this thread wants the Work
     work: TorchWork | None = None
 
 
-_desk = _Desk()
-_ended = Work("a synchronous operation", [], timeout_s=0)  # see Note [What has ended]
-_ended._complete()
+_last_work = _LastWork()
+_COMPLETED = Work("a synchronous operation", [], timeout_s=0)  # see Note [The completed Work]
+_COMPLETED._complete()
 
 
 class MpiBackend(Operations, Backend):
@@ -82,35 +84,40 @@ class MpiBackend(Operations, Backend):
 
     @property
     def options(self) -> Any:
-        """What torch copies, name and timeout changed, for `split`; made anew each time."""
+        """New options; torch sets name and timeout in a copy and calls `split` with it."""
         return Backend.Options("mpi", timedelta(seconds=self.communicator.timeout_s))
 
     def split(self, store: Any, ranks: list[int], opts: Any) -> Backend:
-        """The backend of a new group of these ranks of this one, in this order (collective over them); for ``dist.split_group``.
+        """Makes the backend of a part of this group, for ``dist.split_group`` (collective over the part).
 
-        Args:   opts: our `options`, with the new group's name and timeout.
-        Returns: on other ranks a stand-in, which `_splitting` throws away: C++ does not take None.
+        Args:
+            store: Unused.
+            ranks: Ranks within this group, in the order of the part.
+            opts: Our `options`, with the new group's name and timeout.
+
+        Returns:
+            The backend. On ranks outside the part a stand-in, which `_splitting` drops, because C++ does not take None.
         """
         if self.communicator.rank not in ranks:
             return _Nobody(0, 1)
         return self._make_child(self.communicator, ranks, opts.group_name, opts._timeout.total_seconds())
 
     def perform_nocolor_split(self, device: Any) -> None:
-        """Called, where the world is bound to a device, on who is no member of a new group: nothing, members make it alone."""
+        """Does nothing: members make a group alone. Called outside a new group if the world is bound to a device."""
 
     def eager_connect_single_device(self, device: Any) -> None:
-        """Called where the world is bound to a device: nothing, MPI is connected."""
+        """Does nothing: MPI is connected. Called if the world is bound to a device."""
 
     def _answer(self, work: TorchWork | None) -> Answer:
-        work = super()._answer(work) or _ended
-        if _desk.expecting:
-            _desk.work = work
+        work = super()._answer(work) or _COMPLETED
+        if _last_work.expected:
+            _last_work.work = work
         return work
 
     def end_coalescing(self, device: Any = None) -> Answer:
         work = super().end_coalescing(device)
-        if _desk.expecting:
-            _desk.work = work
+        if _last_work.expected:
+            _last_work.work = work
         return work
 
 
@@ -126,19 +133,19 @@ def _wrap_methods() -> None:
 def _handing_over(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def wrapped(self: ProcessGroup, *args: Any, **kwargs: Any) -> Any:
-        _desk.expecting = True
+        _last_work.expected = True
         try:
             answer = method(self, *args, **kwargs)
-            if _desk.work is _ended:
+            if _last_work.work is _COMPLETED:
                 return None
-            return answer if _desk.work is None or answer is None else _desk.work
+            return answer if _last_work.work is None or answer is None else _last_work.work
         finally:
-            _desk.expecting, _desk.work = False, None
+            _last_work.expected, _last_work.work = False, None
 
-    # pybind11 tells a call of the base class's method from a call of an override by the name of the calling function
+    # pybind11 decides by the name of the calling function whether a base class's method or its override is called
     inner: Any = wrapped
     inner.__code__ = inner.__code__.replace(co_name=name)
-    dynamo.close(wrapped)
+    dynamo.disable(wrapped)
     return wrapped
 
 
@@ -148,15 +155,15 @@ def _straight(method: Callable[..., Any]) -> Callable[..., Any]:
         backend = self._get_backend(tensor.device)
         if isinstance(backend, MpiBackend):
             work = backend.gather_single(output, tensor, *args)
-            return None if work is _ended else work
+            return None if work is _COMPLETED else work
         return method(self, output, tensor, *args)
 
-    dynamo.close(wrapped)
+    dynamo.disable(wrapped)
     return wrapped
 
 
 class _Nobody(Backend):
-    """Of a group that this rank is no member of."""
+    """Stands for the backend of a group on a rank outside it."""
 
 
 def _splitting(method: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,14 +1,14 @@
-"""Two places where the C++ of DDP takes of a backend only what is C++ as well; for our groups, round them.
+"""Two wrappers for DDP, whose C++ expects the Future and the Work of a backend to be C++ objects.
 
 # Note [A Future that C++ cannot read]
-# ``ddp._register_builtin_comm_hook(FP16_COMPRESS)`` chains C++ to the Future of an all_reduce and asserts that its value is a
-# TensorList. Whatever Python puts into a Future is a PyObject there, and Python cannot make another Future (DDP's reducer and
-# its Python hooks read both). So that hook, where the group is ours, is torch's own Python form of it: the same arithmetic.
+# ``ddp._register_builtin_comm_hook(FP16_COMPRESS)`` chains a C++ callback to the Future of an all_reduce, which
+# asserts that the value is a TensorList. A value that Python sets is a PyObject there. (DDP's reducer and its Python hooks read
+# both.) For our groups that hook is therefore torch's Python version of it, which computes the same.
 
 # Note [A Work whose Python part is gone]
 # ``ddp.join(divide_by_initial_world_size=False)`` hands the Work of an all_reduce to the reducer, which keeps its C++ part and
-# asks it for the Future in the backward pass. By then nobody holds the Python object, and with it wait() and get_future() are
-# gone ("Work::getFuture not implemented"). The reducer gets a Work of torch's in its place, which holds our Future.
+# asks it for the Future in the backward pass. By then the Python object is gone, and wait() and get_future() with it
+# ("Work::getFuture not implemented"). So the reducer gets a C++ Work of torch that holds our Future.
 """
 
 from __future__ import annotations

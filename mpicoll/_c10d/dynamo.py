@@ -1,15 +1,16 @@
-"""Keeps torch.compile's tracer (dynamo) out of our code, which it should find as closed as the C++ of torch's own backends.
+"""Keeps the tracer of torch.compile (dynamo) out of our code, as it stays out of the C++ of torch's own backends.
 
     compiled function ──► graph with functional collectives ──► C++ ──► our adapter        no dynamo there
                      └──► graph break: dist.broadcast(...) ──► our adapter, frame by frame    (1)
                      └──► traced: work.wait(), mpicoll.all_reduce(...)                        (2)
 
-(1) Outside its graphs dynamo stands at the door of every Python frame that runs, and compiles it. Of an adapter of ours it
-    compiles twenty small frames, and stops at the first attribute of a ProcessGroup that it does not know (torch >= 2.13).
-(2) While it traces it looks into every Python function that is called. A Work of torch's is C++, so that it breaks the graph
-    there and runs on; of ours it would trace locks, and guard them.
+(1) Outside its graphs dynamo compiles every Python frame that runs. In an adapter of ours it would compile twenty small frames,
+    and raise at the first attribute of a ProcessGroup that it does not know (torch >= 2.13).
+(2) While it traces, dynamo traces every Python function that is called. A Work of torch is C++, so dynamo breaks the graph there.
+    In ours it would trace locks and guard them.
 
-A mark on the code object, in C, answers (1) at no cost for who does not compile; an attribute of the function answers (2).
+A mark on the code object, which C reads, prevents (1); it costs nothing without torch.compile. An attribute of the function
+prevents (2).
 """
 
 from __future__ import annotations
@@ -21,27 +22,27 @@ from typing import Any
 
 import torch
 
-__all__ = ["close", "close_package", "skip_frames"]
+__all__ = ["disable", "disable_package", "skip_frames"]
 
 WHY = "mpicoll communicates here, through MPI"
 
 
-def close_package(package: str) -> None:
-    """`close` for all functions of the modules of ``package`` that have been loaded."""
+def disable_package(package: str) -> None:
+    """Calls `disable` for all functions in the loaded modules of ``package``."""
     for name, module in list(sys.modules.items()):
         if module is not None and (name == package or name.startswith(package + ".")):
             for function in _functions(module):
-                close(function)
+                disable(function)
 
 
-def close(function: Any) -> None:
-    """Dynamo neither compiles the function nor looks into it: it breaks the graph, and lets it run as it is."""
+def disable(function: Any) -> None:
+    """Dynamo breaks its graph at this function, and runs it without compiling or tracing it."""
     _skip(function)
     function.__dict__.update(_torchdynamo_disable=True, _torchdynamo_disable_msg=WHY)
 
 
 def skip_frames(module: str) -> None:
-    """Dynamo lets the functions of a module run as they are, but looks into them where a function that it traces calls them."""
+    """Dynamo does not compile the functions of a module, but traces them if a function that it traces calls them."""
     for function in _functions(sys.modules[module]):
         _skip(function)
 
@@ -51,11 +52,13 @@ def _skip(function: Any) -> None:
     if dynamo is not None and hasattr(dynamo.eval_frame, "set_code_exec_strategy"):  # else a torch without dynamo
         frames = dynamo.eval_frame
         skip = frames._FrameAction.SKIP
-        frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))  # with all frames beneath
+        frames.set_code_exec_strategy(
+            function.__code__, frames._FrameExecStrategy(skip, skip)
+        )  # the second for all frames that it calls
 
 
 def _functions(module: ModuleType) -> Iterator[FunctionType]:
-    """The functions of a module and the methods of its classes, as far as their code is the module's own."""
+    """Yields the functions of a module and the methods of its classes, without those that it imports."""
     owners = [module, *(value for value in vars(module).values() if isinstance(value, type))]
     for owner in owners:
         for value in list(vars(owner).values()):

@@ -65,7 +65,7 @@ def init_process_group(original: Callable[..., Any], arguments: dict[str, Any]) 
 
 
 def new_group(original: Callable[..., Any], arguments: dict[str, Any]) -> Any:
-    """Calls torch's _new_group_with_tag for a group of ours (collective over its members; only they call MPI).
+    """Calls torch's _new_group_with_tag for an mpicoll group (collective over its members; only they call MPI).
 
     Raises:
         LaunchError: The world is another backend's and its ranks are not MPI's.

@@ -5,7 +5,8 @@ torch passes lists of one tensor (it once had several devices per process) and o
 calls, from Python or from C++, is here. Ranks are group ranks. ``opts.asyncOp is False`` means that the caller ignores the Work:
 the operation then runs in the caller's thread and returns None.
 
-Results count as in-place writes where they do with Gloo (_tensors/versions.py).
+A comment gives our name of an operation where torch's differs. A result counts as an in-place write if it does with Gloo
+(mpicoll/_tensors/versions.py).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from mpicoll.errors import GroupFailed
 if TYPE_CHECKING:
     from mpicoll._engine.communicator import Communicator
 
-__all__ = ["Operations", "Together"]
+__all__ = ["CoalescedWork", "Operations"]
 
 Answer = TorchWork | None
 T = TypeVar("T")
@@ -41,14 +42,15 @@ class Operations:
 
     communicator: Communicator
     on_close: Callable[[Communicator], None]
-    _together: Together | None = None  # collects what is started between _start_coalescing and _end_coalescing
+    _coalesced: CoalescedWork | None = None  # the operations since _start_coalescing, until _end_coalescing
     _sequence = 0
 
     # -- reductions ----------------------------------------------------------------------------------------------------
 
-    def allreduce(self, tensors: Any, opts: Any = None) -> Answer:
+    def allreduce(self, tensors: Any, opts: Any = None) -> Answer:  # all_reduce
         return self._answer(self.communicator.all_reduce(_only(tensors), _op(opts), _async(opts)))
 
+    # all_reduce_coalesced
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> Answer:
         return self._wrote(self.communicator.all_reduce_coalesced(tensors, _op(opts), _async(opts)), tensors)
 
@@ -62,7 +64,7 @@ class Operations:
     def reduce_scatter_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> Answer:
         return self._wrote(self.communicator.reduce_scatter_single(output, tensor, _op(opts), _async(opts)), [output])
 
-    _reduce_scatter_base = reduce_scatter_single
+    _reduce_scatter_base = reduce_scatter_single  # of torch <= 2.13
 
     def reduce_scatter_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Answer:
         work = self.communicator.reduce_scatter_single_coalesced(outputs, inputs, _op(opts), _async(opts))
@@ -75,12 +77,13 @@ class Operations:
     def broadcast(self, tensors: Any, opts: Any) -> Answer:
         return self._answer(self.communicator.broadcast(_only(tensors), opts.rootRank, _async(opts)))
 
-    def allgather(self, outputs: Any, tensors: Any, opts: Any = None) -> Answer:
+    def allgather(self, outputs: Any, tensors: Any, opts: Any = None) -> Answer:  # all_gather
         targets = _only(outputs)
         return self._wrote(self.communicator.all_gather(targets, _only(tensors), _async(opts)), targets)
 
+    # all_gather_coalesced
     def allgather_coalesced(self, outputs: list[list[Tensor]], tensors: list[Tensor], opts: Any = None) -> Answer:
-        """``outputs[rank][i]`` is rank's i-th tensor: the other way round than the engine."""
+        """``outputs[rank][i]`` is the i-th tensor of that rank; the engine takes ``[i][rank]``."""
         by_tensor = [list(column) for column in zip(*outputs, strict=True)]
         work = self.communicator.all_gather_coalesced(by_tensor, tensors, _async(opts))
         return self._wrote(work, [target for column in by_tensor for target in column])
@@ -116,6 +119,7 @@ class Operations:
         sources = inputs[0] if inputs else None
         return self._answer(self.communicator.scatter(_only(outputs), sources, opts.rootRank, _async(opts)))
 
+    # all_to_all
     def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Answer:
         return self._wrote(self.communicator.all_to_all(outputs, inputs, _async(opts)), outputs)
 
@@ -130,24 +134,24 @@ class Operations:
 
     alltoall_base = all_to_all_single
 
-    def send(self, tensors: Any, dst: int, tag: int = 0) -> Answer:
+    def send(self, tensors: Any, dst: int, tag: int = 0) -> Answer:  # isend
         return self._answer(self.communicator.isend(_only(tensors), dst, tag))
 
-    def recv(self, tensors: Any, src: int, tag: int = 0) -> Answer:
+    def recv(self, tensors: Any, src: int, tag: int = 0) -> Answer:  # irecv
         return self._answer(self.communicator.irecv(_only(tensors), src, tag))
 
-    def recv_anysource(self, tensors: Any, tag: int = 0) -> Answer:
+    def recv_anysource(self, tensors: Any, tag: int = 0) -> Answer:  # irecv
         return self._answer(self.communicator.irecv(_only(tensors), None, tag))
 
     # -- barriers ------------------------------------------------------------------------------------------------------
 
     def barrier(self, opts: Any = None) -> Answer:
-        timeout = getattr(opts, "timeout", None)  # torch says -1 ms where the user said nothing
+        timeout = getattr(opts, "timeout", None)  # -1 ms if the user gave none
         seconds = timeout.total_seconds() if timeout is not None and timeout > timedelta(0) else None
         return self._answer(self.communicator.barrier(_async(opts), seconds))
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
-        """``timeout``: a timedelta (called on a group), or BarrierOptions (called on a Backend from C++)."""
+        """Names the missing ranks. ``timeout`` is a timedelta if a group is called, BarrierOptions if C++ calls a Backend."""
         limit = getattr(timeout, "timeout", timeout)
         seconds = limit.total_seconds() if limit is not None and limit > timedelta(0) else None
         self.communicator.monitored_barrier(seconds, wait_all_ranks)
@@ -155,11 +159,11 @@ class Operations:
     # -- several as one ------------------------------------------------------------------------------------------------
 
     def start_coalescing(self, device: Any = None) -> None:
-        self._together = Together()
+        self._coalesced = CoalescedWork()
 
     def end_coalescing(self, device: Any = None) -> Answer:
-        together, self._together = self._together, None
-        return together
+        coalesced, self._coalesced = self._coalesced, None
+        return coalesced
 
     _start_coalescing = start_coalescing
     _end_coalescing = end_coalescing
@@ -172,12 +176,12 @@ class Operations:
     _set_default_timeout = set_timeout
 
     def shutdown(self) -> None:
-        """Called by destroy_process_group: frees the communicators. Nothing happens when the object is collected."""
+        """Frees the communicators; called by destroy_process_group, never by garbage collection."""
         self.on_close(self.communicator)
         self.communicator.close()
 
     def abort(self) -> None:
-        """Gives the group up without waiting for anybody; what is under way on other ranks will time out there."""
+        """Gives the group up without waiting for other ranks; their operations time out there."""
         self.on_close(self.communicator)
         self.communicator.fail(GroupFailed("aborted by the program"))
         self.communicator.close()
@@ -186,7 +190,7 @@ class Operations:
         return "mpi"
 
     def supports_tensor_alloc(self, device: Any) -> bool:
-        """False: there is no memory of the backend's own for fully_shard's buffers, it takes torch's."""
+        """False: the backend allocates no memory, so fully_shard uses torch's allocator for its buffers."""
         return False
 
     def _set_sequence_number_for_group(self) -> None:
@@ -196,20 +200,20 @@ class Operations:
         return self._sequence
 
     def _wrote(self, work: TorchWork | None, tensors: Sequence[Tensor]) -> Answer:
-        """`_answer` for an operation whose results Gloo counts as writes."""
+        """`_answer` for an operation whose results count as writes with Gloo."""
         count_write(*tensors)
         return self._answer(work)
 
     def _answer(self, work: TorchWork | None) -> Answer:
-        """What torch gets for an operation that has been started; the one place that all of them pass."""
+        """Returns what torch gets for an operation that has started. Every operation ends here."""
         self._sequence += 1
-        if work is not None and self._together is not None:
-            self._together.add(work)
+        if work is not None and self._coalesced is not None:
+            self._coalesced.add(work)
         return work
 
 
-class Together(TorchWork):
-    """Several operations, waited for as one."""
+class CoalescedWork(TorchWork):
+    """Several operations with one Work."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -244,7 +248,7 @@ class Together(TorchWork):
 
 
 def _only(items: Any) -> Any:
-    """The one tensor (or list of tensors) in a list; a bare tensor stands for itself."""
+    """Returns the one element of a list: a tensor or a list of tensors. Returns a tensor as it is."""
     if isinstance(items, Tensor):
         return items
     if len(items) != 1:
@@ -253,7 +257,7 @@ def _only(items: Any) -> Any:
 
 
 def _op(opts: Any) -> Any:
-    """Options carry a ReduceOp, which equals ReduceOp.MAX but is no key for it; PREMUL_SUM stays whole, it carries its factor."""
+    """Returns the kind of reduction, a key of our tables, which the options' ReduceOp is not. PREMUL_SUM keeps its factor."""
     if opts is None:
         return ReduceOp.SUM
     op = opts.reduceOp
@@ -261,12 +265,12 @@ def _op(opts: Any) -> Any:
 
 
 def _async(opts: Any) -> bool:
-    """Options without the attribute, and calls from C++ that leave it alone, are asynchronous."""
+    """Whether a call is asynchronous: it is if the options lack the attribute, and if C++ does not set it."""
     return getattr(opts, "asyncOp", True)
 
 
 def _blocks(output: Tensor, tensor: Tensor, size: int) -> list[Tensor]:
-    """Views of ``output``, which is concatenated (n*k, ...) or stacked (n, k, ...), one per rank, in ``tensor``'s shape."""
+    """Returns one view of ``output`` per rank, with the shape of ``tensor``; ``output`` is concatenated or stacked."""
     if output.numel() != size * tensor.numel():
         raise ValueError(f"gather_single: output has {output.numel()} elements, needs {size} ranks x {tensor.numel()}")
     return list(output.view(size, *tensor.shape).unbind(0))

@@ -1,12 +1,12 @@
 """Registration with torch, run by ``import torch`` through the entry point group ``torch.backends``.
 
-It must cost next to nothing, print nothing and never raise: whatever is wrong with MPI or with mpicoll, ``import torch``
-works. A failure is kept and raised when somebody asks for the backend (see `ensure`).
+It costs next to nothing, prints nothing and never raises: ``import torch`` works whatever is wrong with MPI or with mpicoll. An
+error is kept and raised when a program requests the backend (see `ensure`).
 
-    import torch ──► autoload ──► launch variables (RANK, WORLD_SIZE ...) where an MPI launcher started us and they are unset
+    import torch ──► autoload ──► launch variables (RANK, WORLD_SIZE ...) that are unset, in a rank of an MPI launcher
                               ├─► backend names "mpicoll" and "mpi", rendezvous scheme "mpi://"
-                              └─► wrappers round init_process_group and _new_group_with_tag, which look at the backend string
-                                  and, where it says mpi, hand over to `mpicoll._c10d.init`
+                              └─► wrappers of init_process_group and _new_group_with_tag, which call `mpicoll._c10d.init`
+                                  if the backend string names mpi
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ __all__ = ["autoload", "ensure"]
 
 INIT = f"{patches.C10D}.init_process_group"
 
-_failure: Exception | None = None  # what went wrong in autoload, for `ensure`
+_failure: Exception | None = None  # raised in autoload; for `ensure`
 
 
 def autoload() -> None:
-    """Makes torch.distributed know mpicoll; the ``torch.backends`` entry point. Idempotent, silent, never raises."""
+    """Registers mpicoll with torch.distributed; the ``torch.backends`` entry point. May be called twice; silent, never raises."""
     global _failure
     try:
         c10d: Any = sys.modules.get("torch.distributed.distributed_c10d")
-        if c10d is None:  # a torch without distributed; `ensure` says so when it matters
+        if c10d is None:  # a torch without distributed; `ensure` raises
             return
-        _wrap()  # first: it is what later tells the user about any failure below
+        _wrap()  # first: the wrappers report any failure below
         _register(c10d)
         from mpicoll._discovery.detect import provide_open_mpi_settings, provide_torch_variables
 
@@ -44,9 +44,10 @@ def autoload() -> None:
 
 
 def ensure() -> None:
-    """Registers if that has not happened (``TORCH_DEVICE_BACKEND_AUTOLOAD=0``).
+    """Registers if `import torch` has not done so (``TORCH_DEVICE_BACKEND_AUTOLOAD=0``).
 
-    Raises: RuntimeError: the registration at ``import torch`` failed, with its cause; or this torch has no torch.distributed.
+    Raises:
+        RuntimeError: The registration has failed; its error is the cause. Or this torch has no torch.distributed.
     """
     import torch.distributed
 
@@ -80,27 +81,27 @@ def _register(c10d: Any) -> None:
 
 # Note [When MPI is available]
 # torch.distributed.is_mpi_available() and is_backend_available("mpi") read _MPI_AVAILABLE, and programs decide by them: Hugging
-# Face Accelerate takes "mpi" for every CPU job where it is True. Without an MPI launcher such a job (torchrun, debug_launcher)
-# ran on gloo before mpicoll was installed, and MPI would give it worlds of one rank. So it is True only in a rank that an MPI
-# launcher started. init_process_group("mpi") needs no flag: the wrapper translates the name before torch looks at it.
+# Face Accelerate uses "mpi" for every CPU job if it is True. Without an MPI launcher (torchrun, debug_launcher) such a job ran on
+# gloo before mpicoll was installed, and MPI would give each process a world of one rank. So it is True only in a rank that an
+# MPI launcher started. init_process_group("mpi") does not need it: the wrapper translates the name before torch checks it.
 
 
 def _override() -> bool:
-    """Whether to take the name "mpi" from a torch that was really built with MPI (``MPICOLL_OVERRIDE_MPI=1``)."""
+    """Whether to take the name "mpi" from a torch that was built with MPI (``MPICOLL_OVERRIDE_MPI=1``)."""
     from mpicoll._config import get
 
     return bool(get("MPICOLL_OVERRIDE_MPI"))
 
 
 def _create(options: Any, backend_options: Any) -> Any:
-    """Makes one group for torch: called on its members only, with a DistributedBackendOptions."""
+    """Makes the adapter of a group. torch calls it on members only, with DistributedBackendOptions."""
     from mpicoll._c10d import adapters
 
     return adapters.create(options)
 
 
 def _rendezvous(url: str, **kwargs: Any) -> Iterator[tuple[Any, int, int]]:
-    """Serves ``init_method="mpi://"`` for any backend (a generator: torch takes its first value)."""
+    """Serves ``init_method="mpi://"`` for any backend. A generator, of which torch takes the first value."""
     from mpicoll._c10d import rendezvous
 
     yield rendezvous.meet(**kwargs)
@@ -115,7 +116,7 @@ def _wrap() -> None:
 
 
 def _for_world(arguments: dict[str, Any]) -> wrapping.Handler | None:
-    """The handler for a call of init_process_group, None if the call does not name us."""
+    """The handler for a call of init_process_group; None if it names another backend."""
     from mpicoll._config import get
 
     if arguments.get("backend") is None and (backend := get("MPICOLL_BACKEND")):
@@ -125,13 +126,13 @@ def _for_world(arguments: dict[str, Any]) -> wrapping.Handler | None:
 
 
 def _for_group(arguments: dict[str, Any]) -> wrapping.Handler | None:
-    """The handler for a call of _new_group_with_tag, None if the call does not name us."""
+    """The handler for a call of _new_group_with_tag; None if it names another backend."""
     ours = names.translate(arguments.get("backend") or _default_backend()) is not None
     return _handler("new_group") if ours else None
 
 
 def _handler(name: str) -> wrapping.Handler:
-    """The function of `mpicoll._c10d.init`, which is loaded when it is called for."""
+    """Loads `mpicoll._c10d.init` and returns its function of this name."""
     ensure()
     from mpicoll._c10d import init
 
@@ -144,7 +145,7 @@ def _is_our_scheme(init_method: object) -> bool:
 
 
 def _default_backend() -> str | None:
-    """The backend that new_group takes where none is given; None before init_process_group (torch then complains)."""
+    """The backend that new_group uses by default; None before init_process_group, where torch raises."""
     from mpicoll._c10d import torch_world
 
     default = torch_world.default_group()

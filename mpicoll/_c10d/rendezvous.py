@@ -1,7 +1,7 @@
-"""The store: rank 0 opens a TCPStore on a free port, and where it is travels by MPI.
+"""The store: rank 0 opens a TCPStore on a free port and sends its address by MPI.
 
-Nothing in the environment is needed, and a host name that does not resolve, or resolves to a loopback address (Debian's
-127.0.1.1), does no harm: rank 0 sends every address it knows of itself, and each rank takes the first that answers.
+No environment variable is needed. Rank 0 sends all addresses of its host, and each rank takes the first that answers. So a host
+name may fail to resolve, or resolve to a loopback address (127.0.1.1 on Debian).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of a network interface
 
 @dataclass(frozen=True)
 class Place:
-    """Where rank 0 has opened the store, or why it could not."""
+    """The address of the store, or why rank 0 could not open one."""
 
     hostname: str
     port: int = 0
@@ -40,31 +40,35 @@ class Place:
 
 
 def meet(timeout: timedelta = default_pg_timeout, **_: Any) -> tuple[Store, int, int]:
-    """A store shared by all ranks, this rank, the number of ranks (collective over MPI's world).
+    """Makes a store that all ranks share (collective over MPI's world).
 
-    Sets MASTER_ADDR and MASTER_PORT where they are unset, for programs that read them.
+    Sets MASTER_ADDR and MASTER_PORT if they are unset, for programs that read them.
 
-    Raises: LaunchError: on all ranks, if one of them cannot reach rank 0 at any address.
+    Returns:
+        The store, this rank and the number of ranks.
+
+    Raises:
+        LaunchError: On all ranks, if one of them cannot reach rank 0 at any address.
     """
-    there = runtime.start()
-    with there.lock:
-        comm = there.base.Dup()
+    mpi = runtime.start()
+    with mpi.lock:
+        comm = mpi.base.Dup()
     try:
-        return _meet(there, comm, timeout), there.rank, there.size
+        return _meet(mpi, comm, timeout), mpi.rank, mpi.size
     finally:
         comm.Free()
 
 
-def _meet(there: runtime.Runtime, comm: Any, timeout: timedelta) -> Store:
+def _meet(mpi: runtime.Runtime, comm: Any, timeout: timedelta) -> Store:
     store: Store | None = None
     place: Place | None = None
-    if there.rank == 0:
-        store, place = _open(there.hostname, timeout)
+    if mpi.rank == 0:
+        store, place = _open(mpi.hostname, timeout)
     place = comm.bcast(place, root=0)
     assert place is not None
     if place.error:
         raise LaunchError(f"init_process_group: rank 0 on {place.hostname} could not open a store: {place.error}")
-    address, error = _find(place, there.hostname, there.rank) if there.rank else (LOOPBACK, "")
+    address, error = _find(place, mpi.hostname, mpi.rank) if mpi.rank else (LOOPBACK, "")
     answers = comm.allgather((address, error))
     errors = [text for _, text in answers if text]
     if errors:
@@ -74,8 +78,8 @@ def _meet(there: runtime.Runtime, comm: Any, timeout: timedelta) -> Store:
         try:
             store = TCPStore(address, place.port, None, False, timeout=timeout, wait_for_workers=False)
         except Exception as failure:  # noqa: BLE001  the other ranks wait for the answer
-            error = f"rank {there.rank} on {there.hostname} could not connect: {type(failure).__name__}: {failure}"
-    # Also so that rank 0's store, which goes when init_process_group fails, lives until everybody is connected.
+            error = f"rank {mpi.rank} on {mpi.hostname} could not connect: {type(failure).__name__}: {failure}"
+    # This exchange also keeps the store of rank 0, which goes if init_process_group fails, until all ranks are connected.
     errors = [text for text in comm.allgather(error) if text]
     if errors or store is None:
         raise LaunchError("init_process_group: " + "; ".join(errors))
@@ -94,7 +98,7 @@ def _open(hostname: str, timeout: timedelta) -> tuple[Store | None, Place]:
 
 
 def _own_addresses(hostname: str) -> list[str]:
-    """This host's name, and its IPv4 addresses for where the name does not resolve; no name server is asked here."""
+    """Returns this host's name and its IPv4 addresses, without asking a name server."""
     found = [hostname]
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
@@ -112,7 +116,7 @@ def _is_loopback(address: str) -> bool:
 
 
 def _find(place: Place, hostname: str, rank: int) -> tuple[str, str]:
-    """The address at which this rank reaches the store, or "" and the reason."""
+    """Returns the address at which this rank reaches the store and "", or "" and the reason why there is none."""
     same_host = hostname == place.hostname
     tried = []
     for name in [LOOPBACK, *place.addresses] if same_host else place.addresses:
@@ -134,7 +138,7 @@ def _find(place: Place, hostname: str, rank: int) -> tuple[str, str]:
 
 
 def _resolve(name: str, same_host: bool) -> list[str]:
-    """Numeric addresses of `name`; loopback ones count only on rank 0's own host."""
+    """Returns the numeric addresses of ``name``; loopback addresses on the host of rank 0 only."""
     entries = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     addresses = dict.fromkeys(str(entry[4][0]) for entry in entries)
     return [address for address in addresses if same_host or not _is_loopback(address)]

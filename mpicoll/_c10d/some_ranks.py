@@ -1,10 +1,10 @@
-"""A world of some of MPI's ranks: what ``init_process_group("mpi", rank=r, world_size=n, init_method="tcp://...")`` asks for
-where MPI has more than n ranks. (In PyTorch's tutorial that combines DDP with RPC, two of four ranks do so.)
+"""A world of some of MPI's ranks, as in ``init_process_group("mpi", rank=r, world_size=n, init_method="tcp://...")`` if MPI has
+more than n ranks. (PyTorch's tutorial on DDP with RPC does so with two of four ranks.)
 
-    members only:  [1] meet at the store that they were given    [2] tell each other MPI's ranks there
-                   [3] make a communicator of these, by members alone, which is the world from then on
+    members only:  [1] meet at the store that the program names    [2] exchange their MPI ranks there
+                   [3] make a communicator of these ranks, which is the world from then on
 
-MPI's other ranks take no part, but for starting MPI, which all ranks of a job do together. RPC goes on over all of them.
+MPI's other ranks only start MPI, which all ranks of a job do together. RPC goes on over all ranks.
 """
 
 from __future__ import annotations
@@ -28,12 +28,17 @@ ELSEWHERE = ("env:", "mpi:")  # init methods by which all of MPI's ranks meet
 
 
 def asked_for(arguments: Mapping[str, Any], size: int, environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether a call means a world of fewer ranks than ``size``, which is how many there are.
+    """Whether a call asks for a world of fewer than all ranks.
 
-    A number that the environment's WORLD_SIZE repeats means nothing: an outer torchrun or a batch shell has left it there.
+    A world_size that equals the variable WORLD_SIZE does not count: an outer torchrun or a batch shell has left it there.
+
+    Args:
+        arguments: Those of init_process_group, by name.
+        size: Number of MPI's ranks.
+        environ: The environment's variables.
 
     Raises:
-        LaunchError: It does, but it names no place where these ranks could meet.
+        LaunchError: The call asks for it, but names no place where these ranks could meet.
         ValueError: rank is not below world_size.
     """
     rank, world_size = arguments.get("rank", -1), arguments.get("world_size", -1)
@@ -60,7 +65,7 @@ def meet(arguments: Mapping[str, Any]) -> dict[str, Any]:
         The arguments with the store at which they have met, instead of the init method.
 
     Raises:
-        LaunchError: A member has not come in time, or two have the same rank.
+        LaunchError: A member has not come to the store in time, or two members have the same rank.
     """
     rank, size = arguments["rank"], arguments["world_size"]
     timeout = arguments.get("timeout") or default_pg_timeout
@@ -85,8 +90,8 @@ def left_on_failure(some: bool) -> Iterator[None]:
 
 
 def _exchange(store: Store, rank: int, size: int, mpi_rank: int, timeout: timedelta) -> list[int]:
-    """MPI's rank of each member, by its rank."""
-    # The user's own store may serve one world after another; each of this size has a number and keys of its own.
+    """Returns the members' MPI ranks, in the order of their ranks in the new world."""
+    # A store may serve several worlds, one after another. Each world of this size has a number and its own keys.
     world = (store.add("arrived", 1) - 1) // size
     keys = [f"{world}/{member}" for member in range(size)]
     if store.add(f"{keys[rank]}/claimed", 1) > 1:

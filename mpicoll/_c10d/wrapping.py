@@ -1,8 +1,8 @@
-"""A wrapper round a function of torch.distributed that looks at the arguments by torch's names, however they are given.
+"""A wrapper of a function of torch.distributed that sees all arguments by torch's names, positional ones too.
 
-Programs put functions of their own round torch's, before mpicoll and after it, most of them as ``(backend, **kwargs)`` or
-``(*args, **kwargs)``. So the arguments are named by torch's order, not by the signature of what was found there, and they go on
-in the form in which they came: positional ones as positional ones.
+Programs wrap the same functions, before mpicoll and after it, mostly as ``(backend, **kwargs)`` or ``(*args, **kwargs)``. So
+positional arguments are named by torch's order, not by the signature of the wrapped function, and they are passed on as
+positional arguments.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ Handler = Callable[[Callable[..., Any], Arguments], Any]
 def wrap(
     original: Callable[..., Any], names: tuple[str, ...], select: Callable[[Arguments], Handler | None]
 ) -> Callable[..., Any]:
-    """``original``, except for the calls that ``select`` takes.
+    """Wraps a function, so that a handler gets the calls that ``select`` picks.
+
+    A call from inside a handler goes to ``original``. Such a call comes from a program's wrapper that holds an older one of ours.
 
     Args:
-        original: torch's function, or a program's own round it.
-        names: torch's names of the positional arguments.
-        select: Given the arguments by name, which it may change: the handler, to be called with a form of ``original`` that
-            takes keywords alone, and the arguments; None: the call is not ours.
-
-    A call from inside a handler goes to ``original``: it comes from a program's function that calls an older wrapper of ours.
+        original: torch's function, or a program's wrapper of it.
+        names: torch's names of the positional arguments, in their order.
+        select: Gets the arguments by name, and may change them. Returns the handler, or None for a call that is not ours. The
+            handler is called with ``original``, as a function of keywords alone, and with the arguments.
     """
     signature = inspect.signature(original)
 
@@ -43,22 +43,22 @@ def wrap(
         positional = names[: len(args)]
         arguments = {**dict(zip(positional, args, strict=False)), **kwargs}
         unclear = len(arguments) < len(args) + len(kwargs) or not _fits(signature, args, kwargs)
-        here = names, threading.get_ident()
-        if here in _under_way or unclear:  # torch words its own complaint
+        running = names, threading.get_ident()
+        if running in _under_way or unclear:  # torch raises its own error
             return original(*args, **kwargs)
         handler = select(arguments)
         if handler is None:
             return _in_form(original, positional, **arguments)
-        _under_way.add(here)
+        _under_way.add(running)
         try:
             return handler(functools.partial(_in_form, original, positional), arguments)
         finally:
-            _under_way.discard(here)
+            _under_way.discard(running)
 
     return wrapped
 
 
-# The functions, by their arguments' names, and the threads in which a handler is at work.
+# Pairs of a function, known by the names of its arguments, and a thread that runs its handler.
 _under_way: set[tuple[tuple[str, ...], int]] = set()
 
 
@@ -71,7 +71,7 @@ def _fits(signature: inspect.Signature, args: tuple[Any, ...], kwargs: Arguments
 
 
 def _in_form(original: Callable[..., Any], positional: tuple[str, ...], /, **arguments: Any) -> Any:
-    """Calls ``original`` with these arguments by position, as far as they are there, and the others by name."""
+    """Calls ``original``; arguments in ``positional`` go by position, up to the first that is missing, and the others by name."""
     front = []
     for name in positional:
         if name not in arguments:

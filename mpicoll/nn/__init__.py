@@ -63,4 +63,4 @@ def __dir__() -> list[str]:
     return sorted({*OURS, *torch_names})
 
 
-dynamo.close_package(__name__)  # torch.compile breaks its graph here and runs these functions as they are
+dynamo.disable_package(__name__)  # torch.compile breaks its graph here and runs these functions as they are

@@ -1,10 +1,10 @@
-"""For torch <= 2.13: the two functional ops whose C++ asks the group for a backend in C++, which one written in Python has not.
+"""Two functional ops whose C++ asks the group for a C++ backend, which a group written in Python does not have.
 
-    all_gather_into_tensor_out    what inductor makes of an all_gather that may write where it is needed
-    batch_p2p_ops                 what dynamo makes of batch_isend_irecv (TORCHDYNAMO_ENABLE_P2P_COMPILATION=1)
+    all_gather_into_tensor_out    inductor's form of an all_gather that may write to its destination directly
+    batch_p2p_ops                 dynamo's form of batch_isend_irecv (TORCHDYNAMO_ENABLE_P2P_COMPILATION=1)
 
-They raised "No backend type associated with device type cpu". The kernels here do what torch's do, but through the group's own
-methods; they serve tensors on the CPU of any group, Gloo's as well. torch >= 2.14 needs none of this.
+They raised "No backend type associated with device type cpu". The kernels here do the same through the group's methods. They
+serve tensors on the CPU in groups of every backend, Gloo included.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _all_gather_into_tensor_out(input: Tensor, group_size: int, group_name: Any,
 def _batch_p2p_ops(
     op_list: Sequence[str], peer_list: Sequence[int], tag_list: Sequence[int], tensors: Sequence[Tensor], group_name: Any
 ) -> list[Tensor]:
-    """A send is waited for by an empty tensor, a receive by the tensor that it writes."""
+    """Returns the tensor to wait for of each operation: an empty one for a send, the written one for a receive."""
     group = _group(group_name)
     outcome = []
     for op, peer, tag, tensor in zip(op_list, peer_list, tag_list, tensors, strict=True):

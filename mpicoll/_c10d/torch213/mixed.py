@@ -1,12 +1,11 @@
-"""``"cpu:mpi,cuda:nccl"`` on torch <= 2.13: one group, and for each kind of device the backend that was asked for.
+"""``"cpu:mpi,cuda:nccl"`` on torch <= 2.13: one group with a backend for each kind of device.
 
-torch >= 2.14 does this by itself. Before, a backend written in Python is the whole group, so that ours passes on what belongs
-to another backend:
+A backend written in Python is the whole group on these versions. So ours passes on the operations of the other backends:
 
     dist.all_reduce(tensor) ──► MixedProcessGroup.allreduce ──┬─► cpu   ours: the engine
-                                                              └─► cuda  a ProcessGroup of torch's, with NCCL alone
+                                                              └─► cuda  a ProcessGroup of torch, with NCCL alone
 
-An operation goes where its first tensor is; what has no tensors (barrier) where its options say, else to MPI.
+The first tensor of an operation decides. Without tensors (barrier) its options decide, or else it goes to MPI.
 """
 
 from __future__ import annotations
@@ -33,9 +32,10 @@ BY_DEVICE = (*WORK_METHODS, "start_coalescing", "end_coalescing", "_start_coales
 
 
 def parts(translated: str) -> dict[str, str] | None:
-    """The backend of each kind of device, if there is more than one backend: "cpu:mpicoll,cuda:nccl"; else None.
+    """Splits a string such as "cpu:mpicoll,cuda:nccl" into the backend of each kind of device; None if it names one backend.
 
-    Raises: ValueError: a backend without a device, or a device twice.
+    Raises:
+        ValueError: A backend has no device, or a device is named twice.
     """
     pairs = [tuple(word.strip() for word in part.rpartition(":")[::2]) for part in translated.split(",")]
     if len({backend for _, backend in pairs}) < 2:
@@ -47,10 +47,16 @@ def parts(translated: str) -> dict[str, str] | None:
 
 
 class MixedProcessGroup(MpiProcessGroup):
-    """One process group of torch's with several backends; `MpiProcessGroup` is what it does for MPI's devices.
+    """One process group of torch with several backends.
 
-    Args:   devices: backend by kind of device, see `parts`. options: what torch hands to the maker of a backend.
-    Raises: RuntimeError: torch was built without that backend; or the backend's own, such as NCCL's without a GPU.
+    Args:
+        communicator: The engine's group.
+        on_close: Called with the communicator before torch gives the group up.
+        devices: Backend by kind of device, see `parts`.
+        options: torch's DistributedBackendOptions.
+
+    Raises:
+        RuntimeError: torch was built without one of the backends, or the backend raises, such as NCCL without a GPU.
     """
 
     def __init__(
@@ -102,7 +108,7 @@ for _name in BY_DEVICE:
 
 
 def _device_of(items: Iterable[Any]) -> str | None:
-    """The kind of device of the first tensor in lists of lists, or of the device that options or the caller name."""
+    """The kind of device of the first tensor in nested lists, or of a device that the options or the caller name."""
     for item in items:
         if isinstance(item, Tensor):
             return item.device.type
@@ -119,7 +125,7 @@ def _device_of(items: Iterable[Any]) -> str | None:
 
 
 def _other(name: str, device: str, options: Any) -> ProcessGroup:
-    """A group of torch's with one backend of torch's own, of the same ranks, over the same store."""
+    """Makes a group of torch with one of its own backends, for the same ranks and over the same store."""
     store = PrefixStore(f"{device}/{name}/", options.store)
     backend: Any
     if name == "gloo":

@@ -18,10 +18,14 @@ __all__ = ["MpiProcessGroup"]
 
 
 class MpiProcessGroup(Operations, ProcessGroup):  # type: ignore[misc]  # names and their order are as torch calls them
-    """One process group of torch's.
+    """One process group of torch.
 
-    Python's calls (``dist.all_reduce``) arrive here directly; C++'s (DDP's reducer, functional collectives) through
-    torch's trampoline, which finds the methods by name and needs those of the group's name and description.
+    Calls from Python (``dist.all_reduce``) arrive directly. Calls from C++ (DDP's reducer, functional collectives) arrive through
+    torch's trampoline, which finds methods by name and needs those for the group's name and description too.
+
+    Args:
+        communicator: The engine's group.
+        on_close: Called with the communicator before torch gives the group up.
     """
 
     supports_splitting = False
