@@ -58,7 +58,7 @@ def _run(words: list[str]) -> int:
 def _doctor(words: list[str]) -> int:
     from mpicoll._doctor.doctor import main
 
-    return main(words)
+    return main(words, prog="mpicoll doctor")
 
 
 def _settings(words: list[str]) -> int:

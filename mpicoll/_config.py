@@ -179,6 +179,6 @@ def table() -> str:
         default = (
             "unset" if variable.default is None else str(int(variable.default) if variable.kind is bool else variable.default)
         )
-        unit = f" {variable.unit}" if variable.unit else ""
+        unit = f" {variable.unit}" if variable.unit and variable.default is not None else ""
         rows.append(f"| `{variable.name}` | {variable.kind.__name__} | {default}{unit} | {variable.meaning} |")
     return "\n".join(rows)

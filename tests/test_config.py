@@ -76,3 +76,10 @@ def test_nobody_else_reads_a_variable_of_ours() -> None:
         assert not re.search(r"(environ|getenv)(\.get)?[\[(]\s*[\"']MPICOLL_", text), f"{file} bypasses config.get"
         for name in re.findall(r"config\.get\(\s*[\"'](MPICOLL_\w+)", text):
             assert name in known, f"{file} asks for {name}, which is not in config.VARIABLES"
+
+
+def test_the_table_gives_a_unit_to_numbers_only() -> None:
+    """It said "unset bytes"."""
+    rows = dict(row.split(" | ")[0::2][:2] for row in _config.table().splitlines()[2:])
+    assert rows["| `MPICOLL_WINDOW_FROM`"] == "unset"
+    assert rows["| `MPICOLL_PROBE_TIMEOUT`"] == "60.0 seconds"

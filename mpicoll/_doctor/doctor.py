@@ -69,10 +69,10 @@ class Report:
         return "\n".join(lines)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, prog: str = "python -m mpicoll.doctor") -> int:
     """Prints the report (in a job on rank 0 only). Returns 0 if everything will work, else 1."""
     parser = argparse.ArgumentParser(
-        prog="python -m mpicoll.doctor",
+        prog=prog,
         description="Reports which MPI, torch and hardware are here, with evidence, and how to repair what will not work.",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object: works, findings, facts")

@@ -147,7 +147,7 @@ def make_parser(prog: str) -> Parser:
     _add_output(parser.add_argument_group("output"))
     _add_mpi(parser.add_argument_group("MPI and environment"))
     _add_accepted(parser)
-    parser.add_argument("--version", action="version", version=f"mpicoll {mpicoll.__version__}")
+    parser.add_argument("--version", action="version", version=f"mpicoll {mpicoll.__version__}", help="print the version")
     return parser
 
 
