@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 
 from mpicoll import _config
@@ -49,6 +49,9 @@ def wanted_level(environ: Mapping[str, str]) -> int | None:
         warnings.warn(f"mpicoll: {error}", stacklevel=2)
         return None
     return None if word is None else logging.DEBUG if word == "debug" else logging.INFO
+
+
+Took = Callable[[str, str, int], None]  # operation, algorithm, bytes
 
 
 class Algorithms:

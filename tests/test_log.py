@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-import mpicoll._engine.report as report
 import mpicoll._log as log
 from mpicoll import _config
-from mpicoll._host.thresholds import Choices
+from mpicoll._device import consensus
+from mpicoll._device.consensus import DeviceChoices
 from tests.support import agree, launch
 
 JOB = """
@@ -128,14 +128,14 @@ def test_what_is_logged_later_was_not_seen_before() -> None:
 @pytest.mark.parametrize(
     ("choices", "words"),
     [
-        (Choices(), "no rank has a GPU"),
-        (Choices(gpus=True, direct=True), "handed to MPI"),
-        (Choices(gpus=True, shares_gpus=True), "by CUDA IPC within a node, and through pinned host memory"),
-        (Choices(gpus=True), "travels through pinned host memory"),
+        (None, "no rank has a GPU"),
+        (DeviceChoices(direct=True), "handed to MPI"),
+        (DeviceChoices(shares=True), "by CUDA IPC within a node, and through pinned host memory"),
+        (DeviceChoices(), "travels through pinned host memory"),
     ],
 )
-def test_the_gpu_path(choices: Choices, words: str) -> None:
-    assert words in report.gpu_path(choices)
+def test_the_gpu_path(choices: DeviceChoices | None, words: str) -> None:
+    assert words in consensus.describe(choices)
 
 
 def test_a_program_that_logs_sees_the_records(world: object, size: int, rank: int, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,12 +1,12 @@
-"""Reductions made of moved bytes, for what MPI can only reduce as something larger (halves, which it would take as float32), and
-for memory of GPUs, where MPI moves and torch's kernels reduce.
+"""Reductions by direct exchange: ranks swap slices, and torch's kernels add them up. Used where MPI could only reduce something
+larger (half precision, as float32), and for memory that MPI can move but not reduce.
 
-    [1] everybody sends slice i to rank i    [2] rank i reduces all parts of slice i    [3] everybody gathers the slices
+    [1] every rank sends slice i to rank i    [2] rank i reduces all parts of slice i    [3] every rank gathers the slices
 
 Chunk after chunk, the next one on its way while one is reduced, so that a rank needs twice CHUNK bytes of scratch memory, however
 long the tensor. An element is reduced by one rank, in the order of the ranks, so that all end with the same bits.
 
-``settle``: called before MPI reads what was reduced: a GPU's kernels have ended when it returns.
+``settle``: called before MPI reads what was reduced; the reduction has ended when it returns.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CHUNK = 8 << 20  # bytes of all ranks' parts of a slice; far above a network's l
 
 
 def nothing() -> None:
-    """For memory of the CPU's."""
+    """For reductions that have ended when the kernel returns."""
 
 
 def all_reduce(

@@ -98,7 +98,7 @@ def _carries(group: Any, device: torch.device) -> bool:
 def _find(group: Any) -> Communicator | None:
     if not isinstance(group, ProcessGroup):
         return None
-    from mpicoll._engine import registry
+    from mpicoll._engine.registry import registry
 
     for known in [known for known, communicator in _found.items() if type(communicator.broken) is GroupDestroyed]:
         del _found[known]

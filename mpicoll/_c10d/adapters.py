@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from mpicoll._c10d import ddp, dynamo, excepthooks, names, torch_world
-from mpicoll._engine import registry
+from mpicoll._engine.registry import registry
 from mpicoll._mpi import runtime
 from mpicoll.errors import LaunchError
 
@@ -47,7 +47,7 @@ def create(options: Any) -> Any:
             "init_process_group take rank and size from MPI"
         )
     alive[communicator] = _adapt(communicator, options)
-    names.serve(communicator.gpus)
+    names.serve(communicator.devices is not None)
     ddp.install()
     _keep_dynamo_out()
     return alive[communicator]

@@ -1,1 +1,1 @@
-"""Operations on the memory of GPUs."""
+"""Operations on the memory of devices (GPUs), on communicators of their own."""

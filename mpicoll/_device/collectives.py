@@ -1,209 +1,281 @@
-"""How a collective is carried out where some rank's memory may be a GPU's: by one of three ways, the same on all ranks.
+"""Collectives on the memory of GPUs, by one of three ways, the same on all ranks of a group:
 
     direct    MPI takes GPU memory: its own calls move, torch's kernels reduce what was moved
-    ipc       the ranks of a node open each other's GPU memory (CUDA IPC): the window's algorithms, on slots there
-    staged    through pinned host memory, chunk after chunk (staged.py): what `Host` does, on each chunk
+    ipc       the ranks of a node open each other's GPU memory (CUDA IPC): the algorithms of the shared window, on slots there
+    staged    through pinned host memory, chunk after chunk (staging.py): the host's collectives, on each chunk
 
-# Note [Who has memory where]
-# Ranks may call one operation with tensors of different devices, and each knows of its own only. What is small goes the staged
-# way on a rank that has it on a GPU; to the others that is the host's way. For what is large the ranks ask each other first, and
-# all of them take the GPUs' way if one has to. Who has it in host memory takes part as it is, or with a copy on its own GPU.
-# Messages between pairs of ranks match whatever either side does, so there nobody asks.
+Small operations are staged: two copies over the bus take less time than a hand-over between GPUs.
+
+# Note [One kind of device in each collective]
+# All ranks bring tensors on the same kind of device, as for torch's own backends. The collectives of GPU memory have a
+# communicator of their own. So a rank that brings a CPU tensor instead is in another collective, which ends in a timeout that
+# names it, and no byte arrives where another one belongs.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from mpicoll._algorithms import direct, native, shared_memory
+from mpicoll._algorithms import direct, native, pairwise, shared_memory
 from mpicoll._algorithms.blocks import Block, block, blocks
-from mpicoll._cuda import ipc, streams
+from mpicoll._cuda import streams
 from mpicoll._device import staging
-from mpicoll._device.messages import Parcels
-from mpicoll._device.regions import Regions
+from mpicoll._device.consensus import DeviceChoices
+from mpicoll._device.messages import DeviceMessages
+from mpicoll._device.shared_memory import SharedDeviceMemory
 from mpicoll._device.staging import Part
-from mpicoll._device.window import DeviceWindow
-from mpicoll._host.carrier import Carrier
-from mpicoll._host.collectives import Host, Memories
-from mpicoll._host.thresholds import Choices
-from mpicoll._mpi import runtime, shared_segment
+from mpicoll._host.collectives import HostCollectives, refuse_sizes
+from mpicoll._mpi import runtime
 from mpicoll._mpi.channel import Channel
-from mpicoll._mpi.datatypes import BYTE
-from mpicoll._tensors import buffers
-from mpicoll._tensors.combine import Kernel
+from mpicoll._mpi.topology import Topology
+from mpicoll._tensors import buffers, calls
+from mpicoll._tensors.calls import Call
+from mpicoll._tensors.plans import Plan
 from mpicoll._tensors.reductions import Op
 
-ASK_FROM = 64 << 10  # bytes; below, two copies over the bus take no longer than asking does
-SLOT = 8 << 20  # bytes of a slot in a GPU's memory; five of them, 40 MiB, for each group that uses this way
-Way = Literal["host", "direct", "ipc", "staged"]
-GPU_WAYS: dict[Way, str] = {  # their names in the log
+SMALL = 64 << 10  # bytes; below, everything is staged
+Way = Literal["direct", "ipc", "staged"]
+LOG_NAMES: dict[Way, str] = {
     "direct": "GPU memory handed to MPI", "ipc": "GPU memory of the node, by CUDA IPC", "staged": "through pinned host memory",
 }  # fmt: skip
+Memories = Sequence[tuple[int, Tensor]]  # with the rank that each goes to or comes from
 
 
-class Gpus(Host):
-    """One per group of a world in which some rank has a GPU."""
+class DeviceCollectives:
+    """One per group of a world in which some rank has a GPU. Its methods are those of `HostCollectives`.
 
-    def __init__(self, channel: Channel, carrier: Carrier, choices: Choices) -> None:
-        super().__init__(channel, carrier)
-        # The kernels reduce several parts; and non-blocking collectives of GPU memory are what no trial has shown.
+    Args:
+        channel: Its own.
+        host: Collectives of host memory on that channel.
+        took: Logs (operation, algorithm, bytes).
+
+    Attributes:
+        taken: Number of collectives per way. Read by tests.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        host: HostCollectives,
+        choices: DeviceChoices,
+        topology: Topology,
+        took: Callable[[str, str, int], None],
+    ) -> None:
+        self.channel = channel
+        self.host = host
+        self.rank, self.size = host.rank, host.size
+        self._took = took
+        # The kernels reduce several parts; and no trial has shown non-blocking collectives of GPU memory.
         self._direct = choices.direct and self.size > 1 and not channel.serialized
-        self._shares = choices.shares_gpus and carrier.shares_memory
-        self._window: DeviceWindow | None = None
-        self.bare = {operation: min(least, ASK_FROM) for operation, least in carrier.least.items()}
-        self._mine, self._all = bytearray(1), bytearray(self.size)
-        self._asking = [self._mine, 1, BYTE], [self._all, 1, BYTE]
-        self._choices = choices
-        #: how many collectives went which way; for tests, and for who wonders
+        shares = choices.shares and topology.single and host.thresholds.windows is not None
+        self._shared = SharedDeviceMemory(channel, host.windows, possible=shares)
+        node = topology.nodes[self.rank]
+        near = [choices.shares and rank != self.rank and other == node for rank, other in enumerate(topology.nodes)]
+        self.messages = DeviceMessages(channel, choices.direct, near)
         self.taken: Counter[Way] = Counter()
 
-    def connect(self) -> None:
-        super().connect()
-        near = [self._choices.shares_gpus and self.carrier.beside(rank) for rank in range(self.size)]
-        self.parcels = Parcels(self.channel, self._choices.direct, near)
+    def check(self, operation: str, device: torch.device) -> None:
+        """Raises RuntimeError while the device's stream is being captured."""
+        if streams.capturing():
+            raise RuntimeError(
+                f"{operation}: a tensor is on {device}, whose stream is being captured into a CUDA graph; MPI cannot be "
+                "captured: communicate outside of torch.cuda.graph(), or use NCCL there"
+            )
 
-    # -- one rank's to all, or all to all ------------------------------------------------------------------------------
+    def _call(self, memories: Sequence[Tensor], function: Callable[..., object], *arguments: Any) -> Call:
+        """A call that runs on our streams, behind what the caller has launched until now."""
+        return _run_behind, (streams.marks(memory.device for memory in memories), function, arguments)
 
-    def broadcast(self, memory: Tensor, root: int) -> None:
+    def copying_back(self, call: Call, tensors: Sequence[Tensor], memories: Sequence[Tensor]) -> Call:
+        """``call``, after which the packed copies among ``memories`` are copied into their ``tensors``."""
+        run_behind, (marks, function, arguments) = call
+        return run_behind, (marks, calls.run_and_copy_back, ((function, arguments), tensors, memories))
+
+    # -- from one rank, from all ranks ---------------------------------------------------------------------------------
+
+    def broadcast(self, memory: Tensor, root: int) -> Call:
+        return self._call([memory], self._broadcast, memory, root)
+
+    def _broadcast(self, memory: Tensor, root: int) -> None:
         way = self._way("broadcast", memory.nbytes, memory)
-        if way == "host":
-            super().broadcast(memory, root)
-        elif way == "direct":
+        if way == "direct":
             native.broadcast(self.channel, memory, root)
         elif way == "ipc":
-            with self._reaching(memory) as window:
+            with self._shared.reaching(memory) as window:
                 shared_memory.broadcast(window, block(memory), root)
         else:
-            bytes_, mine = buffers.raw(memory), self.rank == root
-            chunks = [[Part(bytes_[a:b], mine, not mine)] for a, b in staging.extents(bytes_.numel(), 1)]
-            staging.carry_out(chunks, lambda chunk: Host.broadcast(self, chunk, root))
+            flat, is_root = buffers.raw(memory), self.rank == root
+            chunks = [[Part(flat[a:b], is_root, not is_root)] for a, b in staging.extents(flat.numel(), 1)]
+            staging.carry_out(chunks, lambda chunk: calls.run(self.host.broadcast(chunk, root)))
 
-    def all_gather(self, targets: Sequence[Tensor], source: Tensor) -> None:
+    def all_gather(self, targets: Sequence[Tensor], source: Tensor) -> Call:
+        return self._call([source, *targets], self._all_gather, targets, source)
+
+    def _all_gather(self, targets: Sequence[Tensor], source: Tensor) -> None:
+        if any(buffers.overlap(source, target) for target in targets):
+            source = buffers.packed(source)
         sizes = [target.nbytes for target in targets]
         way = self._way("all_gather", sum(sizes), source, *targets)
-        if way == "host":
-            super().all_gather(targets, source)
-        elif way == "direct":
+        if way == "direct":
             others = [(rank, target) for rank, target in enumerate(targets) if rank != self.rank]
             self._exchange_direct([(rank, source) for rank, _ in others], others, (targets[self.rank], source))
         elif way == "ipc":
-            with self._reaching(source, *targets) as window:
+            with self._shared.reaching(source, *targets) as window:
                 shared_memory.all_gather(window, [block(target) for target in targets], block(source))
         else:
-            into, mine = [buffers.raw(target) for target in targets], buffers.raw(source)
+            into, flat = [buffers.raw(target) for target in targets], buffers.raw(source)
             even = min(sizes) == max(sizes)
             extents = staging.extents(source.nbytes, 1, self.size + 1) if even else [(0, max(sizes))]
-            chunks = [[Part(mine[a:b], True, False), *(Part(t[a:b], False, True) for t in into)] for a, b in extents]
-            staging.carry_out(chunks, lambda chunk, *parts: Host.all_gather(self, parts, chunk))
+            chunks = [[Part(flat[a:b], True, False), *(Part(t[a:b], False, True) for t in into)] for a, b in extents]
+            staging.carry_out(chunks, lambda chunk, *parts: calls.run(self.host.all_gather(parts, chunk)))
 
-    def all_gather_single(self, target: Tensor, source: Tensor) -> None:
+    def all_gather_single(self, target: Tensor, source: Tensor) -> Call:
+        return self._call([target, source], self._all_gather_single, target, source)
+
+    def _all_gather_single(self, target: Tensor, source: Tensor) -> None:
+        overlap, own = buffers.overlap(target, source), target.data_ptr() + self.rank * source.nbytes
         way = self._way("all_gather", target.nbytes, target, source)
-        if way == "host":
-            super().all_gather_single(target, source)
-        elif way == "direct":
-            source = buffers.packed(source) if buffers.overlap(target, source) else source
+        if overlap and (source.data_ptr() != own or way == "direct"):
+            source = buffers.packed(source)
+        if way == "direct":
             self._settle(source)
             native.all_gather(self.channel, target, source)
         elif way == "ipc":
-            with self._reaching(target, source) as window:
+            with self._shared.reaching(target, source) as window:
                 shared_memory.all_gather(window, blocks(target, self.size), block(source))
         else:
-            rows, mine = buffers.raw(target).view(self.size, -1), buffers.raw(source)
+            rows, flat = buffers.raw(target).view(self.size, -1), buffers.raw(source)
             extents = staging.extents(source.nbytes, 1, self.size + 1)
-            chunks = [[Part(rows[:, a:b], False, True), Part(mine[a:b], True, False)] for a, b in extents]
-            staging.carry_out(chunks, partial(Host.all_gather_single, self))
+            chunks = [[Part(rows[:, a:b], False, True), Part(flat[a:b], True, False)] for a, b in extents]
+            staging.carry_out(chunks, lambda rows, chunk: calls.run(self.host.all_gather_single(rows, chunk)))
 
-    # -- pairs ---------------------------------------------------------------------------------------------------------
+    # -- messages between pairs ----------------------------------------------------------------------------------------
 
-    def all_to_all(self, name: str, targets: Sequence[Block], sources: Sequence[Block], held: Sequence[Tensor] = ()) -> None:
-        way = self._way("all_to_all", None, *held)
-        if way == "host":
-            super().all_to_all(name, targets, sources)
-            return
-        if way == "ipc":
-            with self._reaching(*held) as window:
-                self._raise_for(name, shared_memory.all_to_all(window, targets, sources))
-            return
-        regions = Regions(buffers.raw(memory) for memory in held)
-        into, given = ([regions.bytes(*block_) for block_ in side] for side in (targets, sources))
-        if way == "direct":
-            others = [rank for rank in range(self.size) if rank != self.rank]
-            own = into[self.rank], given[self.rank]
-            self._exchange_direct([(rank, given[rank]) for rank in others], [(rank, into[rank]) for rank in others], own)
-            return
+    def gather(self, targets: Sequence[Tensor] | None, source: Tensor, root: int) -> Call:
+        return self._call([source, *(targets or [])], self._gather, targets, source, root)
 
-        def call(*chunks: Tensor) -> None:
-            there, here = ([block(chunk) for chunk in side] for side in (chunks[: self.size], chunks[self.size :]))
-            Host.all_to_all(self, name, there, here)
-
-        staging.carry_out([[*(Part(t, False, True) for t in into), *(Part(t, True, False) for t in given)]], call)
-
-    def exchange(self, sends: Memories, receives: Memories, own: tuple[Tensor, Tensor] | None) -> None:
-        everything = [memory for _, memory in [*sends, *receives]] + list(own or ())
-        if all(memory.is_cpu for memory in everything):
-            super().exchange(sends, receives, own)
-        elif self._direct:
-            self._exchange_direct(sends, receives, own)
-        else:
-            there, here = ([rank for rank, _ in side] for side in (sends, receives))
-            parts = [Part(buffers.raw(memory), True, False) for _, memory in sends]
-            parts += [Part(buffers.raw(memory), False, True) for _, memory in receives]
-            parts += [] if own is None else [Part(buffers.raw(own[0]), False, True), Part(buffers.raw(own[1]), True, False)]
-
-            def call(*values: Tensor) -> None:
-                given, into, mine = values[: len(there)], values[len(there) : len(there) + len(here)], values[-2:]
-                ends = None if own is None else (mine[0], mine[1])
-                Host.exchange(self, list(zip(there, given, strict=True)), list(zip(here, into, strict=True)), ends)
-
+    def _gather(self, targets: Sequence[Tensor] | None, source: Tensor, root: int) -> None:
+        if not self._direct:
+            parts = [Part(buffers.raw(source), True, False), *(Part(buffers.raw(t), False, True) for t in targets or [])]
+            call = lambda source, *into: calls.run(self.host.gather(into if targets else None, source, root))  # noqa: E731
             staging.carry_out([parts], call)
+        elif targets is None:
+            self._exchange_direct([(root, source)], [], None)
+        else:
+            receives = [(rank, target) for rank, target in enumerate(targets) if rank != root]
+            self._exchange_direct([], receives, (targets[root], source))
+
+    def scatter(self, target: Tensor, sources: Sequence[Tensor] | None, root: int) -> Call:
+        return self._call([target, *(sources or [])], self._scatter, target, sources, root)
+
+    def _scatter(self, target: Tensor, sources: Sequence[Tensor] | None, root: int) -> None:
+        if not self._direct:
+            parts = [Part(buffers.raw(target), False, True), *(Part(buffers.raw(s), True, False) for s in sources or [])]
+            call = lambda target, *values: calls.run(self.host.scatter(target, values if sources else None, root))  # noqa: E731
+            staging.carry_out([parts], call)
+        elif sources is None:
+            self._exchange_direct([], [(root, target)], None)
+        else:
+            sends = [(rank, source) for rank, source in enumerate(sources) if rank != root]
+            self._exchange_direct(sends, [], (target, sources[root]))
+
+    def all_to_all(self, targets: Sequence[Tensor], sources: Sequence[Tensor], operation: str = "all_to_all") -> Call:
+        into, values = [buffers.raw(t) for t in targets], [buffers.raw(s) for s in sources]
+        return self._call([*into, *values], self._all_to_all, operation, into, values)
+
+    def all_to_all_single(self, target: Tensor, source: Tensor, receives: Sequence[int], sends: Sequence[int]) -> Call:
+        return self.all_to_all(_rows(target, receives), _rows(source, sends), "all_to_all_single")
+
+    def _all_to_all(self, operation: str, targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+        way = self._way("all_to_all", None, *targets, *sources)
+        if way == "ipc":
+            with self._shared.reaching(*targets, *sources) as window:
+                into, values = ([block(memory) for memory in side] for side in (targets, sources))
+                refuse_sizes(operation, shared_memory.all_to_all(window, into, values))
+        elif way == "direct":
+            others = [rank for rank in range(self.size) if rank != self.rank]
+            own = targets[self.rank], sources[self.rank]
+            self._exchange_direct([(rank, sources[rank]) for rank in others], [(rank, targets[rank]) for rank in others], own)
+        else:
+            parts = [*(Part(t, False, True) for t in targets), *(Part(s, True, False) for s in sources)]
+            n = self.size
+            staging.carry_out([parts], lambda *host: calls.run(self.host.all_to_all(host[:n], host[n:], operation)))
 
     def _exchange_direct(self, sends: Memories, receives: Memories, own: tuple[Tensor, Tensor] | None) -> None:
+        """Args: own: where this rank's memory goes, and where it is."""
         if own is not None and own[0].data_ptr() != own[1].data_ptr():
             buffers.raw(own[0]).copy_(buffers.raw(own[1]))
         self._settle(*(memory for _, memory in [*sends, *receives]))
-        Host.exchange(self, sends, receives, None)
+        pairwise.exchange(self.channel, _blocks(sends), _blocks(receives))
 
     # -- reductions ----------------------------------------------------------------------------------------------------
 
-    def all_reduce(self, memory: Tensor, kernel: Kernel | None, op: Op) -> None:
-        self._reduced(memory, kernel, None, lambda chunk: Host.all_reduce(self, chunk, kernel, op))
+    def all_reduce(self, memory: Tensor, plan: Plan) -> Call:
+        return self._call([memory], self._reduced, memory, plan, None)
 
-    def reduce(self, memory: Tensor, kernel: Kernel | None, op: Op, root: int) -> None:
-        self._reduced(memory, kernel, root, lambda chunk: Host.reduce(self, chunk, kernel, op, root))
+    def all_reduce_packed(self, memories: Sequence[Tensor], plan: Plan) -> Call:
+        """On the first one's device."""
+        return self._call(memories, self._all_reduce_packed, memories, plan)
 
-    def _reduced(self, memory: Tensor, kernel: Kernel | None, root: int | None, host: Callable[[Tensor], None]) -> None:
-        """In place on the root; None: on every rank. host: does it on plain memory."""
-        operation = "all_reduce" if root is None else "reduce"
-        way, written = self._reducing_way(operation, kernel, memory.nbytes, memory), root in (None, self.rank)
-        if way == "host":
-            host(memory)
-        elif way == "direct":
+    def _all_reduce_packed(self, memories: Sequence[Tensor], plan: Plan) -> None:
+        flats = [buffers.flat(memory, memory.dtype) for memory in memories]
+        packed = torch.cat([streams.onto(flats[0].device, flat) for flat in flats])
+        self._reduced(packed, plan, None)
+        for flat, part in zip(flats, packed.split([flat.numel() for flat in flats]), strict=True):
+            flat.copy_(part)
+
+    def all_reduce_sparse(self, operation: str, tensor: Tensor, source: Tensor, op: Op) -> Call:
+        caller = streams.caller(tensor.device)
+        return self._call([tensor], self._all_reduce_sparse, caller, operation, tensor, source, op)
+
+    def _all_reduce_sparse(self, caller: object, operation: str, tensor: Tensor, source: Tensor, op: Op) -> None:
+        calls.run(self.host.all_reduce_sparse(operation, tensor, source, op))
+        for made in (tensor._indices(), tensor._values()):
+            streams.kept_for(caller, made)
+
+    def reduce(self, memory: Tensor, plan: Plan, root: int) -> Call:
+        return self._call([memory], self._reduced, memory, plan, root)
+
+    def _reduced(self, memory: Tensor, plan: Plan, root: int | None) -> None:
+        """In place on the root; None: on every rank."""
+        operation, kernel, written = "all_reduce" if root is None else "reduce", plan.kernel, root in (None, self.rank)
+        way = self._reducing_way(operation, plan, memory.nbytes, memory)
+        if way == "direct":
             assert kernel is not None
-            direct.all_reduce(
-                self.channel, buffers.flat(memory, kernel.dtype), kernel.combine, root, lambda: self._settle(memory)
-            )
+            flat = buffers.flat(memory, kernel.dtype)
+            direct.all_reduce(self.channel, flat, kernel.combine, root, lambda: self._settle(memory))
         elif way == "ipc":
             assert kernel is not None
-            with self._here(Part(buffers.flat(memory, kernel.dtype), True, written)) as (here,), self._reaching(here) as window:
+            with (
+                self._shared.here(Part(buffers.flat(memory, kernel.dtype), True, written)) as (here,),
+                self._shared.reaching(here) as window,
+            ):
                 shared_memory.all_reduce(window, here, kernel.combine, root)
         else:
             elements = buffers.flat(memory, memory.dtype)
             extents = staging.extents(elements.numel(), elements.element_size())
-            staging.carry_out([[Part(elements[a:b], True, written)] for a, b in extents], host)
+            staging.carry_out(
+                [[Part(elements[a:b], True, written)] for a, b in extents], partial(self._reduced_on_host, plan, root)
+            )
 
-    def reduce_scatter(self, target: Tensor, source: Tensor, counts: Sequence[int], kernel: Kernel | None, op: Op) -> None:
-        even = min(counts) == max(counts)
-        way = self._reducing_way("reduce_scatter", kernel if even else None, source.nbytes, target, source)
-        if way == "host":
-            super().reduce_scatter(target, source, counts, kernel, op)
-        elif way == "direct":
+    def _reduced_on_host(self, plan: Plan, root: int | None, chunk: Tensor) -> None:
+        calls.run(self.host.all_reduce(chunk, plan) if root is None else self.host.reduce(chunk, plan, root))
+
+    def reduce_scatter(self, target: Tensor, source: Tensor, counts: Sequence[int], plan: Plan) -> Call:
+        return self._call([target, source], self._reduce_scatter, target, source, counts, plan)
+
+    def _reduce_scatter(self, target: Tensor, source: Tensor, counts: Sequence[int], plan: Plan) -> None:
+        if buffers.overlap(target, source):
+            source = buffers.packed(source)
+        even, kernel = min(counts) == max(counts), plan.kernel
+        way = self._reducing_way("reduce_scatter", plan, source.nbytes, target, source) if even else "staged"
+        if way == "direct":
             assert kernel is not None
             output = buffers.flat(target, kernel.dtype)
             elements = streams.onto(output.device, buffers.flat(source, kernel.dtype))
@@ -212,7 +284,7 @@ class Gpus(Host):
         elif way == "ipc":
             assert kernel is not None
             parts = Part(buffers.flat(target, kernel.dtype), False, True), Part(buffers.flat(source, kernel.dtype), True, False)
-            with self._here(*parts) as (output, elements), self._reaching(output, elements) as window:
+            with self._shared.here(*parts) as (output, elements), self._shared.reaching(output, elements) as window:
                 shared_memory.reduce_scatter(window, output, elements, kernel.combine)
         else:
             output, elements = buffers.flat(target, target.dtype), buffers.flat(source, source.dtype)
@@ -224,113 +296,54 @@ class Gpus(Host):
 
             def call(output: Tensor, elements: Tensor) -> None:
                 sizes = [output.numel()] * self.size if even else counts
-                Host.reduce_scatter(self, output, elements.view(-1), sizes, kernel, op)
+                calls.run(self.host.reduce_scatter(output, elements.view(-1), sizes, plan))
 
             staging.carry_out(chunks, call)
 
     # -- which way -----------------------------------------------------------------------------------------------------
 
-    def _reducing_way(self, operation: str, kernel: Kernel | None, nbytes: int, *memories: Tensor) -> Way:
-        """What torch has no kernel for is encoded for MPI's own reductions, of host memory."""
-        way = self._choose(nbytes, *memories)
-        if kernel is None and way in ("direct", "ipc"):
-            way = "staged"
-        return self._note(operation, way, nbytes)
+    def _reducing_way(self, operation: str, plan: Plan, nbytes: int, *memories: Tensor) -> Way:
+        """As `_way`; a reduction without a kernel of torch's is encoded for MPI's own, of host memory."""
+        return self._way(operation, 0 if plan.kernel is None else nbytes, *memories)
 
     def _way(self, operation: str, nbytes: int | None, *memories: Tensor) -> Way:
-        return self._note(operation, self._choose(nbytes, *memories), nbytes)
-
-    def _note(self, operation: str, way: Way, nbytes: int | None) -> Way:
+        """Args: nbytes: equal on all ranks; None: ranks do not know the sizes of others."""
+        way: Way = "staged"
+        if nbytes is None or nbytes >= SMALL:
+            if self._direct:
+                self._settle(*memories)
+                way = "direct"
+            elif self._shared.make(memories[0].device):
+                way = "ipc"
         self.taken[way] += 1
-        if way != "host":  # that logs its own
-            self.carrier.took(operation, GPU_WAYS[way], nbytes or 0)
+        self._took(operation, LOG_NAMES[way], nbytes or 0)
         return way
 
-    def _choose(self, nbytes: int | None, *memories: Tensor) -> Way:
-        """Args: nbytes: alike on all ranks; None: they do not know of each other's, and ask."""
-        device = next((memory.device for memory in memories if not memory.is_cpu), None)
-        if nbytes is not None and nbytes < ASK_FROM:
-            return "host" if device is None else "staged"
-        if not self._anybody(device is not None):
-            return "host"
-        if self._direct:
-            self._settle(*memories)
-            return "direct"
-        return "ipc" if self._shares and self._made(device) else "staged"
-
-    def _anybody(self, mine: bool) -> bool:
-        """Whether any rank's memory is a GPU's (collective)."""
-        self._mine[0] = mine
-        self.channel.Allgather(*self._asking)
-        return any(self._all)
-
     def _settle(self, *memories: Tensor) -> None:
-        """Before MPI reads: what was launched to write them, or to read them, has ended."""
-        for device in {memory.device for memory in memories if not memory.is_cpu}:
+        """Before MPI reads: what was launched to write the memories, or to read them, has ended."""
+        for device in {memory.device for memory in memories}:
             streams.wait_for_ours(device)
 
-    # -- the window in the GPUs' memory --------------------------------------------------------------------------------
-
-    def _made(self, device: torch.device | None) -> bool:
-        """Makes the window on first use (collective then); False, for ever, if a rank could not have its own."""
-        if self._window is None:
-            self._window = self._new_window(device)
-            self._shares = self._window is not None
-        return self._shares
-
-    def _new_window(self, device: torch.device | None) -> DeviceWindow | None:
-        comm = self.channel.comm
-        buffer, records = self._shared_buffer(device)
-        given = comm.alltoall(records)  # everybody's for this rank
-        buffers = [
-            buffer if rank == self.rank else None if buffer is None or record is None else ipc.opened(record, buffer.device)
-            for rank, record in enumerate(given)
-        ]
-        words = shared_segment.create(comm, DeviceWindow.words(self.size))
-        opened = [opened for opened in buffers if opened is not None]
-        if not all(comm.allgather(len(opened) == self.size)) or words is None:
-            return None
-        return DeviceWindow(words, opened, self.rank, SLOT, self.carrier.pause, self.carrier.spins)
-
-    def _shared_buffer(self, device: torch.device | None) -> tuple[Tensor | None, list[bytes | None]]:
-        """This rank's, with a record for each of the others; nothing, if anything goes wrong: they wait for either."""
-        nothing: list[bytes | None] = [None] * self.size
-        try:
-            buffer = ipc.allocate(device or ipc.current_device(), DeviceWindow.buffer_nbytes(SLOT))
-            records = nothing if buffer is None else [ipc.share(buffer) if r != self.rank else None for r in range(self.size)]
-        except Exception:  # noqa: BLE001  whatever a GPU's first use may raise
-            return None, nothing
-        return buffer, records
-
-    @contextmanager
-    def _reaching(self, *memories: Tensor) -> Iterator[DeviceWindow]:
-        """The window, for an operation on this memory, which it does not hold any longer."""
-        assert self._window is not None
-        self._window.reach(buffers.raw(memory) for memory in memories)
-        try:
-            yield self._window
-        finally:
-            self._window.reach(())
-
-    @contextmanager
-    def _here(self, *parts: Part) -> Iterator[list[Tensor]]:
-        """The parts' memory where the window's kernels reach it: as it is, or copied to this rank's GPU and back."""
-        assert self._window is not None
-        device = self._window.device
-        if all(part.memory.device == device for part in parts):
-            yield [part.memory for part in parts]
-            return
-        with streams.ours(streams.marks([device])):
-            copies = [streams.onto(device, part.memory) for part in parts]
-            yield copies
-            for part, copy in zip(parts, copies, strict=True):
-                if part.written and copy is not part.memory:
-                    part.memory.copy_(copy)
-
     def close(self) -> None:
-        """And lets go of the others' memory; torch keeps this rank's until they have, too."""
-        super().close()
-        if self.parcels is not None and not runtime.finalized():
-            self.parcels.close()
-        self._window = self.parcels = None
-        self._shares = False
+        """Frees what was made. torch keeps this rank's window until the other ranks have let go of it, too."""
+        self._shared.close()
+        self.host.close()
+        if not runtime.finalized():
+            self.messages.close()
+            self.channel.free()
+
+
+def _run_behind(marks: Sequence[streams.Mark], function: Callable[..., object], arguments: Sequence[Any]) -> None:
+    # Memory that is made inside may be used again by a thread in inference mode, and by one that is not.
+    with torch.inference_mode(False), streams.ours(marks):
+        function(*arguments)
+
+
+def _blocks(memories: Memories) -> list[tuple[int, Block]]:
+    return [(rank, block(memory)) for rank, memory in memories]
+
+
+def _rows(memory: Tensor, counts: Sequence[int]) -> list[Tensor]:
+    """So many rows of dim 0 each, as bytes."""
+    flat, row = buffers.raw(memory), memory.nbytes // max(memory.size(0), 1)
+    return list(flat.split([count * row for count in counts]))

@@ -1,17 +1,18 @@
-"""Messages between two ranks where either end may be a GPU's memory: posted at once, in MPI's order, and carried on by `test`.
+"""Messages between two ranks whose tensors are on GPUs: posted at once, in MPI's order, and moved forward by `test`.
 
-Neither side knows where the other one's memory is, nor when a GPU will have written it. So what is posted at once is
+A sender does not know where the receiver's memory is, nor when a GPU will have written it. So what is posted at once is
 
-    below 4096 bytes    the message itself, if it is there
-    of 4096 bytes       an announcement: how long the message is, its number, and by which way its body comes, in pieces:
+    below 4096 bytes    eager: the message itself, if it is there
+    of 4096 bytes       a header: how long the message is, its number, and by which way its body comes, in pieces:
 
-    direct    MPI takes the memory of both ends as it is         any end in the CPU's memory; GPUs, where MPI takes theirs
-    staged    by way of pinned memory, some pieces at a time     GPUs
-    ipc       from slots in the sender's GPU, opened by the receiver: a token tells which, an answer that it is free again
+    direct    MPI takes the memory of both ends as it is
+    staged    through pinned memory, some pieces at a time
+    ipc       from send slots in the sender's GPU, opened by the receiver: a notice tells which slot is ready, an answer that it
+              is free again
 
-The first two are one protocol, of which each end chooses its side. By the third, nothing moves before the receiver has answered,
-so that no slot is held by what nobody receives yet; if it cannot open the slots it says so, and the body comes by the first two.
-A message longer than the tensor that should receive it is taken all the same, so that its sender ends.
+The first two are one protocol, of which each end chooses its side. In the third, the sender waits for the receiver's reply before
+it takes a slot, so an unmatched message holds none; if the receiver cannot open the slots it says so, and the body comes by the
+first two. A message longer than the tensor that should receive it is received all the same, so that its sender ends.
 """
 
 from __future__ import annotations
@@ -21,41 +22,40 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Generator, Iterable
 from contextlib import nullcontext
 from itertools import count
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from mpicoll._algorithms.blocks import pieces
 from mpicoll._cuda import ipc, streams
-from mpicoll._device.send_slots import Outbox
-from mpicoll._mpi.channel import Channel, Status
+from mpicoll._device.send_slots import SendSlots
+from mpicoll._mpi.channel import ANY_SOURCE, Channel, Status
 from mpicoll._mpi.datatypes import BYTE, spec
-from mpicoll._mpi.errors import MPIException
-from mpicoll._progress.progress import poller
-from mpicoll._progress.requests import Posted, left_with_mpi, too_long
+from mpicoll._mpi.errors import truncated
 from mpicoll._tensors import buffers
-from mpicoll._tensors.buffers import Message
-from mpicoll.errors import TruncationError
-
-if TYPE_CHECKING:
-    from mpicoll._engine.group import Group
+from mpicoll._tensors.calls import Transfer
 
 Steps: TypeAlias = Generator[None, None, None]  # goes on where it stopped: something has not ended yet
 
-ANNOUNCEMENT = 4096  # bytes
-HEAD = struct.Struct("qqq")  # bytes of the message, its number, bytes of the record behind this (0: direct or staged)
-PIECE = 4 << 20  # bytes; as a GPU's bus moves in 0.1 ms, and MPI in 0.5
+HEADER_BYTES = 4096
+HEADER = struct.Struct("qqq")  # bytes of the message, its number, bytes of the record behind this (0: direct or staged)
+PIECE = 4 << 20  # bytes; a GPU's bus moves them in 0.1 ms, and MPI in 0.5
 AHEAD = 3  # pieces on their way: one on the GPU's bus, one with MPI, one on the receiver's bus
-SHARED_FROM = 64 << 10  # bytes; below, tokens take longer than two copies over the bus
-TOKEN = struct.Struct("qqq")  # slot, where the piece begins and ends
-ANSWER = struct.Struct("q")  # the first one: whether the slots are open; then the slot that is free again
+SHARED_FROM = 64 << 10  # bytes; below, notices take longer than two copies over the bus
+SLOT_READY = struct.Struct("qqq")  # slot, where the piece begins and ends
+SLOT_FREE = struct.Struct("q")  # the first one: whether the slots are open; then the slot that is free again
 
 
-class Parcels:
-    """One per group.
+class DeviceMessages:
+    """The messages of one group. Its methods are those of `HostMessages`.
 
-    Args:   direct: MPI takes GPU memory. near: for each rank, whether its GPU's memory and this rank's can be shared.
+    Args:
+        direct: MPI takes GPU memory.
+        near: For each rank, whether it and this rank can share GPU memory.
+
+    Attributes:
+        taken: Number of messages sent per way. Read by tests.
     """
 
     def __init__(self, channel: Channel, direct: bool, near: list[bool]) -> None:
@@ -63,11 +63,21 @@ class Parcels:
         self.direct = direct
         self.near = near
         with channel.lock:
-            self.bodies = channel.comm.Dup()
-        self._numbers = defaultdict[int, "count[int]"](lambda: count(1))  # of messages announced, by receiver
-        self.taken = Counter[str]()  # how many were sent from a GPU by which way; for tests, and for who wonders
-        self._outboxes: dict[torch.device, Outbox | None] = {}
+            self.data_comm = channel.comm.Dup()
+        self._numbers = defaultdict[int, "count[int]"](lambda: count(1))  # of messages with a header, by receiver
+        self.taken = Counter[str]()
+        self._send_slots: dict[torch.device, SendSlots | None] = {}
         self._opened: dict[tuple[int, bytes], Tensor | None] = {}  # senders' slots, of each of their devices that sends
+
+    def send(self, memory: Tensor, dst: int, tag: int) -> Transfer:
+        """To be waited for at once: waits for the GPU, so that a short message needs no header."""
+        return _Sending(self, memory, dst, tag, now=True)
+
+    def isend(self, tensor: Tensor, memory: Tensor, dst: int, tag: int) -> Transfer:
+        return _Sending(self, memory, dst, tag, now=False)
+
+    def irecv(self, tensor: Tensor, memory: Tensor, src: int | None, tag: int) -> Transfer:
+        return _Receiving(self, tensor, memory, ANY_SOURCE if src is None else src, tag)
 
     def number(self, dst: int) -> int:
         return next(self._numbers[dst])
@@ -77,11 +87,11 @@ class Parcels:
         half = self.channel.runtime.tag_ub // 2
         return 2 * (number % half), 2 * (number % half) + 1
 
-    def outbox(self, device: torch.device) -> Outbox | None:
+    def send_slots(self, device: torch.device) -> SendSlots | None:
         """Made on first use; None, for ever: this memory cannot be shared."""
-        if device not in self._outboxes:
-            self._outboxes[device] = Outbox.make(device, PIECE)
-        return self._outboxes[device]
+        if device not in self._send_slots:
+            self._send_slots[device] = SendSlots.make(device, PIECE)
+        return self._send_slots[device]
 
     def opened(self, src: int, record: bytes, device: torch.device) -> Tensor | None:
         """A sender's slots, opened once: torch counts. ``device`` is the first message's; torch copies to others from there."""
@@ -89,59 +99,49 @@ class Parcels:
             self._opened[src, record] = ipc.opened(record, device)
         return self._opened[src, record]
 
-    def post(self, values: Tensor, peer: int, tag: int, bodies: bool = True) -> Any:
-        comm = self.bodies if bodies else self.channel.peer
+    def post(self, values: Tensor, peer: int, tag: int, data: bool = True) -> Any:
+        comm = self.data_comm if data else self.channel.peer
         with self.channel.lock:
             return comm.Isend(spec(values.data_ptr(), values.nbytes), peer, tag)
 
-    def expect(self, values: Tensor, peer: int, tag: int, bodies: bool = True) -> Any:
-        comm = self.bodies if bodies else self.channel.peer
+    def expect(self, values: Tensor, peer: int, tag: int, data: bool = True) -> Any:
+        comm = self.data_comm if data else self.channel.peer
         with self.channel.lock:
             return comm.Irecv(spec(values.data_ptr(), values.nbytes), peer, tag)
 
-    def ended(self, *requests: Any) -> Steps:
-        for request in requests:
-            while not self.channel.test(request):
-                yield
-            poller.moved = True
-
     def close(self) -> None:
         with self.channel.lock:
-            self.bodies.Free()
-        self._outboxes.clear()
+            self.data_comm.Free()
+        self._send_slots.clear()
         self._opened.clear()
 
 
-class Parcel(Posted):
+class _Message:
     """One end of a message. ``_steps`` is what is left to do."""
 
-    def __init__(self, parcels: Parcels, group: Group, operation: str, message_: Message, peer: int, receiving: bool) -> None:
-        super().__init__(group, operation, message_, None, receiving)
-        self._parcels = parcels
+    def __init__(self, messages: DeviceMessages, memory: Tensor, peer: int) -> None:
+        self.source = -1
+        self.moved = False
+        self._messages = messages
         self._peer = peer
-        self._memory = buffers.raw(message_.memory)
-        self._on_gpu = not self._memory.is_cpu
-        self._marks = streams.marks([self._memory.device]) if self._on_gpu else []
+        self._memory = buffers.raw(memory)
+        self._marks = streams.marks([self._memory.device])
         self._steps: Steps
 
-    def _test(self) -> bool:
+    def test(self) -> bool:
         # What one thread has made another one may go on with, in inference mode or not.
-        device = streams.on(self._memory.device) if self._on_gpu and self._parcels.direct else nullcontext()
-        try:
-            with torch.inference_mode(False), device:
-                return over(self._steps)
-        except (MPIException, TruncationError):
-            raise
-        except Exception as error:  # a GPU's; the other side waits for what does not come, and MPI may write yet
-            left_with_mpi.append(self)
-            self.group.fail(error)
-            raise
+        device = streams.on(self._memory.device) if self._messages.direct else nullcontext()
+        with torch.inference_mode(False), device:
+            return over(self._steps)
 
-    def _host_memory(self, nbytes: int) -> Tensor:
-        """Not written yet; pinned, where a GPU will copy from it."""
-        if self._on_gpu:
-            return streams.pinned((nbytes,), torch.uint8)
-        return torch.empty(nbytes, dtype=torch.uint8, device="cpu")
+    def cancel(self) -> bool:
+        return False
+
+    def _ended(self, *requests: Any) -> Steps:
+        for request in requests:
+            while not self._messages.channel.test(request):
+                yield
+            self.moved = True
 
     def _ready(self) -> Steps:
         """Ends when a GPU has done what the caller had launched before."""
@@ -149,175 +149,155 @@ class Parcel(Posted):
             yield
 
 
-class Sending(Parcel):
+class _Sending(_Message):
     """The sender's end.
 
-    Args:   now: wait for the GPU, so that a short message need not be announced.
+    Args:
+        now: Wait for the GPU, so that a short message needs no header.
     """
 
-    def __init__(self, parcels: Parcels, group: Group, operation: str, message_: Message, dst: int, tag: int, now: bool) -> None:
-        super().__init__(parcels, group, operation, message_, dst, receiving=False)
-        memory = self._memory
+    def __init__(self, messages: DeviceMessages, memory: Tensor, dst: int, tag: int, now: bool) -> None:
+        super().__init__(messages, memory, dst)
+        flat = self._memory
         for _, event in self._marks if now else ():
             streams.arrived(event)
-        if memory.nbytes < ANNOUNCEMENT and streams.passed(self._marks):
-            if self._on_gpu:
-                memory, event = streams.fetch(memory, streams.MESSAGES_OUT)
-                streams.arrived(event)
-            self._held = memory
-            self._steps = parcels.ended(parcels.post(memory, dst, tag, bodies=False))
+        if flat.nbytes < HEADER_BYTES and streams.passed(self._marks):
+            self._held, event = streams.fetch(flat, streams.MESSAGES_OUT)
+            streams.arrived(event)
+            self._steps = self._ended(messages.post(self._held, dst, tag, data=False))
             return
-        number = parcels.number(dst)
-        outbox = self._outbox()
-        record = b"" if outbox is None else outbox.record(dst)
-        outbox = outbox if 0 < len(record) <= ANNOUNCEMENT - HEAD.size else None
-        record = b"" if outbox is None else record
-        told = HEAD.pack(memory.nbytes, number, len(record)) + record
-        self._held = torch.frombuffer(bytearray(told.ljust(ANNOUNCEMENT, b"\0")), dtype=torch.uint8)
-        announced = parcels.post(self._held, dst, tag, bodies=False)
-        self._steps = self._send(announced, number, outbox)
+        number = messages.number(dst)
+        slots = self._slots()
+        record = b"" if slots is None else slots.record(dst)
+        slots = slots if 0 < len(record) <= HEADER_BYTES - HEADER.size else None
+        record = b"" if slots is None else record
+        header = HEADER.pack(flat.nbytes, number, len(record)) + record
+        self._held = torch.frombuffer(bytearray(header.ljust(HEADER_BYTES, b"\0")), dtype=torch.uint8)
+        announced = messages.post(self._held, dst, tag, data=False)
+        self._steps = self._send(announced, number, slots)
 
-    def _outbox(self) -> Outbox | None:
-        parcels, memory = self._parcels, self._memory
-        near = self._on_gpu and not parcels.direct and parcels.near[self._peer] and memory.nbytes >= SHARED_FROM
-        return parcels.outbox(memory.device) if near else None
+    def _slots(self) -> SendSlots | None:
+        messages, memory = self._messages, self._memory
+        near = not messages.direct and messages.near[self._peer] and memory.nbytes >= SHARED_FROM
+        return messages.send_slots(memory.device) if near else None
 
-    def _send(self, announced: Any, number: int, outbox: Outbox | None) -> Steps:
-        parcels, (there, back) = self._parcels, self._parcels.tags(number)
+    def _send(self, announced: Any, number: int, slots: SendSlots | None) -> Steps:
+        messages, (there, back) = self._messages, self._messages.tags(number)
         yield from self._ready()
         extents = pieces(self._memory.nbytes, PIECE)
-        opened = outbox is not None and (yield from self._answer(back))
-        if self._on_gpu:
-            parcels.taken["ipc" if opened else "direct" if parcels.direct else "staged"] += 1
-        if outbox is not None and opened:
-            yield from pipelined((self._share(outbox, *extent, there, back) for extent in extents), AHEAD)
-        elif self._on_gpu and not parcels.direct:
+        opened = slots is not None and (yield from self._answer(back))
+        messages.taken["ipc" if opened else "direct" if messages.direct else "staged"] += 1
+        if slots is not None and opened:
+            yield from pipelined((self._share(slots, *extent, there, back) for extent in extents), AHEAD)
+        elif not messages.direct:
             self._posted = 0
             yield from pipelined((self._stage(turn, *extent, there) for turn, extent in enumerate(extents)), AHEAD)
         else:
-            yield from parcels.ended(*[parcels.post(self._memory[a:b], self._peer, there) for a, b in extents])
-        yield from parcels.ended(announced)
+            yield from self._ended(*[messages.post(self._memory[a:b], self._peer, there) for a, b in extents])
+        yield from self._ended(announced)
 
     def _answer(self, back: int) -> Generator[None, None, int]:
-        answer = torch.empty(ANSWER.size, dtype=torch.uint8, device="cpu")
-        yield from self._parcels.ended(self._parcels.expect(answer, self._peer, back))
-        return unpacked(ANSWER, answer)[0]
+        answer = torch.empty(SLOT_FREE.size, dtype=torch.uint8, device="cpu")
+        yield from self._ended(self._messages.expect(answer, self._peer, back))
+        return unpacked(SLOT_FREE, answer)[0]
 
     def _stage(self, turn: int, begin: int, end: int, tag: int) -> Steps:
         values, event = streams.fetch(self._memory[begin:end], streams.MESSAGES_OUT)
         while self._posted < turn or not streams.arrived(event, wait=False):  # pieces must be posted in their order
             yield
-        request = self._parcels.post(values, self._peer, tag)
+        request = self._messages.post(values, self._peer, tag)
         self._posted += 1
-        yield from self._parcels.ended(request)
+        yield from self._ended(request)
 
-    def _share(self, outbox: Outbox, begin: int, end: int, there: int, back: int) -> Steps:
-        while (slot := outbox.take()) is None:
+    def _share(self, slots: SendSlots, begin: int, end: int, there: int, back: int) -> Steps:
+        while (slot := slots.acquire()) is None:
             yield
-        event = streams.push(outbox.slot(slot)[: end - begin], self._memory[begin:end], streams.MESSAGES_OUT)
+        event = streams.push(slots.slot(slot)[: end - begin], self._memory[begin:end], streams.MESSAGES_OUT)
         while not streams.arrived(event, wait=False):
             yield
-        token = packed(TOKEN, slot, begin, end)
-        yield from self._parcels.ended(self._parcels.post(token, self._peer, there))
-        outbox.give_back((yield from self._answer(back)))  # of a piece of this message, maybe another one
+        notice = packed(SLOT_READY, slot, begin, end)
+        yield from self._ended(self._messages.post(notice, self._peer, there))
+        slots.release((yield from self._answer(back)))  # of a piece of this message, maybe another one
 
 
-class Receiving(Parcel):
+class _Receiving(_Message):
     """The receiver's end.
 
-    Args:   src: a rank, or ANY_SOURCE. come: what came, the message or its announcement, where it was waited for already.
+    Args:
+        src: A rank, or ANY_SOURCE.
     """
 
-    def __init__(
-        self,
-        parcels: Parcels,
-        group: Group,
-        operation: str,
-        message_: Message,
-        src: int,
-        tag: int,
-        come: tuple[Tensor, Status] | None = None,
-    ) -> None:
-        super().__init__(parcels, group, operation, message_, src, receiving=True)
-        if come is None:
-            self._told = self._host_memory(ANNOUNCEMENT)
-            self._request = parcels.expect(self._told, src, tag, bodies=False)
-        else:
-            self._told, self._status = come
-        self._matched = come is not None
+    def __init__(self, messages: DeviceMessages, tensor: Tensor, memory: Tensor, src: int, tag: int) -> None:
+        super().__init__(messages, memory, src)
+        self._tensor, self._plain = tensor, memory
+        self._status = Status()
+        self._header = streams.pinned((HEADER_BYTES,), torch.uint8)
+        self._request = messages.expect(self._header, src, tag, data=False)
+        self._matched = False
         self._steps = self._receive()
 
-    def cancel(self) -> None:
-        if self._matched:  # nothing to take back any more
-            left_with_mpi.append(self)
-        else:
-            super().cancel()
+    def cancel(self) -> bool:
+        return not self._matched and self._messages.channel.cancel(self._request)
 
     def _receive(self) -> Steps:
-        channel, status = self._parcels.channel, self._status
-        assert status is not None
-        while not self._matched and not channel.test(self._request, status):
+        while not self._messages.channel.test(self._request, self._status):
             yield
         self._matched = True
-        self._peer = self.source = status.Get_source()
-        nbytes = status.Get_count(BYTE)
-        if nbytes < ANNOUNCEMENT:
+        self._peer = self.source = self._status.Get_source()
+        nbytes = self._status.Get_count(BYTE)
+        if nbytes < HEADER_BYTES:
             fits = nbytes <= self._memory.nbytes
             if fits:
-                yield from self._place(self._told[:nbytes], 0)
+                yield from self._place(self._header[:nbytes], 0)
         else:
-            nbytes, number, length = unpacked(HEAD, self._told)
+            nbytes, number, length = unpacked(HEADER, self._header)
             fits = nbytes <= self._memory.nbytes
-            record = self._told[HEAD.size : HEAD.size + length].numpy().tobytes()
+            record = self._header[HEADER.size : HEADER.size + length].numpy().tobytes()
             yield from self._body(nbytes, number, record, fits)
         if not fits:
-            raise too_long(self.group, self.operation, self._message)
-        if not self._on_gpu:
-            self._message.deliver()
-        elif self._message.memory is not self._message.tensor:
-            event = streams.launch(self._memory.device, self._message.deliver, streams.MESSAGES)
+            raise truncated()
+        if self._plain is not self._tensor:
+            copy_back = lambda: buffers.copy_back([self._tensor], [self._plain])  # noqa: E731
+            event = streams.launch(self._memory.device, copy_back, streams.MESSAGES)
             while not streams.arrived(event, wait=False):
                 yield
 
     def _place(self, values: Tensor, begin: int) -> Steps:
-        """Values of the CPU's, or of a slot's, to where they belong."""
+        """Copies values from host memory, or from a slot, to where they belong."""
         memory = self._memory[begin : begin + values.nbytes]
-        if not self._on_gpu:
-            memory.copy_(values)
-            return
         yield from self._ready()
         event = streams.push(memory, values, streams.MESSAGES)
         while not streams.arrived(event, wait=False):
             yield
 
     def _body(self, nbytes: int, number: int, record: bytes, fits: bool) -> Steps:
-        parcels, (there, back), extents = self._parcels, self._parcels.tags(number), pieces(nbytes, PIECE)
+        messages, (there, back), extents = self._messages, self._messages.tags(number), pieces(nbytes, PIECE)
         if record:
-            slots = parcels.opened(self._peer, record, self._memory.device) if self._on_gpu and fits else None
+            slots = messages.opened(self._peer, record, self._memory.device) if fits else None
             yield from self._say(int(slots is not None), back)
             if slots is not None:
                 yield from pipelined((self._from_slot(slots, there, back) for _ in extents), AHEAD)
                 return
-        if fits and (parcels.direct or not self._on_gpu):
+        if fits and messages.direct:
             yield from self._ready()
-            yield from parcels.ended(*[parcels.expect(self._memory[a:b], self._peer, there) for a, b in extents])
+            yield from self._ended(*[messages.expect(self._memory[a:b], self._peer, there) for a, b in extents])
         else:
             yield from pipelined((self._unstage(a, b, there, fits) for a, b in extents), AHEAD)
 
     def _from_slot(self, slots: Tensor, there: int, back: int) -> Steps:
-        token = torch.empty(TOKEN.size, dtype=torch.uint8, device="cpu")
-        yield from self._parcels.ended(self._parcels.expect(token, self._peer, there))
-        slot, begin, end = unpacked(TOKEN, token)
+        notice = torch.empty(SLOT_READY.size, dtype=torch.uint8, device="cpu")
+        yield from self._ended(self._messages.expect(notice, self._peer, there))
+        slot, begin, end = unpacked(SLOT_READY, notice)
         yield from self._place(slots.view(-1, PIECE)[slot][: end - begin], begin)
         yield from self._say(slot, back)
 
     def _say(self, number: int, back: int) -> Steps:
-        answer = packed(ANSWER, number)
-        yield from self._parcels.ended(self._parcels.post(answer, self._peer, back))
+        answer = packed(SLOT_FREE, number)
+        yield from self._ended(self._messages.post(answer, self._peer, back))
 
     def _unstage(self, begin: int, end: int, tag: int, fits: bool) -> Steps:
-        values = self._host_memory(end - begin)
-        yield from self._parcels.ended(self._parcels.expect(values, self._peer, tag))
+        values = streams.pinned((end - begin,), torch.uint8)
+        yield from self._ended(self._messages.expect(values, self._peer, tag))
         if fits:
             yield from self._place(values, begin)
 

@@ -10,10 +10,11 @@ from mpicoll._cuda import ipc
 SLOTS = 4
 
 
-class Outbox:
+class SendSlots:
     """One per group and device.
 
-    Args:   buffer: bytes, SLOTS of equal size.
+    Args:
+        buffer: Bytes, SLOTS of equal size.
     """
 
     def __init__(self, buffer: Tensor) -> None:
@@ -23,25 +24,25 @@ class Outbox:
         self._free = list(range(SLOTS))
 
     @classmethod
-    def make(cls, device: torch.device, slot_nbytes: int) -> Outbox | None:
+    def make(cls, device: torch.device, slot_nbytes: int) -> SendSlots | None:
         """None: there is no room."""
         buffer = ipc.allocate(device, SLOTS * slot_nbytes)
         return None if buffer is None else cls(buffer)
 
     def record(self, dst: int) -> bytes:
-        """What this receiver opens it by; empty: this memory cannot be shared."""
+        """The record by which this receiver opens the buffer; empty: this memory cannot be shared."""
         if dst not in self._records:
             self._records[dst] = ipc.share(self._buffer) or b""
         return self._records[dst]
 
-    def take(self) -> int | None:
-        """A free slot's number, if there is one."""
+    def acquire(self) -> int | None:
+        """The number of a free slot, if there is one."""
         try:
             return self._free.pop()
         except IndexError:
             return None
 
-    def give_back(self, number: int) -> None:
+    def release(self, number: int) -> None:
         self._free.append(number)
 
     def slot(self, number: int) -> Tensor:

@@ -13,12 +13,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from mpicoll._algorithms.blocks import pieces
 from mpicoll._cuda import streams
-from mpicoll._tensors import buffers
 
 CHUNK = 8 << 20  # bytes; a GPU's bus takes some 0.3 ms for it, a copy's launch 10 us
 
@@ -32,19 +30,14 @@ class Part:
     written: bool
 
 
-class Passage:
+class StagedCopy:
     """A part on its way to host memory and back."""
 
     def __init__(self, part: Part) -> None:
         self._part = part
         self._event: Any = None
         memory = part.memory
-        if not memory.is_cpu:
-            self._values, self._event = streams.fetch(memory) if part.read else (streams.pinned(memory.shape, memory.dtype), None)
-        elif memory.is_contiguous():
-            self._values = memory
-        else:
-            self._values = buffers.packed(memory) if part.read else torch.empty(memory.shape, dtype=memory.dtype, device="cpu")
+        self._values, self._event = streams.fetch(memory) if part.read else (streams.pinned(memory.shape, memory.dtype), None)
 
     def values(self) -> Tensor:
         """In host memory, once they are there."""
@@ -54,25 +47,20 @@ class Passage:
 
     def back(self) -> None:
         """Starts the way back."""
-        memory = self._part.memory
-        if not self._part.written or memory is self._values:
-            return
-        if memory.is_cpu:
-            buffers.copy_into(memory, self._values)
-        else:
-            streams.push(memory, self._values)
+        if self._part.written:
+            streams.push(self._part.memory, self._values)
 
 
 def carry_out(chunks: Sequence[Sequence[Part]], call: Callable[..., None]) -> None:
     """``call(*host memory of the parts)`` for one chunk after the other; no two chunks write the same memory."""
-    streams.joined(part.memory.device for chunk in chunks for part in chunk if not part.memory.is_cpu)  # it may be a copy
-    following = [Passage(part) for part in chunks[0]]
+    streams.joined(part.memory.device for chunk in chunks for part in chunk)  # it may be a copy
+    following = [StagedCopy(part) for part in chunks[0]]
     for number in range(len(chunks)):
-        passages = following
-        following = [Passage(part) for part in chunks[number + 1]] if number + 1 < len(chunks) else []
-        call(*(passage.values() for passage in passages))
-        for passage in passages:
-            passage.back()
+        copies = following
+        following = [StagedCopy(part) for part in chunks[number + 1]] if number + 1 < len(chunks) else []
+        call(*(copy.values() for copy in copies))
+        for copy in copies:
+            copy.back()
 
 
 def extents(count: int, itemsize: int, rows: int = 1) -> list[tuple[int, int]]:

@@ -17,13 +17,13 @@ from mpicoll._mpi.datatypes import spec
 from mpicoll.errors import OperationTimeout
 
 if TYPE_CHECKING:
-    from mpicoll._engine.group import Group
+    from mpicoll._progress.group_state import GroupState
 
 ARRIVED, ANSWER = 1, 2  # tags on the group's own communicator
 GRACE_S = 5.0  # seconds that the others wait longer than rank 0, so that its answer, which names the missing, reaches them
 
 
-def monitored_barrier(group: Group, timeout_s: float, wait_all_ranks: bool) -> None:
+def monitored_barrier(group: GroupState, timeout_s: float, wait_all_ranks: bool) -> None:
     """Raises OperationTimeout, on every rank that came, naming the global ranks that did not."""
     missing = _collect(group, timeout_s, wait_all_ranks) if group.rank == 0 else _report(group, timeout_s + GRACE_S)
     if missing:
@@ -35,7 +35,7 @@ def monitored_barrier(group: Group, timeout_s: float, wait_all_ranks: bool) -> N
         raise error
 
 
-def _collect(group: Group, timeout_s: float, wait_all_ranks: bool) -> list[int]:
+def _collect(group: GroupState, timeout_s: float, wait_all_ranks: bool) -> list[int]:
     channel, deadline, backoff = group.channel, time.monotonic() + timeout_s, Backoff()
     token = torch.zeros(1, dtype=torch.uint8, device="cpu")
     with channel.lock:
@@ -58,7 +58,7 @@ def _collect(group: Group, timeout_s: float, wait_all_ranks: bool) -> list[int]:
     return missing
 
 
-def _report(group: Group, timeout_s: float) -> list[int]:
+def _report(group: GroupState, timeout_s: float) -> list[int]:
     channel, deadline, backoff = group.channel, time.monotonic() + timeout_s, Backoff()
     token, answer = torch.zeros(1, dtype=torch.uint8, device="cpu"), torch.empty(group.size, dtype=torch.int64, device="cpu")
     with channel.lock:

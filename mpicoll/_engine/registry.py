@@ -9,177 +9,214 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Sequence
-from functools import cache
 
 import mpicoll._log as log
+from mpicoll._algorithms.windows import Windows
+from mpicoll._device import consensus as devices
+from mpicoll._device.collectives import DeviceCollectives
+from mpicoll._device.consensus import DeviceChoices
 from mpicoll._engine import report
 from mpicoll._engine.communicator import Communicator
 from mpicoll._engine.consensus import agree
-from mpicoll._engine.point_to_point import cancel_all
-from mpicoll._host.thresholds import Choices
+from mpicoll._host import thresholds
+from mpicoll._host.collectives import HostCollectives
+from mpicoll._host.thresholds import HIERARCHICAL, Choices
+from mpicoll._log import Algorithms
 from mpicoll._mpi import abort, exit_handshake, library, runtime
 from mpicoll._mpi.backoff import Backoff
 from mpicoll._mpi.channel import Channel
+from mpicoll._mpi.runtime import Runtime
 from mpicoll._mpi.topology import Topology, discover
-from mpicoll._progress import watchdog
-from mpicoll._progress.progress import poller
+from mpicoll._progress import threads
+from mpicoll._progress.poller import poller
+from mpicoll._progress.queue import CollectiveQueue
+from mpicoll._progress.requests import cancel_all
+from mpicoll._progress.watchdog import watchdog
 from mpicoll.errors import GroupDestroyed
 
-_groups: dict[str, Communicator] = {}
-_made: Counter[tuple[int, ...]] = Counter()  # how many groups of these ranks this world has had
-_begun: dict[str, int] = {}  # of groups that were closed: how many collectives this rank had begun
-_stuck: list[Communicator] = []  # closed while a collective was under way that has not ended
-
-_world: tuple[Topology, Choices] | None = None  # of a group of all ranks, as long as there are groups
-
 EXIT_S = 10.0  # seconds that a rank that leaves waits for what it has started
+REMEMBERED = 4096  # closed groups whose number of collectives is known at exit
+
+World = tuple[Topology, Choices, "DeviceChoices | None"]  # of the ranks; what they agreed on
 
 
-def create(name: str, ranks: Sequence[int] | None, timeout_s: float) -> Communicator:
-    """Makes a group's communicator (collective over its members; nobody else calls).
+class Registry:
+    """All groups of this process. One exists: ``registry``."""
 
-    Args:   ranks: ranks of the world in the group's order, this rank among them; None: the whole world.
-            timeout_s: seconds; the default limit of the group's operations.
-    """
-    log.start()
-    there = runtime.start()
-    if ranks is None:
-        with there.lock:
-            comm = there.comm.Dup()
-        if there.base == library.MPI.COMM_WORLD:
-            exit_handshake.expect_all()
-        global_ranks = tuple(range(there.size))
-    else:
-        global_ranks = tuple(ranks)
-        with there.lock:
-            world = there.base.Get_group()
-            members = world.Incl(list(global_ranks))
-            comm = there.base.Create_group(members, _tag(global_ranks) % there.tag_ub)
-            members.Free()
-            world.Free()
-    channel = Channel(there, comm, lambda: Backoff().pause)
-    topology, choices = _circumstances(channel, ranks)
-    communicator = Communicator(name, channel, global_ranks, timeout_s, topology, choices)
-    communicator.host.connect()
-    _log(communicator, topology, choices)
-    if not _groups:
-        atexit.unregister(_at_exit)
-        atexit.register(_at_exit)
-        _watch_for_finalize()
-    communicator.closer = lambda: close(communicator)
-    _groups[name] = communicator
-    return communicator
+    def __init__(self) -> None:
+        self._groups: dict[str, Communicator] = {}
+        self._made: Counter[tuple[int, ...]] = Counter()  # how many groups of these ranks this world has had
+        self._started: dict[str, int] = {}  # of groups that were closed: how many collectives this rank had started
+        self._stuck: list[Communicator] = []  # closed while a collective was under way that has not ended
+        self._world: World | None = None  # of a group of all ranks, as long as there are groups
+        self._at_finalize_set = False
 
+    def create(self, name: str, ranks: Sequence[int] | None, timeout_s: float) -> Communicator:
+        """Makes a group's communicator (collective over its members; nobody else calls).
 
-def _log(communicator: Communicator, topology: Topology, choices: Choices) -> None:
-    if not _groups and communicator.rank == 0:
-        report.world(communicator.channel.runtime, topology, choices)
-    report.group(communicator.name, communicator.rank, topology, communicator.host.bare)
+        Args:
+            name: By which it is found.
+            ranks: Ranks of the world in the group's order, this rank among them; None: the whole world.
+            timeout_s: The default limit of the group's operations.
+        """
+        log.start()
+        runtime_ = runtime.start()
+        channel, global_ranks = self._channel(runtime_, ranks)
+        topology, choices, device_choices = self._circumstances(channel, ranks)
+        queue, took = CollectiveQueue(name), Algorithms(name, channel.comm.Get_rank(), channel.comm.Get_size()).took
+        host = host_collectives(channel, topology, choices, queue, took)
+        above = None
+        if device_choices is not None:
+            threads.prepare_with(devices.settle_in)
+            with runtime_.lock:
+                own = channel.comm.Dup()
+            own_channel = Channel(runtime_, own, lambda: Backoff().pause)
+            staging = host_collectives(own_channel, topology, choices, queue, took)
+            above = DeviceCollectives(own_channel, staging, device_choices, topology, took)
+        communicator = Communicator(name, channel, global_ranks, timeout_s, queue, host, above)
+        if not self._groups and communicator.rank == 0:
+            report.world(runtime_, topology, devices.describe(device_choices))
+        report.group(name, communicator.rank, topology, host.thresholds.least)
+        if not self._groups:
+            atexit.unregister(self._at_exit)
+            atexit.register(self._at_exit)
+            self._watch_for_finalize()
+        communicator.closer = lambda: self.close(communicator)
+        self._groups[name] = communicator
+        return communicator
 
+    def _channel(self, runtime_: Runtime, ranks: Sequence[int] | None) -> tuple[Channel, tuple[int, ...]]:
+        """The communicators of a new group, and its global ranks."""
+        if ranks is None:
+            with runtime_.lock:
+                comm = runtime_.comm.Dup()
+            if runtime_.base == library.MPI.COMM_WORLD:
+                exit_handshake.expect_all()
+            global_ranks = tuple(range(runtime_.size))
+        else:
+            global_ranks = tuple(ranks)
+            with runtime_.lock:
+                world = runtime_.base.Get_group()
+                members = world.Incl(list(global_ranks))
+                comm = runtime_.base.Create_group(members, self._tag(global_ranks) % runtime_.tag_ub)
+                members.Free()
+                world.Free()
+        return Channel(runtime_, comm, lambda: Backoff().pause), global_ranks
 
-def _circumstances(channel: Channel, ranks: Sequence[int] | None) -> tuple[Topology, Choices]:
-    """Which of a group's ranks share memory, and what they have agreed upon: the world's, or, where there is no world (it is
-    another backend's, say), found out among themselves (collective then)."""
-    global _world
-    if _world is not None:
-        topology, choices = _world
-        return (topology if ranks is None else topology.of(ranks)), choices
-    choices = agree(channel)
-    with channel.lock:
-        topology = discover(channel.comm, choices.node_size)
-    if ranks is None:
-        _world = topology, choices
-    return topology, choices
+    def _circumstances(self, channel: Channel, ranks: Sequence[int] | None) -> World:
+        """Which of a group's ranks share memory, and what they have agreed on.
 
+        That of the world; where there is no world (it is another backend's, say), found among themselves (collective then).
+        """
+        if self._world is not None:
+            topology, choices, device_choices = self._world
+            return (topology if ranks is None else topology.of(ranks)), choices, device_choices
+        choices, device_choices = agree(channel)
+        with channel.lock:
+            topology = discover(channel.comm, choices.node_size)
+        if ranks is None:
+            self._world = topology, choices, device_choices
+        return topology, choices, device_choices
 
-def _tag(ranks: tuple[int, ...]) -> int:
-    """What all members derive alike, and what keeps apart groups that overlapping sets of ranks make at the same time.
+    def _tag(self, ranks: tuple[int, ...]) -> int:
+        """A tag that all members derive alike, for groups that overlapping sets of ranks make at the same time.
 
-    Not from torch's name for the group: with use_local_synchronization that counts the groups that the rank has made
-    before, which differs between the members.
-    """
-    _made[ranks] += 1
-    return zlib.crc32(repr((ranks, _made[ranks])).encode())
+        Not from torch's name for the group: with use_local_synchronization that counts the groups that the rank has made
+        before, which differs between the members.
+        """
+        self._made[ranks] += 1
+        return zlib.crc32(repr((ranks, self._made[ranks])).encode())
 
+    def find(self, name: str) -> Communicator | None:
+        """The open group of this name, if this rank is a member."""
+        return self._groups.get(name)
 
-def find(name: str) -> Communicator | None:
-    """The open group of this name, if this rank is a member."""
-    return _groups.get(name)
+    def close(self, communicator: Communicator) -> None:
+        """Lets queued collectives end, takes back pending messages, and frees the communicators; later calls do nothing.
 
+        Every member should call it. Freeing is local in Open MPI and MPICH, so that a member that does not call holds up nobody.
+        """
+        if self._groups.get(communicator.name) is not communicator:
+            return
+        del self._groups[communicator.name]
+        self._started[communicator.name] = communicator.queue.started
+        if len(self._started) > REMEMBERED:
+            del self._started[next(iter(self._started))]
+        ended = communicator.end(communicator.timeout_s)
+        if not communicator.queue.idle():
+            self._stuck.append(communicator)
+        cancel_all(communicator)
+        if ended:
+            communicator.host.close()
+            if communicator.devices is not None:
+                communicator.devices.close()
+        if ended and not runtime.finalized():
+            communicator.channel.free()
+        if not self._groups:
+            self._made.clear()
+            poller.close()
+            watchdog.stop()
+            runtime.stop(free=ended)
+            self._world = None
 
-def close(communicator: Communicator) -> None:
-    """Lets queued collectives end, takes back what is pending, and frees the communicators; later calls do nothing.
-
-    Every member should call it; freeing is local in Open MPI and MPICH, so that one that does not holds up nobody.
-    """
-    global _world
-    if _groups.get(communicator.name) is not communicator:
-        return
-    del _groups[communicator.name]
-    _begun[communicator.name] = communicator.lane.begun
-    ended = communicator.end(communicator.timeout_s)
-    if not communicator.lane.idle():
-        _stuck.append(communicator)
-    cancel_all(communicator)
-    if ended:
-        communicator.host.close()
-    if ended and not runtime.finalized():
-        communicator.channel.free()
-    if not _groups:
-        _made.clear()
+    def _at_exit(self) -> None:
+        """Before MPI_Finalize: no thread of ours may be inside MPI then."""
+        if runtime.finalized():
+            return
+        deadline = time.monotonic() + EXIT_S
+        for communicator in [*self._groups.values(), *self._stuck]:
+            if not communicator.queue.close(max(0.0, deadline - time.monotonic())):
+                print(
+                    f"mpicoll: rank {communicator.rank} leaves while a collective that it has started on group "
+                    f"{communicator.name!r} has not ended after {EXIT_S:g} s: not every rank has called it",
+                    file=sys.stderr,
+                )
+                abort.abort("exit with a collective under way")
+        for communicator in self._groups.values():
+            cancel_all(communicator)
         poller.close()
         watchdog.stop()
-        runtime.stop(free=ended)
-        _world = None
+        exit_handshake.leave(self._collectives_started, Backoff().pause)
+
+    def _collectives_started(self, name: str) -> int:
+        communicator = self._groups.get(name)
+        return self._started.get(name, 0) if communicator is None else communicator.queue.started
+
+    def _watch_for_finalize(self) -> None:
+        if not self._at_finalize_set:
+            library.before_finalize(self._at_finalize)
+            self._at_finalize_set = True
+
+    def _at_finalize(self) -> None:
+        """The program calls MPI_Finalize and has left groups open: they end with MPI."""
+        for communicator in self._groups.values():
+            communicator.queue.close(EXIT_S)
+            cancel_all(communicator)
+            communicator.broken = GroupDestroyed("MPI has been finalised, and the group with it")
+        poller.close()
+        watchdog.stop()
+
+    def after_fork_in_child(self) -> None:
+        """A forked child cannot use the groups."""
+        watchdog.forget()
+        self._stuck.clear()
+        for communicator in self._groups.values():
+            communicator.broken = runtime.forked_error()
+        self._groups.clear()  # the child may destroy its copies as it likes: threads that are not here may hold locks
+        atexit.unregister(self._at_exit)
 
 
-def _at_exit() -> None:
-    """Before MPI_Finalize: no thread of ours may be inside MPI then."""
-    if runtime.finalized():
-        return
-    deadline = time.monotonic() + EXIT_S
-    for communicator in [*_groups.values(), *_stuck]:
-        if not communicator.lane.close(max(0.0, deadline - time.monotonic())):
-            print(
-                f"mpicoll: rank {communicator.rank} leaves while a collective that it has started on group "
-                f"{communicator.name!r} has not ended after {EXIT_S:g} s: not every rank has called it",
-                file=sys.stderr,
-            )
-            abort.abort("exit with a collective under way")
-    for communicator in _groups.values():
-        cancel_all(communicator)
-    poller.close()
-    watchdog.stop()
-    exit_handshake.leave(_collectives_begun, Backoff().pause)
+def host_collectives(
+    channel: Channel, topology: Topology, choices: Choices, queue: CollectiveQueue, took: log.Took
+) -> HostCollectives:
+    """Collectives of host memory over a channel (collective)."""
+    sizes = list(Counter(topology.nodes).values())
+    known = thresholds.of_group(choices, sizes, possible=not channel.serialized)
+    windows = Windows(channel, topology, choices.chunk, queue.runs_here)
+    if known.windows == HIERARCHICAL:
+        windows.connect()
+    return HostCollectives(channel, windows, known, took)
 
 
-def _collectives_begun(name: str) -> int:
-    communicator = _groups.get(name)
-    return _begun.get(name, 0) if communicator is None else communicator.lane.begun
-
-
-@cache
-def _watch_for_finalize() -> None:
-    library.before_finalize(_at_finalize)
-
-
-def _at_finalize() -> None:
-    """The user calls MPI_Finalize and has left groups open: they end with MPI."""
-    for communicator in _groups.values():
-        communicator.lane.close(EXIT_S)
-        cancel_all(communicator)
-        communicator.broken = GroupDestroyed("MPI has been finalised, and the group with it")
-    poller.close()
-    watchdog.stop()
-
-
-def _after_fork_in_child() -> None:
-    watchdog.forget()
-    _stuck.clear()
-    for communicator in _groups.values():
-        communicator.broken = runtime.forked_error()
-    _groups.clear()  # the child may destroy its copies as it likes: locks may be held by threads that are not here
-    atexit.unregister(_at_exit)
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)
+registry = Registry()
+os.register_at_fork(after_in_child=registry.after_fork_in_child)

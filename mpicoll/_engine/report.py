@@ -5,35 +5,29 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from mpicoll._discovery import detect
-from mpicoll._host.thresholds import NEVER, Choices
+from mpicoll._host.thresholds import NEVER
 from mpicoll._log import logger
 from mpicoll._mpi.library import MPI
 from mpicoll._mpi.runtime import Runtime
 from mpicoll._mpi.topology import Topology
 
 
-def world(there: Runtime, topology: Topology, choices: Choices) -> None:
-    """One INFO line, about the first group that a process makes."""
+def world(runtime: Runtime, topology: Topology, devices: str) -> None:
+    """One INFO line, about the first group that a process makes.
+
+    Args:
+        devices: How tensors on devices travel.
+    """
     launch = detect.detect()
-    level = "MULTIPLE" if there.thread_level == MPI.THREAD_MULTIPLE else "SERIALIZED"
+    level = "MULTIPLE" if runtime.thread_level == MPI.THREAD_MULTIPLE else "SERIALIZED"
     vendor, version = MPI.get_vendor()
     ranks, nodes = len(topology.nodes), len(set(topology.nodes))
     logger.info(
         "%s %s, MPI_THREAD_%s; started by %s; %d rank%s on %d node%s%s; %s",
         vendor, ".".join(map(str, version)), level, "no launcher" if launch is None else launch.launcher,
         ranks, "s" * (ranks > 1), nodes, "s" * (nodes > 1), ", more ranks than cores" if topology.crowded else "",
-        gpu_path(choices),
+        devices,
     )  # fmt: skip
-
-
-def gpu_path(choices: Choices) -> str:
-    """How tensors on GPUs travel."""
-    if not choices.gpus:
-        return "no rank has a GPU"
-    if choices.direct:
-        return "GPU memory is handed to MPI"
-    near = "by CUDA IPC within a node, and " if choices.shares_gpus else ""
-    return f"GPU memory travels {near}through pinned host memory"
 
 
 def group(name: str, rank: int, topology: Topology, one_call_below: Mapping[str, int]) -> None:

@@ -1,197 +1,383 @@
-"""How a collective is carried out on plain memory of this process: by the algorithm that the carrier chooses, or by MPI's own.
+"""Collectives on the memory of this process.
 
-Each method is called by all ranks of the group, in the same order, inside an operation, and writes its result in place.
-Memory is contiguous, and what is read and what is written have nothing in common but what a method says.
+Each operation has two halves. The first one, called by any thread at any time, returns a `Call`; a small operation on memory
+that MPI can use as it is yields one MPI call. The second one runs in the group's order, on all ranks alike: it asks `thresholds`
+for the algorithm and carries it out. Memory is contiguous, and results are written in place. A Call may hold no more than an
+address: its caller holds the memory until it has run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from ctypes import memmove
-from functools import cache
 
 import torch
 from torch import Tensor
 
-from mpicoll._algorithms import native
-from mpicoll._algorithms import pairwise as pairs
+from mpicoll._algorithms import direct, hierarchical, native, pairwise, shared_memory
 from mpicoll._algorithms.blocks import Block, block, blocks
-from mpicoll._device.messages import Parcels
-from mpicoll._host import thresholds
-from mpicoll._host.carrier import Carrier
-from mpicoll._mpi.channel import Channel
-from mpicoll._mpi.datatypes import datatype, operation
-from mpicoll._tensors import buffers, reductions
-from mpicoll._tensors.combine import Kernel
-from mpicoll._tensors.reductions import Op, Reduction
+from mpicoll._algorithms.native import CHUNK
+from mpicoll._algorithms.windows import Windows
+from mpicoll._host import thresholds, two_level
+from mpicoll._host.messages import HostMessages
+from mpicoll._host.thresholds import DIRECT, HIERARCHICAL, NATIVE, PAIRWISE, SHARED_MEMORY, Thresholds
+from mpicoll._mpi.channel import IN_PLACE, Channel
+from mpicoll._mpi.datatypes import BYTE, INT_MAX, fromaddress
+from mpicoll._tensors import buffers, calls, sparse
+from mpicoll._tensors.calls import Call
+from mpicoll._tensors.plans import Plan
+from mpicoll._tensors.reductions import Op
 
-# The algorithms' names in the log
-NATIVE = "MPI's own"
-MESSAGES = "messages between pairs of ranks"
-
-Memories = list[tuple[int, Tensor]]  # with the rank that each goes to, or comes from
-
-
-# Note [One dimension for what is encoded]
-# Some encoders return the memory itself as another dtype or with more dimensions (complex numbers as pairs, bool as bytes), and
-# decoders copy it back into itself, which torch allows only for equal strides. The strides of a dimension of one element are
-# arbitrary (torch.ones(2)[::2] is contiguous), and a view need not keep them. So what is encoded has one dimension of stride 1.
-
-
-def encode(reduction: Reduction, memory: Tensor, op: Op) -> Tensor:
-    """Plain memory to what MPI reduces: new memory, or the memory itself."""
-    if reduction.encode is None:
-        return memory
-    memory = one_dimensional(memory)
-    with torch.no_grad():
-        return reduction.encode(memory.detach(), op).contiguous()
+FLAT_BYTES = 64 << 10  # read from other ranks. Below this a second synchronisation costs more than slicing saves.
+LOG_NAMES = {
+    NATIVE: "MPI's own",
+    SHARED_MEMORY: "shared memory",
+    HIERARCHICAL: "shared memory in each node, MPI between nodes",
+    DIRECT: "messages, reduced by torch",
+    PAIRWISE: "messages between pairs of ranks",
+}
 
 
-def decode(reduction: Reduction, code: Tensor, memory: Tensor, size: int) -> None:
-    """What MPI reduced to the plain memory of the result."""
-    if reduction.decode is None:
-        if code is not memory:
-            buffers.copy_into(memory, code)
-        return
-    with torch.inference_mode(memory.is_inference()), torch.no_grad():
-        reduction.decode(code, buffers.uncounted(one_dimensional(memory)), size)
+class HostCollectives:
+    """One per group.
 
+    Args:
+        took: Logs (operation, algorithm, bytes).
+    """
 
-def one_dimensional(memory: Tensor) -> Tensor:
-    """The same contiguous memory: Note [One dimension for what is encoded]."""
-    return memory if memory.dim() == 1 and memory.stride(0) == 1 else buffers.flat(memory, memory.dtype)
-
-
-def native_name(reduction: Reduction) -> str:
-    """The name in the log of a reduction by MPI."""
-    return NATIVE if reduction.encode is None else f"{NATIVE}, as {reduction.mpi_type}"
-
-
-@cache
-def handles(mpi_type: str, mpi_op: str) -> tuple[object, object]:
-    return datatype(mpi_type), operation(mpi_op)
-
-
-class Host:
-    """One per group."""
-
-    def __init__(self, channel: Channel, carrier: Carrier) -> None:
+    def __init__(self, channel: Channel, windows: Windows, known: Thresholds, took: Callable[[str, str, int], None]) -> None:
+        self.messages = HostMessages(channel)
         self.channel = channel
-        self.carrier = carrier
-        self.rank = carrier.rank
-        self.size = carrier.size
-        #: bytes below which an operation is one MPI call, and nothing else, on every rank
-        self.bare = carrier.least
-        #: how messages between two ranks travel where memory may be a GPU's; None: they are MPI's
-        self.parcels: Parcels | None = None
+        self.windows = windows
+        self.rank: int = channel.comm.Get_rank()
+        self.size: int = channel.comm.Get_size()
+        self._took = took
+        self.use(known)
 
-    def connect(self) -> None:
-        """Makes the communicators that are not the group's own; with the group, see carrier.py (collective)."""
-        self.carrier.connect()
+    def use(self, known: Thresholds) -> None:
+        """From now on chooses by these thresholds, which must be equal on all ranks."""
+        self.thresholds = known
+        self._single_call_below = known.single_call_below()
 
-    # -- one rank's to all, or all to all ------------------------------------------------------------------------------
+    def copying_back(self, call: Call, tensors: Sequence[Tensor], memories: Sequence[Tensor]) -> Call:
+        """``call``, after which the packed copies among ``memories`` are copied into their ``tensors``."""
+        return calls.run_and_copy_back, (call, tensors, memories)
 
-    def broadcast(self, memory: Tensor, root: int) -> None:
-        if not self.carrier.broadcast(memory, root):
-            self.carrier.took("broadcast", NATIVE, memory.nbytes)
-            native.broadcast(self.channel, memory, root)
-
-    def all_gather(self, targets: Sequence[Tensor], source: Tensor) -> None:
-        """Of any sizes; this rank's target may be its source."""
-        if self.carrier.all_gather([block(target) for target in targets], block(source)):
-            return
-        sizes = [target.nbytes for target in targets]
-        algorithm = thresholds.all_gather(sizes)
-        self.carrier.took("all_gather", NATIVE if algorithm != "pairs" else MESSAGES, sum(sizes))
-        if algorithm == "pairs":
-            others = [(rank, target) for rank, target in enumerate(targets) if rank != self.rank]
-            Host.exchange(self, [(rank, source) for rank, _ in others], others, (targets[self.rank], source))
-            return
-        flat = torch.empty(sum(sizes), dtype=torch.uint8, device="cpu")
-        if algorithm == "even":
-            native.all_gather(self.channel, flat, source)
-        else:
-            native.all_gather_uneven(self.channel, flat, source, sizes)
-        place = flat.data_ptr()
-        for target, nbytes in zip(targets, sizes, strict=True):
-            memmove(target.data_ptr(), place, nbytes)
-            place += nbytes
-
-    def all_gather_single(self, target: Tensor, source: Tensor) -> None:
-        """Equal blocks; the source may be this rank's block of the target."""
-        if not self.carrier.all_gather(blocks(target, self.size), block(source)):
-            self.carrier.took("all_gather", NATIVE, target.nbytes)
-            native.all_gather(self.channel, target, buffers.packed(source) if buffers.overlap(target, source) else source)
-
-    # -- pairs ---------------------------------------------------------------------------------------------------------
-
-    def all_to_all(self, name: str, targets: Sequence[Block], sources: Sequence[Block], held: Sequence[Tensor] = ()) -> None:
-        """Of any sizes, which need not be known to other ranks than the two.
-
-        Args:   held: the memory in which the blocks lie, where it is not known to be the CPU's.
-        Raises: ValueError, on all ranks alike: what a rank has for another is not what that expects. Not everywhere.
-        """
-        wrong = self.carrier.all_to_all(targets, sources)
-        if wrong is not None:
-            self._raise_for(name, wrong)
-            return
-        self.carrier.took("all_to_all", MESSAGES, sum(nbytes for _, nbytes in targets))
-        others = [rank for rank in range(self.size) if rank != self.rank]
-        own = targets[self.rank], sources[self.rank]
-        self.exchange_blocks([(rank, sources[rank]) for rank in others], [(rank, targets[rank]) for rank in others], own)
-
-    def _raise_for(self, name: str, wrong: list[tuple[int, int]]) -> None:
-        for i, j in wrong:
-            raise ValueError(f"{name}: what rank {i} has for rank {j} has another size than what rank {j} expects from it")
-
-    def exchange(self, sends: Memories, receives: Memories, own: tuple[Tensor, Tensor] | None) -> None:
-        """Messages between pairs of ranks. own: where to and where from, of what this rank has for itself."""
-        there, here = ([(rank, block(memory)) for rank, memory in side] for side in (sends, receives))
-        self.exchange_blocks(there, here, None if own is None else (block(own[0]), block(own[1])))
-
-    def exchange_blocks(
-        self, sends: list[tuple[int, Block]], receives: list[tuple[int, Block]], own: tuple[Block, Block] | None
-    ) -> None:
-        if own is not None:
-            memmove(own[0][0], own[1][0], own[1][1])
-        pairs.exchange(self.channel, sends, receives)
+    def _algorithm(self, operation: str, nbytes: int, choose: Callable[..., str], *values: object) -> str:
+        """The algorithm that ``choose(thresholds, *values)`` names, with its windows made (collective on first use)."""
+        name = choose(self.thresholds, *values)
+        if name in (SHARED_MEMORY, HIERARCHICAL) and not self.windows.make():
+            self.use(self.thresholds.without_windows())
+            name = choose(self.thresholds, *values)
+        if name != NATIVE:
+            self._took(operation, LOG_NAMES[name], nbytes)
+        return name
 
     # -- reductions ----------------------------------------------------------------------------------------------------
 
-    def all_reduce(self, memory: Tensor, kernel: Kernel | None, op: Op) -> None:
+    def all_reduce(self, memory: Tensor, plan: Plan) -> Call:
         """In place on every rank."""
-        if kernel is not None and self.carrier.all_reduce(memory, kernel):
-            return
-        reduction = reductions.lookup("all_reduce", memory.dtype, op)
-        self.carrier.took("all_reduce", native_name(reduction), memory.nbytes)
-        code = encode(reduction, memory, op)
-        native.all_reduce(self.channel, code, *handles(reduction.mpi_type, reduction.mpi_op))
-        decode(reduction, code, memory, self.size)
+        nbytes = memory.nbytes
+        if plan.native and nbytes < self._single_call_below["all_reduce"] and nbytes <= CHUNK:
+            buffer = [fromaddress(memory.data_ptr(), nbytes), memory.numel(), plan.mpi_type]
+            return self.channel.Allreduce, (IN_PLACE, buffer, plan.mpi_op)
+        return self._all_reduce, (memory, plan)
 
-    def reduce(self, memory: Tensor, kernel: Kernel | None, op: Op, root: int) -> None:
+    def _all_reduce(self, memory: Tensor, plan: Plan) -> None:
+        nbytes, kernel = memory.nbytes, plan.kernel
+        algorithm = self._algorithm("all_reduce", nbytes, thresholds.all_reduce, nbytes, kernel is not None, plan.widened)
+        if algorithm == NATIVE or kernel is None:
+            self._took("all_reduce", plan.log_name, nbytes)
+            code = plan.encode(memory)
+            native.all_reduce(self.channel, code, plan.mpi_type, plan.mpi_op)
+            plan.decode(code, memory, self.size)
+            return
+        flat = _vector(memory, kernel.dtype)
+        if algorithm == DIRECT:
+            direct.all_reduce(self.channel, flat, kernel.combine)
+        elif (window := self.windows.window) is None:
+            assert self.windows.nodes is not None
+            hierarchical.all_reduce(self.windows.nodes, flat, two_level.of(kernel, self.size))
+        elif nbytes * (self.size - 1) <= FLAT_BYTES and nbytes <= window.chunk:
+            shared_memory.all_reduce_flat(window, flat, kernel.combine)
+        else:
+            shared_memory.all_reduce(window, flat, kernel.combine)
+
+    def all_reduce_packed(self, memories: Sequence[Tensor], plan: Plan) -> Call:
+        """``all_reduce`` of several tensors of one dtype, as one message."""
+        return self._all_reduce_packed, (memories, plan)
+
+    def _all_reduce_packed(self, memories: Sequence[Tensor], plan: Plan) -> None:
+        extents = [(memory.data_ptr(), memory.nbytes) for memory in memories]
+        packed = torch.empty(sum(nbytes for _, nbytes in extents), dtype=torch.uint8, device="cpu").view(memories[0].dtype)
+        first = place = packed.data_ptr()
+        for address, nbytes in extents:
+            memmove(place, address, nbytes)
+            place += nbytes
+        calls.run(self.all_reduce(packed, plan))
+        place = first
+        for address, nbytes in extents:
+            memmove(address, place, nbytes)
+            place += nbytes
+
+    def all_reduce_sparse(self, operation: str, tensor: Tensor, source: Tensor, op: Op) -> Call:
+        """Into a sparse (COO) tensor: every rank gets every rank's indices and values, and adds them up.
+
+        Args:
+            source: This rank's part, as `sparse.coalesced` returns it.
+
+        Raises:
+            ValueError: On all ranks: the tensors differ in dtype, shape or number of sparse dimensions.
+        """
+        return self._all_reduce_sparse, (operation, tensor, source, op)
+
+    def _all_reduce_sparse(self, operation: str, tensor: Tensor, source: Tensor, op: Op) -> None:
+        headers = torch.empty(self.size, sparse.HEADER, dtype=torch.int64, device="cpu")
+        native.all_gather(self.channel, headers, sparse.header(source, tensor.dtype))
+        counts = sparse.counts(operation, headers)
+        places, parts = source.indices().contiguous(), source.values().contiguous()
+        indices = [places.new_empty(len(places), count) for count in counts]
+        values = [parts.new_empty(count, *parts.shape[1:]) for count in counts]
+        calls.run(self.all_gather(indices, places))
+        calls.run(self.all_gather(values, parts))
+        sparse.add_up(tensor, indices, values, op)
+
+    def reduce(self, memory: Tensor, plan: Plan, root: int) -> Call:
         """In place on the root; elsewhere the memory is only read."""
-        if kernel is not None and self.carrier.reduce(memory, kernel, root):
-            return
-        reduction = reductions.lookup("reduce", memory.dtype, op)
-        self.carrier.took("reduce", native_name(reduction), memory.nbytes)
-        code, is_root = encode(reduction, memory, op), self.rank == root
-        native.reduce(self.channel, code, *handles(reduction.mpi_type, reduction.mpi_op), root, is_root)
-        if is_root:
-            decode(reduction, code, memory, self.size)
+        nbytes = memory.nbytes
+        if plan.native and nbytes < self._single_call_below["reduce"] and nbytes <= CHUNK:
+            buffer = [fromaddress(memory.data_ptr(), nbytes), memory.numel(), plan.mpi_type]
+            if self.rank == root:
+                return self.channel.Reduce, (IN_PLACE, buffer, plan.mpi_op, root)
+            return self.channel.Reduce, (buffer, None, plan.mpi_op, root)
+        return self._reduce, (memory, plan, root)
 
-    def reduce_scatter(self, target: Tensor, source: Tensor, counts: Sequence[int], kernel: Kernel | None, op: Op) -> None:
-        """counts: the elements of each rank's block of ``source``, which is one-dimensional."""
-        even = min(counts) == max(counts)
-        if even and kernel is not None and self.carrier.reduce_scatter(target, source, kernel):
+    def _reduce(self, memory: Tensor, plan: Plan, root: int) -> None:
+        nbytes, kernel = memory.nbytes, plan.kernel
+        algorithm = self._algorithm("reduce", nbytes, thresholds.reduce, nbytes, kernel is not None)
+        if algorithm == NATIVE or kernel is None:
+            self._took("reduce", plan.log_name, nbytes)
+            code = plan.encode(memory)
+            native.reduce(self.channel, code, plan.mpi_type, plan.mpi_op, root, self.rank == root)
+            if self.rank == root:
+                plan.decode(code, memory, self.size)
             return
-        reduction = reductions.lookup("reduce_scatter", target.dtype, op)
-        self.carrier.took("reduce_scatter", native_name(reduction), source.nbytes)
-        code = encode(reduction, source, op)
-        result = target if reduction.native else torch.empty(reduction.scale * target.numel(), dtype=code.dtype, device="cpu")
-        coded = [count * reduction.scale for count in counts]
-        native.reduce_scatter(self.channel, result, code, coded, *handles(reduction.mpi_type, reduction.mpi_op))
-        decode(reduction, result, target, self.size)
+        flat = _vector(memory, kernel.dtype)
+        if (window := self.windows.window) is not None:
+            shared_memory.all_reduce(window, flat, kernel.combine, root)
+        else:
+            assert self.windows.nodes is not None
+            hierarchical.all_reduce(self.windows.nodes, flat, two_level.of(kernel, self.size), root)
+
+    def reduce_scatter(self, target: Tensor, source: Tensor, counts: Sequence[int], plan: Plan) -> Call:
+        """Rank i gets the reduction of every rank's i-th block of ``source``, with which the target may overlap.
+
+        Args:
+            counts: Elements of each rank's block.
+        """
+        nbytes, count = source.nbytes, target.numel()
+        even = min(counts) == max(counts)
+        small = nbytes < self._single_call_below["reduce_scatter"] and nbytes <= CHUNK
+        if small and even and plan.native and not buffers.overlap(target, source):
+            source_buffer = [fromaddress(source.data_ptr(), nbytes), count, plan.mpi_type]
+            target_buffer = [fromaddress(target.data_ptr(), target.nbytes), count, plan.mpi_type]
+            return self.channel.Reduce_scatter_block, (source_buffer, target_buffer, plan.mpi_op)
+        return self._reduce_scatter, (target, source, counts, even, plan)
+
+    def _reduce_scatter(self, target: Tensor, source: Tensor, counts: Sequence[int], even: bool, plan: Plan) -> None:
+        nbytes, kernel = source.nbytes, plan.kernel
+        values = nbytes, kernel is not None, plan.widened, even
+        algorithm = self._algorithm("reduce_scatter", nbytes, thresholds.reduce_scatter, *values)
+        if buffers.overlap(target, source):
+            source = buffers.packed(source)
+        if algorithm == NATIVE or kernel is None:
+            self._took("reduce_scatter", plan.log_name, nbytes)
+            code, scale = plan.encode(source), plan.entry.scale
+            result = target if plan.native else torch.empty(scale * target.numel(), dtype=code.dtype, device="cpu")
+            scaled = [count * scale for count in counts]
+            native.reduce_scatter(self.channel, result, code, scaled, plan.mpi_type, plan.mpi_op)
+            plan.decode(result, target, self.size)
+            return
+        output, flat = _vector(target, kernel.dtype), _vector(source, kernel.dtype)
+        if algorithm == DIRECT:
+            direct.reduce_scatter(self.channel, output, flat, kernel.combine)
+        elif (window := self.windows.window) is not None:
+            shared_memory.reduce_scatter(window, output, flat, kernel.combine)
+        else:
+            assert self.windows.nodes is not None
+            hierarchical.reduce_scatter(self.windows.nodes, output, flat, two_level.of(kernel, self.size))
+
+    # -- from one rank, from all ranks ---------------------------------------------------------------------------------
+
+    def broadcast(self, memory: Tensor, root: int) -> Call:
+        nbytes = memory.nbytes
+        if nbytes < self._single_call_below["broadcast"] and nbytes <= INT_MAX:
+            return self.channel.Bcast, ([fromaddress(memory.data_ptr(), nbytes), nbytes, BYTE], root)
+        return self._broadcast, (memory, root)
+
+    def _broadcast(self, memory: Tensor, root: int) -> None:
+        algorithm = self._algorithm("broadcast", memory.nbytes, thresholds.broadcast, memory.nbytes)
+        if algorithm == NATIVE:
+            self._took("broadcast", LOG_NAMES[NATIVE], memory.nbytes)
+            native.broadcast(self.channel, memory, root)
+        elif (window := self.windows.window) is not None:
+            shared_memory.broadcast(window, block(memory), root)
+        else:
+            assert self.windows.nodes is not None
+            hierarchical.broadcast(self.windows.nodes, block(memory), root)
+
+    def all_gather_single(self, target: Tensor, source: Tensor) -> Call:
+        """Equal blocks. The source may overlap the target; it may also be this rank's block of it."""
+        nbytes, total = source.nbytes, target.nbytes
+        if total < self._single_call_below["all_gather"] and total <= INT_MAX and not buffers.overlap(target, source):
+            source_buffer = [fromaddress(source.data_ptr(), nbytes), nbytes, BYTE]
+            return self.channel.Allgather, (source_buffer, [fromaddress(target.data_ptr(), total), nbytes, BYTE])
+        return self._all_gather_single, (target, source)
+
+    def _all_gather_single(self, target: Tensor, source: Tensor) -> None:
+        targets = blocks(target, self.size)
+        if buffers.overlap(target, source) and source.data_ptr() != targets[self.rank][0]:
+            source = buffers.packed(source)
+        if not self._gathered(targets, block(source)):
+            self._took("all_gather", LOG_NAMES[NATIVE], target.nbytes)
+            native.all_gather(self.channel, target, buffers.packed(source) if buffers.overlap(target, source) else source)
+
+    def all_gather(self, targets: Sequence[Tensor], source: Tensor) -> Call:
+        """Blocks of any sizes, which all ranks know. The source may overlap the targets."""
+        sizes = [target.nbytes for target in targets]
+        total = sum(sizes)
+        if total < self._single_call_below["all_gather"] and total <= INT_MAX and min(sizes) == max(sizes):
+            return self._all_gather_even, (targets, source)
+        return self._all_gather, (targets, source, sizes)
+
+    def _all_gather(self, targets: Sequence[Tensor], source: Tensor, sizes: Sequence[int]) -> None:
+        if any(buffers.overlap(source, target) for target in targets):
+            source = buffers.packed(source)
+        if self._gathered([block(target) for target in targets], block(source)):
+            return
+        if min(sizes) == max(sizes):
+            self._took("all_gather", LOG_NAMES[NATIVE], sum(sizes))
+            self._all_gather_even(targets, source)
+        elif thresholds.all_gather(self.thresholds, sizes) == NATIVE:
+            self._took("all_gather", LOG_NAMES[NATIVE], sum(sizes))
+            flat = torch.empty(sum(sizes), dtype=torch.uint8, device="cpu")
+            native.all_gather_uneven(self.channel, flat, source, sizes)
+            _spread(flat, targets)
+        else:
+            others = [rank for rank in range(self.size) if rank != self.rank]
+            sends = [(rank, block(source)) for rank in others]
+            receives = [(rank, block(targets[rank])) for rank in others]
+            self._exchange(sends, receives, (block(targets[self.rank]), block(source)))
+
+    def _all_gather_even(self, targets: Sequence[Tensor], source: Tensor) -> None:
+        flat = torch.empty(source.nbytes * self.size, dtype=torch.uint8, device="cpu")
+        native.all_gather(self.channel, flat, source)
+        _spread(flat, targets)
+
+    def _gathered(self, targets: Sequence[Block], source: Block) -> bool:
+        """Gathers through windows where `thresholds` says so. Returns False if nothing was done."""
+        sizes = [nbytes for _, nbytes in targets]
+        algorithm = self._algorithm("all_gather", sum(sizes), thresholds.all_gather, sizes)
+        if algorithm == SHARED_MEMORY:
+            assert self.windows.window is not None
+            shared_memory.all_gather(self.windows.window, targets, source)
+        elif algorithm == HIERARCHICAL:
+            assert self.windows.nodes is not None
+            hierarchical.all_gather(self.windows.nodes, targets, source)
+        return algorithm in (SHARED_MEMORY, HIERARCHICAL)
+
+    # -- messages between pairs ----------------------------------------------------------------------------------------
+
+    def gather(self, targets: Sequence[Tensor] | None, source: Tensor, root: int) -> Call:
+        """Rank i's source arrives in the root's ``targets[i]``; elsewhere targets is None."""
+        if targets is None:
+            return self._exchange, ([(root, block(source))], [], None)
+        receives = [(rank, block(target)) for rank, target in enumerate(targets) if rank != root]
+        return self._exchange, ([], receives, (block(targets[root]), block(source)))
+
+    def scatter(self, target: Tensor, sources: Sequence[Tensor] | None, root: int) -> Call:
+        """The root's ``sources[i]`` arrives in rank i's target; elsewhere sources is None."""
+        if sources is None:
+            return self._exchange, ([], [(root, block(target))], None)
+        sends = [(rank, block(source)) for rank, source in enumerate(sources) if rank != root]
+        return self._exchange, (sends, [], (block(target), block(sources[root])))
+
+    def _exchange(
+        self, sends: list[tuple[int, Block]], receives: list[tuple[int, Block]], own: tuple[Block, Block] | None
+    ) -> None:
+        """Args: own: where this rank's block goes, and where it is."""
+        if own is not None:
+            _copy(*own)
+        pairwise.exchange(self.channel, sends, receives)
+
+    def all_to_all(self, targets: Sequence[Tensor], sources: Sequence[Tensor], operation: str = "all_to_all") -> Call:
+        """Rank i's ``sources[j]`` arrives in rank j's ``targets[i]``. Only the two ranks need to know the size.
+
+        Raises:
+            ValueError: On all ranks alike: a send size differs from what its receiver expects. Checked only when the
+                shared-memory window is used.
+        """
+        return self._all_to_all, (operation, [block(target) for target in targets], [block(source) for source in sources])
+
+    def all_to_all_single(self, target: Tensor, source: Tensor, receives: Sequence[int], sends: Sequence[int]) -> Call:
+        """The same with rows of dim 0: ``sends[j]`` rows go to rank j, ``receives[i]`` rows come from rank i."""
+        return self._all_to_all, ("all_to_all_single", _rows(target, receives), _rows(source, sends))
+
+    def _all_to_all(self, operation: str, targets: Sequence[Block], sources: Sequence[Block]) -> None:
+        nbytes = sum(size for _, size in targets)
+        if self._algorithm("all_to_all", nbytes, thresholds.all_to_all) == SHARED_MEMORY:
+            assert self.windows.window is not None
+            wrong = shared_memory.all_to_all(self.windows.window, targets, sources)
+            refuse_sizes(operation, wrong)
+            return
+        others = [rank for rank in range(self.size) if rank != self.rank]
+        own = targets[self.rank], sources[self.rank]
+        self._exchange([(rank, sources[rank]) for rank in others], [(rank, targets[rank]) for rank in others], own)
+
+    # -- barrier -------------------------------------------------------------------------------------------------------
+
+    def barrier(self, timeout_s: float) -> bool:
+        """Returns True when every rank has come, False if they have not within ``timeout_s``."""
+        # A window is not made for this: a rank that waits for others to make one would wait without end.
+        if self.windows.window is None:
+            return self.channel.barrier(timeout_s)
+        return shared_memory.barrier(self.windows.window, self.windows.pause(), timeout_s)
 
     def close(self) -> None:
-        """Frees what was made; called on an explicit destroy only, never from garbage collection."""
-        self.carrier.close()
+        """Frees what was made. Called on an explicit destroy only, never from garbage collection."""
+        self.windows.close()
+        self.use(self.thresholds.without_windows())
+
+
+def refuse_sizes(operation: str, wrong: Sequence[tuple[int, int]]) -> None:
+    """Raises ValueError for pairs (i, j) of ranks in which i sends another size than j expects."""
+    for i, j in wrong:
+        raise ValueError(f"{operation}: what rank {i} has for rank {j} has another size than what rank {j} expects from it")
+
+
+def _vector(memory: Tensor, dtype: torch.dtype) -> Tensor:
+    """The same memory as a tensor of one dimension that torch's kernels may write, whatever autograd thinks of it."""
+    return torch.frombuffer(fromaddress(memory.data_ptr(), memory.nbytes), dtype=dtype)
+
+
+def _spread(flat: Tensor, targets: Sequence[Tensor]) -> None:
+    """Copies bytes that lie side by side into tensors."""
+    place = flat.data_ptr()
+    for target in targets:
+        nbytes = target.nbytes
+        memmove(target.data_ptr(), place, nbytes)
+        place += nbytes
+
+
+def _copy(target: Block, source: Block) -> None:
+    memmove(target[0], source[0], source[1])
+
+
+def _rows(memory: Tensor, counts: Sequence[int]) -> list[Block]:
+    """So many rows of dim 0 each, one block behind the other."""
+    address, row = memory.data_ptr(), memory.nbytes // max(memory.size(0), 1)
+    found = []
+    for count in counts:
+        found.append((address, count * row))
+        address += count * row
+    return found

@@ -1,16 +1,16 @@
-"""The exit handshake: a rank whose program has ended tells the ranks that still wait for it.
+"""How a rank whose program has come to its end tells those that still wait for it.
 
 One rank has a batch less than the others, or calls sys.exit, and the others wait in a collective that it will never call.
-Without the handshake it would wait in MPI_Finalize, the others in MPI, and no rank could name the culprit. So:
+It would sit in MPI_Finalize, they in MPI, and nobody would know of whom to complain. So:
 
-    the rank whose program has ended               a rank that has been blocked for some time
-    waits here for all ranks before                [1] asks the other ranks, one after the other
-    MPI_Finalize, and meanwhile                    [3] if the answer is smaller than its own count, that rank will never
-    [2] answers: the number of collectives             call the collective (the watchdog says so and ends the job)
+    the rank that has come to its end              a rank that has been blocked for some time
+    waits here for the others to come too,         [1] asks the other ranks, one after the other
+    before MPI_Finalize, and meanwhile             [3] if the answer is smaller than its own count, that rank will
+    [2] answers: the number of collectives             never come (the watchdog says so and ends the job)
         that it has begun on that group
 
-A rank that is still at work does not answer; the questions wait in MPI. In a job without errors, the only messages are those of
-one barrier at its end.
+A rank that is still at work answers nothing; the questions wait in MPI. So a job that is well exchanges no message here but
+those of one barrier, at its end.
 """
 
 from __future__ import annotations
@@ -22,54 +22,53 @@ from mpicoll._mpi.library import MPI
 
 QUESTION, ANSWER = 1, 2  # tags on the runtime's own communicator
 
-_all_come = False  # all ranks of MPI.COMM_WORLD have made a world, and so will call `leave`
-_sent: list[MPI.Request] = []  # questions and answers in flight
+_all_come = False  # all ranks of MPI.COMM_WORLD have made a world, and so will come to `leave`
+_sent: list[MPI.Request] = []  # questions and answers on their way
 
 
 def expect_all() -> None:
-    """Notes that a world of all ranks of MPI.COMM_WORLD exists. Each of them calls this.
+    """Notes that there is a world of all ranks of MPI.COMM_WORLD (called by each of them).
 
-    Without it `leave` does not wait: in a job with worlds of some ranks only, or with RPC only, not every rank calls `leave`.
+    Where worlds of some ranks, or RPC alone, are all that a job has, some ranks would wait here for others that never come.
     """
     global _all_come
     _all_come = True
 
 
 def possible() -> bool:
-    """Returns whether the ranks of this world can ask each other: it is MPI.COMM_WORLD, not a communicator of the user."""
-    world = runtime.current()
-    return world is not None and world.size > 1 and runtime.world_comm() is not None and world.base == MPI.COMM_WORLD
+    """Whether the ranks of this world can ask each other: it is MPI.COMM_WORLD, and not a communicator of the user's own."""
+    there = runtime.current()
+    return there is not None and there.size > 1 and runtime.world_comm() is not None and there.base == MPI.COMM_WORLD
 
 
 def ask(rank: int, group: str) -> None:
-    """[1] Asks one rank how many collectives it has begun on this group. It answers after its program has ended."""
-    comm, world = runtime.world_comm(), runtime.current()
+    """[1] Asks one rank of the world, if it should have left, how far it has come on this group."""
+    comm, there = runtime.world_comm(), runtime.current()
     assert comm is not None
-    assert world is not None
-    with world.lock:
-        _keep(comm.isend(group, rank, QUESTION))
+    assert there is not None
+    with there.lock:
+        _sent[:] = [request for request in _sent if not request.Test()]
+        _sent.append(comm.isend(group, rank, QUESTION))
 
 
 def answers() -> list[tuple[int, str, int]]:
-    """[3] Returns the answers so far: rank, group, and number of collectives begun on it. Called by one thread at a time."""
-    comm, world = runtime.world_comm(), runtime.current()
+    """[3] What has come back: rank of the world, group, number of collectives that it has begun there; one thread calls."""
+    comm, there = runtime.world_comm(), runtime.current()
     assert comm is not None
-    assert world is not None
-    received = []
-    with world.lock:
+    assert there is not None
+    found = []
+    with there.lock:
         status = MPI.Status()
         while comm.iprobe(MPI.ANY_SOURCE, ANSWER, status):
             group, begun = comm.recv(source=status.source, tag=ANSWER)
-            received.append((status.source, group, begun))
-    return received
+            found.append((status.source, group, begun))
+    return found
 
 
 def leave(begun: Callable[[str], int], pause: Callable[[], None]) -> None:
-    """[2] Waits until all ranks of MPI.COMM_WORLD have called this, and answers meanwhile (collective, at the end of a program).
+    """[2] Waits for all ranks of MPI.COMM_WORLD to come here, and answers meanwhile (collective, at the end of the program).
 
-    Args:
-        begun: Returns the number of collectives that this rank has begun on the group of this name.
-        pause: Backs off; called after each look.
+    Args:   begun: for the name of a group, how many collectives this rank has begun on it. pause: backs off.
     """
     comm = runtime.world_comm()
     if not _all_come or comm is None or comm.Get_size() == 1 or runtime.finalized():
@@ -78,11 +77,5 @@ def leave(begun: Callable[[str], int], pause: Callable[[], None]) -> None:
     while not barrier.Test():
         if comm.iprobe(MPI.ANY_SOURCE, QUESTION, status):
             group = comm.recv(source=status.source, tag=QUESTION)
-            _keep(comm.isend((group, begun(group)), status.source, ANSWER))
+            _sent.append(comm.isend((group, begun(group)), status.source, ANSWER))
         pause()
-
-
-def _keep(request: MPI.Request) -> None:
-    """Keeps a message until it has left, and drops those that have."""
-    _sent[:] = [sent for sent in _sent if not sent.Test()]
-    _sent.append(request)

@@ -1,8 +1,8 @@
-"""Messages of any length between the processes of one communicator, received in the order in which they arrive.
+"""Messages of any length between the processes of one communicator, taken in whatever order they come.
 
-A message is an envelope, which says what follows, and any number of memory blocks, which MPI copies from the memory of the sender
-to that of the receiver. Envelopes are matched by Improbe and Mrecv, so that several threads may look for them. The blocks of a
-message travel in order under a tag of their own.
+A message is an envelope, which says what follows, and any number of memory blocks, which go straight from the sender's memory
+into the receiver's. Envelopes are matched by Improbe and Mrecv, so that several threads may look for them; the blocks of a
+message travel under a tag of its own, in their order.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from mpicoll._mpi.datatypes import spec
 from mpicoll._mpi.library import MPI
 from mpicoll._mpi.runtime import Runtime
 
-ENVELOPE_TAG = 0
-FIRST_TAG, TAGS = 1, 1 << 20  # blocks of message n have tag FIRST_TAG + n % TAGS; TAG_UB of all known MPIs is larger
+ENVELOPE = 0  # tag
+FIRST_TAG, TAGS = 1, 1 << 20  # of the blocks: message n of a sender has tag FIRST_TAG + n % TAGS; any MPI's TAG_UB is larger
 
 Block = tuple[int, int]  # address, bytes
 # Note [Memory that MPI may still use]
@@ -30,46 +30,45 @@ _kept: list[tuple[list[MPI.Request], object]] = []
 
 @dataclass
 class Sum:
-    """Numbers that MPI is adding up. Holds their memory, because mpi4py does not keep it alive."""
+    """Numbers that are being added up. mpi4py keeps no memory alive that MPI still reads, so this does."""
 
     requests: list[MPI.Request]
-    summands: bytes
+    given: bytes
     total: bytearray
 
     def numbers(self) -> tuple[int, ...]:
-        """Returns the sums. Only after the requests have ended."""
+        """Once the requests have ended."""
         return struct.unpack(f"<{len(self.total) // 8}q", self.total)
 
 
 class Mailbox:
-    """The mailbox of one process (making it is collective over the ranks of the runtime). Any thread may call any method.
+    """One process's end (making it is collective over the runtime's ranks). Every method may be called by any thread.
 
-    Attributes:
-        dead: Ranks whose processes have died, in the order in which this was noticed. Always empty unless MPI survives a death:
-            Open MPI under ``mpiexec --with-ft ulfm``. Other MPIs end the job.
+    ``dead``: ranks whose processes have died, as they were noticed. Only an MPI that survives that tells of it: Open MPI under
+    ``mpiexec --with-ft ulfm``; others end the job.
     """
 
-    def __init__(self, runtime: Runtime) -> None:
-        self._lock = runtime.lock
-        with runtime.lock:
-            self._comm = runtime.comm.Dup()
-            self._sums = runtime.comm.Dup()
+    def __init__(self, there: Runtime) -> None:
+        self._lock = there.lock
+        with there.lock:
+            self._comm = there.comm.Dup()
+            self._agreement = there.comm.Dup()
         self._status = MPI.Status()
         self.dead: list[int] = []
 
     def send(self, to: int, envelope: bytes | bytearray, blocks: Sequence[Block], number: int) -> list[MPI.Request]:
-        """Posts a message. Its memory must not change until the requests have `ended`."""
+        """Posts a message; its memory must stay as it is until the requests have ended (`ended`)."""
         with self._lock:
-            requests = [self._comm.Isend([envelope, len(envelope), MPI.BYTE], to, ENVELOPE_TAG)]
+            requests = [self._comm.Isend([envelope, len(envelope), MPI.BYTE], to, ENVELOPE)]
             tag = FIRST_TAG + number % TAGS
             requests += [self._comm.Isend(spec(*block), to, tag) for block in blocks]
         return requests
 
     def take(self) -> tuple[int, bytearray] | None:
-        """Returns the sender and the envelope of a message that has arrived, or None. One thread at a time."""
+        """An envelope that has arrived, with its sender; None if there is none. One thread at a time."""
         with self._lock:
             try:
-                message = self._comm.Improbe(MPI.ANY_SOURCE, ENVELOPE_TAG, self._status)
+                message = self._comm.Improbe(MPI.ANY_SOURCE, ENVELOPE, self._status)
                 if message is None:
                     return None
                 envelope = bytearray(self._status.Get_count(MPI.BYTE))
@@ -81,7 +80,7 @@ class Mailbox:
         return source, envelope
 
     def receive(self, source: int, blocks: Sequence[Block], number: int) -> list[MPI.Request]:
-        """Posts the receives of the blocks that an envelope has announced."""
+        """Posts the receives for the blocks that an envelope has announced."""
         tag = FIRST_TAG + number % TAGS
         with self._lock:
             try:
@@ -91,7 +90,7 @@ class Mailbox:
                 return []
 
     def ended(self, requests: list[MPI.Request], tests: int = 1) -> bool:
-        """Returns whether all requests have ended, or never will because a process has died. A test moves a piece of memory."""
+        """True once all have, or never will, since a process has died; moves them forward, at each test by a piece of memory."""
         with self._lock:
             try:
                 return any(MPI.Request.Testall(requests) for _ in range(tests))
@@ -100,29 +99,29 @@ class Mailbox:
                 return True
 
     def _bury(self, error: MPI.Exception) -> None:
-        """Notes which processes have died, so that the others can go on. Raises any other error again."""
+        """Notes who has died, so that the others can go on. Raises: the error, if it is another."""
         try:
-            self._comm.Ack_failed()  # allows receives from any source again
+            self._comm.Ack_failed()  # messages from anybody may come again
             failed = self._comm.Get_failed()
-            died = MPI.Group.Translate_ranks(failed, None, self._comm.Get_group())
-        except (MPI.Exception, NotImplementedError):  # this MPI does not survive a death
-            died = []
-        self.dead += [rank for rank in died if rank not in self.dead]
+            gone = MPI.Group.Translate_ranks(failed, None, self._comm.Get_group())
+        except (MPI.Exception, NotImplementedError):  # an MPI that knows of no such thing
+            gone = []
+        self.dead += [rank for rank in gone if rank not in self.dead]
         if not self.dead:
             raise error
         library.dead_processes = True  # see Note [After a process has died]
 
-    def begin_sum(self, numbers: Sequence[int]) -> Sum:
-        """Starts adding up these numbers over all ranks (collective). The sums are wrong if a process has died."""
-        summands, total = struct.pack(f"<{len(numbers)}q", *numbers), bytearray(8 * len(numbers))
+    def begin_sum(self, mine: Sequence[int]) -> Sum:
+        """Starts adding up these numbers over all ranks (collective); they are wrong if any process has died."""
+        given, total = (struct.pack(f"<{len(mine)}q", *mine), bytearray(8 * len(mine)))
         with self._lock:
             try:
-                parts = [summands, len(numbers), MPI.INT64_T], [total, len(numbers), MPI.INT64_T]
-                requests = [self._sums.Iallreduce(*parts, MPI.SUM)]
+                parts = [given, len(mine), MPI.INT64_T], [total, len(mine), MPI.INT64_T]
+                requests = [self._agreement.Iallreduce(*parts, MPI.SUM)]
             except MPI.Exception as error:
                 self._bury(error)
                 requests = []
-        return Sum(requests, summands, total)
+        return Sum(requests, given, total)
 
     def keep(self, requests: list[MPI.Request], memory: object) -> None:
         """Keeps the memory of requests that no thread will wait for; see Note [Memory that MPI may still use]."""
@@ -130,17 +129,17 @@ class Mailbox:
         _kept.append((requests, memory))
 
     def meet(self) -> None:
-        """Returns when every rank has called this (collective). Other threads go on meanwhile."""
+        """Returns when every rank is here (collective); other threads go on meanwhile."""
         total, backoff = self.begin_sum([0]), Backoff.background()
         while not self.ended(total.requests):
             backoff.pause()
 
     def exchange(self, value: object) -> list[object]:
-        """Returns every rank's value (collective). Blocks; call it before another thread uses the mailbox."""
-        return self._sums.allgather(value)
+        """Every rank's value (collective, blocking; before any other thread uses this)."""
+        return self._agreement.allgather(value)
 
     def free(self) -> None:
-        """Frees the communicators (collective)."""
+        """Gives the communicators back (collective)."""
         with self._lock:
             self._comm.Free()
-            self._sums.Free()
+            self._agreement.Free()

@@ -1,64 +1,110 @@
-"""A message that MPI has, with what must live until it has ended: its request and its memory."""
+"""Pending messages: what must live until a message has ended, and the Work by which the program waits for it."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections import deque
 
-from mpicoll._mpi.channel import Status
+from torch import Tensor
+
 from mpicoll._mpi.errors import MPIException, translate
-from mpicoll._tensors.buffers import Message
-from mpicoll.errors import TruncationError
+from mpicoll._progress.group_state import GroupState
+from mpicoll._progress.poller import Request, poller
+from mpicoll._progress.work import Work
+from mpicoll._tensors.calls import Transfer
+from mpicoll.errors import CommunicationError, GroupDestroyed, TruncationError
 
-if TYPE_CHECKING:
-    from mpicoll._engine.group import Group
 
+class PendingMessage:
+    """A message under way in a group."""
 
-class Posted:
-    """``source``: of a receive that has ended, the sender's group rank."""
-
-    def __init__(self, group: Group, operation: str, message_: Message, request: Any, receiving: bool) -> None:
+    def __init__(self, group: GroupState, operation: str, transfer: Transfer, tensor: Tensor) -> None:
         self.group = group
-        self.receiving = receiving
-        self.source = -1
         self.operation = operation
-        self._message = message_
-        self._request = request
-        self._status = Status() if receiving else None
+        self.transfer = transfer
+        self.tensor = tensor
+
+    @property
+    def moved(self) -> bool:
+        return self.transfer.moved
+
+    @moved.setter
+    def moved(self, value: bool) -> None:
+        self.transfer.moved = value
 
     def test(self) -> bool:
-        """True once it has ended; a receive has then been delivered into the tensor.
+        """Returns True once the message has ended; a receive is then in the tensor.
 
-        Raises: TruncationError: the message was longer than the tensor. CommunicationError: MPI's error.
+        Raises:
+            TruncationError: The message was longer than the tensor.
+            CommunicationError: MPI's error.
         """
         try:
-            return self._test()
+            return self.transfer.test()
         except MPIException as raw:
             error = translate(raw, self.group.where(self.operation))
             if isinstance(error, TruncationError):
-                raise too_long(self.group, self.operation, self._message) from raw
+                raise too_long(self.group, self.operation, self.tensor) from raw
             self.group.fail(error)
             raise error from raw
-
-    def _test(self) -> bool:
-        if not self.group.channel.test(self._request, self._status):
-            return False
-        if self._status is not None:
-            self.source = self._status.Get_source()
-            self._message.deliver()
-        return True
+        except Exception as error:  # of a device; the other side waits for what does not come, and MPI may still write
+            abandoned.append(self)
+            self.group.fail(error)
+            raise
 
     def cancel(self) -> None:
-        """Takes back a receive; what has begun to move, and a send, stays with MPI, and its memory with us, for ever."""
-        if not (self.receiving and self.group.channel.cancel(self._request)):
-            left_with_mpi.append(self)
+        """Takes back a receive. What has begun to move, and a send, stays with MPI, and its memory with us."""
+        if not self.transfer.cancel():
+            abandoned.append(self)
 
 
-left_with_mpi: list[Posted] = []
+# Messages that MPI keeps for ever. It may use their memory, so that nobody else can have it. Only groups that are closed or
+# fail with messages under way add to it.
+abandoned: deque[PendingMessage] = deque()
 
 
-def too_long(group: Group, operation: str, message_: Message) -> TruncationError:
-    tensor = message_.tensor
+class MessageWork(Work):
+    """The Work of a message; it knows the sender."""
+
+    message: PendingMessage
+
+    def source_rank(self) -> int:
+        return self.message.transfer.source
+
+    _source_rank = source_rank
+
+
+def pending(group: GroupState, operation: str, transfer: Transfer, tensor: Tensor) -> MessageWork:
+    """Returns the Work of a message that has been posted."""
+    message = PendingMessage(group, operation, transfer, tensor)
+    work = MessageWork(group.where(operation), [tensor], group.timeout_s)
+    work._on_timeout = group.fail
+    work.message = message
+    try:
+        if not message.test():
+            poller.add(work, message)
+            return work
+    except CommunicationError as error:
+        work._complete(error)
+    else:  # a small message is often gone at once
+        work._complete()
+    return work
+
+
+def cancel_all(group: GroupState) -> None:
+    """Takes back the pending messages of a group that is being closed."""
+
+    def belongs(request: Request) -> bool:
+        return isinstance(request, PendingMessage) and request.group is group
+
+    for work, request in poller.drop(belongs).items():
+        assert isinstance(request, PendingMessage)
+        request.cancel()
+        work._complete(GroupDestroyed(f"{work._where}: the group was destroyed before the message had arrived"))
+
+
+def too_long(group: GroupState, operation: str, tensor: Tensor) -> TruncationError:
+    """The error of a message that is longer than the tensor of its receive."""
     return TruncationError(
         f"{group.where(operation)}: the message is longer than the tensor that should receive it, of "
-        f"{message_.nbytes} bytes (shape {tuple(tensor.shape)}, {tensor.dtype}); the tensor's content is undefined now"
+        f"{tensor.nbytes} bytes (shape {tuple(tensor.shape)}, {tensor.dtype}); the tensor's content is undefined now"
     )

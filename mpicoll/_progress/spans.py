@@ -29,7 +29,7 @@ import functools
 import threading
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -38,10 +38,8 @@ from torch._C._profiler import _RecordFunctionFast
 from torch.autograd import profiler
 from torch.futures import Future
 
+from mpicoll._progress.group_state import GroupState
 from mpicoll._progress.work import Work
-
-if TYPE_CHECKING:
-    from mpicoll._engine.group import Group
 
 __all__ = ["TITLES", "Span", "asynchronous", "on", "spanned"]
 
@@ -97,7 +95,7 @@ class Span:
         number: Which collective of its group it is, counted from 1 in the order of the calls; None for a message.
     """
 
-    def __init__(self, operation: str, group: Group, inputs: Sequence[Tensor], number: int | None = None) -> None:
+    def __init__(self, operation: str, group: GroupState, inputs: Sequence[Tensor], number: int | None = None) -> None:
         _end_all_when_the_profiler_stops()
         self._thread = threading.get_ident()
         self._ended: Future[None] = Future()
@@ -128,7 +126,7 @@ class Span:
         self.end()
 
 
-def _arguments(operation: str, group: Group, inputs: Sequence[Tensor], number: int | None) -> dict[str, str | int]:
+def _arguments(operation: str, group: GroupState, inputs: Sequence[Tensor], number: int | None) -> dict[str, str | int]:
     """What torch's trace shows beside the event; the keys are those of record_param_comms."""
     dtypes = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in inputs})
     arguments: dict[str, str | int] = {

@@ -1,8 +1,8 @@
-"""Ends the job, with a name for the culprit, when a blocking call has waited longer than its group's timeout.
+"""Ends the job, and names the culprit, when a blocking call has waited longer than its group's timeout.
 
 A thread that waits inside MPI cannot be called back: there is nothing to raise an exception in. So, as torch's NCCL watchdog
-does, a thread looks on, says which operation of which group on which rank has been waiting and where the program is, and
-aborts the job. Asynchronous operations are left alone: their ``wait`` raises OperationTimeout; and so does a barrier itself.
+does, a thread looks on, prints which operation of which group on which rank has been waiting and where the program is, and
+aborts the job. It leaves asynchronous operations alone: their ``wait`` raises OperationTimeout, and so does a barrier itself.
 """
 
 from __future__ import annotations
@@ -11,99 +11,95 @@ import faulthandler
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING
 
-from mpicoll._cuda import streams
 from mpicoll._mpi import abort, exit_handshake
+from mpicoll._progress import threads
+from mpicoll._progress.group_state import EVERYBODY, GroupState
 
-if TYPE_CHECKING:
-    from mpicoll._engine.group import Group
-
-EVERYBODY = -1  # the peer of a collective
 PATIENCE_S = 3.0  # seconds that a call is blocked before others are asked whether they have left
-
-# Who is inside a blocking call: thread -> (operation, group, since when, the group rank that it waits for, EVERYBODY, or None
-# for anybody). A thread writes its own entry only.
-inside: dict[int, tuple[str, Group, float, int | None]] = {}
-_asked = 0  # questions so far; a blocked rank asks one rank after the other
-
+LONGEST_LOOK_S = 5.0  # seconds between two looks; shorter where a group's timeout is short
 TIMED_BY_ITSELF = frozenset({"barrier", "monitored_barrier"})  # they may also wait longer than the group's timeout
 
-_thread: threading.Thread | None = None
-_wake = threading.Event()
-_stopping = False
-LONGEST_LOOK_S = 5.0  # seconds between two looks; shorter where a group's timeout is short
-_look_s = LONGEST_LOOK_S
+Entry = tuple[str, GroupState, float, "int | None"]
+
+# Blocking calls under way: thread -> (operation, group, since when, the group rank that it waits for, EVERYBODY, or None for a
+# receive from any rank). A thread writes its own entry only, and is in one call at a time.
+inside: dict[int, Entry] = {}
 
 
-def watch(timeout_s: float) -> None:
-    """Starts the thread (once), which looks often enough for this timeout."""
-    global _thread, _look_s, _stopping
-    _look_s = min(_look_s, max(0.05, timeout_s / 10))
-    _wake.set()
-    if _thread is None:
-        _stopping = False
-        _thread = threading.Thread(target=_loop, name="mpicoll watchdog", daemon=True)
-        _thread.start()
+class Watchdog:
+    """Looks at `inside` from a thread of its own, which starts with the first group and ends with the last one."""
 
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._wake = threading.Event()
+        self._stopping = False
+        self._look_s = LONGEST_LOOK_S
+        self._asked = 0  # questions so far; a blocked rank asks one rank after the other
 
-def stop() -> None:
-    """Ends the thread."""
-    global _thread, _look_s, _stopping
-    thread, _thread = _thread, None
-    _look_s = LONGEST_LOOK_S
-    if thread is not None:
-        _stopping = True
-        _wake.set()
-        thread.join()
+    def watch(self, timeout_s: float) -> None:
+        """Starts the thread if need be, and looks often enough for this timeout."""
+        self._look_s = min(self._look_s, max(0.05, timeout_s / 10))
+        self._wake.set()
+        if self._thread is None:
+            self._stopping = False
+            self._thread = threading.Thread(target=self._loop, name="mpicoll watchdog", daemon=True)
+            self._thread.start()
 
+    def stop(self) -> None:
+        """Ends the thread."""
+        thread, self._thread = self._thread, None
+        self._look_s = LONGEST_LOOK_S
+        if thread is not None:
+            self._stopping = True
+            self._wake.set()
+            thread.join()
 
-def forget() -> None:
-    """In a forked child: no thread of the parent's is here."""
-    global _thread
-    _thread = None
-    inside.clear()
+    def forget(self) -> None:
+        """In a forked child: the parent's threads are not here."""
+        self._thread = None
+        inside.clear()
 
-
-def _loop() -> None:
-    while not _stopping:
-        if _wake.wait(_look_s):  # a group with a shorter timeout, or the end
-            _wake.clear()
-            continue
-        now = time.monotonic()
-        entries = list(inside.items())
-        for thread, (operation, group, since, _) in entries:
-            asynchronous = thread == group.lane.thread_id
-            if now - since > group.timeout_s and not asynchronous and operation not in TIMED_BY_ITSELF:
-                limit = f"{operation} exceeded the group's timeout of {group.timeout_s:g} s"
-                _end(operation, group, f"no end after {now - since:.1f} s", limit)
-        blocked = [entry for _, entry in entries if now - entry[2] > PATIENCE_S and entry[1].size > 1]
-        if blocked and exit_handshake.possible():
-            streams.settle_in()  # this thread asks MPI
-            _look_for_leavers(blocked)
-
-
-def _look_for_leavers(blocked: list[tuple[str, Group, float, int | None]]) -> None:
-    """Asks a rank that a blocked call waits for whether its program has ended, and ends the job if one says so."""
-    global _asked
-    for rank, name, begun in exit_handshake.answers():
-        for operation, group, _, peer in blocked:
-            if group.name != name or rank not in group.global_ranks:
+    def _loop(self) -> None:
+        while not self._stopping:
+            if self._wake.wait(self._look_s):  # a group with a shorter timeout, or the end
+                self._wake.clear()
                 continue
-            never = begun < group.lane.begun if peer == EVERYBODY else peer == group.global_ranks.index(rank)
-            if never or (peer is None and group.size == 2):
-                why = f"waits for rank {rank}, whose program has ended (after {begun} collectives on this group)"
-                _end(operation, group, why, f"{operation} can never end")
-    for _, group, _, peer in blocked:
-        others = [rank for rank in range(group.size) if rank != group.rank]
-        start = sum(rank < group.rank for rank in others)  # the next rank first, so that not all ask the same one
-        whom = others[(start + _asked) % len(others)] if peer in (None, EVERYBODY) else peer
-        if whom != group.rank:
-            exit_handshake.ask(group.global_ranks[whom], group.name)
-    _asked += 1
+            now = time.monotonic()
+            entries = list(inside.items())
+            for thread, (operation, group, since, _) in entries:
+                asynchronous = thread == group.queue.thread_id
+                if now - since > group.timeout_s and not asynchronous and operation not in TIMED_BY_ITSELF:
+                    limit = f"{operation} exceeded the group's timeout of {group.timeout_s:g} s"
+                    _end(operation, group, f"no end after {now - since:.1f} s", limit)
+            blocked = [entry for _, entry in entries if now - entry[2] > PATIENCE_S and entry[1].size > 1]
+            if blocked and exit_handshake.possible():
+                threads.entering()
+                self._look_for_leavers(blocked)
+
+    def _look_for_leavers(self, blocked: list[Entry]) -> None:
+        """Asks a rank that a blocked call waits for whether its program has ended, and ends the job if one says so."""
+        for rank, name, started in exit_handshake.answers():
+            for operation, group, _, peer in blocked:
+                if group.name != name or rank not in group.global_ranks:
+                    continue
+                never = started < group.queue.started if peer == EVERYBODY else peer == group.global_ranks.index(rank)
+                if never or (peer is None and group.size == 2):
+                    why = f"waits for rank {rank}, whose program has ended (after {started} collectives on this group)"
+                    _end(operation, group, why, f"{operation} can never end")
+        for _, group, _, peer in blocked:
+            others = [rank for rank in range(group.size) if rank != group.rank]
+            start = sum(rank < group.rank for rank in others)  # the next rank first, so that not all ask the same one
+            asked = others[(start + self._asked) % len(others)] if peer in (None, EVERYBODY) else peer
+            if asked != group.rank:
+                exit_handshake.ask(group.global_ranks[asked], group.name)
+        self._asked += 1
 
 
-def _end(operation: str, group: Group, what: str, reason: str) -> None:
+def _end(operation: str, group: GroupState, what: str, reason: str) -> None:
     print(f"mpicoll: {group.where(operation)}: {what}; this rank is here:", file=sys.stderr, flush=True)
     faulthandler.dump_traceback(file=sys.__stderr__ or 2, all_threads=True)
     abort.abort(reason)
+
+
+watchdog = Watchdog()

@@ -20,7 +20,7 @@ class WorkFuture(Future[list[Tensor]]):
 
     def __init__(self, work: Work) -> None:
         # Those of its value: callbacks run behind what these devices have been given, and torch refuses a value on others.
-        super().__init__(devices=sorted({t.device for t in work._tensors if not t.is_cpu}, key=str))
+        super().__init__(devices=sorted({t.device for t in work._tensors if t.device.type != "cpu"}, key=str))
         self._work = work
 
     def wait(self) -> list[Tensor]:
@@ -47,8 +47,8 @@ class Work(dist.Work):
         self._mutex = threading.Lock()
         self._finished = threading.Lock()
         self._finished.acquire()
-        # Set by whoever carries the operation out. help(): move it forward from the waiting thread, True if that thread
-        # must not sleep (it is the one that would carry it out); on_timeout: the group becomes unusable.
+        # Set by the queue or the poller. help(): the waiting thread moves the operation forward, or waits for it.
+        # on_timeout: the group becomes unusable.
         self._help: Callable[[Work, float | None], None] | None = None
         self._on_timeout: Callable[[OperationTimeout], None] | None = None
 

@@ -1,38 +1,34 @@
-"""One step from a tensor to contiguous memory of its device, and back.
+"""From a tensor to contiguous memory on its device, and back.
 
 Strides, subclasses, autograd and the lazy conj and neg bits end here: below, there are bytes in row-major order on every rank.
+Memory is a plain contiguous tensor: the tensor itself or a packed copy.
 
-    outgoing   read       the tensor itself, or a packed copy
-    incoming   written    the tensor itself, or a packed copy that ``deliver`` copies back: same storage, same strides
-    ordered    where a GPU's memory is among it: what carries the operation out, behind what the caller has launched
+    readable    memory with the tensor's values
+    writable    the same, for an operation that overwrites the tensor
+    copy_back   copies what was written into a packed copy into the tensor: same storage, same strides
 
-The result of an operation is in place in either case. Whether autograd counts it as a write is up to the caller of the engine
-(_tensors/versions.py).
+Whether autograd counts the result as a write is up to the caller of the engine (versions.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from mpicoll._cuda import streams
 from mpicoll._tensors import checks
-
-T = TypeVar("T")
 
 STRIDED = torch.strided
 
-# One byte per element, and no copy_ in torch.
+# One byte per element, and torch has no copy_ for them.
 UNCOPIED = frozenset(
     getattr(torch, f"{sign}int{bits}") for sign in ("", "u") for bits in range(1, 8) if hasattr(torch, f"{sign}int{bits}")
 )
 
-
-BARE = frozenset(
+# dtypes that need no check and no special copy
+ORDINARY = frozenset(
     getattr(torch, name)
     for name in (
         *("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64"),
@@ -41,59 +37,49 @@ BARE = frozenset(
 )
 
 
-class Message:
-    """A tensor on its way through MPI.
+def readable(operation: str, tensor: Tensor, what: str = "tensor") -> Tensor:
+    """Returns memory with the tensor's values.
 
-    ``memory``: a plain contiguous tensor on the same device, the tensor itself or its packed copy; hold it while it is used.
+    Raises:
+        TypeError, ValueError: The bytes of the tensor are not its value (`checks.movable`).
     """
-
-    __slots__ = ("memory", "tensor")
-
-    def __init__(self, tensor: Tensor, memory: Tensor) -> None:
-        self.tensor = tensor
-        self.memory = memory
-
-    @property
-    def nbytes(self) -> int:
-        return self.memory.nbytes
-
-    @property
-    def address(self) -> int:
-        return self.memory.data_ptr()
-
-    def deliver(self) -> None:
-        """Copies a packed copy back into the tensor; nothing to do where the tensor itself was written."""
-        if self.memory is not self.tensor:
-            copy_into(self.tensor, self.memory)
+    checks.movable(operation, tensor, what)
+    return tensor if is_plain(tensor) else packed(tensor)
 
 
-def ordered(transfer: Callable[[], T], memories: Sequence[Tensor]) -> Callable[[], T]:
-    """``transfer``, which uses ``memories``; where some are a GPU's, on our streams, behind what was launched until now."""
-    if all(memory.is_cpu for memory in memories):
-        return transfer
-    marks = streams.marks(memory.device for memory in memories if not memory.is_cpu)
+def writable(operation: str, tensor: Tensor, what: str = "tensor") -> Tensor:
+    """Returns memory to be written, wholly or only its front (by a message shorter than the tensor): the rest keeps its values.
 
-    def behind() -> T:
-        # What is made inside may be used again elsewhere, by who is in inference mode and who is not.
-        with torch.inference_mode(False), streams.ours(marks):
-            return transfer()
-
-    return behind
+    Raises:
+        TypeError, ValueError: As `readable`.
+        ValueError: Elements of the tensor share memory (an expanded tensor), so the result has no single value.
+    """
+    checks.movable(operation, tensor, what)
+    checks.writable(operation, tensor, what)
+    return tensor if is_plain(tensor) else packed(tensor)
 
 
-def is_plain(tensor: Tensor) -> bool:
-    """True if the tensor's own memory is what others should see."""
-    strided = tensor.layout is STRIDED and tensor.is_contiguous() and not tensor.is_neg()
-    return strided and (type(tensor) is Tensor or has_memory(tensor)) and not tensor.is_conj()
+def copy_back(tensors: Sequence[Tensor], memories: Sequence[Tensor]) -> None:
+    """Copies each packed copy into its tensor. Does nothing where the memory is the tensor itself."""
+    for tensor, memory in zip(tensors, memories, strict=True):
+        if memory is not tensor:
+            copy_into(tensor, memory)
 
 
-def is_bare(tensor: Tensor) -> bool:
-    """``is_plain`` of a CPU's tensor that also needs no check: of a usual type and dtype. False sends it the long way."""
+def are_dense_cpu(tensors: object, count: int, dtype: torch.dtype) -> bool:
+    """True for a list of ``count`` tensors of this dtype that all pass `is_dense_cpu`."""
+    if type(tensors) is not list or len(tensors) != count:
+        return False
+    return all(is_dense_cpu(tensor) and tensor.dtype is dtype for tensor in tensors)
+
+
+def is_dense_cpu(tensor: Tensor) -> bool:
+    """True for a contiguous CPU tensor of an ordinary class and dtype. It is its own memory and needs no checks."""
     kind = type(tensor)
     if kind is not Tensor and kind is not Parameter:
         return False
     return (
-        (dtype := tensor.dtype) in BARE
+        (dtype := tensor.dtype) in ORDINARY
         and tensor.layout is STRIDED
         and tensor.is_cpu
         and tensor.is_contiguous()
@@ -102,27 +88,15 @@ def is_bare(tensor: Tensor) -> bool:
     )
 
 
+def is_plain(tensor: Tensor) -> bool:
+    """True if the tensor's own memory is what others should see."""
+    strided = tensor.layout is STRIDED and tensor.is_contiguous() and not tensor.is_neg()
+    return strided and (type(tensor) is Tensor or has_memory(tensor)) and not tensor.is_conj()
+
+
 def has_memory(tensor: Tensor) -> bool:
     """False for a subclass that stands for another tensor: copies pass through an AsyncCollectiveTensor, its address is 0."""
     return tensor.data_ptr() != 0 or tensor.numel() == 0
-
-
-def outgoing(operation: str, tensor: Tensor) -> Message:
-    """For memory that is read."""
-    checks.movable(operation, tensor)
-    return Message(tensor, tensor if is_plain(tensor) else packed(tensor))
-
-
-def incoming(operation: str, tensor: Tensor) -> Message:
-    """For memory that is written, wholly or its front only (a message shorter than the tensor): the rest stays as it was.
-
-    Raises: ValueError: elements of the tensor share memory (an expanded tensor), so the result has no one value.
-    """
-    checks.movable(operation, tensor)
-    checks.writable(operation, tensor)
-    if is_plain(tensor):
-        return Message(tensor, tensor)
-    return Message(tensor, packed(tensor))
 
 
 def packed(tensor: Tensor) -> Tensor:

@@ -9,8 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mpicoll._cuda import streams
-
 _QUANTIZED = frozenset(
     getattr(torch, name) for name in ("quint8", "qint8", "qint32", "quint4x2", "quint2x4") if hasattr(torch, name)
 )
@@ -27,11 +25,22 @@ def movable(operation: str, tensor: Any, what: str = "tensor") -> None:
         raise TypeError(f"{operation}: {what} has the quantized dtype {tensor.dtype}; send .int_repr(), scale and zero point")
     if tensor.device.type not in _DEVICES:
         raise ValueError(f"{operation}: {what} is on device {tensor.device}; mpicoll moves cpu and cuda tensors")
-    if not tensor.is_cpu and streams.capturing():
-        raise RuntimeError(
-            f"{operation}: {what} is on {tensor.device}, whose stream is being captured into a CUDA graph; MPI cannot be "
-            "captured: communicate outside of torch.cuda.graph(), or use NCCL there"
-        )
+
+
+def one_kind_of_device(operation: str, tensors: Sequence[Tensor]) -> torch.device:
+    """The device of the tensors, the first one of several of a kind.
+
+    Raises:
+        ValueError: They are on different kinds of device. torch's backends carry one kind in each operation, too.
+    """
+    first = tensors[0].device
+    for tensor in tensors:
+        if tensor.device.type != first.type:
+            raise ValueError(
+                f"{operation}: one tensor is on {first} and another one on {tensor.device}; "
+                "the tensors of an operation must all be on the same kind of device"
+            )
+    return first
 
 
 def writable(operation: str, tensor: Tensor, what: str = "tensor") -> None:

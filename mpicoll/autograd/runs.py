@@ -57,7 +57,7 @@ class Run:
         inputs: list[Any] = [*(place for places in self.places.values() for place in places), *leaves]
         answers = torch.autograd.grad(edges, inputs, given, retain_graph=True, allow_unused=True)
         found: list[Tensor | None] = list(answers)
-        del answers  # see _is_sole_reference
+        del answers  # see _held_by_nobody_else
         received = {receipt: [found.pop(0) for _ in places] for receipt, places in self.places.items()}
         with context.guard:
             for leaf in reversed(leaves):
@@ -92,7 +92,7 @@ class Run:
 
 def _add(gradients: dict[Tensor, Tensor], leaf: Tensor, found: list[Tensor | None]) -> None:
     """Removes the last gradient of ``found`` and adds it. Never changes the earlier gradient, which the program may hold."""
-    before, alone = gradients.get(leaf), _is_sole_reference(found)
+    before, alone = gradients.get(leaf), _held_by_nobody_else(found)
     new = found.pop()
     if new is None:
         return
@@ -114,7 +114,7 @@ def _handed_on(new: Tensor) -> Tensor:
     return torch.sparse_coo_tensor(indices, values, new.shape, is_coalesced=new.is_coalesced(), check_invariants=False)
 
 
-def _is_sole_reference(found: list[Tensor | None]) -> bool:
+def _held_by_nobody_else(found: list[Tensor | None]) -> bool:
     """Returns whether nothing else refers to the last of them: no Python object, no C++ object (a graph), no view.
 
     For a sparse one, its values count.

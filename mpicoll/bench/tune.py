@@ -11,6 +11,7 @@ import argparse
 import json
 import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import torch
 
 import mpicoll
 from mpicoll._api import groups
+from mpicoll._host.collectives import HostCollectives
 from mpicoll._host.thresholds import BETWEEN, NEVER, WINDOW_FROM, WITHIN
 from mpicoll.bench.formulas import spell
 from mpicoll.bench.harness import Harness
@@ -41,15 +43,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(harness: Harness, output: Output, out: str, quick: bool) -> None:
     """Measures, prints and writes (collective)."""
-    carrier: Any = groups.of(None).carrier  # type: ignore[union-attr]
-    chosen = dict(carrier.least)
-    nodes = carrier.nodes()
-    if nodes is None and carrier.window() is None:
+    communicator = groups.of(None)
+    assert communicator is not None
+    host = communicator.host
+    chosen = host.thresholds
+    if not host.windows.make():
         raise SystemExit("bench tune: needs two ranks or more on a node that share memory" if harness.rank == 0 else 1)
+    nodes = host.windows.nodes
     way, number = (WITHIN, harness.size) if nodes is None else (BETWEEN, len(nodes.members))
-    operations = [name for name in WINDOW_FROM if nodes is None or chosen[name] < NEVER]  # some need equally large nodes
-    carrier.least.update(dict.fromkeys(chosen, NEVER))
-    thresholds: dict[str, int] = {}
+    operations = [name for name in WINDOW_FROM if nodes is None or chosen.least[name] < NEVER]  # some need equally large nodes
+    found: dict[str, int] = {}
     sizes = QUICK_SIZES if quick else SIZES
     where = f"{number} ranks of one node" if nodes is None else f"{number} nodes"
     heads = " " * 16 + "".join(f"{spell(size):>9}" for size in sizes)
@@ -57,15 +60,15 @@ def run(harness: Harness, output: Output, out: str, quick: bool) -> None:
     with output.progress(len(operations)) as step:
         for operation in operations:
             step(operation)
-            ratios = [_ratio(harness, carrier, operation, size) for size in sizes]
-            thresholds[operation] = takes_over(sizes, ratios)
+            ratios = [_ratio(harness, host, operation, size) for size in sizes]
+            found[operation] = takes_over(sizes, ratios)
             cells = "".join(f"{ratio:9.2f}" for ratio in ratios)
-            said, before = (spell(least) if least < NEVER else "never" for least in (thresholds[operation], chosen[operation]))
+            said, before = (spell(least) if least < NEVER else "never" for least in (found[operation], chosen.least[operation]))
             output.say(f"{operation:>16}{cells}   from {said}; so far {before}")
-    carrier.least.update(chosen)
-    output.extra[way] = thresholds
+    host.use(chosen)
+    output.extra[way] = found
     if output.active:
-        write(Path(out), way, thresholds, number, output.machine.facts())
+        write(Path(out), way, found, number, output.machine.facts())
     output.say(f"wrote {out}; use it with MPICOLL_TUNING={Path(out).absolute()}")
 
 
@@ -79,7 +82,8 @@ def takes_over(sizes: Sequence[int], ratios: Sequence[float]) -> int:
     return least
 
 
-def _ratio(harness: Harness, carrier: Any, operation: str, nbytes: int) -> float:
+def _ratio(harness: Harness, host: HostCollectives, operation: str, nbytes: int) -> float:
+    """Time through windows divided by the time of MPI's own."""
     nbytes = nbytes // (4 * harness.size) * 4 * harness.size
     dtype = torch.bfloat16 if operation == "halves" else torch.float32
     collective = COLLECTIVES[NAMES.get(operation, operation)](harness.shape(nbytes, dtype))
@@ -87,14 +91,15 @@ def _ratio(harness: Harness, carrier: Any, operation: str, nbytes: int) -> float
     collective.memory.clear()
 
     def by(least: int) -> Call:
+        thresholds = replace(host.thresholds, least={**dict.fromkeys(WINDOW_FROM, NEVER), operation: least})
+
         def called() -> object:
-            carrier.least[operation] = least
+            host.use(thresholds)
             return call() if call is not None else None
 
         return called
 
     times = harness.rounds.times({"window": by(1), "MPI": by(NEVER)})
-    carrier.least[operation] = NEVER
     return statistics.median(a / b for a, b in zip(times["window"], times["MPI"], strict=True))
 
 

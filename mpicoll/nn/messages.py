@@ -116,7 +116,7 @@ class GroupMessages:
     Attributes:
         numbered: Number of messages so far that want a gradient.
         sending: Works of sends that have not completed; backends other than ours need them kept.
-        kept: Messages that no receive has asked for yet, by peer, tag and ``answers``.
+        kept: Messages that nobody has asked for yet, by peer, tag and ``answers``.
     """
 
     def __init__(self, group: ProcessGroup) -> None:

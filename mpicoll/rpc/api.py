@@ -1,4 +1,4 @@
-"""The functions that a program calls: init_rpc, rpc_sync, rpc_async, remote, shutdown."""
+"""What a program calls: init_rpc, rpc_sync, rpc_async, remote, shutdown."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from mpicoll._mpi import abort, runtime
 from mpicoll.autograd import contexts
 from mpicoll.errors import WorkerLeft
 from mpicoll.rpc import current_agent, futures, gathering, inspection, rref
-from mpicoll.rpc.constants import DEFAULT_SHUTDOWN_TIMEOUT, UNSET_RPC_TIMEOUT
+from mpicoll.rpc.constants import DEFAULT_NUM_WORKER_THREADS, DEFAULT_SHUTDOWN_TIMEOUT, UNSET_RPC_TIMEOUT
 from mpicoll.rpc.drain import drain
 from mpicoll.rpc.inspection import CurrentAgent
-from mpicoll.rpc.options import RpcBackendOptions, checked_options, timeout_seconds
+from mpicoll.rpc.options import MPIRpcBackendOptions, RpcBackendOptions, TensorPipeRpcBackendOptions, timeout_seconds
 from mpicoll.rpc.owned_objects import id_text
 from mpicoll.rpc.rref import RRef
 from mpicoll.rpc.workers import WorkerInfo
 
 if TYPE_CHECKING:
-    from mpicoll.rpc.agent import Agent  # not at run time: it imports MPI, which starts it
+    from mpicoll.rpc.agent import Agent  # it loads MPI, which starts it: in init_rpc, not where this is imported
 
 _all_gather, _barrier = gathering.all_gather, gathering.barrier
 _rref_context_get_debug_info = inspection.rref_debug_info
@@ -35,14 +35,14 @@ To = str | int | WorkerInfo
 
 
 class BackendType(Enum):
-    """Names of backends. TENSORPIPE means MPI, so that programs that name it run."""
+    """What carries the calls. TENSORPIPE is taken for MPI, so that programs that name it run."""
 
     MPI = "MPI"
     TENSORPIPE = "TENSORPIPE"
 
 
-_ignore_rref_leak = True  # False: a graceful shutdown raises if another worker still has references to objects of this one
-_thread_local_var = threading.local()  # future_list: the futures that `_wait_all` waits for
+_ignore_rref_leak = True  # False: a graceful shutdown raises where another worker still has references to objects of this one
+_thread_local_var = threading.local()  # future_list: what `_wait_all` waits for
 
 
 def init_rpc(
@@ -52,36 +52,28 @@ def init_rpc(
     world_size: int | None = None,
     rpc_backend_options: RpcBackendOptions | None = None,
 ) -> None:
-    """Makes this process a worker of this name. Returns when every rank has called it (collective over all ranks of MPI).
+    """Makes this process a worker of this name; returns when every rank has called it (collective over MPI's ranks).
 
-    Works with and without init_process_group. A worker runs whatever function another one names: workers must trust each other.
+    Works with and without init_process_group. Calls run any function of any module on any worker: workers trust each other.
 
     Args:
         name: Unique among the workers; letters, digits, '_', ':' and '-'.
         backend: BackendType.MPI, .TENSORPIPE (the same) or None.
-        rank: Not needed; must be MPI's rank if given.
-        world_size: Not needed; must be the number of MPI's ranks if given. 1 makes a world of this rank alone, in any job.
-        rpc_backend_options: Threads, timeout and device maps; see MPIRpcBackendOptions.
+        rank, world_size: MPI knows; checked if given. ``world_size=1`` makes a world of this rank alone, in a job of any size.
 
     Raises:
-        RuntimeError: Called twice, two workers with one name (on every rank), or an invalid name.
-        LaunchError: Several workers are asked for, and no MPI launcher started this process. A RuntimeError.
+        RuntimeError: Called twice, two workers of one name (on every rank), or a name that is none.
         ValueError: rank or world_size contradict MPI.
         TypeError: Options of another kind.
-
-    Example:
-        >>> rpc.init_rpc(f"worker{rank}")  # on every rank
-        >>> answer = rpc.rpc_sync("worker0", torch.add, (1, 2))  # doctest: +SKIP
-        >>> rpc.shutdown()
     """
     if current_agent.find() is not None:
         raise RuntimeError("RPC is already initialized")
     if not isinstance(name, str):
         raise TypeError(f"init_rpc: name must be a str, got {type(name).__name__}")
-    WorkerInfo(name, 0)  # raises if the name is invalid
+    WorkerInfo(name, 0)  # refuses what is no name
     if backend is not None and getattr(backend, "name", None) not in BackendType.__members__:
         raise TypeError(f"Argument backend must be a member of BackendType, got {backend!r}")
-    options = checked_options(rpc_backend_options, backend)
+    options = _mine(rpc_backend_options, backend)
     ranks = _runtime(rank, world_size)
     from mpicoll.rpc.agent import Agent
 
@@ -91,7 +83,7 @@ def init_rpc(
     futures.install()
     gathering.begin()
     agent.start()
-    agent.mailbox.meet()  # no worker calls before all can answer
+    agent.mailbox.meet()  # nobody calls before everybody can answer
     atexit.register(_at_exit)
 
 
@@ -115,20 +107,32 @@ def _runtime(rank: int, world_size: int | None) -> runtime.Runtime:
     return ranks
 
 
+def _mine(options: Any, backend: Any) -> MPIRpcBackendOptions:
+    if options is None:
+        return TensorPipeRpcBackendOptions()
+    if isinstance(options, MPIRpcBackendOptions):
+        return options
+    torchs = hasattr(options, "num_worker_threads")  # its own TensorPipeRpcBackendOptions
+    if not torchs and not isinstance(options, RpcBackendOptions):
+        raise TypeError("Argument rpc_backend_options must be an instance of RpcBackendOptions")
+    if not torchs and backend is None:
+        raise TypeError(f"Could not infer backend for options {options}; use MPIRpcBackendOptions")
+    if not torchs:
+        raise TypeError(f"`rpc_backend_options` must be a `TensorPipeRpcBackendOptions` or MPIRpcBackendOptions, got {options}")
+    return MPIRpcBackendOptions(
+        num_worker_threads=getattr(options, "num_worker_threads", DEFAULT_NUM_WORKER_THREADS),
+        rpc_timeout=options.rpc_timeout,
+        device_maps=getattr(options, "device_maps", None),
+    )
+
+
 def shutdown(graceful: bool = True, timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -> None:
-    """Ends RPC on this worker, even if it raises.
+    """Ends RPC here.
 
-    Args:
-        graceful: Wait until every worker has called this and all calls have finished everywhere, including those that they cause
-            (collective). False: leave now; calls to this worker fail.
-        timeout: Seconds to wait if graceful; 0: no limit.
-
-    Raises:
-        RuntimeError: RPC was not initialised; the timeout has passed, with the names of the workers that have not come; or a
-            leak, see _ignore_rref_leak.
-
-    Example:
-        >>> rpc.shutdown(timeout=60)  # on every worker
+    Args:   graceful: wait until every worker has come here and all calls, those that they cause included, have ended everywhere
+            (collective); False: leave now, and calls to this worker fail. timeout: seconds, for graceful; 0: no limit.
+    Raises: RuntimeError: RPC was not initialised; the time is up, with who had not come; a leak, see _ignore_rref_leak. RPC has
+            ended here then, too.
     """
     agent = current_agent.get()
     if not graceful:
@@ -136,30 +140,29 @@ def shutdown(graceful: bool = True, timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -
         return
     complete = False
     try:
-        all_came = _wait_all_workers(timeout)
+        everybody = _wait_all_workers(timeout)
         _delete_all_user_and_unforked_owner_rrefs()
-        complete = all_came and drain(agent, timeout)
+        complete = everybody and drain(agent, timeout)
         _check_leaks()
     finally:
         _end(agent, complete)
 
 
 def _wait_all_workers(timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -> bool:
-    """Returns when every worker has called this and no call is pending (collective). False: some worker has left before.
+    """Returns when every worker is here and no call is under way (collective); False: some worker has left before.
 
-    Raises:
-        RuntimeError: ``timeout`` seconds have passed (0: no limit). Names the workers that have not come.
+    Raises: RuntimeError: ``timeout`` seconds are over (0: no limit), with who had not come.
     """
     return drain(current_agent.get(), timeout)
 
 
 def _delete_all_user_and_unforked_owner_rrefs(timeout_millis: int = 0) -> None:
-    """Ends all references to objects on other workers: using one raises. ``timeout_millis`` is not used."""
+    """Ends all references here to objects on other workers; they raise when they are used. ``timeout_millis``: not needed."""
     rref.delete_users(current_agent.get())
 
 
 def _check_leaks() -> None:
-    """Raises RuntimeError if another worker still has references to objects of this one and _ignore_rref_leak is False."""
+    """Raises: RuntimeError: another worker still has references to objects of this one, and _ignore_rref_leak is False."""
     if _ignore_rref_leak:
         return
     leaks = [f"Leaking RRef {id_text(entry.id)}" for entry in current_agent.get().objects.all() if entry.outside != 0]
@@ -175,32 +178,20 @@ def _end(agent: Agent, graceful: bool) -> None:
 
 
 def _at_exit() -> None:
-    """Tells the other workers that this program ends without shutdown."""
+    """A program that ends without shutdown: the others learn of it."""
     agent = current_agent.find()
     if agent is not None and not runtime.finalized():
         _end(agent, graceful=False)
 
 
 def get_worker_info(worker_name: str | int | None = None) -> WorkerInfo:
-    """Returns the worker of this name or rank; None: this worker.
-
-    Raises:
-        RuntimeError: There is no such worker, or RPC is not initialised.
-
-    Example:
-        >>> rpc.get_worker_info("worker1").id  # doctest: +SKIP
-        1
-    """
+    """The worker of this name; None: this one. Raises: RuntimeError: there is none."""
     agent = current_agent.get()
     return agent.me if worker_name is None else agent.workers.find(worker_name)
 
 
 def get_rpc_timeout() -> float:
-    """Returns the seconds that a call may take if it names no timeout; 0: no limit.
-
-    Raises:
-        RuntimeError: RPC is not initialised.
-    """
+    """Seconds that a call may take where it names no timeout; 0: no limit."""
     return current_agent.get().timeout_s
 
 
@@ -209,23 +200,11 @@ def _set_rpc_timeout(timeout: float) -> None:
 
 
 def rpc_sync(to: To, func: Callable[..., Any], args: Any = None, kwargs: Any = None, timeout: float = UNSET_RPC_TIMEOUT) -> Any:
-    """Calls ``func`` on a worker and returns its result.
+    """Calls ``func`` on a worker and returns its answer.
 
-    Args:
-        to: Name, rank or WorkerInfo of the worker.
-        func: A callable that can be pickled: a function of a module that the worker can import, for example.
-        args: Positional arguments; anything that can be pickled. Tensors of any dtype and strides keep them.
-        kwargs: Keyword arguments.
-        timeout: Seconds; 0: no limit; -1: the agent's, see `get_rpc_timeout`.
-
-    Raises:
-        RuntimeError: No answer in time, no such worker, or RPC is not initialised.
-        WorkerLeft: The worker has left. A RuntimeError.
-        Exception: What ``func`` raised, with its type; the text has the traceback of the worker.
-
-    Example:
-        >>> rpc.rpc_sync("worker1", torch.add, (torch.ones(2), 1))  # doctest: +SKIP
-        tensor([2., 2.])
+    Args:   to: name, rank or WorkerInfo. func: anything that can be pickled and called. args, kwargs: picklable; tensors of any
+            dtype and strides travel as they lie. timeout: seconds; 0: no limit; -1: the agent's (60).
+    Raises: what ``func`` raised, of its type, with the traceback from there; RuntimeError: no answer in time, or no such worker.
     """
     return _call(to, func, args, kwargs, timeout).wait()
 
@@ -233,22 +212,7 @@ def rpc_sync(to: To, func: Callable[..., Any], args: Any = None, kwargs: Any = N
 def rpc_async(
     to: To, func: Callable[..., Any], args: Any = None, kwargs: Any = None, timeout: float = UNSET_RPC_TIMEOUT
 ) -> Future[Any]:
-    """Calls ``func`` on a worker and returns a future of its result at once.
-
-    Args:
-        to, func, args, kwargs, timeout: As for `rpc_sync`.
-
-    Returns:
-        A torch.futures.Future. Its ``wait`` raises what `rpc_sync` raises, WorkerLeft included.
-
-    Raises:
-        RuntimeError: No such worker, or RPC is not initialised.
-        Exception: Whatever pickling raises.
-
-    Example:
-        >>> futures = [rpc.rpc_async(worker, torch.rand, (2,)) for worker in ("worker1", "worker2")]
-        >>> parts = torch.futures.wait_all(futures)  # doctest: +SKIP
-    """
+    """The same, and returns at once: a torch.futures.Future of the answer. A worker that has left is told by the future, too."""
     try:
         future = _call(to, func, args, kwargs, timeout)
     except WorkerLeft as error:
@@ -261,23 +225,7 @@ def rpc_async(
 def remote(
     to: To, func: Callable[..., Any], args: Any = None, kwargs: Any = None, timeout: float = UNSET_RPC_TIMEOUT
 ) -> RRef[Any]:
-    """Calls ``func`` on a worker, which keeps the result. Returns an RRef to the result at once.
-
-    Args:
-        to, func, args, kwargs: As for `rpc_sync`.
-        timeout: Seconds until the RRef fails; 0: no limit; -1: the agent's.
-
-    Returns:
-        An RRef. Its ``to_here`` raises what ``func`` raised.
-
-    Raises:
-        RuntimeError: No such worker, or RPC is not initialised.
-        WorkerLeft: The worker has left. A RuntimeError.
-
-    Example:
-        >>> weight = rpc.remote("worker1", torch.rand, (1000, 1000))
-        >>> weight.rpc_sync().sum()  # runs on worker1  # doctest: +SKIP
-    """
+    """The same, and the answer stays there: returns an RRef to it at once. What goes wrong is raised by its ``to_here``."""
     worker = _checked(to, func)
     return rref.create(worker, func, args or (), kwargs or {}, timeout)
 
@@ -296,7 +244,7 @@ def _checked(to: To, func: Callable[..., Any]) -> WorkerInfo:
 
 @contextlib.contextmanager
 def _wait_all() -> Iterator[None]:
-    """Waits at the end of the ``with`` block for every rpc_async that this thread has started in it."""
+    """At its end, waits for every rpc_async of this thread that was started in it."""
     _thread_local_var.future_list = []
     try:
         yield
@@ -308,16 +256,16 @@ def _wait_all() -> Iterator[None]:
 
 
 def _is_current_rpc_agent_set() -> bool:
-    """Returns whether init_rpc has been called, and shutdown has not."""
+    """Whether init_rpc has been called, and shutdown has not."""
     return current_agent.find() is not None
 
 
 def _get_current_rpc_agent() -> CurrentAgent:
-    """Returns the agent of this worker, for questions about workers. Raises RuntimeError if RPC is not initialised."""
+    """This worker's agent, to be asked who takes part. Raises: RuntimeError: there is none."""
     return CurrentAgent(current_agent.get_for_rref())
 
 
 def _get_debug_info() -> dict[str, str]:
-    """Returns numbers of references, pending calls and autograd contexts. Raises RuntimeError if RPC is not initialised."""
+    """Numbers about references, calls under way and autograd contexts. Raises: RuntimeError: RPC is not initialised."""
     agent = CurrentAgent(current_agent.get())
     return _rref_context_get_debug_info() | agent.get_debug_info() | autograd._get_debug_info()

@@ -1,4 +1,4 @@
-"""Device maps: which device of one worker a CUDA tensor reaches from a device of another."""
+"""Which device of a worker's becomes which device of another's."""
 
 from __future__ import annotations
 
@@ -11,34 +11,31 @@ DeviceMap: TypeAlias = "dict[torch.device, torch.device]"
 
 
 class DeviceMaps:
-    """The device maps of one worker, ``me``.
+    """Of one worker, ``me``.
 
-    As in torch, the arguments of a call use the map of the caller, and the answer uses the same map backwards: the caller alone
-    decides which devices belong together. Gradients use either.
+    A call goes by the caller's map. What answers it goes by the same map the other way round, as torch has it, so that a caller
+    alone can say what belongs together; gradients go by either.
 
-    Args:
-        all_maps: Each worker's maps: by its name, then by the name of the receiver.
-
-    Raises:
-        ValueError: On all workers alike: a map names a worker that does not exist.
+    Args:   everybody: each worker's maps, by its name, by the name of the worker that they are for.
+    Raises: ValueError, on all workers alike: a map is for a worker that there is not.
     """
 
-    def __init__(self, me: str, all_maps: Mapping[str, Mapping[str, DeviceMap]]) -> None:
-        for name, maps in all_maps.items():
-            if unknown := sorted(set(maps) - set(all_maps)):
-                workers = ", ".join(map(repr, all_maps))
+    def __init__(self, me: str, everybody: Mapping[str, Mapping[str, DeviceMap]]) -> None:
+        for name, maps in everybody.items():
+            if unknown := sorted(set(maps) - set(everybody)):
+                workers = ", ".join(map(repr, everybody))
                 raise ValueError(
                     f"Node {name} has invalid target node names in its device maps: {unknown[0]!r}; the workers are {workers}"
                 )
-        forward = all_maps[me]
-        backward = {name: _inverse(maps.get(me, {})) for name, maps in all_maps.items()}
-        self._calls = {name: {**backward[name], **forward.get(name, {})} for name in all_maps}
-        self._answers = {name: {**forward.get(name, {}), **backward[name]} for name in all_maps}
+        mine = everybody[me]
+        theirs = {name: _turned(maps.get(me, {})) for name, maps in everybody.items()}
+        self._calls = {name: {**theirs[name], **mine.get(name, {})} for name in everybody}
+        self._answers = {name: {**mine.get(name, {}), **theirs[name]} for name in everybody}
 
     def to(self, name: str, answer: bool) -> DeviceMap:
-        """Returns the map for a message to the worker of this name."""
+        """For what goes to a worker."""
         return (self._answers if answer else self._calls)[name]
 
 
-def _inverse(device_map: DeviceMap) -> DeviceMap:
-    return {target: source for source, target in device_map.items()}
+def _turned(device_map: DeviceMap) -> DeviceMap:
+    return {there: here for here, there in device_map.items()}

@@ -1,4 +1,4 @@
-"""The future of a call: a torch.futures.Future whose ``wait`` receives the answer itself. And futures of several calls."""
+"""The future of a call: a torch.futures.Future whose ``wait`` looks for the answer itself; and what collects several."""
 
 from __future__ import annotations
 
@@ -13,30 +13,24 @@ from torch.futures import Future
 
 
 class CallTimedOut(RuntimeError):
-    """A call has exceeded its timeout."""
+    """A call has exceeded its time limit."""
 
 
 class CallFuture(Future[Any]):
-    """Completed once, by `settle` or `fail`. Later ones (an answer after the timeout) are dropped.
+    """``settle`` and ``fail`` complete it, once; what comes later is dropped (an answer after the time limit).
 
-    Args:
-        help_until_ended: Receives messages until the future has completed.
-
-    Attributes:
-        ended: It has completed, or is just about to.
-        watched: Callbacks of the program run when it completes.
-        keeps: An object that must live until it has completed.
-        parts: The calls that it waits for, if it is the future of several.
+    ``watched``: a program's callbacks will run when it ends. ``keeps``: whatever must not go before it has ended. ``parts``: the
+    calls that it waits for, if it is what collects them.
     """
 
-    def __init__(self, help_until_ended: Callable[[CallFuture], None]) -> None:
+    def __init__(self, help_: Callable[[CallFuture], None]) -> None:
         super().__init__()
         self.ended = self.watched = False
         self.keeps: Any = None
         self.parts: list[CallFuture] = []
         self._error: BaseException | None = None
-        self._help = help_until_ended
-        self._once = threading.Lock()  # guards ended
+        self._help = help_
+        self._once = threading.Lock()
 
     def wait(self) -> Any:
         if not self.ended:
@@ -59,16 +53,14 @@ class CallFuture(Future[Any]):
             part._watch()
 
     def when_ended(self, callback: Callable[[Future[Any]], None]) -> None:
-        """Like add_done_callback, for callbacks that neither wait nor take locks of the program."""
+        """The same as add_done_callback, for callbacks that neither wait nor take a program's locks."""
         super().add_done_callback(callback)
 
     def settle(self, value: Any) -> None:
-        """Completes with a value."""
         if self._first():
             self.set_result(value)
 
     def fail(self, error: BaseException) -> None:
-        """Completes with an error."""
         if self._first():
             self._error = error
             self.set_exception(error)
@@ -80,26 +72,26 @@ class CallFuture(Future[Any]):
 
 
 def has_timed_out(future: Future[Any] | None) -> bool:
-    """Returns whether it is the future of a call that has exceeded its timeout."""
+    """Whether it is that of a call that has exceeded its time limit."""
     return isinstance(future, CallFuture) and isinstance(future._error, CallTimedOut)
 
 
 def completed_future(value: Any) -> Future[Any]:
-    """Returns a future that has completed with this value."""
+    """One that has ended."""
     future: Future[Any] = Future()
     future.set_result(value)
     return future
 
 
 def map_future(future: Future[Any], function: Callable[[Any], Any]) -> Future[Any]:
-    """Returns a future of ``function(value)``. Unlike with ``then``, an error keeps its type."""
+    """A future of ``function`` of its value. Unlike ``then``, it lets an error keep its type."""
     answer: Future[Any] = Future()
 
     def ended(future: Future[Any]) -> None:
         try:
             value = function(future.value())
-        except Exception as error:  # noqa: BLE001  raised where the result is waited for
-            error.__traceback__ = None  # its frames refer to the future that refers to it
+        except Exception as error:  # noqa: BLE001  it is the answer's
+            error.__traceback__ = None  # its frames hold the future that holds it
             answer.set_exception(error)
         else:
             answer.set_result(value)
@@ -109,7 +101,7 @@ def map_future(future: Future[Any], function: Callable[[Any], Any]) -> Future[An
 
 
 def value_of(future: Future[Any]) -> Any:
-    """Returns or raises what ``wait`` does, for a future that is kept: raises a copy, see `_fresh`."""
+    """What ``wait`` returns or raises, for a future that is kept: what it raises is a copy, see `_fresh`."""
     try:
         return future.wait()
     except Exception as error:  # noqa: BLE001  raised below
@@ -122,16 +114,16 @@ _collect_all = torch._C._collect_all
 
 
 def install() -> None:
-    """Makes torch.futures.wait_all and collect_all end at the first error of a `CallFuture`, as with torch's own RPC.
+    """Has torch.futures.wait_all and collect_all end at the first error of a `CallFuture`, as they do for calls of torch's own.
 
-    Python can complete a future only with a value: an error is a value that raises when it is read. C++ does not see it and
-    would wait for all other futures. Without a CallFuture among them, torch's function still does the work.
+    Python can end a future with a value only: an error is a value that is raised when it is taken, so that C++ would wait for
+    all the others. Without a CallFuture among them, C++ still collects.
     """
     torch._C._collect_all = _collected
 
 
 def _collected(futures: Sequence[torch._C.Future[Any]]) -> torch._C.Future[Any]:
-    """Returns a future of these futures. It fails at the first error among them."""
+    """A future of these futures; the first error among them is its error, at once."""
     futures = list(futures)
     calls = [future for future in futures if isinstance(future, CallFuture)]
     if not calls:
@@ -143,8 +135,8 @@ def _collected(futures: Sequence[torch._C.Future[Any]]) -> torch._C.Future[Any]:
     def ended(future: Future[Any]) -> None:
         try:
             future.value()
-        except Exception as error:  # noqa: BLE001  raised where the result is waited for
-            error.__traceback__ = None  # its frames refer to the future that refers to it
+        except Exception as error:  # noqa: BLE001  it is the whole's
+            error.__traceback__ = None  # its frames hold the future that holds it
             whole.fail(error)
         if next(left) == 0:
             whole.settle(futures)
@@ -158,9 +150,9 @@ def _collected(futures: Sequence[torch._C.Future[Any]]) -> torch._C.Future[Any]:
 
 
 def _fresh(error: BaseException) -> BaseException:
-    """Returns a copy to raise. The error itself would collect tracebacks, whose frames refer to the future: a C++ circle."""
+    """A copy to raise. The future's own would collect tracebacks, whose frames hold the future: a circle through C++."""
     try:
         again = copy.copy(error)
-    except Exception:  # noqa: BLE001  a constructor of the user
+    except Exception:  # noqa: BLE001  a constructor of the user's own
         return error
     return again if type(again) is type(error) else error

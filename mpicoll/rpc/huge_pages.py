@@ -1,7 +1,7 @@
-"""Asks the kernel for huge pages (madvise) for new memory.
+"""Memory that nobody has touched yet, in large pages where the kernel has them to give.
 
-The first touch of a page costs more than writing it: a copy into 64 MiB of new pages of 4 KiB takes five times as long as a copy
-into memory that is in use. Kernels whose transparent huge pages are set to "madvise" (Debian, Ubuntu) hand them out on request.
+The first touch of a page costs more than writing it: 64 MiB in pages of 4 KiB take five times as long as a copy into memory
+that is in use. Kernels whose transparent huge pages are set to "madvise" (Debian's and Ubuntu's) give large ones to who asks.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 
-MIN_BYTES = 4 << 20  # below this, malloc tends to return memory that has been touched before
+WORTH_BYTES = 4 << 20  # below this, malloc tends to return memory that has been touched before
 
 _ADVICE = getattr(mmap, "MADV_HUGEPAGE", None)  # Linux
 _madvise = getattr(ctypes.CDLL(None), "madvise", None)
@@ -18,8 +18,8 @@ if _madvise is not None:
 
 
 def ask_for_large(address: int, nbytes: int) -> None:
-    """Asks for huge pages for the whole pages within this memory. Only a hint: the kernel may ignore it."""
-    if nbytes < MIN_BYTES or _ADVICE is None or _madvise is None:
+    """For the whole pages within this memory. Changes nothing but the time that the first touch takes; may be refused."""
+    if nbytes < WORTH_BYTES or _ADVICE is None or _madvise is None:
         return
     first = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
     last = (address + nbytes) // mmap.PAGESIZE * mmap.PAGESIZE

@@ -1,4 +1,4 @@
-"""Options of init_rpc, with torch's keywords, and timeouts of calls."""
+"""How an agent behaves: torch's keywords, and what they mean over MPI."""
 
 from __future__ import annotations
 
@@ -14,20 +14,14 @@ Device = torch.device | str | int
 
 
 def _device(device: Device) -> torch.device:
-    """Returns the device. A number means a CUDA device, even if this build of torch has no CUDA."""
+    """A number is a CUDA device's, in a build of torch without CUDA, too."""
     return torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
 
 
 class RpcBackendOptions:
-    """Options that every backend has.
+    """What every backend's options have.
 
-    Args:
-        rpc_timeout: Seconds until a call fails; 0: never.
-        init_method: Not used, because MPI knows where the workers are.
-
-    Raises:
-        ValueError: The timeout is negative.
-        TypeError: The timeout is a timedelta.
+    Args:   rpc_timeout: seconds until a call fails; 0: never. init_method: not used, since MPI knows where the workers are.
     """
 
     def __init__(self, rpc_timeout: float = DEFAULT_RPC_TIMEOUT_SEC, init_method: str = DEFAULT_INIT_METHOD) -> None:
@@ -42,20 +36,11 @@ class RpcBackendOptions:
 class MPIRpcBackendOptions(RpcBackendOptions):
     """Options of RPC over MPI.
 
-    Args:
-        num_worker_threads: Number of idle threads to keep. More are made whenever more calls run at the same time.
-        rpc_timeout: Seconds until a call fails; 0: never.
-        init_method: Not used, because MPI knows where the workers are.
-        device_maps: For each worker that receives CUDA tensors, the device there for each device of this worker. Answers use the
-            same map backwards.
-        devices: Accepted because torch has it, and not used.
-
-    Raises:
-        ValueError: num_worker_threads or the timeout is out of range, or a map is not one-to-one.
-        TypeError: There is no such option.
-
-    Example:
-        >>> rpc.init_rpc("worker0", rpc_backend_options=rpc.MPIRpcBackendOptions(rpc_timeout=300))  # doctest: +SKIP
+    Args:   num_worker_threads: idle threads that are kept for calls; as many as are needed are made beyond that.
+            rpc_timeout: seconds until a call fails; 0: never.
+            device_maps: for each worker that CUDA tensors go to, which device of this worker becomes which device there; answers
+            go by the same map the other way round.
+            devices: not needed; accepted since torch has it.
     """
 
     def __init__(
@@ -81,13 +66,9 @@ class MPIRpcBackendOptions(RpcBackendOptions):
         self.devices = [_device(device) for device in devices or ()]
 
     def set_device_map(self, to: str, device_map: Mapping[Device, Device]) -> None:
-        """Adds to the map for the worker ``to``.
-
-        Raises:
-            ValueError: Two devices would map to one.
-        """
+        """Adds to the map for a worker. Raises: ValueError: two devices would become one."""
         known = self.device_maps.setdefault(to, {})
-        known.update({_device(source): _device(target) for source, target in device_map.items()})
+        known.update({_device(mine): _device(theirs) for mine, theirs in device_map.items()})
         if len(set(known.values())) < len(known):
             raise ValueError(f"`device_map` only supports 1-to-1 mapping, got {known} for worker {to!r}")
 
@@ -96,7 +77,7 @@ class MPIRpcBackendOptions(RpcBackendOptions):
 
 
 class TensorPipeRpcBackendOptions(MPIRpcBackendOptions):
-    """MPIRpcBackendOptions under the name that programs for TensorPipe use."""
+    """For programs that name it: the same options; TensorPipe has no part in it."""
 
 
 def timeout_seconds(timeout: float) -> float | None:
@@ -110,27 +91,3 @@ def timeout_seconds(timeout: float) -> float | None:
     if not timeout >= 0:
         raise ValueError(f"timeout must be 0 (no limit) or more seconds, got {timeout}")
     return timeout
-
-
-def checked_options(options: Any, backend: Any) -> MPIRpcBackendOptions:
-    """Returns the options that init_rpc was given, or the default ones. Converts torch's TensorPipeRpcBackendOptions.
-
-    Raises:
-        TypeError: Options of another kind.
-    """
-    if options is None:
-        return TensorPipeRpcBackendOptions()
-    if isinstance(options, MPIRpcBackendOptions):
-        return options
-    is_tensorpipe = hasattr(options, "num_worker_threads")  # torch's TensorPipeRpcBackendOptions
-    if not is_tensorpipe and not isinstance(options, RpcBackendOptions):
-        raise TypeError("Argument rpc_backend_options must be an instance of RpcBackendOptions")
-    if not is_tensorpipe and backend is None:
-        raise TypeError(f"Could not infer backend for options {options}; use MPIRpcBackendOptions")
-    if not is_tensorpipe:
-        raise TypeError(f"`rpc_backend_options` must be a `TensorPipeRpcBackendOptions` or MPIRpcBackendOptions, got {options}")
-    return MPIRpcBackendOptions(
-        num_worker_threads=getattr(options, "num_worker_threads", DEFAULT_NUM_WORKER_THREADS),
-        rpc_timeout=options.rpc_timeout,
-        device_maps=getattr(options, "device_maps", None),
-    )

@@ -1,4 +1,4 @@
-"""Pickling of what torch.jit has compiled: functions travel by name, modules in the format of torch.jit.save."""
+"""What torch.jit has compiled, which pickle does not know: functions travel by name, modules as torch.jit.save writes them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 
 def reduced(obj: Any) -> Any:
-    """Returns how to rebuild a compiled function or module, for reducer_override of a pickler. None: it is neither."""
+    """For a pickler's reducer_override: how to make it again; None: it is neither."""
     if isinstance(obj, torch.jit.ScriptFunction):
         module, _, name = obj.qualified_name.removeprefix("__torch__.").rpartition(".")
         module = module or "__main__"  # torch leaves that out

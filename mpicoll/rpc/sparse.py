@@ -1,4 +1,4 @@
-"""Takes sparse tensors apart into strided tensors, and puts them together again."""
+"""Sparse tensors as the strided ones that they consist of, and back."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LAYOUTS = (torch.sparse_coo, *ROW_WISE, *COLUMN_WISE)
 
 
 class Form(NamedTuple):
-    """How to make a sparse tensor from strided ones. ``coalesced``: for COO only."""
+    """How strided tensors make a sparse one. ``coalesced``: for COO."""
 
     layout: torch.layout
     shape: tuple[int, ...]
@@ -23,7 +23,7 @@ class Form(NamedTuple):
 
 
 def form_of(tensor: Tensor) -> Form | None:
-    """Returns the form of a sparse tensor. None: it is strided."""
+    """None: it is strided."""
     if tensor.layout not in LAYOUTS:
         return None
     coalesced = tensor.layout is torch.sparse_coo and tensor.is_coalesced()
@@ -31,7 +31,7 @@ def form_of(tensor: Tensor) -> Form | None:
 
 
 def parts(tensor: Tensor) -> list[Tensor]:
-    """Returns the strided tensors that it consists of, without copies; a strided tensor itself."""
+    """The strided tensors that it consists of, their memory as it is; itself if it is strided."""
     plain = tensor.detach()
     if tensor.layout is torch.sparse_coo:
         return [plain._indices(), plain._values()]
@@ -43,13 +43,13 @@ def parts(tensor: Tensor) -> list[Tensor]:
 
 
 def joined(forms: list[Form | None], strided: list[Tensor]) -> list[Tensor]:
-    """Returns the tensors of these forms. Each takes the next ones of the strided tensors."""
+    """The tensors of these forms, which use up the strided ones in turn."""
     left = iter(strided)
     return [next(left) if form is None else _made(form, left) for form in forms]
 
 
 def _made(form: Form, left: Iterator[Tensor]) -> Tensor:
-    options: dict[str, Any] = {"requires_grad": form.requires_grad, "check_invariants": False}  # the sender has a valid tensor
+    options: dict[str, Any] = {"requires_grad": form.requires_grad, "check_invariants": False}  # they were checked there
     if form.layout is torch.sparse_coo:
         indices, values = next(left), next(left)
         return torch.sparse_coo_tensor(indices, values, form.shape, is_coalesced=form.coalesced, **options)

@@ -1,11 +1,12 @@
-"""Converts objects to messages and back: pickle for the object, and the memory of tensors without conversion.
+"""Objects to messages and back: small things pickled, the memory of tensors as it lies.
 
-    envelope    header | sizes of the blocks | pickle | small blocks
-    blocks      for each storage that the tensors of the message use: its memory from the first used byte to the last;
-                then the out-of-band buffers of pickle (protocol 5): NumPy arrays, for example
+    envelope    header | sizes of the blocks | pickle | blocks that are small enough to go along
+    blocks      the memory of each storage that the tensors of the message use, once, from its first used byte to its last;
+                then what pickle (protocol 5) would rather not copy: NumPy arrays, say
 
-In the pickle, a tensor is the index of its storage with offset, shape and strides. (A sparse tensor is its indices and values.)
-So tensors that share memory share it again on arrival, strides are preserved, and pickle copies no byte of a large tensor.
+The pickle holds, in a tensor's place, which storage it lies in, and how. (Of a sparse tensor: its indices and its values.) So
+tensors that share memory share it again on arrival, strides are what they were, and no byte of a large tensor passes through
+pickle.
 """
 
 from __future__ import annotations
@@ -35,17 +36,16 @@ if TYPE_CHECKING:
 CALL, RESULT, ERROR, NOTICE, LEAVING, READY = range(6)
 
 HEADER = struct.Struct("<BIIQIQ")  # kind, storages, other blocks, bytes of the pickle, number of the message, number of the call
-INLINE_BYTES = 16 * 1024  # a smaller block travels inside the envelope: one message costs less than two
+INLINE_BYTES = 16 * 1024  # bytes; a block that is smaller travels inside the envelope: one message costs less than two
 LAYOUTS = (torch.strided, *sparse.LAYOUTS)  # tensors of other layouts are pickled
-INLINE_PICKLE_BYTES = 1 << 20  # a longer pickle becomes a block, so that the envelope is short
+INLINE_PICKLE_BYTES = 1 << 20  # bytes; a longer pickle becomes a block, so that the envelope is short
 
-# pickling_state: of the message that this thread is pickling; tensors, unconfirmed: of the message that it is unpickling
-_local = threading.local()
+_local = threading.local()  # outgoing: the message that this thread is pickling; incoming: the tensors of that it unpickles
 
 
 @dataclass
 class PackedMessage:
-    """A message that is ready to be sent. ``kept``: the owners of the memory of the blocks."""
+    """A message that is ready to be sent. ``kept``: whose memory the blocks are."""
 
     envelope: bytes
     blocks: list[Block]
@@ -55,13 +55,7 @@ class PackedMessage:
 
 @dataclass
 class IncomingMessage:
-    """A message whose envelope has arrived.
-
-    Attributes:
-        source: Rank of the sender.
-        blocks: Where the memory that follows the envelope must go.
-        unconfirmed: For the references in it that their owner may not know yet: futures that complete when it does.
-    """
+    """A message whose envelope is here; ``blocks``: where the memory that follows belongs."""
 
     source: int
     kind: int
@@ -71,34 +65,27 @@ class IncomingMessage:
     storages: list[torch.UntypedStorage]
     buffers: list[Any]
     blocks: list[Block]
-    unconfirmed: list[Any] = field(default_factory=list)
+    unconfirmed: list[Any] = field(default_factory=list)  # of its references: futures that end when the owner knows of them
 
 
 @dataclass
 class PicklingState:
-    """What is collected while an object is pickled.
-
-    Attributes:
-        to: Rank of the receiver.
-        tracked: The message belongs to a distributed autograd context.
-        tensors: The tensors of the object.
-        undo: Functions to call if pickling fails: they take back the weight of references.
-    """
+    """What is found while one object is pickled. ``to``: the worker that it goes to; ``tracked``: autograd follows it."""
 
     to: int
     device_map: dict[torch.device, torch.device]
     tracked: bool = False
     tensors: list[Tensor] = field(default_factory=list)
-    undo: list[Callable[[], None]] = field(default_factory=list)
+    undo: list[Callable[[], None]] = field(default_factory=list)  # take back what has been given away, if pickling fails
 
 
 def pickling_state() -> PicklingState | None:
-    """Returns the state of the message that this thread is pickling. None: it is not pickling one."""
+    """The message that this thread is pickling, if it is."""
     return getattr(_local, "pickling_state", None)
 
 
 def unconfirmed() -> list[Any]:
-    """Returns the ``unconfirmed`` list of the message that this thread is unpickling."""
+    """For the references of the message that this thread is unpickling."""
     return _local.unconfirmed  # type: ignore[no-any-return]
 
 
@@ -106,7 +93,7 @@ class _Pickler(pickle.Pickler):
     def __init__(self, file: io.BytesIO, state: PicklingState, buffers: list[pickle.PickleBuffer]) -> None:
         super().__init__(file, 5, buffer_callback=buffers.append)
         self.state = state
-        self.of_modules: set[int] = set()  # parameters that travel with their module and stay parameters
+        self.of_modules: set[int] = set()  # parameters that arrive with their module, and stay parameters
 
     def reducer_override(self, obj: Any) -> Any:
         compiled = scripts.reduced(obj)
@@ -116,7 +103,7 @@ class _Pickler(pickle.Pickler):
             self.of_modules.update(map(id, _parameters(obj)))
             return NotImplemented
         plain = type(obj) is Tensor
-        if type(obj) is nn.Parameter and self.state.tracked:  # without its module it travels as a tensor, and autograd follows it
+        if type(obj) is nn.Parameter and self.state.tracked:  # by itself it is a tensor like any other, with its gradient
             plain = id(obj) not in self.of_modules
         if not plain or obj.layout not in LAYOUTS or obj.is_quantized or obj.device.type not in ("cpu", "cuda"):
             return NotImplemented
@@ -125,7 +112,7 @@ class _Pickler(pickle.Pickler):
 
 
 def _parameters(module: nn.Module) -> Iterator[nn.Parameter | None]:
-    """Yields the parameters of a module and its children, also of children without ``parameters()`` (RemoteModule)."""
+    """Its own and its children's, where a child refuses to name them (RemoteModule), too."""
     yield from module._parameters.values()
     for child in module._modules.values():
         if child is not None:
@@ -140,17 +127,10 @@ def _tensor_of_message(index: int) -> Tensor:
 def pack(
     kind: int, call: int, number: int, obj: Any, extra: Callable[[list[Tensor]], Any], state: PicklingState
 ) -> PackedMessage:
-    """Returns a message with this object.
+    """A message of this object.
 
-    Args:
-        kind: CALL, RESULT, ...
-        call: Number of the call that the message belongs to; 0: none.
-        number: Of the message; gives its blocks a tag.
-        extra: Called with the tensors of the object. Its result (picklable, without tensors) travels to `unpack`.
-
-    Raises:
-        RuntimeError: A CUDA tensor without a device map.
-        Exception: Whatever pickling raises.
+    Args:   extra: called with the tensors found in it; its answer (picklable, without tensors) goes along, see `unpack`.
+    Raises: whatever pickling raises; RuntimeError: a CUDA tensor, and no device map says where it belongs.
     """
     file = io.BytesIO()
     found: list[pickle.PickleBuffer] = []
@@ -183,7 +163,7 @@ def pack(
 
 
 def _lay_out(state: PicklingState) -> tuple[list[tuple[Any, ...]], list[Block], list[Any]]:
-    """Returns the layout of each tensor (or part of a sparse one), the used block of each storage, and the memory's owners."""
+    """How each tensor, or part of a sparse one, lies in the storages of the message, and the part of each that is used."""
     used: dict[int, list[int]] = {}  # by storage: index in the message, first byte, byte after the last
     kept: list[Any] = []
     views = []
@@ -215,7 +195,7 @@ def _lay_out(state: PicklingState) -> tuple[list[tuple[Any, ...]], list[Block], 
         views.append((place, first, plain, tensor.requires_grad, conj, neg, target))
     layouts: list[tuple[Any, ...]] = []
     for place, first, plain, requires_grad, conj, neg, target in views:
-        aligned = place[1] // 16 * 16  # a multiple of the size of every dtype
+        aligned = place[1] // 16 * 16  # every dtype's size divides it
         offset = (first - aligned) // plain.element_size()
         device = str(target) if target is not None else None
         layouts.append((place[0], plain.dtype, offset, tuple(plain.shape), plain.stride(), requires_grad, conj, neg, device))
@@ -236,7 +216,7 @@ def _address(data: bytes) -> int:
 
 
 def open_envelope(source: int, envelope: bytearray) -> IncomingMessage:
-    """Returns the message of this envelope, with memory for the blocks that follow."""
+    """Makes room for what the envelope announces."""
     kind, storages, others, pickle_bytes, number, call = HEADER.unpack_from(envelope)
     at = HEADER.size
     count = storages + others + (pickle_bytes > INLINE_PICKLE_BYTES)
@@ -259,14 +239,10 @@ def open_envelope(source: int, envelope: bytearray) -> IncomingMessage:
 
 
 def unpack(message: IncomingMessage, accept: Callable[[list[Tensor], Any], list[Tensor]]) -> Any:
-    """Returns the object of a message.
+    """The object that was packed.
 
-    Args:
-        accept: Called with the tensors of the message and the sender's ``extra``. Returns the tensors to use instead.
-
-    Raises:
-        RuntimeError: This process lacks a function or class of the object.
-        Exception: Whatever unpickling raises.
+    Args:   accept: called with the message's tensors and the sender's ``extra``; its answer takes their place.
+    Raises: whatever unpickling raises.
     """
     (head,) = struct.unpack_from("<I", message.pickled)
     layouts, forms, extra = pickle.loads(message.pickled[4 : 4 + head])
@@ -308,12 +284,12 @@ def _tensor_in(
 
 
 def copy_blocks(message: PackedMessage) -> bytes:
-    """Returns a copy of the blocks of a message to this process itself."""
+    """The memory of its blocks, for a message to oneself: taken now, as a send takes it."""
     return b"".join(ctypes.string_at(address, nbytes) for address, nbytes in message.blocks)
 
 
 def open_copy(source: int, packed: PackedMessage, memory: bytes) -> IncomingMessage:
-    """Returns the received form of a message to this process itself. ``memory``: from `copy_blocks`."""
+    """What arrives of a message to oneself."""
     message = open_envelope(source, bytearray(packed.envelope))
     at = 0
     for address, nbytes in message.blocks:

@@ -1,4 +1,4 @@
-"""The workers, by name and rank, and how an exception travels from one to another."""
+"""Who takes part: names, numbers, and what a worker's exception looks like elsewhere."""
 
 from __future__ import annotations
 
@@ -13,17 +13,12 @@ from typing import Any
 import torch
 
 NAME = re.compile(r"[A-Za-z0-9_:-]{1,127}")
-NEWLINE = re.compile(r"(?<!\\)\\n")  # as repr writes a newline
+NEWLINE = re.compile(r"(?<!\\)\\n")  # as repr writes it
 
 
 @dataclass(frozen=True)
 class WorkerInfo:
-    """A worker.
-
-    Attributes:
-        name: Unique among the workers.
-        id: Its rank.
-    """
+    """A worker's name, and its id: its rank."""
 
     name: str
     id: int
@@ -40,18 +35,7 @@ class WorkerInfo:
 
 
 class Workers:
-    """All workers.
-
-    Args:
-        entries: Name and rank of each worker.
-
-    Attributes:
-        all: In the order of their ranks.
-        left: For each worker that has ended before the others, by rank, the reason.
-
-    Raises:
-        RuntimeError: A name is invalid or not unique.
-    """
+    """All of them, by name and by rank. ``left``: why, by rank, for those that have ended before the others."""
 
     def __init__(self, entries: list[Any]) -> None:
         self.all = [WorkerInfo(name, rank) for name, rank in sorted(entries, key=lambda entry: entry[1])]
@@ -63,12 +47,7 @@ class Workers:
             raise RuntimeError(f"RPC worker name {twice[0]!r} is not unique: it is the name of ranks {ranks}; each needs its own")
 
     def find(self, to: WorkerInfo | str | int) -> WorkerInfo:
-        """Returns the worker of this name or rank.
-
-        Raises:
-            RuntimeError: There is no such worker.
-            ValueError: ``to`` is neither a name nor a rank.
-        """
+        """Raises: RuntimeError: there is no such worker. ValueError: ``to`` is neither."""
         if isinstance(to, WorkerInfo):
             to = to.name
         if isinstance(to, str):
@@ -87,7 +66,7 @@ class Workers:
 
 @dataclass(frozen=True)
 class RemoteError:
-    """An exception that travels to the caller: its type, and its text with the traceback."""
+    """An exception on its way to the caller: its type, and what it said, with the traceback from there."""
 
     kind: type[BaseException]
     text: str
@@ -96,11 +75,11 @@ class RemoteError:
         return _rebuild, (_reference(self.kind), self.text)
 
     def exception(self) -> BaseException:
-        """Returns an exception of that type if its constructor accepts a text, otherwise a RuntimeError with the text."""
+        """Of the same type where that can be made of a text, else a RuntimeError with the text."""
         text = self.text
         try:
             error = self.kind(text)
-        except BaseException as failure:  # noqa: BLE001  a constructor of the user
+        except BaseException as failure:  # noqa: BLE001  a constructor of the user's own
             text = (
                 f"Failed to create original exception type. Error msg was {failure} "
                 f"Original exception on remote side was {self.text}"
@@ -112,29 +91,29 @@ class RemoteError:
 
 
 def report(error: BaseException, by: WorkerInfo) -> RemoteError:
-    """Returns what `describe` returns, and prints it: as in torch, the error is also in the log of the worker that raised it."""
+    """The same as `describe`, and printed: the worker's own log tells of it, as torch's does."""
     remote_error = describe(error, by)
     print(remote_error.text, file=sys.stderr)
     return remote_error
 
 
 def describe(error: BaseException, by: WorkerInfo) -> RemoteError:
-    """Returns type, worker and traceback of an exception. One that has come from another worker keeps its text.
+    """What is remote_error of an exception: type, worker and traceback; one that has come from a worker says what it said there.
 
-    Removes the traceback: its frames may refer to a future that keeps the exception, and garbage collection does not find a
-    circle through C++.
+    Takes the traceback away: where a future keeps the exception, the traceback's frames would keep what they were working on,
+    the future among it, in a circle through C++ that no garbage collection finds.
     """
     text = getattr(error, "_mpicoll_text", None)
     if text is None:
         trace = "".join(traceback.format_exception(error))
         text = f"On {by}:\n{NEWLINE.sub(chr(10), repr(error))}\n{trace}"
     error.__traceback__ = error.__context__ = error.__cause__ = None
-    kind = RuntimeError if isinstance(error, torch.jit.Error) else type(error)  # as in torch
+    kind = RuntimeError if isinstance(error, torch.jit.Error) else type(error)  # as what C++ raises arrives in torch
     return RemoteError(kind, text)
 
 
 def _reference(kind: type[BaseException]) -> Any:
-    """Returns the pickled class, or the first of its base classes that can be pickled."""
+    """The class, if it can be found by its name on the other side; else the first of its bases that can."""
     for candidate in kind.__mro__:
         try:
             return pickle.dumps(candidate)
@@ -146,6 +125,6 @@ def _reference(kind: type[BaseException]) -> Any:
 def _rebuild(reference: bytes, text: str) -> RemoteError:
     try:
         kind = pickle.loads(reference)
-    except (ImportError, AttributeError):  # this worker does not have the class
+    except (ImportError, AttributeError):  # a class that this worker does not have
         kind = RuntimeError
     return RemoteError(kind, text)

@@ -9,12 +9,11 @@ import pytest
 import torch
 
 import mpicoll as dist
-from mpicoll._engine import registry
-from mpicoll._host.carrier import Carrier
-from mpicoll._host.thresholds import NEVER, WINDOW_FROM, Choices
-from mpicoll._log import Algorithms
+from mpicoll._algorithms.windows import Windows
+from mpicoll._engine.registry import registry
+from mpicoll._host import thresholds
+from mpicoll._host.thresholds import NATIVE, NEVER, SHARED_MEMORY, WINDOW_FROM, Choices
 from mpicoll._mpi.topology import Topology
-from mpicoll._progress.progress import Lane
 from tests.behaviour.test_two_machines import REASON
 from tests.support import agree, hosts, is_open_mpi, launch
 
@@ -83,32 +82,28 @@ def test_which_way() -> None:
     assert choices.least_between("all_gather", (2, 1)) == NEVER
     assert choices.least_between("all_gather", (2, 2)) == choices.between_from["all_gather"][2]
     assert Choices(window_bytes=0).least_between("broadcast", (2, 2)) == NEVER
-    assert [choices.least_moved(ranks) for ranks in (1, 2, 8)] == [NEVER, 64 << 10, 256 << 10]
-
-
-def carrier(nodes: int, ranks: int, **choices: object) -> Carrier:
-    comm = SimpleNamespace(Get_rank=lambda: 0, Get_size=lambda: nodes * ranks)
-    channel = SimpleNamespace(comm=comm, serialized=False)
-    topology = Topology(tuple(rank // ranks * ranks for rank in range(nodes * ranks)), crowded=False)
-    return Carrier(channel, topology, Choices(**choices), Lane("none"), Algorithms("none", 0, 1))  # type: ignore[arg-type]
+    assert [thresholds.of_group(choices, (1,) * ranks).direct_from for ranks in (1, 2, 8)] == [NEVER, 64 << 10, 256 << 10]
 
 
 def test_many_nodes_leave_no_room_for_a_piece_of_every_rank() -> None:
     """Which two operations want; the others go on. (All of them gave up.)"""
-    few, many = carrier(16, 64).least, carrier(200, 64).least
+    few, many = (thresholds.of_group(Choices(), (64,) * nodes).least for nodes in (16, 200))
     assert max(few.values()) < NEVER
     assert {operation for operation, least in many.items() if least == NEVER} == {"reduce_scatter", "all_gather"}
 
 
 def test_one_operation_without_a_window_does_not_take_it_from_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """A table that was tuned may say so of all_reduce. (Nothing went through the window then.)"""
-    made = carrier(1, 4, window_from={**WINDOW_FROM, "all_reduce": {2: NEVER}})
-    window = object()
+    known = thresholds.of_group(Choices(window_from={**WINDOW_FROM, "all_reduce": {2: NEVER}}), (4,))
+    assert thresholds.all_reduce(known, 1 << 30) == NATIVE
+    assert thresholds.broadcast(known, 1 << 30) == SHARED_MEMORY
+    channel = SimpleNamespace(comm=SimpleNamespace(Get_rank=lambda: 0))
+    made, window = Windows(channel, Topology((0,) * 4, crowded=False), Choices().chunk, lambda: False), object()  # type: ignore[arg-type]
     monkeypatch.setattr(made, "_window_of", lambda ranks, most: window)
-    assert made.least["all_reduce"] == NEVER
-    assert made.window() is window
+    assert made.make()
+    assert made.window is window
     made.close()
-    assert made.window() is None
+    assert not made.make()
 
 
 @pytest.mark.usefixtures("world")

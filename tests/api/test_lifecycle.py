@@ -15,7 +15,7 @@ import torch
 from mpi4py import MPI
 
 import mpicoll as dist
-from mpicoll._engine import registry
+from mpicoll._engine.registry import registry
 from mpicoll._mpi import runtime
 from tests.support import agree, needs_sort_ranks
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.distributed import distributed_c10d
 
 import mpicoll as dist
-from mpicoll._engine import registry
+from mpicoll._engine.registry import registry
 from tests.support import agree
 
 pytestmark = pytest.mark.usefixtures("world")
@@ -220,7 +220,7 @@ def test_a_second_thread_in_a_group_is_told_so(world: Any, api: Any, queued: boo
     error: Exception | None = None
     if not late:  # the last rank does not come before all others have been refused
         training.start()
-        while not (group._waiting_calls if queued else group.lane.turn.locked()):
+        while not (group._waiting_calls if queued else group.queue.running.locked()):
             time.sleep(0.001)
         try:
             api.broadcast(second, src=0)

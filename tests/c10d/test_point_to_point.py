@@ -237,7 +237,7 @@ def test_wait_that_expires(rank: int, size: int) -> None:
 
 def test_timeout_of_new_group_reaches_the_engine(rank: int) -> None:
     """trap 59."""
-    from mpicoll._engine import registry
+    from mpicoll._engine.registry import registry
 
     group = dist.new_group(timeout=timedelta(seconds=77))
     seconds = registry.find(group.group_name).timeout_s  # type: ignore[union-attr]

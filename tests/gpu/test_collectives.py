@@ -174,15 +174,40 @@ def test_every_operation(operation: Operation, layout: str, engine: Communicator
     agree(not wrong, wrong)
 
 
-@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.__name__)
-def test_some_ranks_on_the_cpu(operation: Operation, engine: Communicator) -> None:
-    """They know of their own tensors only."""
+LISTS = {
+    "all_gather": lambda engine, cpu, gpu: engine.all_gather([gpu.clone() for _ in range(engine.size)], cpu),
+    "all_gather_single": lambda engine, cpu, gpu: engine.all_gather_single(gpu.repeat(engine.size), cpu),
+    "reduce_scatter": lambda engine, cpu, gpu: engine.reduce_scatter(gpu, [cpu] * engine.size),
+    "reduce_scatter_single": lambda engine, cpu, gpu: engine.reduce_scatter_single(gpu, cpu.repeat(engine.size)),
+    "all_to_all": lambda engine, cpu, gpu: engine.all_to_all([gpu] * engine.size, [cpu] * engine.size),
+}
 
-    def make(rank: int, n: int) -> Tensor:
-        return on_gpu(rank, n) if engine.rank % 2 else values(rank, n)
 
-    wrong = right(engine, operation, make, (6, 600, 20_000))
-    agree(not wrong, wrong)
+@pytest.mark.parametrize("operation", LISTS)
+def test_one_operation_on_two_kinds_of_device(operation: str, engine: Communicator) -> None:
+    """As with torch's own backends: an operation's tensors are all on the CPU, or all on GPUs."""
+    with pytest.raises(ValueError, match=rf"{operation}: one tensor is on .* must all be on the same kind of device"):
+        LISTS[operation](engine, values(0, 12), on_gpu(0, 12))
+    agree(True)
+
+
+@pytest.mark.min_ranks(2)
+@pytest.mark.parametrize("count", [6, 20_000])
+def test_ranks_on_two_kinds_of_device(count: int, engine: Communicator) -> None:
+    """The communicators differ, so that neither gets the other's bytes, and both say in time that somebody is missing."""
+    x = on_gpu(engine.rank, count) if engine.rank % 2 else values(engine.rank, count)
+    kept = plain(x).clone()
+    work = engine.irecv(x, (engine.rank + 1) % engine.size)
+    sent = engine.isend(on_gpu(7, count) if engine.rank % 2 else values(7, count), (engine.rank - 1) % engine.size)
+    came = [work.is_completed() for _ in range(200)][-1] if engine.size == 2 else False
+    untouched = torch.equal(plain(x), kept)
+    engine.barrier()
+    for kind in (on_gpu, values):  # what was posted is matched, so that everybody ends
+        if kind is (values if engine.rank % 2 else on_gpu):
+            engine.isend(kind(9, count), (engine.rank - 1) % engine.size)
+            engine.irecv(kind(9, count), (engine.rank + 1) % engine.size)
+    engine.barrier()
+    agree(not came and untouched, (came, untouched, sent))
 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.__name__)
@@ -313,7 +338,10 @@ def test_slots_are_opened_once(gpu: Gpu, monkeypatch: pytest.MonkeyPatch, size: 
     opened = gpu.counts["opened"]
     engine.barrier()
     engine.close()
-    agree(not wrong and opened == (0 if engine.channel.serialized else size - 1) + 1 and engine.host.parcels is None, opened)
+    agree(
+        not wrong and opened == (0 if engine.channel.serialized else size - 1) + 1 and engine.devices._shared.window is None,
+        opened,
+    )
 
 
 def test_a_gpus_tensors_are_ours_where_the_group_says_so() -> None:

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
 from mpicoll._algorithms import direct
-from mpicoll._device import collectives, messages, staging
-from mpicoll._engine import registry
+from mpicoll._device import collectives, messages, shared_memory, staging
+from mpicoll._device.consensus import DeviceChoices
 from mpicoll._engine.communicator import Communicator
+from mpicoll._engine.registry import registry
 from tests.gpu.fake_gpu import Gpu, OnGpu, make_mpi_aware, take_its_place
 
 WAYS = ("staged", "ipc", "direct")
@@ -28,8 +28,8 @@ _numbers = itertools.count()
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     made = Gpu()
     take_its_place(made, monkeypatch)
-    monkeypatch.setattr(collectives, "ASK_FROM", 64)
-    monkeypatch.setattr(collectives, "SLOT", 8192)
+    monkeypatch.setattr(collectives, "SMALL", 64)
+    monkeypatch.setattr(shared_memory, "SLOT", 8192)
     monkeypatch.setattr(staging, "CHUNK", 4096)
     monkeypatch.setattr(direct, "CHUNK", 4096)
     monkeypatch.setattr(messages, "PIECE", 8192)
@@ -40,11 +40,11 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
 def group_that_goes(way: str, monkeypatch: pytest.MonkeyPatch) -> Communicator:
     """A communicator of all ranks in a world with GPUs."""
     assert registry._world is not None
-    topology, choices = registry._world
-    here = replace(choices, gpus=True, direct=way == "direct", shares_gpus=way == "ipc")
+    topology, choices, _ = registry._world
+    devices = DeviceChoices(direct=way == "direct", shares=way == "ipc")
     if way == "direct":
         make_mpi_aware(monkeypatch)
-    monkeypatch.setattr(registry, "_world", (topology, here))
+    monkeypatch.setattr(registry, "_world", (topology, choices, devices))
     return registry.create(f"gpus {next(_numbers)}", None, 30)
 
 

@@ -84,10 +84,10 @@ def test_rank_0s_choices_are_everybodys(tmp_path: Path) -> None:
         "import torch, mpicoll as dist\n"
         "from mpicoll._api import groups\n"
         "dist.init_process_group()\n"
-        "assert groups.of(None).carrier.least['all_reduce'] == 64\n"
+        "assert groups.of(None).host.thresholds.least['all_reduce'] == 64\n"
         "x = torch.ones(1000)\n"
         "dist.all_reduce(x)\n"
-        "assert groups.of(None).carrier.window().turn == 1 and x.eq(2).all()\n"
+        "assert groups.of(None).host.windows.window.turn == 1 and x.eq(2).all()\n"
         "print('agreed\\n', end='', flush=True)\n"
     )
     done = launch(2, str(script))

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import mpicoll as dist
-from mpicoll._progress.progress import Lane
+from mpicoll._progress.queue import CollectiveQueue
 from mpicoll._progress.work import Work
 from tests.support import agree
 
@@ -37,7 +37,7 @@ def test_threads_come_when_needed_and_go_with_the_world(rank: int, size: int) ->
         dist.barrier()
         dist.isend(torch.ones(1), (rank + 1) % size, tag=1).wait()
         work.wait()
-        agree([name.split()[1] for name in seen] == ["lane", "poller", "watchdog"], f"{seen}")
+        agree([name.split()[1] for name in seen] == ["poller", "queue", "watchdog"], f"{seen}")
         dist.destroy_process_group()
         agree(ours() == [], f"{ours()}")
 
@@ -77,30 +77,30 @@ def new_work() -> Work:
     return Work("test", [], 10.0)
 
 
-def test_lane_keeps_the_order() -> None:
-    lane, done = Lane("test"), []
+def test_queue_keeps_the_order() -> None:
+    queue, done = CollectiveQueue("test"), []
     gate = threading.Event()
-    works = [lane.start(gate.wait, new_work())]  # type: ignore[arg-type]
-    works += [lane.start(lambda i=i: done.append(i), new_work()) for i in range(5)]  # type: ignore[misc]
-    assert lane.queued == 6
+    works = [queue.start(gate.wait, new_work())]  # type: ignore[arg-type]
+    works += [queue.start(lambda i=i: done.append(i), new_work()) for i in range(5)]  # type: ignore[misc]
+    assert queue.pending == 6
     assert not works[-1].is_completed()
     gate.set()
-    lane.run(lambda: done.append("sync"), new_work)
+    queue.run(lambda: done.append("sync"), new_work)
     assert done == [0, 1, 2, 3, 4, "sync"]
-    assert lane.close(5)
-    assert lane.queued == 0
+    assert queue.close(5)
+    assert queue.pending == 0
 
 
-def test_lane_runs_at_once_when_nothing_is_before() -> None:
-    lane, where = Lane("test"), []
-    lane.run(lambda: where.append(threading.current_thread()), new_work)
+def test_queue_runs_at_once_when_nothing_is_before() -> None:
+    queue, where = CollectiveQueue("test"), []
+    queue.run(lambda: where.append(threading.current_thread()), new_work)
     assert where == [threading.main_thread()]
-    assert lane.idle()
+    assert queue.idle()
 
 
-def test_lane_hands_the_error_to_who_waits() -> None:
-    lane = Lane("test")
-    work = lane.start(lambda: 1 // 0, new_work())  # type: ignore[arg-type, return-value]
+def test_queue_hands_the_error_to_who_waits() -> None:
+    queue = CollectiveQueue("test")
+    work = queue.start(lambda: 1 // 0, new_work())  # type: ignore[arg-type, return-value]
     for _ in range(2):
         with pytest.raises(ZeroDivisionError):
             work.wait()
@@ -110,32 +110,32 @@ def test_lane_hands_the_error_to_who_waits() -> None:
     with pytest.raises(ZeroDivisionError):
         work.result()
     with pytest.raises(ZeroDivisionError):
-        lane.run(lambda: 1 // 0, new_work)  # type: ignore[arg-type, return-value]
-    assert lane.close(5)
+        queue.run(lambda: 1 // 0, new_work)  # type: ignore[arg-type, return-value]
+    assert queue.close(5)
 
 
 def test_what_a_callback_starts_goes_first() -> None:
-    lane, done, gate = Lane("test"), [], threading.Event()
+    queue, done, gate = CollectiveQueue("test"), [], threading.Event()
     first = new_work()
 
     def callback(_: object) -> None:
-        lane.start(lambda: done.append("from the callback"), new_work())
-        lane.run(lambda: done.append("synchronously"), new_work)
-        lane.start(lambda: done.append("another"), new_work())
+        queue.start(lambda: done.append("from the callback"), new_work())
+        queue.run(lambda: done.append("synchronously"), new_work)
+        queue.start(lambda: done.append("another"), new_work())
 
     first.get_future().add_done_callback(callback)
-    lane.start(gate.wait, first)  # type: ignore[arg-type]
-    last = lane.start(lambda: done.append("from the program"), new_work())
+    queue.start(gate.wait, first)  # type: ignore[arg-type]
+    last = queue.start(lambda: done.append("from the program"), new_work())
     gate.set()
     last.wait()
     assert done == ["from the callback", "synchronously", "another", "from the program"]
-    assert lane.close(5)
+    assert queue.close(5)
 
 
-def test_lane_that_is_stuck_does_not_close() -> None:
-    lane, gate = Lane("test"), threading.Event()
-    lane.start(gate.wait, new_work())  # type: ignore[arg-type]
-    assert not lane.close(0.05)
-    assert not lane.idle()
+def test_queue_that_is_stuck_does_not_close() -> None:
+    queue, gate = CollectiveQueue("test"), threading.Event()
+    queue.start(gate.wait, new_work())  # type: ignore[arg-type]
+    assert not queue.close(0.05)
+    assert not queue.idle()
     gate.set()
-    assert lane.close(5)
+    assert queue.close(5)

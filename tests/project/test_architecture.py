@@ -28,7 +28,8 @@ ORDER = (
     {"_c10d"},
     {"_engine"},
     {"_progress"},
-    {"_host", "_device"},
+    {"_device"},  # stages GPU memory through the host's collectives
+    {"_host"},
     {"_tensors", "optim"},
     {"_algorithms", "rpc", "doctor", "run"},
     {"_mpi", "_launch", "_doctor", "_log"},
@@ -39,19 +40,6 @@ ORDER = (
 )
 FLOOR = {room: floor for floor, rooms in enumerate(ORDER) for room in rooms}
 
-# Imports that point upward today: (from, to). The list may only become shorter.
-UPWARD = {
-    ("_device", "_engine"),
-    ("_device", "_host"),
-    ("_device", "_progress"),
-    ("_host", "_device"),
-    ("_host", "_progress"),
-    ("_progress", "_engine"),
-}
-
-# Rooms whose files form a circle today, with the number of files. The list may only become shorter.
-CIRCLES = {frozenset({"_device", "_engine", "_host", "_progress"}): 8}
-
 
 def test_every_room_has_a_floor() -> None:
     missing = {room(path) for path in MODULES} - set(FLOOR)
@@ -61,35 +49,25 @@ def test_every_room_has_a_floor() -> None:
 
 
 def test_imports_point_downward() -> None:
-    wrong, used = [], set()
+    wrong = []
     for path in MODULES:
         for module, line in imports(path):
             package, other, *_ = [*module.split("."), "__init__"]
-            if package != "mpicoll" or other == room(path) or FLOOR.get(other, FLOOR["__init__"]) > FLOOR[room(path)]:
-                continue
-            used.add((room(path), other))
-            if (room(path), other) not in UPWARD:
+            if package == "mpicoll" and other != room(path) and FLOOR.get(other, FLOOR["__init__"]) <= FLOOR[room(path)]:
                 wrong.append(f"{name(path)}:{line} imports {module}")
     assert not wrong, (
         "these imports point upward or sideways (ORDER). Hand the object in as an argument or a callback, or move what is needed "
         "to a lower room:\n" + "\n".join(wrong)
     )
-    assert used >= UPWARD, f"well done; now delete {UPWARD - used} from UPWARD"
 
 
 def test_no_circles() -> None:
     """Imports in functions and for type checkers count: they only hide that two files cannot be understood apart."""
-    found = circles(graph())
-    left = dict(CIRCLES)
-    for circle in found:
-        rooms = frozenset(module.split(".")[1] for module in circle)
-        known = [key for key in left if rooms <= key and len(circle) <= left[key]]
-        assert known, (
+    for circle in circles(graph()):
+        raise AssertionError(
             f"{', '.join(sorted(circle))} import each other. Move the names that both need into a file below them, "
             "or hand in a callback instead of importing the caller"
         )
-        del left[known[0]]
-    assert not left, f"well done; now delete {set(left)} from CIRCLES"
 
 
 # -- libraries -----------------------------------------------------------------------------------------------------------
@@ -151,25 +129,11 @@ GPU_WORDS = re.compile(r"(?i)\b(cuda|gpus?|streams|is_cuda|is_cpu)\b")
 CPU_ROOMS = {"_api", "_c10d", "_engine", "_progress", "_host", "_tensors", "_algorithms", "_mpi"}
 KNOW_GPUS = {  # file: reason
     "_api/groups.py": "a mixed group takes tensors of one kind of device only",
+    "_engine/collectives.py": "picks the backend by the tensor's device",
+    "_tensors/buffers.py": "the check for a tensor that needs no other check",
+    "_tensors/checks.py": "names the kinds of device that are carried at all",
     "_c10d/names.py": "torch asks which kinds of device the backend takes",
-    "_c10d/adapters.py": "tells names.py whether a rank sees a GPU",
     "_c10d/torch213/mixed.py": "cpu:mpi,cuda:nccl",
-}
-# Files that know GPUs today and should not. The list may only become shorter.
-STILL_KNOW_GPUS = {
-    "_algorithms/direct.py",
-    "_engine/consensus.py",
-    "_engine/group.py",
-    "_engine/point_to_point.py",
-    "_engine/reducing.py",
-    "_engine/report.py",
-    "_host/collectives.py",
-    "_host/thresholds.py",
-    "_progress/progress.py",
-    "_progress/watchdog.py",
-    "_progress/work.py",
-    "_tensors/buffers.py",
-    "_tensors/checks.py",
 }
 
 
@@ -180,10 +144,10 @@ def test_files_of_the_cpu_do_not_know_that_gpus_exist() -> None:
         if room(path) in CPU_ROOMS and not re.search("device|cuda", name(path))
         if (match := GPU_WORDS.search(path.read_text()))
     }
-    wrong = {file: match.group() for file, match in found.items() if file not in STILL_KNOW_GPUS | set(KNOW_GPUS)}
+    wrong = {file: match.group() for file, match in found.items() if file not in KNOW_GPUS}
     assert not wrong, f"{wrong}: move what concerns GPUs to _device or _cuda, or name the file with a reason in KNOW_GPUS"
-    gone = (STILL_KNOW_GPUS | set(KNOW_GPUS)) - set(found)
-    assert not gone, f"well done; now delete {gone} from STILL_KNOW_GPUS or KNOW_GPUS"
+    gone = set(KNOW_GPUS) - set(found)
+    assert not gone, f"well done; now delete {gone} from KNOW_GPUS"
 
 
 # -- public and private ----------------------------------------------------------------------------------------------------

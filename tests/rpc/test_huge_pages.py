@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from mpicoll.rpc import wire
-from mpicoll.rpc.huge_pages import MIN_BYTES, ask_for_large
+from mpicoll.rpc.huge_pages import WORTH_BYTES, ask_for_large
 
 SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 pytestmark = pytest.mark.skipif(not SETTING.exists(), reason="this kernel has no transparent huge pages")
@@ -30,17 +30,17 @@ def asked(address: int) -> bool:
 
 
 def test_for_whole_pages_within() -> None:
-    memory = mmap.mmap(-1, MIN_BYTES + 4 * mmap.PAGESIZE)
+    memory = mmap.mmap(-1, WORTH_BYTES + 4 * mmap.PAGESIZE)
     start = np.frombuffer(memory, np.uint8).ctypes.data
-    ask_for_large(start + 1, MIN_BYTES + mmap.PAGESIZE)
-    found = [asked(start), asked(start + mmap.PAGESIZE), asked(start + MIN_BYTES), asked(start + MIN_BYTES + mmap.PAGESIZE)]
+    ask_for_large(start + 1, WORTH_BYTES + mmap.PAGESIZE)
+    found = [asked(start), asked(start + mmap.PAGESIZE), asked(start + WORTH_BYTES), asked(start + WORTH_BYTES + mmap.PAGESIZE)]
     assert found == [False, True, True, False]
 
 
 def test_not_for_small_memory() -> None:
-    memory = mmap.mmap(-1, MIN_BYTES)
+    memory = mmap.mmap(-1, WORTH_BYTES)
     start = np.frombuffer(memory, np.uint8).ctypes.data
-    ask_for_large(start, MIN_BYTES - 1)
+    ask_for_large(start, WORTH_BYTES - 1)
     assert not asked(start)
 
 

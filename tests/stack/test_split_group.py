@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from mpicoll._engine import registry
+from mpicoll._engine.registry import registry
 from tests.support import agree
 
 SECTION = "Meshes and DTensor"

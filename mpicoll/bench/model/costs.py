@@ -19,8 +19,7 @@ import math
 from dataclasses import dataclass, replace
 
 from mpicoll._algorithms import direct
-from mpicoll._algorithms.window import LINE, parts
-from mpicoll._host.carrier import PAGE
+from mpicoll._algorithms.window import LINE
 from mpicoll._host.thresholds import Choices
 
 KERNEL_CALLS = 3  # Python calls for each part: two make it a tensor, one adds it
@@ -64,8 +63,8 @@ class ModelMachine:
 
     @property
     def chunk(self) -> int:
-        """Bytes that a rank writes into a window at a time; computed as in _host/carrier.py."""
-        return min(Choices.chunk_bytes, Choices.window_bytes // parts(self.ranks)) // PAGE * PAGE
+        """Bytes that a rank writes into a window at a time."""
+        return Choices().chunk(self.ranks)
 
     def outward(self, senders: int, nbytes: float) -> float:
         messages = senders * self.beside

@@ -1,7 +1,7 @@
-"""A module on another worker that is called like a local one: torch.distributed.nn.RemoteModule over mpicoll.rpc.
+"""A module that lives on another worker and is called here: torch.distributed.nn.RemoteModule over mpicoll.rpc.
 
-A RemoteModule is little more than an RRef. ``forward`` calls the ``forward`` of the module on its worker, and takes part in
-autograd inside mpicoll.autograd.context(). What torch's RemoteModule does not support is refused here with the same words.
+A RemoteModule is little more than an RRef: ``forward`` is a call of the module's own ``forward`` on its worker, which autograd
+follows inside mpicoll.autograd.context(). Whatever torch's RemoteModule refuses is refused here in its words.
 """
 
 from __future__ import annotations
@@ -28,18 +28,16 @@ NOT_SUPPORTED = (
 
 
 class RemoteModule(nn.Module):
-    """A module that is made on a worker and called like a local one.
+    """A module made on a worker, and called like one that is here.
 
     Args:
-        remote_device: The worker and its device: ``"worker1/cpu"``, ``"worker1"``, ``"rank:1/cuda:0"``. The worker moves CPU
-            tensors to its CUDA device. Answers use the device map, or are moved to the CPU if there is none.
-        module_cls: Called on the worker with ``args`` and ``kwargs``. Must return an nn.Module; otherwise the first call raises.
-        args: Positional arguments.
-        kwargs: Keyword arguments.
+        remote_device: ``"worker1/cpu"``, ``"worker1"``, ``"rank:1/cuda:0"``: the worker and its device. Tensors of the CPU are
+            moved to a CUDA device there; answers come back by the device map, or by the CPU where there is none.
+        module_cls: Called there with ``args`` and ``kwargs``; must return an nn.Module.
 
     Raises:
         AssertionError: RPC is not initialised.
-        ValueError: ``remote_device`` is not valid.
+        ValueError: ``remote_device`` is none. What is wrong with ``module_cls`` is raised by the first call.
 
     Example:
         >>> linear = RemoteModule("worker1/cpu", nn.Linear, args=(20, 30))  # doctest: +SKIP
@@ -64,7 +62,7 @@ class RemoteModule(nn.Module):
     def init_from_module_rref(
         remote_device: str, module_rref: RRef[nn.Module], _module_interface_cls: Any = None
     ) -> RemoteModule:
-        """Makes a RemoteModule for a module that exists on a worker."""
+        """Another RemoteModule for a module that a worker has already."""
         if _module_interface_cls is not None:
             raise ValueError("RemoteModule: TorchScript interfaces are not supported over MPI; leave _module_interface_cls out")
         module = RemoteModule.__new__(RemoteModule)
@@ -84,34 +82,34 @@ class RemoteModule(nn.Module):
         self.is_device_map_set = bool(agent._get_device_map(agent.get_worker_info(self.on)))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Returns the result of the ``forward`` of the module."""
+        """The answer of the module's ``forward``."""
         return self.forward_async(*args, **kwargs).wait()
 
     def forward_async(self, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Returns a future of the result of the ``forward`` of the module."""
+        """The same, and returns a future at once."""
         everything = (self.module_rref, self.device, self.is_device_map_set, args, kwargs)
         return rpc.rpc_async(self.module_rref.owner(), _forward, everything)
 
     def remote_parameters(self, recurse: bool = True) -> list[RRef[nn.Parameter]]:
-        """Returns RRefs to the parameters of the module, for mpicoll.optim.DistributedOptimizer."""
+        """RRefs to the module's parameters, for mpicoll.optim.DistributedOptimizer."""
         return rpc.rpc_sync(self.on, _parameters, (self.module_rref, recurse))  # type: ignore[no-any-return]
 
     def get_module_rref(self) -> RRef[nn.Module]:
-        """Returns the RRef to the module."""
+        """The RRef to the module."""
         return self.module_rref
 
     def train(self, mode: bool = True) -> RemoteModule:
-        """Sets the mode of the module on its worker. Returns this RemoteModule."""
+        """Sets the mode of the module on its worker; returns this RemoteModule."""
         rpc.rpc_sync(self.on, _set_mode, (self.module_rref, mode))
         self.training = mode
         return self
 
     def eval(self) -> RemoteModule:
-        """Sets evaluation mode of the module on its worker. Returns this RemoteModule."""
+        """The same, for evaluation."""
         return self.train(False)
 
     def parameters(self, recurse: bool = True) -> NoReturn:
-        """Not supported; use `remote_parameters`."""
+        """Not supported: see ``remote_parameters``."""
         raise ValueError("Method ``parameters`` not supported for RemoteModule. Please use ``remote_parameters`` instead.")
 
     def __repr__(self) -> str:

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.distributed import ReduceOp
 
 from mpicoll._algorithms import direct, hierarchical
-from mpicoll._engine import registry
 from mpicoll._engine.communicator import Communicator
+from mpicoll._engine.registry import registry
 from mpicoll._mpi import shared_segment
 from tests.support import agree, everyone
 from tests.support.tensors import raw, reduced
@@ -68,7 +68,7 @@ def numbers(rank: int, count: int, dtype: torch.dtype = torch.float32) -> Tensor
 
 def nodes_of(group: Communicator) -> list[int]:
     """How many ranks each node has."""
-    return list(Counter(group.carrier._topology.nodes).values())
+    return list(Counter(group.host.windows._topology.nodes).values())
 
 
 def even(group: Communicator) -> bool:
@@ -105,10 +105,10 @@ def test_the_ways(make: Make, taken: Counter[str]) -> None:
     everything = {"all_reduce": 3, "broadcast": 1, "reduce_scatter": 2 * even(group), "all_gather": int(even(group))}
     expected = Counter({f"hierarchical.{name}": n for name, n in everything.items() if several})
     if not several:
-        expected["moved.all_reduce"] += 1
+        expected["direct.all_reduce"] += 1
     if not several or not even(group):
-        expected["moved.reduce_scatter"] += 1
-    if group.carrier.least["all_reduce"] == 1:  # MPICOLL_WINDOW_FROM
+        expected["direct.reduce_scatter"] += 1
+    if group.host.thresholds.least["all_reduce"] == 1:  # MPICOLL_WINDOW_FROM
         expected["hierarchical.all_reduce"] += several
     agree(len(nodes_of(group)) > 1 and right and +taken == +expected, f"{taken} is not {expected}")
 
@@ -123,7 +123,8 @@ def lengths(chunk: int) -> list[int]:
 def test_the_ends_of_chunks(op: str, make: Make) -> None:
     """Every length, one after the other through the same window; reductions and what only moves."""
     group = make()
-    nodes = group.carrier.nodes()
+    group.host.windows.make()
+    nodes = group.host.windows.nodes
     chunk = direct.CHUNK // 16 if nodes is None else nodes.window.chunk
     wrong, results = [], []
     for count in lengths(chunk):
@@ -151,7 +152,8 @@ def test_the_ends_of_chunks(op: str, make: Make) -> None:
 def test_the_ends_of_blocks(dtype: torch.dtype, make: Make, size: int) -> None:
     """Reduce-scatter and all-gather of every length of block, an input that lies in its output among them."""
     group = make()
-    nodes = group.carrier.nodes()
+    group.host.windows.make()
+    nodes = group.host.windows.nodes
     chunk = direct.CHUNK // 16 if nodes is None else nodes.window.chunk
     wrong = []
     for count in lengths(chunk // size // 64 * 64) + lengths(chunk // 2):
@@ -225,14 +227,14 @@ def test_a_node_without_a_window(make: Make, taken: Counter[str], rank: int, mon
         raise OSError("no memory")
 
     group = make()
-    if group.carrier._topology.nodes[rank] == 0:
+    if group.host.windows._topology.nodes[rank] == 0:
         monkeypatch.setattr(shared_segment, "_mapped", refuse)
     tensor, halves = numbers(rank, LONG), numbers(rank, LONG, torch.bfloat16)
     group.all_reduce(tensor)
     group.all_reduce(halves)
     group.all_gather_single(torch.empty(LONG * group.size), tensor)
     right = torch.equal(tensor, total(group, LONG)) and torch.equal(halves, total(group, LONG, torch.bfloat16))
-    agree(right and taken == Counter({"moved.all_reduce": 1}), taken)
+    agree(right and taken == Counter({"direct.all_reduce": 1}), taken)
 
 
 def test_two_groups_used_first_in_opposite_orders(make: Make, rank: int) -> None:

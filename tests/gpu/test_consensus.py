@@ -8,8 +8,9 @@ import pytest
 
 from mpicoll._api import groups
 from mpicoll._cuda import streams
-from mpicoll._engine import consensus
-from mpicoll._host.thresholds import Choices
+from mpicoll._device import consensus
+from mpicoll._device.consensus import DeviceChoices
+from mpicoll._engine.consensus import agree as agree_on_choices
 from mpicoll.errors import MpicollError
 from tests.support import agree
 
@@ -41,14 +42,15 @@ def here(monkeypatch: pytest.MonkeyPatch) -> Rank:
     return made
 
 
-def agreed() -> Choices:
+def agreed() -> DeviceChoices | None:
     group = groups.of(None)
     assert group is not None
-    return consensus.agree(group.channel)
+    return agree_on_choices(group.channel)[1]
 
 
-def ways(found: Choices) -> tuple[bool, bool, bool]:
-    return found.gpus, found.direct, found.shares_gpus
+def ways(found: DeviceChoices | None) -> tuple[bool, bool, bool]:
+    """Whether there are GPUs, MPI takes their memory, ranks share it."""
+    return (False, False, False) if found is None else (True, found.direct, found.shares)
 
 
 def test_all_claim_and_a_trial_passes(here: Rank, rank: int) -> None:

@@ -7,18 +7,16 @@ _mpi/open_mpi.py. Elsewhere a receive is posted to MPI, which matches it itself.
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from mpicoll._mpi.channel import ANY_SOURCE, Arrived, Channel
 from mpicoll._mpi.datatypes import spec
-from mpicoll._progress.requests import Posted, left_with_mpi, too_long
-from mpicoll._tensors.buffers import Message
-
-if TYPE_CHECKING:
-    from mpicoll._engine.group import Group
+from mpicoll._mpi.errors import truncated
+from mpicoll._tensors import buffers
 
 
 class Unmatched:
@@ -31,7 +29,7 @@ class Unmatched:
     """
 
     def __init__(self, channel: Channel) -> None:
-        self._channel = channel
+        self.channel = channel
         self._receives: list[MatchedReceive] = []
         self._guard = threading.Lock()
 
@@ -51,23 +49,27 @@ class Unmatched:
         """Looks once for a message that fits ``receive``. Returns True if it has its message."""
         with self._guard:
             if not receive.matched:
-                arrived = self._channel.arrived(self._channel.peer, receive.src, receive.tag)
+                arrived = self.channel.arrived(self.channel.peer, receive.src, receive.tag)
                 if arrived is not None:
                     first = next(other for other in self._receives if other.fits(arrived.source, receive.tag))
                     self._receives.remove(first)
-                    first.start(arrived)
+                    first.start(arrived, self.channel.lock)
             return receive.matched
 
 
-class MatchedReceive(Posted):
+class MatchedReceive:
     """A receive from ``src``, a group rank or ANY_SOURCE."""
 
-    def __init__(self, unmatched: Unmatched, group: Group, operation: str, message_: Message, src: int, tag: int) -> None:
-        super().__init__(group, operation, message_, None, receiving=True)
+    moved = False
+
+    def __init__(self, unmatched: Unmatched, tensor: Tensor, memory: Tensor, src: int, tag: int) -> None:
+        self.source = -1
         self.src = src
         self.tag = tag
         self.matched = False
         self._unmatched = unmatched
+        self._tensor, self._memory = tensor, memory
+        self._request: Any = None
         # Memory for a message that is too long. It is received all the same, so that its sender ends.
         self._surplus: Tensor | None = None
         unmatched.add(self)
@@ -75,27 +77,26 @@ class MatchedReceive(Posted):
     def fits(self, source: int, tag: int) -> bool:
         return self.src in (source, ANY_SOURCE) and self.tag == tag
 
-    def start(self, arrived: Arrived) -> None:
+    def start(self, arrived: Arrived, lock: AbstractContextManager[object]) -> None:
         """Has MPI write the message into this receive's memory, or elsewhere if it is too long."""
         self.source = arrived.source
-        address = self._message.address
-        if arrived.nbytes > self._message.nbytes:
+        address = self._memory.data_ptr()
+        if arrived.nbytes > self._memory.nbytes:
             self._surplus = torch.empty(arrived.nbytes, dtype=torch.uint8, device="cpu")
             address = self._surplus.data_ptr()
-        with self.group.channel.lock:
+        with lock:
             self._request = arrived.message.Irecv(spec(address, arrived.nbytes))
         self.matched = True
 
-    def _test(self) -> bool:
-        if not self._unmatched.look(self) or not self.group.channel.test(self._request):
+    def test(self) -> bool:
+        if not self._unmatched.look(self) or not self._unmatched.channel.test(self._request):
             return False
         if self._surplus is not None:
             self._surplus = None
-            raise too_long(self.group, self.operation, self._message)
-        self._message.deliver()
+            raise truncated()
+        buffers.copy_back([self._tensor], [self._memory])
         return True
 
-    def cancel(self) -> None:
-        """Takes the receive back; one that has its message stays with MPI, and its memory with us, for ever."""
-        if not self._unmatched.remove(self):
-            left_with_mpi.append(self)
+    def cancel(self) -> bool:
+        """Returns False if the receive has its message: MPI may still write its memory."""
+        return self._unmatched.remove(self)

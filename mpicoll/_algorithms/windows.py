@@ -1,0 +1,130 @@
+"""Makes the shared windows of a group, and the communicators that lead from node to node.
+
+# Note [Communicators are made with the group]
+# First uses happen in the threads of several groups' queues, and so at the same time and in different orders on different
+# ranks. Of two communicators that Open MPI (5.0.11) makes at the same time, every few hundredth hangs in its first collectives;
+# mpi4py alone shows it. So `connect` makes them with the group. Windows need none, and are made on first use.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from mpicoll._algorithms.hierarchical import Nodes
+from mpicoll._algorithms.window import LINE, Window
+from mpicoll._mpi import runtime, shared_segment
+from mpicoll._mpi.backoff import Backoff
+from mpicoll._mpi.channel import ANY_SOURCE, Channel
+from mpicoll._mpi.topology import Topology
+
+SPINS = 1000  # looks, 50 us; handing over between two ranks that both run takes less
+BESIDE_YIELD_S = 500e-6  # seconds; as Backoff's
+ALIVE_S = 0.05  # seconds between two questions whether the others are alive, of a rank that waits for them
+
+
+class Windows:
+    """The windows of one group.
+
+    Args:
+        chunk: Bytes of a slot in a window of so many ranks.
+        in_background: Whether the calling thread runs beside the program's, which needs the core and the interpreter.
+    """
+
+    def __init__(
+        self, channel: Channel, topology: Topology, chunk: Callable[[int], int], in_background: Callable[[], bool]
+    ) -> None:
+        self._channel = channel
+        self._topology = topology
+        self._chunk = chunk
+        self._in_background = in_background
+        self._rank: int = channel.comm.Get_rank()
+        self._rail: Any = None
+        self._possible = True
+        self.window: Window | None = None  # of a group on one node
+        self.nodes: Nodes | None = None  # of a group on several
+
+    def connect(self) -> None:
+        """Makes the communicators between nodes (collective). See Note [Communicators are made with the group]."""
+        members = self._members()
+        node, place = self._place(members)
+        with self._channel.lock:
+            # Not by Split_type: nodes may be pretended, and all ranks count with those of the topology.
+            self._rail = self._channel.comm.Split(place, node)
+
+    def make(self) -> bool:
+        """Makes the windows on first use (collective then). Returns False, for ever, if a rank could not have its own."""
+        if self.window is None and self.nodes is None and self._possible:
+            if self._topology.single:
+                size = len(self._topology.nodes)
+                self.window = self._window_of(range(size), size)
+            elif self._rail is not None:
+                self.nodes = self._between_nodes()
+            self._possible = self.window is not None or self.nodes is not None
+        return self._possible
+
+    def _between_nodes(self) -> Nodes | None:
+        members = self._members()
+        node, _ = self._place(members)
+        window = self._window_of(members[node], max(len(ranks) for ranks in members))
+        return None if window is None else Nodes(window, self._rail, members, node)
+
+    def _place(self, members: Sequence[Sequence[int]]) -> tuple[int, int]:
+        """This rank's node, and its number there."""
+        return next((node, ranks.index(self._rank)) for node, ranks in enumerate(members) if self._rank in ranks)
+
+    def _members(self) -> list[list[int]]:
+        """Each node's ranks, from the node of the first rank on."""
+        members: dict[int, list[int]] = {}
+        for rank, node in enumerate(self._topology.nodes):
+            members.setdefault(node, []).append(rank)
+        return list(members.values())
+
+    def _window_of(self, ranks: Sequence[int], most: int) -> Window | None:
+        """Makes the window of ``ranks``, this rank among them (collective over the group); None on all if one rank cannot.
+
+        Args:
+            most: Number of ranks of the largest of such windows, so that all have equal chunks.
+        """
+        chunk = self._chunk(most)
+        if chunk < LINE * most:  # a piece for every rank of the node
+            return None
+        segment = shared_segment.create(self._channel.comm, Window.nbytes(len(ranks), chunk), maker=ranks[0])
+        if segment is None:
+            return None
+        return Window(segment, ranks.index(self._rank), len(ranks), chunk, self.pause, self.spins)
+
+    def close(self) -> None:
+        """Frees what was made. Called on an explicit destroy only, never from garbage collection."""
+        if self._rail is not None and not runtime.finalized():
+            with self._channel.lock:
+                self._rail.Free()
+        self._rail = self.window = self.nodes = None
+        self._possible = False
+
+    @property
+    def spins(self) -> int:
+        """How often to look before `pause` is asked for."""
+        return 0 if self._topology.crowded else SPINS
+
+    def pause(self) -> Callable[[], None]:
+        """Makes a function that is called between two looks at what another rank has not written yet."""
+        return _Waiting(self._channel, self._in_background(), self._topology.crowded)
+
+
+class _Waiting:
+    """Waits for another rank's write. A thread in the background sleeps where another one may spin."""
+
+    def __init__(self, channel: Channel, in_background: bool, crowded: bool) -> None:
+        self._channel = channel
+        spin_s = 0.0 if in_background or crowded else Backoff.SPIN_S
+        self._backoff = Backoff(spin_s, BESIDE_YIELD_S if in_background else Backoff.YIELD_S)
+        self._ask_at = time.monotonic() + ALIVE_S
+
+    def __call__(self) -> None:
+        self._backoff.pause()
+        if time.monotonic() > self._ask_at:
+            # No thread is inside MPI while this one waits, so ask it: ULFM reports a dead rank only from an MPI call.
+            self._channel.comm.Iprobe(ANY_SOURCE)
+            self._ask_at = time.monotonic() + ALIVE_S

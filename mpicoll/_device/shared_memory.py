@@ -1,0 +1,100 @@
+"""The GPU memory that the ranks of a node share: each rank's buffer, opened by the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from mpicoll._algorithms.windows import Windows
+from mpicoll._cuda import ipc, streams
+from mpicoll._device.staging import Part
+from mpicoll._device.window import DeviceWindow
+from mpicoll._mpi import shared_segment
+from mpicoll._mpi.channel import Channel
+from mpicoll._tensors import buffers
+
+SLOT = 8 << 20  # bytes of a slot in a GPU's memory; five of them, 40 MiB, for each group that uses this way
+
+
+class SharedDeviceMemory:
+    """The window in GPU memory of one group.
+
+    Args:
+        windows: The group's windows in host memory, which know how to wait.
+        possible: False: this group cannot have one.
+
+    Attributes:
+        window: None until `make` has made it.
+    """
+
+    def __init__(self, channel: Channel, windows: Windows, possible: bool) -> None:
+        self._channel = channel
+        self._windows = windows
+        self._possible = possible
+        self.window: DeviceWindow | None = None
+
+    def make(self, device: torch.device) -> bool:
+        """Makes the window on first use (collective then). Returns False, for ever, if a rank could not have its own."""
+        if self.window is None and self._possible:
+            self.window = self._new_window(device)
+            self._possible = self.window is not None
+        return self._possible
+
+    def _new_window(self, device: torch.device) -> DeviceWindow | None:
+        comm = self._channel.comm
+        rank, size = comm.Get_rank(), comm.Get_size()
+        buffer, records = self._shared_buffer(device)
+        received = comm.alltoall(records)  # from every rank for this one
+        opened = [
+            buffer if other == rank else None if buffer is None or record is None else ipc.opened(record, buffer.device)
+            for other, record in enumerate(received)
+        ]
+        words = shared_segment.create(comm, DeviceWindow.words(size))
+        usable = [memory for memory in opened if memory is not None]
+        if not all(comm.allgather(len(usable) == size)) or words is None:
+            return None
+        return DeviceWindow(words, usable, rank, SLOT, self._windows.pause, self._windows.spins)
+
+    def _shared_buffer(self, device: torch.device) -> tuple[Tensor | None, list[bytes | None]]:
+        """This rank's, with a record for each of the others; None if anything goes wrong, because they wait for either."""
+        rank, size = self._channel.comm.Get_rank(), self._channel.comm.Get_size()
+        nothing: list[bytes | None] = [None] * size
+        try:
+            buffer = ipc.allocate(device, DeviceWindow.buffer_nbytes(SLOT))
+            records = nothing if buffer is None else [ipc.share(buffer) if r != rank else None for r in range(size)]
+        except Exception:  # noqa: BLE001  whatever the first use of a GPU may raise
+            return None, nothing
+        return buffer, records
+
+    @contextmanager
+    def reaching(self, *memories: Tensor) -> Iterator[DeviceWindow]:
+        """The window, for an operation on these memories, which it does not hold any longer."""
+        assert self.window is not None
+        self.window.reach(buffers.raw(memory) for memory in memories)
+        try:
+            yield self.window
+        finally:
+            self.window.reach(())
+
+    @contextmanager
+    def here(self, *parts: Part) -> Iterator[list[Tensor]]:
+        """The memory of the parts where the window's kernels reach it: as it is, or copied to the window's device and back."""
+        assert self.window is not None
+        device = self.window.device
+        if all(part.memory.device == device for part in parts):
+            yield [part.memory for part in parts]
+            return
+        with streams.ours(streams.marks([device])):
+            copies = [streams.onto(device, part.memory) for part in parts]
+            yield copies
+            for part, copy in zip(parts, copies, strict=True):
+                if part.written and copy is not part.memory:
+                    part.memory.copy_(copy)
+
+    def close(self) -> None:
+        """Lets go of the others' memory. torch keeps this rank's until the other ranks have let go of it, too."""
+        self.window = None
+        self._possible = False

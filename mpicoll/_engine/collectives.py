@@ -1,0 +1,63 @@
+"""What all collectives share: which backend carries memory, and lists of tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from mpicoll._device.collectives import DeviceCollectives
+from mpicoll._host.collectives import HostCollectives
+from mpicoll._mpi.channel import Channel
+from mpicoll._progress.group import Group
+from mpicoll._progress.queue import CollectiveQueue
+from mpicoll._tensors import checks
+from mpicoll._tensors.calls import Call
+
+Backend = HostCollectives | DeviceCollectives
+
+
+class Collectives(Group):
+    """A group with a backend for each kind of device.
+
+    Attributes:
+        host: Carries memory of the CPU.
+        devices: Carries memory of devices; None: no rank had one when the group was made.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        channel: Channel,
+        global_ranks: tuple[int, ...],
+        timeout_s: float,
+        queue: CollectiveQueue,
+        host: HostCollectives,
+        devices: DeviceCollectives | None,
+    ) -> None:
+        super().__init__(name, channel, global_ranks, timeout_s, queue)
+        self.host = host
+        self.devices = devices
+
+    def backend(self, operation: str, *memories: Tensor) -> Backend:
+        """The backend for the kind of device on which the memories are.
+
+        Raises:
+            ValueError: They are on different kinds of device, or no rank had such a device when the group was made.
+        """
+        if all(memory.is_cpu for memory in memories):
+            return self.host
+        device = checks.one_kind_of_device(operation, memories)
+        if self.devices is None:
+            raise ValueError(
+                f"{operation}: no rank saw a device like {device} when the group was made, so that it has no way there"
+            )
+        self.devices.check(operation, device)
+        return self.devices
+
+
+def copying_back(backend: Backend, call: Call, tensors: Sequence[Tensor], memories: Sequence[Tensor]) -> Call:
+    """``call``, after which packed copies among ``memories`` are copied into their ``tensors``."""
+    if all(memory is tensor for tensor, memory in zip(tensors, memories, strict=True)):
+        return call
+    return backend.copying_back(call, tensors, memories)

@@ -1,0 +1,91 @@
+"""Messages between two ranks: send, recv, isend, irecv."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.autograd import profiler
+
+from mpicoll._device.collectives import DeviceCollectives
+from mpicoll._engine.collectives import Collectives
+from mpicoll._progress import requests, spans
+from mpicoll._progress.requests import MessageWork, too_long
+from mpicoll._progress.work import Work
+from mpicoll._tensors import buffers, checks
+from mpicoll.errors import TruncationError
+
+
+class Messages(Collectives):
+    """``src`` and ``dst`` are group ranks, tags 0 to this MPI's TAG_UB."""
+
+    def _check(self, operation: str, what: str, rank: int, tag: int) -> None:
+        if self.broken is not None:
+            self.check_usable(operation)
+        checks.group_rank(operation, what, rank, self.size)
+        checks.tag(operation, tag, self.channel.runtime.tag_ub)
+
+    def send(self, tensor: Tensor, dst: int, tag: int = 0) -> None:
+        """Returns when the tensor may be changed again; the receiver may not have it yet."""
+        messages = self.host.messages
+        if messages.is_usual(tensor, dst, tag) and self.broken is None and not profiler._is_profiler_enabled:
+            function, arguments = messages.send_call(tensor, dst, tag)
+            self.guarded("send", function, arguments, dst)
+        else:
+            self._send(tensor, dst, tag)
+
+    @spans.spanned("send")
+    def _send(self, tensor: Tensor, dst: int, tag: int) -> None:
+        self._check("send", "dst", dst, tag)
+        memory = buffers.readable("send", tensor)
+        backend = self.backend("send", memory)
+        if isinstance(backend, DeviceCollectives):
+            requests.pending(self, "send", backend.messages.send(memory, dst, tag), tensor).wait()
+        else:
+            self.guarded("send", backend.messages.send, (memory, dst, tag), dst)
+
+    def recv(self, tensor: Tensor, src: int | None, tag: int = 0) -> int:
+        """Fills the front of the tensor with a message from ``src`` (None: from any rank); returns the sender's group rank.
+
+        Raises:
+            TruncationError: The message is longer than the tensor.
+        """
+        messages = self.host.messages
+        usual = messages.unmatched is None and messages.is_usual(tensor, src, tag)
+        if not usual or self.broken is not None or profiler._is_profiler_enabled:
+            return self._recv(tensor, src, tag)
+        assert src is not None
+        function, arguments = messages.recv_call(tensor, src, tag)
+        try:
+            self.guarded("recv", function, arguments, src)
+        except TruncationError as error:
+            raise too_long(self, "recv", tensor) from error
+        return src
+
+    @spans.spanned("recv")
+    def _recv(self, tensor: Tensor, src: int | None, tag: int) -> int:
+        self._check("recv", "src", 0 if src is None else src, tag)
+        memory = buffers.writable("recv", tensor)
+        backend = self.backend("recv", memory)
+        if backend is not self.host or self.host.messages.unmatched is not None:
+            work = requests.pending(self, "recv", backend.messages.irecv(tensor, memory, src, tag), tensor)
+            work.wait()
+            return work.source_rank()
+        try:
+            source: int = self.guarded("recv", self.host.messages.recv, (memory, src, tag), src)
+        except TruncationError as error:
+            raise too_long(self, "recv", tensor) from error
+        buffers.copy_back([tensor], [memory])
+        return source
+
+    @spans.spanned("isend")
+    def isend(self, tensor: Tensor, dst: int, tag: int = 0) -> Work:
+        """Starts a send; the tensor must not change until the Work has completed. Dropping the Work is harmless."""
+        self._check("isend", "dst", dst, tag)
+        memory = buffers.readable("isend", tensor)
+        return requests.pending(self, "isend", self.backend("isend", memory).messages.isend(tensor, memory, dst, tag), tensor)
+
+    @spans.spanned("irecv")
+    def irecv(self, tensor: Tensor, src: int | None, tag: int = 0) -> MessageWork:
+        """Starts a receive from ``src`` (None: from any rank) into the front of the tensor."""
+        self._check("irecv", "src", 0 if src is None else src, tag)
+        memory = buffers.writable("irecv", tensor)
+        return requests.pending(self, "irecv", self.backend("irecv", memory).messages.irecv(tensor, memory, src, tag), tensor)

@@ -1,0 +1,145 @@
+"""Reductions over the ranks of a group."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.distributed import ReduceOp
+
+from mpicoll._engine.collectives import Collectives, copying_back
+from mpicoll._progress.work import Work
+from mpicoll._tensors import buffers, calls, checks, plans, sparse
+from mpicoll._tensors.buffers import is_dense_cpu
+from mpicoll._tensors.calls import Call
+from mpicoll._tensors.plans import SUM_PLANS
+from mpicoll._tensors.reductions import Op
+
+SUM = ReduceOp.SUM
+PACKED_BYTES = 64 << 10  # up to here tensors are packed and go as one message; above, a copy takes longer than a message
+
+
+class Reductions(Collectives):
+    """all_reduce, reduce, reduce_scatter."""
+
+    def all_reduce(self, tensor: Tensor, op: Op = SUM, async_op: bool = False) -> Work | None:
+        """Reduces elementwise over all ranks into ``tensor``, in place, the same bits on every rank (collective).
+
+        Args:
+            tensor: Any shape and strides, the same shape and dtype on every rank; or sparse (COO) on every rank, with any
+                indices on each.
+
+        Raises:
+            UnsupportedReduction (a TypeError): dtype and op have no right answer together.
+        """
+        if is_dense_cpu(tensor):
+            plan = (SUM_PLANS.get(tensor.dtype) if op is SUM else None) or plans.lookup("all_reduce", tensor.dtype, op)
+            return self.run("all_reduce", self.host.all_reduce(tensor, plan), [tensor], async_op)
+        return self.run("all_reduce", self._all_reduce("all_reduce", tensor, op), [tensor], async_op)
+
+    def _all_reduce(self, operation: str, tensor: Tensor, op: Op) -> Call:
+        if isinstance(tensor, Tensor) and tensor.layout is torch.sparse_coo:
+            source = sparse.coalesced(operation, tensor, op)
+            return self.backend(operation, tensor).all_reduce_sparse(operation, tensor, source, op)
+        checks.movable(operation, tensor)
+        plan = plans.lookup(operation, tensor.dtype, op)
+        memory = buffers.writable(operation, tensor)
+        backend = self.backend(operation, memory)
+        return copying_back(backend, backend.all_reduce(memory, plan), [tensor], [memory])
+
+    def all_reduce_coalesced(self, tensors: Sequence[Tensor], op: Op = SUM, async_op: bool = False) -> Work | None:
+        """``all_reduce`` of each tensor, as one operation (collective)."""
+        operation = "all_reduce_coalesced"
+        given = checks.tensors(operation, "tensors", tensors)
+        several, small = [], dict[torch.dtype, list[Tensor]]()
+        for tensor in given:
+            if tensor.nbytes > PACKED_BYTES:
+                several.append(self._all_reduce(operation, tensor, op))
+            else:
+                small.setdefault(tensor.dtype, []).append(tensor)
+        several += [self._all_reduce_packed(operation, alike, op) for alike in small.values()]
+        return self.run(operation, (calls.run_all, (several,)), given, async_op)
+
+    def _all_reduce_packed(self, operation: str, tensors: Sequence[Tensor], op: Op) -> Call:
+        """Tensors of one dtype as one message."""
+        if len(tensors) == 1:
+            return self._all_reduce(operation, tensors[0], op)
+        plan = plans.lookup(operation, tensors[0].dtype, op)
+        memories = [t if is_dense_cpu(t) else buffers.writable(operation, t) for t in tensors]
+        backend = self.backend(operation, *memories)
+        return copying_back(backend, backend.all_reduce_packed(memories, plan), tensors, memories)
+
+    def reduce(self, tensor: Tensor, dst: int, op: Op = SUM, async_op: bool = False) -> Work | None:
+        """Reduces into ``tensor`` on ``dst``; the other ranks' tensors keep their values (collective)."""
+        dst = checks.group_rank("reduce", "dst", dst, self.size)
+        if is_dense_cpu(tensor):
+            plan = (SUM_PLANS.get(tensor.dtype) if op is SUM else None) or plans.lookup("reduce", tensor.dtype, op)
+            return self.run("reduce", self.host.reduce(tensor, plan, dst), [tensor], async_op)
+        checks.movable("reduce", tensor)
+        plan = plans.lookup("reduce", tensor.dtype, op)
+        if self.rank != dst:
+            memory = buffers.readable("reduce", tensor)
+            call = self.backend("reduce", memory).reduce(memory, plan, dst)
+            return self.run("reduce", call, [tensor], async_op, reads=[memory])
+        memory = buffers.writable("reduce", tensor)
+        backend = self.backend("reduce", memory)
+        call = copying_back(backend, backend.reduce(memory, plan, dst), [tensor], [memory])
+        return self.run("reduce", call, [tensor], async_op)
+
+    def reduce_scatter(self, output: Tensor, inputs: Sequence[Tensor], op: Op = SUM, async_op: bool = False) -> Work | None:
+        """Rank i's ``output`` becomes the reduction of every rank's ``inputs[i]`` (collective).
+
+        Args:
+            inputs: One tensor per rank; inputs[i] has the same numel on every rank, different i may differ.
+        """
+        operation = "reduce_scatter"
+        given = checks.tensors(operation, "input_list", inputs, self.size)
+        checks.movable(operation, output, "output")
+        checks.same_dtype(operation, ("output", output), *((f"input_list[{i}]", t) for i, t in enumerate(given)))
+        checks.same_numel(operation, "output", output.numel(), "rank's own input", given[self.rank].numel())
+        checks.one_kind_of_device(operation, [output, *given])
+        sources = [buffers.readable(operation, t).detach().reshape(-1) for t in given]
+        flat = torch.cat([source.to(output.device) for source in sources])
+        call = self._reduce_scatter(operation, output, flat, [t.numel() for t in given], op)
+        return self.run(operation, call, [output], async_op, reads=[flat])
+
+    def reduce_scatter_single(self, output: Tensor, tensor: Tensor, op: Op = SUM, async_op: bool = False) -> Work | None:
+        """Rank i's ``output`` becomes the reduction of every rank's i-th block of ``tensor`` (collective).
+
+        Args:
+            tensor: numel == size * output.numel(); ``output`` may be a slice of it.
+        """
+        call, memory = self._reduce_scatter_single("reduce_scatter_single", output, tensor, op)
+        return self.run("reduce_scatter_single", call, [output], async_op, reads=[memory])
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: Sequence[Tensor], tensors: Sequence[Tensor], op: Op = SUM, async_op: bool = False
+    ) -> Work | None:
+        """``reduce_scatter_single`` of each pair, as one operation (collective)."""
+        operation = "reduce_scatter_single_coalesced"
+        sources = checks.tensors(operation, "inputs", tensors)
+        targets = checks.tensors(operation, "outputs", outputs)
+        checks.same_numel(operation, "outputs", len(targets), "inputs", len(sources))
+        pairs = zip(targets, sources, strict=True)
+        prepared = [self._reduce_scatter_single(operation, target, source, op) for target, source in pairs]
+        several = [call for call, _ in prepared]
+        return self.run(operation, (calls.run_all, (several,)), targets, async_op, reads=[memory for _, memory in prepared])
+
+    def _reduce_scatter_single(self, operation: str, output: Tensor, tensor: Tensor, op: Op) -> tuple[Call, Tensor]:
+        """Returns the call and the memory that it reads."""
+        memory = tensor
+        if not (is_dense_cpu(tensor) and is_dense_cpu(output) and output.dtype is tensor.dtype):
+            checks.movable(operation, output, "output")
+            memory = buffers.readable(operation, tensor)
+            checks.same_dtype(operation, ("output", output), ("input", tensor))
+        count = output.numel()
+        if tensor.numel() != count * self.size:
+            checks.same_numel(operation, "input", tensor.numel(), f"output x {self.size} ranks", count * self.size)
+        return self._reduce_scatter(operation, output, memory, [count] * self.size, op), memory
+
+    def _reduce_scatter(self, operation: str, output: Tensor, source: Tensor, counts: Sequence[int], op: Op) -> Call:
+        plan = plans.lookup(operation, output.dtype, op)
+        target = output if is_dense_cpu(output) else buffers.writable(operation, output)
+        backend = self.backend(operation, target, source)
+        return copying_back(backend, backend.reduce_scatter(target, source, counts, plan), [output], [target])

@@ -1,0 +1,120 @@
+"""Messages between two ranks: posted to MPI at once by the caller, so that MPI's own order of messages holds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from mpicoll._host.matching import MatchedReceive, Unmatched
+from mpicoll._mpi.channel import ANY_SOURCE, Channel, Status
+from mpicoll._mpi.datatypes import BYTE, INT_MAX, fromaddress, spec
+from mpicoll._tensors import buffers
+from mpicoll._tensors.calls import Call, Transfer
+
+
+class HostMessages:
+    """The messages of one group. Ranks are group ranks; memory is contiguous."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._size: int = channel.comm.Get_size()
+        self._tag_ub = channel.runtime.tag_ub
+        self._serialized = channel.runtime.serialized
+        #: the receives that are matched here; None: MPI matches them
+        self.unmatched = Unmatched(channel) if channel.runtime.overruns else None
+
+    def is_usual(self, tensor: Tensor, rank: int | None, tag: int) -> bool:
+        """True if a blocking message can be one MPI call, with nothing to check or to pack."""
+        return (
+            buffers.is_dense_cpu(tensor)
+            and type(rank) is int
+            and 0 <= rank < self._size
+            and type(tag) is int
+            and 0 <= tag <= self._tag_ub
+            and not self._serialized
+            and tensor.nbytes <= INT_MAX
+        )
+
+    def send(self, memory: Tensor, dst: int, tag: int) -> None:
+        """Returns when the memory may be changed again."""
+        nbytes = memory.nbytes
+        if not self._serialized:
+            self._channel.peer.Send(spec(memory.data_ptr(), nbytes), dst, tag)
+            return
+        with self._channel.lock:
+            request = self._channel.peer.Isend(spec(memory.data_ptr(), nbytes), dst, tag)
+        self._channel.wait_all([request])
+
+    def recv(self, memory: Tensor, src: int | None, tag: int) -> int:
+        """Returns the sender's rank. Only where ``unmatched`` is None."""
+        buffer = spec(memory.data_ptr(), memory.nbytes)
+        peer, status = ANY_SOURCE if src is None else src, Status()
+        if not self._serialized:
+            self._channel.peer.Recv(buffer, peer, tag, status)
+        else:
+            with self._channel.lock:
+                request = self._channel.peer.Irecv(buffer, peer, tag)
+            pause = self._channel.pause()
+            while not self._channel.test(request, status):
+                pause()
+        return int(status.Get_source())
+
+    def send_call(self, memory: Tensor, dst: int, tag: int) -> Call:
+        """One MPI call, for a tensor that `is_usual`."""
+        nbytes = memory.nbytes
+        return self._channel.peer.Send, ([fromaddress(memory.data_ptr(), nbytes), nbytes, BYTE], dst, tag)
+
+    def recv_call(self, memory: Tensor, src: int, tag: int) -> Call:
+        nbytes = memory.nbytes
+        return self._channel.peer.Recv, ([fromaddress(memory.data_ptr(), nbytes), nbytes, BYTE], src, tag)
+
+    def isend(self, tensor: Tensor, memory: Tensor, dst: int, tag: int) -> Transfer:
+        with self._channel.lock:
+            request = self._channel.peer.Isend(spec(memory.data_ptr(), memory.nbytes), dst, tag)
+        return _Send(self._channel, request, memory)
+
+    def irecv(self, tensor: Tensor, memory: Tensor, src: int | None, tag: int) -> Transfer:
+        """Args: memory: the tensor's, which is copied back into it when the message has arrived."""
+        peer = ANY_SOURCE if src is None else src
+        if self.unmatched is not None:
+            return MatchedReceive(self.unmatched, tensor, memory, peer, tag)
+        with self._channel.lock:
+            request = self._channel.peer.Irecv(spec(memory.data_ptr(), memory.nbytes), peer, tag)
+        return _Receive(self._channel, request, tensor, memory)
+
+
+class _Send:
+    source, moved = -1, False
+
+    def __init__(self, channel: Channel, request: Any, memory: Tensor) -> None:
+        self._channel = channel
+        self._request = request
+        self._memory = memory  # MPI reads it until the request has ended
+
+    def test(self) -> bool:
+        return self._channel.test(self._request)
+
+    def cancel(self) -> bool:
+        return False
+
+
+class _Receive:
+    moved = False
+
+    def __init__(self, channel: Channel, request: Any, tensor: Tensor, memory: Tensor) -> None:
+        self.source = -1
+        self._channel = channel
+        self._request = request
+        self._tensor, self._memory = tensor, memory
+        self._status = Status()
+
+    def test(self) -> bool:
+        if not self._channel.test(self._request, self._status):
+            return False
+        self.source = self._status.Get_source()
+        buffers.copy_back([self._tensor], [self._memory])
+        return True
+
+    def cancel(self) -> bool:
+        return self._channel.cancel(self._request)

@@ -1,0 +1,53 @@
+"""What a group is, whatever it does: its name, its ranks, its queue, and whether it can still be used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from mpicoll._mpi.channel import Channel
+from mpicoll._progress.queue import CollectiveQueue
+from mpicoll.errors import GroupFailed, MpicollError
+
+EVERYBODY = -1  # the peer of a collective
+
+
+class GroupState:
+    """One process group, seen from one of its ranks.
+
+    Attributes:
+        channel: Its communicators.
+        global_ranks: The global rank of each of its ranks.
+        timeout_s: The limit of operations that name none.
+        queue: The order of its collectives.
+        broken: None, or why the group cannot be used any more (destroyed, an operation failed, forked).
+    """
+
+    def __init__(
+        self, name: str, channel: Channel, global_ranks: tuple[int, ...], timeout_s: float, queue: CollectiveQueue
+    ) -> None:
+        self.name = name
+        self.channel = channel
+        self.global_ranks = global_ranks
+        self.timeout_s = timeout_s
+        self.rank: int = channel.comm.Get_rank()
+        self.size: int = channel.comm.Get_size()
+        self.queue = queue
+        self.broken: MpicollError | None = None
+        self.closer: Callable[[], None] = lambda: None  # set by the registry
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r}: rank {self.rank} of {self.size}{', unusable' if self.broken else ''}>"
+
+    def where(self, operation: str) -> str:
+        """The words by which errors name an operation of this group on this rank."""
+        return f"{operation} on group {self.name!r} (rank {self.rank} of {self.size})"
+
+    def check_usable(self, operation: str) -> None:
+        """Raises what ``broken`` says."""
+        if self.broken is not None:
+            raise type(self.broken)(f"{self.where(operation)}: {self.broken}")
+
+    def fail(self, error: Exception) -> None:
+        """Refuses everything from now on: after an error inside MPI, or a timeout, ranks may be out of step."""
+        if self.broken is None:
+            self.broken = GroupFailed(f"the group is unusable since an operation failed: {error}")

@@ -1,0 +1,139 @@
+"""Completes the point-to-point messages of the process.
+
+Sends and receives are posted to MPI at once, by the caller, so that MPI's own order holds. They are completed by polling: by the
+poller's thread, which backs off, or by a thread that waits for one of them.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from mpicoll._mpi.backoff import Backoff
+from mpicoll._progress import threads
+from mpicoll._progress.work import Work
+
+
+class Request(Protocol):
+    """A posted message.
+
+    Attributes:
+        moved: Set by a message that has not ended but has come further; cleared by the poller.
+    """
+
+    moved: bool
+
+    def test(self) -> bool:
+        """Moves the message forward. Returns True when it has ended; raises what went wrong."""
+
+
+FIRST_NAP_S = 100e-6  # seconds before the poller looks for the first time: a thread that waits at once polls alone
+LONGEST_NAP_S = 1e-3  # seconds; the longest that a finished message waits for the poller; 1000 looks a second: 1 % of a core
+WARM_NAPS = 50  # the poller looks on for so long after the last message, since waking it costs as much as a small message
+
+
+class Poller:
+    """Completes posted messages. ``_guard`` guards ``_pending`` and is held while requests are tested, never in callbacks.
+
+    ``_waiting``: an entry for each thread that waits for a message, and so polls all of them.
+    """
+
+    def __init__(self) -> None:
+        self._pending: dict[Work, Request] = {}
+        self._guard = threading.Lock()
+        self._waiting: list[Work] = []
+        self._wake = threading.Event()
+        self._asleep = False
+        self._closing = False
+        self._thread: threading.Thread | None = None
+
+    def add(self, work: Work, request: Request) -> Work:
+        """Takes over a posted message; its Work completes when the message has arrived."""
+        work._help = self._help
+        with self._guard:
+            self._pending[work] = request
+            if self._thread is None:
+                self._closing = False
+                self._thread = threading.Thread(target=self._loop, name="mpicoll poller", daemon=True)
+                self._thread.start()
+        if self._asleep:
+            self._wake.set()
+        return work
+
+    def poll(self) -> bool:
+        """Tests every pending message once; True if one ended, or came further."""
+        ended: list[tuple[Work, Exception | None]] = []
+        moved = False
+        with self._guard:
+            for work, request in self._pending.items():
+                try:
+                    if request.test():
+                        ended.append((work, None))
+                    elif request.moved:
+                        request.moved, moved = False, True
+                except Exception as caught:  # noqa: BLE001  raised by the wait of this message's Work
+                    ended.append((work, caught))
+            for work, _ in ended:
+                del self._pending[work]
+        for work, error in ended:
+            work._complete(error)
+        return bool(ended) or moved
+
+    def _loop(self) -> None:
+        nap, idle = FIRST_NAP_S, 0
+        while not self._closing:
+            if self._pending:
+                time.sleep(nap)
+                idle = 0
+                if not self._waiting:
+                    threads.entering()
+                    nap = FIRST_NAP_S if self.poll() else min(nap * 2, LONGEST_NAP_S)
+            elif idle < WARM_NAPS:
+                time.sleep(LONGEST_NAP_S)
+                nap, idle = FIRST_NAP_S, idle + 1
+            else:
+                self._sleep()
+
+    def _sleep(self) -> None:
+        self._wake.clear()
+        self._asleep = True
+        if not self._pending and not self._closing:  # whoever adds a message now sees that we are asleep
+            self._wake.wait()
+        self._asleep = False
+
+    def _help(self, work: Work, seconds: float | None) -> None:
+        self.poll()
+        if seconds is None:
+            return
+        deadline = time.monotonic() + seconds
+        backoff = Backoff()
+        self._waiting.append(work)
+        try:
+            while not work._done and time.monotonic() < deadline:
+                if self.poll():
+                    backoff.reset()
+                else:
+                    backoff.pause()
+        finally:
+            self._waiting.remove(work)
+
+    def drop(self, belongs: Callable[[Request], bool]) -> dict[Work, Request]:
+        """Takes out the pending messages that belong to a group that is being closed, for it to cancel."""
+        with self._guard:
+            dropped = {work: request for work, request in self._pending.items() if belongs(request)}
+            for work in dropped:
+                del self._pending[work]
+        return dropped
+
+    def close(self) -> None:
+        """Ends the thread; pending messages stay posted."""
+        self._closing = True
+        self._wake.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+        self._thread = None
+
+
+poller = Poller()

@@ -1,0 +1,148 @@
+"""Runs the collectives of one group, one at a time, in the order in which they were started.
+
+MPI makes no progress by itself: an Iallreduce that is left alone for a second has all its work left at Wait. So asynchronous
+collectives run as blocking calls in a thread of the queue (made on first use), which sleeps inside MPI. Synchronous ones run in
+the caller's thread if nothing is before them. Each group has its own queue: opposite orders on two groups do not deadlock.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+
+from mpicoll._progress import threads
+from mpicoll._progress.work import Work
+
+# Note [Which thread runs what]
+# A callback of a Future runs in the thread that completes the operation: a queue's, the poller's, or the caller's if the
+# operation was complete already. From there it may start operations (they are queued), and it may even wait: a wait in a
+# queue's own thread runs that queue up to the operation that is waited for, and a wait in the poller's thread polls.
+
+# Note [What a callback starts comes first]
+# Every rank must carry out a group's collectives in one order. Let the program start A, hang a callback on it that starts
+# C, and then start B. A fast rank has A behind it when the callback is hung on, so that C starts there and then: A C B. A
+# slow one has A and B in its queue when the callback runs. So what a callback starts on its own group goes before what the
+# program has queued, and the program's operations count as queued until the callbacks of the one before have returned.
+
+
+class CollectiveQueue:
+    """Runs one group's collectives in FIFO order.
+
+    ``running``: held by the thread that is inside an operation. ``_guard``: guards ``_queue`` and ``pending``.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.running = threading.Lock()
+        self.started = 0  # number of operations, synchronous ones too, that have had their turn; in time the same on all ranks
+        self.pending = 0  # operations started asynchronously that have not ended, their callbacks included
+        self._waiting = 0  # those of them that have not had their turn
+        self._queue: deque[tuple[Callable[[], None], Work]] = deque()
+        self._first: deque[tuple[Callable[[], None], Work]] = deque()  # see Note [What a callback starts comes first]
+        self._guard = threading.Lock()
+        self._wake = threading.Condition(self._guard)
+        self._closing = False
+        self._thread: threading.Thread | None = None
+        self.thread_id = 0  # of ``_thread``, once it runs
+
+    def run(
+        self,
+        operation: Callable[[], None],
+        work: Callable[[], Work],
+        waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        """Runs a synchronous operation: here, if nothing is before it, else in its turn.
+
+        Args:
+            work: Makes its handle, if it has to wait for its turn.
+            waiting: Entered while it waits for its turn; may raise instead.
+        """
+        if self.pending or not self.running.acquire(blocking=False):
+            with waiting():
+                self.start(operation, work()).wait()
+            return
+        self.started += 1
+        try:
+            operation()
+        finally:
+            self.running.release()
+
+    def start(self, operation: Callable[[], None], work: Work) -> Work:
+        """Queues an operation; its Work completes when it has run."""
+        work._help = self._help
+        with self._guard:
+            self.pending += 1
+            self._waiting += 1
+            queue = self._first if threading.get_ident() == self.thread_id else self._queue
+            queue.append((operation, work))
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._loop, name=f"mpicoll queue {self.name}", daemon=True)
+                self._thread.start()
+            self._wake.notify()
+        return work
+
+    def _loop(self) -> None:
+        self.thread_id = threading.get_ident()
+        while True:
+            with self._guard:
+                while not self._first and not self._queue and not self._closing:
+                    self._wake.wait()
+                item = self._next()
+            if item is None:
+                return
+            self._carry_out(*item)
+
+    def _take(self) -> tuple[Callable[[], None], Work] | None:
+        with self._guard:
+            return self._next()
+
+    def _next(self) -> tuple[Callable[[], None], Work] | None:
+        queue = self._first or self._queue
+        return queue.popleft() if queue else None
+
+    def _carry_out(self, operation: Callable[[], None], work: Work) -> None:
+        error: Exception | None = None
+        threads.entering()
+        with self.running:
+            with self._guard:
+                self._waiting -= 1
+                self.started += 1
+            try:
+                operation()
+            except Exception as caught:  # noqa: BLE001  raised by the Work's wait, not in this thread
+                error = caught
+        work._complete(error)
+        with self._guard:
+            self.pending -= 1
+
+    def _help(self, work: Work, seconds: float | None) -> None:
+        if threading.get_ident() == self.thread_id:
+            while not work._done and (item := self._take()):  # see Note [Which thread runs what]
+                self._carry_out(*item)
+        elif seconds is not None and work._finished.acquire(timeout=min(seconds, threading.TIMEOUT_MAX)):
+            work._finished.release()
+
+    def runs_here(self) -> bool:
+        """Whether the calling thread is the queue's own."""
+        return threading.get_ident() == self.thread_id
+
+    def issued(self) -> int:
+        """Number of operations that have been started on this lane: the same number on all ranks at the same call."""
+        with self._guard:
+            return self.started + self._waiting
+
+    def close(self, timeout_s: float) -> bool:
+        """Ends the thread after what is queued; False if that took longer than ``timeout_s``."""
+        with self._guard:
+            self._closing = True
+            self._wake.notify()
+        if self._thread is None or threading.get_ident() == self.thread_id:
+            return True
+        self._thread.join(min(timeout_s, threading.TIMEOUT_MAX))
+        return not self._thread.is_alive()
+
+    def idle(self) -> bool:
+        """True if the thread has ended, or was never started."""
+        return self._thread is None or not self._thread.is_alive()

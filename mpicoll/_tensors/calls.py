@@ -1,0 +1,55 @@
+"""What the host's and the devices' operations have in common: a prepared collective, and a message under way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeAlias
+
+from torch import Tensor
+
+from mpicoll._tensors import buffers
+
+# A function and its arguments, to be called in the group's order.
+# A plain tuple: an object with named fields takes 0.2 us longer to make, a tenth of a small operation.
+Call: TypeAlias = "tuple[Callable[..., object], tuple[Any, ...]]"
+
+
+def run(call: Call) -> None:
+    """Runs a call."""
+    function, arguments = call
+    function(*arguments)
+
+
+def run_all(calls: Sequence[Call]) -> None:
+    """Runs several calls one after the other."""
+    for function, arguments in calls:
+        function(*arguments)
+
+
+def run_and_copy_back(call: Call, tensors: Sequence[Tensor], memories: Sequence[Tensor]) -> None:
+    """Runs a call that writes ``memories``, and brings their values into ``tensors``."""
+    function, arguments = call
+    function(*arguments)
+    buffers.copy_back(tensors, memories)
+
+
+class Transfer(Protocol):
+    """One message that has been posted.
+
+    Attributes:
+        source: Of a receive that has ended, the sender's group rank.
+        moved: Set by `test` when the message has not ended but has come further; cleared by the reader.
+    """
+
+    source: int
+    moved: bool
+
+    def test(self) -> bool:
+        """Moves the message forward. Returns True once it has ended; a receive is then in the tensor.
+
+        Raises:
+            MPIException: MPI's error; MPI_ERR_TRUNCATE: the message was longer than the tensor.
+        """
+
+    def cancel(self) -> bool:
+        """Takes the message back. Returns False if MPI may still use its memory."""

@@ -1,0 +1,103 @@
+"""How a reduction of one dtype is carried out: by MPI, and by torch's kernels where bytes are moved by other means."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed import ReduceOp
+
+from mpicoll._mpi.datatypes import datatype, operation
+from mpicoll._tensors import buffers, combine, reductions
+from mpicoll._tensors.combine import Kernel
+from mpicoll._tensors.reductions import Op, Reduction
+
+SUM = ReduceOp.SUM
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """One entry of the table of reductions, ready for use.
+
+    Attributes:
+        entry: How MPI reduces this dtype.
+        op: The operation; PREMUL_SUM carries its factor.
+        mpi_type: MPI's handle of ``entry.mpi_type``.
+        mpi_op: MPI's handle of ``entry.mpi_op``.
+        kernel: How torch reduces it; None: torch has no kernel for it.
+        native: MPI reduces the bytes as they are.
+        widened: MPI would reduce something larger: half precision as float32.
+    """
+
+    entry: Reduction
+    op: Op
+    mpi_type: Any
+    mpi_op: Any
+    kernel: Kernel | None
+    native: bool
+    widened: bool
+
+    @property
+    def log_name(self) -> str:
+        """How the log names a reduction by MPI."""
+        return "MPI's own" if self.native else f"MPI's own, as {self.entry.mpi_type}"
+
+    def encode(self, memory: Tensor) -> Tensor:
+        """Returns what MPI reduces: the memory itself, or a code of it in new memory."""
+        if self.entry.encode is None:
+            return memory
+        memory = one_dimensional(memory)
+        with torch.no_grad():
+            return self.entry.encode(memory.detach(), self.op).contiguous()
+
+    def decode(self, code: Tensor, memory: Tensor, size: int) -> None:
+        """Writes the result that MPI reduced for ``size`` ranks into ``memory``."""
+        if self.entry.decode is None:
+            if code is not memory:
+                buffers.copy_into(memory, code)
+            return
+        with torch.inference_mode(memory.is_inference()), torch.no_grad():
+            self.entry.decode(code, buffers.uncounted(one_dimensional(memory)), size)
+
+
+def lookup(operation: str, dtype: torch.dtype, op: Op) -> Plan:
+    """Returns the plan of this dtype and operation.
+
+    Raises:
+        TypeError: ``op`` is not a ReduceOp.
+        UnsupportedReduction: No right answer exists; the message says what to do.
+    """
+    if op is SUM:
+        found = SUM_PLANS.get(dtype)
+    else:  # by type: ReduceOp(x) == x, but x == ReduceOp(x), which a dictionary asks, is False
+        found = _PLANS.get((dtype, op)) if type(op) is ReduceOp.RedOpType else None
+    if found is not None:
+        return found
+    entry = reductions.lookup(operation, dtype, op)
+    if type(op) is ReduceOp and op.op != ReduceOp.PREMUL_SUM:  # type: ignore[attr-defined]
+        return lookup(operation, dtype, op.op)  # type: ignore[attr-defined]
+    return _plan(dtype, op, entry)
+
+
+def _plan(dtype: torch.dtype, op: Op, entry: Reduction) -> Plan:
+    kernel = combine.find(dtype, op)
+    widened = kernel is not None and kernel.widened
+    return Plan(entry, op, datatype(entry.mpi_type), operation(entry.mpi_op), kernel, entry.native, widened)
+
+
+# Note [One dimension for what is encoded]
+# Some encoders return the memory itself as another dtype or with more dimensions (complex numbers as pairs, bool as bytes), and
+# decoders copy it back into itself, which torch allows only for equal strides. The strides of a dimension of one element are
+# arbitrary (torch.ones(2)[::2] is contiguous), and a view need not keep them. So what is encoded has one dimension of stride 1.
+
+
+def one_dimensional(memory: Tensor) -> Tensor:
+    """The same contiguous memory: Note [One dimension for what is encoded]."""
+    return memory if memory.dim() == 1 and memory.stride(0) == 1 else buffers.flat(memory, memory.dtype)
+
+
+_PLANS = {(dtype, op): _plan(dtype, op, entry) for (dtype, op), entry in reductions.TABLE.items() if op != ReduceOp.PREMUL_SUM}
+# By dtype alone: a dictionary takes 0.2 us longer over a pair with a ReduceOp in it.
+SUM_PLANS = {dtype: plan for (dtype, op), plan in _PLANS.items() if op == SUM}
