@@ -270,6 +270,9 @@ class DeviceCollectives:
     def reduce_scatter(self, target: Tensor, source: Tensor, counts: Sequence[int], plan: Plan) -> Call:
         return self._call([target, source], self._reduce_scatter, target, source, counts, plan)
 
+    def reduce_scatter_single(self, target: Tensor, source: Tensor, plan: Plan) -> Call:
+        return self.reduce_scatter(target, source, [target.numel()] * self.size, plan)
+
     def _reduce_scatter(self, target: Tensor, source: Tensor, counts: Sequence[int], plan: Plan) -> None:
         if buffers.overlap(target, source):
             source = buffers.packed(source)

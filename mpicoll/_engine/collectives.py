@@ -45,7 +45,10 @@ class Collectives(Group):
         Raises:
             ValueError: They are on different kinds of device, or no rank had such a device when the group was made.
         """
-        if all(memory.is_cpu for memory in memories):
+        for memory in memories:
+            if not memory.is_cpu:
+                break
+        else:
             return self.host
         device = checks.one_kind_of_device(operation, memories)
         if self.devices is None:
@@ -58,6 +61,7 @@ class Collectives(Group):
 
 def copying_back(backend: Backend, call: Call, tensors: Sequence[Tensor], memories: Sequence[Tensor]) -> Call:
     """``call``, after which packed copies among ``memories`` are copied into their ``tensors``."""
-    if all(memory is tensor for tensor, memory in zip(tensors, memories, strict=True)):
-        return call
-    return backend.copying_back(call, tensors, memories)
+    for tensor, memory in zip(tensors, memories, strict=True):
+        if memory is not tensor:
+            return backend.copying_back(call, tensors, memories)
+    return call

@@ -28,10 +28,8 @@ class Exchanges(Collectives):
             memory = tensor if is_dense_cpu(tensor) else buffers.readable("gather", tensor)
             call = self.backend("gather", memory).gather(None, memory, dst)
             return self.run("gather", call, [], async_op, reads=[memory])
-        if is_dense_cpu(tensor) and are_dense_cpu(outputs, self.size, tensor.dtype):
-            assert outputs is not None
-            if outputs[dst].nbytes == tensor.nbytes:
-                return self.run("gather", self.host.gather(outputs, tensor, dst), list(outputs), async_op, reads=[tensor])
+        if is_dense_cpu(tensor) and outputs is not None and self._fits(outputs, tensor, dst):
+            return self.run("gather", self.host.gather(outputs, tensor, dst), list(outputs), async_op, reads=[tensor])
         if not checks.given(outputs):
             raise ValueError("gather: gather_list must be given on dst, one tensor per rank")
         memory = buffers.readable("gather", tensor)
@@ -50,15 +48,22 @@ class Exchanges(Collectives):
             ValueError: ``inputs`` is missing on src, or given elsewhere.
         """
         src = checks.group_rank("scatter", "src", src, self.size)
-        memory = tensor if is_dense_cpu(tensor) else buffers.writable("scatter", tensor)
+        dense, sources = is_dense_cpu(tensor), None
         if self.rank != src:
             if inputs is not None and checks.given(inputs):
                 raise ValueError(f"scatter: scatter_list must be None on rank {self.rank}; only src (rank {src}) sends")
-            sources = None
-        elif memory is tensor and are_dense_cpu(inputs, self.size, tensor.dtype) and inputs[src].nbytes == tensor.nbytes:  # type: ignore[index]
-            sources = list(inputs)  # type: ignore[arg-type]
-        else:
-            if not checks.given(inputs):
+            if dense:
+                return self.run("scatter", self.host.scatter(tensor, None, src), [tensor], async_op, ())
+        elif (
+            dense
+            and inputs is not None
+            and are_dense_cpu(inputs, self.size, tensor.dtype)
+            and inputs[src].nbytes == tensor.nbytes
+        ):
+            return self.run("scatter", self.host.scatter(tensor, inputs, src), [tensor], async_op, list(inputs))
+        memory = buffers.writable("scatter", tensor)
+        if self.rank == src:
+            if inputs is None or not checks.given(inputs):
                 raise ValueError("scatter: scatter_list must be given on src, one tensor per rank")
             given = checks.tensors("scatter", "scatter_list", inputs, self.size)
             checks.same_dtype("scatter", ("tensor", tensor), *((f"scatter_list[{i}]", t) for i, t in enumerate(given)))
@@ -68,18 +73,24 @@ class Exchanges(Collectives):
         call = copying_back(backend, backend.scatter(memory, sources, src), [tensor], [memory])
         return self.run("scatter", call, [tensor], async_op, reads=sources or [])
 
+    def _fits(self, tensors: Sequence[Tensor], tensor: Tensor, rank: int) -> bool:
+        """True for a list of one dense tensor per rank, of which ``rank``'s is as large as ``tensor``."""
+        return are_dense_cpu(tensors, self.size, tensor.dtype) and tensors[rank].nbytes == tensor.nbytes
+
     def all_to_all(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], async_op: bool = False) -> Work | None:
         """``inputs[j]`` of rank i arrives in ``outputs[i]`` of rank j; sizes may differ (collective)."""
-        targets = checks.tensors("all_to_all", "output_tensor_list", outputs, self.size)
-        sources = checks.tensors("all_to_all", "input_tensor_list", inputs, self.size)
-        memories, dtype = targets, sources[0].dtype
-        if not (are_dense_cpu(targets, self.size, dtype) and are_dense_cpu(sources, self.size, dtype)):
-            named = (("a tensor", t) for t in [*sources, *targets])
-            checks.same_dtype("all_to_all", ("input_tensor_list[0]", sources[0]), *named)
-            memories = [buffers.writable("all_to_all", target) for target in targets]
-            sources = [buffers.readable("all_to_all", t) for t in sources]
         own = self.rank
-        checks.same_numel("all_to_all", f"input {own}", sources[own].numel(), f"output {own}", targets[own].numel())
+        dtype = inputs[0].dtype if type(inputs) is list and inputs and isinstance(inputs[0], Tensor) else None
+        dense = dtype is not None and are_dense_cpu(outputs, self.size, dtype) and are_dense_cpu(inputs, self.size, dtype)
+        apart = dense and not any(buffers.overlap(source, target) for source in inputs for target in outputs)
+        if apart and inputs[own].nbytes == outputs[own].nbytes:
+            return self.run("all_to_all", self.host.all_to_all(outputs, inputs), list(outputs), async_op, list(inputs))
+        targets = checks.tensors("all_to_all", "output_tensor_list", outputs, self.size)
+        given = checks.tensors("all_to_all", "input_tensor_list", inputs, self.size)
+        checks.same_dtype("all_to_all", ("input_tensor_list[0]", given[0]), *(("a tensor", t) for t in [*given, *targets]))
+        checks.same_numel("all_to_all", f"input {own}", given[own].numel(), f"output {own}", targets[own].numel())
+        memories = [buffers.writable("all_to_all", target) for target in targets]
+        sources = [buffers.readable("all_to_all", t) for t in given]
         if any(buffers.overlap(source, target) for source in sources for target in memories):
             sources = [buffers.packed(source) for source in sources]
         backend = self.backend("all_to_all", *memories, *sources)

@@ -35,7 +35,7 @@ class Gathers(Collectives):
         """Rank i's tensor arrives in every rank's ``outputs[i]``; the ranks' tensors may differ in size (collective)."""
         dense = is_dense_cpu(tensor) and are_dense_cpu(outputs, self.size, tensor.dtype)
         if dense and outputs[self.rank].nbytes == tensor.nbytes:
-            return self.run("all_gather", self.host.all_gather(outputs, tensor), list(outputs), async_op, reads=[tensor])
+            return self.run("all_gather", self.host.all_gather(outputs, tensor), list(outputs), async_op, (tensor,))
         call, memory = self._all_gather("all_gather", outputs, tensor)
         return self.run("all_gather", call, list(outputs), async_op, reads=[memory])
 
@@ -70,6 +70,9 @@ class Gathers(Collectives):
             output: numel == size * tensor.numel(), as one long tensor (n*k, ...) or stacked (n, k, ...); ``tensor`` may be a
                 slice of it.
         """
+        dense = is_dense_cpu(tensor) and is_dense_cpu(output) and output.dtype is tensor.dtype
+        if dense and output.nbytes == tensor.nbytes * self.size:
+            return self.run("all_gather_single", self.host.all_gather_single(output, tensor), [output], async_op, (tensor,))
         call, memory = self._all_gather_single("all_gather_single", output, tensor)
         return self.run("all_gather_single", call, [output], async_op, reads=[memory])
 
@@ -87,9 +90,6 @@ class Gathers(Collectives):
 
     def _all_gather_single(self, operation: str, output: Tensor, tensor: Tensor) -> tuple[Call, Tensor]:
         """Returns the call and the memory that it reads."""
-        dense = is_dense_cpu(tensor) and is_dense_cpu(output) and output.dtype is tensor.dtype
-        if dense and output.nbytes == tensor.nbytes * self.size:
-            return self.host.all_gather_single(output, tensor), tensor
         checks.movable(operation, output, "output")
         source = buffers.readable(operation, tensor)
         checks.same_dtype(operation, ("output", output), ("input", tensor))

@@ -80,12 +80,12 @@ class Messages(Collectives):
     def isend(self, tensor: Tensor, dst: int, tag: int = 0) -> Work:
         """Starts a send; the tensor must not change until the Work has completed. Dropping the Work is harmless."""
         self._check("isend", "dst", dst, tag)
-        memory = buffers.readable("isend", tensor)
+        memory = tensor if buffers.is_dense_cpu(tensor) else buffers.readable("isend", tensor)
         return requests.pending(self, "isend", self.backend("isend", memory).messages.isend(tensor, memory, dst, tag), tensor)
 
     @spans.spanned("irecv")
     def irecv(self, tensor: Tensor, src: int | None, tag: int = 0) -> MessageWork:
         """Starts a receive from ``src`` (None: from any rank) into the front of the tensor."""
         self._check("irecv", "src", 0 if src is None else src, tag)
-        memory = buffers.writable("irecv", tensor)
+        memory = tensor if buffers.is_dense_cpu(tensor) else buffers.writable("irecv", tensor)
         return requests.pending(self, "irecv", self.backend("irecv", memory).messages.irecv(tensor, memory, src, tag), tensor)

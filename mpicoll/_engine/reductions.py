@@ -101,8 +101,11 @@ class Reductions(Collectives):
         checks.one_kind_of_device(operation, [output, *given])
         sources = [buffers.readable(operation, t).detach().reshape(-1) for t in given]
         flat = torch.cat([source.to(output.device) for source in sources])
-        call = self._reduce_scatter(operation, output, flat, [t.numel() for t in given], op)
-        return self.run(operation, call, [output], async_op, reads=[flat])
+        plan = plans.lookup(operation, output.dtype, op)
+        target = output if is_dense_cpu(output) else buffers.writable(operation, output)
+        backend = self.backend(operation, target, flat)
+        call = backend.reduce_scatter(target, flat, [t.numel() for t in given], plan)
+        return self.run(operation, copying_back(backend, call, [output], [target]), [output], async_op, reads=[flat])
 
     def reduce_scatter_single(self, output: Tensor, tensor: Tensor, op: Op = SUM, async_op: bool = False) -> Work | None:
         """Rank i's ``output`` becomes the reduction of every rank's i-th block of ``tensor`` (collective).
@@ -110,6 +113,12 @@ class Reductions(Collectives):
         Args:
             tensor: numel == size * output.numel(); ``output`` may be a slice of it.
         """
+        count, dtype = output.numel(), output.dtype
+        dense = is_dense_cpu(tensor) and is_dense_cpu(output) and dtype is tensor.dtype
+        if dense and tensor.numel() == count * self.size:
+            plan = (SUM_PLANS.get(dtype) if op is SUM else None) or plans.lookup("reduce_scatter_single", dtype, op)
+            call = self.host.reduce_scatter_single(output, tensor, plan)
+            return self.run("reduce_scatter_single", call, [output], async_op, (tensor,))
         call, memory = self._reduce_scatter_single("reduce_scatter_single", output, tensor, op)
         return self.run("reduce_scatter_single", call, [output], async_op, reads=[memory])
 
@@ -128,18 +137,11 @@ class Reductions(Collectives):
 
     def _reduce_scatter_single(self, operation: str, output: Tensor, tensor: Tensor, op: Op) -> tuple[Call, Tensor]:
         """Returns the call and the memory that it reads."""
-        memory = tensor
-        if not (is_dense_cpu(tensor) and is_dense_cpu(output) and output.dtype is tensor.dtype):
-            checks.movable(operation, output, "output")
-            memory = buffers.readable(operation, tensor)
-            checks.same_dtype(operation, ("output", output), ("input", tensor))
-        count = output.numel()
-        if tensor.numel() != count * self.size:
-            checks.same_numel(operation, "input", tensor.numel(), f"output x {self.size} ranks", count * self.size)
-        return self._reduce_scatter(operation, output, memory, [count] * self.size, op), memory
-
-    def _reduce_scatter(self, operation: str, output: Tensor, source: Tensor, counts: Sequence[int], op: Op) -> Call:
+        checks.movable(operation, output, "output")
+        source = buffers.readable(operation, tensor)
+        checks.same_dtype(operation, ("output", output), ("input", tensor))
+        checks.same_numel(operation, "input", tensor.numel(), f"output x {self.size} ranks", output.numel() * self.size)
         plan = plans.lookup(operation, output.dtype, op)
-        target = output if is_dense_cpu(output) else buffers.writable(operation, output)
+        target = buffers.writable(operation, output)
         backend = self.backend(operation, target, source)
-        return copying_back(backend, backend.reduce_scatter(target, source, counts, plan), [output], [target])
+        return copying_back(backend, backend.reduce_scatter_single(target, source, plan), [output], [target]), source

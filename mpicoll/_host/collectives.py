@@ -170,19 +170,22 @@ class HostCollectives:
             hierarchical.all_reduce(self.windows.nodes, flat, two_level.of(kernel, self.size), root)
 
     def reduce_scatter(self, target: Tensor, source: Tensor, counts: Sequence[int], plan: Plan) -> Call:
-        """Rank i gets the reduction of every rank's i-th block of ``source``, with which the target may overlap.
+        """As `reduce_scatter_single`, with blocks of any sizes.
 
         Args:
             counts: Elements of each rank's block.
         """
+        return self._reduce_scatter, (target, source, counts, min(counts) == max(counts), plan)
+
+    def reduce_scatter_single(self, target: Tensor, source: Tensor, plan: Plan) -> Call:
+        """Rank i gets the reduction of every rank's i-th block of ``source``, with which the target may overlap."""
         nbytes, count = source.nbytes, target.numel()
-        even = min(counts) == max(counts)
         small = nbytes < self._single_call_below["reduce_scatter"] and nbytes <= CHUNK
-        if small and even and plan.native and not buffers.overlap(target, source):
+        if small and plan.native and not buffers.overlap(target, source):
             source_buffer = [fromaddress(source.data_ptr(), nbytes), count, plan.mpi_type]
             target_buffer = [fromaddress(target.data_ptr(), target.nbytes), count, plan.mpi_type]
             return self.channel.Reduce_scatter_block, (source_buffer, target_buffer, plan.mpi_op)
-        return self._reduce_scatter, (target, source, counts, even, plan)
+        return self._reduce_scatter, (target, source, [count] * self.size, True, plan)
 
     def _reduce_scatter(self, target: Tensor, source: Tensor, counts: Sequence[int], even: bool, plan: Plan) -> None:
         nbytes, kernel = source.nbytes, plan.kernel

@@ -113,7 +113,8 @@ class _Receive:
         if not self._channel.test(self._request, self._status):
             return False
         self.source = self._status.Get_source()
-        buffers.copy_back([self._tensor], [self._memory])
+        if self._memory is not self._tensor:
+            buffers.copy_into(self._tensor, self._memory)
         return True
 
     def cancel(self) -> bool:

@@ -122,4 +122,4 @@ def test_tune_writes_a_table_that_is_read(tmp_path: Path, ranks: int, node_size:
 def test_tune_wants_ranks_that_share_memory() -> None:
     done = launch(2, "-m", "mpicoll.bench", "tune", "--quick", env={"MPICOLL_NODE_SIZE": "1"})
     assert done.returncode == 1
-    assert "bench tune: wants two ranks or more on a node that share memory" in done.stderr
+    assert "bench tune: needs two ranks or more on a node that share memory" in done.stderr
