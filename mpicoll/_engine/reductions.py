@@ -105,7 +105,7 @@ class Reductions(Collectives):
         target = output if is_dense_cpu(output) else buffers.writable(operation, output)
         backend = self.backend(operation, target, flat)
         call = backend.reduce_scatter(target, flat, [t.numel() for t in given], plan)
-        return self.run(operation, copying_back(backend, call, [output], [target]), [output], async_op, reads=[flat])
+        return self.run(operation, copying_back(backend, call, [output], [target]), [output], async_op, reads=given)
 
     def reduce_scatter_single(self, output: Tensor, tensor: Tensor, op: Op = SUM, async_op: bool = False) -> Work | None:
         """Rank i's ``output`` becomes the reduction of every rank's i-th block of ``tensor`` (collective).
@@ -113,9 +113,9 @@ class Reductions(Collectives):
         Args:
             tensor: numel == size * output.numel(); ``output`` may be a slice of it.
         """
-        count, dtype = output.numel(), output.dtype
-        dense = is_dense_cpu(tensor) and is_dense_cpu(output) and dtype is tensor.dtype
-        if dense and tensor.numel() == count * self.size:
+        dense = is_dense_cpu(tensor) and is_dense_cpu(output) and output.dtype is tensor.dtype
+        if dense and tensor.numel() == output.numel() * self.size:
+            dtype = output.dtype
             plan = (SUM_PLANS.get(dtype) if op is SUM else None) or plans.lookup("reduce_scatter_single", dtype, op)
             call = self.host.reduce_scatter_single(output, tensor, plan)
             return self.run("reduce_scatter_single", call, [output], async_op, (tensor,))

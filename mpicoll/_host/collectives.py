@@ -170,7 +170,7 @@ class HostCollectives:
             hierarchical.all_reduce(self.windows.nodes, flat, two_level.of(kernel, self.size), root)
 
     def reduce_scatter(self, target: Tensor, source: Tensor, counts: Sequence[int], plan: Plan) -> Call:
-        """As `reduce_scatter_single`, with blocks of any sizes.
+        """As `reduce_scatter_single`, with blocks of any sizes. The Call holds the memory.
 
         Args:
             counts: Elements of each rank's block.
