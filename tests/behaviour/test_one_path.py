@@ -75,7 +75,8 @@ def test_all_ranks_make_the_same_calls(
 ) -> None:
     """Rank r has layout number r + shift, and every other rank does not wait at once."""
     record = recorded(group, monkeypatch)
-    names = list(LAYOUTS)
+    # all_to_all_single splits dim 0, of which the transposed layout has two rows.
+    names = [name for name in LAYOUTS if (operation, name) != ("all_to_all_single", "transposed")]
     for n in (2, 64, 1 << 18):
         for shift in range(len(names)):
             layout = LAYOUTS[names[(rank + shift) % len(names)]]
