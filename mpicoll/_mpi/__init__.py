@@ -1,1 +1,1 @@
-"""The only room that imports mpi4py: starting MPI, its datatypes, its communicators, its errors."""
+"""The only room that imports mpi4py. It starts MPI and wraps MPI's datatypes, communicators and errors."""

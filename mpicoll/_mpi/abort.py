@@ -1,7 +1,7 @@
-"""An uncaught exception on one rank must not leave the others waiting: print it, flush, and abort the job.
+"""Aborts the job after an uncaught exception on one rank: prints the exception, flushes the output, and calls MPI_Abort.
 
-Plain ``python`` under both Open MPI and MPICH hangs in that case: the failing rank sits in MPI_Finalize, the others in
-the operation that it never reached.
+Plain ``python`` hangs in that case under both Open MPI and MPICH: the failing rank waits in MPI_Finalize, and the other ranks
+wait in the operation that it never reached.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Any
 
 from mpicoll._mpi import runtime
 
-FORWARDING_S = 0.3  # seconds for mpiexec to take what was printed: Hydra drops what is still in the pipe when the job is aborted
+FORWARDING_S = 0.3  # time for mpiexec to read the output: Hydra drops output that is still in the pipe when the job is aborted
 
 _before: tuple[Callable[..., Any], Callable[..., Any]] | None = None
 
 
 def install() -> None:
-    """Chains our hooks in front of sys.excepthook and threading.excepthook; a second call does nothing."""
+    """Chains our hooks in front of sys.excepthook and threading.excepthook. A second call does nothing."""
     global _before
     if _before is None:
         _before = (sys.excepthook, threading.excepthook)
@@ -30,7 +30,7 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Puts back what was there, unless somebody else has chained a hook onto ours in the meantime."""
+    """Restores the previous hooks, unless other code has chained a hook in front of these in the meantime."""
     global _before
     if _before is not None and sys.excepthook is _excepthook and threading.excepthook is _thread_excepthook:
         sys.excepthook, threading.excepthook = _before
@@ -55,17 +55,22 @@ def _thread_excepthook(args: threading.ExceptHookArgs) -> None:
 
 
 def abort(reason: str, status: int = 1) -> None:
-    """Ends the whole job with ``status`` (at least in a job of several ranks), naming this rank and the reason."""
+    """Ends the whole job. Does nothing in a forked child, in a job of one rank, or while MPI is not running.
+
+    Args:
+        reason: Printed to stderr after the name of this rank.
+        status: Exit status of the job.
+    """
     if runtime.in_forked_child():
         return
     from mpicoll._mpi.library import MPI
 
-    there = runtime.current()
-    if there is not None and there.parent is not None:
-        there = there.parent  # MPI ends all of its ranks, and by these numbers mpiexec names them
-    if there is None or there.size == 1 or not MPI.Is_initialized() or MPI.Is_finalized():
+    world = runtime.current()
+    if world is not None and world.parent is not None:
+        world = world.parent  # MPI ends all ranks of the parent, and mpiexec names them by these numbers
+    if world is None or world.size == 1 or not MPI.Is_initialized() or MPI.Is_finalized():
         return
-    print(f"mpicoll: rank {there.rank} of {there.size} ({there.hostname}): {reason}; aborting the job", file=sys.stderr)
+    print(f"mpicoll: rank {world.rank} of {world.size} ({world.hostname}): {reason}; aborting the job", file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
     time.sleep(FORWARDING_S)

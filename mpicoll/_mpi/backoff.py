@@ -7,17 +7,17 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-# Not os.sched_yield, which keeps the interpreter's lock before Python 3.12. A ctypes call releases it.
+# os.sched_yield keeps the interpreter's lock before Python 3.12. A ctypes call releases it.
 _yield_core: Callable[[], int] = ctypes.CDLL(None).sched_yield
 
 
 class Naps(NamedTuple):
-    """How long a waiting thread sleeps between two looks. All values but ``share`` are seconds."""
+    """How long a waiting thread sleeps between two checks. All values except ``share`` are seconds."""
 
     shortest_s: float
     longest_s: float
-    share: float  # of the time waited so far: the thread notices a message at most this much later
-    idle_after_s: float  # after so long without a message, each sleep takes ``idle_s``
+    share: float  # part of the time waited so far: the thread notices a message at most this much later
+    idle_after_s: float  # after this time without a message, each sleep takes ``idle_s``
     idle_s: float
 
     def after(self, waited_s: float) -> float:
@@ -28,20 +28,20 @@ class Naps(NamedTuple):
 
 
 class Backoff:
-    """Pauses between two looks of a thread that waits.
+    """Pauses a waiting thread between two checks.
 
-    The stages depend on time and not on the number of looks, because a large message moves only while both sides test it:
-    sleeping after some hundred tests made 16 MB between two ranks take 7 ms instead of 1 ms.
+    The stages depend on time and not on the number of checks, because a large message moves only while both sides test it.
+    When ranks slept after some hundred tests, 16 MB between two ranks took 7 ms instead of 1 ms.
 
     Args:
-        spin_s: Until then, `pause` returns at once.
-        yield_s: Until then, `pause` gives the core to another thread that can run. Later it sleeps.
-        naps: How long it sleeps.
+        spin_s: Until this time has passed, `pause` returns at once.
+        yield_s: Until this time has passed, `pause` gives the core to another runnable thread. After it, `pause` sleeps.
+        naps: Lengths of the sleeps.
     """
 
-    SPIN_S = 100e-6  # usual latency of a message between two ranks that both run
+    SPIN_S = 100e-6  # usual latency of a message between two running ranks
     YIELD_S = 20e-3  # a blocking MPI call would spin for ever
-    NAPS = Naps(50e-6, 50e-6, 0.0, idle_after_s=0.5, idle_s=0.5e-3)  # short as long as a message is likely still moving
+    NAPS = Naps(50e-6, 50e-6, 0.0, idle_after_s=0.5, idle_s=0.5e-3)  # short while a message is probably still moving
     BACKGROUND_NAPS = Naps(50e-6, 50e-6, 0.0, idle_after_s=1.0, idle_s=5e-3)
 
     def __init__(self, spin_s: float = SPIN_S, yield_s: float = YIELD_S, naps: Naps = NAPS) -> None:
@@ -54,14 +54,14 @@ class Backoff:
         return cls(0.0, 0.0, cls.BACKGROUND_NAPS)
 
     def reset(self) -> None:
-        """Starts again at the first stage: something has arrived."""
+        """Returns to the first stage. Called when something has arrived."""
         self._since = time.monotonic()
 
     def pause(self, moving: bool = False) -> None:
-        """Waits as long as the current stage says.
+        """Returns at once, yields the core or sleeps, depending on the current stage.
 
         Args:
-            moving: A message is partly here. It moves only while both sides test it, so `pause` does not sleep.
+            moving: Part of a message has arrived. It moves only while both sides test it, so `pause` does not sleep.
         """
         waited_s = time.monotonic() - self._since
         if waited_s < self._spin_s:

@@ -1,10 +1,11 @@
 """A communicator as the algorithms see it: blocking calls that are safe at this process's thread level.
 
-    MPI_THREAD_MULTIPLE     the blocking MPI calls themselves; other threads go on meanwhile
-    MPI_THREAD_SERIALIZED   the non-blocking calls, tested under the one lock until they end, since a thread that blocked in
-                            MPI under the lock would keep every other thread out
+    MPI_THREAD_MULTIPLE     makes the blocking MPI calls; other threads run meanwhile
+    MPI_THREAD_SERIALIZED   makes the non-blocking calls and tests them under the one lock until they end, because a thread that
+                            blocked in MPI under the lock would keep every other thread out of MPI
 
-Blocking and non-blocking collectives do not match in MPI, so all ranks of a group use the same kind (they agree at birth).
+Blocking and non-blocking collectives do not match in MPI. So all ranks of a group use the same kind; they agree on it when the
+channel is made.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ Status = MPI.Status
 
 
 class Arrived(NamedTuple):
-    """A message that has been matched and not yet received; nobody else can match it."""
+    """A message that is matched but not yet received. No other receive can match it."""
 
     message: MPI.Message
     source: int
@@ -33,11 +34,12 @@ _COLLECTIVES = ("Allreduce", "Bcast", "Reduce", "Allgather", "Allgatherv", "Redu
 
 
 class Channel:
-    """Two communicators over the same ranks: ``comm`` for collectives and our own messages, ``peer`` for the user's.
+    """Two communicators over the same ranks: ``comm`` for collectives and internal messages, ``peer`` for the user's messages.
 
-    The user's tags may be anything up to TAG_UB, so our own messages must not share a communicator with them.
+    User tags may have any value up to TAG_UB, so internal messages must not share a communicator with user messages.
 
-    Args:   pause: called between two tests of something pending (backs off).
+    Args:
+        pause: Makes the function that is called between two tests of a pending request. That function backs off.
     """
 
     def __init__(self, runtime: Runtime, comm: MPI.Intracomm, pause: Callable[[], Callable[[], None]]) -> None:
@@ -47,9 +49,9 @@ class Channel:
         self.pause = pause
         with self.lock:
             self.peer = comm.Dup()
-            #: whether any rank's MPI is, so that all make the calls that match
+            #: True if MPI is serialized on any rank. All ranks then make non-blocking calls, so that the calls match.
             self.serialized = bool(comm.allreduce(int(runtime.serialized), op=MPI.MAX))
-        # One attribute per collective, bound once: looking them up on each call would be a tenth of its time.
+        # One attribute per collective, bound once: a lookup on every call would take a tenth of the call's time.
         self.Allreduce: Callable[..., None]
         self.Bcast: Callable[..., None]
         self.Reduce: Callable[..., None]
@@ -70,11 +72,12 @@ class Channel:
         return call
 
     def wait_all(self, requests: list[MPI.Request]) -> None:
-        """Waits for messages of our own.
+        """Waits for internal messages, one by one.
 
-        One by one: Waitall's error, MPI_ERR_IN_STATUS, says neither what went wrong nor that all messages have ended.
+        Waitall reports MPI_ERR_IN_STATUS, which says neither what went wrong nor whether all messages have ended.
 
-        Raises: MPIException: MPI_ERR_TRUNCATE, after all of them have ended; any other error at once.
+        Raises:
+            MPIException: MPI_ERR_TRUNCATE, after all messages have ended; any other error at once.
         """
         truncated: MPI.Exception | None = None
         for request in requests:
@@ -96,9 +99,9 @@ class Channel:
             pause()
 
     def barrier(self, timeout_s: float) -> bool:
-        """True when all ranks have come, False if they have not within ``timeout_s`` seconds.
+        """Returns True once all ranks have called this, or False after ``timeout_s`` seconds (collective).
 
-        Non-blocking and tested at every thread level, so that it can end without them.
+        The MPI barrier is non-blocking and tested at every thread level, so that this call can return without the other ranks.
         """
         with self.lock:
             request = self.comm.Ibarrier()
@@ -114,23 +117,23 @@ class Channel:
             return bool(request.Test(status))
 
     def arrived(self, comm: MPI.Intracomm, src: int, tag: int) -> Arrived | None:
-        """The next message from ``src`` (or ANY_SOURCE) by ``tag``, which the caller must receive; None: there is none yet."""
+        """The next message from ``src`` (or ANY_SOURCE) with ``tag``, which the caller must receive; None if none has come."""
         status = Status()
         with self.lock:
             message = comm.Improbe(src, tag, status)
         return None if message is None else Arrived(message, status.Get_source(), status.Get_elements(MPI.BYTE))
 
     def cancel(self, request: MPI.Request) -> bool:
-        """Takes back a receive; False if its message is on its way already, so that its memory is still MPI's."""
+        """Cancels a receive. Returns False if its message is already on its way: MPI still uses the memory then."""
         with self.lock:
             request.Cancel()
-            if request.Test():  # at once, if it was cancelled
+            if request.Test():  # succeeds at once for a cancelled request
                 return True
             request.Free()
         return False
 
     def free(self) -> None:
-        """Gives the communicators back to MPI; called on an explicit destroy only, never from garbage collection."""
+        """Frees both communicators. Called on an explicit destroy only, never from garbage collection."""
         with self.lock:
             self.peer.Free()
             self.comm.Free()

@@ -1,18 +1,18 @@
-"""One process is one rank: the second process that would join the job as the same rank is found before MPI starts.
+"""One process is one rank: detects, before MPI starts, a second process that would join the job as the same rank.
 
-A launcher tells a rank by variables who it is, and every process that the rank starts inherits them. Two processes that both
-start MPI as rank 0 hang, or crash inside MPI. So whoever starts MPI claims its rank first:
+A launcher passes each rank its number in environment variables, and every process that the rank starts inherits them. Two
+processes that both start MPI as rank 0 hang, or crash inside MPI. So a process claims its rank before it starts MPI:
 
     launcher ─► the process that it started as rank 0 ("root": python, or a shell round it) ─► children, grandchildren
                               └─ one file for each root, locked (flock) and written by the process that claims the rank
 
     file locked by another process          that process is the rank                       refused
     not locked, and written                 that process ended without MPI_Finalize        refused: Open MPI would hang
-    not there, or empty                     nobody is, or who was has finalised MPI        granted
+    missing, or empty                       no process is, or it has finalised MPI         granted
 
-The root's process id and start time name the file, so that a file left over by another job is never met. The lock ends with
-its process. Where there is no such file to be had (no /proc, no writable folder, a file system without locks), every claim is
-granted, as if there were no guard.
+The file name contains the root's process id and start time, so a file left over by another job never has the same name. The
+lock ends with its process. If no such file can be made (no /proc, no writable folder, a file system without locks), every claim
+is granted, and nothing guards the rank.
 """
 
 from __future__ import annotations
@@ -27,30 +27,31 @@ from pathlib import Path
 
 from mpicoll._discovery import detect
 
-# They name one rank of one job, whatever the launcher; a process that has the same ones as its parent is the same rank.
+# These variables name one rank of one job, under any launcher. A process with the same values as its parent is the same rank.
 IDENTITY = (
     "OMPI_COMM_WORLD_RANK", "PMIX_NAMESPACE", "PMIX_RANK", "PMI_RANK", "PMI_SIZE", "PMI_FD", "PMI_PORT", "PMI_ID", "PMI_JOBID",
     "MV2_COMM_WORLD_RANK", "MVP_COMM_WORLD_RANK", "PALS_APID", "PALS_RANKID", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_PROCID",
 )  # fmt: skip
-# A launcher that a rank has started hands other ranks' variables to its ranks, which may look alike.
+# If a rank starts a launcher, the processes of that launcher are other ranks, although their variables may look the same.
 LAUNCHER_PROGRAMS = {
     "mpirun", "mpiexec", "mpiexec.hydra", "hydra_pmi_proxy", "hydra_bstrap_pr", "prterun", "prte", "prted", "orterun", "orted",
     "srun", "slurmstepd", "palsd", "mpirun_rsh", "mpispawn",
 }  # fmt: skip
 
-PREFIX = "mpicoll-rank-"  # of the file's name; then rank, user, boot, namespace of process ids, the root's id and start time
+PREFIX = "mpicoll-rank-"  # of the file name; then rank, user, boot, namespace of process ids, the root's id and start time
 
-_file: tuple[int, Path] | None = None  # this process's claim: the locked file's descriptor (close-on-exec), and its path
+_file: tuple[int, Path] | None = None  # this process's claim: descriptor (close-on-exec) and path of the locked file
 
 
 def take(environ: Mapping[str, str] = os.environ, folder: Path | None = None) -> str | None:
-    """Claims the rank that the launcher's variables name, for this process; a second call does nothing.
+    """Claims for this process the rank that the launcher's variables name. A second call does nothing.
 
-    Returns: None if it is granted, or nobody can know; else the words that say which process is that rank.
+    Returns:
+        None if the claim is granted or cannot be checked. Otherwise a text that says which process is that rank.
     """
     global _file
     launch = detect.detect(environ)
-    # a task of `srun --pty bash` is a shell, in which MPI programs run one after the other and side by side
+    # The task of `srun --pty bash` is a shell, in which MPI programs run one after the other or side by side.
     if _file is not None or launch is None or (launch.launcher, launch.size) == ("slurm", 1):
         return None
     root = _root(environ)
@@ -60,12 +61,12 @@ def take(environ: Mapping[str, str] = os.environ, folder: Path | None = None) ->
     try:
         _remove_old(folder)
         return _lock(folder / f"{PREFIX}{launch.rank}-{os.getuid()}-{root}", launch.rank)
-    except OSError:  # no such folder, no space, no locks there: no guard
+    except OSError:  # no such folder, no space, or no locks: no guard
         return None
 
 
 def release() -> None:
-    """Gives the claim back: MPI has not started after all, or is being finalised."""
+    """Gives the claim back. Called if MPI has not started after all, or is being finalised."""
     global _file
     if _file is not None:
         descriptor, path = _file
@@ -76,7 +77,7 @@ def release() -> None:
 
 
 def connection_lost(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether Hydra's connection, an inherited file descriptor, was closed on the way to this process."""
+    """True if Hydra's connection, an inherited file descriptor, was closed on the way to this process."""
     number = environ.get("PMI_FD", "")
     if not number.isdigit():
         return False
@@ -99,7 +100,7 @@ def _lock(path: Path, rank: int) -> str | None:
             return f"process {owner or '?'} is rank {rank} already"
         if os.fstat(descriptor).st_nlink:
             break
-        os.close(descriptor)  # its owner has removed it between our open and our lock
+        os.close(descriptor)  # the owner removed the file between the open and the lock
     if owner := os.pread(descriptor, 32, 0).decode().strip():
         os.close(descriptor)
         return f"process {owner} was rank {rank} and ended without MPI_Finalize"
@@ -109,22 +110,22 @@ def _lock(path: Path, rank: int) -> str | None:
 
 
 def _folder(environ: Mapping[str, str]) -> Path:
-    """The folder that Open MPI's mpirun has made for this job and removes after it; else that for temporary files."""
+    """The folder that Open MPI's mpirun makes for this job and removes after it; otherwise the folder for temporary files."""
     session = environ.get("PMIX_SERVER_TMPDIR", "")
     return Path(session if session and os.access(session, os.W_OK | os.X_OK) else tempfile.gettempdir())
 
 
 def _remove_old(folder: Path) -> None:
-    """Removes what ranks have left that were killed, or ended without MPI_Finalize: their root is no more."""
-    here = os.stat("/proc/self/ns/pid").st_ino
+    """Removes files of ranks that were killed or ended without MPI_Finalize: their root process no longer exists."""
+    own_namespace = str(os.stat("/proc/self/ns/pid").st_ino)
     for path in folder.glob(f"{PREFIX}*-{os.getuid()}-*"):
         namespace, pid, start = path.name.split("-")[-3:]
-        if namespace == str(here) and start != _start(int(pid)):
+        if namespace == own_namespace and start != _start(int(pid)):
             path.unlink(missing_ok=True)
 
 
 def _start(pid: int) -> str | None:
-    """When a process has started, in ticks since boot; None: there is none of this number."""
+    """Start time of a process, in ticks since boot; None if no process has this number."""
     try:
         return _status(pid)[19]
     except OSError:
@@ -132,7 +133,10 @@ def _start(pid: int) -> str | None:
 
 
 def _root(environ: Mapping[str, str]) -> str | None:
-    """The process that the launcher started as this rank, by what no other process has had; None: the system does not tell."""
+    """Identifies the process that the launcher started as this rank, by values that no other process has had.
+
+    None if the system does not provide them.
+    """
     identity = _identity(environ)
     pid = os.getpid()
     try:
@@ -145,12 +149,12 @@ def _root(environ: Mapping[str, str]) -> str | None:
 
 
 def _is_rank(pid: int, identity: tuple[str | None, ...]) -> bool:
-    """Whether the process has the same launcher's variables, and is no launcher itself."""
+    """True if the process has the same launcher variables and is not a launcher itself."""
     try:
         if Path(f"/proc/{pid}/comm").read_text().strip() in LAUNCHER_PROGRAMS:
             return False
         words = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
-    except OSError:  # another user's
+    except OSError:  # a process of another user
         return False
     return _identity(dict(word.split("=", 1) for word in words if "=" in word)) == identity
 
@@ -171,7 +175,7 @@ def _status(pid: int) -> list[str]:
 def _after_fork_in_child() -> None:
     global _file
     if _file is not None:
-        os.close(_file[0])  # or this child would hold the lock beyond its parent's end; the lock itself is the parent's
+        os.close(_file[0])  # otherwise this child would hold the lock after its parent has ended; the parent keeps the lock
         _file = None
 
 

@@ -1,4 +1,4 @@
-"""Names of MPI datatypes and operations to handles, and byte counts to (count, datatype)."""
+"""Converts names of MPI datatypes and operations to handles, and byte counts to (count, datatype)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from mpicoll._mpi.library import MPI
 
-INT_MAX = 2**31 - 1  # elements; the largest count that Open MPI 5.0 takes
+INT_MAX = 2**31 - 1  # elements; the largest count that Open MPI 5.0 accepts
 _UNIT = 1 << 20  # bytes in one block of a large datatype
 
 BYTE = MPI.BYTE
@@ -15,14 +15,14 @@ fromaddress = MPI.buffer.fromaddress
 
 
 def datatype(name: str) -> MPI.Datatype:
-    """The predefined datatype of this name, "INT32_T" for MPI_INT32_T."""
+    """The predefined datatype of this name: "INT32_T" gives MPI_INT32_T."""
     handle = getattr(MPI, name)
     assert isinstance(handle, MPI.Datatype)
     return handle
 
 
 def operation(name: str) -> MPI.Op:
-    """The predefined reduction of this name, "SUM" for MPI_SUM."""
+    """The predefined reduction of this name: "SUM" gives MPI_SUM."""
     handle = getattr(MPI, name)
     assert isinstance(handle, MPI.Op)
     return handle
@@ -41,7 +41,7 @@ def _large(nbytes: int) -> MPI.Datatype:
 
 
 def spec(address: int, nbytes: int) -> list[object]:
-    """Memory as MPI takes it: one message whatever its size, so that large ones need no protocol of ours."""
+    """Describes memory to MPI as one message of any size, so that large messages need no protocol of their own."""
     memory = fromaddress(address, nbytes)
     if nbytes <= INT_MAX:
         return [memory, nbytes, MPI.BYTE]

@@ -1,4 +1,4 @@
-"""Turns MPI's errors into ours, in one place."""
+"""Converts MPI errors to mpicoll errors, in one place."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ MPIException = MPI.Exception
 def translate(error: MPI.Exception, where: str) -> CommunicationError:
     """The mpicoll error for an MPI error.
 
-    Args:   where: operation, group and rank, as the message should name them.
+    Args:
+        where: Operation, group and rank, as the message should name them.
     """
     text = f"{where}: {error.Get_error_string()}"
     if error.Get_error_class() == MPI.ERR_TRUNCATE:
@@ -20,5 +21,5 @@ def translate(error: MPI.Exception, where: str) -> CommunicationError:
 
 
 def truncated() -> MPI.Exception:
-    """MPI's error for a message that is longer than its receive, where MPI itself was not asked."""
+    """The MPI error for a message that is longer than its receive, raised where mpicoll compares the lengths itself."""
     return MPI.Exception(MPI.ERR_TRUNCATE)

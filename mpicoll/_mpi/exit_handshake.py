@@ -1,7 +1,7 @@
-"""How a rank whose program has come to its end tells those that still wait for it.
+"""Lets a rank whose program has ended tell this to the ranks that still wait for it.
 
-One rank has a batch less than the others, or calls sys.exit, and the others wait in a collective that it will never call.
-It would sit in MPI_Finalize, they in MPI, and nobody would know of whom to complain. So:
+One rank has one batch less than the others, or calls sys.exit, and the others wait in a collective that it will never call.
+Without a handshake it would wait in MPI_Finalize, the others in MPI, and no rank would know which rank is missing. So:
 
     the rank that has come to its end              a rank that has been blocked for some time
     waits here for the others to come too,         [1] asks the other ranks, one after the other
@@ -9,8 +9,8 @@ It would sit in MPI_Finalize, they in MPI, and nobody would know of whom to comp
     [2] answers: the number of collectives             never come (the watchdog says so and ends the job)
         that it has begun on that group
 
-A rank that is still at work answers nothing; the questions wait in MPI. So a job that is well exchanges no message here but
-those of one barrier, at its end.
+A rank that is still working does not answer; the questions wait in MPI. So a healthy job exchanges only the messages of one
+barrier here, at its end.
 """
 
 from __future__ import annotations
@@ -22,53 +22,58 @@ from mpicoll._mpi.library import MPI
 
 QUESTION, ANSWER = 1, 2  # tags on the runtime's own communicator
 
-_all_come = False  # all ranks of MPI.COMM_WORLD have made a world, and so will come to `leave`
-_sent: list[MPI.Request] = []  # questions and answers on their way
+_all_come = False  # True: all ranks of MPI.COMM_WORLD have made a world, and so will call `leave`
+_sent: list[MPI.Request] = []  # questions and answers in flight
 
 
 def expect_all() -> None:
-    """Notes that there is a world of all ranks of MPI.COMM_WORLD (called by each of them).
+    """Records that there is a world of all ranks of MPI.COMM_WORLD. Each of these ranks calls this.
 
-    Where worlds of some ranks, or RPC alone, are all that a job has, some ranks would wait here for others that never come.
+    A job may have only worlds of some ranks, or RPC alone. Some ranks would then wait in `leave` for others that never come.
     """
     global _all_come
     _all_come = True
 
 
 def possible() -> bool:
-    """Whether the ranks of this world can ask each other: it is MPI.COMM_WORLD, and not a communicator of the user's own."""
-    there = runtime.current()
-    return there is not None and there.size > 1 and runtime.world_comm() is not None and there.base == MPI.COMM_WORLD
+    """True if the ranks of this world can ask each other: the world is MPI.COMM_WORLD, not a communicator of the user."""
+    world = runtime.current()
+    return world is not None and world.size > 1 and runtime.world_comm() is not None and world.base == MPI.COMM_WORLD
 
 
 def ask(rank: int, group: str) -> None:
-    """[1] Asks one rank of the world, if it should have left, how far it has come on this group."""
-    comm, there = runtime.world_comm(), runtime.current()
+    """[1] Asks one rank of the world how many collectives it has begun on this group. It answers only once it has ended."""
+    comm, world = runtime.world_comm(), runtime.current()
     assert comm is not None
-    assert there is not None
-    with there.lock:
+    assert world is not None
+    with world.lock:
         _sent[:] = [request for request in _sent if not request.Test()]
         _sent.append(comm.isend(group, rank, QUESTION))
 
 
 def answers() -> list[tuple[int, str, int]]:
-    """[3] What has come back: rank of the world, group, number of collectives that it has begun there; one thread calls."""
-    comm, there = runtime.world_comm(), runtime.current()
+    """[3] The answers that have arrived: (rank of the world, group, number of collectives that it has begun on the group).
+
+    Only one thread calls this.
+    """
+    comm, world = runtime.world_comm(), runtime.current()
     assert comm is not None
-    assert there is not None
-    found = []
-    with there.lock:
+    assert world is not None
+    received = []
+    with world.lock:
         status = MPI.Status()
         while comm.iprobe(MPI.ANY_SOURCE, ANSWER, status):
             group, begun = comm.recv(source=status.source, tag=ANSWER)
-            found.append((status.source, group, begun))
-    return found
+            received.append((status.source, group, begun))
+    return received
 
 
 def leave(begun: Callable[[str], int], pause: Callable[[], None]) -> None:
-    """[2] Waits for all ranks of MPI.COMM_WORLD to come here, and answers meanwhile (collective, at the end of the program).
+    """[2] Waits until all ranks of MPI.COMM_WORLD have called this, and answers meanwhile (collective, at the program's end).
 
-    Args:   begun: for the name of a group, how many collectives this rank has begun on it. pause: backs off.
+    Args:
+        begun: Returns the number of collectives that this rank has begun on the group of this name.
+        pause: Called between two tests; backs off.
     """
     comm = runtime.world_comm()
     if not _all_come or comm is None or comm.Get_size() == 1 or runtime.finalized():

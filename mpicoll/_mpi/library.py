@@ -1,7 +1,7 @@
-"""Loads the MPI library, as ``MPI``: every module of this room takes it from here, so that these decisions come first.
+"""Loads the MPI library as ``MPI``. Every module of this room imports it from here, so that the decisions below come first.
 
-Importing this module starts MPI, as importing mpi4py.MPI does, except in a process that a rank started: it would join the
-job as a second copy of that rank (see `refusal`).
+Importing this module starts MPI, as importing mpi4py.MPI does. It does not start MPI in a process that a rank started: that
+process would join the job as a second copy of the rank (see `refusal`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from mpicoll._discovery import binding, detect
 from mpicoll._mpi import claim, open_mpi
 from mpicoll.errors import LaunchError
 
-# The pid of the process that started MPI, for the processes that it starts: they inherit the launcher's variables as well.
+# Variable with the pid of the process that started MPI. Its child processes read it; they inherit the launcher's variables too.
 OWNER_PID = detect.OWNER_PID
 
 _REMEDY_NO_MPI = (
@@ -29,25 +29,25 @@ _REMEDY_NO_MPI = (
 )
 
 # Note [Who finalises]
-# mpi4py finalises MPI when the interpreter ends, in any interpreter: also in a child that was forked from a rank and comes
-# to its end by sys.exit, where MPI_Finalize talks over the parent's connections and takes the job down. So where nobody
-# has imported mpi4py.MPI before us, or said who finalises, we do it, at exit, in the process that started MPI.
+# mpi4py finalises MPI when the interpreter ends, in any process. In a child that was forked from a rank and ends by sys.exit,
+# MPI_Finalize talks over the parent's connections and takes the job down. So mpicoll finalises MPI itself, at exit, in the
+# process that started MPI, unless the program has imported mpi4py.MPI before mpicoll or has set who finalises.
 _finalizing_pid = 0
 
 # Note [After a process has died]
-# Where Open MPI survives that (mpiexec --with-ft ulfm), MPI_Finalize of the others sometimes never ends (2 times in 30).
-# A process that leaves without it is not taken for one more that has failed.
+# Under mpiexec --with-ft ulfm, Open MPI survives this, but MPI_Finalize of the other processes sometimes never ends (2 times
+# in 30). So they leave without it; a process that does so is not counted as one more failed process.
 dead_processes = False
 
 
 def started_by_a_rank() -> str | None:
-    """The pid of the rank that started this process in the place of mpiexec, None if it is a rank itself."""
+    """The pid of the rank that started this process instead of mpiexec; None if this process is a rank itself."""
     owner = os.environ.get(OWNER_PID)
     return owner if owner not in (None, str(os.getpid())) and detect.detect() is not None else None
 
 
 def refusal() -> str | None:
-    """Why this process must not start MPI, for the user; None: it may, or it has done so already.
+    """Says to the user why this process must not start MPI. None if it may, or has done so already.
 
     One process is one rank (see `claim`). A process that a rank started may take that rank if no other process has it.
     """
@@ -74,7 +74,7 @@ def refusal() -> str | None:
 
 
 def initialize() -> None:
-    """Starts MPI if nobody has; at exit, MPI is then ours to finalise."""
+    """Starts MPI if it is not running yet; mpicoll then finalises it at exit."""
     if not MPI.Is_initialized():
         MPI.Init_thread(MPI.THREAD_MULTIPLE)
         _finalize_at_exit()
@@ -83,19 +83,19 @@ def initialize() -> None:
 
 
 def before_finalize(call: Callable[[], None]) -> None:
-    """Has ``call`` called at the beginning of MPI_Finalize, whoever calls that; not once the interpreter is gone."""
+    """Registers ``call`` to run at the beginning of any call of MPI_Finalize, but not after the interpreter has ended."""
 
     def deleted(comm: MPI.Comm, keyval: int, value: object) -> None:
         call()
 
-    # MPI_Finalize begins with deleting the attributes of MPI_COMM_SELF: MPI's own hook
+    # MPI_Finalize first deletes the attributes of MPI_COMM_SELF. The MPI standard defines this as a hook.
     MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=deleted), True)
 
 
 def _prepare() -> None:
     if "mpi4py.MPI" in sys.modules:
         return
-    for name, value in open_mpi.SETTINGS.items():  # Note [Messages that are too long] there
+    for name, value in open_mpi.SETTINGS.items():  # see Note [Messages that are too long] in open_mpi.py
         os.environ.setdefault(name, value)
     binding.prepare(os.environ, _cpus.allowed())
     if refusal() is not None:

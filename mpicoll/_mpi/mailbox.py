@@ -1,8 +1,8 @@
-"""Messages of any length between the processes of one communicator, taken in whatever order they come.
+"""Messages of any length between the processes of one communicator, received in the order in which they arrive.
 
-A message is an envelope, which says what follows, and any number of memory blocks, which go straight from the sender's memory
-into the receiver's. Envelopes are matched by Improbe and Mrecv, so that several threads may look for them; the blocks of a
-message travel under a tag of its own, in their order.
+A message is an envelope and any number of memory blocks. The envelope describes the blocks, which go straight from the sender's
+memory into the receiver's memory. Improbe and Mrecv match envelopes, so that several threads may look for them. The blocks of
+a message travel in order, under a tag that belongs to this message.
 """
 
 from __future__ import annotations
@@ -18,46 +18,56 @@ from mpicoll._mpi.library import MPI
 from mpicoll._mpi.runtime import Runtime
 
 ENVELOPE = 0  # tag
-FIRST_TAG, TAGS = 1, 1 << 20  # of the blocks: message n of a sender has tag FIRST_TAG + n % TAGS; any MPI's TAG_UB is larger
+FIRST_TAG, TAGS = 1, 1 << 20  # blocks of a sender's message n have tag FIRST_TAG + n % TAGS; TAG_UB of every MPI is larger
 
 Block = tuple[int, int]  # address, bytes
 # Note [Memory that MPI may still use]
 # A message to or from a rank that has left never ends, and MPI may still read or write its memory, even after this process has
-# dropped the mailbox. Such memory is kept until the requests have ended, which may be never. It is bounded by what was in
-# flight when the rank left: nothing is sent to it, and nothing received from it, afterwards.
+# dropped the mailbox. Such memory is kept until the requests have ended, which may be never. Its size is bounded by the messages
+# in flight when the rank left: afterwards no message is sent to that rank or received from it.
 _kept: list[tuple[list[MPI.Request], object]] = []
 
 
 @dataclass
 class Sum:
-    """Numbers that are being added up. mpi4py keeps no memory alive that MPI still reads, so this does."""
+    """A sum over all ranks, in progress. Keeps the memory alive that MPI still uses, because mpi4py does not."""
 
     requests: list[MPI.Request]
-    given: bytes
+    summand: bytes
     total: bytearray
 
     def numbers(self) -> tuple[int, ...]:
-        """Once the requests have ended."""
+        """The sums; valid once the requests have ended."""
         return struct.unpack(f"<{len(self.total) // 8}q", self.total)
 
 
 class Mailbox:
-    """One process's end (making it is collective over the runtime's ranks). Every method may be called by any thread.
+    """One process's end of the messages between all ranks. Making it is collective over the runtime's ranks.
 
-    ``dead``: ranks whose processes have died, as they were noticed. Only an MPI that survives that tells of it: Open MPI under
-    ``mpiexec --with-ft ulfm``; others end the job.
+    Any thread may call any method.
+
+    Attributes:
+        dead: Ranks whose processes have died, in the order in which this was noticed. Only an MPI that survives a death reports
+            it: Open MPI under ``mpiexec --with-ft ulfm``. Other MPIs end the job.
     """
 
-    def __init__(self, there: Runtime) -> None:
-        self._lock = there.lock
-        with there.lock:
-            self._comm = there.comm.Dup()
-            self._agreement = there.comm.Dup()
+    def __init__(self, runtime: Runtime) -> None:
+        self._lock = runtime.lock
+        with runtime.lock:
+            self._comm = runtime.comm.Dup()
+            self._agreement = runtime.comm.Dup()
         self._status = MPI.Status()
         self.dead: list[int] = []
 
     def send(self, to: int, envelope: bytes | bytearray, blocks: Sequence[Block], number: int) -> list[MPI.Request]:
-        """Posts a message; its memory must stay as it is until the requests have ended (`ended`)."""
+        """Posts a message. Its memory must stay unchanged until the requests have ended (see `ended`).
+
+        Args:
+            to: Rank of the receiver.
+            envelope: Describes the blocks to the receiver.
+            blocks: Memory that follows the envelope.
+            number: Number of this message among those of this sender; it determines the tag of the blocks.
+        """
         with self._lock:
             requests = [self._comm.Isend([envelope, len(envelope), MPI.BYTE], to, ENVELOPE)]
             tag = FIRST_TAG + number % TAGS
@@ -65,7 +75,7 @@ class Mailbox:
         return requests
 
     def take(self) -> tuple[int, bytearray] | None:
-        """An envelope that has arrived, with its sender; None if there is none. One thread at a time."""
+        """The sender and the envelope of a message that has arrived; None if there is none. One thread at a time calls this."""
         with self._lock:
             try:
                 message = self._comm.Improbe(MPI.ANY_SOURCE, ENVELOPE, self._status)
@@ -80,7 +90,7 @@ class Mailbox:
         return source, envelope
 
     def receive(self, source: int, blocks: Sequence[Block], number: int) -> list[MPI.Request]:
-        """Posts the receives for the blocks that an envelope has announced."""
+        """Posts the receives for the blocks of an envelope that `take` returned."""
         tag = FIRST_TAG + number % TAGS
         with self._lock:
             try:
@@ -90,7 +100,10 @@ class Mailbox:
                 return []
 
     def ended(self, requests: list[MPI.Request], tests: int = 1) -> bool:
-        """True once all have, or never will, since a process has died; moves them forward, at each test by a piece of memory."""
+        """True once all requests have ended, or if a process has died, so that they may never end.
+
+        Each of the ``tests`` moves the messages forward by one piece of memory.
+        """
         with self._lock:
             try:
                 return any(MPI.Request.Testall(requests) for _ in range(tests))
@@ -99,29 +112,29 @@ class Mailbox:
                 return True
 
     def _bury(self, error: MPI.Exception) -> None:
-        """Notes who has died, so that the others can go on. Raises: the error, if it is another."""
+        """Records which processes have died, so that the others can continue. Raises the error if it has another cause."""
         try:
-            self._comm.Ack_failed()  # messages from anybody may come again
+            self._comm.Ack_failed()  # receives from any source work again
             failed = self._comm.Get_failed()
             gone = MPI.Group.Translate_ranks(failed, None, self._comm.Get_group())
-        except (MPI.Exception, NotImplementedError):  # an MPI that knows of no such thing
+        except (MPI.Exception, NotImplementedError):  # an MPI without these calls
             gone = []
         self.dead += [rank for rank in gone if rank not in self.dead]
         if not self.dead:
             raise error
         library.dead_processes = True  # see Note [After a process has died]
 
-    def begin_sum(self, mine: Sequence[int]) -> Sum:
-        """Starts adding up these numbers over all ranks (collective); they are wrong if any process has died."""
-        given, total = (struct.pack(f"<{len(mine)}q", *mine), bytearray(8 * len(mine)))
+    def begin_sum(self, numbers: Sequence[int]) -> Sum:
+        """Starts adding up these numbers over all ranks (collective). The sums are wrong if any process has died."""
+        summand, total = struct.pack(f"<{len(numbers)}q", *numbers), bytearray(8 * len(numbers))
         with self._lock:
             try:
-                parts = [given, len(mine), MPI.INT64_T], [total, len(mine), MPI.INT64_T]
+                parts = [summand, len(numbers), MPI.INT64_T], [total, len(numbers), MPI.INT64_T]
                 requests = [self._agreement.Iallreduce(*parts, MPI.SUM)]
             except MPI.Exception as error:
                 self._bury(error)
                 requests = []
-        return Sum(requests, given, total)
+        return Sum(requests, summand, total)
 
     def keep(self, requests: list[MPI.Request], memory: object) -> None:
         """Keeps the memory of requests that no thread will wait for; see Note [Memory that MPI may still use]."""
@@ -129,17 +142,17 @@ class Mailbox:
         _kept.append((requests, memory))
 
     def meet(self) -> None:
-        """Returns when every rank is here (collective); other threads go on meanwhile."""
+        """Returns once every rank has called this (collective). Other threads run meanwhile."""
         total, backoff = self.begin_sum([0]), Backoff.background()
         while not self.ended(total.requests):
             backoff.pause()
 
     def exchange(self, value: object) -> list[object]:
-        """Every rank's value (collective, blocking; before any other thread uses this)."""
+        """The values of all ranks (collective, blocking). Called before any other thread uses the mailbox."""
         return self._agreement.allgather(value)
 
     def free(self) -> None:
-        """Gives the communicators back (collective)."""
+        """Frees the communicators (collective)."""
         with self._lock:
             self._comm.Free()
             self._agreement.Free()

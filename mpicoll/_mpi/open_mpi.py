@@ -1,20 +1,20 @@
-"""Open MPI writes a message that is too long past the end of its receive: the settings that prevent it, and whether they hold.
+"""Settings that keep Open MPI from writing a message past the end of its receive, and a check whether they are in force.
 
 # Note [Messages that are too long]
 ob1, Open MPI's transport for shared memory and TCP, has two protocols for a message: the sender sends it piece by piece, or one
 side reads or writes the memory of the other (get, put). The first checks the length of the receive. The second does not: it
-moves the whole message, past the end of a receive that is shorter, and reports MPI_ERR_TRUNCATE after it has overwritten what
-lies there. Seen with Open MPI 4.1.4 and 5.0.11, in receives and in collectives: from messages of 4 KiB on between processes of
+moves the whole message past the end of a shorter receive, and reports MPI_ERR_TRUNCATE after it has overwritten the memory
+there. Seen with Open MPI 4.1.4 and 5.0.11, in receives and in collectives: from messages of 4 KiB on between processes of
 a host (CMA) and to the process itself, from 64 KiB on over TCP. UCX and libfabric have transports of their own.
 
-The settings leave only the first protocol. They count if they are in the environment when MPI starts: mpicoll puts them there
-before it starts MPI, at ``import torch`` in a rank, and into the environment of the jobs that it launches. Whoever sets a
-variable keeps that value.
-On 2 cores 1 MB took 55 us with the first protocol and 104 us with CMA; over TCP (loopback) 16 MB took 15 to 17 ms and 11 to
-14 ms.
+The settings leave only the first protocol. They take effect if they are in the environment when MPI starts. mpicoll puts them
+there before it starts MPI, at ``import torch`` in a rank, and into the environment of the jobs that it launches. It does not
+change a variable that the user has set.
+On 2 cores 1 MB took 55 us with the first protocol and 104 us with CMA. Over TCP (loopback) 16 MB took 15 to 17 ms with the
+first protocol and 11 to 14 ms with the second.
 
-Where MPI was started without the settings (the program imported mpi4py.MPI before torch, and mpirun started it), `overruns`
-is true: receives then match the message first, compare its length, and only then give MPI the memory.
+If MPI was started without the settings (the program imported mpi4py.MPI before torch, and mpirun started it), `overruns`
+is true. Receives then match the message first, compare its length, and only then give MPI the memory.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ _TRANSPORTS = ("sm", "vader", "self", "tcp", "smcuda", "openib", "ugni", "usnic"
 
 @cache
 def overruns() -> bool:
-    """Whether this process's MPI may write a message past the end of its receive; MPI must have been started.
+    """True if MPI in this process may write a message past the end of its receive. MPI must have been started.
 
-    Where the environment does not tell, MPI itself is asked for the settings in force, through its tool interface (MPI_T, 1 ms).
+    If the environment does not tell, asks MPI for the settings in force, through its tool interface (MPI_T, 1 ms).
     """
     if all(os.environ.get(name) == value for name, value in SETTINGS.items()):
         return False
@@ -46,11 +46,11 @@ def overruns() -> bool:
     if file is None:
         return False
     library = ctypes.CDLL(file)
-    if not hasattr(library, "ompi_mpi_comm_world"):  # neither Open MPI nor a child of it
+    if not hasattr(library, "ompi_mpi_comm_world"):  # neither Open MPI nor derived from it
         return False
     with _tool_interface(library) as usable:
         if not usable:
-            return True  # not known: the slower way is right in either case
+            return True  # unknown: the slower receives are right in either case
         return _moves_whole_messages(library)
 
 
@@ -64,10 +64,10 @@ def _moves_whole_messages(library: ctypes.CDLL) -> bool:
 
 @contextmanager
 def _tool_interface(library: ctypes.CDLL) -> Iterator[bool]:
-    """Starts MPI_T and ends it; False where MPI refuses."""
+    """Starts MPI_T and ends it. Yields False if MPI refuses."""
     level = ctypes.c_int()
     library.MPI_Query_thread(ctypes.byref(level))
-    # At the level of MPI itself: in Open MPI 4 and 5, MPI_Query_thread answers afterwards what was asked for here.
+    # Asks for the thread level of MPI itself: in Open MPI 4 and 5, MPI_Query_thread afterwards returns the level asked for here.
     started = library.MPI_T_init_thread(level, ctypes.byref(level)) == 0
     try:
         yield started
@@ -77,7 +77,7 @@ def _tool_interface(library: ctypes.CDLL) -> Iterator[bool]:
 
 
 def _number(library: ctypes.CDLL, name: str) -> int | None:
-    """The value of an integer setting; None: MPI does not have it."""
+    """The value of an integer setting; None if MPI does not have it."""
     index, count, handle = ctypes.c_int(), ctypes.c_int(), ctypes.c_void_p()
     if library.MPI_T_cvar_get_index(name.encode(), ctypes.byref(index)) != 0:
         return None

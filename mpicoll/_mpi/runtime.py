@@ -1,4 +1,4 @@
-"""Starts MPI once per process, checks that it is the MPI that the launcher meant, and knows what was started."""
+"""Starts MPI once per process, checks that it is the MPI that the launcher expects, and remembers what was started."""
 
 from __future__ import annotations
 
@@ -23,34 +23,33 @@ if TYPE_CHECKING:
 
 
 class Runtime:
-    """What MPI is in this process: the base communicator, this rank, the thread level.
+    """The state of MPI in this process: the base communicator, this rank, the thread level.
 
-    At MPI_THREAD_MULTIPLE ``lock`` does nothing; at MPI_THREAD_SERIALIZED every MPI call is made under it, and nobody
-    blocks in MPI while holding it.
+    At MPI_THREAD_MULTIPLE ``lock`` does nothing. At MPI_THREAD_SERIALIZED every MPI call is made under it, and no thread blocks
+    in MPI while it holds the lock.
     """
 
     def __init__(self, base: MPI.Intracomm, parent: Runtime | None = None) -> None:
         from mpicoll._mpi.library import MPI
 
         self.base = base
-        self.parent = parent  # that of all ranks, where this is one of some of them; see `start_some`
+        self.parent = parent  # the runtime of all ranks, if this one is of some of them; see `start_some`
         self.rank: int = base.Get_rank()
         self.size: int = base.Get_size()
         self.thread_level: int = MPI.Query_thread()
         self.serialized = self.thread_level < MPI.THREAD_MULTIPLE
         own: AbstractContextManager[object] = threading.RLock() if self.serialized else nullcontext()
-        self.lock: AbstractContextManager[object] = (
-            own if parent is None else parent.lock
-        )  # all MPI calls of this process are made under one
+        # All MPI calls of this process are made under one lock.
+        self.lock: AbstractContextManager[object] = own if parent is None else parent.lock
         self.tag_ub: int = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)  # type: ignore[assignment]
         self.library: str = MPI.Get_library_version().split("\n")[0].rstrip("\0 ")
         self.hostname: str = socket.gethostname()
-        #: whether a message that is too long would overwrite what lies behind its receive
+        #: True if a message that is too long would overwrite the memory behind its receive.
         self.overruns: bool = open_mpi.overruns()
 
     @cached_property
     def comm(self) -> MPI.Intracomm:
-        """A duplicate of the base communicator, for our own talk (first use is collective over all its ranks)."""
+        """A duplicate of the base communicator, for internal messages (first use is collective over all its ranks)."""
         global _world_comm
         from mpicoll._mpi.library import MPI
 
@@ -62,7 +61,7 @@ class Runtime:
             return _world_comm
 
     def free(self) -> None:
-        """Gives ``comm`` back to MPI if it is that of a rank by itself (`alone`)."""
+        """Frees ``comm`` if this is the runtime of a single rank (see `alone`)."""
         from mpicoll._mpi.library import MPI
 
         if self.base == MPI.COMM_SELF and "comm" in self.__dict__:
@@ -87,22 +86,25 @@ class Runtime:
 
     @property
     def local_size(self) -> int:
-        """How many ranks share this rank's memory (first use is collective)."""
+        """Number of ranks that share this rank's memory (first use is collective)."""
         return self._node[1]
 
 
 _runtime: Runtime | None = None
-_world_comm: MPI.Intracomm | None = None  # of MPI.COMM_WORLD; kept for ever, as the ranks meet on it at their end
+_world_comm: MPI.Intracomm | None = None  # duplicate of MPI.COMM_WORLD; kept for ever, because the ranks meet on it at exit
 _forked = False
 
 
 def start(comm: MPI.Intracomm | None = None) -> Runtime:
-    """Starts MPI if nobody has, and returns what is there; later calls return the same until ``stop``.
+    """Starts MPI if it is not running, and returns its runtime. Later calls return the same runtime until `stop`.
 
-    Args:   comm: a communicator of the user's own that is to be the world; None: MPI.COMM_WORLD.
-    Raises: LaunchError: no MPI, MPI already finalised, or the launcher's variables contradict MPI (wrong mpiexec).
-            ThreadLevelError: MPI was initialised below MPI_THREAD_SERIALIZED.
-            ForkedProcess: called in a forked child.
+    Args:
+        comm: A communicator of the user, to be the world; None: MPI.COMM_WORLD.
+
+    Raises:
+        LaunchError: No MPI, MPI already finalised, or the launcher's variables contradict MPI (wrong mpiexec).
+        ThreadLevelError: MPI was initialised below MPI_THREAD_SERIALIZED.
+        ForkedProcess: Called in a forked child.
     """
     global _runtime
     if _forked:
@@ -119,45 +121,47 @@ def start(comm: MPI.Intracomm | None = None) -> Runtime:
 
 
 def alone() -> Runtime:
-    """This rank by itself, whatever the size of its job. Starts MPI if nobody has; no other rank takes part.
+    """The runtime of this rank alone, in a job of any size. Starts MPI if it is not running; no other rank takes part.
 
-    Raises: what `start` raises.
+    Raises:
+        MpicollError: As `start`.
     """
     from mpicoll._mpi.library import MPI
 
-    lock = start().lock  # both make their MPI calls under the same
+    lock = start().lock  # both runtimes make their MPI calls under this lock
     runtime = Runtime(MPI.COMM_SELF)
     runtime.lock = lock
     return runtime
 
 
 def start_some(ranks: Sequence[int]) -> Runtime:
-    """Makes a world of some ranks of the one that is there, in this order (collective over them).
+    """Makes a world of some ranks of the current world, in this order (collective over them).
 
-    `stop` goes back to the world that was there; `everyone` names it meanwhile.
+    `stop` returns to the current world. Until then `everyone` returns its runtime.
     """
     global _runtime
     parent = start()
     with parent.lock:
-        there = parent.base.Get_group()
-        members = there.Incl(list(ranks))
+        group = parent.base.Get_group()
+        members = group.Incl(list(ranks))
         comm = parent.base.Create_group(members, zlib.crc32(repr(list(ranks)).encode()) % parent.tag_ub)
         members.Free()
-        there.Free()
+        group.Free()
     _runtime = Runtime(comm, parent)
     return _runtime
 
 
 def everyone() -> Runtime:
-    """As `start`, but that of all ranks where the world is one of some of them."""
-    there = start()
-    return there.parent or there
+    """Starts MPI like `start`, and returns the runtime of all ranks, even if the current world is of some of them only."""
+    runtime = start()
+    return runtime.parent or runtime
 
 
 def stop(free: bool = True) -> None:
-    """Forgets the runtime (MPI itself goes on, so that it can be started again); no group may be left.
+    """Forgets the runtime. No group may be left. MPI itself keeps running, so that `start` can be called again.
 
-    Args:   free: False: something is still under way, so that no communicator can be given back to MPI.
+    Args:
+        free: False if an operation is still in progress, so that no communicator can be freed.
     """
     global _runtime
     runtime, _runtime = _runtime, None if _runtime is None else _runtime.parent
@@ -171,12 +175,12 @@ def stop(free: bool = True) -> None:
 
 
 def current() -> Runtime | None:
-    """The runtime, if MPI was started through mpicoll."""
+    """The runtime; None if MPI was not started through mpicoll."""
     return _runtime
 
 
 def world_comm() -> MPI.Intracomm | None:
-    """Our duplicate of MPI.COMM_WORLD, if a world was made of it in this process, be it destroyed by now."""
+    """The internal duplicate of MPI.COMM_WORLD, if a world was made of it in this process, even if that world is destroyed."""
     return _world_comm
 
 
@@ -188,7 +192,7 @@ def finalized() -> bool:
 
 
 def in_forked_child() -> bool:
-    """True in a process that was forked after its parent had started MPI: not one MPI call may be made here."""
+    """True in a process that was forked after its parent had started MPI. Such a process must not call MPI."""
     return _forked
 
 
@@ -224,7 +228,7 @@ def _check_owner() -> None:
 
 
 def _check_launcher(mpi: Any) -> None:
-    """MPI is the truth, the environment is the check: N singletons in the place of N ranks must not go unnoticed."""
+    """Checks the launcher's variables against MPI, whose size counts: N singletons instead of N ranks must be noticed."""
     size = mpi.COMM_WORLD.Get_size()
     launch = detect.detect()
     if launch is not None and launch.size not in (None, size):
@@ -238,18 +242,22 @@ def _check_launcher(mpi: Any) -> None:
 
 
 def check_environment() -> None:
-    """Refuses a world of one rank where WORLD_SIZE says more and no MPI launcher has; raises LaunchError."""
+    """Refuses a world of one rank if WORLD_SIZE asks for more and no MPI launcher started this process.
+
+    Raises:
+        LaunchError: As `check_size`.
+    """
     world_size = os.environ.get("WORLD_SIZE", "")
     if world_size.isdigit() and not detect.started_by_mpi():
         check_size(int(world_size), f"WORLD_SIZE={world_size}")
 
 
 def check_size(asked: int, source: str) -> None:
-    """Refuses to make a world of one rank for a program that means to be one of several; MPI must have been started.
+    """Refuses to make a world of one rank for a program that expects several. MPI must have been started.
 
     Args:
         asked: The number of ranks that the program expects.
-        source: What says so, for the message: ``"WORLD_SIZE=4"``, ``"init_process_group: world_size=4"``.
+        source: Where this number comes from, for the message: ``"WORLD_SIZE=4"``, ``"init_process_group: world_size=4"``.
 
     Raises:
         LaunchError: More than one rank is expected, and MPI has one: no MPI launcher started the ranks.
@@ -275,7 +283,7 @@ def check_size(asked: int, source: str) -> None:
 
 @cache
 def _warn_of_binding(mpi: Any) -> None:
-    """Once, on rank 0; see Note [One core for a rank] in `mpicoll._discovery.binding`."""
+    """Warns once, on rank 0; see Note [One core for a rank] in `mpicoll._discovery.binding`."""
     launch = detect.detect()
     if launch is None or mpi.COMM_WORLD.Get_rank() != 0:
         return

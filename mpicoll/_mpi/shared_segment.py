@@ -1,8 +1,8 @@
-"""Memory that the ranks of one node share: one anonymous file of the kernel's, mapped by all of them.
+"""Memory that the ranks of one node share: one anonymous file in the kernel's memory (memfd), mapped by all of them.
 
-No name in /dev/shm: its size limit (64 MiB in many containers) does not count, so that no write ends in a bus error, and
-nothing is left behind by a rank that is killed. Other ranks reach the file through /proc; where they may not (a rank in a
-container of its own, say), there is no segment, and MPI carries everything.
+The file has no name in /dev/shm. So the size limit of /dev/shm (64 MiB in many containers) does not apply, no write ends in a
+bus error, and a killed rank leaves no file behind. Other ranks reach the file through /proc. If a rank may not (in a container
+of its own, say), there is no segment, and MPI carries everything.
 """
 
 from __future__ import annotations
@@ -22,16 +22,18 @@ from mpicoll._mpi.library import MPI
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
-# Processors that show every rank's writes to all others in the order in which they were made.
+# Processors on which all ranks see the writes of any rank in the order in which it made them.
 ORDERED = frozenset({"x86_64", "AMD64", "i686", "s390x"})
-WORD = 16  # bytes; more than chance makes alike, and a multiple of every dtype's size
+WORD = 16  # bytes; long enough that two random words are never equal by chance, and a multiple of the size of every dtype
 
 
 class Segment:
-    """``memory``: the shared bytes, all zero at first but the last WORD; they go when the last view of them has gone.
+    """Shared memory as one rank sees it.
 
-    ``fence``: to be called between writing data and the word that tells of it, and between reading that word and the data;
-    None where the processor keeps this order by itself.
+    Attributes:
+        memory: The shared bytes. At first all but the last WORD bytes are zero. Freed when the last view of them has gone.
+        fence: Call it between writing data and writing the word that announces the data, and between reading this word and
+            reading the data. None if the processor keeps this order by itself.
     """
 
     def __init__(self, memory: mmap.mmap, ordered: bool) -> None:
@@ -41,31 +43,34 @@ class Segment:
 
 
 def create(comm: Intracomm, nbytes: int, maker: int = 0, ordered: bool = platform.machine() in ORDERED) -> Segment | None:
-    """A segment for every rank of ``comm``, or None on all of them if one could not have its own (collective).
+    """A segment for every rank of ``comm``, or None on all of them if one rank could not get a segment (collective).
 
-    Args:   maker: the rank that makes this rank's; ranks of one node name the same one. nbytes: alike where the maker is.
-            ordered: False: with a fence.
+    Args:
+        nbytes: Size; equal on ranks with the same maker.
+        maker: The rank that makes the segment of this rank. Ranks of one node name the same maker.
+        ordered: False: with a fence.
 
-    [1] the maker makes the file and writes a random word at its end [2] tells where it is [3] the others map it, and look
-    for the word, since a process of that number may be another one where they are [4] the maker closes the file.
+    [1] The maker makes the file and writes a random word at its end. [2] It announces the pid and the descriptor. [3] The others
+    map the file and look for the word, because in their namespace another process may have this pid. [4] The maker closes the
+    file.
     """
     nbytes += WORD
     word, file, memory = secrets.token_bytes(WORD), -1, None
-    made = comm.Get_rank() == maker
-    if made:
-        file, memory = _made(nbytes, word)
-    # Neither bcast nor a communicator of the node's: see topology.discover, and carrier.py.
-    place = comm.allgather((os.getpid(), file, word) if memory is not None else None)[maker]
-    if place is not None and not made:
-        memory = _mapped_from(nbytes, *place)
-    everybody = all(comm.allgather(memory is not None))
+    is_maker = comm.Get_rank() == maker
+    if is_maker:
+        file, memory = _make(nbytes, word)  # [1]
+    # Neither bcast (see topology.discover) nor a node communicator (Note [Communicators are made with the group], windows.py).
+    location = comm.allgather((os.getpid(), file, word) if memory is not None else None)[maker]  # [2]
+    if location is not None and not is_maker:
+        memory = _mapped_from(nbytes, *location)  # [3]
+    complete = all(comm.allgather(memory is not None))
     if file >= 0:
-        os.close(file)
-    return Segment(memory, ordered) if memory is not None and everybody else None
+        os.close(file)  # [4]
+    return Segment(memory, ordered) if memory is not None and complete else None
 
 
-def _made(nbytes: int, word: bytes) -> tuple[int, mmap.mmap | None]:
-    """The file, -1 if there is none, and its memory."""
+def _make(nbytes: int, word: bytes) -> tuple[int, mmap.mmap | None]:
+    """The file and its memory; -1 if the file, and None if the memory could not be made."""
     file = -1
     try:
         file = os.memfd_create("mpicoll")
@@ -83,27 +88,27 @@ def _mapped(file: int, nbytes: int) -> mmap.mmap:
         try:
             memory.madvise(mmap.MADV_HUGEPAGE)
         except OSError:
-            return memory  # a kernel without large pages
+            return memory  # a kernel without huge pages
     return memory
 
 
 def _mapped_from(nbytes: int, pid: int, file: int, word: bytes) -> mmap.mmap | None:
     try:
-        mine = os.open(f"/proc/{pid}/fd/{file}", os.O_RDWR)
+        descriptor = os.open(f"/proc/{pid}/fd/{file}", os.O_RDWR)
     except OSError:
         return None
     try:
-        memory = _mapped(mine, nbytes) if os.fstat(mine).st_size == nbytes else None
+        memory = _mapped(descriptor, nbytes) if os.fstat(descriptor).st_size == nbytes else None
     except (OSError, ValueError):
         return None
     finally:
-        os.close(mine)
+        os.close(descriptor)
     return memory if memory is not None and memory[-WORD:] == word else None
 
 
 @cache
 def _fence() -> Callable[[], None]:
-    """MPI's own memory barrier is MPI_Win_sync, which wants a window, be it an empty one of this rank alone."""
+    """A memory barrier: MPI_Win_sync. It needs a window; an empty window of this rank alone is enough."""
     window = MPI.Win.Create(None, comm=MPI.COMM_SELF)
     window.Lock_all()
 

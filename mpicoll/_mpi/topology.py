@@ -1,4 +1,4 @@
-"""Which ranks share memory, found once for the world; what holds for a group follows from it without a message."""
+"""Which ranks share memory. Found once for the world; the topology of a group follows from it without a message."""
 
 from __future__ import annotations
 
@@ -15,14 +15,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Topology:
-    """``nodes``: each rank's node, which bears the number of its first rank. ``crowded``: some node has fewer cores for its
-    ranks than ranks, so that a rank that spins holds up another."""
+    """The nodes of a group's ranks.
+
+    Attributes:
+        nodes: Each rank's node, named by the number of the node's first rank.
+        crowded: True if some node has fewer cores for its ranks than ranks, so that a spinning rank holds up another.
+    """
 
     nodes: tuple[int, ...]
     crowded: bool
 
     def of(self, ranks: Iterable[int]) -> Topology:
-        """The same for some of the ranks, in this order; nodes bear the numbers of the group's ranks then."""
+        """The topology of a group of some of the ranks, in this order. Its nodes are named by ranks of the group."""
         return Topology(_numbered(self.nodes[rank] for rank in ranks), self.crowded)
 
     @property
@@ -34,22 +38,23 @@ class Topology:
 def discover(comm: Intracomm, node_size: int = 0) -> Topology:
     """The topology of a communicator (collective).
 
-    Args:   node_size: pretends that every so many ranks of a node are one of their own; 0: nodes as they are.
+    Args:
+        node_size: Treats every ``node_size`` ranks of a node as a node of their own; 0: nodes as they are.
     """
     node = comm.Split_type(MPI.COMM_TYPE_SHARED)
-    # No allreduce of objects, which broadcasts: MPICH's ranks of different thread levels disagree about how to, from a
-    # communicator's third one on (5.0.2; mpi4py alone shows it).
-    here = node.allgather((comm.Get_rank(), _cpus.allowed(), _cpus.quota() or node.Get_size()))
-    first = min(rank for rank, _, _ in here)
-    crowded = min(len(set().union(*(mine for _, mine, _ in here))), *(quota for _, _, quota in here)) < node.Get_size()
-    place = node.Get_rank()
+    # Not allreduce of objects, which broadcasts: in MPICH, ranks of different thread levels disagree about how to broadcast, from
+    # the third broadcast of a communicator on (5.0.2; mpi4py alone shows it).
+    neighbours = node.allgather((comm.Get_rank(), _cpus.allowed(), _cpus.quota() or node.Get_size()))
+    first = min(rank for rank, _, _ in neighbours)
+    cores = set().union(*(allowed for _, allowed, _ in neighbours))
+    crowded = min(len(cores), *(quota for _, _, quota in neighbours)) < node.Get_size()
+    local_rank = node.Get_rank()
     node.Free()
-    known = comm.allgather((first, place // node_size if node_size else 0, crowded))
-    nodes = _numbered((its_first, part) for its_first, part, _ in known)
-    return Topology(nodes, any(its_crowded for _, _, its_crowded in known))
+    ranks = comm.allgather((first, local_rank // node_size if node_size else 0, crowded))
+    return Topology(_numbered((node_first, part) for node_first, part, _ in ranks), any(crowded for _, _, crowded in ranks))
 
 
 def _numbered(nodes: Iterable[Hashable]) -> tuple[int, ...]:
-    """Each rank's node, however it was named, by the number of its first rank."""
+    """Names each rank's node by the number of the node's first rank."""
     firsts: dict[Hashable, int] = {}
     return tuple(firsts.setdefault(node, rank) for rank, node in enumerate(nodes))
