@@ -1,1 +1,1 @@
-"""What a tensor is: its memory, which tensors are allowed, dtype x reduction, torch's kernels for reductions."""
+"""Tensors: their memory, argument checks, the table dtype x reduction, and reductions by torch kernels."""

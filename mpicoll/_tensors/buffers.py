@@ -1,13 +1,13 @@
 """From a tensor to contiguous memory on its device, and back.
 
-Strides, subclasses, autograd and the lazy conj and neg bits end here: below, there are bytes in row-major order on every rank.
-Memory is a plain contiguous tensor: the tensor itself or a packed copy.
+This file handles strides, subclasses, autograd and the lazy conj and neg bits. The rooms below see bytes in row-major order, on
+every rank. Memory is a plain contiguous tensor: the tensor itself or a packed copy.
 
     readable    memory with the tensor's values
-    writable    the same, for an operation that overwrites the tensor
-    copy_back   copies what was written into a packed copy into the tensor: same storage, same strides
+    writable    memory with the tensor's values, for an operation that overwrites the tensor
+    copy_back   copies the values of a packed copy into the tensor, which keeps its storage and strides
 
-Whether autograd counts the result as a write is up to the caller of the engine (versions.py).
+The caller of the engine decides whether autograd counts the result as a write (versions.py).
 """
 
 from __future__ import annotations
@@ -48,10 +48,12 @@ def readable(operation: str, tensor: Tensor, what: str = "tensor") -> Tensor:
 
 
 def writable(operation: str, tensor: Tensor, what: str = "tensor") -> Tensor:
-    """Returns memory to be written, wholly or only its front (by a message shorter than the tensor): the rest keeps its values.
+    """Returns memory for an operation that overwrites the tensor.
+
+    The memory holds the tensor's values, because a message shorter than the tensor overwrites only its front.
 
     Raises:
-        TypeError, ValueError: As `readable`.
+        TypeError, ValueError: The bytes of the tensor are not its value (`checks.movable`).
         ValueError: Elements of the tensor share memory (an expanded tensor), so the result has no single value.
     """
     checks.movable(operation, tensor, what)
@@ -60,7 +62,7 @@ def writable(operation: str, tensor: Tensor, what: str = "tensor") -> Tensor:
 
 
 def copy_back(tensors: Sequence[Tensor], memories: Sequence[Tensor]) -> None:
-    """Copies each packed copy into its tensor. Does nothing where the memory is the tensor itself."""
+    """Copies each packed copy into its tensor. Skips a tensor that is its own memory."""
     for tensor, memory in zip(tensors, memories, strict=True):
         if memory is not tensor:
             copy_into(tensor, memory)
@@ -89,20 +91,24 @@ def is_dense_cpu(tensor: Tensor) -> bool:
 
 
 def is_plain(tensor: Tensor) -> bool:
-    """True if the tensor's own memory is what others should see."""
+    """True if the tensor is its own memory: dense, and its bytes are its values."""
     strided = tensor.layout is STRIDED and tensor.is_contiguous() and not tensor.is_neg()
     return strided and (type(tensor) is Tensor or has_memory(tensor)) and not tensor.is_conj()
 
 
 def has_memory(tensor: Tensor) -> bool:
-    """False for a subclass that stands for another tensor: copies pass through an AsyncCollectiveTensor, its address is 0."""
+    """False for a subclass that wraps another tensor, such as AsyncCollectiveTensor.
+
+    Its address is 0, and copying it copies the inner tensor.
+    """
     return tensor.data_ptr() != 0 or tensor.numel() == 0
 
 
 def packed(tensor: Tensor) -> Tensor:
-    """A new contiguous tensor of the same values, shape, dtype and device.
+    """Returns a new contiguous tensor of the same values, shape, dtype and device.
 
-    Raises: TypeError: the tensor stands for several (a DTensor), and so does its copy.
+    Raises:
+        TypeError: The tensor wraps others (a DTensor), and so does its copy.
     """
     with torch.no_grad():
         if tensor.dtype in UNCOPIED:
@@ -118,7 +124,7 @@ def packed(tensor: Tensor) -> Tensor:
 
 
 def copy_into(tensor: Tensor, values: Tensor) -> None:
-    """``tensor.copy_(values)`` for whatever the tensor is: a leaf that requires grad, an inference tensor, a view."""
+    """Does ``tensor.copy_(values)`` for any tensor: also a leaf that requires grad, an inference tensor, or a view."""
     with torch.inference_mode(tensor.is_inference()), torch.no_grad():
         target = uncounted(tensor)
         if target.dtype in UNCOPIED:
@@ -127,28 +133,28 @@ def copy_into(tensor: Tensor, values: Tensor) -> None:
 
 
 def uncounted(tensor: Tensor) -> Tensor:
-    """The same memory, for a write that does not raise the tensor's version counter; see _tensors/versions.py."""
+    """Returns an alias of the tensor. A write to it does not raise the tensor's version counter; see _tensors/versions.py."""
     if tensor.is_inference():
         return tensor
     return tensor.data if type(tensor) is Tensor or type(tensor) is Parameter else tensor.detach()
 
 
 def raw(memory: Tensor) -> Tensor:
-    """Contiguous memory as bytes of one dimension, which may be written whatever autograd thinks of them."""
+    """Returns contiguous memory as one dimension of bytes, writable even if autograd or inference mode protects the tensor."""
     return flat(memory, torch.uint8)
 
 
 def flat(memory: Tensor, dtype: torch.dtype) -> Tensor:
-    """Contiguous memory as elements of one dimension, likewise."""
+    """Returns contiguous memory as one dimension of elements, writable as those of `raw`."""
     with torch.inference_mode(False):
         alias = uncounted(memory)
-        if alias.is_inference():  # which may not be written out of inference mode; its memory may
+        if alias.is_inference():  # torch refuses writes to it outside inference mode, but not writes to its memory
             alias = alias.new_empty(0).set_(memory.untyped_storage(), memory.storage_offset(), memory.shape, memory.stride())
-        # Not reshape(-1), which keeps a stride of 0 of one element that was expanded.
+        # Not reshape(-1): one expanded element would keep its stride of 0.
         return alias.as_strided((alias.numel(),), (1,)).view(dtype)
 
 
 def overlap(a: Tensor, b: Tensor) -> bool:
-    """True if two contiguous tensors share memory, which MPI forbids between what it reads and what it writes."""
+    """True if two contiguous tensors share memory. MPI forbids that between a buffer that it reads and one that it writes."""
     first, second = a.data_ptr(), b.data_ptr()
     return first < second + b.nbytes and second < first + a.nbytes and a.nbytes > 0 and b.nbytes > 0

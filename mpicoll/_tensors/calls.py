@@ -1,4 +1,4 @@
-"""What the host's and the devices' operations have in common: a prepared collective, and a message under way."""
+"""Types that host and device operations share: a prepared collective (`Call`) and a posted message (`Transfer`)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from mpicoll._tensors import buffers
 
 # A function and its arguments, to be called in the group's order.
-# A plain tuple: an object with named fields takes 0.2 us longer to make, a tenth of a small operation.
+# A plain tuple: making an object with named fields takes 0.2 us longer, a tenth of a small operation.
 Call: TypeAlias = "tuple[Callable[..., object], tuple[Any, ...]]"
 
 
@@ -27,7 +27,7 @@ def run_all(calls: Sequence[Call]) -> None:
 
 
 def run_and_copy_back(call: Call, tensors: Sequence[Tensor], memories: Sequence[Tensor]) -> None:
-    """Runs a call that writes ``memories``, and brings their values into ``tensors``."""
+    """Runs a call that writes ``memories``, then copies their values into ``tensors``."""
     function, arguments = call
     function(*arguments)
     buffers.copy_back(tensors, memories)
@@ -37,19 +37,19 @@ class Transfer(Protocol):
     """One message that has been posted.
 
     Attributes:
-        source: Of a receive that has ended, the sender's group rank.
-        moved: Set by `test` when the message has not ended but has come further; cleared by the reader.
+        source: The sender's group rank, once a receive has ended.
+        moved: Set by `test` when the message has moved but not ended; cleared by the reader.
     """
 
     source: int
     moved: bool
 
     def test(self) -> bool:
-        """Moves the message forward. Returns True once it has ended; a receive is then in the tensor.
+        """Moves the message forward. Returns True once it has ended; the tensor then holds a received message.
 
         Raises:
-            MPIException: MPI's error; MPI_ERR_TRUNCATE: the message was longer than the tensor.
+            MPIException: MPI's error. MPI_ERR_TRUNCATE means that the message was longer than the tensor.
         """
 
     def cancel(self) -> bool:
-        """Takes the message back. Returns False if MPI may still use its memory."""
+        """Cancels the message. Returns False if MPI may still use its memory."""

@@ -1,4 +1,4 @@
-"""What is allowed, said before a byte moves: which call, what was given, what would be right."""
+"""Argument checks, made before a byte moves. Their errors name the call, the argument, and what is allowed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,17 @@ _DEVICES = frozenset({"cpu", "cuda"})
 
 
 def movable(operation: str, tensor: Any, what: str = "tensor") -> None:
-    """Raises TypeError or ValueError unless the bytes of this tensor are its value."""
+    """Checks that the bytes of this tensor are its value.
+
+    Args:
+        operation: Name of the call, for the message.
+        tensor: The argument to check.
+        what: Name of the argument, for the message.
+
+    Raises:
+        TypeError: It is not a tensor, or its dtype is quantized.
+        ValueError: It is not strided, or on a device that mpicoll does not support.
+    """
     if not isinstance(tensor, Tensor):
         raise TypeError(f"{operation}: {what} must be a torch.Tensor, got {type(tensor).__name__}")
     if tensor.layout is not torch.strided:
@@ -28,10 +38,10 @@ def movable(operation: str, tensor: Any, what: str = "tensor") -> None:
 
 
 def one_kind_of_device(operation: str, tensors: Sequence[Tensor]) -> torch.device:
-    """The device of the tensors, the first one of several of a kind.
+    """Returns the device of the first tensor. The others may be on other devices of the same kind.
 
     Raises:
-        ValueError: They are on different kinds of device. torch's backends carry one kind in each operation, too.
+        ValueError: The tensors are on different kinds of device. torch's own backends also take one kind per operation.
     """
     first = tensors[0].device
     for tensor in tensors:
@@ -44,7 +54,11 @@ def one_kind_of_device(operation: str, tensors: Sequence[Tensor]) -> torch.devic
 
 
 def writable(operation: str, tensor: Tensor, what: str = "tensor") -> None:
-    """Raises ValueError if elements of a tensor that would be overwritten share memory."""
+    """Checks a tensor that an operation overwrites.
+
+    Raises:
+        ValueError: Elements of the tensor share memory.
+    """
     if not tensor.is_contiguous() and shares_elements(tensor):
         raise ValueError(
             f"{operation}: {what} of shape {tuple(tensor.shape)} and strides {tensor.stride()} is expanded or overlaps itself: "
@@ -53,23 +67,34 @@ def writable(operation: str, tensor: Tensor, what: str = "tensor") -> None:
 
 
 def shares_elements(tensor: Tensor) -> bool:
-    """True if two elements lie in one place."""
+    """True if two elements of the tensor have the same address."""
     if tensor.numel() < 2:
         return False
     dims = sorted((stride, n) for stride, n in zip(tensor.stride(), tensor.shape, strict=True) if n > 1)
-    reach = 0  # the last place that the dimensions up to here get to
+    reach = 0  # largest offset that the dimensions so far can address
     for stride, n in dims:
-        if stride <= reach:  # it may be, or the dimensions interlock: count
-            places = torch.zeros(1, dtype=torch.int64, device="cpu")
+        if stride <= reach:  # elements share memory, or the dimensions interlock: list all offsets
+            offsets = torch.zeros(1, dtype=torch.int64, device="cpu")
             for stride, n in dims:
-                places = (places.view(-1, 1) + torch.arange(n, device="cpu") * stride).view(-1)
-            return bool(places.unique().numel() < places.numel())
+                offsets = (offsets.view(-1, 1) + torch.arange(n, device="cpu") * stride).view(-1)
+            return bool(offsets.unique().numel() < offsets.numel())
         reach += stride * (n - 1)
     return False
 
 
 def tensors(operation: str, what: str, given: Any, count: int | None = None) -> list[Tensor]:
-    """The list, checked: tensors all, and ``count`` of them."""
+    """Returns the list after checking it.
+
+    Args:
+        operation: Name of the call, for the message.
+        what: Name of the argument, for the message.
+        given: The argument to check.
+        count: Number of tensors that it must have; None: any number.
+
+    Raises:
+        TypeError: It is not a list of tensors, or a dtype is quantized.
+        ValueError: It has another number of tensors, or a tensor is not strided or on an unsupported device.
+    """
     if isinstance(given, (Tensor, str)) or not isinstance(given, Sequence):
         raise TypeError(f"{operation}: {what} must be a list of tensors, got {type(given).__name__}")
     if count is not None and len(given) != count:
@@ -81,7 +106,7 @@ def tensors(operation: str, what: str, given: Any, count: int | None = None) -> 
 
 
 def given(tensors: Any) -> bool:
-    """False for None and for an empty list, which both stand for no list."""
+    """False for None and for an empty list, which both mean "no list"."""
     return tensors is not None and not (isinstance(tensors, Sequence) and len(tensors) == 0)
 
 
@@ -98,7 +123,7 @@ def same_numel(operation: str, a_name: str, a: int, b_name: str, b: int) -> None
 
 
 def integer(operation: str, what: str, value: Any) -> int:
-    """An int, or what stands for one: a NumPy integer, a tensor of one integer."""
+    """Returns an int for anything that `operator.index` takes: an int, a NumPy integer, a tensor of one integer."""
     try:
         if isinstance(value, bool):
             raise TypeError
@@ -122,9 +147,11 @@ def tag(operation: str, value: Any, tag_ub: int) -> int:
 
 
 def splits(operation: str, what: str, given: Sequence[int] | None, rows: int, size: int) -> list[int]:
-    """Rows of dim 0 for each rank: as given, or equal shares.
+    """Returns the rows of dim 0 for each rank: the given splits, or equal shares.
 
-    Raises: ValueError: the splits do not add up to ``rows``, or there are not as many as ranks, or no equal share exists.
+    Raises:
+        TypeError: The splits are not a list of ints.
+        ValueError: The splits are negative, do not add up to ``rows`` or are not one per rank; or no equal shares exist.
     """
     if given is not None and not hasattr(given, "__len__"):
         raise TypeError(f"{operation}: {what} must be a list of ints or None, got {type(given).__name__}")

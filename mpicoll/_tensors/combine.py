@@ -1,6 +1,6 @@
-"""Reductions by torch's kernels, for algorithms that move bytes themselves: (parts in the order of the ranks, out) -> None.
+"""Reductions by torch kernels, for algorithms that move bytes themselves: (parts in the order of the ranks, out) -> None.
 
-What has an entry here is reduced as it lies, in one pass over all ranks' parts; the answer is that of the table in
+A kernel reduces the bytes without an encoded copy, in one pass over the parts of all ranks. Its result is that of the table in
 reductions.py. Halves are summed in float32 and rounded once.
 """
 
@@ -21,9 +21,12 @@ from mpicoll._tensors.reductions import TABLE as TABLE_OF_MPI
 
 @dataclass(frozen=True)
 class Kernel:
-    """``dtype``: as which the memory is seen; its elements may be smaller than the tensor's.
+    """A reduction by torch.
 
-    entry: by which MPI reduces elements of that dtype (bool: of bool).
+    Attributes:
+        dtype: The dtype as which the kernel reads the memory. Its elements may be smaller than the tensor's elements.
+        combine: Reduces the parts.
+        entry: The entry by which MPI reduces elements of that dtype (for bool: elements of bool).
     """
 
     dtype: torch.dtype
@@ -32,19 +35,19 @@ class Kernel:
 
     @property
     def widened(self) -> bool:
-        """Whether MPI reduces something larger."""
+        """True if MPI would reduce larger elements: half precision as float32."""
         return self.dtype in HALVES and self.entry.mpi_type == "FLOAT"
 
 
 def find(dtype: torch.dtype, op: Op) -> Kernel | None:
-    """The entry, if there is one; what has none goes by way of MPI's own reductions."""
+    """Returns the kernel, or None if there is none. MPI then reduces by the entry in reductions.py."""
     if type(op) is ReduceOp:
         op = op.op  # type: ignore[attr-defined]
     return TABLE.get((dtype, op)) if type(op) is ReduceOp.RedOpType else None
 
 
 def one_by_one(two: Any) -> Combine:
-    """``two(a, b, out=)`` over the parts from the first to the last."""
+    """Applies ``two(a, b, out=)`` from the first part to the last."""
 
     def combine(parts: Sequence[Tensor], out: Tensor) -> None:
         if len(parts) == 1:
@@ -65,7 +68,7 @@ def averaged(parts: Sequence[Tensor], out: Tensor) -> None:
 
 
 def rounded_once(two: Any) -> Combine:
-    """Halves in float32; torch does that by itself for two."""
+    """Accumulates halves in float32 and rounds once. With two operands torch's own kernel already does so."""
 
     def combine(parts: Sequence[Tensor], out: Tensor) -> None:
         if len(parts) == 2:
@@ -80,7 +83,7 @@ def rounded_once(two: Any) -> Combine:
 
 
 def quotient(entry: Reduction) -> Combine:
-    """The sum of integers, divided as the entry decodes it."""
+    """Sums integers, then divides with the decoder of the entry."""
     divide = entry.decode
     assert divide is not None
 
@@ -99,7 +102,7 @@ def averaged_once(parts: Sequence[Tensor], out: Tensor) -> None:
 
 
 def in_code(dtype: torch.dtype, op: str, two: Any) -> Combine:
-    """Reduces what the table's entry encodes."""
+    """Reduces the encoded parts, with the encoder and decoder of the table's entry."""
     entry = TABLE_OF_MPI[dtype, OPS[op]]
     encode, decode = entry.encode, entry.decode
     assert encode is not None
@@ -125,7 +128,7 @@ def _build() -> dict[tuple[torch.dtype, ReduceOp.RedOpType], Kernel]:
     arithmetic = {"SUM": torch.add, "PRODUCT": torch.mul}
     order = {"MIN": torch.minimum, "MAX": torch.maximum}
     for dtype in INTEGERS:
-        # But for their order and quotients, the kernels of wide unsigned integers are those of the signed ones.
+        # Wide unsigned integers use the kernels of the signed ones, except for order and quotients.
         wide_unsigned = dtype in WIDE_UNSIGNED
         seen = getattr(torch, str(dtype).removeprefix("torch.u")) if wide_unsigned else dtype
         for name, kernel in {**arithmetic, **bits, **({} if wide_unsigned else order)}.items():
@@ -140,7 +143,7 @@ def _build() -> dict[tuple[torch.dtype, ReduceOp.RedOpType], Kernel]:
     for dtype in (*FLOATS, *HALVES):
         for name, kernel in arithmetic.items():
             add(dtype, name, dtype, rounded_once(kernel) if dtype in HALVES else one_by_one(kernel))
-        for name, kernel in order.items():  # torch's take either of 0.0 and -0.0
+        for name, kernel in order.items():  # torch's own kernels return either of 0.0 and -0.0
             add(dtype, name, dtype, in_code(dtype, name, kernel))
         add(dtype, "AVG", dtype, averaged_once if dtype in HALVES else averaged)
     for dtype, real in COMPLEX.items():

@@ -1,11 +1,11 @@
 """The one table that decides dtype x reduction.
 
-Every entry says which MPI datatype and operation do the work, and how a tensor is encoded for it and decoded again. What
-has no entry is refused before a byte moves: there is no default. The table of docs/reference/reductions.md is printed from here
-(``python -m mpicoll._tensors.reductions``).
+An entry names the MPI datatype and operation that do the work, and the functions that encode and decode the tensor. There is no
+default: a combination without an entry is refused before a byte moves. This module prints the table of
+docs/reference/reductions.md (``python -m mpicoll._tensors.reductions``).
 
-    native      MPI reduces the bytes as they lie                        most of integers; float32, float64 SUM and PRODUCT
-    kernel      torch encodes, MPI reduces the code, torch decodes       everything else that has a right answer
+    native      MPI reduces the bytes as they are                        most integer reductions; SUM, PRODUCT of float32, float64
+    kernel      torch encodes, MPI reduces the code, torch decodes       all other reductions that have a right answer
 """
 
 from __future__ import annotations
@@ -32,8 +32,12 @@ Decode = Callable[[Tensor, Tensor, int], None]
 class Reduction:
     """How one dtype is reduced by one operation.
 
-    ``scale``: coded elements per element (2 for complex numbers, whose real and imaginary parts are reduced side by side).
-    ``encode`` and ``decode`` are None where MPI reduces the bytes as they lie.
+    Attributes:
+        mpi_type: Name of the MPI datatype.
+        mpi_op: Name of the MPI operation.
+        encode: None if MPI reduces the bytes as they are.
+        decode: None if MPI's result needs no decoding.
+        scale: Coded elements per element (2 for complex numbers: real and imaginary parts are reduced side by side).
     """
 
     mpi_type: str
@@ -60,7 +64,7 @@ INTEGERS: dict[torch.dtype, str] = {
     torch.int64: "INT64_T",
     torch.uint64: "UINT64_T",
 }
-WIDE_UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)  # of which torch has few kernels
+WIDE_UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)  # torch has few kernels for them
 FLOATS: dict[torch.dtype, str] = {torch.float32: "FLOAT", torch.float64: "DOUBLE"}
 HALVES = (torch.float16, torch.bfloat16)
 COMPLEX: dict[torch.dtype, torch.dtype] = {
@@ -68,7 +72,7 @@ COMPLEX: dict[torch.dtype, torch.dtype] = {
     torch.complex64: torch.float32,
     torch.complex128: torch.float64,
 }
-# The integers of a float's size, whose order is the order of the floats once the sign is folded in.
+# Integers of the size of a float. Their order is that of the floats once the sign is folded in.
 ORDER: dict[torch.dtype, tuple[torch.dtype, str]] = {
     torch.float16: (torch.int16, "INT16_T"),
     torch.bfloat16: (torch.int16, "INT16_T"),
@@ -78,9 +82,11 @@ ORDER: dict[torch.dtype, tuple[torch.dtype, str]] = {
 
 
 def lookup(operation: str, dtype: torch.dtype, op: Op) -> Reduction:
-    """The table's entry.
+    """Returns the table's entry.
 
-    Raises: TypeError: ``op`` is no ReduceOp. UnsupportedReduction: no right answer exists; the message says what to do.
+    Raises:
+        TypeError: ``op`` is not a ReduceOp.
+        UnsupportedReduction: No right answer exists; the message says what to do.
     """
     if not isinstance(op, (ReduceOp, ReduceOp.RedOpType)):
         raise TypeError(f"{operation}: op must be a torch.distributed.ReduceOp, got {type(op).__name__} {op!r}")
@@ -95,8 +101,8 @@ def lookup(operation: str, dtype: torch.dtype, op: Op) -> Reduction:
 
 
 def find(dtype: torch.dtype, op: Op) -> Reduction | None:
-    """The table's entry, if there is one."""
-    # By type: 0 == ReduceOp.SUM, and while ReduceOp(x) == x, x == ReduceOp(x), which a dictionary asks, is False.
+    """Returns the table's entry, or None."""
+    # By type: 0 == ReduceOp.SUM. And ReduceOp(x) == x is True, but a dictionary tests x == ReduceOp(x), which is False.
     if type(op) is ReduceOp:
         op = op.op  # type: ignore[attr-defined]
     return TABLE.get((dtype, op)) if type(op) is ReduceOp.RedOpType else None
@@ -135,14 +141,15 @@ def _from_bool_code(code: Tensor, out: Tensor, size: int) -> None:
 
 
 def _upcast(tensor: Tensor, op: Op) -> Tensor:
-    # Halves are summed in float32 and rounded once, at the end: the error does not grow with the number of ranks, an
-    # average cannot overflow on its way, and every rank rounds the same bits.
+    # Halves are summed in float32 and rounded once, at the end. So the error does not grow with the number of ranks, the sum of
+    # an average cannot overflow, and every rank rounds the same bits.
     return tensor.to(torch.float32)
 
 
 # Note [Sums of 8 and 16 bits]
-# Open MPI 5.0.11 adds integers of 8 and 16 bits by saturating instructions where the processor has AVX, 64 bytes at a time, and
-# what is left over in the usual way: two tensors of 33 int8 127 became 32 times 127 and once -2. So they are summed as int32.
+# If the processor has AVX, Open MPI 5.0.11 adds integers of 8 and 16 bits by saturating instructions, 64 bytes at a time. It
+# adds the remaining elements in the usual way: two tensors of 33 int8 127 became 32 times 127 and once -2. So the sum is made in
+# int32.
 
 
 def _int32(tensor: Tensor, op: Op) -> Tensor:
@@ -158,12 +165,12 @@ def _average(code: Tensor, out: Tensor, size: int) -> None:
 
 
 # Note [Averages of integers]
-# As NCCL's (ncclAvg): the sum wraps around as SUM does, and the quotient is truncated towards zero. Lightning averages integer
-# metrics so on every backend that is not gloo.
+# The result is that of NCCL (ncclAvg): the sum wraps around as SUM does, and the quotient is truncated towards zero. Lightning
+# averages integer metrics with AVG on every backend except gloo.
 
 
 def truncated(total: Tensor, size: int) -> Tensor:
-    """Signed integers or uint8, divided by ``size``; in integers of the same width or a larger one."""
+    """Divides signed integers or uint8 by ``size``. The result has the same width or a larger one."""
     wide = total if total.element_size() >= 4 else total.to(torch.int32)  # int8 has no 200 to divide by
     return torch.div(wide, size, rounding_mode="trunc")
 
@@ -176,18 +183,18 @@ _SIGNED = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def unsigned_truncated(code: Tensor, out: Tensor, size: int) -> None:
-    """The same for unsigned integers, which may be seen as the signed ones of their size: torch divides only those."""
+    """Divides unsigned integers, possibly seen as signed ones of their size, by ``size``. torch divides only signed ones."""
     bits = code.view(_SIGNED[code.element_size()])
     out.view(_SIGNED[out.element_size()]).copy_(_unsigned_quotient(bits, out.element_size(), size).view(out.shape))
 
 
 def _unsigned_quotient(bits: Tensor, width: int, size: int) -> Tensor:
-    """The last ``width`` bytes as unsigned integers, divided by ``size``; in integers of any width."""
+    """Divides the last ``width`` bytes of each element, as unsigned integers, by ``size``. The result may have any width."""
     if width == 2:
         return (bits.to(torch.int32) & 0xFFFF) // size
     if width == 4:
         return (bits.to(torch.int64) & 0xFFFFFFFF) // size
-    # Halved, so that the sign bit is free; the double quotient is right, or too small by 1.
+    # Halve first, so that the sign bit is free. Twice the quotient is exact or too small by 1.
     quotient = ((bits >> 1) & torch.iinfo(torch.int64).max) // size * 2
     return quotient + (bits - quotient * size >= size)
 
@@ -217,9 +224,12 @@ def _scaled_complex(tensor: Tensor, op: Op) -> Tensor:
 
 
 def _sortable(smallest: bool) -> Encode:
-    """Floats as integers of the same order, every NaN at the end that wins (smallest: MIN), so that it comes through.
+    """Encodes floats as integers of the same order. A NaN becomes the integer that wins, so the result is NaN.
 
     MPI's own MIN and MAX on floats keep or drop a NaN depending on the implementation and on the rank that holds it.
+
+    Args:
+        smallest: For MIN: the smallest integer wins. Otherwise the largest one wins.
     """
 
     def encode(tensor: Tensor, op: Op) -> Tensor:
@@ -236,7 +246,7 @@ def _from_sortable(code: Tensor, out: Tensor, size: int) -> None:
 
 
 def _fold(bits: Tensor) -> Tensor:
-    """Reverses the order of the negative floats' bit patterns; its own inverse."""
+    """Reverses the order of the bit patterns of negative floats. It is its own inverse."""
     limits = torch.iinfo(bits.dtype)
     return bits ^ ((bits >> (limits.bits - 1)) & limits.max)
 
@@ -283,7 +293,7 @@ def _build() -> dict[tuple[torch.dtype, ReduceOp.RedOpType], Reduction]:
         else:
             add(dtype, "AVG", mpi_type, "SUM", _same, average)
 
-    # MPI has no SUM on C_BOOL, and a sum of bytes would leave 3 in a bool; logical operations give 0 or 1.
+    # MPI has no SUM on C_BOOL, and a sum of bytes could leave 3 in a bool. Logical operations give 0 or 1.
     logical = {
         "SUM": "LOR",
         "MAX": "LOR",
@@ -322,7 +332,7 @@ TABLE = _build()
 
 
 def markdown() -> str:
-    """The table of docs/reference/reductions.md: N native, K by torch kernels around MPI, - refused with a TypeError."""
+    """Returns the table of docs/reference/reductions.md: N native, K by torch kernels around MPI, - refused with a TypeError."""
     opaque = [getattr(torch, name) for name in ("float8_e4m3fn", "float8_e5m2")]
     dtypes = [torch.bool, *INTEGERS, *HALVES, *FLOATS, *COMPLEX, *opaque]
     lines = ["| dtype | moves | " + " | ".join(OPS) + " |", "|---|---|" + "---|" * len(OPS)]

@@ -1,9 +1,9 @@
-"""What all_reduce does with sparse tensors (torch.sparse_coo), such as the gradients of nn.Embedding(sparse=True).
+"""all_reduce of sparse tensors (torch.sparse_coo), such as the gradients of nn.Embedding(sparse=True).
 
-Ranks hold different places, and not equally many of them. Everybody gets everybody's places and values and adds them up in
-the order of the ranks, so that the sum has the same bits everywhere.
+Ranks hold different indices, and different numbers of them. Every rank gets the indices and values of all ranks and adds them up
+in the order of the ranks, so that the sum has the same bits on all ranks.
 
-    coalesce ──► header: is everybody's tensor alike, how much comes ──► indices, values ──► add up ──► the tensor, in place
+    coalesce ──► headers: are the tensors alike, how many values ──► indices, values ──► add up ──► the tensor, in place
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from mpicoll._tensors import reductions
 from mpicoll._tensors.reductions import Op
 from mpicoll.errors import UnsupportedReduction
 
-# What torch can add up, and as what: halves in float32, rounded once.
+# The dtypes that torch can add up, and the dtype of the sum: halves in float32, rounded once.
 SUMMED_AS: dict[torch.dtype, torch.dtype] = {
     torch.float16: torch.float32,
     torch.bfloat16: torch.float32,
@@ -31,14 +31,15 @@ SUMMED_AS: dict[torch.dtype, torch.dtype] = {
     },
 }  # fmt: skip
 NUMBERS = list(SUMMED_AS)
-MOST_DIMENSIONS = 64  # of any tensor of torch's
+MOST_DIMENSIONS = 64  # torch allows no more for any tensor
 HEADER = 4 + MOST_DIMENSIONS  # number of values, dtype, sparse dimensions, dimensions, sizes
 
 
 def coalesced(operation: str, tensor: Tensor, op: Op) -> Tensor:
-    """What this rank contributes: on the CPU, each place once, in the dtype in which it is added up.
+    """Returns this rank's contribution: on the CPU, each index once, in the dtype of the sum.
 
-    Raises: UnsupportedReduction: not SUM nor AVG, or a dtype that torch cannot add up.
+    Raises:
+        UnsupportedReduction: The op is not SUM or AVG, or torch cannot add up this dtype.
     """
     reductions.lookup(operation, tensor.dtype, op)
     if not (op == ReduceOp.SUM or op == ReduceOp.AVG) or tensor.dtype not in SUMMED_AS:
@@ -46,38 +47,40 @@ def coalesced(operation: str, tensor: Tensor, op: Op) -> Tensor:
             f"{operation}: sparse tensors have SUM and AVG only, of dtypes that torch can coalesce, got {op} on {tensor.dtype}; "
             "use .to_dense()"
         )
-    with torch.inference_mode(tensor.is_inference()), torch.no_grad():  # torch coalesces an inference tensor only there
+    # torch coalesces an inference tensor only in inference mode.
+    with torch.inference_mode(tensor.is_inference()), torch.no_grad():
         return tensor.detach().cpu().to(SUMMED_AS[tensor.dtype]).coalesce()
 
 
 def header(source: Tensor, dtype: torch.dtype) -> Tensor:
-    """What this rank has to tell before its indices and values."""
-    known = [source._nnz(), NUMBERS.index(dtype), source.sparse_dim(), source.dim(), *source.shape]
-    return torch.tensor(known + [0] * (HEADER - len(known)), dtype=torch.int64, device="cpu")
+    """Returns the numbers that ranks exchange before indices and values: see HEADER."""
+    fields = [source._nnz(), NUMBERS.index(dtype), source.sparse_dim(), source.dim(), *source.shape]
+    return torch.tensor(fields + [0] * (HEADER - len(fields)), dtype=torch.int64, device="cpu")
 
 
 def counts(operation: str, headers: Tensor) -> list[int]:
-    """How many values each rank has.
+    """Returns the number of values on each rank.
 
-    Raises: ValueError: the ranks' tensors are not alike; on every rank, since all see all headers.
+    Raises:
+        ValueError: The ranks' tensors are not alike. Every rank raises it, because all see all headers.
     """
-    told: list[list[int]] = headers.tolist()
-    for rank, theirs in enumerate(told):
-        if theirs[1:] != told[0][1:]:
+    rows: list[list[int]] = headers.tolist()
+    for rank, row in enumerate(rows):
+        if row[1:] != rows[0][1:]:
             raise ValueError(
                 f"{operation}: sparse tensors must have one dtype, shape and number of sparse dimensions on all ranks; "
-                f"rank 0 has {_named(told[0])}, rank {rank} has {_named(theirs)}"
+                f"rank 0 has {_described(rows[0])}, rank {rank} has {_described(row)}"
             )
-    return [theirs[0] for theirs in told]
+    return [row[0] for row in rows]
 
 
-def _named(told: list[int]) -> str:
-    _, dtype, sparse_dim, dim, *sizes = told
+def _described(row: list[int]) -> str:
+    _, dtype, sparse_dim, dim, *sizes = row
     return f"{NUMBERS[dtype]} of shape {tuple(sizes[:dim])} with {sparse_dim} sparse dimensions"
 
 
 def add_up(tensor: Tensor, indices: Sequence[Tensor], values: Sequence[Tensor], op: Op) -> None:
-    """The sum, or mean, of all ranks' parts into ``tensor``, coalesced."""
+    """Writes the coalesced sum or mean of the parts of all ranks into ``tensor``."""
     with torch.inference_mode(tensor.is_inference()), torch.no_grad():
         parts = torch.sparse_coo_tensor(
             torch.cat(list(indices), 1), torch.cat(list(values)), tensor.shape, device="cpu", check_invariants=False
