@@ -1,1 +1,1 @@
-"""Collectives on the memory of the CPU: which algorithm carries each of them, and how."""
+"""Collectives and messages on CPU memory, and the choice of algorithms."""

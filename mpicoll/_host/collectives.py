@@ -1,9 +1,9 @@
-"""Collectives on the memory of this process.
+"""Collectives on CPU memory.
 
-Each operation has two halves. The first one, called by any thread at any time, returns a `Call`; a small operation on memory
-that MPI can use as it is yields one MPI call. The second one runs in the group's order, on all ranks alike: it asks `thresholds`
-for the algorithm and carries it out. Memory is contiguous, and results are written in place. A Call may hold no more than an
-address: its caller holds the memory until it has run.
+Each operation has two halves. Any thread may call the first one at any time; it returns a `Call`. For a small operation on memory
+that MPI can use as it is, this is one MPI call. The second half runs in the group's order, on all ranks alike: it asks
+`thresholds` for the algorithm and carries it out. Memory is contiguous, and results are written in place. A Call may hold only an
+address, so that its caller keeps the memory until it has run.
 """
 
 from __future__ import annotations
@@ -39,9 +39,12 @@ LOG_NAMES = {
 
 
 class HostCollectives:
-    """One per group.
+    """The collectives of one group.
 
     Args:
+        channel: The group's communicators.
+        windows: The group's shared-memory windows, made on first use.
+        known: The group's thresholds.
         took: Logs (operation, algorithm, bytes).
     """
 
@@ -55,16 +58,16 @@ class HostCollectives:
         self.use(known)
 
     def use(self, known: Thresholds) -> None:
-        """From now on chooses by these thresholds, which must be equal on all ranks."""
+        """Chooses by these thresholds from now on. They must be equal on all ranks."""
         self.thresholds = known
         self._single_call_below = known.single_call_below()
 
     def copying_back(self, call: Call, tensors: Sequence[Tensor], memories: Sequence[Tensor]) -> Call:
-        """``call``, after which the packed copies among ``memories`` are copied into their ``tensors``."""
+        """Returns a Call that runs ``call`` and then copies the packed copies among ``memories`` into their ``tensors``."""
         return calls.run_and_copy_back, (call, tensors, memories)
 
     def _algorithm(self, operation: str, nbytes: int, choose: Callable[..., str], *values: object) -> str:
-        """The algorithm that ``choose(thresholds, *values)`` names, with its windows made (collective on first use)."""
+        """Returns the algorithm that ``choose(thresholds, *values)`` names, and makes its windows (collective on first use)."""
         name = choose(self.thresholds, *values)
         if name in (SHARED_MEMORY, HIERARCHICAL) and not self.windows.make():
             self.use(self.thresholds.without_windows())
@@ -76,7 +79,7 @@ class HostCollectives:
     # -- reductions ----------------------------------------------------------------------------------------------------
 
     def all_reduce(self, memory: Tensor, plan: Plan) -> Call:
-        """In place on every rank."""
+        """Reduces in place on every rank."""
         nbytes = memory.nbytes
         if plan.native and nbytes < self._single_call_below["all_reduce"] and nbytes <= CHUNK:
             buffer = [fromaddress(memory.data_ptr(), nbytes), memory.numel(), plan.mpi_type]
@@ -104,24 +107,24 @@ class HostCollectives:
             shared_memory.all_reduce(window, flat, kernel.combine)
 
     def all_reduce_packed(self, memories: Sequence[Tensor], plan: Plan) -> Call:
-        """``all_reduce`` of several tensors of one dtype, as one message."""
+        """Reduces several tensors of one dtype as one message."""
         return self._all_reduce_packed, (memories, plan)
 
     def _all_reduce_packed(self, memories: Sequence[Tensor], plan: Plan) -> None:
         extents = [(memory.data_ptr(), memory.nbytes) for memory in memories]
         packed = torch.empty(sum(nbytes for _, nbytes in extents), dtype=torch.uint8, device="cpu").view(memories[0].dtype)
-        first = place = packed.data_ptr()
+        start = position = packed.data_ptr()
         for address, nbytes in extents:
-            memmove(place, address, nbytes)
-            place += nbytes
+            memmove(position, address, nbytes)
+            position += nbytes
         calls.run(self.all_reduce(packed, plan))
-        place = first
+        position = start
         for address, nbytes in extents:
-            memmove(address, place, nbytes)
-            place += nbytes
+            memmove(address, position, nbytes)
+            position += nbytes
 
     def all_reduce_sparse(self, operation: str, tensor: Tensor, source: Tensor, op: Op) -> Call:
-        """Into a sparse (COO) tensor: every rank gets every rank's indices and values, and adds them up.
+        """Reduces into a sparse (COO) tensor: every rank gets the indices and values of all ranks, and adds them up.
 
         Args:
             source: This rank's part, as `sparse.coalesced` returns it.
@@ -135,15 +138,15 @@ class HostCollectives:
         headers = torch.empty(self.size, sparse.HEADER, dtype=torch.int64, device="cpu")
         native.all_gather(self.channel, headers, sparse.header(source, tensor.dtype))
         counts = sparse.counts(operation, headers)
-        places, parts = source.indices().contiguous(), source.values().contiguous()
-        indices = [places.new_empty(len(places), count) for count in counts]
-        values = [parts.new_empty(count, *parts.shape[1:]) for count in counts]
-        calls.run(self.all_gather(indices, places))
-        calls.run(self.all_gather(values, parts))
+        own_indices, own_values = source.indices().contiguous(), source.values().contiguous()
+        indices = [own_indices.new_empty(len(own_indices), count) for count in counts]
+        values = [own_values.new_empty(count, *own_values.shape[1:]) for count in counts]
+        calls.run(self.all_gather(indices, own_indices))
+        calls.run(self.all_gather(values, own_values))
         sparse.add_up(tensor, indices, values, op)
 
     def reduce(self, memory: Tensor, plan: Plan, root: int) -> Call:
-        """In place on the root; elsewhere the memory is only read."""
+        """Reduces in place on the root. The other ranks' memory is only read."""
         nbytes = memory.nbytes
         if plan.native and nbytes < self._single_call_below["reduce"] and nbytes <= CHUNK:
             buffer = [fromaddress(memory.data_ptr(), nbytes), memory.numel(), plan.mpi_type]
@@ -170,7 +173,7 @@ class HostCollectives:
             hierarchical.all_reduce(self.windows.nodes, flat, two_level.of(kernel, self.size), root)
 
     def reduce_scatter(self, target: Tensor, source: Tensor, counts: Sequence[int], plan: Plan) -> Call:
-        """As `reduce_scatter_single`, with blocks of any sizes. The Call holds the memory.
+        """Does `reduce_scatter_single` with blocks of any sizes. The Call keeps the memory.
 
         Args:
             counts: Elements of each rank's block.
@@ -178,7 +181,7 @@ class HostCollectives:
         return self._reduce_scatter, (target, source, counts, min(counts) == max(counts), plan)
 
     def reduce_scatter_single(self, target: Tensor, source: Tensor, plan: Plan) -> Call:
-        """Rank i gets the reduction of every rank's i-th block of ``source``, with which the target may overlap."""
+        """Rank i gets the reduction of every rank's i-th block of ``source``. The target may overlap the source."""
         nbytes, count = source.nbytes, target.numel()
         small = nbytes < self._single_call_below["reduce_scatter"] and nbytes <= CHUNK
         if small and plan.native and not buffers.overlap(target, source):
@@ -213,6 +216,7 @@ class HostCollectives:
     # -- from one rank, from all ranks ---------------------------------------------------------------------------------
 
     def broadcast(self, memory: Tensor, root: int) -> Call:
+        """Overwrites the memory with the root's, on every other rank."""
         nbytes = memory.nbytes
         if nbytes < self._single_call_below["broadcast"] and nbytes <= INT_MAX:
             return self.channel.Bcast, ([fromaddress(memory.data_ptr(), nbytes), nbytes, BYTE], root)
@@ -230,7 +234,7 @@ class HostCollectives:
             hierarchical.broadcast(self.windows.nodes, block(memory), root)
 
     def all_gather_single(self, target: Tensor, source: Tensor) -> Call:
-        """Equal blocks. The source may overlap the target; it may also be this rank's block of it."""
+        """Gathers equal blocks. The source may overlap the target; it may also be this rank's block of the target."""
         nbytes, total = source.nbytes, target.nbytes
         if total < self._single_call_below["all_gather"] and total <= INT_MAX and not buffers.overlap(target, source):
             source_buffer = [fromaddress(source.data_ptr(), nbytes), nbytes, BYTE]
@@ -246,7 +250,7 @@ class HostCollectives:
             native.all_gather(self.channel, target, buffers.packed(source) if buffers.overlap(target, source) else source)
 
     def all_gather(self, targets: Sequence[Tensor], source: Tensor) -> Call:
-        """Blocks of any sizes, which all ranks know. The source may overlap the targets."""
+        """Gathers blocks of any sizes, which all ranks know. The source may overlap the targets."""
         sizes = [target.nbytes for target in targets]
         total = sum(sizes)
         if total < self._single_call_below["all_gather"] and total <= INT_MAX and min(sizes) == max(sizes):
@@ -278,7 +282,7 @@ class HostCollectives:
         _spread(flat, targets)
 
     def _gathered(self, targets: Sequence[Block], source: Block) -> bool:
-        """Gathers through windows where `thresholds` says so. Returns False if nothing was done."""
+        """Gathers through windows if `thresholds` says so. Otherwise does nothing and returns False."""
         sizes = [nbytes for _, nbytes in targets]
         algorithm = self._algorithm("all_gather", sum(sizes), thresholds.all_gather, sizes)
         if algorithm == SHARED_MEMORY:
@@ -292,14 +296,14 @@ class HostCollectives:
     # -- messages between pairs ----------------------------------------------------------------------------------------
 
     def gather(self, targets: Sequence[Tensor] | None, source: Tensor, root: int) -> Call:
-        """Rank i's source arrives in the root's ``targets[i]``; elsewhere targets is None."""
+        """Rank i's source arrives in the root's ``targets[i]``. ``targets`` is None on the other ranks."""
         if targets is None:
             return self._exchange, ([(root, block(source))], [], None)
         receives = [(rank, block(target)) for rank, target in enumerate(targets) if rank != root]
         return self._exchange, ([], receives, (block(targets[root]), block(source)))
 
     def scatter(self, target: Tensor, sources: Sequence[Tensor] | None, root: int) -> Call:
-        """The root's ``sources[i]`` arrives in rank i's target; elsewhere sources is None."""
+        """The root's ``sources[i]`` arrives in rank i's target. ``sources`` is None on the other ranks."""
         if sources is None:
             return self._exchange, ([], [(root, block(target))], None)
         sends = [(rank, block(source)) for rank, source in enumerate(sources) if rank != root]
@@ -308,7 +312,7 @@ class HostCollectives:
     def _exchange(
         self, sends: list[tuple[int, Block]], receives: list[tuple[int, Block]], own: tuple[Block, Block] | None
     ) -> None:
-        """Args: own: where this rank's block goes, and where it is."""
+        """Copies ``own`` (target, source) within this rank, and exchanges the blocks with their ranks."""
         if own is not None:
             _copy(*own)
         pairwise.exchange(self.channel, sends, receives)
@@ -317,13 +321,13 @@ class HostCollectives:
         """Rank i's ``sources[j]`` arrives in rank j's ``targets[i]``. Only the two ranks need to know the size.
 
         Raises:
-            ValueError: On all ranks alike: a send size differs from what its receiver expects. Checked only when the
+            ValueError: A send size differs from the size that its receiver expects; raised on all ranks. Checked only when the
                 shared-memory window is used.
         """
         return self._all_to_all, (operation, [block(target) for target in targets], [block(source) for source in sources])
 
     def all_to_all_single(self, target: Tensor, source: Tensor, receives: Sequence[int], sends: Sequence[int]) -> Call:
-        """The same with rows of dim 0: ``sends[j]`` rows go to rank j, ``receives[i]`` rows come from rank i."""
+        """Exchanges rows of dim 0: ``sends[j]`` rows go to rank j, ``receives[i]`` rows come from rank i."""
         return self._all_to_all, ("all_to_all_single", _rows(target, receives), _rows(source, sends))
 
     def _all_to_all(self, operation: str, targets: Sequence[Block], sources: Sequence[Block]) -> None:
@@ -340,36 +344,36 @@ class HostCollectives:
     # -- barrier -------------------------------------------------------------------------------------------------------
 
     def barrier(self, timeout_s: float) -> bool:
-        """Returns True when every rank has come, False if they have not within ``timeout_s``."""
-        # A window is not made for this: a rank that waits for others to make one would wait without end.
+        """Returns True when all ranks have called it, False if one has not within ``timeout_s``."""
+        # No window is made here: a rank would wait without end for the others to make one, too.
         if self.windows.window is None:
             return self.channel.barrier(timeout_s)
         return shared_memory.barrier(self.windows.window, self.windows.pause(), timeout_s)
 
     def close(self) -> None:
-        """Frees what was made. Called on an explicit destroy only, never from garbage collection."""
+        """Frees the windows. Called only when the program destroys the group, never by garbage collection."""
         self.windows.close()
         self.use(self.thresholds.without_windows())
 
 
 def refuse_sizes(operation: str, wrong: Sequence[tuple[int, int]]) -> None:
-    """Raises ValueError for pairs (i, j) of ranks in which i sends another size than j expects."""
+    """Raises ValueError if there are pairs of ranks (i, j) for which rank i sends another size than rank j expects."""
     for i, j in wrong:
         raise ValueError(f"{operation}: what rank {i} has for rank {j} has another size than what rank {j} expects from it")
 
 
 def _vector(memory: Tensor, dtype: torch.dtype) -> Tensor:
-    """The same memory as a tensor of one dimension that torch's kernels may write, whatever autograd thinks of it."""
+    """Returns an alias of the memory with one dimension. torch kernels may write it even if autograd protects the memory."""
     return torch.frombuffer(fromaddress(memory.data_ptr(), memory.nbytes), dtype=dtype)
 
 
 def _spread(flat: Tensor, targets: Sequence[Tensor]) -> None:
-    """Copies bytes that lie side by side into tensors."""
-    place = flat.data_ptr()
+    """Copies consecutive bytes into the tensors."""
+    position = flat.data_ptr()
     for target in targets:
         nbytes = target.nbytes
-        memmove(target.data_ptr(), place, nbytes)
-        place += nbytes
+        memmove(target.data_ptr(), position, nbytes)
+        position += nbytes
 
 
 def _copy(target: Block, source: Block) -> None:
@@ -377,10 +381,10 @@ def _copy(target: Block, source: Block) -> None:
 
 
 def _rows(memory: Tensor, counts: Sequence[int]) -> list[Block]:
-    """So many rows of dim 0 each, one block behind the other."""
+    """Returns consecutive blocks with ``counts`` rows of dim 0."""
     address, row = memory.data_ptr(), memory.nbytes // max(memory.size(0), 1)
-    found = []
+    result = []
     for count in counts:
-        found.append((address, count * row))
+        result.append((address, count * row))
         address += count * row
-    return found
+    return result

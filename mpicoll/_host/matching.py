@@ -1,7 +1,7 @@
-"""Receives that are matched to messages here, before MPI is given their memory.
+"""Receives that we match to messages ourselves, before MPI gets their memory.
 
-Only where MPI would write a message that is too long past the end of its receive: Note [Messages that are too long] in
-_mpi/open_mpi.py. Elsewhere a receive is posted to MPI, which matches it itself.
+Used only if MPI would write a message that is too long past the end of its receive: Note [Messages that are too long] in
+_mpi/open_mpi.py. Otherwise a receive is posted to MPI, which matches it.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from mpicoll._tensors import buffers
 class Unmatched:
     """The receives of a group that have no message yet, in the order in which they were started.
 
-    A message goes to the first of them that fits it, as MPI's rule is, whichever of them has found it: a receive from anybody
-    may find a message that belongs to an earlier receive from its sender.
+    By MPI's rule a message goes to the first receive that fits it. The receive that finds a message may be a later one: a receive
+    from any rank may find a message that belongs to an earlier receive from its sender.
 
-    ``_guard``: guards ``_receives``, and is held from finding a message to handing it out.
+    ``_guard`` guards ``_receives``. It is held from finding a message to handing it out.
     """
 
     def __init__(self, channel: Channel) -> None:
@@ -38,7 +38,7 @@ class Unmatched:
             self._receives.append(receive)
 
     def remove(self, receive: MatchedReceive) -> bool:
-        """False if the receive has its message already."""
+        """Removes a receive. Returns False if it has its message already."""
         with self._guard:
             if receive.matched:
                 return False
@@ -70,7 +70,7 @@ class MatchedReceive:
         self._unmatched = unmatched
         self._tensor, self._memory = tensor, memory
         self._request: Any = None
-        # Memory for a message that is too long. It is received all the same, so that its sender ends.
+        # Memory for a message that is too long. It is still received, so that its sender ends.
         self._surplus: Tensor | None = None
         unmatched.add(self)
 
@@ -78,7 +78,7 @@ class MatchedReceive:
         return self.src in (source, ANY_SOURCE) and self.tag == tag
 
     def start(self, arrived: Arrived, lock: AbstractContextManager[object]) -> None:
-        """Has MPI write the message into this receive's memory, or elsewhere if it is too long."""
+        """Receives the message into this receive's memory, or into ``_surplus`` if it is too long."""
         self.source = arrived.source
         address = self._memory.data_ptr()
         if arrived.nbytes > self._memory.nbytes:

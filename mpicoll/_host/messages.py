@@ -1,4 +1,4 @@
-"""Messages between two ranks: posted to MPI at once by the caller, so that MPI's own order of messages holds."""
+"""Messages between two ranks. The caller posts them to MPI at once, so that they keep MPI's order."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class HostMessages:
         self._size: int = channel.comm.Get_size()
         self._tag_ub = channel.runtime.tag_ub
         self._serialized = channel.runtime.serialized
-        #: the receives that are matched here; None: MPI matches them
+        # The receives that we match ourselves; None: MPI matches them.
         self.unmatched = Unmatched(channel) if channel.runtime.overruns else None
 
     def is_usual(self, tensor: Tensor, rank: int | None, tag: int) -> bool:
-        """True if a blocking message can be one MPI call, with nothing to check or to pack."""
+        """True if a blocking message can be one MPI call, without checks or packing."""
         return (
             buffers.is_dense_cpu(tensor)
             and type(rank) is int
@@ -37,7 +37,7 @@ class HostMessages:
         )
 
     def send(self, memory: Tensor, dst: int, tag: int) -> None:
-        """Returns when the memory may be changed again."""
+        """Sends, and returns when the memory may be changed again."""
         nbytes = memory.nbytes
         if not self._serialized:
             self._channel.peer.Send(spec(memory.data_ptr(), nbytes), dst, tag)
@@ -47,7 +47,7 @@ class HostMessages:
         self._channel.wait_all([request])
 
     def recv(self, memory: Tensor, src: int | None, tag: int) -> int:
-        """Returns the sender's rank. Only where ``unmatched`` is None."""
+        """Receives, and returns the sender's rank. Allowed only if ``unmatched`` is None."""
         buffer = spec(memory.data_ptr(), memory.nbytes)
         peer, status = ANY_SOURCE if src is None else src, Status()
         if not self._serialized:
@@ -61,7 +61,7 @@ class HostMessages:
         return int(status.Get_source())
 
     def send_call(self, memory: Tensor, dst: int, tag: int) -> Call:
-        """One MPI call, for a tensor that `is_usual`."""
+        """Returns one MPI call, for a tensor that `is_usual`."""
         nbytes = memory.nbytes
         return self._channel.peer.Send, ([fromaddress(memory.data_ptr(), nbytes), nbytes, BYTE], dst, tag)
 
@@ -75,7 +75,14 @@ class HostMessages:
         return _Send(self._channel, request, memory)
 
     def irecv(self, tensor: Tensor, memory: Tensor, src: int | None, tag: int) -> Transfer:
-        """Args: memory: the tensor's, which is copied back into it when the message has arrived."""
+        """Starts a receive.
+
+        Args:
+            tensor: The tensor that gets the message.
+            memory: The tensor's memory. A packed copy is copied back into the tensor when the message has arrived.
+            src: The sender; None: any rank.
+            tag: The message's tag.
+        """
         peer = ANY_SOURCE if src is None else src
         if self.unmatched is not None:
             return MatchedReceive(self.unmatched, tensor, memory, peer, tag)

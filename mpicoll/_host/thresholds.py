@@ -1,13 +1,13 @@
-"""Which algorithm carries a collective out: pure functions of values that are equal on every rank of the group.
+"""The choice of algorithms: pure functions of values that are equal on every rank of the group.
 
-    native          one MPI call                                            small operations, and whatever nothing below can do
+    native          one MPI call                                            small operations, and those that no other one can do
     shared_memory   the node's window                                       all ranks on one node
     hierarchical    the window within nodes, MPI between them               several nodes, some with several ranks
     direct          ranks swap slices, torch reduces                        half precision without a window
     pairwise        a message for each pair of ranks                        sizes that differ
 
-The sizes from which one takes over from another are a table, measured (``python -m mpicoll.bench tune`` writes one for a
-machine); rank 0's table is used by all ranks.
+A measured table holds the sizes from which one algorithm replaces another (``python -m mpicoll.bench tune`` writes one for a
+machine). All ranks use rank 0's table.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ PAGE = 4096  # bytes
 LARGEST_DISPLACEMENT = 2**31 - 1  # MPI's displacements are C ints
 NEVER = 1 << 62  # bytes
 
-# Bytes from which the window is faster than MPI's own, by the number of ranks on the node (the next lower one counts): what
-# `bench tune` found with 2 and with 4 ranks on 2 cores. MPIs differ by factors; one that is not here takes the larger figure.
-# "halves": all_reduce of bfloat16 and float16, which MPI reduces as float32.
+# Bytes from which the window is faster than MPI's own algorithm, by the number of ranks on the node (the next lower entry
+# counts). `bench tune` found them with 2 and with 4 ranks on 2 cores. MPIs differ by factors; an MPI without a table uses the
+# larger figure. "halves": all_reduce of bfloat16 and float16, which MPI reduces as float32.
 MEASURED: dict[str, dict[str, dict[int, int]]] = {
     "Open MPI": {  # 5.0.11
         "all_reduce": {2: 8 << 20, 4: 512 << 10},
@@ -52,41 +52,43 @@ WINDOW_FROM: dict[str, dict[int, int]] = {
     for operation, sizes in MEASURED["MPICH"].items()
 }
 
-# Bytes from which the hierarchical way is, by the same names and by the number of nodes (the next lower one counts).
+# Bytes from which the hierarchical algorithm is faster, by the same names and by the number of nodes (the next lower entry
+# counts).
 #
-# By the model: among n ranks MPI's own take log2(n) to n - 1 latencies of the network, whoever sits beside whom; these take
-# those of the nodes alone, and every byte crosses the network as often as it must, k ranks of a node sending 1/k each. Against
-# it stand hand-overs in the window, some 10 us each. Measured with two ranks on each of two hosts (namespaces with TCP between
-# them, 2 cores in all, Open MPI 5.0.11): from these sizes on it is ahead, from 4 MiB on 1.6 to 4 times; MPICH 5.0.2 lets ranks
-# that share a core wait so long (2 ms) that below 1 MiB nothing can be told apart.
+# By the model: among n ranks, MPI's own algorithms take log2(n) to n - 1 latencies of the network, whichever ranks share a node.
+# The hierarchical ones take the latencies for the nodes alone, and every byte crosses the network as often as it must: each of
+# the k ranks of a node sends 1/k. Their cost is synchronisation in the window, some 10 us each time. Measured with two ranks on
+# each of two hosts (namespaces with TCP between them, 2 cores in all, Open MPI 5.0.11): they are faster from these sizes on, and
+# from 4 MiB on 1.6 to 4 times faster. With MPICH 5.0.2 ranks that share a core wait so long (2 ms) that below 1 MiB no difference
+# can be measured.
 BETWEEN_FROM: dict[str, dict[int, int]] = {
     "all_reduce": {2: 64 << 10},
     "halves": {2: 64 << 10},
     "reduce": {2: 128 << 10},
-    "reduce_scatter": {2: 512 << 10},  # the one in which MPI's own moves no byte twice
+    "reduce_scatter": {2: 512 << 10},  # the one operation in which MPI's own algorithm moves no byte twice
     "all_gather": {2: 128 << 10},
     "broadcast": {2: 128 << 10},
 }
-WITHIN, BETWEEN = "window_from", "between_from"  # these tables' names in a file
-EVEN = frozenset({"reduce_scatter", "all_gather"})  # which need equally many ranks on each node
+WITHIN, BETWEEN = "window_from", "between_from"  # names of these tables in a file
+EVEN = frozenset({"reduce_scatter", "all_gather"})  # they need equally many ranks on each node
 
-# Bytes that one rank reduces for all, from which half precision is reduced by direct exchange rather than by MPI as float32:
-# n - 1 messages, some us each, against half of the bytes. From 64 KiB on two ranks it is ahead, from 1 MiB on 1.5 to 8 times
-# (Open MPI and MPICH, two hosts and one).
+# Half precision is reduced by direct exchange, instead of by MPI as float32, if each rank's share has at least so many bytes. It
+# costs n - 1 messages, some us each, and saves half of the bytes. On two ranks it is faster from 64 KiB on, and from 1 MiB on 1.5
+# to 8 times faster (Open MPI and MPICH, two hosts and one).
 DIRECT_FROM = 32 << 10
 
 
 @dataclass(frozen=True)
 class Choices:
-    """Settings that all ranks share: those of rank 0.
+    """The settings of rank 0, which all ranks share.
 
     Attributes:
-        window_bytes: The most memory that the window of one group takes on a node; 0: no windows.
-        chunk_bytes: The most that a rank writes into the window at a time.
-        node_size: Number of ranks of a pretended node; 0: nodes as they are.
-        window_from: As WINDOW_FROM.
-        between_from: As BETWEEN_FROM.
-        direct_from: As DIRECT_FROM.
+        window_bytes: Upper limit of the memory of one group's window on a node; 0: no windows.
+        chunk_bytes: Upper limit of the bytes that a rank writes into the window at a time.
+        node_size: Number of ranks of a simulated node; 0: the real nodes.
+        window_from: See WINDOW_FROM.
+        between_from: See BETWEEN_FROM.
+        direct_from: See DIRECT_FROM.
     """
 
     window_bytes: int = 64 << 20
@@ -97,21 +99,21 @@ class Choices:
     direct_from: int = DIRECT_FROM
 
     def chunk(self, ranks: int) -> int:
-        """Bytes of a slot in a window of so many ranks."""
+        """Returns the bytes of a slot in a window of so many ranks."""
         return min(self.chunk_bytes, self.window_bytes // parts(ranks)) // PAGE * PAGE
 
     def least(self, operation: str, ranks: int) -> int:
-        """Bytes from which ``operation`` goes through the window of so many ranks; NEVER: not at all."""
+        """Returns the bytes from which ``operation`` uses the window of so many ranks, or NEVER."""
         if ranks < 2 or self.window_bytes <= 0:
             return NEVER
         return _next_lower(self.window_from[operation], ranks)
 
     def least_between(self, operation: str, sizes: Sequence[int]) -> int:
-        """Bytes from which ``operation`` takes the hierarchical way over nodes of so many ranks; NEVER: not at all."""
+        """Returns the bytes from which ``operation`` is hierarchical over nodes of so many ranks, or NEVER."""
         uneven = min(sizes) != max(sizes)
         if max(sizes) < 2 or self.window_bytes <= 0 or (uneven and operation in EVEN):
             return NEVER
-        # Over nodes, these two need a piece for every rank of the group in a slot.
+        # Over nodes, these two operations need a piece for every rank of the group in a slot.
         if operation in EVEN and self.chunk(max(sizes)) < LINE * max(sizes) * len(sizes):
             return NEVER
         return _next_lower(self.between_from[operation], len(sizes))
@@ -119,12 +121,12 @@ class Choices:
 
 @dataclass(frozen=True)
 class Thresholds:
-    """What the choice of algorithms in one group depends on; equal on all its ranks.
+    """The values by which one group chooses its algorithms. They are equal on all its ranks.
 
     Attributes:
-        windows: SHARED_MEMORY on one node, HIERARCHICAL on several, None: there are no windows.
-        least: Bytes from which an operation goes through windows, by its name in WINDOW_FROM.
-        direct_from: Bytes from which half precision that goes through no window is reduced by direct exchange.
+        windows: SHARED_MEMORY on one node, HIERARCHICAL on several; None: there are no windows.
+        least: Bytes from which an operation uses windows, by its name in WINDOW_FROM.
+        direct_from: Bytes from which half precision is reduced by direct exchange, if it does not use a window.
     """
 
     windows: str | None
@@ -132,21 +134,21 @@ class Thresholds:
     direct_from: int
 
     def without_windows(self) -> Thresholds:
-        """For a group in which a rank could not have its window."""
+        """Returns the thresholds for a group in which a rank could not make its window."""
         return replace(self, windows=None, least=dict.fromkeys(self.least, NEVER))
 
     def single_call_below(self) -> dict[str, int]:
-        """Bytes below which every algorithm but NATIVE is out of the question, by operation."""
+        """Returns the bytes below which the algorithm is always NATIVE, by operation."""
         return {**self.least, "halves": min(self.least["halves"], self.direct_from)}
 
 
 def of_group(choices: Choices, sizes: Sequence[int], possible: bool = True) -> Thresholds:
-    """The thresholds of a group.
+    """Returns the thresholds of a group.
 
     Args:
-        choices: What all ranks share.
+        choices: The settings that all ranks share.
         sizes: Number of ranks on each of the group's nodes.
-        possible: False: this MPI's thread level allows no windows.
+        possible: False if this MPI's thread level allows no windows.
     """
     size = sum(sizes)
     direct_from = choices.direct_from * size if size > 1 else NEVER
@@ -160,7 +162,14 @@ def of_group(choices: Choices, sizes: Sequence[int], possible: bool = True) -> T
 
 
 def all_reduce(known: Thresholds, nbytes: int, has_kernel: bool = True, widened: bool = False) -> str:
-    """Args: has_kernel: torch can reduce it. widened: MPI would reduce something larger (half precision as float32)."""
+    """Returns the algorithm of an all_reduce.
+
+    Args:
+        known: The group's thresholds.
+        nbytes: Bytes of the tensor.
+        has_kernel: torch can reduce it.
+        widened: MPI would reduce larger elements (half precision as float32).
+    """
     if has_kernel and nbytes >= known.least["halves" if widened else "all_reduce"]:
         return known.windows or NATIVE
     return _native_or_direct(known, nbytes, has_kernel and widened)
@@ -171,7 +180,15 @@ def reduce(known: Thresholds, nbytes: int, has_kernel: bool = True) -> str:
 
 
 def reduce_scatter(known: Thresholds, nbytes: int, has_kernel: bool = True, widened: bool = False, even: bool = True) -> str:
-    """Args: nbytes: of all blocks together. even: all blocks are of one size."""
+    """Returns the algorithm of a reduce_scatter.
+
+    Args:
+        known: The group's thresholds.
+        nbytes: Bytes of all blocks together.
+        has_kernel: torch can reduce it.
+        widened: MPI would reduce larger elements (half precision as float32).
+        even: All blocks have the same size.
+    """
     if not (has_kernel and even):
         return NATIVE
     if nbytes >= known.least["reduce_scatter"]:
@@ -184,7 +201,12 @@ def broadcast(known: Thresholds, nbytes: int) -> str:
 
 
 def all_gather(known: Thresholds, sizes: Sequence[int]) -> str:
-    """Args: sizes: bytes of each rank's block, which every rank knows from its list of outputs."""
+    """Returns the algorithm of an all_gather.
+
+    Args:
+        known: The group's thresholds.
+        sizes: Bytes of each rank's block. Every rank knows them from its list of outputs.
+    """
     total, even = sum(sizes), min(sizes) == max(sizes)
     if total >= known.least["all_gather"] and (even or known.windows == SHARED_MEMORY):
         return known.windows or NATIVE
@@ -192,7 +214,7 @@ def all_gather(known: Thresholds, sizes: Sequence[int]) -> str:
 
 
 def all_to_all(known: Thresholds) -> str:
-    """Sizes are known to pairs of ranks only, so that they cannot decide."""
+    """Returns the algorithm of an all_to_all. Only pairs of ranks know their sizes, so sizes cannot decide."""
     return SHARED_MEMORY if known.windows == SHARED_MEMORY else PAIRWISE
 
 
@@ -209,10 +231,13 @@ def _next_lower(known: Mapping[int, int], number: int) -> int:
 
 
 def choices(library: str = "") -> Choices:
-    """This rank's: the table of MPICOLL_TUNING, or the one above, and the variables that override it.
+    """Returns this rank's settings: the table of MPICOLL_TUNING or the one above, and the variables that override it.
 
-    Args:   library: what the MPI says of itself, beginning with its name.
-    Raises: ValueError: a variable, or the file, holds what is not allowed.
+    Args:
+        library: The version text of the MPI library, which begins with its name.
+
+    Raises:
+        ValueError: A variable or the file has a value that is not allowed.
     """
     table = next((measured for name, measured in MEASURED.items() if library.startswith(name)), WINDOW_FROM)
     between, direct = BETWEEN_FROM, DIRECT_FROM
@@ -232,9 +257,10 @@ def choices(library: str = "") -> Choices:
 
 
 def load(path: Path) -> dict[str, dict[str, dict[int, int]]]:
-    """The tables that ``bench tune`` has written: WITHIN a node, by ranks, and BETWEEN nodes, by nodes.
+    """Returns the tables that ``bench tune`` has written: WITHIN a node, by ranks, and BETWEEN nodes, by nodes.
 
-    Raises: ValueError: there is no such file, or it holds neither.
+    Raises:
+        ValueError: There is no such file, or it holds neither table.
     """
     try:
         file = json.loads(path.read_text())

@@ -1,7 +1,7 @@
-"""The reductions that have a kernel, in stages: torch's kernels within a node, MPI's operation between nodes, and the end.
+"""Reductions in stages: torch kernels within a node, MPI's operation between nodes, and the decoding of the result.
 
-Both work on the code of the table in reductions.py, so that halves stay float32 until they are rounded, once, and averages
-sums until they are divided, once.
+Both reduce the code of the table in reductions.py. So halves stay float32 until they are rounded, once, and averages stay sums
+until they are divided, once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mpicoll._tensors.combine import Kernel, one_by_one
 from mpicoll._tensors.reductions import FLOATS, INTEGERS, OPS, Encode
 
 CODES = {name: dtype for dtype, name in {**INTEGERS, **FLOATS}.items()}
-# MPI's operations by torch's kernels; logical ones meet nothing but 0 and 1.
+# The torch kernels of MPI's operations. The operands of logical operations are 0 or 1.
 KERNELS: dict[str, Any] = {
     "SUM": torch.add,
     "PROD": torch.mul,
@@ -37,7 +37,12 @@ KERNELS: dict[str, Any] = {
 
 @cache
 def of(kernel: Kernel, size: int) -> Stages:
-    """size: of the group."""
+    """Returns the stages of a reduction.
+
+    Args:
+        kernel: How torch reduces it.
+        size: Number of ranks of the group.
+    """
     entry = kernel.entry
     code, two = CODES[entry.mpi_type], KERNELS[entry.mpi_op]
     decode = entry.decode
@@ -55,8 +60,11 @@ def of(kernel: Kernel, size: int) -> Stages:
 
 
 def in_code(two: Any, encode: Encode | None = None) -> Combine:
-    """To a wider code, or one that ``encode`` makes. Not two(parts[0], parts[1], out=code), which rounds to halves on its way."""
-    any_op = OPS["MIN"]  # which an encoder that is no PREMUL_SUM's does not read
+    """Returns a function that reduces parts into a code: a wider dtype, or the result of ``encode``.
+
+    Not two(parts[0], parts[1], out=code): it rounds to halves before it writes the code.
+    """
+    any_op = OPS["MIN"]  # only the encoders of PREMUL_SUM read it
 
     def partial(parts: Sequence[Tensor], code: Tensor) -> None:
         encoded = parts if encode is None else (encode(part, any_op) for part in parts)

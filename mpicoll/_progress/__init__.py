@@ -1,1 +1,1 @@
-"""Order and completion of operations: queues, the poller, Works, the watchdog, events for profilers."""
+"""Order and completion of operations: queues, the poller, Works, the watchdog, profiler events."""

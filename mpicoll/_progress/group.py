@@ -1,4 +1,4 @@
-"""The one place that runs the operations of a group: in their order, watched, with errors, events and numbers."""
+"""Runs the operations of a group in their order, with watchdog entries, translated errors, profiler events and numbers."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class Group(GroupState):
     ) -> None:
         super().__init__(name, channel, global_ranks, timeout_s, queue)
         self._waiting_guard = Lock()  # guards _waiting_calls
-        self._waiting_calls: dict[int, str] = {}  # by thread: the blocking collective that waits for its turn
+        self._waiting_calls: dict[int, str] = {}  # the blocking collective that waits for its turn, by thread
         watchdog.watch(timeout_s)
 
     def set_timeout(self, timeout_s: float) -> None:
-        """For operations that start from now on."""
+        """Sets the timeout of operations that start from now on."""
         self.timeout_s = timeout_s
         watchdog.watch(timeout_s)
 
@@ -49,16 +49,16 @@ class Group(GroupState):
         async_op: bool = False,
         reads: Sequence[Tensor] | None = None,
     ) -> Work | None:
-        """Runs a collective in its turn: now and in this thread if the group is idle, otherwise behind what is queued.
+        """Runs a collective in its turn: at once in this thread if the group is idle, otherwise after the queued operations.
 
         Args:
             call: The MPI calls, and the copies into ``tensors``.
-            tensors: What the operation writes.
+            tensors: The tensors that the operation writes.
             async_op: Run it in the queue's thread and return its Work.
-            reads: Memory that it reads, held until it has ended, and shown to the profiler; None: ``tensors``.
+            reads: The memory that it reads, kept until it has ended and shown to the profiler; None: ``tensors``.
 
         Raises:
-            MpicollError: MPI's error, after which the group is unusable.
+            MpicollError: MPI's error. The group is unusable afterwards.
         """
         queue = self.queue
         if async_op or self.broken is not None or queue.pending or profiler._is_profiler_enabled:
@@ -100,17 +100,23 @@ class Group(GroupState):
         return None
 
     def _step(self, operation: str, call: Call, reads: Sequence[Tensor]) -> None:
-        """Args: reads: held here until the operation has ended."""
-        self.check_usable(operation)  # the operation before may have failed since this one was queued
+        """Runs the call; the argument ``reads`` keeps the memory until the operation has ended."""
+        self.check_usable(operation)  # an earlier operation may have failed since this one was queued
         self.guarded(operation, *call)
 
     def guarded(
         self, operation: str, function: Callable[..., T], arguments: Sequence[Any] = (), peer: int | None = EVERYBODY
     ) -> T:
-        """Calls ``function(*arguments)`` in this thread: watched, and with MPI's errors turned into ours.
+        """Calls ``function(*arguments)`` in this thread under the watchdog.
 
         Args:
+            operation: Its name, for errors and the watchdog.
+            function: The MPI calls.
+            arguments: Its arguments.
             peer: The group rank that it waits for; EVERYBODY: a collective; None: a receive from any rank.
+
+        Raises:
+            MpicollError: MPI's error. The group is unusable afterwards, except after a message that was too long.
         """
         thread = get_ident()
         inside[thread] = (operation, self, monotonic(), peer)
@@ -125,22 +131,23 @@ class Group(GroupState):
             del inside[thread]
 
     def _work(self, operation: str, tensors: list[Tensor]) -> Work:
-        """The handle of an operation that is about to start."""
+        """Returns the handle of an operation that is about to start."""
         work = Work(self.where(operation), tensors, self.timeout_s)
         work._on_timeout = self.fail
         return work
 
     @contextmanager
     def _waiting(self, operation: str) -> Iterator[None]:
-        """While a blocking collective of this thread waits for its turn: it is the only one, except in callbacks.
+        """Registers a blocking collective of this thread while it waits for its turn. Does nothing in callbacks.
 
-        Two threads that are in blocking collectives of one group at once may have their turns in another order on another rank,
-        where data of different operations would then meet. Threads that take a lock for each call never meet here.
+        If two threads are in blocking collectives of one group at once, their order may differ on another rank. Data of
+        different operations would then meet. Threads that take a lock for each call are never here at the same time.
 
-        Raises: ConcurrentCollectives: another thread is in a blocking collective of this group.
+        Raises:
+            ConcurrentCollectives: Another thread is in a blocking collective of this group.
         """
         thread = get_ident()
-        if thread == self.queue.thread_id:  # a callback, which has a place in the order
+        if thread == self.queue.thread_id:  # a callback has a fixed place in the order
             yield
             return
         with self._waiting_guard:
@@ -169,7 +176,10 @@ class Group(GroupState):
         return spans.Span(operation, self, inputs, self.queue.issued() + 1)
 
     def end(self, timeout_s: float) -> bool:
-        """Ends the queue after what is queued and refuses further use; False if something is stuck in it."""
+        """Ends the queue after the queued operations and refuses further use.
+
+        Returns False if the group has failed before, or if an operation does not end.
+        """
         if not isinstance(self.broken, GroupDestroyed):
             failed = self.broken is not None
             ended = self.queue.close(0.1 if failed else timeout_s)

@@ -1,4 +1,4 @@
-"""What a group is, whatever it does: its name, its ranks, its queue, and whether it can still be used."""
+"""The state of a group: its name, its ranks, its queue, and whether it can still be used."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class GroupState:
     """One process group, seen from one of its ranks.
 
     Attributes:
-        channel: Its communicators.
-        global_ranks: The global rank of each of its ranks.
-        timeout_s: The limit of operations that name none.
-        queue: The order of its collectives.
-        broken: None, or why the group cannot be used any more (destroyed, an operation failed, forked).
+        channel: The group's communicators.
+        global_ranks: The global rank of each group rank.
+        timeout_s: The limit of operations without a timeout of their own.
+        queue: Keeps the order of the group's collectives.
+        broken: The error that later use raises (group destroyed, an operation failed, process forked); None: usable.
     """
 
     def __init__(
@@ -39,15 +39,15 @@ class GroupState:
         return f"<{type(self).__name__} {self.name!r}: rank {self.rank} of {self.size}{', unusable' if self.broken else ''}>"
 
     def where(self, operation: str) -> str:
-        """The words by which errors name an operation of this group on this rank."""
+        """Returns the words by which errors name an operation of this group on this rank."""
         return f"{operation} on group {self.name!r} (rank {self.rank} of {self.size})"
 
     def check_usable(self, operation: str) -> None:
-        """Raises what ``broken`` says."""
+        """Raises the error in ``broken``, if there is one."""
         if self.broken is not None:
             raise type(self.broken)(f"{self.where(operation)}: {self.broken}")
 
     def fail(self, error: Exception) -> None:
-        """Refuses everything from now on: after an error inside MPI, or a timeout, ranks may be out of step."""
+        """Makes the group unusable: after an error inside MPI, or a timeout, ranks may be out of step."""
         if self.broken is None:
             self.broken = GroupFailed(f"the group is unusable since an operation failed: {error}")

@@ -1,7 +1,7 @@
 """Completes the point-to-point messages of the process.
 
-Sends and receives are posted to MPI at once, by the caller, so that MPI's own order holds. They are completed by polling: by the
-poller's thread, which backs off, or by a thread that waits for one of them.
+The caller posts sends and receives to MPI at once, so that they keep MPI's order. They are completed by polling: by the thread
+of the poller, which backs off, or by a thread that waits for one of them.
 """
 
 from __future__ import annotations
@@ -20,24 +20,25 @@ class Request(Protocol):
     """A posted message.
 
     Attributes:
-        moved: Set by a message that has not ended but has come further; cleared by the poller.
+        moved: Set by a message that has moved but not ended; cleared by the poller.
     """
 
     moved: bool
 
     def test(self) -> bool:
-        """Moves the message forward. Returns True when it has ended; raises what went wrong."""
+        """Moves the message forward. Returns True when it has ended; raises its error."""
 
 
-FIRST_NAP_S = 100e-6  # seconds before the poller looks for the first time: a thread that waits at once polls alone
-LONGEST_NAP_S = 1e-3  # seconds; the longest that a finished message waits for the poller; 1000 looks a second: 1 % of a core
-WARM_NAPS = 50  # the poller looks on for so long after the last message, since waking it costs as much as a small message
+FIRST_NAP_S = 100e-6  # seconds before the poller's first look: a thread that calls wait at once polls alone
+LONGEST_NAP_S = 1e-3  # seconds that a finished message waits for the poller at most; 1000 looks a second take 1 % of a core
+WARM_NAPS = 50  # naps after the last message before the poller sleeps: waking it costs as much as a small message
 
 
 class Poller:
-    """Completes posted messages. ``_guard`` guards ``_pending`` and is held while requests are tested, never in callbacks.
+    """Completes posted messages.
 
-    ``_waiting``: an entry for each thread that waits for a message, and so polls all of them.
+    ``_guard`` guards ``_pending``. It is held while requests are tested, never in callbacks. ``_waiting`` has an entry for each
+    thread that waits for a message. Such a thread polls all messages.
     """
 
     def __init__(self) -> None:
@@ -50,7 +51,7 @@ class Poller:
         self._thread: threading.Thread | None = None
 
     def add(self, work: Work, request: Request) -> Work:
-        """Takes over a posted message; its Work completes when the message has arrived."""
+        """Takes over a posted message and completes its Work when the message has ended."""
         work._help = self._help
         with self._guard:
             self._pending[work] = request
@@ -63,7 +64,7 @@ class Poller:
         return work
 
     def poll(self) -> bool:
-        """Tests every pending message once; True if one ended, or came further."""
+        """Tests every pending message once. Returns True if one has ended or moved."""
         ended: list[tuple[Work, Exception | None]] = []
         moved = False
         with self._guard:
@@ -73,7 +74,7 @@ class Poller:
                         ended.append((work, None))
                     elif request.moved:
                         request.moved, moved = False, True
-                except Exception as caught:  # noqa: BLE001  raised by the wait of this message's Work
+                except Exception as caught:  # noqa: BLE001  raised by the wait of the message's Work
                     ended.append((work, caught))
             for work, _ in ended:
                 del self._pending[work]
@@ -99,7 +100,7 @@ class Poller:
     def _sleep(self) -> None:
         self._wake.clear()
         self._asleep = True
-        if not self._pending and not self._closing:  # whoever adds a message now sees that we are asleep
+        if not self._pending and not self._closing:  # a thread that adds a message from now on sees _asleep
             self._wake.wait()
         self._asleep = False
 
@@ -120,7 +121,7 @@ class Poller:
             self._waiting.remove(work)
 
     def drop(self, belongs: Callable[[Request], bool]) -> dict[Work, Request]:
-        """Takes out the pending messages that belong to a group that is being closed, for it to cancel."""
+        """Takes out and returns the pending messages for which ``belongs`` is true. The caller cancels them."""
         with self._guard:
             dropped = {work: request for work, request in self._pending.items() if belongs(request)}
             for work in dropped:
@@ -128,7 +129,7 @@ class Poller:
         return dropped
 
     def close(self) -> None:
-        """Ends the thread; pending messages stay posted."""
+        """Ends the thread. Pending messages stay posted."""
         self._closing = True
         self._wake.set()
         if self._thread is not None and self._thread is not threading.current_thread():

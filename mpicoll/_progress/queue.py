@@ -1,8 +1,9 @@
 """Runs the collectives of one group, one at a time, in the order in which they were started.
 
-MPI makes no progress by itself: an Iallreduce that is left alone for a second has all its work left at Wait. So asynchronous
-collectives run as blocking calls in a thread of the queue (made on first use), which sleeps inside MPI. Synchronous ones run in
-the caller's thread if nothing is before them. Each group has its own queue: opposite orders on two groups do not deadlock.
+MPI makes no progress by itself: an Iallreduce that is left alone for a second still has all its work to do at Wait. So
+asynchronous collectives run as blocking calls in a thread of the queue (made on first use), which sleeps inside MPI. Synchronous
+collectives run in the caller's thread if the group is idle. Each group has its own queue, so that opposite orders on two groups
+do not deadlock.
 """
 
 from __future__ import annotations
@@ -16,29 +17,29 @@ from mpicoll._progress import threads
 from mpicoll._progress.work import Work
 
 # Note [Which thread runs what]
-# A callback of a Future runs in the thread that completes the operation: a queue's, the poller's, or the caller's if the
-# operation was complete already. From there it may start operations (they are queued), and it may even wait: a wait in a
-# queue's own thread runs that queue up to the operation that is waited for, and a wait in the poller's thread polls.
+# A callback of a Future runs in the thread that completes the operation: the thread of a queue or of the poller, or the caller's
+# thread if the operation was complete already. A callback may start operations (they are queued). It may even wait: a wait in the
+# thread of a queue runs that queue up to the operation in question, and a wait in the poller's thread polls.
 
 # Note [What a callback starts comes first]
-# Every rank must carry out a group's collectives in one order. Let the program start A, hang a callback on it that starts
-# C, and then start B. A fast rank has A behind it when the callback is hung on, so that C starts there and then: A C B. A
-# slow one has A and B in its queue when the callback runs. So what a callback starts on its own group goes before what the
-# program has queued, and the program's operations count as queued until the callbacks of the one before have returned.
+# Every rank must carry out a group's collectives in one order. Let the program start A, add a callback to A that starts C, and
+# then start B. On a fast rank A has ended when the callback is added, so that C starts at once: A C B. A slow rank has A and B in
+# its queue when the callback runs. So an operation that a callback starts on its own group goes before the operations that the
+# program has queued. And an operation of the program counts as pending until its callbacks have returned.
 
 
 class CollectiveQueue:
     """Runs one group's collectives in FIFO order.
 
-    ``running``: held by the thread that is inside an operation. ``_guard``: guards ``_queue`` and ``pending``.
+    ``running`` is held by the thread that is inside an operation. ``_guard`` guards ``_queue`` and ``pending``.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.running = threading.Lock()
-        self.started = 0  # number of operations, synchronous ones too, that have had their turn; in time the same on all ranks
-        self.pending = 0  # operations started asynchronously that have not ended, their callbacks included
-        self._waiting = 0  # those of them that have not had their turn
+        self.started = 0  # operations that have begun, synchronous ones too; becomes equal on all ranks
+        self.pending = 0  # queued operations that have not ended, their callbacks included
+        self._waiting = 0  # pending operations that have not begun
         self._queue: deque[tuple[Callable[[], None], Work]] = deque()
         self._first: deque[tuple[Callable[[], None], Work]] = deque()  # see Note [What a callback starts comes first]
         self._guard = threading.Lock()
@@ -53,11 +54,12 @@ class CollectiveQueue:
         work: Callable[[], Work],
         waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
-        """Runs a synchronous operation: here, if nothing is before it, else in its turn.
+        """Runs a synchronous operation: in this thread if the group is idle, otherwise in its turn.
 
         Args:
-            work: Makes its handle, if it has to wait for its turn.
-            waiting: Entered while it waits for its turn; may raise instead.
+            operation: The operation.
+            work: Makes its handle if it has to wait for its turn.
+            waiting: Context manager entered while it waits for its turn. It may raise instead.
         """
         if self.pending or not self.running.acquire(blocking=False):
             with waiting():
@@ -70,7 +72,7 @@ class CollectiveQueue:
             self.running.release()
 
     def start(self, operation: Callable[[], None], work: Work) -> Work:
-        """Queues an operation; its Work completes when it has run."""
+        """Queues an operation. Its Work completes when it has run."""
         work._help = self._help
         with self._guard:
             self.pending += 1
@@ -125,16 +127,16 @@ class CollectiveQueue:
             work._finished.release()
 
     def runs_here(self) -> bool:
-        """Whether the calling thread is the queue's own."""
+        """True if the calling thread is the thread of this queue."""
         return threading.get_ident() == self.thread_id
 
     def issued(self) -> int:
-        """Number of operations that have been started on this lane: the same number on all ranks at the same call."""
+        """Number of operations that the program has started on this group: equal on all ranks at the same call."""
         with self._guard:
             return self.started + self._waiting
 
     def close(self, timeout_s: float) -> bool:
-        """Ends the thread after what is queued; False if that took longer than ``timeout_s``."""
+        """Ends the thread after the queued operations. Returns False if that takes longer than ``timeout_s``."""
         with self._guard:
             self._closing = True
             self._wake.notify()

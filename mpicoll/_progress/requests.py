@@ -1,4 +1,4 @@
-"""Pending messages: what must live until a message has ended, and the Work by which the program waits for it."""
+"""Pending messages: the objects that must live until a message has ended, and the Work by which the program waits for it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class PendingMessage:
         self.transfer.moved = value
 
     def test(self) -> bool:
-        """Returns True once the message has ended; a receive is then in the tensor.
+        """Returns True once the message has ended; the tensor then holds a received message.
 
         Raises:
             TruncationError: The message was longer than the tensor.
@@ -46,24 +46,24 @@ class PendingMessage:
                 raise too_long(self.group, self.operation, self.tensor) from raw
             self.group.fail(error)
             raise error from raw
-        except Exception as error:  # of a device; the other side waits for what does not come, and MPI may still write
+        except Exception as error:  # from a device: the peer waits for a message that does not come, and MPI may still write
             abandoned.append(self)
             self.group.fail(error)
             raise
 
     def cancel(self) -> None:
-        """Takes back a receive. What has begun to move, and a send, stays with MPI, and its memory with us."""
+        """Cancels a receive. MPI keeps a send, and a message that has begun to move; we then keep its memory."""
         if not self.transfer.cancel():
             abandoned.append(self)
 
 
-# Messages that MPI keeps for ever. It may use their memory, so that nobody else can have it. Only groups that are closed or
-# fail with messages under way add to it.
+# Messages that MPI keeps for ever. Their memory is never freed, because MPI may still use it. Only groups that are closed or fail
+# with messages under way add to it.
 abandoned: deque[PendingMessage] = deque()
 
 
 class MessageWork(Work):
-    """The Work of a message; it knows the sender."""
+    """The Work of a message. It knows the sender."""
 
     message: PendingMessage
 
@@ -85,13 +85,13 @@ def pending(group: GroupState, operation: str, transfer: Transfer, tensor: Tenso
             return work
     except CommunicationError as error:
         work._complete(error)
-    else:  # a small message is often gone at once
+    else:  # a small message has often ended at once
         work._complete()
     return work
 
 
 def cancel_all(group: GroupState) -> None:
-    """Takes back the pending messages of a group that is being closed."""
+    """Cancels the pending messages of a group that is being closed."""
 
     def belongs(request: Request) -> bool:
         return isinstance(request, PendingMessage) and request.group is group
@@ -103,7 +103,7 @@ def cancel_all(group: GroupState) -> None:
 
 
 def too_long(group: GroupState, operation: str, tensor: Tensor) -> TruncationError:
-    """The error of a message that is longer than the tensor of its receive."""
+    """Returns the error for a message that is longer than the tensor of its receive."""
     return TruncationError(
         f"{group.where(operation)}: the message is longer than the tensor that should receive it, of "
         f"{tensor.nbytes} bytes (shape {tuple(tensor.shape)}, {tensor.dtype}); the tensor's content is undefined now"

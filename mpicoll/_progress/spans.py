@@ -1,26 +1,26 @@
-"""Events for torch's profilers, named as torch's own backends name theirs, whichever function started the operation.
+"""Events for torch's profilers. They have the names that torch's own backends use, whichever function started the operation.
 
     mpi:all_reduce         [[256]]: the shapes of the inputs, with record_shapes=True
     record_mpi_comms       just inside it, with arguments: operation, group, sequence number, dtype, elements, bytes
 
-TITLES lists every name: ProcessGroupMPI's (of a torch that is built with MPI), else ProcessGroupGloo's behind ``mpi:``. An
-event lasts from the call to the operation's end. It belongs to the thread that called, whichever thread ends it.
+TITLES lists every name. It is the name in ProcessGroupMPI (of a torch that is built with MPI), otherwise ``mpi:`` and the name in
+ProcessGroupGloo. An event lasts from the call to the end of the operation. It belongs to the calling thread, whichever thread
+ends it.
 
 # Note [Arguments in an event of their own]
-# torch's events have inputs or arguments: a RecordFunction that a Future ends takes tensors only, and one that takes arguments
-# is lost when another thread ends it. NCCL's backend has a second event as well, record_param_comms, whose keys are used here.
-# Its name is not: torch 2.13 crashes where an event of that name does not come from its C++.
+# A torch event has inputs or arguments, not both. A RecordFunction that a Future ends takes tensors only, and one that takes
+# arguments is lost when another thread ends it. The NCCL backend also has a second event, record_param_comms. We use its keys,
+# but not its name: torch 2.13 crashes if an event of that name does not come from its own C++ code.
 
 # Note [Asynchronous events]
-# The events of torch's backends are asynchronous, those of blocking operations too, and programs ask for `is_async`. Python
-# cannot set that flag, but torch sets it for an event that ends in another thread than it began in. So an operation that ends
-# in its caller's thread hands the end of its event to `_ender` (25 us, only while a profiler records).
+# All events of torch's backends are asynchronous, also those of blocking operations, and programs read `is_async`. Python cannot
+# set that flag, but torch sets it for an event that ends in another thread than it began in. So an operation that ends in its
+# caller's thread lets `_ender` end its event (25 us, only while a profiler records).
 
 # Note [Events under way when the profiler stops]
-# torch's recorder frees its events when the profiler stops, and an event that ends later writes into them: the heap is
-# corrupted some time after. So the end of an asynchronous event comes before anybody learns that its operation has
-# completed, and all events that are still open end just before the recorder stops, which the first of them sees to by
-# wrapping the function that stops it.
+# torch's recorder frees its events when the profiler stops. An event that ends later writes into freed memory, and the heap is
+# corrupted some time after. So an asynchronous event ends before any thread learns that its operation has completed. All events
+# that are still open end just before the recorder stops: the first Span wraps the function that stops it.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ __all__ = ["TITLES", "Span", "asynchronous", "on", "spanned"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# The engine's operations, and the names of their events. A name that is also in ProcessGroupMPI.cpp or ProcessGroupGloo.cpp
-# has the same inputs as there.
+# The engine's operations and the names of their events. An event whose name is also in ProcessGroupMPI.cpp or
+# ProcessGroupGloo.cpp has the same inputs as there.
 TITLES = {
     "all_reduce": "mpi:all_reduce",
     "all_reduce_coalesced": "mpi:all_reduce",
     "sparse_all_reduce": "mpi:sparse_all_reduce",
     "reduce": "mpi:reduce",
-    "reduce_scatter": "mpi:reduce_scatter",  # Gloo makes it of all_reduce, and has no name for it
+    "reduce_scatter": "mpi:reduce_scatter",  # Gloo builds it from all_reduce and has no name for it
     "reduce_scatter_single": "mpi:reduce_scatter",
     "reduce_scatter_single_coalesced": "mpi:reduce_scatter",
     "broadcast": "mpi:broadcast",
@@ -75,24 +75,24 @@ TITLES = {
 ARGUMENTS = "record_mpi_comms"
 
 _open: set[Span] = set()
-_guard = threading.RLock()  # guards _open, and is held from before the recorder stops until after it
+_guard = threading.RLock()  # guards _open; also held while the recorder stops
 
 
 def on() -> bool:
-    """Whether a profiler is recording (30 ns)."""
+    """True while a profiler records. The call takes 30 ns."""
     return profiler._is_profiler_enabled
 
 
 class Span:
-    """An event that has begun. It may end in any thread, once, at the latest when the profiler stops.
+    """An event that has begun. It ends once, in any thread, at the latest when the profiler stops.
 
     Use as a context manager round an operation, or call ``end``.
 
     Args:
         operation: A key of TITLES.
         group: The group of the operation.
-        inputs: The tensors that it reads.
-        number: Which collective of its group it is, counted from 1 in the order of the calls; None for a message.
+        inputs: The tensors that the operation reads.
+        number: The number of the collective in its group, counted from 1 in the order of the calls; None for a message.
     """
 
     def __init__(self, operation: str, group: GroupState, inputs: Sequence[Tensor], number: int | None = None) -> None:
@@ -101,7 +101,7 @@ class Span:
         self._ended: Future[None] = Future()
         with _guard:
             begun: Any = _record_function_with_args_enter(TITLES[operation], *inputs)
-            # The Future's callback carries the profiler's state of this thread into the one that ends the event.
+            # The callback of the Future carries this thread's profiler state into the thread that ends the event.
             with torch._C.DisableTorchFunctionSubclass():
                 torch.ops.profiler._call_end_callbacks_on_jit_fut._RecordFunction(begun, self._ended)
             _open.add(self)
@@ -109,7 +109,7 @@ class Span:
             pass
 
     def end(self) -> None:
-        """Ends the event; does nothing if it has ended."""
+        """Ends the event. Does nothing if it has ended."""
         with _guard:
             if self not in _open:
                 return
@@ -127,7 +127,7 @@ class Span:
 
 
 def _arguments(operation: str, group: GroupState, inputs: Sequence[Tensor], number: int | None) -> dict[str, str | int]:
-    """What torch's trace shows beside the event; the keys are those of record_param_comms."""
+    """Returns what torch's trace shows beside the event. The keys are those of record_param_comms."""
     dtypes = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in inputs})
     arguments: dict[str, str | int] = {
         "Collective name": operation,
@@ -145,7 +145,7 @@ def _nbytes(tensor: Tensor) -> int:
 
 
 def asynchronous(span: Span, begin: Callable[[], Work]) -> Work:
-    """Begins an asynchronous operation; its event lasts until its Work has completed, in whichever thread that happens."""
+    """Begins an asynchronous operation. Its event lasts until its Work has completed, in any thread."""
     try:
         work = begin()
     except BaseException:
@@ -156,7 +156,7 @@ def asynchronous(span: Span, begin: Callable[[], Work]) -> Work:
 
 
 def spanned(operation: str) -> Callable[[F], F]:
-    """For a point-to-point method ``(self, tensor, peer, tag)`` of a Group: an event round it."""
+    """Decorates a point-to-point method ``(self, tensor, peer, tag)`` of a Group with an event."""
     immediate = operation in ("isend", "irecv")
 
     def decorate(method: F) -> F:
@@ -176,9 +176,9 @@ def spanned(operation: str) -> Callable[[F], F]:
 
 
 class _Ender:
-    """A thread that ends events which began in the threads that ask for it.
+    """A thread that ends events on behalf of the threads in which they began.
 
-    It starts on first use, sleeps on ``_asked`` and ends when the profiler stops. Used under ``_guard``: one request at a time.
+    It starts on first use, sleeps on ``_asked`` and ends when the profiler stops. Callers hold ``_guard``: one request at a time.
     """
 
     def __init__(self) -> None:
@@ -188,7 +188,7 @@ class _Ender:
 
     def end(self, event: Future[None]) -> None:
         """Returns when the event has ended."""
-        if self._thread is None or not self._thread.is_alive():  # in a forked child it is not
+        if self._thread is None or not self._thread.is_alive():  # a forked child has no such thread
             self._thread = threading.Thread(target=self._loop, name="mpicoll profiler events", daemon=True)
             self._thread.start()
         self._event = event

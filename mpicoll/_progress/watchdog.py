@@ -1,8 +1,8 @@
-"""Ends the job, and names the culprit, when a blocking call has waited longer than its group's timeout.
+"""Aborts the job when a blocking call has waited longer than its group's timeout, and names the culprit.
 
-A thread that waits inside MPI cannot be called back: there is nothing to raise an exception in. So, as torch's NCCL watchdog
-does, a thread looks on, prints which operation of which group on which rank has been waiting and where the program is, and
-aborts the job. It leaves asynchronous operations alone: their ``wait`` raises OperationTimeout, and so does a barrier itself.
+A thread that waits inside MPI cannot be interrupted, so that no exception can be raised in it. As with torch's NCCL watchdog,
+another thread looks on. It prints which operation of which group on which rank waits, and where the program is. Then it aborts
+the job. It ignores asynchronous operations, whose ``wait`` raises OperationTimeout, and barriers, which raise it themselves.
 """
 
 from __future__ import annotations
@@ -16,29 +16,30 @@ from mpicoll._mpi import abort, exit_handshake
 from mpicoll._progress import threads
 from mpicoll._progress.group_state import EVERYBODY, GroupState
 
-PATIENCE_S = 3.0  # seconds that a call is blocked before others are asked whether they have left
-LONGEST_LOOK_S = 5.0  # seconds between two looks; shorter where a group's timeout is short
+PATIENCE_S = 3.0  # seconds that a call is blocked before this rank asks others whether they have left
+LONGEST_LOOK_S = 5.0  # seconds between two looks; shorter if a group's timeout is short
 TIMED_BY_ITSELF = frozenset({"barrier", "monitored_barrier"})  # they may also wait longer than the group's timeout
 
 Entry = tuple[str, GroupState, float, "int | None"]
 
-# Blocking calls under way: thread -> (operation, group, since when, the group rank that it waits for, EVERYBODY, or None for a
-# receive from any rank). A thread writes its own entry only, and is in one call at a time.
+# Blocking calls under way: thread -> (operation, group, start time, peer). The peer is the group rank that the call waits for,
+# EVERYBODY for a collective, or None for a receive from any rank. A thread writes only its own entry, and is in one call at a
+# time.
 inside: dict[int, Entry] = {}
 
 
 class Watchdog:
-    """Looks at `inside` from a thread of its own, which starts with the first group and ends with the last one."""
+    """Looks at `inside` from its own thread, which starts with the first group and ends with the last one."""
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
         self._wake = threading.Event()
         self._stopping = False
         self._look_s = LONGEST_LOOK_S
-        self._asked = 0  # questions so far; a blocked rank asks one rank after the other
+        self._asked = 0  # rounds of questions so far; a blocked rank asks one rank after the other
 
     def watch(self, timeout_s: float) -> None:
-        """Starts the thread if need be, and looks often enough for this timeout."""
+        """Starts the thread if necessary, and makes it look often enough for this timeout."""
         self._look_s = min(self._look_s, max(0.05, timeout_s / 10))
         self._wake.set()
         if self._thread is None:
@@ -56,7 +57,7 @@ class Watchdog:
             thread.join()
 
     def forget(self) -> None:
-        """In a forked child: the parent's threads are not here."""
+        """Resets the state in a forked child, which does not have the parent's threads."""
         self._thread = None
         inside.clear()
 
@@ -78,7 +79,7 @@ class Watchdog:
                 self._look_for_leavers(blocked)
 
     def _look_for_leavers(self, blocked: list[Entry]) -> None:
-        """Asks a rank that a blocked call waits for whether its program has ended, and ends the job if one says so."""
+        """Asks ranks that blocked calls wait for whether their program has ended. Ends the job if one says so."""
         for rank, name, started in exit_handshake.answers():
             for operation, group, _, peer in blocked:
                 if group.name != name or rank not in group.global_ranks:

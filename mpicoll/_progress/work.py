@@ -1,4 +1,4 @@
-"""The handle of an operation under way. It completes by itself; nobody has to call wait."""
+"""The handle of an operation under way. It completes by itself, even if the program does not call wait."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from mpicoll.errors import OperationTimeout
 
 
 class WorkFuture(Future[list[Tensor]]):
-    """A Work's Future. Its ``wait`` is the Work's, so that a callback may wait in the thread that carries operations out."""
+    """The Future of a Work. Its ``wait`` waits for the Work, so that a callback may wait in the thread that runs operations."""
 
     def __init__(self, work: Work) -> None:
-        # Those of its value: callbacks run behind what these devices have been given, and torch refuses a value on others.
+        # The devices of its value. Callbacks run after work launched on them before; torch refuses a value on another device.
         super().__init__(devices=sorted({t.device for t in work._tensors if t.device.type != "cpu"}, key=str))
         self._work = work
 
@@ -31,8 +31,8 @@ class WorkFuture(Future[list[Tensor]]):
 class Work(dist.Work):
     """One operation: pending, then completed with a result or with an exception.
 
-    Made by the thread that starts the operation; completed once, by the thread that carries it out. ``_mutex`` guards
-    the step from pending to completed and the making of the Future; ``_finished`` is held until that step.
+    The thread that starts the operation makes it. The thread that runs the operation completes it, once. ``_mutex`` guards the
+    step from pending to completed and the making of the Future. ``_finished`` is held until that step.
     """
 
     def __init__(self, where: str, tensors: list[Tensor], timeout_s: float) -> None:
@@ -43,12 +43,12 @@ class Work(dist.Work):
         self._done = False
         self._error: Exception | None = None
         self._future: Future[list[Tensor]] | None = None
-        self._completing: Callable[[], None] | None = None  # called on completion, before anybody learns of it
+        self._completing: Callable[[], None] | None = None  # called on completion, before any thread can see it
         self._mutex = threading.Lock()
         self._finished = threading.Lock()
         self._finished.acquire()
-        # Set by the queue or the poller. help(): the waiting thread moves the operation forward, or waits for it.
-        # on_timeout: the group becomes unusable.
+        # Set by the queue or the poller. In _help the waiting thread moves the operation forward, or waits for it.
+        # _on_timeout makes the group unusable.
         self._help: Callable[[Work, float | None], None] | None = None
         self._on_timeout: Callable[[OperationTimeout], None] | None = None
 
@@ -56,10 +56,10 @@ class Work(dist.Work):
         state = "pending" if not self._done else "failed" if self._error else "completed"
         return f"<Work {self._where}: {state}>"
 
-    # -- the side of whoever carries it out ----------------------------------------------------------------------------
+    # -- called by the thread that runs the operation ------------------------------------------------------------------
 
     def _complete(self, error: Exception | None = None) -> None:
-        """Completes the operation; callbacks of its Future run here, in the calling thread."""
+        """Completes the operation. Callbacks of its Future run in the calling thread."""
         with self._mutex:
             if self._done:
                 return
@@ -74,7 +74,7 @@ class Work(dist.Work):
             self._resolve(future)
 
     def _on_completion(self, action: Callable[[], None]) -> None:
-        """Has ``action`` called on completion, before anybody learns of it; at once if it has completed."""
+        """Calls ``action`` on completion, before any thread can see it; at once if the operation has completed."""
         with self._mutex:
             if not self._done:
                 self._completing = action
@@ -90,11 +90,14 @@ class Work(dist.Work):
     # -- the user's side -----------------------------------------------------------------------------------------------
 
     def wait(self, timeout: timedelta | float | None = None) -> bool:
-        """Blocks until the operation has completed; returns True, as often as asked.
+        """Blocks until the operation has completed. Returns True on every call.
 
-        Args:   timeout: a timedelta, or seconds; None or 0: the group's timeout.
-        Raises: the operation's own error, each time; OperationTimeout: it did not end in time. MPI cannot cancel a
-                collective, so the group is unusable after that.
+        Args:
+            timeout: A timedelta, or seconds; None or 0: the group's timeout.
+
+        Raises:
+            OperationTimeout: The operation did not end in time. MPI cannot cancel a collective, so the group becomes unusable.
+            Exception: The operation's own error, on every call.
         """
         self._settle(timeout)
         if self._error is not None:
@@ -102,7 +105,7 @@ class Work(dist.Work):
         return True
 
     def _settle(self, timeout: timedelta | float | None = None) -> None:
-        """Blocks until the operation has completed, well or not; completes it with OperationTimeout if it takes too long."""
+        """Blocks until the operation has completed or failed. Completes it with OperationTimeout if it takes too long."""
         if self._done:
             return
         _refuse_in_forked_child()
@@ -120,27 +123,27 @@ class Work(dist.Work):
                 on_timeout(error)
 
     def is_completed(self) -> bool:
-        """True once the operation has ended, well or not; polling it moves the operation forward."""
+        """True once the operation has completed or failed. Each call moves the operation forward."""
         if not self._done and (help_ := self._help):
             _refuse_in_forked_child()
             help_(self, None)
         return self._done
 
     def is_success(self) -> bool:
-        """True if it ended well; raises the operation's error never, False while pending or failed."""
+        """True if the operation has completed without an error. Never raises."""
         return self._done and self._error is None
 
     def exception(self) -> Exception | None:
-        """The operation's error, None while pending or if it ended well."""
+        """Returns the operation's error; None while it is pending, or if it succeeded."""
         return self._error
 
     def result(self) -> list[Tensor]:
-        """The tensors that the operation wrote (waits for it)."""
+        """Waits for the operation and returns the tensors that it wrote."""
         self.wait()
         return self._tensors
 
     def source_rank(self) -> int:
-        """For a completed receive: the sender's rank in the group; -1 for everything else."""
+        """Returns the sender's group rank for a completed receive, otherwise -1."""
         return -1
 
     _source_rank = source_rank
@@ -152,7 +155,7 @@ class Work(dist.Work):
         self.wait()
 
     def get_future(self) -> Future[list[Tensor]]:
-        """A Future of the list of tensors; callbacks run in the thread that completes the operation."""
+        """Returns a Future of the list of tensors. Its callbacks run in the thread that completes the operation."""
         with self._mutex:
             if self._future is None:
                 self._future = WorkFuture(self)
@@ -169,9 +172,9 @@ class Work(dist.Work):
 
 
 def found_by_tensors(work: Work) -> Work:
-    """``work``, which torch's wait_tensor finds by the tensors that it writes, where the program allows that.
+    """Returns ``work``, registered so that torch's wait_tensor finds it by its tensors, if the program asks for that.
 
-    Inside torch's allow_inflight_collective_as_graph_input_ctx() a compiled function waits for what was started before it.
+    Inside torch's allow_inflight_collective_as_graph_input_ctx() a compiled function waits for operations started before it.
     """
     if _allow_inflight_collective_as_graph_input():
         for tensor in work._tensors:
@@ -180,6 +183,6 @@ def found_by_tensors(work: Work) -> Work:
 
 
 def _refuse_in_forked_child() -> None:
-    """What was under way when the process was forked belongs to the parent."""
+    """Raises in a forked child: operations under way at the fork belong to the parent."""
     if runtime.in_forked_child():
         raise runtime.forked_error()
