@@ -1,15 +1,15 @@
-"""Collectives on the memory of GPUs, by one of three ways, the same on all ranks of a group:
+"""Collectives on GPU memory. All ranks of a group use the same one of three paths:
 
-    direct    MPI takes GPU memory: its own calls move, torch's kernels reduce what was moved
-    ipc       the ranks of a node open each other's GPU memory (CUDA IPC): the algorithms of the shared window, on slots there
-    staged    through pinned host memory, chunk after chunk (staging.py): the host's collectives, on each chunk
+    direct    MPI takes GPU memory: MPI moves the bytes, torch kernels reduce them
+    ipc       the ranks of a node open each other's GPU memory (CUDA IPC): the shared-memory algorithms, on slots in GPU memory
+    staged    through pinned host memory, chunk by chunk (staging.py): the host collectives, on each chunk
 
-Small operations are staged: two copies over the bus take less time than a hand-over between GPUs.
+Small operations are staged: two copies over the bus take less time than a synchronisation between GPUs.
 
 # Note [One kind of device in each collective]
-# All ranks bring tensors on the same kind of device, as for torch's own backends. The collectives of GPU memory have a
-# communicator of their own. So a rank that brings a CPU tensor instead is in another collective, which ends in a timeout that
-# names it, and no byte arrives where another one belongs.
+# All ranks pass tensors on the same kind of device, as with torch's own backends. The collectives on GPU memory have their own
+# communicator. So a rank that passes a CPU tensor instead is in another collective. That collective ends in a timeout that names
+# it, and no rank gets wrong bytes.
 """
 
 from __future__ import annotations
@@ -39,24 +39,26 @@ from mpicoll._tensors.calls import Call
 from mpicoll._tensors.plans import Plan
 from mpicoll._tensors.reductions import Op
 
-SMALL = 64 << 10  # bytes; below, everything is staged
+SMALL = 64 << 10  # bytes; smaller operations are staged
 Way = Literal["direct", "ipc", "staged"]
 LOG_NAMES: dict[Way, str] = {
     "direct": "GPU memory handed to MPI", "ipc": "GPU memory of the node, by CUDA IPC", "staged": "through pinned host memory",
 }  # fmt: skip
-Memories = Sequence[tuple[int, Tensor]]  # with the rank that each goes to or comes from
+Memories = Sequence[tuple[int, Tensor]]  # (peer, memory)
 
 
 class DeviceCollectives:
-    """One per group of a world in which some rank has a GPU. Its methods are those of `HostCollectives`.
+    """The collectives of one group, in a world in which some rank has a GPU. Its methods are those of `HostCollectives`.
 
     Args:
-        channel: Its own.
-        host: Collectives of host memory on that channel.
+        channel: Communicators for these collectives alone.
+        host: Collectives on host memory over that channel.
+        choices: What the ranks agreed on about GPUs.
+        topology: Which ranks share a node.
         took: Logs (operation, algorithm, bytes).
 
     Attributes:
-        taken: Number of collectives per way. Read by tests.
+        taken: Number of collectives per path. Read by tests.
     """
 
     def __init__(
@@ -71,7 +73,7 @@ class DeviceCollectives:
         self.host = host
         self.rank, self.size = host.rank, host.size
         self._took = took
-        # The kernels reduce several parts; and no trial has shown non-blocking collectives of GPU memory.
+        # The kernels reduce at least two parts, and no trial has shown non-blocking collectives on GPU memory to work.
         self._direct = choices.direct and self.size > 1 and not channel.serialized
         shares = choices.shares and topology.single and host.thresholds.windows is not None
         self._shared = SharedDeviceMemory(channel, host.windows, possible=shares)
@@ -81,7 +83,11 @@ class DeviceCollectives:
         self.taken: Counter[Way] = Counter()
 
     def check(self, operation: str, device: torch.device) -> None:
-        """Raises RuntimeError while the device's stream is being captured."""
+        """Refuses an operation during CUDA graph capture.
+
+        Raises:
+            RuntimeError: The device's stream is being captured.
+        """
         if streams.capturing():
             raise RuntimeError(
                 f"{operation}: a tensor is on {device}, whose stream is being captured into a CUDA graph; MPI cannot be "
@@ -89,11 +95,11 @@ class DeviceCollectives:
             )
 
     def _call(self, memories: Sequence[Tensor], function: Callable[..., object], *arguments: Any) -> Call:
-        """A call that runs on our streams, behind what the caller has launched until now."""
+        """Returns a Call that runs on our streams, after the work that the caller has launched until now."""
         return _run_behind, (streams.marks(memory.device for memory in memories), function, arguments)
 
     def copying_back(self, call: Call, tensors: Sequence[Tensor], memories: Sequence[Tensor]) -> Call:
-        """``call``, after which the packed copies among ``memories`` are copied into their ``tensors``."""
+        """Returns a Call that runs ``call`` and then copies the packed copies among ``memories`` into their ``tensors``."""
         run_behind, (marks, function, arguments) = call
         return run_behind, (marks, calls.run_and_copy_back, ((function, arguments), tensors, memories))
 
@@ -129,10 +135,10 @@ class DeviceCollectives:
             with self._shared.reaching(source, *targets) as window:
                 shared_memory.all_gather(window, [block(target) for target in targets], block(source))
         else:
-            into, flat = [buffers.raw(target) for target in targets], buffers.raw(source)
+            outputs, flat = [buffers.raw(target) for target in targets], buffers.raw(source)
             even = min(sizes) == max(sizes)
             extents = staging.extents(source.nbytes, 1, self.size + 1) if even else [(0, max(sizes))]
-            chunks = [[Part(flat[a:b], True, False), *(Part(t[a:b], False, True) for t in into)] for a, b in extents]
+            chunks = [[Part(flat[a:b], True, False), *(Part(t[a:b], False, True) for t in outputs)] for a, b in extents]
             staging.carry_out(chunks, lambda chunk, *parts: calls.run(self.host.all_gather(parts, chunk)))
 
     def all_gather_single(self, target: Tensor, source: Tensor) -> Call:
@@ -163,7 +169,7 @@ class DeviceCollectives:
     def _gather(self, targets: Sequence[Tensor] | None, source: Tensor, root: int) -> None:
         if not self._direct:
             parts = [Part(buffers.raw(source), True, False), *(Part(buffers.raw(t), False, True) for t in targets or [])]
-            call = lambda source, *into: calls.run(self.host.gather(into if targets else None, source, root))  # noqa: E731
+            call = lambda source, *outputs: calls.run(self.host.gather(outputs if targets else None, source, root))  # noqa: E731
             staging.carry_out([parts], call)
         elif targets is None:
             self._exchange_direct([(root, source)], [], None)
@@ -186,8 +192,8 @@ class DeviceCollectives:
             self._exchange_direct(sends, [], (target, sources[root]))
 
     def all_to_all(self, targets: Sequence[Tensor], sources: Sequence[Tensor], operation: str = "all_to_all") -> Call:
-        into, values = [buffers.raw(t) for t in targets], [buffers.raw(s) for s in sources]
-        return self._call([*into, *values], self._all_to_all, operation, into, values)
+        outputs, inputs = [buffers.raw(t) for t in targets], [buffers.raw(s) for s in sources]
+        return self._call([*outputs, *inputs], self._all_to_all, operation, outputs, inputs)
 
     def all_to_all_single(self, target: Tensor, source: Tensor, receives: Sequence[int], sends: Sequence[int]) -> Call:
         return self.all_to_all(_rows(target, receives), _rows(source, sends), "all_to_all_single")
@@ -196,8 +202,8 @@ class DeviceCollectives:
         way = self._way("all_to_all", None, *targets, *sources)
         if way == "ipc":
             with self._shared.reaching(*targets, *sources) as window:
-                into, values = ([block(memory) for memory in side] for side in (targets, sources))
-                refuse_sizes(operation, shared_memory.all_to_all(window, into, values))
+                outputs, inputs = ([block(memory) for memory in side] for side in (targets, sources))
+                refuse_sizes(operation, shared_memory.all_to_all(window, outputs, inputs))
         elif way == "direct":
             others = [rank for rank in range(self.size) if rank != self.rank]
             own = targets[self.rank], sources[self.rank]
@@ -208,7 +214,7 @@ class DeviceCollectives:
             staging.carry_out([parts], lambda *host: calls.run(self.host.all_to_all(host[:n], host[n:], operation)))
 
     def _exchange_direct(self, sends: Memories, receives: Memories, own: tuple[Tensor, Tensor] | None) -> None:
-        """Args: own: where this rank's memory goes, and where it is."""
+        """Copies ``own`` (target, source) within this rank, and exchanges the memories with their ranks."""
         if own is not None and own[0].data_ptr() != own[1].data_ptr():
             buffers.raw(own[0]).copy_(buffers.raw(own[1]))
         self._settle(*(memory for _, memory in [*sends, *receives]))
@@ -220,7 +226,7 @@ class DeviceCollectives:
         return self._call([memory], self._reduced, memory, plan, None)
 
     def all_reduce_packed(self, memories: Sequence[Tensor], plan: Plan) -> Call:
-        """On the first one's device."""
+        """Reduces several tensors of one dtype as one message, on the device of the first one."""
         return self._call(memories, self._all_reduce_packed, memories, plan)
 
     def _all_reduce_packed(self, memories: Sequence[Tensor], plan: Plan) -> None:
@@ -236,14 +242,14 @@ class DeviceCollectives:
 
     def _all_reduce_sparse(self, caller: object, operation: str, tensor: Tensor, source: Tensor, op: Op) -> None:
         calls.run(self.host.all_reduce_sparse(operation, tensor, source, op))
-        for made in (tensor._indices(), tensor._values()):
-            streams.kept_for(caller, made)
+        for part in (tensor._indices(), tensor._values()):
+            streams.kept_for(caller, part)
 
     def reduce(self, memory: Tensor, plan: Plan, root: int) -> Call:
         return self._call([memory], self._reduced, memory, plan, root)
 
     def _reduced(self, memory: Tensor, plan: Plan, root: int | None) -> None:
-        """In place on the root; None: on every rank."""
+        """Reduces in place on the root; None: on every rank."""
         operation, kernel, written = "all_reduce" if root is None else "reduce", plan.kernel, root in (None, self.rank)
         way = self._reducing_way(operation, plan, memory.nbytes, memory)
         if way == "direct":
@@ -253,10 +259,10 @@ class DeviceCollectives:
         elif way == "ipc":
             assert kernel is not None
             with (
-                self._shared.here(Part(buffers.flat(memory, kernel.dtype), True, written)) as (here,),
-                self._shared.reaching(here) as window,
+                self._shared.here(Part(buffers.flat(memory, kernel.dtype), True, written)) as (local,),
+                self._shared.reaching(local) as window,
             ):
-                shared_memory.all_reduce(window, here, kernel.combine, root)
+                shared_memory.all_reduce(window, local, kernel.combine, root)
         else:
             elements = buffers.flat(memory, memory.dtype)
             extents = staging.extents(elements.numel(), elements.element_size())
@@ -303,14 +309,20 @@ class DeviceCollectives:
 
             staging.carry_out(chunks, call)
 
-    # -- which way -----------------------------------------------------------------------------------------------------
+    # -- choice of the path --------------------------------------------------------------------------------------------
 
     def _reducing_way(self, operation: str, plan: Plan, nbytes: int, *memories: Tensor) -> Way:
-        """As `_way`; a reduction without a kernel of torch's is encoded for MPI's own, of host memory."""
+        """Returns `_way` for a reduction. Without a torch kernel it is staged, and MPI reduces its code in host memory."""
         return self._way(operation, 0 if plan.kernel is None else nbytes, *memories)
 
     def _way(self, operation: str, nbytes: int | None, *memories: Tensor) -> Way:
-        """Args: nbytes: equal on all ranks; None: ranks do not know the sizes of others."""
+        """Returns the path of an operation (collective when the window is made).
+
+        Args:
+            operation: Its name, for the log.
+            nbytes: Equal on all ranks; None: ranks do not know the sizes of others.
+            memories: The memories of the operation.
+        """
         way: Way = "staged"
         if nbytes is None or nbytes >= SMALL:
             if self._direct:
@@ -323,12 +335,12 @@ class DeviceCollectives:
         return way
 
     def _settle(self, *memories: Tensor) -> None:
-        """Before MPI reads: what was launched to write the memories, or to read them, has ended."""
+        """Waits until the launched work that writes or reads the memories has ended. Called before MPI uses them."""
         for device in {memory.device for memory in memories}:
             streams.wait_for_ours(device)
 
     def close(self) -> None:
-        """Frees what was made. torch keeps this rank's window until the other ranks have let go of it, too."""
+        """Frees windows and communicators. torch keeps this rank's window until the other ranks have released it, too."""
         self._shared.close()
         self.host.close()
         if not runtime.finalized():
@@ -337,7 +349,7 @@ class DeviceCollectives:
 
 
 def _run_behind(marks: Sequence[streams.Mark], function: Callable[..., object], arguments: Sequence[Any]) -> None:
-    # Memory that is made inside may be used again by a thread in inference mode, and by one that is not.
+    # Memory that is allocated inside is used again by threads in inference mode, and by threads outside of it.
     with torch.inference_mode(False), streams.ours(marks):
         function(*arguments)
 
@@ -347,6 +359,6 @@ def _blocks(memories: Memories) -> list[tuple[int, Block]]:
 
 
 def _rows(memory: Tensor, counts: Sequence[int]) -> list[Tensor]:
-    """So many rows of dim 0 each, as bytes."""
+    """Splits the memory, as bytes, into blocks with ``counts`` rows of dim 0."""
     flat, row = buffers.raw(memory), memory.nbytes // max(memory.size(0), 1)
     return list(flat.split([count * row for count in counts]))

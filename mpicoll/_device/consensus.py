@@ -1,4 +1,4 @@
-"""What ranks agree on about GPUs when a world is made: as the weakest rank decides."""
+"""The settings for GPUs that ranks agree on when a world is made: GPU support as far as every rank has it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class DeviceChoices:
 
     Attributes:
         direct: MPI takes GPU memory.
-        shares: Every rank has a GPU, and may open the GPU memory of its node's ranks.
+        shares: Every rank has a GPU and may open the GPU memory of the other ranks on its node.
     """
 
     direct: bool = False
@@ -30,7 +30,7 @@ class DeviceChoices:
 
 
 def describe(choices: DeviceChoices | None) -> str:
-    """How the log says it."""
+    """Returns the choices in words, for the log."""
     if choices is None:
         return "no rank has a GPU"
     if choices.direct:
@@ -40,29 +40,30 @@ def describe(choices: DeviceChoices | None) -> str:
 
 
 def seen() -> bool:
-    """Whether this rank sees a GPU."""
+    """True if this rank sees a GPU."""
     return streams.seen()
 
 
 def settle_in() -> None:
-    """Called by our background threads before they call MPI; see Note [Threads] in _cuda/streams.py."""
+    """Prepares a background thread for MPI calls; see Note [Threads] in _cuda/streams.py."""
     streams.settle_in()
 
 
 def settings() -> tuple[bool | None, bool]:
-    """What this rank's variables say: whether MPI takes GPU memory (None: find out), and whether ranks may share theirs."""
+    """Returns two environment settings: whether MPI takes GPU memory (None: find out), and whether ranks may share GPU memory."""
     return _config.get("MPICOLL_CUDA_AWARE"), _config.get("MPICOLL_CUDA_IPC")
 
 
 def agree(channel: Channel, wanted: tuple[bool | None, bool], gpus: Sequence[bool]) -> DeviceChoices | None:
-    """What holds for all ranks (collective if any has a GPU); None: no rank has one.
+    """Returns the choices that hold for all ranks (collective if any rank has a GPU); None: no rank has a GPU.
 
     Args:
+        channel: The communicators of the ranks.
         wanted: Rank 0's `settings`.
-        gpus: For each rank, whether it has one.
+        gpus: For each rank, whether it has a GPU.
 
     Raises:
-        MpicollError: On all ranks: one of them could not find out.
+        MpicollError: A rank could not find out whether its MPI takes GPU memory; raised on all ranks.
     """
     if not any(gpus):
         return None
@@ -72,9 +73,10 @@ def agree(channel: Channel, wanted: tuple[bool | None, bool], gpus: Sequence[boo
 
 
 def _takes_gpu_memory(channel: Channel) -> bool:
-    """Whether every rank's MPI says so, and a trial by rank 0 shows it (collective).
+    """True if MPI claims so on every rank, and a trial by rank 0 shows it (collective).
 
-    Raises: MpicollError, on all ranks: one of them could not find out.
+    Raises:
+        MpicollError: A rank could not find out; raised on all ranks.
     """
     with channel.lock:
         claims = channel.comm.allgather(_found(lambda: streams.seen() and claimed()))
@@ -87,7 +89,7 @@ def _takes_gpu_memory(channel: Channel) -> bool:
 
 
 def _found(question: Callable[[], bool]) -> tuple[bool, str]:
-    """The answer, or what went wrong: the other ranks wait for either."""
+    """Returns the answer, or an error text. The other ranks wait for either of them."""
     try:
         return question(), ""
     except Exception as error:  # noqa: BLE001  raised again, by all ranks
@@ -102,7 +104,7 @@ def _raise_for(answers: list[tuple[bool, str]]) -> None:
 
 @cache
 def claimed() -> bool:
-    """Whether this rank's MPI says so."""
+    """True if this rank's MPI claims that it takes GPU memory."""
     library = probe.loaded_library()
     started: dict[str, Any] = {
         "vendor": MPI.get_vendor()[0],
@@ -115,5 +117,5 @@ def claimed() -> bool:
 
 @cache
 def proven() -> bool:
-    """Whether two other ranks, on this host, have sent GPU memory; takes some seconds, once."""
+    """True if a trial job of two ranks on this host could send GPU memory. It runs once and takes some seconds."""
     return cuda_support.verdict(cuda_support.prove(os.environ)).moves

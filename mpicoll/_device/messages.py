@@ -1,18 +1,18 @@
-"""Messages between two ranks whose tensors are on GPUs: posted at once, in MPI's order, and moved forward by `test`.
+"""Messages between two ranks with tensors on GPUs. They are posted at once, in MPI's order, and moved forward by `test`.
 
-A sender does not know where the receiver's memory is, nor when a GPU will have written it. So what is posted at once is
+A sender does not know where the receiver's memory is. Its own GPU may not have written the message yet. So it first posts
 
-    below 4096 bytes    eager: the message itself, if it is there
-    of 4096 bytes       a header: how long the message is, its number, and by which way its body comes, in pieces:
+    below 4096 bytes    eager: the message itself, if the GPU has written it
+    of 4096 bytes       a header: the length of the message, its number, and the path by which its body comes, in pieces:
 
     direct    MPI takes the memory of both ends as it is
     staged    through pinned memory, some pieces at a time
-    ipc       from send slots in the sender's GPU, opened by the receiver: a notice tells which slot is ready, an answer that it
-              is free again
+    ipc       from send slots in the sender's GPU, which the receiver opens: a notice says which slot is ready, an answer says
+              which slot is free again
 
-The first two are one protocol, of which each end chooses its side. In the third, the sender waits for the receiver's reply before
-it takes a slot, so an unmatched message holds none; if the receiver cannot open the slots it says so, and the body comes by the
-first two. A message longer than the tensor that should receive it is received all the same, so that its sender ends.
+direct and staged are one protocol: each end chooses one of them for its own side. With ipc the sender waits for the receiver's
+reply before it takes a slot, so an unmatched message holds none. If the receiver cannot open the slots it says so, and the body
+comes by direct or staged. A message that is longer than the tensor of its receive is still received, so that its sender ends.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from mpicoll._mpi.errors import truncated
 from mpicoll._tensors import buffers
 from mpicoll._tensors.calls import Transfer
 
-Steps: TypeAlias = Generator[None, None, None]  # goes on where it stopped: something has not ended yet
+Steps: TypeAlias = Generator[None, None, None]  # yields while a step has not ended; next() tries again
 
 HEADER_BYTES = 4096
-HEADER = struct.Struct("qqq")  # bytes of the message, its number, bytes of the record behind this (0: direct or staged)
-PIECE = 4 << 20  # bytes; a GPU's bus moves them in 0.1 ms, and MPI in 0.5
-AHEAD = 3  # pieces on their way: one on the GPU's bus, one with MPI, one on the receiver's bus
-SHARED_FROM = 64 << 10  # bytes; below, notices take longer than two copies over the bus
-SLOT_READY = struct.Struct("qqq")  # slot, where the piece begins and ends
-SLOT_FREE = struct.Struct("q")  # the first one: whether the slots are open; then the slot that is free again
+HEADER = struct.Struct("qqq")  # bytes of the message, its number, bytes of the record that follows (0: direct or staged)
+PIECE = 4 << 20  # bytes; the bus of a GPU moves a piece in 0.1 ms, MPI in 0.5 ms
+AHEAD = 3  # pieces under way: one on the sender's bus, one in MPI, one on the receiver's bus
+SHARED_FROM = 64 << 10  # bytes; for smaller messages, notices take longer than two copies over the bus
+SLOT_READY = struct.Struct("qqq")  # slot, begin and end of the piece
+SLOT_FREE = struct.Struct("q")  # first answer: 1 if the receiver opened the slots; later answers: the slot that is free again
 
 
 class DeviceMessages:
@@ -55,7 +55,7 @@ class DeviceMessages:
         near: For each rank, whether it and this rank can share GPU memory.
 
     Attributes:
-        taken: Number of messages sent per way. Read by tests.
+        taken: Number of messages sent per path. Read by tests.
     """
 
     def __init__(self, channel: Channel, direct: bool, near: list[bool]) -> None:
@@ -64,13 +64,13 @@ class DeviceMessages:
         self.near = near
         with channel.lock:
             self.data_comm = channel.comm.Dup()
-        self._numbers = defaultdict[int, "count[int]"](lambda: count(1))  # of messages with a header, by receiver
+        self._numbers = defaultdict[int, "count[int]"](lambda: count(1))  # next number of a message with a header, by receiver
         self.taken = Counter[str]()
         self._send_slots: dict[torch.device, SendSlots | None] = {}
-        self._opened: dict[tuple[int, bytes], Tensor | None] = {}  # senders' slots, of each of their devices that sends
+        self._opened: dict[tuple[int, bytes], Tensor | None] = {}  # slots of senders, by rank and device
 
     def send(self, memory: Tensor, dst: int, tag: int) -> Transfer:
-        """To be waited for at once: waits for the GPU, so that a short message needs no header."""
+        """Starts a send for which the caller waits at once. It waits for the GPU, so that a short message needs no header."""
         return _Sending(self, memory, dst, tag, now=True)
 
     def isend(self, tensor: Tensor, memory: Tensor, dst: int, tag: int) -> Transfer:
@@ -83,18 +83,21 @@ class DeviceMessages:
         return next(self._numbers[dst])
 
     def tags(self, number: int) -> tuple[int, int]:
-        """Of what goes to the receiver, and of what comes back."""
+        """Returns the tag of messages to the receiver, and the tag of its answers."""
         half = self.channel.runtime.tag_ub // 2
         return 2 * (number % half), 2 * (number % half) + 1
 
     def send_slots(self, device: torch.device) -> SendSlots | None:
-        """Made on first use; None, for ever: this memory cannot be shared."""
+        """Returns the send slots of a device, made on first use; None, for ever, if its memory cannot be shared."""
         if device not in self._send_slots:
             self._send_slots[device] = SendSlots.make(device, PIECE)
         return self._send_slots[device]
 
     def opened(self, src: int, record: bytes, device: torch.device) -> Tensor | None:
-        """A sender's slots, opened once: torch counts. ``device`` is the first message's; torch copies to others from there."""
+        """Returns the slots of a sender, opened once because torch counts openings.
+
+        They are open on the device of the first message. torch copies from there to other devices.
+        """
         if (src, record) not in self._opened:
             self._opened[src, record] = ipc.opened(record, device)
         return self._opened[src, record]
@@ -117,7 +120,7 @@ class DeviceMessages:
 
 
 class _Message:
-    """One end of a message. ``_steps`` is what is left to do."""
+    """One end of a message. ``_steps`` does the remaining work."""
 
     def __init__(self, messages: DeviceMessages, memory: Tensor, peer: int) -> None:
         self.source = -1
@@ -129,7 +132,7 @@ class _Message:
         self._steps: Steps
 
     def test(self) -> bool:
-        # What one thread has made another one may go on with, in inference mode or not.
+        # Another thread, in inference mode or not, may continue with tensors that this one has made.
         device = streams.on(self._memory.device) if self._messages.direct else nullcontext()
         with torch.inference_mode(False), device:
             return over(self._steps)
@@ -144,7 +147,7 @@ class _Message:
             self.moved = True
 
     def _ready(self) -> Steps:
-        """Ends when a GPU has done what the caller had launched before."""
+        """Ends when the GPU has done the work that the caller launched before the message."""
         while not streams.passed(self._marks):
             yield
 
@@ -153,7 +156,7 @@ class _Sending(_Message):
     """The sender's end.
 
     Args:
-        now: Wait for the GPU, so that a short message needs no header.
+        now: Wait for the GPU here, so that a short message needs no header.
     """
 
     def __init__(self, messages: DeviceMessages, memory: Tensor, dst: int, tag: int, now: bool) -> None:
@@ -182,23 +185,23 @@ class _Sending(_Message):
         return messages.send_slots(memory.device) if near else None
 
     def _send(self, announced: Any, number: int, slots: SendSlots | None) -> Steps:
-        messages, (there, back) = self._messages, self._messages.tags(number)
+        messages, (body_tag, answer_tag) = self._messages, self._messages.tags(number)
         yield from self._ready()
         extents = pieces(self._memory.nbytes, PIECE)
-        opened = slots is not None and (yield from self._answer(back))
+        opened = slots is not None and (yield from self._answer(answer_tag))
         messages.taken["ipc" if opened else "direct" if messages.direct else "staged"] += 1
         if slots is not None and opened:
-            yield from pipelined((self._share(slots, *extent, there, back) for extent in extents), AHEAD)
+            yield from pipelined((self._share(slots, *extent, body_tag, answer_tag) for extent in extents), AHEAD)
         elif not messages.direct:
             self._posted = 0
-            yield from pipelined((self._stage(turn, *extent, there) for turn, extent in enumerate(extents)), AHEAD)
+            yield from pipelined((self._stage(turn, *extent, body_tag) for turn, extent in enumerate(extents)), AHEAD)
         else:
-            yield from self._ended(*[messages.post(self._memory[a:b], self._peer, there) for a, b in extents])
+            yield from self._ended(*[messages.post(self._memory[a:b], self._peer, body_tag) for a, b in extents])
         yield from self._ended(announced)
 
-    def _answer(self, back: int) -> Generator[None, None, int]:
+    def _answer(self, answer_tag: int) -> Generator[None, None, int]:
         answer = torch.empty(SLOT_FREE.size, dtype=torch.uint8, device="cpu")
-        yield from self._ended(self._messages.expect(answer, self._peer, back))
+        yield from self._ended(self._messages.expect(answer, self._peer, answer_tag))
         return unpacked(SLOT_FREE, answer)[0]
 
     def _stage(self, turn: int, begin: int, end: int, tag: int) -> Steps:
@@ -209,15 +212,15 @@ class _Sending(_Message):
         self._posted += 1
         yield from self._ended(request)
 
-    def _share(self, slots: SendSlots, begin: int, end: int, there: int, back: int) -> Steps:
+    def _share(self, slots: SendSlots, begin: int, end: int, body_tag: int, answer_tag: int) -> Steps:
         while (slot := slots.acquire()) is None:
             yield
         event = streams.push(slots.slot(slot)[: end - begin], self._memory[begin:end], streams.MESSAGES_OUT)
         while not streams.arrived(event, wait=False):
             yield
         notice = packed(SLOT_READY, slot, begin, end)
-        yield from self._ended(self._messages.post(notice, self._peer, there))
-        slots.release((yield from self._answer(back)))  # of a piece of this message, maybe another one
+        yield from self._ended(self._messages.post(notice, self._peer, body_tag))
+        slots.release((yield from self._answer(answer_tag)))  # it may be the slot of another piece of this message
 
 
 class _Receiving(_Message):
@@ -263,7 +266,7 @@ class _Receiving(_Message):
                 yield
 
     def _place(self, values: Tensor, begin: int) -> Steps:
-        """Copies values from host memory, or from a slot, to where they belong."""
+        """Copies values from host memory, or from a slot, into the receive's memory."""
         memory = self._memory[begin : begin + values.nbytes]
         yield from self._ready()
         event = streams.push(memory, values, streams.MESSAGES)
@@ -271,29 +274,29 @@ class _Receiving(_Message):
             yield
 
     def _body(self, nbytes: int, number: int, record: bytes, fits: bool) -> Steps:
-        messages, (there, back), extents = self._messages, self._messages.tags(number), pieces(nbytes, PIECE)
+        messages, (body_tag, answer_tag), extents = self._messages, self._messages.tags(number), pieces(nbytes, PIECE)
         if record:
             slots = messages.opened(self._peer, record, self._memory.device) if fits else None
-            yield from self._say(int(slots is not None), back)
+            yield from self._say(int(slots is not None), answer_tag)
             if slots is not None:
-                yield from pipelined((self._from_slot(slots, there, back) for _ in extents), AHEAD)
+                yield from pipelined((self._from_slot(slots, body_tag, answer_tag) for _ in extents), AHEAD)
                 return
         if fits and messages.direct:
             yield from self._ready()
-            yield from self._ended(*[messages.expect(self._memory[a:b], self._peer, there) for a, b in extents])
+            yield from self._ended(*[messages.expect(self._memory[a:b], self._peer, body_tag) for a, b in extents])
         else:
-            yield from pipelined((self._unstage(a, b, there, fits) for a, b in extents), AHEAD)
+            yield from pipelined((self._unstage(a, b, body_tag, fits) for a, b in extents), AHEAD)
 
-    def _from_slot(self, slots: Tensor, there: int, back: int) -> Steps:
+    def _from_slot(self, slots: Tensor, body_tag: int, answer_tag: int) -> Steps:
         notice = torch.empty(SLOT_READY.size, dtype=torch.uint8, device="cpu")
-        yield from self._ended(self._messages.expect(notice, self._peer, there))
+        yield from self._ended(self._messages.expect(notice, self._peer, body_tag))
         slot, begin, end = unpacked(SLOT_READY, notice)
         yield from self._place(slots.view(-1, PIECE)[slot][: end - begin], begin)
-        yield from self._say(slot, back)
+        yield from self._say(slot, answer_tag)
 
-    def _say(self, number: int, back: int) -> Steps:
+    def _say(self, number: int, answer_tag: int) -> Steps:
         answer = packed(SLOT_FREE, number)
-        yield from self._ended(self._messages.post(answer, self._peer, back))
+        yield from self._ended(self._messages.post(answer, self._peer, answer_tag))
 
     def _unstage(self, begin: int, end: int, tag: int, fits: bool) -> Steps:
         values = streams.pinned((end - begin,), torch.uint8)
@@ -303,16 +306,17 @@ class _Receiving(_Message):
 
 
 def packed(form: struct.Struct, *numbers: int) -> Tensor:
-    """Numbers as a message."""
+    """Returns numbers as the bytes of a message."""
     return torch.frombuffer(bytearray(form.pack(*numbers)), dtype=torch.uint8)
 
 
-def unpacked(form: struct.Struct, told: Tensor) -> tuple[int, ...]:
-    return form.unpack(told[: form.size].numpy().tobytes())
+def unpacked(form: struct.Struct, message: Tensor) -> tuple[int, ...]:
+    """Returns the numbers at the front of a message."""
+    return form.unpack(message[: form.size].numpy().tobytes())
 
 
 def over(steps: Generator[None, None, object]) -> bool:
-    """Goes on with them; True if they have come to their end."""
+    """Runs the next step. Returns True if there is none left."""
     try:
         next(steps)
     except StopIteration:
@@ -321,7 +325,7 @@ def over(steps: Generator[None, None, object]) -> bool:
 
 
 def pipelined(sequences: Iterable[Generator[None, None, object]], ahead: int) -> Steps:
-    """Several sequences of steps at a time, begun one after the other."""
+    """Runs up to ``ahead`` sequences of steps at a time. They begin in their order."""
     waiting, running = iter(sequences), deque[Generator[None, None, object]]()
     while True:
         while len(running) < ahead and (following := next(waiting, None)) is not None:

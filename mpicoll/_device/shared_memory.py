@@ -1,4 +1,4 @@
-"""The GPU memory that the ranks of a node share: each rank's buffer, opened by the others."""
+"""The GPU memory that the ranks of a node share: each rank has a buffer, which the other ranks open."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from mpicoll._mpi import shared_segment
 from mpicoll._mpi.channel import Channel
 from mpicoll._tensors import buffers
 
-SLOT = 8 << 20  # bytes of a slot in a GPU's memory; five of them, 40 MiB, for each group that uses this way
+SLOT = 8 << 20  # bytes of a slot in GPU memory; each group that uses this path has five, 40 MiB
 
 
 class SharedDeviceMemory:
     """The window in GPU memory of one group.
 
     Args:
-        windows: The group's windows in host memory, which know how to wait.
-        possible: False: this group cannot have one.
+        channel: The group's communicators.
+        windows: The group's windows in host memory. They say how to wait.
+        possible: False if this group cannot have a window in GPU memory.
 
     Attributes:
         window: None until `make` has made it.
@@ -37,7 +38,7 @@ class SharedDeviceMemory:
         self.window: DeviceWindow | None = None
 
     def make(self, device: torch.device) -> bool:
-        """Makes the window on first use (collective then). Returns False, for ever, if a rank could not have its own."""
+        """Makes the window on first use (then collective). Returns False, for ever, if a rank could not make its window."""
         if self.window is None and self._possible:
             self.window = self._new_window(device)
             self._possible = self.window is not None
@@ -47,7 +48,7 @@ class SharedDeviceMemory:
         comm = self._channel.comm
         rank, size = comm.Get_rank(), comm.Get_size()
         buffer, records = self._shared_buffer(device)
-        received = comm.alltoall(records)  # from every rank for this one
+        received = comm.alltoall(records)  # from every rank, for this rank
         opened = [
             buffer if other == rank else None if buffer is None or record is None else ipc.opened(record, buffer.device)
             for other, record in enumerate(received)
@@ -59,19 +60,19 @@ class SharedDeviceMemory:
         return DeviceWindow(words, usable, rank, SLOT, self._windows.pause, self._windows.spins)
 
     def _shared_buffer(self, device: torch.device) -> tuple[Tensor | None, list[bytes | None]]:
-        """This rank's, with a record for each of the others; None if anything goes wrong, because they wait for either."""
+        """Returns this rank's buffer and a record for each other rank; None on any error, because the others wait for a reply."""
         rank, size = self._channel.comm.Get_rank(), self._channel.comm.Get_size()
         nothing: list[bytes | None] = [None] * size
         try:
             buffer = ipc.allocate(device, DeviceWindow.buffer_nbytes(SLOT))
             records = nothing if buffer is None else [ipc.share(buffer) if r != rank else None for r in range(size)]
-        except Exception:  # noqa: BLE001  whatever the first use of a GPU may raise
+        except Exception:  # noqa: BLE001  the first use of a GPU may raise any exception
             return None, nothing
         return buffer, records
 
     @contextmanager
     def reaching(self, *memories: Tensor) -> Iterator[DeviceWindow]:
-        """The window, for an operation on these memories, which it does not hold any longer."""
+        """Gives the window for an operation on these memories. The window forgets them at the end."""
         assert self.window is not None
         self.window.reach(buffers.raw(memory) for memory in memories)
         try:
@@ -81,7 +82,7 @@ class SharedDeviceMemory:
 
     @contextmanager
     def here(self, *parts: Part) -> Iterator[list[Tensor]]:
-        """The memory of the parts where the window's kernels reach it: as it is, or copied to the window's device and back."""
+        """Gives the parts' memory on the window's device: the memory itself, or copies that are copied back at the end."""
         assert self.window is not None
         device = self.window.device
         if all(part.memory.device == device for part in parts):
@@ -95,6 +96,6 @@ class SharedDeviceMemory:
                     part.memory.copy_(copy)
 
     def close(self) -> None:
-        """Lets go of the others' memory. torch keeps this rank's until the other ranks have let go of it, too."""
+        """Releases the memory of the other ranks. torch keeps this rank's memory until the other ranks have released it, too."""
         self.window = None
         self._possible = False

@@ -1,1 +1,1 @@
-"""One object per group: for each operation check, prepare, run. And the registry of groups."""
+"""One object per group, which checks, prepares and runs each operation, and the registry of groups."""

@@ -1,4 +1,4 @@
-"""What all collectives share: which backend carries memory, and lists of tensors."""
+"""Shared by all collectives: the choice of the backend, and the copy back from packed memory."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Collectives(Group):
     """A group with a backend for each kind of device.
 
     Attributes:
-        host: Carries memory of the CPU.
-        devices: Carries memory of devices; None: no rank had one when the group was made.
+        host: The backend for CPU memory.
+        devices: The backend for device memory; None: no rank had a device when the group was made.
     """
 
     def __init__(
@@ -40,10 +40,11 @@ class Collectives(Group):
         self.devices = devices
 
     def backend(self, operation: str, *memories: Tensor) -> Backend:
-        """The backend for the kind of device on which the memories are.
+        """Returns the backend for the kind of device on which the memories are.
 
         Raises:
-            ValueError: They are on different kinds of device, or no rank had such a device when the group was made.
+            ValueError: The memories are on different kinds of device, or no rank had such a device when the group was made.
+            RuntimeError: The stream of a device is being captured into a CUDA graph.
         """
         for memory in memories:
             if not memory.is_cpu:
@@ -60,7 +61,7 @@ class Collectives(Group):
 
 
 def copying_back(backend: Backend, call: Call, tensors: Sequence[Tensor], memories: Sequence[Tensor]) -> Call:
-    """``call``, after which packed copies among ``memories`` are copied into their ``tensors``."""
+    """Returns ``call``, or a Call that then copies the packed copies among ``memories`` into their ``tensors``."""
     for tensor, memory in zip(tensors, memories, strict=True):
         if memory is not tensor:
             return backend.copying_back(call, tensors, memories)

@@ -1,9 +1,9 @@
-"""One per process group: a short method per operation. Ranks are group ranks.
+"""The operations of a process group, a short method each. Ranks are group ranks.
 
-All ranks of the group call every collective, in the same order. With ``async_op`` it returns a Work that completes by itself;
-without, it has ended when it returns None. Each operation does three things:
+All ranks of the group call every collective, in the same order. With ``async_op`` a collective returns a Work that completes by
+itself. Without it, the collective has ended when it returns None. Each operation has three steps:
 
-    check      what is allowed, before a byte moves (_tensors/checks.py); from the tensor to memory (_tensors/buffers.py)
+    check      the arguments, before a byte moves (_tensors/checks.py), and get the memory of the tensor (_tensors/buffers.py)
     prepare    the backend of the memory's device returns a Call (_host/collectives.py, _device/collectives.py)
     run        the Call runs in the group's order (_progress/group.py)
 """
@@ -20,16 +20,17 @@ from mpicoll.errors import OperationTimeout
 
 
 class Communicator(Reductions, Gathers, Exchanges, Messages):
-    """A process group's operations over MPI."""
+    """The operations of a process group over MPI."""
 
     def barrier(self, async_op: bool = False, timeout_s: float | None = None) -> Work | None:
         """Returns when every rank of the group has called it (collective).
 
         Args:
+            async_op: Return a Work at once.
             timeout_s: None: the group's timeout.
 
         Raises:
-            OperationTimeout: Not every rank came in time; the group is unusable afterwards.
+            OperationTimeout: A rank did not call it in time. The group is unusable afterwards.
         """
         return self.run("barrier", (self._barrier, (timeout_s or self.timeout_s,)), [], async_op)
 
@@ -42,17 +43,17 @@ class Communicator(Reductions, Gathers, Exchanges, Messages):
             raise error
 
     def monitored_barrier(self, timeout_s: float | None = None, wait_all_ranks: bool = False) -> None:
-        """A barrier that names the ranks that did not come (collective).
+        """Waits as `barrier` does, and names the ranks that did not come (collective).
 
         Args:
             timeout_s: None: the group's timeout.
             wait_all_ranks: Name all missing ranks, not only the first.
 
         Raises:
-            OperationTimeout: On every rank that came.
+            OperationTimeout: Raised on every rank that came, if a rank did not.
         """
         self.run("monitored_barrier", (monitored_barrier, (self, timeout_s or self.timeout_s, wait_all_ranks)), [])
 
     def close(self) -> None:
-        """Ends the group: what is queued ends first, later use raises GroupDestroyed."""
+        """Ends the group after its queued operations. Later use raises GroupDestroyed."""
         self.closer()

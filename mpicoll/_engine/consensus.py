@@ -1,4 +1,4 @@
-"""Settings that all ranks must share: rank 0's configuration, and what ranks agree on about their devices."""
+"""Settings that all ranks must share: rank 0's configuration, and device support as far as every rank has it."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from mpicoll._mpi.channel import Channel
 
 
 def agree(channel: Channel) -> tuple[Choices, DeviceChoices | None]:
-    """Rank 0's choices, on all ranks (collective): ranks that chose otherwise would wait for each other.
+    """Returns rank 0's choices on all ranks (collective). Ranks with different choices would wait for each other.
 
     Raises:
-        ValueError: On all ranks: a variable of rank 0, or its table, holds what is not allowed.
+        ValueError: A variable of rank 0, or its table, has a value that is not allowed; raised on all ranks.
     """
-    error, mine = "", None
+    error, own = "", None
     if channel.comm.Get_rank() == 0:
         try:
-            mine = thresholds.choices(channel.runtime.library), devices.settings()
+            own = thresholds.choices(channel.runtime.library), devices.settings()
         except ValueError as caught:
             error = str(caught)
     with channel.lock:
         # Not bcast: see topology.discover.
-        received = channel.comm.allgather((mine, error, devices.seen()))
+        received = channel.comm.allgather((own, error, devices.seen()))
     agreed, error, _ = received[0]
     if error:
         raise ValueError(error)

@@ -1,4 +1,4 @@
-"""Collectives that are messages between pairs of ranks: gather, scatter, all_to_all of any sizes."""
+"""Collectives made of messages between pairs of ranks: gather, scatter, all_to_all of any sizes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Exchanges(Collectives):
         """Rank i's tensor arrives in ``outputs[i]`` on ``dst``; sizes may differ (collective).
 
         Raises:
-            ValueError: ``outputs`` is missing on dst, or given elsewhere.
+            ValueError: ``outputs`` is missing on dst, or given on another rank.
         """
         dst = checks.group_rank("gather", "dst", dst, self.size)
         if self.rank != dst:
@@ -45,7 +45,7 @@ class Exchanges(Collectives):
         """``inputs[i]`` on ``src`` arrives in rank i's tensor; sizes may differ (collective).
 
         Raises:
-            ValueError: ``inputs`` is missing on src, or given elsewhere.
+            ValueError: ``inputs`` is missing on src, or given on another rank.
         """
         src = checks.group_rank("scatter", "src", src, self.size)
         dense, sources = is_dense_cpu(tensor), None
@@ -65,16 +65,16 @@ class Exchanges(Collectives):
         if self.rank == src:
             if inputs is None or not checks.given(inputs):
                 raise ValueError("scatter: scatter_list must be given on src, one tensor per rank")
-            given = checks.tensors("scatter", "scatter_list", inputs, self.size)
-            checks.same_dtype("scatter", ("tensor", tensor), *((f"scatter_list[{i}]", t) for i, t in enumerate(given)))
-            checks.same_numel("scatter", "tensor", tensor.numel(), f"scatter_list[{src}]", given[src].numel())
-            sources = [buffers.readable("scatter", t) for t in given]
+            listed = checks.tensors("scatter", "scatter_list", inputs, self.size)
+            checks.same_dtype("scatter", ("tensor", tensor), *((f"scatter_list[{i}]", t) for i, t in enumerate(listed)))
+            checks.same_numel("scatter", "tensor", tensor.numel(), f"scatter_list[{src}]", listed[src].numel())
+            sources = [buffers.readable("scatter", t) for t in listed]
         backend = self.backend("scatter", memory, *(sources or []))
         call = copying_back(backend, backend.scatter(memory, sources, src), [tensor], [memory])
         return self.run("scatter", call, [tensor], async_op, reads=sources or [])
 
     def _fits(self, tensors: Sequence[Tensor], tensor: Tensor, rank: int) -> bool:
-        """True for a list of one dense tensor per rank, of which ``rank``'s is as large as ``tensor``."""
+        """True for a list of one dense CPU tensor per rank in which ``tensors[rank]`` is as large as ``tensor``."""
         return are_dense_cpu(tensors, self.size, tensor.dtype) and tensors[rank].nbytes == tensor.nbytes
 
     def all_to_all(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], async_op: bool = False) -> Work | None:
@@ -82,15 +82,15 @@ class Exchanges(Collectives):
         own = self.rank
         dtype = inputs[0].dtype if type(inputs) is list and inputs and isinstance(inputs[0], Tensor) else None
         dense = dtype is not None and are_dense_cpu(outputs, self.size, dtype) and are_dense_cpu(inputs, self.size, dtype)
-        apart = dense and not any(buffers.overlap(source, target) for source in inputs for target in outputs)
-        if apart and inputs[own].nbytes == outputs[own].nbytes:
+        disjoint = dense and not any(buffers.overlap(source, target) for source in inputs for target in outputs)
+        if disjoint and inputs[own].nbytes == outputs[own].nbytes:
             return self.run("all_to_all", self.host.all_to_all(outputs, inputs), list(outputs), async_op, list(inputs))
         targets = checks.tensors("all_to_all", "output_tensor_list", outputs, self.size)
-        given = checks.tensors("all_to_all", "input_tensor_list", inputs, self.size)
-        checks.same_dtype("all_to_all", ("input_tensor_list[0]", given[0]), *(("a tensor", t) for t in [*given, *targets]))
-        checks.same_numel("all_to_all", f"input {own}", given[own].numel(), f"output {own}", targets[own].numel())
+        listed = checks.tensors("all_to_all", "input_tensor_list", inputs, self.size)
+        checks.same_dtype("all_to_all", ("input_tensor_list[0]", listed[0]), *(("a tensor", t) for t in [*listed, *targets]))
+        checks.same_numel("all_to_all", f"input {own}", listed[own].numel(), f"output {own}", targets[own].numel())
         memories = [buffers.writable("all_to_all", target) for target in targets]
-        sources = [buffers.readable("all_to_all", t) for t in given]
+        sources = [buffers.readable("all_to_all", t) for t in listed]
         if any(buffers.overlap(source, target) for source in sources for target in memories):
             sources = [buffers.packed(source) for source in sources]
         backend = self.backend("all_to_all", *memories, *sources)
@@ -105,11 +105,14 @@ class Exchanges(Collectives):
         input_splits: Sequence[int] | None = None,
         async_op: bool = False,
     ) -> Work | None:
-        """Rows of dim 0 travel: ``input_splits[j]`` rows go to rank j, ``output_splits[j]`` rows come from it (collective).
+        """Exchanges rows of dim 0: ``input_splits[j]`` rows go to rank j, ``output_splits[j]`` rows come from it (collective).
 
         Args:
+            output: Overwritten. Dim 0 has the sum of ``output_splits``.
+            tensor: Dim 0 has the sum of ``input_splits``.
             output_splits: Rows per rank, 0 allowed; None: equal shares.
-            input_splits: Likewise.
+            input_splits: Rows per rank, 0 allowed; None: equal shares.
+            async_op: Return a Work at once.
         """
         operation = "all_to_all_single"
         checks.movable(operation, output, "output")

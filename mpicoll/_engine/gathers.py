@@ -1,4 +1,4 @@
-"""Collectives that bring one rank's tensor, or every rank's, to all ranks."""
+"""Collectives that bring the tensor of one rank, or of every rank, to all ranks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Gathers(Collectives):
     """broadcast and all_gather."""
 
     def broadcast(self, tensor: Tensor, src: int, async_op: bool = False) -> Work | None:
-        """``src``'s tensor arrives in every rank's tensor (collective)."""
+        """Copies the tensor of ``src`` into every rank's tensor (collective)."""
         src = checks.group_rank("broadcast", "src", src, self.size)
         if is_dense_cpu(tensor):
             return self.run("broadcast", self.host.broadcast(tensor, src), [tensor], async_op)
@@ -42,11 +42,11 @@ class Gathers(Collectives):
     def all_gather_coalesced(
         self, output_lists: Sequence[Sequence[Tensor]], tensors: Sequence[Tensor], async_op: bool = False
     ) -> Work | None:
-        """``all_gather`` of each tensor; output_lists[i][r] is rank r's i-th tensor, as one operation (collective)."""
+        """Gathers each tensor, in one operation (collective). ``output_lists[i][r]`` receives rank r's i-th tensor."""
         operation = "all_gather_coalesced"
-        given = checks.tensors(operation, "input_tensor_list", tensors)
-        checks.same_numel(operation, "output_tensor_lists", len(output_lists), "input_tensor_list", len(given))
-        pairs = [self._all_gather(operation, outputs, tensor) for outputs, tensor in zip(output_lists, given, strict=True)]
+        inputs = checks.tensors(operation, "input_tensor_list", tensors)
+        checks.same_numel(operation, "output_tensor_lists", len(output_lists), "input_tensor_list", len(inputs))
+        pairs = [self._all_gather(operation, outputs, tensor) for outputs, tensor in zip(output_lists, inputs, strict=True)]
         targets = [target for outputs in output_lists for target in outputs]
         several = [call for call, _ in pairs]
         return self.run(operation, (calls.run_all, (several,)), targets, async_op, reads=[memory for _, memory in pairs])
@@ -67,8 +67,10 @@ class Gathers(Collectives):
         """Rank i's tensor arrives as the i-th block of every rank's ``output`` (collective).
 
         Args:
-            output: numel == size * tensor.numel(), as one long tensor (n*k, ...) or stacked (n, k, ...); ``tensor`` may be a
-                slice of it.
+            output: ``numel() == group size * tensor.numel()``, as one long tensor (n*k, ...) or stacked (n, k, ...).
+                Overwritten.
+            tensor: May be a slice of ``output``.
+            async_op: Return a Work at once.
         """
         dense = is_dense_cpu(tensor) and is_dense_cpu(output) and output.dtype is tensor.dtype
         if dense and output.nbytes == tensor.nbytes * self.size:
@@ -79,7 +81,7 @@ class Gathers(Collectives):
     def all_gather_single_coalesced(
         self, outputs: Sequence[Tensor], tensors: Sequence[Tensor], async_op: bool = False
     ) -> Work | None:
-        """``all_gather_single`` of each pair, as one operation (collective)."""
+        """Does ``all_gather_single`` for each pair, in one operation (collective)."""
         operation = "all_gather_single_coalesced"
         sources = checks.tensors(operation, "inputs", tensors)
         targets = checks.tensors(operation, "outputs", outputs)

@@ -15,7 +15,7 @@ from mpicoll.errors import TruncationError
 
 
 class Messages(Collectives):
-    """``src`` and ``dst`` are group ranks, tags 0 to this MPI's TAG_UB."""
+    """send, recv, isend, irecv. ``src`` and ``dst`` are group ranks; tags are 0 to this MPI's TAG_UB."""
 
     def _check(self, operation: str, what: str, rank: int, tag: int) -> None:
         if self.broken is not None:
@@ -24,7 +24,7 @@ class Messages(Collectives):
         checks.tag(operation, tag, self.channel.runtime.tag_ub)
 
     def send(self, tensor: Tensor, dst: int, tag: int = 0) -> None:
-        """Returns when the tensor may be changed again; the receiver may not have it yet."""
+        """Sends, and returns when the tensor may be changed again. The receiver may not have it yet."""
         messages = self.host.messages
         if messages.is_usual(tensor, dst, tag) and self.broken is None and not profiler._is_profiler_enabled:
             function, arguments = messages.send_call(tensor, dst, tag)
@@ -43,7 +43,7 @@ class Messages(Collectives):
             self.guarded("send", backend.messages.send, (memory, dst, tag), dst)
 
     def recv(self, tensor: Tensor, src: int | None, tag: int = 0) -> int:
-        """Fills the front of the tensor with a message from ``src`` (None: from any rank); returns the sender's group rank.
+        """Receives a message from ``src`` (None: any rank) into the front of the tensor. Returns the sender's group rank.
 
         Raises:
             TruncationError: The message is longer than the tensor.
@@ -78,14 +78,14 @@ class Messages(Collectives):
 
     @spans.spanned("isend")
     def isend(self, tensor: Tensor, dst: int, tag: int = 0) -> Work:
-        """Starts a send; the tensor must not change until the Work has completed. Dropping the Work is harmless."""
+        """Starts a send. The tensor must not change until the Work has completed. The program may drop the Work."""
         self._check("isend", "dst", dst, tag)
         memory = tensor if buffers.is_dense_cpu(tensor) else buffers.readable("isend", tensor)
         return requests.pending(self, "isend", self.backend("isend", memory).messages.isend(tensor, memory, dst, tag), tensor)
 
     @spans.spanned("irecv")
     def irecv(self, tensor: Tensor, src: int | None, tag: int = 0) -> MessageWork:
-        """Starts a receive from ``src`` (None: from any rank) into the front of the tensor."""
+        """Starts a receive from ``src`` (None: any rank) into the front of the tensor."""
         self._check("irecv", "src", 0 if src is None else src, tag)
         memory = tensor if buffers.is_dense_cpu(tensor) else buffers.writable("irecv", tensor)
         return requests.pending(self, "irecv", self.backend("irecv", memory).messages.irecv(tensor, memory, src, tag), tensor)

@@ -1,8 +1,8 @@
 """The barrier that names the ranks that did not come.
 
-[1] every rank but 0 tells rank 0 that it is there and waits for the answer
-[2] rank 0 collects until all are there or the time is up
-[3] rank 0 answers those that came: the list of the missing, empty if all is well
+[1] each other rank tells rank 0 that it has come, and waits for the answer
+[2] rank 0 collects these messages until all ranks have come or the time is up
+[3] rank 0 sends the list of the missing ranks, empty if there are none, to the ranks that have come
 """
 
 from __future__ import annotations
@@ -20,11 +20,20 @@ if TYPE_CHECKING:
     from mpicoll._progress.group_state import GroupState
 
 ARRIVED, ANSWER = 1, 2  # tags on the group's own communicator
-GRACE_S = 5.0  # seconds that the others wait longer than rank 0, so that its answer, which names the missing, reaches them
+GRACE_S = 5.0  # seconds that the other ranks wait longer than rank 0, so that its answer reaches them
 
 
 def monitored_barrier(group: GroupState, timeout_s: float, wait_all_ranks: bool) -> None:
-    """Raises OperationTimeout, on every rank that came, naming the global ranks that did not."""
+    """Waits for all ranks of the group (collective).
+
+    Args:
+        group: The group.
+        timeout_s: How long rank 0 waits.
+        wait_all_ranks: Name all missing ranks, not only the first.
+
+    Raises:
+        OperationTimeout: A rank did not come. Raised on every rank that came; names the global ranks that did not.
+    """
     missing = _collect(group, timeout_s, wait_all_ranks) if group.rank == 0 else _report(group, timeout_s + GRACE_S)
     if missing:
         ranks = ", ".join(str(group.global_ranks[rank]) for rank in missing)

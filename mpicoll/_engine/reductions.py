@@ -17,21 +17,23 @@ from mpicoll._tensors.plans import SUM_PLANS
 from mpicoll._tensors.reductions import Op
 
 SUM = ReduceOp.SUM
-PACKED_BYTES = 64 << 10  # up to here tensors are packed and go as one message; above, a copy takes longer than a message
+PACKED_BYTES = 64 << 10  # tensors up to this size are packed into one message; copying larger ones takes longer than a message
 
 
 class Reductions(Collectives):
     """all_reduce, reduce, reduce_scatter."""
 
     def all_reduce(self, tensor: Tensor, op: Op = SUM, async_op: bool = False) -> Work | None:
-        """Reduces elementwise over all ranks into ``tensor``, in place, the same bits on every rank (collective).
+        """Reduces elementwise over all ranks, in place. The result has the same bits on every rank (collective).
 
         Args:
-            tensor: Any shape and strides, the same shape and dtype on every rank; or sparse (COO) on every rank, with any
-                indices on each.
+            tensor: Any shape and strides, with the same shape and dtype on every rank. Or sparse (COO) on every rank; the
+                indices may differ. Overwritten.
+            op: The reduction.
+            async_op: Return a Work at once.
 
         Raises:
-            UnsupportedReduction (a TypeError): dtype and op have no right answer together.
+            UnsupportedReduction: The op has no right answer for this dtype. A TypeError.
         """
         if is_dense_cpu(tensor):
             plan = (SUM_PLANS.get(tensor.dtype) if op is SUM else None) or plans.lookup("all_reduce", tensor.dtype, op)
@@ -49,20 +51,20 @@ class Reductions(Collectives):
         return copying_back(backend, backend.all_reduce(memory, plan), [tensor], [memory])
 
     def all_reduce_coalesced(self, tensors: Sequence[Tensor], op: Op = SUM, async_op: bool = False) -> Work | None:
-        """``all_reduce`` of each tensor, as one operation (collective)."""
+        """Does ``all_reduce`` for each tensor, in one operation (collective)."""
         operation = "all_reduce_coalesced"
-        given = checks.tensors(operation, "tensors", tensors)
+        checked = checks.tensors(operation, "tensors", tensors)
         several, small = [], dict[torch.dtype, list[Tensor]]()
-        for tensor in given:
+        for tensor in checked:
             if tensor.nbytes > PACKED_BYTES:
                 several.append(self._all_reduce(operation, tensor, op))
             else:
                 small.setdefault(tensor.dtype, []).append(tensor)
         several += [self._all_reduce_packed(operation, alike, op) for alike in small.values()]
-        return self.run(operation, (calls.run_all, (several,)), given, async_op)
+        return self.run(operation, (calls.run_all, (several,)), checked, async_op)
 
     def _all_reduce_packed(self, operation: str, tensors: Sequence[Tensor], op: Op) -> Call:
-        """Tensors of one dtype as one message."""
+        """Prepares tensors of one dtype as one message."""
         if len(tensors) == 1:
             return self._all_reduce(operation, tensors[0], op)
         plan = plans.lookup(operation, tensors[0].dtype, op)
@@ -71,7 +73,7 @@ class Reductions(Collectives):
         return copying_back(backend, backend.all_reduce_packed(memories, plan), tensors, memories)
 
     def reduce(self, tensor: Tensor, dst: int, op: Op = SUM, async_op: bool = False) -> Work | None:
-        """Reduces into ``tensor`` on ``dst``; the other ranks' tensors keep their values (collective)."""
+        """Reduces into ``tensor`` on ``dst``. The other ranks' tensors keep their values (collective)."""
         dst = checks.group_rank("reduce", "dst", dst, self.size)
         if is_dense_cpu(tensor):
             plan = (SUM_PLANS.get(tensor.dtype) if op is SUM else None) or plans.lookup("reduce", tensor.dtype, op)
@@ -91,27 +93,33 @@ class Reductions(Collectives):
         """Rank i's ``output`` becomes the reduction of every rank's ``inputs[i]`` (collective).
 
         Args:
-            inputs: One tensor per rank; inputs[i] has the same numel on every rank, different i may differ.
+            output: Overwritten.
+            inputs: One tensor per rank. ``inputs[i]`` has the same number of elements on every rank; different i may differ.
+            op: The reduction.
+            async_op: Return a Work at once.
         """
         operation = "reduce_scatter"
-        given = checks.tensors(operation, "input_list", inputs, self.size)
+        listed = checks.tensors(operation, "input_list", inputs, self.size)
         checks.movable(operation, output, "output")
-        checks.same_dtype(operation, ("output", output), *((f"input_list[{i}]", t) for i, t in enumerate(given)))
-        checks.same_numel(operation, "output", output.numel(), "rank's own input", given[self.rank].numel())
-        checks.one_kind_of_device(operation, [output, *given])
-        sources = [buffers.readable(operation, t).detach().reshape(-1) for t in given]
+        checks.same_dtype(operation, ("output", output), *((f"input_list[{i}]", t) for i, t in enumerate(listed)))
+        checks.same_numel(operation, "output", output.numel(), "rank's own input", listed[self.rank].numel())
+        checks.one_kind_of_device(operation, [output, *listed])
+        sources = [buffers.readable(operation, t).detach().reshape(-1) for t in listed]
         flat = torch.cat([source.to(output.device) for source in sources])
         plan = plans.lookup(operation, output.dtype, op)
         target = output if is_dense_cpu(output) else buffers.writable(operation, output)
         backend = self.backend(operation, target, flat)
-        call = backend.reduce_scatter(target, flat, [t.numel() for t in given], plan)
-        return self.run(operation, copying_back(backend, call, [output], [target]), [output], async_op, reads=given)
+        call = backend.reduce_scatter(target, flat, [t.numel() for t in listed], plan)
+        return self.run(operation, copying_back(backend, call, [output], [target]), [output], async_op, reads=listed)
 
     def reduce_scatter_single(self, output: Tensor, tensor: Tensor, op: Op = SUM, async_op: bool = False) -> Work | None:
         """Rank i's ``output`` becomes the reduction of every rank's i-th block of ``tensor`` (collective).
 
         Args:
-            tensor: numel == size * output.numel(); ``output`` may be a slice of it.
+            output: Overwritten. May be a slice of ``tensor``.
+            tensor: ``numel() == group size * output.numel()``.
+            op: The reduction.
+            async_op: Return a Work at once.
         """
         dense = is_dense_cpu(tensor) and is_dense_cpu(output) and output.dtype is tensor.dtype
         if dense and tensor.numel() == output.numel() * self.size:
@@ -125,7 +133,7 @@ class Reductions(Collectives):
     def reduce_scatter_single_coalesced(
         self, outputs: Sequence[Tensor], tensors: Sequence[Tensor], op: Op = SUM, async_op: bool = False
     ) -> Work | None:
-        """``reduce_scatter_single`` of each pair, as one operation (collective)."""
+        """Does ``reduce_scatter_single`` for each pair, in one operation (collective)."""
         operation = "reduce_scatter_single_coalesced"
         sources = checks.tensors(operation, "inputs", tensors)
         targets = checks.tensors(operation, "outputs", outputs)

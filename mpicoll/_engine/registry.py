@@ -1,4 +1,4 @@
-"""The groups of this process: made, found by name, closed. Nothing collective ever happens in garbage collection."""
+"""Makes the groups of this process, finds them by name and closes them. Garbage collection never starts a collective."""
 
 from __future__ import annotations
 
@@ -34,28 +34,28 @@ from mpicoll._progress.requests import cancel_all
 from mpicoll._progress.watchdog import watchdog
 from mpicoll.errors import GroupDestroyed
 
-EXIT_S = 10.0  # seconds that a rank that leaves waits for what it has started
-REMEMBERED = 4096  # closed groups whose number of collectives is known at exit
+EXIT_S = 10.0  # seconds that a rank waits at exit for the collectives that it has started
+REMEMBERED = 4096  # closed groups whose number of collectives is still known at exit
 
-World = tuple[Topology, Choices, "DeviceChoices | None"]  # of the ranks; what they agreed on
+World = tuple[Topology, Choices, "DeviceChoices | None"]  # of the ranks, and the settings that they agreed on
 
 
 class Registry:
-    """All groups of this process. One exists: ``registry``."""
+    """All groups of this process. The only instance is ``registry``."""
 
     def __init__(self) -> None:
         self._groups: dict[str, Communicator] = {}
-        self._made: Counter[tuple[int, ...]] = Counter()  # how many groups of these ranks this world has had
-        self._started: dict[str, int] = {}  # of groups that were closed: how many collectives this rank had started
-        self._stuck: list[Communicator] = []  # closed while a collective was under way that has not ended
-        self._world: World | None = None  # of a group of all ranks, as long as there are groups
+        self._made: Counter[tuple[int, ...]] = Counter()  # number of groups of these ranks that this world has had
+        self._started: dict[str, int] = {}  # number of collectives that this rank started, by closed group
+        self._stuck: list[Communicator] = []  # closed groups with a collective that has not ended
+        self._world: World | None = None  # set by a group of all ranks, until the last group is closed
         self._at_finalize_set = False
 
     def create(self, name: str, ranks: Sequence[int] | None, timeout_s: float) -> Communicator:
-        """Makes a group's communicator (collective over its members; nobody else calls).
+        """Makes a group's communicator (collective over its members; the other ranks do not call it).
 
         Args:
-            name: By which it is found.
+            name: The name by which `find` finds it.
             ranks: Ranks of the world in the group's order, this rank among them; None: the whole world.
             timeout_s: The default limit of the group's operations.
         """
@@ -86,7 +86,7 @@ class Registry:
         return communicator
 
     def _channel(self, runtime_: Runtime, ranks: Sequence[int] | None) -> tuple[Channel, tuple[int, ...]]:
-        """The communicators of a new group, and its global ranks."""
+        """Returns the communicators of a new group, and its global ranks."""
         if ranks is None:
             with runtime_.lock:
                 comm = runtime_.comm.Dup()
@@ -104,9 +104,10 @@ class Registry:
         return Channel(runtime_, comm, lambda: Backoff().pause), global_ranks
 
     def _circumstances(self, channel: Channel, ranks: Sequence[int] | None) -> World:
-        """Which of a group's ranks share memory, and what they have agreed on.
+        """Returns which ranks of a group share memory, and the settings that they agreed on.
 
-        That of the world; where there is no world (it is another backend's, say), found among themselves (collective then).
+        Taken from the world if there is one. Otherwise (another backend may have made the world) the group's ranks find them
+        (then collective).
         """
         if self._world is not None:
             topology, choices, device_choices = self._world
@@ -119,22 +120,22 @@ class Registry:
         return topology, choices, device_choices
 
     def _tag(self, ranks: tuple[int, ...]) -> int:
-        """A tag that all members derive alike, for groups that overlapping sets of ranks make at the same time.
+        """Returns a tag that is equal on all members, for overlapping sets of ranks that make groups at the same time.
 
-        Not from torch's name for the group: with use_local_synchronization that counts the groups that the rank has made
-        before, which differs between the members.
+        It does not depend on torch's name for the group: with use_local_synchronization that name counts the groups that the
+        rank has made before, and the members' counts may differ.
         """
         self._made[ranks] += 1
         return zlib.crc32(repr((ranks, self._made[ranks])).encode())
 
     def find(self, name: str) -> Communicator | None:
-        """The open group of this name, if this rank is a member."""
+        """Returns the open group of this name; None if this rank is not a member."""
         return self._groups.get(name)
 
     def close(self, communicator: Communicator) -> None:
-        """Lets queued collectives end, takes back pending messages, and frees the communicators; later calls do nothing.
+        """Waits for queued collectives, cancels pending messages, and frees the communicators. Later calls do nothing.
 
-        Every member should call it. Freeing is local in Open MPI and MPICH, so that a member that does not call holds up nobody.
+        Every member should call it. Freeing is local in Open MPI and MPICH, so a member that does not call it blocks no other.
         """
         if self._groups.get(communicator.name) is not communicator:
             return
@@ -160,7 +161,7 @@ class Registry:
             self._world = None
 
     def _at_exit(self) -> None:
-        """Before MPI_Finalize: no thread of ours may be inside MPI then."""
+        """Runs before MPI_Finalize, during which none of our threads may be inside MPI."""
         if runtime.finalized():
             return
         deadline = time.monotonic() + EXIT_S
@@ -188,7 +189,7 @@ class Registry:
             self._at_finalize_set = True
 
     def _at_finalize(self) -> None:
-        """The program calls MPI_Finalize and has left groups open: they end with MPI."""
+        """Ends the open groups when the program calls MPI_Finalize."""
         for communicator in self._groups.values():
             communicator.queue.close(EXIT_S)
             cancel_all(communicator)
@@ -197,19 +198,19 @@ class Registry:
         watchdog.stop()
 
     def after_fork_in_child(self) -> None:
-        """A forked child cannot use the groups."""
+        """Makes the groups unusable in a forked child."""
         watchdog.forget()
         self._stuck.clear()
         for communicator in self._groups.values():
             communicator.broken = runtime.forked_error()
-        self._groups.clear()  # the child may destroy its copies as it likes: threads that are not here may hold locks
+        self._groups.clear()  # the child may destroy its copies at any time; threads of the parent may hold their locks
         atexit.unregister(self._at_exit)
 
 
 def host_collectives(
     channel: Channel, topology: Topology, choices: Choices, queue: CollectiveQueue, took: log.Took
 ) -> HostCollectives:
-    """Collectives of host memory over a channel (collective)."""
+    """Returns the collectives on host memory over a channel (collective)."""
     sizes = list(Counter(topology.nodes).values())
     known = thresholds.of_group(choices, sizes, possible=not channel.serialized)
     windows = Windows(channel, topology, choices.chunk, queue.runs_here)

@@ -1,4 +1,4 @@
-"""What is logged when a group is made: where it runs, and from which sizes its operations take which algorithm."""
+"""Log lines about a new group: where it runs, and the sizes from which its operations take which algorithm."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from mpicoll._mpi.topology import Topology
 
 
 def world(runtime: Runtime, topology: Topology, devices: str) -> None:
-    """One INFO line, about the first group that a process makes.
+    """Logs one INFO line about the first group that a process makes.
 
     Args:
-        devices: How tensors on devices travel.
+        runtime: MPI as this process runs it.
+        topology: Which ranks share a node.
+        devices: Text: how device memory travels.
     """
     launch = detect.detect()
     level = "MULTIPLE" if runtime.thread_level == MPI.THREAD_MULTIPLE else "SERIALIZED"
@@ -31,7 +33,7 @@ def world(runtime: Runtime, topology: Topology, devices: str) -> None:
 
 
 def group(name: str, rank: int, topology: Topology, one_call_below: Mapping[str, int]) -> None:
-    """One DEBUG line: the sizes below which an operation is one MPI call."""
+    """Logs one DEBUG line: the sizes below which an operation is one MPI call."""
     names = {"halves": "all_reduce of halves"}
     sizes = {names.get(operation, operation): nbytes for operation, nbytes in one_call_below.items() if nbytes < NEVER}
     from_sizes = ", ".join(f"{operation} {nbytes}" for operation, nbytes in sizes.items())

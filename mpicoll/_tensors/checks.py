@@ -82,27 +82,27 @@ def shares_elements(tensor: Tensor) -> bool:
     return False
 
 
-def tensors(operation: str, what: str, given: Any, count: int | None = None) -> list[Tensor]:
+def tensors(operation: str, what: str, argument: Any, count: int | None = None) -> list[Tensor]:
     """Returns the list after checking it.
 
     Args:
         operation: Name of the call, for the message.
         what: Name of the argument, for the message.
-        given: The argument to check.
+        argument: The argument to check.
         count: Number of tensors that it must have; None: any number.
 
     Raises:
         TypeError: It is not a list of tensors, or a dtype is quantized.
         ValueError: It has another number of tensors, or a tensor is not strided or on an unsupported device.
     """
-    if isinstance(given, (Tensor, str)) or not isinstance(given, Sequence):
-        raise TypeError(f"{operation}: {what} must be a list of tensors, got {type(given).__name__}")
-    if count is not None and len(given) != count:
-        raise ValueError(f"{operation}: {what} has {len(given)} tensors, the group has {count} ranks; it needs one for each")
-    for index, tensor in enumerate(given):
+    if isinstance(argument, (Tensor, str)) or not isinstance(argument, Sequence):
+        raise TypeError(f"{operation}: {what} must be a list of tensors, got {type(argument).__name__}")
+    if count is not None and len(argument) != count:
+        raise ValueError(f"{operation}: {what} has {len(argument)} tensors, the group has {count} ranks; it needs one for each")
+    for index, tensor in enumerate(argument):
         if type(tensor) is not Tensor or tensor.layout is not torch.strided or tensor.dtype in _QUANTIZED or not tensor.is_cpu:
             movable(operation, tensor, f"{what}[{index}]")
-    return list(given)
+    return list(argument)
 
 
 def given(tensors: Any) -> bool:
