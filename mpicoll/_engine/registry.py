@@ -177,7 +177,7 @@ class Registry:
             cancel_all(communicator)
         poller.close()
         watchdog.stop()
-        exit_handshake.leave(self._collectives_started, Backoff().pause)
+        exit_handshake.leave(self._collectives_started)
 
     def _collectives_started(self, name: str) -> int:
         communicator = self._groups.get(name)

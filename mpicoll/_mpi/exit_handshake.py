@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from mpicoll._mpi import runtime
+from mpicoll._mpi.backoff import Backoff
 from mpicoll._mpi.library import MPI
 
 QUESTION, ANSWER = 1, 2  # tags on the runtime's own communicator
@@ -68,19 +69,18 @@ def answers() -> list[tuple[int, str, int]]:
     return received
 
 
-def leave(begun: Callable[[str], int], pause: Callable[[], None]) -> None:
+def leave(begun: Callable[[str], int]) -> None:
     """[2] Waits until all ranks of MPI.COMM_WORLD have called this, and answers meanwhile (collective, at the program's end).
 
     Args:
         begun: Returns the number of collectives that this rank has begun on the group of this name.
-        pause: Called between two tests; backs off.
     """
     comm = runtime.world_comm()
     if not _all_come or comm is None or comm.Get_size() == 1 or runtime.finalized():
         return
-    barrier, status = comm.Ibarrier(), MPI.Status()
+    barrier, status, backoff = comm.Ibarrier(), MPI.Status(), Backoff()
     while not barrier.Test():
         if comm.iprobe(MPI.ANY_SOURCE, QUESTION, status):
             group = comm.recv(source=status.source, tag=QUESTION)
             _sent.append(comm.isend((group, begun(group)), status.source, ANSWER))
-        pause()
+        backoff.pause()

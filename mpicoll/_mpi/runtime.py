@@ -269,8 +269,8 @@ def check_size(asked: int, source: str) -> None:
     remedy = f"`python -m mpicoll.run -n {asked} script.py` (or mpirun, or srun)"
     if detect.TORCHRUN_MARK in os.environ:
         raise LaunchError(
-            f"torchrun started {asked} processes, but MPI sees 1 rank: MPI jobs are started by mpiexec. Use {remedy} in the "
-            "place of torchrun"
+            f"torchrun started {asked} processes, but MPI sees 1 rank: MPI jobs are started by mpiexec. Use {remedy} "
+            "instead of torchrun"
         )
     launch = detect.detect()
     started = "no MPI launcher started this process" if launch is None else f"the launcher ({launch.launcher}) started 1 rank"
