@@ -1,1 +1,1 @@
-"""How an operation is carried out, given addresses, counts and MPI's types; no choice between algorithms is made here."""
+"""The algorithms of the operations, on addresses, counts and MPI types. Other rooms choose between the algorithms."""

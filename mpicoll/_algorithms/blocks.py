@@ -1,4 +1,4 @@
-"""Memory as address and number of bytes; whoever calls holds what lies there."""
+"""Memory as address and number of bytes. The caller keeps the memory alive."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ Block: TypeAlias = "tuple[int, int]"  # address, nbytes
 
 
 def block(memory: Tensor) -> Block:
-    """A plain contiguous tensor's."""
+    """The block of a plain contiguous tensor."""
     return memory.data_ptr(), memory.nbytes
 
 
 def pieces(count: int, longest: int) -> list[tuple[int, int]]:
-    """Where pieces of so many begin and end; at least one, if an empty one."""
+    """Begin and end of each piece of at most ``longest`` elements. At least one piece, which is empty if ``count`` is 0."""
     return [(begin, min(begin + longest, count)) for begin in range(0, max(count, 1), longest)]
 
 
 def blocks(memory: Tensor, count: int) -> list[Block]:
-    """Equal parts of it, one behind the other."""
+    """The ``count`` equal parts of ``memory``, one behind the other."""
     address, nbytes = memory.data_ptr(), memory.nbytes // count
     return [(address + index * nbytes, nbytes) for index in range(count)]

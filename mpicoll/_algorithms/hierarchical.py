@@ -1,18 +1,18 @@
-"""Operations over several nodes: through the window within each, by MPI between them. Chunk after chunk of the window.
+"""Operations over several nodes: through the window within each node, by MPI between nodes. One chunk of the window at a time.
 
               node 0            node 1                    place   a rank's number on its node
     place 0   rank 0  --rail--  rank 3                    rail    a communicator of the ranks of one place, in the order of
     place 1   rank 1  --rail--  rank 4                            the nodes
-    place 2   rank 2                                      rank 2 is of a place that not every node has
+    place 2   rank 2                                      rank 2 has a place that not every node has
 
-Every place that all nodes have drives the network with its slice of a chunk, so that all ranks of a node do; where a node
-has one rank only, one of every node does. An element is reduced on one rail, and the same bits come to all nodes.
+Each place that exists on every node sends its own slice of a chunk over the network, so all ranks of a node share the work. If
+some node has a single rank, only place 0 of each node sends. An element is reduced on one rail, so all nodes get the same bits.
 
-Called by all ranks of the group, in the same order, with the same sizes. Steps [1]..[3] are window.py's.
+All ranks of the group call an operation in the same order, with the same sizes. Steps [1]..[3] are those of window.py.
 
 # Note [Why nobody waits in a circle]
-# A rank enters MPI for turn t in [2], after it has laid turn t down and everybody on its node has. To lay it down it waited
-# for others to take turn t - 2, and for nothing on other nodes. So, by induction over turns, everybody comes to MPI.
+# A rank enters MPI for turn t in [2], after all ranks of its node have laid turn t down. To lay it down, a rank waits only for
+# others of its node to take turn t - 2, and for nothing on other nodes. So, by induction over turns, every rank reaches MPI.
 """
 
 from __future__ import annotations
@@ -32,15 +32,18 @@ from mpicoll._algorithms.window import LINE, Window, memmove
 from mpicoll._mpi.channel import IN_PLACE
 from mpicoll._mpi.datatypes import BYTE, fromaddress
 
-NOBODY = -1  # of a node, when a result is for a rank of another
+NOBODY = -1  # the receiver on a node, if the result is for a rank of another node
 
 
 @dataclass(frozen=True)
 class Nodes:
-    """What one rank sees of them.
+    """The nodes of a group, as one rank sees them.
 
-    window: of its node; its rank there is its place. rail: its communicator. members: members[i][j] is the rank of place j
-    on node i. node: this rank's.
+    Attributes:
+        window: Window of this rank's node. The rank's number in the window is its place.
+        rail: Communicator of this rank's rail.
+        members: ``members[i][j]`` is the rank of place j on node i.
+        node: Number of this rank's node.
     """
 
     window: Window
@@ -50,21 +53,25 @@ class Nodes:
 
     @cached_property
     def places(self) -> int:
-        """That every node has."""
+        """Number of places that every node has."""
         return min(len(ranks) for ranks in self.members)
 
     @cached_property
     def at(self) -> dict[int, tuple[int, int]]:
-        """Each rank's node and place."""
+        """Node and place of each rank."""
         return {rank: (node, place) for node, ranks in enumerate(self.members) for place, rank in enumerate(ranks)}
 
 
 @dataclass(frozen=True)
 class Stages:
-    """A reduction that one stage begins and another goes on with.
+    """A reduction in stages: the first works within a node, the second goes on between nodes.
 
-    partial: (a node's parts in the order of places, code) -> None. code: its dtype, an element for each of the parts'.
-    datatype, op: MPI's, for code. finish: (code, out) -> None, once per element; None: the code is the result.
+    Attributes:
+        partial: (parts of a node in the order of places, code) -> None. Reduces the parts into ``code``.
+        code: dtype of ``code``, which has one element for each element of a part.
+        datatype: MPI datatype of ``code``.
+        op: MPI operation that reduces ``code``.
+        finish: (code, out) -> None, once per element. None: the code is the result.
     """
 
     partial: Combine
@@ -78,7 +85,14 @@ class Stages:
 
 
 def all_reduce(nodes: Nodes, memory: Tensor, stages: Stages, root: int | None = None) -> None:
-    """As within a node, but a slice goes over its rail before it becomes the result. ``memory`` is one-dimensional."""
+    """Reduces as within a node, but a slice goes over its rail before it becomes the result.
+
+    Args:
+        nodes: The nodes of the group.
+        memory: This rank's part, and the result; one-dimensional.
+        stages: The reduction.
+        root: Rank that gets the result; None: every rank.
+    """
     window, rail, finish = nodes.window, nodes.rail, stages.finish
     slice_ = min(memory.nbytes, window.chunk // 2) // nodes.places + LINE
     scratch = torch.empty(0 if finish is None else slice_ // memory.element_size(), dtype=stages.code, device="cpu")
@@ -103,16 +117,16 @@ def all_reduce(nodes: Nodes, memory: Tensor, stages: Stages, root: int | None = 
 
 
 def reduce_scatter(nodes: Nodes, output: Tensor, memory: Tensor, stages: Stages) -> None:
-    """Rank i gets the reduction of everybody's i-th block of ``memory``; both one-dimensional, no memory in common.
+    """Rank i gets the reduction of the i-th block of every rank's ``memory``. Both are one-dimensional and do not overlap.
 
-    Nodes must have equally many ranks, and a slot LINE bytes for every rank of the group.
+    All nodes must have the same number of ranks, and a slot must have LINE bytes for every rank of the group.
     """
     window, place, finish = nodes.window, nodes.window.rank, stages.finish
     block, address, itemsize = output.nbytes, memory.data_ptr(), memory.element_size()
-    # What goes over one rail lies side by side, in the order of its ranks.
+    # Blocks that go over one rail are side by side, in the order of the rail's ranks.
     order = [ranks[j] for j in range(window.size) for ranks in nodes.members]
     rail_size = len(nodes.members)
-    piece = window.chunk // len(order) // LINE * LINE  # of a block, in a slot
+    piece = window.chunk // len(order) // LINE * LINE  # bytes of a block in a slot
     code = torch.empty(rail_size * min(piece, block) // itemsize, dtype=stages.code, device="cpu")
     scratch = torch.empty(0 if finish is None else min(piece, block) // itemsize, dtype=stages.code, device="cpu")
 
@@ -123,24 +137,24 @@ def reduce_scatter(nodes: Nodes, output: Tensor, memory: Tensor, stages: Stages)
 
     for turn, begin, nbytes in window.turns(block, piece, fill):
         n = nbytes // itemsize
-        mine = rail_size * nbytes  # bytes of this rank's rail
-        parts = [window.view(memory.dtype, turn, j, place * mine, mine) for j in range(window.size)]
-        of_node = code.narrow(0, 0, rail_size * n)
-        stages.partial(parts, of_node)  # [2]
+        rail_nbytes = rail_size * nbytes  # bytes that go over this rank's rail
+        parts = [window.view(memory.dtype, turn, j, place * rail_nbytes, rail_nbytes) for j in range(window.size)]
+        partial = code.narrow(0, 0, rail_size * n)
+        stages.partial(parts, partial)  # [2]
         window.take(turn)
         out = output.narrow(0, begin // itemsize, n)
         result = out if finish is None else scratch.narrow(0, 0, n)
-        # Not Reduce_scatter_block: Open MPI 5.0's takes five times as long over 512 KiB (two ranks of one host).
-        nodes.rail.Reduce_scatter(stages.spec(of_node), stages.spec(result), [n] * rail_size, stages.op)
+        # Not Reduce_scatter_block: in Open MPI 5.0 it takes five times as long for 512 KiB (two ranks of one host).
+        nodes.rail.Reduce_scatter(stages.spec(partial), stages.spec(result), [n] * rail_size, stages.op)
         if finish is not None:
             finish(result, out)
 
 
 def all_gather(nodes: Nodes, targets: Sequence[Block], source: Block) -> None:
-    """Rank i's source arrives in everybody's targets[i]; equal sizes, a target may be its rank's source.
+    """The source of rank i arrives in ``targets[i]`` of every rank. Sizes are equal; a target may be its rank's source.
 
-    Each rail gathers into slots, whence everybody takes. Nodes must have equally many ranks, and a slot LINE bytes for each
-    node.
+    Each rail gathers into slots, and every rank copies from the slots. All nodes must have the same number of ranks, and a slot
+    must have LINE bytes for each node.
     """
     window, place, (address, total) = nodes.window, nodes.window.rank, source
     rank = nodes.members[nodes.node][place]
@@ -161,13 +175,13 @@ def all_gather(nodes: Nodes, targets: Sequence[Block], source: Block) -> None:
 
 
 def broadcast(nodes: Nodes, memory: Block, root: int) -> None:
-    """The root's bytes arrive in everybody's memory.
+    """The bytes of the root arrive in the memory of every rank.
 
-    The root's slot is what its node reads and the rails send from; on other nodes they send into the result.
+    The root writes its slot. Its node reads this slot, and the rails send from it; on other nodes they write into the result.
     """
     window, place, places, (address, total) = nodes.window, nodes.window.rank, nodes.places, memory
     root_node, root_place = nodes.at[root]
-    here = root_node == nodes.node
+    on_root_node = root_node == nodes.node
     piece = window.chunk // 2  # as shared_memory.broadcast
     first = window.turn
     window.turn = first + -(-total // piece)
@@ -176,21 +190,21 @@ def broadcast(nodes: Nodes, memory: Block, root: int) -> None:
         nbytes = min(piece, total - begin)
         slice_ = shared_memory.round_up(-(-nbytes // places), LINE)
         low, high = min(nbytes, place * slice_), min(nbytes, (place + 1) * slice_)
-        drives = place < places and high > low
-        if here and place == root_place:
+        has_slice = place < places and high > low
+        if on_root_node and place == root_place:
             window.free(turn)
             memmove(window.slot(turn, place), address + begin, nbytes)  # [1]
             window.lay(turn)
-        elif here:
+        elif on_root_node:
             window.await_laid_by(root_place, turn)
         else:
-            window.lay(turn)  # nothing, but that the result of turn - 2 has been read
-            if drives:
+            window.lay(turn)  # says only that this rank has read the result of turn - 2
+            if has_slice:
                 window.await_laid(turn)
-        chunk = window.slot(turn, root_place) if here else window.result(turn)
-        if drives:
+        chunk = window.slot(turn, root_place) if on_root_node else window.result(turn)
+        if has_slice:
             nodes.rail.Bcast([fromaddress(chunk + low, high - low), high - low, BYTE], root_node)  # [2]
-        if here:
+        if on_root_node:
             if place != root_place:
                 memmove(address + begin, chunk, nbytes)
             window.take(turn)

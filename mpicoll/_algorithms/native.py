@@ -1,7 +1,7 @@
-"""Operations that are one MPI call, or one for each chunk where MPI's counts end.
+"""Operations that are one MPI call, or one call per chunk if a count is too large for MPI.
 
-Memory comes as plain contiguous tensors ("memory" below: hold them while MPI works); ``datatype`` and ``op`` are MPI's.
-Chunk boundaries depend only on numbers that are equal on every rank.
+Memory is passed as plain contiguous tensors ("memory" below); the caller keeps them alive while MPI works. ``datatype`` and
+``op`` are MPI handles. Chunk boundaries depend only on numbers that are equal on every rank.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ def _chunks(memory: Tensor, datatype: Any) -> Iterator[list[object]]:
 
 
 def all_reduce(channel: Channel, memory: Tensor, datatype: Any, op: Any) -> None:
-    """In place on every rank."""
+    """Reduces ``memory`` in place on every rank."""
     for chunk in _chunks(memory, datatype):
         channel.Allreduce(IN_PLACE, chunk, op)
 
 
 def reduce(channel: Channel, memory: Tensor, datatype: Any, op: Any, root: int, is_root: bool) -> None:
-    """In place on the root; on the others the memory is only read."""
+    """Reduces ``memory`` in place on the root. The other ranks only read theirs."""
     for chunk in _chunks(memory, datatype):
         if is_root:
             channel.Reduce(IN_PLACE, chunk, op, root)
@@ -41,7 +41,7 @@ def reduce(channel: Channel, memory: Tensor, datatype: Any, op: Any, root: int, 
 
 
 def reduce_scatter(channel: Channel, output: Tensor, memory: Tensor, counts: Sequence[int], datatype: Any, op: Any) -> None:
-    """Rank i gets counts[i] elements (of ``datatype``): the reduction of everybody's i-th block of ``memory``."""
+    """Rank i gets ``counts[i]`` elements of ``datatype``: the reduction of the i-th block of ``memory`` of every rank."""
     rank = channel.comm.Get_rank()
     total = memory.numel()
     if total > INT_MAX:  # blocks one after the other: displacements are ints in MPI
@@ -49,7 +49,7 @@ def reduce_scatter(channel: Channel, output: Tensor, memory: Tensor, counts: Seq
         for root, count in enumerate(counts):
             block = memory.view(-1)[start : start + count]
             if root == rank:
-                ctypes.memmove(output.data_ptr(), block.data_ptr(), block.nbytes)  # whatever autograd thinks of output
+                ctypes.memmove(output.data_ptr(), block.data_ptr(), block.nbytes)  # not copy_: autograd would check output
                 block = output
             reduce(channel, block, datatype, op, root, root == rank)
             start += count
@@ -66,7 +66,7 @@ def broadcast(channel: Channel, memory: Tensor, root: int) -> None:
 
 
 def all_gather(channel: Channel, output: Tensor, memory: Tensor) -> None:
-    """Equal blocks: rank i's bytes at i * memory.nbytes of ``output``."""
+    """Gathers equal blocks: the bytes of rank i begin at ``i * memory.nbytes`` of ``output``."""
     source = spec(memory.data_ptr(), memory.nbytes)
     target = spec(output.data_ptr(), memory.nbytes)
     target[0] = fromaddress(output.data_ptr(), output.nbytes)
@@ -74,7 +74,7 @@ def all_gather(channel: Channel, output: Tensor, memory: Tensor) -> None:
 
 
 def all_gather_uneven(channel: Channel, output: Tensor, memory: Tensor, counts: Sequence[int]) -> None:
-    """Rank i's counts[i] bytes one behind the other in ``output``, whose bytes are at most 2^31 - 1."""
+    """Gathers ``counts[i]`` bytes of each rank i, one block behind the other, in ``output`` of at most 2^31 - 1 bytes."""
     source = spec(memory.data_ptr(), memory.nbytes)
     target = [fromaddress(output.data_ptr(), output.nbytes), list(counts), source[2]]
     channel.Allgatherv(source, target)

@@ -1,8 +1,8 @@
 """Operations that are messages between pairs of ranks: gather, scatter and all-to-all of any sizes, straight between tensors.
 
-MPI's own v-variants need one flat buffer, equal datatypes and int displacements; a message per pair needs none of that,
-and is what they do inside for large blocks. Nothing here may be reordered between ranks: two exchanges of the same pair
-match in the order in which both started them.
+MPI's own v-variants need one flat buffer, equal datatypes and int displacements. One message per pair needs none of that; the
+v-variants do the same inside for large blocks. All ranks must start the operations in the same order: two exchanges of the same
+pair match in the order in which both ranks started them.
 """
 
 from __future__ import annotations
@@ -16,16 +16,25 @@ from mpicoll._mpi.channel import Channel
 from mpicoll._mpi.datatypes import spec
 from mpicoll._mpi.errors import truncated
 
-TAG = 0  # any: the communicator is ours alone
+TAG = 0  # any tag will do: the communicator carries internal messages only
 
 
 def exchange(channel: Channel, sends: Iterable[tuple[int, Block]], receives: Iterable[tuple[int, Block]]) -> None:
-    """Sends and receives, all at once; pairs of (peer, memory), which is held until then by who calls."""
+    """Sends and receives all messages at once, and waits for them.
+
+    Args:
+        channel: Communicators of the group.
+        sends: Pairs of (peer, memory). The caller keeps the memory alive until this returns.
+        receives: Pairs of (peer, memory), as above.
+
+    Raises:
+        MPIException: MPI_ERR_TRUNCATE, after all messages have ended: a message was longer than its receive.
+    """
     channel.wait_all(begin(channel, sends, receives))
 
 
 def begin(channel: Channel, sends: Iterable[tuple[int, Block]], receives: Iterable[tuple[int, Block]]) -> list[Any]:
-    """The same, not waited for: its requests."""
+    """Starts the exchange and returns its requests."""
     if channel.runtime.overruns:
         _matched(channel, sends, receives)
         return []
@@ -36,9 +45,10 @@ def begin(channel: Channel, sends: Iterable[tuple[int, Block]], receives: Iterab
 
 
 def _matched(channel: Channel, sends: Iterable[tuple[int, Block]], receives: Iterable[tuple[int, Block]]) -> None:
-    """``exchange`` with every length compared first: Note [Messages that are too long] in _mpi/open_mpi.py.
+    """Compares every length before it receives: Note [Messages that are too long] in _mpi/open_mpi.py.
 
-    Raises: MPIException: MPI_ERR_TRUNCATE, after all messages have been received, so that their senders end.
+    Raises:
+        MPIException: MPI_ERR_TRUNCATE, after all messages have been received, so that their senders end.
     """
     comm = channel.comm
     with channel.lock:

@@ -1,10 +1,10 @@
-"""Operations within one node, through its window: chunk after chunk, small enough to stay in the caches.
+"""Operations within one node, through its window. A chunk is small enough to stay in the caches.
 
-Memory comes as plain contiguous tensors, blocks as (address, nbytes). A ``combine`` reduces tensors of equal length, given in
-the order of the ranks, into another that is none of them; since one rank reduces an element for all, or all of them do in one
-order, every rank ends with the same bits.
+Memory is passed as plain contiguous tensors, blocks as (address, nbytes). A ``combine`` reduces tensors of equal length, in the
+order of the ranks, into another tensor that is none of them. Either one rank reduces an element for all ranks, or all ranks
+reduce it in the same order, so every rank ends with the same bits.
 
-Each is called by all ranks of the window, in the same order, with the same sizes. Steps [1]..[3] are window.py's.
+All ranks of the window call an operation in the same order, with the same sizes. Steps [1]..[3] are those of window.py.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Combine: TypeAlias = "Callable[[Sequence[Tensor], Tensor], None]"
 
 
 def all_reduce_flat(window: Window, memory: Tensor, combine: Combine) -> None:
-    """Everybody reduces everything: one hand-over instead of two. At most a chunk of memory, one-dimensional."""
+    """Every rank reduces everything: one hand-over instead of two. ``memory`` is one-dimensional and at most one chunk long."""
     turn, nbytes, dtype = window.turn, memory.nbytes, memory.dtype
     window.turn = turn + 1
     window.free(turn)
@@ -34,19 +34,24 @@ def all_reduce_flat(window: Window, memory: Tensor, combine: Combine) -> None:
 
 
 def all_reduce(window: Window, memory: Tensor, combine: Combine, root: int | None = None, slices: int | None = None) -> None:
-    """Each rank reduces its slice of every chunk. ``memory`` is one-dimensional.
+    """Each rank reduces its slice of every chunk.
 
-    Args:   root: who gets the result; None: everybody. slices: how many ranks, the first ones, have a slice; None: all.
+    Args:
+        window: Window of the ranks.
+        memory: This rank's part, and the result; one-dimensional.
+        combine: The reduction.
+        root: Rank that gets the result; None: every rank.
+        slices: Number of ranks, from the first one on, that have a slice; None: all.
     """
     rank, size, dtype, address = window.rank, window.size, memory.dtype, memory.data_ptr()
     itemsize = memory.element_size()
-    piece = window.chunk // 2  # two turns' slots and results stay in a core's cache
+    piece = window.chunk // 2  # slots and results of two turns stay in the cache of a core
 
     def slice_of(nbytes: int) -> int:
         return round_up(-(-nbytes // (slices or size)), LINE)
 
     def my_slice(nbytes: int) -> tuple[int, int]:
-        """Where in so many bytes it begins and ends."""
+        """Begin and end of this rank's slice of ``nbytes`` bytes."""
         slice_ = slice_of(nbytes)
         return min(nbytes, rank * slice_), min(nbytes, (rank + 1) * slice_)
 
@@ -63,7 +68,7 @@ def all_reduce(window: Window, memory: Tensor, combine: Combine, root: int | Non
             window.await_taken(turn)
             window.collect(turn, address + begin, nbytes, slice_of(nbytes))  # [3]
 
-    # A result is received a turn later: by then the others have written their slices, and nobody waits.
+    # A result is received one turn later: by then the others have written their slices, and no rank waits.
     before = None
     for turn, begin, nbytes in window.turns(memory.nbytes, piece, fill):
         low, high = my_slice(nbytes)
@@ -80,10 +85,10 @@ def all_reduce(window: Window, memory: Tensor, combine: Combine, root: int | Non
 
 
 def reduce_scatter(window: Window, output: Tensor, memory: Tensor, combine: Combine) -> None:
-    """Rank i gets the reduction of everybody's i-th block of ``memory``; both one-dimensional, no memory in common."""
+    """Rank i gets the reduction of the i-th block of every rank's ``memory``. Both are one-dimensional and do not overlap."""
     rank, size, dtype, block, address = window.rank, window.size, memory.dtype, output.nbytes, memory.data_ptr()
     itemsize = memory.element_size()
-    piece = window.chunk // size // LINE * LINE  # of a block, in a slot
+    piece = window.chunk // size // LINE * LINE  # bytes of a block in a slot
 
     def fill(turn: int, begin: int, nbytes: int) -> None:
         slot = window.slot(turn, rank)
@@ -98,17 +103,17 @@ def reduce_scatter(window: Window, output: Tensor, memory: Tensor, combine: Comb
 
 
 def all_gather(window: Window, targets: Sequence[Block], source: Block) -> None:
-    """Rank i's source arrives in everybody's targets[i]; sizes may differ between ranks, a target may be its rank's source."""
-    rank, (address, mine) = window.rank, source
-    piece = window.chunk // 2  # what is only copied is best off in halves: more is on its way at a time
-    own = targets[rank][0]
+    """The source of rank i arrives in ``targets[i]`` of every rank. Sizes may differ; a target may be its rank's source."""
+    rank, (address, source_nbytes) = window.rank, source
+    piece = window.chunk // 2  # halves are best for plain copies: more data moves at a time
+    own_target = targets[rank][0]
 
     def fill(turn: int, begin: int, longest: int) -> None:
-        nbytes = min(piece, mine - begin)
+        nbytes = min(piece, source_nbytes - begin)
         if nbytes > 0:
             window.copy(window.slot(turn, rank), address + begin, nbytes)
-            if own != address:
-                window.copy(own + begin, address + begin, nbytes)
+            if own_target != address:
+                window.copy(own_target + begin, address + begin, nbytes)
 
     for turn, begin, _ in window.turns(max(nbytes for _, nbytes in targets), piece, fill):
         for other in window.others:
@@ -120,7 +125,7 @@ def all_gather(window: Window, targets: Sequence[Block], source: Block) -> None:
 
 
 def broadcast(window: Window, memory: Block, root: int) -> None:
-    """The root's bytes arrive in everybody's memory."""
+    """The bytes of the root arrive in the memory of every rank."""
     address, total = memory
     piece = window.chunk // 2
     first = window.turn
@@ -139,21 +144,22 @@ def broadcast(window: Window, memory: Block, root: int) -> None:
 
 
 def all_to_all(window: Window, targets: Sequence[Block], sources: Sequence[Block]) -> list[tuple[int, int]]:
-    """What rank i has in sources[j] arrives in rank j's targets[i]; of any sizes, which no rank needs to know of others.
+    """``sources[j]`` of rank i arrives in ``targets[i]`` of rank j. Sizes are free; no rank needs to know the sizes of others.
 
-    Every rank first lays down the sizes of what it has and of what it expects, and behind them what it has, if it fits.
+    Every rank first lays down the sizes of its sources and of its targets, and behind them the sources if they fit.
 
-    Returns: the pairs (i, j) in which rank i has more or less for rank j than that expects: where there are any, the same on
-             all ranks, nothing has arrived.
+    Returns:
+        The pairs (i, j) in which rank i sends more or less than rank j expects, the same on all ranks. If there is any such pair,
+        nothing has arrived.
     """
     rank, size = window.rank, window.size
     first = window.turn
     window.turn = first + 1
-    has = [nbytes for _, nbytes in sources]
+    source_sizes = [nbytes for _, nbytes in sources]
     window.free(first)
-    window.write(first, [*has, *(nbytes for _, nbytes in targets)])
+    window.write(first, [*source_sizes, *(nbytes for _, nbytes in targets)])
     header = round_up(2 * size * 8, LINE)
-    if header + sum(round_up(nbytes, LINE) for nbytes in has) <= window.chunk:
+    if header + sum(round_up(nbytes, LINE) for nbytes in source_sizes) <= window.chunk:
         _lay_side_by_side(window, window.slot(first, rank) + header, sources)
     window.lay(first)
     window.await_laid(first)
@@ -162,18 +168,18 @@ def all_to_all(window: Window, targets: Sequence[Block], sources: Sequence[Block
     if wrong:
         window.take(first)
         return wrong
-    late = []
+    large = []  # ranks whose sources do not fit
     for sender in range(size):
         if header + sum(round_up(nbytes, LINE) for nbytes in sizes[sender][:size]) > window.chunk:
-            late.append(sender)
+            large.append(sender)
         elif sender != rank:
-            before = sum(round_up(sizes[sender][r], LINE) for r in range(rank) if r != sender)
-            window.copy(targets[sender][0], window.slot(first, sender) + header + before, targets[sender][1])
+            offset = header + sum(round_up(sizes[sender][r], LINE) for r in range(rank) if r != sender)
+            window.copy(targets[sender][0], window.slot(first, sender) + offset, targets[sender][1])
     window.take(first)
-    window.copy(targets[rank][0], sources[rank][0], has[rank])
-    if late:
-        longest = max(sizes[sender][receiver] for sender in late for receiver in range(size) if receiver != sender)
-        _in_pieces(window, targets, sources, late, longest)
+    window.copy(targets[rank][0], sources[rank][0], source_sizes[rank])
+    if large:
+        longest = max(sizes[sender][receiver] for sender in large for receiver in range(size) if receiver != sender)
+        _in_pieces(window, targets, sources, large, longest)
     return []
 
 
@@ -185,7 +191,7 @@ def _lay_side_by_side(window: Window, place: int, sources: Sequence[Block]) -> N
 
 
 def _in_pieces(window: Window, targets: Sequence[Block], sources: Sequence[Block], senders: Sequence[int], longest: int) -> None:
-    """What ``senders`` have for others, in as many turns as the longest of it takes."""
+    """Moves the sources of ``senders`` to the other ranks, in as many turns as the longest source takes."""
     rank = window.rank
     piece = window.chunk // window.size // LINE * LINE
 
@@ -206,7 +212,7 @@ def _in_pieces(window: Window, targets: Sequence[Block], sources: Sequence[Block
 
 
 def barrier(window: Window, pause: Callable[[], None], timeout_s: float) -> bool:
-    """True when every rank has come, False if they have not within ``timeout_s`` seconds."""
+    """Returns True once all ranks have called this, or False after ``timeout_s`` seconds."""
     turn = window.turn
     window.turn = turn + 1
     window.lay(turn)

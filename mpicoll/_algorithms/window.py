@@ -1,21 +1,21 @@
-"""A node's shared window: where ranks lay memory down for each other, and how they tell.
+"""The shared window of a node: memory that ranks lay down for each other, and the words that announce it.
 
-One segment per group, made on first use. Turns alternate between slots, and between results, so that a rank lays down the next
-chunk while another still reads the last one:
+There is one segment per group, made on first use. Turns alternate between slots, and between results, so that a rank lays down
+the next chunk while another rank still reads the last one:
 
-    words      laid[r], taken[r]: the number of turns that rank r has laid down, has taken; one cache line for each
+    words      laid[r], taken[r]: the number of turns that rank r has laid down, and has taken; one cache line for each
     half 0, 1  slot[0] slot[1] ... slot[n-1]                                 of turns t with t % 2 == 0, 1
     results    result[0] result[1] result[2]                                 of turns t with t % 3 == 0, 1, 2
 
 A turn t, in the order in which a rank writes:
 
-    [1] its slot, once everybody has taken turn t - 2       laid[r] = t + 1
+    [1] writes its slot, once all ranks have taken turn t - 2                                laid[r] = t + 1
     [2] reads others' slots, once they have laid down turn t; may write the result           taken[r] = t + 1
-    [3] reads the result, once everybody has taken turn t; before [1] of turn t + 3
+    [3] reads the result, once all ranks have taken turn t; before [1] of turn t + 3
 
 # Note [Why [3] needs no word]
-# A rank writes the result of turn t + 3, which lies where that of turn t was, in [2], after everybody has laid turn t + 3
-# down, and so has read turn t's result.
+# The result of turn t + 3 overwrites the result of turn t. A rank writes it in [2], after all ranks have laid turn t + 3 down,
+# and so have read the result of turn t.
 """
 
 from __future__ import annotations
@@ -29,19 +29,26 @@ from torch import Tensor
 
 from mpicoll._mpi.shared_segment import Segment
 
-LINE = 64  # bytes; what two ranks write lies apart, or each write takes the other's line away
+LINE = 64  # bytes; one cache line per writer, to avoid false sharing
 
-MOST_VIEWS = 1024  # that are kept: making one takes a microsecond, and chunks after chunks need the same ones
+MOST_VIEWS = 1024  # kept views: making a view takes a microsecond, and each chunk needs the same ones
 
 memmove = ctypes.memmove
 
 
 class Window:
-    """What one rank sees of it.
+    """The window as one rank sees it.
 
-    chunk: bytes that a slot, and a result, holds. turn: the number of the next one, the same on all ranks.
-    Args:   pause: makes a function that is called between two looks at a word that has not come (backs off).
-            spins: how often to look before that, some 50 ns each.
+    Args:
+        segment: The shared memory.
+        rank: This rank's number in the window.
+        size: Number of ranks.
+        chunk: Bytes of a slot, and of a result.
+        pause: Makes the function that is called between two checks of a word that has not come. That function backs off.
+        spins: Number of checks before `pause` is called, some 50 ns each.
+
+    Attributes:
+        turn: Number of the next turn, the same on all ranks.
     """
 
     def __init__(
@@ -51,7 +58,7 @@ class Window:
         self.size = size
         self.chunk = chunk
         self.turn = 0
-        #: (to, from, number of bytes), in the window's memory or in that of whoever uses it
+        #: (to, from, number of bytes): addresses in the window or in the caller's memory
         self.copy: Callable[[int, int, int], object] = memmove
         self.others = [other for other in range(size) if other != rank]
         self._pause = pause
@@ -72,7 +79,7 @@ class Window:
 
     @staticmethod
     def nbytes(size: int, chunk: int) -> int:
-        """Of the segment that a window needs."""
+        """Bytes of the segment that a window needs."""
         return words_nbytes(size) + parts(size) * chunk
 
     def slot(self, turn: int, rank: int) -> int:
@@ -84,42 +91,47 @@ class Window:
         return self._address + self._results[turn % 3]
 
     def collect(self, turn: int, to: int, nbytes: int, slice_: int) -> None:
-        """[3]: the result, of which rank i has written the i-th ``slice_`` bytes, to an address."""
+        """[3] Copies the result to an address. Rank i has written the i-th ``slice_`` bytes of the result."""
         self.copy(to, self.result(turn), nbytes)
 
     def view(self, dtype: torch.dtype, turn: int, place: int, offset: int, nbytes: int) -> Tensor:
-        """A part of a rank's slot (place: its number) or of the result (place: ``size``), as a tensor."""
+        """Part of a rank's slot (``place``: the rank) or of the result (``place``: ``size``), as a tensor."""
         key = dtype, offset + (self._results[turn % 3] if place == self.size else self._slots[turn & 1][place]), nbytes
-        found = self._views.get(key)
-        if found is None:
+        view = self._views.get(key)
+        if view is None:
             if len(self._views) >= MOST_VIEWS:
                 self._views.clear()
-            found = self._views[key] = self._view(*key)
-        return found
+            view = self._views[key] = self._view(*key)
+        return view
 
     def _view(self, dtype: torch.dtype, offset: int, nbytes: int) -> Tensor:
-        with torch.inference_mode(False):  # or nobody could write into it outside, later
+        with torch.inference_mode(False):  # otherwise a later write outside inference mode would fail
             if dtype not in self._typed:
                 self._typed[dtype] = torch.frombuffer(self._bytes, dtype=dtype)
             return self._typed[dtype].narrow(0, offset // dtype.itemsize, nbytes // dtype.itemsize)
 
     def write(self, turn: int, numbers: Sequence[int]) -> None:
-        """[1]: numbers at the beginning of this rank's slot."""
-        struct.pack_into(f"{len(numbers)}q", self._bytes, self._told(turn, self.rank), *numbers)
+        """[1] Writes numbers at the beginning of this rank's slot."""
+        struct.pack_into(f"{len(numbers)}q", self._bytes, self._numbers_offset(turn, self.rank), *numbers)
 
     def read(self, turn: int, rank: int, count: int) -> tuple[int, ...]:
-        """[2]: the numbers at the beginning of a rank's slot."""
-        return struct.unpack_from(f"{count}q", self._bytes, self._told(turn, rank))
+        """[2] Reads ``count`` numbers at the beginning of a rank's slot."""
+        return struct.unpack_from(f"{count}q", self._bytes, self._numbers_offset(turn, rank))
 
-    def _told(self, turn: int, rank: int) -> int:
-        """Where in the segment a rank's numbers are."""
+    def _numbers_offset(self, turn: int, rank: int) -> int:
+        """Offset of a rank's numbers in the segment."""
         return self._slots[turn & 1][rank]
 
     def turns(self, total: int, piece: int, fill: Callable[[int, int, int], None]) -> Iterator[tuple[int, int, int]]:
-        """Takes as many turns as ``total`` bytes need, each laid down while the one before is under way.
+        """Takes as many turns as ``total`` bytes need. Lays each turn down while the one before is in progress.
 
-        Yields (turn, where its piece begins, its bytes) once every other rank's slot can be read; who gets it calls `take`.
-        Args:   fill: the same three -> None; writes this rank's slot.
+        Args:
+            total: Bytes of all pieces together.
+            piece: Bytes of one turn.
+            fill: (turn, begin, nbytes) -> None. Writes the piece into this rank's slot.
+
+        Yields:
+            (turn, begin, nbytes) of a piece, once every other rank's slot can be read. The caller then calls `take`.
         """
         first = self.turn
         self.turn = end = first + -(-total // piece)
@@ -140,21 +152,21 @@ class Window:
             yield extent
 
     def free(self, turn: int) -> None:
-        """[1]: returns once this rank may write its slot."""
+        """[1] Returns once this rank may write its slot."""
         self._await(self._taken, turn - 1)
 
     def lay(self, turn: int) -> None:
-        """[1]: this rank's slot holds what it should."""
+        """[1] Announces that this rank's slot is complete."""
         if self._fence is not None:
             self._fence()
         self._words[self._my_laid] = turn + 1
 
     def await_laid(self, turn: int) -> None:
-        """[2]: returns once every other rank's slot can be read."""
+        """[2] Returns once every other rank's slot can be read."""
         self._await(self._laid, turn + 1)
 
     def all_laid(self, turn: int) -> bool:
-        """Whether every other rank's slot can be read, without waiting."""
+        """True if every other rank's slot can be read. Does not wait."""
         words = self._words
         return all(words[index] > turn for index in self._laid)
 
@@ -162,13 +174,13 @@ class Window:
         self._await((rank * (LINE // 8),), turn + 1)
 
     def take(self, turn: int) -> None:
-        """[2]: this rank has read what it needs of the others' slots, and has written its part of the result."""
+        """[2] Announces that this rank has read all it needs of the other slots, and has written its part of the result."""
         if self._fence is not None:
             self._fence()
         self._words[self._my_taken] = turn + 1
 
     def await_taken(self, turn: int) -> None:
-        """[3]: returns once the whole result can be read."""
+        """[3] Returns once the whole result can be read."""
         self._await(self._taken, turn + 1)
 
     def _await(self, indices: Sequence[int], value: int) -> None:
@@ -190,10 +202,10 @@ class Window:
 
 
 def parts(size: int) -> int:
-    """Chunks in a window of so many ranks."""
+    """Number of chunks in a window of ``size`` ranks."""
     return 2 * size + 3
 
 
 def words_nbytes(size: int) -> int:
-    """Room for the words, in whole pages."""
+    """Bytes for the words, in whole pages."""
     return -(-2 * size * LINE // 4096) * 4096

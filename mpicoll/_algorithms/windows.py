@@ -1,9 +1,10 @@
-"""Makes the shared windows of a group, and the communicators that lead from node to node.
+"""Makes the shared windows of a group, and the communicators between its nodes.
 
 # Note [Communicators are made with the group]
 # First uses happen in the threads of several groups' queues, and so at the same time and in different orders on different
-# ranks. Of two communicators that Open MPI (5.0.11) makes at the same time, every few hundredth hangs in its first collectives;
-# mpi4py alone shows it. So `connect` makes them with the group. Windows need none, and are made on first use.
+# ranks. If Open MPI (5.0.11) makes two communicators at the same time, every few hundredth of them hangs in its first
+# collectives; mpi4py alone shows it. So `connect` makes the communicators with the group. Windows need no communicator, and are
+# made on first use.
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ from mpicoll._mpi.backoff import Backoff
 from mpicoll._mpi.channel import ANY_SOURCE, Channel
 from mpicoll._mpi.topology import Topology
 
-SPINS = 1000  # looks, 50 us; handing over between two ranks that both run takes less
-BESIDE_YIELD_S = 500e-6  # seconds; as Backoff's
-ALIVE_S = 0.05  # seconds between two questions whether the others are alive, of a rank that waits for them
+SPINS = 1000  # checks, 50 us; a hand-over between two running ranks takes less
+BESIDE_YIELD_S = 500e-6  # ``yield_s`` of `Backoff` for a thread in the background
+ALIVE_S = 0.05  # while a rank waits, it asks MPI this often whether the other ranks are alive
 
 
 class Windows:
     """The windows of one group.
 
     Args:
-        chunk: Bytes of a slot in a window of so many ranks.
-        in_background: Whether the calling thread runs beside the program's, which needs the core and the interpreter.
+        chunk: Returns the bytes of a slot in a window of this number of ranks.
+        in_background: True if the calling thread runs beside the program's thread, which needs the core and the interpreter.
     """
 
     def __init__(
@@ -43,18 +44,18 @@ class Windows:
         self._rail: Any = None
         self._possible = True
         self.window: Window | None = None  # of a group on one node
-        self.nodes: Nodes | None = None  # of a group on several
+        self.nodes: Nodes | None = None  # of a group on several nodes
 
     def connect(self) -> None:
         """Makes the communicators between nodes (collective). See Note [Communicators are made with the group]."""
         members = self._members()
         node, place = self._place(members)
         with self._channel.lock:
-            # Not by Split_type: nodes may be pretended, and all ranks count with those of the topology.
+            # Not Split_type: the topology may pretend more nodes than there are, and all ranks use the nodes of the topology.
             self._rail = self._channel.comm.Split(place, node)
 
     def make(self) -> bool:
-        """Makes the windows on first use (collective then). Returns False, for ever, if a rank could not have its own."""
+        """Makes the windows on first use (collective then). If a rank could not make its window, returns False for ever."""
         if self.window is None and self.nodes is None and self._possible:
             if self._topology.single:
                 size = len(self._topology.nodes)
@@ -71,24 +72,25 @@ class Windows:
         return None if window is None else Nodes(window, self._rail, members, node)
 
     def _place(self, members: Sequence[Sequence[int]]) -> tuple[int, int]:
-        """This rank's node, and its number there."""
+        """Number of this rank's node, and this rank's place on it."""
         return next((node, ranks.index(self._rank)) for node, ranks in enumerate(members) if self._rank in ranks)
 
     def _members(self) -> list[list[int]]:
-        """Each node's ranks, from the node of the first rank on."""
+        """The ranks of each node, beginning with the node of the first rank."""
         members: dict[int, list[int]] = {}
         for rank, node in enumerate(self._topology.nodes):
             members.setdefault(node, []).append(rank)
         return list(members.values())
 
     def _window_of(self, ranks: Sequence[int], most: int) -> Window | None:
-        """Makes the window of ``ranks``, this rank among them (collective over the group); None on all if one rank cannot.
+        """Makes the window of ``ranks``, which include this rank (collective over the group). None on all if one rank cannot.
 
         Args:
-            most: Number of ranks of the largest of such windows, so that all have equal chunks.
+            ranks: Ranks of this rank's node.
+            most: Number of ranks of the largest such window, so that all windows have equal chunks.
         """
         chunk = self._chunk(most)
-        if chunk < LINE * most:  # a piece for every rank of the node
+        if chunk < LINE * most:  # no room for a piece for every rank of the node
             return None
         segment = shared_segment.create(self._channel.comm, Window.nbytes(len(ranks), chunk), maker=ranks[0])
         if segment is None:
@@ -96,7 +98,7 @@ class Windows:
         return Window(segment, ranks.index(self._rank), len(ranks), chunk, self.pause, self.spins)
 
     def close(self) -> None:
-        """Frees what was made. Called on an explicit destroy only, never from garbage collection."""
+        """Frees the windows and the communicator. Called on an explicit destroy only, never from garbage collection."""
         if self._rail is not None and not runtime.finalized():
             with self._channel.lock:
                 self._rail.Free()
@@ -105,16 +107,16 @@ class Windows:
 
     @property
     def spins(self) -> int:
-        """How often to look before `pause` is asked for."""
+        """Number of checks before `pause` is called."""
         return 0 if self._topology.crowded else SPINS
 
     def pause(self) -> Callable[[], None]:
-        """Makes a function that is called between two looks at what another rank has not written yet."""
+        """Makes the function that is called between two checks of a word that another rank has not written yet."""
         return _Waiting(self._channel, self._in_background(), self._topology.crowded)
 
 
 class _Waiting:
-    """Waits for another rank's write. A thread in the background sleeps where another one may spin."""
+    """Waits for another rank's write. A thread in the background sleeps where another thread may spin."""
 
     def __init__(self, channel: Channel, in_background: bool, crowded: bool) -> None:
         self._channel = channel

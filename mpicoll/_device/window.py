@@ -68,7 +68,7 @@ class DeviceWindow(Window):
     def _result(self, turn: int) -> int:
         return (SLOTS + turn % RESULTS) * self.chunk
 
-    def _told(self, turn: int, rank: int) -> int:
+    def _numbers_offset(self, turn: int, rank: int) -> int:
         return self._numbers + ((turn & 1) * self.size + rank) * _numbers_nbytes(self.size)
 
     def lay(self, turn: int) -> None:
