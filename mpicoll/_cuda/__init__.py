@@ -1,1 +1,1 @@
-"""GPUs: the only room that touches torch.cuda."""
+"""GPUs. This is the only room that uses torch.cuda."""

@@ -1,8 +1,8 @@
-"""GPU memory that processes of one host open from each other: CUDA's IPC handles, made and opened by torch.
+"""GPU memory that processes of one host open from each other, by CUDA IPC handles that torch makes and opens.
 
-Torch keeps a buffer's memory until whoever was given a record of it has let go. It counts one process for each record, so that
-everybody needs one of its own; a record that nobody opens keeps the memory for good. Tests put a small fake in this module's
-place, as in streams.py's.
+Torch keeps the memory of a buffer until every process that got a record of it has released the buffer. It counts one process for
+each record, so each process needs a record of its own. A record that no process opens keeps the memory for good. Tests replace
+this module by a small fake, and streams.py too.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ import torch
 from torch import Tensor
 from torch.multiprocessing import reductions
 
-DEVICE, WAITS = 6, 14  # places among what torch hands over: the device's number, whether to wait for an event of the sender's
+DEVICE, WAITS = 6, 14  # indices in the tuple that torch hands over: device number, whether to wait for an event of the sender
 
 
 def current_device() -> torch.device:
-    """The one that this rank uses where a tensor does not say."""
+    """The device that this rank uses if no tensor names one."""
     return torch.device("cuda", torch.cuda.current_device())
 
 
 def allocate(device: torch.device, nbytes: int) -> Tensor | None:
-    """A buffer of bytes; None: it cannot be had."""
+    """A buffer of bytes; None if it cannot be allocated."""
     try:
         with torch.inference_mode(False):
             return torch.empty(nbytes, dtype=torch.uint8, device=device)
@@ -31,7 +31,7 @@ def allocate(device: torch.device, nbytes: int) -> Tensor | None:
 
 
 def share(buffer: Tensor) -> bytes | None:
-    """What one other process opens the buffer by; None: this memory cannot be shared (as with some of torch's allocators)."""
+    """A record by which one other process opens the buffer. None if the memory cannot be shared (with some torch allocators)."""
     try:
         _, handed_over = reductions.reduce_tensor(buffer)
         return pickle.dumps(handed_over)
@@ -40,10 +40,10 @@ def share(buffer: Tensor) -> bytes | None:
 
 
 def opened(record: bytes, device: torch.device) -> Tensor | None:
-    """Another process's buffer, for ``device`` to use, whatever number the other one knows its own by; None: not possible."""
+    """The buffer of another process, for ``device`` to use, whatever number its device has there. None if it cannot be opened."""
     handed_over = list(pickle.loads(record))
     handed_over[DEVICE] = device.index
-    handed_over[WAITS] = False  # its owner tells when there is something to be read
+    handed_over[WAITS] = False  # the owner announces when the data can be read
     try:
         with torch.inference_mode(False):
             buffer = reductions.rebuild_cuda_tensor(*handed_over)

@@ -1,20 +1,21 @@
-"""What mpicoll asks of torch.cuda: order with the caller's streams, pinned memory, copies. Tests put a small fake in its place.
+"""The uses of torch.cuda: order with the caller's streams, pinned memory, copies. Tests replace this module by a small fake.
 
 # Note [Order]
-# [1] marks: when an operation is called, an event on the current stream of each device: all that the caller has launched is
-#     before it.
-# [2] ours: whoever carries the operation out does so on streams of ours, which wait for [1]; what they were given has ended
-#     before the operation has. So what the caller launches after wait(), on any stream, sees the result, and memory that is
-#     freed then is nobody's any more.
-# [3] fetch: a device's memory on its way to pinned memory, on another stream of ours behind [1], and behind [2] as far as
-#     `joined` says, so that copies go both ways at a time; MPI, or a kernel of the CPU's, sees a byte only after `arrived`.
+# [1] marks: when an operation is called, an event is recorded on the current stream of each device. All that the caller has
+#     launched is before this event.
+# [2] ours: the operation runs on internal streams, which wait for [1]. The work on these streams ends before the operation ends.
+#     So what the caller launches after wait(), on any stream, sees the result, and no internal stream still uses memory that
+#     is freed then.
+# [3] fetch: memory of a device is copied to pinned memory, on another internal stream. This stream is behind [1], and behind [2]
+#     as far as `joined` says, so that copies run in both directions at a time. MPI, or a CPU kernel, sees a byte only after
+#     `arrived`.
 #
-# Messages have streams of their own: they are carried on by a thread that must not wait for what collectives wait for.
+# Messages have streams of their own: the thread that moves them must not wait for the work that collectives wait for.
 
 # Note [Threads]
-# A new thread's device is number 0, and it has no context. What it would do by accident, make one there, takes some 100 MB of a
-# GPU that another rank uses; and an MPI that takes GPU memory may ask for the thread's context whenever it makes progress. So
-# threads of ours become those of the first device that the program hands over (`settle_in`).
+# A new thread has device number 0 and no context. If it made a context there by accident, that would take some 100 MB of a GPU
+# that another rank uses. And an MPI that takes GPU memory may ask for the thread's context whenever it makes progress. So each
+# background thread takes the first device that the program hands over (`settle_in`).
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ import torch
 from torch import Tensor
 
 Mark: TypeAlias = "tuple[torch.device, Any]"
-OURS, OUT, MESSAGES, MESSAGES_OUT = range(4)  # streams of a device
+OURS, OUT, MESSAGES, MESSAGES_OUT = range(4)  # internal streams of a device
 
 _streams: dict[tuple[torch.device, int], Any] = {}
 _making = threading.Lock()
-_first: list[torch.device] = []  # that the program has handed over
+_first: list[torch.device] = []  # the first device that the program has handed over
 _thread = threading.local()
 
 
@@ -40,12 +41,12 @@ _thread = threading.local()
 
 
 def capturing() -> bool:
-    """Whether the current stream is being captured into a CUDA graph, in which nothing may wait."""
+    """True if the current stream is being captured into a CUDA graph, in which nothing may wait."""
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
 def marks(devices: Iterable[torch.device]) -> list[Mark]:
-    """[1]: events on the devices' current streams."""
+    """[1] Records events on the current streams of the devices."""
     made = []
     for device in dict.fromkeys(devices):
         if not _first:
@@ -55,13 +56,13 @@ def marks(devices: Iterable[torch.device]) -> list[Mark]:
 
 
 def passed(marks: Sequence[Mark]) -> bool:
-    """Whether the devices have come to the marks; asks, and waits for nothing."""
+    """True if the devices have reached the marks. Does not wait."""
     return all(event.query() for _, event in marks)
 
 
 @contextmanager
 def ours(marks: Sequence[Mark]) -> Iterator[None]:
-    """[2]: what is launched inside, by this thread on these devices, is behind the marks; it has ended at the end."""
+    """[2] Work that this thread launches inside, on these devices, is behind the marks. It has ended when the context exits."""
     with ExitStack() as stack:
         for device, event in marks:
             stack.enter_context(torch.cuda.stream(_stream(device, OURS)))
@@ -76,23 +77,23 @@ def ours(marks: Sequence[Mark]) -> Iterator[None]:
 
 
 def joined(devices: Iterable[torch.device]) -> None:
-    """Inside `ours`: what is fetched from now on is behind what was launched there until now."""
+    """Inside `ours`: memory fetched from now on is behind the work launched there until now."""
     for device in dict.fromkeys(devices):
         _stream(device, OUT).wait_stream(torch.cuda.current_stream(device))
 
 
 def wait_for_ours(device: torch.device) -> None:
-    """Inside `ours`: returns when what was launched has ended, for others to see it."""
+    """Inside `ours`: returns when the launched work has ended, so that others see it."""
     torch.cuda.current_stream(device).synchronize()
 
 
 def caller(device: torch.device) -> Any:
-    """The current stream: for `kept_for`."""
+    """The current stream, as an argument for `kept_for`."""
     return torch.cuda.current_stream(device)
 
 
 def kept_for(stream: Any, memory: Tensor) -> None:
-    """Memory that was allocated inside `ours` and that the program goes on with, on a stream of its own."""
+    """Keeps memory that was allocated inside `ours` while the program uses it on ``stream``, a stream of its own."""
     memory.record_stream(stream)
 
 
@@ -100,32 +101,35 @@ def kept_for(stream: Any, memory: Tensor) -> None:
 
 
 def fetch(memory: Tensor, stream: int = OUT) -> tuple[Tensor, Any]:
-    """[3], inside `ours`, or of MESSAGES_OUT once the marks have `passed`: the same values, contiguous, in pinned memory, once
-    the event has `arrived`.
+    """[3] Copies to pinned memory: contiguous values, which are there once the event has `arrived`.
+
+    Called inside `ours`, or with MESSAGES_OUT once the marks have `passed`.
     """
-    values, mine = pinned(memory.shape, memory.dtype), _stream(memory.device, stream)
-    with torch.cuda.stream(mine):
+    values, internal = pinned(memory.shape, memory.dtype), _stream(memory.device, stream)
+    with torch.cuda.stream(internal):
         values.copy_(memory, non_blocking=values.is_pinned())
-    return values, _event(mine)
+    return values, _event(internal)
 
 
 def push(memory: Tensor, values: Tensor, stream: int = OURS) -> Any:
-    """Inside `ours`, or of MESSAGES once the marks have `passed`: copies values, of pinned memory or a device's, into a device's
-    memory; it has ended once the event has `arrived`, and the values may go before.
+    """Copies values, in pinned memory or on a device, into memory of a device.
+
+    The copy has ended once the event has `arrived`; ``values`` may be freed before that. Called inside `ours`, or with MESSAGES
+    once the marks have `passed`.
     """
     return launch(memory.device, lambda: memory.copy_(values, non_blocking=not values.is_cpu or values.is_pinned()), stream)
 
 
 def launch(device: torch.device, kernels: Callable[[], object], stream: int) -> Any:
-    """Calls ``kernels`` with this stream; they have ended once the event has `arrived`."""
-    mine = _stream(device, stream)
-    with torch.cuda.stream(mine):
+    """Calls ``kernels`` with this internal stream. The kernels have ended once the event has `arrived`."""
+    internal = _stream(device, stream)
+    with torch.cuda.stream(internal):
         kernels()
-    return _event(mine)
+    return _event(internal)
 
 
 def arrived(event: Any, wait: bool = True) -> bool:
-    """Whether what was launched before the event has ended; waits for that, or asks."""
+    """True if the work launched before the event has ended. With ``wait``, waits for that."""
     if wait:
         event.synchronize()
         return True
@@ -133,21 +137,21 @@ def arrived(event: Any, wait: bool = True) -> bool:
 
 
 def pinned(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Pinned memory (torch keeps it for the next time), or plain memory where there is none; not written yet."""
+    """Uninitialised pinned memory (torch keeps it for the next time), or plain memory if none can be pinned."""
     with torch.inference_mode(False):
         try:
             return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=True)
-        except RuntimeError:  # none to be had
+        except RuntimeError:  # no pinned memory
             return torch.empty(shape, dtype=dtype, device="cpu")
 
 
 def onto(device: torch.device, memory: Tensor) -> Tensor:
-    """The same values there, in the memory itself if it is there already."""
+    """The same values on ``device``; the tensor itself if it is already there."""
     return memory.to(device)
 
 
 def settle(device: torch.device) -> None:
-    """Returns when the device has done all that it was given."""
+    """Returns when the device has finished all its work."""
     torch.cuda.synchronize(device)
 
 
@@ -155,7 +159,7 @@ def settle(device: torch.device) -> None:
 
 
 def seen() -> bool:
-    """Whether this rank sees a GPU; asks without starting CUDA, so that processes may still be forked."""
+    """True if this rank sees a GPU. Asks without starting CUDA, so that processes may still be forked."""
     return torch.cuda.device_count() > 0
 
 
@@ -164,19 +168,19 @@ def available() -> bool:
 
 
 def own_device(place: int) -> torch.device:
-    """Of rank number ``place`` on its host, made the current one: ranks share in turn the GPUs that they see."""
+    """The device of rank number ``place`` on its host, made the current device. Ranks take the visible GPUs in turn."""
     device = torch.device("cuda", place % torch.cuda.device_count())
     torch.cuda.set_device(device)
     return device
 
 
 def on(device: torch.device) -> AbstractContextManager[object]:
-    """Inside, the device is this thread's: an MPI that takes its memory may ask for the thread's."""
+    """Makes the device current in this thread. A CUDA-aware MPI may query the thread's current device."""
     return torch.cuda.device(device)
 
 
 def settle_in() -> None:
-    """Called now and then by threads of ours; see Note [Threads]."""
+    """Called repeatedly by our background threads; binds each to the first device in use. See Note [Threads]."""
     if _first and not hasattr(_thread, "device"):
         _thread.device = _first[0]
         torch.cuda.set_device(_first[0])
@@ -184,14 +188,14 @@ def settle_in() -> None:
 
 
 def _stream(device: torch.device, which: int) -> Any:
-    """Ours; made once, whichever thread comes first."""
-    found = _streams.get((device, which))
-    if found is None:
+    """An internal stream, made once, by the thread that comes first."""
+    stream = _streams.get((device, which))
+    if stream is None:
         with _making:
-            found = _streams.get((device, which))
-            if found is None:
-                found = _streams[device, which] = torch.cuda.Stream(device)
-    return found
+            stream = _streams.get((device, which))
+            if stream is None:
+                stream = _streams[device, which] = torch.cuda.Stream(device)
+    return stream
 
 
 def _event(stream: Any) -> Any:

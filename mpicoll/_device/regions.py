@@ -1,4 +1,4 @@
-"""Memory of any device by its address, for algorithms that copy between addresses."""
+"""Memory of any device by address, for algorithms that copy between addresses."""
 
 from __future__ import annotations
 
@@ -11,13 +11,17 @@ from mpicoll._mpi.datatypes import fromaddress
 
 
 class Regions:
-    """Args: tensors: one-dimensional, of bytes: all memory of GPUs that may be named. What lies in none of them is the CPU's."""
+    """Finds the tensor that contains an address.
+
+    Args:
+        tensors: One-dimensional tensors of bytes, with all GPU memory that may be used. Any other address is in CPU memory.
+    """
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
         self._known = [(tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes, tensor) for tensor in tensors if not tensor.is_cpu]
 
     def bytes(self, address: int, nbytes: int) -> Tensor:
-        """What lies there, as a tensor of its device."""
+        """The memory at this address, as a tensor on its device."""
         for begin, end, tensor in self._known:
             if begin <= address and address + nbytes <= end:
                 return tensor[address - begin : address - begin + nbytes]
@@ -26,9 +30,9 @@ class Regions:
         return torch.frombuffer(fromaddress(address, nbytes), dtype=torch.uint8)
 
     def copy(self, to: int, source: int, nbytes: int) -> None:
-        """In place of memmove; returns at once where both are GPUs'."""
+        """Works like memmove. Returns before the copy has ended if both addresses are in GPU memory."""
         if nbytes == 0:
             return
         target, values = self.bytes(to, nbytes), self.bytes(source, nbytes)
-        # Pageable memory that a GPU is still to write would be read too early.
+        # A copy with pageable memory must block: otherwise that memory would be read before a GPU has written it.
         target.copy_(values, non_blocking=not (target.is_cpu or values.is_cpu))

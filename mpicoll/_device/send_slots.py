@@ -1,4 +1,4 @@
-"""Slots in a GPU's memory from which other processes of the host take what is sent to them."""
+"""Slots in GPU memory from which other processes of the host copy the messages sent to them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ SLOTS = 4
 
 
 class SendSlots:
-    """One per group and device.
+    """The send slots of one group on one device.
 
     Args:
-        buffer: Bytes, SLOTS of equal size.
+        buffer: Bytes of SLOTS slots of equal size.
     """
 
     def __init__(self, buffer: Tensor) -> None:
@@ -25,18 +25,18 @@ class SendSlots:
 
     @classmethod
     def make(cls, device: torch.device, slot_nbytes: int) -> SendSlots | None:
-        """None: there is no room."""
+        """Allocates the slots; None if there is no room."""
         buffer = ipc.allocate(device, SLOTS * slot_nbytes)
         return None if buffer is None else cls(buffer)
 
     def record(self, dst: int) -> bytes:
-        """The record by which this receiver opens the buffer; empty: this memory cannot be shared."""
+        """The record by which receiver ``dst`` opens the buffer; empty if this memory cannot be shared."""
         if dst not in self._records:
             self._records[dst] = ipc.share(self._buffer) or b""
         return self._records[dst]
 
     def acquire(self) -> int | None:
-        """The number of a free slot, if there is one."""
+        """The number of a free slot; None if no slot is free."""
         try:
             return self._free.pop()
         except IndexError:

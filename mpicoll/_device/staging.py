@@ -1,10 +1,10 @@
-"""GPU memory on its way through host memory, chunk after chunk, so that all that can move at a time does:
+"""Moves GPU memory through host memory, chunk after chunk, so that all transfers that can run at the same time do:
 
     chunk k + 1    device -> pinned                     (a stream of its own)
     chunk k                 pinned -> MPI -> pinned     (this thread)
     chunk k - 1                              pinned -> device
 
-Called inside cuda/streams.ours. Memory of the CPU's takes part as it is: ranks of either kind cut the same chunks.
+Called inside _cuda/streams.ours.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from torch import Tensor
 from mpicoll._algorithms.blocks import pieces
 from mpicoll._cuda import streams
 
-CHUNK = 8 << 20  # bytes; a GPU's bus takes some 0.3 ms for it, a copy's launch 10 us
+CHUNK = 8 << 20  # bytes; the bus of a GPU takes some 0.3 ms for it, the launch of a copy 10 us
 
 
 @dataclass(frozen=True)
 class Part:
-    """Memory, or a view of some, that an operation reads, writes, or both."""
+    """Memory, or a view of memory, that an operation reads, writes, or both."""
 
     memory: Tensor
     read: bool
@@ -40,20 +40,20 @@ class StagedCopy:
         self._values, self._event = streams.fetch(memory) if part.read else (streams.pinned(memory.shape, memory.dtype), None)
 
     def values(self) -> Tensor:
-        """In host memory, once they are there."""
+        """The values in host memory; waits until they are there."""
         if self._event is not None:
             streams.arrived(self._event)
         return self._values
 
     def back(self) -> None:
-        """Starts the way back."""
+        """Starts the copy back to the device, if the part is written."""
         if self._part.written:
             streams.push(self._part.memory, self._values)
 
 
 def carry_out(chunks: Sequence[Sequence[Part]], call: Callable[..., None]) -> None:
-    """``call(*host memory of the parts)`` for one chunk after the other; no two chunks write the same memory."""
-    streams.joined(part.memory.device for chunk in chunks for part in chunk)  # it may be a copy
+    """Calls ``call(*host memory of the parts)`` for each chunk in order. No two chunks may write the same memory."""
+    streams.joined(part.memory.device for chunk in chunks for part in chunk)  # the memory may be a copy that was just launched
     following = [StagedCopy(part) for part in chunks[0]]
     for number in range(len(chunks)):
         copies = following
@@ -64,5 +64,5 @@ def carry_out(chunks: Sequence[Sequence[Part]], call: Callable[..., None]) -> No
 
 
 def extents(count: int, itemsize: int, rows: int = 1) -> list[tuple[int, int]]:
-    """Where chunks of ``count`` elements begin and end, of so many rows each; at least one, if an empty one."""
+    """Begin and end of each chunk of ``count`` elements in each of ``rows`` rows. At least one chunk, which may be empty."""
     return pieces(count, max(1, CHUNK // (itemsize * rows)))

@@ -1,7 +1,7 @@
-"""A node's window whose slots lie in the ranks' GPUs, opened by each other; the words, by which ranks tell, are the host's.
+"""The window of a node in GPU memory: ranks open each other's slots. The words that announce data are in host memory.
 
-Each rank's buffer holds its two slots, and its part of three results: a result lies where it was reduced. What a rank launches
-has ended before it tells of it, so that the others' GPUs see it. Called inside cuda/streams.ours.
+The buffer of a rank holds its two slots, and its part of three results: a result stays where it was reduced. Work that a rank
+launches has ended before the rank announces it, so that the GPUs of other ranks see it. Called inside _cuda/streams.ours.
 """
 
 from __future__ import annotations
@@ -21,9 +21,15 @@ SLOTS, RESULTS = 2, 3
 
 
 class DeviceWindow(Window):
-    """What one rank sees of it.
+    """The window as one rank sees it.
 
-    Args:   segment: of `words` bytes, for the words. buffers: each rank's, bytes, of `buffer_nbytes`; this rank's is its own.
+    Args:
+        segment: Host memory of `words` bytes, for the words.
+        buffers: Buffers of all ranks, of `buffer_nbytes` bytes each. This rank's entry is the buffer that it has allocated.
+        rank: This rank's number in the window.
+        chunk: Bytes of a slot, and of a result.
+        pause: As for `Window`.
+        spins: As for `Window`.
     """
 
     def __init__(
@@ -42,7 +48,7 @@ class DeviceWindow(Window):
 
     @staticmethod
     def words(size: int) -> int:
-        """Bytes of the segment: the words, and what each rank has to say in two turns."""
+        """Bytes of the segment: the words, and the numbers that each rank writes in two turns."""
         return words_nbytes(size) + SLOTS * size * _numbers_nbytes(size)
 
     @staticmethod
@@ -50,7 +56,7 @@ class DeviceWindow(Window):
         return (SLOTS + RESULTS) * chunk
 
     def reach(self, tensors: Iterable[Tensor]) -> None:
-        """The memory, bytes of GPUs, that the next operation copies from and to."""
+        """Sets the GPU memory, as bytes, that the next operation copies from and to."""
         self.copy = Regions([*self._buffers, *tensors]).copy
 
     def slot(self, turn: int, rank: int) -> int:
