@@ -183,7 +183,8 @@ def test_log_files_hold_all_that_a_rank_writes(tmp_path: Path) -> None:
     name = script(tmp_path, TALK + "os.system('echo child')\nfrom mpi4py import MPI\nif rank == 1: raise KeyError('lost')")
     done = start("--quiet", "--log-dir", "logs/new", "-n", "2", name, cwd=tmp_path)
     assert done.returncode == 1
-    assert "line" not in done.stdout + done.stderr
+    # Not the word "line": PMIx may report the lost rank with a line of its own source.
+    assert not re.search(r"line \d of|half whole|child", done.stdout + done.stderr)
     assert sorted(path.name for path in (tmp_path / "logs/new").iterdir()) == ["rank-0.log", "rank-1.log"]
     for rank in (0, 1):
         text = (tmp_path / f"logs/new/rank-{rank}.log").read_text()
