@@ -54,12 +54,7 @@ class Exchanges(Collectives):
                 raise ValueError(f"scatter: scatter_list must be None on rank {self.rank}; only src (rank {src}) sends")
             if dense:
                 return self.run("scatter", self.host.scatter(tensor, None, src), [tensor], async_op, ())
-        elif (
-            dense
-            and inputs is not None
-            and are_dense_cpu(inputs, self.size, tensor.dtype)
-            and inputs[src].nbytes == tensor.nbytes
-        ):
+        elif dense and inputs is not None and self._fits(inputs, tensor, src):
             return self.run("scatter", self.host.scatter(tensor, inputs, src), [tensor], async_op, list(inputs))
         memory = buffers.writable("scatter", tensor)
         if self.rank == src:

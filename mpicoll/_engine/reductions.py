@@ -36,7 +36,7 @@ class Reductions(Collectives):
             UnsupportedReduction: The op has no right answer for this dtype. A TypeError.
         """
         if is_dense_cpu(tensor):
-            plan = (SUM_PLANS.get(tensor.dtype) if op is SUM else None) or plans.lookup("all_reduce", tensor.dtype, op)
+            plan = SUM_PLANS[tensor.dtype] if op is SUM else plans.lookup("all_reduce", tensor.dtype, op)
             return self.run("all_reduce", self.host.all_reduce(tensor, plan), [tensor], async_op)
         return self.run("all_reduce", self._all_reduce("all_reduce", tensor, op), [tensor], async_op)
 
@@ -76,7 +76,7 @@ class Reductions(Collectives):
         """Reduces into ``tensor`` on ``dst``. The other ranks' tensors keep their values (collective)."""
         dst = checks.group_rank("reduce", "dst", dst, self.size)
         if is_dense_cpu(tensor):
-            plan = (SUM_PLANS.get(tensor.dtype) if op is SUM else None) or plans.lookup("reduce", tensor.dtype, op)
+            plan = SUM_PLANS[tensor.dtype] if op is SUM else plans.lookup("reduce", tensor.dtype, op)
             return self.run("reduce", self.host.reduce(tensor, plan, dst), [tensor], async_op)
         checks.movable("reduce", tensor)
         plan = plans.lookup("reduce", tensor.dtype, op)
@@ -123,8 +123,7 @@ class Reductions(Collectives):
         """
         dense = is_dense_cpu(tensor) and is_dense_cpu(output) and output.dtype is tensor.dtype
         if dense and tensor.numel() == output.numel() * self.size:
-            dtype = output.dtype
-            plan = (SUM_PLANS.get(dtype) if op is SUM else None) or plans.lookup("reduce_scatter_single", dtype, op)
+            plan = SUM_PLANS[output.dtype] if op is SUM else plans.lookup("reduce_scatter_single", output.dtype, op)
             call = self.host.reduce_scatter_single(output, tensor, plan)
             return self.run("reduce_scatter_single", call, [output], async_op, (tensor,))
         call, memory = self._reduce_scatter_single("reduce_scatter_single", output, tensor, op)

@@ -61,9 +61,8 @@ class Group(GroupState):
             MpicollError: MPI's error. The group is unusable afterwards.
         """
         queue = self.queue
-        if async_op or self.broken is not None or queue.pending or profiler._is_profiler_enabled:
-            return self._run_in_turn(operation, call, tensors, async_op, tensors if reads is None else reads)
-        if not queue.running.acquire(False):
+        waits = async_op or self.broken is not None or queue.pending or profiler._is_profiler_enabled
+        if waits or not queue.running.acquire(False):
             return self._run_in_turn(operation, call, tensors, async_op, tensors if reads is None else reads)
         queue.started += 1
         thread = get_ident()
