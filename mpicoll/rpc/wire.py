@@ -40,7 +40,7 @@ INLINE_BYTES = 16 * 1024  # bytes; a block that is smaller travels inside the en
 LAYOUTS = (torch.strided, *sparse.LAYOUTS)  # tensors of other layouts are pickled
 INLINE_PICKLE_BYTES = 1 << 20  # bytes; a longer pickle becomes a block, so that the envelope is short
 
-_local = threading.local()  # outgoing: the message that this thread is pickling; incoming: the tensors of that it unpickles
+_local = threading.local()  # of the message that this thread is pickling: pickling_state; unpickling: tensors, unconfirmed
 
 
 @dataclass
@@ -152,7 +152,7 @@ def pack(
     blocks = [*storages, *map(_block_of, found)]
     if len(pickled) > INLINE_PICKLE_BYTES:
         kept.append(pickled)
-        blocks.append((_address(pickled), len(pickled)))
+        blocks.append(_block_of(pickle.PickleBuffer(pickled)))
         inline = b""
     else:
         inline = pickled
@@ -165,54 +165,43 @@ def pack(
 def _lay_out(state: PicklingState) -> tuple[list[tuple[Any, ...]], list[Block], list[Any]]:
     """How each tensor, or part of a sparse one, lies in the storages of the message, and the part of each that is used."""
     used: dict[int, list[int]] = {}  # by storage: index in the message, first byte, byte after the last
-    kept: list[Any] = []
     views = []
     for tensor in itertools.chain.from_iterable(map(sparse.parts, state.tensors)):
         target = None
+        if tensor.is_cuda:
+            target = state.device_map.get(tensor.device)
+            if target is None:
+                raise RuntimeError(
+                    f"device mapping is not available for destination worker {state.to}, and a tensor is on "
+                    f"{tensor.device}: please move your tensors to CPU before sending them over RPC, or call "
+                    "`set_device_map` on `TensorPipeRpcBackendOptions` to explicitly configure device mapping"
+                )
         with torch.no_grad():
-            if tensor.is_cuda:
-                target = state.device_map.get(tensor.device)
-                if target is None:
-                    raise RuntimeError(
-                        f"device mapping is not available for destination worker {state.to}, and a tensor is on "
-                        f"{tensor.device}: please move your tensors to CPU before sending them over RPC, or call "
-                        "`set_device_map` on `TensorPipeRpcBackendOptions` to explicitly configure device mapping"
-                    )
-                plain = tensor.detach().cpu()
-            else:
-                plain = tensor.detach()
+            plain = tensor.detach() if target is None else tensor.detach().cpu()
             conj, neg = plain.is_conj(), plain.is_neg()
             plain = torch._neg_view(plain) if neg else plain
             plain = plain.conj() if conj else plain
         storage, size = plain.untyped_storage(), plain.element_size()
         first = int(plain.storage_offset()) * size
-        last = first + (int(sum((n - 1) * s for n, s in zip(plain.shape, plain.stride(), strict=True))) + 1) * size
-        if not plain.numel():
-            last = first
-        kept.append(plain)
+        span = 1 + int(sum((n - 1) * s for n, s in zip(plain.shape, plain.stride(), strict=True))) if plain.numel() else 0
+        last = first + span * size
         place = used.setdefault(storage._cdata, [len(used), first, last])
         place[1], place[2] = min(place[1], first), max(place[2], last)
         views.append((place, first, plain, tensor.requires_grad, conj, neg, target))
     layouts: list[tuple[Any, ...]] = []
-    for place, first, plain, requires_grad, conj, neg, target in views:
-        aligned = place[1] // 16 * 16  # every dtype's size divides it
+    blocks: list[Block] = [(0, 0)] * len(used)
+    for (index, start, end), first, plain, requires_grad, conj, neg, target in views:
+        aligned = start // 16 * 16  # every dtype's size divides it
         offset = (first - aligned) // plain.element_size()
         device = str(target) if target is not None else None
-        layouts.append((place[0], plain.dtype, offset, tuple(plain.shape), plain.stride(), requires_grad, conj, neg, device))
-    blocks: list[Block] = [(0, 0)] * len(used)
-    for place, _, plain, *_ in views:
-        aligned = place[1] // 16 * 16
-        blocks[place[0]] = (plain.untyped_storage().data_ptr() + aligned, max(0, place[2] - aligned))
-    return layouts, blocks, kept
+        layouts.append((index, plain.dtype, offset, tuple(plain.shape), plain.stride(), requires_grad, conj, neg, device))
+        blocks[index] = (plain.untyped_storage().data_ptr() + aligned, end - aligned)
+    return layouts, blocks, [plain for _, _, plain, *_ in views]
 
 
 def _block_of(buffer: pickle.PickleBuffer) -> Block:
     with buffer.raw() as raw:
         return (np.frombuffer(raw, np.uint8).ctypes.data if raw.nbytes else 0), raw.nbytes
-
-
-def _address(data: bytes) -> int:
-    return int(np.frombuffer(data, np.uint8).ctypes.data)
 
 
 def open_envelope(source: int, envelope: bytearray) -> IncomingMessage:
