@@ -142,7 +142,7 @@ class Agent:
         if message.kind == wire.LEAVING:
             return Task(partial(self._left, message), is_quick=True)
         if message.kind == wire.READY:
-            return Task(partial(self._is_ready, message), is_quick=True)
+            return Task(partial(self.ready.add, message.source), is_quick=True)
         self.handler.begin()
         return Task(partial(self.handler.run, message), is_quick=False)
 
@@ -150,9 +150,6 @@ class Agent:
         reason = wire.unpack(message, lambda tensors, extra: tensors)
         self._messenger.count_received()
         self._messenger.lose(self.workers.find(message.source), reason)
-
-    def _is_ready(self, message: wire.IncomingMessage) -> None:
-        self.ready.add(message.source)
 
     # -- [4] settle ----------------------------------------------------------------------------------------------------
 

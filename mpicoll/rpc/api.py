@@ -17,7 +17,7 @@ from mpicoll._mpi import abort, runtime
 from mpicoll.autograd import contexts
 from mpicoll.errors import WorkerLeft
 from mpicoll.rpc import current_agent, futures, gathering, inspection, rref
-from mpicoll.rpc.constants import DEFAULT_NUM_WORKER_THREADS, DEFAULT_SHUTDOWN_TIMEOUT, UNSET_RPC_TIMEOUT
+from mpicoll.rpc.constants import DEFAULT_SHUTDOWN_TIMEOUT, UNSET_RPC_TIMEOUT
 from mpicoll.rpc.drain import drain
 from mpicoll.rpc.inspection import CurrentAgent
 from mpicoll.rpc.options import MPIRpcBackendOptions, RpcBackendOptions, TensorPipeRpcBackendOptions, timeout_seconds
@@ -112,18 +112,15 @@ def _mine(options: Any, backend: Any) -> MPIRpcBackendOptions:
         return TensorPipeRpcBackendOptions()
     if isinstance(options, MPIRpcBackendOptions):
         return options
-    torchs = hasattr(options, "num_worker_threads")  # its own TensorPipeRpcBackendOptions
-    if not torchs and not isinstance(options, RpcBackendOptions):
+    if hasattr(options, "num_worker_threads"):  # torch's own TensorPipeRpcBackendOptions
+        return MPIRpcBackendOptions(
+            num_worker_threads=options.num_worker_threads, rpc_timeout=options.rpc_timeout, device_maps=options.device_maps
+        )
+    if not isinstance(options, RpcBackendOptions):
         raise TypeError("Argument rpc_backend_options must be an instance of RpcBackendOptions")
-    if not torchs and backend is None:
+    if backend is None:
         raise TypeError(f"Could not infer backend for options {options}; use MPIRpcBackendOptions")
-    if not torchs:
-        raise TypeError(f"`rpc_backend_options` must be a `TensorPipeRpcBackendOptions` or MPIRpcBackendOptions, got {options}")
-    return MPIRpcBackendOptions(
-        num_worker_threads=getattr(options, "num_worker_threads", DEFAULT_NUM_WORKER_THREADS),
-        rpc_timeout=options.rpc_timeout,
-        device_maps=getattr(options, "device_maps", None),
-    )
+    raise TypeError(f"`rpc_backend_options` must be a `TensorPipeRpcBackendOptions` or MPIRpcBackendOptions, got {options}")
 
 
 def shutdown(graceful: bool = True, timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -> None:
@@ -245,14 +242,12 @@ def _checked(to: To, func: Callable[..., Any]) -> WorkerInfo:
 @contextlib.contextmanager
 def _wait_all() -> Iterator[None]:
     """At its end, waits for every rpc_async of this thread that was started in it."""
-    _thread_local_var.future_list = []
+    futures = _thread_local_var.future_list = []
     try:
         yield
     finally:
-        try:
-            torch.futures.wait_all(_thread_local_var.future_list)
-        finally:
-            del _thread_local_var.future_list
+        del _thread_local_var.future_list
+        torch.futures.wait_all(futures)
 
 
 def _is_current_rpc_agent_set() -> bool:

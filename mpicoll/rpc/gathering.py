@@ -7,10 +7,11 @@ import logging
 import threading
 from collections import defaultdict
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 from mpicoll.rpc import current_agent
-from mpicoll.rpc.constants import DEFAULT_SHUTDOWN_TIMEOUT, UNSET_RPC_TIMEOUT
+from mpicoll.rpc.constants import UNSET_RPC_TIMEOUT
 from mpicoll.rpc.options import timeout_seconds
 
 logger = logging.getLogger(__name__)
@@ -18,12 +19,12 @@ logger = logging.getLogger(__name__)
 Key = tuple[tuple[str, ...], int]  # names of the workers that take part, and the number of all_gathers among them before
 
 
+@dataclass
 class _AllGather:
     """One all_gather on one worker. ``complete`` is set when ``objects`` has every worker's object."""
 
-    def __init__(self) -> None:
-        self.objects: dict[str, Any] = {}
-        self.complete = threading.Event()
+    objects: dict[str, Any] = field(default_factory=dict)
+    complete: threading.Event = field(default_factory=threading.Event)
 
 
 class _AllGathers:
@@ -35,6 +36,7 @@ class _AllGathers:
         self._counts: defaultdict[tuple[str, ...], itertools.count[int]] = defaultdict(itertools.count)
 
     def clear(self) -> None:
+        """Forgets all_gathers of an earlier RPC."""
         with self.guard:
             self._pending.clear()
             self._counts.clear()
@@ -57,11 +59,7 @@ class _AllGathers:
 
 
 _all_gathers = _AllGathers()
-
-
-def begin() -> None:
-    """Forgets all_gathers of an earlier RPC."""
-    _all_gathers.clear()
+begin = _all_gathers.clear  # called by init_rpc
 
 
 def all_gather(obj: Any, worker_names: Iterable[str] | None = None, timeout: float = UNSET_RPC_TIMEOUT) -> dict[str, Any]:
@@ -78,16 +76,15 @@ def all_gather(obj: Any, worker_names: Iterable[str] | None = None, timeout: flo
     agent = current_agent.get()
     names = tuple(sorted(set(worker_names or agent.workers.by_name)))
     leader, me = names[0], agent.me.name
-    call_timeout_s = agent.timeout_s if timeout == UNSET_RPC_TIMEOUT else timeout_seconds(timeout)
+    timeout_s = timeout_seconds(timeout)
     key, state = _all_gathers.begin(names)
     if me == leader:
         _give(key, me, obj)
     else:
-        agent.call(agent.workers.find(leader), _give, (key, me, obj), timeout_s=call_timeout_s).wait()
-    is_unlimited = timeout in (UNSET_RPC_TIMEOUT, DEFAULT_SHUTDOWN_TIMEOUT)
-    state.complete.wait(None if is_unlimited else timeout)
+        agent.call(agent.workers.find(leader), _give, (key, me, obj), timeout_s=timeout_s).wait()
+    state.complete.wait(timeout_s or None)
     if me == leader:
-        _give_to_followers(key, state, call_timeout_s or 0.0)
+        _give_to_followers(key, state, agent.timeout_s if timeout_s is None else timeout_s)
     return _all_gathers.end(key)
 
 
@@ -96,16 +93,16 @@ def _give_to_followers(key: Key, state: _AllGather, timeout_s: float) -> None:
     agent = current_agent.get()
     followers = [agent.workers.find(name) for name in key[0][1:]]
     answers = [(worker.name, agent.call(worker, _take, (key, state.objects), timeout_s=timeout_s)) for worker in followers]
-    errors: list[tuple[str, Exception]] = []
+    errors: dict[str, Exception] = {}
     for name, answer in answers:
         try:
             answer.wait()
         except RuntimeError as error:
-            errors.append((name, error))
+            errors[name] = error
     if errors:
         raise RuntimeError(
-            f"Followers {[name for name, _ in errors]} timed out in _all_gather after {timeout_s:.2f} seconds. The first "
-            f"exception is {errors[0][1]}"
+            f"Followers {[*errors]} timed out in _all_gather after {timeout_s:.2f} seconds. The first "
+            f"exception is {next(iter(errors.values()))}"
         )
 
 
