@@ -17,7 +17,6 @@ from torch import Tensor
 from mpicoll.autograd import contexts as _contexts
 from mpicoll.autograd.contexts import Context as DistAutogradContext
 from mpicoll.autograd.passes import backward
-from mpicoll.autograd.release import release as _release
 
 __all__ = ["DistAutogradContext", "backward", "context", "get_gradients", "is_available"]
 
@@ -74,7 +73,6 @@ class context:
 
 
 def _new_context() -> DistAutogradContext:
-    """Makes a context for this thread. Raises RuntimeError if the thread has one."""
     if _contexts.current() is not None:
         raise RuntimeError("Already have an autograd context id for this thread")
     made = _contexts.registry.new()
@@ -83,15 +81,13 @@ def _new_context() -> DistAutogradContext:
 
 
 def _release_context(context_id: int) -> None:
-    """Makes every worker forget the context."""
     now = _contexts.current()
     if now is not None and now.id == context_id:
         _contexts.enter(None)
-    _release(context_id)
+    _contexts.release(context_id)
 
 
 def _current_context() -> DistAutogradContext:
-    """Returns the context of this thread. Raises RuntimeError if it has none."""
     now = _contexts.current()
     if now is None:
         raise RuntimeError(
@@ -105,7 +101,6 @@ def _retrieve_context(context_id: int) -> DistAutogradContext:
 
 
 def _is_valid_context(context_id: int) -> None:
-    """Raises RuntimeError if there is no context of this id."""
     _contexts.registry.find(context_id)
 
 

@@ -39,7 +39,6 @@ class _Runs:
             return self._early.pop(number, [])
 
     def close(self, number: int | None) -> None:
-        """Forgets a catcher."""
         with self._guard:
             self._open -= 1
             if number is not None:
@@ -60,11 +59,7 @@ _runs = _Runs()
 
 
 class Catcher:
-    """Passes the gradients of messages to ``send``, once for each message, in the thread that has computed them.
-
-    Args:
-        messages: The received messages that the run may reach.
-    """
+    """Passes the gradients of messages to ``send``, once for each message, in the thread that has computed them."""
 
     def __init__(self, messages: Collection[Any], send: Callable[[Any, Gradients], None]) -> None:
         self._guard = threading.Lock()  # guards _left and _held
@@ -84,7 +79,6 @@ class Catcher:
             _runs.close(self._number)
 
     def begin(self, number: int) -> None:
-        """Learns the number of its run."""
         self._number = number
         for message, gradients in _runs.begin(number, self):
             self.take(message, gradients)

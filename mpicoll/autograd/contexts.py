@@ -54,22 +54,14 @@ class _Received(torch.autograd.Function):
 
 @dataclass(eq=False)
 class Context:
-    """One distributed forward and backward pass on this worker.
-
-    Attributes:
-        sends: For each message, where the gradients of its tensors enter the graph.
-        gradients: By leaf.
-        workers: Ranks of the workers that learned of it from this one, or this one from them.
-        passes: Backward passes under way, by rank and number.
-        guard: Guards everything in the context.
-    """
+    """One distributed forward and backward pass on this worker."""
 
     id: int
-    sends: dict[MessageId, list[GradientEdge]] = field(default_factory=dict)
-    gradients: dict[Tensor, Tensor] = field(default_factory=dict)
-    workers: set[int] = field(default_factory=set)
-    passes: dict[MessageId, Any] = field(default_factory=dict)
-    guard: threading.RLock = field(default_factory=threading.RLock)
+    sends: dict[MessageId, list[GradientEdge]] = field(default_factory=dict)  # where gradients of its tensors enter the graph
+    gradients: dict[Tensor, Tensor] = field(default_factory=dict)  # by leaf
+    workers: set[int] = field(default_factory=set)  # ranks of those that learned of it from this one, or this one from them
+    passes: dict[MessageId, Any] = field(default_factory=dict)  # backward passes under way
+    guard: threading.RLock = field(default_factory=threading.RLock)  # guards everything in the context
 
     def _context_id(self) -> int:
         return self.id
@@ -82,11 +74,7 @@ Call = Callable[[int, Callable[..., Any], tuple[Any, ...]], Future[Any]]
 
 
 class Registry:
-    """The contexts of this process, and the way to call functions on other workers.
-
-    Attributes:
-        worker_id: Rank of this worker, set by `connect`.
-    """
+    """The contexts of this process, and the way to call functions on other workers. ``worker_id``: rank of this worker."""
 
     def __init__(self) -> None:
         self.worker_id = 0
@@ -100,11 +88,6 @@ class Registry:
         """Registers this worker's rank, and the function that calls a function on another worker. Done by init_rpc."""
         self.worker_id, self._call = worker_id, call
 
-    @property
-    def is_connected(self) -> bool:
-        """Whether `connect` has been called."""
-        return self._call is not None
-
     def call(self, worker: int, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
         """Calls a function of this package on another worker, outside of every context and graph."""
         assert self._call is not None
@@ -112,7 +95,6 @@ class Registry:
             return self._call(worker, function, arguments)
 
     def new(self) -> Context:
-        """Returns a new context, made by this worker."""
         with self._guard:
             context = Context((self.worker_id << WORKER_BITS) + next(self._count))
             self._contexts[context.id] = context
@@ -127,11 +109,7 @@ class Registry:
         return self._contexts.get(context_id)
 
     def find(self, context_id: int) -> Context:
-        """Returns the context of this id.
-
-        Raises:
-            RuntimeError: It has ended, or was never made.
-        """
+        """Returns the context of this id. Raises RuntimeError if it has ended, or was never made."""
         context = self.get(context_id)
         if context is None:
             raise RuntimeError(f"Could not find autograd context with id: {context_id}")
@@ -143,7 +121,6 @@ class Registry:
             return self._contexts.setdefault(context_id, Context(context_id))
 
     def all(self) -> list[Context]:
-        """Returns all contexts that this worker knows."""
         with self._guard:
             return list(self._contexts.values())
 
@@ -153,22 +130,34 @@ class Registry:
             return self._contexts.pop(context_id, None)
 
     def clear(self) -> None:
-        """Removes all contexts, at the end of RPC."""
         with self._guard:
             self._contexts.clear()
 
 
 registry = Registry()
+
+
+def release(context_id: int) -> None:
+    """Forgets the context on this worker, and on the workers that learned of it from this one."""
+    context = registry.forget(context_id)
+    if context is None:
+        return
+    for worker in context.workers - {registry.worker_id}:
+        with contextlib.suppress(RuntimeError):  # a worker that has left has forgotten it
+            registry.call(worker, release, context_id)
+
+
+# -- the context of a thread ---------------------------------------------------------------------------------------------
+
 _thread = threading.local()  # context: the one that this thread's calls and answers belong to
 
 
 def current() -> Context | None:
-    """Returns the context of this thread."""
     return getattr(_thread, "context", None)
 
 
 def enter(context: Context | None) -> Context | None:
-    """Makes this thread's calls and answers belong to a context. Returns the context that they belonged to before."""
+    """Makes this thread's calls and answers belong to a context. Returns the one before."""
     before = current()
     _thread.context = context
     return before
@@ -176,7 +165,7 @@ def enter(context: Context | None) -> Context | None:
 
 @contextlib.contextmanager
 def entered(context: Context | None) -> Iterator[None]:
-    """Makes this thread's calls and answers belong to a context for the duration of the ``with`` block."""
+    """`enter`, for the duration of the ``with`` block."""
     before = enter(context)
     try:
         yield
@@ -193,7 +182,6 @@ class _Touch(torch.autograd.Function):
 
 
 def edge_of(tensor: Tensor) -> GradientEdge:
-    """Returns where the gradient of a tensor enters the graph."""
     if tensor.layout is torch.strided:
         return get_gradient_edge(tensor)
     with torch.enable_grad():
@@ -232,7 +220,5 @@ def accept(tensors: list[Tensor], extra: Extra, sender: int) -> list[Tensor]:
         wrapped = _Received.apply(receipt, token, plain)  # type: ignore[no-untyped-call]
     with context.guard:
         context.workers.add(sender)
-    answer = list(tensors)
-    for i, tensor in zip(needed, wrapped, strict=True):
-        answer[i] = tensor
-    return answer
+    replaced = dict(zip(needed, wrapped, strict=True))
+    return [replaced.get(i, tensor) for i, tensor in enumerate(tensors)]

@@ -37,14 +37,11 @@ _modules: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
 class Observed:
     """Leaves that one run of a pass must reach together, with their whole gradients.
 
-    Attributes:
-        leaves: An ordered set.
-        lent: Parameters that DDP may write to in that run, or the leaf with hooks at its AccumulateGrad node. Empty: the leaf has
-            only tensor hooks, which run wherever its gradient is computed.
-        modules: The DDP modules.
+    ``lent``: parameters that DDP may write to in that run, or the leaf with hooks at its AccumulateGrad node. Empty: the leaf has
+    only tensor hooks, which run wherever its gradient is computed.
     """
 
-    leaves: dict[Tensor, None] = field(default_factory=dict)
+    leaves: dict[Tensor, None] = field(default_factory=dict)  # an ordered set
     lent: list[Tensor] = field(default_factory=list)
     modules: list[DistributedDataParallel] = field(default_factory=list)
 

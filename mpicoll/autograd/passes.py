@@ -41,24 +41,15 @@ class Pass:
     """One backward pass on one worker. Guarded by the guard of its context.
 
     An output is a group of tensors that this worker has sent, or the roots; it is named by its message.
-
-    Attributes:
-        outputs: For each output, where its gradients enter the graph.
-        leaves: For each output, the leaves that it leads to and that nothing observes.
-        reaches: For each received message, and for observed leaves, the outputs that lead to them.
-        places: For each received message, where its tensors are in the graph.
-        arrived: For each output, its gradients, once they are here.
-        used: Outputs whose gradients the leaves have received.
-        done: Received messages and observed leaves whose run has begun.
     """
 
-    outputs: dict[MessageId, list[GradientEdge]] = field(default_factory=dict)
-    leaves: dict[MessageId, list[Tensor]] = field(default_factory=dict)
-    reaches: dict[Receipt | Observed, set[MessageId]] = field(default_factory=dict)
-    places: dict[Receipt, list[GradientEdge]] = field(default_factory=dict)
-    arrived: dict[MessageId, list[Tensor | None]] = field(default_factory=dict)
-    used: set[MessageId] = field(default_factory=set)
-    done: set[Receipt | Observed] = field(default_factory=set)
+    outputs: dict[MessageId, list[GradientEdge]] = field(default_factory=dict)  # where their gradients enter the graph
+    leaves: dict[MessageId, list[Tensor]] = field(default_factory=dict)  # that an output leads to, and that nothing observes
+    reaches: dict[Receipt | Observed, set[MessageId]] = field(default_factory=dict)  # the outputs that lead to each target
+    places: dict[Receipt, list[GradientEdge]] = field(default_factory=dict)  # where received tensors are in the graph
+    arrived: dict[MessageId, list[Tensor | None]] = field(default_factory=dict)  # gradients of outputs, once they are here
+    used: set[MessageId] = field(default_factory=set)  # outputs whose gradients the leaves have received
+    done: set[Receipt | Observed] = field(default_factory=set)  # targets whose run has begun
     observers: Observers = field(default_factory=Observers)
 
 
@@ -119,13 +110,20 @@ def _checked(roots: Sequence[Tensor]) -> list[Tensor]:
 # -- [1] find ----------------------------------------------------------------------------------------------------------
 
 
+@contextlib.contextmanager
+def _named() -> Iterator[None]:
+    """Turns an error into a RuntimeError that names this worker, as in torch. It travels to the worker that began the pass."""
+    try:
+        yield
+    except MpicollError:  # a worker has left, or RPC has ended
+        raise
+    except Exception as error:
+        raise RuntimeError(f"Error on Node {contexts.registry.worker_id}: {error}") from error
+
+
+@_named()
 def _find(number: MessageId, context_id: int, messages: list[MessageId]) -> Future[Any]:
     """Runs on the sender of these messages, called by their receiver."""
-    with _named():
-        return _found(number, context_id, messages)
-
-
-def _found(number: MessageId, context_id: int, messages: list[MessageId]) -> Future[Any]:
     context = contexts.registry.find(context_id)
     with context.guard:
         here = context.passes.setdefault(number, Pass())
@@ -183,25 +181,14 @@ def _nodes(edges: Iterable[GradientEdge]) -> list[Any]:
 # -- [2] flow ----------------------------------------------------------------------------------------------------------
 
 
+@_named()
 def _flow(number: MessageId, context_id: int, message: MessageId, gradients: list[Tensor | None]) -> Future[Any]:
     """Runs on the sender of this message, called by its receiver."""
-    with _named():
-        context = contexts.registry.find(context_id)
-        here = context.passes.get(number)
-        if here is None:
-            raise RuntimeError("the backward pass has ended; an error on another worker has ended it")
-        return _take(context, here, number, message, gradients)
-
-
-@contextlib.contextmanager
-def _named() -> Iterator[None]:
-    """Turns an error into a RuntimeError that names this worker, as in torch. It travels to the worker that began the pass."""
-    try:
-        yield
-    except MpicollError:  # a worker has left, or RPC has ended
-        raise
-    except Exception as error:
-        raise RuntimeError(f"Error on Node {contexts.registry.worker_id}: {error}") from error
+    context = contexts.registry.find(context_id)
+    here = context.passes.get(number)
+    if here is None:
+        raise RuntimeError("the backward pass has ended; an error on another worker has ended it")
+    return _take(context, here, number, message, gradients)
 
 
 def _take(context: Context, here: Pass, number: MessageId, output: MessageId, gradients: list[Tensor | None]) -> Future[Any]:

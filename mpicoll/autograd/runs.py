@@ -25,19 +25,12 @@ Send = Callable[[Receipt, list[Tensor | None]], None]
 
 @dataclass(eq=False)
 class Run:
-    """A run.
+    """What to compute gradients for: received messages and leaves."""
 
-    Attributes:
-        roots: Outputs with their gradients.
-        places: Received messages to compute gradients for, and where they are in the graph.
-        leaves: Leaves to compute gradients for, which nothing observes.
-        observed: Leaves to compute gradients for, which DDP or hooks observe.
-    """
-
-    roots: list[tuple[GradientEdge, Tensor]]
-    places: dict[Receipt, list[GradientEdge]] = field(default_factory=dict)
-    leaves: list[Tensor] = field(default_factory=list)
-    observed: list[Observed] = field(default_factory=list)
+    roots: list[tuple[GradientEdge, Tensor]]  # outputs with their gradients
+    places: dict[Receipt, list[GradientEdge]] = field(default_factory=dict)  # received messages, and where they are in the graph
+    leaves: list[Tensor] = field(default_factory=list)  # that nothing observes
+    observed: list[Observed] = field(default_factory=list)  # leaves that DDP or hooks observe
 
     def __call__(self, context: Context, send: Send) -> None:
         """Runs. Adds the gradients of the leaves to the context, and calls ``send`` once for each received message."""
@@ -115,10 +108,7 @@ def _handed_on(new: Tensor) -> Tensor:
 
 
 def _held_by_nobody_else(found: list[Tensor | None]) -> bool:
-    """Returns whether nothing else refers to the last of them: no Python object, no C++ object (a graph), no view.
-
-    For a sparse one, its values count.
-    """
+    """Returns whether no Python object, C++ object (a graph) or view refers to the last (if sparse: to its values)."""
     if sys.getrefcount(found[-1]) > 2:  # the list and the argument
         return False
     gradient = found[-1]
