@@ -17,6 +17,7 @@ Names that are not defined here (``group``, ``ReduceOp``, torch's private names)
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,7 +31,7 @@ from mpicoll.nn import linear_collectives
 from mpicoll.nn.linear import apply
 from mpicoll.nn.linear_collectives import Shape, Shapes
 from mpicoll.nn.messages import recv, send, sendrecv
-from mpicoll.nn.nonlinear import REDUCE, Deliver, averaged, checked_name, is_discrete, reduced_share, widened
+from mpicoll.nn.nonlinear import REDUCE, Deliver, checked_name, is_discrete, reduced, widened
 from mpicoll.nn.preflight import Preflight
 
 __all__ = [
@@ -141,18 +142,8 @@ def reduce(tensor: Tensor, dst: int, op: Op = SUM, group: ProcessGroup | None = 
         name = checked_name("reduce", tensor, op)
         root = ranks.group_rank("dst", dst)
         ranks.equal = f"{name} of {_description(tensor)} to rank {dst}"
-
-    def summed(tensor: Tensor) -> Tensor:
-        linear = linear_collectives.reduce(group, ranks.rank, root, op if is_discrete(tensor) else SUM)
-        return apply(linear, [tensor], ranks.requires_grad)[0]
-
-    if name == "SUM" or is_discrete(tensor):
-        return summed(tensor)
-    if name == "AVG":
-        return averaged(summed, tensor, ranks.size)
-    share, shapes = reduced_share(name, tensor, ranks)
-    shares = apply(linear_collectives.gather(group, ranks.rank, root, shapes), [share], ranks.requires_grad)
-    return torch.cat(shares).view(tensor.shape)
+    place = group, ranks.rank, root
+    return reduced(name, tensor, ranks, partial(linear_collectives.reduce, *place), partial(linear_collectives.gather, *place))
 
 
 def reduce_scatter(output: Tensor, input_list: Sequence[Tensor], op: Op = SUM, group: ProcessGroup | None = None) -> Tensor:
@@ -324,18 +315,8 @@ def all_reduce(tensor: Tensor, op: Op = SUM, group: ProcessGroup | None = None) 
     with Preflight("all_reduce", group, [tensor]) as ranks:
         name = checked_name("all_reduce", tensor, op)
         ranks.equal = f"{name} of {_description(tensor)}"
-
-    def summed(tensor: Tensor) -> Tensor:
-        linear = linear_collectives.all_reduce(group, op if is_discrete(tensor) else SUM)
-        return apply(linear, [tensor], ranks.requires_grad)[0]
-
-    if name == "SUM" or is_discrete(tensor):
-        return summed(tensor)
-    if name == "AVG":
-        return averaged(summed, tensor, ranks.size)
-    share, shapes = reduced_share(name, tensor, ranks)
-    shares = apply(linear_collectives.all_gather(group, ranks.rank, shapes), [share], ranks.requires_grad)
-    return torch.cat(shares).view(tensor.shape)
+    gather = partial(linear_collectives.all_gather, group, ranks.rank)
+    return reduced(name, tensor, ranks, partial(linear_collectives.all_reduce, group), gather)
 
 
 # -- shapes ------------------------------------------------------------------------------------------------------------

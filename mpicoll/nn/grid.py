@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as torch_dist
 from torch import Tensor
@@ -63,8 +64,10 @@ class Grid:
                 raise ValueError("Grid: a DeviceMesh has its own ranks; group must be None")
             ranks = shape.mesh.flatten().tolist()
             shape = tuple(shape.mesh.shape)
+        elif torch_dist.get_rank(group) < 0:
+            raise ValueError("Grid: this rank is not in the group")
         else:
-            ranks = _members(group)
+            ranks = torch_dist.get_process_group_ranks(group)
         if torch_dist.get_rank() not in ranks:
             raise ValueError(f"Grid: this rank ({torch_dist.get_rank()}) is not one of its ranks {ranks}")
         self.ranks: tuple[int, ...] = tuple(ranks)
@@ -92,11 +95,7 @@ class Grid:
     @property
     def coordinates(self) -> tuple[int, ...]:
         """This rank's index along each axis."""
-        place, coordinates = self.place, []
-        for extent in reversed(self.shape):
-            place, coordinate = divmod(place, extent)
-            coordinates.append(coordinate)
-        return tuple(reversed(coordinates))
+        return tuple(map(int, np.unravel_index(self.place, self.shape)))
 
     @property
     def neighbours(self) -> tuple[tuple[int | None, int | None], ...]:
@@ -111,19 +110,13 @@ class Grid:
         """
         if len(coordinates) != len(self.shape):
             raise ValueError(f"Grid.rank_of: {len(coordinates)} coordinates, the grid has {len(self.shape)} axes")
-        place = 0
         for axis, (coordinate, extent) in enumerate(zip(coordinates, self.shape, strict=True)):
             if not 0 <= coordinate < extent and not self.periodic[axis]:
                 raise ValueError(f"Grid.rank_of: axis {axis} is not periodic and has places 0 to {extent - 1}, not {coordinate}")
-            place = place * extent + coordinate % extent
-        return self.ranks[place]
+        return self.ranks[np.ravel_multi_index(coordinates, self.shape, mode="wrap")]
 
     def axis_of(self, dim: int, tensor: Tensor) -> int:
-        """Returns the axis that splits dimension ``dim`` of this tensor.
-
-        Raises:
-            ValueError: No axis does, or two axes split one dimension.
-        """
+        """Returns the axis that splits dimension ``dim`` of this tensor. Raises ValueError if none or two do."""
         split = self._split(tensor)
         dim = _dimension("dim", dim, tensor.dim())
         if dim not in split:
@@ -186,12 +179,6 @@ class Grid:
         if len(set(split)) < len(split):
             raise ValueError(f"dims {self.dims} of a tensor of {tensor.dim()} dimensions are not distinct")
         return split
-
-
-def _members(group: ProcessGroup | None) -> list[int]:
-    if torch_dist.get_rank(group) < 0:
-        raise ValueError("Grid: this rank is not in the group")
-    return torch_dist.get_process_group_ranks(group)
 
 
 def _new_group(ranks: Sequence[int], like: ProcessGroup | None) -> Any:

@@ -100,21 +100,15 @@ def accumulate_halo(swap: Swap) -> Linear:
 
 @dataclass(frozen=True)
 class Swap:
-    """Swaps slices along a dimension with the rank before and the rank after, both at the same time.
-
-    Attributes:
-        left, right: Global ranks, or SELF; None: the border.
-        before, after: Widths of the halos.
-        tag: Tag of the slices that move up; ``tag + 1`` is that of the slices that move down.
-    """
+    """Swaps slices along a dimension with the rank before and the rank after, both at the same time."""
 
     group: ProcessGroup | None
-    left: int | None
+    left: int | None  # global rank, or SELF; None: the border
     right: int | None
     dim: int
-    before: int
+    before: int  # width of the halo
     after: int
-    tag: int
+    tag: int  # of the slices that move up; ``tag + 1``: of those that move down
 
     def attach(self, part: Tensor) -> Tensors:
         dim, extent = self.dim, part.size(self.dim)

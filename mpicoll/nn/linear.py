@@ -23,15 +23,10 @@ Tensors = tuple[Tensor, ...]
 
 @dataclass(frozen=True)
 class Linear:
-    """A linear map of all ranks' tensors.
+    """A linear map of all ranks' tensors."""
 
-    Attributes:
-        forward: Maps this rank's input tensors to its output tensors (collective).
-        adjoint: Makes the map from the gradients of the outputs to those of the inputs.
-    """
-
-    forward: Callable[..., Tensors]
-    adjoint: Callable[[], Linear]
+    forward: Callable[..., Tensors]  # from this rank's input tensors to its output tensors (collective)
+    adjoint: Callable[[], Linear]  # makes the map from the gradients of the outputs to those of the inputs
 
 
 def apply(linear: Linear, tensors: Sequence[Tensor], requires_grad: bool) -> Tensors:

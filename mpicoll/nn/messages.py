@@ -94,8 +94,6 @@ def sendrecv(tensor: Tensor, dst: int, src: int, group: ProcessGroup | None = No
 
 
 class _Peer(NamedTuple):
-    """Another rank of a group, and the tag of the messages to it and from it."""
-
     group: ProcessGroup | None
     rank: int  # global
     tag: int

@@ -7,12 +7,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed import ReduceOp
 
 from mpicoll._tensors import buffers, checks, reductions
 from mpicoll._tensors.reductions import Op
 from mpicoll.errors import UnsupportedReduction
 from mpicoll.nn import linear_collectives
-from mpicoll.nn.linear import apply
+from mpicoll.nn.linear import Linear, apply
 from mpicoll.nn.linear_collectives import Shapes
 from mpicoll.nn.preflight import Preflight
 
@@ -32,11 +33,7 @@ REDUCE: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def checked_name(operation: str, tensor: Tensor, op: Op) -> str:
-    """Returns the name of the op.
-
-    Raises:
-        UnsupportedReduction: PREMUL_SUM, or the dtype and the op have no right answer together.
-    """
+    """Returns the name of the op. Raises UnsupportedReduction if it is PREMUL_SUM, or has no right answer for the dtype."""
     checks.movable(operation, tensor)
     reductions.lookup(operation, tensor.dtype, op)
     name = next(name for name, value in reductions.OPS.items() if op == value)
@@ -46,32 +43,37 @@ def checked_name(operation: str, tensor: Tensor, op: Op) -> str:
 
 
 def is_discrete(tensor: Tensor) -> bool:
-    """Returns whether the dtype has no gradients."""
     return not (tensor.is_floating_point() or tensor.is_complex())
 
 
 def widened(tensor: Tensor) -> Tensor:
-    """Converts half precision to single precision."""
     return tensor.to(WIDER.get(tensor.dtype, tensor.dtype))
 
 
-def averaged(summed: Callable[[Tensor], Tensor], tensor: Tensor, size: int) -> Tensor:
-    """Returns the average, given a function that sums over the ranks."""
-    return (summed(widened(tensor)) / size).to(tensor.dtype)
+def reduced(
+    name: str, tensor: Tensor, ranks: Preflight, reduce: Callable[[Op], Linear], gather: Callable[[Shapes], Linear]
+) -> Tensor:
+    """Returns the reduction by the op of this name (collective).
 
+    PRODUCT, MIN and MAX: ranks swap shares of the elements, and torch's own kernel reduces them. So ties, zeros and NaN come out
+    as in torch, in the value and in gradients of any order, with memory for two tensors instead of one for each rank.
 
-def reduced_share(name: str, tensor: Tensor, ranks: Preflight) -> tuple[Tensor, Shapes]:
-    """Returns the reduction of this rank's share of the elements, and the shapes of all shares (collective).
-
-    Ranks swap shares, and torch's own kernel reduces them. So ties, zeros and NaN come out as in torch, in the value and in
-    gradients of any order, with memory for two tensors instead of one for each rank.
+    Args:
+        reduce: Makes the map to the reduction by an op without gradient, or SUM.
+        gather: Makes the map from tensors of these shapes to all of them.
     """
+    if is_discrete(tensor):
+        return apply(reduce(reductions.OPS[name]), [tensor], ranks.requires_grad)[0]
+    if name in ("SUM", "AVG"):
+        (total,) = apply(reduce(ReduceOp.SUM), [widened(tensor) if name == "AVG" else tensor], ranks.requires_grad)
+        return (total / ranks.size).to(tensor.dtype) if name == "AVG" else total
     shapes = tuple(tuple(part.shape) for part in tensor.detach().reshape(-1).tensor_split(ranks.size))
     counts = tuple(count for (count,) in shapes)
     own = counts[ranks.rank]
     swap = linear_collectives.all_to_all_single(ranks.group, (tensor.numel(),), (own * ranks.size,), counts, (own,) * ranks.size)
     (stacked,) = apply(swap, [tensor.reshape(-1)], ranks.requires_grad)
-    return REDUCE[name](stacked.view(ranks.size, own)), shapes
+    shares = apply(gather(shapes), [REDUCE[name](stacked.view(ranks.size, own))], ranks.requires_grad)
+    return torch.cat(shares).view(tensor.shape)
 
 
 class Deliver(torch.autograd.Function):

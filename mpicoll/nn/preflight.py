@@ -67,11 +67,7 @@ class Preflight:
         return self
 
     def group_rank(self, name: str, global_rank: int) -> int:
-        """Returns the group rank of the argument ``name``, a global rank.
-
-        Raises:
-            ValueError: It is not in the group.
-        """
+        """Returns the group rank of the argument ``name``, a global rank. Raises ValueError if it is not in the group."""
         ranks = torch_dist.get_process_group_ranks(self.group)
         rank = checks.integer(self.operation, name, global_rank)
         if rank not in ranks:
@@ -93,9 +89,9 @@ class Preflight:
         weight = _weight(0, self.rank) - _weight(0, (self.rank + 1) % self.size)
         must_match = (self._sum + _hash(self.equal) * weight) % PRIME
         may_match = _hash(self.even) * weight % PRIME
-        errors, requiring, must_match, may_match = _summed(
-            self.group, [error is not None, self.requires_grad, must_match, may_match]
-        )
+        total = torch.tensor([int(error is not None), int(self.requires_grad), must_match, may_match], device="cpu")
+        collectives.all_reduce(total, group=self.group)
+        errors, requiring, must_match, may_match = total.tolist()
         self.requires_grad, self.is_even = requiring > 0, may_match % PRIME == 0
         if errors or must_match % PRIME:
             raise self._error(error) from error
@@ -120,14 +116,7 @@ class Preflight:
 
 
 def any_requires_grad(tensors: Iterable[Any]) -> bool:
-    """Returns whether one of them is a tensor that requires grad, with grad mode on."""
     return torch.is_grad_enabled() and any(isinstance(tensor, Tensor) and tensor.requires_grad for tensor in tensors)
-
-
-def _summed(group: ProcessGroup | None, numbers: Sequence[int]) -> list[int]:
-    total = torch.tensor([int(number) for number in numbers], device="cpu")
-    collectives.all_reduce(total, group=group)
-    return total.tolist()
 
 
 def _by_rank(title: str, texts: Sequence[str | None]) -> str:
@@ -149,5 +138,4 @@ def _hash(value: object) -> int:
 
 
 def _weight(*key: int) -> int:
-    """Returns a random number that all ranks know."""
     return _hash(key)

@@ -53,9 +53,7 @@ class RemoteModule(nn.Module):
         kwargs: dict[str, Any] | None = None,
         _module_interface_cls: Any = None,
     ) -> None:
-        if _module_interface_cls is not None:
-            raise ValueError("RemoteModule: TorchScript interfaces are not supported over MPI; leave _module_interface_cls out")
-        self._place(remote_device)
+        self._place(remote_device, _module_interface_cls)
         self.module_rref: RRef[nn.Module] = rpc.remote(self.on, _make, (module_cls, tuple(args or ()), kwargs or {}, self.device))
 
     @staticmethod
@@ -63,14 +61,14 @@ class RemoteModule(nn.Module):
         remote_device: str, module_rref: RRef[nn.Module], _module_interface_cls: Any = None
     ) -> RemoteModule:
         """Another RemoteModule for a module that a worker has already."""
-        if _module_interface_cls is not None:
-            raise ValueError("RemoteModule: TorchScript interfaces are not supported over MPI; leave _module_interface_cls out")
         module = RemoteModule.__new__(RemoteModule)
-        module._place(remote_device)
+        module._place(remote_device, _module_interface_cls)
         module.module_rref = module_rref
         return module
 
-    def _place(self, remote_device: str) -> None:
+    def _place(self, remote_device: str, interface: Any) -> None:
+        if interface is not None:
+            raise ValueError("RemoteModule: TorchScript interfaces are not supported over MPI; leave _module_interface_cls out")
         super().__init__()
         if not rpc._is_current_rpc_agent_set():
             raise AssertionError("RemoteModule only works in RPC.")
