@@ -40,15 +40,7 @@ from mpicoll.rpc.workers import WorkerInfo, Workers, describe
 
 
 class Agent:
-    """Made by init_rpc, ended by shutdown (making it is collective over the ranks of ``runtime``).
-
-    Attributes:
-        objects: Objects of this worker that other workers refer to.
-        users: The RRefs on this worker to objects on others, by `id`.
-        dropped: Functions to call soon for RRefs that garbage collection has freed; appending takes no lock.
-        ready: Ranks of the workers that have come to their shutdown after another has left.
-        at_shutdown: Set while this worker waits in its shutdown.
-    """
+    """Made by init_rpc, ended by shutdown (making it is collective over the ranks of ``runtime``)."""
 
     def __init__(self, runtime: Runtime, name: str, options: MPIRpcBackendOptions) -> None:
         self.options = options
@@ -60,10 +52,11 @@ class Agent:
         self.calls = PendingCalls(self.workers)
         self.pool = Pool(options.num_worker_threads)
         self.objects = OwnedObjects(self.me.id)
-        self.users: dict[int, weakref.ref[Any]] = {}
+        self.users: dict[int, weakref.ref[Any]] = {}  # the RRefs on this worker to objects on others, by `id`
+        # Functions to call soon for RRefs that garbage collection has freed; appending takes no lock.
         self.dropped: deque[Callable[[], None]] = deque()
-        self.ready: set[int] = set()
-        self.at_shutdown = threading.Event()
+        self.ready: set[int] = set()  # ranks of the workers that have come to their shutdown after another has left
+        self.at_shutdown = threading.Event()  # set while this worker waits in its shutdown
         self._runtime = runtime
         self._dead = 0  # number of the mailbox's dead ranks whose calls have failed
         device_maps = DeviceMaps(name, {worker: maps for worker, _, maps in everyone})
@@ -93,10 +86,7 @@ class Agent:
         keywords: Any = None,
         timeout_s: float | None = None,
     ) -> CallFuture:
-        """Calls ``function`` on a worker and returns a future of the answer.
-
-        Args:
-            timeout_s: Seconds until the future fails; 0: never; None: the agent's.
+        """Calls ``function`` on a worker and returns a future of the answer. ``timeout_s``: 0: no limit; None: the agent's.
 
         Raises:
             WorkerLeft: The worker has left.
@@ -114,7 +104,6 @@ class Agent:
         return future
 
     def failed(self, error: Exception) -> CallFuture:
-        """Returns the future of a call that has failed before it could be sent."""
         future = CallFuture(self._service.help)
         future.fail(error)
         return future

@@ -17,16 +17,12 @@ def set_to(agent: Agent | None) -> None:
 
 
 def find() -> Agent | None:
-    """Returns the current agent, or None before init_rpc and after shutdown."""
+    """Returns the current agent. None: before init_rpc, or after shutdown."""
     return _agent
 
 
 def get() -> Agent:
-    """Returns the current agent.
-
-    Raises:
-        RuntimeError: init_rpc has not been called, or RPC has ended.
-    """
+    """Returns the current agent. Raises RuntimeError if there is none."""
     if _agent is None:
         raise RuntimeError("RPC has not been initialized. Call mpicoll.rpc.init_rpc first.")
     return _agent

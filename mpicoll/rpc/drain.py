@@ -25,16 +25,10 @@ MAX_NAMES = 8  # workers that an error names
 
 
 def drain(agent: Agent, timeout_s: float) -> bool:
-    """Returns when RPC has ended everywhere (collective).
-
-    Args:
-        timeout_s: 0: no limit.
-
-    Returns:
-        False if some worker has left before, and the others have waited for each other.
+    """Returns when RPC has ended everywhere (collective). False: some worker left before; the others waited for each other.
 
     Raises:
-        RuntimeError: The timeout has passed. Names the workers that have not come, or how much is in flight.
+        RuntimeError: The timeout (0: no limit) has passed. Names the workers that have not come, or how much is in flight.
     """
     deadline = time.monotonic() + timeout_s if timeout_s > 0 else float("inf")
     before: tuple[int, ...] | None = None

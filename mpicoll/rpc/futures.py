@@ -77,7 +77,6 @@ def has_timed_out(future: Future[Any] | None) -> bool:
 
 
 def completed_future(value: Any) -> Future[Any]:
-    """One that has ended."""
     future: Future[Any] = Future()
     future.set_result(value)
     return future

@@ -19,14 +19,10 @@ from mpicoll.rpc.workers import WorkerInfo, Workers, describe, report
 
 
 class Handler:
-    """Runs calls, each in the thread that calls `run`.
-
-    Attributes:
-        running: Number of calls that have begun and have not been answered.
-    """
+    """Runs calls, each in the thread that calls `run`."""
 
     def __init__(self, me: WorkerInfo, workers: Workers, messenger: Messenger) -> None:
-        self.running = 0
+        self.running = 0  # calls that have begun and have not been answered
         self._me, self._workers, self._messenger = me, workers, messenger
         self._guard = threading.Lock()  # guards running
 

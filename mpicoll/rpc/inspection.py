@@ -23,15 +23,10 @@ class CurrentAgent:
         self._agent = agent
 
     def get_worker_info(self, worker: str | int | None = None) -> WorkerInfo:
-        """Returns the worker of this name or rank; None: this one.
-
-        Raises:
-            RuntimeError: There is no such worker.
-        """
+        """Returns the worker of this name or rank; None: this one. Raises RuntimeError if there is none."""
         return self._agent.me if worker is None else self._agent.workers.find(worker)
 
     def get_worker_infos(self) -> list[WorkerInfo]:
-        """Returns all workers in the order of their ranks."""
         return list(self._agent.workers.all)
 
     def get_metrics(self) -> dict[str, str]:
@@ -44,9 +39,7 @@ class CurrentAgent:
             "agent.num_idle_threads": str(agent.pool.idle()),
         }
 
-    def get_debug_info(self) -> dict[str, str]:
-        """Returns what `get_metrics` returns."""
-        return self.get_metrics()
+    get_debug_info = get_metrics
 
     def _get_device_map(self, worker: WorkerInfo) -> dict[torch.device, torch.device]:
         return self._agent.options.device_maps.get(worker.name, {})

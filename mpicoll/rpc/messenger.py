@@ -17,25 +17,17 @@ from mpicoll.rpc.workers import WorkerInfo
 
 
 class Messenger:
-    """Packs and sends. Any thread may call every method.
-
-    Attributes:
-        sent: Number of messages sent.
-        received: Number of messages received and dealt with; a call counts once it has been answered.
-    """
+    """Packs and sends. Any thread may call every method."""
 
     def __init__(self, transport: Transport, calls: PendingCalls, device_maps: DeviceMaps) -> None:
-        self.sent = self.received = 0
+        self.sent = 0  # messages
+        self.received = 0  # messages that have been dealt with; a call counts once it has been answered
         self._transport, self._calls, self._device_maps = transport, calls, device_maps
         self._guard = threading.Lock()  # guards the counts
         self._numbers = itertools.count(1)  # of messages
 
     def send(self, kind: int, worker: WorkerInfo, call: int, obj: Any) -> None:
-        """Starts sending an object.
-
-        Args:
-            kind: See wire.py.
-            call: Number of the call that the message belongs to; 0: none.
+        """Starts sending an object. ``call``: number of the call that the message belongs to; 0: none.
 
         Raises:
             WorkerLeft: The worker has left, or MPI could not send to it.
@@ -56,7 +48,6 @@ class Messenger:
             raise WorkerLeft(f"worker {worker.name!r} (rank {worker.id}): {error}") from error
 
     def count_received(self) -> None:
-        """Counts a message that has been dealt with."""
         with self._guard:
             self.received += 1
 

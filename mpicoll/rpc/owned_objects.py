@@ -15,35 +15,24 @@ Id = tuple[int, int]  # rank of the worker that made a reference or passed on a 
 
 @dataclass(eq=False)
 class Entry:
-    """One object.
-
-    Attributes:
-        value: The object, or the error that its creation raised.
-        outside: Sum of the weights of the references on other workers.
-        is_made: The call that creates the object has run.
-    """
+    """One object."""
 
     id: Id
-    value: Future[Any] = field(default_factory=Future)
-    outside: Fraction = Fraction(0)
-    is_made: bool = False
+    value: Future[Any] = field(default_factory=Future)  # the object, or the error that its creation raised
+    outside: Fraction = Fraction(0)  # sum of the weights of the references on other workers
+    is_made: bool = False  # the call that creates the object has run
 
 
 class OwnedObjects:
-    """The entries of one worker, by id.
-
-    Attributes:
-        guard: Guards the entries here and the weight of every reference of this worker.
-    """
+    """The entries of one worker, by id."""
 
     def __init__(self, rank: int) -> None:
-        self.guard = threading.RLock()
+        self.guard = threading.RLock()  # guards the entries, and the weight of every reference of this worker
         self._rank = rank
         self._entries: dict[Id, Entry] = {}
         self._count = itertools.count()
 
     def new_id(self) -> Id:
-        """Returns the id of a new reference, or of a copy that this worker passes on."""
         return self._rank, next(self._count)
 
     def entry(self, identity: Id) -> Entry:
@@ -72,5 +61,4 @@ class OwnedObjects:
 
 
 def id_text(identity: Id) -> str:
-    """Formats an id as torch does."""
     return f"GloballyUniqueId(created_on={identity[0]}, local_id={identity[1]})"

@@ -31,13 +31,10 @@ class PendingCalls:
 
     A call leaves by `take` (its answer is here), `expire`, `lose` (its worker has left) or `close` (RPC has ended). The last
     three fail its future.
-
-    Attributes:
-        closed: Why no further call is possible. None: RPC is running.
     """
 
     def __init__(self, workers: Workers) -> None:
-        self.closed: str | None = None
+        self.closed: str | None = None  # why no further call is possible; None: RPC is running
         self._workers = workers
         self._guard = threading.Lock()  # guards all of this object, and workers.left
         self._calls: dict[int, PendingCall] = {}
@@ -48,12 +45,7 @@ class PendingCalls:
         return len(self._calls)
 
     def check_open(self, worker: WorkerInfo) -> None:
-        """Checks that this worker can be called.
-
-        Raises:
-            MpicollError: RPC has ended.
-            WorkerLeft: The worker has left.
-        """
+        """Raises MpicollError if RPC has ended, and WorkerLeft if this worker has."""
         if self.closed:
             raise MpicollError(self.closed)
         if worker.id in self._workers.left:
@@ -76,7 +68,6 @@ class PendingCalls:
         heapq.heappush(self._deadlines, (deadline, number))
 
     def find(self, number: int) -> PendingCall | None:
-        """Returns the call of this number. None: it has completed."""
         return self._calls.get(number)
 
     def take(self, number: int) -> PendingCall | None:
@@ -85,11 +76,7 @@ class PendingCalls:
             return self._calls.pop(number, None)
 
     def expire(self, submit: Callable[[Callable[[], None]], None]) -> None:
-        """Fails the calls whose time is up. Cheap if there are none.
-
-        Args:
-            submit: Runs a function in another thread: a future's callbacks may take long.
-        """
+        """Fails the calls whose time is up, in other threads (a future's callbacks may take long). Cheap if there are none."""
         now = time.monotonic()
         deadlines = self._deadlines
         if not deadlines or deadlines[0][0] >= now:

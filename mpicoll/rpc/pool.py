@@ -7,16 +7,11 @@ from collections.abc import Callable
 
 
 class _IdleThread:
-    """What an idle thread waits for.
-
-    Attributes:
-        run: What it is to run after ``called``. None: it ends.
-        called: Released to wake it.
-    """
+    """What an idle thread waits for."""
 
     def __init__(self) -> None:
-        self.run: Callable[[], None] | None = None
-        self.called = threading.Semaphore(0)
+        self.run: Callable[[], None] | None = None  # what it is to run after ``called``; None: it ends
+        self.called = threading.Semaphore(0)  # released to wake it
 
 
 class Pool:
@@ -24,13 +19,10 @@ class Pool:
 
     The thread that has become idle last is used first. Its memory (malloc gives each thread an arena) and its caches are warm:
     with the thread that has been idle longest, a pipeline of large gradients spent half its time on first touches of memory.
-
-    Args:
-        kept: Number of idle threads to keep. Further ones end.
     """
 
     def __init__(self, kept: int) -> None:
-        self.kept = kept
+        self.kept = kept  # number of idle threads to keep; further ones end
         self.threads = 0
         self._idle: list[_IdleThread] = []
         self._guard = threading.Lock()  # guards all of the above
@@ -62,7 +54,6 @@ class Pool:
             self.threads -= 1
 
     def idle(self) -> int:
-        """Returns the number of idle threads."""
         with self._guard:
             return len(self._idle)
 

@@ -285,9 +285,7 @@ def create(
 ) -> RRef[Any]:
     """Calls ``function`` on a worker, which keeps the result. Returns a reference to it at once.
 
-    Args:
-        timeout: Seconds; 0: no limit; -1: the agent's.
-        keeps: Kept alive until the object exists.
+    ``keeps``: kept alive until the object exists.
     """
     agent = current_agent.get()
     identity = agent.objects.new_id()
@@ -331,12 +329,11 @@ class Proxy:
     def _call(self, name: str, *arguments: Any, **keywords: Any) -> Any:
         rref = self._rref
         rref._check(self._how)
-        to_invoke = (rref._reference(), name, arguments, keywords)
         if self._how == "remote":
             self._check_attribute(name)
+            to_invoke = (rref._reference(), name, arguments, keywords)
             return create(rref._owner, owner.invoke, to_invoke, {}, self._timeout, rref)
-        future = rref._agent.call(rref._owner, owner.invoke, to_invoke, timeout_s=timeout_seconds(self._timeout))
-        future.keeps = rref
+        future = rref._ask(self._timeout, owner.invoke, name, arguments, keywords)
         return future.wait() if self._how == "rpc_sync" else future
 
     def _check_attribute(self, name: str) -> None:

@@ -30,21 +30,16 @@ STAND_BY_LOOKS = 100  # looks of the standby thread after the last call; then it
 
 @dataclass
 class Task:
-    """What is to be done about a message.
-
-    Attributes:
-        is_quick: It only completes a future that has no callbacks, so any thread may run it.
-    """
+    """What is to be done about a message."""
 
     run: Callable[[], None]
-    is_quick: bool
+    is_quick: bool  # it only completes a future that has no callbacks, so any thread may run it
 
 
 class Service:
     """Receives messages and runs what they ask for, from `start` to `stop`.
 
     Args:
-        transport: Where messages arrive.
         dispatch: Returns what is to be done about a message.
         maintain: Called before each look: expired calls, dead workers.
         is_crowded: Returns whether calls should rather wait for each other than get more threads.
@@ -69,7 +64,6 @@ class Service:
         self._wake = threading.Event()  # wakes the standby thread
 
     def start(self) -> None:
-        """Starts the serving thread and the standby thread."""
         self._pool.submit(self._serve)
         threading.Thread(target=self._stand_by, name="mpicoll rpc standby", daemon=True).start()
 
@@ -80,7 +74,6 @@ class Service:
         self._receiving.acquire()
 
     def _tasks(self) -> list[Task]:
-        """Looks once for messages and returns what is to be done."""
         if not self._receiving.acquire(blocking=False):
             time.sleep(OTHER_RECEIVES_S)
             return []

@@ -19,9 +19,6 @@ class Transport:
     """Sends and receives packed messages through a mailbox.
 
     Any thread may call `send`; one thread at a time calls `arrived`. Nothing moves unless `arrived` is called.
-
-    Args:
-        rank: This worker's rank.
     """
 
     def __init__(self, mailbox: Mailbox, rank: int) -> None:
