@@ -7,8 +7,10 @@ bandwidth    a window of 64 isends from one buffer into one buffer, acknowledged
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+from mpicoll._mpi.library import MPI
 from mpicoll.bench import raw_mpi
 from mpicoll.bench.formulas import WINDOW
 from mpicoll.bench.operations import Call, Memory, Operation, Shape
@@ -17,50 +19,59 @@ from mpicoll.bench.operations import Call, Memory, Operation, Shape
 def latency(s: Shape) -> Operation:
     """A call is a round trip; `Harness.row` halves its time."""
     if s.rank > 1:
-        return Operation(Memory(), lambda dist, group: None, (lambda: None) if s.moves else None)
+        return _idle(s)
     sent, received, peer = s.empty(s.count), s.empty(s.count), 1 - s.rank
     memory = Memory([(sent, s.of(s.rank))], [(received, s.of(peer))])
 
+    def round_trip(send: Call, receive: Call) -> Call:
+        first, second = (send, receive) if s.rank == 0 else (receive, send)
+
+        def call() -> None:
+            first()
+            second()
+
+        return call
+
     def call_through(dist: Any, group: Any) -> Call:
-        send, recv = dist.send, dist.recv
+        return round_trip(partial(dist.send, sent, peer, group), partial(dist.recv, received, peer, group))
 
-        def first() -> None:
-            send(sent, peer, group)
-            recv(received, peer, group)
+    def raw() -> Call:
+        return round_trip(raw_mpi.call("Send", sent, peer), raw_mpi.call("Recv", received, peer))
 
-        def second() -> None:
-            recv(received, peer, group)
-            send(sent, peer, group)
-
-        return first if s.rank == 0 else second
-
-    raw = (lambda: raw_mpi.ping_pong(received.numpy(), sent.numpy())) if s.moves else None
-    return Operation(memory, call_through, raw)
+    return Operation(memory, call_through, raw if s.moves else None)
 
 
 def bandwidth(s: Shape) -> Operation:
     if s.rank > 1:
-        return Operation(Memory(), lambda dist, group: None, (lambda: None) if s.moves else None)
-    x, done = s.empty(s.count), s.empty(1)
+        return _idle(s)
+    x, done, peer = s.empty(s.count), s.empty(1), 1 - s.rank
     memory = Memory([(x, s.of(0))]) if s.rank == 0 else Memory([], [(x, s.of(0))])
 
+    def window(start: Call, wait: Callable[[list[Any]], object], acknowledge: Call) -> Call:
+        def call() -> None:
+            wait([start() for _ in range(WINDOW)])
+            acknowledge()
+
+        return call
+
     def call_through(dist: Any, group: Any) -> Call:
-        isend, irecv, send, recv = dist.isend, dist.irecv, dist.send, dist.recv
+        start, acknowledge = (dist.isend, dist.recv) if s.rank == 0 else (dist.irecv, dist.send)
+        return window(partial(start, x, peer, group), _wait, partial(acknowledge, done, peer, group))
 
-        def first() -> None:
-            for work in [isend(x, 1, group) for _ in range(WINDOW)]:
-                work.wait()
-            recv(done, 1, group)
+    def raw() -> Call:
+        start, acknowledge = ("Isend", "Recv") if s.rank == 0 else ("Irecv", "Send")
+        return window(raw_mpi.call(start, x, peer), MPI.Request.Waitall, raw_mpi.call(acknowledge, done, peer))
 
-        def second() -> None:
-            for work in [irecv(x, 0, group) for _ in range(WINDOW)]:
-                work.wait()
-            send(done, 0, group)
+    return Operation(memory, call_through, raw if s.moves else None)
 
-        return first if s.rank == 0 else second
 
-    raw = (lambda: raw_mpi.stream(x.numpy(), x.numpy(), WINDOW)) if s.moves else None
-    return Operation(memory, call_through, raw)
+def _idle(s: Shape) -> Operation:
+    return Operation(Memory(), lambda dist, group: None, (lambda: None) if s.moves else None)
+
+
+def _wait(works: list[Any]) -> None:
+    for work in works:
+        work.wait()
 
 
 MESSAGES: dict[str, Callable[[Shape], Operation]] = {"latency": latency, "bandwidth": bandwidth}

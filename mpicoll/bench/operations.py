@@ -6,7 +6,7 @@ use the same memory, except for lists of tensors: there MPI uses one array.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -15,6 +15,7 @@ import torch
 import torch.distributed
 from torch import Tensor
 
+from mpicoll._mpi.library import MPI
 from mpicoll.bench import patterns, raw_mpi
 
 CPU = torch.device("cpu")
@@ -81,11 +82,8 @@ class Shape:
 
     @property
     def moves(self) -> bool:
-        return raw_mpi.moves(self.name)
-
-    @property
-    def reduces(self) -> bool:
-        return raw_mpi.reduces(self.name, self.op)
+        """Whether MPI has this dtype."""
+        return raw_mpi.has(self.name, None)
 
     @property
     def torch_op(self) -> Any:
@@ -103,6 +101,18 @@ class Shape:
     def reduced(self, start: int = 0) -> Tensor:
         return patterns.reduced(self.size, start, self.dtype, self.op).to(self.device)
 
+    def from_each(self, tensors: Sequence[Tensor], start: int = 0) -> Parts:
+        """One of ``tensors`` of each rank, which holds its vector from element ``start`` on."""
+        return [(tensor, self.of(rank, start)) for rank, tensor in enumerate(tensors)]
+
+    def to_each(self, tensors: Sequence[Tensor]) -> Parts:
+        """One of ``tensors`` for each rank: the parts of the vector of this rank."""
+        return [(tensor, self.of(self.rank, i * self.part)) for i, tensor in enumerate(tensors)]
+
+    def raw(self, name: str, *words: object, op: str | None = None) -> Callable[[], Call] | None:
+        """Makes the call of MPI, see `raw_mpi.call`; None: MPI has no such datatype or operation."""
+        return partial(raw_mpi.call, name, *words, op=op) if raw_mpi.has(self.name, op) else None
+
     @property
     def exact(self) -> bool:
         return self.op != "AVG"
@@ -111,107 +121,93 @@ class Shape:
 def all_reduce(s: Shape) -> Operation:
     x = s.empty(s.count)
     memory = Memory([(x, s.of(s.rank))], [(x, s.reduced())], s.exact)
-    raw = (lambda: raw_mpi.all_reduce(x.numpy(), s.op)) if s.reduces else None
-    return Operation(memory, lambda dist, group: partial(dist.all_reduce, x, s.torch_op, group), raw)
+    return Operation(memory, _through("all_reduce", x, s.torch_op), s.raw("Allreduce", MPI.IN_PLACE, x, op=s.op))
 
 
 def reduce(s: Shape) -> Operation:
     x = s.empty(s.count)
     memory = Memory([(x, s.of(s.rank))], [(x, s.reduced())] if s.rank == 0 else [], s.exact)
-    raw = (lambda: raw_mpi.reduce(x.numpy(), s.op)) if s.reduces else None
-    return Operation(memory, lambda dist, group: partial(dist.reduce, x, 0, s.torch_op, group), raw)
+    raw = s.raw("Reduce", *((MPI.IN_PLACE, x) if s.rank == 0 else (x, None)), op=s.op)
+    return Operation(memory, _through("reduce", x, 0, s.torch_op), raw)
 
 
 def broadcast(s: Shape) -> Operation:
     x = s.empty(s.count)
     memory = Memory([(x, s.of(0))] if s.rank == 0 else [], [(x, s.of(0))])
-    raw = (lambda: raw_mpi.broadcast(x.numpy())) if s.moves else None
-    return Operation(memory, lambda dist, group: partial(dist.broadcast, x, 0, group), raw)
+    return Operation(memory, _through("broadcast", x, 0), s.raw("Bcast", x))
 
 
 def all_gather_into_tensor(s: Shape) -> Operation:
     own, every = s.empty(s.part), s.empty(s.count)
-    memory = Memory([(own, s.of(s.rank))], [(part, s.of(i)) for i, part in enumerate(every.chunk(s.size))])
-    raw = (lambda: raw_mpi.all_gather(every.numpy(), own.numpy())) if s.moves else None
-    return Operation(memory, lambda dist, group: partial(_single(dist, "all_gather"), every, own, group), raw)
+    memory = Memory([(own, s.of(s.rank))], s.from_each(every.chunk(s.size)))
+    return Operation(memory, _through("all_gather_into_tensor", every, own), s.raw("Allgather", own, every))
 
 
 def all_gather(s: Shape) -> Operation:
     own, every = s.empty(s.part), s.parts()
-    memory = Memory([(own, s.of(s.rank))], [(part, s.of(i)) for i, part in enumerate(every)])
-    return _with_raw(memory, lambda dist, group: partial(dist.all_gather, every, own, group), all_gather_into_tensor(s))
+    memory, single = Memory([(own, s.of(s.rank))], s.from_each(every)), all_gather_into_tensor(s)
+    return Operation(memory, _through("all_gather", every, own), single.raw, single.memory)
 
 
 def gather(s: Shape) -> Operation:
     own = s.empty(s.part)
-    every = s.parts() if s.rank == 0 else None
-    whole = s.empty(s.count) if s.rank == 0 else None
+    every, whole = (s.parts(), s.empty(s.count)) if s.rank == 0 else (None, None)
     sent = [(own, s.of(s.rank))]
-    memory = Memory(sent, [(part, s.of(i)) for i, part in enumerate(every or [])])
-    raw_memory = Memory(sent, [(part, s.of(i)) for i, part in enumerate([] if whole is None else whole.chunk(s.size))])
-    raw = (lambda: raw_mpi.gather(None if whole is None else whole.numpy(), own.numpy())) if s.moves else None
-    return Operation(memory, lambda dist, group: partial(dist.gather, own, every, 0, group), raw, raw_memory)
+    raw_memory = Memory(sent, [] if whole is None else s.from_each(whole.chunk(s.size)))
+    memory = Memory(sent, s.from_each(every or []))
+    return Operation(memory, _through("gather", own, every, 0), s.raw("Gather", own, whole), raw_memory)
 
 
 def scatter(s: Shape) -> Operation:
     own = s.empty(s.part)
-    every = s.parts() if s.rank == 0 else None
-    whole = s.empty(s.count) if s.rank == 0 else None
-    expected = [(own, s.of(0, s.rank))]
-    memory = Memory([(part, s.of(0, i)) for i, part in enumerate(every or [])], expected)
-    raw_memory = Memory([(part, s.of(0, i)) for i, part in enumerate([] if whole is None else whole.chunk(s.size))], expected)
-    raw = (lambda: raw_mpi.scatter(own.numpy(), None if whole is None else whole.numpy())) if s.moves else None
-    return Operation(memory, lambda dist, group: partial(dist.scatter, own, every, 0, group), raw, raw_memory)
+    every, whole = (s.parts(), s.empty(s.count)) if s.rank == 0 else (None, None)
+    expected = [(own, s.of(0, s.rank * s.part))]
+    raw_memory = Memory([] if whole is None else s.to_each(whole.chunk(s.size)), expected)
+    memory = Memory(s.to_each(every or []), expected)
+    return Operation(memory, _through("scatter", own, every, 0), s.raw("Scatter", whole, own), raw_memory)
 
 
 def reduce_scatter_tensor(s: Shape) -> Operation:
     own, every = s.empty(s.part), s.empty(s.count)
     memory = Memory([(every, s.of(s.rank))], [(own, s.reduced(s.rank * s.part))], s.exact)
-    raw = (lambda: raw_mpi.reduce_scatter(own.numpy(), every.numpy(), s.op)) if s.reduces else None
-
-    def call_through(dist: Any, group: Any) -> Call:
-        return partial(_single(dist, "reduce_scatter"), own, every, s.torch_op, group)
-
-    return Operation(memory, call_through, raw)
+    raw = s.raw("Reduce_scatter_block", every, own, op=s.op)
+    return Operation(memory, _through("reduce_scatter_tensor", own, every, s.torch_op), raw)
 
 
 def reduce_scatter(s: Shape) -> Operation:
     own, every = s.empty(s.part), s.parts()
-    sent = [(part, s.of(s.rank, i * s.part)) for i, part in enumerate(every)]
-    memory = Memory(sent, [(own, s.reduced(s.rank * s.part))], s.exact)
-
-    def call_through(dist: Any, group: Any) -> Call:
-        return partial(dist.reduce_scatter, own, every, s.torch_op, group)
-
-    return _with_raw(memory, call_through, reduce_scatter_tensor(s))
+    memory = Memory(s.to_each(every), [(own, s.reduced(s.rank * s.part))], s.exact)
+    single = reduce_scatter_tensor(s)
+    return Operation(memory, _through("reduce_scatter", own, every, s.torch_op), single.raw, single.memory)
 
 
 def all_to_all_single(s: Shape) -> Operation:
     out, x = s.empty(s.count), s.empty(s.count)
-    memory = Memory([(x, s.of(s.rank))], [(part, s.of(i, s.rank * s.part)) for i, part in enumerate(out.chunk(s.size))])
-    raw = (lambda: raw_mpi.all_to_all(out.numpy(), x.numpy())) if s.moves else None
-    return Operation(memory, lambda dist, group: partial(dist.all_to_all_single, out, x, None, None, group), raw)
+    memory = Memory([(x, s.of(s.rank))], s.from_each(out.chunk(s.size), s.rank * s.part))
+    return Operation(memory, _through("all_to_all_single", out, x, None, None), s.raw("Alltoall", x, out))
 
 
 def all_to_all(s: Shape) -> Operation:
     out, x = s.parts(), s.parts()
-    sent = [(part, s.of(s.rank, i * s.part)) for i, part in enumerate(x)]
-    memory = Memory(sent, [(part, s.of(i, s.rank * s.part)) for i, part in enumerate(out)])
-    return _with_raw(memory, lambda dist, group: partial(dist.all_to_all, out, x, group), all_to_all_single(s))
+    memory, single = Memory(s.to_each(x), s.from_each(out, s.rank * s.part)), all_to_all_single(s)
+    return Operation(memory, _through("all_to_all", out, x), single.raw, single.memory)
 
 
 def barrier(s: Shape) -> Operation:
-    return Operation(Memory(), lambda dist, group: partial(dist.barrier, group), raw_mpi.barrier)
+    return Operation(Memory(), _through("barrier"), partial(raw_mpi.call, "Barrier"))
 
 
-def _single(dist: Any, operation: str) -> Any:
-    """The newer of two names: torch >= 2.13 warns at each call of the older one."""
-    old = {"all_gather": "all_gather_into_tensor", "reduce_scatter": "reduce_scatter_tensor"}[operation]
-    return getattr(dist, f"{operation}_single") if hasattr(torch.distributed, f"{operation}_single") else getattr(dist, old)
+NEWER = {"all_gather_into_tensor": "all_gather_single", "reduce_scatter_tensor": "reduce_scatter_single"}  # of torch >= 2.13
 
 
-def _with_raw(memory: Memory, call_through: Callable[[Any, Any], Call], single: Operation) -> Operation:
-    return Operation(memory, call_through, single.raw, single.memory)
+def _through(name: str, *arguments: object) -> Callable[[Any, Any], Call]:
+    """`Operation.call_through` for a function whose last argument is the group.
+
+    Takes the newer of two names: torch >= 2.13 warns at each call of the older one.
+    """
+    newer = NEWER.get(name, name)
+    known = newer if hasattr(torch.distributed, newer) else name
+    return lambda dist, group: partial(getattr(dist, known), *arguments, group)
 
 
 COLLECTIVES: dict[str, Callable[[Shape], Operation]] = {
