@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from mpicoll.bench.model import costs
 from mpicoll.bench.model.costs import ModelMachine
 
+Seconds = Callable[[ModelMachine, float], float]  # of a machine and a number of bytes
 ITEM = 4  # bytes of an element; every rank gets at least one where a tensor is split among the ranks
 ROUNDING = 1e-9  # some formulas differ only in the order of their sums
 
@@ -26,7 +28,7 @@ class Algorithm:
     """
 
     name: str
-    seconds: Callable[[ModelMachine, float], float]
+    seconds: Seconds
     formula: str
     textbook: str = ""
     where: Callable[[ModelMachine], bool] = lambda machine: True
@@ -47,12 +49,16 @@ def has_two_levels(machine: ModelMachine) -> bool:
     return machine.nodes > 1 and machine.ranks > 1
 
 
-def _window(what: str, seconds: Callable[[ModelMachine, float], float], formula: str, parted: bool = False) -> Algorithm:
-    return Algorithm(what, seconds, formula, where=in_a_node, parted=parted)
+def _parted(name: str, seconds: Seconds, formula: str, textbook: str = "") -> Algorithm:
+    return Algorithm(name, seconds, formula, textbook, parted=True)
 
 
-def _two_levels(what: str, seconds: Callable[[ModelMachine, float], float], formula: str, parted: bool = False) -> Algorithm:
-    return Algorithm(what, seconds, formula, where=has_two_levels, parted=parted)
+def _window(name: str, seconds: Seconds, formula: str, parted: bool = False) -> Algorithm:
+    return Algorithm(name, seconds, formula, where=in_a_node, parted=parted)
+
+
+def _rails(seconds: Seconds, formula: str, parted: bool = False) -> Algorithm:
+    return Algorithm("rails", seconds, formula, where=has_two_levels, parted=parted)
 
 
 _FLAT = _window("window, flat", costs.window_flat, "h + 3cR + (R+3) nμ")
@@ -62,95 +68,52 @@ _SLICED = _window("window, sliced", costs.window_sliced, "(1+2T) h + 6cRT + (5�
 OPERATIONS: dict[str, tuple[Algorithm, ...]] = {
     "all_reduce": (
         Algorithm("recursive doubling", costs.recursive_doubling, "Σ [X(d, n) + γn]", "lg p · (α + nβ + nγ)"),
-        Algorithm(
-            "Rabenseifner",
-            costs.rabenseifner,
-            "Σ [2 X(d, n/2d) + γn/2d]",
-            "2 lg p · α + (p−1)/p · n(2β + γ)",
-            parted=True,
-        ),
-        Algorithm("ring", costs.ring, "(p−1) [2 S(1, n/p) + γn/p]", "2(p−1) α + (p−1)/p · n(2β + γ)", parted=True),
+        _parted("Rabenseifner", costs.rabenseifner, "Σ [2 X(d, n/2d) + γn/2d]", "2 lg p · α + (p−1)/p · n(2β + γ)"),
+        _parted("ring", costs.ring, "(p−1) [2 S(1, n/p) + γn/p]", "2(p−1) α + (p−1)/p · n(2β + γ)"),
         _FLAT,
         _SLICED,
-        _two_levels("rails", costs.all_reduce_rails, "window, sliced + 2T Aᵣ(n/2RT)"),
+        _rails(costs.all_reduce_rails, "window, sliced + 2T Aᵣ(n/2RT)"),
     ),
     "all_reduce_half_precision": (
         Algorithm("as float32", costs.halves_as_float32, "6nμ + A(2n)"),
-        Algorithm(
-            "direct",
-            costs.halves_direct,
-            "U [all at once (n/U) + 3cp + AG(n/U)] + (1+1/p) nμ, U = ⌈n / 8 MiB⌉",
-            parted=True,
-        ),
+        _parted("direct", costs.halves_direct, "U [all at once (n/U) + 3cp + AG(n/U)] + (1+1/p) nμ, U = ⌈n / 8 MiB⌉"),
         _FLAT,
         _SLICED,
-        _two_levels("rails", costs.halves_rails, "window, sliced + 2T Aᵣ(n/RT)"),
+        _rails(costs.halves_rails, "window, sliced + 2T Aᵣ(n/RT)"),
     ),
     "reduce_scatter": (
-        Algorithm(
-            "recursive halving",
-            costs.recursive_halving,
-            "Σ [X(d, nd/q) + γnd/q]",
-            "lg p · α + (p−1)/p · n(β + γ)",
-            parted=True,
-        ),
-        Algorithm("ring", costs.reduce_scatter_ring, "(p−1) [S(1, n/p) + γn/p]", "(p−1) α + (p−1)/p · n(β + γ)", parted=True),
-        Algorithm(
-            "pairwise",
-            costs.reduce_scatter_pairwise,
-            "Σⱼ [S(j, n/p) + γn/p]",
-            "(p−1) α + (p−1)/p · n(β + γ)",
-            parted=True,
-        ),
+        _parted("recursive halving", costs.recursive_halving, "Σ [X(d, nd/q) + γnd/q]", "lg p · α + (p−1)/p · n(β + γ)"),
+        _parted("ring", costs.reduce_scatter_ring, "(p−1) [S(1, n/p) + γn/p]", "(p−1) α + (p−1)/p · n(β + γ)"),
+        _parted("pairwise", costs.reduce_scatter_pairwise, "Σⱼ [S(j, n/p) + γn/p]", "(p−1) α + (p−1)/p · n(β + γ)"),
         _window("window", costs.window_reduce_scatter, "T (h + 4cR − c) + (3−1/R) nμ", True),
-        _two_levels("rails", costs.reduce_scatter_rails, "U [h + c(3R+p) + RSᵣ(n/RU)] + (3+1/R) nμ, U = ⌈n / max(C, 64p)⌉", True),
+        _rails(costs.reduce_scatter_rails, "U [h + c(3R+p) + RSᵣ(n/RU)] + (3+1/R) nμ, U = ⌈n / max(C, 64p)⌉", True),
     ),
     "all_gather": (
-        Algorithm(
-            "recursive doubling",
-            costs.all_gather_doubling,
-            "Σ X(d, nd/p); p a power of two",
-            "lg p · α + (p−1)/p · nβ",
-            parted=True,
-        ),
-        Algorithm(
-            "Bruck",
-            costs.all_gather_bruck,
-            "Σ S(d, min(d, p−d) n/p) + 2nμ",
-            "⌈lg p⌉ α + (p−1)/p · nβ + 2nμ",
-            parted=True,
-        ),
-        Algorithm("ring", costs.all_gather_ring, "(p−1) S(1, n/p)", "(p−1) α + (p−1)/p · nβ", parted=True),
+        _parted("recursive doubling", costs.all_gather_doubling, "Σ X(d, nd/p); p a power of two", "lg p · α + (p−1)/p · nβ"),
+        _parted("Bruck", costs.all_gather_bruck, "Σ S(d, min(d, p−d) n/p) + 2nμ", "⌈lg p⌉ α + (p−1)/p · nβ + 2nμ"),
+        _parted("ring", costs.all_gather_ring, "(p−1) S(1, n/p)", "(p−1) α + (p−1)/p · nβ"),
         _window("window", costs.window_all_gather, "⌈2n/RC⌉ (h + cR) + 2nμ", True),
-        _two_levels("rails", costs.all_gather_rails, "U [h + cp + AGᵣ(n/RU)] + 2nμ, U = ⌈n/RC⌉", True),
+        _rails(costs.all_gather_rails, "U [h + cp + AGᵣ(n/RU)] + 2nμ, U = ⌈n/RC⌉", True),
     ),
     "broadcast": (
         Algorithm("binomial", costs.binomial, "Σ D(d, n)", "⌈lg p⌉ (α + nβ)"),
-        Algorithm(
+        _parted(
             "scatter + doubling",
             costs.scatter_doubling,
             "Σ [D(d, nd/p) + X(d, nd/p)]; p a power of two",
             "2 lg p · α + 2 (p−1)/p · nβ",
-            parted=True,
         ),
-        Algorithm(
-            "scatter + ring",
-            costs.scatter_ring,
-            "Σ D(d, nd/p) + (p−1) S(1, n/p)",
-            "(⌈lg p⌉ + p−1) α + 2 (p−1)/p · nβ",
-            parted=True,
-        ),
+        _parted("scatter + ring", costs.scatter_ring, "Σ D(d, nd/p) + (p−1) S(1, n/p)", "(⌈lg p⌉ + p−1) α + 2 (p−1)/p · nβ"),
         _window("window", costs.window_broadcast, "W = ⌈2n/C⌉ (h + 2c) + 2nμ(1) + 2nμ(R−1)"),
-        _two_levels("rails", costs.broadcast_rails, "U [2h + 3c + Bᵣ(n/RU)] + 2nμ(1) + 2nμ, U = ⌈2n/C⌉"),
+        _rails(costs.broadcast_rails, "U [2h + 3c + Bᵣ(n/RU)] + 2nμ(1) + 2nμ, U = ⌈2n/C⌉"),
     ),
     "all_to_all": (
-        Algorithm("pairwise", costs.pairwise, "Σⱼ S(j, n/p)", "(p−1) α + (p−1)/p · nβ", parted=True),
-        Algorithm(
+        _parted("pairwise", costs.pairwise, "Σⱼ S(j, n/p)", "(p−1) α + (p−1)/p · nβ"),
+        _parted(
             "Bruck",
             costs.all_to_all_bruck,
             "Σ [S(d, b) + 4bμ] + 4nμ; b = n/p · numbers below p that have bit d",
             "lg p · (α + n/2 · β + 2nμ) + 4nμ",
-            parted=True,
         ),
         Algorithm(
             "all at once",
@@ -213,10 +176,5 @@ def _grid(sizes: Sequence[int], least: int) -> Iterator[int]:
 
 def _first(operation: str, machine: ModelMachine, name: str, low: int, high: int) -> int:
     """The smallest size at which ``name`` is not the best. It is the best at ``low`` and not at ``high``."""
-    while high - low > 1:
-        middle = (low + high) // 2
-        if _best_name(operation, machine, middle) == name:
-            low = middle
-        else:
-            high = middle
-    return high
+    sizes = range(low + 1, high)
+    return low + 1 + bisect_left(sizes, True, key=lambda nbytes: _best_name(operation, machine, nbytes) != name)

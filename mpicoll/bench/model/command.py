@@ -8,24 +8,22 @@ from __future__ import annotations
 import argparse
 import csv
 import importlib
-import importlib.util
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from mpicoll.bench import arguments, formulas
 from mpicoll.bench.model import page
 from mpicoll.bench.model.algorithms import OPERATIONS, best, take_overs
 from mpicoll.bench.model.costs import ModelMachine
 from mpicoll.bench.model.page import GB, US, about, describe, list_take_overs
+from mpicoll.bench.table import micro
 
 SIZES = [8, 64, 512, 4 << 10, 32 << 10, 256 << 10, 2 << 20, 16 << 20, 128 << 20, 1 << 30]  # bytes
-REMEDY = "--plot needs matplotlib: pip install 'mpicoll[bench]'"
 
 
-@dataclass(frozen=True)
-class Network:
+class Network(NamedTuple):
     """Figures of a network between nodes."""
 
     latency_us: float
@@ -45,61 +43,45 @@ NETWORKS = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `bench model`."""
     parser.description = __doc__
-    add = parser.add_argument
-    add("--nodes", type=arguments.count, default=16, metavar="N", help="number of nodes; default 16")
-    add("--ranks-per-node", type=arguments.count, default=64, metavar="R", help="ranks on each node; default 64")
-    add(
-        "--network",
-        choices=list(NETWORKS),
-        default="infiniband",
-        help="sets the defaults of the next three options; default infiniband",
+
+    def add(name: str, unit: str, text: str, type: Callable[[str], float], default: float | None = None) -> None:
+        said = text if default is None else f"{text}; default {default:g}"
+        parser.add_argument(name, type=type, default=default, metavar=unit, help=said)
+
+    add("--nodes", "N", "number of nodes", arguments.count, 16)
+    add("--ranks-per-node", "R", "ranks on each node", arguments.count, 64)
+    parser.add_argument(
+        "--network", choices=NETWORKS, default="infiniband", help="sets the next three options; default infiniband"
     )
-    add("--latency", type=arguments.number, metavar="US", help="latency of a message between nodes, microseconds")
-    add("--bandwidth", type=arguments.positive, metavar="GB/s", help="bandwidth of the network card of a node, in each direction")
-    add("--gap", type=arguments.number, metavar="US", help="time between two messages of one card, microseconds")
-    add(
-        "--node-latency",
-        type=arguments.number,
-        default=0.5,
-        metavar="US",
-        help="latency of a message within a node, microseconds; default 0.5",
-    )
-    add(
+    add("--latency", "US", "latency of a message between nodes, microseconds", arguments.number)
+    add("--bandwidth", "GB/s", "bandwidth of the network card of a node, in each direction", arguments.positive)
+    add("--gap", "US", "time between two messages of one card, microseconds", arguments.number)
+    add("--node-latency", "US", "latency of a message within a node, microseconds", arguments.number, 0.5)
+    parser.add_argument(
         "--node-copies", type=int, choices=(1, 2), default=2, help="copies of a message within a node; 1: CMA or XPMEM; default 2"
     )
-    add(
-        "--memory-bandwidth",
-        type=arguments.positive,
-        default=300.0,
-        metavar="GB/s",
-        help="memory bandwidth of a node, reads plus writes; default 300",
+    add("--memory-bandwidth", "GB/s", "memory bandwidth of a node, reads plus writes", arguments.positive, 300.0)
+    add("--core-bandwidth", "GB/s", "memory bandwidth of one core", arguments.positive, 20.0)
+    add("--call", "US", "time of one Python call, microseconds", arguments.number, 1.0)
+    parser.add_argument("--operation", choices=OPERATIONS, default="all_reduce", help="the operation; default all_reduce")
+    sizes = "8 64KiB 1MiB ...; bytes of the tensor, or of the parts of all ranks together"
+    parser.add_argument("--sizes", type=arguments.size, nargs="+", default=SIZES, metavar="S", help=sizes)
+    parser.add_argument("--csv", metavar="FILE", help="write a line for each size and algorithm")
+    parser.add_argument("--plot", metavar="FILE.png", help="draw time over size (needs matplotlib)")
+    parser.add_argument(
+        "--markdown", action="store_true", help="print the tables of docs/model.md, for the machines of that page"
     )
-    add(
-        "--core-bandwidth", type=arguments.positive, default=20.0, metavar="GB/s", help="memory bandwidth of one core; default 20"
-    )
-    add("--call", type=arguments.number, default=1.0, metavar="US", help="time of one Python call, microseconds; default 1")
-    add("--operation", choices=list(OPERATIONS), default="all_reduce", help="the operation; default all_reduce")
-    add(
-        "--sizes",
-        type=arguments.size,
-        nargs="+",
-        default=SIZES,
-        metavar="S",
-        help="8 64KiB 1MiB ...; bytes of the tensor, or of the parts of all ranks together",
-    )
-    add("--csv", metavar="FILE", help="write a line for each size and algorithm")
-    add("--plot", metavar="FILE.png", help="draw time over size (needs matplotlib)")
-    add("--markdown", action="store_true", help="print the tables of docs/model.md, for the machines of that page")
     parser.set_defaults(refuse=parser.error)
 
 
 def main(options: argparse.Namespace) -> int:
-    """Prints the table. Exits with status 2 and one line for a machine or a file that cannot be."""
+    """Prints the table. Exits with status 2 and one line for a machine that cannot be."""
     if options.markdown:
         print(page.markdown())
         return 0
     machine = _machine(options)
-    _check(options, machine)
+    if machine.size < 2:
+        options.refuse("--nodes 1 --ranks-per-node 1: one rank has nobody to send to; use two ranks or more")
     sizes = sorted(set(options.sizes))
     print("\n".join([_where(machine), "", *table(options.operation, machine, sizes)]))
     print("\n".join(["", "where each takes over:", *_take_over_lines(options.operation, machine, sizes)]))
@@ -111,34 +93,21 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _machine(options: argparse.Namespace) -> ModelMachine:
-    network = NETWORKS[options.network]
-
-    def either(value: float | None, default: float) -> float:
-        return default if value is None else value
-
+    chosen = (options.latency, options.bandwidth, options.gap)
+    network = (own if own is not None else default for own, default in zip(chosen, NETWORKS[options.network], strict=True))
+    latency_us, bandwidth_gb, gap_us = network
     return ModelMachine(
         options.nodes,
         options.ranks_per_node,
-        latency_s=either(options.latency, network.latency_us) * US,
-        bandwidth=either(options.bandwidth, network.bandwidth_gb) * GB,
-        gap_s=either(options.gap, network.gap_us) * US,
-        node_latency_s=options.node_latency * US,
-        copies=options.node_copies,
-        memory_bandwidth=options.memory_bandwidth * GB,
-        core_bandwidth=options.core_bandwidth * GB,
-        call_s=options.call * US,
+        latency_us * US,
+        bandwidth_gb * GB,
+        gap_us * US,
+        options.node_latency * US,
+        options.memory_bandwidth * GB,
+        options.core_bandwidth * GB,
+        options.node_copies,
+        options.call * US,
     )
-
-
-def _check(options: argparse.Namespace, machine: ModelMachine) -> None:
-    if machine.size < 2:
-        options.refuse("--nodes 1 --ranks-per-node 1: one rank has nobody to send to; use two ranks or more")
-    for option in ("csv", "plot"):
-        file = getattr(options, option)
-        if file and not Path(file).absolute().parent.is_dir():
-            options.refuse(f"--{option} {file}: there is no such folder")
-    if options.plot and importlib.util.find_spec("matplotlib") is None:
-        options.refuse(REMEDY)
 
 
 def _where(machine: ModelMachine) -> str:
@@ -163,8 +132,7 @@ def table(operation: str, machine: ModelMachine, sizes: Sequence[int]) -> list[s
 def _cell(seconds: float, chosen: bool) -> str:
     if not math.isfinite(seconds):
         return "- "
-    us = seconds / US
-    return (f"{us:.2f}" if us < 10 else f"{us:.1f}" if us < 1000 else f"{us:.0f}") + ("*" if chosen else " ")
+    return micro(seconds) + ("*" if chosen else " ")
 
 
 def _take_over_lines(operation: str, machine: ModelMachine, sizes: Sequence[int]) -> list[str]:
