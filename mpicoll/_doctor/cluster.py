@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from mpicoll._cpus import read
 from mpicoll._discovery import find
 from mpicoll._discovery.ask import output_of
 from mpicoll._discovery.detect import without_job
@@ -66,11 +67,7 @@ def check_scheduler(environ: Mapping[str, str], mpi: Mpi | None, types: tuple[st
 
 def hosts_of(path: str) -> list[str]:
     """The hosts in the file of a scheduler: the first word of each line. Empty if there is no such file."""
-    try:
-        lines = Path(path).read_text().splitlines() if path else []
-    except OSError:
-        return []
-    return list(dict.fromkeys(line.split()[0] for line in lines if line.strip()))
+    return list(dict.fromkeys(line.split()[0] for line in read(path).splitlines() if line.strip()))
 
 
 def _job(scheduler: str, job: str, hosts: list[str], remedy: str) -> Finding:
@@ -142,21 +139,14 @@ def _entries(folder: Path) -> list[Path]:
 def _kind(device: Path) -> str | None:
     """The fabric of a device in /sys/class/infiniband; None: it is Ethernet, or no port is up."""
     ports = _entries(device / "ports")
-    states = [_text(port / "state") for port in ports]
+    states = [read(f"{port}/state") for port in ports]
     if ports and not any("ACTIVE" in state for state in states):
         return None
     if device.name.startswith("hfi1"):
         return "Omni-Path"
     if "efa" in os.path.basename(os.path.realpath(device / "device" / "driver")) or device.name.startswith("efa"):
         return "EFA"
-    return "InfiniBand" if any(_text(port / "link_layer") == "InfiniBand" for port in ports) else None
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""
+    return "InfiniBand" if any(read(f"{port}/link_layer") == "InfiniBand" for port in ports) else None
 
 
 def transports(mpi: Mpi, library_version: str, components: str | None) -> tuple[str, ...] | None:

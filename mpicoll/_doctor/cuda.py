@@ -44,24 +44,12 @@ def check(torch: Mapping[str, Any], verdict: cuda_support.Verdict | None, enviro
 def _gpus(torch: Mapping[str, Any]) -> Finding:
     if "error" in torch:
         return Finding("note", "GPU", "unknown, as torch cannot be imported")
-    built = (
-        f"torch is built for CUDA {torch['cuda']}"
-        if torch["cuda"]
-        else f"torch is built for ROCm {torch['hip']}"
-        if torch["hip"]
-        else "torch is a CPU build"
-    )
+    kinds = [f"built for {name} {torch[key]}" for name, key in (("CUDA", "cuda"), ("ROCm", "hip")) if torch[key]]
+    built = f"torch is {(*kinds, 'a CPU build')[0]}"
     if torch["accelerators"]:
         return Finding("ok", "GPU", f"{torch['accelerators']} x {torch['accelerator']}; {built}")
-    if torch["cuda"] and _gpu_files():
-        return Finding(
-            "note",
-            "GPU",
-            f"{built} and a GPU is here ({_gpu_files()[0]}), but torch cannot use it",
-            remedy="compare `nvidia-smi` with torch's CUDA version",
-        )
+    files = sorted(str(path) for path in Path("/dev").glob("nvidia[0-9]*"))
+    if torch["cuda"] and files:
+        text = f"{built} and a GPU is here ({files[0]}), but torch cannot use it"
+        return Finding("note", "GPU", text, remedy="compare `nvidia-smi` with torch's CUDA version")
     return Finding("ok", "GPU", f"none in use; {built}")
-
-
-def _gpu_files() -> list[str]:
-    return sorted(str(path) for path in Path("/dev").glob("nvidia[0-9]*"))

@@ -36,6 +36,7 @@ MINIMUM_SHARED_MEMORY = 64 * 2**20  # bytes; below it MPI itself may fail to sta
 USUAL_SHARED_MEMORY = 1 * 2**30  # bytes; DataLoader workers and large messages of MPI on one host need about that
 SHARED_MEMORY = "/dev/shm"
 MINIMUM_TORCH, BACKEND_FROM = (2, 11), (2, 14)
+THREADS = {"MULTIPLE": "calls from several threads at once", "SERIALIZED": "mpicoll will let one thread call at a time"}
 MARKS = {"ok": "ok  ", "note": "note", "fail": "FAIL"}
 
 
@@ -51,10 +52,7 @@ class Report:
         return all(finding.state != "fail" for finding in self.findings)
 
     def as_json(self) -> str:
-        return json.dumps(
-            {"works": self.works, "findings": [asdict(finding) for finding in self.findings], "facts": self.facts},
-            indent=2,
-        )
+        return json.dumps({"works": self.works, **asdict(self)}, indent=2)
 
     def as_text(self) -> str:
         lines = []
@@ -102,10 +100,8 @@ def examine(environ: Mapping[str, str], launch: Launch | None = None, job: Mappi
         launch: From the environment.
         job: From MPI; see ``_discovery/probe.py``.
     """
-    report = Report()
-    report.findings.append(Finding("ok", "python", f"{sys.version.split()[0]} ({sys.executable})"))
     torch = torch_facts(environ)
-    report.facts["torch"] = torch
+    report = Report([Finding("ok", "python", f"{sys.version.split()[0]} ({sys.executable})")], {"torch": torch})
     report.findings += check_torch(torch)
     mpi, started = _mpi(environ, report)
     if mpi is not None:
@@ -160,10 +156,9 @@ def check_torch(torch: Mapping[str, Any]) -> list[Finding]:
         text = 'this torch was built with MPI: its own backend keeps the name "mpi", and mpicoll\'s is "mpicoll"'
         findings.append(Finding("note", "torch", text, remedy="MPICOLL_OVERRIDE_MPI=1 gives the name to mpicoll"))
     if not torch["entry_point"]:
-        text = (
-            'mpicoll is not installed here, only importable: a script that never imports mpicoll will not find the backend "mpi"'
-        )
-        findings.append(Finding("note", "torch", text, remedy="pip install mpicoll, or `pip install -e .` in its source folder"))
+        text = "mpicoll is not installed here, only importable: a script that never imports mpicoll will not find the backend"
+        remedy = "pip install mpicoll, or `pip install -e .` in its source folder"
+        findings.append(Finding("note", "torch", f'{text} "mpi"', remedy=remedy))
     return findings
 
 
@@ -191,26 +186,14 @@ def check_mpi(mpi: Mpi, started: Mapping[str, Any]) -> list[Finding]:
     if "error" in started:
         remedy = "run the same by hand to see more: python -c 'from mpi4py import MPI; print(MPI.Get_library_version())'"
         return [Finding("fail", "MPI", f"{mpi} is here but does not start: {started['error']}", remedy=remedy)]
-    evidence = [
-        f"mpi4py {started['mpi4py_version']} ({started['mpi4py_file']})",
-        str(started["library_version"]).splitlines()[0],
-    ]
-    findings = [Finding("ok", "MPI", str(mpi), tuple(evidence))]
+    mpi4py = f"mpi4py {started['mpi4py_version']} ({started['mpi4py_file']})"
+    found = Finding("ok", "MPI", str(mpi), (mpi4py, str(started["library_version"]).splitlines()[0]))
     level = started["thread_level"]
-    if level in ("MULTIPLE", "SERIALIZED"):
-        how = "calls from several threads at once" if level == "MULTIPLE" else "mpicoll will let one thread call at a time"
-        findings.append(Finding("ok", "MPI threads", f"MPI_THREAD_{level}: {how}"))
-    else:
-        text = f"MPI_THREAD_{level}; mpicoll needs SERIALIZED or MULTIPLE"
-        findings.append(
-            Finding(
-                "fail",
-                "MPI threads",
-                text,
-                remedy="use an MPI built with thread support (--enable-mpi-thread-multiple)",
-            )
-        )
-    return findings
+    if level in THREADS:
+        return [found, Finding("ok", "MPI threads", f"MPI_THREAD_{level}: {THREADS[level]}")]
+    text = f"MPI_THREAD_{level}; mpicoll needs SERIALIZED or MULTIPLE"
+    remedy = "use an MPI built with thread support (--enable-mpi-thread-multiple)"
+    return [found, Finding("fail", "MPI threads", text, remedy=remedy)]
 
 
 def check_mpiexec(mpi: Mpi, environ: Mapping[str, str]) -> list[Finding]:
@@ -224,60 +207,37 @@ def check_mpiexec(mpi: Mpi, environ: Mapping[str, str]) -> list[Finding]:
         plain = find.in_path(name, environ)
         if plain is None:
             continue
-        other = find.identify(plain, mpi, environ)
+        other = find.identify(plain, environ)
         if not find.fits(other, mpi):
-            text = (
-                f"`{name}` in PATH is another one ({other}): `{name} -n 4 python ...` would start 4 programs that are"
-                " each rank 0 of 1"
-            )
-            findings.append(
-                Finding(
-                    "note",
-                    "mpiexec",
-                    text,
-                    remedy="start programs with `python -m mpicoll.run`, or with the path above",
-                )
-            )
+            alone = f"`{name} -n 4 python ...` would start 4 programs that are each rank 0 of 1"
+            remedy = "start programs with `python -m mpicoll.run`, or with the path above"
+            findings.append(Finding("note", "mpiexec", f"`{name}` in PATH is another one ({other}): {alone}", remedy=remedy))
     return findings
 
 
 def check_job(launch: Launch, job: Mapping[str, Any]) -> list[Finding]:
     """Whether MPI agrees with the launcher's environment, and where the ranks are."""
     said = f"{launch.launcher} says rank {launch.rank} of {launch.size}"
+    remedy = "start the program with `python -m mpicoll.run`, which finds the right mpiexec"
     if "error" in job:
         first, *rest = str(job["error"]).splitlines()
-        remedy = "start the program with `python -m mpicoll.run`, which finds the right mpiexec"
         return [Finding("fail", "job", f"MPI does not start under this launcher: {first}", (said, *rest[-2:]), remedy)]
     if job["size"] != launch.size:
-        text = (
-            f"{said}, but MPI says rank 0 of {job['size']}: this launcher belongs to another MPI than {job['vendor']},"
-            " and each rank is alone"
-        )
-        remedy = "start the program with `python -m mpicoll.run`, which finds the right mpiexec"
+        text = f"this launcher belongs to another MPI than {job['vendor']}, and each rank is alone"
         if launch.launcher == "slurm":
-            remedy = (
-                f"srun --mpi={'pmix' if job['vendor'] == 'Open MPI' else 'pmi2'} ..., or `python -m mpicoll.run` inside"
-                " the allocation"
-            )
-        return [Finding("fail", "job", text, remedy=remedy)]
+            types = "pmix" if job["vendor"] == "Open MPI" else "pmi2"
+            remedy = f"srun --mpi={types} ..., or `python -m mpicoll.run` inside the allocation"
+        return [Finding("fail", "job", f"{said}, but MPI says rank 0 of {job['size']}: {text}", remedy=remedy)]
     hosts: dict[str, list[int]] = {}
     for rank, host in enumerate(job.get("hosts") or ()):
         hosts.setdefault(host, []).append(rank)
     where = tuple(f"{host}: {_ranks(ranks)}" for host, ranks in hosts.items())
-    findings = [
-        Finding(
-            "ok",
-            "job",
-            f"{job['size']} ranks on {len(hosts)} host{'s' * (len(hosts) > 1)}, started by {launch.launcher}",
-            where,
-        )
-    ]
-    local = len(next((ranks for ranks in hosts.values() if job["rank"] in ranks), []))
-    if job["shared_memory_size"] < local:
-        text = (
-            f"{local} ranks are on this host, but only {job['shared_memory_size']} of them share memory (containers with"
-            " a /dev/shm of their own?)"
-        )
+    text = f"{job['size']} ranks on {len(hosts)} host{'s' * (len(hosts) > 1)}, started by {launch.launcher}"
+    findings = [Finding("ok", "job", text, where)]
+    local, sharing = len(next((ranks for ranks in hosts.values() if job["rank"] in ranks), [])), job["shared_memory_size"]
+    if sharing < local:
+        text = f"{local} ranks are on this host, but only {sharing} of them share memory"
+        text += " (containers with a /dev/shm of their own?)"
         findings.append(Finding("note", "job", text, remedy="let the containers of a host share /dev/shm (docker --ipc=host)"))
     return findings
 
@@ -336,26 +296,12 @@ def check_threads(environ: Mapping[str, str], launch: Launch | None, cores: int,
     each = f"torch uses {threads} threads in a process" if threads is not None else "torch does not say how many threads it uses"
     ranks = launch.local_size if launch is not None else None
     if ranks is None or threads is None:
-        return [
-            Finding(
-                "ok",
-                "threads",
-                f"{cores} usable cores; {each} ({setting}); mpicoll.run shares the cores out among the ranks",
-            )
-        ]
-    text = (
-        f"{ranks} ranks here with {threads} thread{'s' * (threads > 1)} each on {cores} usable core{'s' * (cores > 1)}"
-        f" ({setting})"
-    )
+        text = f"{cores} usable cores; {each} ({setting}); mpicoll.run shares the cores out among the ranks"
+        return [Finding("ok", "threads", text)]
+    text = f"{ranks} ranks here with {threads} thread{'s' * (threads > 1)} each on {cores} usable core{'s' * (cores > 1)}"
     if ranks * threads > cores and threads > 1:
-        return [
-            Finding(
-                "note",
-                "threads",
-                f"{text}: more than the cores; expect slow ranks",
-                remedy=f"OMP_NUM_THREADS={max(1, cores // ranks)}",
-            )
-        ]
+        remedy = f"OMP_NUM_THREADS={max(1, cores // ranks)}"
+        return [Finding("note", "threads", f"{text} ({setting}): more than the cores; expect slow ranks", remedy=remedy)]
     if ranks > cores:
-        return [Finding("note", "threads", f"{text}: more ranks than cores; right for tests, slow for work")]
-    return [Finding("ok", "threads", text)]
+        return [Finding("note", "threads", f"{text} ({setting}): more ranks than cores; right for tests, slow for work")]
+    return [Finding("ok", "threads", f"{text} ({setting})")]
