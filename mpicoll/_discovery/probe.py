@@ -18,6 +18,7 @@ import sys
 from typing import Any
 
 MARK = "MPICOLL_REPORT "  # begins the line of a report
+LIBRARIES = ("libmpi.so", "libmpi_abi.so", "libmpich.so", "libmpi_cray.so")
 THREAD_LEVELS = ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")
 
 
@@ -36,8 +37,8 @@ def library() -> dict[str, Any]:
         "library_file": loaded_library(),
         "mpi4py_version": mpi4py.__version__,
         "mpi4py_file": MPI.__file__,
-        # wheels from PyPI choose the library at run time; an mpi4py that was built here is bound to one
-        "mpi4py_bound": not _is_wheel(mpi4py),
+        # wheels choose the library at run time and have an empty configuration; an mpi4py that was built here is bound to one
+        "mpi4py_bound": bool(mpi4py.get_config()),
     }
 
 
@@ -48,8 +49,8 @@ def start() -> dict[str, Any]:
 
     # torch asks for several threads; MULTIPLE is what mpi4py asks for by default
     MPI.Init_thread(MPI.THREAD_MULTIPLE)
-    levels = {MPI.THREAD_SINGLE: 0, MPI.THREAD_FUNNELED: 1, MPI.THREAD_SERIALIZED: 2, MPI.THREAD_MULTIPLE: 3}
-    report["thread_level"] = THREAD_LEVELS[levels[MPI.Query_thread()]]
+    level = MPI.Query_thread()
+    report["thread_level"] = next(name for name in THREAD_LEVELS if level == getattr(MPI, f"THREAD_{name}"))
     report["tag_ub"] = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
     report["size"] = MPI.COMM_WORLD.Get_size()
     report["processor_name"] = MPI.Get_processor_name()
@@ -69,26 +70,14 @@ def job() -> dict[str, Any]:
     return report
 
 
-def _is_wheel(mpi4py: Any) -> bool:
-    """Wheels of mpi4py are compiled against the MPI ABI shims and have an empty configuration."""
-    return not mpi4py.get_config()
-
-
 def loaded_library() -> str | None:
     """The libmpi that is mapped into this process; None where there is no /proc."""
     with contextlib.suppress(OSError), open("/proc/self/maps") as maps:
-        files = {line.split(maxsplit=5)[5].strip() for line in maps if line.count("/")}
-        names = sorted(
-            file
-            for file in files
-            if os.path.basename(file).startswith(("libmpi.so", "libmpi_", "libmpich", "libmpi-", "libmpi."))
-        )
-        named = [
-            file
-            for file in names
-            if os.path.basename(file).startswith(("libmpi.so", "libmpi_abi.so", "libmpich.so", "libmpi_cray.so"))
-        ]
-        return next(iter(named or names), None)
+        files = sorted({line.split(maxsplit=5)[5].strip() for line in maps if "/" in line})
+        for starts in (LIBRARIES, ("libmpi_", "libmpich", "libmpi-", "libmpi.")):
+            for file in files:
+                if os.path.basename(file).startswith(starts):
+                    return file
     return None
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 
 
 def allocated_nodes(environ: Mapping[str, str]) -> list[tuple[str, int]]:
     """(host, tasks) of the Slurm allocation that this process is in; empty outside one."""
-    hosts = (
-        expand_hosts(environ.get("SLURM_JOB_NODELIST", environ.get("SLURM_NODELIST", ""))) if "SLURM_JOB_ID" in environ else []
-    )
+    nodelist = environ.get("SLURM_JOB_NODELIST", environ.get("SLURM_NODELIST", ""))
+    hosts = expand_hosts(nodelist) if "SLURM_JOB_ID" in environ else []
     tasks = tasks_per_node(environ.get("SLURM_TASKS_PER_NODE", ""))
     return list(zip(hosts, tasks if len(tasks) == len(hosts) else [1] * len(hosts), strict=True))
 
@@ -34,28 +34,16 @@ def first_host(nodelist: str) -> str | None:
 def expand_hosts(nodelist: str, limit: int | None = None) -> list[str]:
     """``"node[07-09,12],big1"`` is ``["node07", "node08", "node09", "node12", "big1"]``; at most ``limit`` of them."""
     hosts: list[str] = []
-    for item in _split_outside_brackets(nodelist):
-        for host in _expand(item):
+    for item in re.findall(r"(?:[^,\[]|\[[^\]]*\]?)+", nodelist):  # commas inside brackets do not separate
+        for host in _expand(item.strip()) if item.strip() else ():
             if limit is not None and len(hosts) >= limit:
                 return hosts
             hosts.append(host)
     return hosts
 
 
-def _split_outside_brackets(text: str) -> list[str]:
-    items, depth, item = [], 0, ""
-    for letter in text:
-        depth += (letter == "[") - (letter == "]")
-        if letter == "," and depth == 0:
-            items.append(item)
-            item = ""
-        else:
-            item += letter
-    return [item for item in (*items, item) if item.strip()]
-
-
 def _expand(item: str) -> Iterable[str]:
-    head, bracket, rest = item.strip().partition("[")
+    head, bracket, rest = item.partition("[")
     if not bracket:
         yield head
         return

@@ -52,7 +52,7 @@ def test_mpich_claims_it_unless_told_not_to() -> None:
 
 def test_cray_needs_the_variable_and_the_library_that_carries(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not claims(CRAY, MPICH_GPU_SUPPORT_ENABLED="1")
-    monkeypatch.setattr(cuda_support, "_loaded", lambda library: library == "libmpi_gtl_cuda")
+    monkeypatch.setattr(cuda_support, "read_text", lambda path: "/opt/cray/lib/libmpi_gtl_cuda.so.0")
     assert claims(CRAY, MPICH_GPU_SUPPORT_ENABLED="1")
     assert not claims(CRAY)
     assert not claims(CRAY, MPICH_GPU_SUPPORT_ENABLED="0")
