@@ -52,10 +52,9 @@ class _AllGathers:
         with self.guard:
             return self._pending[key]
 
-    def end(self, key: Key) -> dict[str, Any]:
-        """Forgets an all_gather and returns its objects."""
+    def end(self, key: Key) -> None:
         with self.guard:
-            return self._pending.pop(key).objects
+            del self._pending[key]
 
 
 _all_gathers = _AllGathers()
@@ -82,10 +81,15 @@ def all_gather(obj: Any, worker_names: Iterable[str] | None = None, timeout: flo
         _give(key, me, obj)
     else:
         agent.call(agent.workers.find(leader), _give, (key, me, obj), timeout_s=timeout_s).wait()
-    state.complete.wait(timeout_s or None)
-    if me == leader:
-        _give_to_followers(key, state, agent.timeout_s if timeout_s is None else timeout_s)
-    return _all_gathers.end(key)
+    try:
+        if not state.complete.wait(timeout_s or None):
+            late = [name for name in names if name not in state.objects] if me == leader else [leader]
+            raise RuntimeError(f"_all_gather: nothing has come from workers {late} within {timeout_s:.2f} seconds")
+        if me == leader:
+            _give_to_followers(key, state, agent.timeout_s if timeout_s is None else timeout_s)
+        return state.objects
+    finally:
+        _all_gathers.end(key)
 
 
 def _give_to_followers(key: Key, state: _AllGather, timeout_s: float) -> None:

@@ -72,6 +72,20 @@ def test_all_gather_timeout(workers: list[str], rank: int, size: int) -> None:
     agree(True)
 
 
+@pytest.mark.min_ranks(2)
+def test_all_gather_with_a_worker_that_is_late(workers: list[str], rank: int, size: int) -> None:
+    """It raises on every worker. (It returned what was there: without the late one's object, or nothing.)"""
+    everyone(None)
+    if rank == 1:
+        time.sleep(1.0)
+    late = "worker1" if rank == 0 else "worker0"
+    with pytest.raises(RuntimeError, match=rf"nothing has come from workers \['{late}'\] within 0.30 seconds"):
+        api._all_gather(rank, timeout=0.3)
+    everyone(None)
+    found = api._all_gather(rank)
+    agree(found == {name: i for i, name in enumerate(workers)}, found)
+
+
 def eventually(condition: Callable[[], bool]) -> bool:
     deadline = time.monotonic() + 20
     while not condition() and time.monotonic() < deadline:
