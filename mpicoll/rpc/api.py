@@ -16,10 +16,9 @@ from mpicoll import autograd
 from mpicoll._mpi import abort, runtime
 from mpicoll.autograd import contexts
 from mpicoll.errors import WorkerLeft
-from mpicoll.rpc import current_agent, futures, gathering, inspection, rref
+from mpicoll.rpc import current_agent, futures, gathering, rref
 from mpicoll.rpc.constants import DEFAULT_SHUTDOWN_TIMEOUT, UNSET_RPC_TIMEOUT
 from mpicoll.rpc.drain import drain
-from mpicoll.rpc.inspection import CurrentAgent
 from mpicoll.rpc.options import MPIRpcBackendOptions, RpcBackendOptions, TensorPipeRpcBackendOptions, timeout_seconds
 from mpicoll.rpc.owned_objects import id_text
 from mpicoll.rpc.rref import RRef
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     from mpicoll.rpc.agent import Agent  # it loads MPI, which starts it: in init_rpc, not where this is imported
 
 _all_gather, _barrier = gathering.all_gather, gathering.barrier
-_rref_context_get_debug_info = inspection.rref_debug_info
 
 To = str | int | WorkerInfo
 
@@ -183,8 +181,7 @@ def _at_exit() -> None:
 
 def get_worker_info(worker_name: str | int | None = None) -> WorkerInfo:
     """The worker of this name; None: this one. Raises: RuntimeError: there is none."""
-    agent = current_agent.get()
-    return agent.me if worker_name is None else agent.workers.find(worker_name)
+    return CurrentAgent(current_agent.get()).get_worker_info(worker_name)
 
 
 def get_rpc_timeout() -> float:
@@ -250,6 +247,43 @@ def _wait_all() -> Iterator[None]:
         torch.futures.wait_all(futures)
 
 
+# -- what libraries ask ------------------------------------------------------------------------------------------------
+
+
+class CurrentAgent:
+    """The read-only part of torch's RpcAgent, which libraries ask."""
+
+    is_static_group = True  # all workers take part from init_rpc to shutdown
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+
+    def get_worker_info(self, worker: str | int | None = None) -> WorkerInfo:
+        """Returns the worker of this name or rank; None: this one. Raises RuntimeError if there is none."""
+        return self._agent.me if worker is None else self._agent.workers.find(worker)
+
+    def get_worker_infos(self) -> list[WorkerInfo]:
+        return list(self._agent.workers.all)
+
+    def get_metrics(self) -> dict[str, str]:
+        """Returns the numbers of pending and running calls, and of threads."""
+        agent = self._agent
+        return {
+            "agent.client_active_calls": str(agent.counts()[2]),
+            "agent.server_active_calls": str(agent.handler.running),
+            "agent.thread_pool_size": str(agent.pool.threads),
+            "agent.num_idle_threads": str(agent.pool.idle()),
+        }
+
+    get_debug_info = get_metrics
+
+    def _get_device_map(self, worker: WorkerInfo) -> dict[torch.device, torch.device]:
+        return self._agent.options.device_maps.get(worker.name, {})
+
+    def _get_backend_options(self) -> MPIRpcBackendOptions:
+        return self._agent.options
+
+
 def _is_current_rpc_agent_set() -> bool:
     """Whether init_rpc has been called, and shutdown has not."""
     return current_agent.find() is not None
@@ -258,6 +292,19 @@ def _is_current_rpc_agent_set() -> bool:
 def _get_current_rpc_agent() -> CurrentAgent:
     """This worker's agent, to be asked who takes part. Raises: RuntimeError: there is none."""
     return CurrentAgent(current_agent.get_for_rref())
+
+
+def _rref_context_get_debug_info() -> dict[str, str]:
+    """The number of references on this worker, by state. Raises: RuntimeError: RPC is not initialised."""
+    agent = current_agent.get()
+    owned = agent.objects.all()
+    return {
+        "num_owner_rrefs": str(len(owned)),
+        "num_forks": str(sum(entry.outside != 0 for entry in owned)),
+        "num_pending_users": str(rref.pending_users(agent)),
+        "num_pending_children": "0",  # weighted counting: no reference waits for the arrival of a copy
+        "num_pending_futures": str(agent.counts()[2]),
+    }
 
 
 def _get_debug_info() -> dict[str, str]:

@@ -12,14 +12,13 @@ import mmap
 WORTH_BYTES = 4 << 20  # below this, malloc tends to return memory that has been touched before
 
 _ADVICE = getattr(mmap, "MADV_HUGEPAGE", None)  # Linux
-_madvise = getattr(ctypes.CDLL(None), "madvise", None)
-if _madvise is not None:
-    _madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+_madvise = ctypes.CDLL(None).madvise
+_madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
 def ask_for_large(address: int, nbytes: int) -> None:
     """For the whole pages within this memory. Changes nothing but the time that the first touch takes; may be refused."""
-    if nbytes < WORTH_BYTES or _ADVICE is None or _madvise is None:
+    if nbytes < WORTH_BYTES or _ADVICE is None:
         return
     first = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
     last = (address + nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
