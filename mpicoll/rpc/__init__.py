@@ -8,6 +8,7 @@ The way of a call:
 
 References: rref on the users' side, owner and owned_objects on the owner's side. The graceful end: drain.
 """
+# ruff: noqa: F401  private names of torch's module, for programs that use them
 
 from __future__ import annotations
 
@@ -47,15 +48,6 @@ __all__ = [
     "RpcBackendOptions",
     "TensorPipeRpcBackendOptions",
     "WorkerInfo",
-    "_all_gather",
-    "_barrier",
-    "_delete_all_user_and_unforked_owner_rrefs",
-    "_get_current_rpc_agent",
-    "_get_debug_info",
-    "_is_current_rpc_agent_set",
-    "_rref_context_get_debug_info",
-    "_set_rpc_timeout",
-    "_wait_all",
     "api",
     "constants",
     "functions",

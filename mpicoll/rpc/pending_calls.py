@@ -87,7 +87,11 @@ class PendingCalls:
                 late.append(self._calls.pop(heapq.heappop(self._deadlines)[1], None))
         for call in late:
             if call is not None:
-                submit(partial(call.future.fail, _timed_out(call)))
+                text = (
+                    f"RPC ran for more than set timeout ({call.timeout_s * 1000:.0f} ms) and will now be marked with an error: "
+                    f"{call.function} on worker {call.worker.name!r} (rank {call.worker.id})"
+                )
+                submit(partial(call.future.fail, CallTimedOut(text)))
 
     def lose(self, worker: WorkerInfo, reason: str) -> None:
         """Notes that a worker has left, and fails the calls to it."""
@@ -108,10 +112,3 @@ class PendingCalls:
         for call in unanswered:
             worker = f"worker {call.worker.name!r} (rank {call.worker.id})"
             call.future.fail(WorkerLeft(f"RPC was shut down before {worker} answered {call.function}"))
-
-
-def _timed_out(call: PendingCall) -> CallTimedOut:
-    return CallTimedOut(
-        f"RPC ran for more than set timeout ({call.timeout_s * 1000:.0f} ms) and will now be marked with an error: "
-        f"{call.function} on worker {call.worker.name!r} (rank {call.worker.id})"
-    )

@@ -150,19 +150,22 @@ def pack(
     pickled = struct.pack("<I", len(head)) + head + file.getvalue()
     kept.append(found)
     blocks = [*storages, *map(_block_of, found)]
+    inline = pickled
     if len(pickled) > INLINE_PICKLE_BYTES:
         kept.append(pickled)
         blocks.append(_block_of(pickle.PickleBuffer(pickled)))
         inline = b""
-    else:
-        inline = pickled
     header = HEADER.pack(kind, len(storages), len(found), len(pickled), number, call)
     sizes = struct.pack(f"<{len(blocks)}Q", *(nbytes for _, nbytes in blocks))
     along = b"".join(ctypes.string_at(address, nbytes) for address, nbytes in blocks if 0 < nbytes < INLINE_BYTES)
     return PackedMessage(header + sizes + inline + along, [block for block in blocks if block[1] >= INLINE_BYTES], number, kept)
 
 
-def _lay_out(state: PicklingState) -> tuple[list[tuple[Any, ...]], list[Block], list[Any]]:
+# How a tensor lies: index of its storage, dtype, offset, shape, stride, requires_grad, conj, neg, device
+Layout = tuple[int, torch.dtype, int, tuple[int, ...], tuple[int, ...], bool, bool, bool, str | None]
+
+
+def _lay_out(state: PicklingState) -> tuple[list[Layout], list[Block], list[Any]]:
     """How each tensor, or part of a sparse one, lies in the storages of the message, and the part of each that is used."""
     used: dict[int, list[int]] = {}  # by storage: index in the message, first byte, byte after the last
     views = []
@@ -188,7 +191,7 @@ def _lay_out(state: PicklingState) -> tuple[list[tuple[Any, ...]], list[Block], 
         place = used.setdefault(storage._cdata, [len(used), first, last])
         place[1], place[2] = min(place[1], first), max(place[2], last)
         views.append((place, first, plain, tensor.requires_grad, conj, neg, target))
-    layouts: list[tuple[Any, ...]] = []
+    layouts: list[Layout] = []
     blocks: list[Block] = [(0, 0)] * len(used)
     for (index, start, end), first, plain, requires_grad, conj, neg, target in views:
         aligned = start // 16 * 16  # every dtype's size divides it
@@ -235,7 +238,7 @@ def unpack(message: IncomingMessage, accept: Callable[[list[Tensor], Any], list[
     """
     (head,) = struct.unpack_from("<I", message.pickled)
     layouts, forms, extra = pickle.loads(message.pickled[4 : 4 + head])
-    strided = [_tensor_in(message.storages, *layout) for layout in layouts]
+    strided = [_tensor_in(message.storages, layout) for layout in layouts]
     tensors = accept(sparse.joined(forms, strided) if forms else strided, extra)
     before = getattr(_local, "tensors", None), getattr(_local, "unconfirmed", None)
     _local.tensors, _local.unconfirmed = tensors, message.unconfirmed
@@ -250,18 +253,8 @@ def unpack(message: IncomingMessage, accept: Callable[[list[Tensor], Any], list[
         _local.tensors, _local.unconfirmed = before
 
 
-def _tensor_in(
-    storages: list[torch.UntypedStorage],
-    index: int,
-    dtype: torch.dtype,
-    offset: int,
-    shape: tuple[int, ...],
-    stride: tuple[int, ...],
-    requires_grad: bool,
-    conj: bool,
-    neg: bool,
-    device: str | None,
-) -> Tensor:
+def _tensor_in(storages: list[torch.UntypedStorage], layout: Layout) -> Tensor:
+    index, dtype, offset, shape, stride, requires_grad, conj, neg, device = layout
     tensor = torch.empty(0, dtype=dtype, device="cpu").set_(storages[index], offset, shape, stride)
     if device is not None:
         tensor = tensor.to(device)

@@ -15,7 +15,7 @@ from torch.distributed.remote_device import _remote_device
 from torch.futures import Future
 
 from mpicoll import rpc
-from mpicoll.rpc import RRef, wire
+from mpicoll.rpc import RRef, api, wire
 
 __all__ = ["RemoteModule"]
 
@@ -70,13 +70,13 @@ class RemoteModule(nn.Module):
         if interface is not None:
             raise ValueError("RemoteModule: TorchScript interfaces are not supported over MPI; leave _module_interface_cls out")
         super().__init__()
-        if not rpc._is_current_rpc_agent_set():
+        if not api._is_current_rpc_agent_set():
             raise AssertionError("RemoteModule only works in RPC.")
         place = _remote_device(remote_device)
         self.on: str | int = place.worker_name() if place.worker_name() is not None else place.rank()  # type: ignore[assignment]
         self.device = str(place.device())
         self.is_scriptable = False
-        agent = rpc._get_current_rpc_agent()
+        agent = api._get_current_rpc_agent()
         self.is_device_map_set = bool(agent._get_device_map(agent.get_worker_info(self.on)))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
