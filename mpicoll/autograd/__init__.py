@@ -96,8 +96,7 @@ def _current_context() -> DistAutogradContext:
     return now
 
 
-def _retrieve_context(context_id: int) -> DistAutogradContext:
-    return _contexts.registry.find(context_id)
+_retrieve_context = _contexts.registry.find
 
 
 def _is_valid_context(context_id: int) -> None:

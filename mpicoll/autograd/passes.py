@@ -85,7 +85,7 @@ def backward(context_id: int, roots: Sequence[Tensor], retain_graph: bool = Fals
             _walk(context, here, number, [ROOTS]).wait()
             _take(context, here, number, ROOTS, [torch.ones_like(root) for root in roots]).wait()
     finally:
-        _end(context, number, retain_graph)
+        _end(number, context_id, retain_graph)
 
 
 def _checked(roots: Sequence[Tensor]) -> list[Tensor]:
@@ -254,8 +254,11 @@ def _check_static(here: Pass, needs: frozenset[MessageId], targets: list[Receipt
 # -- [3] the end -------------------------------------------------------------------------------------------------------
 
 
-def _end(context: Context, number: MessageId, retain_graph: bool) -> None:
+def _end(number: MessageId, context_id: int, retain_graph: bool) -> None:
     """Forgets the pass on every worker that took part, and the graph that it used unless ``retain_graph``."""
+    context = contexts.registry.get(context_id)
+    if context is None:
+        return
     with context.guard:
         here = context.passes.pop(number, None)
         if here is None:
@@ -264,13 +267,7 @@ def _end(context: Context, number: MessageId, retain_graph: bool) -> None:
             for message in here.outputs:
                 context.sends.pop(message, None)
     for sender in {receipt.sender for receipt in here.places}:
-        contexts.registry.call(sender, _end_there, number, context.id, retain_graph).wait()
-
-
-def _end_there(number: MessageId, context_id: int, retain_graph: bool) -> None:
-    context = contexts.registry.get(context_id)
-    if context is not None:
-        _end(context, number, retain_graph)
+        contexts.registry.call(sender, _end, number, context_id, retain_graph).wait()
 
 
 def _all(futures: Iterable[Future[Any]]) -> Future[Any]:
