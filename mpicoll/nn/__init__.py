@@ -11,7 +11,7 @@
 
 Importing this module does not start MPI. Other names of torch.distributed.nn (jit) are torch's own objects.
 """
-# ruff: noqa: F401  exported names; __all__ is made on demand because it includes names of torch
+# ruff: noqa: F401, F403  exported names; __all__ is made on demand because it includes names of torch
 
 from __future__ import annotations
 
@@ -20,21 +20,7 @@ from typing import Any
 
 from mpicoll._c10d import dynamo
 from mpicoll.nn import functional
-from mpicoll.nn.functional import (
-    _all_gather_base,
-    all_gather,
-    all_reduce,
-    all_to_all,
-    all_to_all_single,
-    broadcast,
-    gather,
-    recv,
-    reduce,
-    reduce_scatter,
-    scatter,
-    send,
-    sendrecv,
-)
+from mpicoll.nn.functional import *
 from mpicoll.nn.grid import Grid
 from mpicoll.nn.halo import halo_exchange
 

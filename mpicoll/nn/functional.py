@@ -166,7 +166,11 @@ def reduce_scatter(output: Tensor, input_list: Sequence[Tensor], op: Op = SUM, g
         name = checked_name("reduce_scatter", inputs[0], op)
         shapes = tuple(tuple(tensor.shape) for tensor in inputs)
         checks.same_dtype("reduce_scatter", *((f"input_list[{i}]", t) for i, t in enumerate(inputs)))
-        _check_output("reduce_scatter", "output", output, inputs[0], shapes[ranks.rank])
+        checks.movable("reduce_scatter", output, "output")
+        checks.writable("reduce_scatter", output, "output")
+        checks.same_dtype("reduce_scatter", ("output", output), ("the input", inputs[0]))
+        if tuple(output.shape) != (part := shapes[ranks.rank]):
+            raise ValueError(f"reduce_scatter: output has shape {tuple(output.shape)}, this rank's part of the input {part}")
         ranks.equal = f"{name} of {inputs[0].dtype} {shapes}"
     if name == "SUM" or is_discrete(output):
         linear = linear_collectives.reduce_scatter(group, ranks.rank, shapes, op, output)
@@ -338,14 +342,6 @@ def _all_shapes(tensor: Tensor, ranks: Preflight) -> Shapes:
     shapes: list[Any] = [None] * ranks.size
     torch_dist.all_gather_object(shapes, own, group=ranks.group)
     return tuple(shapes)
-
-
-def _check_output(operation: str, name: str, output: Tensor, tensor: Tensor, shape: Shape) -> None:
-    checks.movable(operation, output, name)
-    checks.writable(operation, output, name)
-    checks.same_dtype(operation, (name, output), ("the input", tensor))
-    if tuple(output.shape) != shape:
-        raise ValueError(f"{operation}: {name} has shape {tuple(output.shape)}, this rank's part of the input {shape}")
 
 
 def _offered(given: Sequence[Tensor], ranks: Preflight, src: int) -> tuple[Shapes, torch.dtype]:

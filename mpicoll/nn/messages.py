@@ -109,18 +109,13 @@ class _Peer(NamedTuple):
 
 
 class GroupMessages:
-    """A group's messages from and to this rank.
-
-    Attributes:
-        numbered: Number of messages so far that want a gradient.
-        sending: Works of sends that have not completed; backends other than ours need them kept.
-        kept: Messages that nobody has asked for yet, by peer, tag and ``answers``.
-    """
+    """A group's messages from and to this rank."""
 
     def __init__(self, group: ProcessGroup) -> None:
         self.group = weakref.ref(group)
-        self.numbered = 0
-        self.sending: list[Any] = []
+        self.numbered = 0  # messages so far that want a gradient
+        self.sending: list[Any] = []  # works of sends that have not completed; backends other than ours need them kept
+        # Messages that nobody has asked for yet, by peer, tag and ``answers``.
         self.kept: dict[tuple[int, int, int], deque[tuple[Tensor, int]]] = defaultdict(deque)
 
     def post(self, tensor: Tensor, peer: _Peer, answers: int, wants_reply: bool) -> int:

@@ -39,13 +39,6 @@ MAX_NAMES = 16  # ranks, and different texts, that an error shows
 class Preflight:
     """One question to all ranks of a group, asked when the ``with`` block ends (collective).
 
-    Attributes:
-        equal: Set inside: what must be the same on all ranks. `ring` and `pairs` say what else must fit.
-        even: Set inside: what may differ between ranks.
-        about: Set inside: what an error says about this rank; default: ``equal``.
-        requires_grad: Afterwards: some rank's tensor requires grad, with grad mode on.
-        is_even: Afterwards: ``even`` is the same on all ranks.
-
     Raises:
         TypeError, ValueError: On every rank alike, when the block ends: a rank raised one inside, or the ranks do not fit
             together.
@@ -56,11 +49,11 @@ class Preflight:
         self.rank, self.size = torch_dist.get_rank(group), torch_dist.get_world_size(group)
         if self.rank < 0:
             raise ValueError(f"{operation}: this rank is not in the group")
-        self.equal: object = None
-        self.even: object = None
-        self.about = ""
-        self.requires_grad = any_requires_grad(tensors)
-        self.is_even = True
+        self.equal: object = None  # set inside: what must be the same on all ranks; `ring` and `pairs` say what else must fit
+        self.even: object = None  # set inside: what may differ between ranks
+        self.about = ""  # set inside: what an error says about this rank; default: ``equal``
+        self.requires_grad = any_requires_grad(tensors)  # afterwards: of some rank's tensors
+        self.is_even = True  # afterwards: ``even`` is the same on all ranks
         self._sum = 0
 
     def __enter__(self) -> Preflight:
