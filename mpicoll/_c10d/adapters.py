@@ -20,8 +20,6 @@ from mpicoll.errors import LaunchError
 if TYPE_CHECKING:
     from mpicoll._engine.communicator import Communicator
 
-__all__ = ["alive", "create", "mixing"]
-
 # The Python half of each group's adapter, None until it is made. TORCH_DISTRIBUTED_DEBUG=DETAIL wraps the C++ half and drops
 # this one, and the methods with it.
 alive: dict[Communicator, Any] = {}

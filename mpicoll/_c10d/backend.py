@@ -37,8 +37,6 @@ from mpicoll._progress.work import Work
 if TYPE_CHECKING:
     from mpicoll._engine.communicator import Communicator
 
-__all__ = ["MpiBackend"]
-
 MakeChild = Callable[["Communicator", Sequence[int], str, float], Backend]  # parent, its ranks, the child's name, timeout in s
 
 

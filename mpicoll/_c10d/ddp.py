@@ -22,8 +22,6 @@ from mpicoll._c10d import patches
 from mpicoll._c10d.operations import Operations
 from mpicoll._progress.work import Work
 
-__all__ = ["install"]
-
 c10d: Any = torch._C._distributed_c10d  # whose stubs lack what is used here
 
 

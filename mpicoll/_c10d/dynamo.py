@@ -22,8 +22,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["disable", "disable_package", "skip_frames"]
-
 WHY = "mpicoll communicates here, through MPI"
 
 

@@ -12,8 +12,6 @@ from typing import Any
 
 from mpicoll._mpi import abort
 
-__all__ = ["install", "uninstall"]
-
 _replaced: tuple[Callable[..., Any], Callable[..., Any]] | None = None  # sys.excepthook before torch's init, and torch's
 
 

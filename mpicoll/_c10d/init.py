@@ -20,8 +20,6 @@ from mpicoll._c10d.member_names import named_by_members
 from mpicoll._c10d.undo import undone_on_failure
 from mpicoll._mpi import abort, runtime
 
-__all__ = ["init_process_group", "new_group"]
-
 
 def init_process_group(original: Callable[..., Any], arguments: dict[str, Any]) -> None:
     """Calls torch's init_process_group so that MPI's ranks are the world (collective over them).

@@ -15,8 +15,6 @@ from collections.abc import Iterator, Sequence
 
 from mpicoll._c10d import patches, torch_world
 
-__all__ = ["named_by_members"]
-
 _made: Counter[tuple[int, ...]] = Counter()  # number of groups by their ranks
 
 

@@ -12,18 +12,6 @@ from typing import Any
 
 import torch
 
-__all__ = [
-    "BACKEND_SUBCLASSES",
-    "OURS",
-    "WORK_METHODS",
-    "devices",
-    "hide_plugins",
-    "leave_mpi_to_torch",
-    "serve",
-    "translate",
-    "visible",
-]
-
 OURS = "mpicoll"
 
 # torch <= 2.13 takes only a ProcessGroup subclass from a Python backend. torch >= 2.14 takes a Backend subclass, and a group

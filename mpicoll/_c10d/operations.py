@@ -26,8 +26,6 @@ from mpicoll.errors import GroupFailed
 if TYPE_CHECKING:
     from mpicoll._engine.communicator import Communicator
 
-__all__ = ["CoalescedWork", "Operations"]
-
 Answer = TorchWork | None
 T = TypeVar("T")
 

@@ -14,8 +14,6 @@ from typing import Any, NamedTuple
 
 from mpicoll._c10d.names import WORK_METHODS
 
-__all__ = ["ORIGINAL", "TABLE", "Patch", "applied", "assign", "replaced", "resolve", "wrap"]
-
 ORIGINAL = "_mpicoll_original"  # attribute of a function that `wrap` has put in place: the function before it
 
 

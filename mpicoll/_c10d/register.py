@@ -17,8 +17,6 @@ from typing import Any
 
 from mpicoll._c10d import names, patches, wrapping
 
-__all__ = ["autoload", "ensure"]
-
 INIT = f"{patches.C10D}.init_process_group"
 
 _failure: Exception | None = None  # raised in autoload; for `ensure`

@@ -22,8 +22,6 @@ from torch.distributed.constants import default_pg_timeout
 from mpicoll._mpi import runtime
 from mpicoll.errors import LaunchError
 
-__all__ = ["meet"]
-
 LOOPBACK = "127.0.0.1"
 PROBE_S = 3.0  # seconds for one connection to one address; a live one answers in milliseconds, a firewall never
 SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of a network interface

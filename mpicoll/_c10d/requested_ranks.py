@@ -15,8 +15,6 @@ from mpicoll._discovery import detect
 from mpicoll._mpi import runtime
 from mpicoll.errors import LaunchError
 
-__all__ = ["check", "start_beside", "unified", "warn_of_contradictions"]
-
 NAMES = ("rank", "world_size")
 UNNAMED = (-1, None)
 

@@ -22,8 +22,6 @@ from torch.distributed.rendezvous import rendezvous
 from mpicoll._mpi import runtime
 from mpicoll.errors import LaunchError
 
-__all__ = ["asked_for", "left_on_failure", "meet"]
-
 ELSEWHERE = ("env:", "mpi:")  # init methods by which all of MPI's ranks meet
 
 

@@ -13,8 +13,6 @@ from torch.distributed import distributed_c10d
 
 from mpicoll._c10d.names import OURS
 
-__all__ = ["backend_of", "default_group", "forget", "forget_world", "group_count_kept", "name_of", "record_backend", "world"]
-
 c10d: Any = distributed_c10d  # its annotations do not cover what is private
 world: Any = c10d._world
 

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 
 from mpicoll._c10d import adapters, torch_world
 
-__all__ = ["undone_on_failure"]
-
 
 @contextlib.contextmanager
 def undone_on_failure() -> Iterator[None]:

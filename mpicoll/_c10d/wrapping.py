@@ -13,8 +13,6 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["GROUP_NAMES", "WORLD_NAMES", "wrap"]
-
 # The order in which torch takes them (2.11 to 2.15; before that, too).
 WORLD_NAMES = ("backend", "init_method", "timeout", "world_size", "rank", "store", "group_name", "pg_options", "device_id")
 GROUP_NAMES = ("ranks", "timeout", "backend", "backend_options", "pg_tag", "use_local_synchronization", "group_desc", "device_id")

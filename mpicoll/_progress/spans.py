@@ -41,8 +41,6 @@ from torch.futures import Future
 from mpicoll._progress.group_state import GroupState
 from mpicoll._progress.work import Work
 
-__all__ = ["TITLES", "Span", "asynchronous", "on", "spanned"]
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 # The engine's operations and the names of their events. An event whose name is also in ProcessGroupMPI.cpp or

@@ -20,8 +20,6 @@ from __future__ import annotations
 from torch import Tensor
 from torch._C import _increment_version
 
-__all__ = ["count_write"]
-
 
 def count_write(*tensors: Tensor) -> None:
     """Raises the tensors' version counters, so that autograd refuses a backward pass that needs their former values.

@@ -19,8 +19,6 @@ from mpicoll._c10d.torch213.process_group import MpiProcessGroup
 if TYPE_CHECKING:
     from mpicoll._engine.communicator import Communicator
 
-__all__ = ["adapt", "mixing"]
-
 _mixture: dict[str, str] | None = None  # backend by kind of device, while torch makes a mixed group
 
 

@@ -17,8 +17,6 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import _register_work, _resolve_process_group
 
-__all__ = ["register"]
-
 
 @functools.cache
 def register() -> torch.library.Library:

@@ -26,8 +26,6 @@ from mpicoll._c10d.torch213.process_group import MpiProcessGroup
 if TYPE_CHECKING:
     from mpicoll._engine.communicator import Communicator
 
-__all__ = ["MixedProcessGroup", "parts"]
-
 BY_DEVICE = (*WORK_METHODS, "start_coalescing", "end_coalescing", "_start_coalescing")
 
 

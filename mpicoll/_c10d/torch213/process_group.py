@@ -14,8 +14,6 @@ from mpicoll._c10d.operations import Operations
 if TYPE_CHECKING:
     from mpicoll._engine.communicator import Communicator
 
-__all__ = ["MpiProcessGroup"]
-
 
 class MpiProcessGroup(Operations, ProcessGroup):  # type: ignore[misc]  # names and their order are as torch calls them
     """One process group of torch.
