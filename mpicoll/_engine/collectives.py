@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from torch import Tensor
 
 from mpicoll._device.collectives import DeviceCollectives
 from mpicoll._host.collectives import HostCollectives
-from mpicoll._mpi.channel import Channel
 from mpicoll._progress.group import Group
-from mpicoll._progress.queue import CollectiveQueue
 from mpicoll._tensors import checks
 from mpicoll._tensors.calls import Call
 
 Backend = HostCollectives | DeviceCollectives
 
 
+@dataclass(eq=False, repr=False)
 class Collectives(Group):
     """A group with a backend for each kind of device.
 
@@ -25,19 +25,8 @@ class Collectives(Group):
         devices: The backend for device memory; None: no rank had a device when the group was made.
     """
 
-    def __init__(
-        self,
-        name: str,
-        channel: Channel,
-        global_ranks: tuple[int, ...],
-        timeout_s: float,
-        queue: CollectiveQueue,
-        host: HostCollectives,
-        devices: DeviceCollectives | None,
-    ) -> None:
-        super().__init__(name, channel, global_ranks, timeout_s, queue)
-        self.host = host
-        self.devices = devices
+    host: HostCollectives
+    devices: DeviceCollectives | None
 
     def backend(self, operation: str, *memories: Tensor) -> Backend:
         """Returns the backend for the kind of device on which the memories are.

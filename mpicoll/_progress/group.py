@@ -12,11 +12,9 @@ from typing import Any, TypeVar
 from torch import Tensor
 from torch.autograd import profiler
 
-from mpicoll._mpi.channel import Channel
 from mpicoll._mpi.errors import MPIException, translate
 from mpicoll._progress import spans
 from mpicoll._progress.group_state import EVERYBODY, GroupState
-from mpicoll._progress.queue import CollectiveQueue
 from mpicoll._progress.watchdog import inside, watchdog
 from mpicoll._progress.work import Work, found_by_tensors
 from mpicoll._tensors.calls import Call
@@ -28,13 +26,11 @@ T = TypeVar("T")
 class Group(GroupState):
     """A group that runs operations."""
 
-    def __init__(
-        self, name: str, channel: Channel, global_ranks: tuple[int, ...], timeout_s: float, queue: CollectiveQueue
-    ) -> None:
-        super().__init__(name, channel, global_ranks, timeout_s, queue)
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._waiting_guard = Lock()  # guards _waiting_calls
         self._waiting_calls: dict[int, str] = {}  # the blocking collective that waits for its turn, by thread
-        watchdog.watch(timeout_s)
+        watchdog.watch(self.timeout_s)
 
     def set_timeout(self, timeout_s: float) -> None:
         """Sets the timeout of operations that start from now on."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from mpicoll._mpi.channel import Channel
 from mpicoll._progress.queue import CollectiveQueue
@@ -11,6 +12,7 @@ from mpicoll.errors import GroupFailed, MpicollError
 EVERYBODY = -1  # the peer of a collective
 
 
+@dataclass(eq=False, repr=False)
 class GroupState:
     """One process group, seen from one of its ranks.
 
@@ -22,18 +24,17 @@ class GroupState:
         broken: The error that later use raises (group destroyed, an operation failed, process forked); None: usable.
     """
 
-    def __init__(
-        self, name: str, channel: Channel, global_ranks: tuple[int, ...], timeout_s: float, queue: CollectiveQueue
-    ) -> None:
-        self.name = name
-        self.channel = channel
-        self.global_ranks = global_ranks
-        self.timeout_s = timeout_s
-        self.rank: int = channel.comm.Get_rank()
-        self.size: int = channel.comm.Get_size()
-        self.queue = queue
-        self.broken: MpicollError | None = None
-        self.closer: Callable[[], None] = lambda: None  # set by the registry
+    name: str
+    channel: Channel
+    global_ranks: tuple[int, ...]
+    timeout_s: float
+    queue: CollectiveQueue
+    broken: MpicollError | None = field(default=None, init=False)
+    closer: Callable[[], None] = field(init=False)  # set by the registry
+
+    def __post_init__(self) -> None:
+        self.rank: int = self.channel.comm.Get_rank()
+        self.size: int = self.channel.comm.Get_size()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r}: rank {self.rank} of {self.size}{', unusable' if self.broken else ''}>"

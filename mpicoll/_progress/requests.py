@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -14,14 +15,14 @@ from mpicoll._tensors.calls import Transfer
 from mpicoll.errors import CommunicationError, GroupDestroyed, TruncationError
 
 
+@dataclass(eq=False)
 class PendingMessage:
     """A message under way in a group."""
 
-    def __init__(self, group: GroupState, operation: str, transfer: Transfer, tensor: Tensor) -> None:
-        self.group = group
-        self.operation = operation
-        self.transfer = transfer
-        self.tensor = tensor
+    group: GroupState
+    operation: str
+    transfer: Transfer
+    tensor: Tensor
 
     @property
     def moved(self) -> bool:
