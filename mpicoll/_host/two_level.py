@@ -15,24 +15,15 @@ from torch import Tensor
 
 from mpicoll._algorithms.hierarchical import Stages
 from mpicoll._algorithms.shared_memory import Combine
-from mpicoll._mpi.datatypes import datatype, operation
+from mpicoll._mpi.datatypes import predefined
 from mpicoll._tensors.combine import Kernel, one_by_one
 from mpicoll._tensors.reductions import FLOATS, INTEGERS, OPS, Encode
 
 CODES = {name: dtype for dtype, name in {**INTEGERS, **FLOATS}.items()}
 # The torch kernels of MPI's operations. The operands of logical operations are 0 or 1.
-KERNELS: dict[str, Any] = {
-    "SUM": torch.add,
-    "PROD": torch.mul,
-    "MIN": torch.minimum,
-    "MAX": torch.maximum,
-    "BAND": torch.bitwise_and,
-    "LAND": torch.bitwise_and,
-    "BOR": torch.bitwise_or,
-    "LOR": torch.bitwise_or,
-    "BXOR": torch.bitwise_xor,
-    "LXOR": torch.bitwise_xor,
-}
+KERNELS: dict[str, Any] = {"SUM": torch.add, "PROD": torch.mul, "MIN": torch.minimum, "MAX": torch.maximum}
+for _name, _kernel in {"AND": torch.bitwise_and, "OR": torch.bitwise_or, "XOR": torch.bitwise_xor}.items():
+    KERNELS |= {f"B{_name}": _kernel, f"L{_name}": _kernel}
 
 
 @cache
@@ -53,8 +44,8 @@ def of(kernel: Kernel, size: int) -> Stages:
     return Stages(
         partial,
         code,
-        datatype(entry.mpi_type),
-        operation(entry.mpi_op),
+        predefined(entry.mpi_type),
+        predefined(entry.mpi_op),
         None if decode is None else lambda reduced, out: decode(reduced, out, size),
     )
 

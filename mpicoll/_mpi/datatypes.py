@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 from mpicoll._mpi.library import MPI
 
@@ -14,18 +15,9 @@ BYTE = MPI.BYTE
 fromaddress = MPI.buffer.fromaddress
 
 
-def datatype(name: str) -> MPI.Datatype:
-    """The predefined datatype of this name: "INT32_T" gives MPI_INT32_T."""
-    handle = getattr(MPI, name)
-    assert isinstance(handle, MPI.Datatype)
-    return handle
-
-
-def operation(name: str) -> MPI.Op:
-    """The predefined reduction of this name: "SUM" gives MPI_SUM."""
-    handle = getattr(MPI, name)
-    assert isinstance(handle, MPI.Op)
-    return handle
+def predefined(name: str) -> Any:
+    """The predefined datatype or reduction of this name: "INT32_T" gives MPI_INT32_T, "SUM" gives MPI_SUM."""
+    return getattr(MPI, name)
 
 
 @lru_cache(maxsize=64)

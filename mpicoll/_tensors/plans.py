@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ReduceOp
 
-from mpicoll._mpi.datatypes import datatype, operation
+from mpicoll._mpi.datatypes import predefined
 from mpicoll._tensors import buffers, combine, reductions
 from mpicoll._tensors.combine import Kernel
 from mpicoll._tensors.reductions import Op, Reduction
@@ -84,7 +84,7 @@ def lookup(operation: str, dtype: torch.dtype, op: Op) -> Plan:
 def _plan(dtype: torch.dtype, op: Op, entry: Reduction) -> Plan:
     kernel = combine.find(dtype, op)
     widened = kernel is not None and kernel.widened
-    return Plan(entry, op, datatype(entry.mpi_type), operation(entry.mpi_op), kernel, entry.native, widened)
+    return Plan(entry, op, predefined(entry.mpi_type), predefined(entry.mpi_op), kernel, entry.native, widened)
 
 
 # Note [Encoders get one dimension]
