@@ -24,8 +24,8 @@ class Patch(NamedTuple):
     what: str
     why: str
     when: str
-    undone: str
     home: str  # the file that makes the change, below mpicoll/
+    undone: str = "never"
     copies: tuple[str, ...] = ()  # other places that hold the same function, imported by name
 
 
@@ -56,7 +56,6 @@ TABLE = (
         what="True",
         why="is_mpi_available() reads it; see Note [When MPI is available]",
         when="import torch, in a rank that an MPI launcher started",
-        undone="never",
         home="_c10d/register.py",
     ),
     Patch(
@@ -64,7 +63,6 @@ TABLE = (
         what="our two plugins are taken out, and are back while torch makes an mpicoll group",
         why="see Note [Hidden plugins]",
         when="import torch, torch <= 2.13",
-        undone="never",
         home="_c10d/names.py",
     ),
     # -- with the first group ----------------------------------------------------------------------------------------------
@@ -73,7 +71,6 @@ TABLE = (
         what='the kinds of device of "mpi"',
         why="see `names.serve`",
         when="a group is made",
-        undone="never",
         home="_c10d/names.py",
     ),
     Patch(
@@ -97,7 +94,6 @@ TABLE = (
         what="wrapper that returns None on ranks outside the new group",
         why="C++ does not take None from a Python backend, which returns a stand-in there",
         when="the first mpicoll group, torch >= 2.14",
-        undone="never",
         home="_c10d/backend.py",
     ),
     Patch(
@@ -142,17 +138,9 @@ TABLE = (
         home="_c10d/torch_world.py",
     ),
     Patch(
-        ("sys.excepthook",),
+        ("sys.excepthook", "threading.excepthook"),
         what="hook that calls the one before, then aborts the job",
-        why="an exception on one rank would leave the others waiting",
-        when="an mpicoll group is made",
-        undone="the default group is destroyed",
-        home="_mpi/abort.py",
-    ),
-    Patch(
-        ("threading.excepthook",),
-        what="hook that calls the one before, then aborts the job",
-        why="an exception in a thread would leave the other ranks waiting",
+        why="an exception on one rank, in any thread, would leave the others waiting",
         when="an mpicoll group is made",
         undone="the default group is destroyed",
         home="_mpi/abort.py",
@@ -171,7 +159,6 @@ TABLE = (
         what="wrapper that ends our open events first",
         why="see Note [Events under way when the profiler stops]",
         when="the first event of mpicoll in a profile",
-        undone="never",
         home="_progress/spans.py",
     ),
     Patch(
@@ -179,7 +166,6 @@ TABLE = (
         what="wrapper that records the module",
         why="distributed autograd must know which gradients DDP reduces",
         when="the first distributed backward pass",
-        undone="never",
         home="autograd/observed.py",
     ),
     Patch(

@@ -274,18 +274,10 @@ def _build() -> dict[tuple[torch.dtype, ReduceOp.RedOpType], Reduction]:
     def add(dtype: torch.dtype, op: str, *entry: object, **more: object) -> None:
         table[dtype, OPS[op]] = Reduction(*entry, **more)  # type: ignore[arg-type]
 
-    mpi_name = {
-        "SUM": "SUM",
-        "PRODUCT": "PROD",
-        "MIN": "MIN",
-        "MAX": "MAX",
-        "BAND": "BAND",
-        "BOR": "BOR",
-        "BXOR": "BXOR",
-    }
     for dtype, mpi_type in INTEGERS.items():
-        for op, mpi_op in mpi_name.items():
-            add(dtype, op, mpi_type, mpi_op)
+        add(dtype, "PRODUCT", mpi_type, "PROD")
+        for op in ("SUM", "MIN", "MAX", "BAND", "BOR", "BXOR"):
+            add(dtype, op, mpi_type, op)
         average = unsigned_truncated if dtype in WIDE_UNSIGNED else _truncated
         if dtype.itemsize <= 2:
             add(dtype, "SUM", "INT32_T", "SUM", _int32, _copy)
@@ -294,17 +286,9 @@ def _build() -> dict[tuple[torch.dtype, ReduceOp.RedOpType], Reduction]:
             add(dtype, "AVG", mpi_type, "SUM", _same, average)
 
     # MPI has no SUM on C_BOOL, and a sum of bytes could leave 3 in a bool. Logical operations give 0 or 1.
-    logical = {
-        "SUM": "LOR",
-        "MAX": "LOR",
-        "BOR": "LOR",
-        "PRODUCT": "LAND",
-        "MIN": "LAND",
-        "BAND": "LAND",
-        "BXOR": "LXOR",
-    }
-    for op, mpi_op in logical.items():
-        add(torch.bool, op, "UINT8_T", mpi_op, _bool_code, _from_bool_code)
+    for mpi_op, ops in {"LOR": ("SUM", "MAX", "BOR"), "LAND": ("PRODUCT", "MIN", "BAND"), "LXOR": ("BXOR",)}.items():
+        for op in ops:
+            add(torch.bool, op, "UINT8_T", mpi_op, _bool_code, _from_bool_code)
 
     for dtype, mpi_type in FLOATS.items():
         add(dtype, "SUM", mpi_type, "SUM")

@@ -19,17 +19,11 @@ from mpicoll._tensors.reductions import Op
 from mpicoll.errors import UnsupportedReduction
 
 # The dtypes that torch can add up, and the dtype of the sum: halves in float32, rounded once.
-SUMMED_AS: dict[torch.dtype, torch.dtype] = {
-    torch.float16: torch.float32,
-    torch.bfloat16: torch.float32,
-    **{
-        dtype: dtype
-        for dtype in (
-            torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
-            torch.float32, torch.float64, torch.complex64, torch.complex128,
-        )
-    },
-}  # fmt: skip
+EXACT = (
+    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
+    torch.float32, torch.float64, torch.complex64, torch.complex128,
+)  # fmt: skip
+SUMMED_AS = dict(zip(EXACT, EXACT, strict=True)) | dict.fromkeys(reductions.HALVES, torch.float32)
 NUMBERS = list(SUMMED_AS)
 MOST_DIMENSIONS = 64  # torch allows no more for any tensor
 HEADER = 4 + MOST_DIMENSIONS  # number of values, dtype, sparse dimensions, dimensions, sizes
