@@ -32,13 +32,7 @@ def name_of(group: Any) -> str | None:
 
 
 def record_backend(group: Any, requested: str, passed: str) -> None:
-    """Records the backend under the name that the user gave, so that get_backend() answers "mpi" where "mpi" was requested.
-
-    Args:
-        group: What torch returned. On a rank outside the group, nothing happens.
-        requested: The user's backend string.
-        passed: The string that torch was given instead.
-    """
+    """Records the backend as the user named it: get_backend() answers "mpi" where "mpi" was requested, and not ``passed``."""
     backend, store = world.pg_map.get(group, (None, None))
     if backend is None or str(backend) != passed:
         return  # not a member, or a group that existed before
@@ -61,20 +55,15 @@ def group_count_kept() -> Iterator[None]:
 
 
 def forget(names: Container[str], group_count: int) -> None:
-    """Removes the groups of these names from all tables, as destroy_process_group does.
-
-    Args:
-        names: Of the groups.
-        group_count: The number of groups before them. torch names groups by it, and all ranks must have the same.
-    """
-    world.group_count = group_count
+    """Removes the groups of these names from all tables, as destroy_process_group does."""
+    world.group_count = group_count  # torch names groups by it, and all ranks must have the same
     for group, name in list(world.pg_names.items()):
         if name in names:
             _forget(group, name)
 
 
 def _forget(group: Any, name: str) -> None:
-    for table in (world.pg_map, world.pg_names, world.pg_group_ranks, world.pg_backend_config, world.pg_to_tag):
+    for table in _tables():
         table.pop(group, None)
     for tagged in world.tags_to_pg.values():
         if group in tagged:
@@ -86,15 +75,12 @@ def _forget(group: Any, name: str) -> None:
 def forget_world() -> None:
     """Empties all tables, as destroy_process_group does."""
     c10d._update_default_pg(None)
-    for table in (
-        world.pg_map,
-        world.pg_names,
-        world.pg_group_ranks,
-        world.pg_backend_config,
-        world.pg_to_tag,
-        world.tags_to_pg,
-        world.pg_coalesce_state,
-    ):
+    for table in (*_tables(), world.tags_to_pg, world.pg_coalesce_state):
         table.clear()
     c10d._unregister_all_process_groups()
     world.group_count = 0
+
+
+def _tables() -> tuple[dict[Any, Any], ...]:
+    """The tables whose keys are groups."""
+    return world.pg_map, world.pg_names, world.pg_group_ranks, world.pg_backend_config, world.pg_to_tag
