@@ -28,9 +28,6 @@ alive: dict[Communicator, Any] = {}
 def create(options: Any) -> Any:
     """Makes the adapter over a new communicator; torch calls it on members only.
 
-    Args:
-        options: torch's DistributedBackendOptions: group_id, group_rank, group_size, global_ranks_in_group, store, timeout.
-
     Raises:
         LaunchError: torch and MPI disagree about this rank's place in the group.
     """

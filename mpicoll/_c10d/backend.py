@@ -56,11 +56,6 @@ class MpiBackend(Operations, Backend):
     """One backend of one of torch's process groups.
 
     The constants shadow C++ properties that would call back into Python without end.
-
-    Args:
-        communicator: The engine's group.
-        on_close: Called with the communicator before torch gives the group up.
-        make_child: Makes the backend of a part of the group.
     """
 
     supports_splitting = True
@@ -86,15 +81,9 @@ class MpiBackend(Operations, Backend):
         return Backend.Options("mpi", timedelta(seconds=self.communicator.timeout_s))
 
     def split(self, store: Any, ranks: list[int], opts: Any) -> Backend:
-        """Makes the backend of a part of this group, for ``dist.split_group`` (collective over the part).
+        """Makes the backend of these ranks within this group, for ``dist.split_group`` (collective over them).
 
-        Args:
-            store: Unused.
-            ranks: Ranks within this group, in the order of the part.
-            opts: Our `options`, with the new group's name and timeout.
-
-        Returns:
-            The backend. On ranks outside the part a stand-in, which `_splitting` drops, because C++ does not take None.
+        The other ranks get a stand-in, which `_splitting` drops, because C++ does not take None.
         """
         if self.communicator.rank not in ranks:
             return _Nobody(0, 1)

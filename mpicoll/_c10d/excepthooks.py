@@ -16,11 +16,7 @@ _replaced: tuple[Callable[..., Any], Callable[..., Any]] | None = None  # sys.ex
 
 
 def install(before: Callable[..., Any]) -> None:
-    """Sets our hooks outside torch's.
-
-    Args:
-        before: sys.excepthook before torch's init_process_group was called.
-    """
+    """Sets our hooks outside torch's. ``before`` is sys.excepthook before torch's init_process_group was called."""
     global _replaced
     _replaced = (before, sys.excepthook)
     abort.install()

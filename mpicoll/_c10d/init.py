@@ -24,13 +24,10 @@ from mpicoll._mpi import abort, runtime
 def init_process_group(original: Callable[..., Any], arguments: dict[str, Any]) -> None:
     """Calls torch's init_process_group so that MPI's ranks are the world (collective over them).
 
-    Args:
-        original: torch's function.
-        arguments: The user's, by name. Either the backend names mpi, or init_method is mpi:// (with any backend).
+    Either the backend names mpi, or init_method is mpi:// (with any backend).
 
     Raises:
-        LaunchError: Several ranks are requested where MPI has one, or see `mpicoll._mpi.runtime.start`.
-        ThreadLevelError: See `mpicoll._mpi.runtime.start`.
+        LaunchError, ThreadLevelError: Several ranks are requested where MPI has one, or see `mpicoll._mpi.runtime.start`.
         RuntimeError: This torch does not have a backend that a mixture names.
     """
     if torch_world.default_group() is not None:

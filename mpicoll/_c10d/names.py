@@ -79,13 +79,10 @@ def devices() -> list[str]:
 
 
 def serve(gpus: bool) -> None:
-    """Tells torch for which kinds of device to ask the backend "mpi".
+    """Tells torch for which kinds of device to ask the backend "mpi". ``gpus``: whether any rank sees a GPU.
 
     torch picks a device other than the CPU from this list and asks for its current index. A CUDA build of torch raises there
     if it finds no GPU (ShardedTensor.gather).
-
-    Args:
-        gpus: Whether any rank sees a GPU.
     """
     if "mpi" in _aliases:
         c10d: Any = sys.modules["torch.distributed.distributed_c10d"]

@@ -75,11 +75,7 @@ def _warn(text: str) -> None:
 
 
 def start_beside(world: Any, arguments: Mapping[str, Any]) -> None:
-    """Starts MPI for a new group beside a world that may be another backend's.
-
-    Args:
-        world: The default group.
-        arguments: Those of new_group, by name.
+    """Starts MPI for a new group beside a default group that may be another backend's.
 
     Raises:
         LaunchError: The ranks of the world are not MPI's, or only some ranks call and MPI is not running yet.

@@ -26,14 +26,9 @@ ELSEWHERE = ("env:", "mpi:")  # init methods by which all of MPI's ranks meet
 
 
 def asked_for(arguments: Mapping[str, Any], size: int, environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether a call asks for a world of fewer than all ranks.
+    """Whether a call of init_process_group asks for a world of fewer than the ``size`` ranks of MPI.
 
     A world_size that equals the variable WORLD_SIZE does not count: an outer torchrun or a batch shell has left it there.
-
-    Args:
-        arguments: Those of init_process_group, by name.
-        size: Number of MPI's ranks.
-        environ: The environment's variables.
 
     Raises:
         LaunchError: The call asks for it, but names no place where these ranks could meet.
@@ -59,8 +54,7 @@ def asked_for(arguments: Mapping[str, Any], size: int, environ: Mapping[str, str
 def meet(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Makes the members' communicator the world (collective over them).
 
-    Returns:
-        The arguments with the store at which they have met, instead of the init method.
+    Returns the arguments with the store at which they have met, instead of the init method.
 
     Raises:
         LaunchError: A member has not come to the store in time, or two members have the same rank.

@@ -30,9 +30,9 @@ def wrap(
 
     Args:
         original: torch's function, or a program's wrapper of it.
-        names: torch's names of the positional arguments, in their order.
-        select: Gets the arguments by name, and may change them. Returns the handler, or None for a call that is not ours. The
-            handler is called with ``original``, as a function of keywords alone, and with the arguments.
+        names: torch's names of the positional arguments.
+        select: Gets the arguments by name, may change them, and returns the handler, or None. The handler gets ``original``, as
+            a function of keywords alone, and the arguments.
     """
     signature = inspect.signature(original)
 

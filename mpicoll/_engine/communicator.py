@@ -25,10 +25,6 @@ class Communicator(Reductions, Gathers, Exchanges, Messages):
     def barrier(self, async_op: bool = False, timeout_s: float | None = None) -> Work | None:
         """Returns when every rank of the group has called it (collective).
 
-        Args:
-            async_op: Return a Work at once.
-            timeout_s: None: the group's timeout.
-
         Raises:
             OperationTimeout: A rank did not call it in time. The group is unusable afterwards.
         """
@@ -43,15 +39,7 @@ class Communicator(Reductions, Gathers, Exchanges, Messages):
             raise error
 
     def monitored_barrier(self, timeout_s: float | None = None, wait_all_ranks: bool = False) -> None:
-        """Waits as `barrier` does, and names the ranks that did not come (collective).
-
-        Args:
-            timeout_s: None: the group's timeout.
-            wait_all_ranks: Name all missing ranks, not only the first.
-
-        Raises:
-            OperationTimeout: Raised on every rank that came, if a rank did not.
-        """
+        """Waits as `barrier` does, and names the ranks that did not come (collective)."""
         self.run("monitored_barrier", (monitored_barrier, (self, timeout_s or self.timeout_s, wait_all_ranks)), [])
 
     def close(self) -> None:

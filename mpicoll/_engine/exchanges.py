@@ -16,11 +16,7 @@ class Exchanges(Collectives):
     """gather, scatter, all_to_all."""
 
     def gather(self, tensor: Tensor, outputs: Sequence[Tensor] | None, dst: int, async_op: bool = False) -> Work | None:
-        """Rank i's tensor arrives in ``outputs[i]`` on ``dst``; sizes may differ (collective).
-
-        Raises:
-            ValueError: ``outputs`` is missing on dst, or given on another rank.
-        """
+        """Rank i's tensor arrives in ``outputs[i]`` on ``dst``; sizes may differ (collective)."""
         dst = checks.group_rank("gather", "dst", dst, self.size)
         if self.rank != dst:
             if outputs is not None and checks.given(outputs):
@@ -42,11 +38,7 @@ class Exchanges(Collectives):
         return self.run("gather", call, targets, async_op, reads=[memory])
 
     def scatter(self, tensor: Tensor, inputs: Sequence[Tensor] | None, src: int, async_op: bool = False) -> Work | None:
-        """``inputs[i]`` on ``src`` arrives in rank i's tensor; sizes may differ (collective).
-
-        Raises:
-            ValueError: ``inputs`` is missing on src, or given on another rank.
-        """
+        """``inputs[i]`` on ``src`` arrives in rank i's tensor; sizes may differ (collective)."""
         src = checks.group_rank("scatter", "src", src, self.size)
         dense, sources = is_dense_cpu(tensor), None
         if self.rank != src:
@@ -102,12 +94,7 @@ class Exchanges(Collectives):
     ) -> Work | None:
         """Exchanges rows of dim 0: ``input_splits[j]`` rows go to rank j, ``output_splits[j]`` rows come from it (collective).
 
-        Args:
-            output: Overwritten. Dim 0 has the sum of ``output_splits``.
-            tensor: Dim 0 has the sum of ``input_splits``.
-            output_splits: Rows per rank, 0 allowed; None: equal shares.
-            input_splits: Rows per rank, 0 allowed; None: equal shares.
-            async_op: Return a Work at once.
+        None: equal shares.
         """
         operation = "all_to_all_single"
         checks.movable(operation, output, "output")

@@ -64,14 +64,7 @@ class Gathers(Collectives):
         return copying_back(backend, backend.all_gather(memories, source), targets, memories), source
 
     def all_gather_single(self, output: Tensor, tensor: Tensor, async_op: bool = False) -> Work | None:
-        """Rank i's tensor arrives as the i-th block of every rank's ``output`` (collective).
-
-        Args:
-            output: ``numel() == group size * tensor.numel()``, as one long tensor (n*k, ...) or stacked (n, k, ...).
-                Overwritten.
-            tensor: May be a slice of ``output``.
-            async_op: Return a Work at once.
-        """
+        """Rank i's tensor, maybe a slice of ``output``, arrives as the i-th block of every rank's ``output`` (collective)."""
         dense = is_dense_cpu(tensor) and is_dense_cpu(output) and output.dtype is tensor.dtype
         if dense and output.nbytes == tensor.nbytes * self.size:
             return self.run("all_gather_single", self.host.all_gather_single(output, tensor), [output], async_op, (tensor,))

@@ -43,11 +43,7 @@ class Messages(Collectives):
             self.guarded("send", backend.messages.send, (memory, dst, tag), dst)
 
     def recv(self, tensor: Tensor, src: int | None, tag: int = 0) -> int:
-        """Receives a message from ``src`` (None: any rank) into the front of the tensor. Returns the sender's group rank.
-
-        Raises:
-            TruncationError: The message is longer than the tensor.
-        """
+        """Receives a message from ``src`` (None: any rank) into the front of the tensor. Returns the sender's group rank."""
         messages = self.host.messages
         usual = messages.unmatched is None and messages.is_usual(tensor, src, tag)
         if not usual or self.broken is not None or profiler._is_profiler_enabled:

@@ -24,15 +24,10 @@ GRACE_S = 5.0  # seconds that the other ranks wait longer than rank 0, so that i
 
 
 def monitored_barrier(group: GroupState, timeout_s: float, wait_all_ranks: bool) -> None:
-    """Waits for all ranks of the group (collective).
-
-    Args:
-        group: The group.
-        timeout_s: How long rank 0 waits.
-        wait_all_ranks: Name all missing ranks, not only the first.
+    """Waits for all ranks of the group, rank 0 as long as ``timeout_s`` (collective).
 
     Raises:
-        OperationTimeout: A rank did not come. Raised on every rank that came; names the global ranks that did not.
+        OperationTimeout: A rank did not come. Raised on every rank that came; names all global ranks that did not, or the first.
     """
     missing = _collect(group, timeout_s, wait_all_ranks) if group.rank == 0 else _report(group, timeout_s + GRACE_S)
     if missing:

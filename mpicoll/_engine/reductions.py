@@ -26,14 +26,7 @@ class Reductions(Collectives):
     def all_reduce(self, tensor: Tensor, op: Op = SUM, async_op: bool = False) -> Work | None:
         """Reduces elementwise over all ranks, in place. The result has the same bits on every rank (collective).
 
-        Args:
-            tensor: Any shape and strides, with the same shape and dtype on every rank. Or sparse (COO) on every rank; the
-                indices may differ. Overwritten.
-            op: The reduction.
-            async_op: Return a Work at once.
-
-        Raises:
-            UnsupportedReduction: The op has no right answer for this dtype. A TypeError.
+        The tensor may be sparse (COO) on every rank; the indices may differ.
         """
         if is_dense_cpu(tensor):
             plan = SUM_PLANS[tensor.dtype] if op is SUM else plans.lookup("all_reduce", tensor.dtype, op)
@@ -90,14 +83,7 @@ class Reductions(Collectives):
         return self.run("reduce", call, [tensor], async_op)
 
     def reduce_scatter(self, output: Tensor, inputs: Sequence[Tensor], op: Op = SUM, async_op: bool = False) -> Work | None:
-        """Rank i's ``output`` becomes the reduction of every rank's ``inputs[i]`` (collective).
-
-        Args:
-            output: Overwritten.
-            inputs: One tensor per rank. ``inputs[i]`` has the same number of elements on every rank; different i may differ.
-            op: The reduction.
-            async_op: Return a Work at once.
-        """
+        """Rank i's ``output`` becomes the reduction of every rank's ``inputs[i]``; sizes may differ by i (collective)."""
         operation = "reduce_scatter"
         listed = checks.tensors(operation, "input_list", inputs, self.size)
         checks.movable(operation, output, "output")
@@ -113,14 +99,7 @@ class Reductions(Collectives):
         return self.run(operation, copying_back(backend, call, [output], [target]), [output], async_op, reads=listed)
 
     def reduce_scatter_single(self, output: Tensor, tensor: Tensor, op: Op = SUM, async_op: bool = False) -> Work | None:
-        """Rank i's ``output`` becomes the reduction of every rank's i-th block of ``tensor`` (collective).
-
-        Args:
-            output: Overwritten. May be a slice of ``tensor``.
-            tensor: ``numel() == group size * output.numel()``.
-            op: The reduction.
-            async_op: Return a Work at once.
-        """
+        """Rank i's ``output``, maybe a slice of ``tensor``, becomes the reduction of the ranks' i-th blocks (collective)."""
         dense = is_dense_cpu(tensor) and is_dense_cpu(output) and output.dtype is tensor.dtype
         if dense and tensor.numel() == output.numel() * self.size:
             plan = SUM_PLANS[output.dtype] if op is SUM else plans.lookup("reduce_scatter_single", output.dtype, op)

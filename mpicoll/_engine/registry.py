@@ -54,10 +54,7 @@ class Registry:
     def create(self, name: str, ranks: Sequence[int] | None, timeout_s: float) -> Communicator:
         """Makes a group's communicator (collective over its members; the other ranks do not call it).
 
-        Args:
-            name: The name by which `find` finds it.
-            ranks: Ranks of the world in the group's order, this rank among them; None: the whole world.
-            timeout_s: The default limit of the group's operations.
+        ``ranks`` are ranks of the world in the group's order, this rank among them; None: the whole world.
         """
         log.start()
         runtime_ = runtime.start()

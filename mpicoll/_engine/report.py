@@ -13,13 +13,7 @@ from mpicoll._mpi.topology import Topology
 
 
 def world(runtime: Runtime, topology: Topology, devices: str) -> None:
-    """Logs one INFO line about the first group that a process makes.
-
-    Args:
-        runtime: MPI as this process runs it.
-        topology: Which ranks share a node.
-        devices: Text: how device memory travels.
-    """
+    """Logs one INFO line about the first group that a process makes. ``devices`` says how device memory travels."""
     launch = detect.detect()
     level = "MULTIPLE" if runtime.thread_level == MPI.THREAD_MULTIPLE else "SERIALIZED"
     vendor, version = MPI.get_vendor()

@@ -105,9 +105,6 @@ class Group(GroupState):
         """Calls ``function(*arguments)`` in this thread under the watchdog.
 
         Args:
-            operation: Its name, for errors and the watchdog.
-            function: The MPI calls.
-            arguments: Its arguments.
             peer: The group rank that it waits for; EVERYBODY: a collective; None: a receive from any rank.
 
         Raises:

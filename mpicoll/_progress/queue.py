@@ -56,10 +56,7 @@ class CollectiveQueue:
     ) -> None:
         """Runs a synchronous operation: in this thread if the group is idle, otherwise in its turn.
 
-        Args:
-            operation: The operation.
-            work: Makes its handle if it has to wait for its turn.
-            waiting: Context manager entered while it waits for its turn. It may raise instead.
+        If it must wait for its turn, ``work`` makes its handle, inside the context manager ``waiting``, which may raise instead.
         """
         if self.pending or not self.running.acquire(blocking=False):
             with waiting():

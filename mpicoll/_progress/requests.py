@@ -33,12 +33,7 @@ class PendingMessage:
         self.transfer.moved = value
 
     def test(self) -> bool:
-        """Returns True once the message has ended; the tensor then holds a received message.
-
-        Raises:
-            TruncationError: The message was longer than the tensor.
-            CommunicationError: MPI's error.
-        """
+        """Works like `Transfer.test`, with mpicoll's errors for MPI's."""
         try:
             return self.transfer.test()
         except MPIException as raw:

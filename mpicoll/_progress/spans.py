@@ -84,13 +84,7 @@ def on() -> bool:
 class Span:
     """An event that has begun. It ends once, in any thread, at the latest when the profiler stops.
 
-    Use as a context manager round an operation, or call ``end``.
-
-    Args:
-        operation: A key of TITLES.
-        group: The group of the operation.
-        inputs: The tensors that the operation reads.
-        number: The number of the collective in its group, counted from 1 in the order of the calls; None for a message.
+    ``number`` is the collective's number in its group, counted from 1 in the order of the calls; None for a message.
     """
 
     def __init__(self, operation: str, group: GroupState, inputs: Sequence[Tensor], number: int | None = None) -> None:

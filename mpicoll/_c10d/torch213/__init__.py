@@ -23,13 +23,7 @@ _mixture: dict[str, str] | None = None  # backend by kind of device, while torch
 
 
 def adapt(communicator: Communicator, on_close: Callable[[Communicator], None], options: Any) -> MpiProcessGroup:
-    """Makes the adapter over a communicator.
-
-    Args:
-        communicator: The engine's group.
-        on_close: Called with the communicator before torch gives the group up.
-        options: torch's DistributedBackendOptions.
-    """
+    """Makes the adapter over a communicator, from torch's DistributedBackendOptions."""
     if _mixture is not None:
         return MixedProcessGroup(communicator, on_close, _mixture, options)
     functional_ops.register()

@@ -45,13 +45,7 @@ def parts(translated: str) -> dict[str, str] | None:
 
 
 class MixedProcessGroup(MpiProcessGroup):
-    """One process group of torch with several backends.
-
-    Args:
-        communicator: The engine's group.
-        on_close: Called with the communicator before torch gives the group up.
-        devices: Backend by kind of device, see `parts`.
-        options: torch's DistributedBackendOptions.
+    """One process group of torch with several backends: ``devices`` is that of `parts`.
 
     Raises:
         RuntimeError: torch was built without one of the backends, or the backend raises, such as NCCL without a GPU.

@@ -20,10 +20,6 @@ class MpiProcessGroup(Operations, ProcessGroup):  # type: ignore[misc]  # names 
 
     Calls from Python (``dist.all_reduce``) arrive directly. Calls from C++ (DDP's reducer, functional collectives) arrive through
     torch's trampoline, which finds methods by name and needs those for the group's name and description too.
-
-    Args:
-        communicator: The engine's group.
-        on_close: Called with the communicator before torch gives the group up.
     """
 
     supports_splitting = False
