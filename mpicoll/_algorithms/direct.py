@@ -32,15 +32,7 @@ def nothing() -> None:
 def all_reduce(
     channel: Channel, memory: Tensor, combine: Combine, root: int | None = None, settle: Callable[[], None] = nothing
 ) -> None:
-    """Reduces one-dimensional ``memory`` in place, on every rank or on the root only.
-
-    Args:
-        channel: Communicators of the group.
-        memory: This rank's part, and the result.
-        combine: Reduces tensors of equal length, in the order of the ranks, into another tensor.
-        root: Rank that gets the result; None: every rank.
-        settle: See above.
-    """
+    """Reduces one-dimensional ``memory`` in place, on every rank or on the root only. ``settle``: see above."""
     rank, size, total = channel.comm.Get_rank(), channel.comm.Get_size(), memory.numel()
     longest = min(_longest(memory, size), -(-total // size))
     result = memory.new_empty(longest)

@@ -37,19 +37,12 @@ NOBODY = -1  # the receiver on a node, if the result is for a rank of another no
 
 @dataclass(frozen=True)
 class Nodes:
-    """The nodes of a group, as one rank sees them.
+    """The nodes of a group, as one rank sees them."""
 
-    Attributes:
-        window: Window of this rank's node. The rank's number in the window is its place.
-        rail: Communicator of this rank's rail.
-        members: ``members[i][j]`` is the rank of place j on node i.
-        node: Number of this rank's node.
-    """
-
-    window: Window
-    rail: Any
-    members: Sequence[Sequence[int]]
-    node: int
+    window: Window  # of this rank's node; the rank's number in it is its place
+    rail: Any  # communicator of this rank's rail
+    members: Sequence[Sequence[int]]  # members[i][j] is the rank of place j on node i
+    node: int  # this rank's
 
     @cached_property
     def places(self) -> int:
@@ -85,14 +78,7 @@ class Stages:
 
 
 def all_reduce(nodes: Nodes, memory: Tensor, stages: Stages, root: int | None = None) -> None:
-    """Reduces as within a node, but a slice goes over its rail before it becomes the result.
-
-    Args:
-        nodes: The nodes of the group.
-        memory: This rank's part, and the result; one-dimensional.
-        stages: The reduction.
-        root: Rank that gets the result; None: every rank.
-    """
+    """Reduces one-dimensional memory as within a node, but a slice goes over its rail before it becomes the result."""
     window, rail, finish = nodes.window, nodes.rail, stages.finish
     slice_ = min(memory.nbytes, window.chunk // 2) // nodes.places + LINE
     scratch = torch.empty(0 if finish is None else slice_ // memory.element_size(), dtype=stages.code, device="cpu")

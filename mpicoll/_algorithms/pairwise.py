@@ -20,12 +20,7 @@ TAG = 0  # any tag will do: the communicator carries internal messages only
 
 
 def exchange(channel: Channel, sends: Iterable[tuple[int, Block]], receives: Iterable[tuple[int, Block]]) -> None:
-    """Sends and receives all messages at once, and waits for them.
-
-    Args:
-        channel: Communicators of the group.
-        sends: Pairs of (peer, memory). The caller keeps the memory alive until this returns.
-        receives: Pairs of (peer, memory), as above.
+    """Sends and receives all messages, pairs of (peer, memory), at once, and waits for them.
 
     Raises:
         MPIException: MPI_ERR_TRUNCATE, after all messages have ended: a message was longer than its receive.
@@ -45,11 +40,7 @@ def begin(channel: Channel, sends: Iterable[tuple[int, Block]], receives: Iterab
 
 
 def _matched(channel: Channel, sends: Iterable[tuple[int, Block]], receives: Iterable[tuple[int, Block]]) -> None:
-    """Compares every length before it receives: Note [Messages that are too long] in _mpi/open_mpi.py.
-
-    Raises:
-        MPIException: MPI_ERR_TRUNCATE, after all messages have been received, so that their senders end.
-    """
+    """Compares every length before it receives: Note [Messages that are too long] in _mpi/open_mpi.py."""
     comm = channel.comm
     with channel.lock:
         requests = [comm.Isend(spec(*memory), peer, TAG) for peer, memory in sends]

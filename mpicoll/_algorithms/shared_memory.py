@@ -34,12 +34,9 @@ def all_reduce_flat(window: Window, memory: Tensor, combine: Combine) -> None:
 
 
 def all_reduce(window: Window, memory: Tensor, combine: Combine, root: int | None = None, slices: int | None = None) -> None:
-    """Each rank reduces its slice of every chunk.
+    """Each rank reduces its slice of every chunk of one-dimensional memory.
 
     Args:
-        window: Window of the ranks.
-        memory: This rank's part, and the result; one-dimensional.
-        combine: The reduction.
         root: Rank that gets the result; None: every rank.
         slices: Number of ranks, from the first one on, that have a slice; None: all.
     """

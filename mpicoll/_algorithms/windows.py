@@ -83,11 +83,9 @@ class Windows:
         return list(members.values())
 
     def _window_of(self, ranks: Sequence[int], most: int) -> Window | None:
-        """Makes the window of ``ranks``, which include this rank (collective over the group). None on all if one rank cannot.
+        """Makes the window of this rank's node (collective over the group). None on all ranks if one of them cannot.
 
-        Args:
-            ranks: Ranks of this rank's node.
-            most: Number of ranks of the largest such window, so that all windows have equal chunks.
+        ``most`` is the number of ranks of the largest such window, so that all windows have equal chunks.
         """
         chunk = self._chunk(most)
         if chunk < LINE * most:  # no room for a piece for every rank of the node

@@ -53,12 +53,6 @@ class DeviceCollectives:
     Args:
         channel: Communicators for these collectives alone.
         host: Collectives on host memory over that channel.
-        choices: What the ranks agreed on about GPUs.
-        topology: Which ranks share a node.
-        took: Logs (operation, algorithm, bytes).
-
-    Attributes:
-        taken: Number of collectives per path. Read by tests.
     """
 
     def __init__(
@@ -80,14 +74,10 @@ class DeviceCollectives:
         node = topology.nodes[self.rank]
         near = [choices.shares and rank != self.rank and other == node for rank, other in enumerate(topology.nodes)]
         self.messages = DeviceMessages(channel, choices.direct, near)
-        self.taken: Counter[Way] = Counter()
+        self.taken: Counter[Way] = Counter()  # number of collectives per path; read by tests
 
     def check(self, operation: str, device: torch.device) -> None:
-        """Refuses an operation during CUDA graph capture.
-
-        Raises:
-            RuntimeError: The device's stream is being captured.
-        """
+        """Raises RuntimeError if the device's stream is being captured into a CUDA graph."""
         if streams.capturing():
             raise RuntimeError(
                 f"{operation}: a tensor is on {device}, whose stream is being captured into a CUDA graph; MPI cannot be "
@@ -318,10 +308,7 @@ class DeviceCollectives:
     def _way(self, operation: str, nbytes: int | None, *memories: Tensor) -> Way:
         """Returns the path of an operation (collective when the window is made).
 
-        Args:
-            operation: Its name, for the log.
-            nbytes: Equal on all ranks; None: ranks do not know the sizes of others.
-            memories: The memories of the operation.
+        ``nbytes`` is equal on all ranks; None: ranks do not know the sizes of others.
         """
         way: Way = "staged"
         if nbytes is None or nbytes >= SMALL:

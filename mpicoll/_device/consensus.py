@@ -18,15 +18,10 @@ from mpicoll.errors import MpicollError
 
 @dataclass(frozen=True)
 class DeviceChoices:
-    """How GPU memory travels in a world in which some rank has a GPU.
+    """How GPU memory travels in a world in which some rank has a GPU."""
 
-    Attributes:
-        direct: MPI takes GPU memory.
-        shares: Every rank has a GPU and may open the GPU memory of the other ranks on its node.
-    """
-
-    direct: bool = False
-    shares: bool = False
+    direct: bool = False  # MPI takes GPU memory
+    shares: bool = False  # every rank has a GPU and may open the GPU memory of the other ranks on its node
 
 
 def describe(choices: DeviceChoices | None) -> str:
@@ -58,12 +53,8 @@ def agree(channel: Channel, wanted: tuple[bool | None, bool], gpus: Sequence[boo
     """Returns the choices that hold for all ranks (collective if any rank has a GPU); None: no rank has a GPU.
 
     Args:
-        channel: The communicators of the ranks.
         wanted: Rank 0's `settings`.
         gpus: For each rank, whether it has a GPU.
-
-    Raises:
-        MpicollError: A rank could not find out whether its MPI takes GPU memory; raised on all ranks.
     """
     if not any(gpus):
         return None

@@ -48,24 +48,16 @@ SLOT_FREE = struct.Struct("q")  # first answer: 1 if the receiver opened the slo
 
 
 class DeviceMessages:
-    """The messages of one group. Its methods are those of `HostMessages`.
-
-    Args:
-        direct: MPI takes GPU memory.
-        near: For each rank, whether it and this rank can share GPU memory.
-
-    Attributes:
-        taken: Number of messages sent per path. Read by tests.
-    """
+    """The messages of one group. Its methods are those of `HostMessages`."""
 
     def __init__(self, channel: Channel, direct: bool, near: list[bool]) -> None:
         self.channel = channel
-        self.direct = direct
-        self.near = near
+        self.direct = direct  # MPI takes GPU memory
+        self.near = near  # for each rank, whether it and this rank can share GPU memory
         with channel.lock:
             self.data_comm = channel.comm.Dup()
         self._numbers = defaultdict[int, "count[int]"](lambda: count(1))  # next number of a message with a header, by receiver
-        self.taken = Counter[str]()
+        self.taken = Counter[str]()  # number of messages sent per path; read by tests
         self._send_slots: dict[torch.device, SendSlots | None] = {}
         self._opened: dict[tuple[int, bytes], Tensor | None] = {}  # slots of senders, by rank and device
 
@@ -153,11 +145,7 @@ class _Message:
 
 
 class _Sending(_Message):
-    """The sender's end.
-
-    Args:
-        now: Wait for the GPU here, so that a short message needs no header.
-    """
+    """The sender's end. ``now``: waits here for the GPU, so that a short message needs no header."""
 
     def __init__(self, messages: DeviceMessages, memory: Tensor, dst: int, tag: int, now: bool) -> None:
         super().__init__(messages, memory, dst)
@@ -224,11 +212,7 @@ class _Sending(_Message):
 
 
 class _Receiving(_Message):
-    """The receiver's end.
-
-    Args:
-        src: A rank, or ANY_SOURCE.
-    """
+    """The receiver's end. ``src`` is a rank, or ANY_SOURCE."""
 
     def __init__(self, messages: DeviceMessages, tensor: Tensor, memory: Tensor, src: int, tag: int) -> None:
         super().__init__(messages, memory, src)

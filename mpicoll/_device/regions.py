@@ -11,11 +11,7 @@ from mpicoll._mpi.datatypes import fromaddress
 
 
 class Regions:
-    """Finds the tensor that contains an address.
-
-    Args:
-        tensors: One-dimensional tensors of bytes, with all GPU memory that may be used. Any other address is in CPU memory.
-    """
+    """Finds the tensor of bytes that contains an address. An address in none of the tensors is in CPU memory."""
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
         self._known = [(tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes, tensor) for tensor in tensors if not tensor.is_cpu]

@@ -11,11 +11,7 @@ SLOTS = 4
 
 
 class SendSlots:
-    """The send slots of one group on one device.
-
-    Args:
-        buffer: Bytes of SLOTS slots of equal size.
-    """
+    """The send slots of one group on one device, in a buffer of bytes."""
 
     def __init__(self, buffer: Tensor) -> None:
         self._buffer = buffer

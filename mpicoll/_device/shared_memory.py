@@ -20,16 +20,7 @@ SLOT = 8 << 20  # bytes of a slot in GPU memory; each group that uses this path 
 
 
 class SharedDeviceMemory:
-    """The window in GPU memory of one group.
-
-    Args:
-        channel: The group's communicators.
-        windows: The group's windows in host memory. They say how to wait.
-        possible: False if this group cannot have a window in GPU memory.
-
-    Attributes:
-        window: None until `make` has made it.
-    """
+    """The window in GPU memory of one group, None until `make` has made it. The windows in host memory say how to wait."""
 
     def __init__(self, channel: Channel, windows: Windows, possible: bool) -> None:
         self._channel = channel

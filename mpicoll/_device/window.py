@@ -26,10 +26,7 @@ class DeviceWindow(Window):
     Args:
         segment: Host memory of `words` bytes, for the words.
         buffers: Buffers of all ranks, of `buffer_nbytes` bytes each. This rank's entry is the buffer that it has allocated.
-        rank: This rank's number in the window.
-        chunk: Bytes of a slot, and of a result.
-        pause: As for `Window`.
-        spins: As for `Window`.
+        rank, chunk, pause, spins: As for `Window`.
     """
 
     def __init__(

@@ -39,14 +39,7 @@ LOG_NAMES = {
 
 
 class HostCollectives:
-    """The collectives of one group.
-
-    Args:
-        channel: The group's communicators.
-        windows: The group's shared-memory windows, made on first use.
-        known: The group's thresholds.
-        took: Logs (operation, algorithm, bytes).
-    """
+    """The collectives of one group. ``took`` logs (operation, algorithm, bytes)."""
 
     def __init__(self, channel: Channel, windows: Windows, known: Thresholds, took: Callable[[str, str, int], None]) -> None:
         self.messages = HostMessages(channel)
@@ -124,14 +117,7 @@ class HostCollectives:
             position += nbytes
 
     def all_reduce_sparse(self, operation: str, tensor: Tensor, source: Tensor, op: Op) -> Call:
-        """Reduces into a sparse (COO) tensor: every rank gets the indices and values of all ranks, and adds them up.
-
-        Args:
-            source: This rank's part, as `sparse.coalesced` returns it.
-
-        Raises:
-            ValueError: On all ranks: the tensors differ in dtype, shape or number of sparse dimensions.
-        """
+        """Reduces into a sparse tensor, from this rank's part as `sparse.coalesced` returns it; see _tensors/sparse.py."""
         return self._all_reduce_sparse, (operation, tensor, source, op)
 
     def _all_reduce_sparse(self, operation: str, tensor: Tensor, source: Tensor, op: Op) -> None:
@@ -173,11 +159,7 @@ class HostCollectives:
             hierarchical.all_reduce(self.windows.nodes, flat, two_level.of(kernel, self.size), root)
 
     def reduce_scatter(self, target: Tensor, source: Tensor, counts: Sequence[int], plan: Plan) -> Call:
-        """Does `reduce_scatter_single` with blocks of any sizes. The Call keeps the memory.
-
-        Args:
-            counts: Elements of each rank's block.
-        """
+        """Does `reduce_scatter_single` with blocks of ``counts`` elements. The Call keeps the memory."""
         return self._reduce_scatter, (target, source, counts, min(counts) == max(counts), plan)
 
     def reduce_scatter_single(self, target: Tensor, source: Tensor, plan: Plan) -> Call:
@@ -320,9 +302,7 @@ class HostCollectives:
     def all_to_all(self, targets: Sequence[Tensor], sources: Sequence[Tensor], operation: str = "all_to_all") -> Call:
         """Rank i's ``sources[j]`` arrives in rank j's ``targets[i]``. Only the two ranks need to know the size.
 
-        Raises:
-            ValueError: A send size differs from the size that its receiver expects; raised on all ranks. Checked only when the
-                shared-memory window is used.
+        If they differ about it, all ranks raise ValueError; checked only when the shared-memory window is used.
         """
         return self._all_to_all, (operation, [block(target) for target in targets], [block(source) for source in sources])
 

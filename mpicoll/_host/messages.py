@@ -75,14 +75,7 @@ class HostMessages:
         return _Send(self._channel, request, memory)
 
     def irecv(self, tensor: Tensor, memory: Tensor, src: int | None, tag: int) -> Transfer:
-        """Starts a receive.
-
-        Args:
-            tensor: The tensor that gets the message.
-            memory: The tensor's memory. A packed copy is copied back into the tensor when the message has arrived.
-            src: The sender; None: any rank.
-            tag: The message's tag.
-        """
+        """Starts a receive from ``src``; None: any rank. A packed copy is copied back into ``tensor`` when it has arrived."""
         peer = ANY_SOURCE if src is None else src
         if self.unmatched is not None:
             return MatchedReceive(self.unmatched, tensor, memory, peer, tag)

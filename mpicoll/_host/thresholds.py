@@ -80,20 +80,11 @@ DIRECT_FROM = 32 << 10
 
 @dataclass(frozen=True)
 class Choices:
-    """The settings of rank 0, which all ranks share.
+    """The settings of rank 0, which all ranks share."""
 
-    Attributes:
-        window_bytes: Upper limit of the memory of one group's window on a node; 0: no windows.
-        chunk_bytes: Upper limit of the bytes that a rank writes into the window at a time.
-        node_size: Number of ranks of a simulated node; 0: the real nodes.
-        window_from: See WINDOW_FROM.
-        between_from: See BETWEEN_FROM.
-        direct_from: See DIRECT_FROM.
-    """
-
-    window_bytes: int = 64 << 20
-    chunk_bytes: int = 1 << 20
-    node_size: int = 0
+    window_bytes: int = 64 << 20  # upper limit of the memory of one group's window on a node; 0: no windows
+    chunk_bytes: int = 1 << 20  # upper limit of what a rank writes into the window at a time
+    node_size: int = 0  # number of ranks of a simulated node; 0: the real nodes
     window_from: Mapping[str, Mapping[int, int]] = field(default_factory=lambda: WINDOW_FROM)
     between_from: Mapping[str, Mapping[int, int]] = field(default_factory=lambda: BETWEEN_FROM)
     direct_from: int = DIRECT_FROM
@@ -121,17 +112,11 @@ class Choices:
 
 @dataclass(frozen=True)
 class Thresholds:
-    """The values by which one group chooses its algorithms. They are equal on all its ranks.
+    """The values by which one group chooses its algorithms. They are equal on all its ranks."""
 
-    Attributes:
-        windows: SHARED_MEMORY on one node, HIERARCHICAL on several; None: there are no windows.
-        least: Bytes from which an operation uses windows, by its name in WINDOW_FROM.
-        direct_from: Bytes from which half precision is reduced by direct exchange, if it does not use a window.
-    """
-
-    windows: str | None
-    least: Mapping[str, int]
-    direct_from: int
+    windows: str | None  # SHARED_MEMORY on one node, HIERARCHICAL on several; None: there are no windows
+    least: Mapping[str, int]  # bytes from which an operation uses windows, by its name in WINDOW_FROM
+    direct_from: int  # bytes from which half precision is reduced by direct exchange, if it does not use a window
 
     def without_windows(self) -> Thresholds:
         """Returns the thresholds for a group in which a rank could not make its window."""
@@ -143,13 +128,7 @@ class Thresholds:
 
 
 def of_group(choices: Choices, sizes: Sequence[int], possible: bool = True) -> Thresholds:
-    """Returns the thresholds of a group.
-
-    Args:
-        choices: The settings that all ranks share.
-        sizes: Number of ranks on each of the group's nodes.
-        possible: False if this MPI's thread level allows no windows.
-    """
+    """Returns the thresholds of a group with ``sizes`` ranks on its nodes. ``possible``: the thread level allows windows."""
     size = sum(sizes)
     direct_from = choices.direct_from * size if size > 1 else NEVER
     possible = possible and size > 1 and choices.window_bytes > 0
@@ -162,11 +141,10 @@ def of_group(choices: Choices, sizes: Sequence[int], possible: bool = True) -> T
 
 
 def all_reduce(known: Thresholds, nbytes: int, has_kernel: bool = True, widened: bool = False) -> str:
-    """Returns the algorithm of an all_reduce.
+    """Returns the algorithm of an all_reduce, as the other functions do for their operations.
 
     Args:
-        known: The group's thresholds.
-        nbytes: Bytes of the tensor.
+        nbytes: Bytes of the tensor; for reduce_scatter, of all blocks together.
         has_kernel: torch can reduce it.
         widened: MPI would reduce larger elements (half precision as float32).
     """
@@ -180,15 +158,6 @@ def reduce(known: Thresholds, nbytes: int, has_kernel: bool = True) -> str:
 
 
 def reduce_scatter(known: Thresholds, nbytes: int, has_kernel: bool = True, widened: bool = False, even: bool = True) -> str:
-    """Returns the algorithm of a reduce_scatter.
-
-    Args:
-        known: The group's thresholds.
-        nbytes: Bytes of all blocks together.
-        has_kernel: torch can reduce it.
-        widened: MPI would reduce larger elements (half precision as float32).
-        even: All blocks have the same size.
-    """
     if not (has_kernel and even):
         return NATIVE
     if nbytes >= known.least["reduce_scatter"]:
@@ -201,12 +170,7 @@ def broadcast(known: Thresholds, nbytes: int) -> str:
 
 
 def all_gather(known: Thresholds, sizes: Sequence[int]) -> str:
-    """Returns the algorithm of an all_gather.
-
-    Args:
-        known: The group's thresholds.
-        sizes: Bytes of each rank's block. Every rank knows them from its list of outputs.
-    """
+    """Returns the algorithm of an all_gather. Every rank knows the bytes of each block from its list of outputs."""
     total, even = sum(sizes), min(sizes) == max(sizes)
     if total >= known.least["all_gather"] and (even or known.windows == SHARED_MEMORY):
         return known.windows or NATIVE

@@ -28,12 +28,7 @@ for _name, _kernel in {"AND": torch.bitwise_and, "OR": torch.bitwise_or, "XOR": 
 
 @cache
 def of(kernel: Kernel, size: int) -> Stages:
-    """Returns the stages of a reduction.
-
-    Args:
-        kernel: How torch reduces it.
-        size: Number of ranks of the group.
-    """
+    """Returns the stages of a reduction over a group of ``size`` ranks."""
     entry = kernel.entry
     code, two = CODES[entry.mpi_type], KERNELS[entry.mpi_op]
     decode = entry.decode

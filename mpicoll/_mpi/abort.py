@@ -55,12 +55,7 @@ def _thread_excepthook(args: threading.ExceptHookArgs) -> None:
 
 
 def abort(reason: str, status: int = 1) -> None:
-    """Ends the whole job. Does nothing in a forked child, in a job of one rank, or while MPI is not running.
-
-    Args:
-        reason: Printed to stderr after the name of this rank.
-        status: Exit status of the job.
-    """
+    """Ends the whole job. Does nothing in a forked child, in a job of one rank, or while MPI is not running."""
     if runtime.in_forked_child():
         return
     from mpicoll._mpi.library import MPI

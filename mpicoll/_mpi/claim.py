@@ -46,8 +46,7 @@ _file: tuple[int, Path] | None = None  # this process's claim: descriptor (close
 def take(environ: Mapping[str, str] = os.environ, folder: Path | None = None) -> str | None:
     """Claims for this process the rank that the launcher's variables name. A second call does nothing.
 
-    Returns:
-        None if the claim is granted or cannot be checked. Otherwise a text that says which process is that rank.
+    Returns None if the claim is granted or cannot be checked, otherwise a text that says which process is that rank.
     """
     global _file
     launch = detect.detect(environ)

@@ -9,11 +9,7 @@ MPIException = MPI.Exception
 
 
 def translate(error: MPI.Exception, where: str) -> CommunicationError:
-    """The mpicoll error for an MPI error.
-
-    Args:
-        where: Operation, group and rank, as the message should name them.
-    """
+    """The mpicoll error for an MPI error. ``where`` names operation, group and rank."""
     text = f"{where}: {error.Get_error_string()}"
     if error.Get_error_class() == MPI.ERR_TRUNCATE:
         return TruncationError(text)

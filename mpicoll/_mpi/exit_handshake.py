@@ -72,8 +72,7 @@ def answers() -> list[tuple[int, str, int]]:
 def leave(begun: Callable[[str], int]) -> None:
     """[2] Waits until all ranks of MPI.COMM_WORLD have called this, and answers meanwhile (collective, at the program's end).
 
-    Args:
-        begun: Returns the number of collectives that this rank has begun on the group of this name.
+    ``begun`` returns the number of collectives that this rank has begun on the group of a name.
     """
     comm = runtime.world_comm()
     if not _all_come or comm is None or comm.Get_size() == 1 or runtime.finalized():

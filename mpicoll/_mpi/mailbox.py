@@ -60,14 +60,7 @@ class Mailbox:
         self.dead: list[int] = []
 
     def send(self, to: int, envelope: bytes | bytearray, blocks: Sequence[Block], number: int) -> list[MPI.Request]:
-        """Posts a message. Its memory must stay unchanged until the requests have ended (see `ended`).
-
-        Args:
-            to: Rank of the receiver.
-            envelope: Describes the blocks to the receiver.
-            blocks: Memory that follows the envelope.
-            number: Number of this message among those of this sender; it determines the tag of the blocks.
-        """
+        """Posts a message, number ``number`` of this sender. Its memory must stay unchanged until the requests have `ended`."""
         with self._lock:
             requests = [self._comm.Isend([envelope, len(envelope), MPI.BYTE], to, ENVELOPE)]
             tag = FIRST_TAG + number % TAGS

@@ -121,11 +121,7 @@ def start(comm: MPI.Intracomm | None = None) -> Runtime:
 
 
 def alone() -> Runtime:
-    """The runtime of this rank alone, in a job of any size. Starts MPI if it is not running; no other rank takes part.
-
-    Raises:
-        MpicollError: As `start`.
-    """
+    """The runtime of this rank alone, in a job of any size. Starts MPI if it is not running; no other rank takes part."""
     from mpicoll._mpi.library import MPI
 
     lock = start().lock  # both runtimes make their MPI calls under this lock
@@ -160,8 +156,7 @@ def everyone() -> Runtime:
 def stop(free: bool = True) -> None:
     """Forgets the runtime. No group may be left. MPI itself keeps running, so that `start` can be called again.
 
-    Args:
-        free: False if an operation is still in progress, so that no communicator can be freed.
+    ``free`` is False if an operation is still in progress, so that no communicator can be freed.
     """
     global _runtime
     runtime, _runtime = _runtime, None if _runtime is None else _runtime.parent
@@ -242,22 +237,14 @@ def _check_launcher(mpi: Any) -> None:
 
 
 def check_environment() -> None:
-    """Refuses a world of one rank if WORLD_SIZE asks for more and no MPI launcher started this process.
-
-    Raises:
-        LaunchError: As `check_size`.
-    """
+    """Refuses a world of one rank if WORLD_SIZE asks for more and no MPI launcher started this process."""
     world_size = os.environ.get("WORLD_SIZE", "")
     if world_size.isdigit() and not detect.started_by_mpi():
         check_size(int(world_size), f"WORLD_SIZE={world_size}")
 
 
 def check_size(asked: int, source: str) -> None:
-    """Refuses to make a world of one rank for a program that expects several. MPI must have been started.
-
-    Args:
-        asked: The number of ranks that the program expects.
-        source: Where this number comes from, for the message: ``"WORLD_SIZE=4"``, ``"init_process_group: world_size=4"``.
+    """Refuses to make a world of one rank for a program that expects ``asked`` ranks. MPI must have been started.
 
     Raises:
         LaunchError: More than one rank is expected, and MPI has one: no MPI launcher started the ranks.

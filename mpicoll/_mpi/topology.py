@@ -15,15 +15,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Topology:
-    """The nodes of a group's ranks.
+    """The nodes of a group's ranks."""
 
-    Attributes:
-        nodes: Each rank's node, named by the number of the node's first rank.
-        crowded: True if some node has fewer cores for its ranks than ranks, so that a spinning rank holds up another.
-    """
-
-    nodes: tuple[int, ...]
-    crowded: bool
+    nodes: tuple[int, ...]  # each rank's node, named by the number of the node's first rank
+    crowded: bool  # some node has fewer cores for its ranks than ranks, so that a spinning rank holds up another
 
     def of(self, ranks: Iterable[int]) -> Topology:
         """The topology of a group of some of the ranks, in this order. Its nodes are named by ranks of the group."""
@@ -38,8 +33,7 @@ class Topology:
 def discover(comm: Intracomm, node_size: int = 0) -> Topology:
     """The topology of a communicator (collective).
 
-    Args:
-        node_size: Treats every ``node_size`` ranks of a node as a node of their own; 0: nodes as they are.
+    Every ``node_size`` ranks of a node count as a node of their own; 0: nodes as they are.
     """
     node = comm.Split_type(MPI.COMM_TYPE_SHARED)
     # Not allreduce of objects, which broadcasts: in MPICH, ranks of different thread levels disagree about how to broadcast, from

@@ -38,11 +38,7 @@ ORDINARY = frozenset(
 
 
 def readable(operation: str, tensor: Tensor, what: str = "tensor") -> Tensor:
-    """Returns memory with the tensor's values.
-
-    Raises:
-        TypeError, ValueError: The bytes of the tensor are not its value (`checks.movable`).
-    """
+    """Returns memory with the tensor's values. Raises the errors of `checks.movable`."""
     checks.movable(operation, tensor, what)
     return tensor if is_plain(tensor) else packed(tensor)
 
@@ -50,11 +46,8 @@ def readable(operation: str, tensor: Tensor, what: str = "tensor") -> Tensor:
 def writable(operation: str, tensor: Tensor, what: str = "tensor") -> Tensor:
     """Returns memory for an operation that overwrites the tensor.
 
-    The memory holds the tensor's values, because a message shorter than the tensor overwrites only its front.
-
-    Raises:
-        TypeError, ValueError: The bytes of the tensor are not its value (`checks.movable`).
-        ValueError: Elements of the tensor share memory (an expanded tensor), so the result has no single value.
+    The memory holds the tensor's values, because a message shorter than the tensor overwrites only its front. Raises the errors
+    of `checks.movable` and `checks.writable`.
     """
     checks.movable(operation, tensor, what)
     checks.writable(operation, tensor, what)

@@ -15,7 +15,6 @@ Call: TypeAlias = "tuple[Callable[..., object], tuple[Any, ...]]"
 
 
 def run(call: Call) -> None:
-    """Runs a call."""
     function, arguments = call
     function(*arguments)
 

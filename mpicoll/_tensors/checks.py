@@ -16,17 +16,7 @@ _DEVICES = frozenset({"cpu", "cuda"})
 
 
 def movable(operation: str, tensor: Any, what: str = "tensor") -> None:
-    """Checks that the bytes of this tensor are its value.
-
-    Args:
-        operation: Name of the call, for the message.
-        tensor: The argument to check.
-        what: Name of the argument, for the message.
-
-    Raises:
-        TypeError: It is not a tensor, or its dtype is quantized.
-        ValueError: It is not strided, or on a device that mpicoll does not support.
-    """
+    """Checks that the bytes of this argument, which the call names ``what``, are its value."""
     if not isinstance(tensor, Tensor):
         raise TypeError(f"{operation}: {what} must be a torch.Tensor, got {type(tensor).__name__}")
     if tensor.layout is not torch.strided:
@@ -38,11 +28,7 @@ def movable(operation: str, tensor: Any, what: str = "tensor") -> None:
 
 
 def one_kind_of_device(operation: str, tensors: Sequence[Tensor]) -> torch.device:
-    """Returns the device of the first tensor. The others may be on other devices of the same kind.
-
-    Raises:
-        ValueError: The tensors are on different kinds of device. torch's own backends also take one kind per operation.
-    """
+    """Returns the device of the first tensor. The others must be on devices of the same kind, as with torch's own backends."""
     first = tensors[0].device
     for tensor in tensors:
         if tensor.device.type != first.type:
@@ -54,11 +40,7 @@ def one_kind_of_device(operation: str, tensors: Sequence[Tensor]) -> torch.devic
 
 
 def writable(operation: str, tensor: Tensor, what: str = "tensor") -> None:
-    """Checks a tensor that an operation overwrites.
-
-    Raises:
-        ValueError: Elements of the tensor share memory.
-    """
+    """Checks a tensor that an operation overwrites: no two of its elements may share memory."""
     if not tensor.is_contiguous() and shares_elements(tensor):
         raise ValueError(
             f"{operation}: {what} of shape {tuple(tensor.shape)} and strides {tensor.stride()} is expanded or overlaps itself: "
@@ -83,18 +65,7 @@ def shares_elements(tensor: Tensor) -> bool:
 
 
 def tensors(operation: str, what: str, argument: Any, count: int | None = None) -> list[Tensor]:
-    """Returns the list after checking it.
-
-    Args:
-        operation: Name of the call, for the message.
-        what: Name of the argument, for the message.
-        argument: The argument to check.
-        count: Number of tensors that it must have; None: any number.
-
-    Raises:
-        TypeError: It is not a list of tensors, or a dtype is quantized.
-        ValueError: It has another number of tensors, or a tensor is not strided or on an unsupported device.
-    """
+    """Returns the list after checking that it has ``count`` tensors (None: any number), and that all are `movable`."""
     if isinstance(argument, (Tensor, str)) or not isinstance(argument, Sequence):
         raise TypeError(f"{operation}: {what} must be a list of tensors, got {type(argument).__name__}")
     if count is not None and len(argument) != count:
@@ -147,12 +118,7 @@ def tag(operation: str, value: Any, tag_ub: int) -> int:
 
 
 def splits(operation: str, what: str, given: Sequence[int] | None, rows: int, size: int) -> list[int]:
-    """Returns the rows of dim 0 for each rank: the given splits, or equal shares.
-
-    Raises:
-        TypeError: The splits are not a list of ints.
-        ValueError: The splits are negative, do not add up to ``rows`` or are not one per rank; or no equal shares exist.
-    """
+    """Returns the rows of dim 0 for each rank: the given splits, or equal shares."""
     if given is not None and not hasattr(given, "__len__"):
         raise TypeError(f"{operation}: {what} must be a list of ints or None, got {type(given).__name__}")
     if given is None or len(given) == 0:

@@ -21,17 +21,11 @@ from mpicoll._tensors.reductions import TABLE as TABLE_OF_MPI
 
 @dataclass(frozen=True)
 class Kernel:
-    """A reduction by torch.
+    """A reduction by torch."""
 
-    Attributes:
-        dtype: The dtype as which the kernel reads the memory. Its elements may be smaller than the tensor's elements.
-        combine: Reduces the parts.
-        entry: The entry by which MPI reduces elements of that dtype (for bool: elements of bool).
-    """
-
-    dtype: torch.dtype
+    dtype: torch.dtype  # as which the kernel reads the memory; its elements may be smaller than the tensor's elements
     combine: Combine
-    entry: Reduction
+    entry: Reduction  # by which MPI reduces elements of that dtype (for bool: elements of bool)
 
     @property
     def widened(self) -> bool:

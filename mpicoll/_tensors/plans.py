@@ -19,25 +19,15 @@ SUM = ReduceOp.SUM
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """One entry of the table of reductions, ready for use.
-
-    Attributes:
-        entry: How MPI reduces this dtype.
-        op: The operation; PREMUL_SUM carries its factor.
-        mpi_type: MPI's handle of ``entry.mpi_type``.
-        mpi_op: MPI's handle of ``entry.mpi_op``.
-        kernel: How torch reduces it; None: `combine` has no kernel for it.
-        native: MPI reduces the bytes as they are.
-        widened: MPI would reduce larger elements: half precision as float32.
-    """
+    """One entry of the table of reductions, ready for use."""
 
     entry: Reduction
-    op: Op
-    mpi_type: Any
+    op: Op  # PREMUL_SUM carries its factor
+    mpi_type: Any  # MPI's handles
     mpi_op: Any
-    kernel: Kernel | None
-    native: bool
-    widened: bool
+    kernel: Kernel | None  # how torch reduces it
+    native: bool  # MPI reduces the bytes as they are
+    widened: bool  # MPI would reduce larger elements: half precision as float32
 
     @property
     def log_name(self) -> str:
@@ -63,12 +53,7 @@ class Plan:
 
 
 def lookup(operation: str, dtype: torch.dtype, op: Op) -> Plan:
-    """Returns the plan of this dtype and operation.
-
-    Raises:
-        TypeError: ``op`` is not a ReduceOp.
-        UnsupportedReduction: No right answer exists; the message says what to do.
-    """
+    """Returns the plan of this dtype and operation. Raises the errors of `reductions.lookup`."""
     if op is SUM:
         plan = SUM_PLANS.get(dtype)
     else:  # by type: ReduceOp(x) == x is True, but a dictionary tests x == ReduceOp(x), which is False

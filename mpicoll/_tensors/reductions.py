@@ -30,21 +30,13 @@ Decode = Callable[[Tensor, Tensor, int], None]
 
 @dataclass(frozen=True)
 class Reduction:
-    """How one dtype is reduced by one operation.
+    """How one dtype is reduced by one operation."""
 
-    Attributes:
-        mpi_type: Name of the MPI datatype.
-        mpi_op: Name of the MPI operation.
-        encode: None if MPI reduces the bytes as they are.
-        decode: None if MPI's result needs no decoding.
-        scale: Coded elements per element (2 for complex numbers: real and imaginary parts are reduced side by side).
-    """
-
-    mpi_type: str
+    mpi_type: str  # names of MPI's datatype and operation
     mpi_op: str
-    encode: Encode | None = None
-    decode: Decode | None = None
-    scale: int = 1
+    encode: Encode | None = None  # None: MPI reduces the bytes as they are
+    decode: Decode | None = None  # None: MPI's result needs no decoding
+    scale: int = 1  # coded elements per element (2 for complex numbers: real and imaginary parts are reduced side by side)
 
     @property
     def native(self) -> bool:
@@ -227,9 +219,7 @@ def _sortable(smallest: bool) -> Encode:
     """Encodes floats as integers of the same order. A NaN becomes the integer that wins, so the result is NaN.
 
     MPI's own MIN and MAX on floats keep or drop a NaN depending on the implementation and on the rank that holds it.
-
-    Args:
-        smallest: For MIN: the smallest integer wins. Otherwise the largest one wins.
+    ``smallest``: for MIN, in which the smallest integer wins.
     """
 
     def encode(tensor: Tensor, op: Op) -> Tensor:
