@@ -7,7 +7,6 @@ import logging
 import threading
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import Any
 
 from mpicoll.rpc import current_agent
@@ -19,42 +18,36 @@ logger = logging.getLogger(__name__)
 Key = tuple[tuple[str, ...], int]  # names of the workers that take part, and the number of all_gathers among them before
 
 
-@dataclass
-class _AllGather:
-    """One all_gather on one worker. ``complete`` is set when ``objects`` has every worker's object."""
-
-    objects: dict[str, Any] = field(default_factory=dict)
-    complete: threading.Event = field(default_factory=threading.Event)
-
-
 class _AllGathers:
     """The all_gathers of this worker that have begun, here or on another worker."""
 
     def __init__(self) -> None:
-        self.guard = threading.Lock()  # guards what follows, and the objects of each all_gather
-        self._pending: defaultdict[Key, _AllGather] = defaultdict(_AllGather)
+        self._changed = threading.Condition()  # guards what follows
+        self._objects: defaultdict[Key, dict[str, Any]] = defaultdict(dict)
         self._counts: defaultdict[tuple[str, ...], itertools.count[int]] = defaultdict(itertools.count)
 
     def clear(self) -> None:
         """Forgets all_gathers of an earlier RPC."""
-        with self.guard:
-            self._pending.clear()
+        with self._changed:
+            self._objects.clear()
             self._counts.clear()
 
-    def begin(self, names: tuple[str, ...]) -> tuple[Key, _AllGather]:
-        """Returns this worker's next all_gather among these workers."""
-        with self.guard:
-            key = names, next(self._counts[names])
-            return key, self._pending[key]
+    def begin(self, names: tuple[str, ...]) -> Key:
+        """Returns the key of this worker's next all_gather among these workers."""
+        with self._changed:
+            return names, next(self._counts[names])
 
-    def find(self, key: Key) -> _AllGather:
-        """Returns an all_gather that another worker has named; this one may come to it later."""
-        with self.guard:
-            return self._pending[key]
+    def add(self, key: Key, objects: dict[str, Any]) -> None:
+        """Adds objects of workers to an all_gather that has begun here, or will begin."""
+        with self._changed:
+            self._objects[key].update(objects)
+            self._changed.notify_all()
 
-    def end(self, key: Key) -> None:
-        with self.guard:
-            del self._pending[key]
+    def wait(self, key: Key, timeout_s: float | None) -> dict[str, Any]:
+        """Returns the objects when all are here, or those that are here after the timeout. Forgets the all_gather."""
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._objects[key]) == len(key[0]), timeout_s)
+            return self._objects.pop(key)
 
 
 _all_gathers = _AllGathers()
@@ -76,27 +69,30 @@ def all_gather(obj: Any, worker_names: Iterable[str] | None = None, timeout: flo
     names = tuple(sorted(set(worker_names or agent.workers.by_name)))
     leader, me = names[0], agent.me.name
     timeout_s = timeout_seconds(timeout)
-    key, state = _all_gathers.begin(names)
+    key = _all_gathers.begin(names)
     if me == leader:
-        _give(key, me, obj)
+        _add(key, {me: obj})
     else:
-        agent.call(agent.workers.find(leader), _give, (key, me, obj), timeout_s=timeout_s).wait()
-    try:
-        if not state.complete.wait(timeout_s or None):
-            late = [name for name in names if name not in state.objects] if me == leader else [leader]
-            raise RuntimeError(f"_all_gather: nothing has come from workers {late} within {timeout_s:.2f} seconds")
-        if me == leader:
-            _give_to_followers(key, state, agent.timeout_s if timeout_s is None else timeout_s)
-        return state.objects
-    finally:
-        _all_gathers.end(key)
+        agent.call(agent.workers.find(leader), _add, (key, {me: obj}), timeout_s=timeout_s).wait()
+    objects = _all_gathers.wait(key, timeout_s or None)
+    if len(objects) < len(names):
+        late = [name for name in names if name not in objects] if me == leader else [leader]
+        raise RuntimeError(f"_all_gather: nothing has come from workers {late} within {timeout_s:.2f} seconds")
+    if me == leader:
+        _give_to_followers(key, objects, agent.timeout_s if timeout_s is None else timeout_s)
+    return objects
 
 
-def _give_to_followers(key: Key, state: _AllGather, timeout_s: float) -> None:
+def _add(key: Key, objects: dict[str, Any]) -> None:
+    """Runs on the leader, called by each other worker, and then on the others, called by the leader."""
+    _all_gathers.add(key, objects)
+
+
+def _give_to_followers(key: Key, objects: dict[str, Any], timeout_s: float) -> None:
     """Sends what the leader has gathered to the other workers."""
     agent = current_agent.get()
     followers = [agent.workers.find(name) for name in key[0][1:]]
-    answers = [(worker.name, agent.call(worker, _take, (key, state.objects), timeout_s=timeout_s)) for worker in followers]
+    answers = [(worker.name, agent.call(worker, _add, (key, objects), timeout_s=timeout_s)) for worker in followers]
     errors: dict[str, Exception] = {}
     for name, answer in answers:
         try:
@@ -108,22 +104,6 @@ def _give_to_followers(key: Key, state: _AllGather, timeout_s: float) -> None:
             f"Followers {[*errors]} timed out in _all_gather after {timeout_s:.2f} seconds. The first "
             f"exception is {next(iter(errors.values()))}"
         )
-
-
-def _give(key: Key, name: str, obj: Any) -> None:
-    """Runs on the leader, called by each other worker."""
-    state = _all_gathers.find(key)
-    with _all_gathers.guard:
-        state.objects[name] = obj
-        if len(state.objects) == len(key[0]):
-            state.complete.set()
-
-
-def _take(key: Key, objects: dict[str, Any]) -> None:
-    """Runs on the other workers, called by the leader."""
-    state = _all_gathers.find(key)
-    state.objects = objects
-    state.complete.set()
 
 
 def barrier(worker_names: Iterable[str]) -> None:
