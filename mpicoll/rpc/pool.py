@@ -4,14 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-
-
-class _IdleThread:
-    """What an idle thread waits for."""
-
-    def __init__(self) -> None:
-        self.run: Callable[[], None] | None = None  # what it is to run after ``called``; None: it ends
-        self.called = threading.Semaphore(0)  # released to wake it
+from queue import SimpleQueue
 
 
 class Pool:
@@ -24,7 +17,7 @@ class Pool:
     def __init__(self, kept: int) -> None:
         self.kept = kept  # number of idle threads to keep; further ones end
         self.threads = 0
-        self._idle: list[_IdleThread] = []
+        self._idle: list[SimpleQueue[Callable[[], None] | None]] = []  # what each idle thread is to run; None: it ends
         self._guard = threading.Lock()  # guards all of the above
         self._closing = False
 
@@ -32,24 +25,21 @@ class Pool:
         """Runs ``run`` at once. There is no queue, because a function may wait for one that is submitted later."""
         with self._guard:
             if self._idle:
-                thread = self._idle.pop()
-                thread.run = run
-                thread.called.release()
+                self._idle.pop().put(run)
                 return
             self.threads += 1
         threading.Thread(target=self._loop, args=(run,), name="mpicoll rpc", daemon=True).start()
 
     def _loop(self, run: Callable[[], None] | None) -> None:
-        thread = _IdleThread()
+        next_run: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         while run is not None:
             run()
             del run  # frees what it refers to before this thread waits
             with self._guard:
                 if self._closing or len(self._idle) >= self.kept:
                     break
-                self._idle.append(thread)
-            thread.called.acquire()
-            run, thread.run = thread.run, None
+                self._idle.append(next_run)
+            run = next_run.get()
         with self._guard:
             self.threads -= 1
 
@@ -62,4 +52,4 @@ class Pool:
         with self._guard:
             self._closing = True
             while self._idle:
-                self._idle.pop().called.release()
+                self._idle.pop().put(None)
