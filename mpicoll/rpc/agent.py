@@ -19,18 +19,16 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.futures import Future
 
 from mpicoll._mpi.mailbox import Mailbox
 from mpicoll._mpi.runtime import Runtime
 from mpicoll.autograd import contexts
 from mpicoll.errors import MpicollError
 from mpicoll.rpc import wire
-from mpicoll.rpc.devices import DeviceMaps
 from mpicoll.rpc.futures import CallFuture
 from mpicoll.rpc.handler import Handler
 from mpicoll.rpc.messenger import Messenger
-from mpicoll.rpc.options import MPIRpcBackendOptions
+from mpicoll.rpc.options import DeviceMaps, MPIRpcBackendOptions
 from mpicoll.rpc.owned_objects import OwnedObjects
 from mpicoll.rpc.pending_calls import PendingCall, PendingCalls
 from mpicoll.rpc.pool import Pool
@@ -70,11 +68,10 @@ class Agent:
 
     def start(self) -> None:
         """Starts to answer calls, and gives autograd its way to other workers."""
-        contexts.registry.connect(self.me.id, self._call_for_autograd)
+        contexts.registry.connect(
+            self.me.id, lambda rank, function, arguments: self.call(self.workers.find(rank), function, arguments, timeout_s=0)
+        )
         self._service.start()
-
-    def _call_for_autograd(self, rank: int, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Future[Any]:
-        return self.call(self.workers.find(rank), function, arguments, timeout_s=0)
 
     # -- [1] call ------------------------------------------------------------------------------------------------------
 
@@ -86,16 +83,14 @@ class Agent:
         keywords: Any = None,
         timeout_s: float | None = None,
     ) -> CallFuture:
-        """Calls ``function`` on a worker and returns a future of the answer. ``timeout_s``: 0: no limit; None: the agent's.
+        """Calls ``function`` on a worker and returns a future of the answer. Raises what `Messenger.send` raises.
 
-        Raises:
-            WorkerLeft: The worker has left.
-            MpicollError: RPC has ended.
-            Exception: Whatever pickling raises.
+        ``timeout_s``: seconds until the future fails; 0: never; None: the agent's.
         """
         future = CallFuture(self._service.help)
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
-        number = self.calls.add(PendingCall(future, worker, _name(function), timeout_s))
+        name = str(getattr(function, "__qualname__", None) or type(function).__qualname__)
+        number = self.calls.add(PendingCall(future, worker, name, timeout_s))
         try:
             self._messenger.send(wire.CALL, worker, number, (function, arguments, keywords or {}))
         except BaseException:
@@ -201,7 +196,3 @@ class Agent:
 def _no_inference_mode() -> contextlib.AbstractContextManager[Any]:
     """The thread that receives an answer may be in inference mode; the one that waits for it need not be."""
     return torch.inference_mode(False) if torch.is_inference_mode_enabled() else contextlib.nullcontext()
-
-
-def _name(function: Any) -> str:
-    return str(getattr(function, "__qualname__", None) or type(function).__qualname__)

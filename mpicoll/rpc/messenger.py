@@ -10,7 +10,7 @@ from typing import Any
 from mpicoll.autograd import contexts
 from mpicoll.errors import WorkerLeft
 from mpicoll.rpc import wire
-from mpicoll.rpc.devices import DeviceMaps
+from mpicoll.rpc.options import DeviceMaps
 from mpicoll.rpc.pending_calls import PendingCalls
 from mpicoll.rpc.transport import Transport
 from mpicoll.rpc.workers import WorkerInfo

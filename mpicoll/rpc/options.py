@@ -11,6 +11,7 @@ import torch
 from mpicoll.rpc.constants import DEFAULT_INIT_METHOD, DEFAULT_NUM_WORKER_THREADS, DEFAULT_RPC_TIMEOUT_SEC, UNSET_RPC_TIMEOUT
 
 Device = torch.device | str | int
+DeviceMap = dict[torch.device, torch.device]
 
 
 def _device(device: Device) -> torch.device:
@@ -60,10 +61,10 @@ class MPIRpcBackendOptions(RpcBackendOptions):
             raise ValueError(f"num_worker_threads must be positive, got {num_worker_threads}")
         super().__init__(rpc_timeout, init_method)
         self.num_worker_threads = num_worker_threads
-        self.device_maps: dict[str, dict[torch.device, torch.device]] = {}
+        self.device_maps: dict[str, DeviceMap] = {}
         for worker, device_map in (device_maps or {}).items():
             self.set_device_map(worker, device_map)
-        self.devices = [_device(device) for device in devices or ()]
+        self.set_devices(devices or ())
 
     def set_device_map(self, to: str, device_map: Mapping[Device, Device]) -> None:
         """Adds to the map for a worker. Raises: ValueError: two devices would become one."""
@@ -81,13 +82,36 @@ class TensorPipeRpcBackendOptions(MPIRpcBackendOptions):
 
 
 def timeout_seconds(timeout: float) -> float | None:
-    """Returns the timeout of a call in seconds. None: the agent's, for which programs write -1.
-
-    Raises:
-        ValueError: Another negative number.
-    """
+    """Returns the seconds, or None for -1: the agent's. Raises ValueError for other negative numbers."""
     if timeout == UNSET_RPC_TIMEOUT:
         return None
     if not timeout >= 0:
         raise ValueError(f"timeout must be 0 (no limit) or more seconds, got {timeout}")
     return timeout
+
+
+class DeviceMaps:
+    """Which device of a worker, ``me``, becomes which device of another worker.
+
+    A call goes by the caller's map. What answers it goes by the same map the other way round, as torch has it, so that a caller
+    alone can say what belongs together; gradients go by either.
+
+    Args:   everybody: each worker's maps, by its name, by the name of the worker that they are for.
+    Raises: ValueError, on all workers alike: a map is for a worker that there is not.
+    """
+
+    def __init__(self, me: str, everybody: Mapping[str, Mapping[str, DeviceMap]]) -> None:
+        for name, maps in everybody.items():
+            if unknown := sorted(set(maps) - set(everybody)):
+                workers = ", ".join(map(repr, everybody))
+                raise ValueError(
+                    f"Node {name} has invalid target node names in its device maps: {unknown[0]!r}; the workers are {workers}"
+                )
+        mine = everybody[me]
+        theirs = {name: {there: here for here, there in maps.get(me, {}).items()} for name, maps in everybody.items()}
+        self._calls = {name: {**theirs[name], **mine.get(name, {})} for name in everybody}
+        self._answers = {name: {**mine.get(name, {}), **theirs[name]} for name in everybody}
+
+    def to(self, name: str, answer: bool) -> DeviceMap:
+        """For what goes to a worker."""
+        return (self._answers if answer else self._calls)[name]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mpicoll import rpc
-from mpicoll.rpc.devices import DeviceMaps
+from mpicoll.rpc.options import DeviceMaps
 from tests.support import agree
 
 
