@@ -285,7 +285,6 @@ class CurrentAgent:
 
 
 def _is_current_rpc_agent_set() -> bool:
-    """Whether init_rpc has been called, and shutdown has not."""
     return current_agent.find() is not None
 
 

@@ -42,11 +42,7 @@ def is_async_execution(function: Callable[..., Any]) -> bool:
 
 
 def checked_future(function: Any, value: Any) -> Any:
-    """Returns ``value``, the result of a marked function.
-
-    Raises:
-        RuntimeError: It is not a future.
-    """
+    """Returns ``value``, the result of a marked function. Raises RuntimeError if it is not a future."""
     if isinstance(value, torch._C.Future):  # `then` returns this type, and not torch.futures.Future
         return value
     kind = f"{type(value).__module__}.{type(value).__qualname__}"

@@ -28,15 +28,15 @@ class CallFuture(Future[Any]):
         self.ended = self.watched = False
         self.keeps: Any = None
         self.parts: list[CallFuture] = []
-        self._error: BaseException | None = None
+        self.error: BaseException | None = None
         self._help = help_
         self._once = threading.Lock()
 
     def wait(self) -> Any:
         if not self.ended:
             self._help(self)
-        if self._error is not None:
-            raise _fresh(self._error)
+        if self.error is not None:
+            raise _fresh(self.error)
         return super().wait()
 
     def then(self, callback: Any) -> Any:
@@ -62,18 +62,13 @@ class CallFuture(Future[Any]):
 
     def fail(self, error: BaseException) -> None:
         if self._first():
-            self._error = error
+            self.error = error
             self.set_exception(error)
 
     def _first(self) -> bool:
         with self._once:
             first, self.ended, self.keeps = not self.ended, True, None
         return first
-
-
-def has_timed_out(future: Future[Any] | None) -> bool:
-    """Whether it is that of a call that has exceeded its time limit."""
-    return isinstance(future, CallFuture) and isinstance(future._error, CallTimedOut)
 
 
 def completed_future(value: Any) -> Future[Any]:

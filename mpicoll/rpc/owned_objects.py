@@ -15,8 +15,6 @@ Id = tuple[int, int]  # rank of the worker that made a reference or passed on a 
 
 @dataclass(eq=False)
 class Entry:
-    """One object."""
-
     id: Id
     value: Future[Any] = field(default_factory=Future)  # the object, or the error that its creation raised
     outside: Fraction = Fraction(0)  # sum of the weights of the references on other workers

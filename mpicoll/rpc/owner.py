@@ -77,19 +77,16 @@ def _value(reference: Id | Any) -> Future[Any]:
 
 @async_execution
 def get_value(reference: Id | Any) -> Future[Any]:
-    """Answers with the object once it is there."""
     return _value(reference)
 
 
 @async_execution
 def wait_until_made(reference: Id | Any) -> Future[Any]:
-    """Answers once the object is there."""
     return map_future(_value(reference), lambda value: None)
 
 
 @async_execution
 def get_type(reference: Id | Any) -> Future[Any]:
-    """Answers with the type of the object once it is there."""
     return map_future(_value(reference), type)
 
 

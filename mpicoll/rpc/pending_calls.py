@@ -18,8 +18,6 @@ COMPLETED_KEPT = 1000  # deadlines of completed calls that stay in the heap unti
 
 
 class PendingCall(NamedTuple):
-    """A call that has not been answered."""
-
     future: CallFuture
     worker: WorkerInfo
     function: str

@@ -19,7 +19,7 @@ from torch.futures import Future
 from mpicoll.errors import MpicollError
 from mpicoll.rpc import current_agent, owner, wire
 from mpicoll.rpc.constants import UNSET_RPC_TIMEOUT
-from mpicoll.rpc.futures import CallFuture, CallTimedOut, completed_future, has_timed_out, value_of
+from mpicoll.rpc.futures import CallFuture, CallTimedOut, completed_future, value_of
 from mpicoll.rpc.options import timeout_seconds
 from mpicoll.rpc.owned_objects import Entry, Id, id_text
 from mpicoll.rpc.workers import WorkerInfo, describe
@@ -54,7 +54,7 @@ class RRef(Generic[T]):
     _fork: Id  # on other workers: id of this copy of the reference
     _made: Future[Any] | None = None  # completes when the owner has the object; None: the owner had it before
     _deleted = False  # on other workers: the weight is back at the owner
-    _type: Future[Any] | None = None  # of the object, once asked for
+    _type: CallFuture | None = None  # of the object, once asked for
     _attributes: frozenset[str] = frozenset()  # names that the object is known to have
 
     def __init__(self, value: T, type_hint: Any = None) -> None:
@@ -70,8 +70,6 @@ class RRef(Generic[T]):
         if self._entry is not None:
             return f"OwnerRRef({id_text(self._id)})"
         return f"UserRRef(RRefId = {id_text(self._id)}, ForkId = {id_text(self._fork)})"
-
-    __str__ = __repr__
 
     def _error_name(self) -> str:
         """Returns the name that torch's errors give to this reference."""
@@ -119,7 +117,8 @@ class RRef(Generic[T]):
             raise MpicollError(
                 f"{self._error_name()} has been deleted. Cannot call {use} after deletion. RPC has been shut down."
             )
-        if operation in ("to_here", "pickling") and self._entry is None and has_timed_out(self._made):
+        has_timed_out = isinstance(getattr(self._made, "error", None), CallTimedOut)
+        if operation in ("to_here", "pickling") and self._entry is None and has_timed_out:
             raise RuntimeError(
                 "RRef creation via rpc.remote() timed out, and it is possible that the RRef on the owner node does not exist. "
                 f"Give rpc.remote a longer timeout than {self._agent.timeout_s:g} s, or 0 for none: {self._error_name()}"
@@ -180,19 +179,12 @@ class RRef(Generic[T]):
         return value if self._made is None else self._made.then(lambda made: (made.value(), value_of(value))[1])
 
     def _get_type(self, timeout: float = UNSET_RPC_TIMEOUT, blocking: bool = True) -> Any:
-        """Returns the type of the object, or a future of it. Only the first call asks the owner."""
+        """Returns the type of the object, or a future of it. Asks the owner once, and again only after an error."""
         self._check("_get_type")
         future = self._type
-        if future is None:
+        if future is None or future.error is not None:
             future = self._type = self._ask(timeout, owner.get_type)
-            future.when_ended(self._forget_failed_type)
         return future.wait() if blocking else future
-
-    def _forget_failed_type(self, future: Future[Any]) -> None:
-        try:
-            future.value()
-        except Exception:  # noqa: BLE001  raised by ``wait``; the next call asks again
-            self._type = None
 
     def backward(self, dist_autograd_ctx_id: int = -1, retain_graph: bool = False) -> None:
         """Runs a backward pass on the owner, with the object, a tensor of one element, as its root.
@@ -283,10 +275,7 @@ def _user_rref(agent: Agent, identity: Id, worker: WorkerInfo, weight: Fraction,
 def create(
     worker: WorkerInfo, function: Callable[..., Any], arguments: Any, keywords: Any, timeout: float, keeps: Any = None
 ) -> RRef[Any]:
-    """Calls ``function`` on a worker, which keeps the result. Returns a reference to it at once.
-
-    ``keeps``: kept alive until the object exists.
-    """
+    """Calls ``function`` on a worker, which keeps the result; at once, returns a reference to it. Holds ``keeps`` meanwhile."""
     agent = current_agent.get()
     identity = agent.objects.new_id()
     is_owner = worker.id == agent.me.id

@@ -6,7 +6,6 @@ import pickle
 import re
 import sys
 import traceback
-from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,7 +40,7 @@ class Workers:
         self.all = [WorkerInfo(name, rank) for name, rank in sorted(entries, key=lambda entry: entry[1])]
         self.by_name = {worker.name: worker for worker in self.all}
         self.left: dict[int, str] = {}
-        twice = [name for name, count in Counter(worker.name for worker in self.all).items() if count > 1]
+        twice = [worker.name for worker in self.all if self.by_name[worker.name] is not worker]
         if twice:
             ranks = [worker.id for worker in self.all if worker.name == twice[0]]
             raise RuntimeError(f"RPC worker name {twice[0]!r} is not unique: it is the name of ranks {ranks}; each needs its own")
