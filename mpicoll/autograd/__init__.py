@@ -10,8 +10,6 @@ contexts.py remembers which tensors travelled from worker to worker, and passes.
 
 from __future__ import annotations
 
-from types import TracebackType
-
 from torch import Tensor
 
 from mpicoll.autograd import contexts as _contexts
@@ -65,7 +63,7 @@ class context:
         self.autograd_context = _new_context()
         return self.autograd_context.id
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         _release_context(self.autograd_context.id)
 
 
@@ -109,7 +107,6 @@ def _get_max_id() -> int:
 
 
 def _get_debug_info() -> dict[str, str]:
-    """Returns the numbers of contexts and backward passes on this worker."""
     contexts = _contexts.registry.all()
     passes = sum(len(context.passes) for context in contexts)
     return {"num_current_backward_passes": str(passes), "num_autograd_contexts": str(len(contexts))}

@@ -147,8 +147,6 @@ def release(context_id: int) -> None:
             registry.call(worker, release, context_id)
 
 
-# -- the context of a thread ---------------------------------------------------------------------------------------------
-
 _thread = threading.local()  # context: the one that this thread's calls and answers belong to
 
 

@@ -14,9 +14,9 @@ This is the "SMART mode" of PyTorch's notes on distributed autograd, which torch
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -110,20 +110,24 @@ def _checked(roots: Sequence[Tensor]) -> list[Tensor]:
 # -- [1] find ----------------------------------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def _named() -> Iterator[None]:
-    """Turns an error into a RuntimeError that names this worker, as in torch. It travels to the worker that began the pass."""
-    try:
-        yield
-    except MpicollError:  # a worker has left, or RPC has ended
-        raise
-    except Exception as error:
-        raise RuntimeError(f"Error on Node {contexts.registry.worker_id}: {error}") from error
+def _called_by_receiver(function: Any) -> Any:
+    """Lets the call be answered later (async_execution of mpicoll.rpc.functions, which is above). Errors name this worker."""
+
+    @functools.wraps(function)
+    def named(*arguments: Any) -> Any:
+        try:
+            return function(*arguments)
+        except MpicollError:  # a worker has left, or RPC has ended
+            raise
+        except Exception as error:
+            raise RuntimeError(f"Error on Node {contexts.registry.worker_id}: {error}") from error
+
+    named._wrapped_async_rpc_function = function  # type: ignore[attr-defined]
+    return named
 
 
-@_named()
+@_called_by_receiver
 def _find(number: MessageId, context_id: int, messages: list[MessageId]) -> Future[Any]:
-    """Runs on the sender of these messages, called by their receiver."""
     context = contexts.registry.find(context_id)
     with context.guard:
         here = context.passes.setdefault(number, Pass())
@@ -181,9 +185,8 @@ def _nodes(edges: Iterable[GradientEdge]) -> list[Any]:
 # -- [2] flow ----------------------------------------------------------------------------------------------------------
 
 
-@_named()
+@_called_by_receiver
 def _flow(number: MessageId, context_id: int, message: MessageId, gradients: list[Tensor | None]) -> Future[Any]:
-    """Runs on the sender of this message, called by its receiver."""
     context = contexts.registry.find(context_id)
     here = context.passes.get(number)
     if here is None:
@@ -211,11 +214,6 @@ def _take(context: Context, here: Pass, number: MessageId, output: MessageId, gr
     for run in plans:
         run(context, send)
     return _all(answers)
-
-
-_function: Any
-for _function in (_find, _flow):  # async_execution of mpicoll.rpc.functions, which is above this package
-    _function._wrapped_async_rpc_function = _function
 
 
 def _plan(here: Pass, needs: frozenset[MessageId], targets: list[Receipt | Observed]) -> list[Run]:
