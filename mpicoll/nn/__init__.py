@@ -25,14 +25,13 @@ from mpicoll.nn.grid import Grid
 from mpicoll.nn.halo import halo_exchange
 
 OURS = [*functional.__all__, "Grid", "RemoteModule", "functional", "halo_exchange"]
-OWN_MODULES = ("api",)
 
 
 def __getattr__(name: str) -> Any:
     if name == "__all__":
         return __dir__()
-    if name in OWN_MODULES:
-        return importlib.import_module(f"mpicoll.nn.{name}")
+    if name == "api":
+        return importlib.import_module("mpicoll.nn.api")
     if name == "RemoteModule":  # imports mpicoll.rpc, which the functions do not need
         return importlib.import_module("mpicoll.nn.api.remote_module").RemoteModule
     if name.startswith("__"):

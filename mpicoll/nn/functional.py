@@ -113,11 +113,10 @@ def scatter(tensors: Sequence[Tensor] | None, src: int = 0, group: ProcessGroup 
     given = [] if tensors is None else tensors
     with Preflight("scatter", group, given) as ranks:
         root = ranks.group_rank("src", src)
+        if ranks.rank == root or tensors is not None:
+            checks.tensors("scatter", "tensors", tensors, ranks.size)
         if ranks.rank == root:
-            checks.tensors("scatter", "tensors", tensors, ranks.size)
             checks.same_dtype("scatter", *((f"tensors[{i}]", t) for i, t in enumerate(given)))
-        elif tensors is not None:
-            checks.tensors("scatter", "tensors", tensors, ranks.size)
         ranks.equal = f"from rank {src}"
     shapes, dtype = _offered(given, ranks, src)
     return apply(linear_collectives.scatter(group, ranks.rank, root, shapes, dtype), given, ranks.requires_grad)[0]
@@ -321,9 +320,6 @@ def all_reduce(tensor: Tensor, op: Op = SUM, group: ProcessGroup | None = None) 
         ranks.equal = f"{name} of {_description(tensor)}"
     gather = partial(linear_collectives.all_gather, group, ranks.rank)
     return reduced(name, tensor, ranks, partial(linear_collectives.all_reduce, group), gather)
-
-
-# -- shapes ------------------------------------------------------------------------------------------------------------
 
 
 def _description(tensor: Tensor) -> str:

@@ -81,7 +81,9 @@ def halo_exchange(tensor: Tensor, grid: Grid | DeviceMesh, dim: int, width: int 
         ranks.about = f"dim {dim}, width ({before}, {after}), {tensor.dtype}, shape {tuple(tensor.shape)}"
         ranks.ring(other_extents, *grid.line(axis))
         left, right = grid.neighbours[axis]
-        _check_extent(tensor, dim, before if right is not None else 0, after if left is not None else 0)
+        needed = max(before if right is not None else 0, after if left is not None else 0)
+        if (extent := tensor.size(dim)) < needed:
+            raise ValueError(f"halo_exchange: the part has extent {extent} along dim {dim}, too little for a halo of {needed}")
     grid.exchanges += 1
     tag = 4 * (grid.exchanges % (TAGS // 4))
     swap = Swap(grid.group, _or_self(grid, left), _or_self(grid, right), dim, before, after, tag)
@@ -163,14 +165,6 @@ def _widths(width: int | Sequence[int]) -> tuple[int, int]:
     if len(before_after) != 2 or min(before_after) < 0:
         raise ValueError(f"halo_exchange: width must be 0 or more, or a pair (before, after) of that; got {width}")
     return before_after[0], before_after[1]
-
-
-def _check_extent(tensor: Tensor, dim: int, to_right: int, to_left: int) -> None:
-    needed = max(to_right, to_left)
-    if tensor.size(dim) < needed:
-        raise ValueError(
-            f"halo_exchange: the part has extent {tensor.size(dim)} along dim {dim}, too little for a halo of {needed}"
-        )
 
 
 def _or_self(grid: Grid, neighbour: int | None) -> int | None:

@@ -63,13 +63,9 @@ def gather(group: Group, rank: int, dst: int, shapes: Shapes) -> Linear:
     """Every rank's tensor on ``dst``, zeros of these shapes on the other ranks."""
 
     def forward(tensor: Tensor) -> Tensors:
-        local = tensor.contiguous()
-        if rank == dst:
-            results = [local.new_empty(shape) for shape in shapes]
-            collectives.gather(local, results, group=group, group_dst=dst)
-        else:
-            collectives.gather(local, None, group=group, group_dst=dst)
-            results = [local.new_zeros(shape) for shape in shapes]
+        make = tensor.new_empty if rank == dst else tensor.new_zeros
+        results = [make(shape) for shape in shapes]
+        collectives.gather(tensor.contiguous(), results if rank == dst else None, group=group, group_dst=dst)
         return tuple(results)
 
     return Linear(forward, lambda: scatter(group, rank, dst, shapes))
