@@ -25,14 +25,14 @@ def all_refused(stdout: str, matched_first: bool) -> bool:
 @pytest.mark.parametrize(("first", "interface"), [("mpicoll", "mpicoll"), ("mpi4py", "mpicoll"), ("mpi4py", "torch")])
 def test_under_plain_mpiexec(first: str, interface: str) -> None:
     """Whoever starts MPI: mpicoll with its settings, or mpi4py without them."""
-    result = launch(2, SCRIPT, first, interface, timeout_s=90)
+    result = launch(2, SCRIPT, first, interface, timeout_s=90, fresh=True)
     assert result.returncode == 0, result.stderr
     assert all_refused(result.stdout, matched_first=first == "mpi4py"), result.stdout
 
 
 def test_mpi4py_starts_mpi_after_torch() -> None:
     """`import torch` sets the variables in a rank, so that they count for whoever starts MPI (Lightning's MPIEnvironment)."""
-    result = launch(2, SCRIPT, "first", "mpi4py", timeout_s=90)
+    result = launch(2, SCRIPT, "first", "mpi4py", timeout_s=90, fresh=True)
     assert result.returncode == 0, result.stderr
     assert all_refused(result.stdout, matched_first=False), result.stdout
 
@@ -49,7 +49,7 @@ def test_over_tcp(first: str) -> None:
     """As between two hosts."""
     if not is_open_mpi():
         pytest.skip("Open MPI's transports are chosen by its own variables")
-    result = launch(2, SCRIPT, first, timeout_s=90, env={"OMPI_MCA_btl": "tcp,self"})
+    result = launch(2, SCRIPT, first, timeout_s=90, env={"OMPI_MCA_btl": "tcp,self"}, fresh=True)
     assert result.returncode == 0, result.stderr
     assert all_refused(result.stdout, matched_first=first == "mpi4py"), result.stdout
 

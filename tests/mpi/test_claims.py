@@ -138,7 +138,7 @@ def test_a_lost_connection_to_hydra(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_a_job(case: str, method: str, api: str) -> None:
-    done = launch(2, SCRIPT, case, method, api, timeout_s=120)
+    done = launch(2, SCRIPT, case, method, api, timeout_s=120, fresh=True)
     said = done.stdout + done.stderr
     if method == "spawn" and not is_open_mpi():  # multiprocessing closes Hydra's connection
         assert done.returncode != 0, said

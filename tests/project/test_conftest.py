@@ -18,7 +18,7 @@ import mpicoll
 from tests.conftest import claim
 from tests.support import ROOT, agree, everyone, launch
 
-MACHINERY = ("__init__.py", "conftest.py", "support/__init__.py", "support/spmd.py")
+MACHINERY = ("__init__.py", "conftest.py", "support/__init__.py", "support/spmd.py", "support/warm.py")
 
 
 def test_everyone_is_by_rank(rank: int, size: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
 import shutil
@@ -17,7 +18,7 @@ import torch
 import torch.distributed
 from mpi4py import MPI
 
-from tests.support import spmd
+from tests.support import spmd, warm
 
 # torch 2.11 and 2.12 have no sort_ranks: new_group always sorts there.
 needs_sort_ranks = pytest.mark.skipif(
@@ -135,10 +136,26 @@ def launch(
     cwd: Path = ROOT,
     env: Mapping[str, str] | None = None,
     options: Sequence[str] = (),
+    fresh: bool = False,
 ) -> subprocess.CompletedProcess[str]:
-    """``mpiexec options... -n ranks python arguments...``, by plain mpiexec, not by mpicoll.run. For tests marked ``launch``."""
-    command = [mpiexec(), *options, "-n", str(ranks), sys.executable, *arguments]
-    done = run(command, timeout_s, cwd, {**LAUNCH_ENVIRONMENT, **(env or {})})
+    """``mpiexec options... -n ranks python arguments...``, by plain mpiexec, not by mpicoll.run. For tests marked ``launch``.
+
+    The ranks are forked from a process that has imported torch (warm.py), unless the test is about how a process starts
+    (``fresh``) or ``env`` has settings that torch reads at its import.
+    """
+    environ = {**LAUNCH_ENVIRONMENT, **(env or {})}
+    python = [sys.executable]
+    if not fresh and not any(name.startswith(("TORCH", "OMP_NUM", "PYTHON")) for name in env or {}):
+        python = [sys.executable, "-SE", warm.__file__]
+        environ[warm.ADDRESS] = warm_server()
+    command = [mpiexec(), *options, "-n", str(ranks), *python, *arguments]
+    done = run(command, timeout_s, cwd, environ)
     if NEVER_BEGAN in done.stderr:  # Open MPI's launcher, once in some hundred jobs on a busy machine, before any rank is there
-        done = run(command, timeout_s, cwd, {**LAUNCH_ENVIRONMENT, **(env or {})})
+        done = run(command, timeout_s, cwd, environ)
     return done
+
+
+@functools.cache
+def warm_server() -> str:
+    """The address of this session's server of warm processes; started by the first test that needs it."""
+    return warm.server(clean_environment(**LAUNCH_ENVIRONMENT))
