@@ -110,16 +110,12 @@ class Observers:
 def _has_hooks(node: Any) -> bool:
     """Returns whether Python hooks are registered at this node. torch shows them only to code that registers one."""
     for register in (node.register_hook, node.register_prehook):
-        handle = register(_no_hook)
+        handle = register(lambda *gradients: None)  # for a moment only
         count = len(handle.hooks_dict_ref())
         handle.remove()
         if count > 1:
             return True
     return False
-
-
-def _no_hook(*gradients: Any) -> None:
-    """Registered for a moment only; see `_has_hooks`."""
 
 
 # -- DDP modules -------------------------------------------------------------------------------------------------------

@@ -239,12 +239,12 @@ def _checked(to: To, func: Callable[..., Any]) -> WorkerInfo:
 @contextlib.contextmanager
 def _wait_all() -> Iterator[None]:
     """At its end, waits for every rpc_async of this thread that was started in it."""
-    futures = _thread_local_var.future_list = []
+    started = _thread_local_var.future_list = []
     try:
         yield
     finally:
         del _thread_local_var.future_list
-        torch.futures.wait_all(futures)
+        torch.futures.wait_all(started)
 
 
 # -- what libraries ask ------------------------------------------------------------------------------------------------

@@ -85,7 +85,7 @@ class Service:
 
     def _serve(self) -> None:
         thread = self._server = threading.get_ident()
-        backoff = _backoff()
+        backoff = Backoff(SPIN_S, YIELD_S, NAPS)
         while self._server == thread and not self._stopping:
             tasks = [] if self._waiting else self._tasks()
             for task in tasks[:-1]:  # they may wait for each other
@@ -122,7 +122,7 @@ class Service:
 
     def help(self, future: CallFuture) -> None:
         """Receives messages until this future has completed, or RPC has ended. Called by the thread that waits for it."""
-        backoff = _backoff()
+        backoff = Backoff(SPIN_S, YIELD_S, NAPS)
         with self._guard:
             self._waiting += 1
         try:
@@ -141,7 +141,3 @@ class Service:
         finally:
             with self._guard:
                 self._waiting -= 1
-
-
-def _backoff() -> Backoff:
-    return Backoff(SPIN_S, YIELD_S, NAPS)

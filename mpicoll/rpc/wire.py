@@ -120,8 +120,7 @@ def _parameters(module: nn.Module) -> Iterator[nn.Parameter | None]:
 
 
 def _tensor_of_message(index: int) -> Tensor:
-    tensors: list[Tensor] = _local.tensors
-    return tensors[index]
+    return _local.tensors[index]  # type: ignore[no-any-return]
 
 
 def pack(
