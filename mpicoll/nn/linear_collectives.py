@@ -87,9 +87,8 @@ def all_gather(group: Group, rank: int, shapes: Shapes) -> Linear:
     """Every rank's tensor, on every rank."""
 
     def forward(tensor: Tensor) -> Tensors:
-        local = tensor.contiguous()
-        results = [local.new_empty(shape) for shape in shapes]
-        collectives.all_gather(results, local, group)
+        results = [tensor.new_empty(shape) for shape in shapes]
+        collectives.all_gather(results, tensor.contiguous(), group)
         return tuple(results)
 
     return Linear(forward, lambda: reduce_scatter(group, rank, shapes))

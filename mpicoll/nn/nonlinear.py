@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed import ReduceOp
 
 from mpicoll._tensors import buffers, checks, reductions
 from mpicoll._tensors.reductions import Op
@@ -21,12 +20,8 @@ from mpicoll.nn.preflight import Preflight
 WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.complex32: torch.complex64}
 
 
-def _product(stacked: Tensor) -> Tensor:
-    return widened(stacked).prod(0).to(stacked.dtype)
-
-
 REDUCE: dict[str, Callable[[Tensor], Tensor]] = {
-    "PRODUCT": _product,
+    "PRODUCT": lambda stacked: widened(stacked).prod(0).to(stacked.dtype),
     "MIN": lambda stacked: stacked.amin(0),
     "MAX": lambda stacked: stacked.amax(0),
 }
@@ -62,11 +57,11 @@ def reduced(
         reduce: Makes the map to the reduction by an op without gradient, or SUM.
         gather: Makes the map from tensors of these shapes to all of them.
     """
-    if is_discrete(tensor):
+    if name == "SUM" or is_discrete(tensor):
         return apply(reduce(reductions.OPS[name]), [tensor], ranks.requires_grad)[0]
-    if name in ("SUM", "AVG"):
-        (total,) = apply(reduce(ReduceOp.SUM), [widened(tensor) if name == "AVG" else tensor], ranks.requires_grad)
-        return (total / ranks.size).to(tensor.dtype) if name == "AVG" else total
+    if name == "AVG":
+        (total,) = apply(reduce(reductions.OPS["SUM"]), [widened(tensor)], ranks.requires_grad)
+        return (total / ranks.size).to(tensor.dtype)
     shapes = tuple(tuple(part.shape) for part in tensor.detach().reshape(-1).tensor_split(ranks.size))
     counts = tuple(count for (count,) in shapes)
     own = counts[ranks.rank]

@@ -52,7 +52,7 @@ class Preflight:
         self.equal: object = None  # set inside: what must be the same on all ranks; `ring` and `pairs` say what else must fit
         self.even: object = None  # set inside: what may differ between ranks
         self.about = ""  # set inside: what an error says about this rank; default: ``equal``
-        self.requires_grad = any_requires_grad(tensors)  # afterwards: of some rank's tensors
+        self.requires_grad = any_requires_grad(tensors)  # afterwards: some rank's tensor does, with grad mode on
         self.is_even = True  # afterwards: ``even`` is the same on all ranks
         self._sum = 0
 

@@ -102,10 +102,6 @@ class RemoteModule(nn.Module):
         self.training = mode
         return self
 
-    def eval(self) -> RemoteModule:
-        """The same, for evaluation."""
-        return self.train(False)
-
     def parameters(self, recurse: bool = True) -> NoReturn:
         """Not supported: see ``remote_parameters``."""
         raise ValueError("Method ``parameters`` not supported for RemoteModule. Please use ``remote_parameters`` instead.")
