@@ -62,8 +62,8 @@ class Catcher:
     """Passes the gradients of messages to ``send``, once for each message, in the thread that has computed them."""
 
     def __init__(self, messages: Collection[Any], send: Callable[[Any, Gradients], None]) -> None:
-        self._guard = threading.Lock()  # guards _left and _held
-        self._left = set(messages)
+        self._guard = threading.Lock()  # guards left and _held
+        self.left = set(messages)  # that the run has not reached
         self._send = send
         self._held: list[Gradients] = []  # kept, so that the engine does not reuse their memory before they have been sent
         self._number: int | None = None
@@ -86,15 +86,11 @@ class Catcher:
     def take(self, message: Any, gradients: Gradients) -> None:
         """Passes on the gradients of a message, if it is one of this run that has not been passed on."""
         with self._guard:
-            if message not in self._left:
+            if message not in self.left:
                 return
-            self._left.remove(message)
+            self.left.remove(message)
             self._held.append(gradients)
         self._send(message, gradients)
-
-    def rest(self) -> list[Any]:
-        """Returns the messages that the run has not reached."""
-        return list(self._left)
 
 
 class _Marker(torch.autograd.Function):

@@ -84,16 +84,13 @@ class Observers:
         self._found: dict[int, Observed] = {}
         for module in list(_modules):
             parameters: list[Tensor] = getattr(module, "_module_parameters", [])  # none while it is being built
-            self._add(module, [parameter for parameter in parameters if parameter.requires_grad])
-
-    def _add(self, module: DistributedDataParallel, parameters: list[Tensor]) -> None:
-        """Adds a module. Modules that share a parameter are observed together."""
-        together = Observed(lent=list(parameters), modules=[module])
-        for other in {id(found): found for p in parameters if (found := self._found.get(id(p))) is not None}.values():
-            together.lent += other.lent
-            together.modules += other.modules
-        together.lent = list(dict.fromkeys(together.lent))
-        self._found.update(dict.fromkeys(map(id, together.lent), together))
+            together = Observed(lent=[parameter for parameter in parameters if parameter.requires_grad], modules=[module])
+            # Modules that share a parameter are observed together.
+            for other in {id(found): found for p in together.lent if (found := self._found.get(id(p))) is not None}.values():
+                together.lent += other.lent
+                together.modules += other.modules
+            together.lent = list(dict.fromkeys(together.lent))
+            self._found.update(dict.fromkeys(map(id, together.lent), together))
 
     def of(self, leaf: Tensor, node: Any) -> Observed | None:
         """Returns the observed leaves that this leaf belongs to. None: nothing observes it. ``node``: its AccumulateGrad node."""

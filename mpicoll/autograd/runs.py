@@ -79,7 +79,7 @@ class Run:
                 for leaf in others:
                     found, leaf.grad = [leaf.grad], None
                     _add(context.gradients, leaf, found)
-        for receipt in catcher.rest():
+        for receipt in catcher.left:
             send(receipt, [None] * receipt.count)
 
 
