@@ -11,7 +11,7 @@ from mpicoll.bench.formulas import spell
 from mpicoll.bench.harness import Harness
 from mpicoll.bench.operations import COLLECTIVES
 from mpicoll.bench.output import Output
-from mpicoll.bench.row import API, BACKEND, GLOO, RAW, Row
+from mpicoll.bench.row import API, BACKEND, GLOO, RAW
 from mpicoll.bench.targets import KIB, MIB, Figure, added, to, to_better
 
 # The memory of a shared machine can be three times as slow for seconds (same commit, 64 MiB: 14 ms and 48 ms, alternating), which
@@ -42,10 +42,6 @@ class Case:
         return f"{spell(self.nbytes)} {self.what} {str(self.dtype).removeprefix('torch.')}"
 
 
-def _better(at_most: float) -> Limit:
-    return Limit("/ the better of Gloo and MPI", to_better, at_most)
-
-
 def _gloo(at_most: float) -> Limit:
     return Limit("/ Gloo", to(GLOO), at_most)
 
@@ -54,17 +50,16 @@ def _mpi(at_most: float) -> Limit:
     return Limit("/ MPI", to(RAW), at_most)
 
 
+def _better(at_most: float) -> Limit:
+    return Limit("/ the better of Gloo and MPI", to_better, at_most)
+
+
 F32, ALL = torch.float32, (API, GLOO, RAW)
 # Twice the measured ratios, or more where runs differ (2 ranks on 2 cores, Open MPI and MPICH). A lost fast path of small
 # calls, or a lost window of large ones, gives far larger ratios.
+ADDED = Limit("us more through the torch backend than through the mpicoll API", added, 24)
 CASES = [
-    Case(
-        "all_reduce",
-        8,
-        F32,
-        (API, BACKEND, RAW),
-        [_mpi(8.0), Limit("us more through the torch backend than through the mpicoll API", added, 24)],
-    ),
+    Case("all_reduce", 8, F32, (API, BACKEND, RAW), [_mpi(8.0), ADDED]),
     Case("all_reduce", 64 * KIB, F32, (API, GLOO), [_gloo(0.1)]),
     Case("all_reduce", MIB, F32, ALL, [_gloo(0.25), _mpi(2.2)]),
     Case("all_reduce", 64 * MIB, F32, ALL, [_gloo(0.4), _mpi(0.6)]),
@@ -78,15 +73,13 @@ def run(harness: Harness, output: Output, cases: Sequence[Case] = CASES) -> list
     """Measures and prints (collective). Returns a line for each ratio over its limit, the same lines on every rank."""
     lost: list[str] = []
     output.say(f"{'':>64}{'measured':>10}{'at most':>9}")
-    with output.progress(len(cases)) as step:
-        for case in cases:
-            step(str(case))
-            for limit, figure in zip(case.limits, _least(harness, output, case), strict=True):
-                over = figure > limit.at_most
-                line = f"{case} {limit.name}"
-                output.say(f"{line:>64}{figure:>10.3f}{limit.at_most:>9.3f}{'  OVER' if over else ''}")
-                if over:
-                    lost.append(f"{line}: {figure:.3f}, at most {limit.at_most:g}; the least of {TRIES} measurements")
+    for case in output.progress(cases, str):
+        for limit, figure in zip(case.limits, _least(harness, output, case), strict=True):
+            over = figure > limit.at_most
+            line = f"{case} {limit.name}"
+            output.say(f"{line:>64}{figure:>10.3f}{limit.at_most:>9.3f}{'  OVER' if over else ''}")
+            if over:
+                lost.append(f"{line}: {figure:.3f}, at most {limit.at_most:g}; the least of {TRIES} measurements")
     return lost
 
 
@@ -94,13 +87,10 @@ def _least(harness: Harness, output: Output, case: Case) -> list[float]:
     """The figure of each limit: the smallest of at most `TRIES` measurements."""
     least = [float("inf")] * len(case.limits)
     for _ in range(TRIES):
-        row = output.add(_row(harness, case))
+        row = harness.row(case.what, COLLECTIVES[case.what], case.nbytes, case.dtype, "SUM", case.ways)
+        output.add(row)
         figures = [limit.figure(row) for limit in case.limits]
         least = [min(a, b if b is not None else a) for a, b in zip(least, figures, strict=True)]
         if all(figure <= limit.at_most for figure, limit in zip(least, case.limits, strict=True)):
             break
     return least
-
-
-def _row(harness: Harness, case: Case) -> Row:
-    return harness.row(case.what, COLLECTIVES[case.what], case.nbytes, case.dtype, "SUM", case.ways)

@@ -17,7 +17,7 @@ from mpicoll.bench.harness import Harness
 from mpicoll.bench.output import Output
 from mpicoll.bench.remote_pipeline import layers
 from mpicoll.bench.row import BACKEND, GLOO, Row
-from mpicoll.bench.table import times
+from mpicoll.bench.table import milli, spread, times
 
 MIB = 1 << 20
 SIDES = {4 * MIB: 512, 64 * MIB: 1024, 256 * MIB: 1024}  # features of a layer, by bytes of all gradients
@@ -41,13 +41,11 @@ def run(harness: Harness, output: Output, sizes: Sequence[int], resnet: bool = T
     if resnet:
         models["ResNet50, width 16"] = (_resnet, lambda: torch.rand(IMAGES, 3, PIXELS, PIXELS))
     rows = []
-    with output.progress(len(models)) as step:
-        for name, (make, batch) in models.items():
-            step(f"DDP {name}")
-            row = output.add(_row(harness, name, make, batch))
-            rows.append(row)
-            cells = "".join(f"{_cell(row, way):>28}" for way in (BACKEND, GLOO, ALONE))
-            output.say(f"{name:>20}{cells}{times(row.ratio(BACKEND, GLOO)):>8}{times(row.ratio(ALONE, GLOO)):>16}")
+    for name, (make, batch) in output.progress(models.items(), lambda model: f"DDP {model[0]}"):
+        row = output.add(_row(harness, name, make, batch))
+        rows.append(row)
+        cells = "".join(f"{spread(row.times[way], milli):>28}" for way in (BACKEND, GLOO, ALONE))
+        output.say(f"{name:>20}{cells}{times(row.ratio(BACKEND, GLOO)):>8}{times(row.ratio(ALONE, GLOO)):>16}")
     return rows
 
 
@@ -113,8 +111,3 @@ def _compare(harness: Harness, name: str, first: nn.Module, second: nn.Module) -
     norms: list[Any] = harness.control.all([parameter.grad.norm().item() for parameter in first.parameters()])  # type: ignore[union-attr]
     if any(other != norms[0] for other in norms):
         raise AssertionError(f"DDP {name}: the ranks' gradients differ")
-
-
-def _cell(row: Row, way: str) -> str:
-    least, most = row.spread(way)
-    return " ".join([f"{row.seconds(way) * 1e3:.1f}", f"[{least * 1e3:.1f},{most * 1e3:.1f}]"])

@@ -6,13 +6,14 @@ import csv
 import importlib
 import json
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from mpicoll.bench.machine import Machine
 from mpicoll.bench.row import Row
+
+Item = TypeVar("Item")
 
 
 class Output:
@@ -39,25 +40,20 @@ class Output:
         self.rows.append(row)
         return row
 
-    @contextmanager
-    def progress(self, steps: int) -> Iterator[Callable[[str], None]]:
-        """Yields a function to call with a description before each step. Shows a bar if standard error is a terminal."""
+    def progress(self, items: Iterable[Item], describe: Callable[[Item], str]) -> Iterator[Item]:
+        """Yields the items. Shows a bar with the description of the present one if standard error is a terminal."""
         rich = _rich() if self.active and sys.stderr.isatty() else None
         if rich is None:
-            yield lambda description: None
+            yield from items
             return
+        steps = list(items)
         # Refreshed at each step: a thread would disturb the measurement.
         self._bar = rich.progress.Progress(console=rich.console.Console(stderr=True), transient=True, auto_refresh=False)
-        task = self._bar.add_task("", total=steps)
-        begun = 0
-
-        def step(description: str) -> None:
-            nonlocal begun
-            self._bar.update(task, description=description, completed=begun, refresh=True)
-            begun += 1
-
+        task = self._bar.add_task("", total=len(steps))
         with self._bar:
-            yield step
+            for done, item in enumerate(steps):
+                self._bar.update(task, description=describe(item), completed=done, refresh=True)
+                yield item
         self._bar = None
 
     def facts(self) -> dict[str, Any]:

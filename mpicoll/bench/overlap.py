@@ -57,14 +57,12 @@ def run(harness: Harness, output: Output, sizes: Sequence[int]) -> list[Row]:
     output.say("", f"all_reduce beside a matmul, float32; {machine.cores_per_rank:g} cores per rank{full}")
     output.say(f"{'bytes':>9}  {'':13}{'all_reduce us':>15}{'matmul us':>12}{'both us':>12}{'x sum':>8}")
     rows = []
-    with output.progress(len(sizes)) as step:
-        for nbytes in sizes:
-            step(f"overlap {spell(nbytes)}")
-            row = output.add(_row(harness, nbytes))
-            rows.append(row)
-            for way in (API, BACKEND, GLOO):
-                alone, matmul, both = (micro(row.seconds(name(way, part))) for part in (ALONE, MATMUL, BOTH))
-                output.say(f"{spell(nbytes):>9}  {way:13}{alone:>15}{matmul:>12}{both:>12}{times(ratio(row, way)):>8}")
+    for nbytes in output.progress(sizes, lambda nbytes: f"overlap {spell(nbytes)}"):
+        row = output.add(_row(harness, nbytes))
+        rows.append(row)
+        for way in (API, BACKEND, GLOO):
+            alone, matmul, both = (micro(row.seconds(name(way, part))) for part in (ALONE, MATMUL, BOTH))
+            output.say(f"{spell(nbytes):>9}  {way:13}{alone:>15}{matmul:>12}{both:>12}{times(ratio(row, way)):>8}")
     return rows
 
 

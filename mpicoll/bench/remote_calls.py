@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from mpicoll import rpc
 from mpicoll._mpi import runtime
 from mpicoll.bench.remote_rows import microseconds, rows
+from mpicoll.bench.table import spread
 from mpicoll.bench.tensorpipe import Child
 
 _child: Child  # of this rank; remote calls from rank 0 stop and continue it
@@ -65,6 +66,6 @@ def _everywhere(workers: list[str], what: Callable[[], None]) -> None:
 
 
 def _print(row: str, times: Sequence[tuple[float, float]]) -> None:
-    cells = [f"{statistics.median(s):9.1f} [{min(s):8.1f},{max(s):8.1f}]" for s in zip(*times, strict=True)]
+    cells = [spread(series, lambda us: f"{us:.1f}") for series in zip(*times, strict=True)]
     ratio = statistics.median(ours / tensorpipe for tensorpipe, ours in times)
     print(f"{row:>16}  {cells[0]:>30}  {cells[1]:>30}  {ratio:5.2f}", flush=True)

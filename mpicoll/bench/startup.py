@@ -19,6 +19,7 @@ from typing import Any
 
 from mpicoll._discovery import detect
 from mpicoll.bench import jobs
+from mpicoll.bench.table import milli, spread
 
 IMPORT = """
 import time, torch, torch.distributed
@@ -51,15 +52,14 @@ class Startup:
         return {"import_s": self.imported, "init_s": self.init, "first_all_reduce_s": self.first, "mpi_init_s": self.mpi}
 
     def lines(self, ranks: int) -> list[str]:
-        spread = _spread(self.imported)
         lines = ["", f"start, milliseconds: median [least, most] of {len(self.imported)} rounds; {ranks} ranks, the slowest"]
-        lines.append(f"{'import mpicoll, after torch':>30}{spread:>28}")
+        figures = {"import mpicoll, after torch": self.imported}
         for backend, name in BACKENDS.items():
-            lines.append(f"{'init_process_group, ' + name:>30}{_spread(self.init[backend]):>28}")
+            figures[f"init_process_group, {name}"] = self.init[backend]
             if backend == "mpi":
-                lines.append(f"{'of which MPI_Init':>30}{_spread(self.mpi):>28}")
-            lines.append(f"{'first all_reduce, ' + name:>30}{_spread(self.first[backend]):>28}")
-        return lines
+                figures["of which MPI_Init"] = self.mpi
+            figures[f"first all_reduce, {name}"] = self.first[backend]
+        return lines + [f"{name:>30}{spread(seconds, milli):>28}" for name, seconds in figures.items()]
 
 
 def measure(ranks: int, rounds: int) -> Startup:
@@ -79,10 +79,6 @@ def measure(ranks: int, rounds: int) -> Startup:
             if backend == "mpi":
                 result.mpi.append(max(each["mpi"] for each in reports))
     return result
-
-
-def _spread(seconds: list[float]) -> str:
-    return f"{statistics.median(seconds) * 1e3:.1f} [{min(seconds) * 1e3:.1f},{max(seconds) * 1e3:.1f}]"
 
 
 def main(backend: str, folder: str) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby, product
+from typing import NamedTuple
 
 import torch
 
@@ -28,32 +30,34 @@ class Sweep:
     ops: Sequence[str] = ("SUM",)
     ways: Sequence[str] = WAYS
 
-    def cases(self) -> Iterator[tuple[str, str]]:
-        """(dtype, op)"""
-        for dtype in self.dtypes if self.what not in EMPTY else self.dtypes[:1]:
-            yield from ((dtype, op) for op in (self.ops if self.what in REDUCTIONS else ("SUM",)))
+    def cases(self, ranks: int) -> Iterator[Case]:
+        """The rows. Sizes are multiples of the number of ranks where tensors are split among them."""
+        empty = self.what in EMPTY
+        ops = self.ops if self.what in REDUCTIONS else ("SUM",)
+        for dtype, op in product(self.dtypes[:1] if empty else self.dtypes, ops):
+            unit = getattr(torch, dtype).itemsize * (ranks if self.what in IN_PARTS else 1)
+            sizes = [0] if empty else dict.fromkeys(max(unit, nbytes // unit * unit) for nbytes in self.sizes)
+            yield from (Case(self, dtype, op, nbytes) for nbytes in sizes)
 
-    def rows(self, dtype: str, ranks: int) -> list[int]:
-        """Sizes in bytes; multiples of the number of ranks where tensors are split among them."""
-        if self.what in EMPTY:
-            return [0]
-        unit = getattr(torch, dtype).itemsize * (ranks if self.what in IN_PARTS else 1)
-        return list(dict.fromkeys(max(unit, nbytes // unit * unit) for nbytes in self.sizes))
 
-    def steps(self, ranks: int) -> int:
-        return sum(len(self.rows(dtype, ranks)) for dtype, _ in self.cases())
+class Case(NamedTuple):
+    """A row to measure."""
+
+    sweep: Sweep
+    dtype: str
+    op: str
+    nbytes: int
 
 
 def run(harness: Harness, output: Output, sweeps: Sequence[Sweep]) -> list[Row]:
     """Measures and prints (collective)."""
-    with output.progress(sum(sweep.steps(harness.size) for sweep in sweeps)) as step:
-        return [row for sweep in sweeps for dtype, op in sweep.cases() for row in _rows(harness, output, step, sweep, dtype, op)]
+    cases = [case for sweep in sweeps for case in sweep.cases(harness.size)]
+    steps = output.progress(cases, lambda case: f"{case.sweep.what} {case.dtype} {spell(case.nbytes)}")
+    return [row for table, rows in groupby(steps, lambda case: case[:3]) for row in _rows(harness, output, _table(*table), rows)]
 
 
-def _rows(harness: Harness, output: Output, step: Callable[[str], None], sweep: Sweep, dtype: str, op: str) -> Iterator[Row]:
-    table = _table(sweep, dtype, op)
-    for i, nbytes in enumerate(sweep.rows(dtype, harness.size)):
-        step(f"{sweep.what} {dtype} {spell(nbytes)}")
+def _rows(harness: Harness, output: Output, table: Table, cases: Iterable[Case]) -> Iterator[Row]:
+    for i, (sweep, dtype, op, nbytes) in enumerate(cases):
         try:
             row = output.add(harness.row(sweep.what, KNOWN[sweep.what], nbytes, getattr(torch, dtype), op, sweep.ways))
         except Skipped as skipped:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import statistics
+from collections.abc import Callable, Sequence
 
 from mpicoll.bench.formulas import spell
 from mpicoll.bench.row import API, BACKEND, COPIES, COPY, FLOAT32, GLOO, NCCL, RAW, Row
@@ -21,8 +22,8 @@ class Table:
     def __init__(self, title: str, ways: Sequence[str]) -> None:
         self.title = title
         self.ways = [way for way in (API, BACKEND, GLOO, NCCL, RAW) if way in ways]
-        shown = {"x MPI": RAW in ways, "x Gloo": GLOO in ways, "x NCCL": NCCL in ways, "x floor": True, "x fp32": FLOAT32 in ways}
-        self.ratios = [name for name in RATIOS if shown[name] and API in ways]
+        left_out = {name for name, way in RATIOS.items() if way not in (*ways, COPY)}
+        self.ratios = [name for name in RATIOS if name not in left_out and API in ways]
 
     def head(self) -> list[str]:
         cells = "".join(f"{way:>{CELL}}" for way in self.ways)
@@ -44,10 +45,16 @@ def times(ratio: float | None) -> str:
 
 
 def _time(row: Row, way: str) -> str:
-    if way not in row.times:
-        return "-"
-    least, most = row.spread(way)
-    return f"{micro(row.seconds(way))} [{micro(least)},{micro(most)}]"
+    return spread(row.times[way], micro) if way in row.times else "-"
+
+
+def spread(seconds: Sequence[float], spell: Callable[[float], str]) -> str:
+    """The median, and in brackets the least and the most."""
+    return f"{spell(statistics.median(seconds))} [{spell(min(seconds))},{spell(max(seconds))}]"
+
+
+def milli(seconds: float) -> str:
+    return f"{seconds * 1e3:.1f}"
 
 
 def micro(seconds: float) -> str:

@@ -57,14 +57,12 @@ def run(harness: Harness, output: Output, out: str, quick: bool) -> None:
     where = f"{number} ranks of one node" if nodes is None else f"{number} nodes"
     heads = " " * 16 + "".join(f"{spell(size):>9}" for size in sizes)
     output.say("", f"time through windows / time of MPI, by size; {where}", heads)
-    with output.progress(len(operations)) as step:
-        for operation in operations:
-            step(operation)
-            ratios = [_ratio(harness, host, operation, size) for size in sizes]
-            found[operation] = takes_over(sizes, ratios)
-            cells = "".join(f"{ratio:9.2f}" for ratio in ratios)
-            said, before = (spell(least) if least < NEVER else "never" for least in (found[operation], chosen.least[operation]))
-            output.say(f"{operation:>16}{cells}   from {said}; so far {before}")
+    for operation in output.progress(operations, str):
+        ratios = [_ratio(harness, host, operation, size) for size in sizes]
+        found[operation] = takes_over(sizes, ratios)
+        cells = "".join(f"{ratio:9.2f}" for ratio in ratios)
+        said, before = (spell(least) if least < NEVER else "never" for least in (found[operation], chosen.least[operation]))
+        output.say(f"{operation:>16}{cells}   from {said}; so far {before}")
     host.use(chosen)
     output.extra[way] = found
     if output.active:
