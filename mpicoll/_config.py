@@ -7,6 +7,7 @@ A new variable is a new row in `VARIABLES`. Each call reads the environment, so 
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,9 +22,9 @@ class Variable:
 
     name: str
     kind: type[bool] | type[int] | type[float] | type[str]
-    default: bool | int | float | str | None
-    unit: str
     meaning: str
+    default: bool | int | float | str | None = None
+    unit: str = ""
     choices: tuple[str, ...] = ()  # allowed words, for a str
     minimum: float | None = None  # smallest allowed value, for a number
 
@@ -41,69 +42,62 @@ class Variable:
                 raise ValueError(f"{self.name}={text!r} is not allowed; use one of {', '.join(self.choices)}")
             return word.lower()
         try:
-            number: int | float | None = int(word) if self.kind is int else float(word)
+            number = int(word) if self.kind is int else float(word)
         except ValueError:
-            number = None
-        if number is None or number != number or (self.minimum is not None and number < self.minimum):
+            number = math.nan
+        least = -math.inf if self.minimum is None else self.minimum
+        if not number >= least:  # also for nan
             what = "a whole number" if self.kind is int else "a number"
-            least = f" of at least {self.minimum:g}" if self.minimum is not None else ""
+            limit = "" if self.minimum is None else f" of at least {least:g}"
             unit = f" ({self.unit})" if self.unit else ""
-            raise ValueError(f"{self.name}={text!r} is not allowed; use {what}{least}{unit}")
+            raise ValueError(f"{self.name}={text!r} is not allowed; use {what}{limit}{unit}")
         return number
 
 
 VARIABLES = (
     Variable(
-        name="MPICOLL_OVERRIDE_MPI",
-        kind=bool,
+        "MPICOLL_OVERRIDE_MPI",
+        bool,
         default=False,
-        unit="",
         meaning="use the backend name 'mpi' for mpicoll even if torch was built with MPI",
     ),
     Variable(
-        name="MPICOLL_BACKEND",
-        kind=str,
-        default=None,
-        unit="",
+        "MPICOLL_BACKEND",
+        str,
         meaning="backend of torch.distributed.init_process_group, and of a lone init_device_mesh, where the program names "
         "none (`mpicoll run --backend`); unset: the default of torch, gloo or nccl",
         choices=("mpi", "cpu:mpi,cuda:nccl"),
     ),
     Variable(
-        name="MPICOLL_CUDA_AWARE",
-        kind=bool,
-        default=None,
-        unit="",
+        "MPICOLL_CUDA_AWARE",
+        bool,
         meaning="whether this MPI takes GPU memory (for `mpicoll.doctor`, and on rank 0 for a world whose ranks have GPUs); "
         "unset: decided by evidence and by a trial of two ranks",
     ),
     Variable(
-        name="MPICOLL_CUDA_IPC",
-        kind=bool,
+        "MPICOLL_CUDA_IPC",
+        bool,
         default=True,
-        unit="",
         meaning="whether ranks of one node open the GPU memory of each other where MPI does not take it (rank 0 decides)",
     ),
     Variable(
-        name="MPICOLL_LOG",
-        kind=str,
-        default=None,
-        unit="",
+        "MPICOLL_LOG",
+        str,
         meaning="prints to standard error; info: one line on rank 0 about MPI, launcher, ranks, nodes and GPU path; debug: on "
         "every rank, also the algorithm of each operation; unset: nothing",
         choices=("info", "debug"),
     ),
     Variable(
-        name="MPICOLL_PROBE_TIMEOUT",
-        kind=float,
+        "MPICOLL_PROBE_TIMEOUT",
+        float,
         default=60.0,
         unit="seconds",
         meaning="time limit of mpicoll.run and mpicoll.doctor for loading and starting MPI or torch in a trial process",
         minimum=0.1,
     ),
     Variable(
-        name="MPICOLL_WINDOW_BYTES",
-        kind=int,
+        "MPICOLL_WINDOW_BYTES",
+        int,
         default=64 << 20,
         unit="bytes",
         meaning="maximum of shared memory of one group on a node, taken on first use; 0: none, MPI moves all data "
@@ -111,17 +105,16 @@ VARIABLES = (
         minimum=0,
     ),
     Variable(
-        name="MPICOLL_WINDOW_FROM",
-        kind=int,
-        default=None,
+        "MPICOLL_WINDOW_FROM",
+        int,
         unit="bytes",
         meaning="message size from which mpicoll's own algorithms replace those of MPI (shared memory, rails between nodes, "
         "direct exchange of fp16 and bf16); unset: as measured (rank 0 decides)",
         minimum=1,
     ),
     Variable(
-        name="MPICOLL_NODE_SIZE",
-        kind=int,
+        "MPICOLL_NODE_SIZE",
+        int,
         default=0,
         unit="ranks",
         meaning="treats every group of this many ranks of a host as a node, to try the algorithms between nodes; 0: "
@@ -129,10 +122,9 @@ VARIABLES = (
         minimum=0,
     ),
     Variable(
-        name="MPICOLL_TUNING",
-        kind=str,
+        "MPICOLL_TUNING",
+        str,
         default="",
-        unit="",
         meaning="path of a table that `python -m mpicoll.bench tune` has written for this machine (rank 0 decides)",
     ),
 )
@@ -176,9 +168,7 @@ def table() -> str:
     """The variables as a Markdown table, for the documentation."""
     rows = ["| variable | type | default | meaning |", "|---|---|---|---|"]
     for variable in VARIABLES:
-        default = (
-            "unset" if variable.default is None else str(int(variable.default) if variable.kind is bool else variable.default)
-        )
+        default = "unset" if variable.default is None else f"{variable.default:d}" if variable.kind is bool else variable.default
         unit = f" {variable.unit}" if variable.unit and variable.default is not None else ""
         rows.append(f"| `{variable.name}` | {variable.kind.__name__} | {default}{unit} | {variable.meaning} |")
     return "\n".join(rows)

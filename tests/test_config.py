@@ -36,11 +36,11 @@ def test_a_bad_number_names_variable_text_and_what_is_allowed(text: str) -> None
 def test_a_bad_bool_and_a_bad_word() -> None:
     with pytest.raises(ValueError, match="MPICOLL_OVERRIDE_MPI='maybe' is not allowed; use 1 or 0"):
         _config.get("MPICOLL_OVERRIDE_MPI", {"MPICOLL_OVERRIDE_MPI": "maybe"})
-    word = _config.Variable("MPICOLL_X", str, "a", "", "a test", choices=("a", "b"))
+    word = _config.Variable("MPICOLL_X", str, "a test", "a", choices=("a", "b"))
     assert word.parse("b") == "b"
     with pytest.raises(ValueError, match="use one of a, b"):
         word.parse("c")
-    whole = _config.Variable("MPICOLL_Y", int, 1, "bytes", "a test", minimum=0)
+    whole = _config.Variable("MPICOLL_Y", int, "a test", 1, "bytes", minimum=0)
     assert whole.parse("12") == 12
     with pytest.raises(ValueError, match="a whole number of at least 0"):
         whole.parse("1.5")
