@@ -70,18 +70,14 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"mpicoll.run: {message} (`{self.prog} --help` lists the options)\n")
 
 
-def count(text: str) -> int:
+def count(text: str, words: str = "") -> int:
     if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of ranks; use 1 or more")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of ranks; use 1 or more{words}")
     return int(text)
 
 
 def count_or_device(text: str) -> int | str:
-    if text in ("gpu", "cpu", "auto"):
-        return text
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of ranks; use 1 or more, or gpu, cpu, auto")
-    return int(text)
+    return text if text in ("gpu", "cpu", "auto") else count(text, ", or gpu, cpu, auto")
 
 
 def nodes(text: str) -> int:
@@ -120,7 +116,7 @@ class Accept(argparse.Action):
 
 def _add(group: Any, *names: str, hidden: Sequence[str] = (), **settings: Any) -> None:
     """Adds an option. Its spellings with underscores and those in ``hidden`` work too, but are not in --help."""
-    shown = group.add_argument(*names, **settings)
+    shown = group.add_argument(*names, help=HELP[names[0]], **settings)
     more = [*hidden, *(_underscored(name) for name in (*names, *hidden))]
     unseen = [name for name in dict.fromkeys(more) if name not in names]
     if unseen:
@@ -142,103 +138,80 @@ def make_parser(prog: str) -> Parser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    _add_program(parser.add_argument_group("what to run"))
-    _add_places(parser.add_argument_group("how many ranks, and where"))
-    _add_output(parser.add_argument_group("output"))
-    _add_mpi(parser.add_argument_group("MPI and environment"))
+    _add_options(parser)
     _add_accepted(parser)
     parser.add_argument("--version", action="version", version=f"mpicoll {mpicoll.__version__}", help="print the version")
     return parser
 
 
-def _add_program(group: Any) -> None:
-    _add(
-        group, "-m", "--module", action="store_true", dest="module",
-        help="the program is a module, as in `python -m MODULE args...`",
-    )  # fmt: skip
-    _add(group, "--no-python", action="store_true", help="the program is not a Python script: run it without Python")
-    group.add_argument("program", nargs=argparse.REMAINDER, metavar="script.py args...", help="the program and its arguments")
+HELP = {
+    "-m": "the program is a module, as in `python -m MODULE args...`",
+    "--no-python": "the program is not a Python script: run it without Python",
+    "program": "the program and its arguments",
+    "-n": "number of ranks; default, the first that is known: --nproc-per-node x hosts, slots in the host list, tasks of the "
+    "Slurm job, usable cores",
+    "-N": "ranks on each node; gpu: one per GPU of this node; cpu: one per usable core; auto: gpu if there is a GPU, else cpu",
+    "--nnodes": "use the first N nodes of the host list or of the Slurm job",
+    "--hostfile": "file with one host per line: `node1 slots=2` or `node1:2`, for either MPI",
+    "-H": "hosts, with or without a number of slots: node1,node2 or node1:2,node2:2",
+    "--bind-to": "bind each rank to a core, socket, numa domain, ...; default: no binding",
+    "--map-by": "place successive ranks on successive units: core, socket, numa, ...; ppr:K:node is --nproc-per-node K",
+    "--tag-output": "begin each line of output with the rank that wrote it",
+    "--log-dir": "write the output of rank R to DIR/rank-R.log on the host of that rank, and nothing to the terminal",
+    "--quiet": "do not print the command that is run",
+    "--dry-run": "print the command and do not run it",
+    "--mpi": "the MPI to use; PATH: its folder, its libmpi or its mpiexec",
+    "--mpiexec-args": "options for mpiexec, as one string: '--mca btl_tcp_if_include eth0'",
+    "--mca": "a setting of Open MPI",
+    "-x": "pass this environment variable to every host",
+    "-genv": "the same as -x NAME=VALUE",
+    "--backend": "backend of init_process_group where the program names none; default: that of torch",
+    "--master-addr": "MASTER_ADDR of the ranks; default: the first host",
+    "--master-port": "MASTER_PORT of the ranks; default: a free one",
+}
 
 
-def _add_places(group: Any) -> None:
-    _add(
-        group, "-n", "-np", "--np", "--nproc", type=count, metavar="N", dest="ranks",
-        help="number of ranks; default, the first that is known: --nproc-per-node x hosts, slots in the host list, tasks of the "
-        "Slurm job, usable cores",
-    )  # fmt: skip
-    _add(
-        group, "-N", "-ppn", "--nproc-per-node", type=count_or_device, metavar="K|gpu|cpu|auto", dest="per_node",
-        hidden=("--ppn", "-perhost", "--npernode", "-npernode"),
-        help="ranks on each node; gpu: one per GPU of this node; cpu: one per usable core; auto: gpu if there is a GPU, else cpu",
-    )  # fmt: skip
-    _add(
-        group, "--nnodes", type=nodes, metavar="N",
-        help="use the first N nodes of the host list or of the Slurm job",
-    )  # fmt: skip
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    group: Any = parser.add_argument_group("what to run")
+    _add(group, "-m", "--module", action="store_true")
+    _add(group, "--no-python", action="store_true")
+    _add(group, "program", nargs=argparse.REMAINDER, metavar="script.py args...")
+
+    group = parser.add_argument_group("how many ranks, and where")
+    _add(group, "-n", "-np", "--np", "--nproc", type=count, metavar="N", dest="ranks")
+    per_node = ("--ppn", "-perhost", "--npernode", "-npernode")
+    units = "K|gpu|cpu|auto"
+    _add(group, "-N", "-ppn", "--nproc-per-node", hidden=per_node, type=count_or_device, metavar=units, dest="per_node")
+    _add(group, "--nnodes", type=nodes, metavar="N")
     hosts = group.add_mutually_exclusive_group()
-    _add(
-        hosts, "--hostfile", "-f", metavar="FILE", hidden=("--machinefile", "-machinefile", "-hostfile"),
-        help="file with one host per line: `node1 slots=2` or `node1:2`, for either MPI",
-    )  # fmt: skip
-    _add(
-        hosts, "-H", "--host", metavar="A,B", dest="host", hidden=("--hosts", "-host", "-hosts"),
-        help="hosts, with or without a number of slots: node1,node2 or node1:2,node2:2",
-    )  # fmt: skip
-    _add(
-        group, "--bind-to", metavar="UNIT", hidden=("-bind-to",),
-        help="bind each rank to a core, socket, numa domain, ...; default: no binding",
-    )  # fmt: skip
-    _add(
-        group, "--map-by", metavar="UNIT", hidden=("-map-by",),
-        help="place successive ranks on successive units: core, socket, numa, ...; ppr:K:node is --nproc-per-node K",
-    )  # fmt: skip
+    _add(hosts, "--hostfile", "-f", hidden=("--machinefile", "-machinefile", "-hostfile"), metavar="FILE")
+    _add(hosts, "-H", "--host", hidden=("--hosts", "-host", "-hosts"), metavar="A,B", dest="host")
+    _add(group, "--bind-to", hidden=("-bind-to",), metavar="UNIT")
+    _add(group, "--map-by", hidden=("-map-by",), metavar="UNIT")
 
+    group = parser.add_argument_group("output")
+    _add(group, "--tag-output", hidden=("-tag-output", "-prepend-rank", "-l"), action="store_true")
+    _add(group, "--log-dir", metavar="DIR")
+    _add(group, "--quiet", action="store_true")
+    _add(group, "--dry-run", action="store_true")
 
-def _add_output(group: Any) -> None:
-    _add(
-        group, "--tag-output", action="store_true", hidden=("-tag-output", "-prepend-rank", "-l"),
-        help="begin each line of output with the rank that wrote it",
-    )  # fmt: skip
-    _add(
-        group, "--log-dir", metavar="DIR",
-        help="write the output of rank R to DIR/rank-R.log on the host of that rank, and nothing to the terminal",
-    )  # fmt: skip
-    _add(group, "--quiet", action="store_true", help="do not print the command that is run")
-    _add(group, "--dry-run", action="store_true", help="print the command and do not run it")
-
-
-def _add_mpi(group: Any) -> None:
-    _add(group, "--mpi", metavar="openmpi|mpich|PATH", help="the MPI to use; PATH: its folder, its libmpi or its mpiexec")
-    _add(
-        group, "--mpiexec-args", default="", metavar="WORDS",
-        help="options for mpiexec, as one string: '--mca btl_tcp_if_include eth0'",
-    )  # fmt: skip
-    _add(
-        group, "--mca", nargs=2, action="append", default=[], metavar=("KEY", "VALUE"), hidden=("-mca",),
-        help="a setting of Open MPI",
-    )  # fmt: skip
-    _add(
-        group, "-x", action="append", default=[], metavar="NAME[=VALUE]", dest="export",
-        help="pass this environment variable to every host",
-    )  # fmt: skip
-    _add(
-        group, "-genv", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"),
-        help="the same as -x NAME=VALUE",
-    )  # fmt: skip
-    _add(
-        group, "--backend", choices=_config.choices("MPICOLL_BACKEND"),
-        help="backend of init_process_group where the program names none; default: that of torch",
-    )  # fmt: skip
-    _add(group, "--master-addr", metavar="HOST", help="MASTER_ADDR of the ranks; default: the first host")
-    _add(group, "--master-port", type=port, metavar="PORT", help="MASTER_PORT of the ranks; default: a free one")
+    group = parser.add_argument_group("MPI and environment")
+    _add(group, "--mpi", metavar="openmpi|mpich|PATH")
+    _add(group, "--mpiexec-args", default="", metavar="WORDS")
+    _add(group, "--mca", hidden=("-mca",), nargs=2, action="append", default=[], metavar=("KEY", "VALUE"))
+    _add(group, "-x", action="append", default=[], metavar="NAME[=VALUE]", dest="export")
+    _add(group, "-genv", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"))
+    _add(group, "--backend", choices=_config.choices("MPICOLL_BACKEND"))
+    _add(group, "--master-addr", metavar="HOST")
+    _add(group, "--master-port", type=port, metavar="PORT")
 
 
 def _add_accepted(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(accepted=[])
     for name, (length, _) in ACCEPTED.items():
         names = dict.fromkeys([name, _underscored(name), *([name[1:]] if name in ONE_DASH else [])])
-        settings: dict[str, Any] = {"nargs": length if length else 0, "dest": "accepted", "default": argparse.SUPPRESS}
-        parser.add_argument(*names, action=Accept, help=argparse.SUPPRESS, **settings)
+        suppressed: dict[str, Any] = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
+        parser.add_argument(*names, action=Accept, nargs=length, dest="accepted", **suppressed)
     for name in ("--node-rank", "--node_rank"):
         parser.add_argument(name, type=first_node, dest="node_rank", help=argparse.SUPPRESS)
 
