@@ -88,9 +88,8 @@ def _check_later(parser: argparse.ArgumentParser, later: Iterable[argparse.Names
 
 def _options(read: argparse.Namespace, notes: Sequence[str]) -> Options:
     exported = [*read.export, *(f"{name}={value}" for name, value in read.genv)]
-    exported += [f"MASTER_ADDR={read.master_addr}"] if read.master_addr else []
-    exported += [f"MASTER_PORT={read.master_port}"] if read.master_port else []
-    exported += [f"MPICOLL_BACKEND={read.backend}"] if read.backend else []
+    variables = {"MASTER_ADDR": read.master_addr, "MASTER_PORT": read.master_port, "MPICOLL_BACKEND": read.backend}
+    exported += [f"{name}={value}" for name, value in variables.items() if value]
     log_dir = None if read.log_dir is None else os.path.abspath(read.log_dir)
     request = Request(read.nnodes, read.bind_to, read.map_by, read.tag_output and log_dir is None, log_dir)
     said = [*notes, *_accepted(read.accepted)]
@@ -126,7 +125,8 @@ def _program(parser: argparse.ArgumentParser, read: argparse.Namespace, notes: l
     module = read.module
     if not module and not read.no_python and PYTHON.fullmatch(Path(words[0]).name):
         flags, module, words = drop_python(words)
-    _check_exists(words, read, module, only_here=hosts is None and read.hostfile is None)
+    if hosts is None and read.hostfile is None:
+        _check_exists(words[0], read.no_python, module)
     if module:
         words = ["-m", *words]
     interpreter = None if read.no_python else python()
@@ -160,15 +160,12 @@ def drop_python(words: Sequence[str]) -> tuple[tuple[str, ...], bool, list[str]]
     return tuple(flags), False, rest
 
 
-def _check_exists(words: Sequence[str], read: argparse.Namespace, module: bool, only_here: bool) -> None:
-    """Raises LaunchError for a missing program, unless ranks run on other hosts, which may have it.
-
-    Otherwise N ranks would each print "can't open file".
-    """
-    if read.no_python and only_here and shutil.which(words[0]) is None:
-        raise LaunchError(f"{words[0]}: no such program in PATH or here")
-    if not module and not read.no_python and only_here and not Path(words[0]).exists():
-        raise LaunchError(f"{words[0]}: no such file in {os.getcwd()}; a module is started by -m, another program by --no-python")
+def _check_exists(program: str, no_python: bool, module: bool) -> None:
+    """Raises LaunchError for a program that is missing here. Otherwise N ranks would each print "can't open file"."""
+    if no_python and shutil.which(program) is None:
+        raise LaunchError(f"{program}: no such program in PATH or here")
+    if not module and not no_python and not Path(program).exists():
+        raise LaunchError(f"{program}: no such file in {os.getcwd()}; a module is started by -m, another program by --no-python")
 
 
 def python() -> str:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from mpicoll._launch.hostfile import Host
 
 Placement = tuple[tuple[str, int], ...]  # (host, ranks there) in rank order
+LOCAL = ("localhost", "127.0.0.1")
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ class Site:
         return name in self.environ or name in self.settings
 
     def is_here(self, host: str) -> bool:
-        return host in self.names or host in ("localhost", "127.0.0.1")
+        return host in self.names or host in LOCAL
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ class Plan:
     added: dict[str, str]
     family: str  # of the mpiexec
     notes: tuple[str, ...] = ()
-    placements: tuple[Placement | None, ...] = field(default=())
+    placements: tuple[Placement | None, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,15 @@ the reaper. The reaper is not a child of mpiexec, holds none of its files except
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
 import sys
 import time
 from pathlib import Path
+
+from mpicoll._cpus import read
 
 LEFT_BEHIND_S = 5.0  # a healthy mpiexec ends milliseconds after its last child
 POLL_S = 0.2
@@ -54,11 +57,8 @@ def watch(pid: int, handle: int) -> None:
         if children(pid) != []:
             had_children, last_seen = True, now
         if (had_children or now - began > STARTED_AFTER_S) and now - last_seen > LEFT_BEHIND_S:
-            print(
-                f"mpicoll.run: all ranks have ended, but mpiexec (process {pid}) has not; killing it",
-                file=sys.stderr,
-                flush=True,
-            )
+            text = f"mpicoll.run: all ranks have ended, but mpiexec (process {pid}) has not; killing it"
+            print(text, file=sys.stderr, flush=True)
             signal.pidfd_send_signal(handle, signal.SIGKILL)
             return
 
@@ -73,11 +73,7 @@ def children(pid: int) -> list[int] | None:
 
 
 def _alive(pid: str) -> bool:
-    try:
-        status = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
-    return status.rpartition(")")[2].split()[0] not in ("Z", "X")
+    return read(f"/proc/{pid}/stat").rpartition(")")[2].split()[:1] not in ([], ["Z"], ["X"])
 
 
 def _keep_only_errors(handle: int) -> None:
@@ -88,7 +84,5 @@ def _keep_only_errors(handle: int) -> None:
     for name in os.listdir("/proc/self/fd"):
         number = int(name)
         if number > 2 and number != handle:
-            try:
+            with contextlib.suppress(OSError):  # the one of the listing
                 os.close(number)
-            except OSError:  # the one of the listing
-                continue

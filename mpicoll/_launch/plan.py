@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -33,7 +34,7 @@ from mpicoll._discovery.find import Mpi, Mpiexec
 from mpicoll._discovery.slurm import allocated_nodes
 from mpicoll._launch.command import binding_words, hydra_command, openmpi_command, output_words
 from mpicoll._launch.hostfile import Host
-from mpicoll._launch.job import NOTHING_ASKED, Placement, Plan, Program, Request, Site, Where
+from mpicoll._launch.job import LOCAL, NOTHING_ASKED, Placement, Plan, Program, Request, Site, Where
 from mpicoll.errors import LaunchError
 
 # Variables that other hosts get. mpirun of Open MPI passes on OMPI_* by itself, Hydra everything.
@@ -144,11 +145,8 @@ def _count(program: Program, hosts: tuple[Host, ...] | None, site: Site, program
     if program.per_node is not None:
         return program, program.per_node * max(1, len(nodes))
     if nodes:
-        ranks = (
-            int(site.environ["SLURM_NTASKS"])
-            if site.environ.get("SLURM_NTASKS", "").isdigit()
-            else sum(tasks for _, tasks in nodes)
-        )
+        tasks = site.environ.get("SLURM_NTASKS", "")
+        ranks = int(tasks) if tasks.isdigit() else sum(number for _, number in nodes)
         notes.append(f"{ranks} ranks: the tasks of Slurm job {site.environ['SLURM_JOB_ID']} (-n sets another number)")
         return program, ranks
     notes.append(
@@ -196,26 +194,20 @@ def _slots(host: Host, program: Program, needed: int, hosts: tuple[Host, ...]) -
 
 
 def _where(placements: Sequence[Placement | None], ranks: int, site: Site) -> Where:
-    per_host: dict[str, int] = {}
+    per_host: Counter[str] = Counter()
     for placement in placements:
-        for host, count in placement or ():
-            per_host[host] = per_host.get(host, 0) + count
+        per_host.update(dict(placement or ()))
     if per_host:
         first = next(iter(per_host))
         local = sum(count for host, count in per_host.items() if site.is_here(host))
         several = len(per_host) > 1 or local == 0
-        return Where(_address(first, several, site), several, local, max(per_host.values()))
+        address = first if first not in LOCAL else site.names[0]
+        return Where(address if several else "localhost", several, local, max(per_host.values()))
     nodes = allocated_nodes(site.environ)
     if len(nodes) > 1:
         on_a_node = math.ceil(ranks / len(nodes)) if sum(n for _, n in nodes) < ranks else max(n for _, n in nodes)
         return Where(nodes[0][0], True, min(on_a_node, ranks), min(on_a_node, ranks))
     return Where("localhost", False, ranks, ranks)
-
-
-def _address(host: str, several: bool, site: Site) -> str:
-    if not several:
-        return "localhost"
-    return site.names[0] if host in ("localhost", "127.0.0.1") else host
 
 
 # --- what is added to the environment ---------------------------------------------------------------------------------

@@ -110,14 +110,8 @@ def _run_script(script: str) -> None:
     namespace = sys.modules["__main__"].__dict__
     for name in [name for name in namespace if not (name.startswith("__") and name.endswith("__"))]:
         del namespace[name]
-    namespace.update(
-        __file__=os.path.abspath(script),
-        __spec__=None,
-        __package__=None,
-        __cached__=None,
-        __doc__=None,
-        __annotations__={},
-    )
+    unset = dict.fromkeys(("__spec__", "__package__", "__cached__", "__doc__"))
+    namespace.update(unset, __file__=os.path.abspath(script), __annotations__={})
     exec(code, namespace)
 
 
@@ -133,11 +127,8 @@ def _status(ending: SystemExit) -> int:
 
 def _own_frames(trace: TracebackType | None) -> TracebackType | None:
     """The traceback without the frames of this file and of runpy."""
-    while (
-        trace is not None
-        and trace.tb_next is not None
-        and trace.tb_frame.f_code.co_filename in (__file__, runpy.__file__, "<frozen runpy>")
-    ):
+    own = (__file__, runpy.__file__, "<frozen runpy>")
+    while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename in own:
         trace = trace.tb_next
     return trace
 

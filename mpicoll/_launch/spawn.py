@@ -123,26 +123,22 @@ class SpawnContext:
     def _raise_failure(self, status: int) -> None:
         """Raises the failure of the first rank that wrote one; the other ranks were ended because of it."""
         failures = sorted(self._folder.glob("failure-*"), key=lambda file: file.stat().st_mtime_ns)
-        for file in failures:
-            rank, pid, code, text = pickle.loads(file.read_bytes())
+        if failures:
+            rank, pid, code, text = pickle.loads(failures[0].read_bytes())
+            message = f"rank {rank} of {self.nprocs} {{}}, and the others were ended"
             if text is not None:
-                message = f"\n\n-- rank {rank} of {self.nprocs} raised, and the others were ended:\n{text}"
-                raise RankRaised(message, error_index=rank, error_pid=pid)
-            message = f"rank {rank} of {self.nprocs} ended with exit status {code}, and the others were ended"
+                raise RankRaised(f"\n\n-- {message.format('raised')}:\n{text}", error_index=rank, error_pid=pid)
+            message = message.format(f"ended with exit status {code}")
             raise RankExited(message, error_index=rank, error_pid=pid, exit_code=code)
         unfinished = [rank for rank in range(self.nprocs) if not (self._folder / f"done-{rank}").exists()]
         if status != 0 or unfinished:
-            who = f"; not finished: rank{'s' * (len(unfinished) > 1)} {', '.join(map(str, unfinished))}" if unfinished else ""
             message = (
-                f"mpiexec ended with status {status} and no rank left a traceback (a signal, or a crash: see the output"
-                f" above){who}"
+                f"mpiexec ended with status {status} and no rank left a traceback (a signal, or a crash: see the output above)"
             )
-            raise RankExited(
-                message,
-                error_index=unfinished[0] if len(unfinished) == 1 else -1,
-                error_pid=self.process.pid,
-                exit_code=status,
-            )
+            if unfinished:
+                message += f"; not finished: rank{'s' * (len(unfinished) > 1)} {', '.join(map(str, unfinished))}"
+            rank = unfinished[0] if len(unfinished) == 1 else -1
+            raise RankExited(message, error_index=rank, error_pid=self.process.pid, exit_code=status)
 
 
 def spawn(
@@ -254,7 +250,7 @@ def rank_main(folder_name: str) -> None:
         _in_rank_import = False
         fn(launch.rank, *args)
     except SystemExit as caught:
-        code = caught.code if isinstance(caught.code, int) else (0 if caught.code is None else 1)
+        code = caught.code if isinstance(caught.code, int) else int(caught.code is not None)
         if isinstance(caught.code, str):
             print(caught.code, file=sys.stderr)
         if code == 0:
