@@ -21,8 +21,6 @@ TRIES = 8
 
 @dataclass(frozen=True)
 class Limit:
-    """The largest value allowed for a figure of a row."""
-
     name: str
     figure: Figure
     at_most: float
@@ -30,8 +28,6 @@ class Limit:
 
 @dataclass(frozen=True)
 class Case:
-    """A row to measure, and its limits."""
-
     what: str
     nbytes: int
     dtype: torch.dtype

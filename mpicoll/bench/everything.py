@@ -6,13 +6,12 @@ import json
 import tempfile
 from pathlib import Path
 
-from mpicoll.bench import ddp, jobs, overlap, startup, sweep, targets
+from mpicoll.bench import ddp, jobs, overlap, startup, sweep, table, targets
 from mpicoll.bench.harness import WAYS, Harness
 from mpicoll.bench.operations import COLLECTIVES
 from mpicoll.bench.output import Output
 from mpicoll.bench.row import API, GLOO, RAW, Row
 from mpicoll.bench.sweep import Sweep
-from mpicoll.bench.table import LEGEND, copy_lines
 from mpicoll.bench.targets import KIB, MIB, MOVED, SHORT, Measured
 
 RANKS = 4  # in the jobs that rank 0 starts
@@ -32,7 +31,7 @@ def sweeps(quick: bool) -> list[Sweep]:
 
 def run(harness: Harness, output: Output, quick: bool, markdown: bool) -> None:
     """Measures and prints (collective)."""
-    output.say(*LEGEND)
+    output.say(*table.LEGEND)
     rows = sweep.run(harness, output, sweeps(quick))
     rows += overlap.run(harness, output, [16 * MIB])
     rows += ddp.run(harness, output, list(ddp.SIDES)[:1] if quick else list(ddp.SIDES), resnet=not quick)
@@ -41,10 +40,11 @@ def run(harness: Harness, output: Output, quick: bool, markdown: bool) -> None:
         measured.reasons = dict.fromkeys(("startup", "crowded"), "not with --quick")
     else:
         _in_jobs_of_their_own(harness, output, measured)
-    output.say(*copy_lines(rows), *targets.by_collective(measured))
+    output.say(*table.copy_lines(rows), *targets.by_collective(measured))
     outcomes = targets.judge(measured)
     output.extra["targets"] = [outcome.facts() for outcome in outcomes]
-    output.say("", *(targets.markdown if markdown else targets.text)(outcomes))
+    cells = [outcome.cells() for outcome in outcomes]
+    output.say("", *(table.markdown(targets.HEAD, cells) if markdown else targets.text(cells)))
     if harness.size != 2:
         output.say(f"(the targets are those of 2 ranks; these are {harness.size})")
 

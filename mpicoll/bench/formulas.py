@@ -32,11 +32,6 @@ def bus_factor(what: str, n: int) -> float:
     return (n - 1) / n if what in IN_PARTS else 1.0
 
 
-def moved(what: str, nbytes: int) -> int:
-    """Bytes that one call moves, for the algorithm bandwidth."""
-    return nbytes * repeats(what)
-
-
 def repeats(what: str) -> int:
     """Number of messages of a call."""
     return WINDOW if what == "bandwidth" else 1

@@ -8,7 +8,7 @@ spare core ("full"), the thread that moves bytes takes time from the loop, and 1
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,15 +26,9 @@ SIDE = 192  # of the matrices, which stay in the cache of a core; a product take
 ALONE, MATMUL, BOTH = "all_reduce", "matmul", "both"
 
 
-@dataclass(frozen=True)
-class Matmuls:
-    """``count`` matmuls."""
-
-    count: int
-
-    def __call__(self) -> None:
-        for _ in range(self.count):
-            torch.mm(_A, _B, out=_C)
+def _matmuls(count: int) -> None:
+    for _ in range(count):
+        torch.mm(_A, _B, out=_C)
 
 
 _A, _B, _C = torch.rand(SIDE, SIDE), torch.rand(SIDE, SIDE), torch.empty(SIDE, SIDE)
@@ -69,21 +63,25 @@ def run(harness: Harness, output: Output, sizes: Sequence[int]) -> list[Row]:
 def _row(harness: Harness, nbytes: int) -> Row:
     operation = all_reduce(harness.shape(nbytes, torch.float32))
     x, memory = operation.memory.sent[0][0], operation.memory
-    one = min(harness.rounds.times({MATMUL: Matmuls(10)})[MATMUL]) / 10
+    one = min(harness.rounds.times({MATMUL: partial(_matmuls, 10)})[MATMUL]) / 10
     calls: dict[str, Callable[[], object]] = {}
-    apis: dict[str, tuple[Any, Any]] = {API: (mpicoll, None), BACKEND: (torch.distributed, None)}
-    for way, (dist, group) in {**apis, GLOO: (torch.distributed, harness.gloo)}.items():
+    apis: dict[str, tuple[Any, Any]] = {
+        API: (mpicoll, None),
+        BACKEND: (torch.distributed, None),
+        GLOO: (torch.distributed, harness.gloo),
+    }
+    for way, (dist, group) in apis.items():
         alone = operation.call_through(dist, group)
         assert alone is not None
         seconds = min(harness.rounds.times({way: alone})[way])
-        matmuls = Matmuls(max(1, round(seconds / one)))
+        matmuls = partial(_matmuls, max(1, round(seconds / one)))
         both = _both(dist, group, x, matmuls)
         _check(harness, f"{way}: asynchronous all_reduce of {spell(nbytes)}", memory, both)
         calls |= {name(way, ALONE): alone, name(way, MATMUL): matmuls, name(way, BOTH): both}
     return Row("overlap", nbytes, harness.size, harness.rounds.times(calls), "float32", "SUM")
 
 
-def _both(dist: Any, group: Any, x: torch.Tensor, matmuls: Matmuls) -> Callable[[], None]:
+def _both(dist: Any, group: Any, x: torch.Tensor, matmuls: Callable[[], None]) -> Callable[[], None]:
     def call() -> None:
         work = dist.all_reduce(x, group=group, async_op=True)
         matmuls()

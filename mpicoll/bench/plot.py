@@ -9,8 +9,9 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import truediv
 from typing import Any
 
 from mpicoll.bench import formulas
@@ -74,7 +75,7 @@ def draw(rows: Sequence[Row], machine: Machine, file: str) -> None:
 
 
 def _times(rows: list[Row]) -> Any:
-    figure, panel = _pyplot().subplots(figsize=HERO, layout="constrained")
+    figure, panel = importlib.import_module("matplotlib.pyplot").subplots(figsize=HERO, layout="constrained")
     for way in SHOWN:
         _line(panel, LOOKS[way], [(row.nbytes, [s * 1e6 for s in row.times[way]]) for row in rows if way in row.times])
     panel.set(xscale="log", yscale="log", xlabel="message size", ylabel="time per call, microseconds")
@@ -100,7 +101,7 @@ def headline(rows: Sequence[Row]) -> str:
 def _ratios(tables: dict[str, list[Row]]) -> Any:
     lines = -(-len(tables) // COLUMNS)
     size = (COLUMNS * PANEL[0], lines * PANEL[1] + 0.8)
-    figure, panels = _pyplot().subplots(
+    figure, panels = importlib.import_module("matplotlib.pyplot").subplots(
         lines, COLUMNS, figsize=size, sharex=True, sharey=True, layout="constrained", squeeze=False
     )
     for panel in panels.flat[len(tables) :]:
@@ -108,7 +109,8 @@ def _ratios(tables: dict[str, list[Row]]) -> Any:
     for (name, rows), panel in zip(tables.items(), panels.flat, strict=False):
         panel.axhline(1, color=INK, linewidth=0.8)
         for other in (GLOO, NCCL, RAW):
-            _line(panel, LOOKS[other], [(row.nbytes, _of_rounds(row, other)) for row in rows if {API, other} <= row.times.keys()])
+            compared = [row for row in rows if {API, other} <= row.times.keys()]
+            _line(panel, LOOKS[other], [(row.nbytes, list(map(truediv, row.times[API], row.times[other]))) for row in compared])
         panel.set_xscale("log")
         panel.set_yscale("log", base=2)
         panel.set_title(name, loc="left", fontsize=9, color=INK)
@@ -118,10 +120,6 @@ def _ratios(tables: dict[str, list[Row]]) -> Any:
     panels[0][0].yaxis.set_major_formatter(_plain)
     figure.suptitle("Time of mpicoll divided by the time of Gloo and of raw MPI. Below the line, mpicoll is faster.", color=INK)
     return figure
-
-
-def _of_rounds(row: Row, other: str) -> list[float]:
-    return [ours / theirs for ours, theirs in zip(row.times[API], row.times[other], strict=True)]
 
 
 def _plain(value: float, position: int) -> str:
@@ -134,10 +132,10 @@ def _plain(value: float, position: int) -> str:
 def _line(panel: Any, look: Look, curve: Curve) -> None:
     if not curve:
         return
-    sizes = [nbytes for nbytes, _ in curve]
-    medians = [statistics.median(figures) for _, figures in curve]
-    panel.plot(sizes, medians, label=look.label, color=look.colour, marker=look.marker, markersize=4, linewidth=1.6)
-    panel.fill_between(sizes, _each(min, curve), _each(max, curve), color=look.colour, alpha=0.18, linewidth=0)
+    sizes, figures = zip(*curve, strict=True)
+    least, middle, most = ([function(series) for series in figures] for function in (min, statistics.median, max))
+    panel.plot(sizes, middle, label=look.label, color=look.colour, marker=look.marker, markersize=4, linewidth=1.6)
+    panel.fill_between(sizes, least, most, color=look.colour, alpha=0.18, linewidth=0)
 
 
 def _label_lines(panel: Any) -> None:
@@ -154,10 +152,6 @@ def _label_lines(panel: Any) -> None:
         )  # fmt: skip
 
 
-def _each(function: Callable[[list[float]], float], curve: Curve) -> list[float]:
-    return [function(figures) for _, figures in curve]
-
-
 def _caption(machine: Machine, rounds: int) -> list[str]:
     first, second = machine.lines()
     return [f"{first.split(', package')[0]}; {second}", f"lines: median of {rounds} rounds; bands: least to most"]
@@ -171,7 +165,3 @@ def _sizes(panel: Any, rows: Sequence[Row], most: int = 8) -> None:
     panel.set_xticks(ticks, [formulas.spell(nbytes) for nbytes in ticks], fontsize=8)
     panel.minorticks_off()
     panel.grid(alpha=0.25)
-
-
-def _pyplot() -> Any:
-    return importlib.import_module("matplotlib.pyplot")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from operator import sub, truediv
 from typing import Any
 
 from mpicoll.bench import formulas
@@ -37,15 +38,18 @@ class Row:
         """The median."""
         return float(statistics.median(self.times[way]))
 
-    def spread(self, way: str) -> tuple[float, float]:
-        """Least and most."""
-        return min(self.times[way]), max(self.times[way])
-
     def ratio(self, way: str, to: str) -> float | None:
         """Median over the rounds of the ratio of two implementations; None if one was not measured."""
-        if way not in self.times or to not in self.times:
+        return self._over_rounds(truediv, way, to)
+
+    def difference(self, way: str, to: str) -> float | None:
+        """The same of the difference in seconds."""
+        return self._over_rounds(sub, way, to)
+
+    def _over_rounds(self, figure: Callable[[float, float], float], way: str, to: str) -> float | None:
+        if not {way, to} <= self.times.keys():
             return None
-        return statistics.median(a / b for a, b in zip(self.times[way], self.times[to], strict=True))
+        return statistics.median(map(figure, self.times[way], self.times[to]))
 
     def best_ratio(self, way: str, others: tuple[str, ...]) -> float | None:
         """The ratio to the fastest of ``others``."""
@@ -54,17 +58,11 @@ class Row:
     def ratio_to_sum(self, way: str, others: tuple[str, ...]) -> float:
         """Median over the rounds of the ratio to the sum of the times of ``others``."""
         together: list[float] = [sum(parts) for parts in zip(*(self.times[other] for other in others), strict=True)]
-        return statistics.median(a / b for a, b in zip(self.times[way], together, strict=True))
-
-    def difference(self, way: str, to: str) -> float | None:
-        """Median over the rounds of the difference in seconds."""
-        if way not in self.times or to not in self.times:
-            return None
-        return statistics.median(a - b for a, b in zip(self.times[way], self.times[to], strict=True))
+        return float(statistics.median(map(truediv, self.times[way], together)))
 
     def algorithm_bandwidth(self, way: str) -> float:
         """Bytes per second, as the NCCL tests define it."""
-        return formulas.moved(self.what, self.nbytes) / self.seconds(way)
+        return self.nbytes * formulas.repeats(self.what) / self.seconds(way)
 
     def bus_bandwidth(self, way: str) -> float:
         return self.algorithm_bandwidth(way) * formulas.bus_factor(self.what, self.size)
@@ -79,11 +77,10 @@ class Row:
         """For JSON."""
         ways = {}
         for way, times in self.times.items():
-            least, most = self.spread(way)
             ways[way] = {
                 "us": self.seconds(way) * 1e6,
-                "least_us": least * 1e6,
-                "most_us": most * 1e6,
+                "least_us": min(times) * 1e6,
+                "most_us": max(times) * 1e6,
                 "algorithm_GB_per_s": self.algorithm_bandwidth(way) / 1e9,
                 "bus_GB_per_s": self.bus_bandwidth(way) / 1e9,
                 "ratios": {other: self.ratio(way, other) for other in self.times if other != way},

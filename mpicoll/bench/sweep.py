@@ -41,8 +41,6 @@ class Sweep:
 
 
 class Case(NamedTuple):
-    """A row to measure."""
-
     sweep: Sweep
     dtype: str
     op: str

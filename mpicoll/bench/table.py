@@ -62,6 +62,12 @@ def micro(seconds: float) -> str:
     return f"{us:.2f}" if us < 10 else f"{us:.1f}" if us < 1000 else f"{us:.0f}"
 
 
+def markdown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a table in Markdown."""
+    lines = [f"| {' | '.join(cells)} |" for cells in (heads, *rows)]
+    return [lines[0], "|---" * len(heads) + "|", *lines[1:]]
+
+
 def copy_lines(rows: Sequence[Row]) -> list[str]:
     """The bandwidth of the memory copy at each measured size."""
     bandwidths: dict[int, tuple[float, float]] = {}

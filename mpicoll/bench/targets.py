@@ -130,28 +130,21 @@ def _copies(measured: Measured) -> Value:
     return value, note if together is None else f"{note}; at worst {times(together)}x of copies by all ranks at once"
 
 
-def _crowded(measured: Measured) -> Value:
-    if not measured.crowded:
-        return None, measured.reasons.get("crowded", "not measured")
-    return measured.crowded[0].ratio(API, GLOO), "a job of its own"
+def _apart(name: str, figure: Callable[[Any], float | None], note: str = "") -> Callable[[Measured], Value]:
+    """A figure of `Measured.startup` or of `Measured.crowded`, which may be missing."""
 
+    def found(measured: Measured) -> Value:
+        value = getattr(measured, name)
+        return (figure(value), note) if value else (None, measured.reasons.get(name, "not measured"))
 
-def _import(measured: Measured) -> Value:
-    if measured.startup is None:
-        return None, measured.reasons.get("startup", "not measured")
-    return measured.startup.import_s() * 1e3, ""
-
-
-def _init(measured: Measured) -> Value:
-    if measured.startup is None:
-        return None, measured.reasons.get("startup", "not measured")
-    return measured.startup.init_ratio(), "jobs of their own"
+    return found
 
 
 F32, HALVES, ALL = ("float32",), ("bfloat16", "float16"), tuple(COLLECTIVES)
 NAMES = {"latency": "send + recv, 8 B", "barrier": "barrier"}
 REDUCED = ("all_reduce",)
 _SHORT = [Target("1", NAMES.get(what, f"{what}, 8 B"), RAW, 1.5, "x", _over(to(RAW), (what,), F32, 8, 8)) for what in SHORT]
+_CROWDED = _apart("crowded", lambda rows: rows[0].ratio(API, GLOO), "a job of its own")
 TARGETS = [
     *_SHORT,
     Target("2", "the same through torch.distributed", API, 12, "us", _over(added, SHORT, F32, 8, 8)),
@@ -164,9 +157,9 @@ TARGETS = [
     Target("9", "all_reduce, 16 MiB and up", "memory copy", 1.3, "x", _copies),
     Target("10", "async all_reduce of 16 MiB beside a matmul", "sum of both", SPARE, "x", _beside),
     Target("11", "DDP step, 64 MiB of gradients", "DDP on Gloo", 0.6, "x", _over(ddp_ratio, (DDP,), F32, 0)),
-    Target("12", "4 ranks, all_reduce, 8 B", GLOO, 0.2, "x", _crowded),
-    Target("13", "import mpicoll, after torch", "-", 30, "ms", _import),
-    Target("14", "4 ranks, init_process_group", GLOO, 1.0, "x", _init),
+    Target("12", "4 ranks, all_reduce, 8 B", GLOO, 0.2, "x", _CROWDED),
+    Target("13", "import mpicoll, after torch", "-", 30, "ms", _apart("startup", lambda startup: startup.import_s() * 1e3)),
+    Target("14", "4 ranks, init_process_group", GLOO, 1.0, "x", _apart("startup", Startup.init_ratio, "jobs of their own")),
 ]
 HEAD = ["", "what", "against", "at most", "measured", "", "worst, or why not"]
 
@@ -175,17 +168,10 @@ def judge(measured: Measured) -> list[Outcome]:
     return [target.judge(measured) for target in TARGETS]
 
 
-def text(outcomes: Sequence[Outcome]) -> list[str]:
+def text(cells: Sequence[Sequence[str]]) -> list[str]:
     """The table as text."""
-    cells = [HEAD, *(outcome.cells() for outcome in outcomes)]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(HEAD))]
-    return ["  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
-
-
-def markdown(outcomes: Sequence[Outcome]) -> list[str]:
-    """The table for docs/performance.md."""
-    lines = ["| " + " | ".join(HEAD) + " |", "|" + "---|" * len(HEAD)]
-    return lines + ["| " + " | ".join(outcome.cells()) + " |" for outcome in outcomes]
+    widths = [max(map(len, column)) for column in zip(HEAD, *cells, strict=True)]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in (HEAD, *cells)]
 
 
 def by_collective(measured: Measured) -> list[str]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from mpicoll.bench import table
 from mpicoll.bench.model.algorithms import ITEM, OPERATIONS, best, take_overs
 from mpicoll.bench.model.costs import ModelMachine
 
@@ -31,24 +32,19 @@ def describe(machine: ModelMachine) -> str:
 
 def about(nbytes: float) -> str:
     """12345 -> "12.1 KiB", in three digits."""
-    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
-        if nbytes >= unit:
-            return f"{_digits(nbytes / unit)} {name}"
-    return f"{_digits(nbytes)} B"
+    return _scaled(nbytes, {"GiB": 1 << 30, "MiB": 1 << 20, "KiB": 1 << 10, "B": 1})
 
 
 def spell_time(seconds: float) -> str:
     """0.00001234 -> "12.3 us"; infinity -> "-"."""
-    if not math.isfinite(seconds):
-        return "-"
-    for unit, name in ((1.0, "s"), (1e-3, "ms")):
-        if seconds >= unit:
-            return f"{_digits(seconds / unit)} {name}"
-    return f"{_digits(seconds / 1e-6)} us"
+    return _scaled(seconds, {"s": 1.0, "ms": 1e-3, "us": 1e-6}) if math.isfinite(seconds) else "-"
 
 
-def _digits(value: float) -> str:
-    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+def _scaled(value: float, units: Mapping[str, float]) -> str:
+    """In the first unit that is not larger, or the last."""
+    name = next((name for name, unit in units.items() if value >= unit), [*units][-1])
+    scaled = value / units[name]
+    return f"{scaled:.0f} {name}" if scaled >= 100 else f"{scaled:.3g} {name}"
 
 
 def list_take_overs(operation: str, machine: ModelMachine, sizes: Sequence[int]) -> str:
@@ -66,7 +62,7 @@ def _formulas() -> list[str]:
     lines = ["## Formulas", ""]
     for operation, algorithms in OPERATIONS.items():
         rows = [(algorithm.name, algorithm.formula, algorithm.textbook or "-") for algorithm in algorithms]
-        lines += [*_table([operation, "R ranks a node", "R = 1, g = 0, p a power of two"], rows), ""]
+        lines += [*table.markdown([operation, "R ranks a node", "R = 1, g = 0, p a power of two"], rows), ""]
     return lines
 
 
@@ -86,7 +82,7 @@ def _take_overs() -> list[str]:
         columns = [[list_take_overs(operation, machine, (LEAST, MOST)) for machine in _machines(ranks)] for ranks in RANKS]
         heads = [f"{operation}: nodes", *(f"{ranks} ranks a node" for ranks in RANKS)]
         rows = [(f"{nodes:,}", *cells) for nodes, *cells in zip(NODES, *columns, strict=True)]
-        lines += [*_table(heads, rows), ""]
+        lines += [*table.markdown(heads, rows), ""]
     return lines
 
 
@@ -96,7 +92,7 @@ def _times() -> list[str]:
         for ranks in RANKS:
             heads = [operation, "", *(f"{nodes:,} node{'s' if nodes > 1 else ''}" for nodes in NODES)]
             rows = [row for nbytes in _sizes(operation) for row in _rows(operation, _machines(ranks), nbytes)]
-            lines += ["", f"<details><summary>{operation}, {ranks} ranks a node</summary>", "", *_table(heads, rows), ""]
+            lines += ["", f"<details><summary>{operation}, {ranks} ranks a node</summary>", "", *table.markdown(heads, rows), ""]
             lines += ["</details>"]
     return lines
 
@@ -114,11 +110,3 @@ def _rows(operation: str, machines: Sequence[ModelMachine], nbytes: int) -> list
             cells = [f"**{time}**" if one is algorithm else time for time, one in zip(times, chosen, strict=True)]
             rows.append((about(nbytes), algorithm.name, *cells))
     return rows
-
-
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    return [_line(heads), "|---" * len(heads) + "|", *map(_line, rows)]
-
-
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
