@@ -173,12 +173,7 @@ class Harness:
         """out: to pinned host memory."""
         source = torch.ones(nbytes, dtype=torch.uint8, device=self.device)
         target = streams.pinned(source.shape, source.dtype) if out else torch.ones_like(source)
-
-        def call() -> None:
-            for _ in range(times):
-                target.copy_(source, non_blocking=True)
-
-        return self._settled(call)
+        return self._settled(lambda: [target.copy_(source, non_blocking=True) for _ in range(times)])
 
 
 def _memory_copy(nbytes: int, times: int) -> Call:

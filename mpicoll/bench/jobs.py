@@ -33,19 +33,18 @@ class OnRank0(Generic[Value]):
 
     def __init__(self, control: ControlChannel, act: Callable[[], Value]) -> None:
         outcome: tuple[Value | None, str | None] = (None, None)
-        if control.rank == 0:
-            try:
+        try:
+            if control.rank == 0:
                 outcome = (act(), None)
-            except (ChildFailed, OSError) as error:
-                outcome = (None, str(error))
+        except (ChildFailed, OSError) as error:
+            outcome = (None, str(error))
         self.value, self.reason = control.first(outcome)
 
 
 def python(*words: str, env: Mapping[str, str] | None = None) -> str:
     """The output of a Python process outside this job. Raises ChildFailed."""
-    environ = {**detect.without_job(os.environ), **(env or {})}
-    for name in detect.TORCH_VARIABLES:
-        environ.pop(name, None)
+    own = {**detect.without_job(os.environ), **(env or {})}
+    environ = {name: value for name, value in own.items() if name not in detect.TORCH_VARIABLES}
     ended = run([sys.executable, *words], environ, LIMIT_S)
     if ended.status is None:
         raise ChildFailed(f"no end after {LIMIT_S:g} s: python {' '.join(words)}")

@@ -85,19 +85,16 @@ def make_parser(description: str) -> Parser:
         command = commands.add_parser(what, parents=parents, help=_HELP.get(what))
         if what in REDUCTIONS:
             command.add_argument("--ops", nargs="+", default=["SUM"], choices=patterns.OPS, metavar="OP", help="SUM AVG MAX ...")
-    commands.add_parser("overlap", parents=[common, files, sizes], help=_HELP["overlap"])
-    commands.add_parser("ddp", parents=[common, files, sizes], help=_HELP["ddp"])
-    startup = commands.add_parser("startup", parents=[common, files], help=_HELP["startup"])
-    startup.add_argument(
+    rest = {"overlap": [common, files, sizes], "ddp": [common, files, sizes], "rpc": [common, sizes], "model": []}
+    rest |= {what: [common, files] for what in ("startup", "all", "check", "tune")}
+    parsers = {what: commands.add_parser(what, parents=parents, help=_HELP[what]) for what, parents in rest.items()}
+    parsers["startup"].add_argument(
         "--ranks", type=arguments.count, default=4, metavar="N", help="ranks of the jobs that it starts; default 4"
     )
-    rpc = commands.add_parser("rpc", parents=[common, sizes], help=_HELP["rpc"])
-    rpc.add_argument("--width", type=int, default=64, help="width of the network; 64 is ResNet50, less is faster")
-    everything = commands.add_parser("all", parents=[common, files], help=_HELP["all"])
-    everything.add_argument("--markdown", action="store_true", help="print the table of targets in Markdown")
-    commands.add_parser("check", parents=[common, files], help=_HELP["check"])
-    tune.add_arguments(commands.add_parser("tune", parents=[common, files], help=_HELP["tune"]))
-    model_command.add_arguments(commands.add_parser("model", help=_HELP["model"]))
+    parsers["rpc"].add_argument("--width", type=int, default=64, help="width of the network; 64 is ResNet50, less is faster")
+    parsers["all"].add_argument("--markdown", action="store_true", help="print the table of targets in Markdown")
+    parsers["tune"].add_argument("--out", metavar="FILE", default=tune.FILE, help=f"file to write; default {tune.FILE}")
+    model_command.add_arguments(parsers["model"])
     return parser
 
 

@@ -7,7 +7,6 @@ keeps its entries for other numbers.
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 from collections.abc import Sequence
@@ -35,10 +34,6 @@ NAMES = {
     "reduce_scatter": "reduce_scatter_tensor",
     "all_gather": "all_gather_into_tensor",
 }  # names of operations in bench, where they differ
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--out", metavar="FILE", default=FILE, help=f"file to write; default {FILE}")
 
 
 def run(harness: Harness, output: Output, out: str, quick: bool) -> None:
