@@ -162,12 +162,8 @@ def _pals(environ: Mapping[str, str]) -> Words:
     get = environ.get
     if "PALS_RANKID" not in environ and "PALS_LOCAL_RANKID" not in environ:
         return NOTHING
-    return (
-        get("PALS_RANKID", get("PMI_RANK")),
-        get("PMI_SIZE", get("PALS_SIZE")),
-        get("PALS_LOCAL_RANKID"),
-        get("PALS_LOCAL_SIZE"),
-    )
+    rank, size = get("PALS_RANKID", get("PMI_RANK")), get("PMI_SIZE", get("PALS_SIZE"))
+    return rank, size, get("PALS_LOCAL_RANKID"), get("PALS_LOCAL_SIZE")
 
 
 def _hydra(environ: Mapping[str, str]) -> Words:
@@ -183,16 +179,10 @@ def _slurm(environ: Mapping[str, str]) -> Words:
     # A batch script has SLURM_PROCID=0 and SLURM_NTASKS=N, and is not one of N tasks.
     if step is None or step >= FIRST_SPECIAL_STEP:
         return NOTHING
-    local_size = None
     tasks, node = tasks_per_node(get("SLURM_STEP_TASKS_PER_NODE", "")), _integer(get("SLURM_NODEID"))
-    if node is not None and node < len(tasks):
-        local_size = str(tasks[node])
-    return (
-        get("SLURM_PROCID"),
-        get("SLURM_STEP_NUM_TASKS", get("SLURM_NTASKS", get("SLURM_NPROCS"))),
-        get("SLURM_LOCALID"),
-        local_size,
-    )
+    size = get("SLURM_STEP_NUM_TASKS", get("SLURM_NTASKS", get("SLURM_NPROCS")))
+    local_size = str(tasks[node]) if node is not None and node < len(tasks) else None
+    return get("SLURM_PROCID"), size, get("SLURM_LOCALID"), local_size
 
 
 _READERS: tuple[tuple[str, Callable[[Mapping[str, str]], Words]], ...] = (
@@ -222,16 +212,9 @@ def _integer(word: str | None) -> int | None:
 
 
 def _torch_values(launch: Launch, environ: Mapping[str, str]) -> dict[str, str]:
-    values = {"RANK": str(launch.rank), "WORLD_SIZE": str(launch.size)}
-    if launch.local_rank is not None:
-        values["LOCAL_RANK"] = str(launch.local_rank)
-    if launch.local_size is not None:
-        values["LOCAL_WORLD_SIZE"] = str(launch.local_size)
     address = "localhost" if launch.local_size == launch.size else first_host(_nodelist(launch, environ))
-    if address is not None:
-        values["MASTER_ADDR"] = address
-    values["MASTER_PORT"] = str(_master_port(environ))
-    return values
+    values = (launch.rank, launch.size, launch.local_rank, launch.local_size, address, _master_port(environ))
+    return {name: str(value) for name, value in zip(TORCH_VARIABLES, values, strict=True) if value is not None}
 
 
 def _nodelist(launch: Launch, environ: Mapping[str, str]) -> str:

@@ -151,12 +151,12 @@ def _refuse_two(wheels: Mapping[str, str]) -> None:
     if len(wheels) < 2:
         return
     names = list(wheels)
+    installed_here = " and ".join(f"{name} {version}" for name, version in wheels.items())
+    options = " or ".join(f"--mpi {family}" for family in sorted({WHEELS[name] for name in names}))
     raise LaunchError(
-        f"two MPIs are installed in {sys.prefix}:"
-        f" {' and '.join(f'{name} {version}' for name, version in wheels.items())}. They overwrite each other's files."
-        " Choose one for this run with"
-        f" {' or '.join(f'--mpi {family}' for family in sorted({WHEELS[name] for name in names}))}, or keep one for"
-        f" good: `pip uninstall -y {' '.join(names)}` and then `pip install {names[0]}` (or {names[1]})"
+        f"two MPIs are installed in {sys.prefix}: {installed_here}. They overwrite each other's files. Choose one for this run"
+        f" with {options}, or keep one for good: `pip uninstall -y {' '.join(names)}` and then `pip install {names[0]}`"
+        f" (or {names[1]})"
     )
 
 
@@ -258,15 +258,12 @@ def find_mpiexec(mpi: Mpi, environ: Mapping[str, str], choice: str | None = None
         if fits(mpiexec, mpi):
             return mpiexec
         refused.append(str(mpiexec))
-    candidates = (
-        f"found {'; '.join(refused)}, which cannot start its ranks: each would be alone, rank 0 of 1"
-        if refused
-        else "found none beside the library or in PATH"
-    )
+    found = "found none beside the library or in PATH"
+    if refused:
+        found = f"found {'; '.join(refused)}, which cannot start its ranks: each would be alone, rank 0 of 1"
     raise LaunchError(
-        f"no mpiexec that belongs to {mpi}: {candidates}. Put the mpiexec of {mpi.vendor} first in PATH, or name"
-        f" another MPI with --mpi; with Slurm, `srun --mpi={'pmix' if mpi.family == 'openmpi' else 'pmi2'} -n N python"
-        " script.py` needs no mpiexec"
+        f"no mpiexec that belongs to {mpi}: {found}. Put the mpiexec of {mpi.vendor} first in PATH, or name another MPI with"
+        f" --mpi; with Slurm, `srun --mpi={'pmix' if mpi.family == 'openmpi' else 'pmi2'} -n N python script.py` needs no mpiexec"
     )
 
 

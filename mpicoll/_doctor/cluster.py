@@ -119,13 +119,10 @@ OPENMPI_COMPONENTS = {"pml:ucx": "UCX", "mtl:ofi": "OFI", "mtl:psm2": "PSM2", "b
 def fabrics(sysfs: Path = Path("/sys/class")) -> list[Fabric]:
     """The fabrics with devices on this node that are up. Not Ethernet, RoCE included: TCP works there too."""
     devices: dict[str, list[str]] = {}
-    for device in _entries(sysfs / "infiniband"):
-        name = _kind(device)
+    kinds = [(device, _kind(device)) for device in _entries(sysfs / "infiniband")]
+    for device, name in [*kinds, *((device, "Slingshot") for device in _entries(sysfs / "cxi"))]:
         if name is not None:
             devices.setdefault(name, []).append(device.name)
-    slingshot = [device.name for device in _entries(sysfs / "cxi")]
-    if slingshot:
-        devices["Slingshot"] = slingshot
     return [Fabric(name, tuple(names), TRANSPORTS[name]) for name, names in devices.items()]
 
 

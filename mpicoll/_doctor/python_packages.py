@@ -37,8 +37,7 @@ def _accelerate(version: str, environ: Mapping[str, str], launch: Launch | None,
     if launch is None:
         text = f"{name}: without an MPI launcher it takes Gloo or NCCL, as if mpicoll were not installed"
         return Finding("ok", "Accelerate", text)
-    on_cpu = environ.get("ACCELERATE_USE_CPU", "").lower() in TRUE
-    if on_cpu:
+    if environ.get("ACCELERATE_USE_CPU", "").lower() in TRUE:
         return Finding("ok", "Accelerate", f'{name}: takes the backend "mpi" in this job, for CPUs (ACCELERATE_USE_CPU)')
     if gpus:
         text = f'{name}: takes NCCL in this job, and "mpi" where a program says Accelerator(cpu=True)'

@@ -92,8 +92,7 @@ def openmpi_command(
 ) -> list[str]:
     words: list[str] = []
     for (program, ranks), placement in zip(counted, placements, strict=True):
-        words += [":"] if words else []
-        words += ["-n", str(ranks)]
+        words += [*([":"] if words else []), "-n", str(ranks)]
         if placement is not None:
             words += ["--host", ",".join(f"{host}:{count}" for host, count in placement)]
         elif program.per_node is not None and where.several_hosts:
@@ -120,8 +119,7 @@ def hydra_command(
         for name in sorted(set(names) & set(added)):
             words += ["-genv", name, added[name]]
     for i, (program, ranks) in enumerate(counted):
-        words += [":"] if i else []
-        words += ["-n", str(ranks), *program.words("mpich", request)]
+        words += [*([":"] if i else []), "-n", str(ranks), *program.words("mpich", request)]
     return words
 
 

@@ -37,11 +37,8 @@ def read(path: str) -> tuple[Host, ...]:
 
 def parse(text: str, source: str = "hostfile") -> tuple[Host, ...]:
     """The hosts in a hostfile's text, in order. Raises ValueError naming ``source`` and the line."""
-    hosts = []
-    for number, line in enumerate(text.splitlines(), 1):
-        words = line.partition("#")[0].split()
-        if words:
-            hosts.append(_host(words, f"{source}, line {number}"))
+    lines = enumerate((line.partition("#")[0].split() for line in text.splitlines()), 1)
+    hosts = [_host(words, f"{source}, line {number}") for number, words in lines if words]
     if not hosts:
         raise ValueError(f"{source} names no host; write one a line, `node01 slots=4` or `node01:4`")
     return merge(hosts)

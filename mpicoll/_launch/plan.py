@@ -26,7 +26,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from mpicoll._discovery.detect import OPEN_MPI_SETTINGS
@@ -84,7 +84,8 @@ def plan(
     _add_settings(added, where, mpi, site, extra)
     _add_torch_variables(added, where, site, notes)
     build = openmpi_command if mpiexec.family == "openmpi" else hydra_command
-    names = _forwarded(added, site, exported) if where.several_hosts else sorted(set(exported))
+    forwarded = filter(FORWARDED.fullmatch, (*site.environ, *added)) if where.several_hosts else ()
+    names = sorted({*forwarded, *exported})
     command = [mpiexec.path, *extra, *build(counted, placements, added, names, where, request)]
     return Plan(tuple(command), added, mpiexec.family, tuple(notes), tuple(placements))
 
@@ -263,8 +264,3 @@ def thread_count(ranks_per_host: int, site: Site) -> tuple[int, str]:
     if per_task.isdigit() and int(per_task) > 0:
         return int(per_task), f"Slurm gives each task {per_task} CPUs"
     return max(1, site.cores // ranks_per_host), f"{site.cores} usable cores here, {ranks_per_host} ranks on a host"
-
-
-def _forwarded(added: Mapping[str, str], site: Site, exported: Sequence[str]) -> list[str]:
-    names = [name for name in (*site.environ, *added) if FORWARDED.fullmatch(name)]
-    return sorted({*names, *exported})
