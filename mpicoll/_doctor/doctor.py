@@ -94,12 +94,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m mpicoll.docto
 
 
 def examine(environ: Mapping[str, str], launch: Launch | None = None, job: Mapping[str, Any] | None = None) -> Report:
-    """The report on this machine and, in a job, on the job.
-
-    Args:
-        launch: From the environment.
-        job: From MPI; see ``_discovery/probe.py``.
-    """
+    """The report on this machine and, in a job, on the job. job: from MPI; see ``_discovery/probe.py``."""
     torch = torch_facts(environ)
     report = Report([Finding("ok", "python", f"{sys.version.split()[0]} ({sys.executable})")], {"torch": torch})
     report.findings += check_torch(torch)
@@ -275,12 +270,7 @@ def _bytes(count: int) -> str:
 
 
 def check_binding(launch: Launch | None, mask: set[int], available: int | None) -> list[Finding]:
-    """Whether the launcher has bound each rank to one core.
-
-    Args:
-        mask: The affinity mask of this rank.
-        available: Number of cores of the launcher for the ranks on this host.
-    """
+    """Whether the launcher has bound each rank to one core. mask: of this rank; available: cores for the ranks of this host."""
     if launch is None or not binding.is_bound(mask) or available == 1:
         return []
     text = f"{launch.launcher} has bound each rank to one core (this one to CPU {min(mask)})"

@@ -19,15 +19,10 @@ class ControlChannel:
     """Synchronises ranks between measurements (all methods are collective). Methods other than ``arrive`` may wait busily."""
 
     def __init__(self) -> None:
-        self._runtime = runtime.start()
-        self.comm = self._runtime.base.Dup()
-        self.rank, self.size = self._runtime.rank, self._runtime.size
-        self.library = self._runtime.library
-
-    @property
-    def local_rank(self) -> int:
-        """The rank within its host."""
-        return self._runtime.local_rank
+        world = runtime.start()
+        self.comm = world.base.Dup()
+        self.rank, self.size, self.local_rank = world.rank, world.size, world.local_rank
+        self.library = world.library
 
     def arrive(self) -> None:
         """Returns within 2 ms after every rank has called it.

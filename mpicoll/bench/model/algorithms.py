@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from mpicoll.bench.model import costs
-from mpicoll.bench.model.costs import ModelMachine
+from mpicoll.bench.model.costs import Cost, ModelMachine
 
-Seconds = Callable[[ModelMachine, float], float]  # of a machine and a number of bytes
 ITEM = 4  # bytes of an element; every rank gets at least one where a tensor is split among the ranks
 ROUNDING = 1e-9  # some formulas differ only in the order of their sums
 
@@ -28,7 +27,7 @@ class Algorithm:
     """
 
     name: str
-    seconds: Seconds
+    seconds: Cost
     formula: str
     textbook: str = ""
     where: Callable[[ModelMachine], bool] = lambda machine: True
@@ -49,15 +48,15 @@ def has_two_levels(machine: ModelMachine) -> bool:
     return machine.nodes > 1 and machine.ranks > 1
 
 
-def _parted(name: str, seconds: Seconds, formula: str, textbook: str = "") -> Algorithm:
+def _parted(name: str, seconds: Cost, formula: str, textbook: str = "") -> Algorithm:
     return Algorithm(name, seconds, formula, textbook, parted=True)
 
 
-def _window(name: str, seconds: Seconds, formula: str, parted: bool = False) -> Algorithm:
+def _window(name: str, seconds: Cost, formula: str, parted: bool = False) -> Algorithm:
     return Algorithm(name, seconds, formula, where=in_a_node, parted=parted)
 
 
-def _rails(seconds: Seconds, formula: str, parted: bool = False) -> Algorithm:
+def _rails(seconds: Cost, formula: str, parted: bool = False) -> Algorithm:
     return Algorithm("rails", seconds, formula, where=has_two_levels, parted=parted)
 
 

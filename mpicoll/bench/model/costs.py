@@ -16,6 +16,7 @@ Where an algorithm needs a power of two, other numbers of ranks fold: neighbours
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from mpicoll._algorithms import direct
@@ -105,6 +106,9 @@ class ModelMachine:
         return 2 * near + (self.size - 2 * self.ranks + 1) * self.shift(self.ranks, nbytes)
 
 
+Cost = Callable[[ModelMachine, float], float]  # seconds for a number of bytes
+
+
 def rails(machine: ModelMachine, nbytes: float) -> tuple[ModelMachine, float]:
     """The machine as one rail sees it (ranks with the same local rank), and the bytes of its slice, at least a cache line."""
     count = min(machine.ranks, math.ceil(nbytes / LINE))
@@ -123,6 +127,10 @@ def _doublings(count: int) -> int:
 
 def _turns(nbytes: float, chunk: float) -> int:
     return max(1, math.ceil(nbytes / chunk))
+
+
+def _best(*algorithms: Cost) -> Cost:
+    return lambda m, n: min(cost(m, n) for cost in algorithms)
 
 
 # -- all_reduce --------------------------------------------------------------------------------------------------------
@@ -147,8 +155,7 @@ def ring(m: ModelMachine, n: float) -> float:
     return reduce_scatter_ring(m, n) + all_gather_ring(m, n)
 
 
-def best_all_reduce(m: ModelMachine, n: float) -> float:
-    return min(recursive_doubling(m, n), rabenseifner(m, n), ring(m, n))
+best_all_reduce = _best(recursive_doubling, rabenseifner, ring)
 
 
 def window_flat(m: ModelMachine, n: float) -> float:
@@ -210,8 +217,7 @@ def reduce_scatter_pairwise(m: ModelMachine, n: float) -> float:
     return m.shifts(n / m.size) + (m.size - 1) * m.reducing(n / m.size)
 
 
-def best_reduce_scatter(m: ModelMachine, n: float) -> float:
-    return min(recursive_halving(m, n), reduce_scatter_ring(m, n), reduce_scatter_pairwise(m, n))
+best_reduce_scatter = _best(recursive_halving, reduce_scatter_ring, reduce_scatter_pairwise)
 
 
 def window_reduce_scatter(m: ModelMachine, n: float) -> float:
@@ -249,8 +255,7 @@ def all_gather_ring(m: ModelMachine, n: float) -> float:
     return (m.size - 1) * m.shift(1, n / m.size) if m.size > 1 else 0.0
 
 
-def best_all_gather(m: ModelMachine, n: float) -> float:
-    return min(all_gather_doubling(m, n), all_gather_bruck(m, n), all_gather_ring(m, n))
+best_all_gather = _best(all_gather_doubling, all_gather_bruck, all_gather_ring)
 
 
 def window_all_gather(m: ModelMachine, n: float) -> float:
@@ -291,8 +296,7 @@ def scatter_doubling(m: ModelMachine, n: float) -> float:
     return _scatter(m, n) + all_gather_doubling(m, n)
 
 
-def best_broadcast(m: ModelMachine, n: float) -> float:
-    return min(binomial(m, n), scatter_ring(m, n), scatter_doubling(m, n))
+best_broadcast = _best(binomial, scatter_ring, scatter_doubling)
 
 
 def window_broadcast(m: ModelMachine, n: float) -> float:
