@@ -88,7 +88,6 @@ def _bench(words: list[str]) -> int:
 
 
 def bench_command(launcher_words: Sequence[str], bench_words: Sequence[str]) -> list[str]:
-    """The command line of ``mpicoll run`` that starts the benchmark."""
     from mpicoll._launch.arguments import sets_ranks
 
     count = () if sets_ranks(launcher_words) else ("-n", BENCH_RANKS)

@@ -158,10 +158,8 @@ def _openmpi_build(library_file: str | None, environ: Mapping[str, str]) -> tupl
 
 
 def _beside(library_file: str | None, program: str) -> Path | None:
-    for parent in Path(library_file or "/nowhere/lib/libmpi.so").parents[1:4]:
-        if os.access(parent / "bin" / program, os.X_OK):
-            return parent / "bin" / program
-    return None
+    files = [parent / "bin" / program for parent in Path(library_file or "/nowhere/lib/libmpi.so").parents[1:4]]
+    return next((file for file in files if os.access(file, os.X_OK)), None)
 
 
 # -- the trial ---------------------------------------------------------------------------------------------------------
@@ -180,7 +178,6 @@ def prove(environ: Mapping[str, str], program: Path = PROBE) -> Proof:
 
 
 def read(trial: Ended, limit_s: float) -> Proof:
-    """The proof in the output of a trial."""
     lines, status = trial.output.splitlines(), trial.status
     passed = tuple(line.removeprefix(PASSED) for line in lines if line.startswith(PASSED))
     wrong = [line.removeprefix(WRONG) for line in lines if line.startswith(WRONG)]

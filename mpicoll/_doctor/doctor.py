@@ -42,8 +42,6 @@ MARKS = {"ok": "ok  ", "note": "note", "fail": "FAIL"}
 
 @dataclass
 class Report:
-    """The findings, and the facts that they rest on."""
-
     findings: list[Finding] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
 

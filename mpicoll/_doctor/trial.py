@@ -56,7 +56,6 @@ def run(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def check(result: Mapping[str, Any]) -> Finding:
-    """The finding about a trial."""
     remedy = f"python {' '.join(COMMAND)} shows everything"
     if "error" in result:
         return Finding("fail", "trial", f"{RANKS} ranks on this host did not do an all_reduce: {result['error']}", remedy=remedy)

@@ -253,13 +253,11 @@ def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def sets_ranks(words: Sequence[str]) -> bool:
-    """Whether launch options set the number of ranks."""
     counting = ("-n", "-N", "-ppn", "-perhost", "-H", "-f", "-host", "-machinefile", "ppr:")
     return any(word.startswith((*counting, *(f"-{name}" for name in counting))) for word in words)
 
 
 def unknown(option: str) -> str:
-    """The error text for an option that the parser does not know."""
     name = option.partition("=")[0]
     dashed = name.replace("_", "-")
     if name in REPLACED or dashed in REPLACED:

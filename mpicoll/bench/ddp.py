@@ -87,8 +87,6 @@ def _as_it_is(state, bucket):  # type: ignore[no-untyped-def]  # DDP refuses ann
 
 
 class Step:
-    """A training step of a model, on the same batch each time."""
-
     def __init__(self, model: nn.Module, x: Tensor) -> None:
         self.model, self.x = model, x
         self.optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)

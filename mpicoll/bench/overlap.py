@@ -35,7 +35,6 @@ _A, _B, _C = torch.rand(SIDE, SIDE), torch.rand(SIDE, SIDE), torch.empty(SIDE, S
 
 
 def name(way: str, part: str) -> str:
-    """The name of a part of an implementation in the row."""
     return f"{way}: {part}"
 
 

@@ -5,8 +5,9 @@ remote_rows.py has the calls, tensorpipe.py runs TensorPipe.
 
 from __future__ import annotations
 
+import signal
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from mpicoll import rpc
 from mpicoll._mpi import runtime
@@ -37,32 +38,28 @@ def measure(sizes: Sequence[int], rounds: int, machine: str, width: int) -> None
         print("x: median of the rounds' ratios to TensorPipe; below 1 is faster")
         print(f"{'':>16}  {'TensorPipe':>30}  {'mpicoll.rpc':>30}  {'x':>5}")
         workers = [f"ours{rank}" for rank in range(comm.size)]
-        _everywhere(workers, stop)
+        _everywhere(workers, signal.SIGSTOP)
         for row, (make, calls) in rows(sizes, width).items():
             way = make("ours")
             times: list[tuple[float, float]] = []
             for _ in range(rounds):
-                _everywhere(workers, go_on)
+                _everywhere(workers, signal.SIGCONT)
                 tensorpipe = _child.measure(row)
-                _everywhere(workers, stop)
+                _everywhere(workers, signal.SIGSTOP)
                 times.append((tensorpipe, microseconds(way, calls)))
             _print(row, times)
-        _everywhere(workers, go_on)
+        _everywhere(workers, signal.SIGCONT)
     rpc.shutdown()
     _child.end()
 
 
-def stop() -> None:
-    _child.stop()
+def send(number: signal.Signals) -> None:
+    _child.process.send_signal(number)
 
 
-def go_on() -> None:
-    _child.go_on()
-
-
-def _everywhere(workers: list[str], what: Callable[[], None]) -> None:
+def _everywhere(workers: list[str], number: signal.Signals) -> None:
     for worker in workers:
-        rpc.rpc_sync(worker, what)
+        rpc.rpc_sync(worker, send, args=(number,))
 
 
 def _print(row: str, times: Sequence[tuple[float, float]]) -> None:

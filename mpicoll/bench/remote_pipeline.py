@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import threading
 from collections.abc import Callable
 from types import ModuleType
@@ -21,15 +22,9 @@ Library = tuple[ModuleType, ModuleType, Callable[..., Any]]  # rpc, autograd, Di
 
 def library(name: str) -> Library:
     """ "ours" or "theirs"."""
-    if name == "ours":
-        from mpicoll import autograd, optim, rpc
-
-        return rpc, autograd, optim.DistributedOptimizer
-    from torch.distributed import autograd as their_autograd
-    from torch.distributed import rpc as their_rpc
-    from torch.distributed.optim import DistributedOptimizer
-
-    return their_rpc, their_autograd, DistributedOptimizer
+    package = "mpicoll" if name == "ours" else "torch.distributed"
+    rpc, autograd, optim = (importlib.import_module(f"{package}.{part}") for part in ("rpc", "autograd", "optim"))
+    return rpc, autograd, optim.DistributedOptimizer
 
 
 class Block(nn.Module):

@@ -24,8 +24,6 @@ WARM_UP = 3  # calls before K is chosen, and before each round unless a round ha
 
 @dataclass(frozen=True)
 class Pace:
-    """How long to measure for."""
-
     rounds: int = 15
     round_s: float = 0.05  # seconds of one implementation in one round
     row_s: float = 8.0  # seconds of a row; slow operations get fewer rounds, at least LEAST

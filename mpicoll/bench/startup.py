@@ -82,7 +82,6 @@ def measure(ranks: int, rounds: int) -> Startup:
 
 
 def main(backend: str, folder: str) -> None:
-    """The program of a rank."""
     import torch
     import torch.distributed
 

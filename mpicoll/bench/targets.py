@@ -52,8 +52,6 @@ class Measured:
 
 @dataclass(frozen=True)
 class Target:
-    """One line of the table."""
-
     number: str
     what: str
     against: str
@@ -68,8 +66,6 @@ class Target:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A target and its measurement."""
-
     target: Target
     at_most: float
     value: float | None

@@ -56,12 +56,6 @@ class Child:
         self.process.stdin.flush()
         return float(self._read("microseconds"))
 
-    def stop(self) -> None:
-        self.process.send_signal(signal.SIGSTOP)
-
-    def go_on(self) -> None:
-        self.process.send_signal(signal.SIGCONT)
-
     def end(self) -> None:
         """Ends the child (collective). The children of all ranks must run, because they end together."""
         assert self.process.stdin is not None
@@ -70,7 +64,6 @@ class Child:
 
 
 def main() -> None:
-    """The program of a child."""
     from torch.distributed import rpc
 
     from mpicoll.bench.remote_rows import microseconds, rows

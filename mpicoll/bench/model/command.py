@@ -24,8 +24,6 @@ SIZES = [8, 64, 512, 4 << 10, 32 << 10, 256 << 10, 2 << 20, 16 << 20, 128 << 20,
 
 
 class Network(NamedTuple):
-    """Figures of a network between nodes."""
-
     latency_us: float
     bandwidth_gb: float  # of a network card, in each direction
     gap_us: float  # between two messages of a card
