@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from itertools import islice
 
 
 def allocated_nodes(environ: Mapping[str, str]) -> list[tuple[str, int]]:
@@ -33,13 +34,9 @@ def first_host(nodelist: str) -> str | None:
 
 def expand_hosts(nodelist: str, limit: int | None = None) -> list[str]:
     """``"node[07-09,12],big1"`` is ``["node07", "node08", "node09", "node12", "big1"]``; at most ``limit`` of them."""
-    hosts: list[str] = []
-    for item in re.findall(r"(?:[^,\[]|\[[^\]]*\]?)+", nodelist):  # commas inside brackets do not separate
-        for host in _expand(item.strip()) if item.strip() else ():
-            if limit is not None and len(hosts) >= limit:
-                return hosts
-            hosts.append(host)
-    return hosts
+    items = re.findall(r"(?:[^,\[]|\[[^\]]*\]?)+", nodelist)  # commas inside brackets do not separate
+    hosts = (host for item in items if item.strip() for host in _expand(item.strip()))
+    return list(islice(hosts, limit))
 
 
 def _expand(item: str) -> Iterable[str]:

@@ -111,7 +111,7 @@ def examine(environ: Mapping[str, str], launch: Launch | None = None, job: Mappi
     report.findings += check_binding(launch, allowed(), available)
     report.findings += check_threads(environ, launch, max(usable_cores(), available or 0), torch.get("threads"))
     report.facts["cores"] = usable_cores()
-    packages = python_packages.installed()
+    packages = find.installed(python_packages.PACKAGES)
     report.findings += python_packages.check(packages, environ, launch, bool(torch.get("accelerators")))
     return report
 

@@ -8,17 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mpicoll._discovery import find
 from mpicoll._discovery.detect import Launch
 from mpicoll._doctor.cuda import Finding
 
 TRUE = ("1", "true", "yes", "y", "t", "on")
 PACKAGES = ("accelerate", "lightning", "pytorch-lightning")
-
-
-def installed() -> dict[str, str]:
-    """The installed ones of `PACKAGES`, with their versions."""
-    return find.installed(PACKAGES)
 
 
 def check(versions: Mapping[str, str], environ: Mapping[str, str], launch: Launch | None, gpus: bool) -> list[Finding]:

@@ -47,13 +47,11 @@ def _wide(rank: int, start: int, dtype: torch.dtype, op: str) -> Tensor:
 
 def fill(tensor: Tensor, values: Tensor) -> None:
     """Repeats ``values`` over a contiguous tensor."""
-    _copy(_bytes(tensor), _bytes(values))
-
-
-def _copy(memory: Tensor, values: Tensor) -> None:
-    whole = memory.numel() // values.numel() * values.numel()
-    memory[:whole].view(-1, values.numel()).copy_(values.expand(whole // values.numel(), -1))
-    memory[whole:].copy_(values[: memory.numel() - whole])
+    memory, period = _bytes(tensor), _bytes(values)
+    periods = memory.numel() // period.numel()
+    whole = periods * period.numel()
+    memory[:whole].view(-1, period.numel()).copy_(period.expand(periods, -1))
+    memory[whole:].copy_(period[: memory.numel() - whole])
 
 
 def holds(tensor: Tensor, values: Tensor, exact: bool = True) -> bool:

@@ -91,14 +91,11 @@ def _times() -> list[str]:
     for operation in OPERATIONS:
         for ranks in RANKS:
             heads = [operation, "", *(f"{nodes:,} node{'s' if nodes > 1 else ''}" for nodes in NODES)]
-            rows = [row for nbytes in _sizes(operation) for row in _rows(operation, _machines(ranks), nbytes)]
+            sizes = SIZES if operation in WHOLE else IN_PARTS_SIZES
+            rows = [row for nbytes in sizes for row in _rows(operation, _machines(ranks), nbytes)]
             lines += ["", f"<details><summary>{operation}, {ranks} ranks a node</summary>", "", *table.markdown(heads, rows), ""]
             lines += ["</details>"]
     return lines
-
-
-def _sizes(operation: str) -> tuple[int, ...]:
-    return SIZES if operation in WHOLE else IN_PARTS_SIZES
 
 
 def _rows(operation: str, machines: Sequence[ModelMachine], nbytes: int) -> list[tuple[str, ...]]:
