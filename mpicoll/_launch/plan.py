@@ -74,7 +74,7 @@ def plan(
     extra = [*extra, *binding_words(request, mpi, mpiexec), *output_words(request, mpiexec)]
     if request.nodes is not None:
         programs = _on_first_nodes(programs, request.nodes, site)
-    hosts = _allocated_hosts(programs, site)
+    hosts = _allocated_hosts(programs)
     counted = [_count(program, hosts, site, len(programs), notes) for program in programs]
     total = sum(ranks for _, ranks in counted)
     before = [sum(ranks for _, ranks in counted[:i]) for i in range(len(counted))]
@@ -115,7 +115,7 @@ def _on_first_nodes(programs: Sequence[Program], nodes: int, site: Site) -> list
     return [replace(program, hosts=known[:nodes])]
 
 
-def _allocated_hosts(programs: Sequence[Program], site: Site) -> tuple[Host, ...] | None:
+def _allocated_hosts(programs: Sequence[Program]) -> tuple[Host, ...] | None:
     """The host list before the first program, which all programs share; None: there is none, or each program has its own."""
     if all(program.hosts is None for program in programs[1:]):
         return programs[0].hosts
