@@ -8,26 +8,16 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
-from typing import Protocol
+
+from torch import Tensor
 
 from mpicoll._mpi.backoff import Backoff
 from mpicoll._progress import threads
+from mpicoll._progress.group_state import GroupState
+from mpicoll._progress.requests import MessageWork, PendingMessage
 from mpicoll._progress.work import Work
-
-
-class Request(Protocol):
-    """A posted message.
-
-    Attributes:
-        moved: Set by a message that has moved but not ended; cleared by the poller.
-    """
-
-    moved: bool
-
-    def test(self) -> bool:
-        """Moves the message forward. Returns True when it has ended; raises its error."""
-
+from mpicoll._tensors.calls import Transfer
+from mpicoll.errors import CommunicationError, GroupDestroyed
 
 FIRST_NAP_S = 100e-6  # seconds before the poller's first look: a thread that calls wait at once polls alone
 LONGEST_NAP_S = 1e-3  # seconds that a finished message waits for the poller at most; 1000 looks a second take 1 % of a core
@@ -42,7 +32,7 @@ class Poller:
     """
 
     def __init__(self) -> None:
-        self._pending: dict[Work, Request] = {}
+        self._pending: dict[Work, PendingMessage] = {}
         self._guard = threading.Lock()
         self._waiting: list[Work] = []
         self._wake = threading.Event()
@@ -50,30 +40,29 @@ class Poller:
         self._closing = False
         self._thread: threading.Thread | None = None
 
-    def add(self, work: Work, request: Request) -> Work:
+    def add(self, work: Work, message: PendingMessage) -> None:
         """Takes over a posted message and completes its Work when the message has ended."""
         work._help = self._help
         with self._guard:
-            self._pending[work] = request
+            self._pending[work] = message
             if self._thread is None:
                 self._closing = False
                 self._thread = threading.Thread(target=self._loop, name="mpicoll poller", daemon=True)
                 self._thread.start()
         if self._asleep:
             self._wake.set()
-        return work
 
     def poll(self) -> bool:
         """Tests every pending message once. Returns True if one has ended or moved."""
         ended: list[tuple[Work, Exception | None]] = []
         moved = False
         with self._guard:
-            for work, request in self._pending.items():
+            for work, message in self._pending.items():
                 try:
-                    if request.test():
+                    if message.test():
                         ended.append((work, None))
-                    elif request.moved:
-                        request.moved, moved = False, True
+                    elif message.transfer.moved:
+                        message.transfer.moved, moved = False, True
                 except Exception as caught:  # noqa: BLE001  raised by the wait of the message's Work
                     ended.append((work, caught))
             for work, _ in ended:
@@ -120,13 +109,15 @@ class Poller:
         finally:
             self._waiting.remove(work)
 
-    def drop(self, belongs: Callable[[Request], bool]) -> dict[Work, Request]:
-        """Takes out and returns the pending messages for which ``belongs`` is true. The caller cancels them."""
+    def cancel_all(self, group: GroupState) -> None:
+        """Cancels the pending messages of a group that is being closed."""
         with self._guard:
-            dropped = {work: request for work, request in self._pending.items() if belongs(request)}
+            dropped = {work: message for work, message in self._pending.items() if message.group is group}
             for work in dropped:
                 del self._pending[work]
-        return dropped
+        for work, message in dropped.items():
+            message.cancel()
+            work._complete(GroupDestroyed(f"{work._where}: the group was destroyed before the message had arrived"))
 
     def close(self) -> None:
         """Ends the thread. Pending messages stay posted."""
@@ -138,3 +129,20 @@ class Poller:
 
 
 poller = Poller()
+
+
+def pending(group: GroupState, operation: str, transfer: Transfer, tensor: Tensor) -> MessageWork:
+    """Returns the Work of a message that has been posted."""
+    message = PendingMessage(group, operation, transfer, tensor)
+    work = MessageWork(group.where(operation), [tensor], group.timeout_s)
+    work._on_timeout = group.fail
+    work.message = message
+    try:
+        if not message.test():
+            poller.add(work, message)
+            return work
+    except CommunicationError as error:
+        work._complete(error)
+    else:  # a small message has often ended at once
+        work._complete()
+    return work

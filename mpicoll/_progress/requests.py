@@ -9,10 +9,9 @@ from torch import Tensor
 
 from mpicoll._mpi.errors import MPIException, translate
 from mpicoll._progress.group_state import GroupState
-from mpicoll._progress.poller import Request, poller
 from mpicoll._progress.work import Work
 from mpicoll._tensors.calls import Transfer
-from mpicoll.errors import CommunicationError, GroupDestroyed, TruncationError
+from mpicoll.errors import TruncationError
 
 
 @dataclass(eq=False)
@@ -23,14 +22,6 @@ class PendingMessage:
     operation: str
     transfer: Transfer
     tensor: Tensor
-
-    @property
-    def moved(self) -> bool:
-        return self.transfer.moved
-
-    @moved.setter
-    def moved(self, value: bool) -> None:
-        self.transfer.moved = value
 
     def test(self) -> bool:
         """Works like `Transfer.test`, with mpicoll's errors for MPI's."""
@@ -67,35 +58,6 @@ class MessageWork(Work):
         return self.message.transfer.source
 
     _source_rank = source_rank
-
-
-def pending(group: GroupState, operation: str, transfer: Transfer, tensor: Tensor) -> MessageWork:
-    """Returns the Work of a message that has been posted."""
-    message = PendingMessage(group, operation, transfer, tensor)
-    work = MessageWork(group.where(operation), [tensor], group.timeout_s)
-    work._on_timeout = group.fail
-    work.message = message
-    try:
-        if not message.test():
-            poller.add(work, message)
-            return work
-    except CommunicationError as error:
-        work._complete(error)
-    else:  # a small message has often ended at once
-        work._complete()
-    return work
-
-
-def cancel_all(group: GroupState) -> None:
-    """Cancels the pending messages of a group that is being closed."""
-
-    def belongs(request: Request) -> bool:
-        return isinstance(request, PendingMessage) and request.group is group
-
-    for work, request in poller.drop(belongs).items():
-        assert isinstance(request, PendingMessage)
-        request.cancel()
-        work._complete(GroupDestroyed(f"{work._where}: the group was destroyed before the message had arrived"))
 
 
 def too_long(group: GroupState, operation: str, tensor: Tensor) -> TruncationError:
