@@ -9,6 +9,7 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Sequence
+from functools import cache
 
 import mpicoll._log as log
 from mpicoll._algorithms.windows import Windows
@@ -23,14 +24,12 @@ from mpicoll._host.collectives import HostCollectives
 from mpicoll._host.thresholds import HIERARCHICAL, Choices
 from mpicoll._log import Algorithms
 from mpicoll._mpi import abort, exit_handshake, library, runtime
-from mpicoll._mpi.backoff import Backoff
 from mpicoll._mpi.channel import Channel
 from mpicoll._mpi.runtime import Runtime
 from mpicoll._mpi.topology import Topology, discover
 from mpicoll._progress import threads
 from mpicoll._progress.poller import poller
 from mpicoll._progress.queue import CollectiveQueue
-from mpicoll._progress.requests import cancel_all
 from mpicoll._progress.watchdog import watchdog
 from mpicoll.errors import GroupDestroyed
 
@@ -49,7 +48,6 @@ class Registry:
         self._started: dict[str, int] = {}  # number of collectives that this rank started, by closed group
         self._stuck: list[Communicator] = []  # closed groups with a collective that has not ended
         self._world: World | None = None  # set by a group of all ranks, until the last group is closed
-        self._at_finalize_set = False
 
     def create(self, name: str, ranks: Sequence[int] | None, timeout_s: float) -> Communicator:
         """Makes a group's communicator (collective over its members; the other ranks do not call it).
@@ -67,7 +65,7 @@ class Registry:
             threads.prepare_with(devices.settle_in)
             with runtime_.lock:
                 own = channel.comm.Dup()
-            own_channel = Channel(runtime_, own, lambda: Backoff().pause)
+            own_channel = Channel(runtime_, own)
             staging = host_collectives(own_channel, topology, choices, queue, took)
             above = DeviceCollectives(own_channel, staging, device_choices, topology, took)
         communicator = Communicator(name, channel, global_ranks, timeout_s, queue, host, above)
@@ -77,7 +75,7 @@ class Registry:
         if not self._groups:
             atexit.unregister(self._at_exit)
             atexit.register(self._at_exit)
-            self._watch_for_finalize()
+            _watch_for_finalize()
         communicator.closer = lambda: self.close(communicator)
         self._groups[name] = communicator
         return communicator
@@ -98,7 +96,7 @@ class Registry:
                 comm = runtime_.base.Create_group(members, self._tag(global_ranks) % runtime_.tag_ub)
                 members.Free()
                 world.Free()
-        return Channel(runtime_, comm, lambda: Backoff().pause), global_ranks
+        return Channel(runtime_, comm), global_ranks
 
     def _circumstances(self, channel: Channel, ranks: Sequence[int] | None) -> World:
         """Returns which ranks of a group share memory, and the settings that they agreed on.
@@ -143,7 +141,7 @@ class Registry:
         ended = communicator.end(communicator.timeout_s)
         if not communicator.queue.idle():
             self._stuck.append(communicator)
-        cancel_all(communicator)
+        poller.cancel_all(communicator)
         if ended:
             communicator.host.close()
             if communicator.devices is not None:
@@ -171,7 +169,7 @@ class Registry:
                 )
                 abort.abort("exit with a collective under way")
         for communicator in self._groups.values():
-            cancel_all(communicator)
+            poller.cancel_all(communicator)
         poller.close()
         watchdog.stop()
         exit_handshake.leave(self._collectives_started)
@@ -180,16 +178,11 @@ class Registry:
         communicator = self._groups.get(name)
         return self._started.get(name, 0) if communicator is None else communicator.queue.started
 
-    def _watch_for_finalize(self) -> None:
-        if not self._at_finalize_set:
-            library.before_finalize(self._at_finalize)
-            self._at_finalize_set = True
-
-    def _at_finalize(self) -> None:
+    def at_finalize(self) -> None:
         """Ends the open groups when the program calls MPI_Finalize."""
         for communicator in self._groups.values():
             communicator.queue.close(EXIT_S)
-            cancel_all(communicator)
+            poller.cancel_all(communicator)
             communicator.broken = GroupDestroyed("MPI has been finalised, and the group with it")
         poller.close()
         watchdog.stop()
@@ -217,4 +210,11 @@ def host_collectives(
 
 
 registry = Registry()
+
+
+@cache
+def _watch_for_finalize() -> None:
+    library.before_finalize(registry.at_finalize)
+
+
 os.register_at_fork(after_in_child=registry.after_fork_in_child)

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from mpicoll._mpi.backoff import Backoff
 from mpicoll._mpi.library import MPI
 from mpicoll._mpi.runtime import Runtime
 
@@ -30,40 +31,38 @@ class Arrived(NamedTuple):
     nbytes: int
 
 
-_COLLECTIVES = ("Allreduce", "Bcast", "Reduce", "Allgather", "Allgatherv", "Reduce_scatter", "Reduce_scatter_block")
-
-
 class Channel:
     """Two communicators over the same ranks: ``comm`` for collectives and internal messages, ``peer`` for the user's messages.
 
     User tags may have any value up to TAG_UB, so internal messages must not share a communicator with user messages.
-
-    Args:
-        pause: Makes the function that is called between two tests of a pending request. That function backs off.
     """
 
-    def __init__(self, runtime: Runtime, comm: MPI.Intracomm, pause: Callable[[], Callable[[], None]]) -> None:
+    def __init__(self, runtime: Runtime, comm: MPI.Intracomm) -> None:
         self.runtime = runtime
         self.comm = comm
         self.lock = runtime.lock
-        self.pause = pause
         with self.lock:
             self.peer = comm.Dup()
             #: True if MPI is serialized on any rank. All ranks then make non-blocking calls, so that the calls match.
             self.serialized = bool(comm.allreduce(int(runtime.serialized), op=MPI.MAX))
         # One attribute per collective, bound once: a lookup on every call would take a tenth of the call's time.
-        self.Allreduce: Callable[..., None]
-        self.Bcast: Callable[..., None]
-        self.Reduce: Callable[..., None]
-        self.Allgather: Callable[..., None]
-        self.Allgatherv: Callable[..., None]
-        self.Reduce_scatter: Callable[..., None]
-        self.Reduce_scatter_block: Callable[..., None]
-        for name in _COLLECTIVES:
-            call = self._tested(getattr(comm, "I" + name.lower())) if self.serialized else getattr(comm, name)
-            setattr(self, name, call)
+        self.Allreduce = self._collective("Allreduce")
+        self.Bcast = self._collective("Bcast")
+        self.Reduce = self._collective("Reduce")
+        self.Allgather = self._collective("Allgather")
+        self.Allgatherv = self._collective("Allgatherv")
+        self.Reduce_scatter = self._collective("Reduce_scatter")
+        self.Reduce_scatter_block = self._collective("Reduce_scatter_block")
 
-    def _tested(self, start: Callable[..., MPI.Request]) -> Callable[..., None]:
+    def pause(self) -> Callable[[], None]:
+        """Makes the function that is called between two tests of a pending request. That function backs off."""
+        return Backoff().pause
+
+    def _collective(self, name: str) -> Callable[..., None]:
+        if not self.serialized:
+            return getattr(self.comm, name)  # type: ignore[no-any-return]
+        start = getattr(self.comm, "I" + name.lower())
+
         def call(*arguments: Any) -> None:
             with self.lock:
                 request = start(*arguments)
