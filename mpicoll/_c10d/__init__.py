@@ -10,7 +10,6 @@
       rendezvous        the store
       member_names      names of groups that their members alone make
       excepthooks       an uncaught exception ends the job
-      undo              what a failed call leaves behind is removed
       torch_world       torch's private tables of groups
     adapters          makes the object that torch calls, one for each group
       operations      torch's methods, translated for the engine; a base of every adapter

@@ -5,19 +5,18 @@
                          [4] the backend's name as requested, excepthooks  ◄── [3] `adapters.create`, on members only
 
 torch takes the bare name "mpi" for a backend without store, timeout, rank and subgroups of members only; under the name of the
-plugin it treats ours like any other backend. If one of [1] to [4] fails, `undo` removes the rest, and a second try works.
+plugin it treats ours like any other backend. If one of [1] to [4] fails, a second try works.
 """
 
 from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from mpicoll._c10d import adapters, excepthooks, names, requested_ranks, some_ranks, torch_world
 from mpicoll._c10d.member_names import named_by_members
-from mpicoll._c10d.undo import undone_on_failure
 from mpicoll._mpi import abort, runtime
 
 
@@ -79,3 +78,22 @@ def new_group(original: Callable[..., Any], arguments: dict[str, Any]) -> Any:
         torch_world.record_backend(group, requested, passed)
         abort.install()
     return group
+
+
+@contextlib.contextmanager
+def undone_on_failure() -> Iterator[None]:
+    """If the body raises: closes the communicators that it made, and removes its groups from torch's tables."""
+    world = torch_world.world
+    fresh, group_count = world.default_pg is None, world.group_count
+    before = set(adapters.alive)
+    try:
+        yield
+    except BaseException:
+        made = [communicator for communicator in adapters.alive if communicator not in before]
+        for communicator in made:
+            del adapters.alive[communicator]
+            communicator.close()
+        torch_world.forget({communicator.name for communicator in made}, group_count)
+        if fresh:
+            torch_world.forget_world()
+        raise

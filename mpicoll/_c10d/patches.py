@@ -132,7 +132,7 @@ TABLE = (
     Patch(
         (f"{C10D}._world",),
         what="entries of its tables: a backend's name as the user gave it; no entry of a group that could not be made",
-        why="see `torch_world.record_backend` and mpicoll/_c10d/undo.py",
+        why="see `torch_world.record_backend` and `init.undone_on_failure`",
         when="an mpicoll group is made or fails",
         undone="destroy_process_group",
         home="_c10d/torch_world.py",

@@ -60,13 +60,14 @@ def ensure() -> None:
 
 
 def _register(c10d: Any) -> None:
+    from mpicoll._config import get
     from mpicoll._discovery.detect import started_by_mpi
 
     registry = c10d.Backend
     if names.OURS in registry.backend_list:
         return
     registry.register_backend(names.OURS, _create, extended_api=True, devices=names.devices())
-    if c10d._MPI_AVAILABLE and not _override():
+    if c10d._MPI_AVAILABLE and not get("MPICOLL_OVERRIDE_MPI"):  # a torch that was built with MPI
         names.leave_mpi_to_torch()
     else:
         if started_by_mpi():  # see Note [When MPI is available]
@@ -82,13 +83,6 @@ def _register(c10d: Any) -> None:
 # Face Accelerate uses "mpi" for every CPU job if it is True. Without an MPI launcher (torchrun, debug_launcher) such a job ran on
 # gloo before mpicoll was installed, and MPI would give each process a world of one rank. So it is True only in a rank that an
 # MPI launcher started. init_process_group("mpi") does not need it: the wrapper translates the name before torch checks it.
-
-
-def _override() -> bool:
-    """Whether to take the name "mpi" from a torch that was built with MPI (``MPICOLL_OVERRIDE_MPI=1``)."""
-    from mpicoll._config import get
-
-    return bool(get("MPICOLL_OVERRIDE_MPI"))
 
 
 def _create(options: Any, backend_options: Any) -> Any:
@@ -119,14 +113,17 @@ def _for_world(arguments: dict[str, Any]) -> wrapping.Handler | None:
 
     if arguments.get("backend") is None and (backend := get("MPICOLL_BACKEND")):
         arguments["backend"] = backend
-    ours = names.translate(arguments.get("backend")) is not None or _is_our_scheme(arguments.get("init_method"))
+    ours = names.translate(arguments.get("backend")) is not None or str(arguments.get("init_method")).startswith("mpi://")
     return _handler("init_process_group") if ours else None
 
 
 def _for_group(arguments: dict[str, Any]) -> wrapping.Handler | None:
     """The handler for a call of _new_group_with_tag; None if it names another backend."""
-    ours = names.translate(arguments.get("backend") or _default_backend()) is not None
-    return _handler("new_group") if ours else None
+    from mpicoll._c10d import torch_world
+
+    default = torch_world.default_group()  # None before init_process_group, where torch raises
+    backend = arguments.get("backend") or (default and torch_world.backend_of(default))
+    return _handler("new_group") if names.translate(backend) is not None else None
 
 
 def _handler(name: str) -> wrapping.Handler:
@@ -136,15 +133,3 @@ def _handler(name: str) -> wrapping.Handler:
 
     handler: wrapping.Handler = getattr(init, name)
     return handler
-
-
-def _is_our_scheme(init_method: object) -> bool:
-    return isinstance(init_method, str) and init_method.startswith("mpi://")
-
-
-def _default_backend() -> str | None:
-    """The backend that new_group uses by default; None before init_process_group, where torch raises."""
-    from mpicoll._c10d import torch_world
-
-    default = torch_world.default_group()
-    return None if default is None else torch_world.backend_of(default)

@@ -111,7 +111,6 @@ def start(comm: MPI.Intracomm | None = None) -> Runtime:
         raise forked_error()
     if _runtime is not None and (comm is None or comm == _runtime.base) and not finalized():
         return _runtime
-    _check_owner()
     mpi = _load()
     if _runtime is None:
         _check_launcher(mpi)
@@ -201,6 +200,8 @@ def forked_error() -> ForkedProcess:
 def _load() -> Any:
     from mpicoll._mpi import library
 
+    if (refusal := library.refusal()) is not None:
+        raise LaunchError(refusal)
     mpi = library.MPI
     if mpi.Is_finalized():
         raise LaunchError("MPI has already been finalised in this process, and MPI cannot be started a second time")
@@ -213,13 +214,6 @@ def _load() -> Any:
             "Leave mpi4py.rc.threads and mpi4py.rc.thread_level alone (or unset MPI4PY_RC_THREAD_LEVEL)"
         )
     return mpi
-
-
-def _check_owner() -> None:
-    from mpicoll._mpi import library
-
-    if (refusal := library.refusal()) is not None:
-        raise LaunchError(refusal)
 
 
 def _check_launcher(mpi: Any) -> None:
