@@ -54,7 +54,7 @@ def _thread_excepthook(args: threading.ExceptHookArgs) -> None:
             abort(f"uncaught {args.exc_type.__name__} in thread {args.thread.name if args.thread else '?'}")
 
 
-def abort(reason: str, status: int = 1) -> None:
+def abort(reason: str) -> None:
     """Ends the whole job. Does nothing in a forked child, in a job of one rank, or while MPI is not running."""
     if runtime.in_forked_child():
         return
@@ -69,4 +69,4 @@ def abort(reason: str, status: int = 1) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     time.sleep(FORWARDING_S)
-    MPI.COMM_WORLD.Abort(status)
+    MPI.COMM_WORLD.Abort(1)

@@ -157,12 +157,8 @@ class Work(dist.Work):
     def get_future(self) -> Future[list[Tensor]]:
         """Returns a Future of the list of tensors. Its callbacks run in the thread that completes the operation."""
         with self._mutex:
-            if self._future is None:
-                self._future = WorkFuture(self)
-                resolved = self._done
-            else:
-                resolved = False
-            future = self._future
+            resolved = self._done and self._future is None
+            future = self._future = self._future or WorkFuture(self)
         if resolved:
             self._resolve(future)
         return future

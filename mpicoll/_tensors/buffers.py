@@ -37,20 +37,20 @@ ORDINARY = frozenset(
 )
 
 
-def readable(operation: str, tensor: Tensor, what: str = "tensor") -> Tensor:
+def readable(operation: str, tensor: Tensor) -> Tensor:
     """Returns memory with the tensor's values. Raises the errors of `checks.movable`."""
-    checks.movable(operation, tensor, what)
+    checks.movable(operation, tensor)
     return tensor if is_plain(tensor) else packed(tensor)
 
 
-def writable(operation: str, tensor: Tensor, what: str = "tensor") -> Tensor:
+def writable(operation: str, tensor: Tensor) -> Tensor:
     """Returns memory for an operation that overwrites the tensor.
 
     The memory holds the tensor's values, because a message shorter than the tensor overwrites only its front. Raises the errors
     of `checks.movable` and `checks.writable`.
     """
-    checks.movable(operation, tensor, what)
-    checks.writable(operation, tensor, what)
+    checks.movable(operation, tensor)
+    checks.writable(operation, tensor)
     return tensor if is_plain(tensor) else packed(tensor)
 
 
