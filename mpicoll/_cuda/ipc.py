@@ -16,11 +16,6 @@ from torch.multiprocessing import reductions
 DEVICE, WAITS = 6, 14  # indices in the tuple that torch hands over: device number, whether to wait for an event of the sender
 
 
-def current_device() -> torch.device:
-    """The device that this rank uses if no tensor names one."""
-    return torch.device("cuda", torch.cuda.current_device())
-
-
 def allocate(device: torch.device, nbytes: int) -> Tensor | None:
     """A buffer of bytes; None if it cannot be allocated."""
     try:

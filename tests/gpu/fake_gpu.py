@@ -213,9 +213,6 @@ class Gpu:
 
     # -- as _cuda/ipc.py ------------------------------------------------------------------------------------------------
 
-    def current_device(self) -> torch.device:
-        return torch.device("cuda", 0)
-
     def allocate(self, device: torch.device, nbytes: int) -> Tensor | None:
         file = os.memfd_create("gpu")
         os.ftruncate(file, nbytes)
@@ -262,7 +259,7 @@ def take_its_place(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
             "caller",
             "kept_for",
         ),
-        ipc: ("current_device", "allocate", "share", "opened"),
+        ipc: ("allocate", "share", "opened"),
     }.items():
         for name in names:
             monkeypatch.setattr(module, name, getattr(gpu, name))
