@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.distributed import ReduceOp
 
 from mpicoll._algorithms.shared_memory import Combine
-from mpicoll._tensors.reductions import COMPLEX, FLOATS, HALVES, INTEGERS, OPS, WIDE_UNSIGNED, Op, Reduction, unsigned_truncated
+from mpicoll._tensors.reductions import COMPLEX, FLOATS, HALVES, INTEGERS, OPS, WIDE_UNSIGNED, Reduction, unsigned_truncated
 from mpicoll._tensors.reductions import TABLE as TABLE_OF_MPI
 
 
@@ -31,13 +31,6 @@ class Kernel:
     def widened(self) -> bool:
         """True if MPI would reduce larger elements: half precision as float32."""
         return self.dtype in HALVES and self.entry.mpi_type == "FLOAT"
-
-
-def find(dtype: torch.dtype, op: Op) -> Kernel | None:
-    """Returns the kernel, or None if there is none. MPI then reduces by the entry in reductions.py."""
-    if type(op) is ReduceOp:
-        op = op.op  # type: ignore[attr-defined]
-    return TABLE.get((dtype, op)) if type(op) is ReduceOp.RedOpType else None
 
 
 def one_by_one(two: Any) -> Combine:
@@ -146,4 +139,4 @@ def _build() -> dict[tuple[torch.dtype, ReduceOp.RedOpType], Kernel]:
     return table
 
 
-TABLE = _build()
+TABLE = _build()  # MPI reduces what has no kernel, by the entry in reductions.py

@@ -67,7 +67,7 @@ def lookup(operation: str, dtype: torch.dtype, op: Op) -> Plan:
 
 
 def _plan(dtype: torch.dtype, op: Op, entry: Reduction) -> Plan:
-    kernel = combine.find(dtype, op)
+    kernel = combine.TABLE.get((dtype, op)) if type(op) is ReduceOp.RedOpType else None
     widened = kernel is not None and kernel.widened
     return Plan(entry, op, predefined(entry.mpi_type), predefined(entry.mpi_op), kernel, entry.native, widened)
 

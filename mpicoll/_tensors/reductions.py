@@ -82,7 +82,9 @@ def lookup(operation: str, dtype: torch.dtype, op: Op) -> Reduction:
     """
     if not isinstance(op, (ReduceOp, ReduceOp.RedOpType)):
         raise TypeError(f"{operation}: op must be a torch.distributed.ReduceOp, got {type(op).__name__} {op!r}")
-    entry = find(dtype, op)
+    # By type: a dictionary tests x == ReduceOp(x), which is False, although ReduceOp(x) == x is True.
+    kind: Any = op.op if type(op) is ReduceOp else op  # type: ignore[attr-defined]
+    entry = TABLE.get((dtype, kind))
     if entry is None:
         _refuse(operation, dtype, op)
     if op == ReduceOp.PREMUL_SUM:
@@ -90,14 +92,6 @@ def lookup(operation: str, dtype: torch.dtype, op: Op) -> Reduction:
         if isinstance(factor, Tensor) and factor.is_complex() and dtype not in COMPLEX:
             raise UnsupportedReduction(f"{operation}: PREMUL_SUM on {dtype}: the factor {factor.item()} is complex")
     return entry
-
-
-def find(dtype: torch.dtype, op: Op) -> Reduction | None:
-    """Returns the table's entry, or None."""
-    # By type: 0 == ReduceOp.SUM. And ReduceOp(x) == x is True, but a dictionary tests x == ReduceOp(x), which is False.
-    if type(op) is ReduceOp:
-        op = op.op  # type: ignore[attr-defined]
-    return TABLE.get((dtype, op)) if type(op) is ReduceOp.RedOpType else None
 
 
 def _refuse(operation: str, dtype: torch.dtype, op: Op) -> NoReturn:
