@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 from mpicoll._algorithms.hierarchical import Nodes
@@ -48,8 +49,8 @@ class Windows:
 
     def connect(self) -> None:
         """Makes the communicators between nodes (collective). See Note [Communicators are made with the group]."""
-        members = self._members()
-        node, place = self._place(members)
+        node = self._node()
+        place = self._members[node].index(self._rank)
         with self._channel.lock:
             # Not Split_type: the topology may pretend more nodes than there are, and all ranks use the nodes of the topology.
             self._rail = self._channel.comm.Split(place, node)
@@ -66,15 +67,15 @@ class Windows:
         return self._possible
 
     def _between_nodes(self) -> Nodes | None:
-        members = self._members()
-        node, _ = self._place(members)
+        members, node = self._members, self._node()
         window = self._window_of(members[node], max(len(ranks) for ranks in members))
         return None if window is None else Nodes(window, self._rail, members, node)
 
-    def _place(self, members: Sequence[Sequence[int]]) -> tuple[int, int]:
-        """Number of this rank's node, and this rank's place on it."""
-        return next((node, ranks.index(self._rank)) for node, ranks in enumerate(members) if self._rank in ranks)
+    def _node(self) -> int:
+        """Number of this rank's node."""
+        return next(node for node, ranks in enumerate(self._members) if self._rank in ranks)
 
+    @cached_property
     def _members(self) -> list[list[int]]:
         """The ranks of each node, beginning with the node of the first rank."""
         members: dict[int, list[int]] = {}
@@ -109,22 +110,21 @@ class Windows:
         return 0 if self._topology.crowded else SPINS
 
     def pause(self) -> Callable[[], None]:
-        """Makes the function that is called between two checks of a word that another rank has not written yet."""
-        return _Waiting(self._channel, self._in_background(), self._topology.crowded)
+        """Makes the function that is called between two checks of a word that another rank has not written yet.
 
+        A thread in the background sleeps where another thread may spin.
+        """
+        in_background = self._in_background()
+        spin_s = 0.0 if in_background or self._topology.crowded else Backoff.SPIN_S
+        backoff = Backoff(spin_s, BESIDE_YIELD_S if in_background else Backoff.YIELD_S)
+        ask_at = time.monotonic() + ALIVE_S
 
-class _Waiting:
-    """Waits for another rank's write. A thread in the background sleeps where another thread may spin."""
+        def wait() -> None:
+            nonlocal ask_at
+            backoff.pause()
+            if time.monotonic() > ask_at:
+                # No thread is inside MPI while this one waits, so ask it: ULFM reports a dead rank only from an MPI call.
+                self._channel.comm.Iprobe(ANY_SOURCE)
+                ask_at = time.monotonic() + ALIVE_S
 
-    def __init__(self, channel: Channel, in_background: bool, crowded: bool) -> None:
-        self._channel = channel
-        spin_s = 0.0 if in_background or crowded else Backoff.SPIN_S
-        self._backoff = Backoff(spin_s, BESIDE_YIELD_S if in_background else Backoff.YIELD_S)
-        self._ask_at = time.monotonic() + ALIVE_S
-
-    def __call__(self) -> None:
-        self._backoff.pause()
-        if time.monotonic() > self._ask_at:
-            # No thread is inside MPI while this one waits, so ask it: ULFM reports a dead rank only from an MPI call.
-            self._channel.comm.Iprobe(ANY_SOURCE)
-            self._ask_at = time.monotonic() + ALIVE_S
+        return wait
