@@ -57,21 +57,13 @@ class Nodes:
 
 @dataclass(frozen=True)
 class Stages:
-    """A reduction in stages: the first works within a node, the second goes on between nodes.
+    """A reduction in stages: the first works within a node, the second goes on between nodes."""
 
-    Attributes:
-        partial: (parts of a node in the order of places, code) -> None. Reduces the parts into ``code``.
-        code: dtype of ``code``, which has one element for each element of a part.
-        datatype: MPI datatype of ``code``.
-        op: MPI operation that reduces ``code``.
-        finish: (code, out) -> None, once per element. None: the code is the result.
-    """
-
-    partial: Combine
+    partial: Combine  # reduces the parts of a node, in the order of places, into a code with an element for each of theirs
     code: torch.dtype
-    datatype: Any
-    op: Any
-    finish: Callable[[Tensor, Tensor], None] | None
+    datatype: Any  # MPI's, of the code
+    op: Any  # MPI's, which reduces the code
+    finish: Callable[[Tensor, Tensor], None] | None  # (code, out), once per element; None: the code is the result
 
     def spec(self, code: Tensor) -> list[object]:
         return [fromaddress(code.data_ptr(), code.nbytes), code.numel(), self.datatype]

@@ -62,11 +62,7 @@ def init_process_group(*arguments: Any, comm: MPI.Intracomm | None = None, **mor
 def of(group: Any, tensor: Any = None) -> Communicator | None:
     """The communicator that carries this tensor in this group; None if torch must do it.
 
-    Called by every operation (0.3 us), so it is one function and not two.
-
-    Args:
-        group: None means the default group.
-        tensor: None, or anything that is no tensor, leaves it to the group alone.
+    Called by every operation (0.3 us), so it is one function and not two. Anything that is no tensor leaves it to the group.
     """
     if is_dynamo_compiling():  # the tracer of torch.compile knows torch's functions; it runs nothing below
         return None
@@ -112,14 +108,7 @@ def _find(group: Any) -> Communicator | None:
 
 
 def peer(communicator: Communicator, operation: str, what: str, global_rank: int | None, group_rank: int | None) -> int:
-    """The group rank of the peer that a call names, by its global rank or by its group rank.
-
-    Args:
-        communicator: The group.
-        operation: For the error message.
-        what: The argument, "src" or "dst", for the error message.
-        global_rank: From the call; None if it is not given.
-        group_rank: From the call; None if it is not given.
+    """The group rank of the peer ("src" or "dst") that a call names, by its global rank or by its group rank.
 
     Raises:
         ValueError: None or both are given, or the group has no such rank.

@@ -31,15 +31,10 @@ T = TypeVar("T")
 
 
 class Operations:
-    """The operations of one group, over its communicator; a base of both adapters.
-
-    Attributes:
-        communicator: The engine's group.
-        on_close: Called with the communicator before torch gives the group up.
-    """
+    """The operations of one group, over its communicator; a base of both adapters."""
 
     communicator: Communicator
-    on_close: Callable[[Communicator], None]
+    on_close: Callable[[Communicator], None]  # called before torch gives the group up
     _coalesced: CoalescedWork | None = None  # the operations since _start_coalescing, until _end_coalescing
     _sequence = 0
 

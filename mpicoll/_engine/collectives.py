@@ -18,15 +18,10 @@ Backend = HostCollectives | DeviceCollectives
 
 @dataclass(eq=False, repr=False)
 class Collectives(Group):
-    """A group with a backend for each kind of device.
-
-    Attributes:
-        host: The backend for CPU memory.
-        devices: The backend for device memory; None: no rank had a device when the group was made.
-    """
+    """A group with a backend for each kind of device."""
 
     host: HostCollectives
-    devices: DeviceCollectives | None
+    devices: DeviceCollectives | None  # None: no rank had a device when the group was made
 
     def backend(self, operation: str, *memories: Tensor) -> Backend:
         """Returns the backend for the kind of device on which the memories are.

@@ -14,21 +14,14 @@ EVERYBODY = -1  # the peer of a collective
 
 @dataclass(eq=False, repr=False)
 class GroupState:
-    """One process group, seen from one of its ranks.
-
-    Attributes:
-        channel: The group's communicators.
-        global_ranks: The global rank of each group rank.
-        timeout_s: The limit of operations without a timeout of their own.
-        queue: Keeps the order of the group's collectives.
-        broken: The error that later use raises (group destroyed, an operation failed, process forked); None: usable.
-    """
+    """One process group, seen from one of its ranks."""
 
     name: str
     channel: Channel
-    global_ranks: tuple[int, ...]
-    timeout_s: float
-    queue: CollectiveQueue
+    global_ranks: tuple[int, ...]  # of each group rank
+    timeout_s: float  # of operations without a timeout of their own
+    queue: CollectiveQueue  # keeps the order of the group's collectives
+    # The error that later use raises (group destroyed, an operation failed, process forked); None: usable.
     broken: MpicollError | None = field(default=None, init=False)
     closer: Callable[[], None] = field(init=False)  # set by the registry
 
