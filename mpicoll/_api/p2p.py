@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as torch_dist
 from torch import Tensor
-from torch.distributed import GroupMember, ProcessGroup, distributed_c10d
+from torch.distributed import GroupMember, ProcessGroup
 
 from mpicoll._api import groups
 from mpicoll._c10d import dynamo
@@ -168,7 +168,7 @@ def _not_self(communicator: Communicator, operation: str, other: str, rank: int)
 
 
 _TO_TORCH = {isend: torch_dist.isend, irecv: torch_dist.irecv}
-_FROM_TORCH = {torch_dist.isend: isend, torch_dist.irecv: irecv}
+_FROM_TORCH: dict[Any, Any] = {torch_dist.isend: (isend, "group_dst"), torch_dist.irecv: (irecv, "group_src")}
 
 
 class P2POp(torch_dist.P2POp):
@@ -227,12 +227,11 @@ def batch_isend_irecv(p2p_op_list: list[P2POp]) -> list[Work]:
         raise ValueError("batch_isend_irecv: all operations must use the same group")
     if any(groups.of(op.group, op.tensor) is None for op in p2p_op_list):
         return torch_dist.batch_isend_irecv(p2p_op_list)  # type: ignore[arg-type,return-value]
-    works = [_FROM_TORCH[op.op](op.tensor, group=op.group, tag=op.tag, **{_peer_name(op): op.group_peer}) for op in p2p_op_list]
+    works = []
+    for op in p2p_op_list:
+        start, peer = _FROM_TORCH[op.op]
+        works.append(start(op.tensor, group=op.group, tag=op.tag, **{peer: op.group_peer}))
     return [work for work in works if work is not None]
-
-
-def _peer_name(op: torch_dist.P2POp) -> str:
-    return "group_dst" if op.op is distributed_c10d.isend else "group_src"
 
 
 dynamo.skip_frames(__name__)

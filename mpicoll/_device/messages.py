@@ -56,7 +56,7 @@ class DeviceMessages:
         self.near = near  # for each rank, whether it and this rank can share GPU memory
         with channel.lock:
             self.data_comm = channel.comm.Dup()
-        self._numbers = defaultdict[int, "count[int]"](lambda: count(1))  # next number of a message with a header, by receiver
+        self.numbers = defaultdict[int, "count[int]"](lambda: count(1))  # next number of a message with a header, by receiver
         self.taken = Counter[str]()  # number of messages sent per path; read by tests
         self._send_slots: dict[torch.device, SendSlots | None] = {}
         self._opened: dict[tuple[int, bytes], Tensor | None] = {}  # slots of senders, by rank and device
@@ -70,9 +70,6 @@ class DeviceMessages:
 
     def irecv(self, tensor: Tensor, memory: Tensor, src: int | None, tag: int) -> Transfer:
         return _Receiving(self, tensor, memory, ANY_SOURCE if src is None else src, tag)
-
-    def number(self, dst: int) -> int:
-        return next(self._numbers[dst])
 
     def tags(self, number: int) -> tuple[int, int]:
         """Returns the tag of messages to the receiver, and the tag of its answers."""
@@ -157,7 +154,7 @@ class _Sending(_Message):
             streams.arrived(event)
             self._steps = self._ended(messages.post(self._held, dst, tag, data=False))
             return
-        number = messages.number(dst)
+        number = next(messages.numbers[dst])
         slots = self._slots()
         record = b"" if slots is None else slots.record(dst)
         slots = slots if 0 < len(record) <= HEADER_BYTES - HEADER.size else None
@@ -203,7 +200,7 @@ class _Sending(_Message):
     def _share(self, slots: SendSlots, begin: int, end: int, body_tag: int, answer_tag: int) -> Steps:
         while (slot := slots.acquire()) is None:
             yield
-        event = streams.push(slots.slot(slot)[: end - begin], self._memory[begin:end], streams.MESSAGES_OUT)
+        event = streams.push(slots.slots[slot][: end - begin], self._memory[begin:end], streams.MESSAGES_OUT)
         while not streams.arrived(event, wait=False):
             yield
         notice = packed(SLOT_READY, slot, begin, end)

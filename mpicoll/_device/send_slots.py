@@ -16,7 +16,7 @@ class SendSlots:
     def __init__(self, buffer: Tensor) -> None:
         self._buffer = buffer
         self._records: dict[int, bytes] = {}
-        self._slots: list[Tensor] = list(buffer.view(SLOTS, -1))
+        self.slots: list[Tensor] = list(buffer.view(SLOTS, -1))
         self._free = list(range(SLOTS))
 
     @classmethod
@@ -33,13 +33,7 @@ class SendSlots:
 
     def acquire(self) -> int | None:
         """The number of a free slot; None if no slot is free."""
-        try:
-            return self._free.pop()
-        except IndexError:
-            return None
+        return self._free.pop() if self._free else None
 
     def release(self, number: int) -> None:
         self._free.append(number)
-
-    def slot(self, number: int) -> Tensor:
-        return self._slots[number]

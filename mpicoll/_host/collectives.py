@@ -104,17 +104,14 @@ class HostCollectives:
         return self._all_reduce_packed, (memories, plan)
 
     def _all_reduce_packed(self, memories: Sequence[Tensor], plan: Plan) -> None:
-        extents = [(memory.data_ptr(), memory.nbytes) for memory in memories]
+        extents = [block(memory) for memory in memories]
         packed = torch.empty(sum(nbytes for _, nbytes in extents), dtype=torch.uint8, device="cpu").view(memories[0].dtype)
-        start = position = packed.data_ptr()
+        position = packed.data_ptr()
         for address, nbytes in extents:
             memmove(position, address, nbytes)
             position += nbytes
         calls.run(self.all_reduce(packed, plan))
-        position = start
-        for address, nbytes in extents:
-            memmove(address, position, nbytes)
-            position += nbytes
+        _spread(packed, memories)
 
     def all_reduce_sparse(self, operation: str, tensor: Tensor, source: Tensor, op: Op) -> Call:
         """Reduces into a sparse tensor, from this rank's part as `sparse.coalesced` returns it; see _tensors/sparse.py."""
@@ -296,7 +293,8 @@ class HostCollectives:
     ) -> None:
         """Copies ``own`` (target, source) within this rank, and exchanges the blocks with their ranks."""
         if own is not None:
-            _copy(*own)
+            (target, _), (source, nbytes) = own
+            memmove(target, source, nbytes)
         pairwise.exchange(self.channel, sends, receives)
 
     def all_to_all(self, targets: Sequence[Tensor], sources: Sequence[Tensor], operation: str = "all_to_all") -> Call:
@@ -354,10 +352,6 @@ def _spread(flat: Tensor, targets: Sequence[Tensor]) -> None:
         nbytes = target.nbytes
         memmove(target.data_ptr(), position, nbytes)
         position += nbytes
-
-
-def _copy(target: Block, source: Block) -> None:
-    memmove(target[0], source[0], source[1])
 
 
 def _rows(memory: Tensor, counts: Sequence[int]) -> list[Block]:

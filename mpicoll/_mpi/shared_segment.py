@@ -8,6 +8,7 @@ of its own, say), there is no segment, and MPI carries everything.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import mmap
 import os
@@ -85,10 +86,8 @@ def _make(nbytes: int, word: bytes) -> tuple[int, mmap.mmap | None]:
 def _mapped(file: int, nbytes: int) -> mmap.mmap:
     memory = mmap.mmap(file, nbytes)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        try:
+        with contextlib.suppress(OSError):  # a kernel without huge pages
             memory.madvise(mmap.MADV_HUGEPAGE)
-        except OSError:
-            return memory  # a kernel without huge pages
     return memory
 
 
@@ -111,7 +110,6 @@ def _fence() -> Callable[[], None]:
     """A memory barrier: MPI_Win_sync. It needs a window; an empty window of this rank alone is enough."""
     window = MPI.Win.Create(None, comm=MPI.COMM_SELF)
     window.Lock_all()
-
     owner = os.getpid()
 
     def free() -> None:

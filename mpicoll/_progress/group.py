@@ -80,7 +80,7 @@ class Group(GroupState):
     ) -> Work | None:
         self.check_usable(operation)
         step = partial(self._step, operation, call, reads)
-        span = self._span(operation, reads) if spans.on() else None
+        span = self._span(operation, reads) if profiler._is_profiler_enabled else None
 
         def begin() -> Work:
             return self.queue.start(step, self._work(operation, tensors))

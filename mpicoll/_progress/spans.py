@@ -28,7 +28,6 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Any, TypeVar
 
 import torch
@@ -76,11 +75,6 @@ _open: set[Span] = set()
 _guard = threading.RLock()  # guards _open; also held while the recorder stops
 
 
-def on() -> bool:
-    """True while a profiler records. The call takes 30 ns."""
-    return profiler._is_profiler_enabled
-
-
 class Span:
     """An event that has begun. It ends once, in any thread, at the latest when the profiler stops.
 
@@ -110,12 +104,6 @@ class Span:
                 _ender.end(self._ended)  # See Note [Asynchronous events]
             else:
                 self._ended.set_result(None)
-
-    def __enter__(self) -> Span:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
-        self.end()
 
 
 def _arguments(operation: str, group: GroupState, inputs: Sequence[Tensor], number: int | None) -> dict[str, str | int]:
@@ -159,8 +147,10 @@ def spanned(operation: str) -> Callable[[F], F]:
             span = Span("recv from anybody" if peer is None else operation, self, [tensor])
             if immediate:
                 return asynchronous(span, lambda: method(self, tensor, peer, tag))
-            with span:
+            try:
                 return method(self, tensor, peer, tag)
+            finally:
+                span.end()
 
         return wrapped  # type: ignore[return-value]
 

@@ -151,8 +151,7 @@ class Work(dist.Work):
     def synchronize(self) -> None:
         self.wait()
 
-    def block_current_stream(self) -> None:
-        self.wait()
+    block_current_stream = synchronize
 
     def get_future(self) -> Future[list[Tensor]]:
         """Returns a Future of the list of tensors. Its callbacks run in the thread that completes the operation."""
@@ -163,8 +162,7 @@ class Work(dist.Work):
             self._resolve(future)
         return future
 
-    def get_future_result(self) -> Future[list[Tensor]]:
-        return self.get_future()
+    get_future_result = get_future
 
 
 def found_by_tensors(work: Work) -> Work:
