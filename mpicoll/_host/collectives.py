@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from mpicoll._algorithms import direct, hierarchical, native, pairwise, shared_memory
-from mpicoll._algorithms.blocks import Block, block, blocks
+from mpicoll._algorithms.blocks import Block, block, blocks, pieces
 from mpicoll._algorithms.native import CHUNK
 from mpicoll._algorithms.windows import Windows
 from mpicoll._host import thresholds, two_level
@@ -28,6 +28,9 @@ from mpicoll._tensors.calls import Call
 from mpicoll._tensors.plans import Plan
 from mpicoll._tensors.reductions import Op
 
+ENCODED = (
+    4 << 20
+)  # elements of 8 or 16 bits that a reduce_scatter encodes at a time: their code takes up to four times the memory
 FLAT_BYTES = 64 << 10  # read from other ranks. Below this a second synchronisation costs more than slicing saves.
 LOG_NAMES = {
     NATIVE: "MPI's own",
@@ -177,11 +180,14 @@ class HostCollectives:
             source = buffers.packed(source)
         if algorithm == NATIVE or kernel is None:
             self._took("reduce_scatter", plan.log_name, nbytes)
-            code, scale = plan.encode(source), plan.entry.scale
-            result = target if plan.native else torch.empty(scale * target.numel(), dtype=code.dtype, device="cpu")
-            scaled = [count * scale for count in counts]
-            native.reduce_scatter(self.channel, result, code, scaled, plan.mpi_type, plan.mpi_op)
-            plan.decode(result, target, self.size)
+            longest = max(1, ENCODED // self.size)
+            if plan.native or max(counts) <= longest or source.element_size() > 2:
+                self._reduce_scatter_native(target, source, counts, plan)
+                return
+            output, slices = buffers.flat(target, target.dtype), buffers.flat(source, source.dtype).split(list(counts))
+            for begin, end in pieces(max(counts), longest):
+                parts = [slice_[begin:end] for slice_ in slices]
+                self._reduce_scatter_native(output[begin:end], torch.cat(parts), [part.numel() for part in parts], plan)
             return
         output, flat = _vector(target, kernel.dtype), _vector(source, kernel.dtype)
         if algorithm == DIRECT:
@@ -191,6 +197,12 @@ class HostCollectives:
         else:
             assert self.windows.nodes is not None
             hierarchical.reduce_scatter(self.windows.nodes, output, flat, two_level.of(kernel, self.size))
+
+    def _reduce_scatter_native(self, target: Tensor, source: Tensor, counts: Sequence[int], plan: Plan) -> None:
+        code, scale = plan.encode(source), plan.entry.scale
+        result = target if plan.native else torch.empty(scale * target.numel(), dtype=code.dtype, device="cpu")
+        native.reduce_scatter(self.channel, result, code, [count * scale for count in counts], plan.mpi_type, plan.mpi_op)
+        plan.decode(result, target, self.size)
 
     # -- from one rank, from all ranks ---------------------------------------------------------------------------------
 
