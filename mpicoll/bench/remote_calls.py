@@ -48,7 +48,6 @@ def measure(sizes: Sequence[int], rounds: int, machine: str, width: int) -> None
                 _everywhere(workers, signal.SIGSTOP)
                 times.append((tensorpipe, microseconds(way, calls)))
             _print(row, times)
-        _everywhere(workers, signal.SIGCONT)
     rpc.shutdown()
     _child.end()
 

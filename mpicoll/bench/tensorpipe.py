@@ -57,9 +57,8 @@ class Child:
         return float(self._read("microseconds"))
 
     def end(self) -> None:
-        """Ends the child (collective). The children of all ranks must run, because they end together."""
-        assert self.process.stdin is not None
-        self.process.stdin.close()
+        """Kills the child, even if it is stopped. A shutdown of TensorPipe would need all children to run and to agree."""
+        self.process.kill()
         self.process.wait()
 
 
@@ -82,7 +81,6 @@ def main() -> None:
     for line in sys.stdin:
         make, calls = known[line.strip()]
         print("microseconds", microseconds(make("theirs"), calls), flush=True)
-    rpc.shutdown()
 
 
 if __name__ == "__main__":
