@@ -208,17 +208,18 @@ def _in_pieces(window: Window, targets: Sequence[Block], sources: Sequence[Block
         window.take(turn)
 
 
-def barrier(window: Window, pause: Callable[[], None], timeout_s: float) -> bool:
+def barrier(window: Window, timeout_s: float) -> bool:
     """Returns True once all ranks have called this, or False after ``timeout_s`` seconds."""
     turn = window.turn
     window.turn = turn + 1
     window.lay(turn)
     window.take(turn)
-    deadline = 0.0
+    for _ in range(window.spins + 1):
+        if window.all_laid(turn):
+            return True
+    pause, deadline = window.pause(), time.monotonic() + timeout_s
     while not window.all_laid(turn):
-        now = time.monotonic()
-        deadline = deadline or now + timeout_s
-        if now > deadline:
+        if time.monotonic() > deadline:
             return False
         pause()
     return True

@@ -61,8 +61,8 @@ class Window:
         #: (to, from, number of bytes): addresses in the window or in the caller's memory
         self.copy: Callable[[int, int, int], object] = memmove
         self.others = [other for other in range(size) if other != rank]
-        self._pause = pause
-        self._spins = spins
+        self.pause = pause
+        self.spins = spins
         self._fence = segment.fence
         self._bytes = segment.memory
         self._words = memoryview(segment.memory)[: words_nbytes(size)].cast("q")
@@ -193,10 +193,10 @@ class Window:
 
     def _wait(self, index: int, value: int) -> None:
         words = self._words
-        for _ in range(self._spins):
+        for _ in range(self.spins):
             if words[index] >= value:
                 return
-        pause = self._pause()
+        pause = self.pause()
         while words[index] < value:
             pause()
 

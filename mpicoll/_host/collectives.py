@@ -338,7 +338,7 @@ class HostCollectives:
         # No window is made here: a rank would wait without end for the others to make one, too.
         if self.windows.window is None:
             return self.channel.barrier(timeout_s)
-        return shared_memory.barrier(self.windows.window, self.windows.pause(), timeout_s)
+        return shared_memory.barrier(self.windows.window, timeout_s)
 
     def close(self) -> None:
         """Frees the windows. Called only when the program destroys the group, never by garbage collection."""
