@@ -101,7 +101,7 @@ def all_to_all(window: Window, count: int, seed: int) -> tuple[torch.Tensor, tor
 
 
 def barrier(window: Window, count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    assert shared_memory.barrier(window, Backoff().pause, 30.0)
+    assert shared_memory.barrier(window, 30.0)
     return torch.zeros(1), torch.zeros(1)
 
 
@@ -145,7 +145,7 @@ def test_sizes_that_do_not_match_are_named_on_all_ranks(window: Window) -> None:
 def test_a_barrier_ends_when_its_time_is_up(window: Window) -> None:
     came = True
     if window.rank == 0:
-        came = shared_memory.barrier(window, Backoff().pause, 0.05)
+        came = shared_memory.barrier(window, 0.05)
     said = everyone(came)
     agree(said == [False] + [True] * (window.size - 1), said)
 
