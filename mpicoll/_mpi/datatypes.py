@@ -13,6 +13,7 @@ _UNIT = 1 << 20  # bytes in one block of a large datatype
 BYTE = MPI.BYTE
 
 fromaddress = MPI.buffer.fromaddress
+allocate = MPI.buffer.allocate
 
 
 def predefined(name: str) -> Any:

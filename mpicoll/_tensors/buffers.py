@@ -65,7 +65,10 @@ def are_dense_cpu(tensors: object, count: int, dtype: torch.dtype) -> bool:
     """True for a list of ``count`` tensors of this dtype that all pass `is_dense_cpu`."""
     if type(tensors) is not list or len(tensors) != count:
         return False
-    return all(is_dense_cpu(tensor) and tensor.dtype is dtype for tensor in tensors)
+    for tensor in tensors:  # noqa: SIM110  a generator in all() takes 0.2 us longer
+        if not is_dense_cpu(tensor) or tensor.dtype is not dtype:
+            return False
+    return True
 
 
 def is_dense_cpu(tensor: Tensor) -> bool:
