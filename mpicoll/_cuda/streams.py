@@ -3,12 +3,12 @@
 # Note [Order]
 # [1] marks: when an operation is called, an event is recorded on the current stream of each device. All that the caller has
 #     launched is before this event.
-# [2] ours: the operation runs on internal streams, which wait for [1]. The work on these streams ends before the operation ends.
-#     So what the caller launches after wait(), on any stream, sees the result, and no internal stream still uses memory that
-#     is freed then.
+# [2] internal_streams: the operation runs on streams that wait for [1]. The work on these streams ends before the operation
+#     ends. So what the caller launches after wait(), on any stream, sees the result, and no internal stream still uses memory
+#     that is freed then.
 # [3] fetch: memory of a device is copied to pinned memory, on another internal stream. This stream is behind [1], and behind [2]
-#     as far as `joined` says, so that copies run in both directions at a time. MPI, or a CPU kernel, sees a byte only after
-#     `arrived`.
+#     as far as `wait_for_launched` says, so that copies run in both directions at a time. MPI, or a CPU kernel, sees a byte only
+#     after `arrived`.
 #
 # Messages have streams of their own: the thread that moves them must not wait for the work that collectives wait for.
 
@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 Mark: TypeAlias = "tuple[torch.device, Any]"
-OURS, OUT, MESSAGES, MESSAGES_OUT = range(4)  # internal streams of a device
+INTERNAL, OUT, MESSAGES, MESSAGES_OUT = range(4)  # internal streams of a device
 
 _streams: dict[tuple[torch.device, int], Any] = {}
 _making = threading.Lock()
@@ -61,39 +61,39 @@ def passed(marks: Sequence[Mark]) -> bool:
 
 
 @contextmanager
-def ours(marks: Sequence[Mark]) -> Iterator[None]:
+def internal_streams(marks: Sequence[Mark]) -> Iterator[None]:
     """[2] Work that this thread launches inside, on these devices, is behind the marks. It has ended when the context exits."""
     with ExitStack() as stack:
         for device, event in marks:
-            stack.enter_context(torch.cuda.stream(_stream(device, OURS)))
-            for which in (OURS, OUT):
+            stack.enter_context(torch.cuda.stream(_stream(device, INTERNAL)))
+            for which in (INTERNAL, OUT):
                 _stream(device, which).wait_event(event)
         try:
             yield
         finally:
             for device, _ in marks:
-                for which in (OURS, OUT):
+                for which in (INTERNAL, OUT):
                     _stream(device, which).synchronize()
 
 
-def joined(devices: Iterable[torch.device]) -> None:
-    """Inside `ours`: memory fetched from now on is behind the work launched there until now."""
+def wait_for_launched(devices: Iterable[torch.device]) -> None:
+    """Inside `internal_streams`: memory fetched from now on is behind the work launched there until now."""
     for device in dict.fromkeys(devices):
         _stream(device, OUT).wait_stream(torch.cuda.current_stream(device))
 
 
-def wait_for_ours(device: torch.device) -> None:
-    """Inside `ours`: returns when the launched work has ended, so that others see it."""
+def wait_for_internal(device: torch.device) -> None:
+    """Inside `internal_streams`: returns when the launched work has ended, so that others see it."""
     torch.cuda.current_stream(device).synchronize()
 
 
 def caller(device: torch.device) -> Any:
-    """The current stream, as an argument for `kept_for`."""
+    """The current stream, as an argument for `keep_for`."""
     return torch.cuda.current_stream(device)
 
 
-def kept_for(stream: Any, memory: Tensor) -> None:
-    """Keeps memory that was allocated inside `ours` while the program uses it on ``stream``, a stream of its own."""
+def keep_for(stream: Any, memory: Tensor) -> None:
+    """Keeps memory that was allocated inside `internal_streams` while the program uses it on ``stream``, a stream of its own."""
     memory.record_stream(stream)
 
 
@@ -103,7 +103,7 @@ def kept_for(stream: Any, memory: Tensor) -> None:
 def fetch(memory: Tensor, stream: int = OUT) -> tuple[Tensor, Any]:
     """[3] Copies to pinned memory: contiguous values, which are there once the event has `arrived`.
 
-    Called inside `ours`, or with MESSAGES_OUT once the marks have `passed`.
+    Called inside `internal_streams`, or with MESSAGES_OUT once the marks have `passed`.
     """
     values, internal = pinned(memory.shape, memory.dtype), _stream(memory.device, stream)
     with torch.cuda.stream(internal):
@@ -111,11 +111,11 @@ def fetch(memory: Tensor, stream: int = OUT) -> tuple[Tensor, Any]:
     return values, _event(internal)
 
 
-def push(memory: Tensor, values: Tensor, stream: int = OURS) -> Any:
+def push(memory: Tensor, values: Tensor, stream: int = INTERNAL) -> Any:
     """Copies values, in pinned memory or on a device, into memory of a device.
 
-    The copy has ended once the event has `arrived`; ``values`` may be freed before that. Called inside `ours`, or with MESSAGES
-    once the marks have `passed`.
+    The copy has ended once the event has `arrived`; ``values`` may be freed before that. Called inside `internal_streams`, or
+    with MESSAGES once the marks have `passed`.
     """
     return launch(memory.device, lambda: memory.copy_(values, non_blocking=not values.is_cpu or values.is_pinned()), stream)
 

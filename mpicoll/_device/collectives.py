@@ -233,7 +233,7 @@ class DeviceCollectives:
     def _all_reduce_sparse(self, caller: object, operation: str, tensor: Tensor, source: Tensor, op: Op) -> None:
         calls.run(self.host.all_reduce_sparse(operation, tensor, source, op))
         for part in (tensor._indices(), tensor._values()):
-            streams.kept_for(caller, part)
+            streams.keep_for(caller, part)
 
     def reduce(self, memory: Tensor, plan: Plan, root: int) -> Call:
         return self._call([memory], self._reduced, memory, plan, root)
@@ -324,7 +324,7 @@ class DeviceCollectives:
     def _settle(self, *memories: Tensor) -> None:
         """Waits until the launched work that writes or reads the memories has ended. Called before MPI uses them."""
         for device in {memory.device for memory in memories}:
-            streams.wait_for_ours(device)
+            streams.wait_for_internal(device)
 
     def close(self) -> None:
         """Frees windows and communicators. torch keeps this rank's window until the other ranks have released it, too."""
@@ -337,7 +337,7 @@ class DeviceCollectives:
 
 def _run_behind(marks: Sequence[streams.Mark], function: Callable[..., object], arguments: Sequence[Any]) -> None:
     # Memory that is allocated inside is used again by threads in inference mode, and by threads outside of it.
-    with torch.inference_mode(False), streams.ours(marks):
+    with torch.inference_mode(False), streams.internal_streams(marks):
         function(*arguments)
 
 

@@ -79,7 +79,7 @@ class SharedDeviceMemory:
         if all(part.memory.device == device for part in parts):
             yield [part.memory for part in parts]
             return
-        with streams.ours(streams.marks([device])):
+        with streams.internal_streams(streams.marks([device])):
             copies = [streams.onto(device, part.memory) for part in parts]
             yield copies
             for part, copy in zip(parts, copies, strict=True):

@@ -4,7 +4,7 @@
     chunk k                 pinned -> MPI -> pinned     (this thread)
     chunk k - 1                              pinned -> device
 
-Called inside _cuda/streams.ours.
+Called inside _cuda/streams.internal_streams.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ class StagedCopy:
 
 def carry_out(chunks: Sequence[Sequence[Part]], call: Callable[..., None]) -> None:
     """Calls ``call(*host memory of the parts)`` for each chunk in order. No two chunks may write the same memory."""
-    streams.joined(part.memory.device for chunk in chunks for part in chunk)  # the memory may be a copy that was just launched
+    # the memory may be a copy that was just launched
+    streams.wait_for_launched(part.memory.device for chunk in chunks for part in chunk)
     following = [StagedCopy(part) for part in chunks[0]]
     for number in range(len(chunks)):
         copies = following

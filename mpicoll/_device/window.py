@@ -1,7 +1,7 @@
 """The window of a node in GPU memory: ranks open each other's slots. The words that announce data are in host memory.
 
 The buffer of a rank holds its two slots, and its part of three results: a result stays where it was reduced. Work that a rank
-launches has ended before the rank announces it, so that the GPUs of other ranks see it. Called inside _cuda/streams.ours.
+launches has ended before the rank announces it, so that the GPUs of other ranks see it. Called inside `streams.internal_streams`.
 """
 
 from __future__ import annotations
@@ -75,11 +75,11 @@ class DeviceWindow(Window):
         return self._numbers + ((turn & 1) * self.size + rank) * _numbers_nbytes(self.size)
 
     def lay(self, turn: int) -> None:
-        streams.wait_for_ours(self.device)
+        streams.wait_for_internal(self.device)
         super().lay(turn)
 
     def take(self, turn: int) -> None:
-        streams.wait_for_ours(self.device)
+        streams.wait_for_internal(self.device)
         super().take(turn)
 
 

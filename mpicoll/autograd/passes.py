@@ -76,14 +76,14 @@ def backward(context_id: int, roots: Sequence[Tensor], retain_graph: bool = Fals
     context = contexts.registry.find(context_id)
     roots = _checked(roots)
     number = contexts.registry.new_message_id()
-    here = Pass()
+    current = Pass()
     with context.guard:
-        context.passes[number] = here
-        here.outputs[ROOTS] = [contexts.edge_of(root) for root in roots]
+        context.passes[number] = current
+        current.outputs[ROOTS] = [contexts.edge_of(root) for root in roots]
     try:
         with torch.profiler.record_function("torch::distributed::autograd::backward"):
-            _walk(context, here, number, [ROOTS]).wait()
-            _take(context, here, number, ROOTS, [torch.ones_like(root) for root in roots]).wait()
+            _walk(context, current, number, [ROOTS]).wait()
+            _take(context, current, number, ROOTS, [torch.ones_like(root) for root in roots]).wait()
     finally:
         _end(number, context_id, retain_graph)
 
@@ -130,7 +130,7 @@ def _called_by_receiver(function: Any) -> Any:
 def _find(number: MessageId, context_id: int, messages: list[MessageId]) -> Future[Any]:
     context = contexts.registry.find(context_id)
     with context.guard:
-        here = context.passes.setdefault(number, Pass())
+        current = context.passes.get(number) or context.passes.setdefault(number, Pass())
         for message in messages:
             edges = context.sends.get(message)
             if edges is None:
@@ -138,30 +138,30 @@ def _find(number: MessageId, context_id: int, messages: list[MessageId]) -> Futu
                     "Trying to backward through the graph a second time: a pass with retain_graph=False has freed what worker "
                     f"{contexts.registry.worker_id} had sent in context {context_id}"
                 )
-            here.outputs[message] = edges
-    return _walk(context, here, number, messages)
+            current.outputs[message] = edges
+    return _walk(context, current, number, messages)
 
 
-def _walk(context: Context, here: Pass, number: MessageId, outputs: list[MessageId]) -> Future[Any]:
+def _walk(context: Context, current: Pass, number: MessageId, outputs: list[MessageId]) -> Future[Any]:
     """Notes what these outputs lead to, and asks the senders of the received messages among it to do the same."""
     asked: dict[int, list[MessageId]] = {}
     with context.guard:
         for output in outputs:
             leaves: dict[Tensor, None] = {}
-            for node in _nodes(here.outputs[output]):
+            for node in _nodes(current.outputs[output]):
                 receipt = getattr(node, "receipt", None)
                 if isinstance(receipt, Receipt):
-                    if receipt not in here.reaches:
+                    if receipt not in current.reaches:
                         asked.setdefault(receipt.sender, []).append(receipt.message)
-                        here.places[receipt] = [GradientEdge(node, i) for i in range(receipt.count)]
-                    here.reaches.setdefault(receipt, set()).add(output)
+                        current.places[receipt] = [GradientEdge(node, i) for i in range(receipt.count)]
+                    current.reaches.setdefault(receipt, set()).add(output)
                 elif (variable := getattr(node, "variable", None)) is not None:
-                    observed = here.observers.of(variable, node)
+                    observed = current.observers.of(variable, node)
                     if observed is None:
                         leaves[variable] = None
                     else:
-                        here.reaches.setdefault(observed, set()).add(output)
-            here.leaves[output] = list(leaves)
+                        current.reaches.setdefault(observed, set()).add(output)
+            current.leaves[output] = list(leaves)
     return _all(contexts.registry.call(sender, _find, number, context.id, messages) for sender, messages in asked.items())
 
 
@@ -188,13 +188,13 @@ def _nodes(edges: Iterable[GradientEdge]) -> list[Any]:
 @_called_by_receiver
 def _flow(number: MessageId, context_id: int, message: MessageId, gradients: list[Tensor | None]) -> Future[Any]:
     context = contexts.registry.find(context_id)
-    here = context.passes.get(number)
-    if here is None:
+    current = context.passes.get(number)
+    if current is None:
         raise RuntimeError("the backward pass has ended; an error on another worker has ended it")
-    return _take(context, here, number, message, gradients)
+    return _take(context, current, number, message, gradients)
 
 
-def _take(context: Context, here: Pass, number: MessageId, output: MessageId, gradients: list[Tensor | None]) -> Future[Any]:
+def _take(context: Context, current: Pass, number: MessageId, output: MessageId, gradients: list[Tensor | None]) -> Future[Any]:
     """Adds the gradients of an output, and runs everything that has waited for them."""
     answers: list[Future[Any]] = []
 
@@ -202,45 +202,45 @@ def _take(context: Context, here: Pass, number: MessageId, output: MessageId, gr
         answers.append(contexts.registry.call(receipt.sender, _flow, number, context.id, receipt.message, gradients))
 
     with context.guard:
-        here.arrived[output] = gradients
+        current.arrived[output] = gradients
         runs: dict[frozenset[MessageId], list[Receipt | Observed]] = {}
-        for target, needs in here.reaches.items():
-            if target not in here.done and needs <= here.arrived.keys():
-                here.done.add(target)
+        for target, needs in current.reaches.items():
+            if target not in current.done and needs <= current.arrived.keys():
+                current.done.add(target)
                 runs.setdefault(frozenset(needs), []).append(target)
-        if not any(output in needs for needs in here.reaches.values()):
+        if not any(output in needs for needs in current.reaches.values()):
             runs[frozenset([output])] = []
-        plans = [run for needs, targets in runs.items() for run in _plan(here, needs, targets)]
+        plans = [run for needs, targets in runs.items() for run in _plan(current, needs, targets)]
     for run in plans:
         run(context, send)
     return _all(answers)
 
 
-def _plan(here: Pass, needs: frozenset[MessageId], targets: list[Receipt | Observed]) -> list[Run]:
+def _plan(current: Pass, needs: frozenset[MessageId], targets: list[Receipt | Observed]) -> list[Run]:
     """Returns the runs of the engine for these targets: one, or two if the leaves have received some of the gradients before."""
-    _check_static(here, needs, targets)
-    fresh = [output for output in needs if output not in here.used]
-    here.used.update(fresh)
-    leaves = list(dict.fromkeys(leaf for output in fresh for leaf in here.leaves[output]))
-    places = {target: here.places[target] for target in targets if isinstance(target, Receipt)}
+    _check_static(current, needs, targets)
+    fresh = [output for output in needs if output not in current.used]
+    current.used.update(fresh)
+    leaves = list(dict.fromkeys(leaf for output in fresh for leaf in current.leaves[output]))
+    places = {target: current.places[target] for target in targets if isinstance(target, Receipt)}
     observed = [target for target in targets if isinstance(target, Observed)]
     if len(fresh) == len(needs):
-        return [Run(_roots(here, fresh), places, leaves, observed)]
-    return [Run(_roots(here, needs), places, [], observed), Run(_roots(here, fresh), {}, leaves)]
+        return [Run(_roots(current, fresh), places, leaves, observed)]
+    return [Run(_roots(current, needs), places, [], observed), Run(_roots(current, fresh), {}, leaves)]
 
 
-def _roots(here: Pass, outputs: Iterable[MessageId]) -> list[tuple[GradientEdge, Tensor]]:
+def _roots(current: Pass, outputs: Iterable[MessageId]) -> list[tuple[GradientEdge, Tensor]]:
     return [
         (edge, gradient)
         for output in outputs
-        for edge, gradient in zip(here.outputs[output], here.arrived[output], strict=True)
+        for edge, gradient in zip(current.outputs[output], current.arrived[output], strict=True)
         if gradient is not None
     ]
 
 
-def _check_static(here: Pass, needs: frozenset[MessageId], targets: list[Receipt | Observed]) -> None:
+def _check_static(current: Pass, needs: frozenset[MessageId], targets: list[Receipt | Observed]) -> None:
     """Checks that one run reaches all of a DDP module with a static graph: DDP reduces it at the end of the first run."""
-    for target, others in here.reaches.items():
+    for target, others in current.reaches.items():
         if isinstance(target, Observed) and target not in targets and needs & others and target.queues_reduction():
             raise RuntimeError(
                 "backward: DistributedDataParallel(static_graph=True) in a distributed autograd context: in its first iteration, "
@@ -258,13 +258,13 @@ def _end(number: MessageId, context_id: int, retain_graph: bool) -> None:
     if context is None:
         return
     with context.guard:
-        here = context.passes.pop(number, None)
-        if here is None:
+        current = context.passes.pop(number, None)
+        if current is None:
             return
         if not retain_graph:
-            for message in here.outputs:
+            for message in current.outputs:
                 context.sends.pop(message, None)
-    for sender in {receipt.sender for receipt in here.places}:
+    for sender in {receipt.sender for receipt in current.places}:
         contexts.registry.call(sender, _end, number, context_id, retain_graph).wait()
 
 

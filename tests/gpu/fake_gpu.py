@@ -114,7 +114,7 @@ class Gpu:
         self._here = threading.local()
         self._running = threading.RLock()
         self.captured = False
-        self.counts = dict.fromkeys(("marks", "fetch", "push", "share", "opened", "wait_for_ours"), 0)
+        self.counts = dict.fromkeys(("marks", "fetch", "push", "share", "opened", "wait_for_internal"), 0)
         self.can_share = self.can_open = True
 
     def later(self, kernel: Callable[[], object]) -> None:
@@ -130,7 +130,7 @@ class Gpu:
 
     @property
     def inside(self) -> int:
-        """How often this thread is inside `ours`."""
+        """How often this thread is inside `internal_streams`."""
         return getattr(self._here, "inside", 0)
 
     # -- as _cuda/streams.py --------------------------------------------------------------------------------------------
@@ -147,7 +147,7 @@ class Gpu:
         return all(event.arrive(wait=not self.launched) for _, event in marks)
 
     @contextmanager
-    def ours(self, marks: Sequence[tuple[torch.device, Event]]) -> Iterator[None]:
+    def internal_streams(self, marks: Sequence[tuple[torch.device, Event]]) -> Iterator[None]:
         for _, event in marks:
             event.arrive(wait=True)
         self._here.inside, self._here.apart = self.inside + 1, False
@@ -162,7 +162,7 @@ class Gpu:
         """A kernel, or a copy, was launched."""
         self._here.apart = self.inside > 0
 
-    def joined(self, devices: Iterable[torch.device]) -> None:
+    def wait_for_launched(self, devices: Iterable[torch.device]) -> None:
         list(devices)
         self._here.apart = False
 
@@ -177,9 +177,9 @@ class Gpu:
     def arrived(self, event: Event, wait: bool = True) -> bool:
         return event.arrive(wait)
 
-    def push(self, memory: Tensor, values: Tensor, stream: int = streams.OURS) -> Event:
+    def push(self, memory: Tensor, values: Tensor, stream: int = streams.INTERNAL) -> Event:
         assert not memory.is_cpu
-        assert (stream == streams.OURS) == bool(self.inside)
+        assert (stream == streams.INTERNAL) == bool(self.inside)
         self.counts["push"] += 1
         plain(memory).copy_(plain(values))
         return Event(lambda: None)
@@ -205,11 +205,11 @@ class Gpu:
     def caller(self, device: torch.device) -> str:
         return "the program's"
 
-    def kept_for(self, stream: str, memory: Tensor) -> None:
+    def keep_for(self, stream: str, memory: Tensor) -> None:
         assert stream == "the program's"
 
-    def wait_for_ours(self, device: torch.device) -> None:
-        self.counts["wait_for_ours"] += 1
+    def wait_for_internal(self, device: torch.device) -> None:
+        self.counts["wait_for_internal"] += 1
 
     # -- as _cuda/ipc.py ------------------------------------------------------------------------------------------------
 
@@ -245,8 +245,8 @@ def take_its_place(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
             "capturing",
             "marks",
             "passed",
-            "ours",
-            "joined",
+            "internal_streams",
+            "wait_for_launched",
             "fetch",
             "arrived",
             "push",
@@ -254,10 +254,10 @@ def take_its_place(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
             "pinned",
             "onto",
             "on",
-            "wait_for_ours",
+            "wait_for_internal",
             "settle_in",
             "caller",
-            "kept_for",
+            "keep_for",
         ),
         ipc: ("allocate", "share", "opened"),
     }.items():

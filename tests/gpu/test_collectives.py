@@ -262,7 +262,7 @@ def test_each_way_is_taken(way: str, engine: Communicator, gpu: Gpu) -> None:
     used = {name: gpu.counts[name] - counts[name] for name in counts}
     sent = 40 if engine.rank == 0 else 20  # chunks, of both operations on the root
     staged = way == "staged" or engine.channel.serialized
-    agree(used["fetch"] == sent if staged else not used["fetch"] and used["wait_for_ours"], used)
+    agree(used["fetch"] == sent if staged else not used["fetch"] and used["wait_for_internal"], used)
 
 
 @pytest.mark.min_ranks(2)
