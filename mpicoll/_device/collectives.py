@@ -35,7 +35,7 @@ from mpicoll._mpi import runtime
 from mpicoll._mpi.channel import Channel
 from mpicoll._mpi.topology import Topology
 from mpicoll._tensors import buffers, calls
-from mpicoll._tensors.calls import Call
+from mpicoll._tensors.calls import Call, Signature
 from mpicoll._tensors.plans import Plan
 from mpicoll._tensors.reductions import Op
 
@@ -84,19 +84,19 @@ class DeviceCollectives:
                 "captured: communicate outside of torch.cuda.graph(), or use NCCL there"
             )
 
-    def _call(self, memories: Sequence[Tensor], function: Callable[..., object], *arguments: Any) -> Call:
-        """Returns a Call that runs on our streams, after the work that the caller has launched until now."""
-        return _run_behind, (streams.marks(memory.device for memory in memories), function, arguments)
+    def _call(self, memories: Sequence[Tensor], signature: Signature, function: Callable[..., object], *arguments: Any) -> Call:
+        """Returns a Call that runs on internal streams, after the work that the caller has launched until now."""
+        return _run_behind, (streams.marks(memory.device for memory in memories), function, arguments), signature
 
     def copying_back(self, call: Call, tensors: Sequence[Tensor], memories: Sequence[Tensor]) -> Call:
         """Returns a Call that runs ``call`` and then copies the packed copies among ``memories`` into their ``tensors``."""
-        run_behind, (marks, function, arguments) = call
-        return run_behind, (marks, calls.run_and_copy_back, ((function, arguments), tensors, memories))
+        run_behind, (marks, function, arguments), signature = call
+        return run_behind, (marks, calls.run_and_copy_back, ((function, arguments, ()), tensors, memories)), signature
 
     # -- from one rank, from all ranks ---------------------------------------------------------------------------------
 
     def broadcast(self, memory: Tensor, root: int) -> Call:
-        return self._call([memory], self._broadcast, memory, root)
+        return self._call([memory], (memory.dtype, memory.nbytes, root), self._broadcast, memory, root)
 
     def _broadcast(self, memory: Tensor, root: int) -> None:
         way = self._way("broadcast", memory.nbytes, memory)
@@ -111,7 +111,9 @@ class DeviceCollectives:
             staging.carry_out(chunks, lambda chunk: calls.run(self.host.broadcast(chunk, root)))
 
     def all_gather(self, targets: Sequence[Tensor], source: Tensor) -> Call:
-        return self._call([source, *targets], self._all_gather, targets, source)
+        sizes = tuple(target.nbytes for target in targets)
+        signature = (source.dtype, sum(sizes), None, sizes)
+        return self._call([source, *targets], signature, self._all_gather, targets, source)
 
     def _all_gather(self, targets: Sequence[Tensor], source: Tensor) -> None:
         if any(buffers.overlap(source, target) for target in targets):
@@ -132,7 +134,7 @@ class DeviceCollectives:
             staging.carry_out(chunks, lambda chunk, *parts: calls.run(self.host.all_gather(parts, chunk)))
 
     def all_gather_single(self, target: Tensor, source: Tensor) -> Call:
-        return self._call([target, source], self._all_gather_single, target, source)
+        return self._call([target, source], (target.dtype, target.nbytes), self._all_gather_single, target, source)
 
     def _all_gather_single(self, target: Tensor, source: Tensor) -> None:
         overlap, own = buffers.overlap(target, source), target.data_ptr() + self.rank * source.nbytes
@@ -154,7 +156,9 @@ class DeviceCollectives:
     # -- messages between pairs ----------------------------------------------------------------------------------------
 
     def gather(self, targets: Sequence[Tensor] | None, source: Tensor, root: int) -> Call:
-        return self._call([source, *(targets or [])], self._gather, targets, source, root)
+        own = [] if targets else [(root, block(source))]
+        traffic = own, [(rank, block(target)) for rank, target in enumerate(targets or []) if rank != root]
+        return self._call([source, *(targets or [])], (source.dtype, None, root, traffic), self._gather, targets, source, root)
 
     def _gather(self, targets: Sequence[Tensor] | None, source: Tensor, root: int) -> None:
         if not self._direct:
@@ -168,7 +172,9 @@ class DeviceCollectives:
             self._exchange_direct([], receives, (targets[root], source))
 
     def scatter(self, target: Tensor, sources: Sequence[Tensor] | None, root: int) -> Call:
-        return self._call([target, *(sources or [])], self._scatter, target, sources, root)
+        own = [] if sources else [(root, block(target))]
+        traffic = [(rank, block(source)) for rank, source in enumerate(sources or []) if rank != root], own
+        return self._call([target, *(sources or [])], (target.dtype, None, root, traffic), self._scatter, target, sources, root)
 
     def _scatter(self, target: Tensor, sources: Sequence[Tensor] | None, root: int) -> None:
         if not self._direct:
@@ -183,7 +189,8 @@ class DeviceCollectives:
 
     def all_to_all(self, targets: Sequence[Tensor], sources: Sequence[Tensor], operation: str = "all_to_all") -> Call:
         outputs, inputs = [buffers.raw(t) for t in targets], [buffers.raw(s) for s in sources]
-        return self._call([*outputs, *inputs], self._all_to_all, operation, outputs, inputs)
+        signature = targets[0].dtype, None, None, ([block(t) for t in inputs], [block(t) for t in outputs])
+        return self._call([*outputs, *inputs], signature, self._all_to_all, operation, outputs, inputs)
 
     def all_to_all_single(self, target: Tensor, source: Tensor, receives: Sequence[int], sends: Sequence[int]) -> Call:
         return self.all_to_all(_rows(target, receives), _rows(source, sends), "all_to_all_single")
@@ -213,11 +220,12 @@ class DeviceCollectives:
     # -- reductions ----------------------------------------------------------------------------------------------------
 
     def all_reduce(self, memory: Tensor, plan: Plan) -> Call:
-        return self._call([memory], self._reduced, memory, plan, None)
+        return self._call([memory], (plan, memory.nbytes), self._reduced, memory, plan, None)
 
     def all_reduce_packed(self, memories: Sequence[Tensor], plan: Plan) -> Call:
         """Reduces several tensors of one dtype as one message, on the device of the first one."""
-        return self._call(memories, self._all_reduce_packed, memories, plan)
+        signature = plan, sum(memory.nbytes for memory in memories)
+        return self._call(memories, signature, self._all_reduce_packed, memories, plan)
 
     def _all_reduce_packed(self, memories: Sequence[Tensor], plan: Plan) -> None:
         flats = [buffers.flat(memory, memory.dtype) for memory in memories]
@@ -228,7 +236,7 @@ class DeviceCollectives:
 
     def all_reduce_sparse(self, operation: str, tensor: Tensor, source: Tensor, op: Op) -> Call:
         caller = streams.caller(tensor.device)
-        return self._call([tensor], self._all_reduce_sparse, caller, operation, tensor, source, op)
+        return self._call([tensor], (tensor.dtype,), self._all_reduce_sparse, caller, operation, tensor, source, op)
 
     def _all_reduce_sparse(self, caller: object, operation: str, tensor: Tensor, source: Tensor, op: Op) -> None:
         calls.run(self.host.all_reduce_sparse(operation, tensor, source, op))
@@ -236,7 +244,7 @@ class DeviceCollectives:
             streams.keep_for(caller, part)
 
     def reduce(self, memory: Tensor, plan: Plan, root: int) -> Call:
-        return self._call([memory], self._reduced, memory, plan, root)
+        return self._call([memory], (plan, memory.nbytes, root), self._reduced, memory, plan, root)
 
     def _reduced(self, memory: Tensor, plan: Plan, root: int | None) -> None:
         """Reduces in place on the root; None: on every rank."""
@@ -264,10 +272,12 @@ class DeviceCollectives:
         calls.run(self.host.all_reduce(chunk, plan) if root is None else self.host.reduce(chunk, plan, root))
 
     def reduce_scatter(self, target: Tensor, source: Tensor, counts: Sequence[int], plan: Plan) -> Call:
-        return self._call([target, source], self._reduce_scatter, target, source, counts, plan)
+        signature = plan, source.nbytes, None, tuple(count * source.element_size() for count in counts)
+        return self._call([target, source], signature, self._reduce_scatter, target, source, counts, plan)
 
     def reduce_scatter_single(self, target: Tensor, source: Tensor, plan: Plan) -> Call:
-        return self.reduce_scatter(target, source, [target.numel()] * self.size, plan)
+        counts = [target.numel()] * self.size
+        return self._call([target, source], (plan, source.nbytes), self._reduce_scatter, target, source, counts, plan)
 
     def _reduce_scatter(self, target: Tensor, source: Tensor, counts: Sequence[int], plan: Plan) -> None:
         if buffers.overlap(target, source):

@@ -28,7 +28,7 @@ class Communicator(Reductions, Gathers, Exchanges, Messages):
         Raises:
             OperationTimeout: A rank did not call it in time. The group is unusable afterwards.
         """
-        return self.run("barrier", (self._barrier, (timeout_s or self.timeout_s,)), [], async_op)
+        return self.run("barrier", (self._barrier, (timeout_s or self.timeout_s,), ()), [], async_op)
 
     def _barrier(self, timeout_s: float) -> None:
         if not self.host.barrier(timeout_s):
@@ -40,7 +40,7 @@ class Communicator(Reductions, Gathers, Exchanges, Messages):
 
     def monitored_barrier(self, timeout_s: float | None = None, wait_all_ranks: bool = False) -> None:
         """Waits as `barrier` does, and names the ranks that did not come (collective)."""
-        self.run("monitored_barrier", (monitored_barrier, (self, timeout_s or self.timeout_s, wait_all_ranks)), [])
+        self.run("monitored_barrier", (monitored_barrier, (self, timeout_s or self.timeout_s, wait_all_ranks), ()), [])
 
     def close(self) -> None:
         """Ends the group after its queued operations. Later use raises GroupDestroyed."""

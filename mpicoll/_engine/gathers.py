@@ -49,7 +49,7 @@ class Gathers(Collectives):
         pairs = [self._all_gather(operation, outputs, tensor) for outputs, tensor in zip(output_lists, inputs, strict=True)]
         targets = [target for outputs in output_lists for target in outputs]
         several = [call for call, _ in pairs]
-        return self.run(operation, (calls.run_all, (several,)), targets, async_op, reads=[memory for _, memory in pairs])
+        return self.run(operation, calls.in_turn(several), targets, async_op, reads=[memory for _, memory in pairs])
 
     def _all_gather(self, operation: str, outputs: Sequence[Tensor], tensor: Tensor) -> tuple[Call, Tensor]:
         """Returns the call and the memory that it reads."""
@@ -81,7 +81,7 @@ class Gathers(Collectives):
         checks.same_numel(operation, "outputs", len(targets), "inputs", len(sources))
         pairs = [self._all_gather_single(operation, target, source) for target, source in zip(targets, sources, strict=True)]
         several = [call for call, _ in pairs]
-        return self.run(operation, (calls.run_all, (several,)), targets, async_op, reads=[memory for _, memory in pairs])
+        return self.run(operation, calls.in_turn(several), targets, async_op, reads=[memory for _, memory in pairs])
 
     def _all_gather_single(self, operation: str, output: Tensor, tensor: Tensor) -> tuple[Call, Tensor]:
         """Returns the call and the memory that it reads."""

@@ -54,7 +54,7 @@ class Reductions(Collectives):
             else:
                 small.setdefault(tensor.dtype, []).append(tensor)
         several += [self._all_reduce_packed(operation, alike, op) for alike in small.values()]
-        return self.run(operation, (calls.run_all, (several,)), checked, async_op)
+        return self.run(operation, calls.in_turn(several), checked, async_op)
 
     def _all_reduce_packed(self, operation: str, tensors: Sequence[Tensor], op: Op) -> Call:
         """Prepares tensors of one dtype as one message."""
@@ -119,7 +119,7 @@ class Reductions(Collectives):
         pairs = zip(targets, sources, strict=True)
         prepared = [self._reduce_scatter_single(operation, target, source, op) for target, source in pairs]
         several = [call for call, _ in prepared]
-        return self.run(operation, (calls.run_all, (several,)), targets, async_op, reads=[memory for _, memory in prepared])
+        return self.run(operation, calls.in_turn(several), targets, async_op, reads=[memory for _, memory in prepared])
 
     def _reduce_scatter_single(self, operation: str, output: Tensor, tensor: Tensor, op: Op) -> tuple[Call, Tensor]:
         """Returns the call and the memory that it reads."""

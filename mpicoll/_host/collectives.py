@@ -58,7 +58,7 @@ class HostCollectives:
 
     def copying_back(self, call: Call, tensors: Sequence[Tensor], memories: Sequence[Tensor]) -> Call:
         """Returns a Call that runs ``call`` and then copies the packed copies among ``memories`` into their ``tensors``."""
-        return calls.run_and_copy_back, (call, tensors, memories)
+        return calls.run_and_copy_back, (call, tensors, memories), call[2]
 
     def _algorithm(self, operation: str, nbytes: int, choose: Callable[..., str], *values: object) -> str:
         """Returns the algorithm that ``choose(thresholds, *values)`` names, and makes its windows (collective on first use)."""
@@ -77,8 +77,8 @@ class HostCollectives:
         nbytes = memory.nbytes
         if plan.native and nbytes < self._single_call_below["all_reduce"] and nbytes <= CHUNK:
             buffer = [fromaddress(memory.data_ptr(), nbytes), memory.numel(), plan.mpi_type]
-            return self.channel.Allreduce, (IN_PLACE, buffer, plan.mpi_op)
-        return self._all_reduce, (memory, plan)
+            return self.channel.Allreduce, (IN_PLACE, buffer, plan.mpi_op), (plan, nbytes)
+        return self._all_reduce, (memory, plan), (plan, nbytes)
 
     def _all_reduce(self, memory: Tensor, plan: Plan) -> None:
         nbytes, kernel = memory.nbytes, plan.kernel
@@ -102,7 +102,7 @@ class HostCollectives:
 
     def all_reduce_packed(self, memories: Sequence[Tensor], plan: Plan) -> Call:
         """Reduces several tensors of one dtype as one message."""
-        return self._all_reduce_packed, (memories, plan)
+        return self._all_reduce_packed, (memories, plan), (plan, sum(memory.nbytes for memory in memories))
 
     def _all_reduce_packed(self, memories: Sequence[Tensor], plan: Plan) -> None:
         extents = [block(memory) for memory in memories]
@@ -116,7 +116,7 @@ class HostCollectives:
 
     def all_reduce_sparse(self, operation: str, tensor: Tensor, source: Tensor, op: Op) -> Call:
         """Reduces into a sparse tensor, from this rank's part as `sparse.coalesced` returns it; see _tensors/sparse.py."""
-        return self._all_reduce_sparse, (operation, tensor, source, op)
+        return self._all_reduce_sparse, (operation, tensor, source, op), (tensor.dtype,)
 
     def _all_reduce_sparse(self, operation: str, tensor: Tensor, source: Tensor, op: Op) -> None:
         headers = torch.empty(self.size, sparse.HEADER, dtype=torch.int64, device="cpu")
@@ -135,9 +135,9 @@ class HostCollectives:
         if plan.native and nbytes < self._single_call_below["reduce"] and nbytes <= CHUNK:
             buffer = [fromaddress(memory.data_ptr(), nbytes), memory.numel(), plan.mpi_type]
             if self.rank == root:
-                return self.channel.Reduce, (IN_PLACE, buffer, plan.mpi_op, root)
-            return self.channel.Reduce, (buffer, None, plan.mpi_op, root)
-        return self._reduce, (memory, plan, root)
+                return self.channel.Reduce, (IN_PLACE, buffer, plan.mpi_op, root), (plan, nbytes, root)
+            return self.channel.Reduce, (buffer, None, plan.mpi_op, root), (plan, nbytes, root)
+        return self._reduce, (memory, plan, root), (plan, nbytes, root)
 
     def _reduce(self, memory: Tensor, plan: Plan, root: int) -> None:
         nbytes, kernel = memory.nbytes, plan.kernel
@@ -158,7 +158,9 @@ class HostCollectives:
 
     def reduce_scatter(self, target: Tensor, source: Tensor, counts: Sequence[int], plan: Plan) -> Call:
         """Does `reduce_scatter_single` with blocks of ``counts`` elements. The Call keeps the memory."""
-        return self._reduce_scatter, (target, source, counts, min(counts) == max(counts), plan)
+        arguments = target, source, counts, min(counts) == max(counts), plan
+        sizes = tuple(count * source.element_size() for count in counts)
+        return self._reduce_scatter, arguments, (plan, source.nbytes, None, sizes)
 
     def reduce_scatter_single(self, target: Tensor, source: Tensor, plan: Plan) -> Call:
         """Rank i gets the reduction of every rank's i-th block of ``source``. The target may overlap the source."""
@@ -167,8 +169,8 @@ class HostCollectives:
         if small and plan.native and not buffers.overlap(target, source):
             source_buffer = [fromaddress(source.data_ptr(), nbytes), count, plan.mpi_type]
             target_buffer = [fromaddress(target.data_ptr(), target.nbytes), count, plan.mpi_type]
-            return self.channel.Reduce_scatter_block, (source_buffer, target_buffer, plan.mpi_op)
-        return self._reduce_scatter, (target, source, [count] * self.size, True, plan)
+            return self.channel.Reduce_scatter_block, (source_buffer, target_buffer, plan.mpi_op), (plan, nbytes)
+        return self._reduce_scatter, (target, source, [count] * self.size, True, plan), (plan, nbytes)
 
     def _reduce_scatter(self, target: Tensor, source: Tensor, counts: Sequence[int], even: bool, plan: Plan) -> None:
         nbytes, kernel = source.nbytes, plan.kernel
@@ -208,8 +210,9 @@ class HostCollectives:
         """Overwrites the memory with the root's, on every other rank."""
         nbytes = memory.nbytes
         if nbytes < self._single_call_below["broadcast"] and nbytes <= INT_MAX:
-            return self.channel.Bcast, ([fromaddress(memory.data_ptr(), nbytes), nbytes, BYTE], root)
-        return self._broadcast, (memory, root)
+            buffer = [fromaddress(memory.data_ptr(), nbytes), nbytes, BYTE]
+            return self.channel.Bcast, (buffer, root), (memory.dtype, nbytes, root)
+        return self._broadcast, (memory, root), (memory.dtype, nbytes, root)
 
     def _broadcast(self, memory: Tensor, root: int) -> None:
         algorithm = self._algorithm("broadcast", memory.nbytes, thresholds.broadcast, memory.nbytes)
@@ -227,8 +230,9 @@ class HostCollectives:
         nbytes, total = source.nbytes, target.nbytes
         if total < self._single_call_below["all_gather"] and total <= INT_MAX and not buffers.overlap(target, source):
             source_buffer = [fromaddress(source.data_ptr(), nbytes), nbytes, BYTE]
-            return self.channel.Allgather, (source_buffer, [fromaddress(target.data_ptr(), total), nbytes, BYTE])
-        return self._all_gather_single, (target, source)
+            target_buffer = [fromaddress(target.data_ptr(), total), nbytes, BYTE]
+            return self.channel.Allgather, (source_buffer, target_buffer), (target.dtype, total)
+        return self._all_gather_single, (target, source), (target.dtype, total)
 
     def _all_gather_single(self, target: Tensor, source: Tensor) -> None:
         targets = blocks(target, self.size)
@@ -243,8 +247,8 @@ class HostCollectives:
         sizes = [target.nbytes for target in targets]
         total = sum(sizes)
         if total < self._single_call_below["all_gather"] and total <= INT_MAX and min(sizes) == max(sizes):
-            return self._all_gather_small, (targets, source, sizes[0])
-        return self._all_gather, (targets, source, sizes)
+            return self._all_gather_small, (targets, source, sizes[0]), (source.dtype, total, None, tuple(sizes))
+        return self._all_gather, (targets, source, sizes), (source.dtype, total, None, tuple(sizes))
 
     def _all_gather(self, targets: Sequence[Tensor], source: Tensor, sizes: Sequence[int]) -> None:
         if any(buffers.overlap(source, target) for target in targets):
@@ -289,16 +293,20 @@ class HostCollectives:
     def gather(self, targets: Sequence[Tensor] | None, source: Tensor, root: int) -> Call:
         """Rank i's source arrives in the root's ``targets[i]``. ``targets`` is None on the other ranks."""
         if targets is None:
-            return self._exchange, ([(root, block(source))], [], None)
+            sends = [(root, block(source))]
+            return self._exchange, (sends, [], None), (source.dtype, None, root, (sends, []))
         receives = [(rank, block(target)) for rank, target in enumerate(targets) if rank != root]
-        return self._exchange, ([], receives, (block(targets[root]), block(source)))
+        own = block(targets[root]), block(source)
+        return self._exchange, ([], receives, own), (source.dtype, None, root, ([], receives))
 
     def scatter(self, target: Tensor, sources: Sequence[Tensor] | None, root: int) -> Call:
         """The root's ``sources[i]`` arrives in rank i's target. ``sources`` is None on the other ranks."""
         if sources is None:
-            return self._exchange, ([], [(root, block(target))], None)
+            receives = [(root, block(target))]
+            return self._exchange, ([], receives, None), (target.dtype, None, root, ([], receives))
         sends = [(rank, block(source)) for rank, source in enumerate(sources) if rank != root]
-        return self._exchange, (sends, [], (block(target), block(sources[root])))
+        own = block(target), block(sources[root])
+        return self._exchange, (sends, [], own), (target.dtype, None, root, (sends, []))
 
     def _exchange(
         self, sends: list[tuple[int, Block]], receives: list[tuple[int, Block]], own: tuple[Block, Block] | None
@@ -314,11 +322,13 @@ class HostCollectives:
 
         If they differ about it, all ranks raise ValueError; checked only when the shared-memory window is used.
         """
-        return self._all_to_all, (operation, [block(target) for target in targets], [block(source) for source in sources])
+        outputs, inputs = [block(target) for target in targets], [block(source) for source in sources]
+        return self._all_to_all, (operation, outputs, inputs), (targets[0].dtype, None, None, (inputs, outputs))
 
     def all_to_all_single(self, target: Tensor, source: Tensor, receives: Sequence[int], sends: Sequence[int]) -> Call:
         """Exchanges rows of dim 0: ``sends[j]`` rows go to rank j, ``receives[i]`` rows come from rank i."""
-        return self._all_to_all, ("all_to_all_single", _rows(target, receives), _rows(source, sends))
+        outputs, inputs = _rows(target, receives), _rows(source, sends)
+        return self._all_to_all, ("all_to_all_single", outputs, inputs), (target.dtype, None, None, (inputs, outputs))
 
     def _all_to_all(self, operation: str, targets: Sequence[Block], sources: Sequence[Block]) -> None:
         nbytes = sum(size for _, size in targets)

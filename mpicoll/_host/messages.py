@@ -10,7 +10,7 @@ from mpicoll._host.matching import MatchedReceive, Unmatched
 from mpicoll._mpi.channel import ANY_SOURCE, Channel, Status
 from mpicoll._mpi.datatypes import BYTE, INT_MAX, fromaddress, spec
 from mpicoll._tensors import buffers
-from mpicoll._tensors.calls import Call, Transfer
+from mpicoll._tensors.calls import PreparedMessage, Transfer
 
 
 class HostMessages:
@@ -60,12 +60,12 @@ class HostMessages:
                 pause()
         return int(status.Get_source())
 
-    def send_call(self, memory: Tensor, dst: int, tag: int) -> Call:
+    def send_call(self, memory: Tensor, dst: int, tag: int) -> PreparedMessage:
         """Returns one MPI call, for a tensor that `is_usual`."""
         nbytes = memory.nbytes
         return self._channel.peer.Send, ([fromaddress(memory.data_ptr(), nbytes), nbytes, BYTE], dst, tag)
 
-    def recv_call(self, memory: Tensor, src: int, tag: int) -> Call:
+    def recv_call(self, memory: Tensor, src: int, tag: int) -> PreparedMessage:
         nbytes = memory.nbytes
         return self._channel.peer.Recv, ([fromaddress(memory.data_ptr(), nbytes), nbytes, BYTE], src, tag)
 

@@ -14,7 +14,7 @@ from torch.autograd import profiler
 
 from mpicoll._mpi.errors import MPIException, translate
 from mpicoll._progress import spans
-from mpicoll._progress.group_state import EVERYBODY, GroupState
+from mpicoll._progress.group_state import GroupState
 from mpicoll._progress.watchdog import inside, watchdog
 from mpicoll._progress.work import Work, found_by_tensors
 from mpicoll._tensors.calls import Call
@@ -30,7 +30,7 @@ class Group(GroupState):
         super().__post_init__()
         self._waiting_guard = Lock()  # guards _waiting_calls
         self._waiting_calls: dict[int, str] = {}  # the blocking collective that waits for its turn, by thread
-        watchdog.watch(self.timeout_s)
+        watchdog.add(self)
 
     def set_timeout(self, timeout_s: float) -> None:
         """Sets the timeout of operations that start from now on."""
@@ -60,18 +60,17 @@ class Group(GroupState):
         waits = async_op or self.broken is not None or queue.pending or profiler._is_profiler_enabled
         if waits or not queue.running.acquire(False):
             return self._run_in_turn(operation, call, tensors, async_op, tensors if reads is None else reads)
-        queue.started += 1
-        thread = get_ident()
-        inside[thread] = (operation, self, monotonic(), EVERYBODY)
+        number = queue.started = queue.started + 1
+        function, arguments, signature = call
+        self._record((number, operation, monotonic(), signature, False))
         try:
-            function, arguments = call
             function(*arguments)
         except MPIException as raw:
             error = translate(raw, self.where(operation))
             self.fail(error)
             raise error from raw
         finally:
-            del inside[thread]
+            self.ended = number
             queue.running.release()
         return None
 
@@ -95,17 +94,25 @@ class Group(GroupState):
         return None
 
     def _step(self, operation: str, call: Call, reads: Sequence[Tensor]) -> None:
-        """Runs the call; the argument ``reads`` keeps the memory until the operation has ended."""
+        """Runs the call in the queue's order; the argument ``reads`` keeps the memory until the operation has ended."""
         self.check_usable(operation)  # an earlier operation may have failed since this one was queued
-        self.guarded(operation, *call)
+        number = self.queue.started
+        function, arguments, signature = call
+        self._record((number, operation, monotonic(), signature, self.queue.runs_here()))
+        try:
+            function(*arguments)
+        except MPIException as raw:
+            error = translate(raw, self.where(operation))
+            self.fail(error)
+            raise error from raw
+        finally:
+            self.ended = number
 
-    def guarded(
-        self, operation: str, function: Callable[..., T], arguments: Sequence[Any] = (), peer: int | None = EVERYBODY
-    ) -> T:
-        """Calls ``function(*arguments)`` in this thread under the watchdog.
+    def guarded(self, operation: str, function: Callable[..., T], arguments: Sequence[Any], peer: int | None) -> T:
+        """Calls ``function(*arguments)``, a message, in this thread under the watchdog.
 
         Args:
-            peer: The group rank that it waits for; EVERYBODY: a collective; None: a receive from any rank.
+            peer: The group rank that it waits for; None: a receive from any rank.
 
         Raises:
             MpicollError: MPI's error. The group is unusable afterwards, except after a message that was too long.
@@ -116,7 +123,7 @@ class Group(GroupState):
             return function(*arguments)
         except MPIException as raw:
             error = translate(raw, self.where(operation))
-            if peer == EVERYBODY or not isinstance(error, TruncationError):
+            if not isinstance(error, TruncationError):
                 self.fail(error)
             raise error from raw
         finally:
@@ -127,6 +134,9 @@ class Group(GroupState):
         work = Work(self.where(operation), tensors, self.timeout_s)
         work._on_timeout = self.fail
         return work
+
+    def refused(self, operation: str, error: Exception) -> None:
+        """Called when this rank refuses its arguments before it communicates. A checked group tells the others."""
 
     @contextmanager
     def _waiting(self, operation: str) -> Iterator[None]:
@@ -144,11 +154,9 @@ class Group(GroupState):
             return
         with self._waiting_guard:
             others = [other for number, other in self._waiting_calls.items() if number != thread]
-            others += [
-                entry[0]
-                for number, entry in list(inside.items())
-                if entry[1] is self and entry[3] == EVERYBODY and number not in (thread, self.queue.thread_id)
-            ]
+            current = self.under_way()
+            if current is not None and not current[4]:
+                others.append(current[1])
             if others:
                 raise ConcurrentCollectives(
                     f"{self.where(operation)}: another thread of this rank is in {others[0]} on the same group. On another rank "

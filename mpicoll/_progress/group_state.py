@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from mpicoll._mpi.channel import Channel
 from mpicoll._progress.queue import CollectiveQueue
+from mpicoll._tensors.calls import Signature
 from mpicoll.errors import GroupFailed, MpicollError
 
 EVERYBODY = -1  # the peer of a collective
+REMEMBERED = 2000  # collectives of a group whose calls are kept
+
+# A collective that this rank has begun: (its number on the group, operation, start time, signature, asynchronous).
+Entry: TypeAlias = "tuple[int, str, float, Signature, bool]"
 
 
 @dataclass(eq=False, repr=False)
@@ -24,10 +31,13 @@ class GroupState:
     # The error that later use raises (group destroyed, an operation failed, process forked); None: usable.
     broken: MpicollError | None = field(default=None, init=False)
     closer: Callable[[], None] = field(init=False)  # set by the registry
+    history: deque[Entry] = field(default_factory=lambda: deque(maxlen=REMEMBERED), init=False)  # the last collectives begun
+    ended: int = field(default=0, init=False)  # number of the last collective that has ended on this rank
 
     def __post_init__(self) -> None:
         self.rank: int = self.channel.comm.Get_rank()
         self.size: int = self.channel.comm.Get_size()
+        self._record = self.history.append
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r}: rank {self.rank} of {self.size}{', unusable' if self.broken else ''}>"
@@ -40,6 +50,11 @@ class GroupState:
         """Raises the error in ``broken``, if there is one."""
         if self.broken is not None:
             raise type(self.broken)(f"{self.where(operation)}: {self.broken}")
+
+    def under_way(self) -> Entry | None:
+        """Returns the collective that this rank is in."""
+        last = self.history[-1] if self.history else None
+        return last if last is not None and last[0] > self.ended else None
 
     def fail(self, error: Exception) -> None:
         """Makes the group unusable: after an error inside MPI, or a timeout, ranks may be out of step."""

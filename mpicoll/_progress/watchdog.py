@@ -11,6 +11,8 @@ import faulthandler
 import sys
 import threading
 import time
+import weakref
+from typing import NamedTuple
 
 from mpicoll._mpi import abort, exit_handshake
 from mpicoll._progress import threads
@@ -20,23 +22,38 @@ PATIENCE_S = 3.0  # seconds that a call is blocked before this rank asks others 
 LONGEST_LOOK_S = 5.0  # seconds between two looks; shorter if a group's timeout is short
 TIMED_BY_ITSELF = frozenset({"barrier", "monitored_barrier"})  # they may also wait longer than the group's timeout
 
-Entry = tuple[str, GroupState, float, "int | None"]
+# Blocking messages under way, by thread: (operation, group, start time, group rank that it waits for, or None for any rank).
+# A thread writes only its own entry, and is in one message at a time. Collectives are in the history of their group.
+inside: dict[int, tuple[str, GroupState, float, int | None]] = {}
 
-# Blocking calls under way: thread -> (operation, group, start time, peer). The peer is the group rank that the call waits for,
-# EVERYBODY for a collective, or None for a receive from any rank. A thread writes only its own entry, and is in one call at a
-# time.
-inside: dict[int, Entry] = {}
+
+class Waiting(NamedTuple):
+    """An operation under way. ``peer``: as in `inside`; EVERYBODY: a collective."""
+
+    operation: str
+    group: GroupState
+    since: float
+    peer: int | None
+    asynchronous: bool = False
 
 
 class Watchdog:
-    """Looks at `inside` from its own thread, which starts with the first group and ends with the last one."""
+    """Looks at all operations under way from its own thread, which starts with the first group and ends with the last one."""
 
     def __init__(self) -> None:
+        self._groups: weakref.WeakSet[GroupState] = weakref.WeakSet()
+        self._guard = threading.Lock()  # guards _groups
         self._thread: threading.Thread | None = None
         self._wake = threading.Event()
         self._stopping = False
         self._look_s = LONGEST_LOOK_S
         self._asked = 0  # rounds of questions so far; a blocked rank asks one rank after the other
+
+    def add(self, group: GroupState) -> None:
+        """Watches a group as long as it lives."""
+        with self._guard:
+            self._groups.add(group)
+        self.watch(group.timeout_s)
 
     def watch(self, timeout_s: float) -> None:
         """Starts the thread if necessary, and makes it look often enough for this timeout."""
@@ -59,6 +76,8 @@ class Watchdog:
     def forget(self) -> None:
         """Resets the state in a forked child, which does not have the parent's threads."""
         self._thread = None
+        self._guard = threading.Lock()
+        self._groups.clear()
         inside.clear()
 
     def _loop(self) -> None:
@@ -66,29 +85,37 @@ class Watchdog:
             if self._wake.wait(self._look_s):  # a group with a shorter timeout, or the end
                 self._wake.clear()
                 continue
-            now = time.monotonic()
-            entries = list(inside.items())
-            for thread, (operation, group, since, _) in entries:
-                asynchronous = thread == group.queue.thread_id
+            now, waiting = time.monotonic(), self._waiting()
+            for operation, group, since, _, asynchronous in waiting:
                 if now - since > group.timeout_s and not asynchronous and operation not in TIMED_BY_ITSELF:
                     limit = f"{operation} exceeded the group's timeout of {group.timeout_s:g} s"
                     _end(operation, group, f"no end after {now - since:.1f} s", limit)
-            blocked = [entry for _, entry in entries if now - entry[2] > PATIENCE_S and entry[1].size > 1]
+            blocked = [each for each in waiting if now - each.since > PATIENCE_S and each.group.size > 1]
             if blocked and exit_handshake.possible():
                 threads.entering()
                 self._look_for_leavers(blocked)
 
-    def _look_for_leavers(self, blocked: list[Entry]) -> None:
+    def _waiting(self) -> list[Waiting]:
+        with self._guard:
+            groups = list(self._groups)
+        waiting = [Waiting(*entry) for entry in list(inside.values())]
+        for group in groups:
+            if (current := group.under_way()) is not None:
+                _, operation, since, _, asynchronous = current
+                waiting.append(Waiting(operation, group, since, EVERYBODY, asynchronous))
+        return waiting
+
+    def _look_for_leavers(self, blocked: list[Waiting]) -> None:
         """Asks ranks that blocked calls wait for whether their program has ended. Ends the job if one says so."""
         for rank, name, started in exit_handshake.answers():
-            for operation, group, _, peer in blocked:
+            for operation, group, _, peer, _ in blocked:
                 if group.name != name or rank not in group.global_ranks:
                     continue
                 never = started < group.queue.started if peer == EVERYBODY else peer == group.global_ranks.index(rank)
                 if never or (peer is None and group.size == 2):
                     why = f"waits for rank {rank}, whose program has ended (after {started} collectives on this group)"
                     _end(operation, group, why, f"{operation} can never end")
-        for _, group, _, peer in blocked:
+        for _, group, _, peer, _ in blocked:
             others = [rank for rank in range(group.size) if rank != group.rank]
             start = sum(rank < group.rank for rank in others)  # the next rank first, so that not all ask the same one
             asked = others[(start + self._asked) % len(others)] if peer in (None, EVERYBODY) else peer
