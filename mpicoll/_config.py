@@ -69,6 +69,12 @@ VARIABLES = (
         choices=("mpi", "cpu:mpi,cuda:nccl"),
     ),
     Variable(
+        "MPICOLL_CHECK",
+        bool,
+        meaning="whether ranks compare their calls before each collective (rank 0 decides); unset: if "
+        "TORCH_DISTRIBUTED_DEBUG=DETAIL",
+    ),
+    Variable(
         "MPICOLL_CUDA_AWARE",
         bool,
         meaning="whether this MPI takes GPU memory (for `mpicoll.doctor`, and on rank 0 for a world whose ranks have GPUs); "

@@ -19,6 +19,10 @@ class ConcurrentCollectives(MpicollError):
     """Two threads of a rank were in blocking collectives of one group at once; each thread needs a group of its own."""
 
 
+class CollectiveMismatch(MpicollError):
+    """The ranks called different collectives, or one with different arguments; the message has each rank's call."""
+
+
 class WorkerLeft(MpicollError):
     """A remote call to a worker that has left, or that left before it answered; the message names the worker."""
 
@@ -33,6 +37,7 @@ class UnsupportedReduction(TypeError, ValueError):
 
 # Tracebacks and pickles name the public module.
 for _error in (
-    MpicollError, LaunchError, ThreadLevelError, ConcurrentCollectives, WorkerLeft, ForkedProcess, UnsupportedReduction,
+    MpicollError, LaunchError, ThreadLevelError, CollectiveMismatch, ConcurrentCollectives, WorkerLeft, ForkedProcess,
+    UnsupportedReduction,
 ):  # fmt: skip
     _error.__module__ = "mpicoll.errors"

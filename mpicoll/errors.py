@@ -10,6 +10,7 @@
         │                       group and rank
         ├── GroupFailed         (also a DistBackendError) the group was used after one of its operations had failed or timed out
         ├── GroupDestroyed      (also a DistError) the group was used after destroy_process_group
+        ├── CollectiveMismatch  the ranks called different collectives, or with different arguments (MPICOLL_CHECK=1)
         ├── ConcurrentCollectives   two threads of a rank were in blocking collectives of one group at once
         ├── WorkerLeft          a remote call to a worker that has ended
         └── ForkedProcess       a forked child (a DataLoader worker, say) tried to communicate
@@ -28,6 +29,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from mpicoll._errors import (
+    CollectiveMismatch,
     ConcurrentCollectives,
     ForkedProcess,
     LaunchError,
@@ -41,7 +43,8 @@ if TYPE_CHECKING:
     from mpicoll._torch_errors import CommunicationError, GroupDestroyed, GroupFailed, OperationTimeout, TruncationError
 
 __all__ = [
-    "CommunicationError", "ConcurrentCollectives", "ForkedProcess", "GroupDestroyed", "GroupFailed", "LaunchError",
+    "CollectiveMismatch", "CommunicationError", "ConcurrentCollectives", "ForkedProcess", "GroupDestroyed", "GroupFailed",
+    "LaunchError",
     "MpicollError", "OperationTimeout", "ThreadLevelError", "TruncationError", "UnsupportedReduction", "WorkerLeft",
 ]  # fmt: skip
 

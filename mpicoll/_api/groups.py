@@ -113,20 +113,27 @@ def peer(communicator: Communicator, operation: str, what: str, global_rank: int
     Raises:
         ValueError: None or both are given, or the group has no such rank.
     """
+    if group_rank is None and type(global_rank) is int:
+        ranks = communicator.global_ranks
+        if 0 <= global_rank < len(ranks) and ranks[global_rank] == global_rank:
+            return global_rank
+        if global_rank in ranks:
+            return ranks.index(global_rank)
+    try:
+        return _peer(communicator.global_ranks, operation, what, global_rank, group_rank)
+    except (TypeError, ValueError) as error:
+        communicator.refused(operation, error)
+        raise
+
+
+def _peer(ranks: tuple[int, ...], operation: str, what: str, global_rank: Any, group_rank: int | None) -> int:
     if group_rank is not None:
         if global_rank is not None:
             raise ValueError(f"{operation}: {what} and group_{what} are both given; give one")
         return group_rank
     if global_rank is None:
         raise ValueError(f"{operation}: {what} (a global rank) or group_{what} must be given")
-    ranks = communicator.global_ranks
-    if type(global_rank) is not int:
-        global_rank = checks.integer(operation, what, global_rank)
-    if global_rank < len(ranks) and ranks[global_rank] == global_rank and global_rank >= 0:
-        return global_rank
-    try:
-        return ranks.index(global_rank)
-    except ValueError:
-        raise ValueError(
-            f"{operation}: {what}: global rank {global_rank} is not in the group, which has ranks {list(ranks)}"
-        ) from None
+    rank = checks.integer(operation, what, global_rank)
+    if rank not in ranks:
+        raise ValueError(f"{operation}: {what}: global rank {rank} is not in the group, which has ranks {list(ranks)}")
+    return ranks.index(rank)

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from mpicoll._device import consensus as devices
 from mpicoll._device.consensus import DeviceChoices
+from mpicoll._engine import checked
 from mpicoll._host import thresholds
 from mpicoll._host.thresholds import Choices
 from mpicoll._mpi.channel import Channel
 
 
-def agree(channel: Channel) -> tuple[Choices, DeviceChoices | None]:
+class Agreed(NamedTuple):
+    """Settings of a world. ``checks``: whether ranks compare their calls before each collective."""
+
+    host: Choices
+    devices: DeviceChoices | None
+    checks: bool
+
+
+def agree(channel: Channel) -> Agreed:
     """Returns rank 0's choices on all ranks (collective). Ranks with different choices would wait for each other.
 
     Raises:
@@ -18,7 +29,7 @@ def agree(channel: Channel) -> tuple[Choices, DeviceChoices | None]:
     error, own = "", None
     if channel.comm.Get_rank() == 0:
         try:
-            own = thresholds.choices(channel.runtime.library), devices.settings()
+            own = thresholds.choices(channel.runtime.library), devices.settings(), checked.wanted()
         except ValueError as caught:
             error = str(caught)
     with channel.lock:
@@ -27,6 +38,6 @@ def agree(channel: Channel) -> tuple[Choices, DeviceChoices | None]:
     agreed, error, _ = received[0]
     if error:
         raise ValueError(error)
-    choices, wanted = agreed
+    choices, wanted, checks = agreed
     assert isinstance(choices, Choices)
-    return choices, devices.agree(channel, wanted, [seen for *_, seen in received])
+    return Agreed(choices, devices.agree(channel, wanted, [seen for *_, seen in received]), checks)

@@ -15,10 +15,9 @@ import mpicoll._log as log
 from mpicoll._algorithms.windows import Windows
 from mpicoll._device import consensus as devices
 from mpicoll._device.collectives import DeviceCollectives
-from mpicoll._device.consensus import DeviceChoices
-from mpicoll._engine import report
+from mpicoll._engine import checked, report
 from mpicoll._engine.communicator import Communicator
-from mpicoll._engine.consensus import agree
+from mpicoll._engine.consensus import Agreed, agree
 from mpicoll._host import thresholds
 from mpicoll._host.collectives import HostCollectives
 from mpicoll._host.thresholds import HIERARCHICAL, Choices
@@ -36,7 +35,7 @@ from mpicoll.errors import GroupDestroyed
 EXIT_S = 10.0  # seconds that a rank waits at exit for the collectives that it has started
 REMEMBERED = 4096  # closed groups whose number of collectives is still known at exit
 
-World = tuple[Topology, Choices, "DeviceChoices | None"]  # of the ranks, and the settings that they agreed on
+World = tuple[Topology, Agreed]  # of the ranks
 
 
 class Registry:
@@ -57,25 +56,27 @@ class Registry:
         log.start()
         runtime_ = runtime.start()
         channel, global_ranks = self._channel(runtime_, ranks)
-        topology, choices, device_choices = self._circumstances(channel, ranks)
+        topology, agreed = self._circumstances(channel, ranks)
         queue, took = CollectiveQueue(name), Algorithms(name, channel.comm.Get_rank(), channel.comm.Get_size()).took
-        host = host_collectives(channel, topology, choices, queue, took)
+        host = host_collectives(channel, topology, agreed.host, queue, took)
         above = None
-        if device_choices is not None:
+        if agreed.devices is not None:
             threads.prepare_with(devices.settle_in)
             with runtime_.lock:
                 own = channel.comm.Dup()
             own_channel = Channel(runtime_, own)
-            staging = host_collectives(own_channel, topology, choices, queue, took)
-            above = DeviceCollectives(own_channel, staging, device_choices, topology, took)
+            staging = host_collectives(own_channel, topology, agreed.host, queue, took)
+            above = DeviceCollectives(own_channel, staging, agreed.devices, topology, took)
         communicator = Communicator(name, channel, global_ranks, timeout_s, queue, host, above)
         if not self._groups and communicator.rank == 0:
-            report.world(runtime_, topology, devices.describe(device_choices))
+            report.world(runtime_, topology, devices.describe(agreed.devices))
         report.group(name, communicator.rank, topology, host.thresholds.least)
         if not self._groups:
             atexit.unregister(self._at_exit)
             atexit.register(self._at_exit)
             _watch_for_finalize()
+        if agreed.checks:
+            checked.enable(communicator)
         communicator.closer = lambda: self.close(communicator)
         self._groups[name] = communicator
         return communicator
@@ -105,14 +106,14 @@ class Registry:
         (then collective).
         """
         if self._world is not None:
-            topology, choices, device_choices = self._world
-            return (topology if ranks is None else topology.of(ranks)), choices, device_choices
-        choices, device_choices = agree(channel)
+            topology, agreed = self._world
+            return (topology if ranks is None else topology.of(ranks)), agreed
+        agreed = agree(channel)
         with channel.lock:
-            topology = discover(channel.comm, choices.node_size)
+            topology = discover(channel.comm, agreed.host.node_size)
         if ranks is None:
-            self._world = topology, choices, device_choices
-        return topology, choices, device_choices
+            self._world = topology, agreed
+        return topology, agreed
 
     def _tag(self, ranks: tuple[int, ...]) -> int:
         """Returns a tag that is equal on all members, for overlapping sets of ranks that make groups at the same time.

@@ -21,6 +21,7 @@ SUM = ReduceOp.SUM
 class Plan:
     """One entry of the table of reductions, ready for use."""
 
+    dtype: torch.dtype
     entry: Reduction
     op: Op  # PREMUL_SUM carries its factor
     mpi_type: Any  # MPI's handles
@@ -28,6 +29,11 @@ class Plan:
     kernel: Kernel | None  # how torch reduces it
     native: bool  # MPI reduces the bytes as they are
     widened: bool  # MPI would reduce larger elements: half precision as float32
+
+    @property
+    def op_name(self) -> str:
+        """The operation's name in torch, such as "SUM"."""
+        return reductions.name(self.op)
 
     @property
     def log_name(self) -> str:
@@ -69,7 +75,7 @@ def lookup(operation: str, dtype: torch.dtype, op: Op) -> Plan:
 def _plan(dtype: torch.dtype, op: Op, entry: Reduction) -> Plan:
     kernel = combine.TABLE.get((dtype, op)) if type(op) is ReduceOp.RedOpType else None
     widened = kernel is not None and kernel.widened
-    return Plan(entry, op, predefined(entry.mpi_type), predefined(entry.mpi_op), kernel, entry.native, widened)
+    return Plan(dtype, entry, op, predefined(entry.mpi_type), predefined(entry.mpi_op), kernel, entry.native, widened)
 
 
 # Note [Encoders get one dimension]

@@ -73,6 +73,11 @@ ORDER: dict[torch.dtype, tuple[torch.dtype, str]] = {
 }
 
 
+def name(op: Op) -> str:
+    """The name of an operation in torch, such as "SUM"."""
+    return next((name for name, value in OPS.items() if op == value), str(op))
+
+
 def lookup(operation: str, dtype: torch.dtype, op: Op) -> Reduction:
     """Returns the table's entry.
 
@@ -95,20 +100,19 @@ def lookup(operation: str, dtype: torch.dtype, op: Op) -> Reduction:
 
 
 def _refuse(operation: str, dtype: torch.dtype, op: Op) -> NoReturn:
-    name = next((name for name, value in OPS.items() if op == value), str(op))
     if not any(known == dtype for known, _ in TABLE):
         why = "this dtype travels but does not reduce; cast it first, to torch.float32, say"
-    elif name in ("BAND", "BOR", "BXOR"):
+    elif name(op) in ("BAND", "BOR", "BXOR"):
         why = "bitwise operations need an integer or bool dtype"
-    elif name == "AVG":
+    elif name(op) == "AVG":
         why = "it needs a number; cast it first, to torch.float32, say"
-    elif name == "PREMUL_SUM":
+    elif name(op) == "PREMUL_SUM":
         why = "it needs a floating or complex dtype; multiply first and use SUM"
     elif dtype in COMPLEX:
         why = "complex numbers have SUM, AVG and PREMUL_SUM only"
     else:
         why = "there is no such entry in the table of reductions"
-    raise UnsupportedReduction(f"{operation}: {name} on {dtype}: {why}")
+    raise UnsupportedReduction(f"{operation}: {name(op)} on {dtype}: {why}")
 
 
 # -- encoders and decoders ---------------------------------------------------------------------------------------------

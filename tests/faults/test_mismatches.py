@@ -1,0 +1,130 @@
+"""With MPICOLL_CHECK=1 every mismatch of collectives raises on all ranks, and no tensor has changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed
+
+import mpicoll
+from mpicoll._api import groups
+from mpicoll._engine import checked
+from mpicoll.errors import CollectiveMismatch, OperationTimeout
+from tests.faults.mismatches import pairs
+from tests.support import agree, everyone
+
+pytestmark = pytest.mark.min_ranks(2)
+PAIRS = pairs()
+
+
+@pytest.fixture(scope="module")
+def module_group() -> Iterator[Any]:
+    if not mpicoll.is_initialized():
+        mpicoll.init_process_group()
+    group = mpicoll.new_group()
+    communicator = groups.of(group)
+    assert communicator is not None
+    checked.enable(communicator)
+    yield group
+    mpicoll.destroy_process_group(group)
+
+
+@pytest.fixture
+def group(world: object, module_group: Any) -> Any:
+    return module_group
+
+
+def test_there_are_many_kinds() -> None:
+    assert len(PAIRS) == len(set(PAIRS)) >= 104
+
+
+@pytest.mark.parametrize("api", [mpicoll, torch.distributed], ids=["mpicoll", "torch"])
+@pytest.mark.parametrize("async_op", [False, True], ids=["blocking", "asynchronous"])
+@pytest.mark.parametrize("culprit", ["first", "last"])
+def test_all_kinds(group: Any, rank: int, size: int, api: ModuleType, async_op: bool, culprit: str) -> None:
+    """One rank makes another call than the rest."""
+    odd = 0 if culprit == "first" else size - 1
+    wrong = []
+    for usual, other in PAIRS:
+        mine = other if rank == odd else usual
+        try:
+            work = mine.make(api, group, rank, size, async_op)
+            if async_op:
+                work.wait()
+        except CollectiveMismatch as error:
+            if f"rank {odd}: " not in str(error) or str(error).count(": ") < 3:
+                wrong.append(f"{usual} / {other}: {error}")
+        else:
+            wrong.append(f"{usual} / {other}: returned")
+    agree(not wrong, "\n".join(wrong))
+
+
+@pytest.mark.parametrize("api", [mpicoll, torch.distributed], ids=["mpicoll", "torch"])
+def test_what_fits_works(group: Any, rank: int, size: int, api: ModuleType) -> None:
+    for usual in dict.fromkeys(call for pair in PAIRS for call in pair):
+        usual.make(api, group, rank, size, async_op=False)
+    tensor = torch.tensor([rank])
+    api.all_reduce(tensor, group=group)
+    agree(tensor.item() == sum(range(size)))
+
+
+def test_both_calls_are_named_and_no_data_moves(group: Any, rank: int, size: int) -> None:
+    tensor = torch.full((2,), float(rank))
+    with pytest.raises(CollectiveMismatch) as caught:
+        mpicoll.broadcast(tensor, 0, group=group) if rank == 0 else mpicoll.all_reduce(tensor, group=group)
+    said = str(caught.value)
+    rest = "rank 1" if size == 2 else "ranks " + ", ".join(map(str, range(1, size)))
+    agree(f"rank 0: broadcast(float32, 8 bytes, root 0); {rest}: all_reduce(SUM, float32, 8 bytes)" in said, said)
+    agree(tensor.eq(rank).all(), tensor)
+
+
+@pytest.mark.parametrize("refusal", ["dtype", "root", "list"])
+def test_a_refusal_on_one_rank_is_everyones(group: Any, rank: int, size: int, refusal: str) -> None:
+    """A program that catches the error goes on, and no rank gets the data of another operation."""
+    tensor, error = torch.full((2,), float(rank)), ""
+    wrong: list[Any] = {
+        "dtype": lambda: mpicoll.all_reduce(torch.zeros(2, dtype=torch.bool), mpicoll.ReduceOp.AVG, group=group),
+        "root": lambda: mpicoll.broadcast(tensor, size + 7, group=group),
+        "list": lambda: mpicoll.all_gather([tensor], tensor, group=group),
+    }[refusal]
+    right = {
+        "dtype": lambda: mpicoll.all_reduce(tensor, group=group),
+        "root": lambda: mpicoll.broadcast(tensor, 1, group=group),
+        "list": lambda: mpicoll.all_gather([torch.empty(2) for _ in range(size)], tensor, group=group),
+    }[refusal]
+    try:
+        wrong() if rank == 0 else right()
+    except (CollectiveMismatch, TypeError, ValueError) as caught:
+        error = f"{type(caught).__name__}: {caught}"
+    expected = ("ValueError", "UnsupportedReduction") if rank == 0 else ("CollectiveMismatch",)
+    agree(error.startswith(expected), error)
+    agree(rank == 0 or ("rank 0: " in error and "refused: " in error), error)
+    mpicoll.broadcast(tensor, 1, group=group)
+    agree(tensor.eq(1).all(), tensor)
+
+
+def test_a_refusal_on_every_rank_is_nobodys_mismatch(group: Any, rank: int, size: int) -> None:
+    with pytest.raises(ValueError, match="not in the group"):
+        mpicoll.broadcast(torch.zeros(1), size + 7, group=group)
+    tensor = torch.tensor([rank])
+    mpicoll.all_reduce(tensor, group=group)
+    agree(tensor.item() == sum(range(size)))
+
+
+def test_a_rank_that_does_not_come_is_named(world: object, rank: int, size: int) -> None:
+    group = mpicoll.new_group(timeout=timedelta(seconds=1))
+    communicator = groups.of(group)
+    assert communicator is not None
+    checked.enable(communicator)
+    said = ""
+    if rank != size - 1:
+        with pytest.raises(OperationTimeout) as caught:
+            mpicoll.all_reduce(torch.zeros(1), group=group)
+        said = str(caught.value)
+    agree(rank == size - 1 or f"rank {size - 1} did not come within the timeout of 1 s" in said, everyone(said))
+    mpicoll.destroy_process_group(group)

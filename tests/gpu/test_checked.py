@@ -1,0 +1,48 @@
+"""The full check of collectives on tensors of a GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.distributed import ReduceOp
+
+from mpicoll._engine import checked
+from mpicoll._engine.communicator import Communicator
+from mpicoll.errors import CollectiveMismatch
+from tests.gpu.fake_gpu import plain
+from tests.gpu.ways import engine, gpu, on_gpu, total, values, way
+from tests.support import agree
+
+__all__ = ["engine", "gpu", "way"]
+pytestmark = [pytest.mark.usefixtures("world"), pytest.mark.min_ranks(2)]
+
+
+def test_what_fits_works(engine: Communicator) -> None:
+    checked.enable(engine)
+    for count in (6, 20_000):
+        reduced, sent = on_gpu(engine.rank, count), on_gpu(engine.rank, count)
+        engine.all_reduce(reduced)
+        engine.broadcast(sent, 1)
+        parts = [on_gpu(0, count) for _ in range(engine.size)]
+        engine.all_gather(parts, on_gpu(engine.rank, count))
+        work = engine.all_to_all(parts, list(parts), async_op=True)
+        assert work is not None
+        work.wait()
+        agree(torch.equal(plain(reduced), total(engine.size, count)), reduced)
+        agree(torch.equal(plain(sent), values(1, count)), sent)
+
+
+def test_another_reduction_and_another_kind_of_device(engine: Communicator) -> None:
+    checked.enable(engine)
+    op = ReduceOp.MAX if engine.rank == 0 else ReduceOp.SUM
+    tensor = on_gpu(engine.rank, 6)
+    with pytest.raises(
+        CollectiveMismatch, match=r"rank 0: all_reduce\(MAX, .*on cuda\); ranks? 1.*: all_reduce\(SUM, .*on cuda\)"
+    ):
+        engine.all_reduce(tensor, op)
+    mixed = values(engine.rank, 6) if engine.rank == 0 else on_gpu(engine.rank, 6)
+    with pytest.raises(CollectiveMismatch, match=r"rank 0: all_reduce\([^)]*bytes\); ranks? 1.*: all_reduce\(.*on cuda\)"):
+        engine.all_reduce(mixed)
+    agree(torch.equal(plain(tensor), values(engine.rank, 6)), tensor)
+    engine.all_reduce(tensor)
+    agree(torch.equal(plain(tensor), total(engine.size, 6)), tensor)
