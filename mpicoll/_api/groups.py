@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
-from torch.distributed import ProcessGroup, distributed_c10d
+from torch.distributed import GroupMember, ProcessGroup, distributed_c10d
 from torch.nn import Parameter
 
 from mpicoll._c10d import register
@@ -93,7 +93,9 @@ def _carries(group: Any, device: torch.device) -> bool:
 
 def _find(group: Any) -> Communicator | None:
     if not isinstance(group, ProcessGroup):
-        return None
+        if group is None or group == GroupMember.NON_GROUP_MEMBER:
+            return None
+        raise TypeError(f"group must be a ProcessGroup or None, got {type(group).__name__} {group!r}")
     from mpicoll._engine.registry import registry
 
     for known in [known for known, communicator in _found.items() if type(communicator.broken) is GroupDestroyed]:

@@ -20,6 +20,7 @@ from torch._C._distributed_c10d import Store, TCPStore
 from torch.distributed.constants import default_pg_timeout
 
 from mpicoll._mpi import runtime
+from mpicoll._tensors import checks
 from mpicoll.errors import LaunchError
 
 LOOPBACK = "127.0.0.1"
@@ -46,8 +47,10 @@ def meet(timeout: timedelta = default_pg_timeout, **_: Any) -> tuple[Store, int,
         The store, this rank and the number of ranks.
 
     Raises:
+        ValueError: The timeout is negative.
         LaunchError: On all ranks, if one of them cannot reach rank 0 at any address.
     """
+    checks.timeout("init_process_group", timeout.total_seconds())
     mpi = runtime.start()
     with mpi.lock:
         comm = mpi.base.Dup()

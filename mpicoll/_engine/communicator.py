@@ -16,6 +16,7 @@ from mpicoll._engine.messages import Messages
 from mpicoll._engine.monitored_barrier import monitored_barrier
 from mpicoll._engine.reductions import Reductions
 from mpicoll._progress.work import Work
+from mpicoll._tensors import checks
 from mpicoll.errors import OperationTimeout
 
 
@@ -27,7 +28,10 @@ class Communicator(Reductions, Gathers, Exchanges, Messages):
 
         Raises:
             OperationTimeout: A rank did not call it in time. The group is unusable afterwards.
+            ValueError: The timeout is negative.
         """
+        if timeout_s is not None:
+            checks.timeout("barrier", timeout_s)
         return self.run("barrier", (self._barrier, (timeout_s or self.timeout_s,), ()), [], async_op)
 
     def _barrier(self, timeout_s: float) -> None:
@@ -40,6 +44,7 @@ class Communicator(Reductions, Gathers, Exchanges, Messages):
 
     def monitored_barrier(self, timeout_s: float | None = None, wait_all_ranks: bool = False) -> None:
         """Waits as `barrier` does, and names the ranks that did not come (collective)."""
+        checks.timeout("monitored_barrier", timeout_s or 0)
         self.run("monitored_barrier", (monitored_barrier, (self, timeout_s or self.timeout_s, wait_all_ranks), ()), [])
 
     def close(self) -> None:

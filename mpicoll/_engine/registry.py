@@ -30,6 +30,7 @@ from mpicoll._progress import threads
 from mpicoll._progress.poller import poller
 from mpicoll._progress.queue import CollectiveQueue
 from mpicoll._progress.watchdog import watchdog
+from mpicoll._tensors import checks
 from mpicoll.errors import GroupDestroyed
 
 EXIT_S = 10.0  # seconds that a rank waits at exit for the collectives that it has started
@@ -53,6 +54,7 @@ class Registry:
 
         ``ranks`` are ranks of the world in the group's order, this rank among them; None: the whole world.
         """
+        checks.timeout("new_group", timeout_s)
         log.start()
         runtime_ = runtime.start()
         channel, global_ranks = self._channel(runtime_, ranks)

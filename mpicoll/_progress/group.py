@@ -17,6 +17,7 @@ from mpicoll._progress import spans
 from mpicoll._progress.group_state import GroupState
 from mpicoll._progress.watchdog import inside, watchdog
 from mpicoll._progress.work import Work, found_by_tensors
+from mpicoll._tensors import checks
 from mpicoll._tensors.calls import Call
 from mpicoll.errors import ConcurrentCollectives, GroupDestroyed, TruncationError
 
@@ -33,7 +34,8 @@ class Group(GroupState):
         watchdog.add(self)
 
     def set_timeout(self, timeout_s: float) -> None:
-        """Sets the timeout of operations that start from now on."""
+        """Sets the timeout of operations that start from now on. Raises ValueError if it is negative."""
+        checks.timeout("set_timeout", timeout_s)
         self.timeout_s = timeout_s
         watchdog.watch(timeout_s)
 

@@ -12,6 +12,7 @@ from torch._C._distributed_c10d import _allow_inflight_collective_as_graph_input
 from torch.futures import Future
 
 from mpicoll._mpi import runtime
+from mpicoll._tensors import checks
 from mpicoll.errors import OperationTimeout
 
 
@@ -96,6 +97,7 @@ class Work(dist.Work):
             timeout: A timedelta, or seconds; None or 0: the group's timeout.
 
         Raises:
+            ValueError: The timeout is negative.
             OperationTimeout: The operation did not end in time. MPI cannot cancel a collective, so the group becomes unusable.
             Exception: The operation's own error, on every call.
         """
@@ -110,6 +112,7 @@ class Work(dist.Work):
             return
         _refuse_in_forked_child()
         seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+        checks.timeout("wait", seconds or 0)
         seconds = seconds or self._timeout_s
         if help_ := self._help:
             help_(self, seconds)

@@ -110,6 +110,12 @@ def group_rank(operation: str, what: str, rank: Any, size: int) -> int:
     return number
 
 
+def timeout(operation: str, seconds: float) -> None:
+    """Raises ValueError for a negative timeout."""
+    if not seconds >= 0:
+        raise ValueError(f"{operation}: a timeout must not be negative, got {seconds:g} s")
+
+
 def tag(operation: str, value: Any, tag_ub: int) -> int:
     number = value if type(value) is int else integer(operation, "tag", value)
     if not 0 <= number <= tag_ub:

@@ -181,9 +181,16 @@ def test_coalesced_lists(rank: int, size: int) -> None:
 
 
 def test_no_group(rank: int, size: int) -> None:
-    for group in ("world", 7, object()):
-        with pytest.raises((TypeError, ValueError, AttributeError)):
-            dist.all_reduce(torch.ones(2), group=group)
+    one = torch.ones(2)
+    for group in ("world", 7, object(), [0, 1]):
+        for call in (
+            lambda group: dist.all_reduce(one, group=group),
+            lambda group: dist.broadcast(one, 0, group=group),
+            lambda group: dist.recv(one, 0, group=group),
+            lambda group: dist.barrier(group=group),
+        ):
+            with pytest.raises(TypeError, match="group must be a ProcessGroup or None, got "):
+                call(group)
     agree(still_works(size))
 
 

@@ -184,3 +184,35 @@ def test_an_error_of_mpi_itself_fails_the_group(rank: int, size: int) -> None:  
     fresh = torch.ones(1)
     dist.all_reduce(fresh)
     agree(fresh.item() == size)
+
+
+@pytest.mark.parametrize("api", [dist, torch.distributed], ids=["mpicoll", "torch"])
+def test_a_negative_timeout_is_refused(api: Any, rank: int, size: int) -> None:
+    """Before anything is sent: what comes after it works."""
+    if api.is_initialized():
+        api.destroy_process_group()
+    past = timedelta(seconds=-1)
+    with pytest.raises(ValueError, match="init_process_group: a timeout must not be negative, got -1 s"):
+        api.init_process_group("mpi", timeout=past)
+    api.init_process_group("mpi")
+    with pytest.raises(ValueError, match="new_group: a timeout must not be negative"):
+        api.new_group(timeout=past)
+    with pytest.raises(ValueError, match="monitored_barrier: a timeout must not be negative"):
+        dist.monitored_barrier(timeout=past)
+    with pytest.raises(ValueError, match="barrier: a timeout must not be negative"):
+        dist.barrier(timeout=past)
+    group, total = api.new_group(), torch.ones(1)
+    work = api.all_reduce(total, group=group, async_op=True)
+    work.wait()
+    agree(total.item() == size, total)
+    if rank == 0:
+        pending = dist.irecv(total, size - 1)
+        with pytest.raises(ValueError, match="wait: a timeout must not be negative"):
+            pending.wait(past)
+    everyone("the receive is pending")
+    if rank == size - 1:
+        dist.send(torch.zeros(1), 0)
+    if rank == 0:
+        pending.wait()
+    agree(total.item() == (0 if rank == 0 else size), total)
+    api.destroy_process_group()
