@@ -6,6 +6,8 @@ wait in the operation that it never reached.
 
 from __future__ import annotations
 
+import faulthandler
+import os
 import sys
 import threading
 import time
@@ -15,6 +17,7 @@ from typing import Any
 
 from mpicoll._mpi import runtime
 
+ABORT_S = 5.0  # limit of MPI_Abort, which may wait for a launcher that is gone; then this process ends by itself
 FORWARDING_S = 0.3  # time for mpiexec to read the output: Hydra drops output that is still in the pipe when the job is aborted
 
 _before: tuple[Callable[..., Any], Callable[..., Any]] | None = None
@@ -69,4 +72,6 @@ def abort(reason: str) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     time.sleep(FORWARDING_S)
+    # A thread of C, which needs no interpreter lock. It calls _exit(1).
+    faulthandler.dump_traceback_later(ABORT_S, exit=True, file=open(os.devnull, "w"))  # noqa: SIM115  open until the end
     MPI.COMM_WORLD.Abort(1)
