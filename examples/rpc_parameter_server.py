@@ -27,7 +27,7 @@ from mpicoll.optim import DistributedOptimizer
 from mpicoll.rpc import RRef
 
 EPOCHS, BATCH, TRAINING_IMAGES = 8, 48, 1440  # the other 357 images are the test
-ACCURACY = 0.93  # of the test images
+ACCURACY = 0.90  # of the test images; 19 runs on 3 ranks gave 93 % to 97 %
 
 
 def load() -> tuple[Tensor, Tensor]:
