@@ -21,12 +21,12 @@ from torch import Tensor
 from torch._C._distributed_c10d import DebugLevel, get_debug_level
 
 from mpicoll import _config
+from mpicoll._facts import Facts, difference
 from mpicoll._mpi.backoff import Backoff
 from mpicoll._mpi.datatypes import BYTE
 from mpicoll._progress.work import Work
 from mpicoll._tensors import calls, signatures
 from mpicoll._tensors.calls import Call
-from mpicoll._tensors.signatures import Facts
 from mpicoll.errors import CollectiveMismatch, OperationTimeout
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def _collect(group: Communicator, call: Facts, limit_s: float) -> tuple[list[int
                 backoff.reset()
         backoff.pause()
     missing = sorted(waiting)
-    wrong = "" if missing else signatures.difference([known[rank] for rank in range(group.size)])
+    wrong = "" if missing else difference(known)
     content = pickle.dumps((missing, wrong))
     with channel.lock:
         sent = [channel.comm.Isend([content, len(content), BYTE], rank, ANSWER) for rank in known if rank != 0]

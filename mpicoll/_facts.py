@@ -1,0 +1,84 @@
+"""A rank's call of a collective as plain values: what the ranks compare, and the words for it. Needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+Blocks = dict[int, int]  # bytes, by group rank
+
+
+class Facts(NamedTuple):
+    """A rank's call of a collective. ``refusal``: the error that it raised before it communicated."""
+
+    operation: str
+    reduction: str = ""
+    dtype: str = ""
+    nbytes: int | None = None
+    root: int | None = None
+    sizes: tuple[int, ...] = ()  # of each rank's block, where every rank knows them
+    sends: Blocks | None = None  # to and from each rank, where only the two know them
+    receives: Blocks | None = None
+    parts: tuple[Facts, ...] = ()  # of a coalesced operation
+    device: str = "cpu"  # kind of device
+    refusal: str = ""
+
+    def __str__(self) -> str:
+        if self.refusal:
+            return f"{self.operation}, refused: {self.refusal}"
+        words = [word for word in (self.reduction, self.dtype) if word]
+        if self.nbytes is not None:
+            words.append(f"{self.nbytes} bytes")
+        if self.sizes and min(self.sizes) != max(self.sizes):
+            words.append(f"blocks of {list(self.sizes)} bytes")
+        if self.root is not None:
+            words.append(f"root {self.root}")
+        words += [f"to rank {rank}: {nbytes} bytes" for rank, nbytes in (self.sends or {}).items()]
+        words += [f"from rank {rank}: {nbytes} bytes" for rank, nbytes in (self.receives or {}).items()]
+        words += [str(part) for part in self.parts]
+        if self.device != "cpu":
+            words.append(f"on {self.device}")
+        return f"{self.operation}({', '.join(words)})"
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns the values that are not the default, as an object for JSON."""
+        values = {name: value for name, value in self._asdict().items() if value != self._field_defaults.get(name)}
+        return {**values, **({"parts": [part.as_json() for part in self.parts]} if self.parts else {})}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Facts:
+        """Returns what `as_json` has written. Other keys of ``values`` are ignored."""
+        known = {name: values[name] for name in cls._fields if name in values}
+        for name in ("sends", "receives"):
+            if known.get(name) is not None:
+                known[name] = {int(rank): nbytes for rank, nbytes in known[name].items()}
+        known["sizes"] = tuple(known.get("sizes", ()))
+        known["parts"] = tuple(cls.from_json(part) for part in known.get("parts", ()))
+        return cls(**known)
+
+
+def difference(calls: Mapping[int, Facts]) -> str:
+    """Returns what is wrong if these are calls of one collective, by group rank, or an empty string.
+
+    If all ranks have refused their arguments, nothing is wrong: each of them raises its own error.
+    """
+    if all(call.refusal for call in calls.values()):
+        return ""
+    shared = {call._replace(sends=None, receives=None) for call in calls.values()}
+    if len(shared) == 1:
+        pairs = [
+            (sender, receiver)
+            for sender, call in calls.items()
+            for receiver, nbytes in (call.sends or {}).items()
+            if receiver in calls and nbytes != (calls[receiver].receives or {}).get(sender)
+        ]
+        if not pairs:
+            return ""
+    by_call: dict[str, list[int]] = {}
+    for rank in sorted(calls):
+        by_call.setdefault(str(calls[rank]), []).append(rank)
+    return "; ".join(f"{ranks_in_words(ranks)}: {text}" for text, ranks in by_call.items())
+
+
+def ranks_in_words(ranks: Sequence[int]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
