@@ -165,6 +165,7 @@ HELP = {
     "--mca": "a setting of Open MPI",
     "-x": "pass this environment variable to every host",
     "-genv": "the same as -x NAME=VALUE",
+    "--fault-tolerant": "the job goes on when a rank dies, and the others get mpicoll.PeerLost; needs Open MPI 5",
     "--backend": "backend of init_process_group where the program names none; default: that of torch",
     "--master-addr": "MASTER_ADDR of the ranks; default: the first host",
     "--master-port": "MASTER_PORT of the ranks; default: a free one",
@@ -201,6 +202,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     _add(group, "--mca", hidden=("-mca",), nargs=2, action="append", default=[], metavar=("KEY", "VALUE"))
     _add(group, "-x", action="append", default=[], metavar="NAME[=VALUE]", dest="export")
     _add(group, "-genv", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"))
+    _add(group, "--fault-tolerant", action="store_true")
     _add(group, "--backend", choices=_config.choices("MPICOLL_BACKEND"))
     _add(group, "--master-addr", metavar="HOST")
     _add(group, "--master-port", type=port, metavar="PORT")

@@ -5,6 +5,7 @@
     --map-by numa         --map-by numa          --map-by numa           -map-by numa -bind-to numa
     --tag-output          --output tag           --tag-output            -prepend-rank
     --log-dir DIR         mpicoll._launch.rank   mpicoll._launch.rank    mpicoll._launch.rank
+    --fault-tolerant      --with-ft ulfm         refused                 refused
 
 # Note [Log files]
 The options of mpiexec for output files differ: Open MPI 5.0.11 loses standard error with --output dir=DIR and names files after
@@ -85,6 +86,19 @@ def output_words(request: Request, mpiexec: Mpiexec) -> list[str]:
     if mpiexec.family == "mpich":
         return ["-prepend-rank"]
     return ["--output", "tag"] if mpiexec.version[:1] >= (5,) else ["--tag-output"]
+
+
+def fault_tolerance_words(request: Request, mpi: Mpi, mpiexec: Mpiexec) -> list[str]:
+    """--fault-tolerant for ``mpiexec``. Raises LaunchError if this MPI ends the job when a rank dies."""
+    if not request.fault_tolerant:
+        return []
+    if mpi.vendor != "Open MPI" or mpi.version[:1] < (5,) or mpiexec.family != "openmpi":
+        version = ".".join(map(str, mpi.version))
+        raise LaunchError(
+            f"--fault-tolerant: {mpi.vendor} {version} ends the job when a rank dies; Open MPI 5 can go on"
+            " (--mpi openmpi). With every MPI, programs can save checkpoints and start again"
+        )
+    return ["--with-ft", "ulfm"]
 
 
 def openmpi_command(

@@ -21,6 +21,7 @@ class Request:
     map_by: str | None = None
     tag_output: bool = False
     log_dir: str | None = None  # absolute
+    fault_tolerant: bool = False
 
 
 NOTHING_ASKED = Request()

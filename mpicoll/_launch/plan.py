@@ -32,7 +32,7 @@ from dataclasses import replace
 from mpicoll._discovery.detect import OPEN_MPI_SETTINGS
 from mpicoll._discovery.find import Mpi, Mpiexec
 from mpicoll._discovery.slurm import allocated_nodes
-from mpicoll._launch.command import binding_words, hydra_command, openmpi_command, output_words
+from mpicoll._launch.command import binding_words, fault_tolerance_words, hydra_command, openmpi_command, output_words
 from mpicoll._launch.hostfile import Host
 from mpicoll._launch.job import LOCAL, NOTHING_ASKED, Placement, Plan, Program, Request, Site, Where
 from mpicoll.errors import LaunchError
@@ -72,6 +72,7 @@ def plan(
     """
     notes: list[str] = []
     extra = [*extra, *binding_words(request, mpi, mpiexec), *output_words(request, mpiexec)]
+    extra += fault_tolerance_words(request, mpi, mpiexec)
     if request.nodes is not None:
         programs = _on_first_nodes(programs, request.nodes, site)
     hosts = _allocated_hosts(programs)

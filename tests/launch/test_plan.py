@@ -307,3 +307,14 @@ def test_log_files_are_written_by_the_ranks(mpi: tuple[Mpi, Mpiexec]) -> None:
     assert command[-7:] == ("/py", "-u", "-m", "mpicoll._launch.rank", "--log-dir", "/l", "x.py")
     other = planned(Program(("./a.out",), 2), mpi=mpi, request=Request(log_dir="/l")).command
     assert other[-6:] == ("-m", "mpicoll._launch.rank", "--log-dir", "/l", "--exec", "./a.out")
+
+
+@ANY
+def test_fault_tolerance_is_refused_where_mpi_ends_the_job(mpi: tuple[Mpi, Mpiexec]) -> None:
+    if mpi is OPENMPI:
+        assert words(Request(fault_tolerant=True), mpi) == "--with-ft ulfm"
+    else:
+        with pytest.raises(
+            LaunchError, match=r"--fault-tolerant: (MPICH 5\.0\.2|Open MPI 4\.1\.4) ends the job when a rank dies"
+        ):
+            words(Request(fault_tolerant=True), mpi)
