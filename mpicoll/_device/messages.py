@@ -33,6 +33,7 @@ from mpicoll._device.send_slots import SendSlots
 from mpicoll._mpi.channel import ANY_SOURCE, Channel, Status
 from mpicoll._mpi.datatypes import BYTE, spec
 from mpicoll._mpi.errors import truncated
+from mpicoll._mpi.runtime import OWN_TAGS
 from mpicoll._tensors import buffers
 from mpicoll._tensors.calls import Transfer
 
@@ -92,12 +93,12 @@ class DeviceMessages:
         return self._opened[src, record]
 
     def post(self, values: Tensor, peer: int, tag: int, data: bool = True) -> Any:
-        comm = self.data_comm if data else self.channel.peer
+        comm, tag = (self.data_comm, tag) if data else (self.channel.comm, OWN_TAGS + tag)
         with self.channel.lock:
             return comm.Isend(spec(values.data_ptr(), values.nbytes), peer, tag)
 
     def expect(self, values: Tensor, peer: int, tag: int, data: bool = True) -> Any:
-        comm = self.data_comm if data else self.channel.peer
+        comm, tag = (self.data_comm, tag) if data else (self.channel.comm, OWN_TAGS + tag)
         with self.channel.lock:
             return comm.Irecv(spec(values.data_ptr(), values.nbytes), peer, tag)
 

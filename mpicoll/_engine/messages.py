@@ -16,7 +16,7 @@ from mpicoll.errors import TruncationError
 
 
 class Messages(Collectives):
-    """send, recv, isend, irecv. ``src`` and ``dst`` are group ranks; tags are 0 to this MPI's TAG_UB."""
+    """send, recv, isend, irecv. ``src`` and ``dst`` are group ranks; tags are 0 to this MPI's TAG_UB - 16."""
 
     def _check(self, operation: str, what: str, rank: int, tag: int) -> None:
         if self.broken is not None:

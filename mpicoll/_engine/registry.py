@@ -9,6 +9,7 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import cache
 
 import mpicoll._log as log
@@ -24,6 +25,7 @@ from mpicoll._host.thresholds import HIERARCHICAL, Choices
 from mpicoll._log import Algorithms
 from mpicoll._mpi import abort, exit_handshake, library, runtime
 from mpicoll._mpi.channel import Channel
+from mpicoll._mpi.errors import MPIException, not_made
 from mpicoll._mpi.runtime import Runtime
 from mpicoll._mpi.topology import Topology, discover
 from mpicoll._progress import threads
@@ -53,21 +55,36 @@ class Registry:
         """Makes a group's communicator (collective over its members; the other ranks do not call it).
 
         ``ranks`` are ranks of the world in the group's order, this rank among them; None: the whole world.
+
+        Raises:
+            CommunicationError: MPI has no communicator left, or another error of MPI. Groups made before stay usable.
         """
         checks.timeout("new_group", timeout_s)
+        made = ExitStack()  # frees what has been made
+        try:
+            return self._create(name, ranks, timeout_s, made)
+        except MPIException as raw:
+            made.close()
+            raise not_made(raw, f"new_group {name!r}", len(self._groups)) from raw
+
+    def _create(self, name: str, ranks: Sequence[int] | None, timeout_s: float, made: ExitStack) -> Communicator:
         log.start()
         runtime_ = runtime.start()
         channel, global_ranks = self._channel(runtime_, ranks)
+        made.callback(channel.free)
         topology, agreed = self._circumstances(channel, ranks)
         queue, took = CollectiveQueue(name), Algorithms(name, channel.comm.Get_rank(), channel.comm.Get_size()).took
         host = host_collectives(channel, topology, agreed.host, queue, took)
+        made.callback(host.close)
         above = None
         if agreed.devices is not None:
             threads.prepare_with(devices.settle_in)
             with runtime_.lock:
                 own = channel.comm.Dup()
             own_channel = Channel(runtime_, own)
+            made.callback(own_channel.free)
             staging = host_collectives(own_channel, topology, agreed.host, queue, took)
+            made.callback(staging.close)
             above = DeviceCollectives(own_channel, staging, agreed.devices, topology, took)
         communicator = Communicator(name, channel, global_ranks, timeout_s, queue, host, above)
         if not self._groups and communicator.rank == 0:

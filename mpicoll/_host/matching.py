@@ -49,7 +49,7 @@ class Unmatched:
         """Looks once for a message that fits ``receive``. Returns True if it has its message."""
         with self._guard:
             if not receive.matched:
-                arrived = self.channel.arrived(self.channel.peer, receive.src, receive.tag)
+                arrived = self.channel.arrived(self.channel.comm, receive.src, receive.tag)
                 if arrived is not None:
                     first = next(other for other in self._receives if other.fits(arrived.source, receive.tag))
                     self._receives.remove(first)

@@ -9,6 +9,7 @@ from torch import Tensor
 from mpicoll._host.matching import MatchedReceive, Unmatched
 from mpicoll._mpi.channel import ANY_SOURCE, Channel, Status
 from mpicoll._mpi.datatypes import BYTE, INT_MAX, fromaddress, spec
+from mpicoll._mpi.runtime import OWN_TAGS
 from mpicoll._tensors import buffers
 from mpicoll._tensors.calls import PreparedMessage, Transfer
 
@@ -40,10 +41,10 @@ class HostMessages:
         """Sends, and returns when the memory may be changed again."""
         nbytes = memory.nbytes
         if not self._serialized:
-            self._channel.peer.Send(spec(memory.data_ptr(), nbytes), dst, tag)
+            self._channel.comm.Send(spec(memory.data_ptr(), nbytes), dst, OWN_TAGS + tag)
             return
         with self._channel.lock:
-            request = self._channel.peer.Isend(spec(memory.data_ptr(), nbytes), dst, tag)
+            request = self._channel.comm.Isend(spec(memory.data_ptr(), nbytes), dst, OWN_TAGS + tag)
         self._channel.wait_all([request])
 
     def recv(self, memory: Tensor, src: int | None, tag: int) -> int:
@@ -51,10 +52,10 @@ class HostMessages:
         buffer = spec(memory.data_ptr(), memory.nbytes)
         peer, status = ANY_SOURCE if src is None else src, Status()
         if not self._serialized:
-            self._channel.peer.Recv(buffer, peer, tag, status)
+            self._channel.comm.Recv(buffer, peer, OWN_TAGS + tag, status)
         else:
             with self._channel.lock:
-                request = self._channel.peer.Irecv(buffer, peer, tag)
+                request = self._channel.comm.Irecv(buffer, peer, OWN_TAGS + tag)
             pause = self._channel.pause()
             while not self._channel.test(request, status):
                 pause()
@@ -63,24 +64,24 @@ class HostMessages:
     def send_call(self, memory: Tensor, dst: int, tag: int) -> PreparedMessage:
         """Returns one MPI call, for a tensor that `is_usual`."""
         nbytes = memory.nbytes
-        return self._channel.peer.Send, ([fromaddress(memory.data_ptr(), nbytes), nbytes, BYTE], dst, tag)
+        return self._channel.comm.Send, ([fromaddress(memory.data_ptr(), nbytes), nbytes, BYTE], dst, OWN_TAGS + tag)
 
     def recv_call(self, memory: Tensor, src: int, tag: int) -> PreparedMessage:
         nbytes = memory.nbytes
-        return self._channel.peer.Recv, ([fromaddress(memory.data_ptr(), nbytes), nbytes, BYTE], src, tag)
+        return self._channel.comm.Recv, ([fromaddress(memory.data_ptr(), nbytes), nbytes, BYTE], src, OWN_TAGS + tag)
 
     def isend(self, tensor: Tensor, memory: Tensor, dst: int, tag: int) -> Transfer:
         with self._channel.lock:
-            request = self._channel.peer.Isend(spec(memory.data_ptr(), memory.nbytes), dst, tag)
+            request = self._channel.comm.Isend(spec(memory.data_ptr(), memory.nbytes), dst, OWN_TAGS + tag)
         return _Send(self._channel, request, memory)
 
     def irecv(self, tensor: Tensor, memory: Tensor, src: int | None, tag: int) -> Transfer:
         """Starts a receive from ``src``; None: any rank. A packed copy is copied back into ``tensor`` when it has arrived."""
         peer = ANY_SOURCE if src is None else src
         if self.unmatched is not None:
-            return MatchedReceive(self.unmatched, tensor, memory, peer, tag)
+            return MatchedReceive(self.unmatched, tensor, memory, peer, OWN_TAGS + tag)
         with self._channel.lock:
-            request = self._channel.peer.Irecv(spec(memory.data_ptr(), memory.nbytes), peer, tag)
+            request = self._channel.comm.Irecv(spec(memory.data_ptr(), memory.nbytes), peer, OWN_TAGS + tag)
         return _Receive(self._channel, request, tensor, memory)
 
 

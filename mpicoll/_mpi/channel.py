@@ -32,9 +32,10 @@ class Arrived(NamedTuple):
 
 
 class Channel:
-    """Two communicators over the same ranks: ``comm`` for collectives and internal messages, ``peer`` for the user's messages.
+    """The communicator of a group: of its collectives, its internal messages and the user's messages.
 
-    User tags may have any value up to TAG_UB, so internal messages must not share a communicator with user messages.
+    A group has one communicator, because MPICH has 2048 for each process. Internal messages have tags below OWN_TAGS. OWN_TAGS is
+    added to the tags of the user's messages, so that the two kinds never match.
     """
 
     def __init__(self, runtime: Runtime, comm: MPI.Intracomm) -> None:
@@ -42,9 +43,9 @@ class Channel:
         self.comm = comm
         self.lock = runtime.lock
         with self.lock:
-            self.peer = comm.Dup()
             #: True if MPI is serialized on any rank. All ranks then make non-blocking calls, so that the calls match.
-            self.serialized = bool(comm.allreduce(int(runtime.serialized), op=MPI.MAX))
+            # Not allreduce of objects, for which mpi4py makes another communicator.
+            self.serialized = any(comm.allgather(runtime.serialized))
         # One attribute per collective, bound once: a lookup on every call would take a tenth of the call's time.
         self.Allreduce = self._collective("Allreduce")
         self.Bcast = self._collective("Bcast")
@@ -132,7 +133,6 @@ class Channel:
         return False
 
     def free(self) -> None:
-        """Frees both communicators. Called on an explicit destroy only, never from garbage collection."""
+        """Frees the communicator. Called on an explicit destroy only, never from garbage collection."""
         with self.lock:
-            self.peer.Free()
             self.comm.Free()

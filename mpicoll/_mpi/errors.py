@@ -6,6 +6,7 @@ from mpicoll._mpi.library import MPI
 from mpicoll.errors import CommunicationError, TruncationError
 
 MPIException = MPI.Exception
+MANY_GROUPS = 500  # from here on, an error of MPI while a group is made is taken as a lack of communicators
 
 
 def translate(error: MPI.Exception, where: str) -> CommunicationError:
@@ -13,6 +14,15 @@ def translate(error: MPI.Exception, where: str) -> CommunicationError:
     text = f"{where}: {error.Get_error_string()}"
     if error.Get_error_class() == MPI.ERR_TRUNCATE:
         return TruncationError(text)
+    return CommunicationError(text)
+
+
+def not_made(error: MPI.Exception, where: str, groups: int) -> CommunicationError:
+    """The mpicoll error for an MPI error while a group was made. ``groups``: number of open groups of this process."""
+    reason = error.Get_error_string().strip().splitlines()[-1]
+    text = f"{where}: MPI could not make the communicator: {reason}"
+    if groups >= MANY_GROUPS or "communicators" in reason:
+        text += f". This process has {groups} open groups: destroy groups that you no longer need, destroy_process_group(group)"
     return CommunicationError(text)
 
 

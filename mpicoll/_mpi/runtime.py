@@ -21,6 +21,8 @@ from mpicoll.errors import ForkedProcess, LaunchError, ThreadLevelError
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+OWN_TAGS = 16  # number of tags that internal messages may use on the communicator of a group
+
 
 class Runtime:
     """The state of MPI in this process: the base communicator, this rank, the thread level.
@@ -41,7 +43,8 @@ class Runtime:
         own: AbstractContextManager[object] = threading.RLock() if self.serialized else nullcontext()
         # All MPI calls of this process are made under one lock.
         self.lock: AbstractContextManager[object] = own if parent is None else parent.lock
-        self.tag_ub: int = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)  # type: ignore[assignment]
+        #: The largest tag of a user's message.
+        self.tag_ub: int = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) - OWN_TAGS  # type: ignore[operator]
         self.library: str = MPI.Get_library_version().split("\n")[0].rstrip("\0 ")
         self.hostname: str = socket.gethostname()
         #: True if a message that is too long would overwrite the memory behind its receive.
