@@ -46,7 +46,7 @@ class Variable:
         except ValueError:
             number = math.nan
         least = -math.inf if self.minimum is None else self.minimum
-        if not number >= least:  # also for nan
+        if not least <= number < math.inf:  # also for nan
             what = "a whole number" if self.kind is int else "a number"
             limit = "" if self.minimum is None else f" of at least {least:g}"
             unit = f" ({self.unit})" if self.unit else ""
@@ -100,6 +100,13 @@ VARIABLES = (
         unit="seconds",
         meaning="time limit of mpicoll.run and mpicoll.doctor for loading and starting MPI or torch in a trial process",
         minimum=0.1,
+    ),
+    Variable(
+        "MPICOLL_TIMEOUT",
+        float,
+        unit="seconds",
+        meaning="timeout of groups for which the program gives none; unset: the default of torch, 1800 seconds",
+        minimum=0.001,
     ),
     Variable(
         "MPICOLL_WINDOW_BYTES",

@@ -33,6 +33,13 @@ def test_a_bad_number_names_variable_text_and_what_is_allowed(text: str) -> None
         _config.get("MPICOLL_PROBE_TIMEOUT", {"MPICOLL_PROBE_TIMEOUT": text})
 
 
+@pytest.mark.parametrize("text", ["0", "-3", "inf", "nan", "1 min"])
+def test_a_timeout_is_a_positive_number(text: str) -> None:
+    assert _config.get("MPICOLL_TIMEOUT", {"MPICOLL_TIMEOUT": "0.5"}) == 0.5
+    with pytest.raises(ValueError, match=rf"MPICOLL_TIMEOUT='{text}' is not allowed; use a number of at least 0.001 \(seconds\)"):
+        _config.get("MPICOLL_TIMEOUT", {"MPICOLL_TIMEOUT": text})
+
+
 def test_a_bad_bool_and_a_bad_word() -> None:
     with pytest.raises(ValueError, match="MPICOLL_OVERRIDE_MPI='maybe' is not allowed; use 1 or 0"):
         _config.get("MPICOLL_OVERRIDE_MPI", {"MPICOLL_OVERRIDE_MPI": "maybe"})

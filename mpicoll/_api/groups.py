@@ -29,7 +29,7 @@ _PLAIN = (Tensor, Parameter)
 def init_process_group(*arguments: Any, comm: MPI.Intracomm | None = None, **more: Any) -> None:
     """Calls torch.distributed.init_process_group, with backend "mpi" if none is named (collective).
 
-    Rank and world size come from MPI. The timeout (default 30 minutes) is the group's.
+    Rank and world size come from MPI. The timeout (default: MPICOLL_TIMEOUT, or 30 minutes) is the group's.
 
     A world can also consist of some of MPI's ranks. They pass ``rank``, a ``world_size`` below MPI's, and a store or an
     init_method of tcp:// or file://. MPI's other ranks need not call, but they must start MPI too (``mpicoll.rpc.init_rpc``,

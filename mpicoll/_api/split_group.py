@@ -26,7 +26,7 @@ def split_group(
     Args:
         parent_pg: The group to split; None means the default group.
         split_ranks: One list of ranks within the parent for each part. Lists may not overlap.
-        timeout: Of the new group; None: torch's default.
+        timeout: Of the new group; None: MPICOLL_TIMEOUT, or torch's default of 30 minutes.
         pg_options: As in torch; for groups of other backends.
         group_desc: A description of the new group.
         backend: As in torch; if given, torch splits the group.

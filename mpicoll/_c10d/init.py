@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from datetime import timedelta
 from typing import Any
 
+from mpicoll import _config
 from mpicoll._c10d import adapters, excepthooks, names, requested_ranks, some_ranks, torch_world
 from mpicoll._c10d.member_names import named_by_members
 from mpicoll._mpi import abort, runtime
@@ -28,12 +30,15 @@ def init_process_group(original: Callable[..., Any], arguments: dict[str, Any]) 
     Raises:
         LaunchError, ThreadLevelError: Several ranks are requested where MPI has one, or see `mpicoll._mpi.runtime.start`.
         RuntimeError: This torch does not have a backend that a mixture names.
+        ValueError: MPICOLL_TIMEOUT has a value that is not allowed.
     """
     if torch_world.default_group() is not None:
         original(**arguments)  # raises torch's own error
         return
     requested = arguments.get("backend")
     translated = names.translate(requested)
+    if translated is not None:
+        arguments = with_timeout(arguments)
     mpi = runtime.start()
     arguments = requested_ranks.unified(arguments)
     requested_ranks.check(arguments)
@@ -70,6 +75,7 @@ def new_group(original: Callable[..., Any], arguments: dict[str, Any]) -> Any:
     requested = str(arguments.get("backend") or torch_world.backend_of(world))
     translated = names.translate(requested)
     assert translated is not None  # the wrapper asked
+    arguments = with_timeout(arguments)
     requested_ranks.start_beside(world, arguments)
     by_members = arguments.get("use_local_synchronization")
     with undone_on_failure(), names.visible():
@@ -78,6 +84,12 @@ def new_group(original: Callable[..., Any], arguments: dict[str, Any]) -> Any:
         torch_world.record_backend(group, requested, passed)
         abort.install()
     return group
+
+
+def with_timeout(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the arguments with MPICOLL_TIMEOUT as the timeout, if it is set and they have none."""
+    seconds = None if arguments.get("timeout") is not None else _config.get("MPICOLL_TIMEOUT")
+    return dict(arguments) if seconds is None else {**arguments, "timeout": timedelta(seconds=seconds)}
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import mpicoll as dist
+from mpicoll._api import groups
 from tests.support import agree, everyone
 
 pytestmark = [pytest.mark.usefixtures("world"), pytest.mark.min_ranks(2)]
@@ -215,4 +216,20 @@ def test_a_negative_timeout_is_refused(api: Any, rank: int, size: int) -> None:
     if rank == 0:
         pending.wait()
     agree(total.item() == (0 if rank == 0 else size), total)
+    api.destroy_process_group()
+
+
+@pytest.mark.parametrize("api", [dist, torch.distributed], ids=["mpicoll", "torch"])
+def test_the_default_comes_from_the_environment(api: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """MPICOLL_TIMEOUT counts where the program gives no timeout; a bad value is refused before anything is sent."""
+    if api.is_initialized():
+        api.destroy_process_group()
+    monkeypatch.setenv("MPICOLL_TIMEOUT", "soon")
+    with pytest.raises(ValueError, match="MPICOLL_TIMEOUT='soon' is not allowed"):
+        api.init_process_group("mpi")
+    monkeypatch.setenv("MPICOLL_TIMEOUT", "70.5")
+    api.init_process_group("mpi")
+    named = api.new_group(timeout=timedelta(seconds=80))
+    timeouts = [groups.of(group).timeout_s for group in (None, api.new_group(), named)]  # type: ignore[union-attr]
+    agree(timeouts == [70.5, 70.5, 80], timeouts)
     api.destroy_process_group()
