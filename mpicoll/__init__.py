@@ -50,6 +50,7 @@ OURS: dict[str, str] = {
     "split_group": "mpicoll._api.split_group",
     "recv_object_list": "mpicoll._api.objects",
     # not in torch.distributed
+    "dump_flight_record": "mpicoll._api.flight_record",
     "spawn": "mpicoll._launch.spawn",
     "RankExited": "mpicoll._launch.spawn",
     "RankRaised": "mpicoll._launch.spawn",

@@ -87,6 +87,12 @@ VARIABLES = (
         meaning="whether ranks of one node open the GPU memory of each other where MPI does not take it (rank 0 decides)",
     ),
     Variable(
+        "MPICOLL_DUMP_DIR",
+        str,
+        meaning="folder in which every rank writes what it has called last when an operation expires, or when the file `request` "
+        "in it is touched; unset: no record on expiry",
+    ),
+    Variable(
         "MPICOLL_LOG",
         str,
         meaning="prints to standard error; info: one line on rank 0 about MPI, launcher, ranks, nodes and GPU path; debug: on "

@@ -29,6 +29,7 @@ from mpicoll._mpi.errors import MPIException, not_made
 from mpicoll._mpi.runtime import Runtime
 from mpicoll._mpi.topology import Topology, discover
 from mpicoll._progress import threads
+from mpicoll._progress.flight_recorder import recorder
 from mpicoll._progress.poller import poller
 from mpicoll._progress.queue import CollectiveQueue
 from mpicoll._progress.watchdog import watchdog
@@ -70,6 +71,7 @@ class Registry:
     def _create(self, name: str, ranks: Sequence[int] | None, timeout_s: float, made: ExitStack) -> Communicator:
         log.start()
         runtime_ = runtime.start()
+        recorder.start(runtime_.rank, runtime_.size, lambda: list(self._groups.values()))
         channel, global_ranks = self._channel(runtime_, ranks)
         made.callback(channel.free)
         topology, agreed = self._circumstances(channel, ranks)
@@ -172,6 +174,7 @@ class Registry:
             self._made.clear()
             poller.close()
             watchdog.stop()
+            recorder.stop()
             runtime.stop(free=ended)
             self._world = None
 
@@ -206,10 +209,12 @@ class Registry:
             communicator.broken = GroupDestroyed("MPI has been finalised, and the group with it")
         poller.close()
         watchdog.stop()
+        recorder.stop()
 
     def after_fork_in_child(self) -> None:
         """Makes the groups unusable in a forked child."""
         watchdog.forget()
+        recorder.forget()
         self._stuck.clear()
         for communicator in self._groups.values():
             communicator.broken = runtime.forked_error()

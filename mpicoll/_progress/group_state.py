@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from mpicoll._mpi.channel import Channel
+from mpicoll._progress import expiry
 from mpicoll._progress.queue import CollectiveQueue
 from mpicoll._tensors.calls import Signature
-from mpicoll.errors import GroupFailed, MpicollError
+from mpicoll.errors import GroupFailed, MpicollError, OperationTimeout
 
 EVERYBODY = -1  # the peer of a collective
 REMEMBERED = 2000  # collectives of a group whose calls are kept
@@ -60,3 +61,5 @@ class GroupState:
         """Makes the group unusable: after an error inside MPI, or a timeout, ranks may be out of step."""
         if self.broken is None:
             self.broken = GroupFailed(f"the group is unusable since an operation failed: {error}")
+            if isinstance(error, OperationTimeout):
+                expiry.expired(str(error), ends_job=False)

@@ -109,6 +109,10 @@ class Poller:
         finally:
             self._waiting.remove(work)
 
+    def under_way(self) -> list[PendingMessage]:
+        """Returns the pending messages. Takes no lock: another thread may be blocked while it holds it."""
+        return list(self._pending.values())
+
     def cancel_all(self, group: GroupState) -> None:
         """Cancels the pending messages of a group that is being closed."""
         with self._guard:

@@ -15,7 +15,7 @@ import weakref
 from typing import NamedTuple
 
 from mpicoll._mpi import abort, exit_handshake
-from mpicoll._progress import threads
+from mpicoll._progress import expiry, threads
 from mpicoll._progress.group_state import EVERYBODY, GroupState
 
 PATIENCE_S = 3.0  # seconds that a call is blocked before this rank asks others whether they have left
@@ -127,6 +127,7 @@ class Watchdog:
 def _end(operation: str, group: GroupState, what: str, reason: str) -> None:
     print(f"mpicoll: {group.where(operation)}: {what}; this rank is here:", file=sys.stderr, flush=True)
     faulthandler.dump_traceback(file=sys.__stderr__ or 2, all_threads=True)
+    expiry.expired(reason, ends_job=True)
     abort.abort(reason)
 
 

@@ -1,0 +1,266 @@
+"""Writes what this rank has called last to a file, so that the ranks' files can be compared (`mpicoll doctor dump`).
+
+A record is written
+  - by `mpicoll.dump_flight_record`;
+  - on SIGUSR2, if the program does not handle that signal itself;
+  - if MPICOLL_DUMP_DIR is set, when an operation has taken longer than its timeout, and when the file ``request`` in that folder
+    is touched. The rank whose operation expires touches it, so that the other ranks write their records too, and waits for them.
+
+The groups keep their last collectives in any case (`GroupState.history`); nothing here runs during an operation.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import json
+import os
+import re
+import select
+import signal
+import socket
+import sys
+import sysconfig
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+
+import mpicoll
+from mpicoll import _config
+from mpicoll._mpi import runtime
+from mpicoll._progress import expiry
+from mpicoll._progress.group_state import EVERYBODY, GroupState
+from mpicoll._progress.poller import poller
+from mpicoll._progress.watchdog import inside
+from mpicoll._tensors.signatures import facts
+from mpicoll.errors import MpicollError
+
+VERSION = 1  # of the format
+FOLDER = "mpicoll-dump"  # in the current directory, for a record that is asked for without MPICOLL_DUMP_DIR
+REQUEST = "request"  # file in MPICOLL_DUMP_DIR; when it is touched, every rank writes its record
+PIPE = 1 << 16  # bytes that a pipe holds
+SETTLE_S = 0.05  # seconds in which the handler of one signal has written everything
+LOOK_S = 1.0  # seconds between two looks at it
+OTHERS_S = 4.0  # seconds that a rank whose operation has expired waits for the records of the others
+EARLIER_S = 5.0  # seconds before the request in which another rank may have written its record by itself
+
+# Note [How SIGUSR2 reaches a rank that is blocked inside MPI]
+# Python runs a signal handler between two bytecodes of the main thread: never, while that thread waits inside MPI. The handler of
+# faulthandler is a function of C. It writes the stack of the main thread into a pipe at once, and our thread, which reads the
+# pipe, wakes up. signal.set_wakeup_fd would do as well, but asyncio sets it too. The program's own handler wins: if there is one,
+# ours is not installed, and one that is installed later replaces ours. So ours is never removed.
+
+
+class FlightRecorder:
+    """Writes the record of this process. Its thread waits for requests, from the first group to the last one."""
+
+    def __init__(self) -> None:
+        self._rank = self._size = 0  # of the world; 0 ranks: there was none yet
+        self._groups: Callable[[], Iterable[GroupState]] = tuple
+        self._writing = threading.Lock()  # guards the file
+        self._thread: threading.Thread | None = None
+        self._stopping = False
+        self._pipe: tuple[int, int] | None = None  # both ends; open until the process ends, because the handler writes to it
+        self._handles_signal = False
+        self._request = 0.0  # when the file `request` was last touched, as far as this rank knows; 0: never
+        self._expired = False
+
+    def start(self, rank: int, size: int, groups: Callable[[], Iterable[GroupState]]) -> None:
+        """Starts the thread. ``rank`` and ``size``: of the world; ``groups`` returns the open groups."""
+        self._rank, self._size, self._groups = rank, size, groups
+        expiry.call_on_expiry(self._on_expiry)
+        if self._thread is not None:
+            return
+        if self._pipe is None:
+            self._pipe = os.pipe()
+            os.set_blocking(self._pipe[0], False)
+            os.set_blocking(self._pipe[1], False)
+            if _is_free(signal.SIGUSR2):
+                faulthandler.register(signal.SIGUSR2, self._pipe[1], all_threads=False)
+                self._handles_signal = True
+        with contextlib.suppress(BlockingIOError):  # a signal that came while there was no thread
+            os.read(self._pipe[0], PIPE)
+        self._stopping, self._request = False, self._requested_at()
+        self._thread = threading.Thread(target=self._listen, name="mpicoll flight recorder", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread."""
+        thread, self._thread = self._thread, None
+        if thread is not None and self._pipe is not None:
+            self._stopping = True
+            os.write(self._pipe[1], b"stop")
+            thread.join()
+
+    def forget(self) -> None:
+        """Resets the state in a forked child: it ignores SIGUSR2 and leaves the parent's pipe alone."""
+        if self._pipe is not None:
+            if self._handles_signal:
+                faulthandler.register(signal.SIGUSR2, os.open(os.devnull, os.O_WRONLY), all_threads=False)
+            for end in self._pipe:
+                os.close(end)
+        self._pipe = self._thread = None
+        self._groups, self._writing = tuple, threading.Lock()
+
+    def dump(self, reason: str, folder: str | None = None) -> str:
+        """Writes this rank's record and returns its path.
+
+        Args:
+            folder: Made if it does not exist; None: MPICOLL_DUMP_DIR, or `FOLDER` in the current directory.
+        """
+        if self._size == 0:
+            raise MpicollError("dump_flight_record: there was no process group yet")
+        path = Path(folder or _config.get("MPICOLL_DUMP_DIR") or FOLDER).absolute() / f"rank-{self._rank}.json"
+        with self._writing:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            unfinished = path.with_suffix(".part")
+            unfinished.write_text(json.dumps(self.record(reason)))
+            unfinished.replace(path)
+        return str(path)
+
+    def record(self, reason: str) -> dict[str, Any]:
+        """Returns the record. Times are in seconds since 1970."""
+        now = time.time()
+        offset = now - time.monotonic()
+        return {
+            "version": VERSION, "mpicoll": mpicoll.__version__, "reason": reason, "rank": self._rank, "world_size": self._size,
+            "host": socket.gethostname(), "pid": os.getpid(), "time": now, "monotonic_offset": offset,
+            "groups": [_group(group, offset) for group in self._groups()],
+            "messages": [_message(*entry, offset) for entry in list(inside.values())],
+            "pending_messages": [_pending(each) for each in poller.under_way()],
+            "threads": _threads(),
+        }  # fmt: skip
+
+    def _listen(self) -> None:
+        assert self._pipe is not None
+        waiting = select.poll()
+        waiting.register(self._pipe[0], select.POLLIN)
+        while not self._stopping:
+            if waiting.poll(None if self._request_file() is None else LOOK_S * 1000):
+                time.sleep(SETTLE_S)
+                os.read(self._pipe[0], PIPE)  # the stack of the main thread, which is in the record as well
+                if not self._stopping:
+                    self._answer("SIGUSR2")
+            elif self._requested_at() != self._request:
+                self._request = self._requested_at()
+                self._answer("a request")
+
+    def _answer(self, reason: str) -> None:
+        try:
+            path = self.dump(reason)
+        except OSError as error:
+            self._say(f"cannot write its flight record: {error}")
+        else:
+            if reason == "SIGUSR2" or self._rank == 0:
+                self._say(f"flight record, because of {reason}: {path}")
+
+    def _on_expiry(self, reason: str, ends_job: bool) -> None:
+        """Writes this rank's record, and makes the others write theirs; once."""
+        if self._expired or self._size == 0 or runtime.in_forked_child():
+            return
+        self._expired = True
+        try:
+            request = self._request_file()
+            if request is not None:
+                self._dump_all(reason, request)
+            elif ends_job:
+                self._say("set MPICOLL_DUMP_DIR=FOLDER, and every rank writes there what it has called last")
+        except Exception as error:  # noqa: BLE001  the job must end, or the program get its own error, all the same
+            self._say(f"cannot write its flight record: {error}")
+
+    def _dump_all(self, reason: str, request: Path) -> None:
+        self.dump(reason)
+        if self._requested_at() == self._request:  # otherwise another rank has asked already
+            request.touch()
+            self._request = self._requested_at()
+        asked_at, deadline = self._requested_at(), time.monotonic() + OTHERS_S
+        late = set(range(self._size))
+        while late and time.monotonic() < deadline:
+            late = {rank for rank in late if _written_at(request.with_name(f"rank-{rank}.json")) < asked_at - EARLIER_S}
+            time.sleep(0.05)
+        written = f"flight records of {self._size - len(late)} of {self._size} ranks: {request.parent}"
+        self._say(f"{written}; `mpicoll doctor dump {request.parent}` compares them")
+
+    def _request_file(self) -> Path | None:
+        folder = _config.get("MPICOLL_DUMP_DIR")
+        return None if folder is None else Path(folder).absolute() / REQUEST
+
+    def _requested_at(self) -> float:
+        path = self._request_file()
+        return 0.0 if path is None else _written_at(path)
+
+    def _say(self, text: str) -> None:
+        print(f"mpicoll: rank {self._rank} of {self._size}: {text}", file=sys.stderr, flush=True)
+
+
+def _is_free(number: int) -> bool:
+    """True if this process handles, ignores or blocks the signal in no way, neither in Python nor in C."""
+    try:
+        status = Path("/proc/self/status").read_text()
+    except OSError:
+        return signal.getsignal(number) in (signal.SIG_DFL, None)
+    masks = re.findall(r"^Sig(?:Blk|Ign|Cgt):\s*([0-9a-f]+)", status, re.MULTILINE)
+    return not any(int(mask, 16) >> (number - 1) & 1 for mask in masks)
+
+
+def _written_at(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _group(group: GroupState, offset: float) -> dict[str, Any]:
+    collectives, ended = group.history.copy(), group.ended
+    return {
+        "name": group.name, "ranks": list(group.global_ranks), "timeout_s": group.timeout_s,
+        "error": None if group.broken is None else str(group.broken), "issued": group.queue.issued(),
+        "collectives": [
+            {"number": number, **facts(operation, signature).as_json(), "asynchronous": asynchronous,
+             "started": started + offset, "ended": number <= ended}
+            for number, operation, started, signature, asynchronous in collectives
+        ],
+    }  # fmt: skip
+
+
+def _message(operation: str, group: GroupState, since: float, peer: int | None, offset: float) -> dict[str, Any]:
+    """A blocking message under way. ``peer``: the rank that it waits for; None: any."""
+    rank = None if peer is None or peer == EVERYBODY else group.global_ranks[peer]
+    return {"group": group.name, "operation": operation, "peer": rank, "started": since + offset}
+
+
+def _pending(message: Any) -> dict[str, Any]:
+    tensor = message.tensor
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return {"group": message.group.name, "operation": message.operation, "dtype": dtype, "nbytes": tensor.nbytes}
+
+
+STANDARD = sysconfig.get_path("stdlib")
+LIBRARIES = tuple(str(Path(package.__file__ or "").parent) + os.sep for package in (mpicoll, torch))
+
+
+def _threads() -> list[dict[str, Any]]:
+    """Each thread's stack, its innermost call last. ``at``: the innermost call of the program, not of mpicoll or torch."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    main, frames = threading.main_thread().ident, sys._current_frames()
+    return [{"name": names.get(each, "?"), "main": each == main, **_stack(frame)} for each, frame in frames.items()]
+
+
+def _is_library(file: str) -> bool:
+    return file.startswith(LIBRARIES) or (file.startswith(("<frozen ", STANDARD)) and "site-packages" not in file)
+
+
+def _stack(frame: FrameType) -> dict[str, Any]:
+    calls = [(code.f_code.co_filename, line, code.f_code.co_name) for code, line in traceback.walk_stack(frame)][::-1]
+    words = [f"{file}:{line} in {function}" for file, line, function in calls]
+    program = [text for text, (file, *_) in zip(words, calls, strict=True) if not _is_library(file)]
+    return {"at": program[-1] if program else None, "stack": words}
+
+
+recorder = FlightRecorder()
