@@ -5,6 +5,7 @@
     mpirun -n 4 python -m mpicoll.doctor              is this mpirun the right one?
     python -m mpicoll.doctor --run                    does an all_reduce of two ranks work here?
     python -m mpicoll.doctor --json                   the report for programs
+    python -m mpicoll.doctor dump FOLDER              where do the ranks of a job part? See dump.py
 
 Everything that could hang or crash (loading and starting MPI, importing torch) runs in a process of its own with a time limit.
 Exit status 0: everything will work; 1: something will not. Each check is a function that returns `Finding`s; `examine` calls
@@ -27,7 +28,7 @@ from mpicoll._discovery import cuda_support, detect, find
 from mpicoll._discovery.detect import Launch
 from mpicoll._discovery.find import Mpi
 from mpicoll._discovery.torch_facts import torch_facts
-from mpicoll._doctor import cluster, cuda, python_packages, trial
+from mpicoll._doctor import cluster, cuda, dump, python_packages, trial
 from mpicoll._doctor.report import Finding, Report, ranks_in_words
 from mpicoll.errors import LaunchError
 
@@ -40,13 +41,17 @@ THREADS = {"MULTIPLE": "calls from several threads at once", "SERIALIZED": "mpic
 
 def main(argv: Sequence[str] | None = None, prog: str = "python -m mpicoll.doctor") -> int:
     """Prints the report (in a job on rank 0 only). Returns 0 if everything will work, else 1."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words[:1] == ["dump"]:
+        return dump.main(words[1:], f"{prog} dump")
     parser = argparse.ArgumentParser(
         prog=prog,
         description="Reports which MPI, torch and hardware are here, with evidence, and how to repair what will not work.",
+        epilog=f"`{prog} dump FOLDER` compares the flight records of a job, and says where its ranks part",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object: works, findings, facts")
     parser.add_argument("--run", action="store_true", help="also start 2 ranks here, and check and time an all_reduce")
-    options = parser.parse_args(argv)
+    options = parser.parse_args(words)
     launch = detect.detect()
     settings = _config.problems()
     for name in [name for name in os.environ if _config.problems({name: os.environ[name]})]:
