@@ -48,6 +48,8 @@ OURS: dict[str, str] = {
     "scatter": "mpicoll._api.collectives",
     # groups and objects
     "split_group": "mpicoll._api.split_group",
+    "shrink": "mpicoll._api.shrinking",
+    "shrink_group": "mpicoll._api.shrinking",
     "recv_object_list": "mpicoll._api.objects",
     # not in torch.distributed
     "dump_flight_record": "mpicoll._api.flight_record",
@@ -62,6 +64,7 @@ OURS: dict[str, str] = {
     "LaunchError": "mpicoll.errors",
     "MpicollError": "mpicoll.errors",
     "OperationTimeout": "mpicoll.errors",
+    "PeerLost": "mpicoll.errors",
     "ThreadLevelError": "mpicoll.errors",
     "TruncationError": "mpicoll.errors",
     "UnsupportedReduction": "mpicoll.errors",

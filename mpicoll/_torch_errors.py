@@ -18,6 +18,16 @@ class TruncationError(CommunicationError):
     """A message was longer than the tensor that should receive it."""
 
 
+class PeerLost(CommunicationError):
+    """Ranks have died, and the job goes on without them: Open MPI under ``mpicoll.run --fault-tolerant``.
+
+    Attributes:
+        ranks: All ranks of the world that have died so far.
+    """
+
+    ranks: tuple[int, ...] = ()
+
+
 class OperationTimeout(MpicollError, DistBackendError, TimeoutError):
     """An operation did not end within its time; the group is unusable afterwards."""
 
@@ -31,5 +41,5 @@ class GroupDestroyed(MpicollError, DistError):
 
 
 # Tracebacks and pickles name the public module.
-for _error in (CommunicationError, TruncationError, OperationTimeout, GroupFailed, GroupDestroyed):
+for _error in (CommunicationError, PeerLost, TruncationError, OperationTimeout, GroupFailed, GroupDestroyed):
     _error.__module__ = "mpicoll.errors"

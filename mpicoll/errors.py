@@ -5,7 +5,8 @@
         ├── LaunchError         no MPI, two MPIs, the wrong mpiexec, or MPI contradicts the environment
         ├── ThreadLevelError    MPI was initialised with too little thread support (mpicoll needs SERIALIZED or more)
         ├── CommunicationError  (also a DistBackendError) MPI itself returned an error
-        │   └── TruncationError     a message was longer than the tensor that should receive it
+        │   ├── PeerLost            ranks have died, and the job goes on (mpicoll.run --fault-tolerant)
+    │   └── TruncationError     a message was longer than the tensor that should receive it
         ├── OperationTimeout    (also a DistBackendError and a TimeoutError) an operation did not end in time; names operation,
         │                       group and rank
         ├── GroupFailed         (also a DistBackendError) the group was used after one of its operations had failed or timed out
@@ -40,12 +41,19 @@ from mpicoll._errors import (
 )
 
 if TYPE_CHECKING:
-    from mpicoll._torch_errors import CommunicationError, GroupDestroyed, GroupFailed, OperationTimeout, TruncationError
+    from mpicoll._torch_errors import (
+        CommunicationError,
+        GroupDestroyed,
+        GroupFailed,
+        OperationTimeout,
+        PeerLost,
+        TruncationError,
+    )
 
 __all__ = [
     "CollectiveMismatch", "CommunicationError", "ConcurrentCollectives", "ForkedProcess", "GroupDestroyed", "GroupFailed",
     "LaunchError",
-    "MpicollError", "OperationTimeout", "ThreadLevelError", "TruncationError", "UnsupportedReduction", "WorkerLeft",
+    "MpicollError", "OperationTimeout", "PeerLost", "ThreadLevelError", "TruncationError", "UnsupportedReduction", "WorkerLeft",
 ]  # fmt: skip
 
 

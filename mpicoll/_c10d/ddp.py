@@ -1,4 +1,4 @@
-"""Two wrappers for DDP, whose C++ expects the Future and the Work of a backend to be C++ objects.
+"""Wrappers for DDP, whose C++ expects the Future and the Work of a backend to be C++ objects.
 
 # Note [A Future that C++ cannot read]
 # ``ddp._register_builtin_comm_hook(FP16_COMPRESS)`` chains a C++ callback to the Future of an all_reduce, which
@@ -9,6 +9,10 @@
 # ``ddp.join(divide_by_initial_world_size=False)`` hands the Work of an all_reduce to the reducer, which keeps its C++ part and
 # asks it for the Future in the backward pass. By then the Python object is gone, and wait() and get_future() with it
 # ("Work::getFuture not implemented"). So the reducer gets a C++ Work of torch that holds our Future.
+
+# Note [The error of a backward pass]
+# If an all_reduce of gradients fails, the reducer raises a RuntimeError with the text of our error at the end of the pass.
+# In a job that goes on when a rank dies, programs catch PeerLost. So the pass first calls the Work's wait, which raises it.
 """
 
 from __future__ import annotations
@@ -20,15 +24,18 @@ import torch
 
 from mpicoll._c10d import patches
 from mpicoll._c10d.operations import Operations
+from mpicoll._mpi import survivors
 from mpicoll._progress.work import Work
 
 c10d: Any = torch._C._distributed_c10d  # whose stubs lack what is used here
 
 
 def install() -> None:
-    """Wraps both, once."""
+    """Wraps them, once."""
     patches.wrap("torch.nn.parallel.distributed.DistributedDataParallel._register_builtin_comm_hook", _readable)
     patches.wrap("torch._C._distributed_c10d.Reducer._set_forward_pass_work_handle", _lasting)
+    if survivors.possible() and not hasattr(Operations.allreduce, patches.ORIGINAL):
+        Operations.allreduce = _raising(Operations.allreduce)  # type: ignore[method-assign]
 
 
 def _readable(original: Any) -> Any:
@@ -57,3 +64,17 @@ def _lasting(original: Any) -> Any:
         original(self, lasting, use_static_world_size)
 
     return _set_forward_pass_work_handle
+
+
+def _raising(original: Any) -> Any:
+    """See Note [The error of a backward pass]."""
+
+    @functools.wraps(original)
+    def allreduce(self: Operations, tensors: Any, opts: Any = None) -> Any:
+        work = original(self, tensors, opts)
+        if work is not None and torch._C._current_graph_task_id() >= 0:
+            torch.autograd.Variable._execution_engine.queue_callback(work.wait)
+        return work
+
+    setattr(allreduce, patches.ORIGINAL, original)
+    return allreduce

@@ -19,7 +19,8 @@ from typing import Any
 from mpicoll import _config
 from mpicoll._c10d import adapters, excepthooks, names, requested_ranks, some_ranks, torch_world
 from mpicoll._c10d.member_names import named_by_members
-from mpicoll._mpi import abort, runtime
+from mpicoll._mpi import abort, runtime, survivors
+from mpicoll._mpi.errors import MPIException, translate
 
 
 def init_process_group(original: Callable[..., Any], arguments: dict[str, Any]) -> None:
@@ -39,7 +40,7 @@ def init_process_group(original: Callable[..., Any], arguments: dict[str, Any]) 
     translated = names.translate(requested)
     if translated is not None:
         arguments = with_timeout(arguments)
-    mpi = runtime.start()
+    mpi = survivors.start()
     arguments = requested_ranks.unified(arguments)
     requested_ranks.check(arguments)
     some = translated is not None and some_ranks.asked_for(arguments, mpi.size)
@@ -52,7 +53,7 @@ def init_process_group(original: Callable[..., Any], arguments: dict[str, Any]) 
         method = arguments.get("init_method")
         if arguments.get("store") is None and (method is None or str(method).startswith("env:")):
             arguments["init_method"] = "mpi://"
-    with undone_on_failure(), some_ranks.left_on_failure(some), names.visible():
+    with named("init_process_group"), undone_on_failure(), some_ranks.left_on_failure(some), names.visible():
         before = sys.excepthook
         if translated is None:
             original(**arguments)
@@ -78,7 +79,7 @@ def new_group(original: Callable[..., Any], arguments: dict[str, Any]) -> Any:
     arguments = with_timeout(arguments)
     requested_ranks.start_beside(world, arguments)
     by_members = arguments.get("use_local_synchronization")
-    with undone_on_failure(), names.visible():
+    with named("new_group"), undone_on_failure(), names.visible():
         with adapters.mixing(translated) as passed, named_by_members() if by_members else contextlib.nullcontext():
             group = original(**{**arguments, "backend": passed})
         torch_world.record_backend(group, requested, passed)
@@ -90,6 +91,15 @@ def with_timeout(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the arguments with MPICOLL_TIMEOUT as the timeout, if it is set and they have none."""
     seconds = None if arguments.get("timeout") is not None else _config.get("MPICOLL_TIMEOUT")
     return dict(arguments) if seconds is None else {**arguments, "timeout": timedelta(seconds=seconds)}
+
+
+@contextlib.contextmanager
+def named(operation: str) -> Iterator[None]:
+    """Turns an error of MPI into mpicoll's, PeerLost for example."""
+    try:
+        yield
+    except MPIException as raw:
+        raise translate(raw, operation) from raw
 
 
 @contextlib.contextmanager

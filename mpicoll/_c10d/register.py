@@ -105,6 +105,7 @@ def _wrap() -> None:
     patches.wrap(
         f"{patches.C10D}._new_group_with_tag", lambda original: wrapping.wrap(original, wrapping.GROUP_NAMES, _for_group)
     )
+    patches.wrap(f"{patches.C10D}.shrink_group", lambda original: wrapping.wrap(original, wrapping.SHRINK_NAMES, _for_shrink))
 
 
 def _for_world(arguments: dict[str, Any]) -> wrapping.Handler | None:
@@ -126,10 +127,18 @@ def _for_group(arguments: dict[str, Any]) -> wrapping.Handler | None:
     return _handler("new_group") if names.translate(backend) is not None else None
 
 
-def _handler(name: str) -> wrapping.Handler:
-    """Loads `mpicoll._c10d.init` and returns its function of this name."""
-    ensure()
-    from mpicoll._c10d import init
+def _for_shrink(arguments: dict[str, Any]) -> wrapping.Handler | None:
+    """The handler for a call of shrink_group; None if it names a group of another backend."""
+    from mpicoll._c10d import torch_world
 
-    handler: wrapping.Handler = getattr(init, name)
+    group = arguments.get("group") or torch_world.default_group()
+    return _handler("shrink_group") if torch_world.has(group) and names.translate(torch_world.backend_of(group)) else None
+
+
+def _handler(name: str) -> wrapping.Handler:
+    """Loads `mpicoll._c10d.init`, or `shrink`, and returns its function of this name."""
+    ensure()
+    from mpicoll._c10d import init, shrink
+
+    handler: wrapping.Handler = getattr(shrink if name == "shrink_group" else init, name)
     return handler

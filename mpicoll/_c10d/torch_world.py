@@ -22,6 +22,11 @@ def default_group() -> Any:
     return world.default_pg
 
 
+def has(group: Any) -> bool:
+    """True for a group that exists, with this rank among its members."""
+    return isinstance(group, c10d.ProcessGroup) and group in world.pg_map
+
+
 def backend_of(group: Any) -> str:
     """The backend string of a group, as get_backend() answers it."""
     return str(world.pg_map[group][0])

@@ -16,6 +16,7 @@ from typing import Any
 # The order in which torch takes them (2.11 to 2.15; before that, too).
 WORLD_NAMES = ("backend", "init_method", "timeout", "world_size", "rank", "store", "group_name", "pg_options", "device_id")
 GROUP_NAMES = ("ranks", "timeout", "backend", "backend_options", "pg_tag", "use_local_synchronization", "group_desc", "device_id")
+SHRINK_NAMES = ("ranks_to_exclude", "group", "shrink_flags", "pg_options")
 
 Arguments = dict[str, Any]
 Handler = Callable[[Callable[..., Any], Arguments], Any]

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import cache
+from typing import Any
 
 import mpicoll._log as log
 from mpicoll._algorithms.windows import Windows
@@ -23,7 +24,7 @@ from mpicoll._host import thresholds
 from mpicoll._host.collectives import HostCollectives
 from mpicoll._host.thresholds import HIERARCHICAL, Choices
 from mpicoll._log import Algorithms
-from mpicoll._mpi import abort, exit_handshake, library, runtime
+from mpicoll._mpi import abort, exit_handshake, library, runtime, survivors
 from mpicoll._mpi.channel import Channel
 from mpicoll._mpi.errors import MPIException, not_made
 from mpicoll._mpi.runtime import Runtime
@@ -50,6 +51,7 @@ class Registry:
         self._made: Counter[tuple[int, ...]] = Counter()  # number of groups of these ranks that this world has had
         self._started: dict[str, int] = {}  # number of collectives that this rank started, by closed group
         self._stuck: list[Communicator] = []  # closed groups with a collective that has not ended
+        self._provided: dict[tuple[int, ...], Any] = {}  # communicators for the next group of these ranks
         self._world: World | None = None  # set by a group of all ranks, until the last group is closed
 
     def create(self, name: str, ranks: Sequence[int] | None, timeout_s: float) -> Communicator:
@@ -113,11 +115,8 @@ class Registry:
         else:
             global_ranks = tuple(ranks)
             with runtime_.lock:
-                world = runtime_.base.Get_group()
-                members = world.Incl(list(global_ranks))
-                comm = runtime_.base.Create_group(members, self._tag(global_ranks) % runtime_.tag_ub)
-                members.Free()
-                world.Free()
+                made = self._provided.pop(global_ranks, None)
+                comm = made or survivors.create_group(runtime_.base, global_ranks, self._tag(global_ranks) % runtime_.tag_ub)
         return Channel(runtime_, comm), global_ranks
 
     def _circumstances(self, channel: Channel, ranks: Sequence[int] | None) -> World:
@@ -135,6 +134,15 @@ class Registry:
         if ranks is None:
             self._world = topology, agreed
         return topology, agreed
+
+    def provide(self, ranks: Sequence[int], comm: Any) -> None:
+        """Hands over the communicator of the next group of these ranks."""
+        self._provided[tuple(ranks)] = comm
+
+    def revoke(self) -> None:
+        """Ends all operations of all groups, also on other ranks. Called after a rank has died."""
+        for communicator in self._groups.values():
+            communicator.channel.revoke()
 
     def _tag(self, ranks: tuple[int, ...]) -> int:
         """Returns a tag that is equal on all members, for overlapping sets of ranks that make groups at the same time.

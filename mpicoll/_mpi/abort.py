@@ -2,24 +2,30 @@
 
 Plain ``python`` hangs in that case under both Open MPI and MPICH: the failing rank waits in MPI_Finalize, and the other ranks
 wait in the operation that it never reached.
+
+# Note [Only a killed rank is noticed]
+In a job that goes on when a rank dies, a failed rank ends alone. Open MPI notices at once if a signal has killed it, and after 10
+to 20 s, or never, if it ended by exit or MPI_Abort.
 """
 
 from __future__ import annotations
 
 import faulthandler
 import os
+import signal
 import sys
 import threading
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 from mpicoll._mpi import runtime
 
 ABORT_S = 5.0  # limit of MPI_Abort, which may wait for a launcher that is gone; then this process ends by itself
 FORWARDING_S = 0.3  # time for mpiexec to read the output: Hydra drops output that is still in the pipe when the job is aborted
 
+_os_exit = os._exit
 _before: tuple[Callable[..., Any], Callable[..., Any]] | None = None
 
 
@@ -30,6 +36,10 @@ def install() -> None:
         _before = (sys.excepthook, threading.excepthook)
         sys.excepthook = _excepthook
         threading.excepthook = _thread_excepthook
+        from mpicoll._mpi import survivors
+
+        if survivors.possible():
+            os._exit = _exit
 
 
 def uninstall() -> None:
@@ -38,6 +48,7 @@ def uninstall() -> None:
     if _before is not None and sys.excepthook is _excepthook and threading.excepthook is _thread_excepthook:
         sys.excepthook, threading.excepthook = _before
         _before = None
+        os._exit = _os_exit
 
 
 def _excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -57,10 +68,18 @@ def _thread_excepthook(args: threading.ExceptHookArgs) -> None:
             abort(f"uncaught {args.exc_type.__name__} in thread {args.thread.name if args.thread else '?'}")
 
 
+def _exit(status: int) -> NoReturn:
+    """os._exit in a job that goes on when a rank dies."""
+    if status == 0 or runtime.in_forked_child():
+        _os_exit(status)
+    die(f"os._exit({status}) in process {os.getpid()}; this rank ends, and the others go on")
+
+
 def abort(reason: str) -> None:
     """Ends the whole job. Does nothing in a forked child, in a job of one rank, or while MPI is not running."""
     if runtime.in_forked_child():
         return
+    from mpicoll._mpi import survivors
     from mpicoll._mpi.library import MPI
 
     world = runtime.current()
@@ -68,10 +87,22 @@ def abort(reason: str) -> None:
         world = world.parent  # MPI ends all ranks of the parent, and mpiexec names them by these numbers
     if world is None or world.size == 1 or not MPI.Is_initialized() or MPI.Is_finalized():
         return
-    print(f"mpicoll: rank {world.rank} of {world.size} ({world.hostname}): {reason}; aborting the job", file=sys.stderr)
+    rank = f"rank {world.rank} of {world.size} ({world.hostname})"
+    if survivors.possible():
+        die(f"{rank}: {reason}; this rank ends, and the others go on")
+    print(f"mpicoll: {rank}: {reason}; aborting the job", file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
     time.sleep(FORWARDING_S)
     # A thread of C, which needs no interpreter lock. It calls _exit(1).
     faulthandler.dump_traceback_later(ABORT_S, exit=True, file=open(os.devnull, "w"))  # noqa: SIM115  open until the end
     MPI.COMM_WORLD.Abort(1)
+
+
+def die(text: str) -> NoReturn:
+    """Ends this process, so that the other ranks notice: Note [Only a killed rank is noticed]."""
+    print(f"mpicoll: {text}", file=sys.stderr)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    while True:
+        os.kill(os.getpid(), signal.SIGKILL)

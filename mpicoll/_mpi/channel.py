@@ -10,10 +10,13 @@ channel is made.
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from mpicoll._mpi import survivors
 from mpicoll._mpi.backoff import Backoff
 from mpicoll._mpi.library import MPI
 from mpicoll._mpi.runtime import Runtime
@@ -42,6 +45,7 @@ class Channel:
         self.runtime = runtime
         self.comm = comm
         self.lock = runtime.lock
+        self._freeing = threading.Lock()  # held while the communicator is freed or revoked
         with self.lock:
             #: True if MPI is serialized on any rank. All ranks then make non-blocking calls, so that the calls match.
             # Not allreduce of objects, for which mpi4py makes another communicator.
@@ -125,14 +129,25 @@ class Channel:
 
     def cancel(self, request: MPI.Request) -> bool:
         """Cancels a receive. Returns False if its message is already on its way: MPI still uses the memory then."""
-        with self.lock:
+        with self.lock, contextlib.suppress(*([MPI.Exception] if survivors.lost() else [])):
             request.Cancel()
             if request.Test():  # succeeds at once for a cancelled request
                 return True
             request.Free()
         return False
 
+    def revoke(self) -> None:
+        """Ends all operations of the group with an MPI error, on all ranks. Called after a rank has died."""
+        with self.lock, self._freeing:
+            if self.comm != MPI.COMM_NULL and not self.comm.Is_revoked():
+                self.comm.Revoke()
+
+    def shrunk(self) -> MPI.Intracomm:
+        """A communicator of the ranks that live (collective over them)."""
+        with self.lock:
+            return self.comm.Shrink()  # type: ignore[return-value]  # the stub says Comm
+
     def free(self) -> None:
         """Frees the communicator. Called on an explicit destroy only, never from garbage collection."""
-        with self.lock:
+        with self.lock, self._freeing:
             self.comm.Free()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from mpicoll._mpi import survivors
 from mpicoll._mpi.library import MPI
-from mpicoll.errors import CommunicationError, TruncationError
+from mpicoll.errors import CommunicationError, PeerLost, TruncationError
 
 MPIException = MPI.Exception
 MANY_GROUPS = 500  # from here on, an error of MPI while a group is made is taken as a lack of communicators
@@ -14,16 +15,28 @@ def translate(error: MPI.Exception, where: str) -> CommunicationError:
     text = f"{where}: {error.Get_error_string()}"
     if error.Get_error_class() == MPI.ERR_TRUNCATE:
         return TruncationError(text)
+    if lost := survivors.lost(survivors.NOTICE_S):  # whatever MPI says: after a death it has several errors, OTHER too
+        return peer_lost(where, lost)
     return CommunicationError(text)
 
 
 def not_made(error: MPI.Exception, where: str, groups: int) -> CommunicationError:
     """The mpicoll error for an MPI error while a group was made. ``groups``: number of open groups of this process."""
+    if lost := survivors.lost(survivors.NOTICE_S):
+        return peer_lost(where, lost)
     reason = error.Get_error_string().strip().splitlines()[-1]
     text = f"{where}: MPI could not make the communicator: {reason}"
     if groups >= MANY_GROUPS or "communicators" in reason:
         text += f". This process has {groups} open groups: destroy groups that you no longer need, destroy_process_group(group)"
     return CommunicationError(text)
+
+
+def peer_lost(where: str, ranks: tuple[int, ...]) -> PeerLost:
+    """The error for an operation that cannot end because these ranks of the world have died."""
+    names = ", ".join(map(str, ranks))
+    error = PeerLost(f"{where}: rank {names} {'has' if len(ranks) == 1 else 'have'} died; mpicoll.shrink() leaves out the dead")
+    error.ranks = ranks
+    return error
 
 
 def truncated() -> MPI.Exception:

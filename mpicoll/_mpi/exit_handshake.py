@@ -17,11 +17,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from mpicoll._mpi import runtime
+from mpicoll._mpi import abort, library, runtime, survivors
 from mpicoll._mpi.backoff import Backoff
 from mpicoll._mpi.library import MPI
 
 QUESTION, ANSWER = 1, 2  # tags on the runtime's own communicator
+DISMISSED = ""  # a question that names no group: the rank counts as dead from now on
 
 _all_come = False  # True: all ranks of MPI.COMM_WORLD have made a world, and so will call `leave`
 _sent: list[MPI.Request] = []  # questions and answers in flight
@@ -39,7 +40,13 @@ def expect_all() -> None:
 def possible() -> bool:
     """True if the ranks of this world can ask each other: the world is MPI.COMM_WORLD, not a communicator of the user."""
     world = runtime.current()
-    return world is not None and world.size > 1 and runtime.world_comm() is not None and world.base == MPI.COMM_WORLD
+    return (
+        world is not None
+        and not survivors.lost()
+        and world.size > 1
+        and runtime.world_comm() is not None
+        and world.base == MPI.COMM_WORLD
+    )
 
 
 def ask(rank: int, group: str) -> None:
@@ -47,9 +54,14 @@ def ask(rank: int, group: str) -> None:
     comm, world = runtime.world_comm(), runtime.current()
     assert comm is not None
     assert world is not None
-    with world.lock:
+    with world.lock, survivors.tolerated():
         _sent[:] = [request for request in _sent if not request.Test()]
         _sent.append(comm.isend(group, rank, QUESTION))
+
+
+def dismiss(rank: int) -> None:
+    """Tells a rank that has ended, and that others wait for, to die, so that they get PeerLost."""
+    ask(rank, DISMISSED)
 
 
 def answers() -> list[tuple[int, str, int]]:
@@ -61,7 +73,7 @@ def answers() -> list[tuple[int, str, int]]:
     assert comm is not None
     assert world is not None
     received = []
-    with world.lock:
+    with world.lock, survivors.tolerated():
         status = MPI.Status()
         while comm.iprobe(MPI.ANY_SOURCE, ANSWER, status):
             group, begun = comm.recv(source=status.source, tag=ANSWER)
@@ -75,11 +87,36 @@ def leave(begun: Callable[[str], int]) -> None:
     ``begun`` returns the number of collectives that this rank has begun on the group of a name.
     """
     comm = runtime.world_comm()
-    if not _all_come or comm is None or comm.Get_size() == 1 or runtime.finalized():
+    if runtime.finalized() or (survivors.possible() and _leave_survivors(begun)):
         return
-    barrier, status, backoff = comm.Ibarrier(), MPI.Status(), Backoff()
+    if not _all_come or comm is None or comm.Get_size() == 1:
+        return
+    barrier, backoff = comm.Ibarrier(), Backoff()
     while not barrier.Test():
-        if comm.iprobe(MPI.ANY_SOURCE, QUESTION, status):
-            group = comm.recv(source=status.source, tag=QUESTION)
-            _sent.append(comm.isend((group, begun(group)), status.source, ANSWER))
+        _answer(comm, begun)
         backoff.pause()
+
+
+def _leave_survivors(begun: Callable[[str], int]) -> bool:
+    """`leave` for a job that goes on when a rank dies. Returns False if not all ranks of the last world will call it."""
+    base = runtime.last_base
+    if base is None or not (survivors.has_made(base) or (_all_come and base == MPI.COMM_WORLD)):
+        return False
+
+    def answer() -> None:
+        comm = runtime.world_comm()
+        if comm is not None and not library.dead_processes:
+            with survivors.tolerated():
+                _answer(comm, begun)
+
+    survivors.meet(base, goes_on=False, meanwhile=answer)
+    return True
+
+
+def _answer(comm: MPI.Intracomm, begun: Callable[[str], int]) -> None:
+    status = MPI.Status()
+    if comm.iprobe(MPI.ANY_SOURCE, QUESTION, status):
+        group = comm.recv(source=status.source, tag=QUESTION)
+        if group == DISMISSED:
+            abort.die(f"rank {comm.Get_rank()} has ended while other ranks wait for it; it counts as dead")
+        _sent.append(comm.isend((group, begun(group)), status.source, ANSWER))

@@ -94,6 +94,7 @@ class Runtime:
 
 
 _runtime: Runtime | None = None
+last_base: MPI.Intracomm | None = None  # the communicator of the last world
 _world_comm: MPI.Intracomm | None = None  # duplicate of MPI.COMM_WORLD; kept for ever, because the ranks meet on it at exit
 _forked = False
 
@@ -109,7 +110,7 @@ def start(comm: MPI.Intracomm | None = None) -> Runtime:
         ThreadLevelError: MPI was initialised below MPI_THREAD_SERIALIZED.
         ForkedProcess: Called in a forked child.
     """
-    global _runtime
+    global _runtime, last_base
     if _forked:
         raise forked_error()
     if _runtime is not None and (comm is None or comm == _runtime.base) and not finalized():
@@ -118,7 +119,8 @@ def start(comm: MPI.Intracomm | None = None) -> Runtime:
     if _runtime is None:
         _check_launcher(mpi)
         _warn_of_binding(mpi)
-    _runtime = Runtime(mpi.COMM_WORLD if comm is None else comm)
+    last_base = mpi.COMM_WORLD if comm is None else comm
+    _runtime = Runtime(last_base)
     return _runtime
 
 
@@ -139,14 +141,20 @@ def start_some(ranks: Sequence[int]) -> Runtime:
     """
     global _runtime
     parent = start()
-    with parent.lock:
-        group = parent.base.Get_group()
+    _runtime = Runtime(subset(ranks), parent)
+    return _runtime
+
+
+def subset(ranks: Sequence[int]) -> MPI.Intracomm:
+    """Makes a communicator of some ranks of the current world, in this order (collective over them)."""
+    world = start()
+    with world.lock:
+        group = world.base.Get_group()
         members = group.Incl(list(ranks))
-        comm = parent.base.Create_group(members, zlib.crc32(repr(list(ranks)).encode()) % parent.tag_ub)
+        comm = world.base.Create_group(members, zlib.crc32(repr(list(ranks)).encode()) % world.tag_ub)
         members.Free()
         group.Free()
-    _runtime = Runtime(comm, parent)
-    return _runtime
+    return comm
 
 
 def everyone() -> Runtime:

@@ -11,7 +11,7 @@ from mpicoll._mpi.channel import Channel
 from mpicoll._progress import expiry
 from mpicoll._progress.queue import CollectiveQueue
 from mpicoll._tensors.calls import Signature
-from mpicoll.errors import GroupFailed, MpicollError, OperationTimeout
+from mpicoll.errors import GroupFailed, MpicollError, OperationTimeout, PeerLost
 
 EVERYBODY = -1  # the peer of a collective
 REMEMBERED = 2000  # collectives of a group whose calls are kept
@@ -50,7 +50,9 @@ class GroupState:
     def check_usable(self, operation: str) -> None:
         """Raises the error in ``broken``, if there is one."""
         if self.broken is not None:
-            raise type(self.broken)(f"{self.where(operation)}: {self.broken}")
+            error = type(self.broken)(f"{self.where(operation)}: {self.broken}")
+            error.__dict__.update(self.broken.__dict__)  # ranks of a PeerLost
+            raise error
 
     def under_way(self) -> Entry | None:
         """Returns the collective that this rank is in."""
@@ -60,6 +62,7 @@ class GroupState:
     def fail(self, error: Exception) -> None:
         """Makes the group unusable: after an error inside MPI, or a timeout, ranks may be out of step."""
         if self.broken is None:
-            self.broken = GroupFailed(f"the group is unusable since an operation failed: {error}")
+            failed = GroupFailed(f"the group is unusable since an operation failed: {error}")
+            self.broken = error if isinstance(error, PeerLost) else failed
             if isinstance(error, OperationTimeout):
                 expiry.expired(str(error), ends_job=False)

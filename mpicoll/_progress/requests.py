@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from torch import Tensor
 
 from mpicoll._mpi.errors import MPIException, translate
 from mpicoll._progress.group_state import GroupState
 from mpicoll._progress.work import Work
-from mpicoll._tensors import storages
 from mpicoll._tensors.calls import Transfer
-from mpicoll._tensors.storages import Held
-from mpicoll.errors import MpicollError, TruncationError
+from mpicoll.errors import TruncationError
 
 
 @dataclass(eq=False)
@@ -24,13 +22,11 @@ class PendingMessage:
     operation: str
     transfer: Transfer
     tensor: Tensor
-    held: Held = field(default_factory=dict)
 
     def test(self) -> bool:
-        """Works like `Transfer.test`, with mpicoll's errors for MPI's, and an error if the tensor was resized meanwhile."""
+        """Works like `Transfer.test`, with mpicoll's errors for MPI's."""
         try:
-            if not self.transfer.test():
-                return False
+            return self.transfer.test()
         except MPIException as raw:
             error = translate(raw, self.group.where(self.operation))
             if isinstance(error, TruncationError):
@@ -41,9 +37,6 @@ class PendingMessage:
             abandoned.append(self)
             self.group.fail(error)
             raise
-        if resized := storages.resized(self.held):
-            raise MpicollError(f"{self.group.where(self.operation)}: {resized}")
-        return True
 
     def cancel(self) -> None:
         """Cancels a receive. MPI keeps a send, and a message that has begun to move; we then keep its memory."""

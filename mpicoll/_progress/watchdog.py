@@ -14,8 +14,8 @@ import time
 import weakref
 from typing import NamedTuple
 
-from mpicoll._mpi import abort, exit_handshake
-from mpicoll._progress import expiry, threads
+from mpicoll._mpi import abort, exit_handshake, survivors
+from mpicoll._progress import expiry, losses, threads
 from mpicoll._progress.group_state import EVERYBODY, GroupState
 
 PATIENCE_S = 3.0  # seconds that a call is blocked before this rank asks others whether they have left
@@ -57,7 +57,7 @@ class Watchdog:
 
     def watch(self, timeout_s: float) -> None:
         """Starts the thread if necessary, and makes it look often enough for this timeout."""
-        self._look_s = min(self._look_s, max(0.05, timeout_s / 10))
+        self._look_s = min(self._look_s, max(0.05, timeout_s / 10), losses.LOOK_S if survivors.possible() else LONGEST_LOOK_S)
         self._wake.set()
         if self._thread is None:
             self._stopping = False
@@ -85,6 +85,9 @@ class Watchdog:
             if self._wake.wait(self._look_s):  # a group with a shorter timeout, or the end
                 self._wake.clear()
                 continue
+            if survivors.possible():
+                threads.entering()
+                losses.look(self._watched())
             now, waiting = time.monotonic(), self._waiting()
             for operation, group, since, _, asynchronous in waiting:
                 if now - since > group.timeout_s and not asynchronous and operation not in TIMED_BY_ITSELF:
@@ -95,18 +98,20 @@ class Watchdog:
                 threads.entering()
                 self._look_for_leavers(blocked)
 
-    def _waiting(self) -> list[Waiting]:
+    def _watched(self) -> list[GroupState]:
         with self._guard:
-            groups = list(self._groups)
+            return list(self._groups)
+
+    def _waiting(self) -> list[Waiting]:
         waiting = [Waiting(*entry) for entry in list(inside.values())]
-        for group in groups:
+        for group in self._watched():
             if (current := group.under_way()) is not None:
                 _, operation, since, _, asynchronous = current
                 waiting.append(Waiting(operation, group, since, EVERYBODY, asynchronous))
         return waiting
 
     def _look_for_leavers(self, blocked: list[Waiting]) -> None:
-        """Asks ranks that blocked calls wait for whether their program has ended. Ends the job if one says so."""
+        """Asks ranks that blocked calls wait for whether their program has ended. Ends the job, or that rank, if one says so."""
         for rank, name, started in exit_handshake.answers():
             for operation, group, _, peer, _ in blocked:
                 if group.name != name or rank not in group.global_ranks:
@@ -114,7 +119,10 @@ class Watchdog:
                 never = started < group.queue.started if peer == EVERYBODY else peer == group.global_ranks.index(rank)
                 if never or (peer is None and group.size == 2):
                     why = f"waits for rank {rank}, whose program has ended (after {started} collectives on this group)"
-                    _end(operation, group, why, f"{operation} can never end")
+                    if survivors.possible():
+                        exit_handshake.dismiss(rank)
+                    else:
+                        _end(operation, group, why, f"{operation} can never end")
         for _, group, _, peer, _ in blocked:
             others = [rank for rank in range(group.size) if rank != group.rank]
             start = sum(rank < group.rank for rank in others)  # the next rank first, so that not all ask the same one

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from datetime import timedelta
+from typing import NoReturn
 
 import torch.distributed as dist
 from torch import Tensor
@@ -27,6 +28,24 @@ class WorkFuture(Future[list[Tensor]]):
     def wait(self) -> list[Tensor]:
         self._work._settle()
         return super().wait()
+
+
+class _Failure:
+    """The value of a Future that has failed.
+
+    Python's Futures have no errors in C++: DDP's reducer takes the first tensor in the value, and crashes if there is none. It
+    finds tensors by pickling, which raises here.
+    """
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise self.error
+
+
+def _raise(value: _Failure) -> NoReturn:
+    raise value.error
 
 
 class Work(dist.Work):
@@ -85,8 +104,11 @@ class Work(dist.Work):
     def _resolve(self, future: Future[list[Tensor]]) -> None:
         if self._error is None:
             future.set_result(self._tensors)
-        else:
+        elif any(tensor.device.type != "cpu" for tensor in self._tensors):
             future.set_exception(self._error)  # type: ignore[arg-type]
+        else:
+            future._set_unwrap_func(_raise)
+            future.set_result(_Failure(self._error))  # type: ignore[arg-type]
 
     # -- the user's side -----------------------------------------------------------------------------------------------
 

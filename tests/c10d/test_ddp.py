@@ -13,6 +13,8 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 
+from mpicoll._c10d.operations import Operations
+from mpicoll._progress.work import Work
 from tests.support import agree, everyone
 
 ROWS = 4  # per rank
@@ -227,3 +229,22 @@ def test_zero_redundancy_optimizer(rank: int, size: int) -> None:
             loss_of(m(a), b).backward()
             o.step()
     agree(same_bits(model) and close(model, reference, 1e-9), list(model.parameters()))
+
+
+def test_an_all_reduce_that_fails_in_a_backward_pass(monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
+    """The reducer reads the Future in C++, takes the first tensor of its value, and crashed because an error has none."""
+    parallel = DistributedDataParallel(network())
+    loss = parallel(torch.ones(2, 6, dtype=torch.float64)).sum()
+
+    def fails(self: Operations, tensors: object, opts: object = None) -> Work:
+        work = Work("all_reduce", [], timeout_s=1)
+        work._complete(ValueError("own words"))
+        return work
+
+    monkeypatch.setattr(Operations, "allreduce", fails)
+    error = ""
+    try:
+        loss.backward()
+    except RuntimeError as caught:
+        error = str(caught)
+    agree("own words" in error, error)

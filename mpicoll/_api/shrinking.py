@@ -1,0 +1,67 @@
+"""shrink and shrink_group: go on without some ranks."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as torch_dist
+from torch.distributed import ProcessGroup
+
+from mpicoll._api import groups
+from mpicoll._c10d import dynamo
+from mpicoll._c10d import shrink as shrinking
+
+
+def shrink(timeout: timedelta | None = None) -> ProcessGroup:
+    """Makes the world again, of the ranks that live (collective over them), and returns its group.
+
+    All groups are destroyed. Ranks get new numbers from 0, in the old order. If further ranks die meanwhile, they are left out
+    too. Needs a job that goes on when a rank dies: ``python -m mpicoll.run --fault-tolerant``.
+
+    Args:
+        timeout: Of the new world; None: as before.
+
+    Raises:
+        LaunchError: The job ends when a rank dies.
+        ValueError: There is no default group, or another backend has made it.
+
+    Example:
+        >>> try:
+        ...     dist.all_reduce(tensor)
+        ... except dist.PeerLost:
+        ...     dist.shrink()
+    """
+    return shrinking.world(None if timeout is None else timeout.total_seconds())  # type: ignore[no-any-return]
+
+
+def shrink_group(
+    ranks_to_exclude: list[int], group: ProcessGroup | None = None, shrink_flags: int = 0, pg_options: Any = None
+) -> ProcessGroup:
+    """Makes a group again without some ranks (collective over the other ones), and returns it.
+
+    Dead ranks are left out whether they are named or not. The default group: all groups are destroyed, and ranks get new numbers.
+    In a fault-tolerant job the call then waits until the excluded ranks are dead or have come to the end of their program.
+    Another group: it alone is destroyed. If it has lost a rank, all excluded ranks must be dead.
+
+    Args:
+        ranks_to_exclude: Ranks within the group. They must not call this.
+        group: None: the default group.
+        shrink_flags: 0 (SHRINK_DEFAULT): waits for the group's queued operations. 1 (SHRINK_ABORT): does not.
+        pg_options: As in torch; for groups of other backends.
+
+    Raises:
+        TypeError: ``ranks_to_exclude`` is no list of ranks, or the group is of a backend that cannot shrink.
+        ValueError: The ranks are not in the group, are named twice, or are all ranks.
+        RuntimeError: This rank is excluded.
+        PeerLost: A rank has died that was not excluded.
+
+    Example:
+        >>> pair = dist.shrink_group([2], dist.new_group([0, 1, 2]))  # on ranks 0 and 1
+    """
+    if groups.of(group) is None:
+        return torch_dist.shrink_group(ranks_to_exclude, group, shrink_flags, pg_options)
+    return shrinking.without(ranks_to_exclude, group, shrink_flags)  # type: ignore[no-any-return]
+
+
+dynamo.skip_frames(__name__)

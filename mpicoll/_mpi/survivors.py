@@ -1,0 +1,191 @@
+"""Which ranks are lost, and communicators of the others, in a job that goes on when a rank dies.
+
+Open MPI can do so: ULFM, ``mpirun --with-ft ulfm``. A dead rank is noticed within 0.1 s. From then on every collective on a
+communicator with that rank fails, and so do messages to it and from it. Messages between others go on; `revoke` ends them too.
+
+# Note [Who takes part]
+Communicators of the survivors need every rank that lives, also one whose program has ended meanwhile. `meet` brings all of them
+together: ranks that go on come from shrink or init_process_group, ranks that have ended come from `leave`.
+
+    [1] all agree: have all of them ended? Then they leave                  MPI_Comm_iagree
+    [2] otherwise they make a communicator without the dead ranks           MPI_Comm_shrink
+    [3] if some have ended, they split it                                   MPI_Comm_split
+    [4] if a rank has died in [3], they begin again with [1], on the communicator of [2]
+
+# Note [A death while communicators are made]
+If a rank dies in the millisecond in which the others make a communicator with it, Open MPI 5.0.11 may crash on them (SIGSEGV in
+ompi_comm_revoke_local: the communicator is in its table, but not complete). So as few communicators as possible are made, and
+`settle` waits until deaths at the same moment are known.
+"""
+
+from __future__ import annotations
+
+import array
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+from mpicoll._mpi import library, runtime
+from mpicoll._mpi.backoff import Backoff
+from mpicoll._mpi.library import MPI
+from mpicoll._mpi.runtime import Runtime
+
+SETTING = "OMPI_MCA_mpi_ft_enable"  # set by mpirun --with-ft ulfm
+LOOKS = 8  # Open MPI looks at its events in one of some calls only; 4 were needed
+GOES_ON, ENDS = 1, 2  # bits for `agree`
+SETTLE_S = 0.1  # a death is noticed within some 20 ms, of the second rank too
+NOTICE_S = 1.0  # seconds after MPI's error until the dead rank must be known; usually 1 ms
+
+_made: list[MPI.Intracomm] = []  # by `meet`
+
+
+@cache
+def possible() -> bool:
+    """True if the job goes on when a rank dies."""
+    return os.environ.get(SETTING) in ("1", "true") and MPI.get_vendor()[0] == "Open MPI"
+
+
+def lost(within_s: float = 0.0) -> tuple[int, ...]:
+    """The ranks of the world that have died. Looks for ``within_s`` seconds until there is one."""
+    world = runtime.current()
+    if not possible() or world is None or runtime.finalized():
+        return ()
+    deadline = time.monotonic() + within_s
+    while not (ranks := _failed(world)) and time.monotonic() < deadline:
+        time.sleep(1e-3)
+    if ranks:
+        library.dead_processes = True  # see Note [After a process has died]
+    return ranks
+
+
+def create_group(base: MPI.Intracomm, ranks: Sequence[int], tag: int) -> MPI.Intracomm:
+    """MPI_Comm_create_group, which waits for ever for a rank that has died (Open MPI 5.0.11).
+
+    So in a job that goes on when a rank dies, the members first wait for each other by messages, which fail then.
+    """
+    group = base.Get_group()
+    members = group.Incl(list(ranks))
+    try:
+        if possible():
+            _assemble(base, ranks, tag)
+        return base.Create_group(members, tag)
+    finally:
+        members.Free()
+        group.Free()
+
+
+def _assemble(base: MPI.Intracomm, ranks: Sequence[int], tag: int) -> None:
+    """Returns once all of these ranks have called it: the first one receives from each other one, and answers."""
+    rank, first, nothing = base.Get_rank(), ranks[0], bytearray()
+    for step in (base.Irecv, base.Isend) if rank == first else (base.Isend, base.Irecv):
+        backoff = Backoff()
+        for request in [step(nothing, other, tag) for other in (ranks[1:] if rank == first else [first])]:
+            while not request.Test():
+                backoff.pause()
+
+
+def revoke_base() -> None:
+    """Ends the making of groups in this world, which can no longer succeed."""
+    world = runtime.current()
+    if world is not None and not world.base.Is_revoked():
+        with world.lock:
+            world.base.Revoke()
+
+
+def settle() -> None:
+    """Waits until ranks that have died at the same moment are known. See Note [A death while communicators are made]."""
+    time.sleep(SETTLE_S)
+    lost()
+
+
+def has_made(comm: MPI.Intracomm) -> bool:
+    """True for a communicator that `meet` has made."""
+    return comm in _made
+
+
+@contextmanager
+def tolerated() -> Iterator[None]:
+    """Drops an MPI error inside if a rank has died. For messages that help, but that nothing depends on."""
+    try:
+        yield
+    except MPI.Exception:
+        if not possible():
+            raise
+        library.dead_processes = True  # see Note [After a process has died]
+
+
+def _failed(world: Runtime) -> tuple[int, ...]:
+    with world.lock:
+        for _ in range(LOOKS):
+            MPI.COMM_SELF.Iprobe()
+        failed = world.base.Get_failed()
+        try:
+            if failed.Get_size() == 0:
+                return ()
+            group = world.base.Get_group()
+            ranks = MPI.Group.Translate_ranks(failed, None, group)
+            group.Free()
+            return tuple(sorted(ranks))
+        finally:
+            failed.Free()
+
+
+def start() -> Runtime:
+    """Starts MPI like `runtime.start`.
+
+    If the ranks of a fault-tolerant job have had a world before, the new world is of those that live (collective over them).
+    """
+    if runtime.current() is None and runtime.last_base is not None and possible():
+        return runtime.start(meet(runtime.last_base, goes_on=True))
+    return runtime.start()
+
+
+def meet(base: MPI.Intracomm, goes_on: bool, meanwhile: Callable[[], None] = lambda: None) -> MPI.Intracomm | None:
+    """Makes a communicator of the ranks that go on (collective over all ranks of ``base`` that live).
+
+    Returns None if this rank does not go on. See Note [Who takes part]. Calls ``meanwhile`` while it waits in [1].
+    """
+    while True:
+        common, _ = agree(base, GOES_ON if goes_on else ENDS, meanwhile)  # [1]
+        if common == ENDS:
+            return None
+        base = _shrunk(base)  # [2]
+        if common == GOES_ON:
+            return base
+        part = None
+        try:
+            part = base.Split(0 if goes_on else MPI.UNDEFINED, base.Get_rank())  # [3]
+        except MPI.Exception:
+            part = None
+        made, died = agree(base, int(part is not None))
+        if made and not died:  # [4]
+            return _kept(part) if goes_on else None
+
+
+def _shrunk(comm: MPI.Intracomm) -> MPI.Intracomm:
+    """A communicator of the ranks of ``comm`` that live (collective over them)."""
+    return _kept(comm.Shrink())
+
+
+def _kept(comm: Any) -> MPI.Intracomm:
+    _made.append(comm)
+    return comm  # type: ignore[no-any-return]  # mpi4py's stubs say Comm
+
+
+def agree(comm: MPI.Intracomm, word: int, meanwhile: Callable[[], None] = lambda: None) -> tuple[int, bool]:
+    """Returns the bits that all ranks that live have in ``word``, and whether any rank has died (collective).
+
+    Both are alike on all ranks.
+    """
+    bits, died, backoff = array.array("i", [word]), False, Backoff()
+    request = comm.Iagree(bits)
+    try:
+        while not request.Test():
+            meanwhile()
+            backoff.pause()
+    except MPI.Exception:  # raised on all ranks, after they have agreed
+        died = library.dead_processes = True
+    return bits[0], died
