@@ -2,6 +2,7 @@
 
     mpicoll run -n 4 train.py        python -m mpicoll.run -n 4 train.py
     mpicoll doctor                   python -m mpicoll.doctor
+    mpicoll doctor dump FOLDER       python -m mpicoll.doctor dump FOLDER
     mpicoll bench -n 2 all_reduce    python -m mpicoll.run -n 2 -m mpicoll.bench all_reduce
     mpicoll settings                 python -m mpicoll settings
 
@@ -21,7 +22,8 @@ MPI for stock PyTorch.
 
 commands:
   run       start a Python program on N ranks:  mpicoll run -n 4 train.py
-  doctor    report which MPI, torch and hardware are here, and how to repair what will not work
+  doctor    report which MPI, torch and hardware are here, and how to repair what will not work;
+            doctor dump FOLDER: where the ranks of a job part
   bench     measure the operations of mpicoll, Gloo and MPI:  mpicoll bench -n 2 all_reduce
   settings  print the MPICOLL_* environment variables
 

@@ -17,7 +17,7 @@ from mpicoll._discovery.ask import output_of
 from mpicoll._discovery.detect import without_job
 from mpicoll._discovery.find import Mpi
 from mpicoll._discovery.slurm import allocated_nodes
-from mpicoll._doctor.cuda import Finding
+from mpicoll._doctor.report import Finding
 from mpicoll.errors import LaunchError
 
 TOOL_TIMEOUT_S = 20.0  # of srun --mpi=list and ompi_info; usual is 1 s

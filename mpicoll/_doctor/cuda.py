@@ -3,28 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mpicoll import _config
 from mpicoll._discovery import cuda_support
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One sentence of the report.
-
-    Args:
-        state: "ok", "note" (it works, but could be better) or "fail" (something will not work).
-        remedy: What to do; empty if ``text`` says it, or for "ok".
-    """
-
-    state: str
-    topic: str
-    text: str
-    evidence: tuple[str, ...] = ()
-    remedy: str = ""
+from mpicoll._doctor.report import Finding
 
 
 def check(torch: Mapping[str, Any], verdict: cuda_support.Verdict | None, environ: Mapping[str, str]) -> list[Finding]:

@@ -5,6 +5,7 @@
     mpirun -n 4 python -m mpicoll.doctor              is this mpirun the right one?
     python -m mpicoll.doctor --run                    does an all_reduce of two ranks work here?
     python -m mpicoll.doctor --json                   the report for programs
+    python -m mpicoll.doctor dump FOLDER              where do the ranks of a job part? See dump.py
 
 Everything that could hang or crash (loading and starting MPI, importing torch) runs in a process of its own with a time limit.
 Exit status 0: everything will work; 1: something will not. Each check is a function that returns `Finding`s; `examine` calls
@@ -14,11 +15,10 @@ them.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from typing import Any
 
 import mpicoll._discovery.binding as binding
@@ -28,8 +28,8 @@ from mpicoll._discovery import cuda_support, detect, find
 from mpicoll._discovery.detect import Launch
 from mpicoll._discovery.find import Mpi
 from mpicoll._discovery.torch_facts import torch_facts
-from mpicoll._doctor import cluster, cuda, python_packages, trial
-from mpicoll._doctor.cuda import Finding
+from mpicoll._doctor import cluster, cuda, dump, python_packages, trial
+from mpicoll._doctor.report import Finding, Report, ranks_in_words
 from mpicoll.errors import LaunchError
 
 MINIMUM_SHARED_MEMORY = 64 * 2**20  # bytes; below it MPI itself may fail to start a few ranks
@@ -37,43 +37,21 @@ USUAL_SHARED_MEMORY = 1 * 2**30  # bytes; DataLoader workers and large messages 
 SHARED_MEMORY = "/dev/shm"
 MINIMUM_TORCH, BACKEND_FROM = (2, 11), (2, 14)
 THREADS = {"MULTIPLE": "calls from several threads at once", "SERIALIZED": "mpicoll will let one thread call at a time"}
-MARKS = {"ok": "ok  ", "note": "note", "fail": "FAIL"}
-
-
-@dataclass
-class Report:
-    findings: list[Finding] = field(default_factory=list)
-    facts: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def works(self) -> bool:
-        return all(finding.state != "fail" for finding in self.findings)
-
-    def as_json(self) -> str:
-        return json.dumps({"works": self.works, **asdict(self)}, indent=2)
-
-    def as_text(self) -> str:
-        lines = []
-        for finding in self.findings:
-            lines.append(f"{MARKS[finding.state]}  {finding.topic}: {finding.text}")
-            lines += [f"      {line}" for line in finding.evidence]
-            lines += [f"      -> {finding.remedy}"] if finding.remedy else []
-        failed = sum(finding.state == "fail" for finding in self.findings)
-        lines.append(
-            "everything needed is here" if self.works else f"{failed} thing{'s' * (failed > 1)} will not work; see FAIL above"
-        )
-        return "\n".join(lines)
 
 
 def main(argv: Sequence[str] | None = None, prog: str = "python -m mpicoll.doctor") -> int:
     """Prints the report (in a job on rank 0 only). Returns 0 if everything will work, else 1."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words[:1] == ["dump"]:
+        return dump.main(words[1:], f"{prog} dump")
     parser = argparse.ArgumentParser(
         prog=prog,
         description="Reports which MPI, torch and hardware are here, with evidence, and how to repair what will not work.",
+        epilog=f"`{prog} dump FOLDER` compares the flight records of a job, and says where its ranks part",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object: works, findings, facts")
     parser.add_argument("--run", action="store_true", help="also start 2 ranks here, and check and time an all_reduce")
-    options = parser.parse_args(argv)
+    options = parser.parse_args(words)
     launch = detect.detect()
     settings = _config.problems()
     for name in [name for name in os.environ if _config.problems({name: os.environ[name]})]:
@@ -224,7 +202,7 @@ def check_job(launch: Launch, job: Mapping[str, Any]) -> list[Finding]:
     hosts: dict[str, list[int]] = {}
     for rank, host in enumerate(job.get("hosts") or ()):
         hosts.setdefault(host, []).append(rank)
-    where = tuple(f"{host}: {_ranks(ranks)}" for host, ranks in hosts.items())
+    where = tuple(f"{host}: {ranks_in_words(ranks)}" for host, ranks in hosts.items())
     text = f"{job['size']} ranks on {len(hosts)} host{'s' * (len(hosts) > 1)}, started by {launch.launcher}"
     findings = [Finding("ok", "job", text, where)]
     local, sharing = len(next((ranks for ranks in hosts.values() if job["rank"] in ranks), [])), job["shared_memory_size"]
@@ -233,14 +211,6 @@ def check_job(launch: Launch, job: Mapping[str, Any]) -> list[Finding]:
         text += " (containers with a /dev/shm of their own?)"
         findings.append(Finding("note", "job", text, remedy="let the containers of a host share /dev/shm (docker --ipc=host)"))
     return findings
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    if list(ranks) == list(range(ranks[0], ranks[-1] + 1)):
-        return f"ranks {ranks[0]}-{ranks[-1]}"
-    return f"ranks {', '.join(map(str, ranks))}"
 
 
 def check_shared_memory(path: str) -> list[Finding]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from mpicoll._discovery.detect import Launch
-from mpicoll._doctor.cuda import Finding
+from mpicoll._doctor.report import Finding
 
 TRUE = ("1", "true", "yes", "y", "t", "on")
 PACKAGES = ("accelerate", "lightning", "pytorch-lightning")

@@ -13,7 +13,7 @@ from mpicoll import _config
 from mpicoll._discovery.ask import ask
 from mpicoll._discovery.detect import without_job
 from mpicoll._discovery.probe import MARK
-from mpicoll._doctor.cuda import Finding
+from mpicoll._doctor.report import Finding
 
 RANKS = 2
 SIZES = {8: 200, 16 << 20: 5}  # bytes: number of calls

@@ -79,7 +79,8 @@ class HostMessages:
         """Starts a receive from ``src``; None: any rank. A packed copy is copied back into ``tensor`` when it has arrived."""
         peer = ANY_SOURCE if src is None else src
         if self.unmatched is not None:
-            return MatchedReceive(self.unmatched, tensor, memory, peer, OWN_TAGS + tag)
+            own = memory.data  # an alias: the message may come after the program has resized the tensor
+            return MatchedReceive(self.unmatched, own if memory is tensor else tensor, own, peer, OWN_TAGS + tag)
         with self._channel.lock:
             request = self._channel.comm.Irecv(spec(memory.data_ptr(), memory.nbytes), peer, OWN_TAGS + tag)
         return _Receive(self._channel, request, tensor, memory)

@@ -17,9 +17,10 @@ from mpicoll._progress import spans
 from mpicoll._progress.group_state import GroupState
 from mpicoll._progress.watchdog import inside, watchdog
 from mpicoll._progress.work import Work, found_by_tensors
-from mpicoll._tensors import checks
+from mpicoll._tensors import checks, storages
 from mpicoll._tensors.calls import Call
-from mpicoll.errors import ConcurrentCollectives, GroupDestroyed, TruncationError
+from mpicoll._tensors.storages import Held
+from mpicoll.errors import ConcurrentCollectives, GroupDestroyed, MpicollError, TruncationError
 
 T = TypeVar("T")
 
@@ -80,7 +81,11 @@ class Group(GroupState):
         self, operation: str, call: Call, tensors: list[Tensor], async_op: bool, reads: Sequence[Tensor]
     ) -> Work | None:
         self.check_usable(operation)
-        step = partial(self._step, operation, call, reads)
+        held: Held = {}
+        if async_op:
+            held = storages.hold([*tensors, *reads])
+            call = storages.aliased(call, held)
+        step = partial(self._step, operation, call, reads, held)
         span = self._span(operation, reads) if profiler._is_profiler_enabled else None
 
         def begin() -> Work:
@@ -95,9 +100,13 @@ class Group(GroupState):
                 span.end()
         return None
 
-    def _step(self, operation: str, call: Call, reads: Sequence[Tensor]) -> None:
+    def _step(self, operation: str, call: Call, reads: Sequence[Tensor], held: Held) -> None:
         """Runs the call in the queue's order; the argument ``reads`` keeps the memory until the operation has ended."""
         self.check_usable(operation)  # an earlier operation may have failed since this one was queued
+        if freed := storages.freed(held):
+            lost = MpicollError(f"{self.where(operation)}: {freed}. This rank did not take part in it")
+            self.fail(lost)
+            raise lost
         number = self.queue.started
         function, arguments, signature = call
         self._record((number, operation, monotonic(), signature, self.queue.runs_here()))
@@ -109,6 +118,8 @@ class Group(GroupState):
             raise error from raw
         finally:
             self.ended = number
+        if resized := storages.resized(held):
+            raise MpicollError(f"{self.where(operation)}: {resized}")
 
     def guarded(self, operation: str, function: Callable[..., T], arguments: Sequence[Any], peer: int | None) -> T:
         """Calls ``function(*arguments)``, a message, in this thread under the watchdog.

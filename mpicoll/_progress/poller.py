@@ -16,6 +16,7 @@ from mpicoll._progress import threads
 from mpicoll._progress.group_state import GroupState
 from mpicoll._progress.requests import MessageWork, PendingMessage
 from mpicoll._progress.work import Work
+from mpicoll._tensors import storages
 from mpicoll._tensors.calls import Transfer
 from mpicoll.errors import CommunicationError, GroupDestroyed
 
@@ -143,6 +144,7 @@ def pending(group: GroupState, operation: str, transfer: Transfer, tensor: Tenso
     work.message = message
     try:
         if not message.test():
+            message.held = storages.hold([tensor])
             poller.add(work, message)
             return work
     except CommunicationError as error:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from mpicoll._mpi.errors import MPIException, translate
 from mpicoll._progress.group_state import GroupState
 from mpicoll._progress.work import Work
+from mpicoll._tensors import storages
 from mpicoll._tensors.calls import Transfer
-from mpicoll.errors import TruncationError
+from mpicoll._tensors.storages import Held
+from mpicoll.errors import MpicollError, TruncationError
 
 
 @dataclass(eq=False)
@@ -22,11 +24,13 @@ class PendingMessage:
     operation: str
     transfer: Transfer
     tensor: Tensor
+    held: Held = field(default_factory=dict)
 
     def test(self) -> bool:
-        """Works like `Transfer.test`, with mpicoll's errors for MPI's."""
+        """Works like `Transfer.test`, with mpicoll's errors for MPI's, and an error if the tensor was resized meanwhile."""
         try:
-            return self.transfer.test()
+            if not self.transfer.test():
+                return False
         except MPIException as raw:
             error = translate(raw, self.group.where(self.operation))
             if isinstance(error, TruncationError):
@@ -37,6 +41,9 @@ class PendingMessage:
             abandoned.append(self)
             self.group.fail(error)
             raise
+        if resized := storages.resized(self.held):
+            raise MpicollError(f"{self.group.where(self.operation)}: {resized}")
+        return True
 
     def cancel(self) -> None:
         """Cancels a receive. MPI keeps a send, and a message that has begun to move; we then keep its memory."""

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from mpicoll._tensors import checks
+from mpicoll.errors import MpicollError
 
 STRIDED = torch.strided
 
@@ -123,9 +124,20 @@ def copy_into(tensor: Tensor, values: Tensor) -> None:
     """Does ``tensor.copy_(values)`` for any tensor: also a leaf that requires grad, an inference tensor, or a view."""
     with torch.inference_mode(tensor.is_inference()), torch.no_grad():
         target = uncounted(tensor)
+        if type(target) is Tensor and not _is_backed(target):  # copy_ would write there
+            raise MpicollError(f"mpicoll: the storage of a result of shape {tuple(tensor.shape)} was freed during the operation")
         if target.dtype in UNCOPIED:
             target, values = target.view(torch.uint8), values.view(torch.uint8)
         target.copy_(values.view(target.shape))
+
+
+def _is_backed(tensor: Tensor) -> bool:
+    """True if the storage has room for every element."""
+    if tensor.numel() == 0:
+        return True
+    last = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    needed = (tensor.storage_offset() + last + 1) * tensor.element_size()
+    return tensor.untyped_storage().nbytes() >= needed
 
 
 def uncounted(tensor: Tensor) -> Tensor:

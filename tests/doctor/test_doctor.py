@@ -15,7 +15,7 @@ import mpicoll._doctor.doctor as doctor
 from mpicoll._discovery import find
 from mpicoll._discovery.detect import Launch, without_job
 from mpicoll._discovery.find import Mpi
-from mpicoll._doctor.cuda import Finding
+from mpicoll._doctor.report import Finding
 from tests.support import ROOT
 
 OPENMPI = Mpi("Open MPI", (5, 0, 11), "/o/lib/libmpi.so.40")

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import mpicoll as dist
+from mpicoll._cli import main
 from mpicoll._facts import Facts
 from mpicoll._progress.group_state import REMEMBERED
 from tests.support import agree, everyone, launch
@@ -164,6 +165,18 @@ def test_all_ranks_write_their_records_when_the_watchdog_ends_the_job(tmp_path: 
     last = [record["groups"][0]["collectives"][-1] for record in records]
     assert [(each["operation"], each["ended"]) for each in last] == [("all_reduce", False), ("broadcast", True)]
     assert "exceeded the group's timeout of 2 s" in records[0]["reason"]
+
+
+@pytest.mark.launch
+def test_a_rank_that_has_ended_its_program_still_writes_its_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    done = launch(2, SCRIPT, "leaves", env={"MPICOLL_DUMP_DIR": str(tmp_path)})
+    assert done.returncode != 0
+    assert "flight records of 2 of 2 ranks" in done.stderr
+    assert main(["doctor", "dump", str(tmp_path)]) == 1
+    report = capsys.readouterr().out
+    assert "rank 0 waits in #3 all_reduce(SUM, float32, 8 bytes)" in report
+    assert "rank 1 has not come\n      rank 1 ended #2 all_reduce" in report
+    assert "its program is at its end, or outside Python" in report
 
 
 @pytest.mark.launch

@@ -78,6 +78,13 @@ def expires() -> None:
     time.sleep(60)
 
 
+def leaves() -> None:
+    """Rank 1 ends its program early. Rank 0 asks it, and ends the job; rank 1 writes its record while it waits at its end."""
+    dist.init_process_group(timeout=timedelta(seconds=20))
+    for _ in range(3 - dist.get_rank()):
+        dist.all_reduce(torch.ones(2))
+
+
 def expires_in_wait() -> None:
     """Rank 0 catches the error of an asynchronous collective, and the job goes on with another group."""
     dist.init_process_group()
@@ -115,7 +122,7 @@ def until_written(name: str, folder: Path = Path("mpicoll-dump")) -> None:
 WAYS = {
     "signal": lambda: signalled(False, False), "handler-before": lambda: signalled(True, False),
     "handler-after": lambda: signalled(False, True), "asyncio": with_asyncio, "fork": in_a_forked_child, "expires": expires,
-    "expires-in-wait": expires_in_wait, "requested": requested,
+    "expires-in-wait": expires_in_wait, "leaves": leaves, "requested": requested,
 }  # fmt: skip
 WAYS[sys.argv[1]]()
 print(f"{sys.argv[1]}: done", flush=True)

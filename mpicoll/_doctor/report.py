@@ -1,0 +1,59 @@
+"""The doctor's report: findings, each one sentence with its evidence and a remedy."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+MARKS = {"ok": "ok  ", "note": "note", "fail": "FAIL"}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One sentence of the report.
+
+    Args:
+        state: "ok", "note" (it works, but could be better) or "fail" (something will not work).
+        remedy: What to do; empty if ``text`` says it, or for "ok".
+    """
+
+    state: str
+    topic: str
+    text: str
+    evidence: tuple[str, ...] = ()
+    remedy: str = ""
+
+
+@dataclass
+class Report:
+    findings: list[Finding] = field(default_factory=list)
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def works(self) -> bool:
+        return all(finding.state != "fail" for finding in self.findings)
+
+    def as_json(self) -> str:
+        return json.dumps({"works": self.works, **asdict(self)}, indent=2)
+
+    def as_text(self, fine: str = "everything needed is here", wrong: str = "will not work") -> str:
+        """The findings, and one sentence on all of them: ``fine``, or how many things are ``wrong``."""
+        lines = []
+        for finding in self.findings:
+            lines.append(f"{MARKS[finding.state]}  {finding.topic}: {finding.text}")
+            lines += [f"      {line}" for line in finding.evidence]
+            lines += [f"      -> {finding.remedy}"] if finding.remedy else []
+        failed = sum(finding.state == "fail" for finding in self.findings)
+        lines.append(fine if self.works else f"{failed} thing{'s' * (failed > 1)} {wrong}; see FAIL above")
+        return "\n".join(lines)
+
+
+def ranks_in_words(ranks: Sequence[int]) -> str:
+    """Returns "rank 3", "ranks 0-3" or "ranks 0, 2"."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    if list(ranks) == list(range(ranks[0], ranks[-1] + 1)):
+        return f"ranks {ranks[0]}-{ranks[-1]}"
+    return f"ranks {', '.join(map(str, ranks))}"
