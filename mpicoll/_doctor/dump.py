@@ -18,7 +18,9 @@ from mpicoll._doctor.flight_records import Call, GroupKey, GroupRecord, Record, 
 from mpicoll._doctor.report import Finding, Report, ranks_in_words
 from mpicoll._facts import difference
 
-PATIENCE_S = 3.0  # seconds after which a rank in an operation counts as one that waits; ranks of a healthy job are never level
+# Seconds after which a rank in an operation counts as one that waits, if the group's timeout is not shorter. Ranks of a healthy
+# job are never level.
+PATIENCE_S = 3.0
 ONE_JOB_S = 60.0  # seconds between the records of one job
 
 Members = Mapping[int, GroupRecord]  # by global rank
@@ -94,6 +96,8 @@ def _span(records: Mapping[int, Record]) -> tuple[Record, Record]:
 def check_group(key: GroupKey, records: Mapping[int, Record]) -> list[Finding]:
     """Where the ranks of a group part."""
     members = {rank: records[rank].groups[key] for rank in key.ranks if rank in records and key in records[rank].groups}
+    if not members:
+        return []  # a record of another job
     topic = f"group {key.name!r}"
     if key.ranks != tuple(range(records[next(iter(members))].world_size)):
         topic += f" of {ranks_in_words(key.ranks)}"
@@ -130,7 +134,7 @@ def _waiting(topic: str, key: GroupKey, members: Members, records: Mapping[int, 
     waiting: dict[int, list[int]] = {}
     for rank, group in members.items():
         last = group.last
-        if last is not None and not last.ended and records[rank].time - last.started >= PATIENCE_S:
+        if last is not None and not last.ended and records[rank].time - last.started >= min(PATIENCE_S, group.timeout_s):
             waiting.setdefault(last.number, []).append(rank)
     for number, ranks in sorted(waiting.items()):
         call = members[ranks[0]].calls[number]
@@ -174,9 +178,10 @@ def _place(record: Record) -> str:
 def check_messages(record: Record, records: Mapping[int, Record]) -> list[Finding]:
     """Messages that a rank is blocked in, and those that it has posted."""
     findings = []
+    timeouts_s = {key.name: group.timeout_s for key, group in record.groups.items()}
     for message in record.messages:
         waited = record.time - message["started"]
-        if waited < PATIENCE_S:
+        if waited < min(PATIENCE_S, timeouts_s.get(message["group"], PATIENCE_S)):
             continue
         peer = message["peer"]
         who = "any rank" if peer is None else f"rank {peer}"

@@ -86,7 +86,7 @@ class FlightRecorder:
                 self._handles_signal = True
         with contextlib.suppress(BlockingIOError):  # a signal that came while there was no thread
             os.read(self._pipe[0], PIPE)
-        self._stopping, self._request = False, self._requested_at()
+        self._stopping, self._request = False, self._make_request_file()
         self._thread = threading.Thread(target=self._listen, name="mpicoll flight recorder", daemon=True)
         self._thread.start()
 
@@ -147,7 +147,7 @@ class FlightRecorder:
                 os.read(self._pipe[0], PIPE)  # the stack of the main thread, which is in the record as well
                 if not self._stopping:
                     self._answer("SIGUSR2")
-            elif self._requested_at() != self._request:
+            elif self._requested_at() > self._request:
                 self._request = self._requested_at()
                 self._answer("a request")
 
@@ -176,7 +176,7 @@ class FlightRecorder:
 
     def _dump_all(self, reason: str, request: Path) -> None:
         self.dump(reason)
-        if self._requested_at() == self._request:  # otherwise another rank has asked already
+        if self._requested_at() <= self._request:  # otherwise another rank has asked already
             request.touch()
             self._request = self._requested_at()
         asked_at, deadline = self._requested_at(), time.monotonic() + OTHERS_S
@@ -190,6 +190,20 @@ class FlightRecorder:
     def _request_file(self) -> Path | None:
         folder = _config.get("MPICOLL_DUMP_DIR")
         return None if folder is None else Path(folder).absolute() / REQUEST
+
+    def _make_request_file(self) -> float:
+        """Makes it if it does not exist, and returns when it was last touched.
+
+        NFS may hide a file that another host makes for 30 seconds, but shows the new time of a known one when it is opened.
+        """
+        path = self._request_file()
+        try:
+            if path is not None:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.open("a").close()
+        except OSError as error:
+            self._say(f"MPICOLL_DUMP_DIR cannot be used: {error}")
+        return self._requested_at()
 
     def _requested_at(self) -> float:
         path = self._request_file()
@@ -210,8 +224,10 @@ def _is_free(number: int) -> bool:
 
 
 def _written_at(path: Path) -> float:
+    """When the file was last changed, in seconds since 1970; 0: it does not exist, or cannot be read."""
     try:
-        return path.stat().st_mtime
+        with path.open() as file:
+            return os.fstat(file.fileno()).st_mtime
     except OSError:
         return 0.0
 

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from mpicoll._cli import main
 from tests.project.test_examples import SMALL
 from tests.support import hosts, is_open_mpi
 
+Capture = pytest.CaptureFixture[str]
 REASON = hosts.missing()
 pytestmark = [
     pytest.mark.launch,
@@ -33,6 +35,20 @@ def test_they_are_two(machines: hosts.Hosts) -> None:
     assert "4 ranks on 2 hosts" in said, said
     assert "mpihost1" in said, said
     assert "mpihost2" in said, said
+
+
+def test_both_write_flight_records(machines: hosts.Hosts, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    """The rank whose operation expires reaches the ranks of the other machine through the folder."""
+    folder = machines.folder / "flight"
+    monkeypatch.setenv("MPICOLL_DUMP_DIR", str(folder))
+    script = "tests/progress/scripts/records.py"
+    done = machines.launch("--quiet", "--hostfile", str(machines.hostfile(1)), "-n", "2", script, "expires", timeout_s=60)
+    assert "flight records of 2 of 2 ranks" in done.stderr
+    assert main(["doctor", "dump", str(folder)]) == 1
+    report = capsys.readouterr().out
+    assert "ranks 0-1 on 2 hosts" in report
+    assert "rank 0 waits in #2 all_reduce(SUM, float32, 8 bytes)" in report
+    assert "rank 1 has not come" in report
 
 
 # MPICH 5.0.2 between hosts: a blocking receive from anybody, in a group whose order is not the world's, sometimes never

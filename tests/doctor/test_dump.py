@@ -72,6 +72,18 @@ def test_ranks_of_a_healthy_job_need_not_be_level(tmp_path: Path, capsys: pytest
     assert "alike on ranks 0-1, up to #3 all_reduce" in said(tmp_path, capsys, 0)
 
 
+def test_a_rank_waits_if_the_timeout_of_its_group_is_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A job with a timeout of 2 s had expired, and the doctor said that its ranks agree."""
+    late = group([SUM, BCAST], 1, timeout_s=2.0)
+    late["collectives"][-1]["started"] = NOW - 2.1
+    message = {"group": "0", "operation": "recv", "peer": 0, "started": NOW - 2.2}
+    write(tmp_path, [late], [group([SUM], 1, timeout_s=2.0)])
+    change(tmp_path / "rank-1.json", messages=[message])
+    text = said(tmp_path, capsys, 1)
+    assert "rank 0 waits in #2 broadcast(float32, 8 bytes, root 0) for 2 s; rank 1 has not come" in text
+    assert "rank 1 waits in recv for rank 0 on group '0' for 2 s" in text
+
+
 def test_the_first_call_that_differs_is_named_with_the_ranks_of_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     calls = [SUM, SUM, BCAST, SUM], [SUM, SUM._replace(reduction="MAX"), SUM, BCAST], [SUM, SUM, BCAST, SUM]
     write(tmp_path, *([group(own, 4, ranks=(0, 1, 2))] for own in calls))

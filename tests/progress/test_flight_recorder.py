@@ -188,6 +188,16 @@ def test_without_a_folder_the_end_of_the_job_names_the_setting(tmp_path: Path) -
 
 
 @pytest.mark.launch
+def test_a_folder_that_cannot_be_used_is_reported_at_the_start_and_harms_nothing(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = launch(2, str(Path(SCRIPT).resolve()), "expires-in-wait", cwd=tmp_path, env={"MPICOLL_DUMP_DIR": "file/folder"})
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("expires-in-wait: done") == 2
+    assert done.stderr.count("MPICOLL_DUMP_DIR cannot be used: ") == 2, done.stderr
+    assert done.stderr.count("mpicoll: rank 0 of 2: cannot write its flight record: ") == 1, done.stderr
+
+
+@pytest.mark.launch
 @pytest.mark.parametrize("way", ["expires-in-wait", "requested"])
 def test_all_ranks_write_their_records_while_the_job_goes_on(way: str, tmp_path: Path) -> None:
     done = launch(2, SCRIPT, way, env={"MPICOLL_DUMP_DIR": str(tmp_path)})
