@@ -33,6 +33,7 @@ FIRST_SPECIAL_STEP = 0xFFFFFFF0  # Slurm steps from here on are shells (of sbatc
 # Variables of mpicoll that pass from a rank to the processes that it starts:
 OWNER_PID = "_MPICOLL_OWNER_PID"  # pid of the rank: a process that a rank starts must not join the job as the same rank
 PROVIDED = "_MPICOLL_PROVIDED"  # set by provide_torch_variables, "RANK=0 WORLD_SIZE=4": a child may replace these values
+SUPERVISOR = "_MPICOLL_SUPERVISOR"  # set by mpicoll.run: how the monitor of a rank reaches it; the program does not see this
 ADDED = "_MPICOLL_ADDED"  # set by mpicoll.run for its job, one NAME=VALUE per line: a job started from inside chooses anew
 
 TORCHRUN_MARK = "TORCHELASTIC_RUN_ID"  # torchrun sets it in each of its workers; torch's is_torchelastic_launched reads it, too
@@ -137,7 +138,7 @@ def without_job(environ: Mapping[str, str]) -> dict[str, str]:
     provided = _provided(environ)
     provided += [name for name, _, value in _pairs(environ.get(ADDED, "").splitlines()) if environ.get(name) == value]
     inside = detect(environ) is not None or OWNER_PID in environ
-    dropped = {OWNER_PID, PROVIDED, ADDED, *provided}
+    dropped = {OWNER_PID, PROVIDED, ADDED, SUPERVISOR, *provided}
     if inside or TORCHRUN_MARK in environ:  # this process's rank, which a new job must not take for its own
         dropped.update(("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"))
     if TORCHRUN_MARK in environ:  # the new ranks are not workers of torchrun and use a store of their own

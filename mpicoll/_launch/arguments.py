@@ -25,7 +25,8 @@ EPILOG = """examples:
   python -m mpicoll.run -n 4 --bind-to core --log-dir logs train.py
   python -m mpicoll.run -n 1 --host node1 server.py : -n 2 --host node2 worker.py
 
-exit status: that of mpiexec, which is the exit status of a failing rank; 2: nothing was started"""
+exit status: that of the rank that failed first (128 + N: killed by signal N), also where mpiexec returns 0; the last line on
+standard error names that rank and the cause. 2: nothing was started"""
 
 MEETING = "MPI brings the ranks together"
 NO_RESTART = "a job ends when one of its ranks fails; save checkpoints and start again"
@@ -60,6 +61,8 @@ REPLACED = {
     "--virtual-local-rank": "every rank sees all GPUs: call torch.cuda.set_device(int(os.environ['LOCAL_RANK']))",
     "-genvall": "every variable reaches the ranks of this host; -x NAME hands one on to other hosts",
 }
+DEFAULT_GRACE_S = 5.0
+LONGEST_GRACE_S = 86400
 PROGRAM_OPTIONS = ("-m", "--module", "--no-python", "--no_python", "-h", "--help", "--version")
 
 
@@ -103,6 +106,16 @@ def port(text: str) -> int:
     if not text.isdigit() or not 0 < int(text) < 65536:
         raise argparse.ArgumentTypeError(f"{text!r} is not a port; use 1 to 65535, or leave it out and a free one is taken")
     return int(text)
+
+
+def seconds(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number <= LONGEST_GRACE_S:  # also for nan
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds; use 0 to {LONGEST_GRACE_S}")
+    return number
 
 
 class Accept(argparse.Action):
@@ -158,6 +171,8 @@ HELP = {
     "--map-by": "place successive ranks on successive units: core, socket, numa, ...; ppr:K:node is --nproc-per-node K",
     "--tag-output": "begin each line of output with the rank that wrote it",
     "--log-dir": "write the output of rank R to DIR/rank-R.log on the host of that rank, and nothing to the terminal",
+    "--grace": "time between SIGTERM and SIGKILL, when a job is ended; default: 5",
+    "--exec": "become mpiexec (exec), and do not watch the ranks: the exit status is that of mpiexec",
     "--quiet": "do not print the command that is run",
     "--dry-run": "print the command and do not run it",
     "--mpi": "the MPI to use; PATH: its folder, its libmpi or its mpiexec",
@@ -189,6 +204,10 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     _add(hosts, "-H", "--host", hidden=("--hosts", "-host", "-hosts"), metavar="A,B", dest="host")
     _add(group, "--bind-to", hidden=("-bind-to",), metavar="UNIT")
     _add(group, "--map-by", hidden=("-map-by",), metavar="UNIT")
+
+    group = parser.add_argument_group("the end of the job")
+    _add(group, "--grace", type=seconds, default=DEFAULT_GRACE_S, metavar="SECONDS", dest="grace_s")
+    _add(group, "--exec", action="store_true", dest="execute")
 
     group = parser.add_argument_group("output")
     _add(group, "--tag-output", hidden=("-tag-output", "-prepend-rank", "-l"), action="store_true")

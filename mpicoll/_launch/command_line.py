@@ -15,7 +15,7 @@ from pathlib import Path
 import mpicoll._launch.hostfile as hostfile
 from mpicoll._cpus import usable_cores
 from mpicoll._discovery.torch_facts import torch_facts
-from mpicoll._launch.arguments import ACCEPTED, make_parser, split, unknown
+from mpicoll._launch.arguments import ACCEPTED, DEFAULT_GRACE_S, make_parser, split, unknown
 from mpicoll._launch.job import NOTHING_ASKED, Program, Request
 from mpicoll.errors import LaunchError
 
@@ -24,7 +24,7 @@ JOB_OPTIONS = {  # attribute of argparse's namespace -> option; allowed only bef
     "mpi": "--mpi", "hostfile": "--hostfile", "dry_run": "--dry-run", "quiet": "--quiet", "mpiexec_args": "--mpiexec-args",
     "export": "-x", "genv": "-genv", "mca": "--mca", "nnodes": "--nnodes", "bind_to": "--bind-to", "map_by": "--map-by",
     "tag_output": "--tag-output", "log_dir": "--log-dir", "master_addr": "--master-addr", "master_port": "--master-port",
-    "backend": "--backend", "fault_tolerant": "--fault-tolerant",
+    "backend": "--backend", "fault_tolerant": "--fault-tolerant", "grace_s": "--grace", "execute": "--exec",
 }  # fmt: skip
 PYTHON = re.compile(r"python(3(\.\d+)?)?")
 PYTHON_FLAGS = re.compile(r"-[bBdEIOPqRsSuvx]+")  # options of the interpreter that take no value
@@ -37,6 +37,8 @@ class Options:
 
     mpi: str | None = None
     dry_run: bool = False
+    execute: bool = False  # become mpiexec
+    grace_s: float = DEFAULT_GRACE_S  # between SIGTERM and SIGKILL
     quiet: bool = False
     mpiexec_args: tuple[str, ...] = ()
     exported: tuple[str, ...] = ()  # NAME or NAME=VALUE
@@ -98,7 +100,7 @@ def _options(read: argparse.Namespace, notes: Sequence[str]) -> Options:
         tag = "; --tag-output marks lines on the terminal only" if read.tag_output else ""
         said.append(f"the output of rank R goes to {log_dir}/rank-R.log{tag}")
     return Options(
-        read.mpi, read.dry_run, read.quiet, tuple(shlex.split(read.mpiexec_args)), tuple(exported),
+        read.mpi, read.dry_run, read.execute, read.grace_s, read.quiet, tuple(shlex.split(read.mpiexec_args)), tuple(exported),
         tuple((key, value) for key, value in read.mca), request, tuple(said),
     )  # fmt: skip
 

@@ -22,6 +22,7 @@ class Request:
     tag_output: bool = False
     log_dir: str | None = None  # absolute
     fault_tolerant: bool = False
+    supervised: bool = False  # a monitor for each rank; `mpicoll._launch.monitor`
 
 
 NOTHING_ASKED = Request()
@@ -50,14 +51,15 @@ class Program:
     def words(self, family: str, request: Request) -> tuple[str, ...]:
         """The command line of a rank under an mpiexec of ``family``.
 
-        `mpicoll._launch.rank` runs the program where mpiexec lacks something: Hydra lets a job continue after a rank has failed
-        before MPI_Init, and it mixes the lines of ranks; no mpiexec writes one plain file for each rank.
+        `mpicoll._launch.rank` runs the program where mpiexec lacks something: no mpiexec says how each rank ended, or writes one
+        plain file for each rank; Hydra lets a job continue after a rank has failed before MPI_Init, and mixes the lines of ranks.
         """
         to_file = [] if request.log_dir is None else ["--log-dir", request.log_dir]
         if self.python is None:
-            return ((sys.executable, "-m", "mpicoll._launch.rank", *to_file, "--exec") if to_file else ()) + self.command
+            by_rank = (sys.executable, "-m", "mpicoll._launch.rank", *to_file, "--exec")
+            return (by_rank if to_file or request.supervised else ()) + self.command
         # -u, as in torchrun: output does not stay in a buffer, where it is lost if the job is killed
-        rank = ("-m", "mpicoll._launch.rank", *to_file) if family == "mpich" or to_file else ()
+        rank = ("-m", "mpicoll._launch.rank", *to_file) if family == "mpich" or to_file or request.supervised else ()
         return (self.python, "-u", *self.flags, *rank, *self.command)
 
 
@@ -88,6 +90,7 @@ class Plan:
     family: str  # of the mpiexec
     notes: tuple[str, ...] = ()
     placements: tuple[Placement | None, ...] = ()
+    other_hosts: tuple[str, ...] = ()  # as far as they are known
 
 
 @dataclass(frozen=True)
@@ -98,3 +101,4 @@ class Where:
     several_hosts: bool
     ranks_here: int  # on this host
     ranks_per_host: int  # the most on one host
+    other_hosts: tuple[str, ...] = ()

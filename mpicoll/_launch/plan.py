@@ -29,7 +29,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from mpicoll._discovery.detect import OPEN_MPI_SETTINGS
+from mpicoll._discovery.detect import OPEN_MPI_SETTINGS, SUPERVISOR
 from mpicoll._discovery.find import Mpi, Mpiexec
 from mpicoll._discovery.slurm import allocated_nodes
 from mpicoll._launch.command import binding_words, fault_tolerance_words, hydra_command, openmpi_command, output_words
@@ -86,9 +86,10 @@ def plan(
     _add_torch_variables(added, where, site, notes)
     build = openmpi_command if mpiexec.family == "openmpi" else hydra_command
     forwarded = filter(FORWARDED.fullmatch, (*site.environ, *added)) if where.several_hosts else ()
-    names = sorted({*forwarded, *exported})
+    supervisor = (SUPERVISOR,) if where.several_hosts and request.supervised else ()
+    names = sorted({*forwarded, *exported, *supervisor})
     command = [mpiexec.path, *extra, *build(counted, placements, added, names, where, request)]
-    return Plan(tuple(command), added, mpiexec.family, tuple(notes), tuple(placements))
+    return Plan(tuple(command), added, mpiexec.family, tuple(notes), tuple(placements), where.other_hosts)
 
 
 # --- how many ranks, and where ----------------------------------------------------------------------------------------
@@ -204,11 +205,13 @@ def _where(placements: Sequence[Placement | None], ranks: int, site: Site) -> Wh
         local = sum(count for host, count in per_host.items() if site.is_here(host))
         several = len(per_host) > 1 or local == 0
         address = first if first not in LOCAL else site.names[0]
-        return Where(address if several else "localhost", several, local, max(per_host.values()))
+        others = tuple(host for host in per_host if not site.is_here(host))
+        return Where(address if several else "localhost", several, local, max(per_host.values()), others)
     nodes = allocated_nodes(site.environ)
     if len(nodes) > 1:
         on_a_node = math.ceil(ranks / len(nodes)) if sum(n for _, n in nodes) < ranks else max(n for _, n in nodes)
-        return Where(nodes[0][0], True, min(on_a_node, ranks), min(on_a_node, ranks))
+        others = tuple(name for name, _ in nodes if not site.is_here(name))
+        return Where(nodes[0][0], True, min(on_a_node, ranks), min(on_a_node, ranks), others)
     return Where("localhost", False, ranks, ranks)
 
 

@@ -3,9 +3,10 @@
     --log-dir DIR   standard output and standard error go to DIR/rank-R.log (Note [Log files] in _launch/command.py)
     --exec          the program is an executable, not a script
 
-`mpicoll.run` uses it under Hydra, and under Open MPI for log files. Hydra lets the job continue if a rank fails before MPI_Init
-(a module is missing on one host, say); the other ranks then wait in MPI_Init for ever. Here such a rank tells Hydra to end the
-job with its exit status. mpiexec of Open MPI does that by itself.
+`mpicoll.run` starts every program by it, in a child of a process that reports how the child ends (`mpicoll._launch.monitor`).
+`mpicoll.spawn` and `mpicoll.run --exec` use it under Hydra only, without a monitor. Hydra lets the job continue if a rank fails
+before MPI_Init (a module is missing on one host, say); the other ranks then wait in MPI_Init for ever. Here such a rank tells
+Hydra to end the job with its exit status. mpiexec of Open MPI does that by itself.
 
 The program is `__main__`, as usual: it is executed in the namespace of this module, so that pickle and multiprocessing find it.
 """
@@ -20,13 +21,15 @@ import sys
 import time
 from types import TracebackType
 
-from mpicoll._discovery import detect
+from mpicoll._discovery import detect, last_words
+from mpicoll._launch import monitor
 
 LAST_WORDS_S = 0.2  # Hydra ends the job without reading all output: the end of a traceback was lost in 2 of 2 runs
 
 
 def main(words: list[str]) -> None:
     """Runs the program, and ends the process as ``python words...`` does. Ends the job too if MPI has not started."""
+    monitor.start()
     words = _take_options(words)
     _write_lines()
     try:
@@ -39,15 +42,19 @@ def main(words: list[str]) -> None:
     except SystemExit as ending:
         status = _status(ending)
         if status != 0:
+            last_words.why(ending.code if isinstance(ending.code, str) else f"exit status {status}", status)
             abort_job(status)
+        last_words.returned()
         sys.exit(status)
     except BaseException as error:  # noqa: BLE001  after any error the other ranks must not wait
+        status = 130 if isinstance(error, KeyboardInterrupt) else 1
+        last_words.why_error(error, status)
         # If MPI has started, this is the hook of mpicoll: it prints, aborts and does not return.
         error = error.with_traceback(_own_frames(error.__traceback__))
         sys.excepthook(type(error), error, error.__traceback__)
-        status = 130 if isinstance(error, KeyboardInterrupt) else 1
         abort_job(status)
         sys.exit(status)
+    last_words.returned()
 
 
 def _take_options(words: list[str]) -> list[str]:
@@ -57,6 +64,7 @@ def _take_options(words: list[str]) -> list[str]:
             _redirect(words[1])
             words = words[2:]
         else:
+            last_words.returned()  # what an executable does cannot be told from its exit status
             os.execvp(words[1], words[1:])
     return words
 

@@ -4,8 +4,8 @@
     python -m mpicoll.run [options] -m package.module args...        a module, as `python -m` would
     python -m mpicoll.run -n 1 server.py : -n 3 worker.py args...    several programs, one job, with `:` between them
 
-It prints the mpiexec command and then becomes it (exec). So signals reach mpiexec and its ranks, and the exit status is that of
-mpiexec, which is that of a failing rank on Open MPI and MPICH. Exit status 2: nothing was started; standard error says why.
+It prints the mpiexec command and runs it (`mpicoll._launch.supervisor`): the exit status is that of the rank that failed first.
+Exit status 2: nothing was started; standard error says why. With --exec it becomes mpiexec, whose status may be 0 after a loss.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ import socket
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import NoReturn
 
 from mpicoll._cpus import read, usable_cores
 from mpicoll._discovery.detect import ADDED, without_job
 from mpicoll._discovery.find import Mpi, Mpiexec, find_mpi, find_mpiexec
-from mpicoll._launch import mpiexec_reaper
+from mpicoll._launch import mpiexec_reaper, supervisor
 from mpicoll._launch.command_line import PROG, Options, parse
 from mpicoll._launch.job import Plan, Program, Site
 from mpicoll._launch.plan import plan
@@ -29,9 +30,11 @@ from mpicoll.errors import LaunchError
 
 
 def main(argv: Sequence[str] | None = None, prog: str = PROG) -> int:
-    """Runs the command line. Returns only for --dry-run (0) and for an error (2). prog: the name of the command in --help."""
+    """Runs the command line and returns the exit status; 2: nothing was started. prog: the name of the command in --help."""
     try:
         options, programs = parse(sys.argv[1:] if argv is None else argv, prog)
+        supervised = not options.execute and supervisor.possible()
+        options = replace(options, request=replace(options.request, supervised=supervised))
         environ = job_environ(options)
         job_plan = make_plan(programs, options, environ)
     except (LaunchError, ValueError, OSError) as error:
@@ -46,13 +49,30 @@ def main(argv: Sequence[str] | None = None, prog: str = PROG) -> int:
         print(f"mpicoll.run: {spell(job_plan)}", file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
-    if job_plan.family == "openmpi":
-        mpiexec_reaper.start(os.getpid())
     try:
-        os.execve(job_plan.command[0], list(job_plan.command), full_environ(job_plan, environ))
+        return _supervise(job_plan, environ, options) if supervised else _execute(job_plan, environ)
     except OSError as error:
         print(f"mpicoll.run: cannot start {job_plan.command[0]}: {error.strerror}", file=sys.stderr)
     return 2
+
+
+def _execute(job_plan: Plan, environ: Mapping[str, str]) -> NoReturn:
+    """Becomes mpiexec."""
+    if job_plan.family == "openmpi":
+        mpiexec_reaper.start(os.getpid())
+    os.execve(job_plan.command[0], list(job_plan.command), full_environ(job_plan, environ))
+
+
+def _supervise(job_plan: Plan, environ: Mapping[str, str], options: Options) -> int:
+    """Runs mpiexec. Returns the exit status, and prints what has ended the job."""
+    task = supervisor.Task(
+        job_plan.command, full_environ(job_plan, environ), job_plan.family, job_plan.other_hosts, options.grace_s,
+        tolerant=any(word.lstrip("-") == "with-ft" for word in job_plan.command),
+    )  # fmt: skip
+    outcome = supervisor.Supervisor().run(task)
+    if outcome.cause:
+        print(f"mpicoll.run: {outcome.cause}", file=sys.stderr, flush=True)
+    return outcome.status
 
 
 def make_plan(programs: Sequence[Program], options: Options, environ: Mapping[str, str]) -> Plan:

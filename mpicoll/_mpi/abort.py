@@ -20,6 +20,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, NoReturn
 
+from mpicoll._discovery import last_words
 from mpicoll._mpi import runtime
 
 ABORT_S = 5.0  # limit of MPI_Abort, which may wait for a launcher that is gone; then this process ends by itself
@@ -65,7 +66,8 @@ def _thread_excepthook(args: threading.ExceptHookArgs) -> None:
         hook(args)
     finally:
         if args.exc_type is not SystemExit:
-            abort(f"uncaught {args.exc_type.__name__} in thread {args.thread.name if args.thread else '?'}")
+            thread = args.thread.name if args.thread else "?"
+            abort(f"uncaught {args.exc_type.__name__} in thread {thread}", f"{args.exc_type.__name__}: {args.exc_value}")
 
 
 def _exit(status: int) -> NoReturn:
@@ -75,8 +77,13 @@ def _exit(status: int) -> NoReturn:
     die(f"os._exit({status}) in process {os.getpid()}; this rank ends, and the others go on")
 
 
-def abort(reason: str) -> None:
-    """Ends the whole job. Does nothing in a forked child, in a job of one rank, or while MPI is not running."""
+def abort(reason: str, cause: str = "") -> None:
+    """Ends the whole job. Does nothing in a forked child, in a job of one rank, or while MPI is not running.
+
+    Args:
+        reason: For standard error.
+        cause: For the last line of `mpicoll.run`; empty: the reason.
+    """
     if runtime.in_forked_child():
         return
     from mpicoll._mpi import survivors
@@ -87,6 +94,7 @@ def abort(reason: str) -> None:
         world = world.parent  # MPI ends all ranks of the parent, and mpiexec names them by these numbers
     if world is None or world.size == 1 or not MPI.Is_initialized() or MPI.Is_finalized():
         return
+    last_words.why(cause or reason)
     rank = f"rank {world.rank} of {world.size} ({world.hostname})"
     if survivors.possible():
         die(f"{rank}: {reason}; this rank ends, and the others go on")

@@ -1,0 +1,220 @@
+"""The monitor of a rank: the parent of its program, which tells `mpicoll._launch.supervisor` how the program ends.
+
+    mpiexec ──► monitor ──fork──► program
+                  │  ▲               │ pipe: `mpicoll._discovery.last_words`
+     TCP, lines   ▼  │ waitpid ◄─────┘
+              supervisor
+
+The exit status of mpiexec does not say how each rank ended, and is 0 after some losses. The monitor is the parent of the program
+and therefore knows, for any program and on any host. It reports before it ends itself, so the first report is the first cause.
+It ends as the program has ended, by the same status or signal, so that mpiexec sees what it would see without a monitor.
+
+The program never outlives the job: it gets SIGKILL when its monitor dies; and the monitor ends it when the connection to the
+supervisor breaks, that is, when the supervisor has died, or cannot be reached for about 11 s.
+
+Lines to the supervisor: `begin SECRET RANK SIZE PID HOST`, `why TIME STATUS TEXT`, `ended TIME STATUS RETURNED`.
+Lines from it: `end` (SIGTERM, and SIGKILL after the grace), `kill`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import TYPE_CHECKING
+
+from mpicoll._discovery import detect, last_words
+from mpicoll._launch import leftovers, processes
+
+if TYPE_CHECKING:
+    import selectors
+    import socket
+
+LOOPBACK = "127.0.0.1"
+CONNECT_S = 5.0  # limit of the connection to the supervisor, which a firewall may forbid; the program runs anyway
+# Signals that a launcher sends to the process group of a rank, or a terminal to its job: meant for the program.
+FOR_THE_PROGRAM = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGALRM")
+
+
+def start() -> None:
+    """Forks, if `mpicoll.run` has asked for a monitor: returns in the child only, which then runs the program."""
+    words = os.environ.pop(detect.SUPERVISOR, None)
+    if words is None:
+        return
+    began_s = time.time()
+    told, tell = os.pipe()
+    answered, answer = os.pipe()
+    monitor = os.getpid()
+    child = os.fork()
+    if child == 0:
+        os.close(told)
+        os.close(answer)
+        processes.end_with_parent(monitor, signal.SIGKILL)
+        last_words.use(tell, answered)
+        return
+    os.close(tell)
+    os.close(answered)
+    status = 1
+    try:
+        status = Monitor(child, (told, answer), words, began_s).run()
+    finally:
+        _end_as(status)
+
+
+class Monitor:
+    """Waits for the program ``child``; its last words come from the first of ``pipes``, and answers go to the second."""
+
+    def __init__(self, child: int, pipes: tuple[int, int], words: str, began_s: float) -> None:
+        self.child, (self.told, self.answer) = child, pipes
+        self.address, port, self.secret, grace = words.split()
+        self.port, self.grace_s = int(port), float(grace)
+        self.began_s = began_s
+        self.status: int | None = None  # of the program, once it has ended; negative: its signal
+        self.returned = False
+        self.kill_at: float | None = None
+        self.told_to_end = False
+        self._connection: socket.socket | None = None
+        self._heard = self._said = b""
+
+    def run(self) -> int:
+        """Returns the program's exit status, or minus the signal that ended it."""
+        import selectors
+
+        with selectors.DefaultSelector() as selector:
+            self._watch_child(selector)
+            selector.register(self.told, selectors.EVENT_READ, self._hear_program)
+            self._connect(selector)
+            while not self._ended():
+                limit = None if self.kill_at is None else max(0.0, self.kill_at - time.monotonic())
+                for key, _ in selector.select(limit):
+                    key.data(selector)
+                if self.kill_at is not None and time.monotonic() >= self.kill_at:
+                    os.kill(self.child, signal.SIGKILL)
+                    self.kill_at = None
+            self._hear_program(selector)
+        assert self.status is not None
+        self._say(f"ended {time.time_ns()} {self.status} {int(self.returned)}")
+        if self.status != 0 and (self.address != LOOPBACK or self._connection is None):  # else the supervisor removes them
+            leftovers.remove(self.began_s)
+        if self._connection is not None:
+            self._connection.close()
+        if self.told_to_end and os.getpgid(0) == os.getpid():
+            os.killpg(0, signal.SIGKILL)  # processes that the program has started
+        return self.status
+
+    def _watch_child(self, selector: selectors.BaseSelector) -> None:
+        import selectors
+        import socket
+
+        for name in FOR_THE_PROGRAM:
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
+        null = os.open(os.devnull, os.O_RDWR)
+        for number in (0, 1, 2):  # who reads the output of the program must see its end when the program closes it
+            os.dup2(null, number)
+        wake, woken = socket.socketpair()
+        wake.setblocking(False)
+        woken.setblocking(False)
+        signal.set_wakeup_fd(wake.fileno())
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        self._wake = wake
+        selector.register(woken, selectors.EVENT_READ, lambda _: woken.recv(100))
+
+    def _ended(self) -> bool:
+        if self.status is None:
+            pid, status = os.waitpid(self.child, os.WNOHANG)
+            if pid:
+                self.status = os.waitstatus_to_exitcode(status)
+        return self.status is not None
+
+    # --- the program ---
+
+    def _hear_program(self, selector: selectors.BaseSelector) -> None:
+        os.set_blocking(self.told, False)
+        try:
+            data = os.read(self.told, 1 << 16)
+        except BlockingIOError:
+            return
+        if not data and self.told in selector.get_map():
+            selector.unregister(self.told)
+        *lines, self._said = (self._said + data).split(b"\n")
+        for line in lines:
+            word, _, text = line.decode(errors="replace").partition(" ")
+            if word == "returned":
+                self.returned = True
+            else:
+                self._say(f"why {time.time_ns()} {text}")
+            self._answer()
+
+    def _answer(self) -> None:
+        try:
+            os.write(self.answer, b".")
+        except OSError:  # the program has ended
+            return
+
+    # --- the supervisor ---
+
+    def _connect(self, selector: selectors.BaseSelector) -> None:
+        import selectors
+        import socket
+
+        launch = detect.detect()
+        if launch is None:
+            return
+        try:
+            self._connection = socket.create_connection((self.address, self.port), CONNECT_S)
+            processes.keep_alive(self._connection)
+        except OSError:
+            self._connection = None
+            return
+        host = socket.gethostname() or "?"
+        self._say(f"begin {self.secret} {launch.rank} {launch.size} {self.child} {host}")
+        if self._connection is not None:
+            selector.register(self._connection, selectors.EVENT_READ, self._hear_supervisor)
+
+    def _say(self, line: str) -> None:
+        if self._connection is not None:
+            try:
+                self._connection.sendall(line.encode(errors="replace") + b"\n")
+            except OSError:  # the supervisor has died; `_hear_supervisor` sees that, too
+                return
+
+    def _hear_supervisor(self, selector: selectors.BaseSelector) -> None:
+        assert self._connection is not None
+        try:
+            data = self._connection.recv(4096)
+        except OSError:
+            data = b""
+        if not data:
+            selector.unregister(self._connection)
+            self._connection.close()
+            self._connection = None
+        *lines, self._heard = (self._heard + data).split(b"\n")
+        if b"kill" in lines:
+            self._end(0)
+        elif b"end" in lines or not data:
+            self._end(self.grace_s)
+
+    def _end(self, grace_s: float) -> None:
+        if not self.told_to_end:
+            self.told_to_end = True
+            if os.getpgid(0) == os.getpid():
+                os.killpg(0, signal.SIGTERM)
+            else:
+                os.kill(self.child, signal.SIGTERM)
+        at = time.monotonic() + grace_s
+        self.kill_at = at if self.kill_at is None else min(at, self.kill_at)
+
+
+def _end_as(status: int) -> None:
+    """Ends this process by the exit status, or by the signal, that ended the program."""
+    if status < 0:
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the program has written its core file
+        number = -status
+        if number not in (signal.SIGKILL, signal.SIGSTOP):
+            signal.signal(number, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])
+        os.kill(os.getpid(), number)
+        status = 128 + number  # a signal that does not end a process
+    os._exit(status)

@@ -1,0 +1,81 @@
+"""What Linux has beyond Python's library: death with the parent, signals read from a file, connections that are probed."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import socket
+
+PR_SET_PDEATHSIG = 1
+SFD_NONBLOCK, SFD_CLOEXEC = os.O_NONBLOCK, os.O_CLOEXEC
+SIGSET_BYTES = 128  # sigset_t of glibc and of musl
+SIGNAL_INFO = struct.Struct("=Iii116x")  # signalfd_siginfo: number, errno, code, ...
+FROM_KERNEL = 0x80  # si_code of a signal of the terminal, which the whole process group gets
+
+# A connection whose other end does not answer breaks after IDLE_S + PROBES * INTERVAL_S seconds.
+IDLE_S, INTERVAL_S, PROBES = 5, 2, 3
+
+
+def end_with_parent(parent: int, number: int) -> None:
+    """This process gets signal ``number`` when the process ``parent``, its parent, has ended."""
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+    if prctl is not None:  # Linux
+        prctl(PR_SET_PDEATHSIG, int(number), 0, 0, 0)
+    if os.getppid() != parent:  # it has ended before
+        os.kill(os.getpid(), number)
+
+
+@dataclass(frozen=True)
+class Signal:
+    number: int
+    from_terminal: bool
+
+
+class Signals:
+    """The signals ``numbers``, blocked in this process and read from a file; `fileno` for a selector."""
+
+    def __init__(self, numbers: Iterable[int]) -> None:
+        self.numbers = frozenset(numbers)
+        self.before = signal.pthread_sigmask(signal.SIG_BLOCK, self.numbers)
+        mask = sum(1 << (number - 1) for number in self.numbers).to_bytes(SIGSET_BYTES, "little")
+        self._file: int = ctypes.CDLL(None, use_errno=True).signalfd(-1, mask, SFD_NONBLOCK | SFD_CLOEXEC)
+        if self._file < 0:
+            raise OSError(ctypes.get_errno(), "signalfd")
+
+    def fileno(self) -> int:
+        return self._file
+
+    def read(self) -> list[Signal]:
+        """The signals that have come."""
+        try:
+            data = os.read(self._file, 64 * SIGNAL_INFO.size)
+        except BlockingIOError:
+            return []
+        return [Signal(number, code == FROM_KERNEL) for number, _, code in SIGNAL_INFO.iter_unpack(data)]
+
+    def restore(self) -> None:
+        """The mask of signals as it was before; for a child, between fork and exec."""
+        signal.pthread_sigmask(signal.SIG_SETMASK, self.before)
+
+    def close(self) -> None:
+        os.close(self._file)
+        self.restore()
+
+
+def keep_alive(connection: socket.socket) -> None:
+    """Lets the connection break when the other host, or the cable, is gone."""
+    import socket  # the program, which shares this process until the fork, may not need it
+
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", IDLE_S), ("TCP_KEEPINTVL", INTERVAL_S), ("TCP_KEEPCNT", PROBES)):
+        if hasattr(socket, name):
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # while data is on its way there are no probes
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * (IDLE_S + PROBES * INTERVAL_S))

@@ -1,0 +1,190 @@
+"""The supervisor's side of the connections to the monitors of the ranks (`mpicoll._launch.monitor`), and the first cause.
+
+A monitor proves by the job's secret that it belongs to the job. The secret travels in the environment, never on a command line.
+"""
+
+from __future__ import annotations
+
+import hmac
+import selectors
+import signal
+import socket
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from mpicoll._launch import processes
+from mpicoll._launch.monitor import LOOPBACK
+
+LONGEST_LINE = 1 << 14  # bytes
+DISCARD_PORT = 9  # any port: a UDP socket that is connected sends nothing
+
+
+@dataclass
+class Rank:
+    """What is known about one rank. Times: nanoseconds since the epoch, by the clock of the host of the rank."""
+
+    number: int
+    pid: int
+    host: str
+    why: str = ""
+    why_at: int = 0
+    why_status: int = 1
+    status: int | None = None  # negative: a signal
+    returned: bool = False
+    ended_at: int = 0
+    lost: bool = False  # its connection broke before it reported an end
+
+    def failed(self) -> bool:
+        return self.lost or self.status not in (None, 0) or (self.status is None and self.why != "")
+
+    def left_early(self) -> bool:
+        """Whether it ended with status 0 before the end of its program, by os._exit(0)."""
+        return self.status == 0 and not self.returned
+
+    def at(self) -> int:
+        return self.why_at or self.ended_at
+
+    def how(self) -> str:
+        if self.why:
+            return self.why
+        if self.lost:
+            return "its host or its monitor was lost"
+        if self.left_early():
+            return "exit status 0 before the end of its program, by os._exit"
+        assert self.status is not None
+        return f"killed by {signal_name(-self.status)}" if self.status < 0 else f"exit status {self.status}"
+
+    def exit_status(self) -> int:
+        return self.why_status if self.why else shell_status(self.status or 1)
+
+
+def shell_status(status: int) -> int:
+    """The exit status by which a shell would name this end: 128 + signal."""
+    return 128 - status if status < 0 else status
+
+
+def signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return f"signal {number}"
+
+
+class Connection:
+    def __init__(self, stream: socket.socket) -> None:
+        self.stream = stream
+        self.data = b""
+        self.rank: Rank | None = None  # None: it has not said the secret
+
+
+class Reports:
+    """Listens for monitors on ``selector``, whose keys' data are functions without arguments."""
+
+    def __init__(self, selector: selectors.BaseSelector, address: str, secret: str) -> None:
+        self.ranks: dict[int, Rank] = {}
+        self.size: int | None = None  # of the job, once a rank has begun
+        self._selector, self._secret = selector, secret
+        self._connections: set[Connection] = set()
+        self._listener = socket.create_server((address, 0), backlog=1024)
+        self._listener.setblocking(False)
+        self.port: int = self._listener.getsockname()[1]
+        selector.register(self._listener, selectors.EVENT_READ, self._accept)
+
+    def close(self) -> None:
+        """Breaks all connections: the monitors end what still runs."""
+        for connection in list(self._connections):
+            self._drop(connection)
+        self._selector.unregister(self._listener)
+        self._listener.close()
+
+    def connected(self) -> bool:
+        """Whether a monitor is still there."""
+        return any(connection.rank is not None for connection in self._connections)
+
+    def all_ended(self) -> bool:
+        return self.size == len(self.ranks) and all(rank.status is not None for rank in self.ranks.values())
+
+    def failed(self) -> bool:
+        return any(rank.failed() for rank in self.ranks.values())
+
+    def first_cause(self) -> Rank | None:
+        """The rank that failed first, or left its program early by os._exit(0); None: all that have begun have ended well."""
+        return min((rank for rank in self.ranks.values() if rank.failed() or rank.left_early()), key=Rank.at, default=None)
+
+    def tell(self, word: str) -> None:
+        """Sends ``end`` or ``kill`` to every monitor."""
+        for connection in list(self._connections):
+            if connection.rank is not None:
+                try:
+                    connection.stream.sendall(word.encode() + b"\n")
+                except OSError:
+                    self._drop(connection)
+
+    # --- connections ---
+
+    def _accept(self) -> None:
+        try:
+            stream, _ = self._listener.accept()
+        except OSError:  # it has gone again
+            return
+        processes.keep_alive(stream)
+        stream.setblocking(False)
+        connection = Connection(stream)
+        self._connections.add(connection)
+        self._selector.register(stream, selectors.EVENT_READ, lambda: self._read(connection))
+
+    def _read(self, connection: Connection) -> None:
+        try:
+            data = connection.stream.recv(1 << 16)
+        except BlockingIOError:
+            return
+        except OSError:  # reset, or the keepalive has given up
+            data = b""
+        *lines, connection.data = (connection.data + data).split(b"\n")
+        for line in lines:
+            if not self._take(connection, line.decode(errors="replace")):
+                data = b""
+                break
+        if not data or len(connection.data) > LONGEST_LINE:
+            self._drop(connection)
+
+    def _drop(self, connection: Connection) -> None:
+        if connection in self._connections:
+            self._connections.remove(connection)
+            self._selector.unregister(connection.stream)
+            connection.stream.close()
+            rank = connection.rank
+            if rank is not None and rank.status is None:
+                rank.lost, rank.ended_at = True, time.time_ns()
+
+    def _take(self, connection: Connection, line: str) -> bool:
+        """Carries out one line. False: the other end is no monitor of this job."""
+        word, _, rest = line.partition(" ")
+        rank = connection.rank
+        if rank is None:
+            words = rest.split()
+            if word != "begin" or len(words) != 5 or not hmac.compare_digest(words[0].encode(), self._secret.encode()):
+                return False
+            number, size, pid = (int(text) for text in words[1:4])
+            connection.rank = self.ranks[number] = Rank(number, pid, words[4])
+            self.size = size
+        elif word == "why" and not rank.why:
+            at, status, text = rest.split(" ", 2)
+            rank.why, rank.why_at, rank.why_status = text, int(at), int(status)
+        elif word == "ended":
+            at, status, returned = rest.split()
+            rank.status, rank.returned, rank.ended_at = int(status), returned == "1", int(at)
+        return True
+
+
+def address_towards(hosts: Iterable[str]) -> str:
+    """The address of this host on the network of the first of ``hosts`` that has an address; the loopback if none has."""
+    for host in hosts:
+        try:
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+                probe.connect((host, DISCARD_PORT))
+                return str(probe.getsockname()[0])
+        except OSError:
+            continue
+    return LOOPBACK

@@ -1,0 +1,209 @@
+"""Runs mpiexec as a child, ends the job as a whole, and says how it ended.
+
+    supervisor ──fork──► mpiexec ──► monitor ──► program          one monitor for each rank, on any host
+        ▲ ▲                             │
+        │ └── signals (signalfd)        │ reports by TCP: `mpicoll._launch.reports`
+        └───────────────────────────────┘
+
+The exit status is that of the rank that failed first (128 + n for signal n), whatever mpiexec returns; 0 only if mpiexec and all
+ranks that have reported ended with 0. The last line on standard error names that rank and the cause.
+
+How a job ends:
+
+    a rank fails          mpiexec has SETTLE_S to end the job, then SIGTERM to mpiexec and to the ranks
+    SIGTERM, SIGINT ...   passed on to mpiexec, which passes it on to the ranks
+    in both cases         after the grace SIGKILL to the ranks, and KILL_S later to mpiexec
+    mpiexec has ended     SIGTERM to ranks that are left, SIGKILL after the grace
+    all ranks have ended  mpiexec has LEFT_BEHIND_S to end: Open MPI 5 may hang for ever if a rank fails while others start MPI
+    the supervisor dies   mpiexec gets SIGTERM by the kernel; monitors see their connections break
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from mpicoll._discovery.detect import SUPERVISOR
+from mpicoll._launch import leftovers, processes
+from mpicoll._launch.reports import Reports, address_towards, shell_status, signal_name
+
+SETTLE_S = 2.0  # mpiexec ends a job within milliseconds of a failure; the time lets it print what the ranks wrote
+KILL_S = 1.0
+LEFT_BEHIND_S = 5.0  # a healthy mpiexec ends milliseconds after its last rank
+
+ENDING = frozenset((signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT))
+PASSED_ON = ENDING | {signal.SIGUSR1, signal.SIGUSR2}
+
+
+def possible() -> bool:
+    """Whether this system has what the supervisor needs: Linux."""
+    return sys.platform == "linux" and hasattr(os, "fork")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a job has ended. signal: the one that told this process to end the job, or 0. cause: empty if the job ended well."""
+
+    status: int
+    cause: str
+    signal: int = 0
+
+
+@dataclass(frozen=True)
+class Task:
+    """What to run. tolerant: a job that goes on without ranks that were lost by a signal (``--with-ft``)."""
+
+    command: Sequence[str]
+    environ: Mapping[str, str]
+    family: str  # of the mpiexec
+    other_hosts: Sequence[str]
+    grace_s: float
+    tolerant: bool = False
+
+
+class Supervisor:
+    """Runs jobs, one after the other. From its making on, signals of `PASSED_ON` wait until a job or `pause` reads them."""
+
+    def __init__(self) -> None:
+        passed_on = {number for number in PASSED_ON if signal.getsignal(number) is not signal.SIG_IGN}  # nohup ignores SIGHUP
+        self.signals = processes.Signals(passed_on | {signal.SIGCHLD})
+
+    def run(self, task: Task) -> Outcome:
+        """Runs the job until it has ended on all hosts. Raises OSError if mpiexec cannot be started."""
+        with selectors.DefaultSelector() as selector:
+            return _Job(task, selector, self.signals).run()
+
+    def pause(self, seconds: float) -> int:
+        """Waits. Returns the signal that ended the wait, or 0."""
+        end = time.monotonic() + seconds
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.signals, selectors.EVENT_READ)
+            while selector.select(max(0.0, end - time.monotonic())):
+                for each in self.signals.read():
+                    if each.number in ENDING:
+                        return each.number
+        return 0
+
+
+class _Job:
+    def __init__(self, task: Task, selector: selectors.BaseSelector, signals: processes.Signals) -> None:
+        self.task, self.selector, self.signals = task, selector, signals
+        self.told_by, self.told_at = 0, 0  # the signal that told this process to end the job, and when (ns)
+        self.next_step: tuple[float, int] | None = None  # when, and a number of `_step`
+        self.began_s = time.time()
+        self.ended_by_us = False
+        self.given_up = False
+
+    def run(self) -> Outcome:
+        secret = secrets.token_hex(16)
+        address = address_towards(self.task.other_hosts)
+        self.reports = Reports(self.selector, address, secret)
+        environ = {**self.task.environ, SUPERVISOR: f"{address} {self.reports.port} {secret} {self.task.grace_s:g}"}
+        me = os.getpid()
+
+        def in_child() -> None:
+            self.signals.restore()
+            processes.end_with_parent(me, signal.SIGTERM)
+
+        # In the process group of this process: mpiexec may read from the terminal.
+        self.mpiexec = subprocess.Popen(list(self.task.command), env=environ, preexec_fn=in_child)
+        self.selector.register(self.signals, selectors.EVENT_READ, self._take_signals)
+        while not self._over():
+            now = time.monotonic()
+            limit = None if self.next_step is None else max(0.0, self.next_step[0] - now)
+            for key, _ in self.selector.select(limit):
+                key.data()
+            self._advance(time.monotonic())
+        outcome = self._outcome()
+        self.selector.unregister(self.signals)
+        self.reports.close()
+        if outcome.status:
+            leftovers.remove(self.began_s)
+        return outcome
+
+    def _over(self) -> bool:
+        if self.mpiexec.poll() is None:
+            return False
+        for key, _ in self.selector.select(0):  # what monitors sent before mpiexec ended
+            key.data()
+        return self.given_up or not (self.reports.connected() or self.selector.select(0))
+
+    # --- the end of the job ---
+
+    def _take_signals(self) -> None:
+        for each in self.signals.read():
+            if each.number == signal.SIGCHLD:
+                continue
+            if each.number in ENDING and not self.told_by:
+                self.told_by, self.told_at = each.number, time.time_ns()
+                self._plan(self.task.grace_s, 3)
+            if not each.from_terminal and self.mpiexec.poll() is None:
+                # Hydra would die of SIGHUP and leave its proxies.
+                number = signal.SIGTERM if each.number == signal.SIGHUP and self.task.family == "mpich" else each.number
+                self.mpiexec.send_signal(number)
+
+    def _plan(self, delay_s: float, step: int) -> None:
+        """Plans a step, unless a later one is planned, or the same one sooner."""
+        at = time.monotonic() + delay_s
+        if self.next_step is None or self.next_step[1] < step or (self.next_step[1] == step and at < self.next_step[0]):
+            self.next_step = (at, step)
+
+    def _advance(self, now: float) -> None:
+        if self.next_step is not None and now >= self.next_step[0]:
+            self._step(self.next_step[1])
+        elif self.mpiexec.poll() is not None:
+            if self.reports.connected() and (self.next_step is None or self.next_step[1] <= 2):
+                self._step(2)
+        elif self.reports.all_ended():
+            self._plan(LEFT_BEHIND_S, 5)
+        elif self.reports.failed() and not self.task.tolerant and self.next_step is None:
+            self._plan(SETTLE_S, 2)
+
+    def _step(self, step: int) -> None:
+        running = self.mpiexec.poll() is None
+        self.next_step = None
+        if step == 2:
+            if running:
+                self.ended_by_us = True
+                self.mpiexec.terminate()
+            self.reports.tell("end")
+            self._plan(self.task.grace_s, 3)
+        elif step == 3:
+            self.reports.tell("kill")
+            self._plan(KILL_S, 5)
+        elif running:
+            self.ended_by_us = True
+            self.mpiexec.kill()
+            self._plan(KILL_S, 6)
+        else:
+            self.given_up = True  # a host that does not answer
+
+    # --- the result ---
+
+    def _outcome(self) -> Outcome:
+        status, ranks = self.mpiexec.returncode, self.reports.ranks
+        if self.task.tolerant and any(rank.status == 0 for rank in ranks.values()):
+            status = 0
+            for number in [number for number, rank in ranks.items() if rank.lost or (rank.status or 0) < 0]:
+                del ranks[number]
+        failed = status != 0 or self.reports.failed()
+        first = self.reports.first_cause() if failed else None
+        if first is not None and first.lost and not first.why and status != 0 and not self.ended_by_us:
+            first = None  # mpiexec has killed all ranks with their monitors
+        if self.told_by and (first is None or first.at() >= self.told_at):
+            return Outcome(128 + self.told_by, f"ended by {signal_name(self.told_by)}", self.told_by)
+        if first is not None:
+            text = f"rank {first.number} of {self.reports.size} on {first.host}: {first.how()}"
+            return Outcome(first.exit_status(), text, self.told_by)
+        if not failed:
+            return Outcome(0, "")
+        how = f"killed by {signal_name(-status)}" if status < 0 else f"exit status {status}"
+        began = "no rank said why" if ranks else "no rank began"
+        return Outcome(shell_status(status), f"mpiexec: {how}; {began}")
