@@ -71,8 +71,8 @@ VARIABLES = (
     Variable(
         "MPICOLL_CHECK",
         bool,
-        meaning="whether ranks compare their calls before each collective (rank 0 decides); unset: if "
-        "TORCH_DISTRIBUTED_DEBUG=DETAIL",
+        meaning="1: ranks compare their calls before each collective; 0: they never do; unset: the ranks of a node compare them "
+        "once a second, and before each collective if TORCH_DISTRIBUTED_DEBUG=DETAIL (rank 0 decides)",
     ),
     Variable(
         "MPICOLL_CUDA_AWARE",

@@ -47,6 +47,11 @@ def wanted() -> bool:
     return get_debug_level() == DebugLevel.DETAIL if check is None else check
 
 
+def compares() -> bool:
+    """True if this rank's environment lets the watchdogs compare calls once a second."""
+    return _config.get("MPICOLL_CHECK") is not False
+
+
 def enable(group: Communicator) -> None:
     """Checks every collective of this group from now on (collective)."""
     run = group.run
@@ -65,6 +70,7 @@ def enable(group: Communicator) -> None:
         call = Facts(operation, refusal=f"{type(error).__name__}: {error}")
         run(operation, (_agree, (group, call, group.timeout_s), ()), [])
 
+    group.checked = True
     group.run = checked  # type: ignore[method-assign]
     group.refused = refused  # type: ignore[method-assign]
     for name in COLLECTIVES:

@@ -15,6 +15,7 @@ from mpicoll._engine.gathers import Gathers
 from mpicoll._engine.messages import Messages
 from mpicoll._engine.monitored_barrier import monitored_barrier
 from mpicoll._engine.reductions import Reductions
+from mpicoll._progress import culprits
 from mpicoll._progress.work import Work
 from mpicoll._tensors import checks
 from mpicoll.errors import OperationTimeout
@@ -37,7 +38,8 @@ class Communicator(Reductions, Gathers, Exchanges, Messages):
     def _barrier(self, timeout_s: float) -> None:
         if not self.host.barrier(timeout_s):
             error = OperationTimeout(
-                f"{self.where('barrier')}: Timed out: not every rank came within the timeout of {timeout_s:g} s"
+                f"{self.where('barrier')}: Timed out: not every rank came within the timeout of {timeout_s:g} s. "
+                f"{culprits.of_group(self)}".rstrip(". ")
             )
             self.fail(error)
             raise error

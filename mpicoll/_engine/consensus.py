@@ -13,11 +13,17 @@ from mpicoll._mpi.channel import Channel
 
 
 class Agreed(NamedTuple):
-    """Settings of a world. ``checks``: whether ranks compare their calls before each collective."""
+    """Settings of a world.
+
+    Attributes:
+        checks: Ranks compare their calls before each collective (_engine/checked.py).
+        compares: The watchdogs of a node compare them once a second (_progress/ledger.py).
+    """
 
     host: Choices
     devices: DeviceChoices | None
     checks: bool
+    compares: bool
 
 
 def agree(channel: Channel) -> Agreed:
@@ -29,7 +35,7 @@ def agree(channel: Channel) -> Agreed:
     error, own = "", None
     if channel.comm.Get_rank() == 0:
         try:
-            own = thresholds.choices(channel.runtime.library), devices.settings(), checked.wanted()
+            own = thresholds.choices(channel.runtime.library), devices.settings(), (checked.wanted(), checked.compares())
         except ValueError as caught:
             error = str(caught)
     with channel.lock:
@@ -40,4 +46,4 @@ def agree(channel: Channel) -> Agreed:
         raise ValueError(error)
     choices, wanted, checks = agreed
     assert isinstance(choices, Choices)
-    return Agreed(choices, devices.agree(channel, wanted, [seen for *_, seen in received]), checks)
+    return Agreed(choices, devices.agree(channel, wanted, [seen for *_, seen in received]), *checks)

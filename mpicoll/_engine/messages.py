@@ -39,7 +39,7 @@ class Messages(Collectives):
         memory = buffers.readable("send", tensor)
         backend = self.backend("send", memory)
         if isinstance(backend, DeviceCollectives):
-            pending(self, "send", backend.messages.send(memory, dst, tag), tensor).wait()
+            pending(self, "send", backend.messages.send(memory, dst, tag), tensor, dst).wait()
         else:
             self.guarded("send", backend.messages.send, (memory, dst, tag), dst)
 
@@ -63,7 +63,7 @@ class Messages(Collectives):
         memory = buffers.writable("recv", tensor)
         backend = self.backend("recv", memory)
         if backend is not self.host or self.host.messages.unmatched is not None:
-            work = pending(self, "recv", backend.messages.irecv(tensor, memory, src, tag), tensor)
+            work = pending(self, "recv", backend.messages.irecv(tensor, memory, src, tag), tensor, src)
             work.wait()
             return work.source_rank()
         try:
@@ -78,11 +78,11 @@ class Messages(Collectives):
         """Starts a send. The tensor must not change until the Work has completed. The program may drop the Work."""
         self._check("isend", "dst", dst, tag)
         memory = tensor if buffers.is_dense_cpu(tensor) else buffers.readable("isend", tensor)
-        return pending(self, "isend", self.backend("isend", memory).messages.isend(tensor, memory, dst, tag), tensor)
+        return pending(self, "isend", self.backend("isend", memory).messages.isend(tensor, memory, dst, tag), tensor, dst)
 
     @spans.spanned("irecv")
     def irecv(self, tensor: Tensor, src: int | None, tag: int = 0) -> MessageWork:
         """Starts a receive from ``src`` (None: any rank) into the front of the tensor."""
         self._check("irecv", "src", 0 if src is None else src, tag)
         memory = tensor if buffers.is_dense_cpu(tensor) else buffers.writable("irecv", tensor)
-        return pending(self, "irecv", self.backend("irecv", memory).messages.irecv(tensor, memory, src, tag), tensor)
+        return pending(self, "irecv", self.backend("irecv", memory).messages.irecv(tensor, memory, src, tag), tensor, src)

@@ -24,13 +24,14 @@ from mpicoll._host import thresholds
 from mpicoll._host.collectives import HostCollectives
 from mpicoll._host.thresholds import HIERARCHICAL, Choices
 from mpicoll._log import Algorithms
-from mpicoll._mpi import abort, exit_handshake, library, runtime, survivors
+from mpicoll._mpi import abort, boards, exit_handshake, library, runtime, survivors
 from mpicoll._mpi.channel import Channel
 from mpicoll._mpi.errors import MPIException, not_made
 from mpicoll._mpi.runtime import Runtime
 from mpicoll._mpi.topology import Topology, discover
 from mpicoll._progress import threads
 from mpicoll._progress.flight_recorder import recorder
+from mpicoll._progress.ledger import Ledger
 from mpicoll._progress.poller import poller
 from mpicoll._progress.queue import CollectiveQueue
 from mpicoll._progress.watchdog import watchdog
@@ -40,7 +41,7 @@ from mpicoll.errors import GroupDestroyed
 EXIT_S = 10.0  # seconds that a rank waits at exit for the collectives that it has started
 REMEMBERED = 4096  # closed groups whose number of collectives is still known at exit
 
-World = tuple[Topology, Agreed]  # of the ranks
+World = tuple[Topology, Agreed, Ledger | None]  # of the ranks
 
 
 class Registry:
@@ -74,9 +75,11 @@ class Registry:
         log.start()
         runtime_ = runtime.start()
         recorder.start(runtime_.rank, runtime_.size, lambda: list(self._groups.values()))
-        channel, global_ranks = self._channel(runtime_, ranks)
+        global_ranks = tuple(range(runtime_.size) if ranks is None else ranks)
+        tag = self._tag(global_ranks)
+        channel = self._channel(runtime_, ranks, tag)
         made.callback(channel.free)
-        topology, agreed = self._circumstances(channel, ranks)
+        topology, agreed, ledger = self._circumstances(channel, ranks)
         queue, took = CollectiveQueue(name), Algorithms(name, channel.comm.Get_rank(), channel.comm.Get_size()).took
         host = host_collectives(channel, topology, agreed.host, queue, took)
         made.callback(host.close)
@@ -100,40 +103,40 @@ class Registry:
             _watch_for_finalize()
         if agreed.checks:
             checked.enable(communicator)
+        communicator.key, communicator.ledger = str(tag), ledger
         communicator.closer = lambda: self.close(communicator)
         self._groups[name] = communicator
         return communicator
 
-    def _channel(self, runtime_: Runtime, ranks: Sequence[int] | None) -> tuple[Channel, tuple[int, ...]]:
-        """Returns the communicators of a new group, and its global ranks."""
-        if ranks is None:
-            with runtime_.lock:
+    def _channel(self, runtime_: Runtime, ranks: Sequence[int] | None, tag: int) -> Channel:
+        """Returns the communicators of a new group."""
+        with runtime_.lock:
+            if ranks is None:
                 comm = runtime_.comm.Dup()
-            if runtime_.base == library.MPI.COMM_WORLD:
-                exit_handshake.expect_all()
-            global_ranks = tuple(range(runtime_.size))
-        else:
-            global_ranks = tuple(ranks)
-            with runtime_.lock:
-                made = self._provided.pop(global_ranks, None)
-                comm = made or survivors.create_group(runtime_.base, global_ranks, self._tag(global_ranks) % runtime_.tag_ub)
-        return Channel(runtime_, comm), global_ranks
+                if runtime_.base == library.MPI.COMM_WORLD:
+                    exit_handshake.expect_all()
+            else:
+                made = self._provided.pop(tuple(ranks), None)
+                comm = made or survivors.create_group(runtime_.base, tuple(ranks), tag % runtime_.tag_ub)
+        return Channel(runtime_, comm)
 
     def _circumstances(self, channel: Channel, ranks: Sequence[int] | None) -> World:
-        """Returns which ranks of a group share memory, and the settings that they agreed on.
+        """Returns which ranks of a group share memory, the settings that they agreed on, and the ledger of this node.
 
         Taken from the world if there is one. Otherwise (another backend may have made the world) the group's ranks find them
         (then collective).
         """
         if self._world is not None:
-            topology, agreed = self._world
-            return (topology if ranks is None else topology.of(ranks)), agreed
+            topology, agreed, ledger = self._world
+            return (topology if ranks is None else topology.of(ranks)), agreed, ledger
         agreed = agree(channel)
         with channel.lock:
             topology = discover(channel.comm, agreed.host.node_size)
-        if ranks is None:
-            self._world = topology, agreed
-        return topology, agreed
+            if ranks is not None:
+                return topology, agreed, None
+            shared = boards.make(channel.comm, topology.nodes)
+        self._world = topology, agreed, None if shared is None else Ledger(shared, agreed.compares)
+        return self._world
 
     def provide(self, ranks: Sequence[int], comm: Any) -> None:
         """Hands over the communicator of the next group of these ranks."""
@@ -145,7 +148,7 @@ class Registry:
             communicator.channel.revoke()
 
     def _tag(self, ranks: tuple[int, ...]) -> int:
-        """Returns a tag that is equal on all members, for overlapping sets of ranks that make groups at the same time.
+        """Returns a number that is equal on all members, for overlapping sets of ranks that make groups at the same time.
 
         It does not depend on torch's name for the group: with use_local_synchronization that name counts the groups that the
         rank has made before, and the members' counts may differ.

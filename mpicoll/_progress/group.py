@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd import profiler
 
 from mpicoll._mpi.errors import MPIException, translate
-from mpicoll._progress import spans
+from mpicoll._progress import culprits, spans
 from mpicoll._progress.group_state import GroupState
 from mpicoll._progress.watchdog import inside, watchdog
 from mpicoll._progress.work import Work, found_by_tensors
@@ -146,6 +146,7 @@ class Group(GroupState):
         """Returns the handle of an operation that is about to start."""
         work = Work(self.where(operation), tensors, self.timeout_s)
         work._on_timeout = self.fail
+        work._culprits = partial(culprits.of_group, self)
         return work
 
     def refused(self, operation: str, error: Exception) -> None:

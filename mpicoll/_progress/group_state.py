@@ -5,19 +5,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
 from mpicoll._mpi.channel import Channel
 from mpicoll._progress import expiry
+from mpicoll._progress.ledger import REMEMBERED, Entry, Ledger
 from mpicoll._progress.queue import CollectiveQueue
-from mpicoll._tensors.calls import Signature
 from mpicoll.errors import GroupFailed, MpicollError, OperationTimeout, PeerLost
 
 EVERYBODY = -1  # the peer of a collective
-REMEMBERED = 2000  # collectives of a group whose calls are kept
-
-# A collective that this rank has begun: (its number on the group, operation, start time, signature, asynchronous).
-Entry: TypeAlias = "tuple[int, str, float, Signature, bool]"
 
 
 @dataclass(eq=False, repr=False)
@@ -34,6 +29,9 @@ class GroupState:
     closer: Callable[[], None] = field(init=False)  # set by the registry
     history: deque[Entry] = field(default_factory=lambda: deque(maxlen=REMEMBERED), init=False)  # the last collectives begun
     ended: int = field(default=0, init=False)  # number of the last collective that has ended on this rank
+    checked: bool = field(default=False, init=False)  # ranks compare their calls before each collective
+    key: str = field(default="", init=False)  # a name that is equal on all members; set by the registry, with the ledger
+    ledger: Ledger | None = field(default=None, init=False)  # None: the ranks of the node cannot see each other's calls
 
     def __post_init__(self) -> None:
         self.rank: int = self.channel.comm.Get_rank()

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import threading
 import time
+from functools import partial
 
 from torch import Tensor
 
 from mpicoll._mpi.backoff import Backoff
-from mpicoll._progress import threads
+from mpicoll._progress import culprits, threads
 from mpicoll._progress.group_state import GroupState
 from mpicoll._progress.requests import MessageWork, PendingMessage
 from mpicoll._progress.work import Work
@@ -136,11 +137,12 @@ class Poller:
 poller = Poller()
 
 
-def pending(group: GroupState, operation: str, transfer: Transfer, tensor: Tensor) -> MessageWork:
-    """Returns the Work of a message that has been posted."""
+def pending(group: GroupState, operation: str, transfer: Transfer, tensor: Tensor, peer: int | None) -> MessageWork:
+    """Returns the Work of a message that has been posted. ``peer``: the group rank on the other side; None: any rank."""
     message = PendingMessage(group, operation, transfer, tensor)
     work = MessageWork(group.where(operation), [tensor], group.timeout_s)
     work._on_timeout = group.fail
+    work._culprits = partial(culprits.other_side, group, peer)
     work.message = message
     try:
         if not message.test():

@@ -1,8 +1,13 @@
-"""Aborts the job when a blocking call has waited longer than its group's timeout, and names the culprit.
+"""Looks at the operations under way, and ends the job if one of them cannot end.
+
+    every second     compares the calls of the ranks of this node (ledger.py); if they differ, the job ends
+    after 3 seconds  that a blocking call waits: a line on stderr names the ranks that have not come. If the program or the
+                     process of one of them has ended, the job ends
+    at the timeout   of the group, the job ends, and the line names the same ranks
 
 A thread that waits inside MPI cannot be interrupted, so that no exception can be raised in it. As with torch's NCCL watchdog,
-another thread looks on. It prints which operation of which group on which rank waits, and where the program is. Then it aborts
-the job. It ignores asynchronous operations, whose ``wait`` raises OperationTimeout, and barriers, which raise it themselves.
+another thread looks on, says what waits and where the program is, and aborts the job. Asynchronous operations and barriers have
+no timeout here, since their ``wait`` raises OperationTimeout.
 """
 
 from __future__ import annotations
@@ -12,14 +17,19 @@ import sys
 import threading
 import time
 import weakref
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from mpicoll._mpi import abort, exit_handshake, survivors
-from mpicoll._progress import expiry, losses, threads
+from mpicoll._progress import culprits, expiry, losses, threads
+from mpicoll._progress.culprits import Absent
 from mpicoll._progress.group_state import EVERYBODY, GroupState
+from mpicoll._progress.ledger import Ledger, Mismatch
 
-PATIENCE_S = 3.0  # seconds that a call is blocked before this rank asks others whether they have left
-LONGEST_LOOK_S = 5.0  # seconds between two looks; shorter if a group's timeout is short
+PATIENCE_S = 3.0  # seconds that a call is blocked before this rank says so, and asks others whether they have left
+LONGEST_LOOK_S = 1.0  # seconds between two looks; shorter if a group's timeout is short
+MOST_PATIENCE_S = 300.0  # between two such lines of one group
+STACK_S = 1.5  # time for other ranks to show where they are, before the job ends
 TIMED_BY_ITSELF = frozenset({"barrier", "monitored_barrier"})  # they may also wait longer than the group's timeout
 
 # Blocking messages under way, by thread: (operation, group, start time, group rank that it waits for, or None for any rank).
@@ -35,6 +45,17 @@ class Waiting(NamedTuple):
     since: float
     peer: int | None
     asynchronous: bool = False
+    number: int = 0  # of a collective
+
+    def absent(self) -> list[Absent]:
+        """The ranks of this node that it waits for."""
+        if self.peer == EVERYBODY:
+            return culprits.of_collective(self.group, self.number)
+        return [] if self.peer is None else culprits.of_message(self.group, self.peer)
+
+    def named(self) -> str:
+        """The same in words."""
+        return culprits.of_group(self.group) if self.peer == EVERYBODY else culprits.other_side(self.group, self.peer)
 
 
 class Watchdog:
@@ -47,6 +68,9 @@ class Watchdog:
         self._wake = threading.Event()
         self._stopping = False
         self._look_s = LONGEST_LOOK_S
+        self._second = 0  # of the last look at the ledgers
+        self._said: weakref.WeakKeyDictionary[GroupState, tuple[str, float]] = weakref.WeakKeyDictionary()  # the last wait named
+        self._patience: weakref.WeakKeyDictionary[GroupState, float] = weakref.WeakKeyDictionary()  # seconds to the next line
         self._asked = 0  # rounds of questions so far; a blocked rank asks one rank after the other
 
     def add(self, group: GroupState) -> None:
@@ -82,38 +106,72 @@ class Watchdog:
 
     def _loop(self) -> None:
         while not self._stopping:
-            if self._wake.wait(self._look_s):  # a group with a shorter timeout, or the end
+            # All ranks of a node look at the ledger at the same moment: at each full second of the clock that they share.
+            if self._wake.wait(min(self._look_s, 1 - time.monotonic() % 1)):  # a group with a shorter timeout, or the end
                 self._wake.clear()
                 continue
+            now, groups = time.monotonic(), self._all()
             if survivors.possible():
                 threads.entering()
-                losses.look(self._watched())
-            now, waiting = time.monotonic(), self._waiting()
-            for operation, group, since, _, asynchronous in waiting:
-                if now - since > group.timeout_s and not asynchronous and operation not in TIMED_BY_ITSELF:
-                    limit = f"{operation} exceeded the group's timeout of {group.timeout_s:g} s"
-                    _end(operation, group, f"no end after {now - since:.1f} s", limit)
+                losses.look(groups)
+            waiting = _under_way(groups)
+            if int(now) != self._second:
+                self._second = int(now)
+                self._read_ledgers(groups)
+            for each in waiting:
+                waited_s, limit_s = now - each.since, each.group.timeout_s
+                if waited_s > limit_s and not each.asynchronous and each.operation not in TIMED_BY_ITSELF:
+                    limit = f"{each.operation} exceeded the group's timeout of {limit_s:g} s"
+                    _end(each.operation, each.group, f"no end after {waited_s:.1f} s. {each.named()}", limit, each.absent())
             blocked = [each for each in waiting if now - each.since > PATIENCE_S and each.group.size > 1]
+            for each in blocked:
+                self._look_at_peers(each, now)
             if blocked and exit_handshake.possible():
                 threads.entering()
                 self._look_for_leavers(blocked)
 
-    def _watched(self) -> list[GroupState]:
+    def _all(self) -> list[GroupState]:
         with self._guard:
             return list(self._groups)
 
-    def _waiting(self) -> list[Waiting]:
-        waiting = [Waiting(*entry) for entry in list(inside.values())]
-        for group in self._watched():
-            if (current := group.under_way()) is not None:
-                _, operation, since, _, asynchronous = current
-                waiting.append(Waiting(operation, group, since, EVERYBODY, asynchronous))
-        return waiting
+    def _read_ledgers(self, groups: list[GroupState]) -> None:
+        """Writes and compares what the ranks of this node have called. Ends the job if their calls differ."""
+        by_ledger: dict[Ledger, list[GroupState]] = {}
+        for group in groups:
+            if group.ledger is not None:
+                by_ledger.setdefault(group.ledger, []).append(group)
+        for ledger, sharing in by_ledger.items():
+            ledger.write(sharing)
+            if ledger.boards.asked():
+                _show_stacks(sharing[0], "another rank asks where this one is")
+            for group, mismatch in ledger.compare(sharing) if ledger.compares else ():
+                _end_mismatch(group, mismatch)
+
+    def _look_at_peers(self, waiting: Waiting, now: float) -> None:
+        """Ends the job if the process of a rank that this call waits for has ended. Otherwise says who has not come.
+
+        The lowest rank that waits says it. It waits twice as long before it says the same of the group's next collective.
+        """
+        group, absent = waiting.group, waiting.absent()
+        gone = [each for each in absent if each.ended]
+        if gone and not survivors.possible():
+            _end(waiting.operation, group, waiting.named(), f"{waiting.operation} can never end")
+        patience = self._patience.get(group, PATIENCE_S)
+        said = self._said.get(group) == (waiting.operation, waiting.since)
+        if not absent or said or waiting.asynchronous or now - waiting.since < patience:
+            return
+        self._said[group] = waiting.operation, waiting.since
+        self._patience[group] = min(2 * patience, MOST_PATIENCE_S)
+        missing = {each.rank for each in absent}
+        lowest = next(rank for rank in group.global_ranks if rank not in missing)
+        if waiting.peer != EVERYBODY or group.ledger is None or lowest == group.global_ranks[group.rank]:
+            where = group.where(waiting.operation)
+            print(f"mpicoll: {where} has waited for {now - waiting.since:.0f} s. {waiting.named()}", file=sys.stderr, flush=True)
 
     def _look_for_leavers(self, blocked: list[Waiting]) -> None:
         """Asks ranks that blocked calls wait for whether their program has ended. Ends the job, or that rank, if one says so."""
         for rank, name, started in exit_handshake.answers():
-            for operation, group, _, peer, _ in blocked:
+            for operation, group, _, peer, *_ in blocked:
                 if group.name != name or rank not in group.global_ranks:
                     continue
                 never = started < group.queue.started if peer == EVERYBODY else peer == group.global_ranks.index(rank)
@@ -123,7 +181,7 @@ class Watchdog:
                         exit_handshake.dismiss(rank)
                     else:
                         _end(operation, group, why, f"{operation} can never end")
-        for _, group, _, peer, _ in blocked:
+        for _, group, _, peer, *_ in blocked:
             others = [rank for rank in range(group.size) if rank != group.rank]
             start = sum(rank < group.rank for rank in others)  # the next rank first, so that not all ask the same one
             asked = others[(start + self._asked) % len(others)] if peer in (None, EVERYBODY) else peer
@@ -132,11 +190,52 @@ class Watchdog:
         self._asked += 1
 
 
-def _end(operation: str, group: GroupState, what: str, reason: str) -> None:
+def _under_way(groups: list[GroupState]) -> list[Waiting]:
+    waiting = [Waiting(*entry) for entry in list(inside.values())]
+    for group in groups:
+        if (current := group.under_way()) is not None:
+            number, operation, since, _, asynchronous = current
+            waiting.append(Waiting(operation, group, since, EVERYBODY, asynchronous, number))
+    return waiting
+
+
+def _show_stacks(group: GroupState, what: str) -> None:
+    rank = group.global_ranks[group.rank]
+    print(f"mpicoll: rank {rank} (group {group.name!r}): {what}; this rank is here:", file=sys.stderr, flush=True)
+    faulthandler.dump_traceback(file=sys.__stderr__ or 2, all_threads=True)
+
+
+def _end(operation: str, group: GroupState, what: str, reason: str, others: Sequence[Absent] = ()) -> None:
+    """Ends the job. Before that, this rank and ``others`` on this node show where they are."""
     print(f"mpicoll: {group.where(operation)}: {what}; this rank is here:", file=sys.stderr, flush=True)
     faulthandler.dump_traceback(file=sys.__stderr__ or 2, all_threads=True)
     expiry.expired(reason, ends_job=True)
+    _ask(group, [each.rank for each in others])
     abort.abort(reason)
+
+
+def _end_mismatch(group: GroupState, mismatch: Mismatch) -> None:
+    number, other, calls = mismatch
+    own = group.global_ranks[group.rank]
+    print(
+        f"mpicoll: group {group.name!r}, collective number {number}: the ranks do not call the same. Rank {other}: {calls[0]}. "
+        f"Rank {own}: {calls[1]}. Tensors may have wrong values. With MPICOLL_CHECK=1 all ranks raise CollectiveMismatch before "
+        "a tensor changes",
+        file=sys.stderr,
+        flush=True,
+    )
+    expiry.expired("the ranks call different collectives", ends_job=True)
+    _show_stacks(group, "the calls differ")
+    _ask(group, [other])
+    abort.abort("the ranks call different collectives")
+
+
+def _ask(group: GroupState, ranks: Sequence[int]) -> None:
+    """Asks ranks of this node to show where they are, and gives them time for it."""
+    if group.ledger is not None and ranks:
+        for rank in ranks:
+            group.ledger.boards.ask(rank)
+        time.sleep(STACK_S)
 
 
 watchdog = Watchdog()

@@ -68,9 +68,10 @@ class Work(dist.Work):
         self._finished = threading.Lock()
         self._finished.acquire()
         # Set by the queue or the poller. In _help the waiting thread moves the operation forward, or waits for it.
-        # _on_timeout makes the group unusable.
+        # _on_timeout makes the group unusable. _culprits says which ranks it waits for.
         self._help: Callable[[Work, float | None], None] | None = None
         self._on_timeout: Callable[[OperationTimeout], None] | None = None
+        self._culprits: Callable[[], str] | None = None
 
     def __repr__(self) -> str:
         state = "pending" if not self._done else "failed" if self._error else "completed"
@@ -89,7 +90,7 @@ class Work(dist.Work):
             self._done = True
             future = self._future
         self._finished.release()
-        self._help = self._on_timeout = None
+        self._help = self._on_timeout = self._culprits = None
         if future is not None:
             self._resolve(future)
 
@@ -141,7 +142,9 @@ class Work(dist.Work):
         elif self._finished.acquire(timeout=min(seconds, threading.TIMEOUT_MAX)):
             self._finished.release()
         if not self._done:
-            error = OperationTimeout(f"{self._where}: Timed out: no end within the timeout of {seconds:g} s")
+            culprits = "" if self._culprits is None else self._culprits()
+            what = f"{self._where}: Timed out: no end within the timeout of {seconds:g} s. {culprits}"
+            error = OperationTimeout(what.rstrip(". "))
             on_timeout = self._on_timeout
             self._complete(error)
             if on_timeout is not None:

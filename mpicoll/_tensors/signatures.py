@@ -5,11 +5,14 @@ A signature (`calls.Signature`) is a tuple that costs nothing to make. `Facts` i
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 
 from mpicoll._facts import Blocks, Facts
 from mpicoll._tensors.calls import Signature
 from mpicoll._tensors.plans import Plan
+
+MOST_KNOWN = 4096  # calls whose description is kept
 
 
 def facts(operation: str, signature: Signature) -> Facts:
@@ -24,6 +27,25 @@ def facts(operation: str, signature: Signature) -> Facts:
     if isinstance(sizes[0], list):
         return known._replace(sends=_blocks(sizes[0]), receives=_blocks(sizes[1]))
     return known._replace(sizes=sizes)
+
+
+_known: dict[tuple[str, Signature], tuple[int, str]] = {}  # results of `alike`
+
+
+def alike(operation: str, signature: Signature) -> tuple[int, str]:
+    """Returns what all ranks must have alike: as a number that is equal for equal calls, and in words."""
+    if len(signature) > 3 and isinstance(signature[3], tuple) and isinstance(signature[3][0], list):
+        signature = signature[:3]  # of blocks whose size only sender and receiver know
+    try:
+        return _known[operation, signature]
+    except (KeyError, TypeError):  # a coalesced operation has a list in its signature
+        text = str(facts(operation, signature))
+        description = zlib.crc32(text.encode()), text
+    if not isinstance(signature[-1] if signature else None, list):
+        if len(_known) >= MOST_KNOWN:
+            _known.clear()
+        _known[operation, signature] = description
+    return description
 
 
 def _blocks(listed: Sequence[tuple[int, object]]) -> Blocks:

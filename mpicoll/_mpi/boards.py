@@ -1,0 +1,85 @@
+"""A board for each rank of a node, in shared memory: its rank writes a text, and all ranks of the node can read it.
+
+Nobody waits. A reader that meets a text while it is written gets nothing, and reads again later.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from mpicoll._mpi import shared_segment
+from mpicoll._mpi.shared_segment import Segment
+
+if TYPE_CHECKING:
+    from mpi4py.MPI import Intracomm
+
+NBYTES = 64 << 10  # of a board
+_HEADER = struct.Struct("qqq")  # version, odd while the text is written; bytes of the text; its checksum
+_ASKED = NBYTES - 1  # offset of a byte that any rank of the node sets
+MOST = _ASKED - _HEADER.size  # bytes of a text
+
+
+class Boards:
+    """The boards of a node as one rank sees them.
+
+    Args:
+        ranks: Ranks of the communicator, in the order of their boards.
+        own: This rank.
+    """
+
+    def __init__(self, segment: Segment, ranks: Sequence[int], own: int) -> None:
+        self.ranks = tuple(ranks)
+        self._memory, self._fence = segment.memory, segment.fence
+        self._first = {rank: place * NBYTES for place, rank in enumerate(ranks)}
+        self._mine = self._first[own]
+        self._version = 0
+
+    def write(self, text: bytes) -> None:
+        """Replaces the text of this rank. Raises ValueError if it is longer than MOST."""
+        if len(text) > MOST:
+            raise ValueError(f"a text of {len(text)} bytes does not fit on a board")
+        first, header = self._mine, (len(text), zlib.crc32(text))
+        self._version += 2
+        _HEADER.pack_into(self._memory, first, self._version - 1, *header)
+        self._order()
+        self._memory[first + _HEADER.size : first + _HEADER.size + len(text)] = text
+        self._order()
+        _HEADER.pack_into(self._memory, first, self._version, *header)
+
+    def read(self, rank: int) -> bytes | None:
+        """Returns the text of a rank; None if it has not written one, or is writing it."""
+        first = self._first[rank]
+        version, nbytes, checksum = _HEADER.unpack_from(self._memory, first)
+        if version == 0 or version % 2:
+            return None
+        self._order()
+        text = self._memory[first + _HEADER.size : first + _HEADER.size + nbytes]
+        return text if zlib.crc32(text) == checksum else None
+
+    def ask(self, rank: int) -> None:
+        """Asks a rank to show where its program is."""
+        self._memory[self._first[rank] + _ASKED] = 1
+
+    def asked(self) -> bool:
+        """True once after another rank has asked this one."""
+        place = self._mine + _ASKED
+        asked, self._memory[place] = bool(self._memory[place]), 0
+        return asked
+
+    def _order(self) -> None:
+        if self._fence is not None:
+            self._fence()
+
+
+def make(comm: Intracomm, nodes: Sequence[int]) -> Boards | None:
+    """Returns the boards of this rank's node; None on all ranks if one of them could not get shared memory (collective).
+
+    ``nodes``: the node of each rank of ``comm``, as in `Topology`.
+    """
+    own = comm.Get_rank()
+    ranks = [rank for rank, node in enumerate(nodes) if node == nodes[own]]
+    segment = shared_segment.create(comm, NBYTES * len(ranks), maker=ranks[0])
+    return None if segment is None else Boards(segment, ranks, own)

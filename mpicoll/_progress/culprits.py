@@ -1,0 +1,72 @@
+"""Says for which ranks an operation waits, and what they have done last, as far as the ledger of this node tells."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from mpicoll._progress.group_state import GroupState
+from mpicoll._progress.ledger import ENDED, MOST_GROUPS, RUNS, Rank, process
+
+
+class Absent(NamedTuple):
+    """A rank of the world that an operation waits for. ``ended``: its process is gone."""
+
+    rank: int
+    words: str
+    ended: bool = False
+
+
+def of_collective(group: GroupState, number: int) -> list[Absent]:
+    """Returns the members on this node that have not begun the group's collective of this number."""
+    found = []
+    for rank in group.global_ranks:
+        if rank == group.global_ranks[group.rank] or group.ledger is None or (known := group.ledger.read(rank)) is None:
+            continue
+        seen = known.groups.get(group.key)
+        if seen is None or seen.begun < number:
+            found.append(_absent(group, rank, known))
+    return found
+
+
+def of_message(group: GroupState, peer: int) -> list[Absent]:
+    """Returns the group rank that a message waits for."""
+    rank = group.global_ranks[peer]
+    known = None if group.ledger is None else group.ledger.read(rank)
+    return [Absent(rank, "its calls cannot be seen from this node") if known is None else _absent(group, rank, known)]
+
+
+def other_side(group: GroupState, peer: int | None) -> str:
+    """Returns the rank that a message waits for, in words. ``peer``: its group rank; None: any rank."""
+    return "It waits for any rank" if peer is None else described(of_message(group, peer), "is the other side")
+
+
+def _absent(group: GroupState, rank: int, known: Rank) -> Absent:
+    state, seen = process(known.pid), known.groups.get(group.key)
+    if seen is None:
+        few = len(known.groups) < MOST_GROUPS
+        last = "it has begun no collective on this group" if few else "nothing is known of its calls on this group"
+    elif seen.ended < seen.begun:
+        last = f"it is in its collective {seen.begun} on this group, {seen.last}, for {time.monotonic() - seen.since:.0f} s"
+    else:
+        last = f"its last collective on this group is number {seen.begun}, {seen.last}, which has ended"
+    if state == RUNS:
+        return Absent(rank, f"{last}; its process {known.pid} runs")
+    return Absent(rank, f"its process {known.pid} {state}; up to a second before that {last}", state == ENDED)
+
+
+def described(absent: Iterable[Absent], verb: str = "has not come") -> str:
+    """Returns a sentence for each of these ranks; empty if there are none."""
+    return ". ".join(f"Rank {rank} {verb}: {words}" for rank, words, _ in absent)
+
+
+def of_group(group: GroupState) -> str:
+    """Returns who has not come to the collective that the group is in; empty if that is not known."""
+    entry = group.under_way()
+    if entry is None or group.ledger is None:
+        return ""
+    number = entry[0]
+    if absent := of_collective(group, number):
+        return described(absent)
+    return f"Every rank of this node has begun its collective {number} on this group; the calls may differ"

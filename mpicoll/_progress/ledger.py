@@ -1,0 +1,183 @@
+"""What the ranks of a node have called last: each rank writes it to its board once a second, and the others read it there.
+
+    [1] at every full second of the node's clock the watchdog of each rank takes the newest entries from the history of its
+        groups, and writes for each of them a number that is equal for equal calls, and the call of its last collective in words
+    [2] it compares them with those of the nearest lower rank of each group on this node
+
+All ranks do this at the same time, so that their entries overlap even where thousands of collectives run in a second.
+A collective itself does nothing for the ledger: the cost is a millisecond for 2000 new entries, in the watchdog's thread.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import deque
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple, Protocol, TypeAlias, TypeVar
+
+from mpicoll._mpi.boards import MOST, Boards
+from mpicoll._tensors import signatures
+from mpicoll._tensors.calls import Signature
+from mpicoll.errors import MpicollError
+
+REMEMBERED = 2000  # collectives of a group whose calls are kept
+LOOKS = 5  # entries of this many seconds stand on a board, in case another rank is late
+RUNS, ENDED = "runs", "has ended"  # states of a process
+MOST_TEXTS, MOST_GROUPS = 200, 100  # on a board
+
+
+# A collective that this rank has begun: (its number on the group, operation, start time, signature, asynchronous).
+Entry: TypeAlias = "tuple[int, str, float, Signature, bool]"
+
+
+class Member(Protocol):
+    """What the ledger reads of a group (`GroupState`). ``key`` is a name that is equal on all ranks."""
+
+    key: str
+    rank: int
+    global_ranks: tuple[int, ...]
+    history: deque[Entry]
+    ended: int
+    broken: MpicollError | None
+    checked: bool
+
+
+M = TypeVar("M", bound=Member)
+
+
+class Seen(NamedTuple):
+    """A group as another rank has written it.
+
+    Attributes:
+        begun: Number of the last collective that the rank has begun.
+        ended: Number of the last one that has ended there.
+        last: The call of the last one that it has begun.
+        since: When it began, by the node's clock.
+        first: Number of the first collective in ``calls``.
+        calls: A number for each call; equal numbers are equal calls.
+        failed: The group is unusable on that rank.
+    """
+
+    begun: int
+    ended: int
+    last: str
+    since: float
+    first: int
+    calls: list[int]
+    failed: bool
+
+
+class Rank(NamedTuple):
+    """What another rank has written. ``texts``: calls in words, by their numbers."""
+
+    pid: int
+    groups: dict[str, Seen]
+    texts: dict[str, str]
+
+
+class Mismatch(NamedTuple):
+    """Two ranks of a group that have made different calls at one place of the order."""
+
+    number: int
+    other: int  # global rank
+    calls: tuple[str, str]  # of the other and of this rank
+
+
+class Ledger:
+    """The boards of this rank's node. All groups of a world share it; ranks are those of the world.
+
+    Attributes:
+        compares: Different calls end the job.
+    """
+
+    def __init__(self, boards: Boards, compares: bool) -> None:
+        self.boards = boards
+        self.compares = compares
+        self._begun: dict[str, list[int]] = {}  # number of the last collective at the last looks, by group
+        self._compared: dict[str, int] = {}  # number of the last collective that was compared, by group
+        self._written: list[tuple[str, int, int, bool]] = []  # the state of the groups when they were last written
+        self.boards.write(json.dumps([os.getpid(), {}, {}]).encode())
+
+    def write(self, groups: Iterable[Member]) -> None:
+        """[1] Writes the last calls on these groups. Leaves out what does not fit: the groups that were used least recently."""
+        used = sorted((group for group in groups if group.history), key=lambda group: -group.history[-1][2])[:MOST_GROUPS]
+        state = [(group.key, group.history[-1][0], group.ended, group.broken is not None) for group in used]
+        if state == self._written:
+            return
+        self._written = state
+        texts: dict[str, str] = {}
+        begun, self._begun = self._begun, {}
+        rows = [(group.key, self._row(group, begun.get(group.key, []), texts)) for group in used]
+        while len(text := json.dumps([os.getpid(), dict(rows), texts]).encode()) > MOST:
+            if texts:
+                texts.clear()
+            else:
+                rows = rows[: len(rows) // 2]
+        self.boards.write(text)
+
+    def _row(self, group: Member, looks: list[int], texts: dict[str, str]) -> Seen:
+        history = newest(group, min(group.history[-1][0] - 1, looks[0] if looks else 0))
+        described = [signatures.alike(entry[1], entry[3]) for entry in history]
+        for word, text in reversed(described):
+            if len(texts) >= MOST_TEXTS:
+                break
+            texts[str(word)] = text
+        begun, _, since, *_ = history[-1]
+        self._begun[group.key] = [*looks, begun][-LOOKS:]
+        words = [word for word, _ in described]
+        return Seen(begun, group.ended, described[-1][1], since, history[0][0], words, group.broken is not None)
+
+    def read(self, rank: int) -> Rank | None:
+        """Returns what a rank has written; None if it is on another node, has written nothing, or is writing."""
+        text = self.boards.read(rank) if rank in self.boards.ranks else None
+        if text is None:
+            return None
+        pid, groups, texts = json.loads(text)
+        return Rank(pid, {key: Seen(*row) for key, row in groups.items()}, texts)
+
+    def compare(self, groups: Iterable[M]) -> Iterator[tuple[M, Mismatch]]:
+        """[2] Compares the calls of each group with those of the nearest lower member on this node. Yields mismatches."""
+        known: dict[int, Rank | None] = {}
+        for group in groups:
+            lower = [rank for rank in group.global_ranks[: group.rank] if rank in self.boards.ranks]
+            if not lower or not group.history or group.checked or group.broken is not None:
+                continue
+            if lower[-1] not in known:
+                known[lower[-1]] = self.read(lower[-1])
+            other = known[lower[-1]]
+            if other is not None and (mismatch := self._compare(group, lower[-1], other)) is not None:
+                yield group, mismatch
+
+    def _compare(self, group: Member, rank: int, other: Rank) -> Mismatch | None:
+        seen = other.groups.get(group.key)
+        if seen is None or seen.failed:
+            return None
+        for entry in newest(group, max(self._compared.get(group.key, 0), seen.first - 1)):
+            number = entry[0]
+            if number > seen.begun:
+                break
+            self._compared[group.key] = number
+            word, text = signatures.alike(entry[1], entry[3])
+            if (theirs := seen.calls[number - seen.first]) != word:
+                named = seen.last if number == seen.begun else other.texts.get(str(theirs), "another call")
+                return Mismatch(number, rank, (named, text))
+        return None
+
+
+def newest(group: Member, after: int) -> list[Entry]:
+    """The entries of the group's history with higher numbers than ``after``, the oldest first."""
+    history = group.history.copy()
+    count = min(REMEMBERED, len(history), max(0, history[-1][0] - after)) if history else 0
+    return list(islice(history, len(history) - count, None))
+
+
+def process(pid: int) -> str:
+    """Returns how a process of this node is: RUNS, ENDED, or "is stopped (SIGSTOP)"."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return ENDED
+    return {"T": "is stopped (SIGSTOP)", "t": "is stopped by a debugger", "Z": ENDED, "X": ENDED}.get(state, RUNS)

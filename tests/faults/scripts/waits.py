@@ -1,0 +1,56 @@
+"""Rank 1 does something else than the others. Arguments: how, and the timeout of the group in seconds."""
+
+import os
+import signal
+import sys
+import time
+from datetime import timedelta
+
+import torch
+
+import mpicoll
+import mpicoll as dist
+
+how, timeout_s = sys.argv[1], float(sys.argv[2])
+dist.init_process_group(timeout=timedelta(seconds=timeout_s))
+rank = dist.get_rank()
+api = torch.distributed if how.startswith("torch ") else mpicoll
+tensor = torch.ones(2)
+for _ in range(100):
+    api.all_reduce(tensor)
+
+
+def program_of_rank_1() -> None:
+    if how == "ends its process":
+        os._exit(0)
+    if how == "stops":
+        time.sleep(2)  # until its last call is known
+        os.kill(os.getpid(), signal.SIGSTOP)
+    time.sleep(60)
+
+
+if "other collective" in how:
+    if rank == 1:
+        api.broadcast(tensor, 1)
+    else:
+        api.all_reduce(tensor)
+    time.sleep(10)
+elif how == "comes late":
+    if rank == 1:
+        time.sleep(5)
+    dist.all_reduce(tensor)
+    print(f"survived {rank}\n", end="", flush=True)
+elif rank == 1:
+    program_of_rank_1()
+elif how == "sends nothing":
+    dist.recv(tensor, 1)
+elif how == "sends nothing to irecv":
+    work = dist.irecv(tensor, 1)
+    assert work is not None
+    work.wait()
+elif how == "misses an asynchronous one":
+    work = dist.all_reduce(tensor, async_op=True)
+    assert work is not None
+    work.wait()
+else:
+    dist.barrier() if how == "misses a barrier" else dist.all_reduce(tensor)

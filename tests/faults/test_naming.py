@@ -1,0 +1,71 @@
+"""What waits for another rank names it; ranks that call different collectives end the job. Each test is a job of its own."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+
+import pytest
+
+from tests.support import ROOT, launch
+
+pytestmark = pytest.mark.launch
+
+SCRIPT = str(ROOT / "tests" / "faults" / "scripts" / "waits.py")
+LAST = r"its last collective on this group is number 100, all_reduce\(SUM, float32, 8 bytes\), which has ended"
+RUNS, STOPPED = r"its process \d+ runs", r"its process \d+ is stopped \(SIGSTOP\)"
+
+
+def job(how: str, timeout_s: float = 4, **more: str) -> subprocess.CompletedProcess[str]:
+    return launch(2, SCRIPT, how, str(timeout_s), timeout_s=40, env=more)
+
+
+@pytest.mark.parametrize("how", ["other collective", "torch other collective"])
+def test_different_collectives_end_the_job(how: str) -> None:
+    """They return on all ranks; a look at the ledger a second later names both calls and shows both programs."""
+    done = job(how)
+    assert done.returncode != 0
+    said = "Rank 0: all_reduce(SUM, float32, 8 bytes). Rank 1: broadcast(float32, 8 bytes, root 1)."
+    assert f"mpicoll: group '0', collective number 101: the ranks do not call the same. {said}" in done.stderr, done.stderr
+    assert "the ranks call different collectives; aborting the job" in done.stderr, done.stderr
+    assert len(re.findall(r"this rank is here:", done.stderr)) == 2, done.stderr
+
+
+def test_a_rank_that_comes_late_is_named_and_no_more() -> None:
+    done = job("comes late", timeout_s=30)
+    assert done.stdout.count("survived") == 2, done.stderr
+    said = r"mpicoll: all_reduce on group '0' \(rank 0 of 2\) has waited for [34] s. Rank 1 has not come: "
+    assert re.fullmatch(rf"{said}{LAST}; {RUNS}\n", done.stderr), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("how", "expected"),
+    [
+        ("misses an all_reduce", f"all_reduce .* no end after .*Rank 1 has not come: {LAST}; {RUNS}"),
+        ("misses a barrier", f"OperationTimeout: barrier .*Rank 1 has not come: {LAST}; {RUNS}"),
+        ("misses an asynchronous one", f"OperationTimeout: all_reduce .*Rank 1 has not come: {LAST}; {RUNS}"),
+        ("sends nothing", f"recv .* no end after .*Rank 1 is the other side: {LAST}; {RUNS}"),
+        ("sends nothing to irecv", f"OperationTimeout: irecv .*Rank 1 is the other side: {LAST}; {RUNS}"),
+        ("stops", f"all_reduce .* no end after .*Rank 1 has not come: {STOPPED}; .*{LAST}"),
+    ],
+)
+def test_an_expired_wait_names_the_rank(how: str, expected: str) -> None:
+    done = job(how)
+    assert done.returncode != 0
+    assert re.search(expected, done.stderr), done.stderr
+
+
+def test_a_rank_whose_process_has_ended_is_noticed_before_the_timeout() -> None:
+    """Mostly the launcher is the first to notice it."""
+    done = job("ends its process", timeout_s=1000)
+    assert done.returncode != 0, done.stderr
+    said = done.stdout + done.stderr
+    assert re.search(r"Rank 1 has not come: its process \d+ has ended|improperly|BAD TERMINATION", said), said
+
+
+def test_the_check_can_be_switched_off() -> None:
+    """The ranks then wait until the timeout."""
+    done = job("other collective", MPICOLL_CHECK="0")
+    assert "do not call the same" not in done.stderr, done.stderr
+    said = "no end after 4.* s. Every rank of this node has begun its collective 101 on this group; the calls may differ"
+    assert re.search(said, done.stderr), done.stderr

@@ -1,0 +1,159 @@
+"""The ledger: equal calls have equal words, boards are read whole or not at all, and different calls are found."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import subprocess
+import time
+from collections import deque
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import mpicoll
+from mpicoll._api import groups
+from mpicoll._mpi.boards import MOST, NBYTES, Boards
+from mpicoll._mpi.shared_segment import Segment
+from mpicoll._progress import ledger
+from mpicoll._progress.ledger import ENDED, REMEMBERED, RUNS, Ledger
+from mpicoll._tensors import signatures
+from tests.faults.mismatches import pairs
+from tests.support import agree, everyone
+
+EXCHANGES = ("gather", "scatter", "all_to_all", "all_to_all_single")
+
+
+def two_boards() -> tuple[Boards, Boards]:
+    """As ranks 3 and 5 of one node see them."""
+    segment = Segment(mmap.mmap(-1, 2 * NBYTES), ordered=True)
+    return Boards(segment, [3, 5], 3), Boards(segment, [3, 5], 5)
+
+
+def member(rank: int, calls: list[tuple[str, tuple[Any, ...]]], first: int = 1, **more: Any) -> Any:
+    """A group of ranks 3 and 5 that has made these calls."""
+    entries = [(number, name, time.monotonic(), call, False) for number, (name, call) in enumerate(calls, first)]
+    history = deque(entries, maxlen=REMEMBERED)
+    values = {"key": "k", "rank": rank, "global_ranks": (3, 5), "history": history, "ended": 0, "broken": None, "checked": False}
+    return SimpleNamespace(**{**values, **more})
+
+
+def reduce_(count: int, times: int = 1) -> list[tuple[str, tuple[Any, ...]]]:
+    return [("all_reduce", (torch.float32, count))] * times
+
+
+def compare(lower: Any, upper: Any) -> list[Any]:
+    boards = two_boards()
+    first, second = Ledger(boards[0], True), Ledger(boards[1], True)
+    first.write([lower])
+    second.write([upper])
+    assert list(first.compare([lower])) == [], "the lowest rank leaves it to the others"
+    return [mismatch for _, mismatch in second.compare([upper])]
+
+
+def test_equal_calls_are_no_mismatch() -> None:
+    for ahead in (0, 1, 5):
+        assert compare(member(0, reduce_(8, 10 + ahead)), member(1, reduce_(8, 10))) == []
+        assert compare(member(0, reduce_(8, 10)), member(1, reduce_(8, 10 + ahead))) == []
+
+
+def test_the_first_different_call_is_named() -> None:
+    mine, theirs = [*reduce_(8, 5), *reduce_(16), *reduce_(8, 3)], reduce_(8, 9)
+    number, other, calls = compare(member(0, mine), member(1, theirs))[0]
+    assert (number, other, calls) == (6, 3, ("all_reduce(float32, 16 bytes)", "all_reduce(float32, 8 bytes)"))
+
+
+def test_more_calls_than_a_history_keeps() -> None:
+    calls = reduce_(8, REMEMBERED + 500)
+    assert compare(member(0, calls), member(1, calls)) == []
+    assert compare(member(0, calls), member(1, [*calls[:-1], *reduce_(16)]))[0].number == len(calls)
+
+
+def test_groups_that_are_checked_before_each_collective_are_not_compared() -> None:
+    assert compare(member(0, reduce_(8)), member(1, reduce_(16), checked=True)) == []
+
+
+def test_failed_groups_are_not_compared() -> None:
+    broken = mpicoll.GroupFailed("a test")
+    assert compare(member(0, reduce_(8), broken=broken), member(1, reduce_(16))) == []
+    assert compare(member(0, reduce_(8)), member(1, reduce_(16), broken=broken)) == []
+
+
+def test_what_does_not_fit_on_a_board_is_left_out() -> None:
+    boards = two_boards()
+    many = [member(0, [("all_reduce", (torch.float32, 8 * n + i)) for n in range(400)], key=f"k{i}") for i in range(150)]
+    began = time.monotonic()
+    Ledger(boards[0], True).write(many)
+    assert time.monotonic() - began < 5
+    rank = Ledger(boards[1], True).read(3)
+    assert rank is not None
+    assert 0 < len(rank.groups) <= 100
+    assert rank.groups[next(iter(rank.groups))].begun == 400
+
+
+def test_a_board_that_is_being_written_is_not_read() -> None:
+    writer, reader = two_boards()
+    assert reader.read(3) is None
+    writer.write(b"whole")
+    assert reader.read(3) == b"whole"
+    writer._memory[24] ^= 1  # the first byte of the text
+    assert reader.read(3) is None
+    with pytest.raises(ValueError, match="does not fit"):
+        writer.write(bytes(MOST + 1))
+
+
+def test_a_rank_can_ask_another_one_once() -> None:
+    one, other = two_boards()
+    assert not other.asked()
+    one.ask(5)
+    assert (one.asked(), other.asked(), other.asked()) == (False, True, False)
+
+
+def test_states_of_processes() -> None:
+    child = subprocess.Popen(["sleep", "60"])
+    assert ledger.process(child.pid) == RUNS == ledger.process(os.getpid())
+    child.kill()
+    child.wait()
+    assert ledger.process(child.pid) == ENDED
+
+
+@pytest.mark.min_ranks(2)
+def test_words_are_equal_exactly_for_equal_calls(world: object, rank: int, size: int) -> None:
+    """Of all kinds of calls that the tests of mismatches have, on all ranks."""
+    group = mpicoll.new_group()
+    communicator = groups.of(group)
+    assert communicator is not None
+    assert communicator.ledger is not None
+    calls = list(dict.fromkeys(call for pair in pairs() for call in pair))
+    for call in calls:
+        call.make(mpicoll, group, rank, size, async_op=False)
+    described = [signatures.alike(entry[1], entry[3]) for entry in communicator.history]
+    agree(all(others == described for others in everyone(described)))
+    # Of these, only sender and receiver know the sizes.
+    kinds = {call._replace(count=0) if call.operation in EXCHANGES else call for call in calls}
+    agree(len({word for word, _ in described}) == len(kinds) == len({text for _, text in described}), described)
+    mpicoll.destroy_process_group(group)
+
+
+@pytest.mark.min_ranks(2)
+def test_every_rank_of_the_node_sees_the_others(world: object, rank: int, size: int) -> None:
+    group = mpicoll.new_group()
+    communicator = groups.of(group)
+    assert communicator is not None
+    shared = communicator.ledger
+    assert shared is not None
+    for _ in range(3):
+        mpicoll.all_reduce(torch.zeros(2), group=group)
+    shared.write([communicator])
+    everyone(rank)
+    shared.write([communicator])
+    everyone(rank)
+    seen = {other: shared.read(other) for other in range(size)}
+    agree(all(known is not None and known.groups[communicator.key].begun == 3 for known in seen.values()), seen)
+    pids = everyone(os.getpid())
+    agree(all(known is not None and known.pid == pids[other] for other, known in seen.items()), (seen, pids))
+    agree(json.loads(shared.boards.read(rank) or b"")[0] == os.getpid())
+    mpicoll.destroy_process_group(group)
