@@ -56,6 +56,7 @@ OURS: dict[str, str] = {
     "spawn": "mpicoll._launch.spawn",
     "RankExited": "mpicoll._launch.spawn",
     "RankRaised": "mpicoll._launch.spawn",
+    "CollectiveMismatch": "mpicoll.errors",
     "CommunicationError": "mpicoll.errors",
     "ConcurrentCollectives": "mpicoll.errors",
     "ForkedProcess": "mpicoll.errors",

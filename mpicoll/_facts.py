@@ -74,6 +74,11 @@ def difference(calls: Mapping[int, Facts]) -> str:
         ]
         if not pairs:
             return ""
+    return in_words(calls)
+
+
+def in_words(calls: Mapping[int, object]) -> str:
+    """Returns the calls by rank, equal ones together."""
     by_call: dict[str, list[int]] = {}
     for rank in sorted(calls):
         by_call.setdefault(str(calls[rank]), []).append(rank)

@@ -20,6 +20,8 @@ from mpicoll._algorithms.window import LINE, Window
 
 Combine: TypeAlias = "Callable[[Sequence[Tensor], Tensor], None]"
 
+BARRIER = 1  # the number of this call
+
 
 def all_reduce_flat(window: Window, memory: Tensor, combine: Combine) -> None:
     """Every rank reduces everything: one hand-over instead of two. ``memory`` is one-dimensional and at most one chunk long."""
@@ -212,16 +214,20 @@ def barrier(window: Window, timeout_s: float) -> bool:
     """Returns True once all ranks have called this, or False after ``timeout_s`` seconds."""
     turn = window.turn
     window.turn = turn + 1
+    window.call = BARRIER
     window.lay(turn)
     window.take(turn)
     for _ in range(window.spins + 1):
         if window.all_laid(turn):
+            window.check(turn)
             return True
     pause, deadline = window.pause(), time.monotonic() + timeout_s
     while not window.all_laid(turn):
         if time.monotonic() > deadline:
             return False
+        window.left()
         pause()
+    window.check(turn)
     return True
 
 

@@ -3,7 +3,8 @@
 There is one segment per group, made on first use. Turns alternate between slots, and between results, so that a rank lays down
 the next chunk while another rank still reads the last one:
 
-    words      laid[r], taken[r]: the number of turns that rank r has laid down, and has taken; one cache line for each
+    words      laid[r], taken[r]: the number of turns that rank r has laid down, and has taken; one cache line for each. Behind
+               laid[r]: for t % 2 == 0, 1 a number of the collective that the turn belongs to, equal for equal calls
     half 0, 1  slot[0] slot[1] ... slot[n-1]                                 of turns t with t % 2 == 0, 1
     results    result[0] result[1] result[2]                                 of turns t with t % 3 == 0, 1, 2
 
@@ -23,6 +24,7 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Callable, Iterator, Sequence
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -31,9 +33,15 @@ from mpicoll._mpi.shared_segment import Segment
 
 LINE = 64  # bytes; one cache line per writer, to avoid false sharing
 
+LEFT = -1  # in the place of a number of turns: the rank has raised DifferentCalls
+
 MOST_VIEWS = 1024  # kept views: making a view takes a microsecond, and each chunk needs the same ones
 
 memmove = ctypes.memmove
+
+
+class DifferentCalls(Exception):
+    """Another rank has laid down a turn of another collective than this rank. The window cannot be used any more."""
 
 
 class Window:
@@ -49,6 +57,7 @@ class Window:
 
     Attributes:
         turn: Number of the next turn, the same on all ranks.
+        call: Number of the collective under way. Methods that wait for other ranks raise DifferentCalls if theirs differs.
     """
 
     def __init__(
@@ -58,6 +67,7 @@ class Window:
         self.size = size
         self.chunk = chunk
         self.turn = 0
+        self.call = 0
         #: (to, from, number of bytes): addresses in the window or in the caller's memory
         self.copy: Callable[[int, int, int], object] = memmove
         self.others = [other for other in range(size) if other != rank]
@@ -157,6 +167,7 @@ class Window:
 
     def lay(self, turn: int) -> None:
         """[1] Announces that this rank's slot is complete."""
+        self._words[self._my_laid + 1 + (turn & 1)] = self.call
         if self._fence is not None:
             self._fence()
         self._words[self._my_laid] = turn + 1
@@ -164,6 +175,14 @@ class Window:
     def await_laid(self, turn: int) -> None:
         """[2] Returns once every other rank's slot can be read."""
         self._await(self._laid, turn + 1)
+        self.check(turn)
+
+    def check(self, turn: int) -> None:
+        """Raises DifferentCalls if another rank's turn, which it has laid down, belongs to another collective."""
+        words, call, place = self._words, self.call, 1 + (turn & 1)
+        for index in self._laid:
+            if words[index + place] != call:
+                self._leave()
 
     def all_laid(self, turn: int) -> bool:
         """True if every other rank's slot can be read. Does not wait."""
@@ -171,7 +190,10 @@ class Window:
         return all(words[index] > turn for index in self._laid)
 
     def await_laid_by(self, rank: int, turn: int) -> None:
-        self._await((rank * (LINE // 8),), turn + 1)
+        index = rank * (LINE // 8)
+        self._await((index,), turn + 1)
+        if self._words[index + 1 + (turn & 1)] != self.call:
+            self._leave()
 
     def take(self, turn: int) -> None:
         """[2] Announces that this rank has read all it needs of the other slots, and has written its part of the result."""
@@ -198,7 +220,19 @@ class Window:
                 return
         pause = self.pause()
         while words[index] < value:
+            if words[index] == LEFT:
+                self._leave()
             pause()
+
+    def left(self) -> None:
+        """Raises DifferentCalls if another rank has raised it."""
+        if any(self._words[index] == LEFT for index in self._laid):
+            self._leave()
+
+    def _leave(self) -> NoReturn:
+        """Raises DifferentCalls, now on this rank, and on every rank that waits for it or will wait for it."""
+        self._words[self._my_laid] = self._words[self._my_taken] = LEFT
+        raise DifferentCalls
 
 
 def parts(size: int) -> int:

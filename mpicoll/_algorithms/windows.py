@@ -32,15 +32,22 @@ class Windows:
     Args:
         chunk: Returns the bytes of a slot in a window of this number of ranks.
         in_background: True if the calling thread runs beside the program's thread, which needs the core and the interpreter.
+        call: Returns a number of the collective under way, equal on all ranks if their calls are equal.
     """
 
     def __init__(
-        self, channel: Channel, topology: Topology, chunk: Callable[[int], int], in_background: Callable[[], bool]
+        self,
+        channel: Channel,
+        topology: Topology,
+        chunk: Callable[[int], int],
+        in_background: Callable[[], bool],
+        call: Callable[[], int],
     ) -> None:
         self._channel = channel
         self._topology = topology
         self._chunk = chunk
         self._in_background = in_background
+        self._call = call
         self._rank: int = channel.comm.Get_rank()
         self._rail: Any = None
         self._possible = True
@@ -56,7 +63,10 @@ class Windows:
             self._rail = self._channel.comm.Split(place, node)
 
     def make(self) -> bool:
-        """Makes the windows on first use (collective then). If a rank could not make its window, returns False for ever."""
+        """Gets the windows ready for the collective under way; makes them on first use (collective then).
+
+        If a rank could not make its window, returns False for ever.
+        """
         if self.window is None and self.nodes is None and self._possible:
             if self._topology.single:
                 size = len(self._topology.nodes)
@@ -64,6 +74,10 @@ class Windows:
             elif self._rail is not None:
                 self.nodes = self._between_nodes()
             self._possible = self.window is not None or self.nodes is not None
+        if self._possible:
+            window = self.window if self.nodes is None else self.nodes.window
+            assert window is not None
+            window.call = self._call()
         return self._possible
 
     def _between_nodes(self) -> Nodes | None:

@@ -239,7 +239,7 @@ def host_collectives(
     """Returns the collectives on host memory over a channel (collective)."""
     sizes = list(Counter(topology.nodes).values())
     known = thresholds.of_group(choices, sizes, possible=not channel.serialized)
-    windows = Windows(channel, topology, choices.chunk, queue.runs_here)
+    windows = Windows(channel, topology, choices.chunk, queue.runs_here, queue.current)
     if known.windows == HIERARCHICAL:
         windows.connect()
     return HostCollectives(channel, windows, known, took)

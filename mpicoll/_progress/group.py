@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 from torch.autograd import profiler
 
+from mpicoll._algorithms.window import DifferentCalls
 from mpicoll._mpi.errors import MPIException, translate
 from mpicoll._progress import culprits, spans
 from mpicoll._progress.group_state import GroupState
@@ -20,9 +21,10 @@ from mpicoll._progress.work import Work, found_by_tensors
 from mpicoll._tensors import checks, storages
 from mpicoll._tensors.calls import Call
 from mpicoll._tensors.storages import Held
-from mpicoll.errors import ConcurrentCollectives, GroupDestroyed, MpicollError, TruncationError
+from mpicoll.errors import CollectiveMismatch, ConcurrentCollectives, GroupDestroyed, MpicollError, TruncationError
 
 T = TypeVar("T")
+FAILURES = MPIException, DifferentCalls
 
 
 class Group(GroupState):
@@ -68,10 +70,8 @@ class Group(GroupState):
         self._record((number, operation, monotonic(), signature, False))
         try:
             function(*arguments)
-        except MPIException as raw:
-            error = translate(raw, self.where(operation))
-            self.fail(error)
-            raise error from raw
+        except FAILURES as raw:
+            raise self._failure(operation, raw) from raw
         finally:
             self.ended = number
             queue.running.release()
@@ -112,14 +112,22 @@ class Group(GroupState):
         self._record((number, operation, monotonic(), signature, self.queue.runs_here()))
         try:
             function(*arguments)
-        except MPIException as raw:
-            error = translate(raw, self.where(operation))
-            self.fail(error)
-            raise error from raw
+        except FAILURES as raw:
+            raise self._failure(operation, raw) from raw
         finally:
             self.ended = number
         if resized := storages.resized(held):
             raise MpicollError(f"{self.where(operation)}: {resized}")
+
+    def _failure(self, operation: str, raw: Exception) -> Exception:
+        """Returns our error for what an algorithm raised. The group is unusable from now on."""
+        if isinstance(raw, MPIException):
+            error: Exception = translate(raw, self.where(operation))
+            self.fail(error)
+            return error
+        what = f"{self.where(operation)}: the ranks do not call the same collective."
+        self.fail(CollectiveMismatch(what))
+        return CollectiveMismatch(f"{what} {watchdog.calls(self, self.queue.started)}")
 
     def guarded(self, operation: str, function: Callable[..., T], arguments: Sequence[Any], peer: int | None) -> T:
         """Calls ``function(*arguments)``, a message, in this thread under the watchdog.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from mpicoll._mpi.channel import Channel
 from mpicoll._progress import expiry
-from mpicoll._progress.ledger import REMEMBERED, Entry, Ledger
+from mpicoll._progress.ledger import Entry, Ledger
 from mpicoll._progress.queue import CollectiveQueue
 from mpicoll.errors import GroupFailed, MpicollError, OperationTimeout, PeerLost
 
@@ -27,7 +27,6 @@ class GroupState:
     # The error that later use raises (group destroyed, an operation failed, process forked); None: usable.
     broken: MpicollError | None = field(default=None, init=False)
     closer: Callable[[], None] = field(init=False)  # set by the registry
-    history: deque[Entry] = field(default_factory=lambda: deque(maxlen=REMEMBERED), init=False)  # the last collectives begun
     ended: int = field(default=0, init=False)  # number of the last collective that has ended on this rank
     checked: bool = field(default=False, init=False)  # ranks compare their calls before each collective
     key: str = field(default="", init=False)  # a name that is equal on all members; set by the registry, with the ledger
@@ -36,6 +35,7 @@ class GroupState:
     def __post_init__(self) -> None:
         self.rank: int = self.channel.comm.Get_rank()
         self.size: int = self.channel.comm.Get_size()
+        self.history: deque[Entry] = self.queue.history
         self._record = self.history.append
 
     def __repr__(self) -> str:

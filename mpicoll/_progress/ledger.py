@@ -13,9 +13,10 @@ from __future__ import annotations
 import json
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
+from threading import Lock
 from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 
 from mpicoll._mpi.boards import MOST, Boards
@@ -98,12 +99,17 @@ class Ledger:
         self.compares = compares
         self._begun: dict[str, list[int]] = {}  # number of the last collective at the last looks, by group
         self._compared: dict[str, int] = {}  # number of the last collective that was compared, by group
+        self._guard = Lock()  # guards the other attributes
         self._written: list[tuple[str, int, int, bool]] = []  # the state of the groups when they were last written
         self.boards.write(json.dumps([os.getpid(), {}, {}]).encode())
 
     def write(self, groups: Iterable[Member]) -> None:
         """[1] Writes the last calls on these groups. Leaves out what does not fit: the groups that were used least recently."""
         used = sorted((group for group in groups if group.history), key=lambda group: -group.history[-1][2])[:MOST_GROUPS]
+        with self._guard:
+            self._write(used)
+
+    def _write(self, used: Sequence[Member]) -> None:
         state = [(group.key, group.history[-1][0], group.ended, group.broken is not None) for group in used]
         if state == self._written:
             return
@@ -137,6 +143,17 @@ class Ledger:
             return None
         pid, groups, texts = json.loads(text)
         return Rank(pid, {key: Seen(*row) for key, row in groups.items()}, texts)
+
+    def calls(self, group: Member, number: int) -> dict[int, str]:
+        """Returns the calls at this place of the order, by global rank, of the members on this node that have written them."""
+        found = {}
+        for rank in group.global_ranks:
+            known = self.read(rank)
+            seen = None if known is None else known.groups.get(group.key)
+            if known is not None and seen is not None and seen.first <= number <= seen.begun:
+                text = known.texts.get(str(seen.calls[number - seen.first]), "another call")
+                found[rank] = seen.last if number == seen.begun else text
+        return found
 
     def compare(self, groups: Iterable[M]) -> Iterator[tuple[M, Mismatch]]:
         """[2] Compares the calls of each group with those of the nearest lower member on this node. Yields mismatches."""

@@ -14,7 +14,9 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 from mpicoll._progress import threads
+from mpicoll._progress.ledger import REMEMBERED, Entry
 from mpicoll._progress.work import Work
+from mpicoll._tensors import signatures
 
 # Note [Which thread runs what]
 # A callback of a Future runs in the thread that completes the operation: the thread of a queue or of the poller, or the caller's
@@ -32,11 +34,15 @@ class CollectiveQueue:
     """Runs one group's collectives in FIFO order.
 
     ``running`` is held by the thread that is inside an operation. ``_guard`` guards ``_queue`` and ``pending``.
+
+    Attributes:
+        history: The last collectives that have begun, the one under way at the end.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.running = threading.Lock()
+        self.history: deque[Entry] = deque(maxlen=REMEMBERED)
         self.started = 0  # operations that have begun, synchronous ones too; becomes equal on all ranks
         self.pending = 0  # queued operations that have not ended, their callbacks included
         self._waiting = 0  # pending operations that have not begun
@@ -126,6 +132,11 @@ class CollectiveQueue:
     def runs_here(self) -> bool:
         """True if the calling thread is the thread of this queue."""
         return threading.get_ident() == self.thread_id
+
+    def current(self) -> int:
+        """Returns a number of the collective under way, which is equal on all ranks if their calls are equal."""
+        _, operation, _, signature, _ = self.history[-1]
+        return signatures.alike(operation, signature)[0]
 
     def issued(self) -> int:
         """Number of operations that the program has started on this group: equal on all ranks at the same call."""

@@ -20,6 +20,7 @@ import weakref
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from mpicoll._facts import in_words
 from mpicoll._mpi import abort, exit_handshake, survivors
 from mpicoll._progress import culprits, expiry, losses, threads
 from mpicoll._progress.culprits import Absent
@@ -87,6 +88,17 @@ class Watchdog:
             self._stopping = False
             self._thread = threading.Thread(target=self._loop, name="mpicoll watchdog", daemon=True)
             self._thread.start()
+
+    def calls(self, group: GroupState, number: int) -> str:
+        """Returns what the ranks of this node call at this place of the order, in words. Waits until all have written it."""
+        ledger, deadline, found = group.ledger, time.monotonic() + STACK_S, dict[int, str]()
+        if ledger is None:
+            return ""
+        ledger.write([each for each in self._all() if each.ledger is ledger])
+        while time.monotonic() < deadline and len(found) < sum(rank in ledger.boards.ranks for rank in group.global_ranks):
+            time.sleep(0.01)
+            found = ledger.calls(group, number)
+        return in_words(found)
 
     def stop(self) -> None:
         """Ends the thread."""
