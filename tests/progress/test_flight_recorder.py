@@ -15,7 +15,7 @@ import torch
 import mpicoll as dist
 from mpicoll._cli import main
 from mpicoll._facts import Facts
-from mpicoll._progress.group_state import REMEMBERED
+from mpicoll._progress.ledger import REMEMBERED
 from tests.support import agree, everyone, launch
 
 SCRIPT = "tests/progress/scripts/records.py"
