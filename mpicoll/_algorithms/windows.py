@@ -41,7 +41,7 @@ class Windows:
         topology: Topology,
         chunk: Callable[[int], int],
         in_background: Callable[[], bool],
-        call: Callable[[], int],
+        call: Callable[[], int] = lambda: 0,
     ) -> None:
         self._channel = channel
         self._topology = topology
