@@ -98,7 +98,7 @@ def test_one_operation_without_a_window_does_not_take_it_from_the_others(monkeyp
     assert thresholds.all_reduce(known, 1 << 30) == NATIVE
     assert thresholds.broadcast(known, 1 << 30) == SHARED_MEMORY
     channel = SimpleNamespace(comm=SimpleNamespace(Get_rank=lambda: 0))
-    made, window = Windows(channel, Topology((0,) * 4, crowded=False), Choices().chunk, lambda: False), object()  # type: ignore[arg-type]
+    made, window = Windows(channel, Topology((0,) * 4, crowded=False), Choices().chunk, lambda: False), SimpleNamespace()  # type: ignore[arg-type]
     monkeypatch.setattr(made, "_window_of", lambda ranks, most: window)
     assert made.make()
     assert made.window is window
