@@ -37,11 +37,12 @@ def main(argv: Sequence[str], prog: str) -> int:
     options = parser.parse_args(argv)
     try:
         records, unreadable = read(options.folder)
-    except ValueError as error:
+        report = examine(records, unreadable)
+        if options.torch is not None:
+            torch_traces.write(records, options.torch)
+    except (OSError, ValueError) as error:
         parser.error(str(error))
-    report = examine(records, unreadable)
     if options.torch is not None:
-        torch_traces.write(records, options.torch)
         analyser = f"python -m torch.distributed.flight_recorder.fr_trace {options.torch}"
         analyser += "" if report.facts["missing"] == [] else " --allow-incomplete-ranks"
         report.findings.append(Finding("ok", "torch", f"traces written; `{analyser}` reads them"))
@@ -164,6 +165,7 @@ def _position(rank: int, group: GroupRecord | None, record: Record) -> str:
         done = "has called nothing on this group"
     else:
         done = f"{'ended' if group.last.ended else 'is in'} {_ago(group.last, record)}"
+        done += f", with {group.queued} more queued" if group.queued else ""
     return f"rank {rank} {done}; its program is {_place(record)}"
 
 

@@ -44,6 +44,7 @@ class GroupRecord:
     calls: dict[int, Call]  # by number, ascending
     error: str | None
     timeout_s: float
+    queued: int  # collectives that the program has started, and that have not begun
 
     @property
     def last(self) -> Call | None:
@@ -60,6 +61,7 @@ class Record:
     reason: str
     time: float  # seconds since 1970
     place: str | None  # the call of the program that the main thread is in
+    stack: list[str]  # of the main thread, the innermost call last: "file:line in function"
     groups: dict[GroupKey, GroupRecord]
     messages: list[Mapping[str, Any]]
     pending_messages: list[Mapping[str, Any]]
@@ -91,9 +93,9 @@ def parse(rank: int, written: Mapping[str, Any]) -> Record:
         raise ValueError(f"version {written['version']} of the format; this mpicoll reads version {VERSION}")
     if written["rank"] != rank:
         raise ValueError(f"it is the record of rank {written['rank']}")
-    main = next((thread for thread in written["threads"] if thread["main"]), {"at": None})
+    main: Mapping[str, Any] = next((thread for thread in written["threads"] if thread["main"]), {"at": None, "stack": []})
     return Record(
-        rank, written["world_size"], written["host"], written["reason"], written["time"], main["at"],
+        rank, written["world_size"], written["host"], written["reason"], written["time"], main["at"], main["stack"],
         {GroupKey(group["name"], tuple(group["ranks"])): _group(group) for group in written["groups"]},
         written["messages"], written["pending_messages"],
     )  # fmt: skip
@@ -104,4 +106,5 @@ def _group(group: Mapping[str, Any]) -> GroupRecord:
         Call(each["number"], Facts.from_json(each), each["started"], each["ended"], each["asynchronous"])
         for each in group["collectives"]
     ]
-    return GroupRecord({call.number: call for call in calls}, group["error"], group["timeout_s"])
+    queued = group["issued"] - (calls[-1].number if calls else 0)
+    return GroupRecord({call.number: call for call in calls}, group["error"], group["timeout_s"], queued)

@@ -34,8 +34,15 @@ GATHERS, SCATTERS = ("all_gather", "_all_gather_base"), ("reduce_scatter", "_red
 
 
 def write(records: Mapping[int, Record], folder: Path) -> None:
-    """Writes a file ``rankR`` for each record. Makes the folder; it must hold nothing else when the analyser reads it."""
+    """Writes a file ``rankR`` for each record.
+
+    Raises:
+        ValueError: The folder holds other files, which the analyser would read too.
+        OSError: The folder cannot be made, or written to.
+    """
     folder.mkdir(parents=True, exist_ok=True)
+    if others := {path.name for path in folder.iterdir()} - {f"rank{rank}" for rank in records}:
+        raise ValueError(f"{folder} holds {sorted(others)[0]}, and the analyser reads every file; name an empty folder")
     first = _first_numbers(records)
     for rank, record in records.items():
         folder.joinpath(f"rank{rank}").write_bytes(pickle.dumps(trace(record, first)))
@@ -60,7 +67,7 @@ def trace(record: Record, first: Mapping[GroupKey, int]) -> dict[str, Any]:
             key.name: {"name": key.name, "desc": _description(key), "ranks": str(list(key.ranks))} for key in record.groups
         },
         "pg_status": {},
-        "entries": [_entry(position, key, call, record.groups[key].timeout_s) for position, (key, call) in enumerate(calls)],
+        "entries": [_entry(position, key, call, record) for position, (key, call) in enumerate(calls)],
     }
 
 
@@ -68,18 +75,26 @@ def _description(key: GroupKey) -> str:
     return "default_pg" if key.name == "0" else "undefined"
 
 
-def _entry(position: int, key: GroupKey, call: Call, timeout_s: float) -> dict[str, Any]:
+def _entry(position: int, key: GroupKey, call: Call, record: Record) -> dict[str, Any]:
     name, inputs, outputs = described(call.facts, len(key.ranks))
     dtypes = [part.dtype for part in call.facts.parts or (call.facts,)]
-    started_ns = int(call.started * 1e9)
+    started_ns, under_way = int(call.started * 1e9), not call.ended and not call.asynchronous
     return {
         "record_id": position, "pg_id": 0, "process_group": (key.name, _description(key)), "collective_seq_id": call.number,
         "p2p_seq_id": 0, "op_id": position, "profiling_name": f"{BACKEND}:{name}", "time_created_ns": started_ns,
         "input_sizes": inputs, "input_dtypes": dtypes, "output_sizes": outputs, "output_dtypes": dtypes,
         "state": "completed" if call.ended else "started", "time_discovered_started_ns": started_ns,
-        "time_discovered_completed_ns": None, "retired": call.ended, "timeout_ms": int(timeout_s * 1000), "is_p2p": False,
-        "frames": [],
+        "time_discovered_completed_ns": None, "retired": call.ended, "is_p2p": False,
+        "timeout_ms": int(record.groups[key].timeout_s * 1000),
+        "frames": [frame(text) for text in reversed(record.stack)] if under_way else [],
     }  # fmt: skip
+
+
+def frame(text: str) -> dict[str, Any]:
+    """Returns "train.py:12 in step" as torch writes a frame."""
+    place, _, function = text.rpartition(" in ")
+    file, _, line = place.rpartition(":")
+    return {"name": function, "filename": file, "line": int(line)}
 
 
 def described(facts: Facts, size: int) -> tuple[str, list[list[int]], list[list[int]]]:

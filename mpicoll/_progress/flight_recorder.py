@@ -68,6 +68,7 @@ class FlightRecorder:
         self._stopping = False
         self._pipe: tuple[int, int] | None = None  # both ends; open until the process ends, because the handler writes to it
         self._handles_signal = False
+        self._folder: Path | None = None  # MPICOLL_DUMP_DIR at the start: the program may change its current directory
         self._request = 0.0  # when the file `request` was last touched, as far as this rank knows; 0: never
         self._expired = False
 
@@ -86,6 +87,8 @@ class FlightRecorder:
                 self._handles_signal = True
         with contextlib.suppress(BlockingIOError):  # a signal that came while there was no thread
             os.read(self._pipe[0], PIPE)
+        folder = _config.get("MPICOLL_DUMP_DIR")
+        self._folder = None if folder is None else Path(folder).absolute()
         self._stopping, self._request = False, self._make_request_file()
         self._thread = threading.Thread(target=self._listen, name="mpicoll flight recorder", daemon=True)
         self._thread.start()
@@ -116,7 +119,7 @@ class FlightRecorder:
         """
         if self._size == 0:
             raise MpicollError("dump_flight_record: there was no process group yet")
-        path = Path(folder or _config.get("MPICOLL_DUMP_DIR") or FOLDER).absolute() / f"rank-{self._rank}.json"
+        path = Path(folder or self._folder or FOLDER).absolute() / f"rank-{self._rank}.json"
         with self._writing:
             path.parent.mkdir(parents=True, exist_ok=True)
             unfinished = path.with_suffix(".part")
@@ -141,12 +144,14 @@ class FlightRecorder:
         assert self._pipe is not None
         waiting = select.poll()
         waiting.register(self._pipe[0], select.POLLIN)
-        while not self._stopping:
-            if waiting.poll(None if self._request_file() is None else LOOK_S * 1000):
+        while True:
+            signalled = waiting.poll(None if self._folder is None else LOOK_S * 1000)
+            if self._stopping:
+                return
+            if signalled:
                 time.sleep(SETTLE_S)
                 os.read(self._pipe[0], PIPE)  # the stack of the main thread, which is in the record as well
-                if not self._stopping:
-                    self._answer("SIGUSR2")
+                self._answer("SIGUSR2")
             elif self._requested_at() > self._request:
                 self._request = self._requested_at()
                 self._answer("a request")
@@ -161,53 +166,46 @@ class FlightRecorder:
                 self._say(f"flight record, because of {reason}: {path}")
 
     def _on_expiry(self, reason: str, ends_job: bool) -> None:
-        """Writes this rank's record, and makes the others write theirs; once."""
-        if self._expired or self._size == 0 or runtime.in_forked_child():
+        """Writes this rank's record, and makes the others write theirs: at the first error, and before the end of the job."""
+        if (self._expired and not ends_job) or self._size == 0 or runtime.in_forked_child():
             return
         self._expired = True
         try:
-            request = self._request_file()
-            if request is not None:
-                self._dump_all(reason, request)
+            if self._folder is not None:
+                self._dump_all(reason, self._folder)
             elif ends_job:
                 self._say("set MPICOLL_DUMP_DIR=FOLDER, and every rank writes there what it has called last")
         except Exception as error:  # noqa: BLE001  the job must end, or the program get its own error, all the same
             self._say(f"cannot write its flight record: {error}")
 
-    def _dump_all(self, reason: str, request: Path) -> None:
+    def _dump_all(self, reason: str, folder: Path) -> None:
         self.dump(reason)
         if self._requested_at() <= self._request:  # otherwise another rank has asked already
-            request.touch()
+            (folder / REQUEST).touch()
             self._request = self._requested_at()
         asked_at, deadline = self._requested_at(), time.monotonic() + OTHERS_S
         late = set(range(self._size))
         while late and time.monotonic() < deadline:
-            late = {rank for rank in late if _written_at(request.with_name(f"rank-{rank}.json")) < asked_at - EARLIER_S}
+            late = {rank for rank in late if _written_at(folder / f"rank-{rank}.json") < asked_at - EARLIER_S}
             time.sleep(0.05)
-        written = f"flight records of {self._size - len(late)} of {self._size} ranks: {request.parent}"
-        self._say(f"{written}; `mpicoll doctor dump {request.parent}` compares them")
-
-    def _request_file(self) -> Path | None:
-        folder = _config.get("MPICOLL_DUMP_DIR")
-        return None if folder is None else Path(folder).absolute() / REQUEST
+        written = f"flight records of {self._size - len(late)} of {self._size} ranks: {folder}"
+        self._say(f"{written}; `mpicoll doctor dump {folder}` compares them")
 
     def _make_request_file(self) -> float:
         """Makes it if it does not exist, and returns when it was last touched.
 
         NFS may hide a file that another host makes for 30 seconds, but shows the new time of a known one when it is opened.
         """
-        path = self._request_file()
         try:
-            if path is not None:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.open("a").close()
+            if self._folder is not None:
+                self._folder.mkdir(parents=True, exist_ok=True)
+                (self._folder / REQUEST).open("a").close()
         except OSError as error:
             self._say(f"MPICOLL_DUMP_DIR cannot be used: {error}")
         return self._requested_at()
 
     def _requested_at(self) -> float:
-        path = self._request_file()
-        return 0.0 if path is None else _written_at(path)
+        return 0.0 if self._folder is None else _written_at(self._folder / REQUEST)
 
     def _say(self, text: str) -> None:
         print(f"mpicoll: rank {self._rank} of {self._size}: {text}", file=sys.stderr, flush=True)

@@ -36,7 +36,7 @@ def write(folder: Path, *groups: list[dict[str, Any]], **more: Any) -> None:
     """Writes a record for each rank's list of groups."""
     folder.mkdir(exist_ok=True)
     for rank, own in enumerate(groups):
-        main_thread = {"name": "MainThread", "main": True, "at": f"train.py:{rank + 1} in step", "stack": []}
+        main_thread = {"name": "MainThread", "main": True, "at": f"train.py:{rank + 1} in step", "stack": ["a b.py:4 in main"]}
         record = {
             "version": 1, "mpicoll": "0", "reason": "SIGUSR2", "rank": rank, "world_size": len(groups), "host": "h", "pid": 1,
             "time": NOW, "monotonic_offset": 0.0, "groups": own, "messages": [], "pending_messages": [],
@@ -206,6 +206,22 @@ def test_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert [finding["state"] for finding in report["findings"]] == ["ok", "fail"]
 
 
+def test_a_rank_that_is_behind_with_queued_collectives(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path, [group([SUM, BCAST], 1)], [group([SUM], 0, issued=3)])
+    assert "rank 1 is in #1 all_reduce(SUM, float32, 8 bytes), begun 30 s before its record, with 2 more queued; its" in said(
+        tmp_path, capsys, 1
+    )
+
+
+def test_traces_go_to_a_folder_of_their_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path / "records", [group([SUM], 1)])
+    for out, error in ((tmp_path / "records", "records holds rank-0.json"), (tmp_path / "records/rank-0.json", "exists")):
+        with pytest.raises(SystemExit) as ended:
+            main(["doctor", "dump", str(tmp_path / "records"), "--torch", str(out)])
+        assert ended.value.code == 2
+        assert error in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "error"),
     [
@@ -262,6 +278,7 @@ def test_torchs_analyser_names_a_missing_rank(tmp_path: Path) -> None:
     text, _ = analysed(tmp_path / "records", tmp_path)
     assert "Not all ranks joining collective, sequence number: 2" in text
     assert "missing ranks: {1}" in text
+    assert "main at a b.py:4" in text
 
 
 def all_collectives(group: Any, rank: int, size: int) -> None:

@@ -157,10 +157,11 @@ def test_sigusr2(way: str, tmp_path: Path) -> None:
 
 @pytest.mark.launch
 def test_all_ranks_write_their_records_when_the_watchdog_ends_the_job(tmp_path: Path) -> None:
-    done = launch(2, SCRIPT, "expires", env={"MPICOLL_DUMP_DIR": str(tmp_path / "dumps")})
+    done = launch(2, str(Path(SCRIPT).resolve()), "expires", cwd=tmp_path, env={"MPICOLL_DUMP_DIR": "dumps"})
     assert done.returncode != 0
     folder = tmp_path / "dumps"
-    assert f"flight records of 2 of 2 ranks: {folder}; `mpicoll doctor dump {folder}` compares them" in done.stderr
+    said = f"flight records of 2 of 2 ranks: {folder}; `mpicoll doctor dump {folder}` compares them"
+    assert done.stderr.count(said) == 2, done.stderr  # for the error that the program caught, and for the end
     records = [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(2)]
     last = [record["groups"][0]["collectives"][-1] for record in records]
     assert [(each["operation"], each["ended"]) for each in last] == [("all_reduce", False), ("broadcast", True)]

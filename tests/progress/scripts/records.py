@@ -70,8 +70,19 @@ def in_a_forked_child() -> None:
 
 
 def expires() -> None:
-    """Rank 0 is blocked in a collective that rank 1 never calls. The watchdog of rank 0 ends the job."""
+    """Rank 0 is blocked in a collective that rank 1 never calls. The watchdog of rank 0 ends the job.
+
+    The program has caught an error before, and has left the folder in which it was started.
+    """
     dist.init_process_group(timeout=timedelta(seconds=2))
+    os.chdir("/")
+    group = dist.new_group()
+    if dist.get_rank() == 0:
+        try:
+            dist.irecv(torch.ones(1), 1, group=group).wait(timedelta(seconds=0.2))
+        except dist.OperationTimeout:
+            caught.append(1)
+        assert caught == [1]
     dist.broadcast(torch.ones(4), 0)
     if dist.get_rank() == 0:
         dist.all_reduce(torch.ones(2))
