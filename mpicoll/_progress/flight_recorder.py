@@ -48,7 +48,6 @@ PIPE = 1 << 16  # bytes that a pipe holds
 SETTLE_S = 0.05  # seconds in which the handler of one signal has written everything
 LOOK_S = 1.0  # seconds between two looks at it
 OTHERS_S = 4.0  # seconds that a rank whose operation has expired waits for the records of the others
-EARLIER_S = 5.0  # seconds before the request in which another rank may have written its record by itself
 
 # Note [How SIGUSR2 reaches a rank that is blocked inside MPI]
 # Python runs a signal handler between two bytecodes of the main thread: never, while that thread waits inside MPI. The handler of
@@ -179,14 +178,12 @@ class FlightRecorder:
             self._say(f"cannot write its flight record: {error}")
 
     def _dump_all(self, reason: str, folder: Path) -> None:
+        (folder / REQUEST).touch()
+        asked_at = self._request = self._requested_at()
         self.dump(reason)
-        if self._requested_at() <= self._request:  # otherwise another rank has asked already
-            (folder / REQUEST).touch()
-            self._request = self._requested_at()
-        asked_at, deadline = self._requested_at(), time.monotonic() + OTHERS_S
-        late = set(range(self._size))
+        late, deadline = set(range(self._size)), time.monotonic() + OTHERS_S
         while late and time.monotonic() < deadline:
-            late = {rank for rank in late if _written_at(folder / f"rank-{rank}.json") < asked_at - EARLIER_S}
+            late = {rank for rank in late if _written_at(folder / f"rank-{rank}.json") < asked_at}
             time.sleep(0.05)
         written = f"flight records of {self._size - len(late)} of {self._size} ranks: {folder}"
         self._say(f"{written}; `mpicoll doctor dump {folder}` compares them")
