@@ -11,6 +11,7 @@ end.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import gc
 import os
 import random
@@ -28,7 +29,7 @@ import mpicoll
 from tests.behaviour.random_cases import COMPLEX, DTYPES, OPERATIONS, POOL, Case
 
 MOST = 8  # operations of a round
-MEMORY = 24 << 20  # bytes by which a process may grow in the second half
+MEMORY = 16 << 20  # bytes by which a process may grow in the second half: each group remembers its last calls
 
 
 class Group(NamedTuple):
@@ -46,8 +47,10 @@ class Resources(NamedTuple):
     @classmethod
     def now(cls) -> Resources:
         gc.collect()
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-        return cls(pages * os.sysconf("SC_PAGESIZE"), len(os.listdir("/proc/self/fd")), threading.active_count())
+        ctypes.CDLL(None).malloc_trim(0)  # what is free but fragmented
+        status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+        private = int(status["RssAnon"].split()[0]) << 10  # windows are shared, and their pages come into use one by one
+        return cls(private, len(os.listdir("/proc/self/fd")), threading.active_count())
 
     def growth_since(self, before: Resources) -> str:
         grown = self.memory > before.memory + MEMORY or self.files > before.files or self.threads > before.threads
@@ -166,10 +169,10 @@ def main() -> None:
     mpicoll.init_process_group()
     seed = [arguments.seed]
     mpicoll.broadcast_object_list(seed, 0)
-    loud = mpicoll.get_rank() == 0
-    grown = run(seed[0], arguments.count, arguments.first, lambda text: print(text, flush=True) if loud else None)
+    rank = mpicoll.get_rank()
+    grown = run(seed[0], arguments.count, arguments.first, lambda text: print(text, flush=True) if rank == 0 else None)
     mpicoll.destroy_process_group()
-    sys.exit(f"rank {mpicoll.get_rank()}: {grown}" if grown else 0)
+    sys.exit(f"rank {rank}: {grown}" if grown else 0)
 
 
 if __name__ == "__main__":
