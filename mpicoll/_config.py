@@ -111,7 +111,8 @@ VARIABLES = (
         "MPICOLL_TIMEOUT",
         float,
         unit="seconds",
-        meaning="timeout of groups for which the program gives none; unset: the default of torch, 1800 seconds",
+        meaning="timeout of groups for which the program gives none, and limit of init_rpc without options; unset: the defaults "
+        "of torch, 1800 seconds for groups and 60 for init_rpc",
         minimum=0.001,
     ),
     Variable(

@@ -6,18 +6,33 @@ stderr back while it calls the hook that it found, and a hook that ends the proc
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from mpicoll._mpi import abort
+from mpicoll.errors import OperationTimeout
 
 _replaced: tuple[Callable[..., Any], Callable[..., Any]] | None = None  # sys.excepthook before torch's init, and torch's
 
 
-def install(before: Callable[..., Any]) -> None:
-    """Sets our hooks outside torch's. ``before`` is sys.excepthook before torch's init_process_group was called."""
+@contextlib.contextmanager
+def outside_torch() -> Iterator[None]:
+    """Sets our hooks outside the one that torch's init_process_group sets in the body.
+
+    If the body raises, they are as before. After a timeout they are set: an uncaught one ends the job, where the ranks that came
+    would otherwise wait in MPI_Finalize for the one that did not.
+    """
     global _replaced
+    installed = abort.uninstall()  # set by init_rpc, or after a timeout
+    before = sys.excepthook
+    try:
+        yield
+    except BaseException as error:
+        if installed or isinstance(error, OperationTimeout):
+            abort.install()
+        raise
     _replaced = (before, sys.excepthook)
     abort.install()
 

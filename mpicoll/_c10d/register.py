@@ -115,7 +115,7 @@ def _for_world(arguments: dict[str, Any]) -> wrapping.Handler | None:
     if arguments.get("backend") is None and (backend := get("MPICOLL_BACKEND")):
         arguments["backend"] = backend
     ours = names.translate(arguments.get("backend")) is not None or str(arguments.get("init_method")).startswith("mpi://")
-    return _handler("init_process_group") if ours else None
+    return _handler("init_process_group", arguments) if ours else None
 
 
 def _for_group(arguments: dict[str, Any]) -> wrapping.Handler | None:
@@ -124,7 +124,7 @@ def _for_group(arguments: dict[str, Any]) -> wrapping.Handler | None:
 
     default = torch_world.default_group()  # None before init_process_group, where torch raises
     backend = arguments.get("backend") or (default and torch_world.backend_of(default))
-    return _handler("new_group") if names.translate(backend) is not None else None
+    return _handler("new_group", arguments) if names.translate(backend) is not None else None
 
 
 def _for_shrink(arguments: dict[str, Any]) -> wrapping.Handler | None:
@@ -132,13 +132,17 @@ def _for_shrink(arguments: dict[str, Any]) -> wrapping.Handler | None:
     from mpicoll._c10d import torch_world
 
     group = arguments.get("group") or torch_world.default_group()
-    return _handler("shrink_group") if torch_world.has(group) and names.translate(torch_world.backend_of(group)) else None
+    ours = torch_world.has(group) and names.translate(torch_world.backend_of(group)) is not None
+    return _handler("shrink_group", arguments) if ours else None
 
 
-def _handler(name: str) -> wrapping.Handler:
-    """Loads `mpicoll._c10d.init`, or `shrink`, and returns its function of this name."""
+def _handler(name: str, arguments: dict[str, Any]) -> wrapping.Handler:
+    """Loads `mpicoll._c10d.init`, which starts MPI (with all ranks), or `shrink`, and returns its function of this name."""
     ensure()
-    from mpicoll._c10d import init, shrink
+    from mpicoll._c10d import timeouts
+
+    with timeouts.end_job_after(name, timeouts.complete(arguments)):
+        from mpicoll._c10d import init, shrink
 
     handler: wrapping.Handler = getattr(shrink if name == "shrink_group" else init, name)
     return handler

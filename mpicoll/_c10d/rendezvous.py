@@ -19,7 +19,7 @@ from typing import Any
 from torch._C._distributed_c10d import Store, TCPStore
 from torch.distributed.constants import default_pg_timeout
 
-from mpicoll._mpi import runtime
+from mpicoll._mpi import arrival, runtime, time_limit
 from mpicoll._tensors import checks
 from mpicoll.errors import LaunchError
 
@@ -48,16 +48,15 @@ def meet(timeout: timedelta = default_pg_timeout, **_: Any) -> tuple[Store, int,
 
     Raises:
         ValueError: The timeout is negative.
+        OperationTimeout: A rank did not come in time; names it.
         LaunchError: On all ranks, if one of them cannot reach rank 0 at any address.
     """
-    checks.timeout("init_process_group", timeout.total_seconds())
-    mpi = runtime.start()
-    with mpi.lock:
-        comm = mpi.base.Dup()
-    try:
-        return _meet(mpi, comm, timeout), mpi.rank, mpi.size
-    finally:
-        comm.Free()
+    limit_s = timeout.total_seconds()
+    checks.timeout("init_process_group", limit_s)
+    with time_limit.end_job_after("init_process_group", limit_s):
+        mpi = runtime.start()
+        arrival.everyone(mpi, "the rendezvous mpi://", limit_s)
+        return _meet(mpi, mpi.comm, timeout), mpi.rank, mpi.size
 
 
 def _meet(mpi: runtime.Runtime, comm: Any, timeout: timedelta) -> Store:

@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 from mpicoll._discovery import detect
-from mpicoll._mpi import runtime
+from mpicoll._mpi import arrival, runtime
 from mpicoll.errors import LaunchError
 
 NAMES = ("rank", "world_size")
@@ -71,13 +71,15 @@ def warn_of_contradictions(arguments: Mapping[str, Any], mpi: runtime.Runtime) -
 
 
 def _warn(text: str) -> None:
-    warnings.warn(text, stacklevel=5)  # _warn, warn_of_contradictions, init_process_group, the wrapper in wrapping.py, the user
+    # _warn, warn_of_contradictions, _init_over_mpi, init_process_group, the wrapper in wrapping.py, the user
+    warnings.warn(text, stacklevel=6)
 
 
-def start_beside(world: Any, arguments: Mapping[str, Any]) -> None:
+def start_beside(world: Any, arguments: Mapping[str, Any], limit_s: float) -> None:
     """Starts MPI for a new group beside a default group that may be another backend's.
 
     Raises:
+        OperationTimeout: A rank did not come in time to the first such group, for which all ranks start MPI.
         LaunchError: The ranks of the world are not MPI's, or only some ranks call and MPI is not running yet.
     """
     ranks = arguments.get("ranks")
@@ -95,3 +97,5 @@ def start_beside(world: Any, arguments: Mapping[str, Any]) -> None:
             f"{mpi.rank} of {mpi.size} in MPI; launch with `python -m mpicoll.run -n {world.size()}` or mpirun, and use "
             "init_method='mpi://' so that the default group takes its ranks from MPI"
         )
+    if not some and not mpi.connected:
+        arrival.everyone(mpi, "new_group", limit_s)

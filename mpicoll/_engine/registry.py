@@ -24,7 +24,7 @@ from mpicoll._host import thresholds
 from mpicoll._host.collectives import HostCollectives
 from mpicoll._host.thresholds import HIERARCHICAL, Choices
 from mpicoll._log import Algorithms
-from mpicoll._mpi import abort, boards, exit_handshake, library, runtime, survivors
+from mpicoll._mpi import abort, arrival, boards, exit_handshake, library, runtime, survivors, time_limit
 from mpicoll._mpi.channel import Channel
 from mpicoll._mpi.errors import MPIException, not_made
 from mpicoll._mpi.runtime import Runtime
@@ -61,12 +61,14 @@ class Registry:
         ``ranks`` are ranks of the world in the group's order, this rank among them; None: the whole world.
 
         Raises:
+            OperationTimeout: A member did not come in time; names it. If all have come and one then stops, the job ends.
             CommunicationError: MPI has no communicator left, or another error of MPI. Groups made before stay usable.
         """
         checks.timeout("new_group", timeout_s)
         made = ExitStack()  # frees what has been made
         try:
-            return self._create(name, ranks, timeout_s, made)
+            with time_limit.end_job_after("new_group", timeout_s):
+                return self._create(name, ranks, timeout_s, made)
         except MPIException as raw:
             made.close()
             raise not_made(raw, f"new_group {name!r}", len(self._groups)) from raw
@@ -77,6 +79,8 @@ class Registry:
         recorder.start(runtime_.rank, runtime_.size, lambda: list(self._groups.values()))
         global_ranks = tuple(range(runtime_.size) if ranks is None else ranks)
         tag = self._tag(global_ranks)
+        if ranks is not None and runtime_.connected:
+            arrival.members(runtime_, ranks, "new_group", timeout_s)
         channel = self._channel(runtime_, ranks, tag)
         made.callback(channel.free)
         topology, agreed, ledger = self._circumstances(channel, ranks)

@@ -43,13 +43,15 @@ def install() -> None:
             os._exit = _exit
 
 
-def uninstall() -> None:
-    """Restores the previous hooks, unless other code has chained a hook in front of these in the meantime."""
+def uninstall() -> bool:
+    """Restores the previous hooks, unless other code has chained a hook in front of these. Returns whether it did."""
     global _before
-    if _before is not None and sys.excepthook is _excepthook and threading.excepthook is _thread_excepthook:
-        sys.excepthook, threading.excepthook = _before
-        _before = None
-        os._exit = _os_exit
+    if _before is None or sys.excepthook is not _excepthook or threading.excepthook is not _thread_excepthook:
+        return False
+    sys.excepthook, threading.excepthook = _before
+    os._exit = _os_exit
+    _before = None
+    return True
 
 
 def _excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

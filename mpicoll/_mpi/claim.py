@@ -75,6 +75,36 @@ def release() -> None:
         os.close(descriptor)
 
 
+def rank(environ: Mapping[str, str] = os.environ) -> int | None:
+    """The rank of this process as the launcher says; None: unknown."""
+    launch = detect.detect(environ)
+    return None if launch is None else launch.rank
+
+
+def absent(environ: Mapping[str, str] = os.environ) -> list[int]:
+    """The ranks of this job that have not started MPI through mpicoll. Empty if unknown, as for a job of several hosts."""
+    launch = detect.detect(environ)
+    if launch is None or _file is None or launch.local_size != launch.size:
+        return []
+    folder = _file[1].parent
+    try:
+        claims = [_claimed(path) for path in folder.glob(f"{PREFIX}*-{os.getuid()}-*")]
+        if str(folder) != environ.get("PMIX_SERVER_TMPDIR"):  # shared with other jobs
+            launcher = _parent(_claimed(_file[1])[1])
+            if Path(f"/proc/{launcher}/comm").read_text().strip() not in LAUNCHER_PROGRAMS:
+                return []
+            claims = [(rank, pid) for rank, pid in claims if _start(pid) is not None and _parent(pid) == launcher]
+    except (OSError, ValueError):
+        return []
+    return sorted(set(range(launch.size)) - {rank for rank, _ in claims})
+
+
+def _claimed(path: Path) -> tuple[int, int]:
+    """The rank and the process in the name of a file."""
+    words = path.name.removeprefix(PREFIX).split("-")
+    return int(words[0]), int(words[-2])
+
+
 def connection_lost(environ: Mapping[str, str] = os.environ) -> bool:
     """True if Hydra's connection, an inherited file descriptor, was closed on the way to this process."""
     number = environ.get("PMI_FD", "")

@@ -7,6 +7,7 @@ process would join the job as a second copy of the rank (see `refusal`).
 from __future__ import annotations
 
 import atexit
+import ctypes
 import os
 import sys
 from collections.abc import Callable
@@ -33,6 +34,12 @@ _REMEDY_NO_MPI = (
 # MPI_Finalize talks over the parent's connections and takes the job down. So mpicoll finalises MPI itself, at exit, in the
 # process that started MPI, unless the program has imported mpi4py.MPI before mpicoll or has set who finalises.
 _finalizing_pid = 0
+
+# Note [Starting MPI without the interpreter lock]
+# MPI_Init_thread waits for all ranks, and mpi4py calls it under the interpreter lock: no thread of this process could end the job
+# when a rank does not come. So mpi4py is imported without starting MPI, and MPI is started through ctypes, which releases the
+# lock. This needs the settings that mpi4py has by default; with others mpi4py starts MPI.
+_SETTINGS = {"initialize": True, "threads": True, "thread_level": "multiple", "errors": "exception"}
 
 # Note [After a process has died]
 # Under mpiexec --with-ft ulfm, Open MPI survives this, but MPI_Finalize of the other processes sometimes never ends (2 times
@@ -76,7 +83,7 @@ def refusal() -> str | None:
 def initialize() -> None:
     """Starts MPI if it is not running yet; mpicoll then finalises it at exit."""
     if not MPI.Is_initialized():
-        MPI.Init_thread(MPI.THREAD_MULTIPLE)
+        _start()
         _finalize_at_exit()
         before_finalize(claim.release)
     os.environ[OWNER_PID] = str(os.getpid())
@@ -92,17 +99,37 @@ def before_finalize(call: Callable[[], None]) -> None:
     MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=deleted), True)
 
 
-def _prepare() -> None:
-    if "mpi4py.MPI" in sys.modules:
+def _start() -> None:
+    """Starts MPI; see Note [Starting MPI without the interpreter lock]."""
+    level, provided = MPI.THREAD_MULTIPLE, ctypes.c_int()
+    start = getattr(ctypes.CDLL(MPI.__file__), "MPI_Init_thread", None)  # looks in the libraries that this one has loaded, too
+    if start is None:
+        MPI.Init_thread(level)
         return
+    if start(None, None, level, ctypes.byref(provided)) != 0:
+        raise LaunchError("MPI_Init_thread failed")
+    for comm in (MPI.COMM_SELF, MPI.COMM_WORLD):
+        comm.Set_errhandler(MPI.ERRORS_RETURN)  # mpi4py does so where it starts MPI: errors become exceptions
+
+
+def _prepare() -> bool:
+    """Prepares the import of mpi4py.MPI. Returns whether this module starts MPI after the import."""
+    if "mpi4py.MPI" in sys.modules:
+        return False
     for name, value in open_mpi.SETTINGS.items():  # see Note [Messages that are too long] in open_mpi.py
         os.environ.setdefault(name, value)
     binding.prepare(os.environ, _cpus.allowed())
     if refusal() is not None:
         mpi4py.rc.initialize = False
-    elif mpi4py.rc.finalize is None and "MPI4PY_RC_FINALIZE" not in os.environ:
+        return False
+    if mpi4py.rc.finalize is None and "MPI4PY_RC_FINALIZE" not in os.environ:
         mpi4py.rc.finalize = False
         _finalize_at_exit()
+    unchanged = all(getattr(mpi4py.rc, name) == value for name, value in _SETTINGS.items())
+    if not unchanged or any(f"MPI4PY_RC_{name.upper()}" in os.environ for name in _SETTINGS):
+        return False
+    mpi4py.rc.initialize = False
+    return True
 
 
 def _finalize_at_exit() -> None:
@@ -117,9 +144,13 @@ def _finalize() -> None:
         MPI.Finalize()
 
 
-_prepare()
+_starts = _prepare()
 try:
     from mpi4py import MPI as MPI
+
+    if _starts:
+        mpi4py.rc.initialize = True
+        _start()
 except (ImportError, RuntimeError) as error:
     claim.release()
     raise LaunchError(_REMEDY_NO_MPI.format(reason=str(error).split("\n")[0])) from error

@@ -63,6 +63,22 @@ class Runtime:
                 _world_comm = self.base.Dup()
             return _world_comm
 
+    @property
+    def connected(self) -> bool:
+        """Whether ``comm`` has been made."""
+        from mpicoll._mpi.library import MPI
+
+        return "comm" in self.__dict__ or (self.base == MPI.COMM_WORLD and _world_comm is not None)
+
+    def connect(self, comm: MPI.Intracomm) -> None:
+        """Makes this duplicate of the base communicator ``comm``."""
+        global _world_comm
+        from mpicoll._mpi.library import MPI
+
+        self.__dict__["comm"] = comm
+        if self.base == MPI.COMM_WORLD:
+            _world_comm = comm
+
     def free(self) -> None:
         """Frees ``comm`` if this is the runtime of a single rank (see `alone`)."""
         from mpicoll._mpi.library import MPI

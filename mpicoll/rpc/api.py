@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import math
 import threading
 from collections.abc import Callable, Iterator
 from enum import Enum
@@ -12,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.futures import Future
 
-from mpicoll import autograd
-from mpicoll._mpi import abort, runtime
+from mpicoll import _config, autograd
+from mpicoll._mpi import abort, runtime, time_limit
 from mpicoll.autograd import contexts
 from mpicoll.errors import WorkerLeft
 from mpicoll.rpc import current_agent, futures, gathering, rref
-from mpicoll.rpc.constants import DEFAULT_SHUTDOWN_TIMEOUT, UNSET_RPC_TIMEOUT
+from mpicoll.rpc.constants import DEFAULT_RPC_TIMEOUT_SEC, DEFAULT_SHUTDOWN_TIMEOUT, UNSET_RPC_TIMEOUT
 from mpicoll.rpc.drain import drain
 from mpicoll.rpc.options import MPIRpcBackendOptions, RpcBackendOptions, TensorPipeRpcBackendOptions, timeout_seconds
 from mpicoll.rpc.owned_objects import id_text
@@ -58,8 +59,10 @@ def init_rpc(
         name: Unique among the workers; letters, digits, '_', ':' and '-'.
         backend: BackendType.MPI, .TENSORPIPE (the same) or None.
         rank, world_size: MPI knows; checked if given. ``world_size=1`` makes a world of this rank alone, in a job of any size.
+        rpc_backend_options: Their ``rpc_timeout`` is also the limit of this call; without options it is MPICOLL_TIMEOUT, or 60 s.
 
     Raises:
+        OperationTimeout: A rank did not come within the limit; names it. If all have come and one then stops, the job ends.
         RuntimeError: Called twice, two workers of one name (on every rank), or a name that is none.
         ValueError: rank or world_size contradict MPI.
         TypeError: Options of another kind.
@@ -72,17 +75,29 @@ def init_rpc(
     if backend is not None and getattr(backend, "name", None) not in BackendType.__members__:
         raise TypeError(f"Argument backend must be a member of BackendType, got {backend!r}")
     options = _mine(rpc_backend_options, backend)
-    ranks = _runtime(rank, world_size)
-    from mpicoll.rpc.agent import Agent
+    limit_s = _limit(rpc_backend_options)
+    with time_limit.end_job_after("init_rpc", limit_s):
+        ranks = _runtime(rank, world_size)
+        from mpicoll._mpi import arrival
+        from mpicoll.rpc.agent import Agent
 
-    agent = Agent(ranks, name, options)
-    current_agent.set_to(agent)
-    abort.install()
-    futures.install()
-    gathering.begin()
-    agent.start()
-    agent.mailbox.meet()  # nobody calls before everybody can answer
+        abort.install()
+        arrival.everyone(ranks, "init_rpc", limit_s)
+        agent = Agent(ranks, name, options)
+        current_agent.set_to(agent)
+        futures.install()
+        gathering.begin()
+        agent.start()
+        agent.mailbox.meet()  # nobody calls before everybody can answer
     atexit.register(_at_exit)
+
+
+def _limit(options: Any) -> float:
+    """The limit of init_rpc, as in torch the timeout of calls."""
+    if options is None:
+        limit_s: float = _config.get("MPICOLL_TIMEOUT") or DEFAULT_RPC_TIMEOUT_SEC
+        return limit_s
+    return float(options.rpc_timeout) or math.inf
 
 
 def _runtime(rank: int, world_size: int | None) -> runtime.Runtime:

@@ -1,0 +1,199 @@
+"""Waits until the ranks that make a group together have all come, and names those that have not.
+
+MPI's own calls that make a communicator wait for ever. So the ranks meet before them, without a store:
+
+    the first rank   receives an empty message from each other rank, then sends each an empty message
+    another rank     sends an empty message to the first rank, and receives one from it
+
+Nothing else is sent if all ranks come. A rank that has waited too long calls the roll:
+
+    [1] it asks every other rank                    [2] a rank that waits in the same call answers
+    [3] ranks without an answer are missing: it tells this to all ranks, and raises
+                                                    [4] a rank that is told so raises too, also one that comes too late
+
+So all ranks raise, and may try again together. Every attempt has a tag of its own; messages of earlier ones are never received.
+"""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+from mpicoll._mpi import survivors, time_limit
+from mpicoll._mpi.backoff import Backoff
+from mpicoll._mpi.library import MPI
+from mpicoll._mpi.runtime import Runtime
+from mpicoll.errors import OperationTimeout
+
+LOOK_S = 0.1  # seconds between two looks of a waiting rank for questions
+ANSWER_S = 0.6  # seconds for an answer; longer than LOOK_S
+LEAST_S = 1.0  # shorter limits count as this one: ranks never come at the same moment
+FIRST_TAG = 16  # those below belong to other messages on the same communicator
+ASK, HERE, MISSING = "ask", "here", "missing"
+
+_sent: list[MPI.Request] = []  # messages of roll calls; nobody waits for them
+
+
+class _State:
+    """What is remembered of a communicator: how often its ranks have met, and a duplicate of it that is being made."""
+
+    def __init__(self) -> None:
+        self.attempts: Counter[tuple[str, tuple[int, ...]]] = Counter()
+        self.duplicate: tuple[MPI.Intracomm, MPI.Request] | None = None
+
+
+def everyone(runtime: Runtime, operation: str, limit_s: float) -> None:
+    """Returns once all ranks of the runtime have called this; afterwards it has its ``comm`` (collective).
+
+    Raises:
+        OperationTimeout: A rank has not come within the limit. Raised on all ranks, with its number.
+    """
+    if runtime.size == 1 or survivors.possible():  # there MPI fails when a rank dies, and survivors.py waits for the others
+        return
+    ranks = range(runtime.size)
+    if not runtime.connected:
+        # The first meeting of these ranks. Messages on the communicator of the user could match receives of the user, which
+        # those of a duplication do not.
+        state = _state(runtime.base)
+        with runtime.lock:
+            state.duplicate = state.duplicate or runtime.base.Idup()
+        comm, request = state.duplicate
+        roll_call = _RollCall(runtime, runtime.base, ranks, operation, limit_s)
+        roll_call.wait(lambda: _ended(runtime, [request]))
+        state.duplicate = None
+        runtime.connect(comm)
+        roll_call.look()  # the others may have given up before this rank came
+    members(runtime, ranks, operation, limit_s)
+
+
+def members(runtime: Runtime, ranks: Sequence[int], operation: str, limit_s: float) -> None:
+    """Returns once these ranks of the runtime have called this (collective over them). It must have its ``comm``.
+
+    Raises:
+        OperationTimeout: A rank has not come within the limit. Raised on all ranks, with its number.
+    """
+    if len(ranks) == 1 or survivors.possible():
+        return
+    comm, roll_call = runtime.comm, _RollCall(runtime, runtime.comm, ranks, operation, limit_s)
+    first, tag, empty = ranks[0], roll_call.tag, [bytearray(1), 0, MPI.BYTE]
+    leads = first == runtime.rank
+    others = [rank for rank in ranks if rank != first]
+    with runtime.lock:
+        awaited = [comm.Irecv(empty, rank, tag) for rank in (others if leads else [first])]
+        sent = [] if leads else [comm.Isend(empty, first, tag)]
+    try:
+        roll_call.wait(lambda: _ended(runtime, awaited))
+        if leads:
+            roll_call.look()  # the others may have given up before this rank came
+            with runtime.lock:
+                sent = [comm.Isend(empty, rank, tag) for rank in others]
+    except OperationTimeout:
+        with runtime.lock:
+            for request in awaited:
+                if request:
+                    request.Cancel()
+                    request.Wait()
+        raise
+    finally:
+        _keep(runtime, sent)
+
+
+class _RollCall:
+    """The waiting of one rank for the other ranks of an attempt."""
+
+    def __init__(self, runtime: Runtime, comm: MPI.Intracomm, ranks: Sequence[int], operation: str, limit_s: float) -> None:
+        self._runtime, self._comm, self._operation, self._limit_s = runtime, comm, operation, limit_s
+        self._others = [rank for rank in ranks if rank != runtime.rank]
+        attempts, key = _state(comm).attempts, (operation, tuple(ranks))
+        attempts[key] += 1
+        number = zlib.crc32(repr((key, attempts[key])).encode())
+        self.tag = FIRST_TAG + 2 * (number % ((runtime.tag_ub - FIRST_TAG) // 2))  # the next one is that of the roll call
+        self._present: set[int] = set()
+
+    def wait(self, done: Callable[[], bool]) -> None:
+        """Returns once ``done`` is true.
+
+        Raises:
+            OperationTimeout: The limit has passed here or on another rank.
+        """
+        with time_limit.suspended():
+            self._wait(done)
+
+    def _wait(self, done: Callable[[], bool]) -> None:
+        begun = looked = time.monotonic()
+        backoff = Backoff()
+        while not done():
+            now = time.monotonic()
+            if now - begun > max(self._limit_s, LEAST_S):
+                break
+            if now - looked > LOOK_S:
+                looked = now
+                self.look()
+            backoff.pause()
+        else:
+            return
+        self._send(self._others, ASK)
+        deadline = time.monotonic() + ANSWER_S
+        while time.monotonic() < deadline:
+            self.look()
+            if done():
+                return
+            time.sleep(1e-3)
+        missing = [rank for rank in self._others if rank not in self._present]
+        self._send(self._others, MISSING, missing, self._limit_s)
+        raise self._error(missing, self._limit_s)
+
+    def look(self) -> None:
+        """Receives what other ranks have sent, and answers. Raises OperationTimeout if one of them has given up."""
+        status = MPI.Status()
+        while True:
+            with self._runtime.lock:
+                if not self._comm.iprobe(MPI.ANY_SOURCE, self.tag + 1, status):
+                    return
+                kind, *rest = self._comm.recv(source=status.source, tag=self.tag + 1)
+            self._present.add(status.source)
+            if kind == ASK:
+                self._send([status.source], HERE)
+            elif kind == MISSING:
+                raise self._error(*rest)
+
+    def _send(self, ranks: Sequence[int], *message: Any) -> None:
+        with self._runtime.lock:
+            requests = [self._comm.isend(message, rank, self.tag + 1) for rank in ranks]
+        _keep(self._runtime, requests)
+
+    def _error(self, missing: Sequence[int], limit_s: float) -> OperationTimeout:
+        where = f"{self._operation} (rank {self._runtime.rank} of {self._runtime.size})"
+        if missing:
+            ranks = ", ".join(map(str, missing))
+            return OperationTimeout(f"{where}: Timed out: rank {ranks} did not come within the timeout of {limit_s:g} s")
+        return OperationTimeout(f"{where}: Timed out: no end within the timeout of {limit_s:g} s, although all ranks have come")
+
+
+def _ended(runtime: Runtime, requests: list[MPI.Request]) -> bool:
+    with runtime.lock:
+        return bool(MPI.Request.Testall(requests))
+
+
+def _keep(runtime: Runtime, requests: list[MPI.Request]) -> None:
+    """Keeps the memory of messages that are on their way."""
+    with runtime.lock:
+        _sent[:] = [request for request in (*_sent, *requests) if not request.Test()]
+
+
+def _state(comm: MPI.Intracomm) -> _State:
+    """The state of a communicator. MPI frees it with the communicator, whose handle it may give to another one."""
+    state = comm.Get_attr(_keyval())
+    if not isinstance(state, _State):
+        state = _State()
+        comm.Set_attr(_keyval(), state)
+    return state
+
+
+@cache
+def _keyval() -> int:
+    return MPI.Comm.Create_keyval()

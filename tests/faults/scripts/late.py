@@ -1,0 +1,89 @@
+"""``late.py CASE DOOR``: rank 1 comes late, stops, or never comes, where the ranks make groups. Limits are 2 seconds."""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+CASE, DOOR = sys.argv[1:]
+RANK = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["PMI_RANK"])
+LIMIT = timedelta(seconds=2)
+LATE = RANK == 1
+
+if CASE == "MPI is not started" and LATE:
+    time.sleep(100)
+
+import torch  # noqa: E402
+
+import mpicoll  # noqa: E402
+from mpicoll import rpc  # noqa: E402
+
+api: Any = mpicoll if DOOR == "mpicoll" else torch.distributed
+
+
+def init_rpc() -> None:
+    rpc.init_rpc(f"worker{RANK}", rpc_backend_options=rpc.MPIRpcBackendOptions(rpc_timeout=2))
+
+
+def init() -> None:
+    api.init_process_group("mpi", timeout=LIMIT)
+
+
+def split() -> Any:
+    return mpicoll.split_group(split_ranks=[list(range(mpicoll.get_world_size()))], timeout=LIMIT)
+
+
+def attempt(call: Callable[[], Any]) -> None:
+    """Prints the error and how long it took. Rank 1 comes when the others have given up."""
+    if LATE:
+        time.sleep(4)
+    began = time.monotonic()
+    try:
+        call()
+    except mpicoll.OperationTimeout as error:
+        print(f"rank {RANK} after {time.monotonic() - began:.2f} s: {error}", flush=True)
+    else:
+        print(f"rank {RANK}: no error", flush=True)
+    if not LATE:
+        time.sleep(max(0.0, 4.5 - (time.monotonic() - began)))
+
+
+if CASE == "all in one job":
+    # They start MPI, which all ranks do together, and take a second on a busy machine.
+    import mpicoll._c10d.init
+    import mpicoll.rpc.agent
+
+    attempt(init)
+    attempt(init_rpc)
+    api.init_process_group("mpi", timeout=timedelta(seconds=20))
+    attempt(lambda: api.new_group(timeout=LIMIT))
+    attempt(split)
+    total = torch.ones(1)
+    api.all_reduce(total, group=api.new_group())
+    init_rpc()
+    answer = rpc.rpc_sync(f"worker{1 - RANK}", str.upper, ("done",))
+    print(f"rank {RANK}: {total.item():g} {answer}", flush=True)
+    rpc.shutdown()
+elif CASE == "MPI is not started":
+    init()
+else:
+    api.init_process_group("mpi", timeout=timedelta(seconds=60))
+    if CASE == "stopped before":
+        if LATE:
+            os.kill(os.getpid(), signal.SIGSTOP)
+    else:  # stopped inside
+        from mpicoll._engine.registry import Registry
+
+        make = Registry._channel
+
+        def stop(*arguments: Any) -> Any:
+            os.kill(os.getpid(), signal.SIGSTOP)
+            return make(*arguments)
+
+        if LATE:
+            Registry._channel = stop  # type: ignore[method-assign]
+    print(f"began {time.time()}", flush=True)
+    api.new_group(timeout=LIMIT)

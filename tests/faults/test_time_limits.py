@@ -1,0 +1,64 @@
+"""No call waits longer than its limit and 2 seconds, and the missing rank is named where ranks make groups.
+
+Where an exception can be raised, it is. A call that is inside MPI cannot be interrupted: then the job ends.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+
+import pytest
+
+from tests.support import ROOT, launch
+
+pytestmark = [pytest.mark.launch, pytest.mark.timeout(200)]
+
+SCRIPT = str(ROOT / "tests" / "faults" / "scripts" / "late.py")
+DOORS = ("mpicoll", "torch")
+LIMIT_S = 2.0
+START_S = 20.0  # for the start of a job on a busy machine
+END_S = 8.0  # for mpiexec to end the other ranks
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_groups_that_a_rank_does_not_come_to(door: str) -> None:
+    """Both ranks raise, with the name of the missing one; then they try again together, and it works."""
+    done = launch(2, SCRIPT, "all in one job", door, timeout_s=100)
+    said = done.stdout + done.stderr
+    assert done.returncode == 0, said
+    for call in ("init_process_group", "init_rpc", "new_group", "new_group"):
+        for rank in range(2):
+            named = rf"{call} \(rank {rank} of 2\): Timed out: rank 1 did not come within the timeout of 2 s"
+            found = re.findall(rf"rank {rank} after ([\d.]+) s: {named}", done.stdout)
+            assert len(found) == (2 if call == "new_group" else 1), f"{call} on rank {rank}: {said}"
+            assert all(float(took) < LIMIT_S + 2 for took in found), said
+    assert done.stdout.count(": 2 DONE") == 2, said
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_a_rank_that_does_not_start_mpi(door: str) -> None:
+    """MPI_Init of the others never returns: the job ends, and they say which rank has not come."""
+    began = time.monotonic()
+    done = launch(2, SCRIPT, "MPI is not started", door, timeout_s=60, fresh=True)
+    assert done.returncode != 0
+    expected = "rank 0: init_process_group: Timed out: no end within the timeout of 2 s: rank 1 has not started MPI; aborting"
+    assert expected in done.stderr, done.stderr
+    assert time.monotonic() - began < START_S + LIMIT_S + 2 + END_S
+
+
+@pytest.mark.parametrize(
+    ("case", "expected"),
+    [
+        ("stopped before", "new_group (rank 0 of 2): Timed out: rank 1 did not come within the timeout of 2 s"),
+        ("stopped inside", "new_group: Timed out: no end within the timeout of 2 s, although all of its ranks had come"),
+    ],
+)
+def test_a_rank_that_stops(case: str, expected: str) -> None:
+    done = launch(2, SCRIPT, case, "mpicoll", timeout_s=60)
+    ended = time.time()
+    assert done.returncode != 0
+    assert expected in done.stderr, done.stderr
+    began = [float(text) for text in re.findall(r"^began ([\d.]+)$", done.stdout, re.MULTILINE)]
+    assert began, done.stdout
+    assert ended - max(began) < LIMIT_S + 2 + END_S
