@@ -1,7 +1,12 @@
 """The store: rank 0 opens a TCPStore on a free port and sends its address by MPI.
 
-No environment variable is needed. Rank 0 sends all addresses of its host, and each rank takes the first that answers. So a host
-name may fail to resolve, or resolve to a loopback address (127.0.1.1 on Debian).
+No environment variable is needed. The store listens on one address only:
+
+    all ranks on one host   loopback
+    several hosts           an address of rank 0's host that all ranks can reach: that of MASTER_ADDR, if it is set and belongs to
+                            that host, otherwise that of the host name, otherwise that of an interface
+
+So a host name may fail to resolve, or resolve to a loopback address (127.0.1.1 on Debian).
 """
 
 from __future__ import annotations
@@ -10,10 +15,14 @@ import contextlib
 import fcntl
 import ipaddress
 import os
+import selectors
 import socket
 import struct
+import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 from torch._C._distributed_c10d import Store, TCPStore
@@ -23,18 +32,20 @@ from mpicoll._mpi import arrival, runtime, time_limit
 from mpicoll._tensors import checks
 from mpicoll.errors import LaunchError
 
-LOOPBACK = "127.0.0.1"
-PROBE_S = 3.0  # seconds for one connection to one address; a live one answers in milliseconds, a firewall never
+LOOPBACK = ("127.0.0.1", "::1")
+PROBE_S = 3.0  # seconds for connections; a live address answers in milliseconds, a firewall never
+FURTHER_S = 0.25  # seconds for further addresses after the first has answered
 SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of a network interface
+
+Address = tuple[str, int]  # in numbers, and the port
 
 
 @dataclass(frozen=True)
 class Place:
-    """The address of the store, or why rank 0 could not open one."""
+    """Where rank 0 listens, or why it cannot."""
 
     hostname: str
-    port: int = 0
-    addresses: tuple[str, ...] = ()  # names and numbers under which other hosts may reach it, best first
+    addresses: tuple[Address, ...] = ()  # best first
     error: str = ""
 
 
@@ -60,52 +71,60 @@ def meet(timeout: timedelta = default_pg_timeout, **_: Any) -> tuple[Store, int,
 
 
 def _meet(mpi: runtime.Runtime, comm: Any, timeout: timedelta) -> Store:
-    store: Store | None = None
+    hosts = comm.allgather(_host(mpi.hostname))
+    listeners: list[socket.socket] = []
     place: Place | None = None
     if mpi.rank == 0:
-        store, place = _open(mpi.hostname, timeout)
+        names = LOOPBACK if len(set(hosts)) == 1 else _own_names(mpi.hostname)
+        listeners = _listen(names)
+        error = "" if listeners else f"it cannot listen on any of {', '.join(names) or 'its addresses, of which it has none'}"
+        place = Place(mpi.hostname, tuple(_address(listener) for listener in listeners), error)
     place = comm.bcast(place, root=0)
     assert place is not None
     if place.error:
         raise LaunchError(f"init_process_group: rank 0 on {place.hostname} could not open a store: {place.error}")
-    address, error = _find(place, mpi.hostname, mpi.rank) if mpi.rank else (LOOPBACK, "")
-    answers = comm.allgather((address, error))
-    errors = [text for _, text in answers if text]
-    if errors:
-        raise LaunchError("init_process_group: " + "; ".join(errors))
-    error = ""
-    if store is None:
-        try:
-            store = TCPStore(address, place.port, None, False, timeout=timeout, wait_for_workers=False)
-        except Exception as failure:  # noqa: BLE001  the other ranks wait for the answer
-            error = f"rank {mpi.rank} on {mpi.hostname} could not connect: {type(failure).__name__}: {failure}"
+    reached, tried = _reachable(place.addresses) if mpi.rank else (set(place.addresses), "")
+    answers = comm.allgather((mpi.hostname, reached, tried))
+    common = [address for address in place.addresses if all(address in known for _, known, _ in answers)]
+    if not common:
+        for listener in listeners:
+            listener.close()
+        raise LaunchError("init_process_group: " + _nobody_reaches(place, answers))
+    store, error = _open(common[0], listeners, timeout) if mpi.rank == 0 else (None, "")
+    error = comm.bcast(error, root=0)
+    if store is None and not error:
+        store, error = _connect(common[0], timeout, f"rank {mpi.rank} on {mpi.hostname}")
     # This exchange also keeps the store of rank 0, which goes if init_process_group fails, until all ranks are connected.
-    errors = [text for text in comm.allgather(error) if text]
+    errors = list(dict.fromkeys(text for text in comm.allgather(error) if text))
     if errors or store is None:
         raise LaunchError("init_process_group: " + "; ".join(errors))
-    os.environ.setdefault("MASTER_ADDR", next((used for used, _ in answers if used != LOOPBACK), LOOPBACK))
-    os.environ.setdefault("MASTER_PORT", str(place.port))
+    os.environ.setdefault("MASTER_ADDR", common[0][0])
+    os.environ.setdefault("MASTER_PORT", str(common[0][1]))
     return store
 
 
-def _open(hostname: str, timeout: timedelta) -> tuple[Store | None, Place]:
-    try:
-        # it listens on all interfaces; the address is the one by which rank 0 itself connects
-        store = TCPStore(LOOPBACK, 0, None, True, timeout=timeout, wait_for_workers=False, multi_tenant=True)
-    except Exception as error:  # noqa: BLE001  the other ranks wait for the answer
-        return None, Place(hostname, error=f"{type(error).__name__}: {error}")
-    return store, Place(hostname, store.port, tuple(_own_addresses(hostname)))
+def _host(hostname: str) -> tuple[str, ...]:
+    """Identifies the network of this process: two containers may have the same host name."""
+    with contextlib.suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return hostname, boot, str(os.stat("/proc/self/ns/net").st_ino)
+    return (hostname,)
 
 
-def _own_addresses(hostname: str) -> list[str]:
-    """Returns this host's name and its IPv4 addresses, without asking a name server."""
-    found = [hostname]
+def _own_names(hostname: str) -> list[str]:
+    """Names and addresses by which other hosts may reach this one, best first; without asking a name server for addresses."""
+    found = [os.environ.get("MASTER_ADDR", ""), hostname]
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             with contextlib.suppress(OSError):  # an interface without an IPv4 address
                 reply = fcntl.ioctl(probe.fileno(), SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
                 found.append(socket.inet_ntoa(reply[20:24]))
-    return [name for name in found if not _is_loopback(name)] or found
+    with contextlib.suppress(OSError):  # a host without IPv6
+        for line in Path("/proc/net/if_inet6").read_text().splitlines():
+            number, _, _, scope, *_ = line.split()
+            if scope == "00":  # global
+                found.append(str(ipaddress.IPv6Address(int(number, 16))))
+    return list(dict.fromkeys(name for name in found if name and not _is_loopback(name)))
 
 
 def _is_loopback(address: str) -> bool:
@@ -115,30 +134,82 @@ def _is_loopback(address: str) -> bool:
         return address.startswith("localhost")
 
 
-def _find(place: Place, hostname: str, rank: int) -> tuple[str, str]:
-    """Returns the address at which this rank reaches the store and "", or "" and the reason why there is none."""
-    same_host = hostname == place.hostname
-    tried = []
-    for name in [LOOPBACK, *place.addresses] if same_host else place.addresses:
-        try:
-            addresses = _resolve(name, same_host)
-        except OSError as error:
-            tried.append(f"{name}: {error.strerror or error}")
-            continue
+def _listen(names: Sequence[str]) -> list[socket.socket]:
+    """Listens on a free port of each address of these names that belongs to this host; on loopback only for its numbers."""
+    listeners: dict[str, socket.socket] = {}
+    for name in names:
+        with contextlib.suppress(OSError):  # a name that does not resolve
+            for family, _, _, _, (number, *_) in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM):
+                if number in listeners or (_is_loopback(str(number)) and name not in LOOPBACK):
+                    continue
+                listener = socket.socket(family, socket.SOCK_STREAM)
+                try:
+                    listener.bind((number, 0))
+                    listener.listen(socket.SOMAXCONN)
+                    listeners[str(number)] = listener
+                except OSError:  # an address of another host
+                    listener.close()
+    return list(listeners.values())
+
+
+def _address(listener: socket.socket) -> Address:
+    number, port, *_ = listener.getsockname()
+    return number, port
+
+
+def _reachable(addresses: Iterable[Address]) -> tuple[set[Address], str]:
+    """Returns the addresses that answer, and why the others do not. Tries all of them at the same time."""
+    errors, reached = {}, set()
+    with selectors.DefaultSelector() as selector, contextlib.ExitStack() as opened:
         for address in addresses:
+            connection = opened.enter_context(socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET))
+            connection.setblocking(False)
             try:
-                socket.create_connection((address, place.port), PROBE_S).close()
-                return address, ""
+                connection.connect(address)
+            except BlockingIOError:
+                pass
             except OSError as error:
-                tried.append(f"{address}: {error.strerror or error}")
-    return "", (
-        f"rank {rank} on {hostname} cannot reach rank 0 on {place.hostname}, port {place.port} "
-        f"({', '.join(tried) or 'no usable address'})"
+                errors[address] = str(error.strerror or error)
+                continue
+            selector.register(connection, selectors.EVENT_WRITE, address)
+            errors[address] = "no answer"
+        deadline = time.monotonic() + PROBE_S
+        while selector.get_map() and (remaining := deadline - time.monotonic()) > 0:
+            for key, _ in selector.select(remaining):
+                selector.unregister(key.fileobj)
+                number = key.fileobj.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)  # type: ignore[union-attr]
+                errors[key.data] = os.strerror(number) if number else ""
+                if not number:
+                    reached.add(key.data)
+                    deadline = min(deadline, time.monotonic() + FURTHER_S)
+    return reached, ", ".join(f"{number} port {port}: {error}" for (number, port), error in errors.items() if error)
+
+
+def _nobody_reaches(place: Place, answers: Sequence[tuple[str, set[Address], str]]) -> str:
+    lost = [(rank, hostname, tried) for rank, (hostname, reached, tried) in enumerate(answers) if not reached]
+    if not lost:
+        return f"no address of rank 0 on {place.hostname} is reached by all ranks; set MASTER_ADDR to one that is"
+    return "; ".join(
+        f"rank {rank} on {hostname} cannot reach rank 0 on {place.hostname} ({tried})" for rank, hostname, tried in lost
     )
 
 
-def _resolve(name: str, same_host: bool) -> list[str]:
-    """Returns the numeric addresses of ``name``; loopback addresses on the host of rank 0 only."""
-    entries = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-    addresses = dict.fromkeys(str(entry[4][0]) for entry in entries)
-    return [address for address in addresses if same_host or not _is_loopback(address)]
+def _open(address: Address, listeners: Sequence[socket.socket], timeout: timedelta) -> tuple[Store | None, str]:
+    """Opens the store on the listener with this address, closes the others, and returns it or the reason why there is none."""
+    chosen = next(listener for listener in listeners if _address(listener) == address)
+    for listener in listeners:
+        if listener is not chosen:
+            listener.close()
+    try:
+        return TCPStore(
+            *address, None, True, timeout, wait_for_workers=False, multi_tenant=True, master_listen_fd=chosen.detach()
+        ), ""
+    except Exception as error:  # noqa: BLE001  the other ranks wait for the answer
+        return None, f"rank 0 could not open a store: {type(error).__name__}: {error}"
+
+
+def _connect(address: Address, timeout: timedelta, who: str) -> tuple[Store | None, str]:
+    try:
+        return TCPStore(*address, None, False, timeout, wait_for_workers=False), ""
+    except Exception as error:  # noqa: BLE001  the other ranks wait for the answer
+        return None, f"{who} could not connect: {type(error).__name__}: {error}"
