@@ -29,7 +29,6 @@ exit status: that of the rank that failed first (128 + N: killed by signal N), a
 standard error names that rank and the cause. 2: nothing was started"""
 
 MEETING = "MPI brings the ranks together"
-NO_RESTART = "a job ends when one of its ranks fails; save checkpoints and start again"
 # Options of torchrun and mpirun that have no effect: number of words that follow, and the reason.
 ACCEPTED: dict[str, tuple[int, str]] = {
     "--standalone": (0, MEETING),
@@ -38,7 +37,6 @@ ACCEPTED: dict[str, tuple[int, str]] = {
     "--rdzv-id": (1, MEETING),
     "--rdzv-conf": (1, MEETING),
     "--local-addr": (1, MEETING),
-    "--max-restarts": (1, NO_RESTART),
     "--monitor-interval": (1, "mpiexec watches the ranks"),
     "--start-method": (1, "mpiexec starts the ranks"),
     "--role": (1, "ranks have no roles"),
@@ -118,6 +116,12 @@ def seconds(text: str) -> float:
     return number
 
 
+def restarts(text: str) -> int:
+    if not text.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of restarts; use 0 or more")
+    return int(text)
+
+
 class Accept(argparse.Action):
     """Records an option that has no effect."""
 
@@ -172,6 +176,7 @@ HELP = {
     "--tag-output": "begin each line of output with the rank that wrote it",
     "--log-dir": "write the output of rank R to DIR/rank-R.log on the host of that rank, and nothing to the terminal",
     "--grace": "time between SIGTERM and SIGKILL, when a job is ended; default: 5",
+    "--max-restarts": "start the job again after a failure, up to N times; the program loads its last checkpoint itself",
     "--exec": "become mpiexec (exec), and do not watch the ranks: the exit status is that of mpiexec",
     "--quiet": "do not print the command that is run",
     "--dry-run": "print the command and do not run it",
@@ -207,6 +212,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
     group = parser.add_argument_group("the end of the job")
     _add(group, "--grace", type=seconds, default=DEFAULT_GRACE_S, metavar="SECONDS", dest="grace_s")
+    _add(group, "--max-restarts", type=restarts, metavar="N")
     _add(group, "--exec", action="store_true", dest="execute")
 
     group = parser.add_argument_group("output")

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from mpicoll._launch.hostfile import Host
 
 Placement = tuple[tuple[str, int], ...]  # (host, ranks there) in rank order
+# A connection between hosts breaks if the other host does not answer: after time + probes * intvl seconds.
+KEEPALIVE = {"time": 5, "intvl": 2, "probes": 3}
 LOCAL = ("localhost", "127.0.0.1")
 
 
@@ -22,6 +24,8 @@ class Request:
     tag_output: bool = False
     log_dir: str | None = None  # absolute
     fault_tolerant: bool = False
+    restart: int = 0  # 1 for the first restart
+    max_restarts: int | None = None
     supervised: bool = False  # a monitor for each rank; `mpicoll._launch.monitor`
 
 

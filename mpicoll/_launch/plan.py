@@ -9,6 +9,7 @@ Added to the environment, where it applies and the user has not set something el
     Open MPI, more ranks than cores  oversubscribe, yield_when_idle        it refuses, and waiting ranks would block others
     Open MPI 5, this host only       btl=^ofi, osc=^ucx                    starts in 0.3 s, not 1.3, and without
                                                                            warnings; several hosts may need both
+    Open MPI 5, several hosts        oob_tcp_keepalive_*                   notices a host that is gone after 11 s, not never
     Open MPI                         no get and put between ranks          Note [Messages that are too long] in
                                                                            _mpi/open_mpi.py
     MPICH in a Slurm allocation      SLURM_MPI_TYPE=none                   Hydra's own srun must not start PMI for it
@@ -34,13 +35,13 @@ from mpicoll._discovery.find import Mpi, Mpiexec
 from mpicoll._discovery.slurm import allocated_nodes
 from mpicoll._launch.command import binding_words, fault_tolerance_words, hydra_command, openmpi_command, output_words
 from mpicoll._launch.hostfile import Host
-from mpicoll._launch.job import LOCAL, NOTHING_ASKED, Placement, Plan, Program, Request, Site, Where
+from mpicoll._launch.job import KEEPALIVE, LOCAL, NOTHING_ASKED, Placement, Plan, Program, Request, Site, Where
 from mpicoll.errors import LaunchError
 
 # Variables that other hosts get. mpirun of Open MPI passes on OMPI_* by itself, Hydra everything.
 FORWARDED = re.compile(
     r"(_?MPICOLL|MPI4PY|TORCH|TORCHINDUCTOR|PYTORCH|OMP|KMP|MKL|OPENBLAS|GLOO|NCCL|CUDA|UCX|FI|HF|WANDB)_[A-Z0-9_]+"
-    r"|PYTHON[A-Z0-9_]*|LD_LIBRARY_PATH|LD_PRELOAD|MASTER_ADDR|MASTER_PORT|VIRTUAL_ENV"
+    r"|PYTHON[A-Z0-9_]*|TORCHELASTIC_(RESTART_COUNT|MAX_RESTARTS)|LD_LIBRARY_PATH|LD_PRELOAD|MASTER_ADDR|MASTER_PORT|VIRTUAL_ENV"
 )
 
 # Settings by which the user may have chosen a binding: then no binding is added.
@@ -84,6 +85,9 @@ def plan(
     added = {**mpi.environ, **mpiexec.environ}
     _add_settings(added, where, mpi, site, extra)
     _add_torch_variables(added, where, site, notes)
+    if request.max_restarts is not None:
+        added["TORCHELASTIC_RESTART_COUNT"] = str(request.restart)
+        added["TORCHELASTIC_MAX_RESTARTS"] = str(request.max_restarts)
     build = openmpi_command if mpiexec.family == "openmpi" else hydra_command
     forwarded = filter(FORWARDED.fullmatch, (*site.environ, *added)) if where.several_hosts else ()
     supervisor = (SUPERVISOR,) if where.several_hosts and request.supervised else ()
@@ -242,6 +246,9 @@ def _add_settings(added: dict[str, str], where: Where, mpi: Mpi, site: Site, ext
     if prrte and not where.several_hosts:
         add("OMPI_MCA_btl", "^ofi")
         add("OMPI_MCA_osc", "^ucx")
+    if prrte and where.several_hosts:
+        for name, number in KEEPALIVE.items():
+            add(f"PRTE_MCA_oob_tcp_keepalive_{name}", str(number))
     for name, value in OPEN_MPI_SETTINGS.items():
         add(name, value)
 

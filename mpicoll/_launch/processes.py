@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from mpicoll._launch.job import KEEPALIVE
+
 if TYPE_CHECKING:
     import socket
 
@@ -18,9 +20,6 @@ SFD_NONBLOCK, SFD_CLOEXEC = os.O_NONBLOCK, os.O_CLOEXEC
 SIGSET_BYTES = 128  # sigset_t of glibc and of musl
 SIGNAL_INFO = struct.Struct("=Iii116x")  # signalfd_siginfo: number, errno, code, ...
 FROM_KERNEL = 0x80  # si_code of a signal of the terminal, which the whole process group gets
-
-# A connection whose other end does not answer breaks after IDLE_S + PROBES * INTERVAL_S seconds.
-IDLE_S, INTERVAL_S, PROBES = 5, 2, 3
 
 
 def end_with_parent(parent: int, number: int) -> None:
@@ -74,8 +73,11 @@ def keep_alive(connection: socket.socket) -> None:
     import socket  # the program, which shares this process until the fork, may not need it
 
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (("TCP_KEEPIDLE", IDLE_S), ("TCP_KEEPINTVL", INTERVAL_S), ("TCP_KEEPCNT", PROBES)):
-        if hasattr(socket, name):
-            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-    if hasattr(socket, "TCP_USER_TIMEOUT"):  # while data is on its way there are no probes
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * (IDLE_S + PROBES * INTERVAL_S))
+    idle_s, interval_s, probes = KEEPALIVE["time"], KEEPALIVE["intvl"], KEEPALIVE["probes"]
+    for option, value in (
+        (socket.TCP_KEEPIDLE, idle_s),
+        (socket.TCP_KEEPINTVL, interval_s),
+        (socket.TCP_KEEPCNT, probes),
+        (socket.TCP_USER_TIMEOUT, 1000 * (idle_s + probes * interval_s)),  # while data is on its way there are no probes
+    ):
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)

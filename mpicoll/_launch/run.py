@@ -11,6 +11,7 @@ Exit status 2: nothing was started; standard error says why. With --exec it beco
 from __future__ import annotations
 
 import os
+import pwd
 import re
 import shlex
 import socket
@@ -28,6 +29,8 @@ from mpicoll._launch.job import Plan, Program, Site
 from mpicoll._launch.plan import plan
 from mpicoll.errors import LaunchError
 
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0  # before a restart; each pause is twice the one before
+
 
 def main(argv: Sequence[str] | None = None, prog: str = PROG) -> int:
     """Runs the command line and returns the exit status; 2: nothing was started. prog: the name of the command in --help."""
@@ -36,6 +39,8 @@ def main(argv: Sequence[str] | None = None, prog: str = PROG) -> int:
         supervised = not options.execute and supervisor.possible()
         options = replace(options, request=replace(options.request, supervised=supervised))
         environ = job_environ(options)
+        if options.execute and options.request.max_restarts:
+            raise LaunchError("--max-restarts: after --exec nobody is left to start the job again; leave one of them out")
         job_plan = make_plan(programs, options, environ)
     except (LaunchError, ValueError, OSError) as error:
         print(f"mpicoll.run: {error}", file=sys.stderr)
@@ -43,17 +48,25 @@ def main(argv: Sequence[str] | None = None, prog: str = PROG) -> int:
     if options.dry_run:
         print(spell(job_plan))
         return 0
+    try:
+        _announce(job_plan, options)
+        if not supervised:
+            _execute(job_plan, environ)
+        return _supervise(programs, job_plan, environ, options)
+    except LaunchError as error:  # before a restart
+        print(f"mpicoll.run: {error}", file=sys.stderr)
+    except OSError as error:
+        print(f"mpicoll.run: cannot start {job_plan.command[0]}: {error.strerror}", file=sys.stderr)
+    return 2
+
+
+def _announce(job_plan: Plan, options: Options) -> None:
     if not options.quiet:
         for note in (*options.notes, *job_plan.notes):
             print(f"mpicoll.run: {note}", file=sys.stderr)
         print(f"mpicoll.run: {spell(job_plan)}", file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
-    try:
-        return _supervise(job_plan, environ, options) if supervised else _execute(job_plan, environ)
-    except OSError as error:
-        print(f"mpicoll.run: cannot start {job_plan.command[0]}: {error.strerror}", file=sys.stderr)
-    return 2
 
 
 def _execute(job_plan: Plan, environ: Mapping[str, str]) -> NoReturn:
@@ -63,16 +76,30 @@ def _execute(job_plan: Plan, environ: Mapping[str, str]) -> NoReturn:
     os.execve(job_plan.command[0], list(job_plan.command), full_environ(job_plan, environ))
 
 
-def _supervise(job_plan: Plan, environ: Mapping[str, str], options: Options) -> int:
-    """Runs mpiexec. Returns the exit status, and prints what has ended the job."""
-    task = supervisor.Task(
-        job_plan.command, full_environ(job_plan, environ), job_plan.family, job_plan.other_hosts, options.grace_s,
-        tolerant=any(word.lstrip("-") == "with-ft" for word in job_plan.command),
-    )  # fmt: skip
-    outcome = supervisor.Supervisor().run(task)
-    if outcome.cause:
-        print(f"mpicoll.run: {outcome.cause}", file=sys.stderr, flush=True)
-    return outcome.status
+def _supervise(programs: Sequence[Program], job_plan: Plan, environ: Mapping[str, str], options: Options) -> int:
+    """Runs mpiexec, again after a failure if the user wants that. Returns the exit status, and prints what has ended the job."""
+    watch, request = supervisor.Supervisor(), options.request
+    while True:
+        outcome = watch.run(_task(job_plan, environ, options))
+        if outcome.cause:
+            print(f"mpicoll.run: {outcome.cause}", file=sys.stderr, flush=True)
+        if outcome.status == 0 or outcome.signal or request.restart == (request.max_restarts or 0):
+            return outcome.status
+        delay_s = min(FIRST_PAUSE_S * 2**request.restart, LONGEST_PAUSE_S)
+        request = replace(request, restart=request.restart + 1)
+        text = f"restart {request.restart} of {request.max_restarts} in {delay_s:g} s"
+        print(f"mpicoll.run: {text}", file=sys.stderr, flush=True)
+        if number := watch.pause(delay_s):
+            return 128 + number
+        options = replace(options, request=request)
+        job_plan = make_plan(programs, options, environ)  # another MASTER_PORT: the old one may still be taken
+        _announce(job_plan, options)
+
+
+def _task(job_plan: Plan, environ: Mapping[str, str], options: Options) -> supervisor.Task:
+    tolerant = "--with-ft" in job_plan.command
+    full = full_environ(job_plan, environ)
+    return supervisor.Task(job_plan.command, full, job_plan.family, job_plan.other_hosts, options.grace_s, tolerant)
 
 
 def make_plan(programs: Sequence[Program], options: Options, environ: Mapping[str, str]) -> Plan:
@@ -96,6 +123,8 @@ def find(choice: str | None, environ: Mapping[str, str]) -> tuple[Mpi, Mpiexec]:
 def job_environ(options: Options) -> dict[str, str]:
     """The environment of a new job: ours without variables of a job that this process may be part of, plus -x NAME=VALUE."""
     environ = without_job(os.environ)
+    if not environ.get("HOME"):
+        environ["HOME"] = home()
     for item in options.exported:
         name, equals, value = item.partition("=")
         if equals:
@@ -131,6 +160,14 @@ def this_site(environ: Mapping[str, str]) -> Site:
         free_port,
         mca_files(environ),
     )
+
+
+def home() -> str:
+    """The home folder of this user, without which Open MPI does not start; "/" if there is none."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_dir
+    except KeyError:  # a container that runs as a number
+        return "/"
 
 
 def free_port() -> int:

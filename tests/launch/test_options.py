@@ -161,8 +161,8 @@ def test_a_line_of_torchrun() -> None:
     assert options.exported == ("MASTER_ADDR=node1", "MASTER_PORT=29511")
     assert options.notes == (
         "--standalone, --rdzv-backend, --rdzv-endpoint, --rdzv-id: without effect, MPI brings the ranks together",
-        "--max-restarts: without effect, a job ends when one of its ranks fails; save checkpoints and start again",
     )
+    assert options.request.max_restarts == 3
 
 
 @pytest.mark.parametrize("name", ACCEPTED)

@@ -232,6 +232,59 @@ def test_an_executable_that_is_not_python(tmp_path: Path) -> None:
         assert ("mpicoll.run: rank 0 of 1 on " in done.stderr) == (status != 0)
 
 
+def test_a_job_needs_no_home(tmp_path: Path) -> None:
+    """In a cron job or a container HOME may be missing; then Open MPI's mpiexec refuses to start."""
+    environ = {name: value for name, value in clean_environment().items() if name != "HOME"}
+    command = [
+        sys.executable,
+        "-m",
+        "mpicoll.run",
+        "--quiet",
+        "-n",
+        "1",
+        "--no-python",
+        "sh",
+        "-c",
+        'test -d "$HOME" && echo well',
+    ]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=40)
+    assert (done.returncode, done.stdout) == (0, "well\n"), done.stderr
+
+
+RESTARTED = """
+import os, signal
+rank = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["PMI_RANK"])
+count, most = (int(os.environ[f"TORCHELASTIC_{name}"]) for name in ("RESTART_COUNT", "MAX_RESTARTS"))
+from mpi4py import MPI
+print(f"attempt {count} of {most}, port {os.environ['MASTER_PORT']}", flush=True)
+MPI.COMM_WORLD.Barrier()
+if rank == 1 and count < int(os.environ["FAILURES"]):
+    os.kill(os.getpid(), signal.SIGKILL)
+MPI.COMM_WORLD.Barrier()
+"""
+
+
+@pytest.mark.parametrize(("failures", "status"), [(1, 0), (5, 137)])
+def test_a_job_is_started_again(failures: int, status: int, tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text(RESTARTED)
+    command = [sys.executable, "-m", "mpicoll.run", "--quiet", "--max-restarts", "1", "-n", "2", "job.py"]
+    environ = clean_environment(FAILURES=str(failures), OMP_NUM_THREADS="1")
+    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=55)
+    assert done.returncode == status, done.stderr
+    assert [line.split(",")[0] for line in sorted(done.stdout.splitlines())] == ["attempt 0 of 1"] * 2 + ["attempt 1 of 1"] * 2
+    assert len({line.split("port ")[1] for line in done.stdout.splitlines()}) == 2
+    assert done.stderr.count("mpicoll.run: rank 1 of 2 on ") == (2 if status else 1)
+    assert done.stderr.count("mpicoll.run: restart 1 of 1 in 1 s\n") == 1
+
+
+def test_a_job_that_is_told_to_end_is_not_started_again(tmp_path: Path) -> None:
+    job = start(tmp_path, "--max-restarts", "3", fault="all:time.sleep(60)")
+    job.wait_for("ready-*")
+    job.process.terminate()
+    returned, last, errors = job.end()
+    assert (returned, last) == (143, "mpicoll.run: ended by SIGTERM"), errors
+
+
 def test_exec_becomes_mpiexec(tmp_path: Path) -> None:
     job = start(tmp_path, "--exec", fault="all:time.sleep(60)")
     job.wait_for("ready-*")

@@ -132,6 +132,21 @@ def test_refuses_clearly_where_it_cannot_run(name: str, ranks: int, says: str) -
     assert "Traceback" not in done.stderr, done.stderr
 
 
+@pytest.mark.launch
+@pytest.mark.timeout(TIME_LIMIT_S + 30)
+def test_training_that_loses_ranks_ends_with_the_weights_of_an_undisturbed_one(tmp_path: Path) -> None:
+    path = ROOT / "examples" / "restart_training.py"
+    words = command_of(path)
+    restarts = ["--max-restarts", "2", words[-1], "--checkpoints", str(tmp_path / "checkpoints"), "--kills", "2"]
+    done = run([*words[:-1], *restarts], TIME_LIMIT_S)
+    succeeded(path, done)
+    assert "24 steps in 3 attempt(s)" in done.stdout
+    assert len(re.findall(r"^mpicoll\.run: rank [01] of 2 on .*: killed by SIGKILL$", done.stderr, re.MULTILINE)) == 2, (
+        done.stderr
+    )
+    assert "mpicoll.run: restart 2 of 2 in 2 s" in done.stderr
+
+
 PIPELINE = ROOT / "examples" / "rpc_pipeline"
 SMALL = ["--width", "32", "--pixels", "32", "--batch", "32", "--splits", "1", "2"]
 
