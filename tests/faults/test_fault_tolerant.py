@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
+import sys
 from collections import Counter
 
 import pytest
 
-from tests.support import is_open_mpi, launch
+from tests.support import ROOT, is_open_mpi, launch, run
 
 SCRIPT = "tests/faults/scripts/losing.py"
+EXAMPLE = ROOT / "examples" / "lost_rank.py"
 ULFM = ["--with-ft", "ulfm"]
 
-pytestmark = [
-    pytest.mark.launch,
-    pytest.mark.skipif(not is_open_mpi(), reason="MPICH ends the job when a rank dies"),
-]
+pytestmark = pytest.mark.launch
+survivable = pytest.mark.skipif(not is_open_mpi(), reason="MPICH ends the job when a rank dies")
 
 
 def job(ranks: int, *case: str) -> tuple[Counter[str], subprocess.CompletedProcess[str]]:
@@ -24,6 +25,7 @@ def job(ranks: int, *case: str) -> tuple[Counter[str], subprocess.CompletedProce
     return Counter(done.stdout.splitlines()), done
 
 
+@survivable
 def test_a_lost_rank_ends_every_operation_and_the_others_go_on() -> None:
     lines, done = job(4, "operations")
     expected = {
@@ -33,12 +35,14 @@ def test_a_lost_rank_ends_every_operation_and_the_others_go_on() -> None:
     assert lines == expected, f"{done.stdout}\n{done.stderr}"
 
 
+@survivable
 def test_training_goes_on_through_torch() -> None:
     lines, done = job(3, "training")
     expected = {"all_reduce: lost": 2, "world of 2: [0, 1]": 2, "group of 1": 1, "waits": 1, "end": 2}
     assert lines == expected, f"{done.stdout}\n{done.stderr}"
 
 
+@survivable
 def test_a_rank_that_fails_counts_as_lost_however_it_ends() -> None:
     lines, done = job(4, "endings")
     expected = {"all_reduce: lost": 5, "world of 3: [0, 1, 2]": 3, "world of 2: [0, 1]": 2, "end": 2}
@@ -47,19 +51,46 @@ def test_a_rank_that_fails_counts_as_lost_however_it_ends() -> None:
     assert "os._exit(5) in process" in done.stderr
 
 
+@survivable
 def test_a_rank_whose_program_has_ended_counts_as_lost_if_others_wait_for_it() -> None:
     lines, done = job(3, "leaving")
     assert lines == {"all_reduce: lost (2,)": 2, "world of 2: [0, 1]": 2, "end": 2}, f"{done.stdout}\n{done.stderr}"
 
 
+@survivable
 @pytest.mark.parametrize("second", ["2", "0"])
 def test_two_ranks_at_once(second: str) -> None:
     lines, done = job(4, "several", second, "0")
     assert lines == {"world of 2: [0, 1]": 2, "end": 2}, f"{done.stdout}\n{done.stderr}"
 
 
+@survivable
 @pytest.mark.slow
 @pytest.mark.parametrize("delay", [f"{0.05 + i / 100:.2f}" for i in range(20)])
 def test_a_rank_that_dies_while_the_others_shrink(delay: str) -> None:
     lines, done = job(4, "several", "0", delay)
     assert lines == {"world of 2: [0, 1]": 2, "end": 2}, f"{done.stdout}\n{done.stderr}"
+
+
+def test_the_example_loses_a_rank_and_finishes() -> None:
+    """By the command on its first line; with MPICH that is refused."""
+    words = shlex.split(EXAMPLE.read_text().splitlines()[0].removeprefix("# "))
+    assert words[:3] == ["python", "-m", "mpicoll.run"]
+    done = run([sys.executable, *words[1:]], timeout_s=90)
+    if is_open_mpi():
+        assert "lost_rank: 96 steps, 4 ranks at first, 3 at last; weights as in one process" in done.stdout, done.stderr
+        assert done.returncode == 0, done.stderr
+    else:
+        assert done.returncode == 2
+        assert "--fault-tolerant: MPICH" in done.stderr
+
+
+@survivable
+@pytest.mark.slow
+@pytest.mark.parametrize("_", range(20))
+@pytest.mark.parametrize("victims", ["1@30", "1@30 2@30", "1@30 0@30+150"])
+def test_the_example_survives(victims: str, _: int) -> None:
+    options = [word for victim in victims.split() for word in ("--kill", victim)]
+    done = launch(4, str(EXAMPLE), *options, options=ULFM, timeout_s=90)
+    left = 4 - len(victims.split())
+    assert f"lost_rank: 96 steps, 4 ranks at first, {left} at last" in done.stdout, f"{done.stdout}\n{done.stderr}"

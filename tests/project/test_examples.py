@@ -14,7 +14,8 @@ import torch
 
 from tests.support import ROOT, run
 
-EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+SURVIVES = ROOT / "examples" / "lost_rank.py"  # needs Open MPI 5: tests/faults/test_fault_tolerant.py
+EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py") if path != SURVIVES)
 TIME_LIMIT_S = 120  # seconds for one example; each takes a few, the rest is for a busy machine
 ON_GPUS = [path for path in EXAMPLES if path.stem.startswith("gpu_")]
 PLOTTING = [path for path in EXAMPLES if '"--plot"' in path.read_text()]
