@@ -43,7 +43,8 @@ _SETTINGS = {"initialize": True, "threads": True, "thread_level": "multiple", "e
 
 # Note [After a process has died]
 # Under mpiexec --with-ft ulfm, Open MPI survives this, but MPI_Finalize of the other processes sometimes never ends (2 times
-# in 30). So they leave without it; a process that does so is not counted as one more failed process.
+# in 30). So they leave without it; a process that does so is not counted as one more failed process. They also leave without the
+# destructors of C libraries, which were seen to take ten seconds and more on a busy machine.
 dead_processes = False
 
 
@@ -140,8 +141,14 @@ def _finalize_at_exit() -> None:
 
 
 def _finalize() -> None:
-    if os.getpid() == _finalizing_pid and MPI.Is_initialized() and not MPI.Is_finalized() and not dead_processes:
+    if os.getpid() != _finalizing_pid or not MPI.Is_initialized() or MPI.Is_finalized():
+        return
+    if not dead_processes:
         MPI.Finalize()
+        return
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "on_exit"):  # glibc; it calls _exit(status) first of all that exit() calls, after Python has flushed
+        libc.on_exit(libc._exit, None)
 
 
 _starts = _prepare()

@@ -15,13 +15,13 @@ SCRIPT = "tests/faults/scripts/losing.py"
 EXAMPLE = ROOT / "examples" / "lost_rank.py"
 ULFM = ["--with-ft", "ulfm"]
 
-pytestmark = pytest.mark.launch
+pytestmark = [pytest.mark.launch, pytest.mark.timeout(150)]
 survivable = pytest.mark.skipif(not is_open_mpi(), reason="MPICH ends the job when a rank dies")
 
 
 def job(ranks: int, *case: str) -> tuple[Counter[str], subprocess.CompletedProcess[str]]:
     """Runs a case. Returns how often each line was printed."""
-    done = launch(ranks, SCRIPT, *case, options=ULFM)
+    done = launch(ranks, SCRIPT, *case, options=ULFM, timeout_s=100)
     return Counter(done.stdout.splitlines()), done
 
 
@@ -76,7 +76,7 @@ def test_the_example_loses_a_rank_and_finishes() -> None:
     """By the command on its first line; with MPICH that is refused."""
     words = shlex.split(EXAMPLE.read_text().splitlines()[0].removeprefix("# "))
     assert words[:3] == ["python", "-m", "mpicoll.run"]
-    done = run([sys.executable, *words[1:]], timeout_s=90)
+    done = run([sys.executable, *words[1:]], timeout_s=120)
     if is_open_mpi():
         assert "lost_rank: 96 steps, 4 ranks at first, 3 at last; weights as in one process" in done.stdout, done.stderr
         assert done.returncode == 0, done.stderr
@@ -91,6 +91,6 @@ def test_the_example_loses_a_rank_and_finishes() -> None:
 @pytest.mark.parametrize("victims", ["1@30", "1@30 2@30", "1@30 0@30+150"])
 def test_the_example_survives(victims: str, _: int) -> None:
     options = [word for victim in victims.split() for word in ("--kill", victim)]
-    done = launch(4, str(EXAMPLE), *options, options=ULFM, timeout_s=90)
+    done = launch(4, str(EXAMPLE), *options, options=ULFM, timeout_s=120)
     left = 4 - len(victims.split())
     assert f"lost_rank: 96 steps, 4 ranks at first, {left} at last" in done.stdout, f"{done.stdout}\n{done.stderr}"
