@@ -17,8 +17,7 @@ pytestmark = [pytest.mark.launch, pytest.mark.timeout(200)]
 SCRIPT = str(ROOT / "tests" / "faults" / "scripts" / "late.py")
 DOORS = ("mpicoll", "torch")
 LIMIT_S = 2.0
-START_S = 20.0  # for the start of a job on a busy machine
-END_S = 8.0  # for mpiexec to end the other ranks
+END_S = 10.0  # for mpiexec to end the other ranks
 
 
 @pytest.mark.parametrize("door", DOORS)
@@ -39,12 +38,12 @@ def test_groups_that_a_rank_does_not_come_to(door: str) -> None:
 @pytest.mark.parametrize("door", DOORS)
 def test_a_rank_that_does_not_start_mpi(door: str) -> None:
     """MPI_Init of the others never returns: the job ends, and they say which rank has not come."""
-    began = time.monotonic()
-    done = launch(2, SCRIPT, "MPI is not started", door, timeout_s=60, fresh=True)
+    done = launch(2, SCRIPT, "MPI is not started", door, timeout_s=100, fresh=True)
+    ended = time.time()
     assert done.returncode != 0
     expected = "rank 0: init_process_group: Timed out: no end within the timeout of 2 s: rank 1 has not started MPI; aborting"
     assert expected in done.stderr, done.stderr
-    assert time.monotonic() - began < START_S + LIMIT_S + 2 + END_S
+    assert ended - began(done.stdout) < LIMIT_S + 2 + END_S
 
 
 @pytest.mark.parametrize(
@@ -59,6 +58,9 @@ def test_a_rank_that_stops(case: str, expected: str) -> None:
     ended = time.time()
     assert done.returncode != 0
     assert expected in done.stderr, done.stderr
-    began = [float(text) for text in re.findall(r"^began ([\d.]+)$", done.stdout, re.MULTILINE)]
-    assert began, done.stdout
-    assert ended - max(began) < LIMIT_S + 2 + END_S
+    assert ended - began(done.stdout) < LIMIT_S + 2 + END_S
+
+
+def began(output: str) -> float:
+    """When the last rank began its call, by the clock."""
+    return max(float(text) for text in re.findall(r"^began ([\d.]+)$", output, re.MULTILINE))

@@ -68,6 +68,7 @@ if CASE == "all in one job":
     print(f"rank {RANK}: {total.item():g} {answer}", flush=True)
     rpc.shutdown()
 elif CASE == "MPI is not started":
+    print(f"began {time.time()}", flush=True)
     init()
 else:
     api.init_process_group("mpi", timeout=timedelta(seconds=60))
