@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import pickle
 import time
-from collections.abc import Callable, Sequence
-from functools import wraps
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -34,11 +33,6 @@ if TYPE_CHECKING:
 
 CALL, ANSWER = 3, 4  # tags on the group's own communicator; monitored_barrier.py has 1 and 2
 GRACE_S = 5.0  # seconds that the other ranks wait longer than rank 0, so that its answer reaches them
-COLLECTIVES = (
-    "all_reduce", "all_reduce_coalesced", "reduce", "reduce_scatter", "reduce_scatter_single", "reduce_scatter_single_coalesced",
-    "broadcast", "all_gather", "all_gather_coalesced", "all_gather_single", "all_gather_single_coalesced",
-    "gather", "scatter", "all_to_all", "all_to_all_single",
-)  # fmt: skip
 
 
 def wanted() -> bool:
@@ -65,32 +59,12 @@ def enable(group: Communicator) -> None:
         return run(operation, (_checked, (group, own, call, limit_s), call[2]), tensors, async_op, reads)
 
     def refused(operation: str, error: Exception) -> None:
-        if operation not in COLLECTIVES:
-            return
         call = Facts(operation, refusal=f"{type(error).__name__}: {error}")
         run(operation, (_agree, (group, call, group.timeout_s), ()), [])
 
     group.checked = True
     group.run = checked  # type: ignore[method-assign]
     group.refused = refused  # type: ignore[method-assign]
-    for name in COLLECTIVES:
-        setattr(group, name, _announcing(group, name, getattr(group, name)))
-
-
-def _announcing(group: Communicator, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns the method; if it refuses its arguments, the other ranks learn of it."""
-
-    @wraps(method)
-    def announced(*arguments: Any, **more: Any) -> Any:
-        issued = group.queue.issued()
-        try:
-            return method(*arguments, **more)
-        except (TypeError, ValueError) as error:
-            if group.queue.issued() == issued:
-                group.refused(name, error)
-            raise
-
-    return announced
 
 
 def _checked(group: Communicator, own: Facts, call: Call, limit_s: float) -> None:

@@ -14,6 +14,7 @@ from mpicoll._tensors import checks
 from mpicoll._tensors.calls import Call
 
 Backend = HostCollectives | DeviceCollectives
+REFUSALS = TypeError, ValueError  # what a collective raises before it communicates; a program may catch it and go on
 
 
 @dataclass(eq=False, repr=False)

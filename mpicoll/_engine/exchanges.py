@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from mpicoll._engine.collectives import Collectives, copying_back
+from mpicoll._engine.collectives import REFUSALS, Collectives, copying_back
 from mpicoll._progress.work import Work
 from mpicoll._tensors import buffers, checks
 from mpicoll._tensors.buffers import are_dense_cpu, is_dense_cpu
@@ -17,48 +17,56 @@ class Exchanges(Collectives):
 
     def gather(self, tensor: Tensor, outputs: Sequence[Tensor] | None, dst: int, async_op: bool = False) -> Work | None:
         """Rank i's tensor arrives in ``outputs[i]`` on ``dst``; sizes may differ (collective)."""
-        dst = checks.group_rank("gather", "dst", dst, self.size)
-        if self.rank != dst:
-            if outputs is not None and checks.given(outputs):
-                raise ValueError(f"gather: gather_list must be None on rank {self.rank}; only dst (rank {dst}) receives")
-            memory = tensor if is_dense_cpu(tensor) else buffers.readable("gather", tensor)
-            call = self.backend("gather", memory).gather(None, memory, dst)
-            return self.run("gather", call, [], async_op, reads=[memory])
-        if is_dense_cpu(tensor) and outputs is not None and self._fits(outputs, tensor, dst):
-            return self.run("gather", self.host.gather(outputs, tensor, dst), list(outputs), async_op, reads=[tensor])
-        if not checks.given(outputs):
-            raise ValueError("gather: gather_list must be given on dst, one tensor per rank")
-        memory = buffers.readable("gather", tensor)
-        targets = checks.tensors("gather", "gather_list", outputs, self.size)
-        checks.same_dtype("gather", ("tensor", tensor), *((f"gather_list[{i}]", t) for i, t in enumerate(targets)))
-        checks.same_numel("gather", "tensor", tensor.numel(), f"gather_list[{dst}]", targets[dst].numel())
-        memories = [buffers.writable("gather", target) for target in targets]
-        backend = self.backend("gather", memory, *memories)
-        call = copying_back(backend, backend.gather(memories, memory, dst), targets, memories)
-        return self.run("gather", call, targets, async_op, reads=[memory])
+        try:
+            dst = checks.group_rank("gather", "dst", dst, self.size)
+            if self.rank != dst:
+                if outputs is not None and checks.given(outputs):
+                    raise ValueError(f"gather: gather_list must be None on rank {self.rank}; only dst (rank {dst}) receives")
+                memory = tensor if is_dense_cpu(tensor) else buffers.readable("gather", tensor)
+                call = self.backend("gather", memory).gather(None, memory, dst)
+                return self.run("gather", call, [], async_op, reads=[memory])
+            if is_dense_cpu(tensor) and outputs is not None and self._fits(outputs, tensor, dst):
+                return self.run("gather", self.host.gather(outputs, tensor, dst), list(outputs), async_op, reads=[tensor])
+            if not checks.given(outputs):
+                raise ValueError("gather: gather_list must be given on dst, one tensor per rank")
+            memory = buffers.readable("gather", tensor)
+            targets = checks.tensors("gather", "gather_list", outputs, self.size)
+            checks.same_dtype("gather", ("tensor", tensor), *((f"gather_list[{i}]", t) for i, t in enumerate(targets)))
+            checks.same_numel("gather", "tensor", tensor.numel(), f"gather_list[{dst}]", targets[dst].numel())
+            memories = [buffers.writable("gather", target) for target in targets]
+            backend = self.backend("gather", memory, *memories)
+            call = copying_back(backend, backend.gather(memories, memory, dst), targets, memories)
+            return self.run("gather", call, targets, async_op, reads=[memory])
+        except REFUSALS as error:
+            self.refused("gather", error)
+            raise
 
     def scatter(self, tensor: Tensor, inputs: Sequence[Tensor] | None, src: int, async_op: bool = False) -> Work | None:
         """``inputs[i]`` on ``src`` arrives in rank i's tensor; sizes may differ (collective)."""
-        src = checks.group_rank("scatter", "src", src, self.size)
-        dense, sources = is_dense_cpu(tensor), None
-        if self.rank != src:
-            if inputs is not None and checks.given(inputs):
-                raise ValueError(f"scatter: scatter_list must be None on rank {self.rank}; only src (rank {src}) sends")
-            if dense:
-                return self.run("scatter", self.host.scatter(tensor, None, src), [tensor], async_op, ())
-        elif dense and inputs is not None and self._fits(inputs, tensor, src):
-            return self.run("scatter", self.host.scatter(tensor, inputs, src), [tensor], async_op, list(inputs))
-        memory = buffers.writable("scatter", tensor)
-        if self.rank == src:
-            if inputs is None or not checks.given(inputs):
-                raise ValueError("scatter: scatter_list must be given on src, one tensor per rank")
-            listed = checks.tensors("scatter", "scatter_list", inputs, self.size)
-            checks.same_dtype("scatter", ("tensor", tensor), *((f"scatter_list[{i}]", t) for i, t in enumerate(listed)))
-            checks.same_numel("scatter", "tensor", tensor.numel(), f"scatter_list[{src}]", listed[src].numel())
-            sources = [buffers.readable("scatter", t) for t in listed]
-        backend = self.backend("scatter", memory, *(sources or []))
-        call = copying_back(backend, backend.scatter(memory, sources, src), [tensor], [memory])
-        return self.run("scatter", call, [tensor], async_op, reads=sources or [])
+        try:
+            src = checks.group_rank("scatter", "src", src, self.size)
+            dense, sources = is_dense_cpu(tensor), None
+            if self.rank != src:
+                if inputs is not None and checks.given(inputs):
+                    raise ValueError(f"scatter: scatter_list must be None on rank {self.rank}; only src (rank {src}) sends")
+                if dense:
+                    return self.run("scatter", self.host.scatter(tensor, None, src), [tensor], async_op, ())
+            elif dense and inputs is not None and self._fits(inputs, tensor, src):
+                return self.run("scatter", self.host.scatter(tensor, inputs, src), [tensor], async_op, list(inputs))
+            memory = buffers.writable("scatter", tensor)
+            if self.rank == src:
+                if inputs is None or not checks.given(inputs):
+                    raise ValueError("scatter: scatter_list must be given on src, one tensor per rank")
+                listed = checks.tensors("scatter", "scatter_list", inputs, self.size)
+                checks.same_dtype("scatter", ("tensor", tensor), *((f"scatter_list[{i}]", t) for i, t in enumerate(listed)))
+                checks.same_numel("scatter", "tensor", tensor.numel(), f"scatter_list[{src}]", listed[src].numel())
+                sources = [buffers.readable("scatter", t) for t in listed]
+            backend = self.backend("scatter", memory, *(sources or []))
+            call = copying_back(backend, backend.scatter(memory, sources, src), [tensor], [memory])
+            return self.run("scatter", call, [tensor], async_op, reads=sources or [])
+        except REFUSALS as error:
+            self.refused("scatter", error)
+            raise
 
     def _fits(self, tensors: Sequence[Tensor], tensor: Tensor, rank: int) -> bool:
         """True for a list of one dense CPU tensor per rank in which ``tensors[rank]`` is as large as ``tensor``."""
@@ -66,23 +74,27 @@ class Exchanges(Collectives):
 
     def all_to_all(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], async_op: bool = False) -> Work | None:
         """``inputs[j]`` of rank i arrives in ``outputs[i]`` of rank j; sizes may differ (collective)."""
-        own = self.rank
-        dtype = inputs[0].dtype if type(inputs) is list and inputs and isinstance(inputs[0], Tensor) else None
-        dense = dtype is not None and are_dense_cpu(outputs, self.size, dtype) and are_dense_cpu(inputs, self.size, dtype)
-        disjoint = dense and not any(buffers.overlap(source, target) for source in inputs for target in outputs)
-        if disjoint and inputs[own].nbytes == outputs[own].nbytes:
-            return self.run("all_to_all", self.host.all_to_all(outputs, inputs), list(outputs), async_op, list(inputs))
-        targets = checks.tensors("all_to_all", "output_tensor_list", outputs, self.size)
-        listed = checks.tensors("all_to_all", "input_tensor_list", inputs, self.size)
-        checks.same_dtype("all_to_all", ("input_tensor_list[0]", listed[0]), *(("a tensor", t) for t in [*listed, *targets]))
-        checks.same_numel("all_to_all", f"input {own}", listed[own].numel(), f"output {own}", targets[own].numel())
-        memories = [buffers.writable("all_to_all", target) for target in targets]
-        sources = [buffers.readable("all_to_all", t) for t in listed]
-        if any(buffers.overlap(source, target) for source in sources for target in memories):
-            sources = [buffers.packed(source) for source in sources]
-        backend = self.backend("all_to_all", *memories, *sources)
-        call = copying_back(backend, backend.all_to_all(memories, sources), targets, memories)
-        return self.run("all_to_all", call, targets, async_op, reads=sources)
+        try:
+            own = self.rank
+            dtype = inputs[0].dtype if type(inputs) is list and inputs and isinstance(inputs[0], Tensor) else None
+            dense = dtype is not None and are_dense_cpu(outputs, self.size, dtype) and are_dense_cpu(inputs, self.size, dtype)
+            disjoint = dense and not any(buffers.overlap(source, target) for source in inputs for target in outputs)
+            if disjoint and inputs[own].nbytes == outputs[own].nbytes:
+                return self.run("all_to_all", self.host.all_to_all(outputs, inputs), list(outputs), async_op, list(inputs))
+            targets = checks.tensors("all_to_all", "output_tensor_list", outputs, self.size)
+            listed = checks.tensors("all_to_all", "input_tensor_list", inputs, self.size)
+            checks.same_dtype("all_to_all", ("input_tensor_list[0]", listed[0]), *(("a tensor", t) for t in [*listed, *targets]))
+            checks.same_numel("all_to_all", f"input {own}", listed[own].numel(), f"output {own}", targets[own].numel())
+            memories = [buffers.writable("all_to_all", target) for target in targets]
+            sources = [buffers.readable("all_to_all", t) for t in listed]
+            if any(buffers.overlap(source, target) for source in sources for target in memories):
+                sources = [buffers.packed(source) for source in sources]
+            backend = self.backend("all_to_all", *memories, *sources)
+            call = copying_back(backend, backend.all_to_all(memories, sources), targets, memories)
+            return self.run("all_to_all", call, targets, async_op, reads=sources)
+        except REFUSALS as error:
+            self.refused("all_to_all", error)
+            raise
 
     def all_to_all_single(
         self,
@@ -97,25 +109,30 @@ class Exchanges(Collectives):
         None: equal shares.
         """
         operation = "all_to_all_single"
-        checks.movable(operation, output, "output")
-        checks.movable(operation, tensor, "input")
-        checks.same_dtype(operation, ("output", output), ("input", tensor))
-        if tensor.dim() == 0 or output.dim() == 0:
-            raise ValueError(
-                f"{operation}: input and output need a dim 0 to split, got shapes {tuple(tensor.shape)}, {tuple(output.shape)}"
-            )
-        sends = checks.splits(operation, "input_split_sizes", input_splits, tensor.size(0), self.size)
-        receives = checks.splits(operation, "output_split_sizes", output_splits, output.size(0), self.size)
-        if tensor.shape[1:].numel() != output.shape[1:].numel():
-            raise ValueError(
-                f"{operation}: a row of input has shape {tuple(tensor.shape[1:])}, a row of output {tuple(output.shape[1:])}; "
-                "they must have as many elements"
-            )
-        checks.same_numel(operation, "the input's own share (rows)", sends[self.rank], "the output's", receives[self.rank])
-        source = tensor if is_dense_cpu(tensor) else buffers.readable(operation, tensor)
-        target = output if is_dense_cpu(output) else buffers.writable(operation, output)
-        if buffers.overlap(source, target):
-            source = buffers.packed(source)
-        backend = self.backend(operation, target, source)
-        call = copying_back(backend, backend.all_to_all_single(target, source, receives, sends), [output], [target])
-        return self.run(operation, call, [output], async_op, reads=[source])
+        try:
+            checks.movable(operation, output, "output")
+            checks.movable(operation, tensor, "input")
+            checks.same_dtype(operation, ("output", output), ("input", tensor))
+            if tensor.dim() == 0 or output.dim() == 0:
+                raise ValueError(
+                    f"{operation}: input and output need a dim 0 to split, got shapes {tuple(tensor.shape)}, "
+                    f"{tuple(output.shape)}"
+                )
+            sends = checks.splits(operation, "input_split_sizes", input_splits, tensor.size(0), self.size)
+            receives = checks.splits(operation, "output_split_sizes", output_splits, output.size(0), self.size)
+            if tensor.shape[1:].numel() != output.shape[1:].numel():
+                raise ValueError(
+                    f"{operation}: a row of input has shape {tuple(tensor.shape[1:])}, a row of output "
+                    f"{tuple(output.shape[1:])}; they must have as many elements"
+                )
+            checks.same_numel(operation, "the input's own share (rows)", sends[self.rank], "the output's", receives[self.rank])
+            source = tensor if is_dense_cpu(tensor) else buffers.readable(operation, tensor)
+            target = output if is_dense_cpu(output) else buffers.writable(operation, output)
+            if buffers.overlap(source, target):
+                source = buffers.packed(source)
+            backend = self.backend(operation, target, source)
+            call = copying_back(backend, backend.all_to_all_single(target, source, receives, sends), [output], [target])
+            return self.run(operation, call, [output], async_op, reads=[source])
+        except REFUSALS as error:
+            self.refused(operation, error)
+            raise

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ReduceOp
 
-from mpicoll._engine.collectives import Collectives, copying_back
+from mpicoll._engine.collectives import REFUSALS, Collectives, copying_back
 from mpicoll._progress.work import Work
 from mpicoll._tensors import buffers, calls, checks, plans, sparse
 from mpicoll._tensors.buffers import is_dense_cpu
@@ -28,10 +28,14 @@ class Reductions(Collectives):
 
         The tensor may be sparse (COO) on every rank; the indices may differ.
         """
-        if is_dense_cpu(tensor):
-            plan = SUM_PLANS[tensor.dtype] if op is SUM else plans.lookup("all_reduce", tensor.dtype, op)
-            return self.run("all_reduce", self.host.all_reduce(tensor, plan), [tensor], async_op)
-        return self.run("all_reduce", self._all_reduce("all_reduce", tensor, op), [tensor], async_op)
+        try:
+            if is_dense_cpu(tensor):
+                plan = SUM_PLANS[tensor.dtype] if op is SUM else plans.lookup("all_reduce", tensor.dtype, op)
+                return self.run("all_reduce", self.host.all_reduce(tensor, plan), [tensor], async_op)
+            return self.run("all_reduce", self._all_reduce("all_reduce", tensor, op), [tensor], async_op)
+        except REFUSALS as error:
+            self.refused("all_reduce", error)
+            raise
 
     def _all_reduce(self, operation: str, tensor: Tensor, op: Op) -> Call:
         if isinstance(tensor, Tensor) and tensor.layout is torch.sparse_coo:
@@ -46,15 +50,19 @@ class Reductions(Collectives):
     def all_reduce_coalesced(self, tensors: Sequence[Tensor], op: Op = SUM, async_op: bool = False) -> Work | None:
         """Does ``all_reduce`` for each tensor, in one operation (collective)."""
         operation = "all_reduce_coalesced"
-        checked = checks.tensors(operation, "tensors", tensors)
-        several, small = [], dict[torch.dtype, list[Tensor]]()
-        for tensor in checked:
-            if tensor.nbytes > PACKED_BYTES:
-                several.append(self._all_reduce(operation, tensor, op))
-            else:
-                small.setdefault(tensor.dtype, []).append(tensor)
-        several += [self._all_reduce_packed(operation, alike, op) for alike in small.values()]
-        return self.run(operation, calls.in_turn(several), checked, async_op)
+        try:
+            checked = checks.tensors(operation, "tensors", tensors)
+            several, small = [], dict[torch.dtype, list[Tensor]]()
+            for tensor in checked:
+                if tensor.nbytes > PACKED_BYTES:
+                    several.append(self._all_reduce(operation, tensor, op))
+                else:
+                    small.setdefault(tensor.dtype, []).append(tensor)
+            several += [self._all_reduce_packed(operation, alike, op) for alike in small.values()]
+            return self.run(operation, calls.in_turn(several), checked, async_op)
+        except REFUSALS as error:
+            self.refused(operation, error)
+            raise
 
     def _all_reduce_packed(self, operation: str, tensors: Sequence[Tensor], op: Op) -> Call:
         """Prepares tensors of one dtype as one message."""
@@ -67,59 +75,75 @@ class Reductions(Collectives):
 
     def reduce(self, tensor: Tensor, dst: int, op: Op = SUM, async_op: bool = False) -> Work | None:
         """Reduces into ``tensor`` on ``dst``. The other ranks' tensors keep their values (collective)."""
-        dst = checks.group_rank("reduce", "dst", dst, self.size)
-        if is_dense_cpu(tensor):
-            plan = SUM_PLANS[tensor.dtype] if op is SUM else plans.lookup("reduce", tensor.dtype, op)
-            return self.run("reduce", self.host.reduce(tensor, plan, dst), [tensor], async_op)
-        checks.movable("reduce", tensor)
-        plan = plans.lookup("reduce", tensor.dtype, op)
-        if self.rank != dst:
-            memory = buffers.readable("reduce", tensor)
-            call = self.backend("reduce", memory).reduce(memory, plan, dst)
-            return self.run("reduce", call, [tensor], async_op, reads=[memory])
-        memory = buffers.writable("reduce", tensor)
-        backend = self.backend("reduce", memory)
-        call = copying_back(backend, backend.reduce(memory, plan, dst), [tensor], [memory])
-        return self.run("reduce", call, [tensor], async_op)
+        try:
+            dst = checks.group_rank("reduce", "dst", dst, self.size)
+            if is_dense_cpu(tensor):
+                plan = SUM_PLANS[tensor.dtype] if op is SUM else plans.lookup("reduce", tensor.dtype, op)
+                return self.run("reduce", self.host.reduce(tensor, plan, dst), [tensor], async_op)
+            checks.movable("reduce", tensor)
+            plan = plans.lookup("reduce", tensor.dtype, op)
+            if self.rank != dst:
+                memory = buffers.readable("reduce", tensor)
+                call = self.backend("reduce", memory).reduce(memory, plan, dst)
+                return self.run("reduce", call, [tensor], async_op, reads=[memory])
+            memory = buffers.writable("reduce", tensor)
+            backend = self.backend("reduce", memory)
+            call = copying_back(backend, backend.reduce(memory, plan, dst), [tensor], [memory])
+            return self.run("reduce", call, [tensor], async_op)
+        except REFUSALS as error:
+            self.refused("reduce", error)
+            raise
 
     def reduce_scatter(self, output: Tensor, inputs: Sequence[Tensor], op: Op = SUM, async_op: bool = False) -> Work | None:
         """Rank i's ``output`` becomes the reduction of every rank's ``inputs[i]``; sizes may differ by i (collective)."""
         operation = "reduce_scatter"
-        listed = checks.tensors(operation, "input_list", inputs, self.size)
-        checks.movable(operation, output, "output")
-        checks.same_dtype(operation, ("output", output), *((f"input_list[{i}]", t) for i, t in enumerate(listed)))
-        checks.same_numel(operation, "output", output.numel(), "rank's own input", listed[self.rank].numel())
-        checks.one_kind_of_device(operation, [output, *listed])
-        sources = [buffers.readable(operation, t).detach().reshape(-1) for t in listed]
-        flat = torch.cat([source.to(output.device) for source in sources])
-        plan = plans.lookup(operation, output.dtype, op)
-        target = output if is_dense_cpu(output) else buffers.writable(operation, output)
-        backend = self.backend(operation, target, flat)
-        call = backend.reduce_scatter(target, flat, [t.numel() for t in listed], plan)
-        return self.run(operation, copying_back(backend, call, [output], [target]), [output], async_op, reads=listed)
+        try:
+            listed = checks.tensors(operation, "input_list", inputs, self.size)
+            checks.movable(operation, output, "output")
+            checks.same_dtype(operation, ("output", output), *((f"input_list[{i}]", t) for i, t in enumerate(listed)))
+            checks.same_numel(operation, "output", output.numel(), "rank's own input", listed[self.rank].numel())
+            checks.one_kind_of_device(operation, [output, *listed])
+            sources = [buffers.readable(operation, t).detach().reshape(-1) for t in listed]
+            flat = torch.cat([source.to(output.device) for source in sources])
+            plan = plans.lookup(operation, output.dtype, op)
+            target = output if is_dense_cpu(output) else buffers.writable(operation, output)
+            backend = self.backend(operation, target, flat)
+            call = backend.reduce_scatter(target, flat, [t.numel() for t in listed], plan)
+            return self.run(operation, copying_back(backend, call, [output], [target]), [output], async_op, reads=listed)
+        except REFUSALS as error:
+            self.refused(operation, error)
+            raise
 
     def reduce_scatter_single(self, output: Tensor, tensor: Tensor, op: Op = SUM, async_op: bool = False) -> Work | None:
         """Rank i's ``output``, maybe a slice of ``tensor``, becomes the reduction of the ranks' i-th blocks (collective)."""
-        dense = is_dense_cpu(tensor) and is_dense_cpu(output) and output.dtype is tensor.dtype
-        if dense and tensor.numel() == output.numel() * self.size:
-            plan = SUM_PLANS[output.dtype] if op is SUM else plans.lookup("reduce_scatter_single", output.dtype, op)
-            call = self.host.reduce_scatter_single(output, tensor, plan)
-            return self.run("reduce_scatter_single", call, [output], async_op, (tensor,))
-        call, memory = self._reduce_scatter_single("reduce_scatter_single", output, tensor, op)
-        return self.run("reduce_scatter_single", call, [output], async_op, reads=[memory])
+        try:
+            dense = is_dense_cpu(tensor) and is_dense_cpu(output) and output.dtype is tensor.dtype
+            if dense and tensor.numel() == output.numel() * self.size:
+                plan = SUM_PLANS[output.dtype] if op is SUM else plans.lookup("reduce_scatter_single", output.dtype, op)
+                call = self.host.reduce_scatter_single(output, tensor, plan)
+                return self.run("reduce_scatter_single", call, [output], async_op, (tensor,))
+            call, memory = self._reduce_scatter_single("reduce_scatter_single", output, tensor, op)
+            return self.run("reduce_scatter_single", call, [output], async_op, reads=[memory])
+        except REFUSALS as error:
+            self.refused("reduce_scatter_single", error)
+            raise
 
     def reduce_scatter_single_coalesced(
         self, outputs: Sequence[Tensor], tensors: Sequence[Tensor], op: Op = SUM, async_op: bool = False
     ) -> Work | None:
         """Does ``reduce_scatter_single`` for each pair, in one operation (collective)."""
         operation = "reduce_scatter_single_coalesced"
-        sources = checks.tensors(operation, "inputs", tensors)
-        targets = checks.tensors(operation, "outputs", outputs)
-        checks.same_numel(operation, "outputs", len(targets), "inputs", len(sources))
-        pairs = zip(targets, sources, strict=True)
-        prepared = [self._reduce_scatter_single(operation, target, source, op) for target, source in pairs]
-        several = [call for call, _ in prepared]
-        return self.run(operation, calls.in_turn(several), targets, async_op, reads=[memory for _, memory in prepared])
+        try:
+            sources = checks.tensors(operation, "inputs", tensors)
+            targets = checks.tensors(operation, "outputs", outputs)
+            checks.same_numel(operation, "outputs", len(targets), "inputs", len(sources))
+            pairs = zip(targets, sources, strict=True)
+            prepared = [self._reduce_scatter_single(operation, target, source, op) for target, source in pairs]
+            several = [call for call, _ in prepared]
+            return self.run(operation, calls.in_turn(several), targets, async_op, reads=[memory for _, memory in prepared])
+        except REFUSALS as error:
+            self.refused(operation, error)
+            raise
 
     def _reduce_scatter_single(self, operation: str, output: Tensor, tensor: Tensor, op: Op) -> tuple[Call, Tensor]:
         """Returns the call and the memory that it reads."""

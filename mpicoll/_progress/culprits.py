@@ -44,7 +44,7 @@ def other_side(group: GroupState, peer: int | None) -> str:
 
 def _absent(group: GroupState, rank: int, known: Rank) -> Absent:
     state, seen = process(known.pid), known.groups.get(group.key)
-    if seen is None:
+    if seen is None or not seen.last:
         few = len(known.groups) < MOST_GROUPS
         last = "it has begun no collective on this group" if few else "nothing is known of its calls on this group"
     elif seen.ended < seen.begun:

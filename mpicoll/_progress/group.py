@@ -14,7 +14,7 @@ from torch.autograd import profiler
 
 from mpicoll._algorithms.window import DifferentCalls
 from mpicoll._mpi.errors import MPIException, translate
-from mpicoll._progress import culprits, spans
+from mpicoll._progress import culprits, refusals, spans
 from mpicoll._progress.group_state import GroupState
 from mpicoll._progress.watchdog import inside, watchdog
 from mpicoll._progress.work import Work, found_by_tensors
@@ -81,6 +81,8 @@ class Group(GroupState):
         self, operation: str, call: Call, tensors: list[Tensor], async_op: bool, reads: Sequence[Tensor]
     ) -> Work | None:
         self.check_usable(operation)
+        if self.unsettled:
+            refusals.settle(self, operation, lambda: watchdog.write(self.ledger))
         held: Held = {}
         if async_op:
             held = storages.hold([*tensors, *reads])
@@ -158,7 +160,10 @@ class Group(GroupState):
         return work
 
     def refused(self, operation: str, error: Exception) -> None:
-        """Called when this rank refuses its arguments before it communicates. A checked group tells the others."""
+        """Called when this rank refuses the arguments of a collective, before it communicates. Tells the other ranks."""
+        if self.ledger is not None and self.ledger.compares and self.size > 1:
+            refusals.add(self, operation, error)
+            watchdog.write(self.ledger)
 
     @contextmanager
     def _waiting(self, operation: str) -> Iterator[None]:

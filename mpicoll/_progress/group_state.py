@@ -28,6 +28,8 @@ class GroupState:
     broken: MpicollError | None = field(default=None, init=False)
     closer: Callable[[], None] = field(init=False)  # set by the registry
     ended: int = field(default=0, init=False)  # number of the last collective that has ended on this rank
+    refused_calls: dict[int, list[str]] = field(default_factory=dict, init=False)  # by place in the order; see refusals.py
+    unsettled: bool = field(default=False, init=False)  # the last of them may be another rank's call
     checked: bool = field(default=False, init=False)  # ranks compare their calls before each collective
     key: str = field(default="", init=False)  # a name that is equal on all members; set by the registry, with the ledger
     ledger: Ledger | None = field(default=None, init=False)  # None: the ranks of the node cannot see each other's calls

@@ -44,6 +44,7 @@ class Member(Protocol):
     ended: int
     broken: MpicollError | None
     checked: bool
+    refused_calls: dict[int, list[str]]
 
 
 M = TypeVar("M", bound=Member)
@@ -60,6 +61,7 @@ class Seen(NamedTuple):
         first: Number of the first collective in ``calls``.
         calls: A number for each call; equal numbers are equal calls.
         failed: The group is unusable on that rank.
+        refused: The calls that the rank has refused, by their place in the order.
     """
 
     begun: int
@@ -69,6 +71,7 @@ class Seen(NamedTuple):
     first: int
     calls: list[int]
     failed: bool
+    refused: dict[str, list[str]]
 
 
 class Rank(NamedTuple):
@@ -77,6 +80,13 @@ class Rank(NamedTuple):
     pid: int
     groups: dict[str, Seen]
     texts: dict[str, str]
+
+    def call(self, key: str, number: int) -> str:
+        """Returns the rank's call at this place of a group's order; empty if it is not known."""
+        seen = self.groups.get(key)
+        if seen is None or not seen.first <= number <= seen.begun:
+            return ""
+        return seen.last if number == seen.begun else self.texts.get(str(seen.calls[number - seen.first]), "another call")
 
 
 class Mismatch(NamedTuple):
@@ -100,17 +110,17 @@ class Ledger:
         self._begun: dict[str, list[int]] = {}  # number of the last collective at the last looks, by group
         self._compared: dict[str, int] = {}  # number of the last collective that was compared, by group
         self._guard = Lock()  # guards the other attributes
-        self._written: list[tuple[str, int, int, bool]] = []  # the state of the groups when they were last written
+        self._written: list[tuple[str, int, int, bool, int]] = []  # the state of the groups when they were last written
         self.boards.write(json.dumps([os.getpid(), {}, {}]).encode())
 
     def write(self, groups: Iterable[Member]) -> None:
         """[1] Writes the last calls on these groups. Leaves out what does not fit: the groups that were used least recently."""
-        used = sorted((group for group in groups if group.history), key=lambda group: -group.history[-1][2])[:MOST_GROUPS]
+        used = sorted((group for group in groups if group.history or group.refused_calls), key=_last_use)[-MOST_GROUPS:]
         with self._guard:
             self._write(used)
 
     def _write(self, used: Sequence[Member]) -> None:
-        state = [(group.key, group.history[-1][0], group.ended, group.broken is not None) for group in used]
+        state = [(g.key, _begun(g), g.ended, g.broken is not None, sum(map(len, g.refused_calls.values()))) for g in used]
         if state == self._written:
             return
         self._written = state
@@ -121,20 +131,22 @@ class Ledger:
             if texts:
                 texts.clear()
             else:
-                rows = rows[: len(rows) // 2]
+                rows = rows[len(rows) // 2 + 1 :]
         self.boards.write(text)
 
     def _row(self, group: Member, looks: list[int], texts: dict[str, str]) -> Seen:
-        history = newest(group, min(group.history[-1][0] - 1, looks[0] if looks else 0))
+        begun = _begun(group)
+        history = newest(group, min(begun - 1, looks[0] if looks else 0))
         described = [signatures.alike(entry[1], entry[3]) for entry in history]
         for word, text in reversed(described):
             if len(texts) >= MOST_TEXTS:
                 break
             texts[str(word)] = text
-        begun, _, since, *_ = history[-1]
+        refused = {str(number): calls for number, calls in group.refused_calls.copy().items()}
         self._begun[group.key] = [*looks, begun][-LOOKS:]
         words = [word for word, _ in described]
-        return Seen(begun, group.ended, described[-1][1], since, history[0][0], words, group.broken is not None)
+        last, since, first = (described[-1][1], history[-1][2], history[0][0]) if history else ("", 0.0, 1)
+        return Seen(begun, group.ended, last, since, first, words, group.broken is not None, refused)
 
     def read(self, rank: int) -> Rank | None:
         """Returns what a rank has written; None if it is on another node, has written nothing, or is writing."""
@@ -149,10 +161,8 @@ class Ledger:
         found = {}
         for rank in group.global_ranks:
             known = self.read(rank)
-            seen = None if known is None else known.groups.get(group.key)
-            if known is not None and seen is not None and seen.first <= number <= seen.begun:
-                text = known.texts.get(str(seen.calls[number - seen.first]), "another call")
-                found[rank] = seen.last if number == seen.begun else text
+            if known is not None and (call := known.call(group.key, number)):
+                found[rank] = call
         return found
 
     def compare(self, groups: Iterable[M]) -> Iterator[tuple[M, Mismatch]]:
@@ -160,7 +170,7 @@ class Ledger:
         known: dict[int, Rank | None] = {}
         for group in groups:
             lower = [rank for rank in group.global_ranks[: group.rank] if rank in self.boards.ranks]
-            if not lower or not group.history or group.checked or group.broken is not None:
+            if not lower or group.checked or group.broken is not None:
                 continue
             if lower[-1] not in known:
                 known[lower[-1]] = self.read(lower[-1])
@@ -178,10 +188,39 @@ class Ledger:
                 break
             self._compared[group.key] = number
             word, text = signatures.alike(entry[1], entry[3])
-            if (theirs := seen.calls[number - seen.first]) != word:
-                named = seen.last if number == seen.begun else other.texts.get(str(theirs), "another call")
-                return Mismatch(number, rank, (named, text))
-        return None
+            if seen.calls[number - seen.first] != word:
+                return Mismatch(number, rank, (other.call(group.key, number), text))
+        return _refused(group, rank, other)
+
+
+def _refused(group: Member, rank: int, other: Rank) -> Mismatch | None:
+    """Returns the place at which one of the two ranks has called what the other one has refused, and has not come further."""
+    seen, own = other.groups[group.key], group.refused_calls.copy()
+    for number in {*own, *map(int, seen.refused)}:
+        mine, theirs = own.get(number, []), seen.refused.get(str(number), [])
+        if len(theirs) > len(mine) and seen.begun < number:
+            entry = next((entry for entry in newest(group, number - 1) if entry[0] == number), None)
+            call = "" if entry is None else signatures.alike(entry[1], entry[3])[1]
+            if operation_of(call) == operation_of(theirs[-1]):
+                return Mismatch(number, rank, (theirs[-1], call))
+        elif len(mine) > len(theirs) and _begun(group) < number:
+            call = other.call(group.key, number)
+            if operation_of(call) == operation_of(mine[-1]):
+                return Mismatch(number, rank, (call, mine[-1]))
+    return None
+
+
+def operation_of(call: str) -> str:
+    """Returns the operation of a call or a refusal in words."""
+    return call.partition("(")[0].partition(",")[0]
+
+
+def _begun(group: Member) -> int:
+    return group.history[-1][0] if group.history else 0
+
+
+def _last_use(group: Member) -> float:
+    return group.history[-1][2] if group.history else 0.0
 
 
 def newest(group: Member, after: int) -> list[Entry]:

@@ -89,12 +89,17 @@ class Watchdog:
             self._thread = threading.Thread(target=self._loop, name="mpicoll watchdog", daemon=True)
             self._thread.start()
 
+    def write(self, ledger: Ledger | None) -> None:
+        """Writes the board of this rank now."""
+        if ledger is not None:
+            ledger.write([each for each in self._all() if each.ledger is ledger])
+
     def calls(self, group: GroupState, number: int) -> str:
         """Returns what the ranks of this node call at this place of the order, in words. Waits until all have written it."""
         ledger, deadline, found = group.ledger, time.monotonic() + STACK_S, dict[int, str]()
         if ledger is None:
             return ""
-        ledger.write([each for each in self._all() if each.ledger is ledger])
+        self.write(ledger)
         while time.monotonic() < deadline and len(found) < sum(rank in ledger.boards.ranks for rank in group.global_ranks):
             time.sleep(0.01)
             found = ledger.calls(group, number)
@@ -228,11 +233,11 @@ def _end(operation: str, group: GroupState, what: str, reason: str, others: Sequ
 
 def _end_mismatch(group: GroupState, mismatch: Mismatch) -> None:
     number, other, calls = mismatch
-    own = group.global_ranks[group.rank]
+    own, refused = group.global_ranks[group.rank], any(", refused: " in call for call in calls)
+    values = "No tensor has changed." if refused else "Tensors may have wrong values."
     print(
         f"mpicoll: group {group.name!r}, collective number {number}: the ranks do not call the same. Rank {other}: {calls[0]}. "
-        f"Rank {own}: {calls[1]}. Tensors may have wrong values. With MPICOLL_CHECK=1 all ranks raise CollectiveMismatch before "
-        "a tensor changes",
+        f"Rank {own}: {calls[1]}. {values} With MPICOLL_CHECK=1 all ranks raise CollectiveMismatch before a tensor changes",
         file=sys.stderr,
         flush=True,
     )

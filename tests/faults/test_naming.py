@@ -31,6 +31,22 @@ def test_different_collectives_end_the_job(how: str) -> None:
     assert len(re.findall(r"this rank is here:", done.stderr)) == 2, done.stderr
 
 
+def test_a_refusal_on_one_rank_ends_the_job() -> None:
+    """Its program catches the error and goes on. No rank gets the data of another collective."""
+    done = job("refuses", timeout_s=30)
+    assert done.returncode != 0
+    assert (done.stdout.count("caught"), done.stdout.count("survived")) == (1, 0), done.stdout
+    refused = "Rank 1: broadcast, refused: ValueError: broadcast: src: global rank 7 is not in the group"
+    assert f"Rank 0: broadcast(float32, 8 bytes, root 0). {refused}" in done.stderr, done.stderr
+
+
+def test_what_one_rank_tries_alone_is_no_fault() -> None:
+    done = job("tries alone", timeout_s=30)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    assert done.stdout.count("caught") == 1, done.stdout
+    assert done.stdout.count("survived with [1.0, 1.0]") == 2, done.stdout
+
+
 def test_a_rank_that_comes_late_is_named_and_no_more() -> None:
     done = job("comes late", timeout_s=30)
     assert done.stdout.count("survived") == 2, done.stderr

@@ -37,7 +37,16 @@ def member(rank: int, calls: list[tuple[str, tuple[Any, ...]]], first: int = 1, 
     """A group of ranks 3 and 5 that has made these calls."""
     entries = [(number, name, time.monotonic(), call, False) for number, (name, call) in enumerate(calls, first)]
     history = deque(entries, maxlen=REMEMBERED)
-    values = {"key": "k", "rank": rank, "global_ranks": (3, 5), "history": history, "ended": 0, "broken": None, "checked": False}
+    values = {
+        "key": "k",
+        "rank": rank,
+        "global_ranks": (3, 5),
+        "history": history,
+        "ended": 0,
+        "broken": None,
+        "checked": False,
+        "refused_calls": {},
+    }
     return SimpleNamespace(**{**values, **more})
 
 
@@ -80,6 +89,19 @@ def test_failed_groups_are_not_compared() -> None:
     broken = mpicoll.GroupFailed("a test")
     assert compare(member(0, reduce_(8), broken=broken), member(1, reduce_(16))) == []
     assert compare(member(0, reduce_(8)), member(1, reduce_(16), broken=broken)) == []
+
+
+def test_refusals_of_what_the_other_rank_has_called() -> None:
+    refused = {3: ["all_reduce, refused: ValueError: a test"]}
+    usual, ahead = reduce_(8, 2), reduce_(8, 4)
+    expected = ("all_reduce, refused: ValueError: a test", "all_reduce(float32, 8 bytes)")
+    assert [m.calls for m in compare(member(0, usual, refused_calls=refused), member(1, ahead))] == [expected]
+    assert [m.calls for m in compare(member(0, ahead), member(1, usual, refused_calls=refused))] == [expected[::-1]]
+    both = member(0, usual, refused_calls=refused), member(1, ahead, refused_calls=refused)
+    assert compare(*both) == [], "the other rank has refused, too, and gone on"
+    assert compare(member(0, ahead, refused_calls=refused), member(1, usual)) == [], "this rank has gone on"
+    other = [*usual, ("broadcast", (torch.float32, 8, 0))]
+    assert compare(member(0, usual, refused_calls=refused), member(1, other)) == [], "the other rank has not called it"
 
 
 def test_what_does_not_fit_on_a_board_is_left_out() -> None:
@@ -146,6 +168,8 @@ def test_every_rank_of_the_node_sees_the_others(world: object, rank: int, size: 
     shared = communicator.ledger
     assert shared is not None
     for _ in range(3):
+        with pytest.raises(ValueError, match="not in the group"):
+            mpicoll.broadcast(torch.zeros(2), size + 7, group=group)
         mpicoll.all_reduce(torch.zeros(2), group=group)
     shared.write([communicator])
     everyone(rank)

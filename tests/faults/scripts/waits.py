@@ -35,6 +35,22 @@ if "other collective" in how:
     else:
         api.all_reduce(tensor)
     time.sleep(10)
+elif how == "refuses":
+    try:
+        dist.broadcast(tensor, 7 if rank == 1 else 0)
+    except ValueError:
+        print("caught\n", end="", flush=True)
+    dist.broadcast(tensor, 1)  # would meet the broadcast of rank 0
+    print("survived\n", end="", flush=True)
+elif how == "tries alone":
+    if rank == 1:
+        try:
+            dist.reduce(tensor, 7)
+        except ValueError:
+            print("caught\n", end="", flush=True)
+    tensor.fill_(rank)
+    dist.broadcast(tensor, 1)
+    print(f"survived with {tensor.tolist()}\n", end="", flush=True)
 elif how == "comes late":
     if rank == 1:
         time.sleep(5)

@@ -1,0 +1,73 @@
+"""Collectives that this rank has refused, while other ranks may have called them.
+
+A program may catch the ValueError of a wrong argument and go on. If the other ranks have made the call, they wait in it, and the
+next collective of this rank would meet them there, with the data of another operation. So:
+
+    [1] a refusal is written to the board of this rank at once, with its place in the group's order
+    [2] the next collective of this rank waits until every other rank of the node has either refused as often at this place,
+        or has begun another operation there
+    [3] a rank that has begun the refused operation waits for a rank that will not come: the watchdog ends the job (ledger.py)
+
+If all ranks refuse alike, [2] takes no time. If this rank alone has tried something, [2] takes up to a second.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from mpicoll._progress.culprits import described, of_collective
+from mpicoll._progress.group_state import GroupState
+from mpicoll._progress.ledger import operation_of
+from mpicoll.errors import OperationTimeout
+
+MOST = 8  # places of a group that are kept
+NAP_S = 0.005  # between two looks at the boards
+
+
+def add(group: GroupState, operation: str, error: Exception) -> None:
+    """[1] Keeps a refusal. The caller then has the board written."""
+    refused = group.refused_calls
+    refused.setdefault(group.queue.issued() + 1, []).append(f"{operation}, refused: {type(error).__name__}: {error}")
+    if len(refused) > MOST:
+        del refused[next(iter(refused))]
+    if not group.unsettled:
+        group.unsettled = True
+        group.queue.hold()
+
+
+def settle(group: GroupState, operation: str, write: Callable[[], None]) -> None:
+    """[2] Waits for the other ranks of the node, unless ``operation`` moves no data.
+
+    Args:
+        write: Writes the board of this rank.
+
+    Raises:
+        OperationTimeout: A rank did not come to this place within the timeout of the group.
+    """
+    if operation not in ("barrier", "monitored_barrier"):
+        write()
+        deadline, number = time.monotonic() + group.timeout_s, max(group.refused_calls)
+        while not _settled(group, number):
+            if time.monotonic() > deadline:
+                missing = described(of_collective(group, number))
+                raise OperationTimeout(f"{group.where(operation)}: Timed out: this rank has refused a call before. {missing}")
+            time.sleep(NAP_S)
+    if group.unsettled:
+        group.unsettled = False
+        group.queue.hold(-1)
+
+
+def _settled(group: GroupState, number: int) -> bool:
+    assert group.ledger is not None
+    own = group.refused_calls[number]
+    for rank in group.global_ranks:
+        if rank == group.global_ranks[group.rank] or rank not in group.ledger.boards.ranks:
+            continue
+        known = group.ledger.read(rank)
+        seen = None if known is None else known.groups.get(group.key)
+        if seen is None or len(seen.refused.get(str(number), ())) < len(own):
+            call = group.ledger.calls(group, number).get(rank)
+            if call is None or operation_of(call) in map(operation_of, own):
+                return False
+    return True
