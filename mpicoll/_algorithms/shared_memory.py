@@ -216,10 +216,10 @@ def barrier(window: Window, timeout_s: float) -> bool:
     window.turn = turn + 1
     window.call = BARRIER
     window.lay(turn)
-    window.take(turn)
     for _ in range(window.spins + 1):
         if window.all_laid(turn):
             window.check(turn)
+            window.take(turn)
             return True
     pause, deadline = window.pause(), time.monotonic() + timeout_s
     while not window.all_laid(turn):
@@ -228,6 +228,7 @@ def barrier(window: Window, timeout_s: float) -> bool:
         window.left()
         pause()
     window.check(turn)
+    window.take(turn)
     return True
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -173,3 +174,37 @@ def test_a_file_of_another_process_is_not_taken_for_the_segment() -> None:
         agree(shared_segment._mapped_from(8192, os.getpid(), 10_000, bytes(16)) is None)
     finally:
         os.close(file)
+
+
+def test_a_rank_that_is_late_in_a_barrier() -> None:
+    """Another rank has left the barrier, and lays down what comes next. (The late one took that for another collective.)"""
+    segment = shared_segment.create(MPI.COMM_SELF, Window.nbytes(2, CHUNK))
+    assert segment is not None
+    waiting, late = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        waiting.set()
+        late.wait(10)
+
+    windows = [Window(segment, 0, 2, CHUNK, lambda: Backoff().pause, 10), Window(segment, 1, 2, CHUNK, lambda: wait, 0)]
+    sent, received, errors = torch.arange(2.0 * CHUNK), torch.zeros(2 * CHUNK), []
+
+    def program(window: Window, tensor: torch.Tensor) -> None:
+        try:
+            assert shared_memory.barrier(window, 30)
+            window.call = 7
+            shared_memory.broadcast(window, block(tensor), 0)
+        except Exception as error:  # noqa: BLE001  raised below
+            errors.append(error)
+
+    slow = threading.Thread(target=program, args=(windows[1], received))
+    slow.start()
+    assert waiting.wait(10)
+    fast = threading.Thread(target=program, args=(windows[0], sent))
+    fast.start()
+    fast.join(0.5)
+    late.set()
+    slow.join(30)
+    fast.join(30)
+    assert not errors
+    assert received.equal(sent)
