@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
-from mpicoll._mpi import survivors, time_limit
+from mpicoll._mpi import library, survivors, time_limit
 from mpicoll._mpi.backoff import Backoff
 from mpicoll._mpi.library import MPI
 from mpicoll._mpi.runtime import Runtime
@@ -36,6 +36,11 @@ FIRST_TAG = 16  # those below belong to other messages on the same communicator
 ASK, HERE, MISSING = "ask", "here", "missing"
 
 _sent: list[MPI.Request] = []  # messages of roll calls; nobody waits for them
+
+
+# The communicator and the tag of each attempt that has failed. Its messages may come when nobody waits for them any more, and
+# MPICH's MPI_Finalize fails if messages on MPI_COMM_WORLD have not been received.
+_failed: list[tuple[MPI.Intracomm, int]] = []
 
 
 class _State:
@@ -149,17 +154,18 @@ class _RollCall:
 
     def look(self) -> None:
         """Receives what other ranks have sent, and answers. Raises OperationTimeout if one of them has given up."""
-        status = MPI.Status()
+        asked, status = [], MPI.Status()
         while True:
             with self._runtime.lock:
                 if not self._comm.iprobe(MPI.ANY_SOURCE, self.tag + 1, status):
-                    return
+                    break
                 kind, *rest = self._comm.recv(source=status.source, tag=self.tag + 1)
             self._present.add(status.source)
-            if kind == ASK:
-                self._send([status.source], HERE)
-            elif kind == MISSING:
+            if kind == MISSING:
                 raise self._error(*rest)
+            if kind == ASK:
+                asked.append(status.source)
+        self._send(asked, HERE)
 
     def _send(self, ranks: Sequence[int], *message: Any) -> None:
         with self._runtime.lock:
@@ -167,6 +173,8 @@ class _RollCall:
         _keep(self._runtime, requests)
 
     def _error(self, missing: Sequence[int], limit_s: float) -> OperationTimeout:
+        _drain_at_finalize()
+        _failed.append((self._comm, self.tag))
         where = f"{self._operation} (rank {self._runtime.rank} of {self._runtime.size})"
         if missing:
             ranks = ", ".join(map(str, missing))
@@ -192,6 +200,20 @@ def _state(comm: MPI.Intracomm) -> _State:
         state = _State()
         comm.Set_attr(_keyval(), state)
     return state
+
+
+@cache
+def _drain_at_finalize() -> None:
+    library.before_finalize(_drain)
+
+
+def _drain() -> None:
+    """Receives what has come of attempts that have failed."""
+    status = MPI.Status()
+    for comm, tag in _failed:
+        if comm == MPI.COMM_WORLD:
+            while comm.Iprobe(MPI.ANY_SOURCE, tag + 1, status):
+                comm.recv(source=status.source, tag=tag + 1)
 
 
 @cache
