@@ -10,7 +10,8 @@ and therefore knows, for any program and on any host. It reports before it ends 
 It ends as the program has ended, by the same status or signal, so that mpiexec sees what it would see without a monitor.
 
 The program never outlives the job: it gets SIGKILL when its monitor dies; and the monitor ends it when the connection to the
-supervisor breaks, that is, when the supervisor has died, or cannot be reached for about 11 s.
+supervisor breaks, that is, when the supervisor has died, or cannot be reached for about 11 s; and when the monitor's parent has
+died: Hydra goes on without its daemon on another host.
 
 Lines to the supervisor: `begin SECRET RANK SIZE PID HOST`, `why TIME STATUS TEXT`, `ended TIME STATUS RETURNED`.
 Lines from it: `end` (SIGTERM, and SIGKILL after the grace), `kill`.
@@ -44,7 +45,7 @@ def start() -> None:
     began_s = time.time()
     told, tell = os.pipe()
     answered, answer = os.pipe()
-    monitor = os.getpid()
+    monitor, launcher = os.getpid(), os.getppid()
     child = os.fork()
     if child == 0:
         os.close(told)
@@ -56,7 +57,7 @@ def start() -> None:
     os.close(answered)
     status = 1
     try:
-        status = Monitor(child, (told, answer), words, began_s).run()
+        status = Monitor(child, (told, answer), words, began_s, launcher).run()
     finally:
         _end_as(status)
 
@@ -64,11 +65,12 @@ def start() -> None:
 class Monitor:
     """Waits for the program ``child``; its last words come from the first of ``pipes``, and answers go to the second."""
 
-    def __init__(self, child: int, pipes: tuple[int, int], words: str, began_s: float) -> None:
+    def __init__(self, child: int, pipes: tuple[int, int], words: str, began_s: float, launcher: int) -> None:
         self.child, (self.told, self.answer) = child, pipes
         self.address, port, self.secret, grace = words.split()
         self.port, self.grace_s = int(port), float(grace)
         self.began_s = began_s
+        self.launcher = launcher  # mpiexec, or its daemon on this host
         self.status: int | None = None  # of the program, once it has ended; negative: its signal
         self.returned = False
         self.kill_at: float | None = None
@@ -84,7 +86,11 @@ class Monitor:
             self._watch_child(selector)
             selector.register(self.told, selectors.EVENT_READ, self._hear_program)
             self._connect(selector)
+            processes.end_with_parent(self.launcher, signal.SIGCHLD)  # which wakes this loop
             while not self._ended():
+                if os.getppid() != self.launcher and not self.told_to_end:
+                    self._say(f"why {time.time_ns()} 1 its parent, mpiexec or a daemon of it, was lost")
+                    self._end(self.grace_s)
                 limit = None if self.kill_at is None else max(0.0, self.kill_at - time.monotonic())
                 for key, _ in selector.select(limit):
                     key.data(selector)

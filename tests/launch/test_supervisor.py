@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -217,10 +218,10 @@ def test_a_rank_is_killed_by_its_pid_from_outside(tmp_path: Path) -> None:
         os.kill(int((folder / "pids-1").read_text().split()[ancestor]), signal.SIGKILL)
         returned, last, errors = job.end()
         mine = f"mpicoll.run: rank 1 of 2 on {socket.gethostname()}: {cause}"
-        # Hydra kills all monitors when it has lost one.
-        by_hydra = "mpicoll.run: mpiexec: exit status 9; no rank said why"
+        # mpiexec may notice first that a monitor is dead, and end the others.
+        by_mpiexec = re.fullmatch(r"mpicoll\.run: mpiexec: exit status \d+; no rank said why", last)
         assert returned != 0
-        assert last == mine or (ancestor == 1 and last == by_hydra and not is_open_mpi()), errors
+        assert last == mine or (ancestor == 1 and by_mpiexec), errors
         job.nothing_is_left(1)
 
 
@@ -271,8 +272,9 @@ def test_a_job_is_started_again(failures: int, status: int, tmp_path: Path) -> N
     environ = clean_environment(FAILURES=str(failures), OMP_NUM_THREADS="1")
     done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=55)
     assert done.returncode == status, done.stderr
-    assert [line.split(",")[0] for line in sorted(done.stdout.splitlines())] == ["attempt 0 of 1"] * 2 + ["attempt 1 of 1"] * 2
-    assert len({line.split("port ")[1] for line in done.stdout.splitlines()}) == 2
+    lines = sorted(line for line in done.stdout.splitlines() if line.startswith("attempt"))  # Hydra writes to stdout, too
+    assert [line.split(",")[0] for line in lines] == ["attempt 0 of 1"] * 2 + ["attempt 1 of 1"] * 2
+    assert len({line.split("port ")[1] for line in lines}) == 2
     assert done.stderr.count("mpicoll.run: rank 1 of 2 on ") == (2 if status else 1)
     assert done.stderr.count("mpicoll.run: restart 1 of 1 in 1 s\n") == 1
 

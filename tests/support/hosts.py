@@ -43,10 +43,20 @@ class Hosts:
 
     def launch(self, *arguments: str, timeout_s: float) -> subprocess.CompletedProcess[str]:
         """``python -m mpicoll.run arguments...``, on the first host."""
+        return run(self.command(*arguments), timeout_s, env=self.environment())
+
+    def command(self, *arguments: str) -> list[str]:
+        return [*_enter(self.pids[0]), sys.executable, "-m", "mpicoll.run", *arguments]
+
+    def environment(self) -> dict[str, str]:
+        """What ``command`` needs so that mpiexec reaches the hosts."""
         options = f"-F {self.folder / 'ssh_config'}"
         launchers = {"PRTE_MCA_plm_ssh_args": options, "HYDRA_LAUNCHER": "ssh", "HYDRA_LAUNCHER_EXTRA_ARGS": options}
-        command = [*_enter(self.pids[0]), sys.executable, "-m", "mpicoll.run", *arguments]
-        return run(command, timeout_s, env={"OMP_NUM_THREADS": "1", **launchers})
+        return {"OMP_NUM_THREADS": "1", **launchers}
+
+    def cut(self, host: int) -> None:
+        """Pulls the cable of one host."""
+        _do(*_enter(self.pids[host]), "ip", "link", "set", "eth0", "down")
 
 
 def missing() -> str | None:
