@@ -1,0 +1,28 @@
+"""Shared memory is removed only if MPI made it for this user since the job began, and nobody uses it."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import time
+from pathlib import Path
+
+from mpicoll._launch import leftovers
+
+
+def test_only_unused_files_of_mpi_go(tmp_path: Path) -> None:
+    began = time.time() - 1
+    for name in ("mpich_shm_1a_0", "mpich_vci_1a_0", "sm_segment.h.0.1.0", "mpich_shm_open_0", "mpich_shm_mapped_0", "other_shm"):
+        (tmp_path / name).write_bytes(bytes(4096))
+    with (tmp_path / "mpich_shm_open_0").open("rb"), (tmp_path / "mpich_shm_mapped_0").open("r+b") as mapped:
+        memory = mmap.mmap(mapped.fileno(), 4096)
+        mapped.close()
+        leftovers.remove(began, tmp_path)
+        assert sorted(os.listdir(tmp_path)) == ["mpich_shm_mapped_0", "mpich_shm_open_0", "other_shm"]
+        memory.close()
+
+
+def test_files_from_before_the_job_stay(tmp_path: Path) -> None:
+    (tmp_path / "mpich_shm_1a_0").touch()
+    leftovers.remove(time.time() + 1, tmp_path)
+    assert os.listdir(tmp_path) == ["mpich_shm_1a_0"]

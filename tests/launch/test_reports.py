@@ -1,0 +1,63 @@
+"""Who may report to the supervisor, and which report is the first cause."""
+
+from __future__ import annotations
+
+import selectors
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from mpicoll._launch.reports import Reports
+
+SECRET = "5ec2e7"
+
+
+@pytest.fixture
+def reports() -> Iterator[Reports]:
+    with selectors.DefaultSelector() as selector:
+        server = Reports(selector, "127.0.0.1", SECRET)
+        yield server
+        server.close()
+
+
+def say(reports: Reports, text: str, close: bool = False) -> socket.socket:
+    """Sends ``text`` on a new connection, and lets the server read it."""
+    stream = socket.create_connection(("127.0.0.1", reports.port), 5)
+    stream.sendall(text.encode())
+    if close:
+        stream.close()
+    while ready := reports._selector.select(0.1):
+        for key, _ in ready:
+            key.data()
+    return stream
+
+
+@pytest.mark.parametrize("line", ["begin wrong 0 2 77 h", "begin", "why 1 1 text", "GET / HTTP/1.1", "x" * 20000])
+def test_who_does_not_know_the_secret_is_dropped(line: str, reports: Reports) -> None:
+    with say(reports, line + "\n") as stream:
+        stream.settimeout(5)
+        assert stream.recv(1) == b""
+    assert reports.ranks == {}
+    assert not reports.connected()
+
+
+def test_the_first_cause_is_the_earliest_and_not_what_it_led_to(reports: Reports) -> None:
+    begin = f"begin {SECRET} {{}} 3 77 h\n"
+    say(reports, begin.format(0) + "why 30 1 RuntimeError: peer lost\nended 40 1 0\n", close=True)
+    say(reports, begin.format(1) + "ended 20 -11 0\n", close=True)
+    say(reports, begin.format(2), close=True)  # killed with its monitor
+    first = reports.first_cause()
+    assert first is not None
+    assert (first.number, first.how(), first.exit_status()) == (1, "killed by SIGSEGV", 139)
+    assert reports.ranks[2].lost
+    assert reports.failed()
+
+
+def test_an_early_exit_with_status_0_is_no_failure_by_itself(reports: Reports) -> None:
+    say(reports, f"begin {SECRET} 0 1 77 h\nended 20 0 0\n", close=True)
+    assert reports.all_ended()
+    assert not reports.failed()
+    first = reports.first_cause()
+    assert first is not None
+    assert "os._exit" in first.how()
