@@ -99,8 +99,8 @@ def leave(begun: Callable[[str], int]) -> None:
 
 def _leave_survivors(begun: Callable[[str], int]) -> bool:
     """`leave` for a job that goes on when a rank dies. Returns False if not all ranks of the last world will call it."""
-    base = runtime.last_base
-    if base is None or not (survivors.has_made(base) or (_all_come and base == MPI.COMM_WORLD)):
+    base = survivors.root()
+    if base == MPI.COMM_WORLD and not _all_come:
         return False
 
     def answer() -> None:

@@ -26,7 +26,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from typing import Any
 
 from mpicoll._mpi import library, runtime
 from mpicoll._mpi.backoff import Backoff
@@ -39,7 +38,7 @@ GOES_ON, ENDS = 1, 2  # bits for `agree`
 SETTLE_S = 0.1  # a death is noticed within some 20 ms, of the second rank too
 NOTICE_S = 1.0  # seconds after MPI's error until the dead rank must be known; usually 1 ms
 
-_made: list[MPI.Intracomm] = []  # by `meet`
+_root = MPI.COMM_WORLD  # or what `meet` has made of it; a world of a communicator of the user leaves it alone
 
 
 @cache
@@ -101,9 +100,9 @@ def settle() -> None:
     lost()
 
 
-def has_made(comm: MPI.Intracomm) -> bool:
-    """True for a communicator that `meet` has made."""
-    return comm in _made
+def root() -> MPI.Intracomm:
+    """The communicator of all ranks that live: MPI.COMM_WORLD, or what `meet` has made of it last."""
+    return _root
 
 
 @contextmanager
@@ -138,8 +137,8 @@ def start() -> Runtime:
 
     If the ranks of a fault-tolerant job have had a world before, the new world is of those that live (collective over them).
     """
-    if runtime.current() is None and runtime.last_base is not None and possible():
-        return runtime.start(meet(runtime.last_base, goes_on=True))
+    if possible() and runtime.last_base is not None and (runtime.current() is None or lost()):
+        return runtime.start(meet(_root, goes_on=True))
     return runtime.start()
 
 
@@ -148,12 +147,15 @@ def meet(base: MPI.Intracomm, goes_on: bool, meanwhile: Callable[[], None] = lam
 
     Returns None if this rank does not go on. See Note [Who takes part]. Calls ``meanwhile`` while it waits in [1].
     """
+    global _root
+    of_all = base == _root
     while True:
         common, _ = agree(base, GOES_ON if goes_on else ENDS, meanwhile)  # [1]
         if common == ENDS:
             return None
-        base = _shrunk(base)  # [2]
+        base = base.Shrink()  # type: ignore[assignment]  # [2]; mpi4py's stub says Comm
         if common == GOES_ON:
+            _root = base if of_all else _root
             return base
         part = None
         try:
@@ -162,17 +164,8 @@ def meet(base: MPI.Intracomm, goes_on: bool, meanwhile: Callable[[], None] = lam
             part = None
         made, died = agree(base, int(part is not None))
         if made and not died:  # [4]
-            return _kept(part) if goes_on else None
-
-
-def _shrunk(comm: MPI.Intracomm) -> MPI.Intracomm:
-    """A communicator of the ranks of ``comm`` that live (collective over them)."""
-    return _kept(comm.Shrink())
-
-
-def _kept(comm: Any) -> MPI.Intracomm:
-    _made.append(comm)
-    return comm  # type: ignore[no-any-return]  # mpi4py's stubs say Comm
+            _root = part if of_all and goes_on else _root  # type: ignore[assignment]
+            return part if goes_on else None  # type: ignore[return-value]
 
 
 def agree(comm: MPI.Intracomm, word: int, meanwhile: Callable[[], None] = lambda: None) -> tuple[int, bool]:
