@@ -5,6 +5,7 @@ A monitor proves by the job's secret that it belongs to the job. The secret trav
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import selectors
 import signal
@@ -116,10 +117,8 @@ class Reports:
         """Sends ``end`` or ``kill`` to every monitor."""
         for connection in list(self._connections):
             if connection.rank is not None:
-                try:
+                with contextlib.suppress(OSError):  # it has ended; what it has reported may still have to be read
                     connection.stream.sendall(word.encode() + b"\n")
-                except OSError:
-                    self._drop(connection)
 
     # --- connections ---
 

@@ -13,7 +13,7 @@ How a job ends:
     a rank fails          mpiexec has SETTLE_S to end the job, then SIGTERM to mpiexec and to the ranks
     SIGTERM, SIGINT ...   passed on to mpiexec, which passes it on to the ranks
     in both cases         after the grace SIGKILL to the ranks, and KILL_S later to mpiexec
-    mpiexec has ended     SIGTERM to ranks that are left, SIGKILL after the grace
+    mpiexec has ended     after LAST_REPORTS_S SIGTERM to ranks that are left, SIGKILL after the grace
     all ranks have ended  mpiexec has LEFT_BEHIND_S to end: Open MPI 5 may hang for ever if a rank fails while others start MPI
     the supervisor dies   mpiexec gets SIGTERM by the kernel; monitors see their connections break
 """
@@ -36,6 +36,7 @@ from mpicoll._launch.reports import Reports, address_towards, shell_status, sign
 
 SETTLE_S = 2.0  # mpiexec ends a job within milliseconds of a failure; the time lets it print what the ranks wrote
 KILL_S = 1.0
+LAST_REPORTS_S = 1.0  # reports of ranks that ended before mpiexec may still be on their way from other hosts
 LEFT_BEHIND_S = 5.0  # a healthy mpiexec ends milliseconds after its last rank
 
 ENDING = frozenset((signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT))
@@ -159,8 +160,8 @@ class _Job:
         if self.next_step is not None and now >= self.next_step[0]:
             self._step(self.next_step[1])
         elif self.mpiexec.poll() is not None:
-            if self.reports.connected() and (self.next_step is None or self.next_step[1] <= 2):
-                self._step(2)
+            if self.reports.connected() and self.next_step is None:
+                self._plan(LAST_REPORTS_S, 2)
         elif self.reports.all_ended():
             self._plan(LEFT_BEHIND_S, 5)
         elif self.reports.failed() and not self.task.tolerant and self.next_step is None:
