@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from mpicoll._mpi.channel import Channel
 from mpicoll._progress import expiry
-from mpicoll._progress.ledger import Entry, Ledger
+from mpicoll._progress.ledger import Entry, Ledger, Refused
 from mpicoll._progress.queue import CollectiveQueue
 from mpicoll.errors import GroupFailed, MpicollError, OperationTimeout, PeerLost
 
@@ -28,7 +28,8 @@ class GroupState:
     broken: MpicollError | None = field(default=None, init=False)
     closer: Callable[[], None] = field(init=False)  # set by the registry
     ended: int = field(default=0, init=False)  # number of the last collective that has ended on this rank
-    refused_calls: dict[int, list[str]] = field(default_factory=dict, init=False)  # by place in the order; see refusals.py
+    refused_calls: dict[int, Refused] = field(default_factory=dict, init=False)  # by place in the order; see refusals.py
+    next_call: str = field(default="", init=False)  # the operation that waits for the calls of the other ranks there
     unsettled: bool = field(default=False, init=False)  # the last of them may be another rank's call
     checked: bool = field(default=False, init=False)  # ranks compare their calls before each collective
     key: str = field(default="", init=False)  # a name that is equal on all members; set by the registry, with the ledger

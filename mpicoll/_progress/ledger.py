@@ -33,6 +33,9 @@ MOST_TEXTS, MOST_GROUPS = 200, 100  # on a board
 # A collective that this rank has begun: (its number on the group, operation, start time, signature, asynchronous).
 Entry: TypeAlias = "tuple[int, str, float, Signature, bool]"
 
+# What a rank has refused at one place of the order: how often, and the last time in words, by operation.
+Refused: TypeAlias = "dict[str, tuple[int, str]]"
+
 
 class Member(Protocol):
     """What the ledger reads of a group (`GroupState`). ``key`` is a name that is equal on all ranks."""
@@ -44,7 +47,8 @@ class Member(Protocol):
     ended: int
     broken: MpicollError | None
     checked: bool
-    refused_calls: dict[int, list[str]]
+    refused_calls: dict[int, Refused]
+    next_call: str
 
 
 M = TypeVar("M", bound=Member)
@@ -62,6 +66,7 @@ class Seen(NamedTuple):
         calls: A number for each call; equal numbers are equal calls.
         failed: The group is unusable on that rank.
         refused: The calls that the rank has refused, by their place in the order.
+        next: The operation that it will begin when it knows the calls of the others; see refusals.py.
     """
 
     begun: int
@@ -71,7 +76,8 @@ class Seen(NamedTuple):
     first: int
     calls: list[int]
     failed: bool
-    refused: dict[str, list[str]]
+    refused: dict[str, Refused]
+    next: str
 
 
 class Rank(NamedTuple):
@@ -110,7 +116,7 @@ class Ledger:
         self._begun: dict[str, list[int]] = {}  # number of the last collective at the last looks, by group
         self._compared: dict[str, int] = {}  # number of the last collective that was compared, by group
         self._guard = Lock()  # guards the other attributes
-        self._written: list[tuple[str, int, int, bool, int]] = []  # the state of the groups when they were last written
+        self._written: list[tuple[str, int, int, bool, int, str]] = []  # the state of the groups when they were last written
         self.boards.write(json.dumps([os.getpid(), {}, {}]).encode())
 
     def write(self, groups: Iterable[Member]) -> None:
@@ -120,7 +126,7 @@ class Ledger:
             self._write(used)
 
     def _write(self, used: Sequence[Member]) -> None:
-        state = [(g.key, _begun(g), g.ended, g.broken is not None, sum(map(len, g.refused_calls.values()))) for g in used]
+        state = [(g.key, _begun(g), g.ended, g.broken is not None, _refusals(g), g.next_call) for g in used]
         if state == self._written:
             return
         self._written = state
@@ -142,11 +148,11 @@ class Ledger:
             if len(texts) >= MOST_TEXTS:
                 break
             texts[str(word)] = text
-        refused = {str(number): calls for number, calls in group.refused_calls.copy().items()}
+        refused = {str(number): calls.copy() for number, calls in group.refused_calls.copy().items()}
         self._begun[group.key] = [*looks, begun][-LOOKS:]
         words = [word for word, _ in described]
         last, since, first = (described[-1][1], history[-1][2], history[0][0]) if history else ("", 0.0, 1)
-        return Seen(begun, group.ended, last, since, first, words, group.broken is not None, refused)
+        return Seen(begun, group.ended, last, since, first, words, group.broken is not None, refused, group.next_call)
 
     def read(self, rank: int) -> Rank | None:
         """Returns what a rank has written; None if it is on another node, has written nothing, or is writing."""
@@ -197,26 +203,35 @@ def _refused(group: Member, rank: int, other: Rank) -> Mismatch | None:
     """Returns the place at which one of the two ranks has called what the other one has refused, and has not come further."""
     seen, own = other.groups[group.key], group.refused_calls.copy()
     for number in {*own, *map(int, seen.refused)}:
-        mine, theirs = own.get(number, []), seen.refused.get(str(number), [])
-        if len(theirs) > len(mine) and seen.begun < number:
+        mine, theirs = own.get(number, {}), seen.refused.get(str(number), {})
+        if seen.begun < number:
             entry = next((entry for entry in newest(group, number - 1) if entry[0] == number), None)
             call = "" if entry is None else signatures.alike(entry[1], entry[3])[1]
-            if operation_of(call) == operation_of(theirs[-1]):
-                return Mismatch(number, rank, (theirs[-1], call))
-        elif len(mine) > len(theirs) and _begun(group) < number:
-            call = other.call(group.key, number)
-            if operation_of(call) == operation_of(mine[-1]):
-                return Mismatch(number, rank, (call, mine[-1]))
+            if call and (refused := more_often(call, theirs, mine)):
+                return Mismatch(number, rank, (refused, call))
+        if _begun(group) < number and (call := other.call(group.key, number)) and (refused := more_often(call, mine, theirs)):
+            return Mismatch(number, rank, (call, refused))
     return None
 
 
+def more_often(call: str, refused: Refused, others: Refused) -> str:
+    """Returns the last refusal of this operation if one rank has refused it more often than another; otherwise nothing."""
+    operation = operation_of(call)
+    times, text = refused.get(operation, (0, ""))
+    return text if times > others.get(operation, (0, ""))[0] else ""
+
+
 def operation_of(call: str) -> str:
-    """Returns the operation of a call or a refusal in words."""
-    return call.partition("(")[0].partition(",")[0]
+    """Returns the operation of a call in words."""
+    return call.partition("(")[0]
 
 
 def _begun(group: Member) -> int:
     return group.history[-1][0] if group.history else 0
+
+
+def _refusals(group: Member) -> int:
+    return sum(times for refused in group.refused_calls.copy().values() for times, _ in refused.copy().values())
 
 
 def _last_use(group: Member) -> float:

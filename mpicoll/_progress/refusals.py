@@ -4,8 +4,8 @@ A program may catch the ValueError of a wrong argument and go on. If the other r
 next collective of this rank would meet them there, with the data of another operation. So:
 
     [1] a refusal is written to the board of this rank at once, with its place in the group's order
-    [2] the next collective of this rank waits until every other rank of the node has either refused as often at this place,
-        or has begun another operation there
+    [2] the next collective of this rank waits until it knows of every other rank of the node that it has refused the same, or
+        that its collective at this place, begun or waiting here as well, is another one
     [3] a rank that has begun the refused operation waits for a rank that will not come: the watchdog ends the job (ledger.py)
 
 If all ranks refuse alike, [2] takes no time. If this rank alone has tried something, [2] takes up to a second.
@@ -18,17 +18,20 @@ from collections.abc import Callable
 
 from mpicoll._progress.culprits import described, of_collective
 from mpicoll._progress.group_state import GroupState
-from mpicoll._progress.ledger import operation_of
+from mpicoll._progress.ledger import more_often
 from mpicoll.errors import OperationTimeout
 
 MOST = 8  # places of a group that are kept
+LONGEST = 300  # characters of a refusal in words
 NAP_S = 0.005  # between two looks at the boards
 
 
 def add(group: GroupState, operation: str, error: Exception) -> None:
     """[1] Keeps a refusal. The caller then has the board written."""
     refused = group.refused_calls
-    refused.setdefault(group.queue.issued() + 1, []).append(f"{operation}, refused: {type(error).__name__}: {error}")
+    here = refused.setdefault(group.queue.issued() + 1, {})
+    times, _ = here.get(operation, (0, ""))
+    here[operation] = times + 1, f"{operation}, refused: {type(error).__name__}: {error}"[:LONGEST]
     if len(refused) > MOST:
         del refused[next(iter(refused))]
     if not group.unsettled:
@@ -46,6 +49,7 @@ def settle(group: GroupState, operation: str, write: Callable[[], None]) -> None
         OperationTimeout: A rank did not come to this place within the timeout of the group.
     """
     if operation not in ("barrier", "monitored_barrier"):
+        group.next_call = operation
         write()
         deadline, number = time.monotonic() + group.timeout_s, max(group.refused_calls)
         while not _settled(group, number):
@@ -53,6 +57,7 @@ def settle(group: GroupState, operation: str, write: Callable[[], None]) -> None
                 missing = described(of_collective(group, number))
                 raise OperationTimeout(f"{group.where(operation)}: Timed out: this rank has refused a call before. {missing}")
             time.sleep(NAP_S)
+    group.next_call = ""
     if group.unsettled:
         group.unsettled = False
         group.queue.hold(-1)
@@ -66,8 +71,9 @@ def _settled(group: GroupState, number: int) -> bool:
             continue
         known = group.ledger.read(rank)
         seen = None if known is None else known.groups.get(group.key)
-        if seen is None or len(seen.refused.get(str(number), ())) < len(own):
-            call = group.ledger.calls(group, number).get(rank)
-            if call is None or operation_of(call) in map(operation_of, own):
-                return False
+        theirs = {} if seen is None else seen.refused.get(str(number), {})
+        call = "" if known is None or seen is None else known.call(group.key, number) or seen.next
+        asked = [call] if call else list(own)
+        if (not call and not theirs) or any(more_often(each, own, theirs) for each in asked):
+            return False
     return True

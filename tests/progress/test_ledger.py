@@ -46,6 +46,7 @@ def member(rank: int, calls: list[tuple[str, tuple[Any, ...]]], first: int = 1, 
         "broken": None,
         "checked": False,
         "refused_calls": {},
+        "next_call": "",
     }
     return SimpleNamespace(**{**values, **more})
 
@@ -92,7 +93,7 @@ def test_failed_groups_are_not_compared() -> None:
 
 
 def test_refusals_of_what_the_other_rank_has_called() -> None:
-    refused = {3: ["all_reduce, refused: ValueError: a test"]}
+    refused = {3: {"all_reduce": (1, "all_reduce, refused: ValueError: a test")}}
     usual, ahead = reduce_(8, 2), reduce_(8, 4)
     expected = ("all_reduce, refused: ValueError: a test", "all_reduce(float32, 8 bytes)")
     assert [m.calls for m in compare(member(0, usual, refused_calls=refused), member(1, ahead))] == [expected]
