@@ -27,10 +27,11 @@ def shrink(timeout: timedelta | None = None) -> ProcessGroup:
         ValueError: There is no default group, or another backend has made it.
 
     Example:
+        >>> tensor = torch.ones(2)
         >>> try:
         ...     dist.all_reduce(tensor)
         ... except dist.PeerLost:
-        ...     dist.shrink()
+        ...     group = dist.shrink()
     """
     return shrinking.world(None if timeout is None else timeout.total_seconds())  # type: ignore[no-any-return]
 
@@ -57,7 +58,9 @@ def shrink_group(
         PeerLost: A rank has died that was not excluded.
 
     Example:
-        >>> pair = dist.shrink_group([2], dist.new_group([0, 1, 2]))  # on ranks 0 and 1
+        >>> group = dist.new_group([0, 1])
+        >>> if dist.get_rank() == 0:
+        ...     alone = dist.shrink_group([1], group)
     """
     if groups.of(group) is None:
         return torch_dist.shrink_group(ranks_to_exclude, group, shrink_flags, pg_options)

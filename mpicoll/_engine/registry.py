@@ -189,6 +189,7 @@ class Registry:
             self._made.clear()
             poller.close()
             watchdog.stop()
+            time_limit.stop()
             recorder.stop()
             runtime.stop(free=ended)
             self._world = None

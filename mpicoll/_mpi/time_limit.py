@@ -90,6 +90,15 @@ def _loop() -> None:
         _thread = None
 
 
+def stop() -> None:
+    """Ends the thread, if no limit is under way. The next limit starts it again."""
+    with _changed:
+        thread = _thread
+        _changed.notify()
+    if thread is not None and not _limits:
+        thread.join()
+
+
 def _end(limit: _Limit) -> None:
     text = f"{limit.operation}: Timed out: no end within the timeout of {limit.limit_s:g} s"
     mpi = sys.modules.get("mpi4py.MPI")

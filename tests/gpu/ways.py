@@ -40,11 +40,11 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
 def group_that_goes(way: str, monkeypatch: pytest.MonkeyPatch) -> Communicator:
     """A communicator of all ranks in a world with GPUs."""
     assert registry._world is not None
-    topology, agreed = registry._world
+    topology, agreed, ledger = registry._world
     devices = DeviceChoices(direct=way == "direct", shares=way == "ipc")
     if way == "direct":
         make_mpi_aware(monkeypatch)
-    monkeypatch.setattr(registry, "_world", (topology, agreed._replace(devices=devices)))
+    monkeypatch.setattr(registry, "_world", (topology, agreed._replace(devices=devices), ledger))
     return registry.create(f"gpus {next(_numbers)}", None, 30)
 
 

@@ -29,7 +29,10 @@ def test_threads_come_when_needed_and_go_with_the_world(rank: int, size: int) ->
         dist.init_process_group()
         dist.all_reduce(torch.ones(3))
         dist.barrier()
-        agree(ours() == ["mpicoll flight recorder", "mpicoll watchdog"], f"synchronous calls need no thread: {ours()}")
+        agree(
+            ours() == ["mpicoll flight recorder", "mpicoll time limit", "mpicoll watchdog"],
+            f"synchronous calls need no thread: {ours()}",
+        )
         dist.all_reduce(torch.ones(3), async_op=True).wait()
         received = torch.zeros(1)
         work = dist.irecv(received, (rank - 1) % size, tag=1)
@@ -37,7 +40,7 @@ def test_threads_come_when_needed_and_go_with_the_world(rank: int, size: int) ->
         dist.barrier()
         dist.isend(torch.ones(1), (rank + 1) % size, tag=1).wait()
         work.wait()
-        agree([name.split()[1] for name in seen] == ["flight", "poller", "queue", "watchdog"], f"{seen}")
+        agree([name.split()[1] for name in seen] == ["flight", "poller", "queue", "time", "watchdog"], f"{seen}")
         dist.destroy_process_group()
         agree(ours() == [], f"{ours()}")
 
