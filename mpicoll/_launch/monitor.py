@@ -14,7 +14,7 @@ supervisor breaks, that is, when the supervisor has died, or cannot be reached f
 died: Hydra goes on without its daemon on another host.
 
 Lines to the supervisor: `begin SECRET RANK SIZE PID HOST`, `why TIME STATUS TEXT`, `ended TIME STATUS RETURNED`.
-Lines from it: `end` (SIGTERM, and SIGKILL after the grace), `kill`.
+Lines from it: `end` (SIGTERM, and SIGKILL after the grace), `kill`, `signal NUMBER` (for the program).
 """
 
 from __future__ import annotations
@@ -195,6 +195,9 @@ class Monitor:
             self._connection.close()
             self._connection = None
         *lines, self._heard = (self._heard + data).split(b"\n")
+        for line in lines:
+            if line.startswith(b"signal "):
+                os.kill(self.child, int(line.split()[1]))
         if b"kill" in lines:
             self._end(0)
         elif b"end" in lines or not data:

@@ -114,7 +114,7 @@ class Reports:
         return min((rank for rank in self.ranks.values() if rank.failed() or rank.left_early()), key=Rank.at, default=None)
 
     def tell(self, word: str) -> None:
-        """Sends ``end`` or ``kill`` to every monitor."""
+        """Sends ``end``, ``kill`` or ``signal NUMBER`` to every monitor."""
         for connection in list(self._connections):
             if connection.rank is not None:
                 with contextlib.suppress(OSError):  # it has ended; what it has reported may still have to be read

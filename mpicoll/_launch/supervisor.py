@@ -40,7 +40,8 @@ LAST_REPORTS_S = 1.0  # reports of ranks that ended before mpiexec may still be 
 LEFT_BEHIND_S = 5.0  # a healthy mpiexec ends milliseconds after its last rank
 
 ENDING = frozenset((signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT))
-PASSED_ON = ENDING | {signal.SIGUSR1, signal.SIGUSR2}
+OF_THE_USER = frozenset((signal.SIGUSR1, signal.SIGUSR2))
+PASSED_ON = ENDING | OF_THE_USER
 
 
 def possible() -> bool:
@@ -145,7 +146,9 @@ class _Job:
             if each.number in ENDING and not self.told_by:
                 self.told_by, self.told_at = each.number, time.time_ns()
                 self._plan(self.task.grace_s, 3)
-            if not each.from_terminal and self.mpiexec.poll() is None:
+            if each.number in OF_THE_USER and self.task.family == "mpich":  # Hydra would die of it
+                self.reports.tell(f"signal {each.number}")
+            elif not each.from_terminal and self.mpiexec.poll() is None:
                 # Hydra would die of SIGHUP and leave its proxies.
                 number = signal.SIGTERM if each.number == signal.SIGHUP and self.task.family == "mpich" else each.number
                 self.mpiexec.send_signal(number)

@@ -174,6 +174,23 @@ def test_the_supervisor_is_told_to_end(number: int, tmp_path: Path) -> None:
     job.nothing_is_left(1)
 
 
+COUNT = """all:
+signal.signal(signal.SIGUSR2, lambda *_: note(f"got-{rank}", []))
+note(f"armed-{rank}", [])
+while not (folder / f"got-{rank}").exists():
+    time.sleep(0.05)
+"""
+
+
+def test_a_signal_of_the_user_reaches_every_rank(tmp_path: Path) -> None:
+    """(MPICH's mpiexec ended on it.)"""
+    job = start(tmp_path, fault=COUNT)
+    job.wait_for("armed-*")
+    job.process.send_signal(signal.SIGUSR2)
+    assert job.end()[::2] == (0, "")
+    assert len(list(tmp_path.glob("got-*"))) == 2
+
+
 IGNORE = "all:[signal.signal(n, signal.SIG_IGN) for n in (1, 2, 15)]; note(f'deaf-{rank}', []); time.sleep(60)"
 
 
