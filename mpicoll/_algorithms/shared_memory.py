@@ -20,8 +20,6 @@ from mpicoll._algorithms.window import LINE, Window
 
 Combine: TypeAlias = "Callable[[Sequence[Tensor], Tensor], None]"
 
-BARRIER = 1  # the number of this call
-
 
 def all_reduce_flat(window: Window, memory: Tensor, combine: Combine) -> None:
     """Every rank reduces everything: one hand-over instead of two. ``memory`` is one-dimensional and at most one chunk long."""
@@ -214,12 +212,11 @@ def barrier(window: Window, timeout_s: float) -> bool:
     """Returns True once all ranks have called this, or False after ``timeout_s`` seconds."""
     turn = window.turn
     window.turn = turn + 1
-    window.call = BARRIER
-    window.lay(turn)
+    window.lay_barrier(turn)
+    window.take(turn)
     for _ in range(window.spins + 1):
         if window.all_laid(turn):
-            window.check(turn)
-            window.take(turn)
+            window.check_barrier(turn)
             return True
     pause, deadline = window.pause(), time.monotonic() + timeout_s
     while not window.all_laid(turn):
@@ -227,8 +224,7 @@ def barrier(window: Window, timeout_s: float) -> bool:
             return False
         window.left()
         pause()
-    window.check(turn)
-    window.take(turn)
+    window.check_barrier(turn)
     return True
 
 

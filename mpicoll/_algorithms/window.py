@@ -4,7 +4,8 @@ There is one segment per group, made on first use. Turns alternate between slots
 the next chunk while another rank still reads the last one:
 
     words      laid[r], taken[r]: the number of turns that rank r has laid down, and has taken; one cache line for each. Behind
-               laid[r]: for t % 2 == 0, 1 a number of the collective that the turn belongs to, equal for equal calls
+               laid[r]: for t % 2 == 0, 1 a number of the collective that the turn belongs to, equal for equal calls; and again
+               for t % 2 == 0, 1 the number of turns after the last barrier
     half 0, 1  slot[0] slot[1] ... slot[n-1]                                 of turns t with t % 2 == 0, 1
     results    result[0] result[1] result[2]                                 of turns t with t % 3 == 0, 1, 2
 
@@ -179,9 +180,26 @@ class Window:
 
     def check(self, turn: int) -> None:
         """Raises DifferentCalls if another rank's turn, which it has laid down, belongs to another collective."""
-        words, call, place = self._words, self.call, 1 + (turn & 1)
         for index in self._laid:
-            if words[index + place] != call:
+            self._check(index, turn)
+
+    def _check(self, index: int, turn: int) -> None:
+        words, place = self._words, index + 1 + (turn & 1)
+        if words[place] != self.call or words[place + 2] == turn + 1:
+            self._leave()
+
+    def lay_barrier(self, turn: int) -> None:
+        """Announces a turn without data. Unlike `lay` it may be called before all ranks have taken turn t - 2."""
+        self._words[self._my_laid + 3 + (turn & 1)] = turn + 1
+        if self._fence is not None:
+            self._fence()
+        self._words[self._my_laid] = turn + 1
+
+    def check_barrier(self, turn: int) -> None:
+        """Raises DifferentCalls if another rank has laid down data in this turn."""
+        words, place = self._words, 3 + (turn & 1)
+        for index in self._laid:
+            if words[index + place] != turn + 1:
                 self._leave()
 
     def all_laid(self, turn: int) -> bool:
@@ -192,8 +210,7 @@ class Window:
     def await_laid_by(self, rank: int, turn: int) -> None:
         index = rank * (LINE // 8)
         self._await((index,), turn + 1)
-        if self._words[index + 1 + (turn & 1)] != self.call:
-            self._leave()
+        self._check(index, turn)
 
     def take(self, turn: int) -> None:
         """[2] Announces that this rank has read all it needs of the other slots, and has written its part of the result."""

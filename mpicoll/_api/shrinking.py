@@ -10,7 +10,6 @@ from torch.distributed import ProcessGroup
 
 from mpicoll._api import groups
 from mpicoll._c10d import dynamo
-from mpicoll._c10d import shrink as shrinking
 
 
 def shrink(timeout: timedelta | None = None) -> ProcessGroup:
@@ -33,6 +32,8 @@ def shrink(timeout: timedelta | None = None) -> ProcessGroup:
         ... except dist.PeerLost:
         ...     group = dist.shrink()
     """
+    from mpicoll._c10d import shrink as shrinking  # it needs MPI, which `from mpicoll import shrink` does not start
+
     return shrinking.world(None if timeout is None else timeout.total_seconds())  # type: ignore[no-any-return]
 
 
@@ -64,6 +65,8 @@ def shrink_group(
     """
     if groups.of(group) is None:
         return torch_dist.shrink_group(ranks_to_exclude, group, shrink_flags, pg_options)
+    from mpicoll._c10d import shrink as shrinking
+
     return shrinking.without(ranks_to_exclude, group, shrink_flags)  # type: ignore[no-any-return]
 
 

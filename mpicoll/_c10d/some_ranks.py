@@ -19,7 +19,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed.constants import default_pg_timeout
 from torch.distributed.rendezvous import rendezvous
 
-from mpicoll._mpi import runtime
+from mpicoll._mpi import runtime, time_limit
 from mpicoll.errors import LaunchError
 
 ELSEWHERE = ("env:", "mpi:")  # init methods by which all of MPI's ranks meet
@@ -62,10 +62,11 @@ def meet(arguments: Mapping[str, Any]) -> dict[str, Any]:
     rank, size = arguments["rank"], arguments["world_size"]
     timeout = arguments.get("timeout") or default_pg_timeout
     store = arguments.get("store")
-    if store is None:
-        store, _, _ = next(rendezvous(str(arguments["init_method"]), rank, size, timeout=timeout))
-        store.set_timeout(timeout)
-    members = _exchange(PrefixStore(f"mpicoll.some_ranks.{size}", store), rank, size, runtime.start().rank, timeout)
+    with time_limit.suspended():  # the store has limits of its own, and raises
+        if store is None:
+            store, _, _ = next(rendezvous(str(arguments["init_method"]), rank, size, timeout=timeout))
+            store.set_timeout(timeout)
+        members = _exchange(PrefixStore(f"mpicoll.some_ranks.{size}", store), rank, size, runtime.start().rank, timeout)
     runtime.start_some(members)
     return {**{name: value for name, value in arguments.items() if name != "init_method"}, "store": store}
 

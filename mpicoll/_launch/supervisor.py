@@ -74,7 +74,8 @@ class Supervisor:
     """Runs jobs, one after the other. From its making on, signals of `PASSED_ON` wait until a job or `pause` reads them."""
 
     def __init__(self) -> None:
-        passed_on = {number for number in PASSED_ON if signal.getsignal(number) is not signal.SIG_IGN}  # nohup ignores SIGHUP
+        nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # a shell script ignores SIGINT for its background jobs, too
+        passed_on = PASSED_ON - {signal.SIGHUP} if nohup else PASSED_ON
         self.signals = processes.Signals(passed_on | {signal.SIGCHLD})
 
     def run(self, task: Task) -> Outcome:

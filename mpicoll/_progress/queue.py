@@ -139,7 +139,9 @@ class CollectiveQueue:
         return threading.get_ident() == self.thread_id
 
     def current(self) -> int:
-        """Returns a number of the collective under way, which is equal on all ranks if their calls are equal."""
+        """Returns a number of the collective under way, which is equal on all ranks if their calls are equal; 0: none so far."""
+        if not self.history:
+            return 0
         _, operation, _, signature, _ = self.history[-1]
         return signatures.alike(operation, signature)[0]
 

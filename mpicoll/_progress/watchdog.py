@@ -106,7 +106,9 @@ class Watchdog:
         return in_words(found)
 
     def stop(self) -> None:
-        """Ends the thread."""
+        """Ends the thread. What this rank has called stays on its board."""
+        for ledger in {group.ledger for group in self._all()}:
+            self.write(ledger)
         thread, self._thread = self._thread, None
         self._look_s = LONGEST_LOOK_S
         if thread is not None:

@@ -208,3 +208,25 @@ def test_a_rank_that_is_late_in_a_barrier() -> None:
     fast.join(30)
     assert not errors
     assert received.equal(sent)
+
+
+def test_a_rank_that_comes_to_a_broadcast_when_the_root_is_in_the_next_barrier() -> None:
+    """The root waits for nobody before its barrier. (The late rank took the barrier for the broadcast, and raised.)"""
+    segment = shared_segment.create(MPI.COMM_SELF, Window.nbytes(2, CHUNK))
+    assert segment is not None
+    root, other = (Window(segment, rank, 2, CHUNK, lambda: Backoff().pause, 10) for rank in range(2))
+    sent, received, ended = torch.arange(CHUNK / 4), torch.zeros(CHUNK // 4), []
+
+    def program(window: Window, tensor: torch.Tensor) -> None:
+        window.call = 7
+        shared_memory.broadcast(window, block(tensor), 0)
+        ended.append(shared_memory.barrier(window, 30))
+
+    thread = threading.Thread(target=program, args=(root, sent))
+    thread.start()
+    thread.join(0.3)
+    assert root.turn == 3, "two turns of the broadcast and the barrier"
+    program(other, received)
+    thread.join(30)
+    assert ended == [True, True]
+    assert received.equal(sent)

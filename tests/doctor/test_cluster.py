@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 import mpicoll._doctor.cluster as cluster
-import mpicoll._doctor.doctor as doctor
 import mpicoll._doctor.python_packages as packages
 import mpicoll._doctor.trial as trial
 from mpicoll._discovery.detect import Launch
 from mpicoll._discovery.find import Mpi
 from mpicoll._doctor.cluster import Fabric
+from mpicoll._doctor.report import MARKS
 from tests.support import ROOT, clean_environment
 
 OPENMPI = Mpi("Open MPI", (5, 0, 11), "/o/lib/libmpi.so.40")
@@ -308,5 +308,5 @@ def test_the_doctor_runs_two_ranks() -> None:
     found = {finding["topic"]: finding for finding in report["findings"]}
     assert found["trial"]["state"] == "ok", report
     assert report["facts"]["trial"]["wrong"] == 0
-    assert found["network"]["state"] in doctor.MARKS
+    assert found["network"]["state"] in MARKS
     assert bool(report["facts"]["network"]["fabrics"]) == bool(cluster.fabrics())
