@@ -28,7 +28,7 @@ from typing import Any
 from torch._C._distributed_c10d import Store, TCPStore
 from torch.distributed.constants import default_pg_timeout
 
-from mpicoll._mpi import arrival, runtime, time_limit
+from mpicoll._mpi import arrival, runtime, thread_levels, time_limit
 from mpicoll._tensors import checks
 from mpicoll.errors import LaunchError
 
@@ -61,6 +61,7 @@ def meet(timeout: timedelta = default_pg_timeout, **_: Any) -> tuple[Store, int,
         ValueError: The timeout is negative.
         OperationTimeout: A rank did not come in time; names it.
         LaunchError: On all ranks, if one of them cannot reach rank 0 at any address.
+        ThreadLevelError: On all ranks, if MPI has different thread levels on them and cannot work so.
     """
     limit_s = timeout.total_seconds()
     checks.timeout("init_process_group", limit_s)
@@ -71,6 +72,7 @@ def meet(timeout: timedelta = default_pg_timeout, **_: Any) -> tuple[Store, int,
 
 
 def _meet(mpi: runtime.Runtime, comm: Any, timeout: timedelta) -> Store:
+    thread_levels.serialized_anywhere(mpi, comm)
     hosts = comm.allgather(_host(mpi.hostname))
     listeners: list[socket.socket] = []
     place: Place | None = None

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from mpicoll._mpi import survivors
+from mpicoll._mpi import survivors, thread_levels
 from mpicoll._mpi.backoff import Backoff
 from mpicoll._mpi.library import MPI
 from mpicoll._mpi.runtime import Runtime
@@ -46,10 +46,8 @@ class Channel:
         self.comm = comm
         self.lock = runtime.lock
         self._freeing = threading.Lock()  # held while the communicator is freed or revoked
-        with self.lock:
-            #: True if MPI is serialized on any rank. All ranks then make non-blocking calls, so that the calls match.
-            # Not allreduce of objects, for which mpi4py makes another communicator.
-            self.serialized = any(comm.allgather(runtime.serialized))
+        #: True if MPI is serialized on any rank. All ranks then make non-blocking calls, so that the calls match.
+        self.serialized = thread_levels.serialized_anywhere(runtime, comm)
         # One attribute per collective, bound once: a lookup on every call would take a tenth of the call's time.
         self.Allreduce = self._collective("Allreduce")
         self.Bcast = self._collective("Bcast")

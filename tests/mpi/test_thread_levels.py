@@ -1,10 +1,10 @@
-"""MPI_THREAD_MULTIPLE and MPI_THREAD_SERIALIZED work, together too; less is refused (traps 55, 70)."""
+"""MPI_THREAD_MULTIPLE and MPI_THREAD_SERIALIZED work; less is refused, and different levels where MPI fails (traps 55, 70)."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.support import ROOT, launch
+from tests.support import ROOT, is_open_mpi, launch
 
 pytestmark = pytest.mark.launch
 
@@ -23,6 +23,11 @@ SCRIPT = str(ROOT / "tests" / "mpi" / "scripts" / "smoke.py")
 )
 def test_a_little_of_everything(levels: tuple[str, ...], ranks: int) -> None:
     done = launch(ranks, SCRIPT, *levels, timeout_s=90)
+    if len(levels) > 1 and not is_open_mpi():
+        refused = "ThreadLevelError: MPI was initialised at MPI_THREAD_SERIALIZED on rank 0 and at MPI_THREAD_MULTIPLE on rank 1"
+        assert done.returncode != 0
+        assert refused in done.stderr, done.stderr
+        return
     assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
     for rank in range(ranks):
         # an MPI may give more than it was asked for: MPICH gives what it was built for
