@@ -176,6 +176,7 @@ def broadcast(nodes: Nodes, memory: Block, root: int) -> None:
         elif on_root_node:
             window.await_laid_by(root_place, turn)
         else:
+            window.free(turn)
             window.lay(turn)  # says only that this rank has read the result of turn - 2
             if has_slice:
                 window.await_laid(turn)

@@ -4,8 +4,8 @@ There is one segment per group, made on first use. Turns alternate between slots
 the next chunk while another rank still reads the last one:
 
     words      laid[r], taken[r]: the number of turns that rank r has laid down, and has taken; one cache line for each. Behind
-               laid[r]: for t % 2 == 0, 1 a number of the collective that the turn belongs to, equal for equal calls; and again
-               for t % 2 == 0, 1 the number of turns after the last barrier
+               laid[r]: for t % 2 == 0, 1 a number of the collective that the turn belongs to, equal for equal calls; and
+               for t % 4 == 0, 1, 2, 3 the number of turns after the last barrier
     half 0, 1  slot[0] slot[1] ... slot[n-1]                                 of turns t with t % 2 == 0, 1
     results    result[0] result[1] result[2]                                 of turns t with t % 3 == 0, 1, 2
 
@@ -18,6 +18,11 @@ A turn t, in the order in which a rank writes:
 # Note [Why [3] needs no word]
 # The result of turn t + 3 overwrites the result of turn t. A rank writes it in [2], after all ranks have laid turn t + 3 down,
 # and so have read the result of turn t.
+#
+# Note [How far a rank can be ahead]
+# Data of turn t + 2 is laid down once all ranks have taken turn t. A barrier waits for nobody before it announces itself. So a
+# rank that has not taken turn t can find data of turn t + 1 and the barrier of turn t + 2 announced. A rank that waits in the
+# barrier of turn t has taken that turn already. It can find data of turn t + 2 and the barrier of turn t + 3: hence four words.
 """
 
 from __future__ import annotations
@@ -167,7 +172,7 @@ class Window:
         self._await(self._taken, turn - 1)
 
     def lay(self, turn: int) -> None:
-        """[1] Announces that this rank's slot is complete."""
+        """[1] Announces that this rank's slot is complete. `free` must have returned, even if nothing was written."""
         self._words[self._my_laid + 1 + (turn & 1)] = self.call
         if self._fence is not None:
             self._fence()
@@ -184,20 +189,20 @@ class Window:
             self._check(index, turn)
 
     def _check(self, index: int, turn: int) -> None:
-        words, place = self._words, index + 1 + (turn & 1)
-        if words[place] != self.call or words[place + 2] == turn + 1:
+        words = self._words
+        if words[index + 1 + (turn & 1)] != self.call or words[index + 3 + (turn & 3)] == turn + 1:
             self._leave()
 
     def lay_barrier(self, turn: int) -> None:
         """Announces a turn without data. Unlike `lay` it may be called before all ranks have taken turn t - 2."""
-        self._words[self._my_laid + 3 + (turn & 1)] = turn + 1
+        self._words[self._my_laid + 3 + (turn & 3)] = turn + 1
         if self._fence is not None:
             self._fence()
         self._words[self._my_laid] = turn + 1
 
     def check_barrier(self, turn: int) -> None:
         """Raises DifferentCalls if another rank has laid down data in this turn."""
-        words, place = self._words, 3 + (turn & 1)
+        words, place = self._words, 3 + (turn & 3)
         for index in self._laid:
             if words[index + place] != turn + 1:
                 self._leave()
