@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import select
+from collections.abc import Callable, Iterable
 
 LONGEST = 1000  # characters; a write to a pipe of up to 4096 bytes is one piece
 
@@ -15,6 +16,7 @@ ANSWER_S = 1.0  # a monitor answers at once; it may have been killed
 
 _pipes: tuple[int, int] | None = None  # to the monitor, and from it
 _owner = 0  # a forked child has the pipes, too, and is not the rank
+_blocking: Callable[[], Iterable[tuple[str, str]]] = tuple  # the operations in which a thread is: name, and in words
 
 
 def use(to_monitor: int, from_monitor: int) -> None:
@@ -23,10 +25,21 @@ def use(to_monitor: int, from_monitor: int) -> None:
     _pipes, _owner = (to_monitor, from_monitor), os.getpid()
 
 
+def ask(blocking: Callable[[], Iterable[tuple[str, str]]]) -> None:
+    """Makes `why` ask for the operations in which a thread of this process is: the name and the words of each."""
+    global _blocking
+    _blocking = blocking
+
+
 def why(text: str, status: int = 1) -> None:
-    """Says why the rank is about to end with ``status``, which it may never reach: MPI_Finalize waits for the other ranks."""
+    """Says why the rank is about to end with ``status``, which it may never reach: MPI_Finalize waits for the other ranks.
+
+    Adds the operation in which a thread still is, if the first line of ``text`` does not name it.
+    """
     lines = text.strip().splitlines()
-    _write(f"why {status} " + (lines[0] if lines else "")[:LONGEST])
+    line = lines[0] if lines else ""
+    line += next((f"; it was in {words}" for operation, words in _blocking() if operation not in line), "")
+    _write(f"why {status} {line[:LONGEST]}")
 
 
 def why_error(error: BaseException, status: int) -> None:

@@ -2,7 +2,7 @@
 
     mpiexec ──► monitor ──fork──► program
                   │  ▲               │ pipe: `mpicoll._discovery.last_words`
-     TCP, lines   ▼  │ waitpid ◄─────┘
+     TCP, lines   ▼  │ waitpid ◄─────┘ memory: `mpicoll._discovery.last_call`
               supervisor
 
 The exit status of mpiexec does not say how each rank ended, and is 0 after some losses. The monitor is the parent of the program
@@ -13,7 +13,8 @@ The program never outlives the job: it gets SIGKILL when its monitor dies; and t
 supervisor breaks, that is, when the supervisor has died, or cannot be reached for about 11 s; and when the monitor's parent has
 died: Hydra goes on without its daemon on another host.
 
-Lines to the supervisor: `begin SECRET RANK SIZE PID HOST`, `why TIME STATUS TEXT`, `ended TIME STATUS RETURNED`.
+Lines to the supervisor: `begin SECRET RANK SIZE PID HOST`, `why TIME STATUS TEXT`, `was SECONDS TEXT` (what the program was doing
+that long before its end: `mpicoll._discovery.last_call`), `ended TIME STATUS RETURNED`.
 Lines from it: `end` (SIGTERM, and SIGKILL after the grace), `kill`, `signal NUMBER` (for the program).
 """
 
@@ -24,7 +25,7 @@ import signal
 import time
 from typing import TYPE_CHECKING
 
-from mpicoll._discovery import detect, last_words
+from mpicoll._discovery import detect, last_call, last_words
 from mpicoll._launch import leftovers, processes
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ def start() -> None:
     began_s = time.time()
     told, tell = os.pipe()
     answered, answer = os.pipe()
+    memory = last_call.Memory()
     monitor, launcher = os.getpid(), os.getppid()
     child = os.fork()
     if child == 0:
@@ -52,21 +54,27 @@ def start() -> None:
         os.close(answer)
         processes.end_with_parent(monitor, signal.SIGKILL)
         last_words.use(tell, answered)
+        last_call.use(memory)
         return
     os.close(tell)
     os.close(answered)
     status = 1
     try:
-        status = Monitor(child, (told, answer), words, began_s, launcher).run()
+        status = Monitor(child, (told, answer), memory, words, began_s, launcher).run()
     finally:
         _end_as(status)
 
 
 class Monitor:
-    """Waits for the program ``child``; its last words come from the first of ``pipes``, and answers go to the second."""
+    """Waits for the program ``child``; its last words come from the first of ``pipes``, and answers go to the second.
 
-    def __init__(self, child: int, pipes: tuple[int, int], words: str, began_s: float, launcher: int) -> None:
-        self.child, (self.told, self.answer) = child, pipes
+    ``memory``: what the program was doing when its watchdog looked last.
+    """
+
+    def __init__(
+        self, child: int, pipes: tuple[int, int], memory: last_call.Memory, words: str, began_s: float, launcher: int
+    ) -> None:
+        self.child, (self.told, self.answer), self.memory = child, pipes, memory
         self.address, port, self.secret, grace = words.split()
         self.port, self.grace_s = int(port), float(grace)
         self.began_s = began_s
@@ -99,6 +107,8 @@ class Monitor:
                     self.kill_at = None
             self._hear_program(selector)
         assert self.status is not None
+        if self.status != 0 or not self.returned:
+            self._say_last_call()
         self._say(f"ended {time.time_ns()} {self.status} {int(self.returned)}")
         if self.status != 0 and (self.address != LOOPBACK or self._connection is None):  # else the supervisor removes them
             leftovers.remove(self.began_s)
@@ -156,6 +166,11 @@ class Monitor:
             os.write(self.answer, b".")
         except OSError:  # the program has ended
             return
+
+    def _say_last_call(self) -> None:
+        written = self.memory.read()
+        if written is not None:
+            self._say(f"was {time.monotonic() - written.at_s:.1f} {written.text}")
 
     # --- the supervisor ---
 

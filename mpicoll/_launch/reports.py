@@ -31,6 +31,7 @@ class Rank:
     why: str = ""
     why_at: int = 0
     why_status: int = 1
+    was: str = ""  # what it was doing, and how long before its end
     status: int | None = None  # negative: a signal
     returned: bool = False
     ended_at: int = 0
@@ -51,6 +52,9 @@ class Rank:
             return self.why
         if self.lost:
             return "its host or its monitor was lost"
+        return self._end() + (f"; {self.was}" if self.was else "")
+
+    def _end(self) -> str:
         if self.left_early():
             return "exit status 0 before the end of its program, by os._exit"
         assert self.status is not None
@@ -171,6 +175,9 @@ class Reports:
         elif word == "why" and not rank.why:
             at, status, text = rest.split(" ", 2)
             rank.why, rank.why_at, rank.why_status = text, int(at), int(status)
+        elif word == "was":
+            seconds, text = rest.split(" ", 1)
+            rank.was = f"{seconds} s before, {text}"
         elif word == "ended":
             at, status, returned = rest.split()
             rank.status, rank.returned, rank.ended_at = int(status), returned == "1", int(at)

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from mpicoll._facts import in_words
 from mpicoll._mpi import abort, exit_handshake, survivors
-from mpicoll._progress import culprits, expiry, losses, threads
+from mpicoll._progress import culprits, current_call, expiry, losses, threads
 from mpicoll._progress.culprits import Absent
 from mpicoll._progress.group_state import EVERYBODY, GroupState
 from mpicoll._progress.ledger import Ledger, Mismatch
@@ -134,6 +134,7 @@ class Watchdog:
                 threads.entering()
                 losses.look(groups)
             waiting = _under_way(groups)
+            current_call.write(inside, self._all)
             if int(now) != self._second:
                 self._second = int(now)
                 self._read_ledgers(groups)

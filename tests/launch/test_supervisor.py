@@ -147,6 +147,63 @@ def test_a_rank_fails(when: str, fault: str, status: int, cause: str, tmp_path: 
     job.nothing_is_left()
 
 
+OPERATION = """
+import os, signal, sys, threading, time, torch, mpicoll as dist
+where, fault = sys.argv[1:3]
+
+def fail():
+    time.sleep(2.2)  # meanwhile the watchdog looks
+    exec(fault)
+
+dist.init_process_group()
+x = torch.ones(2)
+for _ in range(3):
+    dist.all_reduce(x)
+if dist.get_rank() == 1:
+    threading.Thread(target=fail).start()
+    if where == "all_reduce":
+        dist.all_reduce(x)
+    elif where == "all_reduce async":
+        work = dist.all_reduce(x, async_op=True)
+    elif where == "recv":
+        dist.recv(x, src=2)
+time.sleep(40)
+"""
+CALL = r"collective {} on group '0', all_reduce\(SUM, float32, 8 bytes\)"
+LAST, FOURTH = rf"it was outside of collectives; its last was {CALL.format(3)}", CALL.format(4)
+AGO, SECONDS = r"[01]\.\d s before", r"\d s"
+CRASH = "import ctypes; ctypes.string_at(0)"
+
+
+@pytest.mark.parametrize(
+    ("program", "where", "fault", "status", "cause"),
+    [
+        ("job.py", "all_reduce", KILL, 137, f"killed by SIGKILL; {AGO}, it was in its {FOURTH}, for {SECONDS}"),
+        ("job.py", "all_reduce async", KILL, 137, f"killed by SIGKILL; {AGO}, its {FOURTH}, was under way"),
+        ("python -X faulthandler job.py", "outside", CRASH, 139, f"killed by SIGSEGV; {AGO}, {LAST}"),
+        ("-m job", "recv", "os._exit(5)", 5, f"exit status 5; {AGO}, it was in recv on group '0' with rank 2, for {SECONDS}"),
+        ("-m job", "outside", "os._exit(0)", 1, f"{EARLY}; {AGO}, {LAST}"),
+        ("job.py", "all_reduce", "raise KeyError('lost')", 1, f"KeyError: 'lost'; it was in its {FOURTH}, for {SECONDS}"),
+        ("job.py", "all_reduce", "raise KeyError('in all_reduce')", 1, "KeyError: 'in all_reduce'"),
+        ("job.py", "outside", "raise KeyError('lost')", 1, "KeyError: 'lost'"),
+    ],
+)
+def test_the_operation_of_a_rank_that_fails(
+    program: str, where: str, fault: str, status: int, cause: str, tmp_path: Path
+) -> None:
+    """A rank that is killed cannot say where it was. Its watchdog has written it, up to a second before."""
+    (tmp_path / "job.py").write_text(OPERATION)
+    command = [sys.executable, "-m", "mpicoll.run", "--quiet", "-n", "3", *program.split(), where, fault]
+    environ = clean_environment(OMP_NUM_THREADS="1")
+    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, errors="replace", timeout=55)
+    last = done.stderr.replace("\0", "").strip().splitlines()[-1].strip()
+    assert done.returncode == status, done.stderr
+    assert re.fullmatch(rf"mpicoll\.run: rank 1 of 3 on {re.escape(socket.gethostname())}: {cause}", last), done.stderr
+    if "faulthandler" in program:
+        assert "Fatal Python error: Segmentation fault" in done.stderr
+        assert "in fail" in done.stderr
+
+
 def test_a_job_that_ends_well_says_nothing(tmp_path: Path) -> None:
     for when, fault in (("in mpicoll", "pass"), ("after destroy", "all:sys.exit(0)"), ("after MPI", "pass")):
         job = start(tmp_path, when=when, fault=fault)

@@ -143,7 +143,7 @@ def test_training_that_loses_ranks_ends_with_the_weights_of_an_undisturbed_one(t
     done = run([*words[:-1], *restarts], TIME_LIMIT_S)
     succeeded(path, done)
     assert "24 steps in 3 attempt(s)" in done.stdout
-    assert len(re.findall(r"^mpicoll\.run: rank [01] of 2 on .*: killed by SIGKILL$", done.stderr, re.MULTILINE)) == 2, (
+    assert len(re.findall(r"^mpicoll\.run: rank [01] of 2 on .*: killed by SIGKILL\b", done.stderr, re.MULTILINE)) == 2, (
         done.stderr
     )
     assert "mpicoll.run: restart 2 of 2 in 2 s" in done.stderr
