@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -95,7 +96,7 @@ def _find(group: Any) -> Communicator | None:
     if not isinstance(group, ProcessGroup):
         if group is None or group == GroupMember.NON_GROUP_MEMBER:
             return None
-        raise TypeError(f"group must be a ProcessGroup or None, got {type(group).__name__} {group!r}")
+        raise _no_group(group)
     from mpicoll._engine.registry import registry
 
     for known in [known for known, communicator in _found.items() if type(communicator.broken) is GroupDestroyed]:
@@ -107,6 +108,18 @@ def _find(group: Any) -> Communicator | None:
     if communicator is not None:
         _found[group] = communicator
     return communicator
+
+
+def _no_group(group: Any) -> TypeError:
+    default, frame = of(None), sys._getframe(1)
+    while frame.f_back is not None and str(frame.f_back.f_globals.get("__name__")).startswith("mpicoll._api"):
+        frame = frame.f_back  # up to the function that the program has called
+    operation = frame.f_code.co_name
+    if default is None:
+        return TypeError(f"{operation}: group must be a ProcessGroup or None, got {type(group).__name__} {group!r}")
+    from mpicoll._c10d import failed_calls
+
+    return failed_calls.no_group(default, operation, group)
 
 
 def peer(communicator: Communicator, operation: str, what: str, global_rank: int | None, group_rank: int | None) -> int:

@@ -16,6 +16,7 @@
       backend         the adapter for torch >= 2.14
       torch213/       the adapters for torch <= 2.13
       ddp             two wrappers for DDP, which expects C++ objects
+      failed_calls    what torch's own code refuses
       dynamo          keeps torch.compile out of our code
 
 `import torch` imports the first four; the others are imported when the first group is made.

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-from mpicoll._c10d import ddp, dynamo, excepthooks, names, torch_world
+from mpicoll._c10d import ddp, dynamo, excepthooks, failed_calls, names, torch_world
 from mpicoll._engine.registry import registry
 from mpicoll._mpi import runtime
 from mpicoll.errors import LaunchError
@@ -44,6 +44,7 @@ def create(options: Any) -> Any:
     alive[communicator] = _adapt(communicator, options)
     names.serve(communicator.devices is not None)
     ddp.install()
+    failed_calls.install()
     _keep_dynamo_out()
     return alive[communicator]
 

@@ -122,6 +122,14 @@ TABLE = (
         home="_c10d/ddp.py",
     ),
     Patch(
+        ("torch.distributed.c10d_logger._get_msg_dict",),
+        what="wrapper that looks at the call that has failed",
+        why="see mpicoll/_c10d/failed_calls.py",
+        when="the first mpicoll group",
+        undone="never; it looks at calls on mpicoll groups only",
+        home="_c10d/failed_calls.py",
+    ),
+    Patch(
         ("torch.ops._c10d_functional.all_gather_into_tensor_out", "torch.ops._c10d_functional.batch_p2p_ops"),
         what="kernels for tensors on the CPU",
         why="the C++ ones ask the group for a backend in C++",

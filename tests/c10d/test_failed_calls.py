@@ -1,0 +1,102 @@
+"""Calls that torch's own Python code refuses before mpicoll is called, and their like at the other door."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed
+
+import mpicoll
+from tests.support import agree
+
+pytestmark = [
+    pytest.mark.usefixtures("world"),
+    pytest.mark.filterwarnings("ignore:.*deprecated.*:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:You are using a Backend:UserWarning"),
+]
+Call = Callable[[Any], object]
+NO_GROUPS = ("x", 7, [0, 1], object())  # torch takes 0 and "" for None in half of its functions
+
+
+def calls(door: Any, rank: int, size: int) -> dict[str, Call]:
+    """A call of each function with a group, which no group would refuse otherwise."""
+    one, long = torch.ones(2), torch.ones(2 * size)
+    peer = (rank + 1) % size
+    several = [torch.ones(2) for _ in range(size)]
+    root = several if rank == 0 else None
+    return {
+        "all_gather": lambda group: door.all_gather(several, one, group=group),
+        "all_gather_into_tensor": lambda group: door.all_gather_into_tensor(long, one, group=group),
+        "all_gather_object": lambda group: door.all_gather_object([None] * size, rank, group=group),
+        "all_reduce": lambda group: door.all_reduce(one, group=group),
+        "all_reduce, by position": lambda group: door.all_reduce(one, door.ReduceOp.SUM, group),
+        "all_to_all": lambda group: door.all_to_all(several, [*several], group=group),
+        "all_to_all_single": lambda group: door.all_to_all_single(long, long.clone(), group=group),
+        "barrier": lambda group: door.barrier(group=group),
+        "broadcast": lambda group: door.broadcast(one, 0, group=group),
+        "broadcast_object_list": lambda group: door.broadcast_object_list([rank], 0, group=group),
+        "gather": lambda group: door.gather(one, root, 0, group=group),
+        "gather_object": lambda group: door.gather_object(rank, [None] * size if rank == 0 else None, 0, group=group),
+        "recv": lambda group: door.recv(one, peer, group=group),
+        "recv, from any rank": lambda group: door.recv(one, group=group),
+        "recv_object_list": lambda group: door.recv_object_list([None], peer, group=group),
+        "reduce": lambda group: door.reduce(one, 0, group=group),
+        "reduce_scatter": lambda group: door.reduce_scatter(one, several, group=group),
+        "reduce_scatter_tensor": lambda group: door.reduce_scatter_tensor(one, long, group=group),
+        "scatter": lambda group: door.scatter(one, root, 0, group=group),
+        "scatter_object_list": lambda group: door.scatter_object_list([None], several if rank == 0 else None, 0, group=group),
+        "send": lambda group: door.send(one, peer, group=group),
+        "send_object_list": lambda group: door.send_object_list([rank], peer, group=group),
+    }
+
+
+def still_works(size: int) -> bool:
+    total = torch.ones(2)
+    mpicoll.all_reduce(total)
+    return total.tolist() == [size, size]
+
+
+@pytest.mark.parametrize("door", [mpicoll, torch.distributed], ids=["mpicoll", "torch"])
+def test_a_group_that_is_none_is_a_type_error(door: Any, rank: int, size: int) -> None:
+    wrong = []
+    for name, call in calls(door, rank, size).items():
+        for group in NO_GROUPS:
+            try:
+                call(group)
+                wrong.append(f"{name} took {group!r}")
+            except TypeError as error:
+                expected = f"group must be a ProcessGroup or None, got {type(group).__name__}"
+                if expected not in str(error) or name.partition(",")[0][:8] not in str(error):
+                    wrong.append(f"{name}: {error}")
+            except Exception as error:  # noqa: BLE001  whatever else it is goes into the report
+                wrong.append(f"{name}, {group!r}: {type(error).__name__}: {error}")
+    agree(not wrong and still_works(size), "\n".join(wrong))
+
+
+def test_what_torch_refuses_with_an_error_of_its_own(rank: int, size: int) -> None:
+    """torch wraps neither isend and irecv nor what makes groups. None of them sends anything."""
+    dist, one = torch.distributed, torch.ones(2)
+    own: dict[type[Exception], list[Call]] = {
+        ValueError: [
+            lambda group: dist.isend(one, 0, group=group),
+            lambda group: dist.irecv(one, 0, group=group),
+            lambda group: dist.P2POp(dist.isend, one, 0, group),
+            lambda group: dist.monitored_barrier(group),
+            lambda group: dist.destroy_process_group(group),
+            lambda group: dist.get_rank(group),
+        ],
+        AttributeError: [
+            lambda group: dist.isend(one, group_dst=0, group=group),
+            lambda group: dist.irecv(one, group=group),
+            lambda group: dist.get_world_size(group),
+            lambda group: dist.new_subgroups(1, group),
+        ],
+    }
+    for kind, functions in own.items():
+        for function in functions:
+            with pytest.raises(kind):
+                function("x")
+    agree(still_works(size))
