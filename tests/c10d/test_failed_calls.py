@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -53,6 +55,21 @@ def calls(door: Any, rank: int, size: int) -> dict[str, Call]:
     }
 
 
+def object_calls(door: Any, rank: int, size: int) -> dict[str, tuple[Call, bool]]:
+    """A call of each function for objects with this rank's object, and whether this rank gets the object of rank 0."""
+    gathered = [None] * size if rank == size - 1 else None
+    return {
+        "all_gather_object": (lambda obj: door.all_gather_object([None] * size, obj), True),
+        "gather_object": (lambda obj: door.gather_object(obj, gathered, size - 1), rank == size - 1),
+        "broadcast_object_list": (lambda obj: door.broadcast_object_list([1, obj, 2], 0), True),
+        "scatter_object_list": (lambda obj: door.scatter_object_list([None], [obj] * size if rank == 0 else None, 0), True),
+        "send_object_list": (
+            lambda obj: door.send_object_list([obj, 1], 1) if rank == 0 else rank == 1 and door.recv_object_list([0, 0], 0),
+            rank == 1,
+        ),
+    }
+
+
 def still_works(size: int) -> bool:
     total = torch.ones(2)
     mpicoll.all_reduce(total)
@@ -99,4 +116,35 @@ def test_what_torch_refuses_with_an_error_of_its_own(rank: int, size: int) -> No
         for function in functions:
             with pytest.raises(kind):
                 function("x")
+    agree(still_works(size))
+
+
+@pytest.mark.min_ranks(2)
+@pytest.mark.parametrize("door", [mpicoll, torch.distributed], ids=["mpicoll", "torch"])
+@pytest.mark.parametrize(
+    "function", ["all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list", "send_object_list"]
+)
+def test_an_object_that_does_not_pickle_on_one_rank(function: str, door: Any, rank: int, size: int) -> None:
+    """It gets the error of pickle, and the ranks that wait for the object an error that quotes it. The group works on."""
+    call, gets = object_calls(door, rank, size)[function]
+    error: Exception | None = None
+    try:
+        call(threading.Lock() if rank == 0 else rank)
+    except Exception as raised:  # noqa: BLE001  looked at below
+        error = raised
+    if rank == 0:
+        right = type(error) is TypeError and "cannot pickle" in str(error)
+    elif gets:
+        said = rf"^{function} on group '0' \(rank 0 of {size}\): an object does not pickle there: TypeError: cannot pickle"
+        right = type(error) is mpicoll.MpicollError and re.search(said, str(error)) is not None
+    else:
+        right = error is None
+    agree(right and still_works(size), repr(error))
+
+
+@pytest.mark.min_ranks(2)
+def test_objects_that_do_not_pickle_on_two_ranks(rank: int, size: int) -> None:
+    """Each gets its own error."""
+    with pytest.raises(TypeError if rank < 2 else mpicoll.MpicollError, match="pickle"):
+        mpicoll.all_gather_object([None] * size, threading.Lock() if rank < 2 else rank)
     agree(still_works(size))
