@@ -12,8 +12,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from mpicoll._algorithms.blocks import Block
-from mpicoll._mpi.channel import Channel
-from mpicoll._mpi.datatypes import spec
+from mpicoll._algorithms.window import DifferentCalls
+from mpicoll._mpi.channel import Channel, Status
+from mpicoll._mpi.datatypes import BYTE, spec
 from mpicoll._mpi.errors import truncated
 
 TAG = 0  # below OWN_TAGS; monitored_barrier.py and checked.py have 1 to 4
@@ -24,12 +25,22 @@ def exchange(channel: Channel, sends: Iterable[tuple[int, Block]], receives: Ite
 
     Raises:
         MPIException: MPI_ERR_TRUNCATE, after all messages have ended: a message was longer than its receive.
+        DifferentCalls: The same for a message that was shorter.
     """
-    channel.wait_all(begin(channel, sends, receives))
+    receives = list(receives)
+    if channel.runtime.overruns:
+        received = _matched(channel, sends, receives)
+    else:
+        statuses = [Status() for _ in receives]
+        channel.wait_all(begin(channel, sends, receives), statuses)
+        received = [status.Get_elements(BYTE) for status in statuses]
+    for (peer, (_, nbytes)), found in zip(receives, received, strict=True):
+        if found != nbytes:
+            raise DifferentCalls(f"Rank {peer} of the group has sent {found} bytes, and this rank expects {nbytes}.")
 
 
 def begin(channel: Channel, sends: Iterable[tuple[int, Block]], receives: Iterable[tuple[int, Block]]) -> list[Any]:
-    """Starts the exchange and returns its requests."""
+    """Starts the exchange and returns its requests, the receives first."""
     if channel.runtime.overruns:
         _matched(channel, sends, receives)
         return []
@@ -39,12 +50,12 @@ def begin(channel: Channel, sends: Iterable[tuple[int, Block]], receives: Iterab
         return requests + [comm.Isend(spec(*memory), peer, TAG) for peer, memory in sends]
 
 
-def _matched(channel: Channel, sends: Iterable[tuple[int, Block]], receives: Iterable[tuple[int, Block]]) -> None:
-    """Compares every length before it receives: Note [Messages that are too long] in _mpi/open_mpi.py."""
+def _matched(channel: Channel, sends: Iterable[tuple[int, Block]], receives: Iterable[tuple[int, Block]]) -> list[int]:
+    """Compares every length before it receives: Note [Messages that are too long] in _mpi/open_mpi.py. Returns the lengths."""
     comm = channel.comm
     with channel.lock:
         requests = [comm.Isend(spec(*memory), peer, TAG) for peer, memory in sends]
-    surplus = []  # memory for the messages that are too long
+    received, surplus = [], []  # surplus: memory for the messages that are too long
     for peer, (address, nbytes) in receives:
         pause = channel.pause()
         while (arrived := channel.arrived(comm, peer, TAG)) is None:
@@ -54,6 +65,8 @@ def _matched(channel: Channel, sends: Iterable[tuple[int, Block]], receives: Ite
             address = ctypes.addressof(surplus[-1])
         with channel.lock:
             requests.append(arrived.message.Irecv(spec(address, arrived.nbytes)))
+        received.append(arrived.nbytes)
     channel.wait_all(requests)
     if surplus:
         raise truncated()
+    return received

@@ -47,7 +47,7 @@ memmove = ctypes.memmove
 
 
 class DifferentCalls(Exception):
-    """Another rank has laid down a turn of another collective than this rank. The window cannot be used any more."""
+    """Another rank has called another collective, or with other sizes. A window cannot be used any more. May say what differs."""
 
 
 class Window:

@@ -13,7 +13,8 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from mpicoll._mpi import survivors, thread_levels
@@ -73,8 +74,8 @@ class Channel:
 
         return call
 
-    def wait_all(self, requests: list[MPI.Request]) -> None:
-        """Waits for internal messages, one by one.
+    def wait_all(self, requests: list[MPI.Request], statuses: Sequence[MPI.Status] = ()) -> None:
+        """Waits for internal messages, one by one. ``statuses``: filled in for the first requests.
 
         Waitall reports MPI_ERR_IN_STATUS, which says neither what went wrong nor whether all messages have ended.
 
@@ -82,9 +83,9 @@ class Channel:
             MPIException: MPI_ERR_TRUNCATE, after all messages have ended; any other error at once.
         """
         truncated: MPI.Exception | None = None
-        for request in requests:
+        for request, status in zip_longest(requests, statuses):
             try:
-                self._wait(request)
+                self._wait(request, status)
             except MPI.Exception as error:
                 if error.Get_error_class() != MPI.ERR_TRUNCATE:
                     raise
@@ -92,12 +93,12 @@ class Channel:
         if truncated is not None:
             raise truncated
 
-    def _wait(self, request: MPI.Request) -> None:
+    def _wait(self, request: MPI.Request, status: MPI.Status | None) -> None:
         if not self.runtime.serialized:
-            request.Wait()
+            request.Wait(status)
             return
         pause = self.pause()
-        while not self.test(request):
+        while not self.test(request, status):
             pause()
 
     def barrier(self, timeout_s: float) -> bool:

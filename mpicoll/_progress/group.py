@@ -127,7 +127,7 @@ class Group(GroupState):
             error: Exception = translate(raw, self.where(operation))
             self.fail(error)
             return error
-        what = f"{self.where(operation)}: the ranks do not call the same collective."
+        what = " ".join(filter(None, [f"{self.where(operation)}: the ranks do not call the same collective.", str(raw)]))
         self.fail(CollectiveMismatch(what))
         return CollectiveMismatch(f"{what} {watchdog.calls(self, self.queue.started)}")
 

@@ -1,0 +1,49 @@
+"""Blocks that only their sender and their receiver know."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import mpicoll
+from mpicoll.errors import CollectiveMismatch, TruncationError
+from tests.support import agree
+
+pytestmark = [pytest.mark.min_ranks(2), pytest.mark.usefixtures("world")]
+
+
+def _block(count: int) -> torch.Tensor:
+    return torch.zeros(count)
+
+
+def _scatter(group: Any, rank: int, size: int, sent: int, expected: int) -> None:
+    lengths = [4] * (size - 1) + [sent]
+    target = _block(expected if rank == size - 1 else 4)
+    mpicoll.scatter(target, [_block(length) for length in lengths] if rank == 0 else None, 0, group=group)
+
+
+def _gather(group: Any, rank: int, size: int, sent: int, expected: int) -> None:
+    lengths = [4] * (size - 1) + [expected]
+    source = _block(sent if rank == size - 1 else 4)
+    mpicoll.gather(source, [_block(length) for length in lengths] if rank == 0 else None, 0, group=group)
+
+
+@pytest.mark.parametrize("operation", [_scatter, _gather])
+@pytest.mark.parametrize(("sent", "error"), [(3, CollectiveMismatch), (4, None), (5, TruncationError)])
+def test_the_receiver_compares_the_sizes(
+    rank: int, size: int, operation: Callable[..., None], sent: int, error: type[Exception] | None
+) -> None:
+    """A block that was too short left the rest of its tensor unchanged, and nobody was told."""
+    group, raised = mpicoll.new_group(), None
+    try:
+        operation(group, rank, size, sent, 4)
+    except (CollectiveMismatch, TruncationError) as caught:
+        raised = caught
+    receives = rank == (size - 1 if operation is _scatter else 0)
+    agree(type(raised) is (error if receives and error else type(None)), repr(raised))
+    peer = 0 if operation is _scatter else size - 1
+    words = f"Rank {peer} of the group has sent 12 bytes, and this rank expects 16."
+    agree(error is not CollectiveMismatch or not receives or words in str(raised), raised)
