@@ -41,10 +41,9 @@ ACCEPTED: dict[str, tuple[int, str]] = {
     "--start-method": (1, "mpiexec starts the ranks"),
     "--role": (1, "ranks have no roles"),
     "--event-log-handler": (1, "no events are recorded"),
-    "--oversubscribe": (0, "more ranks than cores are allowed"),
     "--allow-run-as-root": (0, "root may start jobs"),
 }
-ONE_DASH = ("--oversubscribe", "--allow-run-as-root")  # Open MPI takes -oversubscribe, too
+ONE_DASH = ("--allow-run-as-root",)  # Open MPI takes -allow-run-as-root, too
 LOG_DIR = "use --log-dir DIR, which writes one file for each rank"
 REPLACED = {
     "-r": LOG_DIR,
@@ -173,6 +172,7 @@ HELP = {
     "-H": "hosts, with or without a number of slots: node1,node2 or node1:2,node2:2",
     "--bind-to": "bind each rank to a core, socket, numa domain, ...; default: no binding",
     "--map-by": "place successive ranks on successive units: core, socket, numa, ...; ppr:K:node is --nproc-per-node K",
+    "--oversubscribe": "allow more processes than cores also to MPI_Comm_spawn (Open MPI); ranks are always allowed to",
     "--tag-output": "begin each line of output with the rank that wrote it",
     "--log-dir": "write the output of rank R to DIR/rank-R.log on the host of that rank, and nothing to the terminal",
     "--grace": "time between SIGTERM and SIGKILL, when a job is ended; default: 5",
@@ -209,6 +209,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     _add(hosts, "-H", "--host", hidden=("--hosts", "-host", "-hosts"), metavar="A,B", dest="host")
     _add(group, "--bind-to", hidden=("-bind-to",), metavar="UNIT")
     _add(group, "--map-by", hidden=("-map-by",), metavar="UNIT")
+    _add(group, "--oversubscribe", hidden=("-oversubscribe",), action="store_true")
 
     group = parser.add_argument_group("the end of the job")
     _add(group, "--grace", type=seconds, default=DEFAULT_GRACE_S, metavar="SECONDS", dest="grace_s")

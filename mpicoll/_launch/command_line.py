@@ -25,7 +25,7 @@ JOB_OPTIONS = {  # attribute of argparse's namespace -> option; allowed only bef
     "export": "-x", "genv": "-genv", "mca": "--mca", "nnodes": "--nnodes", "bind_to": "--bind-to", "map_by": "--map-by",
     "tag_output": "--tag-output", "log_dir": "--log-dir", "master_addr": "--master-addr", "master_port": "--master-port",
     "backend": "--backend", "fault_tolerant": "--fault-tolerant", "grace_s": "--grace", "execute": "--exec",
-    "max_restarts": "--max-restarts",
+    "max_restarts": "--max-restarts", "oversubscribe": "--oversubscribe",
 }  # fmt: skip
 PYTHON = re.compile(r"python(3(\.\d+)?)?")
 PYTHON_FLAGS = re.compile(r"-[bBdEIOPqRsSuvx]+")  # options of the interpreter that take no value
@@ -95,7 +95,10 @@ def _options(read: argparse.Namespace, notes: Sequence[str]) -> Options:
     exported += [f"{name}={value}" for name, value in variables.items() if value]
     log_dir = None if read.log_dir is None else os.path.abspath(read.log_dir)
     tag = read.tag_output and log_dir is None
-    request = Request(read.nnodes, read.bind_to, read.map_by, tag, log_dir, read.fault_tolerant, max_restarts=read.max_restarts)
+    request = Request(
+        read.nnodes, read.bind_to, read.map_by, tag, log_dir, read.fault_tolerant, read.oversubscribe,
+        max_restarts=read.max_restarts,
+    )  # fmt: skip
     said = [*notes, *_accepted(read.accepted)]
     if log_dir is not None:
         tag = "; --tag-output marks lines on the terminal only" if read.tag_output else ""

@@ -24,6 +24,7 @@ class Request:
     tag_output: bool = False
     log_dir: str | None = None  # absolute
     fault_tolerant: bool = False
+    oversubscribe: bool = False
     restart: int = 0  # 1 for the first restart
     max_restarts: int | None = None
     supervised: bool = False  # a monitor for each rank; `mpicoll._launch.monitor`

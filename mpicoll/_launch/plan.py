@@ -6,7 +6,8 @@ Added to the environment, where it applies and the user has not set something el
 
     Open MPI, uid 0                  OMPI_ALLOW_RUN_AS_ROOT, ..._CONFIRM   it refuses root, e.g. in a container
     Open MPI                         binding policy none                   Note [Why no binding]
-    Open MPI, more ranks than cores  oversubscribe, yield_when_idle        it refuses, and waiting ranks would block others
+    Open MPI, more ranks than cores, oversubscribe, yield_when_idle        it refuses, and waiting ranks would block others
+        or --oversubscribe
     Open MPI 5, this host only       btl=^ofi, osc=^ucx                    starts in 0.3 s, not 1.3, and without
                                                                            warnings; several hosts may need both
     Open MPI 5, several hosts        oob_tcp_keepalive_*                   notices a host that is gone after 11 s, not never
@@ -83,7 +84,7 @@ def plan(
     placements = [_place(program, ranks, hosts, before[i], total) for i, (program, ranks) in enumerate(counted)]
     where = _where(placements, total, site)
     added = {**mpi.environ, **mpiexec.environ}
-    _add_settings(added, where, mpi, site, extra)
+    _add_settings(added, where, mpi, site, extra, request.oversubscribe)
     _add_torch_variables(added, where, site, notes)
     if request.max_restarts is not None:
         added["TORCHELASTIC_RESTART_COUNT"] = str(request.restart)
@@ -222,7 +223,7 @@ def _where(placements: Sequence[Placement | None], ranks: int, site: Site) -> Wh
 # --- what is added to the environment ---------------------------------------------------------------------------------
 
 
-def _add_settings(added: dict[str, str], where: Where, mpi: Mpi, site: Site, extra: Sequence[str]) -> None:
+def _add_settings(added: dict[str, str], where: Where, mpi: Mpi, site: Site, extra: Sequence[str], oversubscribe: bool) -> None:
     def add(name: str, value: str) -> None:
         if not site.decided(name):
             added[name] = value
@@ -235,7 +236,7 @@ def _add_settings(added: dict[str, str], where: Where, mpi: Mpi, site: Site, ext
     if site.uid == 0:
         add("OMPI_ALLOW_RUN_AS_ROOT", "1")
         add("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
-    if where.ranks_here > site.cores:
+    if oversubscribe or where.ranks_here > site.cores:
         if prrte:
             add("PRTE_MCA_rmaps_default_mapping_policy", ":oversubscribe")
         else:

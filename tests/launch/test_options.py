@@ -188,7 +188,10 @@ def test_what_has_another_form_here_is_refused_with_it(name: str, capsys: pytest
 def test_binding_output_and_environment() -> None:
     for line in ("--bind-to core --map-by numa --tag-output", "-bind-to core -map-by numa -l", "--bind_to=core --map-by=numa -l"):
         assert parse(f"{line} t.py")[0].request == Request(bind_to="core", map_by="numa", tag_output=True)
-    options, _ = parse("-x A -x B=1 -genv C 2 --mca btl tcp,self -mca osc ^ucx --oversubscribe -oversubscribe t.py")
+    for option in ("--oversubscribe", "-oversubscribe"):
+        assert parse(f"{option} t.py")[0].request == Request(oversubscribe=True)
+    line = "-x A -x B=1 -genv C 2 --mca btl tcp,self -mca osc ^ucx --allow-run-as-root -allow-run-as-root t.py"
+    options, _ = parse(line)
     assert options.exported == ("A", "B=1", "C=2")
     assert options.mca == (("btl", "tcp,self"), ("osc", "^ucx"))
     assert len(options.notes) == 1

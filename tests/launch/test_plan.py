@@ -116,7 +116,8 @@ def test_root_is_allowed_only_for_root() -> None:
 def test_oversubscription_only_with_more_ranks_than_cores_on_this_host() -> None:
     few, many = a_site(cores=8), a_site(cores=2)
     assert not any("oversubscribe" in value for value in planned(one(4), site=few).added.values())
-    added = planned(one(4), site=many).added
+    assert planned(one(4), site=many).added == planned(one(4), site=many, request=Request(oversubscribe=True)).added
+    added = planned(one(1), site=few, request=Request(oversubscribe=True)).added
     assert added["PRTE_MCA_rmaps_default_mapping_policy"] == ":oversubscribe"
     assert added["OMPI_MCA_mpi_yield_when_idle"] == "1"
     assert planned(one(4), mpi=OPENMPI4, site=many).added["OMPI_MCA_rmaps_base_oversubscribe"] == "1"

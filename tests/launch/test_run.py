@@ -145,6 +145,33 @@ def test_lines_that_users_of_torchrun_and_mpirun_type(tmp_path: Path) -> None:
         assert done.stdout.startswith("['0of2 A', '1of2 A']"), (line, done.stderr)
 
 
+SPAWNS = """
+import os, sys
+import torch, mpicoll as dist
+from mpi4py import MPI
+parent = MPI.Comm.Get_parent()
+if parent == MPI.COMM_NULL:
+    count = int(sys.argv[1])
+    children = MPI.COMM_SELF.Spawn(sys.executable, [os.path.abspath(__file__)], maxprocs=count)
+    print(children.gather(None, root=MPI.ROOT), flush=True)
+    children.Disconnect()
+else:
+    dist.init_process_group()
+    tensor = torch.ones(2)
+    dist.all_reduce(tensor)
+    parent.gather(tensor.tolist(), root=0)
+    parent.Disconnect()
+"""
+
+
+@pytest.mark.launch
+def test_a_rank_starts_more_processes_than_there_are_cores(tmp_path: Path) -> None:
+    """(--oversubscribe had no effect. Open MPI refused them with "not enough slots", as under plain mpiexec.)"""
+    count = _cpus.usable_cores() + 1
+    done = start("--oversubscribe", "-n", "1", script(tmp_path, SPAWNS), str(count), cwd=tmp_path)
+    assert done.stdout.strip() == str([[float(count)] * 2] * count), done.stderr
+
+
 @pytest.mark.launch
 def test_ranks_are_bound_as_asked(tmp_path: Path) -> None:
     if _cpus.usable_cores() < 2:
