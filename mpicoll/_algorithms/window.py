@@ -179,19 +179,28 @@ class Window:
         self._words[self._my_laid] = turn + 1
 
     def await_laid(self, turn: int) -> None:
-        """[2] Returns once every other rank's slot can be read."""
-        self._await(self._laid, turn + 1)
-        self.check(turn)
+        """[2] Returns once every other rank's slot can be read.
 
-    def check(self, turn: int) -> None:
-        """Raises DifferentCalls if another rank's turn, which it has laid down, belongs to another collective."""
-        for index in self._laid:
-            self._check(index, turn)
+        Raises:
+            DifferentCalls: The turn of one of them belongs to another collective.
+        """
+        self._await_laid(self._laid, turn)
 
-    def _check(self, index: int, turn: int) -> None:
-        words = self._words
-        if words[index + 1 + (turn & 1)] != self.call or words[index + 3 + (turn & 3)] == turn + 1:
-            self._leave()
+    def await_laid_by(self, rank: int, turn: int) -> None:
+        """The same for the slot of one rank."""
+        self._await_laid((rank * (LINE // 8),), turn)
+
+    def _await_laid(self, indices: Sequence[int], turn: int) -> None:
+        words, call, value = self._words, self.call, turn + 1
+        for index in indices:
+            if words[index] < value:
+                self._wait(index, value)
+        if self._fence is not None:
+            self._fence()
+        call_at, barrier_at = 1 + (turn & 1), 3 + (turn & 3)
+        for index in indices:
+            if words[index + call_at] != call or words[index + barrier_at] == value:
+                self._leave()
 
     def lay_barrier(self, turn: int) -> None:
         """Announces a turn without data. Unlike `lay` it may be called before all ranks have taken turn t - 2."""
@@ -211,11 +220,6 @@ class Window:
         """True if every other rank's slot can be read. Does not wait."""
         words = self._words
         return all(words[index] > turn for index in self._laid)
-
-    def await_laid_by(self, rank: int, turn: int) -> None:
-        index = rank * (LINE // 8)
-        self._await((index,), turn + 1)
-        self._check(index, turn)
 
     def take(self, turn: int) -> None:
         """[2] Announces that this rank has read all it needs of the other slots, and has written its part of the result."""
