@@ -1,28 +1,55 @@
-"""Lets a rank whose program has ended tell this to the ranks that still wait for it.
+"""Questions between ranks about a group: the ranks that wait ask, and running ranks and ended ones answer.
 
-One rank has one batch less than the others, or calls sys.exit, and the others wait in a collective that it will never call.
-Without a handshake it would wait in MPI_Finalize, the others in MPI, and no rank would know which rank is missing. So:
+One rank has one batch less than the others, or calls sys.exit, and the others wait in a collective that it will never call. Or a
+rank of another node, whose calls cannot be seen from here, is late. So:
 
-    the rank that has come to its end              a rank that has been blocked for some time
-    waits here for the others to come too,         [1] asks the other ranks, one after the other
-    before MPI_Finalize, and meanwhile             [3] if the answer is smaller than its own count, that rank will
-    [2] answers: the number of collectives             never come (the watchdog says so and ends the job)
-        that it has begun on that group
+    a rank that has been blocked for some time [1] asks the ranks that it waits for, a few in each second
+    a rank that runs                           [2] answers within a second, from the thread of its watchdog
+    a rank that has come to its end            [2] answers as well, while it waits in `leave` for the others to come too,
+                                                   before MPI_Finalize
+    the rank that has asked                    [3] knows from the answer whether that rank is late, or will never come
 
-A rank that is still working does not answer; the questions wait in MPI. So a healthy job exchanges only the messages of one
-barrier here, at its end.
+A rank that is stopped, or has been lost, does not answer. A healthy job exchanges only the messages of one barrier, at its end.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from mpicoll._mpi import abort, library, runtime, survivors
 from mpicoll._mpi.backoff import Backoff
 from mpicoll._mpi.library import MPI
 
 QUESTION, ANSWER = 1, 2  # tags on the runtime's own communicator
-DISMISSED = ""  # a question that names no group: the rank counts as dead from now on
+DISMISSED = -1  # instead of a place in the order: the rank counts as dead from now on
+SHOW = -2  # the rank shows where its program is
+
+
+class Question(NamedTuple):
+    """``group``: its name. ``number``: a place in its order of collectives; 0: none; or DISMISSED or SHOW."""
+
+    group: str
+    number: int = 0
+
+
+class Answer(NamedTuple):
+    """What a rank says of itself.
+
+    Attributes:
+        group: The name of the group.
+        begun: Number of collectives that the rank has begun on it.
+        words: What it did last.
+        left: The program has ended; the rank will begin no more.
+        call: Its call at the place that was asked for, in words; empty if it has not come there.
+    """
+
+    group: str
+    begun: int
+    words: str
+    left: bool = True
+    call: str = ""
+
 
 _all_come = False  # True: all ranks of MPI.COMM_WORLD have made a world, and so will call `leave`
 _sent: list[MPI.Request] = []  # questions and answers in flight
@@ -49,36 +76,45 @@ def possible() -> bool:
     )
 
 
-def ask(rank: int, group: str) -> None:
-    """[1] Asks one rank of the world how many collectives it has begun on this group. It answers only once it has ended."""
+def ask(rank: int, question: Question) -> None:
+    """[1] Sends a question to one rank of the world."""
     comm, world = runtime.world_comm(), runtime.current()
     assert comm is not None
     assert world is not None
     with world.lock, survivors.tolerated():
         _sent[:] = [request for request in _sent if not request.Test()]
-        _sent.append(comm.isend(group, rank, QUESTION))
+        _sent.append(comm.isend(tuple(question), rank, QUESTION))
 
 
 def dismiss(rank: int) -> None:
     """Tells a rank that has ended, and that others wait for, to die, so that they get PeerLost."""
-    ask(rank, DISMISSED)
+    ask(rank, Question("", DISMISSED))
 
 
-def answers() -> list[tuple[int, str, int]]:
-    """[3] The answers that have arrived: (rank of the world, group, number of collectives that it has begun on the group).
+def answers() -> list[tuple[int, Answer]]:
+    """[3] Returns the answers that have arrived, with the ranks of the world that they come from. Only one thread calls this."""
+    comm, world = runtime.world_comm(), runtime.current()
+    assert comm is not None
+    assert world is not None
+    received: list[tuple[int, Answer]] = []
+    with world.lock, survivors.tolerated():
+        status = MPI.Status()
+        while comm.iprobe(MPI.ANY_SOURCE, ANSWER, status):
+            received.append((status.source, Answer(*comm.recv(source=status.source, tag=ANSWER))))
+    return received
 
-    Only one thread calls this.
+
+def answer(said: Callable[[Question], Answer | None]) -> None:
+    """[2] Answers the questions that have arrived. ``said`` returns this rank's answer; None: it has none.
+
+    Only one thread calls this at a time.
     """
     comm, world = runtime.world_comm(), runtime.current()
     assert comm is not None
     assert world is not None
-    received = []
     with world.lock, survivors.tolerated():
-        status = MPI.Status()
-        while comm.iprobe(MPI.ANY_SOURCE, ANSWER, status):
-            group, begun = comm.recv(source=status.source, tag=ANSWER)
-            received.append((status.source, group, begun))
-    return received
+        _sent[:] = [request for request in _sent if not request.Test()]
+        _answer(comm, said)
 
 
 def leave(begun: Callable[[str], int]) -> None:
@@ -87,36 +123,42 @@ def leave(begun: Callable[[str], int]) -> None:
     ``begun`` returns the number of collectives that this rank has begun on the group of a name.
     """
     comm = runtime.world_comm()
-    if runtime.finalized() or (survivors.possible() and _leave_survivors(begun)):
+
+    def said(question: Question) -> Answer:
+        if question.number == DISMISSED:
+            abort.die("this rank has ended, and other ranks wait for it; it counts as dead")
+        number = begun(question.group)
+        return Answer(question.group, number, words=f"its program has ended, after {number} collectives on this group")
+
+    if runtime.finalized() or (survivors.possible() and _leave_survivors(said)):
         return
     if not _all_come or comm is None or comm.Get_size() == 1:
         return
     barrier, backoff = comm.Ibarrier(), Backoff()
     while not barrier.Test():
-        _answer(comm, begun)
+        _answer(comm, said)
         backoff.pause()
 
 
-def _leave_survivors(begun: Callable[[str], int]) -> bool:
+def _leave_survivors(said: Callable[[Question], Answer | None]) -> bool:
     """`leave` for a job that goes on when a rank dies. Returns False if not all ranks of the last world will call it."""
     base = survivors.root()
     if base == MPI.COMM_WORLD and not _all_come:
         return False
 
-    def answer() -> None:
+    def answer_others() -> None:
         comm = runtime.world_comm()
         if comm is not None and not library.dead_processes:
             with survivors.tolerated():
-                _answer(comm, begun)
+                _answer(comm, said)
 
-    survivors.meet(base, goes_on=False, meanwhile=answer)
+    survivors.meet(base, goes_on=False, meanwhile=answer_others)
     return True
 
 
-def _answer(comm: MPI.Intracomm, begun: Callable[[str], int]) -> None:
+def _answer(comm: MPI.Intracomm, said: Callable[[Question], Answer | None]) -> None:
     status = MPI.Status()
-    if comm.iprobe(MPI.ANY_SOURCE, QUESTION, status):
-        group = comm.recv(source=status.source, tag=QUESTION)
-        if group == DISMISSED:
-            abort.die(f"rank {comm.Get_rank()} has ended while other ranks wait for it; it counts as dead")
-        _sent.append(comm.isend((group, begun(group)), status.source, ANSWER))
+    while comm.iprobe(MPI.ANY_SOURCE, QUESTION, status):
+        found = said(Question(*comm.recv(source=status.source, tag=QUESTION)))
+        if found is not None:
+            _sent.append(comm.isend(tuple(found), status.source, ANSWER))

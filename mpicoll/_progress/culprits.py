@@ -1,25 +1,22 @@
-"""Says for which ranks an operation waits, and what they have done last, as far as the ledger of this node tells."""
+"""Says for which ranks an operation waits, and what they have done last, as far as the ledger of this node and answers tell."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
-from typing import NamedTuple
 
+from mpicoll._progress import inquiries
 from mpicoll._progress.group_state import GroupState
+from mpicoll._progress.inquiries import Absent
 from mpicoll._progress.ledger import ENDED, MOST_GROUPS, RUNS, Rank, process
 
 
-class Absent(NamedTuple):
-    """A rank of the world that an operation waits for. ``ended``: its process is gone."""
-
-    rank: int
-    words: str
-    ended: bool = False
-
-
 def of_collective(group: GroupState, number: int) -> list[Absent]:
-    """Returns the members on this node that have not begun the group's collective of this number."""
+    """Returns the members that have not begun the group's collective of this number."""
+    return sorted([*on_node(group, number), *inquiries.absent(group, number, inquiries.unseen(group))])
+
+
+def on_node(group: GroupState, number: int) -> list[Absent]:
+    """The same of this node's members only."""
     found = []
     for rank in group.global_ranks:
         if rank == group.global_ranks[group.rank] or group.ledger is None or (known := group.ledger.read(rank)) is None:
@@ -34,7 +31,9 @@ def of_message(group: GroupState, peer: int) -> list[Absent]:
     """Returns the group rank that a message waits for."""
     rank = group.global_ranks[peer]
     known = None if group.ledger is None else group.ledger.read(rank)
-    return [Absent(rank, "its calls cannot be seen from this node") if known is None else _absent(group, rank, known)]
+    if known is not None:
+        return [_absent(group, rank, known)]
+    return inquiries.absent(group, 0, [rank]) or [Absent(rank, "its calls are not known")]
 
 
 def other_side(group: GroupState, peer: int | None) -> str:
@@ -44,13 +43,10 @@ def other_side(group: GroupState, peer: int | None) -> str:
 
 def _absent(group: GroupState, rank: int, known: Rank) -> Absent:
     state, seen = process(known.pid), known.groups.get(group.key)
-    if seen is None or not seen.last:
-        few = len(known.groups) < MOST_GROUPS
-        last = "it has begun no collective on this group" if few else "nothing is known of its calls on this group"
-    elif seen.ended < seen.begun:
-        last = f"it is in its collective {seen.begun} on this group, {seen.last}, for {time.monotonic() - seen.since:.0f} s"
+    if seen is None and len(known.groups) >= MOST_GROUPS:
+        last = "nothing is known of its calls on this group"
     else:
-        last = f"its last collective on this group is number {seen.begun}, {seen.last}, which has ended"
+        last = inquiries.last_call(*(seen[:4] if seen is not None else (0, 0, "", 0.0)))
     if state == RUNS:
         return Absent(rank, f"{last}; its process {known.pid} runs")
     return Absent(rank, f"its process {known.pid} {state}; up to a second before that {last}", state == ENDED)
@@ -64,9 +60,13 @@ def described(absent: Iterable[Absent], verb: str = "has not come") -> str:
 def of_group(group: GroupState) -> str:
     """Returns who has not come to the collective that the group is in; empty if that is not known."""
     entry = group.under_way()
-    if entry is None or group.ledger is None:
+    if entry is None:
         return ""
     number = entry[0]
     if absent := of_collective(group, number):
         return described(absent)
-    return f"Every rank of this node has begun its collective {number} on this group; the calls may differ"
+    return (
+        ""
+        if group.ledger is None
+        else f"Every rank of this node has begun its collective {number} on this group; the calls may differ"
+    )

@@ -18,12 +18,13 @@ from mpicoll.errors import MpicollError, TruncationError
 
 @dataclass(eq=False)
 class PendingMessage:
-    """A message under way in a group."""
+    """A message under way in a group. ``peer``: the group rank on the other side; None: any rank."""
 
     group: GroupState
     operation: str
     transfer: Transfer
     tensor: Tensor
+    peer: int | None
     held: Held = field(default_factory=dict)
 
     def test(self) -> bool:

@@ -1,6 +1,7 @@
 """Looks at the operations under way, and ends the job if one of them cannot end.
 
     every second     compares the calls of the ranks of this node (ledger.py); if they differ, the job ends
+    after 1 second   that a call waits: asks ranks of other nodes what they have done last (inquiries.py)
     after 3 seconds  that a blocking call waits: a line on stderr names the ranks that have not come. If the program or the
                      process of one of them has ended, the job ends
     at the timeout   of the group, the job ends, and the line names the same ranks
@@ -18,16 +19,21 @@ import threading
 import time
 import weakref
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 from mpicoll._facts import in_words
 from mpicoll._mpi import abort, exit_handshake, survivors
-from mpicoll._progress import culprits, current_call, expiry, losses, threads
-from mpicoll._progress.culprits import Absent
+from mpicoll._mpi.exit_handshake import SHOW, Answer, Question
+from mpicoll._progress import culprits, current_call, expiry, inquiries, losses, threads
 from mpicoll._progress.group_state import EVERYBODY, GroupState
+from mpicoll._progress.inquiries import Absent
 from mpicoll._progress.ledger import Ledger, Mismatch
+from mpicoll._progress.poller import poller
+from mpicoll._progress.requests import PendingMessage
 
-PATIENCE_S = 3.0  # seconds that a call is blocked before this rank says so, and asks others whether they have left
+PATIENCE_S = 3.0  # seconds that a call is blocked before this rank says so
+ASK_AFTER_S = 1.0  # seconds before this rank asks others; shorter if a group's timeout is short
 LONGEST_LOOK_S = 1.0  # seconds between two looks; shorter if a group's timeout is short
 MOST_PATIENCE_S = 300.0  # between two such lines of one group
 STACK_S = 1.5  # time for other ranks to show where they are, before the job ends
@@ -72,7 +78,8 @@ class Watchdog:
         self._second = 0  # of the last look at the ledgers
         self._said: weakref.WeakKeyDictionary[GroupState, tuple[str, float]] = weakref.WeakKeyDictionary()  # the last wait named
         self._patience: weakref.WeakKeyDictionary[GroupState, float] = weakref.WeakKeyDictionary()  # seconds to the next line
-        self._asked = 0  # rounds of questions so far; a blocked rank asks one rank after the other
+        self._asked = 0  # rounds of questions to ranks of this node; a rank asks one after the other
+        self._pending: set[PendingMessage] = set()  # at the last look
 
     def add(self, group: GroupState) -> None:
         """Watches a group as long as it lives."""
@@ -135,6 +142,11 @@ class Watchdog:
                 losses.look(groups)
             waiting = _under_way(groups)
             current_call.write(inside, self._all)
+            asking = exit_handshake.possible()
+            if asking:
+                threads.entering()
+                exit_handshake.answer(partial(_answer, groups))
+                self._receive_answers(groups, waiting)
             if int(now) != self._second:
                 self._second = int(now)
                 self._read_ledgers(groups)
@@ -146,9 +158,8 @@ class Watchdog:
             blocked = [each for each in waiting if now - each.since > PATIENCE_S and each.group.size > 1]
             for each in blocked:
                 self._look_at_peers(each, now)
-            if blocked and exit_handshake.possible():
-                threads.entering()
-                self._look_for_leavers(blocked)
+            if asking:
+                self._ask(waiting, now)
 
     def _all(self) -> list[GroupState]:
         with self._guard:
@@ -188,26 +199,61 @@ class Watchdog:
             where = group.where(waiting.operation)
             print(f"mpicoll: {where} has waited for {now - waiting.since:.0f} s. {waiting.named()}", file=sys.stderr, flush=True)
 
-    def _look_for_leavers(self, blocked: list[Waiting]) -> None:
-        """Asks ranks that blocked calls wait for whether their program has ended. Ends the job, or that rank, if one says so."""
-        for rank, name, started in exit_handshake.answers():
-            for operation, group, _, peer, *_ in blocked:
-                if group.name != name or rank not in group.global_ranks:
+    def _receive_answers(self, groups: Sequence[GroupState], waiting: Sequence[Waiting]) -> None:
+        """Ends the job, or the rank that has answered, if a call waits for a rank whose program has ended."""
+        for rank, answer in exit_handshake.answers():
+            for group in groups:
+                if group.name == answer.group:
+                    inquiries.heard(group, rank, answer)
+            for operation, group, _, peer, *_ in waiting if answer.left else ():
+                if group.name != answer.group or rank not in group.global_ranks:
                     continue
-                never = started < group.queue.started if peer == EVERYBODY else peer == group.global_ranks.index(rank)
+                never = answer.begun < group.queue.started if peer == EVERYBODY else peer == group.global_ranks.index(rank)
                 if never or (peer is None and group.size == 2):
-                    why = f"waits for rank {rank}, whose program has ended (after {started} collectives on this group)"
+                    why = f"waits for rank {rank}, whose program has ended (after {answer.begun} collectives on this group)"
                     if survivors.possible():
                         exit_handshake.dismiss(rank)
                     else:
                         _end(operation, group, why, f"{operation} can never end")
-        for _, group, _, peer, *_ in blocked:
-            others = [rank for rank in range(group.size) if rank != group.rank]
-            start = sum(rank < group.rank for rank in others)  # the next rank first, so that not all ask the same one
-            asked = others[(start + self._asked) % len(others)] if peer in (None, EVERYBODY) else peer
-            if asked != group.rank:
-                exit_handshake.ask(group.global_ranks[asked], group.name)
+
+    def _ask(self, waiting: Sequence[Waiting], now: float) -> None:
+        """Asks the ranks that calls wait for; of those on this node only whether their programs have ended."""
+        before, self._pending = self._pending, set(poller.under_way())
+        for message in before & self._pending:
+            if message.peer is not None and (rank := message.group.global_ranks[message.peer]) in inquiries.unseen(message.group):
+                inquiries.ask(message.group, 0, [rank])
+        for each in waiting:
+            group, waited_s = each.group, now - each.since
+            if group.size == 1 or waited_s < min(ASK_AFTER_S, group.timeout_s / 4):
+                continue
+            peers = group.global_ranks if each.peer in (None, EVERYBODY) else [group.global_ranks[each.peer]]
+            unseen = [rank for rank in inquiries.unseen(group) if rank in peers]
+            if unseen:
+                inquiries.ask(group, each.number, unseen)
+                self._compare(each)
+            seen = [rank for rank in peers if rank not in unseen and rank != group.global_ranks[group.rank]]
+            if seen and waited_s > PATIENCE_S:
+                start = sum(rank < group.global_ranks[group.rank] for rank in seen)  # so that not all ask the same one
+                exit_handshake.ask(seen[(start + self._asked) % len(seen)], Question(group.name))
         self._asked += 1
+
+    def _compare(self, waiting: Waiting) -> None:
+        """Ends the job if a rank of another node has answered that it makes another call than this rank."""
+        group, number = waiting.group, waiting.number
+        if number and not group.checked and group.ledger is not None and group.ledger.compares:
+            own = inquiries.call(group, number)
+            if own and (other := inquiries.other_call(group, number, own)) is not None:
+                _end_mismatch(group, Mismatch(number, other[0], (other[1], own)))
+
+
+def _answer(groups: Sequence[GroupState], question: Question) -> Answer | None:
+    """Answers another rank."""
+    if question.number != SHOW:
+        return inquiries.own_answer(groups, question)
+    group = next((group for group in groups if group.name == question.group), None)
+    if group is not None:
+        _show_stacks(group, "another rank asks where this one is")
+    return None
 
 
 def _under_way(groups: list[GroupState]) -> list[Waiting]:
@@ -230,7 +276,7 @@ def _end(operation: str, group: GroupState, what: str, reason: str, others: Sequ
     print(f"mpicoll: {group.where(operation)}: {what}; this rank is here:", file=sys.stderr, flush=True)
     faulthandler.dump_traceback(file=sys.__stderr__ or 2, all_threads=True)
     expiry.expired(reason, ends_job=True)
-    _ask(group, [each.rank for each in others])
+    _show_others(group, [each.rank for each in others])
     abort.abort(reason)
 
 
@@ -246,15 +292,19 @@ def _end_mismatch(group: GroupState, mismatch: Mismatch) -> None:
     )
     expiry.expired("the ranks call different collectives", ends_job=True)
     _show_stacks(group, "the calls differ")
-    _ask(group, [other])
+    _show_others(group, [other])
     abort.abort("the ranks call different collectives")
 
 
-def _ask(group: GroupState, ranks: Sequence[int]) -> None:
-    """Asks ranks of this node to show where they are, and gives them time for it."""
-    if group.ledger is not None and ranks:
-        for rank in ranks:
+def _show_others(group: GroupState, ranks: Sequence[int]) -> None:
+    """Asks ranks to show where they are, and gives them time for it."""
+    seen = () if group.ledger is None else group.ledger.boards.ranks
+    for rank in ranks:
+        if rank in seen and group.ledger is not None:
             group.ledger.boards.ask(rank)
+        elif exit_handshake.possible():
+            exit_handshake.ask(rank, Question(group.name, SHOW))
+    if ranks:
         time.sleep(STACK_S)
 
 

@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from tests.support import ROOT, launch
+from tests.support import ROOT, is_open_mpi, launch
 
 pytestmark = pytest.mark.launch
 
@@ -71,6 +71,44 @@ def test_an_expired_wait_names_the_rank(how: str, expected: str) -> None:
     assert re.search(expected, done.stderr), done.stderr
 
 
+SILENT = r"it has not answered for \d s: it is stopped, its host or network is lost, or a call in its program holds Python's lock"
+SLOW = pytest.mark.slow
+ELSEWHERE = r"its process \d+ on \S+ runs"
+
+
+@pytest.mark.parametrize(
+    ("how", "expected"),
+    [
+        ("misses an all_reduce", f"all_reduce .* no end after .*Rank 1 has not come: {LAST}; {ELSEWHERE}"),
+        pytest.param("misses a barrier", f"OperationTimeout: barrier .*Rank 1 has not come: {LAST}; {ELSEWHERE}", marks=SLOW),
+        pytest.param("misses an asynchronous one", f"OperationTimeout: .*Rank 1 has not come: {LAST}; {ELSEWHERE}", marks=SLOW),
+        pytest.param("sends nothing", f"recv .* no end after .*Rank 1 is the other side: {LAST}; {ELSEWHERE}", marks=SLOW),
+        ("sends nothing to irecv", f"OperationTimeout: irecv .*Rank 1 is the other side: {LAST}; {ELSEWHERE}"),
+        ("stops", f"all_reduce .* no end after .*Rank 1 has not come: {SILENT}"),
+    ],
+)
+def test_a_rank_of_another_node_is_named(how: str, expected: str) -> None:
+    """It is asked by messages, because its calls cannot be seen."""
+    done = job(how, timeout_s=6, MPICOLL_NODE_SIZE="1")
+    assert done.returncode != 0
+    assert re.search(expected, done.stderr), done.stderr
+    if "no end after" in expected and how != "stops":
+        assert "rank 1 (group '0'): another rank asks where this one is; this rank is here:" in done.stderr, done.stderr
+
+
+def test_another_collective_on_another_node_is_named() -> None:
+    """Once a rank waits in it: ranks of different nodes do not compare what has ended."""
+    done = job("meets a barrier", timeout_s=60, MPICOLL_NODE_SIZE="1")
+    assert done.returncode != 0
+    calls = {"barrier()", "all_gather(float32, 16 bytes)"}
+    said = re.search(r"collective number 101: the ranks do not call the same. Rank \d: (.*?)\. Rank \d: (.*?)\. ", done.stderr)
+    assert said is not None, done.stderr
+    assert set(said.groups()) == calls, done.stderr
+
+
+@pytest.mark.skipif(
+    not is_open_mpi(), reason="MPICH's mpiexec ends such a job with status 0; mpicoll.run: launch/test_supervisor"
+)
 def test_a_rank_whose_process_has_ended_is_noticed_before_the_timeout() -> None:
     """Mostly the launcher is the first to notice it."""
     done = job("ends its process", timeout_s=1000)

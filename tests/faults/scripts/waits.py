@@ -56,6 +56,9 @@ elif how == "comes late":
         time.sleep(5)
     dist.all_reduce(tensor)
     print(f"survived {rank}\n", end="", flush=True)
+elif how == "meets a barrier":
+    dist.barrier() if rank == 0 else dist.all_gather([torch.empty(2), torch.empty(2)], tensor)
+    dist.all_reduce(tensor)
 elif rank == 1:
     program_of_rank_1()
 elif how == "sends nothing":

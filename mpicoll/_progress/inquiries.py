@@ -1,0 +1,131 @@
+"""Questions to ranks whose calls cannot be seen from here, because they are on other nodes: what each has done last.
+
+A rank that waits asks a few of them in each second (exit_handshake.py). The watchdog sends the questions, receives the answers,
+and answers for this rank. From what has come, `absent` tells who is late, and who does not answer.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+import weakref
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from mpicoll._mpi import exit_handshake
+from mpicoll._mpi.exit_handshake import Answer, Question
+from mpicoll._progress.group_state import GroupState
+from mpicoll._progress.ledger import newest
+from mpicoll._tensors import signatures
+
+MOST_ASKED = 32  # questions of a rank about one group at one look
+SILENT_S = 2.5  # a rank that runs answers within two looks
+
+
+class Absent(NamedTuple):
+    """A rank of the world that an operation waits for. ``ended``: its process is gone."""
+
+    rank: int
+    words: str
+    ended: bool = False
+
+
+class _Wait:
+    """What is known of the other ranks while this rank waits in one collective of a group, or in its messages."""
+
+    def __init__(self) -> None:
+        self.unanswered: dict[int, float] = {}  # when the oldest question that has no answer was sent, by rank of the world
+        self.answers: dict[int, Answer] = {}
+        self.rounds = 0
+
+
+# By the number of the collective; 0: messages. Of the collectives of a group only the last one is kept.
+_waits: weakref.WeakKeyDictionary[GroupState, dict[int, _Wait]] = weakref.WeakKeyDictionary()
+
+
+def unseen(group: GroupState) -> list[int]:
+    """Returns the members whose calls are not on a board of this node, as ranks of the world."""
+    seen = () if group.ledger is None else group.ledger.boards.ranks
+    own = group.global_ranks[group.rank]
+    return [rank for rank in group.global_ranks if rank != own and rank not in seen]
+
+
+def ask(group: GroupState, number: int, ranks: Iterable[int]) -> None:
+    """Asks some of these ranks where they are, others at the next call.
+
+    ``number``: of the collective that waits; 0: a message waits.
+    """
+    waits = _waits.setdefault(group, {})
+    for other in [other for other in waits if number and other not in (0, number)]:
+        del waits[other]
+    wait = waits.setdefault(number, _Wait())
+    asked = list(ranks)
+    first = wait.rounds * MOST_ASKED % max(1, len(asked))
+    wait.rounds += 1
+    for rank in (asked[first:] + asked[:first])[:MOST_ASKED]:
+        exit_handshake.ask(rank, Question(group.name, number))
+        wait.unanswered.setdefault(rank, time.monotonic())
+
+
+def heard(group: GroupState, rank: int, answer: Answer) -> None:
+    """Keeps an answer that has come."""
+    for wait in _waits.get(group, {}).values():
+        wait.unanswered.pop(rank, None)
+        wait.answers[rank] = answer
+
+
+def absent(group: GroupState, number: int, ranks: Iterable[int]) -> list[Absent]:
+    """Returns which of these ranks have not begun the collective of this number, or do not answer, as far as is known."""
+    wait, now, found = _waits.get(group, {}).get(number), time.monotonic(), list[Absent]()
+    if wait is None:
+        return found
+    for rank in ranks:
+        answer, since = wait.answers.get(rank), wait.unanswered.get(rank, now)
+        if now - since > SILENT_S:
+            silent = "it is stopped, its host or network is lost, or a call in its program holds Python's lock"
+            found.append(Absent(rank, f"it has not answered for {now - since:.0f} s: {silent}"))
+        elif answer is not None and (number == 0 or answer.begun < number):
+            found.append(Absent(rank, answer.words))
+    return found
+
+
+def other_call(group: GroupState, number: int, own: str) -> tuple[int, str] | None:
+    """Returns a rank that calls something else than ``own`` at this place of the order, and its call."""
+    wait = _waits.get(group, {}).get(number)
+    for rank, answer in () if wait is None else wait.answers.items():
+        if answer.call and answer.call != own:
+            return rank, answer.call
+    return None
+
+
+def own_answer(groups: Iterable[GroupState], question: Question) -> Answer | None:
+    """Returns what this rank answers."""
+    group = next((each for each in groups if each.name == question.group), None)
+    where = f"its process {os.getpid()} on {socket.gethostname()} runs"
+    if group is None:
+        return Answer(question.group, 0, f"it does not have this group; {where}", left=False)
+    begun = group.history[-1][0] if group.history else 0
+    return Answer(group.name, begun, f"{_last(group)}; {where}", left=False, call=call(group, question.number))
+
+
+def call(group: GroupState, number: int) -> str:
+    """Returns this rank's call at a place of the order, in words; empty if it is not known."""
+    entry = next((entry for entry in newest(group, number - 1) if entry[0] == number), None) if number > 0 else None
+    return "" if entry is None else signatures.alike(entry[1], entry[3])[1]
+
+
+def _last(group: GroupState) -> str:
+    entry = group.history[-1] if group.history else None
+    if entry is None:
+        return last_call(0, 0, "", 0.0)
+    return last_call(entry[0], group.ended, signatures.alike(entry[1], entry[3])[1], entry[2])
+
+
+def last_call(begun: int, ended: int, last: str, since: float) -> str:
+    """Returns in words what a rank has done last on a group. The arguments are as in `ledger.Seen`."""
+    if not last:
+        return "it has begun no collective on this group"
+    if ended < begun:
+        return f"it is in its collective {begun} on this group, {last}, for {time.monotonic() - since:.0f} s"
+    return f"its last collective on this group is number {begun}, {last}, which has ended"
