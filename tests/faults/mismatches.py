@@ -56,15 +56,33 @@ OTHERS = ("all_gather", "all_gather_into_tensor", "all_to_all", "all_to_all_sing
 OPERATIONS = tuple(dict.fromkeys([*REDUCTIONS, *ROOTED, *OTHERS, "barrier"]))
 
 
-def pairs() -> list[tuple[Call, Call]]:
-    """Another dtype of equal or larger size, more elements, another reduction, another root, another collective."""
+KINDS = ("dtype", "count", "reduction", "root", "operation")  # what the calls of a pair differ in
+
+
+def pairs(large: bool = False) -> list[tuple[Call, Call]]:
+    """Another dtype of equal or larger size, more elements, another reduction, another root, another collective.
+
+    ``large``: the same with blocks of at least 16 MiB, most of which go through shared memory.
+    """
+    few, more, many = (1 << 22, (1 << 22) + 1, 1 << 23) if large else (4, 5, 50_000)
     found = []
     for operation in OPERATIONS[:-1]:
-        usual = Call(operation)
+        usual = Call(operation, count=few)
         found += [(usual, usual._replace(dtype=torch.int32)), (usual, usual._replace(dtype=torch.float64))]
-        found += [(usual, usual._replace(count=5)), (usual, usual._replace(count=50_000))]
+        found += [(usual, usual._replace(count=more)), (usual, usual._replace(count=many))]
         if operation in REDUCTIONS:
             found += [(usual, usual._replace(op=ReduceOp.MAX)), (usual, usual._replace(op=ReduceOp.AVG))]
         if operation in ROOTED:
             found.append((usual, usual._replace(root=1)))
-    return found + [(Call(one), Call(other)) for one, other in combinations(OPERATIONS, 2)]
+    return found + [(Call(one, count=few), Call(other, count=few)) for one, other in combinations(OPERATIONS, 2)]
+
+
+def kind(usual: Call, other: Call) -> str:
+    """Returns which of KINDS this pair is."""
+    if usual.operation != other.operation:
+        return "operation"
+    return next(
+        name
+        for name, field in zip(KINDS, ("dtype", "count", "op", "root"), strict=False)
+        if getattr(usual, field) != getattr(other, field)
+    )
