@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from mpicoll._mpi import process_state
+from mpicoll._mpi.process_state import ENDED, RUNS
 from mpicoll._progress import inquiries
 from mpicoll._progress.group_state import GroupState
 from mpicoll._progress.inquiries import Absent
-from mpicoll._progress.ledger import ENDED, MOST_GROUPS, RUNS, Rank, process
+from mpicoll._progress.ledger import MOST_GROUPS, Rank
 
 
 def of_collective(group: GroupState, number: int) -> list[Absent]:
@@ -42,7 +44,7 @@ def other_side(group: GroupState, peer: int | None) -> str:
 
 
 def _absent(group: GroupState, rank: int, known: Rank) -> Absent:
-    state, seen = process(known.pid), known.groups.get(group.key)
+    state, seen = process_state.of(known.pid), known.groups.get(group.key)
     if seen is None and len(known.groups) >= MOST_GROUPS:
         last = "nothing is known of its calls on this group"
     else:

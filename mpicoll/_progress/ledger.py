@@ -15,7 +15,6 @@ import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from pathlib import Path
 from threading import Lock
 from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 
@@ -26,7 +25,6 @@ from mpicoll.errors import MpicollError
 
 REMEMBERED = 2000  # collectives of a group whose calls are kept
 LOOKS = 5  # entries of this many seconds stand on a board, in case another rank is late
-RUNS, ENDED = "runs", "has ended"  # states of a process
 MOST_TEXTS, MOST_GROUPS = 200, 100  # on a board
 
 
@@ -243,12 +241,3 @@ def newest(group: Member, after: int) -> list[Entry]:
     history = group.history.copy()
     count = min(REMEMBERED, len(history), max(0, history[-1][0] - after)) if history else 0
     return list(islice(history, len(history) - count, None))
-
-
-def process(pid: int) -> str:
-    """Returns how a process of this node is: RUNS, ENDED, or "is stopped (SIGSTOP)"."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return ENDED
-    return {"T": "is stopped (SIGSTOP)", "t": "is stopped by a debugger", "Z": ENDED, "X": ENDED}.get(state, RUNS)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import mmap
 import os
-import subprocess
 import time
 from collections import deque
 from types import SimpleNamespace
@@ -18,8 +17,7 @@ import mpicoll
 from mpicoll._api import groups
 from mpicoll._mpi.boards import MOST, NBYTES, Boards
 from mpicoll._mpi.shared_segment import Segment
-from mpicoll._progress import ledger
-from mpicoll._progress.ledger import ENDED, REMEMBERED, RUNS, Ledger
+from mpicoll._progress.ledger import REMEMBERED, Ledger
 from mpicoll._tensors import signatures
 from tests.faults.mismatches import pairs
 from tests.support import agree, everyone
@@ -133,14 +131,6 @@ def test_a_rank_can_ask_another_one_once() -> None:
     assert not other.asked()
     one.ask(5)
     assert (one.asked(), other.asked(), other.asked()) == (False, True, False)
-
-
-def test_states_of_processes() -> None:
-    child = subprocess.Popen(["sleep", "60"])
-    assert ledger.process(child.pid) == RUNS == ledger.process(os.getpid())
-    child.kill()
-    child.wait()
-    assert ledger.process(child.pid) == ENDED
 
 
 @pytest.mark.min_ranks(2)
