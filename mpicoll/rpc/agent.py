@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -30,11 +31,13 @@ from mpicoll.rpc.handler import Handler
 from mpicoll.rpc.messenger import Messenger
 from mpicoll.rpc.options import DeviceMaps, MPIRpcBackendOptions
 from mpicoll.rpc.owned_objects import OwnedObjects
-from mpicoll.rpc.pending_calls import PendingCall, PendingCalls
+from mpicoll.rpc.pending_calls import PendingCall, PendingCalls, name_of
 from mpicoll.rpc.pool import Pool
 from mpicoll.rpc.service import Service, Task
 from mpicoll.rpc.transport import Transport
-from mpicoll.rpc.workers import WorkerInfo, Workers, describe
+from mpicoll.rpc.workers import WorkerInfo, Workers, describe, this_process
+
+LOOK_S = 1.0  # seconds between two looks at the processes of the callees
 
 
 class Agent:
@@ -44,8 +47,10 @@ class Agent:
         self.options = options
         self.timeout_s = options.rpc_timeout
         self.mailbox = Mailbox(runtime)
-        everyone: list[Any] = self.mailbox.exchange((name, runtime.rank, options.device_maps))
-        self.workers = Workers([(worker, rank) for worker, rank, _ in everyone])
+        process = this_process(runtime.hostname)
+        everyone: list[Any] = self.mailbox.exchange((name, runtime.rank, options.device_maps, process))
+        processes = {rank: process for _, rank, _, process in everyone}
+        self.workers = Workers([(worker, rank) for worker, rank, *_ in everyone], processes, runtime.rank)
         self.me = self.workers.find(runtime.rank)
         self.calls = PendingCalls(self.workers)
         self.pool = Pool(options.num_worker_threads)
@@ -57,7 +62,9 @@ class Agent:
         self.at_shutdown = threading.Event()  # set while this worker waits in its shutdown
         self._runtime = runtime
         self._dead = 0  # number of the mailbox's dead ranks whose calls have failed
-        device_maps = DeviceMaps(name, {worker: maps for worker, _, maps in everyone})
+        self._ended: set[int] = set()  # workers that have calls to answer, and whose processes had ended at the last look
+        self._look_at = 0.0  # when to look at the processes of the callees again
+        device_maps = DeviceMaps(name, {worker: maps for worker, _, maps, _ in everyone})
         transport = Transport(self.mailbox, self.me.id)
         self._flush = transport.flush
         self._messenger = Messenger(transport, self.calls, device_maps)
@@ -82,15 +89,15 @@ class Agent:
         arguments: Any,
         keywords: Any = None,
         timeout_s: float | None = None,
+        name: str = "",
     ) -> CallFuture:
         """Calls ``function`` on a worker and returns a future of the answer. Raises what `Messenger.send` raises.
 
-        ``timeout_s``: seconds until the future fails; 0: never; None: the agent's.
+        ``timeout_s``: seconds until the future fails; 0: never; None: the agent's. ``name``: of the function, for errors.
         """
         future = CallFuture(self._service.help)
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
-        name = str(getattr(function, "__qualname__", None) or type(function).__qualname__)
-        number = self.calls.add(PendingCall(future, worker, name, timeout_s))
+        number = self.calls.add(PendingCall(future, worker, name or name_of(function), timeout_s))
         try:
             self._messenger.send(wire.CALL, worker, number, (function, arguments, keywords or {}))
         except BaseException:
@@ -118,6 +125,15 @@ class Agent:
             rank = self.mailbox.dead[self._dead]
             self._dead += 1
             self.pool.submit(partial(self._messenger.lose, self.workers.find(rank), "its process has died"))
+        if len(self.calls) and time.monotonic() > self._look_at:
+            self._look_for_ended_processes()
+
+    def _look_for_ended_processes(self) -> None:
+        """Fails the calls to a process that had ended a look ago: what it sent before has arrived meanwhile."""
+        self._look_at = time.monotonic() + LOOK_S
+        before, self._ended = self._ended, self.calls.of_ended_processes()
+        for rank in before & self._ended:
+            self.pool.submit(partial(self._messenger.lose, self.workers.find(rank), self.workers.process(rank)))
 
     def _dispatch(self, message: wire.IncomingMessage) -> Task:
         if message.kind in (wire.RESULT, wire.ERROR):

@@ -92,10 +92,10 @@ def _timeout_error(agent: Agent, timeout_s: float) -> RuntimeError:
         except RuntimeError:  # no answer in time
             come = False
         if not come:
-            missing.append(f"{worker.name!r} (rank {worker.id})")
+            missing.append(f"{worker.name!r} (rank {worker.id}), {agent.workers.process(worker.id)}")
     if not missing:
         return RuntimeError(f"shutdown: every worker has come, but calls were still under way after {timeout_s:g} s")
-    names = ", ".join(missing[:MAX_NAMES]) + (f" and {len(missing) - MAX_NAMES} more" if len(missing) > MAX_NAMES else "")
+    names = "; ".join(missing[:MAX_NAMES]) + (f" and {len(missing) - MAX_NAMES} more" if len(missing) > MAX_NAMES else "")
     return RuntimeError(f"shutdown: not every worker has come to its shutdown within {timeout_s:g} s: {names}")
 
 

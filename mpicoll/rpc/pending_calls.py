@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from mpicoll.errors import MpicollError, WorkerLeft
 from mpicoll.rpc.futures import CallFuture, CallTimedOut
@@ -87,9 +87,16 @@ class PendingCalls:
             if call is not None:
                 text = (
                     f"RPC ran for more than set timeout ({call.timeout_s * 1000:.0f} ms) and will now be marked with an error: "
-                    f"{call.function} on worker {call.worker.name!r} (rank {call.worker.id})"
+                    f"{call.function} on worker {call.worker.name!r} (rank {call.worker.id}): no answer within "
+                    f"{call.timeout_s:g} s; {self._workers.process(call.worker.id)}"
                 )
                 submit(partial(call.future.fail, CallTimedOut(text)))
+
+    def of_ended_processes(self) -> set[int]:
+        """Returns the workers that have calls to answer, and whose processes are gone."""
+        with self._guard:
+            asked = {call.worker.id for call in self._calls.values()}
+        return {rank for rank in asked if self._workers.has_ended(rank)}
 
     def lose(self, worker: WorkerInfo, reason: str) -> None:
         """Notes that a worker has left, and fails the calls to it."""
@@ -110,3 +117,8 @@ class PendingCalls:
         for call in unanswered:
             worker = f"worker {call.worker.name!r} (rank {call.worker.id})"
             call.future.fail(WorkerLeft(f"RPC was shut down before {worker} answered {call.function}"))
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """Returns the name of a function, or of the class of another callable."""
+    return str(getattr(function, "__qualname__", None) or type(function).__qualname__)

@@ -22,6 +22,7 @@ from mpicoll.rpc.constants import UNSET_RPC_TIMEOUT
 from mpicoll.rpc.futures import CallFuture, CallTimedOut, completed_future, value_of
 from mpicoll.rpc.options import timeout_seconds
 from mpicoll.rpc.owned_objects import Entry, Id, id_text
+from mpicoll.rpc.pending_calls import name_of
 from mpicoll.rpc.workers import WorkerInfo, describe
 
 if TYPE_CHECKING:
@@ -121,7 +122,8 @@ class RRef(Generic[T]):
         if operation in ("to_here", "pickling") and self._entry is None and has_timed_out:
             raise RuntimeError(
                 "RRef creation via rpc.remote() timed out, and it is possible that the RRef on the owner node does not exist. "
-                f"Give rpc.remote a longer timeout than {self._agent.timeout_s:g} s, or 0 for none: {self._error_name()}"
+                f"Give rpc.remote a longer timeout than {self._agent.timeout_s:g} s, or 0 for none: {self._error_name()}. "
+                f"{self._made.error}"  # type: ignore[union-attr]
             )
 
     # -- its value -----------------------------------------------------------------------------------------------------
@@ -139,9 +141,9 @@ class RRef(Generic[T]):
         self._check("to_here")
         if self._entry is not None:
             if not self._entry.value.done():
-                self._ask(timeout, owner.wait_until_made).wait()
+                self._ask("RRef.to_here", timeout, owner.wait_until_made).wait()
             return self.local_value()
-        return self._ask(timeout, owner.get_value).wait()  # type: ignore[no-any-return]
+        return self._ask("RRef.to_here", timeout, owner.get_value).wait()  # type: ignore[no-any-return]
 
     def local_value(self) -> T:
         """Returns the object itself.
@@ -156,9 +158,10 @@ class RRef(Generic[T]):
             )
         return value_of(self._entry.value)  # type: ignore[no-any-return]
 
-    def _ask(self, timeout: float, function: Callable[..., Any], *arguments: Any) -> CallFuture:
+    def _ask(self, name: str, timeout: float, function: Callable[..., Any], *arguments: Any) -> CallFuture:
+        """Calls a function of owner.py on the owner. ``name``: what the program has called, for errors."""
         arguments = (self._reference(), *arguments)
-        future = self._agent.call(self._owner, function, arguments, timeout_s=timeout_seconds(timeout))
+        future = self._agent.call(self._owner, function, arguments, timeout_s=timeout_seconds(timeout), name=name)
         future.keeps = self
         return future
 
@@ -183,7 +186,7 @@ class RRef(Generic[T]):
         self._check("_get_type")
         future = self._type
         if future is None or future.error is not None:
-            future = self._type = self._ask(timeout, owner.get_type)
+            future = self._type = self._ask("the type of an RRef", timeout, owner.get_type)
         return future.wait() if blocking else future
 
     def backward(self, dist_autograd_ctx_id: int = -1, retain_graph: bool = False) -> None:
@@ -197,7 +200,7 @@ class RRef(Generic[T]):
             RuntimeError: The object is not such a tensor, or the backward pass failed.
         """
         self._check("backward")
-        self._ask(UNSET_RPC_TIMEOUT, owner.run_backward, dist_autograd_ctx_id, retain_graph).wait()
+        self._ask("RRef.backward", UNSET_RPC_TIMEOUT, owner.run_backward, dist_autograd_ctx_id, retain_graph).wait()
 
     # -- its methods ---------------------------------------------------------------------------------------------------
 
@@ -273,9 +276,18 @@ def _user_rref(agent: Agent, identity: Id, worker: WorkerInfo, weight: Fraction,
 
 
 def create(
-    worker: WorkerInfo, function: Callable[..., Any], arguments: Any, keywords: Any, timeout: float, keeps: Any = None
+    worker: WorkerInfo,
+    function: Callable[..., Any],
+    arguments: Any,
+    keywords: Any,
+    timeout: float,
+    keeps: Any = None,
+    name: str = "",
 ) -> RRef[Any]:
-    """Calls ``function`` on a worker, which keeps the result; at once, returns a reference to it. Holds ``keeps`` meanwhile."""
+    """Calls ``function`` on a worker, which keeps the result; at once, returns a reference to it. Holds ``keeps`` meanwhile.
+
+    ``name``: what the program has called, for errors; empty: the function.
+    """
     agent = current_agent.get()
     identity = agent.objects.new_id()
     is_owner = worker.id == agent.me.id
@@ -286,7 +298,8 @@ def create(
         rref = _user_rref(agent, identity, worker, weight, agent.objects.new_id())
     try:
         to_make = (identity, weight, function, arguments, keywords)
-        made = agent.call(worker, owner.make, to_make, timeout_s=timeout_seconds(timeout))
+        name = name or name_of(function)
+        made = agent.call(worker, owner.make, to_make, timeout_s=timeout_seconds(timeout), name=name)
     except BaseException:
         rref._deleted = True  # the owner has given no weight that could be returned
         agent.objects.forget(identity)
@@ -321,15 +334,15 @@ class Proxy:
         if self._how == "remote":
             self._check_attribute(name)
             to_invoke = (rref._reference(), name, arguments, keywords)
-            return create(rref._owner, owner.invoke, to_invoke, {}, self._timeout, rref)
-        future = rref._ask(self._timeout, owner.invoke, name, arguments, keywords)
+            return create(rref._owner, owner.invoke, to_invoke, {}, self._timeout, rref, f"{name} of an RRef")
+        future = rref._ask(f"{name} of an RRef", self._timeout, owner.invoke, name, arguments, keywords)
         return future.wait() if self._how == "rpc_sync" else future
 
     def _check_attribute(self, name: str) -> None:
         """Raises what getattr on the object raises. Asks the owner once for each name."""
         rref = self._rref
         if name not in rref._attributes:
-            rref._ask(self._timeout, owner.find_attribute, name).wait()
+            rref._ask(f"{name} of an RRef", self._timeout, owner.find_attribute, name).wait()
             rref._attributes = rref._attributes | {name}
 
 

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import pickle
 import re
 import sys
 import traceback
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
+
+from mpicoll._mpi import process_state
+from mpicoll._mpi.process_state import ENDED
 
 NAME = re.compile(r"[A-Za-z0-9_:-]{1,127}")
 NEWLINE = re.compile(r"(?<!\\)\\n")  # as repr writes it
@@ -33,13 +40,36 @@ class WorkerInfo:
         return f"WorkerInfo(id={self.id}, name={self.name})"
 
 
-class Workers:
-    """All of them, by name and by rank. ``left``: why, by rank, for those that have ended before the others."""
+class Process(NamedTuple):
+    """The process of a worker. ``node``: equal on processes that see each other in /proc."""
 
-    def __init__(self, entries: list[Any]) -> None:
+    pid: int
+    hostname: str
+    node: tuple[str, ...]
+
+
+def this_process(hostname: str) -> Process:
+    """Returns the process that calls this."""
+    node = [hostname]
+    with contextlib.suppress(OSError):
+        node += [Path("/proc/sys/kernel/random/boot_id").read_text().strip(), str(os.stat("/proc/self/ns/pid").st_ino)]
+    return Process(os.getpid(), hostname, tuple(node))
+
+
+class Workers:
+    """All of them, by name and by rank. ``left``: why, by rank, for those that have ended before the others.
+
+    Args:
+        entries: Name and rank of each worker.
+        processes: Their processes, by rank, as far as they are known.
+        me: The rank of this worker.
+    """
+
+    def __init__(self, entries: list[Any], processes: Mapping[int, Process] | None = None, me: int = 0) -> None:
         self.all = [WorkerInfo(name, rank) for name, rank in sorted(entries, key=lambda entry: entry[1])]
         self.by_name = {worker.name: worker for worker in self.all}
         self.left: dict[int, str] = {}
+        self._processes, self._me = processes or {}, me
         twice = [worker.name for worker in self.all if self.by_name[worker.name] is not worker]
         if twice:
             ranks = [worker.id for worker in self.all if worker.name == twice[0]]
@@ -61,6 +91,21 @@ class Workers:
                 f"could not find destination: unknown destination worker {to}; the workers' ids are 0 to {len(self.all) - 1}"
             )
         raise ValueError(f"Cannot get WorkerInfo from name {to}")
+
+    def has_ended(self, rank: int) -> bool:
+        """Returns whether the process of a worker is gone, as far as this node can tell."""
+        return self._state(rank) == ENDED
+
+    def process(self, rank: int) -> str:
+        """Returns in words where the process of a worker is and, on this node, how it is."""
+        if rank not in self._processes:
+            return "nothing is known of its process"
+        pid, hostname, _ = self._processes[rank]
+        return f"its process {pid} on host {hostname} {self._state(rank) or 'cannot be seen from this node'}"
+
+    def _state(self, rank: int) -> str:
+        mine, other = self._processes.get(self._me), self._processes.get(rank)
+        return "" if mine is None or other is None or mine.node != other.node else process_state.of(other.pid)
 
 
 @dataclass(frozen=True)

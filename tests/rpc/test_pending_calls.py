@@ -10,7 +10,7 @@ import pytest
 from mpicoll.errors import MpicollError, WorkerLeft
 from mpicoll.rpc.futures import CallFuture, CallTimedOut
 from mpicoll.rpc.pending_calls import PendingCall, PendingCalls
-from mpicoll.rpc.workers import Workers
+from mpicoll.rpc.workers import Workers, this_process
 
 
 @pytest.fixture
@@ -75,3 +75,14 @@ def test_closing_fails_all_calls(workers: Workers) -> None:
         call.future.wait()
     with pytest.raises(MpicollError, match="the end"):
         calls.add(pending(workers, 0))
+
+
+def test_what_is_known_of_a_process() -> None:
+    """Its state, if it is on the node of this one."""
+    mine = this_process("one")
+    assert Workers([("a", 0)], {0: mine}).process(0) == f"its process {mine.pid} on host one runs"
+    there = mine._replace(hostname="two", node=("two",))
+    workers = Workers([("a", 0), ("b", 1), ("c", 2)], {0: mine, 1: there})
+    assert workers.process(1) == f"its process {mine.pid} on host two cannot be seen from this node"
+    assert workers.process(2) == "nothing is known of its process"
+    assert not any(workers.has_ended(rank) for rank in range(3))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
 import time
 from datetime import timedelta
 from typing import Any
@@ -12,6 +14,7 @@ import torch
 import mpicoll
 from mpicoll import rpc
 from mpicoll.rpc import current_agent
+from mpicoll.rpc.workers import this_process
 from tests.rpc.test_calls import add, nap, who
 from tests.support import agree, everyone
 
@@ -203,3 +206,23 @@ def test_threads_do_not_pile_up(right: str) -> None:
     while agent.pool.threads > agent.options.num_worker_threads + 1 and time.monotonic() < deadline:
         time.sleep(0.01)
     agree(agent.pool.threads <= agent.options.num_worker_threads + 1, agent.pool.threads)
+
+
+@pytest.mark.min_ranks(2)
+def test_a_callee_whose_process_has_ended(rank: int, size: int) -> None:
+    """Not every launcher ends the job then. The call has no timeout; the callee's process is that of a child here."""
+    rpc.init_rpc(f"worker{rank}")
+    said = ""
+    if rank == 0:
+        child = subprocess.Popen(["true"])
+        child.wait()
+        agent = current_agent.get()
+        mine = this_process("here")
+        agent.workers._processes = {0: mine, 1: mine._replace(pid=child.pid)}
+        with pytest.raises(mpicoll.WorkerLeft) as raised:
+            rpc.rpc_sync("worker1", time.sleep, (5,), timeout=0)
+        said = str(raised.value)
+    everyone(None)
+    rpc.shutdown(graceful=False)
+    expected = r"worker 'worker1' \(rank 1\) has left before it answered sleep: its process \d+ on host here has ended"
+    agree(rank > 0 or re.fullmatch(expected, said), said)
