@@ -108,6 +108,8 @@ class Registry:
         if agreed.checks:
             checked.enable(communicator)
         communicator.key, communicator.ledger = str(tag), ledger
+        seen = {runtime_.rank} if ledger is None else {*ledger.boards.ranks}
+        communicator.unseen = tuple(rank for rank in communicator.global_ranks if rank not in seen)
         communicator.closer = lambda: self.close(communicator)
         self._groups[name] = communicator
         return communicator

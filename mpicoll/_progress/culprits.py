@@ -14,7 +14,7 @@ from mpicoll._progress.ledger import MOST_GROUPS, Rank
 
 def of_collective(group: GroupState, number: int) -> list[Absent]:
     """Returns the members that have not begun the group's collective of this number."""
-    return sorted([*on_node(group, number), *inquiries.absent(group, number, inquiries.unseen(group))])
+    return sorted([*on_node(group, number), *inquiries.absent(group, number, group.unseen)])
 
 
 def on_node(group: GroupState, number: int) -> list[Absent]:

@@ -34,6 +34,8 @@ class GroupState:
     checked: bool = field(default=False, init=False)  # ranks compare their calls before each collective
     key: str = field(default="", init=False)  # a name that is equal on all members; set by the registry, with the ledger
     ledger: Ledger | None = field(default=None, init=False)  # None: the ranks of the node cannot see each other's calls
+    # Members whose calls are not on a board of this node; ranks of the world. Set by the registry, with the ledger.
+    unseen: tuple[int, ...] = field(default=(), init=False)
 
     def __post_init__(self) -> None:
         self.rank: int = self.channel.comm.Get_rank()

@@ -44,13 +44,6 @@ class _Wait:
 _waits: weakref.WeakKeyDictionary[GroupState, dict[int, _Wait]] = weakref.WeakKeyDictionary()
 
 
-def unseen(group: GroupState) -> list[int]:
-    """Returns the members whose calls are not on a board of this node, as ranks of the world."""
-    seen = () if group.ledger is None else group.ledger.boards.ranks
-    own = group.global_ranks[group.rank]
-    return [rank for rank in group.global_ranks if rank != own and rank not in seen]
-
-
 def ask(group: GroupState, number: int, ranks: Iterable[int]) -> None:
     """Asks some of these ranks where they are, others at the next call.
 

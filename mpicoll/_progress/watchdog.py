@@ -142,11 +142,7 @@ class Watchdog:
                 losses.look(groups)
             waiting = _under_way(groups)
             current_call.write(inside, self._all)
-            asking = exit_handshake.possible()
-            if asking:
-                threads.entering()
-                exit_handshake.answer(partial(_answer, groups))
-                self._receive_answers(groups, waiting)
+            self._exchange(groups, waiting)
             if int(now) != self._second:
                 self._second = int(now)
                 self._read_ledgers(groups)
@@ -158,7 +154,7 @@ class Watchdog:
             blocked = [each for each in waiting if now - each.since > PATIENCE_S and each.group.size > 1]
             for each in blocked:
                 self._look_at_peers(each, now)
-            if asking:
+            if exit_handshake.possible():
                 self._ask(waiting, now)
 
     def _all(self) -> list[GroupState]:
@@ -199,6 +195,18 @@ class Watchdog:
             where = group.where(waiting.operation)
             print(f"mpicoll: {where} has waited for {now - waiting.since:.0f} s. {waiting.named()}", file=sys.stderr, flush=True)
 
+    def _exchange(self, groups: Sequence[GroupState], waiting: Sequence[Waiting]) -> None:
+        """Answers other ranks, and receives their answers. Calls nothing of MPI in a job on one node in which no rank waits."""
+        if not exit_handshake.possible():
+            return
+        elsewhere = any(group.unseen for group in groups)
+        if elsewhere or waiting:
+            threads.entering()
+        if elsewhere:
+            exit_handshake.answer(partial(_answer, groups))
+        if elsewhere or waiting:
+            self._receive_answers(groups, waiting)
+
     def _receive_answers(self, groups: Sequence[GroupState], waiting: Sequence[Waiting]) -> None:
         """Ends the job, or the rank that has answered, if a call waits for a rank whose program has ended."""
         for rank, answer in exit_handshake.answers():
@@ -220,14 +228,14 @@ class Watchdog:
         """Asks the ranks that calls wait for; of those on this node only whether their programs have ended."""
         before, self._pending = self._pending, set(poller.under_way())
         for message in before & self._pending:
-            if message.peer is not None and (rank := message.group.global_ranks[message.peer]) in inquiries.unseen(message.group):
+            if message.peer is not None and (rank := message.group.global_ranks[message.peer]) in message.group.unseen:
                 inquiries.ask(message.group, 0, [rank])
         for each in waiting:
             group, waited_s = each.group, now - each.since
             if group.size == 1 or waited_s < min(ASK_AFTER_S, group.timeout_s / 4):
                 continue
             peers = group.global_ranks if each.peer in (None, EVERYBODY) else [group.global_ranks[each.peer]]
-            unseen = [rank for rank in inquiries.unseen(group) if rank in peers]
+            unseen = [rank for rank in group.unseen if rank in peers]
             if unseen:
                 inquiries.ask(group, each.number, unseen)
                 self._compare(each)
