@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import time
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import clean_environment, hosts
+from tests.support import ROOT, clean_environment, hosts
 
 REASON = hosts.missing()
 pytestmark = [
@@ -21,6 +22,7 @@ pytestmark = [
     pytest.mark.skipif(REASON is not None, reason=str(REASON)),
 ]
 
+WAITS = str(ROOT / "tests" / "faults" / "scripts" / "waits.py")
 JOB = """
 import os, pathlib, sys, time
 from mpi4py import MPI
@@ -81,3 +83,16 @@ def test_the_job_ends(fault: str, cause: str, machines: hosts.Hosts, tmp_path: P
         if job.poll() is None:
             job.kill()
             job.communicate(timeout=10)
+
+
+@pytest.mark.parametrize(
+    ("how", "expected"),
+    [
+        ("misses an all_reduce", r"its last collective on this group is number 100, .*; its process \d+ on mpihost2 runs"),
+        ("stops", r"it has not answered for \d s: it is stopped, its host or network is lost, "),
+    ],
+)
+def test_a_rank_on_the_other_host_is_named(how: str, expected: str, machines: hosts.Hosts) -> None:
+    done = machines.launch("--hostfile", str(machines.hostfile(1)), "-n", "2", WAITS, how, "8", timeout_s=60)
+    assert done.returncode != 0
+    assert re.search(f"all_reduce .* has waited for [345] s. Rank 1 has not come: {expected}", done.stderr), done.stderr
