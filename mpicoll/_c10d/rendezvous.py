@@ -29,6 +29,7 @@ from torch._C._distributed_c10d import Store, TCPStore
 from torch.distributed.constants import default_pg_timeout
 
 from mpicoll._mpi import arrival, runtime, thread_levels, time_limit
+from mpicoll._mpi.errors import MPIException, not_made
 from mpicoll._tensors import checks
 from mpicoll.errors import LaunchError
 
@@ -62,13 +63,17 @@ def meet(timeout: timedelta = default_pg_timeout, **_: Any) -> tuple[Store, int,
         OperationTimeout: A rank did not come in time; names it.
         LaunchError: On all ranks, if one of them cannot reach rank 0 at any address.
         ThreadLevelError: On all ranks, if MPI has different thread levels on them and cannot work so.
+        CommunicationError: MPI has no communicator left.
     """
     limit_s = timeout.total_seconds()
     checks.timeout("init_process_group", limit_s)
     with time_limit.end_job_after("init_process_group", limit_s):
         mpi = runtime.start()
         arrival.everyone(mpi, "the rendezvous mpi://", limit_s)
-        return _meet(mpi, mpi.comm, timeout), mpi.rank, mpi.size
+        try:
+            return _meet(mpi, mpi.comm, timeout), mpi.rank, mpi.size
+        except MPIException as raw:
+            raise not_made(raw, "init_process_group") from raw
 
 
 def _meet(mpi: runtime.Runtime, comm: Any, timeout: timedelta) -> Store:

@@ -25,6 +25,7 @@ from typing import Any
 
 from mpicoll._mpi import library, survivors, time_limit
 from mpicoll._mpi.backoff import Backoff
+from mpicoll._mpi.errors import not_made
 from mpicoll._mpi.library import MPI
 from mpicoll._mpi.runtime import Runtime
 from mpicoll.errors import OperationTimeout
@@ -56,23 +57,36 @@ def everyone(runtime: Runtime, operation: str, limit_s: float) -> None:
 
     Raises:
         OperationTimeout: A rank has not come within the limit. Raised on all ranks, with its number.
+        CommunicationError: MPI has no communicator left.
     """
     if runtime.size == 1 or survivors.possible():  # there MPI fails when a rank dies, and survivors.py waits for the others
         return
-    ranks = range(runtime.size)
     if not runtime.connected:
-        # The first meeting of these ranks. Messages on the communicator of the user could match receives of the user, which
-        # those of a duplication do not.
-        state = _state(runtime.base)
-        with runtime.lock:
-            state.duplicate = state.duplicate or runtime.base.Idup()
-        comm, request = state.duplicate
-        roll_call = _RollCall(runtime, runtime.base, ranks, operation, limit_s)
+        try:
+            _connect(runtime, operation, limit_s)
+        except MPI.Exception as raw:
+            raise not_made(raw, operation) from raw
+    members(runtime, range(runtime.size), operation, limit_s)
+
+
+def _connect(runtime: Runtime, operation: str, limit_s: float) -> None:
+    """The first meeting of all ranks of the runtime: makes its ``comm``.
+
+    Messages on the communicator of the user could match receives of the user, which those of a duplication do not.
+    """
+    state = _state(runtime.base)
+    with runtime.lock:
+        state.duplicate = state.duplicate or runtime.base.Idup()
+    comm, request = state.duplicate
+    roll_call = _RollCall(runtime, runtime.base, range(runtime.size), operation, limit_s)
+    try:
         roll_call.wait(lambda: _ended(runtime, [request]))
+    except MPI.Exception:
         state.duplicate = None
-        runtime.connect(comm)
-        roll_call.look()  # the others may have given up before this rank came
-    members(runtime, ranks, operation, limit_s)
+        raise
+    state.duplicate = None
+    runtime.connect(comm)
+    roll_call.look()  # the others may have given up before this rank came
 
 
 def members(runtime: Runtime, ranks: Sequence[int], operation: str, limit_s: float) -> None:

@@ -20,14 +20,17 @@ def translate(error: MPI.Exception, where: str) -> CommunicationError:
     return CommunicationError(text)
 
 
-def not_made(error: MPI.Exception, where: str, groups: int) -> CommunicationError:
-    """The mpicoll error for an MPI error while a group was made. ``groups``: number of open groups of this process."""
+def not_made(error: MPI.Exception, where: str, groups: int | None = None) -> CommunicationError:
+    """The mpicoll error for an MPI error while a communicator was made. ``groups``: number of open groups; None: unknown."""
     if lost := survivors.lost(survivors.NOTICE_S):
         return peer_lost(where, lost)
     reason = error.Get_error_string().strip().splitlines()[-1]
     text = f"{where}: MPI could not make the communicator: {reason}"
-    if groups >= MANY_GROUPS or "communicators" in reason:
-        text += f". This process has {groups} open groups: destroy groups that you no longer need, destroy_process_group(group)"
+    remedy = "destroy groups that you no longer need, destroy_process_group(group)"
+    if groups is None:
+        text += f". If there are no more communicators: {remedy}"
+    elif groups >= MANY_GROUPS or "communicators" in reason:
+        text += f". This process has {groups} open groups: {remedy}"
     return CommunicationError(text)
 
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from mpicoll._mpi import library
 from mpicoll._mpi.backoff import Backoff
 from mpicoll._mpi.datatypes import spec
+from mpicoll._mpi.errors import not_made
 from mpicoll._mpi.library import MPI
 from mpicoll._mpi.runtime import Runtime
 
@@ -44,7 +46,7 @@ class Sum:
 class Mailbox:
     """One process's end of the messages between all ranks. Making it is collective over the runtime's ranks.
 
-    Any thread may call any method.
+    Any thread may call any method. Making it raises CommunicationError if MPI has no communicator left.
 
     Attributes:
         dead: Ranks whose processes have died, in the order in which this was noticed. Only an MPI that survives a death reports
@@ -53,9 +55,15 @@ class Mailbox:
 
     def __init__(self, runtime: Runtime) -> None:
         self._lock = runtime.lock
+        made = ExitStack()  # frees what has been made
         with runtime.lock:
-            self._comm = runtime.comm.Dup()
-            self._agreement = runtime.comm.Dup()
+            try:
+                self._comm = runtime.comm.Dup()
+                made.callback(self._comm.Free)
+                self._agreement = runtime.comm.Dup()
+            except MPI.Exception as raw:
+                made.close()
+                raise not_made(raw, "init_rpc") from raw
         self._status = MPI.Status()
         self.dead: list[int] = []
 

@@ -66,6 +66,7 @@ def init_rpc(
         RuntimeError: Called twice, two workers of one name (on every rank), or a name that is none.
         ValueError: rank or world_size contradict MPI.
         TypeError: Options of another kind.
+        CommunicationError: MPI has no communicator left.
     """
     if current_agent.find() is not None:
         raise RuntimeError("RPC is already initialized")
