@@ -159,6 +159,7 @@ try:
         mpi4py.rc.initialize = True
         _start()
 except (ImportError, RuntimeError) as error:
+    atexit.unregister(_finalize)
     claim.release()
     raise LaunchError(_REMEDY_NO_MPI.format(reason=str(error).split("\n")[0])) from error
 if MPI.Is_initialized() and not MPI.Is_finalized():
