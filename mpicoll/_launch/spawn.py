@@ -14,14 +14,11 @@ All ranks run on this host. For several hosts use `python -m mpicoll.run`.
 from __future__ import annotations
 
 import atexit
-import os
 import pickle
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
-import traceback
 from collections.abc import Callable
 from multiprocessing import spawn as multiprocessing_spawn
 from pathlib import Path
@@ -31,14 +28,13 @@ from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedExc
 
 import mpicoll._launch.run as run
 from mpicoll._discovery import detect, terminate
-from mpicoll._launch import command_line
+from mpicoll._launch import command_line, spawn_rank
 from mpicoll._launch.job import Program
-from mpicoll._launch.rank import abort_job
 from mpicoll.errors import LaunchError, MpicollError
 
 POLL_S = 0.02
 
-RANK_CODE = "import sys; sys.path.append({where!r}); from mpicoll._launch.spawn import rank_main; rank_main({folder!r})"
+RANK_CODE = "import sys; sys.path.append({where!r}); from mpicoll._launch.spawn_rank import main; main({folder!r})"
 
 
 class RankRaised(ProcessRaisedException, MpicollError):
@@ -192,7 +188,7 @@ def _check(nprocs: int, start_method: str) -> None:
             f"spawn: start_method must be 'spawn', got {start_method!r}; MPI ranks are new processes and cannot be"
             " forked from this one"
         )
-    if _in_rank_import:
+    if spawn_rank.importing:
         raise LaunchError('spawn was called while a rank imports the script; put the call under `if __name__ == "__main__":`')
     launch = detect.detect()
     # A Slurm step of one task may be the shell of `srun --pty bash`, from which ranks may be started.
@@ -225,53 +221,3 @@ def _start(folder: Path, nprocs: int) -> subprocess.Popen[bytes]:
     code = RANK_CODE.format(where=where, folder=str(folder))
     job_plan = run.make_plan([Program((command_line.python(), "-u", "-c", code), nprocs)], options, environ)
     return subprocess.Popen(job_plan.command, env=run.full_environ(job_plan, environ), stdin=subprocess.DEVNULL)
-
-
-# --- inside a rank ----------------------------------------------------------------------------------------------------
-
-_in_rank_import = False  # True while this rank imports the script: a spawn call then lacks its `if __name__` guard
-
-
-def rank_main(folder_name: str) -> None:
-    """The program of each rank. After a failure it skips MPI_Finalize, which would wait for the other ranks."""
-    global _in_rank_import
-    launch = detect.detect()
-    if launch is None:
-        raise LaunchError("this rank was not started by mpiexec")
-    detect.provide_torch_variables()
-    folder = Path(folder_name)
-    _write(folder / f"pid-{launch.rank}", str(os.getpid()).encode())
-    code, text = 1, None
-    try:
-        preparation, task = pickle.loads((folder / "task").read_bytes())
-        _in_rank_import = True
-        multiprocessing_spawn.prepare(preparation)
-        fn, args = pickle.loads(task)
-        _in_rank_import = False
-        fn(launch.rank, *args)
-    except SystemExit as caught:
-        code = caught.code if isinstance(caught.code, int) else int(caught.code is not None)
-        if isinstance(caught.code, str):
-            print(caught.code, file=sys.stderr)
-        if code == 0:
-            _write(folder / f"done-{launch.rank}", b"")
-            raise
-    except KeyboardInterrupt:
-        code = 130  # the caller is interrupted too and says so
-    except BaseException:  # noqa: BLE001  the caller gets any error
-        text = traceback.format_exc()
-    else:
-        _write(folder / f"done-{launch.rank}", b"")
-        return
-    _write(folder / f"failure-{launch.rank}", pickle.dumps((launch.rank, os.getpid(), code, text)))
-    sys.stdout.flush()
-    sys.stderr.flush()
-    abort_job(code)
-    os._exit(code)
-
-
-def _write(file: Path, content: bytes) -> None:
-    """Writes a file in one step: the caller may look for it at any time."""
-    part = file.with_name(f".{file.name}")
-    part.write_bytes(content)
-    part.replace(file)

@@ -15,8 +15,12 @@ from mpicoll._launch.spawn import spawn
 from mpicoll.errors import LaunchError
 from tests.support import ROOT
 
+pytestmark = pytest.mark.timeout(
+    120
+)  # a script imports torch up to three times: 2 s each alone, 10 s each on a machine with 20 jobs
 
-def python(folder: Path, text: str, timeout_s: float = 55) -> subprocess.CompletedProcess[str]:
+
+def python(folder: Path, text: str, timeout_s: float = 100) -> subprocess.CompletedProcess[str]:
     """Runs ``text`` as a script under plain python, ended after timeout_s."""
     (folder / "script.py").write_text(text)
     environ = {
@@ -62,7 +66,6 @@ if __name__ == "__main__":
 FAILING = """
 import os, signal, sys, time
 import mpicoll
-from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
 
 def raises(rank):
     from mpi4py import MPI
@@ -71,20 +74,19 @@ def raises(rank):
 
 def leaves(rank):
     if rank == 1: sys.exit(5)
-    time.sleep(45)
+    time.sleep(150)  # longer than this script may run
 
 def is_killed(rank):
     if rank == 1: os.kill(os.getpid(), signal.SIGKILL)
-    time.sleep(45)
+    time.sleep(150)
 
 if __name__ == "__main__":
-    begin = time.monotonic()
+    from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
     try:
         mpicoll.spawn(FUNCTION, nprocs=2)
     except mpicoll.MpicollError as error:
         as_torchs = isinstance(error, (ProcessRaisedException, ProcessExitedException))
         print(type(error).__name__, as_torchs, error.error_index, getattr(error, "exit_code", None), error, sep="|")
-    assert time.monotonic() - begin < 30
 """
 
 
@@ -114,13 +116,15 @@ def test_without_join_the_context_can_be_joined_and_stopped(tmp_path: Path) -> N
 import os, sys, time
 import mpicoll
 
-def waits(rank, seconds): time.sleep(seconds)
+def waits(rank, seconds):
+    assert "torch" not in sys.modules, "a rank imports torch only if the script does"
+    time.sleep(seconds)
 
 if __name__ == "__main__":
     context = mpicoll.spawn(waits, (1.5,), nprocs=2, join=False)
     print(context.join(0.01), end=" ")
     print(context.join(), end=" ")
-    daemons = mpicoll.spawn(waits, (60,), nprocs=2, join=False, daemon=True)
+    daemons = mpicoll.spawn(waits, (150,), nprocs=2, join=False, daemon=True)
     while len(daemons.pids()) < 2: time.sleep(0.05)
     print(daemons.nprocs, *daemons.pids(), flush=True)
 """,

@@ -1,0 +1,61 @@
+"""A rank that `mpicoll.spawn` has started: steps [3] and [4] of `mpicoll._launch.spawn`. Needs no torch: the script may not."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+import traceback
+from multiprocessing import spawn as multiprocessing_spawn
+from pathlib import Path
+
+from mpicoll._discovery import detect
+from mpicoll._launch.rank import abort_job
+from mpicoll.errors import LaunchError
+
+importing = False  # True while this rank imports the script: a spawn call then lacks its `if __name__` guard
+
+
+def main(folder_name: str) -> None:
+    """The program of each rank. After a failure it skips MPI_Finalize, which would wait for the other ranks."""
+    global importing
+    launch = detect.detect()
+    if launch is None:
+        raise LaunchError("this rank was not started by mpiexec")
+    detect.provide_torch_variables()
+    folder = Path(folder_name)
+    _write(folder / f"pid-{launch.rank}", str(os.getpid()).encode())
+    code, text = 1, None
+    try:
+        preparation, task = pickle.loads((folder / "task").read_bytes())
+        importing = True
+        multiprocessing_spawn.prepare(preparation)
+        fn, args = pickle.loads(task)
+        importing = False
+        fn(launch.rank, *args)
+    except SystemExit as caught:
+        code = caught.code if isinstance(caught.code, int) else int(caught.code is not None)
+        if isinstance(caught.code, str):
+            print(caught.code, file=sys.stderr)
+        if code == 0:
+            _write(folder / f"done-{launch.rank}", b"")
+            raise
+    except KeyboardInterrupt:
+        code = 130  # the caller is interrupted too and says so
+    except BaseException:  # noqa: BLE001  the caller gets any error
+        text = traceback.format_exc()
+    else:
+        _write(folder / f"done-{launch.rank}", b"")
+        return
+    _write(folder / f"failure-{launch.rank}", pickle.dumps((launch.rank, os.getpid(), code, text)))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    abort_job(code)
+    os._exit(code)
+
+
+def _write(file: Path, content: bytes) -> None:
+    """Writes a file in one step: the caller may look for it at any time."""
+    part = file.with_name(f".{file.name}")
+    part.write_bytes(content)
+    part.replace(file)
