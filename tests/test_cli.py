@@ -13,6 +13,8 @@ import mpicoll
 from mpicoll import _cli, _config
 from tests.support import clean_environment
 
+pytestmark = pytest.mark.timeout(100)
+
 SCRIPT = Path(sys.executable).parent / "mpicoll"
 
 
@@ -110,17 +112,25 @@ def test_run(tmp_path: Path) -> None:
     assert "nothing.py: no such file" in done.stderr
 
 
+QUICK_BENCH = ("bench", "all_reduce", "--quick", "--sizes", "8", "--impl", "mpicoll")
+
+
 @pytest.mark.launch
 def test_bench() -> None:
-    quick = ("bench", "all_reduce", "--quick", "--sizes", "8", "--impl", "mpicoll")
-    done = start(*quick)
+    done = start(*QUICK_BENCH)
     assert done.returncode == 0, done.stderr
     assert "-n 2" in done.stderr
     assert "2 ranks" in done.stdout, done.stdout
+
+
+@pytest.mark.launch
+def test_bench_has_help() -> None:
     done = start("bench", "--help")
     assert done.returncode == 0
     assert "all_reduce" in done.stdout
-    done = start(
-        "run", "--quiet", "-n", "2", "-m", "mpicoll", "bench", "all_reduce", "--quick", "--sizes", "8", "--impl", "mpicoll"
-    )
-    assert done.stdout.count("2 ranks") == 1, done.stderr  # started as ranks, it starts none
+
+
+@pytest.mark.launch
+def test_bench_in_ranks_starts_none() -> None:
+    done = start("run", "--quiet", "-n", "2", "-m", "mpicoll", *QUICK_BENCH)
+    assert done.stdout.count("2 ranks") == 1, done.stderr
