@@ -45,7 +45,8 @@ def init_process_group(original: Callable[..., Any], arguments: dict[str, Any]) 
     checks.timeout("init_process_group", limit_s)
     mpi = survivors.start()  # has been started by the import of this module, within the limit
     arguments = requested_ranks.unified(arguments)
-    requested_ranks.check(arguments)
+    runtime.check_environment()
+    runtime.check_named("init_process_group", arguments.get("rank"), arguments.get("world_size"))
     if translated is None:  # another backend, by mpi://
         with named("init_process_group"), excepthooks.outside_torch(), undone_on_failure(), names.visible():
             original(**arguments)

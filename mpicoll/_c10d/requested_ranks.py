@@ -41,20 +41,6 @@ def unified(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {**arguments, **found, "init_method": urlunsplit(url._replace(query=query))}
 
 
-def check(arguments: Mapping[str, Any]) -> None:
-    """Refuses several ranks where MPI has one.
-
-    Raises:
-        LaunchError: world_size, a rank other than 0, or WORLD_SIZE asks for more ranks than the one that MPI has.
-    """
-    runtime.check_environment()
-    size, rank = arguments.get("world_size"), arguments.get("rank")
-    if isinstance(size, int) and size > 1:
-        runtime.check_size(size, f"init_process_group: world_size={size}")
-    elif size in UNNAMED and isinstance(rank, int) and rank > 0:
-        runtime.check_size(rank + 1, f"init_process_group: rank={rank}")
-
-
 def warn_of_contradictions(arguments: Mapping[str, Any], mpi: runtime.Runtime) -> None:
     """Warns if arguments or environment differ from MPI: an outer torchrun, a batch shell or a habit has left them there."""
     launch = detect.detect()  # agrees with MPI, but differs from `mpi` if the world is a communicator of the user's own

@@ -261,10 +261,22 @@ def check_environment() -> None:
     """Refuses a world of one rank if WORLD_SIZE asks for more and no MPI launcher started this process."""
     world_size = os.environ.get("WORLD_SIZE", "")
     if world_size.isdigit() and not detect.started_by_mpi():
-        check_size(int(world_size), f"WORLD_SIZE={world_size}")
+        _check_size(int(world_size), f"WORLD_SIZE={world_size}")
 
 
-def check_size(asked: int, source: str) -> None:
+def check_named(operation: str, rank: object, world_size: object) -> None:
+    """Refuses several ranks, named in the arguments of ``operation``, where MPI has one. -1 and None name nothing.
+
+    Raises:
+        LaunchError: world_size, or a rank other than 0, asks for more ranks than the one that MPI has.
+    """
+    if isinstance(world_size, int) and world_size > 1:
+        _check_size(world_size, f"{operation}: world_size={world_size}")
+    elif world_size in (-1, None) and isinstance(rank, int) and rank > 0:
+        _check_size(rank + 1, f"{operation}: rank={rank}")
+
+
+def _check_size(asked: int, source: str) -> None:
     """Refuses to make a world of one rank for a program that expects ``asked`` ranks. MPI must have been started.
 
     Raises:

@@ -111,10 +111,7 @@ def _runtime(rank: int, world_size: int | None) -> runtime.Runtime:
     if world_size == 1 and rank in (0, -1):
         return runtime.alone()
     ranks = runtime.everyone()
-    if world_size is not None and world_size > 1:
-        runtime.check_size(world_size, f"init_rpc: world_size={world_size}")
-    elif rank > 0:
-        runtime.check_size(rank + 1, f"init_rpc: rank={rank}")
+    runtime.check_named("init_rpc", rank, world_size)
     for what, given, real in (("rank", rank, ranks.rank), ("world_size", world_size, ranks.size)):
         if given not in (None, -1, real):
             raise ValueError(f"init_rpc: {what}={given}, but MPI says {real}; leave it out, MPI knows")
