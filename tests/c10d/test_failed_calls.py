@@ -148,3 +148,14 @@ def test_objects_that_do_not_pickle_on_two_ranks(rank: int, size: int) -> None:
     with pytest.raises(TypeError if rank < 2 else mpicoll.MpicollError, match="pickle"):
         mpicoll.all_gather_object([None] * size, threading.Lock() if rank < 2 else rank)
     agree(still_works(size))
+
+
+@pytest.mark.min_ranks(2)
+def test_a_receiver_from_any_rank_learns_it_too(rank: int, size: int) -> None:
+    if rank == 0:
+        with pytest.raises(TypeError, match="cannot pickle"):
+            mpicoll.send_object_list([threading.Lock(), 1], 1)
+    elif rank == 1:
+        with pytest.raises(mpicoll.MpicollError, match=r"send_object_list .*rank 0 of \d+\): an object does not pickle there"):
+            mpicoll.recv_object_list([None, None])
+    agree(still_works(size))
