@@ -3,15 +3,15 @@
     RuntimeError
     └── MpicollError            every failure at run time
         ├── LaunchError         no MPI, two MPIs, the wrong mpiexec, or MPI contradicts the environment
-        ├── ThreadLevelError    MPI was initialised with too little thread support (mpicoll needs SERIALIZED or more)
+        ├── ThreadLevelError    MPI was initialised below MPI_THREAD_SERIALIZED, or (MPICH) at different levels on the ranks
         ├── CommunicationError  (also a DistBackendError) MPI itself returned an error
         │   ├── PeerLost            ranks have died, and the job goes on (mpicoll.run --fault-tolerant)
-    │   └── TruncationError     a message was longer than the tensor that should receive it
+        │   └── TruncationError     a message was longer than the tensor that should receive it
         ├── OperationTimeout    (also a DistBackendError and a TimeoutError) an operation did not end in time; names operation,
         │                       group and rank
         ├── GroupFailed         (also a DistBackendError) the group was used after one of its operations had failed or timed out
         ├── GroupDestroyed      (also a DistError) the group was used after destroy_process_group
-        ├── CollectiveMismatch  the ranks called different collectives, or with different arguments (MPICOLL_CHECK=1)
+        ├── CollectiveMismatch  the ranks called different collectives, or with different arguments
         ├── ConcurrentCollectives   two threads of a rank were in blocking collectives of one group at once
         ├── WorkerLeft          a remote call to a worker that has ended
         └── ForkedProcess       a forked child (a DataLoader worker, say) tried to communicate
