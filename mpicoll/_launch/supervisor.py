@@ -20,6 +20,7 @@ How a job ends:
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import selectors
@@ -32,6 +33,7 @@ from dataclasses import dataclass
 
 from mpicoll._discovery.detect import SUPERVISOR
 from mpicoll._launch import leftovers, processes
+from mpicoll._launch.mpiexec_reaper import children
 from mpicoll._launch.reports import Reports, address_towards, shell_status, signal_name
 
 SETTLE_S = 2.0  # mpiexec ends a job within milliseconds of a failure; the time lets it print what the ranks wrote
@@ -185,10 +187,18 @@ class _Job:
             self._plan(KILL_S, 5)
         elif running:
             self.ended_by_us = True
-            self.mpiexec.kill()
+            self._kill_mpiexec()
             self._plan(KILL_S, 6)
         else:
             self.given_up = True  # a host that does not answer
+
+    def _kill_mpiexec(self) -> None:
+        """Kills mpiexec, and what it has started here: an ssh to a lost host would keep standard error open for minutes."""
+        left = children(self.mpiexec.pid) or []
+        self.mpiexec.kill()
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     # --- the result ---
 
