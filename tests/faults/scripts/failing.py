@@ -1,0 +1,62 @@
+"""``failing.py DOOR FAULT FOLDER``: the last rank fails in mid-job, while the ranks call one all_reduce after the other.
+
+The ranks write to FOLDER: their processes and shared memory when all of them are ready, when the fault is, and which sums
+were wrong.
+"""
+
+import os
+import signal
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import mpicoll
+
+DOOR, FAULT, FOLDER = sys.argv[1], sys.argv[2], Path(sys.argv[3])
+api: Any = mpicoll if DOOR == "mpicoll" else torch.distributed
+api.init_process_group("mpi")
+group = api.new_group(timeout=timedelta(seconds=4))
+RANK, RANKS = api.get_rank(), api.get_world_size()
+
+
+def write(name: str, *words: object) -> None:
+    hidden = FOLDER / f".{name}"
+    hidden.write_text(" ".join(map(str, words)))
+    hidden.rename(FOLDER / name)
+
+
+def fail() -> None:
+    write("fault", time.time())
+    if FAULT == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif FAULT == "stopped":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    elif FAULT == "os._exit(0)":
+        os._exit(0)
+    elif FAULT == "sys.exit(3)" or FAULT == "leaves":
+        sys.exit(3 if FAULT == "sys.exit(3)" else 0)
+    elif FAULT == "exception":
+        raise KeyError("lost")
+    elif FAULT == "late":
+        time.sleep(60)
+
+
+step = 0
+while True:
+    if step == 20:
+        maps = Path("/proc/self/maps").read_text().splitlines()
+        memory = {line.split()[-1] for line in maps if "/dev/shm/" in line and "(deleted)" not in line}
+        write(f"rank-{RANK}", os.getpid(), os.getppid(), *memory)
+        api.barrier(group)
+    if step == 40 and RANK == RANKS - 1:
+        fail()
+    for count in (2, 1 << 19):
+        tensor = torch.full((count,), RANK + step)
+        api.all_reduce(tensor, group=group)
+        if not tensor.eq(RANKS * (RANKS - 1) // 2 + RANKS * step).all():
+            write(f"wrong-{RANK}", step, count)
+    step += 1

@@ -1,0 +1,188 @@
+"""The table of (fault, door, number of ranks, hosts): in each case the job ends in time, names the culprit, and leaves nothing.
+
+python -m pytest -m launch --runslow tests/faults      all of it, with the MPI of this environment
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support import ROOT, clean_environment, hosts, is_open_mpi
+
+SCRIPT = str(ROOT / "tests" / "faults" / "scripts" / "failing.py")
+LIMIT_S, GONE_S = 4.0, 15.0
+FAULTS = ("killed", "stopped", "os._exit(0)", "sys.exit(3)", "exception", "leaves", "late")
+QUICK = {(2, "mpicoll", "killed"), (2, "torch", "stopped"), (2, "mpicoll", "leaves")}
+ENDS = {
+    "killed": (137, "killed by SIGKILL"),
+    "os._exit(0)": (1, "exit status 0 before the end of its program, by os._exit"),
+    "sys.exit(3)": (3, "exit status 3"),
+    "exception": (1, "KeyError: 'lost'"),
+}
+ABSENT = {
+    "stopped": r"Rank {} has not come: (its process \d+ is stopped \(SIGSTOP\)|it has not answered for \d+ s: it is stopped)",
+    "late": r"Rank {} has not come: .*; its process \d+ (on \S+ )?runs",
+    "leaves": r"waits for rank {}, whose program has ended",
+}
+
+pytestmark = [pytest.mark.launch, pytest.mark.timeout(120)]
+
+
+class Job:
+    """A job of ``failing.py`` that is running."""
+
+    def __init__(self, command: list[str], ranks: int, door: str, fault: str, folder: Path, **environ: str) -> None:
+        self.ranks, self.folder = ranks, folder
+        self.process = subprocess.Popen(
+            [*command, "-n", str(ranks), SCRIPT, door, fault, str(folder)], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE, text=True, errors="replace", env=clean_environment(**{"OMP_NUM_THREADS": "1", **environ}),
+        )  # fmt: skip
+
+    def wait_for(self, names: str, count: int) -> list[Path]:
+        end = time.monotonic() + 60
+        while len(found := sorted(self.folder.glob(names))) < count:
+            assert self.process.poll() is None, self.process.communicate()
+            assert time.monotonic() < end, f"no {names} in time"
+            time.sleep(0.02)
+        return found
+
+    def words(self, rank: int) -> list[str]:
+        return (self.folder / f"rank-{rank}").read_text().split()
+
+    def end(self, within_s: float, began: float | None = None) -> tuple[int, str, str]:
+        """Waits until all processes are gone. Returns exit status, the last line on standard error, all of it."""
+        if began is None:
+            began = float(self.wait_for("fault", 1)[0].read_text())
+        try:
+            _, errors = self.process.communicate(timeout=within_s + 20)
+        except subprocess.TimeoutExpired:
+            self.process.terminate()
+            pytest.fail(f"no end: {self.process.communicate(timeout=20)}")
+        while left := [words[:2] for rank in range(self.ranks) if runs((words := self.words(rank))[0]) or runs(words[1])]:
+            assert time.time() - began < within_s + 20, f"processes are left: {left}\n{errors}"
+            time.sleep(0.02)
+        took = time.time() - began
+        assert took < within_s, f"{took:.1f} s\n{errors}"
+        assert sorted(self.folder.glob("wrong-*")) == []
+        lines = errors.replace("\0", "").strip().splitlines()
+        return self.process.returncode, lines[-1].strip() if lines else "", errors
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.communicate(timeout=20)
+
+
+def runs(pid: str) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def limit(fault: str) -> float:
+    return LIMIT_S + 5 if fault in ("stopped", "late") else GONE_S
+
+
+def check(fault: str, culprit: int, ranks: int, host: str, ended: tuple[int, str, str]) -> None:
+    """The status is not 0, and the culprit is named."""
+    returned, last, errors = ended
+    assert returned != 0, errors
+    if fault in ENDS:
+        status, cause = ENDS[fault]
+        assert returned == status, errors
+        assert last.startswith(f"mpicoll.run: rank {culprit} of {ranks} on {host}: {cause}"), errors
+    else:
+        assert re.search(ABSENT[fault].format(culprit), errors), errors
+
+
+CASES = [
+    pytest.param(ranks, door, fault, marks=[] if (ranks, door, fault) in QUICK else pytest.mark.slow)
+    for ranks in (2, 4)
+    for door in ("mpicoll", "torch")
+    for fault in FAULTS
+]
+
+
+@pytest.mark.parametrize(("ranks", "door", "fault"), CASES)
+def test_on_one_host(ranks: int, door: str, fault: str, tmp_path: Path) -> None:
+    job = Job([sys.executable, "-m", "mpicoll.run", "--quiet"], ranks, door, fault, tmp_path)
+    try:
+        check(fault, ranks - 1, ranks, socket.gethostname(), job.end(limit(fault)))
+        left = [name for rank in range(ranks) for name in job.words(rank)[2:] if os.path.exists(name)]
+        assert left == []
+    finally:
+        job.close()
+
+
+REASON = hosts.missing()
+
+
+@pytest.fixture
+def machines(tmp_path: Path) -> Iterator[hosts.Hosts]:
+    with hosts.hosts(2, tmp_path) as up:
+        yield up
+
+
+def on_hosts(machines: hosts.Hosts, ranks: int, door: str, fault: str, folder: Path) -> Job:
+    command = machines.command("--quiet", "--hostfile", str(machines.hostfile(ranks // 2)))
+    return Job(command, ranks, door, fault, folder, **machines.environment())
+
+
+def nothing_in_shared_memory(machines: hosts.Hosts) -> None:
+    """Hydra kills ranks and monitors on other hosts at once, so that nobody is left there to remove what MPICH has made."""
+    first, second = (os.listdir(Path(f"/proc/{pid}/root", "dev", "shm")) for pid in machines.pids)
+    known = () if is_open_mpi() else ("mpich_shm_",)
+    assert first == []
+    assert [name for name in second if not name.startswith(known)] == []
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(REASON is not None, reason=str(REASON))
+@pytest.mark.parametrize(("ranks", "door"), [(2, "mpicoll"), (4, "torch")])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_on_two_hosts(fault: str, ranks: int, door: str, machines: hosts.Hosts, tmp_path: Path) -> None:
+    job = on_hosts(machines, ranks, door, fault, tmp_path)
+    try:
+        check(fault, ranks - 1, ranks, machines.names[1], job.end(limit(fault)))
+        nothing_in_shared_memory(machines)
+    finally:
+        job.close()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(REASON is not None, reason=str(REASON))
+@pytest.mark.parametrize(("ranks", "door"), [(2, "mpicoll"), (4, "torch")])
+@pytest.mark.parametrize("fault", ["cable", "daemon", "launcher"])
+def test_what_connects_two_hosts_is_lost(fault: str, ranks: int, door: str, machines: hosts.Hosts, tmp_path: Path) -> None:
+    job = on_hosts(machines, ranks, door, "none", tmp_path)
+    try:
+        job.wait_for("rank-*", ranks)
+        time.sleep(0.5)
+        began = time.time()
+        if fault == "cable":
+            machines.cut(1)
+        elif fault == "daemon":
+            os.kill(parent(int(job.words(ranks - 1)[1])), signal.SIGKILL)  # the monitor is the parent of the rank
+        else:
+            job.process.kill()
+        returned, last, errors = job.end(20 if fault == "cable" else GONE_S, began)
+        assert returned != 0, errors
+        assert fault == "launcher" or last.startswith("mpicoll.run: "), errors
+        nothing_in_shared_memory(machines)
+    finally:
+        job.close()
+
+
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
