@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -124,10 +125,23 @@ def _namespace(*kinds: str) -> Iterator[int]:
             if time.monotonic() > deadline or keeper.poll() is not None:
                 raise RuntimeError(f"unshare {' '.join(kinds)}: no namespace after {BORN_S:g} s")
             time.sleep(0.01)
-        yield keeper.pid
+        own = os.readlink(f"/proc/{keeper.pid}/ns/net")
+        assert own != mine
+        try:
+            yield keeper.pid
+        finally:
+            _end_all_in(own)
     finally:
         keeper.kill()
         keeper.wait()
+
+
+def _end_all_in(network: str) -> None:
+    """A launcher may leave an ssh or a daemon where a cable was cut."""
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended
+            if os.readlink(process / "ns" / "net") == network:
+                os.kill(int(process.name), signal.SIGKILL)
 
 
 def _write_keys(folder: Path) -> None:
