@@ -107,10 +107,11 @@ class Monitor:
                     self.kill_at = None
             self._hear_program(selector)
         assert self.status is not None
-        if self.status != 0 or not self.returned:
+        well = self.status == 0 and self.returned
+        if not well:
             self._say_last_call()
         self._say(f"ended {time.time_ns()} {self.status} {int(self.returned)}")
-        if self.status != 0 and (self.address != LOOPBACK or self._connection is None):  # else the supervisor removes them
+        if not well and (self.address != LOOPBACK or self._connection is None):  # else the supervisor removes them
             leftovers.remove(self.began_s)
         if self._connection is not None:
             self._connection.close()

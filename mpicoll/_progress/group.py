@@ -21,7 +21,7 @@ from mpicoll._progress.work import Work, found_by_tensors
 from mpicoll._tensors import checks, storages
 from mpicoll._tensors.calls import Call
 from mpicoll._tensors.storages import Held
-from mpicoll.errors import CollectiveMismatch, ConcurrentCollectives, GroupDestroyed, MpicollError, TruncationError
+from mpicoll.errors import CollectiveMismatch, ConcurrentCollectives, GroupDestroyed, MpicollError, PeerLost, TruncationError
 
 T = TypeVar("T")
 FAILURES = MPIException, DifferentCalls
@@ -126,6 +126,8 @@ class Group(GroupState):
         if isinstance(raw, MPIException):
             error: Exception = translate(raw, self.where(operation))
             self.fail(error)
+            if not isinstance(error, PeerLost) and (calls := watchdog.different_calls(self, self.queue.started)):
+                error.args = (f"{error}. The ranks do not call the same collective. {calls}",)
             return error
         what = " ".join(filter(None, [f"{self.where(operation)}: the ranks do not call the same collective.", str(raw)]))
         self.fail(CollectiveMismatch(what))

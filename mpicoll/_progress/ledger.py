@@ -21,10 +21,11 @@ from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 from mpicoll._mpi.boards import MOST, Boards
 from mpicoll._tensors import signatures
 from mpicoll._tensors.calls import Signature
-from mpicoll.errors import MpicollError
+from mpicoll.errors import GroupDestroyed, MpicollError
 
 REMEMBERED = 2000  # collectives of a group whose calls are kept
 LOOKS = 5  # entries of this many seconds stand on a board, in case another rank is late
+PATIENT_LOOKS = 2  # after an error on one rank: different calls may raise on the other one, too, and the programs may go on
 MOST_TEXTS, MOST_GROUPS = 200, 100  # on a board
 
 
@@ -112,6 +113,7 @@ class Ledger:
         self.boards = boards
         self.compares = compares
         self._begun: dict[str, list[int]] = {}  # number of the last collective at the last looks, by group
+        self._one_failed: dict[str, int] = {}  # looks since the group became unusable on one of the two ranks, by group
         self._compared: dict[str, int] = {}  # number of the last collective that was compared, by group
         self._guard = Lock()  # guards the other attributes
         self._written: list[tuple[str, int, int, bool, int, str]] = []  # the state of the groups when they were last written
@@ -174,7 +176,7 @@ class Ledger:
         known: dict[int, Rank | None] = {}
         for group in groups:
             lower = [rank for rank in group.global_ranks[: group.rank] if rank in self.boards.ranks]
-            if not lower or group.checked or group.broken is not None:
+            if not lower or group.checked or isinstance(group.broken, GroupDestroyed):
                 continue
             if lower[-1] not in known:
                 known[lower[-1]] = self.read(lower[-1])
@@ -184,7 +186,11 @@ class Ledger:
 
     def _compare(self, group: Member, rank: int, other: Rank) -> Mismatch | None:
         seen = other.groups.get(group.key)
-        if seen is None or seen.failed:
+        if seen is None:
+            return None
+        failures = seen.failed + (group.broken is not None)
+        looks = self._one_failed[group.key] = self._one_failed.get(group.key, 0) + 1 if failures == 1 else 0
+        if failures == 2 or 0 < looks <= PATIENT_LOOKS:
             return None
         for entry in newest(group, max(self._compared.get(group.key, 0), seen.first - 1)):
             number = entry[0]

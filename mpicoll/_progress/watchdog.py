@@ -103,14 +103,22 @@ class Watchdog:
 
     def calls(self, group: GroupState, number: int) -> str:
         """Returns what the ranks of this node call at this place of the order, in words. Waits until all have written it."""
+        return in_words(self._calls(group, number))
+
+    def different_calls(self, group: GroupState, number: int) -> str:
+        """The same if they differ; otherwise nothing."""
+        found = self._calls(group, number)
+        return in_words(found) if len(set(found.values())) > 1 else ""
+
+    def _calls(self, group: GroupState, number: int) -> dict[int, str]:
         ledger, deadline, found = group.ledger, time.monotonic() + STACK_S, dict[int, str]()
         if ledger is None:
-            return ""
+            return found
         self.write(ledger)
         while time.monotonic() < deadline and len(found) < sum(rank in ledger.boards.ranks for rank in group.global_ranks):
             time.sleep(0.01)
             found = ledger.calls(group, number)
-        return in_words(found)
+        return found
 
     def stop(self) -> None:
         """Ends the thread. What this rank has called stays on its board."""

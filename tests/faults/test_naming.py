@@ -31,6 +31,17 @@ def test_different_collectives_end_the_job(how: str) -> None:
     assert len(re.findall(r"this rank is here:", done.stderr)) == 2, done.stderr
 
 
+def test_different_collectives_of_which_one_raises() -> None:
+    """The error names both calls. If the program catches it, the other rank goes on with what it has got, so the job ends."""
+    done = job("receives too little", timeout_s=30)
+    assert done.returncode != 0
+    calls = "rank 0: broadcast(float32, 16 bytes, root 0); rank 1: broadcast(float32, 8 bytes, root 0)"
+    assert f"The ranks do not call the same collective. {calls}" in done.stdout, done.stdout
+    assert "collective number 101: the ranks do not call the same. Rank 0: broadcast(float32, 16 bytes" in done.stderr, (
+        done.stderr
+    )
+
+
 def test_a_refusal_on_one_rank_ends_the_job() -> None:
     """Its program catches the error and goes on. No rank gets the data of another collective."""
     done = job("refuses", timeout_s=30)

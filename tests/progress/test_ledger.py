@@ -17,7 +17,7 @@ import mpicoll
 from mpicoll._api import groups
 from mpicoll._mpi.boards import MOST, NBYTES, Boards
 from mpicoll._mpi.shared_segment import Segment
-from mpicoll._progress.ledger import REMEMBERED, Ledger
+from mpicoll._progress.ledger import PATIENT_LOOKS, REMEMBERED, Ledger
 from mpicoll._tensors import signatures
 from tests.faults.mismatches import pairs
 from tests.support import agree, everyone
@@ -53,12 +53,15 @@ def reduce_(count: int, times: int = 1) -> list[tuple[str, tuple[Any, ...]]]:
     return [("all_reduce", (torch.float32, count))] * times
 
 
-def compare(lower: Any, upper: Any) -> list[Any]:
+def compare(lower: Any, upper: Any, looks: int = 1) -> list[Any]:
+    """Returns what the last of so many looks finds."""
     boards = two_boards()
     first, second = Ledger(boards[0], True), Ledger(boards[1], True)
     first.write([lower])
     second.write([upper])
     assert list(first.compare([lower])) == [], "the lowest rank leaves it to the others"
+    for _ in range(looks - 1):
+        assert list(second.compare([upper])) == []
     return [mismatch for _, mismatch in second.compare([upper])]
 
 
@@ -84,10 +87,15 @@ def test_groups_that_are_checked_before_each_collective_are_not_compared() -> No
     assert compare(member(0, reduce_(8)), member(1, reduce_(16), checked=True)) == []
 
 
-def test_failed_groups_are_not_compared() -> None:
+def test_failed_groups_are_compared_if_the_other_rank_goes_on() -> None:
     broken = mpicoll.GroupFailed("a test")
-    assert compare(member(0, reduce_(8), broken=broken), member(1, reduce_(16))) == []
-    assert compare(member(0, reduce_(8)), member(1, reduce_(16), broken=broken)) == []
+    failed = member(0, reduce_(8), broken=broken), member(1, reduce_(16), broken=broken)
+    assert compare(*failed, looks=PATIENT_LOOKS + 1) == []
+    for pair in ((failed[0], member(1, reduce_(16))), (member(0, reduce_(8)), failed[1])):
+        assert compare(*pair, looks=PATIENT_LOOKS) == []
+        assert [mismatch.number for mismatch in compare(*pair, looks=PATIENT_LOOKS + 1)] == [1]
+    destroyed = member(1, reduce_(16), broken=mpicoll.GroupDestroyed("a test"))
+    assert compare(member(0, reduce_(8)), destroyed, looks=PATIENT_LOOKS + 1) == []
 
 
 def test_refusals_of_what_the_other_rank_has_called() -> None:

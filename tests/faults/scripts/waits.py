@@ -35,6 +35,12 @@ if "other collective" in how:
     else:
         api.all_reduce(tensor)
     time.sleep(10)
+elif how == "receives too little":
+    try:
+        dist.broadcast(torch.ones(4 if rank == 0 else 2), 0)
+    except dist.CommunicationError as error:
+        print(f"caught {error}\n", end="", flush=True)
+    time.sleep(20)
 elif how == "refuses":
     try:
         dist.broadcast(tensor, 7 if rank == 1 else 0)
