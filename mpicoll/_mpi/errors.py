@@ -7,6 +7,7 @@ from mpicoll._mpi.library import MPI
 from mpicoll.errors import CommunicationError, PeerLost, TruncationError
 
 MPIException = MPI.Exception
+LACKS = "Too many communicators", "context ID because of fragmentation"  # in MPICH's errors; the second: free ones differ by rank
 MANY_GROUPS = 500  # from here on, an error of MPI while a group is made is taken as a lack of communicators
 
 
@@ -29,7 +30,7 @@ def not_made(error: MPI.Exception, where: str, groups: int | None = None) -> Com
     remedy = "destroy groups that you no longer need, destroy_process_group(group)"
     if groups is None:
         text += f". If there are no more communicators: {remedy}"
-    elif groups >= MANY_GROUPS or "communicators" in reason:
+    elif groups >= MANY_GROUPS or any(word in reason for word in LACKS):
         text += f". This process has {groups} open groups: {remedy}"
     return CommunicationError(text)
 

@@ -53,7 +53,8 @@ def test_1500_groups(size: int) -> None:
     agree((more_memory - memory) / GROUPS < 100 << 10, (more_memory - memory) / GROUPS)
 
 
-def test_no_communicator_left(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("left", ["none", "others on each rank"])
+def test_no_communicator_left(left: str, rank: int, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """MPICH has 2048 communicators; Open MPI's are too many to use up here. The error names the remedy, and it helps."""
     groups, others = [mpicoll.new_group() for _ in range(3)], []
     if is_open_mpi():
@@ -62,17 +63,21 @@ def test_no_communicator_left(size: int, monkeypatch: pytest.MonkeyPatch) -> Non
     else:
         with contextlib.suppress(MPI.Exception):
             others.extend(MPI.COMM_WORLD.Dup() for _ in range(2048))  # faster than groups
-    for door in (mpicoll, torch.distributed):
-        with pytest.raises(mpicoll.errors.CommunicationError, match="destroy groups that you no longer need"):
-            door.new_group()
-    monkeypatch.undo()
-    agree(summed() == summed(groups[-1]) == size)
-    mpicoll.destroy_process_group(groups.pop())
-    groups.append(mpicoll.new_group())
-    again = summed(groups[-1])
-    for other in others:
-        other.Free()
-    destroy(groups)
+        if left == "others on each rank" and size > 1:
+            others.pop(rank).Free()
+    try:
+        for door in (mpicoll, torch.distributed):
+            with pytest.raises(mpicoll.errors.CommunicationError, match="destroy groups that you no longer need"):
+                door.new_group()
+        monkeypatch.undo()
+        agree(summed() == summed(groups[-1]) == size)
+        mpicoll.destroy_process_group(groups.pop())
+        groups.append(mpicoll.new_group())
+        again = summed(groups[-1])
+    finally:
+        for other in others:
+            other.Free()
+        destroy(groups)
     agree(again == size)
 
 
