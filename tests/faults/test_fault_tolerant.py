@@ -66,7 +66,7 @@ def test_two_ranks_at_once(second: str) -> None:
 
 @survivable
 @pytest.mark.slow
-@pytest.mark.parametrize("delay", [f"{0.05 + i / 100:.2f}" for i in range(20)])
+@pytest.mark.parametrize("delay", [f"{0.05 + i / 100:.2f}" for i in range(0, 20, 5)])
 def test_a_rank_that_dies_while_the_others_shrink(delay: str) -> None:
     lines, done = job(4, "several", "0", delay)
     assert lines == {"world of 2: [0, 1]": 2, "end": 2}, f"{done.stdout}\n{done.stderr}"

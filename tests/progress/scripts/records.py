@@ -74,7 +74,7 @@ def expires() -> None:
 
     The program has caught an error before, and has left the folder in which it was started.
     """
-    dist.init_process_group(timeout=timedelta(seconds=2))
+    dist.init_process_group(timeout=timedelta(seconds=6))  # of which starting MPI may take some on a busy machine
     os.chdir("/")
     group = dist.new_group()
     if dist.get_rank() == 0:
