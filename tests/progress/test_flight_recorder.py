@@ -165,7 +165,7 @@ def test_all_ranks_write_their_records_when_the_watchdog_ends_the_job(tmp_path: 
     records = [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(2)]
     last = [record["groups"][0]["collectives"][-1] for record in records]
     assert [(each["operation"], each["ended"]) for each in last] == [("all_reduce", False), ("broadcast", True)]
-    assert "exceeded the group's timeout of 2 s" in records[0]["reason"]
+    assert "exceeded the group's timeout of 6 s" in records[0]["reason"]
 
 
 @pytest.mark.launch
