@@ -28,13 +28,14 @@ from typing import Any
 from torch._C._distributed_c10d import Store, TCPStore
 from torch.distributed.constants import default_pg_timeout
 
-from mpicoll._mpi import arrival, runtime, thread_levels, time_limit
+from mpicoll._mpi import arrival, runtime, survivors, thread_levels, time_limit
 from mpicoll._mpi.errors import MPIException, not_made
 from mpicoll._tensors import checks
 from mpicoll.errors import LaunchError
 
 LOOPBACK = ("127.0.0.1", "::1")
 PROBE_S = 3.0  # seconds for connections; a live address answers in milliseconds, a firewall never
+ATTEMPT = timedelta(seconds=1)  # to connect, in a job that goes on when a rank dies
 FURTHER_S = 0.25  # seconds for further addresses after the first has answered
 SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of a network interface
 
@@ -216,7 +217,15 @@ def _open(address: Address, listeners: Sequence[socket.socket], timeout: timedel
 
 
 def _connect(address: Address, timeout: timedelta, who: str) -> tuple[Store | None, str]:
-    try:
-        return TCPStore(*address, None, False, timeout, wait_for_workers=False), ""
-    except Exception as error:  # noqa: BLE001  the other ranks wait for the answer
-        return None, f"{who} could not connect: {type(error).__name__}: {error}"
+    """Returns the store, or why there is none. Gives up if a rank has died: the store of a dead rank 0 never answers."""
+    deadline = time.monotonic() + timeout.total_seconds()
+    limit = min(timeout, ATTEMPT) if survivors.possible() else timeout
+    while True:
+        try:
+            store = TCPStore(*address, None, False, limit, wait_for_workers=False)
+        except Exception as error:  # noqa: BLE001  the other ranks wait for the answer
+            if time.monotonic() >= deadline or limit == timeout or survivors.lost():
+                return None, f"{who} could not connect: {type(error).__name__}: {error}"
+        else:
+            store.set_timeout(timeout)
+            return store, ""

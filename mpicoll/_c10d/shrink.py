@@ -103,8 +103,9 @@ def _remake_world(timeout_s: float, communicator: Callable[[], Any]) -> Any:
         error: Exception | None = None
         root = runtime.last_base
         try:
-            runtime.start(comm)
-            dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
+            runtime.start(comm, own=True)
+            with survivors.world_given():
+                dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
         except Exception as failure:  # noqa: BLE001  see Note [All or none]
             error = failure
             runtime.stop(free=False)

@@ -118,7 +118,7 @@ class Registry:
         """Returns the communicators of a new group."""
         with runtime_.lock:
             if ranks is None:
-                comm = runtime_.comm.Dup()
+                comm = runtime_.base if runtime_.own else runtime_.comm.Dup()
                 if runtime_.base == library.MPI.COMM_WORLD:
                     exit_handshake.expect_all()
             else:

@@ -148,5 +148,6 @@ class Channel:
 
     def free(self) -> None:
         """Frees the communicator. Called on an explicit destroy only, never from garbage collection."""
-        with self.lock, self._freeing:
-            self.comm.Free()
+        if self.comm != self.runtime.base:
+            with self.lock, self._freeing:
+                self.comm.Free()

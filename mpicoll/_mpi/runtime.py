@@ -31,18 +31,19 @@ class Runtime:
     in MPI while it holds the lock.
     """
 
-    def __init__(self, base: MPI.Intracomm, parent: Runtime | None = None) -> None:
+    def __init__(self, base: MPI.Intracomm, parent: Runtime | None = None, own: bool = False) -> None:
         from mpicoll._mpi.library import MPI
 
         self.base = base
+        self.own = own  # mpicoll has made the base, so that it need not be duplicated; the program has no handle of it
         self.parent = parent  # the runtime of all ranks, if this one is of some of them; see `start_some`
         self.rank: int = base.Get_rank()
         self.size: int = base.Get_size()
         self.thread_level: int = MPI.Query_thread()
         self.serialized = self.thread_level < MPI.THREAD_MULTIPLE
-        own: AbstractContextManager[object] = threading.RLock() if self.serialized else nullcontext()
+        lock: AbstractContextManager[object] = threading.RLock() if self.serialized else nullcontext()
         # All MPI calls of this process are made under one lock.
-        self.lock: AbstractContextManager[object] = own if parent is None else parent.lock
+        self.lock: AbstractContextManager[object] = lock if parent is None else parent.lock
         #: The largest tag of a user's message.
         self.tag_ub: int = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) - OWN_TAGS  # type: ignore[operator]
         self.library: str = MPI.Get_library_version().split("\n")[0].rstrip("\0 ")
@@ -52,10 +53,12 @@ class Runtime:
 
     @cached_property
     def comm(self) -> MPI.Intracomm:
-        """A duplicate of the base communicator, for internal messages (first use is collective over all its ranks)."""
+        """A communicator for internal messages (first use is collective over all its ranks): a duplicate of the user's one."""
         global _world_comm
         from mpicoll._mpi.library import MPI
 
+        if self.own:
+            return self.base
         with self.lock:
             if self.base != MPI.COMM_WORLD:
                 return self.base.Dup()
@@ -115,11 +118,12 @@ _world_comm: MPI.Intracomm | None = None  # duplicate of MPI.COMM_WORLD; kept fo
 _forked = False
 
 
-def start(comm: MPI.Intracomm | None = None) -> Runtime:
+def start(comm: MPI.Intracomm | None = None, own: bool = False) -> Runtime:
     """Starts MPI if it is not running, and returns its runtime. Later calls return the same runtime until `stop`.
 
     Args:
-        comm: A communicator of the user, to be the world; None: MPI.COMM_WORLD.
+        comm: A communicator, to be the world; None: MPI.COMM_WORLD.
+        own: mpicoll has made it, so that it need not be duplicated.
 
     Raises:
         LaunchError: No MPI, MPI already finalised, or the launcher's variables contradict MPI (wrong mpiexec).
@@ -136,7 +140,7 @@ def start(comm: MPI.Intracomm | None = None) -> Runtime:
         _check_launcher(mpi)
         _warn_of_binding(mpi)
     last_base = mpi.COMM_WORLD if comm is None else comm
-    _runtime = Runtime(last_base)
+    _runtime = Runtime(last_base, own=own)
     return _runtime
 
 
@@ -189,7 +193,7 @@ def stop(free: bool = True) -> None:
     if not free or runtime is None or finalized():
         return
     with runtime.lock:
-        if runtime.__dict__.get("comm") not in (None, _world_comm):
+        if runtime.__dict__.get("comm") not in (None, _world_comm, runtime.base):
             runtime.comm.Free()
         if runtime.parent is not None:
             runtime.base.Free()

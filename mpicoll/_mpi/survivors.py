@@ -38,6 +38,7 @@ GOES_ON, ENDS = 1, 2  # bits for `agree`
 SETTLE_S = 0.1  # a death is noticed within some 20 ms, of the second rank too
 NOTICE_S = 1.0  # seconds after MPI's error until the dead rank must be known; usually 1 ms
 
+_given = False  # see `world_given`
 _root = MPI.COMM_WORLD  # or what `meet` has made of it; a world of a communicator of the user leaves it alone
 
 
@@ -116,11 +117,15 @@ def tolerated() -> Iterator[None]:
         library.dead_processes = True  # see Note [After a process has died]
 
 
+def _noticed(comm: MPI.Intracomm) -> MPI.Group:
+    for _ in range(LOOKS):
+        MPI.COMM_SELF.Iprobe()
+    return comm.Get_failed()
+
+
 def _failed(world: Runtime) -> tuple[int, ...]:
     with world.lock:
-        for _ in range(LOOKS):
-            MPI.COMM_SELF.Iprobe()
-        failed = world.base.Get_failed()
+        failed = _noticed(world.base)
         try:
             if failed.Get_size() == 0:
                 return ()
@@ -132,13 +137,24 @@ def _failed(world: Runtime) -> tuple[int, ...]:
             failed.Free()
 
 
+@contextmanager
+def world_given() -> Iterator[None]:
+    """Inside, `start` takes the current world, even if a rank of it has died meanwhile: all ranks agree about that later."""
+    global _given
+    _given = True
+    try:
+        yield
+    finally:
+        _given = False
+
+
 def start() -> Runtime:
     """Starts MPI like `runtime.start`.
 
     If the ranks of a fault-tolerant job have had a world before, the new world is of those that live (collective over them).
     """
-    if possible() and runtime.last_base is not None and (runtime.current() is None or lost()):
-        return runtime.start(meet(_root, goes_on=True))
+    if not _given and possible() and runtime.last_base is not None and (runtime.current() is None or lost()):
+        return runtime.start(meet(_root, goes_on=True), own=True)
     return runtime.start()
 
 

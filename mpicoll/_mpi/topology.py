@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mpicoll import _cpus
+from mpicoll._mpi import survivors
 from mpicoll._mpi.library import MPI
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
+
+Facts = tuple[int, set[int], int | None]  # a rank, the cores that it may use, and their number if that is limited
 
 
 @dataclass(frozen=True)
@@ -35,17 +39,29 @@ def discover(comm: Intracomm, node_size: int = 0) -> Topology:
 
     Every ``node_size`` ranks of a node count as a node of their own; 0: nodes as they are.
     """
+    own = comm.Get_rank(), _cpus.allowed(), _cpus.quota()
+    neighbours = _neighbours_by_name(comm, own) if survivors.possible() else _neighbours(comm, own)
+    first, local_rank = neighbours[0][0], neighbours.index(own)
+    cores = set().union(*(allowed for _, allowed, _ in neighbours))
+    crowded = min(len(cores), *(quota or len(neighbours) for _, _, quota in neighbours)) < len(neighbours)
+    ranks = comm.allgather((first, local_rank // node_size if node_size else 0, crowded))
+    return Topology(_numbered((node_first, part) for node_first, part, _ in ranks), any(crowded for _, _, crowded in ranks))
+
+
+def _neighbours(comm: Intracomm, own: Facts) -> list[Facts]:
+    """Returns what the ranks of this node have handed over, in their order (collective)."""
     node = comm.Split_type(MPI.COMM_TYPE_SHARED)
     # Not allreduce of objects, which broadcasts: in MPICH, ranks of different thread levels disagree about how to broadcast, from
     # the third broadcast of a communicator on (5.0.2; mpi4py alone shows it).
-    neighbours = node.allgather((comm.Get_rank(), _cpus.allowed(), _cpus.quota() or node.Get_size()))
-    first = min(rank for rank, _, _ in neighbours)
-    cores = set().union(*(allowed for _, allowed, _ in neighbours))
-    crowded = min(len(cores), *(quota for _, _, quota in neighbours)) < node.Get_size()
-    local_rank = node.Get_rank()
+    found = node.allgather(own)
     node.Free()
-    ranks = comm.allgather((first, local_rank // node_size if node_size else 0, crowded))
-    return Topology(_numbered((node_first, part) for node_first, part, _ in ranks), any(crowded for _, _, crowded in ranks))
+    return found
+
+
+def _neighbours_by_name(comm: Intracomm, own: Facts) -> list[Facts]:
+    """The same without another communicator; see Note [A death while communicators are made] in survivors.py."""
+    host = socket.gethostname()
+    return [facts for name, facts in comm.allgather((host, own)) if name == host]
 
 
 def _numbered(nodes: Iterable[Hashable]) -> tuple[int, ...]:

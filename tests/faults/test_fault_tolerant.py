@@ -65,8 +65,20 @@ def test_two_ranks_at_once(second: str) -> None:
 
 
 @survivable
+def test_the_rank_with_the_new_store_dies_before_others_have_connected() -> None:
+    lines, done = job(4, "store")
+    assert lines == {"all_reduce: lost": 3, "world of 2: [0, 1]": 2, "end": 2}, f"{done.stdout}\n{done.stderr}"
+
+
+@survivable
+def test_a_rank_notices_a_death_before_it_joins_the_new_world() -> None:
+    lines, done = job(4, "noticed")
+    assert lines == {"all_reduce: lost": 3, "world of 2: [0, 1]": 2, "end": 2}, f"{done.stdout}\n{done.stderr}"
+
+
+@survivable
 @pytest.mark.slow
-@pytest.mark.parametrize("delay", [f"{0.05 + i / 100:.2f}" for i in range(0, 20, 5)])
+@pytest.mark.parametrize("delay", [f"{0.05 + i / 100:.2f}" for i in range(20)])
 def test_a_rank_that_dies_while_the_others_shrink(delay: str) -> None:
     lines, done = job(4, "several", "0", delay)
     assert lines == {"world of 2: [0, 1]": 2, "end": 2}, f"{done.stdout}\n{done.stderr}"

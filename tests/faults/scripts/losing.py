@@ -15,6 +15,8 @@ import torch.distributed
 from torch.nn.parallel import DistributedDataParallel
 
 import mpicoll as dist
+from mpicoll._c10d import rendezvous
+from mpicoll._mpi import runtime
 
 LIMIT_S = 5.0  # 0.1 s on an idle machine
 
@@ -169,6 +171,55 @@ def several(first: str, delay: str) -> None:
             dist.shrink()
         if dist.get_world_size() == 2:
             break
+    check_world(2)
+    say("end")
+
+
+def store() -> None:
+    """Of 4 ranks rank 1 dies, and rank 0 when it has just opened the store of the new world: nobody can connect to it."""
+    dist.init_process_group()
+    if dist.get_rank() == 1:
+        die()
+    opens, connects = rendezvous._open, rendezvous._connect
+
+    def open_and_die(*arguments: Any) -> Any:
+        threading.Timer(0.2, die).start()
+        return opens(*arguments)
+
+    def connect_too_late(*arguments: Any) -> Any:
+        rendezvous._connect = connects
+        time.sleep(0.6)
+        return connects(*arguments)
+
+    rendezvous._connect = connect_too_late
+    if dist.get_rank() == 0:
+        rendezvous._open = open_and_die
+    expect_lost("all_reduce", lambda: dist.all_reduce(torch.ones(4)), (1,))
+    dist.shrink()
+    check_world(2)
+    say("end")
+
+
+def noticed() -> None:
+    """Of 4 ranks rank 1 dies, and rank 0 while the new world is made; one of the others notices it before it begins to."""
+    dist.init_process_group()
+    rank = dist.get_rank()
+    if rank == 1:
+        die()
+    starts = runtime.start
+
+    def start_late(*arguments: Any, **more: Any) -> Any:
+        if rank == 0:
+            die()
+        started = starts(*arguments, **more)
+        if rank == 3:
+            runtime.start = starts
+            time.sleep(0.5)
+        return started
+
+    expect_lost("all_reduce", lambda: dist.all_reduce(torch.ones(4)), (1,))
+    runtime.start = start_late
+    dist.shrink()
     check_world(2)
     say("end")
 
