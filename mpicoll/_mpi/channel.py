@@ -54,7 +54,7 @@ class Channel:
         self.Bcast = self._collective("Bcast")
         self.Reduce = self._collective("Reduce")
         self.Allgather = self._collective("Allgather")
-        self.Allgatherv = self._collective("Allgatherv")
+        self.Allgatherv = self._with_error(self._collective("Allgatherv"))
         self.Reduce_scatter = self._collective("Reduce_scatter")
         self.Reduce_scatter_block = self._collective("Reduce_scatter_block")
 
@@ -71,6 +71,19 @@ class Channel:
             with self.lock:
                 request = start(*arguments)
             self.wait_all([request])
+
+        return call
+
+    def _with_error(self, collective: Callable[..., None]) -> Callable[..., None]:
+        """The collective, with an error if a rank has died. See Note [Calls without an error] in survivors.py."""
+        if not survivors.possible():
+            return collective
+
+        def call(*arguments: Any) -> None:
+            collective(*arguments)
+            with self.lock:
+                if self.comm.Is_revoked() or survivors.any_failed(self.comm):
+                    raise MPI.Exception(MPI.ERR_PROC_FAILED)
 
         return call
 

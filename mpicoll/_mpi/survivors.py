@@ -16,6 +16,11 @@ together: ranks that go on come from shrink or init_process_group, ranks that ha
 If a rank dies in the millisecond in which the others make a communicator with it, Open MPI 5.0.11 may crash on them (SIGSEGV in
 ompi_comm_revoke_local: the communicator is in its table, but not complete). So as few communicators as possible are made, and
 `settle` waits until deaths at the same moment are known.
+
+# Note [Calls without an error]
+If a rank dies in MPI_Allgatherv of small blocks, Open MPI 5.0.11 may return without an error, and without data. So `Channel`
+looks for dead ranks after it. The other collectives have been tried (allgather, allreduce, reduce, both reduce_scatters,
+broadcast, and with and without "v" gather, scatter and alltoall): they return an error.
 """
 
 from __future__ import annotations
@@ -115,6 +120,14 @@ def tolerated() -> Iterator[None]:
         if not possible():
             raise
         library.dead_processes = True  # see Note [After a process has died]
+
+
+def any_failed(comm: MPI.Intracomm) -> bool:
+    """Returns whether a rank of this communicator has died, as far as this rank knows. The caller holds the lock."""
+    failed = _noticed(comm)
+    found = failed.Get_size() > 0
+    failed.Free()
+    return found
 
 
 def _noticed(comm: MPI.Intracomm) -> MPI.Group:

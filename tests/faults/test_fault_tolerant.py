@@ -77,6 +77,14 @@ def test_a_rank_notices_a_death_before_it_joins_the_new_world() -> None:
 
 
 @survivable
+def test_no_result_is_wrong_if_a_rank_dies_in_a_collective() -> None:
+    """MPI_Allgatherv of Open MPI 5.0.11 itself returns without an error, and without data."""
+    lines, done = job(6, "results")
+    expected = {"lost (1,) of 6": 5, "lost (1,) of 5": 4, "lost (1,) of 4": 3, "lost (1,) of 3": 2, "end": 2}
+    assert lines == expected, f"{done.stdout}\n{done.stderr}"
+
+
+@survivable
 @pytest.mark.slow
 @pytest.mark.parametrize("delay", [f"{0.05 + i / 100:.2f}" for i in range(20)])
 def test_a_rank_that_dies_while_the_others_shrink(delay: str) -> None:

@@ -224,5 +224,78 @@ def noticed() -> None:
     say("end")
 
 
+def results() -> None:
+    """Ranks die one after the other while the others call collectives: no result is wrong."""
+    dist.init_process_group()
+    while (size := dist.get_world_size()) > 2:
+        rank = dist.get_rank()
+        if rank == 1:
+            threading.Timer(0.05, die).start()
+        try:
+            while True:
+                for operation in (
+                    _all_gather_uneven,
+                    _all_gather,
+                    _all_reduce,
+                    _reduce_scatter,
+                    _all_to_all,
+                    _broadcast,
+                    _gather,
+                ):
+                    for count in (1, 3000):
+                        got, expected = operation(rank, size, count)
+                        if not torch.equal(got, expected):
+                            say(f"wrong: {operation.__name__} of {count}: {got.tolist()[:10]}")
+        except dist.PeerLost as error:
+            say(f"lost {error.ranks} of {size}")
+        dist.shrink()
+    say("end")
+
+
+def _all_gather_uneven(rank: int, size: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    expected = [torch.full((count + each,), float(each)) for each in range(size)]
+    received = [torch.full((count + each,), -1.0) for each in range(size)]
+    dist.all_gather(received, expected[rank])
+    return torch.cat(received), torch.cat(expected)
+
+
+def _all_gather(rank: int, size: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    received = torch.full((size * count,), -1.0)
+    dist.all_gather_into_tensor(received, torch.full((count,), float(rank)))
+    return received, torch.arange(float(size)).repeat_interleave(count)
+
+
+def _all_reduce(rank: int, size: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    total = torch.full((count,), float(rank))
+    dist.all_reduce(total)
+    return total, torch.full((count,), size * (size - 1) / 2)
+
+
+def _reduce_scatter(rank: int, size: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    total = torch.full((count,), -1.0)
+    dist.reduce_scatter_tensor(total, torch.full((size * count,), float(rank)))
+    return total, torch.full((count,), size * (size - 1) / 2)
+
+
+def _all_to_all(rank: int, size: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    received = torch.full((size * count,), -1.0)
+    dist.all_to_all_single(received, torch.full((size * count,), float(rank)))
+    return received, torch.arange(float(size)).repeat_interleave(count)
+
+
+def _broadcast(rank: int, size: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    value = torch.full((count,), float(rank))
+    dist.broadcast(value, size - 1)
+    return value, torch.full((count,), size - 1.0)
+
+
+def _gather(rank: int, size: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    received = [torch.full((count,), -1.0) for _ in range(size)] if rank == 0 else None
+    dist.gather(torch.full((count,), float(rank)), received)
+    return torch.cat(received or [torch.ones(1)]), torch.arange(float(size)).repeat_interleave(count) if received else torch.ones(
+        1
+    )
+
+
 if __name__ == "__main__":
     globals()[sys.argv[1]](*sys.argv[2:])
