@@ -170,7 +170,7 @@ def _pals(environ: Mapping[str, str]) -> Words:
 def _hydra(environ: Mapping[str, str]) -> Words:
     get = environ.get
     if "MPI_LOCALRANKID" not in environ and get("SLURM_PROCID") == get("PMI_RANK"):
-        return _slurm(environ)  # srun --mpi=pmi2 sets PMI_RANK too, and Slurm then knows the local rank
+        return NOTHING  # srun --mpi=pmi2 sets PMI_RANK, too
     return get("PMI_RANK"), get("PMI_SIZE"), get("MPI_LOCALRANKID"), get("MPI_LOCALNRANKS")
 
 

@@ -97,8 +97,10 @@ def abort_job(status: int) -> None:
     After MPI_Init, MPI_Abort ends the job.
     """
     mpi = sys.modules.get("mpi4py.MPI")
-    if "PMI_FD" not in os.environ or (mpi is not None and mpi.Is_initialized()):
-        return
+    launch = detect.detect()
+    started = mpi is not None and mpi.Is_initialized()
+    if launch is None or launch.launcher != "hydra" or "PMI_FD" not in os.environ or started:
+        return  # srun --mpi=pmi2 sets PMI_FD, too, and speaks another protocol
     sys.stdout.flush()
     sys.stderr.flush()
     time.sleep(LAST_WORDS_S)

@@ -64,8 +64,8 @@ MVAPICH = {f"MV2_COMM_WORLD_{name}": n for name, n in (("RANK", "1"), ("SIZE", "
         ({"PMIX_RANK": "1", "PMIX_SIZE": "3"}, Launch("pmix", 1, 3, None, None)),
         # srun --mpi=pmix: PMIx names the rank, Slurm the size
         ({**SRUN, "PMIX_RANK": "6", "PMIX_NAMESPACE": "slurm.pmix.77.0"}, Launch("slurm", 6, 7, 2, 3)),
-        # srun --mpi=pmi2
-        ({**SRUN, "PMI_RANK": "6", "PMI_SIZE": "7"}, Launch("hydra", 6, 7, 2, 3)),
+        # srun --mpi=pmi2 is Slurm, not Hydra: error texts name the launcher
+        ({**SRUN, "PMI_RANK": "6", "PMI_SIZE": "7"}, Launch("slurm", 6, 7, 2, 3)),
         # mpirun inside an allocation: SLURM_PROCID is that of the batch shell, or of the daemon
         ({**SBATCH, **OPENMPI}, Launch("openmpi", 5, 8, 1, 4)),
         ({**SRUN, **HYDRA}, Launch("hydra", 1, 2, 1, 2)),

@@ -31,6 +31,7 @@ def test_a_program_without_launcher_is_a_world_of_one() -> None:
         ("openmpi", {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4"}),
         ("hydra", {"PMI_RANK": "2", "PMI_SIZE": "4", "MPI_LOCALRANKID": "2", "MPI_LOCALNRANKS": "4"}),
         ("slurm", {"SLURM_PROCID": "2", "SLURM_NTASKS": "4", "SLURM_LOCALID": "2", "SLURM_STEP_ID": "0"}),
+        ("slurm", {"PMI_RANK": "2", "PMI_SIZE": "4", "SLURM_PROCID": "2", "SLURM_NTASKS": "4", "SLURM_STEP_ID": "0"}),
     ],
 )
 def test_the_wrong_mpiexec(launcher: str, variables: dict[str, str]) -> None:
