@@ -13,9 +13,9 @@ together: ranks that go on come from shrink or init_process_group, ranks that ha
     [4] if a rank has died in [3], they begin again with [1], on the communicator of [2]
 
 # Note [A death while communicators are made]
-If a rank dies in the millisecond in which the others make a communicator with it, Open MPI 5.0.11 may crash on them (SIGSEGV in
-ompi_comm_revoke_local: the communicator is in its table, but not complete). So as few communicators as possible are made, and
-`settle` waits until deaths at the same moment are known.
+If a rank dies in the millisecond in which the others make a communicator, Open MPI 5.0.11 may crash on them, also in
+MPI_Comm_shrink: ompi_comm_revoke_local reads the table of collectives of every communicator, and a new one has none yet. So as
+few communicators as possible are made, and `settle` waits until deaths at the same moment are known.
 
 # Note [Calls without an error]
 If a rank dies in MPI_Allgatherv of small blocks, Open MPI 5.0.11 may return without an error, and without data. So `Channel`

@@ -14,14 +14,21 @@ from tests.support import ROOT, is_open_mpi, launch, run
 SCRIPT = "tests/faults/scripts/losing.py"
 EXAMPLE = ROOT / "examples" / "lost_rank.py"
 ULFM = ["--with-ft", "ulfm"]
+CRASH = "ompi_comm_revoke_local"  # in Open MPI itself; see Note [A death while communicators are made] in survivors.py
 
 pytestmark = [pytest.mark.launch, pytest.mark.timeout(150)]
 survivable = pytest.mark.skipif(not is_open_mpi(), reason="MPICH ends the job when a rank dies")
 
 
+def start(ranks: int, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs a program; if Open MPI itself crashes, once more."""
+    done = launch(ranks, *arguments, options=ULFM, timeout_s=60)
+    return launch(ranks, *arguments, options=ULFM, timeout_s=60) if CRASH in done.stderr else done
+
+
 def job(ranks: int, *case: str) -> tuple[Counter[str], subprocess.CompletedProcess[str]]:
     """Runs a case. Returns how often each line was printed."""
-    done = launch(ranks, SCRIPT, *case, options=ULFM, timeout_s=100)
+    done = start(ranks, SCRIPT, *case)
     return Counter(done.stdout.splitlines()), done
 
 
@@ -111,6 +118,6 @@ def test_the_example_loses_a_rank_and_finishes() -> None:
 @pytest.mark.parametrize("victims", ["1@30", "1@30 2@30", "1@30 0@30+150"])
 def test_the_example_survives(victims: str, _: int) -> None:
     options = [word for victim in victims.split() for word in ("--kill", victim)]
-    done = launch(4, str(EXAMPLE), *options, options=ULFM, timeout_s=120)
+    done = start(4, str(EXAMPLE), *options)
     left = 4 - len(victims.split())
     assert f"lost_rank: 96 steps, 4 ranks at first, {left} at last" in done.stdout, f"{done.stdout}\n{done.stderr}"

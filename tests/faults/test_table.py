@@ -159,7 +159,7 @@ def nothing_in_shared_memory(machines: hosts.Hosts) -> None:
 def test_on_two_hosts(fault: str, ranks: int, door: str, machines: hosts.Hosts, tmp_path: Path) -> None:
     job = on_hosts(machines, ranks, door, fault, tmp_path)
     try:
-        check(fault, ranks - 1, ranks, machines.names[1], job.end(limit(fault)))
+        check(fault, ranks - 1, ranks, machines.names[1], job.end(GONE_S))
         nothing_in_shared_memory(machines)
     finally:
         job.close()
