@@ -13,29 +13,16 @@ from pathlib import Path
 
 from mpicoll._cpus import read
 from mpicoll._discovery import find
+from mpicoll._discovery.allocation import Allocation
 from mpicoll._discovery.ask import output_of
 from mpicoll._discovery.detect import without_job
 from mpicoll._discovery.find import Mpi
-from mpicoll._discovery.slurm import allocated_nodes
 from mpicoll._doctor.report import Finding
 from mpicoll.errors import LaunchError
 
 TOOL_TIMEOUT_S = 20.0  # of srun --mpi=list and ompi_info; usual is 1 s
 
 # --- the scheduler ----------------------------------------------------------------------------------------------------
-
-# Name, variable with the job number, variable with the path of a host file (or ""), and the remedy on several nodes. Slurm needs
-# none: mpicoll.run reads its allocation.
-SCHEDULERS = (
-    ("Slurm", "SLURM_JOB_ID", "", ""),
-    ("PBS", "PBS_JOBID", "PBS_NODEFILE", "python -m mpicoll.run --hostfile $PBS_NODEFILE ..."),
-    ("LSF", "LSB_JOBID", "LSB_DJOB_HOSTFILE", "python -m mpicoll.run --hostfile $LSB_DJOB_HOSTFILE ..."),
-    ("Flux", "FLUX_JOB_ID", "", "flux run -n N python script.py starts ranks on all nodes"),
-    (
-        "Grid Engine", "PE_HOSTFILE", "PE_HOSTFILE",
-        "awk '{print $1\":\"$2}' $PE_HOSTFILE > hosts; python -m mpicoll.run --hostfile hosts ...",
-    ),
-)  # fmt: skip
 
 
 def srun_types(environ: Mapping[str, str]) -> tuple[str, ...] | None:
@@ -53,32 +40,18 @@ def read_srun_types(text: str) -> tuple[str, ...] | None:
     return tuple(dict.fromkeys(types)) or None
 
 
-def check_scheduler(environ: Mapping[str, str], mpi: Mpi | None, types: tuple[str, ...] | None) -> list[Finding]:
+def check_scheduler(allocation: Allocation | None, mpi: Mpi | None, types: tuple[str, ...] | None) -> list[Finding]:
     """The scheduler of this job. types: see `srun_types`."""
-    findings = []
-    for name, variable, file, remedy in SCHEDULERS:
-        if variable in environ:
-            hosts = [host for host, _ in allocated_nodes(environ)] if name == "Slurm" else hosts_of(environ.get(file, ""))
-            findings.append(_job(name, environ[variable], hosts, remedy))
+    findings = [] if allocation is None else [_job(allocation)]
     if types is not None:
         findings.append(_srun(mpi, types))
     return findings
 
 
-def hosts_of(path: str) -> list[str]:
-    """The hosts in the file of a scheduler: the first word of each line. Empty if there is no such file."""
-    return list(dict.fromkeys(line.split()[0] for line in read(path).splitlines() if line.strip()))
-
-
-def _job(scheduler: str, job: str, hosts: list[str], remedy: str) -> Finding:
-    number = "" if "/" in job else f" {job}"
-    where = f" on {len(hosts)} node{'s' * (len(hosts) > 1)}: {', '.join(hosts[:4])}{', ...' * (len(hosts) > 4)}" if hosts else ""
-    text = f"{scheduler} job{number}{where}"
-    if not remedy:
-        return Finding("ok", "scheduler", f"{text}; mpicoll.run reads its nodes")
-    if len(hosts) == 1:
-        return Finding("ok", "scheduler", text)
-    return Finding("note", "scheduler", f"{text}; mpicoll.run does not read its nodes", remedy=remedy)
+def _job(allocation: Allocation) -> Finding:
+    hosts = [host for host, _ in allocation.nodes]
+    where = f"{len(hosts)} node{'s' * (len(hosts) > 1)}: {', '.join(hosts[:4])}{', ...' * (len(hosts) > 4)}"
+    return Finding("ok", "scheduler", f"{allocation} on {where}; mpicoll.run reads its nodes")
 
 
 def _srun(mpi: Mpi | None, types: tuple[str, ...]) -> Finding:

@@ -165,9 +165,9 @@ HELP = {
     "--no-python": "the program is not a Python script: run it without Python",
     "program": "the program and its arguments",
     "-n": "number of ranks; default, the first that is known: --nproc-per-node x hosts, slots in the host list, tasks of the "
-    "Slurm job, usable cores",
+    "scheduler's job, usable cores",
     "-N": "ranks on each node; gpu: one per GPU of this node; cpu: one per usable core; auto: gpu if there is a GPU, else cpu",
-    "--nnodes": "use the first N nodes of the host list or of the Slurm job",
+    "--nnodes": "use the first N nodes of the host list or of the scheduler's job",
     "--hostfile": "file with one host per line: `node1 slots=2` or `node1:2`, for either MPI",
     "-H": "hosts, with or without a number of slots: node1,node2 or node1:2,node2:2",
     "--bind-to": "bind each rank to a core, socket, numa domain, ...; default: no binding",

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from mpicoll._discovery.allocation import Allocation
 from mpicoll._launch.hostfile import Host
 
 Placement = tuple[tuple[str, int], ...]  # (host, ranks there) in rank order
@@ -78,12 +79,18 @@ class Site:
     names: tuple[str, ...]  # names of this host, the usual one first
     free_port: Callable[[], int]
     settings: frozenset[str] = frozenset()  # MCA settings in files of the user, named as in the environment
+    allocation: Allocation | None = None  # of the scheduler
 
     def decided(self, name: str) -> bool:
         return name in self.environ or name in self.settings
 
     def is_here(self, host: str) -> bool:
         return host in self.names or host in LOCAL
+
+    @property
+    def reads_allocation(self) -> bool:
+        """Whether mpiexec reads the allocation of the scheduler by itself; Note [Who reads the allocation] in _launch/plan.py."""
+        return self.allocation is not None and self.allocation.scheduler == "Slurm"
 
 
 @dataclass(frozen=True)

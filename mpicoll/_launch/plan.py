@@ -8,6 +8,7 @@ Added to the environment, where it applies and the user has not set something el
     Open MPI                         binding policy none                   Note [Why no binding]
     Open MPI, more ranks than cores, oversubscribe, yield_when_idle        it refuses, and waiting ranks would block others
         or --oversubscribe
+    Open MPI, more ranks than slots  oversubscribe                         it refuses, e.g. PBS jobs without mpiprocs
     Open MPI 5, this host only       btl=^ofi, osc=^ucx                    starts in 0.3 s, not 1.3, and without
                                                                            warnings; several hosts may need both
     Open MPI 5, several hosts        oob_tcp_keepalive_*                   notices a host that is gone after 11 s, not never
@@ -21,6 +22,12 @@ Added to the environment, where it applies and the user has not set something el
 Open MPI binds each rank to one core if a job has one or two ranks. The threads of torch and the communication thread of mpicoll
 then share that core: a small message takes 20 ms instead of 0.01. A binding that the user sets, by --bind-to or in the
 environment, stays.
+
+# Note [Who reads the allocation]
+Both kinds of mpiexec read Slurm's allocation, with the counts of all of Slurm's options; nothing is added there. Of the others,
+Open MPI 5 reads PBS_NODEFILE only, Open MPI 4 what it was built with, and Hydra PBS_NODEFILE (MPICH 5.0.2 of PyPI ran on one host
+in a job of LSF or Grid Engine). Therefore the hosts of all other schedulers are on the command line. mpiexec starts its daemons
+by ssh, unless it was built with the scheduler's library.
 """
 
 from __future__ import annotations
@@ -31,9 +38,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
+from mpicoll._discovery.allocation import Allocation
 from mpicoll._discovery.detect import OPEN_MPI_SETTINGS, SUPERVISOR
 from mpicoll._discovery.find import Mpi, Mpiexec
-from mpicoll._discovery.slurm import allocated_nodes
 from mpicoll._launch.command import binding_words, fault_tolerance_words, hydra_command, openmpi_command, output_words
 from mpicoll._launch.hostfile import Host
 from mpicoll._launch.job import KEEPALIVE, LOCAL, NOTHING_ASKED, Placement, Plan, Program, Request, Site, Where
@@ -77,6 +84,7 @@ def plan(
     extra += fault_tolerance_words(request, mpi, mpiexec)
     if request.nodes is not None:
         programs = _on_first_nodes(programs, request.nodes, site)
+    programs = _on_allocation(programs, site)
     hosts = _allocated_hosts(programs)
     counted = [_count(program, hosts, site, len(programs), notes) for program in programs]
     total = sum(ranks for _, ranks in counted)
@@ -101,25 +109,41 @@ def plan(
 
 
 def _on_first_nodes(programs: Sequence[Program], nodes: int, site: Site) -> list[Program]:
-    """The program, on the first ``nodes`` hosts of its list or of the Slurm job."""
+    """The program, on the first ``nodes`` hosts of its list or of the scheduler's job."""
     if len(programs) > 1:
         raise LaunchError("--nnodes: several programs with `:` between them are placed by --host or --hostfile")
     program = programs[0]
     if program.hosts is not None:
         known, source = program.hosts, "the host list has"
     else:
-        known = tuple(Host(name, tasks) for name, tasks in allocated_nodes(site.environ))
-        source = f"Slurm job {site.environ.get('SLURM_JOB_ID')} has"
+        known, source = _hosts_of(site.allocation), f"{site.allocation} has"
     if not known and nodes > 1:
         raise LaunchError(
             f"--nnodes {nodes}: nothing says which nodes; name them with --host node1,node2 or --hostfile FILE, or start inside a"
-            " Slurm allocation. mpicoll.run is started once, on one of them"
+            " job of a scheduler. mpicoll.run is started once, on one of them"
         )
     if known and nodes > len(known):
         raise LaunchError(f"--nnodes {nodes}: {source} {len(known)}: {','.join(host.name for host in known)}")
     if program.hosts is None and nodes in (len(known), 1 if not known else 0):
-        return [program]  # mpiexec reads the allocation, or all ranks are here
+        return [program]  # the whole allocation, or all ranks are here
     return [replace(program, hosts=known[:nodes])]
+
+
+def _hosts_of(allocation: Allocation | None) -> tuple[Host, ...]:
+    return tuple(Host(*node) for node in allocation.nodes) if allocation is not None else ()
+
+
+def _on_allocation(programs: Sequence[Program], site: Site) -> Sequence[Program]:
+    """The programs, on the nodes of the scheduler's job if the user has named no hosts. Note [Who reads the allocation]."""
+    if site.reads_allocation or any(program.hosts is not None for program in programs):
+        return programs
+    hosts = _hosts_of(site.allocation)
+    if not hosts or (len(hosts) == 1 and site.is_here(hosts[0].name.partition(".")[0])):
+        return programs
+    asked = sum(program.ranks or 0 for program in programs)
+    if asked > sum(host.slots or 0 for host in hosts):  # as under mpiexec of a site: slots are a default, not a limit
+        hosts = tuple(Host(host.name, None) for host in hosts)
+    return [replace(programs[0], hosts=hosts), *programs[1:]]
 
 
 def _allocated_hosts(programs: Sequence[Program]) -> tuple[Host, ...] | None:
@@ -141,6 +165,8 @@ def _count(program: Program, hosts: tuple[Host, ...] | None, site: Site, program
         if program.per_node is not None:
             return program, program.per_node * len(own)
         ranks = sum(host.slots or 1 for host in own)
+        if site.allocation is not None and own == _hosts_of(site.allocation):
+            notes.append(_tasks_note(ranks, site.allocation))
         if any(host.slots is None for host in own):
             notes.append(f"{ranks} ranks: one for each host without a number (-n or --nproc-per-node sets another)")
         return program, ranks
@@ -149,18 +175,20 @@ def _count(program: Program, hosts: tuple[Host, ...] | None, site: Site, program
             f"{' '.join(program.command)}: say how many ranks of it to start, with -n N; several programs with `:`"
             " between them each need one"
         )
-    nodes = allocated_nodes(site.environ)
+    allocation = site.allocation
     if program.per_node is not None:
-        return program, program.per_node * max(1, len(nodes))
-    if nodes:
-        tasks = site.environ.get("SLURM_NTASKS", "")
-        ranks = int(tasks) if tasks.isdigit() else sum(number for _, number in nodes)
-        notes.append(f"{ranks} ranks: the tasks of Slurm job {site.environ['SLURM_JOB_ID']} (-n sets another number)")
-        return program, ranks
+        return program, program.per_node * max(1, len(_hosts_of(allocation)))
+    if allocation is not None:
+        notes.append(_tasks_note(allocation.tasks, allocation))
+        return program, allocation.tasks
     notes.append(
         f"{site.cores} rank{'s' * (site.cores > 1)}: one for each core that this process may use (-n sets another number)"
     )
     return program, site.cores
+
+
+def _tasks_note(ranks: int, allocation: Allocation) -> str:
+    return f"{ranks} rank{'s' * (ranks > 1)}: the tasks of {allocation} (-n sets another number)"
 
 
 def _place(program: Program, ranks: int, common: tuple[Host, ...] | None, before: int, total: int) -> Placement | None:
@@ -212,7 +240,7 @@ def _where(placements: Sequence[Placement | None], ranks: int, site: Site) -> Wh
         address = first if first not in LOCAL else site.names[0]
         others = tuple(host for host in per_host if not site.is_here(host))
         return Where(address if several else "localhost", several, local, max(per_host.values()), others)
-    nodes = allocated_nodes(site.environ)
+    nodes = site.allocation.nodes if site.allocation is not None else ()
     if len(nodes) > 1:
         on_a_node = math.ceil(ranks / len(nodes)) if sum(n for _, n in nodes) < ranks else max(n for _, n in nodes)
         others = tuple(name for name, _ in nodes if not site.is_here(name))
@@ -236,11 +264,13 @@ def _add_settings(added: dict[str, str], where: Where, mpi: Mpi, site: Site, ext
     if site.uid == 0:
         add("OMPI_ALLOW_RUN_AS_ROOT", "1")
         add("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
-    if oversubscribe or where.ranks_here > site.cores:
+    crowded = oversubscribe or where.ranks_here > site.cores
+    if crowded or _more_than_slots(where, site):
         if prrte:
             add("PRTE_MCA_rmaps_default_mapping_policy", ":oversubscribe")
         else:
             add("OMPI_MCA_rmaps_base_oversubscribe", "1")
+    if crowded:
         add("OMPI_MCA_mpi_yield_when_idle", "1")
     if not any(site.decided(name) for name in BINDING_SETTINGS) and not any(word.startswith(BINDING_OPTIONS) for word in extra):
         add(BINDING_SETTINGS[0] if prrte else BINDING_SETTINGS[1], "none")
@@ -252,6 +282,12 @@ def _add_settings(added: dict[str, str], where: Where, mpi: Mpi, site: Site, ext
             add(f"PRTE_MCA_oob_tcp_keepalive_{name}", str(number))
     for name, value in OPEN_MPI_SETTINGS.items():
         add(name, value)
+
+
+def _more_than_slots(where: Where, site: Site) -> bool:
+    """Whether a node has fewer slots than ranks. An Open MPI that reads the allocation itself refuses that."""
+    allocation = None if site.reads_allocation else site.allocation
+    return allocation is not None and where.ranks_per_host > min(slots for _, slots in allocation.nodes)
 
 
 def _add_torch_variables(added: dict[str, str], where: Where, site: Site, notes: list[str]) -> None:

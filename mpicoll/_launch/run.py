@@ -21,6 +21,7 @@ from dataclasses import replace
 from typing import NoReturn
 
 from mpicoll._cpus import read, usable_cores
+from mpicoll._discovery import allocation
 from mpicoll._discovery.detect import ADDED, without_job
 from mpicoll._discovery.find import Mpi, Mpiexec, find_mpi, find_mpiexec
 from mpicoll._launch import mpiexec_reaper, supervisor
@@ -159,6 +160,7 @@ def this_site(environ: Mapping[str, str]) -> Site:
         tuple(dict.fromkeys((name, name.partition(".")[0]))),
         free_port,
         mca_files(environ),
+        allocation.find(environ),
     )
 
 

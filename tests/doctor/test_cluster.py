@@ -14,6 +14,7 @@ import pytest
 import mpicoll._doctor.cluster as cluster
 import mpicoll._doctor.python_packages as packages
 import mpicoll._doctor.trial as trial
+from mpicoll._discovery.allocation import Allocation
 from mpicoll._discovery.detect import Launch
 from mpicoll._discovery.find import Mpi
 from mpicoll._doctor.cluster import Fabric
@@ -52,50 +53,16 @@ def test_srun_is_asked(tmp_path: Path) -> None:
 
 
 def test_a_slurm_job_and_whether_srun_fits_the_mpi() -> None:
-    environ = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-6]", "SLURM_TASKS_PER_NODE": "4(x6)"}
-    job, srun = cluster.check_scheduler(environ, OPENMPI, ("none", "pmi2", "pmix_v4"))
+    allocation = Allocation("Slurm", "7", tuple((f"n{i}", 4) for i in range(1, 7)), 24)
+    job, srun = cluster.check_scheduler(allocation, OPENMPI, ("none", "pmi2", "pmix_v4"))
     assert (job.state, job.text) == ("ok", "Slurm job 7 on 6 nodes: n1, n2, n3, n4, ...; mpicoll.run reads its nodes")
     assert (srun.state, srun.text.partition("; ")[2]) == ("ok", "Open MPI starts by srun --mpi=pmix_v4")
-    (srun,) = cluster.check_scheduler({}, OPENMPI, ("none", "pmi2"))
+    (srun,) = cluster.check_scheduler(None, OPENMPI, ("none", "pmi2"))
     assert srun.state == "note"
     assert "needs pmix: under srun each rank would be alone" in srun.text
     assert "mpicoll.run" in srun.remedy
-    assert cluster.check_scheduler({}, MPICH, ("none", "pmi2"))[0].state == "ok"
-    assert cluster.check_scheduler({}, MPICH, None) == []
-
-
-@pytest.mark.parametrize(
-    ("variable", "file", "name", "remedy"),
-    [
-        ("PBS_JOBID", "PBS_NODEFILE", "PBS job 7", "--hostfile $PBS_NODEFILE"),
-        ("LSB_JOBID", "LSB_DJOB_HOSTFILE", "LSF job 7", "--hostfile $LSB_DJOB_HOSTFILE"),
-        ("PE_HOSTFILE", "PE_HOSTFILE", "Grid Engine job", "--hostfile hosts"),
-        ("FLUX_JOB_ID", None, "Flux job 7", "flux run"),
-    ],
-)
-def test_jobs_whose_nodes_mpicoll_run_does_not_read(
-    variable: str, file: str | None, name: str, remedy: str, tmp_path: Path
-) -> None:
-    (tmp_path / "hosts").write_text("n1 4 q\nn1 4 q\nn2 4 q\n")
-    environ = {variable: "7", **({file: str(tmp_path / "hosts")} if file else {})}
-    (finding,) = cluster.check_scheduler(environ, OPENMPI, None)
-    assert finding.state == "note"
-    assert finding.text.startswith(name)
-    assert remedy in finding.remedy
-    if file:
-        assert "on 2 nodes: n1, n2" in finding.text
-        (tmp_path / "hosts").write_text("n1 4 q\n")
-        assert cluster.check_scheduler(environ, OPENMPI, None)[0].state == "ok"
-
-
-def test_the_remedy_for_grid_engine_makes_a_hostfile(tmp_path: Path) -> None:
-    from mpicoll._launch import hostfile
-
-    (tmp_path / "pe").write_text("n1 4 all.q@n1 UNDEFINED\nn2 2 all.q@n2 UNDEFINED\n")
-    remedy = next(row[3] for row in cluster.SCHEDULERS if row[0] == "Grid Engine")
-    awk = remedy.partition(";")[0]
-    subprocess.run(awk, shell=True, cwd=tmp_path, env={**os.environ, "PE_HOSTFILE": str(tmp_path / "pe")}, check=True, timeout=20)
-    assert [str(host) for host in hostfile.read(str(tmp_path / "hosts"))] == ["n1:4", "n2:2"]
+    assert cluster.check_scheduler(None, MPICH, ("none", "pmi2"))[0].state == "ok"
+    assert cluster.check_scheduler(None, MPICH, None) == []
 
 
 # --- network ---

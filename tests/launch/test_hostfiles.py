@@ -8,6 +8,7 @@ import shlex
 import pytest
 
 import mpicoll._launch.hostfile as hostfile
+from mpicoll._discovery import allocation
 from mpicoll._discovery.find import Mpi, Mpiexec
 from mpicoll._launch import command_line
 from mpicoll._launch.hostfile import Host
@@ -21,7 +22,7 @@ MPICH = (Mpi("MPICH", (5, 0, 2), "/m/lib/libmpi.so.12"), Mpiexec("/m/bin/mpiexec
 
 
 def site(**environ: str) -> Site:
-    return Site(environ, cores=8, uid=1000, names=("login",), free_port=lambda: 12345)
+    return Site(environ, cores=8, uid=1000, names=("login",), free_port=lambda: 12345, allocation=allocation.find(environ))
 
 
 def words(line: str) -> tuple[command_line.Options, list[Program]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 import mpicoll._launch.hostfile as hostfile
 import mpicoll._launch.run as run
+from mpicoll._discovery import allocation
 from mpicoll._discovery.find import Mpi, Mpiexec
 from mpicoll._launch.job import Plan, Program, Request, Site
 from mpicoll._launch.plan import plan
@@ -22,8 +24,16 @@ MPICH = (Mpi("MPICH", (5, 0, 2), "/m/lib/libmpi.so.12"), Mpiexec("/m/bin/mpiexec
 ANY = pytest.mark.parametrize("mpi", [OPENMPI, OPENMPI4, MPICH], ids=["openmpi", "openmpi4", "mpich"])
 
 
+FLUX_R = """{"version": 1, "execution": {"R_lite": [{"rank": "0-1", "children": {"core": "0-3"}}], "starttime": 0.0,
+"expiration": 0.0, "nodelist": ["n[1-2]"]}}"""
+
+
+def flux(environ: Mapping[str, str]) -> str:
+    return FLUX_R
+
+
 def a_site(cores: int = 8, uid: int = 1000, settings: frozenset[str] = frozenset(), **environ: str) -> Site:
-    return Site(environ, cores, uid, ("here", "here.example.org"), lambda: 12345, settings)
+    return Site(environ, cores, uid, ("here", "here.example.org"), lambda: 12345, settings, allocation.find(environ, str, flux))
 
 
 def one(ranks: int | None = None, hosts: str | None = None, per_node: int | None = None, name: str = "x.py") -> Program:
@@ -207,6 +217,56 @@ def test_in_a_slurm_allocation(mpi: tuple[Mpi, Mpiexec]) -> None:
     per_node = " ".join(planned(one(per_node=2), mpi=mpi, site=slurm).command)
     assert ("--map-by ppr:2:node" if mpi is OPENMPI else "-ppn 2") in per_node
     assert "-n 4" in per_node
+
+
+# The variables of two nodes with four slots each; a_site takes the path of a file for its text.
+SCHEDULERS = {
+    "PBS job 7.pbs": {"PBS_JOBID": "7.pbs", "PBS_NODEFILE": "n1\nn1\nn1\nn1\nn2\nn2\nn2\nn2\n"},
+    "LSF job 7": {"LSB_JOBID": "7", "LSB_MCPU_HOSTS": "n1 4 n2 4 ", "LSB_DJOB_HOSTFILE": ""},
+    "Grid Engine job 7": {"JOB_ID": "7", "PE_HOSTFILE": "n1 4 all.q@n1 UNDEFINED\nn2 4 all.q@n2 UNDEFINED\n"},
+    "Flux job f7": {"FLUX_URI": "local:///run/flux/local", "FLUX_ENCLOSING_ID": "f7"},
+}
+EACH_SCHEDULER = pytest.mark.parametrize("job", SCHEDULERS)
+
+
+@ANY
+@EACH_SCHEDULER
+def test_in_a_job_of_each_scheduler(job: str, mpi: tuple[Mpi, Mpiexec]) -> None:
+    site = a_site(**SCHEDULERS[job])
+    made = planned(one(), mpi=mpi, site=site)
+    assert where(made) == [{"n1": 4, "n2": 4}]
+    assert f"8 ranks: the tasks of {job} (-n sets another number)" in made.notes
+    assert made.added["MASTER_ADDR"] == "n1"
+    assert made.other_hosts == ("n1", "n2")
+    assert where(planned(one(6), mpi=mpi, site=site)) == [{"n1": 4, "n2": 2}]
+    assert where(planned(one(per_node=2), mpi=mpi, site=site)) == [{"n1": 2, "n2": 2}]
+    assert where(planned(one(), mpi=mpi, site=site, request=Request(nodes=1))) == [{"n1": 4}]
+    assert where(planned(one(hosts="a,b"), mpi=mpi, site=site)) == [{"a": 1, "b": 1}]
+    assert where(planned(one(1, name="s.py"), one(5, name="w.py"), mpi=mpi, site=site)) == [{"n1": 1}, {"n1": 3, "n2": 2}]
+    with pytest.raises(LaunchError, match=f"--nnodes 3: {job} has 2: n1,n2"):
+        planned(one(), mpi=mpi, site=site, request=Request(nodes=3))
+
+
+def test_more_ranks_than_slots_are_spread_over_the_nodes_of_a_job() -> None:
+    """PBS lists each node once unless the user asks for mpiprocs, and Open MPI refuses more ranks than lines."""
+    site = a_site(PBS_JOBID="7", PBS_NODEFILE="n1\nn2\n")
+    for program in (one(8), one(per_node=4)):
+        made = planned(program, site=site)
+        assert where(made) == [{"n1": 4, "n2": 4}]
+        assert made.added["PRTE_MCA_rmaps_default_mapping_policy"] == ":oversubscribe"
+        assert "OMPI_MCA_mpi_yield_when_idle" not in made.added
+    assert "PRTE_MCA_rmaps_default_mapping_policy" not in planned(one(), site=site).added
+
+
+@ANY
+def test_a_job_on_this_host_alone(mpi: tuple[Mpi, Mpiexec]) -> None:
+    site = a_site(PBS_JOBID="7", PBS_NODEFILE="here.cluster\n" * 3)
+    made = planned(one(), mpi=mpi, site=site)
+    assert where(made) == [None]
+    assert "-n 3" in " ".join(made.command)
+    assert made.added["MASTER_ADDR"] == "localhost"
+    crowded = planned(one(4), mpi=mpi, site=site).added
+    assert (":oversubscribe" in crowded.values()) == (mpi is OPENMPI)
 
 
 # --- a number of nodes ---
