@@ -129,7 +129,7 @@ VARIABLES = (
         int,
         unit="bytes",
         meaning="message size from which mpicoll's own algorithms replace those of MPI (shared memory, rails between nodes, "
-        "direct exchange of fp16 and bf16); unset: as measured (rank 0 decides)",
+        "direct exchange); unset: as measured (rank 0 decides)",
         minimum=1,
     ),
     Variable(

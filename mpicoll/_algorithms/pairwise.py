@@ -8,7 +8,7 @@ pair match in the order in which both ranks started them.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from mpicoll._algorithms.blocks import Block
@@ -20,41 +20,45 @@ from mpicoll._mpi.errors import truncated
 TAG = 0  # below OWN_TAGS; monitored_barrier.py and checked.py have 1 to 4
 
 
+class Exchange:
+    """Messages under way, pairs of (peer, memory). The receives have their memory until `wait` returns."""
+
+    def __init__(self, channel: Channel, sends: Iterable[tuple[int, Block]], receives: Iterable[tuple[int, Block]]) -> None:
+        self._channel = channel
+        self._receives = list(receives)
+        comm = channel.comm
+        with channel.lock:
+            self._requests: list[Any] = []
+            if not channel.runtime.overruns:
+                self._requests += [comm.Irecv(spec(*memory), peer, TAG) for peer, memory in self._receives]
+            self._requests += [comm.Isend(spec(*memory), peer, TAG) for peer, memory in sends]
+
+    def wait(self) -> None:
+        """Waits until all messages have ended.
+
+        Raises:
+            MPIException: MPI_ERR_TRUNCATE, after all messages have ended: a message was longer than its receive.
+            DifferentCalls: The same for a message that was shorter.
+        """
+        if self._channel.runtime.overruns:
+            received = _matched(self._channel, self._requests, self._receives)
+        else:
+            statuses = [Status() for _ in self._receives]
+            self._channel.wait_all(self._requests, statuses)
+            received = [status.Get_elements(BYTE) for status in statuses]
+        for (peer, (_, nbytes)), found in zip(self._receives, received, strict=True):
+            if found != nbytes:
+                raise DifferentCalls(f"Rank {peer} of the group has sent {found} bytes, and this rank expects {nbytes}.")
+
+
 def exchange(channel: Channel, sends: Iterable[tuple[int, Block]], receives: Iterable[tuple[int, Block]]) -> None:
-    """Sends and receives all messages, pairs of (peer, memory), at once, and waits for them.
-
-    Raises:
-        MPIException: MPI_ERR_TRUNCATE, after all messages have ended: a message was longer than its receive.
-        DifferentCalls: The same for a message that was shorter.
-    """
-    receives = list(receives)
-    if channel.runtime.overruns:
-        received = _matched(channel, sends, receives)
-    else:
-        statuses = [Status() for _ in receives]
-        channel.wait_all(begin(channel, sends, receives), statuses)
-        received = [status.Get_elements(BYTE) for status in statuses]
-    for (peer, (_, nbytes)), found in zip(receives, received, strict=True):
-        if found != nbytes:
-            raise DifferentCalls(f"Rank {peer} of the group has sent {found} bytes, and this rank expects {nbytes}.")
+    """Sends and receives all messages at once, and waits for them. Raises the errors of `Exchange.wait`."""
+    Exchange(channel, sends, receives).wait()
 
 
-def begin(channel: Channel, sends: Iterable[tuple[int, Block]], receives: Iterable[tuple[int, Block]]) -> list[Any]:
-    """Starts the exchange and returns its requests, the receives first."""
-    if channel.runtime.overruns:
-        _matched(channel, sends, receives)
-        return []
-    comm = channel.comm
-    with channel.lock:
-        requests = [comm.Irecv(spec(*memory), peer, TAG) for peer, memory in receives]
-        return requests + [comm.Isend(spec(*memory), peer, TAG) for peer, memory in sends]
-
-
-def _matched(channel: Channel, sends: Iterable[tuple[int, Block]], receives: Iterable[tuple[int, Block]]) -> list[int]:
+def _matched(channel: Channel, requests: list[Any], receives: Sequence[tuple[int, Block]]) -> list[int]:
     """Compares every length before it receives: Note [Messages that are too long] in _mpi/open_mpi.py. Returns the lengths."""
     comm = channel.comm
-    with channel.lock:
-        requests = [comm.Isend(spec(*memory), peer, TAG) for peer, memory in sends]
     received, surplus = [], []  # surplus: memory for the messages that are too long
     for peer, (address, nbytes) in receives:
         pause = channel.pause()

@@ -69,7 +69,7 @@ class DeviceCollectives:
         self._took = took
         # The kernels reduce at least two parts, and no trial has shown non-blocking collectives on GPU memory to work.
         self._direct = choices.direct and self.size > 1 and not channel.serialized
-        shares = choices.shares and topology.single and host.thresholds.windows is not None
+        shares = choices.shares and topology.single and host.thresholds.large is not None
         self._shared = SharedDeviceMemory(channel, host.windows, possible=shares)
         node = topology.nodes[self.rank]
         near = [choices.shares and rank != self.rank and other == node for rank, other in enumerate(topology.nodes)]

@@ -247,7 +247,7 @@ def host_collectives(
     sizes = list(Counter(topology.nodes).values())
     known = thresholds.of_group(choices, sizes, possible=not channel.serialized)
     windows = Windows(channel, topology, choices.chunk, queue.runs_here, queue.current)
-    if known.windows == HIERARCHICAL:
+    if known.large == HIERARCHICAL:
         windows.connect()
     return HostCollectives(channel, windows, known, took)
 

@@ -31,6 +31,8 @@ def group(name: str, rank: int, topology: Topology, one_call_below: Mapping[str,
     names = {"halves": "all_reduce of halves"}
     sizes = {names.get(operation, operation): nbytes for operation, nbytes in one_call_below.items() if nbytes < NEVER}
     from_sizes = ", ".join(f"{operation} {nbytes}" for operation, nbytes in sizes.items())
-    larger = "shared memory" if topology.single else "shared memory in each node and MPI between them"
+    apart = len(set(topology.nodes)) == len(topology.nodes)
+    several = "messages, reduced by torch," if apart else "shared memory in each node and MPI between them"
+    larger = "shared memory" if topology.single else several
     text = f"one MPI call below so many bytes, {larger} from there on: {from_sizes}" if from_sizes else "MPI carries everything"
     logger.debug("group %r (rank %d of %d): %s", name, rank, len(topology.nodes), text)

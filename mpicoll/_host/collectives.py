@@ -16,6 +16,7 @@ from torch import Tensor
 
 from mpicoll._algorithms import direct, hierarchical, native, pairwise, shared_memory
 from mpicoll._algorithms.blocks import Block, block, blocks, pieces
+from mpicoll._algorithms.direct import SLICE
 from mpicoll._algorithms.native import CHUNK
 from mpicoll._algorithms.windows import Windows
 from mpicoll._host import thresholds, two_level
@@ -91,7 +92,7 @@ class HostCollectives:
             return
         flat = _vector(memory, kernel.dtype)
         if algorithm == DIRECT:
-            direct.all_reduce(self.channel, flat, kernel.combine)
+            direct.all_reduce(self.channel, flat, kernel.combine, slice_nbytes=SLICE)
         elif (window := self.windows.window) is None:
             assert self.windows.nodes is not None
             hierarchical.all_reduce(self.windows.nodes, flat, two_level.of(kernel, self.size))
@@ -150,7 +151,9 @@ class HostCollectives:
                 plan.decode(code, memory, self.size)
             return
         flat = _vector(memory, kernel.dtype)
-        if (window := self.windows.window) is not None:
+        if algorithm == DIRECT:
+            direct.all_reduce(self.channel, flat, kernel.combine, root, slice_nbytes=SLICE)
+        elif (window := self.windows.window) is not None:
             shared_memory.all_reduce(window, flat, kernel.combine, root)
         else:
             assert self.windows.nodes is not None
@@ -191,7 +194,7 @@ class HostCollectives:
             return
         output, flat = _vector(target, kernel.dtype), _vector(source, kernel.dtype)
         if algorithm == DIRECT:
-            direct.reduce_scatter(self.channel, output, flat, kernel.combine)
+            direct.reduce_scatter(self.channel, output, flat, kernel.combine, slice_nbytes=SLICE)
         elif (window := self.windows.window) is not None:
             shared_memory.reduce_scatter(window, output, flat, kernel.combine)
         else:
@@ -219,6 +222,8 @@ class HostCollectives:
         if algorithm == NATIVE:
             self._took("broadcast", LOG_NAMES[NATIVE], memory.nbytes)
             native.broadcast(self.channel, memory, root)
+        elif algorithm == DIRECT:
+            direct.broadcast(self.channel, block(memory), root)
         elif (window := self.windows.window) is not None:
             shared_memory.broadcast(window, block(memory), root)
         else:
@@ -277,7 +282,7 @@ class HostCollectives:
         _spread(flat.address, targets)
 
     def _gathered(self, targets: Sequence[Block], source: Block) -> bool:
-        """Gathers through windows if `thresholds` says so. Otherwise does nothing and returns False."""
+        """Gathers through windows or by direct exchange if `thresholds` says so. Otherwise does nothing and returns False."""
         sizes = [nbytes for _, nbytes in targets]
         algorithm = self._algorithm("all_gather", sum(sizes), thresholds.all_gather, sizes)
         if algorithm == SHARED_MEMORY:
@@ -286,7 +291,9 @@ class HostCollectives:
         elif algorithm == HIERARCHICAL:
             assert self.windows.nodes is not None
             hierarchical.all_gather(self.windows.nodes, targets, source)
-        return algorithm in (SHARED_MEMORY, HIERARCHICAL)
+        elif algorithm == DIRECT:
+            direct.all_gather(self.channel, targets, source)
+        return algorithm in (SHARED_MEMORY, HIERARCHICAL, DIRECT)
 
     # -- messages between pairs ----------------------------------------------------------------------------------------
 

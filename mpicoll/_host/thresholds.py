@@ -3,7 +3,7 @@
     native          one MPI call                                            small operations, and those that no other one can do
     shared_memory   the node's window                                       all ranks on one node
     hierarchical    the window within nodes, MPI between them               several nodes, some with several ranks
-    direct          ranks swap slices, torch reduces                        half precision without a window
+    direct          ranks swap slices, torch reduces                        one rank on each node; half precision without a window
     pairwise        a message for each pair of ranks                        sizes that differ
 
 A measured table holds the sizes from which one algorithm replaces another (``python -m mpicoll.bench tune`` writes one for a
@@ -77,6 +77,17 @@ EVEN = frozenset({"reduce_scatter", "all_gather"})  # they need equally many ran
 # to 8 times faster (Open MPI and MPICH, two hosts and one).
 DIRECT_FROM = 32 << 10
 
+# Bytes for each rank from which direct exchange is faster, if each rank of the group has a node of its own. Below, MPI's
+# algorithms have fewer latencies. Measured on 2 and 4 hosts (namespaces, 1 Gbit/s between them, 2 cores in all, Open MPI 5.0.11).
+APART_FROM: dict[str, int] = {
+    "all_reduce": 256 << 10,
+    "halves": DIRECT_FROM,
+    "reduce": 256 << 10,
+    "reduce_scatter": 128 << 10,
+    "all_gather": 256 << 10,
+    "broadcast": 1 << 20,
+}
+
 
 @dataclass(frozen=True)
 class Choices:
@@ -88,6 +99,7 @@ class Choices:
     window_from: Mapping[str, Mapping[int, int]] = field(default_factory=lambda: WINDOW_FROM)
     between_from: Mapping[str, Mapping[int, int]] = field(default_factory=lambda: BETWEEN_FROM)
     direct_from: int = DIRECT_FROM
+    apart_from: Mapping[str, int] = field(default_factory=lambda: APART_FROM)
 
     def chunk(self, ranks: int) -> int:
         """Returns the bytes of a slot in a window of so many ranks."""
@@ -114,13 +126,13 @@ class Choices:
 class Thresholds:
     """The values by which one group chooses its algorithms. They are equal on all its ranks."""
 
-    windows: str | None  # SHARED_MEMORY on one node, HIERARCHICAL on several; None: there are no windows
-    least: Mapping[str, int]  # bytes from which an operation uses windows, by its name in WINDOW_FROM
+    large: str | None  # SHARED_MEMORY on one node, HIERARCHICAL on several, DIRECT on nodes of one rank each; None: MPI's own
+    least: Mapping[str, int]  # bytes from which an operation uses this algorithm, by its name in WINDOW_FROM
     direct_from: int  # bytes from which half precision is reduced by direct exchange, if it does not use a window
 
     def without_windows(self) -> Thresholds:
         """Returns the thresholds for a group in which a rank could not make its window."""
-        return replace(self, windows=None, least=dict.fromkeys(self.least, NEVER))
+        return replace(self, large=None, least=dict.fromkeys(self.least, NEVER))
 
     def single_call_below(self) -> dict[str, int]:
         """Returns the bytes below which the algorithm is always NATIVE, by operation."""
@@ -131,6 +143,8 @@ def of_group(choices: Choices, sizes: Sequence[int], possible: bool = True) -> T
     """Returns the thresholds of a group with ``sizes`` ranks on its nodes. ``possible``: the thread level allows windows."""
     size = sum(sizes)
     direct_from = choices.direct_from * size if size > 1 else NEVER
+    if len(sizes) > 1 and max(sizes) == 1:
+        return Thresholds(DIRECT, {name: choices.apart_from[name] * size for name in WINDOW_FROM}, direct_from)
     possible = possible and size > 1 and choices.window_bytes > 0
     if not possible:
         return Thresholds(None, dict.fromkeys(WINDOW_FROM, NEVER), direct_from)
@@ -149,7 +163,7 @@ def all_reduce(known: Thresholds, nbytes: int, has_kernel: bool = True, widened:
         widened: MPI would reduce larger elements (half precision as float32).
     """
     if has_kernel and nbytes >= known.least["halves" if widened else "all_reduce"]:
-        return known.windows or NATIVE
+        return known.large or NATIVE
     return _native_or_direct(known, nbytes, has_kernel and widened)
 
 
@@ -161,7 +175,7 @@ def reduce_scatter(known: Thresholds, nbytes: int, has_kernel: bool = True, wide
     if not (has_kernel and even):
         return NATIVE
     if nbytes >= known.least["reduce_scatter"]:
-        return known.windows or NATIVE
+        return known.large or NATIVE
     return _native_or_direct(known, nbytes, widened)
 
 
@@ -172,18 +186,18 @@ def broadcast(known: Thresholds, nbytes: int) -> str:
 def all_gather(known: Thresholds, sizes: Sequence[int]) -> str:
     """Returns the algorithm of an all_gather. Every rank knows the bytes of each block from its list of outputs."""
     total, even = sum(sizes), min(sizes) == max(sizes)
-    if total >= known.least["all_gather"] and (even or known.windows == SHARED_MEMORY):
-        return known.windows or NATIVE
+    if total >= known.least["all_gather"] and (even or known.large in (SHARED_MEMORY, DIRECT)):
+        return known.large or NATIVE
     return NATIVE if even or total <= LARGEST_DISPLACEMENT else PAIRWISE
 
 
 def all_to_all(known: Thresholds) -> str:
     """Returns the algorithm of an all_to_all. Only pairs of ranks know their sizes, so sizes cannot decide."""
-    return SHARED_MEMORY if known.windows == SHARED_MEMORY else PAIRWISE
+    return SHARED_MEMORY if known.large == SHARED_MEMORY else PAIRWISE
 
 
 def _windows_from(known: Thresholds, operation: str, nbytes: int) -> str:
-    return (known.windows or NATIVE) if nbytes >= known.least[operation] else NATIVE
+    return (known.large or NATIVE) if nbytes >= known.least[operation] else NATIVE
 
 
 def _native_or_direct(known: Thresholds, nbytes: int, widened: bool) -> str:
@@ -204,19 +218,21 @@ def choices(library: str = "") -> Choices:
         ValueError: A variable or the file has a value that is not allowed.
     """
     table = next((measured for name, measured in MEASURED.items() if library.startswith(name)), WINDOW_FROM)
-    between, direct = BETWEEN_FROM, DIRECT_FROM
+    between, direct, apart = BETWEEN_FROM, DIRECT_FROM, APART_FROM
     if path := _config.get("MPICOLL_TUNING"):
         tuned = load(Path(path))
         table, between = {**table, **tuned[WITHIN]}, {**between, **tuned[BETWEEN]}
     if (everywhere := _config.get("MPICOLL_WINDOW_FROM")) is not None:
         table = {operation: {2: everywhere} for operation in WINDOW_FROM}
         between, direct = {operation: {2: everywhere} for operation in BETWEEN_FROM}, everywhere
+        apart = dict.fromkeys(APART_FROM, everywhere)
     return Choices(
         window_bytes=_config.get("MPICOLL_WINDOW_BYTES"),
         node_size=_config.get("MPICOLL_NODE_SIZE"),
         window_from=table,
         between_from=between,
         direct_from=direct,
+        apart_from=apart,
     )
 
 

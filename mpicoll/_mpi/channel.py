@@ -47,6 +47,7 @@ class Channel:
         self.comm = comm
         self.lock = runtime.lock
         self._freeing = threading.Lock()  # held while the communicator is freed or revoked
+        self.kept: list[object] = []  # memory of messages that had not ended when an error was raised: MPI may still use it
         #: True if MPI is serialized on any rank. All ranks then make non-blocking calls, so that the calls match.
         self.serialized = thread_levels.serialized_anywhere(runtime, comm)
         # One attribute per collective, bound once: a lookup on every call would take a tenth of the call's time.

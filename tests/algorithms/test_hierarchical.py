@@ -41,10 +41,11 @@ def passes(ranks: int, node_size: int, *paths: str, **variables: str) -> None:
         pytest.param(3, 2, 200 << 10, id="3 by 2, small chunks", marks=ONE_MPI),
         pytest.param(3, 2, 64 << 20, id="3 by 2, large chunks", marks=pytest.mark.slow),
         pytest.param(3, 1, 64 << 20, id="3 by 1, large chunks", marks=ONE_MPI),
+        pytest.param(4, 1, 200 << 10, id="4 by 1, everything by messages"),
     ],
 )
 def test_over_nodes(ranks: int, node_size: int, window_bytes: int) -> None:
-    """Two nodes of two, one of two and one of one, three of one: in the sizes and places where something could be wrong."""
+    """Two nodes of two, one of two and one of one, three and four of one: in sizes and places where something could be wrong."""
     small = {"MPICOLL_WINDOW_BYTES": str(window_bytes), **EVERYTHING}
     passes(ranks, node_size, NODES, **(small if window_bytes < 64 << 20 else {}))
 

@@ -21,7 +21,8 @@ from mpicoll._host.thresholds import (
 )
 
 FROM = {name: {2: 1000 * (number + 1)} for number, name in enumerate(WINDOW_FROM)}
-CHOICES = Choices(window_from=FROM, between_from=FROM, direct_from=100)
+EACH = {name: sizes[2] for name, sizes in FROM.items()}  # on nodes of one rank: for each rank
+CHOICES = Choices(window_from=FROM, between_from=FROM, direct_from=100, apart_from=EACH)
 ONE_NODE, TWO_NODES = thresholds.of_group(CHOICES, (4,)), thresholds.of_group(CHOICES, (2, 2))
 UNEVEN, APART = thresholds.of_group(CHOICES, (2, 1)), thresholds.of_group(CHOICES, (1, 1, 1, 1))
 ALONE, NO_WINDOWS = thresholds.of_group(CHOICES, (1,)), thresholds.of_group(CHOICES, (4,), possible=False)
@@ -48,7 +49,17 @@ def test_windows_take_over_at_the_threshold(operation: str) -> None:
 
 
 @pytest.mark.parametrize("operation", SIZED)
-@pytest.mark.parametrize("known", [APART, NO_WINDOWS, ONE_NODE.without_windows()], ids=["apart", "no windows", "given up"])
+def test_ranks_on_nodes_of_their_own_swap_slices_from_the_threshold_on(operation: str) -> None:
+    name, choose = SIZED[operation]
+    at = EACH[name] * 4
+    below = DIRECT if name == "halves" else NATIVE
+    assert (choose(APART, at - 4), choose(APART, at)) == (below, DIRECT)
+    without_threads = thresholds.of_group(CHOICES, (1,) * 4, possible=False)  # no window is needed
+    assert choose(without_threads, at) == DIRECT
+
+
+@pytest.mark.parametrize("operation", SIZED)
+@pytest.mark.parametrize("known", [NO_WINDOWS, ONE_NODE.without_windows()], ids=["no windows", "given up"])
 def test_without_windows(operation: str, known: Thresholds) -> None:
     name, choose = SIZED[operation]
     assert choose(known, 4) == NATIVE
@@ -77,6 +88,8 @@ def test_half_precision_is_reduced_directly_where_there_is_no_window() -> None:
 def test_blocks_of_different_sizes() -> None:
     assert thresholds.reduce_scatter(ONE_NODE, 1 << 40, even=False) == NATIVE
     assert thresholds.all_gather(ONE_NODE, [1 << 20, 4]) == SHARED_MEMORY
+    assert thresholds.all_gather(APART, [1 << 20, 4, 0, 4]) == DIRECT
+    assert thresholds.reduce_scatter(APART, 1 << 40, even=False) == NATIVE
     assert thresholds.all_gather(TWO_NODES, [1 << 20, 4, 4, 4]) == NATIVE
     assert thresholds.all_gather(NO_WINDOWS, [1, LARGEST_DISPLACEMENT]) == PAIRWISE
     assert thresholds.all_gather(NO_WINDOWS, [0, LARGEST_DISPLACEMENT]) == NATIVE

@@ -12,7 +12,7 @@ from mpicoll._engine.communicator import Communicator
 
 CALLS = ("Allreduce", "Bcast", "Reduce", "Allgather", "Allgatherv", "Reduce_scatter", "Reduce_scatter_block", "barrier")
 ALGORITHMS = {
-    "direct": (direct, ("all_reduce", "reduce_scatter")),
+    "direct": (direct, ("all_reduce", "reduce_scatter", "all_gather", "broadcast")),
     "hierarchical": (hierarchical, ("all_reduce", "reduce_scatter", "all_gather", "broadcast")),
     "pairwise": (pairwise, ("exchange",)),
     "shared_memory": (
