@@ -14,7 +14,7 @@ one asynchronous all_reduce, two ranks on 2 cores of a busy machine, Open MPI 5.
 
 Without a free core --bind-to none does not help; yielding the core does. If no other thread waits, an operation takes the same
 time with and without yielding (all_reduce 6 - 7 us, send + recv 11 us, median). mpicoll therefore sets mpi_yield_when_idle
-before MPI starts, in ranks that may use one core only.
+before MPI starts, in ranks that may use one core only, and on hosts with fewer cores than ranks.
 
 # Note [Why the affinity mask stays]
 A process can widen its own mask, but it cannot know whether it may: the environment of a rank is the same with and without
@@ -23,10 +23,10 @@ Where cores are left over, only a new launch helps; `advice` tells the user."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, MutableMapping
 
 from mpicoll import _cpus
+from mpicoll._discovery import last_words
 from mpicoll._discovery.detect import Launch
 
 YIELD_SETTING = "OMPI_MCA_mpi_yield_when_idle"  # 1: Open MPI yields its core while it waits
@@ -37,10 +37,29 @@ def is_bound(mask: set[int]) -> bool:
     return _cpus.count(mask) == 1
 
 
-def prepare(environ: MutableMapping[str, str], mask: set[int]) -> None:
-    """Sets `YIELD_SETTING` for a rank that is bound to one core, before MPI starts. A value of the user stays."""
-    if is_bound(mask):
+def prepare(environ: MutableMapping[str, str], mask: set[int], launch: Launch | None = None) -> None:
+    """Sets `YIELD_SETTING` before MPI starts, for a rank that has no core of its own. A value of the user stays."""
+    if is_bound(mask) or _is_crowded(environ, mask, launch):
         environ.setdefault(YIELD_SETTING, "1")
+
+
+def _is_crowded(environ: Mapping[str, str], mask: set[int], launch: Launch | None) -> bool:
+    """Whether this host has fewer cores for the ranks of the job than ranks, as far as that is known before MPI starts."""
+    if launch is None or launch.local_size is None:
+        return False
+    return launch.local_size > (cores_for_ranks(launch, environ) or _cpus.count(mask))
+
+
+def threads(environ: Mapping[str, str], mask: set[int], launch: Launch | None) -> int | None:
+    """This rank's share of the cores of its host, before MPI starts; None: it has no neighbours, or their number is unknown."""
+    if launch is None or launch.local_size is None or launch.local_size == 1:
+        return None
+    per_task = environ.get("SLURM_CPUS_PER_TASK", "")
+    if launch.launcher == "slurm" and per_task.isdigit() and int(per_task) > 0:
+        return int(per_task)
+    cores = _cpus.count(mask)
+    available = cores_for_ranks(launch, environ) or cores
+    return max(1, min(cores, available // launch.local_size))
 
 
 def cores_for_ranks(launch: Launch, environ: Mapping[str, str]) -> int | None:
@@ -48,7 +67,7 @@ def cores_for_ranks(launch: Launch, environ: Mapping[str, str]) -> int | None:
     if launch.launcher == "slurm":  # the mask of slurmstepd covers the whole host
         number = environ.get("SLURM_CPUS_ON_NODE", "")
         return int(number) if number.isdigit() else None
-    mask = _cpus.allowed_for(os.getppid())
+    mask = _cpus.allowed_for(last_words.launcher_pid())
     return _cpus.count(mask) or None
 
 

@@ -36,8 +36,13 @@ PROVIDED = "_MPICOLL_PROVIDED"  # set by provide_torch_variables, "RANK=0 WORLD_
 SUPERVISOR = "_MPICOLL_SUPERVISOR"  # set by mpicoll.run: how the monitor of a rank reaches it; the program does not see this
 ADDED = "_MPICOLL_ADDED"  # set by mpicoll.run for its job, one NAME=VALUE per line: a job started from inside chooses anew
 
+THREADS = "OMP_NUM_THREADS"
+THREAD_SETTINGS = (THREADS, "MKL_NUM_THREADS")  # by which a user decides about the threads of torch
+
 TORCHRUN_MARK = "TORCHELASTIC_RUN_ID"  # torchrun sets it in each of its workers; torch's is_torchelastic_launched reads it, too
-TORCH_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+NODE_VARIABLES = ("GROUP_RANK", "NODE_RANK")  # the number of the node: as torchrun names it, and as Lightning does
+RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", *NODE_VARIABLES)
+TORCH_VARIABLES = (*RANK_VARIABLES, "MASTER_ADDR", "MASTER_PORT")
 
 # Open MPI writes no message past the end of its receive; Note [Messages that are too long] in _mpi/open_mpi.py says how and why.
 OPEN_MPI_SETTINGS = {
@@ -101,10 +106,11 @@ def started_by_mpi(environ: Mapping[str, str] = os.environ) -> bool:
 
 
 def provide_torch_variables(environ: MutableMapping[str, str] = os.environ) -> None:
-    """Sets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT where they are unset, as torchrun does.
+    """Sets `TORCH_VARIABLES` where they are unset, as torchrun does.
 
     Does nothing without an MPI launcher, and never changes a value that the user, torchrun or `mpicoll.run` has set. On several
-    hosts MASTER_ADDR stays unset if no scheduler names the first host; init_process_group then learns it through MPI.
+    hosts MASTER_ADDR stays unset if no scheduler names the first host, and the number of the node if the launcher does not
+    give it; init_process_group then learns them through MPI.
     """
     launch = detect(environ)
     if launch is None:
@@ -113,12 +119,19 @@ def provide_torch_variables(environ: MutableMapping[str, str] = os.environ) -> N
     for name in ours:
         del environ[name]
     values = _torch_values(launch, environ)
-    new = {name: value for name, value in values.items() if name not in environ}
-    environ.update(new)
-    if new:
-        environ[PROVIDED] = " ".join(f"{name}={value}" for name, value in new.items())
-    else:
-        environ.pop(PROVIDED, None)
+    environ.pop(PROVIDED, None)
+    _provide(values, environ)
+
+
+def provide_node_rank(node_rank: int, environ: MutableMapping[str, str] = os.environ) -> None:
+    """Sets GROUP_RANK and NODE_RANK where they are unset, to the number of this node as MPI has told it."""
+    _provide(dict.fromkeys(NODE_VARIABLES, str(node_rank)), environ)
+
+
+def provide_threads(threads: int, environ: MutableMapping[str, str] = os.environ) -> None:
+    """Sets OMP_NUM_THREADS for the programs that this rank starts; a job that it starts chooses anew."""
+    environ[THREADS] = str(threads)
+    environ[ADDED] = "\n".join(filter(None, (environ.get(ADDED), f"{THREADS}={threads}")))
 
 
 def provide_open_mpi_settings(environ: MutableMapping[str, str] = os.environ) -> None:
@@ -140,7 +153,7 @@ def without_job(environ: Mapping[str, str]) -> dict[str, str]:
     inside = detect(environ) is not None or OWNER_PID in environ
     dropped = {OWNER_PID, PROVIDED, ADDED, SUPERVISOR, *provided}
     if inside or TORCHRUN_MARK in environ:  # this process's rank, which a new job must not take for its own
-        dropped.update(("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"))
+        dropped.update(RANK_VARIABLES)
     if TORCHRUN_MARK in environ:  # the new ranks are not workers of torchrun and use a store of their own
         dropped.update((TORCHRUN_MARK, "TORCHELASTIC_USE_AGENT_STORE", "MASTER_ADDR", "MASTER_PORT"))
     exact = dropped.union(name for name in JOB_VARIABLES if not name.endswith("*"))
@@ -214,8 +227,18 @@ def _integer(word: str | None) -> int | None:
 
 def _torch_values(launch: Launch, environ: Mapping[str, str]) -> dict[str, str]:
     address = "localhost" if launch.local_size == launch.size else first_host(_nodelist(launch, environ))
-    values = (launch.rank, launch.size, launch.local_rank, launch.local_size, address, _master_port(environ))
+    node = _node_rank(launch, environ)
+    values = (launch.rank, launch.size, launch.local_rank, launch.local_size, node, node, address, _master_port(environ))
     return {name: str(value) for name, value in zip(TORCH_VARIABLES, values, strict=True) if value is not None}
+
+
+def _node_rank(launch: Launch, environ: Mapping[str, str]) -> int | None:
+    """The number of this node; None: unknown. (Under mpirun, SLURM_NODEID counts the nodes of the step of mpirun's daemons.)"""
+    if launch.local_size == launch.size:
+        return 0
+    if launch.launcher == "pals":
+        return _integer(environ.get("PALS_NODEID"))
+    return _integer(environ.get("SLURM_NODEID")) if launch.launcher == "slurm" else None
 
 
 def _nodelist(launch: Launch, environ: Mapping[str, str]) -> str:
@@ -230,6 +253,15 @@ def _master_port(environ: Mapping[str, str]) -> int:
     if not job and "SLURM_JOB_ID" in environ:
         job = environ["SLURM_JOB_ID"] + "." + environ.get("SLURM_STEP_ID", "")
     return FIRST_MASTER_PORT + zlib.crc32(job.encode()) % MASTER_PORTS if job else DEFAULT_MASTER_PORT
+
+
+def _provide(values: Mapping[str, str], environ: MutableMapping[str, str]) -> None:
+    """Sets the variables that are unset, and lists them in `PROVIDED`."""
+    new = {name: value for name, value in values.items() if name not in environ}
+    environ.update(new)
+    listed = [*environ.get(PROVIDED, "").split(), *(f"{name}={value}" for name, value in new.items())]
+    if listed:
+        environ[PROVIDED] = " ".join(listed)
 
 
 def _provided(environ: Mapping[str, str]) -> list[str]:

@@ -16,13 +16,19 @@ ANSWER_S = 1.0  # a monitor answers at once; it may have been killed
 
 _pipes: tuple[int, int] | None = None  # to the monitor, and from it
 _owner = 0  # a forked child has the pipes, too, and is not the rank
+_launcher = 0  # mpiexec, or its daemon on this host
 _blocking: Callable[[], Iterable[tuple[str, str]]] = tuple  # the operations in which a thread is: name, and in words
 
 
-def use(to_monitor: int, from_monitor: int) -> None:
-    """Sends the words of this process to a pipe. The monitor answers each line by one byte."""
-    global _pipes, _owner
-    _pipes, _owner = (to_monitor, from_monitor), os.getpid()
+def use(to_monitor: int, from_monitor: int, launcher: int = 0) -> None:
+    """Sends the words of this process to a pipe. The monitor, a child of ``launcher``, answers each line by one byte."""
+    global _pipes, _owner, _launcher
+    _pipes, _owner, _launcher = (to_monitor, from_monitor), os.getpid(), launcher
+
+
+def launcher_pid() -> int:
+    """The process that has started this rank, or its monitor."""
+    return _launcher if _launcher and _owner == os.getpid() else os.getppid()
 
 
 def ask(blocking: Callable[[], Iterable[tuple[str, str]]]) -> None:

@@ -17,7 +17,7 @@ import mpicoll._log as log
 from mpicoll._algorithms.windows import Windows
 from mpicoll._device import consensus as devices
 from mpicoll._device.collectives import DeviceCollectives
-from mpicoll._engine import checked, report
+from mpicoll._engine import checked, node, report
 from mpicoll._engine.communicator import Communicator
 from mpicoll._engine.consensus import Agreed, agree
 from mpicoll._host import thresholds
@@ -141,6 +141,7 @@ class Registry:
             if ranks is not None:
                 return topology, agreed, None
             shared = boards.make(channel.comm, topology.nodes)
+        node.provide(channel.comm.Get_rank(), topology)
         self._world = topology, agreed, None if shared is None else Ledger(shared, agreed.compares)
         return self._world
 

@@ -114,3 +114,4 @@ class Where:
     ranks_here: int  # on this host
     ranks_per_host: int  # the most on one host
     other_hosts: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()  # the known hosts of ranks; empty: this host only

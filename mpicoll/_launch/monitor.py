@@ -53,7 +53,7 @@ def start() -> None:
         os.close(told)
         os.close(answer)
         processes.end_with_parent(monitor, signal.SIGKILL)
-        last_words.use(tell, answered)
+        last_words.use(tell, answered, launcher)
         last_call.use(memory)
         return
     os.close(tell)

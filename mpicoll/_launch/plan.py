@@ -18,6 +18,9 @@ Added to the environment, where it applies and the user has not set something el
     all                              MASTER_ADDR, MASTER_PORT              the first host, and a port that is free here
     more than one rank on a host     OMP_NUM_THREADS                       see `thread_count`
 
+More ranks than cores: by the allocation, or by this host if all ranks are here. Of other hosts nothing is known; their ranks
+choose OMP_NUM_THREADS (`mpicoll._launch.rank`) and yield_when_idle (`mpicoll._discovery.binding`) when they start.
+
 # Note [Why no binding]
 Open MPI binds each rank to one core if a job has one or two ranks. The threads of torch and the communication thread of mpicoll
 then share that core: a small message takes 20 ms instead of 0.01. A binding that the user sets, by --bind-to or in the
@@ -41,6 +44,7 @@ from dataclasses import replace
 from mpicoll._discovery.allocation import Allocation
 from mpicoll._discovery.detect import OPEN_MPI_SETTINGS, SUPERVISOR
 from mpicoll._discovery.find import Mpi, Mpiexec
+from mpicoll._discovery.slurm import allocated_cpus
 from mpicoll._launch.command import binding_words, fault_tolerance_words, hydra_command, openmpi_command, output_words
 from mpicoll._launch.hostfile import Host
 from mpicoll._launch.job import KEEPALIVE, LOCAL, NOTHING_ASKED, Placement, Plan, Program, Request, Site, Where
@@ -239,13 +243,24 @@ def _where(placements: Sequence[Placement | None], ranks: int, site: Site) -> Wh
         several = len(per_host) > 1 or local == 0
         address = first if first not in LOCAL else site.names[0]
         others = tuple(host for host in per_host if not site.is_here(host))
-        return Where(address if several else "localhost", several, local, max(per_host.values()), others)
+        return Where(address if several else "localhost", several, local, max(per_host.values()), others, tuple(per_host))
     nodes = site.allocation.nodes if site.allocation is not None else ()
     if len(nodes) > 1:
         on_a_node = math.ceil(ranks / len(nodes)) if sum(n for _, n in nodes) < ranks else max(n for _, n in nodes)
         others = tuple(name for name, _ in nodes if not site.is_here(name))
-        return Where(nodes[0][0], True, min(on_a_node, ranks), min(on_a_node, ranks), others)
-    return Where("localhost", False, ranks, ranks)
+        hosts, most = tuple(name for name, _ in nodes), min(on_a_node, ranks)
+        return Where(nodes[0][0], True, most if len(others) < len(nodes) else 0, most, others, hosts)
+    return Where("localhost", False, ranks, ranks, hosts=tuple(name for name, _ in nodes))
+
+
+def _cores(where: Where, site: Site) -> int | None:
+    """Number of cores that the job has on each of its hosts, the smallest one; None: of some host it is not known."""
+    allocated = allocated_cpus(site.environ)
+    known = [min(site.cores, allocated.get(host, site.cores)) for host in where.hosts if site.is_here(host)]
+    known += [allocated[host] for host in where.hosts if host in allocated and not site.is_here(host)]
+    if len(known) < len(where.hosts):
+        return None
+    return min(known, default=site.cores)
 
 
 # --- what is added to the environment ---------------------------------------------------------------------------------
@@ -264,7 +279,8 @@ def _add_settings(added: dict[str, str], where: Where, mpi: Mpi, site: Site, ext
     if site.uid == 0:
         add("OMPI_ALLOW_RUN_AS_ROOT", "1")
         add("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
-    crowded = oversubscribe or where.ranks_here > site.cores
+    cores = _cores(where, site)
+    crowded = oversubscribe or (where.ranks_here > site.cores if cores is None else where.ranks_per_host > cores)
     if crowded or _more_than_slots(where, site):
         if prrte:
             add("PRTE_MCA_rmaps_default_mapping_policy", ":oversubscribe")
@@ -296,13 +312,16 @@ def _add_torch_variables(added: dict[str, str], where: Where, site: Site, notes:
     if "MASTER_PORT" not in site.environ:
         added["MASTER_PORT"] = str(site.free_port())
     if "OMP_NUM_THREADS" not in site.environ and where.ranks_per_host > 1:
-        threads, why = thread_count(where.ranks_per_host, site)
-        added["OMP_NUM_THREADS"] = str(threads)
-        notes.append(f"OMP_NUM_THREADS={threads} for each rank: {why} (set it yourself for another number)")
+        threads, why = thread_count(where, site)
+        if threads is not None:
+            added["OMP_NUM_THREADS"] = str(threads)
+        notes.append(
+            f"OMP_NUM_THREADS{'' if threads is None else f'={threads}'} for each rank: {why} (set it yourself for another number)"
+        )
 
 
-def thread_count(ranks_per_host: int, site: Site) -> tuple[int, str]:
-    """Threads of one rank, and why.
+def thread_count(where: Where, site: Site) -> tuple[int | None, str]:
+    """Threads of one rank, and why; None: the ranks choose when they start.
 
     As in torchrun, they are set only if OMP_NUM_THREADS is unset and a host has more than one rank: otherwise torch would start
     as many threads as there are cores in every rank. torchrun sets 1, which leaves cores idle. Here the ranks share the cores,
@@ -311,4 +330,8 @@ def thread_count(ranks_per_host: int, site: Site) -> tuple[int, str]:
     per_task = site.environ.get("SLURM_CPUS_PER_TASK", "")
     if per_task.isdigit() and int(per_task) > 0:
         return int(per_task), f"Slurm gives each task {per_task} CPUs"
-    return max(1, site.cores // ranks_per_host), f"{site.cores} usable cores here, {ranks_per_host} ranks on a host"
+    cores = _cores(where, site)
+    if cores is None:
+        return None, f"its share of the cores of its host, which has up to {where.ranks_per_host} ranks"
+    place = "on each host" if where.several_hosts else "here"
+    return max(1, cores // where.ranks_per_host), f"{cores} usable cores {place}, {where.ranks_per_host} ranks on a host"

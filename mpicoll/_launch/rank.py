@@ -21,7 +21,8 @@ import sys
 import time
 from types import TracebackType
 
-from mpicoll._discovery import detect, last_words
+from mpicoll import _cpus
+from mpicoll._discovery import binding, detect, last_words
 from mpicoll._launch import monitor
 
 LAST_WORDS_S = 0.2  # Hydra ends the job without reading all output: the end of a traceback was lost in 2 of 2 runs
@@ -29,6 +30,7 @@ LAST_WORDS_S = 0.2  # Hydra ends the job without reading all output: the end of 
 
 def main(words: list[str]) -> None:
     """Runs the program, and ends the process as ``python words...`` does. Ends the job too if MPI has not started."""
+    _choose_threads()
     monitor.start()
     words = _take_options(words)
     _write_lines()
@@ -55,6 +57,13 @@ def main(words: list[str]) -> None:
         abort_job(status)
         sys.exit(status)
     last_words.returned()
+
+
+def _choose_threads() -> None:
+    """Sets OMP_NUM_THREADS if neither the user nor `mpicoll.run` has done so, which knows no cores of other hosts."""
+    threads = binding.threads(os.environ, _cpus.allowed(), detect.detect())
+    if threads is not None and not any(name in os.environ for name in detect.THREAD_SETTINGS):
+        detect.provide_threads(threads)
 
 
 def _take_options(words: list[str]) -> list[str]:

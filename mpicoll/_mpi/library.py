@@ -119,7 +119,7 @@ def _prepare() -> bool:
         return False
     for name, value in open_mpi.SETTINGS.items():  # see Note [Messages that are too long] in open_mpi.py
         os.environ.setdefault(name, value)
-    binding.prepare(os.environ, _cpus.allowed())
+    binding.prepare(os.environ, _cpus.allowed(), detect.detect())
     if refusal() is not None:
         mpi4py.rc.initialize = False
         return False

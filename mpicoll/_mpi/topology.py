@@ -23,10 +23,11 @@ class Topology:
 
     nodes: tuple[int, ...]  # each rank's node, named by the number of the node's first rank
     crowded: bool  # some node has fewer cores for its ranks than ranks, so that a spinning rank holds up another
+    share: int = 1  # this rank's part of the cores that it shares with the other ranks of the world on its node
 
     def of(self, ranks: Iterable[int]) -> Topology:
         """The topology of a group of some of the ranks, in this order. Its nodes are named by ranks of the group."""
-        return Topology(_numbered(self.nodes[rank] for rank in ranks), self.crowded)
+        return Topology(_numbered(self.nodes[rank] for rank in ranks), self.crowded, self.share)
 
     @property
     def single(self) -> bool:
@@ -45,7 +46,16 @@ def discover(comm: Intracomm, node_size: int = 0) -> Topology:
     cores = set().union(*(allowed for _, allowed, _ in neighbours))
     crowded = min(len(cores), *(quota or len(neighbours) for _, _, quota in neighbours)) < len(neighbours)
     ranks = comm.allgather((first, local_rank // node_size if node_size else 0, crowded))
-    return Topology(_numbered((node_first, part) for node_first, part, _ in ranks), any(crowded for _, _, crowded in ranks))
+    nodes = _numbered((node_first, part) for node_first, part, _ in ranks)
+    return Topology(nodes, any(crowded for _, _, crowded in ranks), _share(own, neighbours))
+
+
+def _share(own: Facts, neighbours: Iterable[Facts]) -> int:
+    """This rank's part of its cores, of which other ranks of the node may use some, too."""
+    _, allowed, quota = own
+    sharing = sum(not allowed.isdisjoint(other) for _, other, _ in neighbours)
+    cores = _cpus.count(allowed)
+    return max(1, min(cores, quota or cores) // sharing)
 
 
 def _neighbours(comm: Intracomm, own: Facts) -> list[Facts]:

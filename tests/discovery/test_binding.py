@@ -12,6 +12,8 @@ from tests.support import is_open_mpi, launch
 
 OPEN_MPI = Launch("openmpi", 0, 2, 0, 2)
 ONE, TWO = {3}, {3, 4}
+CORES, SHARE = _cpus.usable_cores(), _cpus.usable_cores() // 2
+needs_cores = pytest.mark.skipif(_cpus.usable_cores() < 2, reason="each of 2 ranks needs a core of its own")
 
 
 @pytest.fixture(autouse=True)
@@ -31,6 +33,39 @@ def _no_hardware_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_set(mask: set[int], environ: dict[str, str], expected: dict[str, str]) -> None:
     binding.prepare(environ, mask)
     assert environ == expected
+
+
+@pytest.mark.parametrize(("neighbours", "expected"), [(6, {}), (7, {binding.YIELD_SETTING: "1"})])
+def test_more_ranks_than_cores_on_this_host_give_their_cores_away(
+    neighbours: int, expected: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the host of mpirun has: `mpicoll.run` compared the ranks of a job with the cores of the login node."""
+    monkeypatch.setattr(_cpus, "allowed_for", lambda pid: set(range(6)))
+    environ: dict[str, str] = {}
+    binding.prepare(environ, set(range(6)), Launch("openmpi", 0, 64, 0, neighbours))
+    assert environ == expected
+
+
+@pytest.mark.parametrize(
+    ("launched", "mask", "environ", "threads"),
+    [
+        (None, TWO, {}, None),
+        (Launch("openmpi", 0, 1, 0, 1), TWO, {}, None),
+        (Launch("openmpi", 0, 2, 0, 1), TWO, {}, None),  # one rank on each host
+        (Launch("pmix", 0, 2, None, None), TWO, {}, None),
+        (Launch("openmpi", 0, 4, 0, 2), set(range(8)), {}, 4),
+        (Launch("openmpi", 0, 4, 0, 2), ONE, {}, 1),  # bound
+        (Launch("openmpi", 0, 4, 0, 4), {0, 1, 2, 3}, {}, 2),  # each two of them bound to one half of the cores
+        (Launch("openmpi", 0, 16, 0, 16), set(range(8)), {}, 1),
+        (Launch("slurm", 0, 4, 0, 2), set(range(8)), {"SLURM_CPUS_ON_NODE": "4"}, 2),  # half of the node is the job's
+        (Launch("slurm", 0, 4, 0, 2), set(range(8)), {"SLURM_CPUS_ON_NODE": "8", "SLURM_CPUS_PER_TASK": "3"}, 3),
+    ],
+)
+def test_a_ranks_share_of_the_cores_of_its_host(
+    launched: Launch | None, mask: set[int], environ: dict[str, str], threads: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_cpus, "allowed_for", lambda pid: set(range(8)))
+    assert binding.threads(environ, mask, launched) == threads
 
 
 def test_hardware_threads_of_one_core_are_one_core(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,6 +134,38 @@ def test_cores_for_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert binding.cores_for_ranks(OPEN_MPI, {}) is None
 
 
+@pytest.mark.launch
+@needs_cores
+@pytest.mark.parametrize(
+    ("ranks", "prelude", "expected"),
+    [
+        (2, "", (SHARE, str(SHARE))),
+        (2, "os.environ['MKL_NUM_THREADS'] = '2'", (CORES, None)),
+        (2, "os.environ['OMP_NUM_THREADS'] = '2'", (CORES, "2")),
+        (2, "import torch; torch.set_num_threads(3)", (3, None)),
+        (1, "", (CORES, None)),
+    ],
+    ids=["shared", "MKL_NUM_THREADS", "OMP_NUM_THREADS", "set_num_threads", "one rank"],
+)
+def test_ranks_of_a_plain_mpiexec_share_the_cores(ranks: int, prelude: str, expected: tuple[int, str | None]) -> None:
+    """As `mpicoll.run` does, and torchrun. Each rank computed with as many threads as there are cores.
+
+    The local size is taken away: MKL, where torch has it, reads that of mpiexec (not that of srun), and divides the cores by it.
+    """
+    code = (
+        "import os, sys\n"
+        "for name in 'OMP_NUM_THREADS', 'OMPI_COMM_WORLD_LOCAL_SIZE', 'MPI_LOCALNRANKS': os.environ.pop(name, None)\n"
+        f"import torch; {prelude or 'pass'}\n"
+        "import mpicoll as dist; dist.init_process_group()\n"
+        "dist.destroy_process_group(); dist.init_process_group()\n"
+        "sys.stdout.write(f'{(torch.get_num_threads(), os.environ.get(\"OMP_NUM_THREADS\"))}\\n')\n"
+    )
+    done = launch(ranks, "-c", code, fresh=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [str(expected)] * ranks
+    assert done.stderr.count("set OMP_NUM_THREADS for another number") == (expected[1] == str(SHARE) and not prelude)
+
+
 # What Open MPI itself says it does, by MPI's interface for tools.
 YIELDS = """
 import ctypes, sys
@@ -114,7 +181,6 @@ def yields():
 """
 SAY = "sys.stdout.write(f'bound {binding.is_bound(_cpus.allowed())} yields {yields()}\\n')\n"
 INIT = "import mpicoll as dist; dist.init_process_group()\nfrom mpicoll import _cpus\nfrom mpicoll._discovery import binding\n"
-needs_cores = pytest.mark.skipif(_cpus.usable_cores() < 2, reason="each of 2 ranks needs a core of its own")
 on_open_mpi = pytest.mark.skipif(not is_open_mpi(), reason="MPICH gives its core away by itself, and its mpiexec binds nobody")
 
 

@@ -15,7 +15,9 @@ from mpicoll._discovery.detect import (
     TORCH_VARIABLES,
     Launch,
     detect,
+    provide_node_rank,
     provide_open_mpi_settings,
+    provide_threads,
     provide_torch_variables,
     started_by_mpi,
     without_job,
@@ -90,8 +92,36 @@ def test_torch_variables_are_provided() -> None:
     provide_torch_variables(environ)
     assert {name: environ[name] for name in TORCH_VARIABLES} == {
         "RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "localhost",
-        "MASTER_PORT": "29500",
+        "MASTER_PORT": "29500", "GROUP_RANK": "0", "NODE_RANK": "0",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("environ", "node"),
+    [
+        (HYDRA, "0"),  # all ranks are here
+        (SRUN, "1"),
+        ({**SRUN, "PMI_RANK": "6", "PMI_SIZE": "7"}, "1"),  # srun --mpi=pmi2
+        ({**PALS, "PALS_NODEID": "1"}, "1"),
+        (OPENMPI, None),
+        ({**SRUN, **OPENMPI}, None),  # SLURM_NODEID counts the hosts of the daemons, without the one of mpirun
+    ],
+)
+def test_the_number_of_the_node(environ: dict[str, str], node: str | None) -> None:
+    environ = dict(environ)
+    provide_torch_variables(environ)
+    assert (environ.get("GROUP_RANK"), environ.get("NODE_RANK")) == (node, node)
+    provide_node_rank(1, environ)  # as MPI says
+    assert (environ["GROUP_RANK"], environ["NODE_RANK"]) == (node or "1", node or "1")
+    assert not {"GROUP_RANK", "NODE_RANK"} & set(without_job(environ))
+
+
+def test_threads_that_a_rank_has_chosen_are_not_those_of_a_job_that_it_starts() -> None:
+    environ = {**HYDRA, ADDED: "MASTER_PORT=4001", "MASTER_PORT": "4001"}
+    provide_threads(3, environ)
+    assert environ["OMP_NUM_THREADS"] == "3"
+    assert not {"OMP_NUM_THREADS", "MASTER_PORT"} & set(without_job(environ))
+    assert without_job({**environ, "OMP_NUM_THREADS": "5"})["OMP_NUM_THREADS"] == "5"
 
 
 def test_what_the_user_has_set_stays() -> None:  # trap 77

@@ -46,7 +46,16 @@ NEVER_BEGAN = "The PMIx server's listener thread failed to start"
 
 # What a launcher leaves in the environment; a job started from inside another must not inherit it.
 LAUNCHER_PREFIXES = ("_MPICOLL_", "OMPI_", "PMIX_", "PRTE_", "PMI_", "PMI2_", "HYDRA_", "HYDI_", "MPI_LOCAL", "SLURM_", "PALS_")
-TORCH_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+TORCH_VARIABLES = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "NODE_RANK",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+)
 
 
 def agree(condition: object, message: object = "") -> None:

@@ -1,0 +1,43 @@
+"""What a rank learns about its node with the first group of all ranks: the number of the node, and its share of the cores."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import torch
+
+from mpicoll import _cpus
+from mpicoll._discovery import binding, detect
+from mpicoll._mpi.topology import Topology
+
+
+def provide(rank: int, topology: Topology) -> None:
+    """Sets GROUP_RANK, NODE_RANK and OMP_NUM_THREADS where they are unset, and the number of threads of torch accordingly.
+
+    Note [Threads of ranks that a plain mpirun or srun has started]
+    Without OMP_NUM_THREADS each rank computes with as many threads as there are cores. torchrun and mpicoll.run set the variable
+    before the interpreter starts. Here torch is loaded, and OpenMP has read its variables, so torch is told. Only a default is
+    changed: the numbers of CPUs and of cores are those that torch takes by itself. Where torch has MKL (wheels for x86), MKL
+    reads OMPI_COMM_WORLD_LOCAL_SIZE and MPI_LOCALNRANKS, and has divided the cores already; srun sets neither.
+    """
+    nodes = topology.nodes
+    if detect.detect() is not None:
+        detect.provide_node_rank([*dict.fromkeys(nodes)].index(nodes[rank]))
+    if nodes.count(nodes[rank]) > 1 and not any(name in os.environ for name in detect.THREAD_SETTINGS):
+        _share_cores(rank, topology.share)
+
+
+def _share_cores(rank: int, share: int) -> None:
+    allowed, threads = _cpus.allowed(), torch.get_num_threads()
+    share = min(share, binding.threads(os.environ, allowed, detect.detect()) or share)
+    if threads not in (len(allowed), _cpus.count(allowed)) or share >= threads:
+        return
+    torch.set_num_threads(share)
+    detect.provide_threads(share)
+    if rank == 0:
+        print(
+            f"mpicoll: torch computes with {share} thread{'s' * (share > 1)} in each rank instead of {threads}, because the ranks"
+            " of a node share its cores (set OMP_NUM_THREADS for another number)",
+            file=sys.stderr,
+        )
