@@ -15,7 +15,8 @@ together: ranks that go on come from shrink or init_process_group, ranks that ha
 # Note [A death while communicators are made]
 If a rank dies in the millisecond in which the others make a communicator, Open MPI 5.0.11 may crash on them, also in
 MPI_Comm_shrink: ompi_comm_revoke_local reads the table of collectives of every communicator, and a new one has none yet. So as
-few communicators as possible are made, and `settle` waits until deaths at the same moment are known.
+few communicators as possible are made, and `settle` waits until deaths at the same moment are known. Once in 400 deaths it
+crashed in MPI_Comm_iagree (coll/ftagree).
 
 # Note [Calls without an error]
 If a rank dies in MPI_Allgatherv of small blocks, Open MPI 5.0.11 may return without an error, and without data. So `Channel`
