@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from mpicoll import _config
+from mpicoll._discovery import debian
 from mpicoll._discovery.ask import ask, output_of
 from mpicoll._discovery.detect import without_job
 from mpicoll.errors import LaunchError
@@ -171,14 +172,17 @@ def _load(chosen: Mapping[str, str], environ: Mapping[str, str]) -> Mpi:
     if setting:
         raise LaunchError(
             f"mpi4py cannot load the MPI library {setting} (MPI4PY_LIBMPI): {_first_line(error)}. Name another"
-            " libmpi.so, or unset MPI4PY_LIBMPI"
+            f" libmpi.so, or unset MPI4PY_LIBMPI{debian.advice({'MPI4PY_LIBMPI': setting})}"
         )
     if "cannot load MPI" in error:
         raise LaunchError(
             f"no MPI library was found for {sys.executable}. Install one: {INSTALL}, or set MPI4PY_LIBMPI to the path"
-            " of its libmpi.so"
+            f" of its libmpi.so{debian.advice(environ)}"
         )
-    raise LaunchError(f"mpi4py of {sys.executable} cannot load its MPI: {_first_line(error)}. Repair or install MPI: {INSTALL}")
+    raise LaunchError(
+        f"mpi4py of {sys.executable} cannot load its MPI: {_first_line(error)}. Repair or install MPI: {INSTALL}"
+        + debian.advice(environ)
+    )
 
 
 def _mpi(report: Mapping[str, Any], chosen: Mapping[str, str]) -> Mpi:

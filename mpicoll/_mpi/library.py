@@ -15,7 +15,7 @@ from collections.abc import Callable
 import mpi4py
 
 from mpicoll import _cpus
-from mpicoll._discovery import binding, detect
+from mpicoll._discovery import binding, debian, detect
 from mpicoll._mpi import claim, open_mpi
 from mpicoll.errors import LaunchError
 
@@ -161,7 +161,7 @@ try:
 except (ImportError, RuntimeError) as error:
     atexit.unregister(_finalize)
     claim.release()
-    raise LaunchError(_REMEDY_NO_MPI.format(reason=str(error).split("\n")[0])) from error
+    raise LaunchError(_REMEDY_NO_MPI.format(reason=str(error).split("\n")[0]) + debian.advice(os.environ)) from error
 if MPI.Is_initialized() and not MPI.Is_finalized():
     os.environ[OWNER_PID] = str(os.getpid())
     before_finalize(claim.release)
