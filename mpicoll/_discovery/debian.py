@@ -13,8 +13,8 @@ INSTALLED = "/usr/lib/*/libmpich.so.12"
 def advice(environ: Mapping[str, str], pattern: str = INSTALLED) -> str:
     """How mpi4py loads this library, for a message that it has not loaded any; empty if the library is not here.
 
-    An mpi4py wheel is linked with libmpi.so.12. The dynamic linker finds a link of that name in LD_LIBRARY_PATH, which it reads when
-    a process starts; the setting of mpi4py alone does not help.
+    An mpi4py wheel is linked with libmpi.so.12. The dynamic linker finds a link of that name in LD_LIBRARY_PATH, which it reads
+    when a process starts; the setting of mpi4py alone does not help.
     """
     library = environ.get("MPI4PY_LIBMPI") or next(iter(sorted(glob(pattern))), "")
     if not Path(library).name.startswith("libmpich.") or not Path(library).exists():
