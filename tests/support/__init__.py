@@ -18,7 +18,7 @@ import torch
 import torch.distributed
 from mpi4py import MPI
 
-from tests.support import spmd, warm
+from tests.support import busy, spmd, warm
 
 # torch 2.11 and 2.12 have no sort_ranks: new_group always sorts there.
 needs_sort_ranks = pytest.mark.skipif(
@@ -118,9 +118,10 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     """Runs ``command`` outside this session's MPI job and returns status, stdout and stderr.
 
-    env: added to ``clean_environment()``. Fails the test after timeout_s, with what was printed up to then; the
-    command gets SIGTERM first, so that an mpiexec ends its ranks.
+    env: added to ``clean_environment()``. Fails the test after timeout_s (longer on a busy machine), with what was printed up
+    to then; the command gets SIGTERM first, so that an mpiexec ends its ranks.
     """
+    timeout_s = busy.longer(timeout_s)
     process = subprocess.Popen(
         command, cwd=cwd, env=clean_environment(**(env or {})), stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace",

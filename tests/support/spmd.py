@@ -38,6 +38,8 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
+from tests.support import busy
+
 PATIENCE_S = 3.0  # a failed rank that waits longer than this for the others prints its failure at once
 GRACE_S = 2.0  # between a rank's report of its expired time limit and its end: the other stuck ranks report meanwhile
 COLLECTION_LIMIT_S = 180.0  # imports on many ranks, few cores and a cold disk
@@ -302,8 +304,8 @@ class SpmdPlugin:
             self.watch.stop()
 
     def pytest_timeout_set_timer(self, item: pytest.Item, settings: Any) -> bool:
-        """pytest-timeout reads option, ini and marks; the limit itself is ours."""
-        self.watch.start(item.nodeid, settings.timeout)
+        """pytest-timeout reads option, ini and marks; the limit itself is ours, and grows with the load of the machine."""
+        self.watch.start(item.nodeid, busy.longer(settings.timeout))
         return True
 
     def pytest_timeout_cancel_timer(self, item: pytest.Item) -> bool:
