@@ -85,6 +85,11 @@ class Windows:
         window = self._window_of(members[node], max(len(ranks) for ranks in members))
         return None if window is None else Nodes(window, self._rail, members, node)
 
+    @property
+    def node_sizes(self) -> list[int]:
+        """Number of ranks of each node."""
+        return [len(ranks) for ranks in self._members]
+
     def _node(self) -> int:
         """Number of this rank's node."""
         return next(node for node, ranks in enumerate(self._members) if self._rank in ranks)

@@ -85,7 +85,7 @@ APART_FROM: dict[str, int] = {
     "reduce": 256 << 10,
     "reduce_scatter": 128 << 10,
     "all_gather": 256 << 10,
-    "broadcast": 1 << 20,
+    "broadcast": 512 << 10,
 }
 
 

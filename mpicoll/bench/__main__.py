@@ -95,7 +95,8 @@ def _measure(harness: Harness, output: Output, args: Namespace) -> int:
     else:
         output.say(*table.LEGEND)
         dtypes, ops = getattr(args, "dtypes", ["float32"]), getattr(args, "ops", ["SUM"])
-        rows = sweep.Sweep(args.what, args.sizes, dtypes, ops, [options.WAYS[way] for way in args.ways])
+        ways, bandwidth = [options.WAYS[way] for way in args.ways], getattr(args, "bandwidth", None)
+        rows = sweep.Sweep(args.what, args.sizes, dtypes, ops, ways, bandwidth)
         output.say(*table.copy_lines(sweep.run(harness, output, [rows])))
     return 0
 

@@ -14,6 +14,7 @@ import torch
 import torch.distributed
 
 import mpicoll
+from mpicoll._api import groups
 from mpicoll._cuda import streams
 from mpicoll.bench import formulas
 from mpicoll.bench.control import ControlChannel
@@ -75,6 +76,12 @@ class Harness:
 
     def shape(self, nbytes: int, dtype: torch.dtype, op: str = "SUM") -> Shape:
         return Shape(self.rank, self.size, nbytes // dtype.itemsize, dtype, op, self.device)
+
+    def node_sizes(self) -> list[int]:
+        """Number of ranks of each node."""
+        communicator = groups.of(None)
+        assert communicator is not None
+        return communicator.host.windows.node_sizes
 
     def row(self, what: str, make: Maker, nbytes: int, dtype: torch.dtype, op: str, ways: Sequence[str] = WAYS) -> Row:
         """Checks each implementation, then times all of them.

@@ -83,6 +83,13 @@ def make_parser(description: str) -> Parser:
     for what in [*COLLECTIVES, *MESSAGES]:
         parents = [common, files, ways] if what in EMPTY else [common, files, ways, sizes, kinds]
         command = commands.add_parser(what, parents=parents, help=_HELP.get(what))
+        if what in COLLECTIVES:
+            command.add_argument(
+                "--bandwidth",
+                type=arguments.positive,
+                metavar="GB/s",
+                help="bandwidth of the network card of a node, in each direction: adds the column of the bandwidth limit",
+            )
         if what in REDUCTIONS:
             command.add_argument("--ops", nargs="+", default=["SUM"], choices=patterns.OPS, metavar="OP", help="SUM AVG MAX ...")
     rest = {"overlap": [common, files, sizes], "ddp": [common, files, sizes], "rpc": [common, sizes], "model": []}

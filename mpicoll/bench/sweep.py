@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, product
 from typing import NamedTuple
 
 import torch
 
-from mpicoll.bench.formulas import EMPTY, IN_PARTS, REDUCTIONS, spell
+from mpicoll.bench.formulas import EMPTY, IN_PARTS, REDUCTIONS, network_factor, spell
 from mpicoll.bench.harness import WAYS, Harness, Maker, Skipped, has_twin
 from mpicoll.bench.messages import MESSAGES
 from mpicoll.bench.operations import COLLECTIVES
@@ -29,6 +29,7 @@ class Sweep:
     dtypes: Sequence[str] = ("float32",)
     ops: Sequence[str] = ("SUM",)
     ways: Sequence[str] = WAYS
+    bandwidth_gb: float | None = None  # of a node's network card in each direction, GB/s
 
     def cases(self, ranks: int) -> Iterator[Case]:
         """The rows. Sizes are multiples of the number of ranks where tensors are split among them."""
@@ -51,7 +52,11 @@ def run(harness: Harness, output: Output, sweeps: Sequence[Sweep]) -> list[Row]:
     """Measures and prints (collective)."""
     cases = [case for sweep in sweeps for case in sweep.cases(harness.size)]
     steps = output.progress(cases, lambda case: f"{case.sweep.what} {case.dtype} {spell(case.nbytes)}")
-    return [row for table, rows in groupby(steps, lambda case: case[:3]) for row in _rows(harness, output, _table(*table), rows)]
+    return [
+        row
+        for table, rows in groupby(steps, lambda case: case[:3])
+        for row in _rows(harness, output, _table(harness, *table), rows)
+    ]
 
 
 def _rows(harness: Harness, output: Output, table: Table, cases: Iterable[Case]) -> Iterator[Row]:
@@ -67,6 +72,14 @@ def _rows(harness: Harness, output: Output, table: Table, cases: Iterable[Case])
         yield row
 
 
-def _table(sweep: Sweep, dtype: str, op: str) -> Table:
+def _table(harness: Harness, sweep: Sweep, dtype: str, op: str) -> Table:
     words = [sweep.what, *([] if sweep.what in EMPTY else [dtype]), *([op] if sweep.what in REDUCTIONS else [])]
-    return Table(", ".join(words), [*sweep.ways, *([FLOAT32] if has_twin(sweep.what, getattr(torch, dtype)) else [])])
+    ways = [*sweep.ways, *([FLOAT32] if has_twin(sweep.what, getattr(torch, dtype)) else [])]
+    return Table(", ".join(words), ways, _limit(harness, sweep))
+
+
+def _limit(harness: Harness, sweep: Sweep) -> Callable[[int], float] | None:
+    if sweep.bandwidth_gb is None:
+        return None
+    bytes_per_s, factor = sweep.bandwidth_gb * 1e9, network_factor(sweep.what, harness.node_sizes())
+    return lambda nbytes: factor * nbytes / bytes_per_s

@@ -12,6 +12,7 @@ import torch
 from mpicoll.bench import everything, formulas, options, patterns, startup, targets
 from mpicoll.bench.operations import COLLECTIVES
 from mpicoll.bench.row import API, BACKEND, COPY, GLOO, RAW, Row
+from mpicoll.bench.table import Table
 from tests.support import launch
 
 BENCH = ("-m", "mpicoll.bench")
@@ -202,6 +203,20 @@ def test_rpc_prints_a_row_for_each_way() -> None:
 def test_sizes_are_read_and_spelled(text: str, nbytes: int) -> None:
     assert formulas.parse(text) == nbytes
     assert formulas.parse(formulas.spell(nbytes)) == nbytes
+
+
+def test_the_limit_of_the_network_counts_the_bytes_of_the_busiest_card() -> None:
+    assert formulas.network_factor("all_reduce", [1] * 4) == 1.5
+    assert formulas.network_factor("all_reduce", [2, 2]) == 1
+    assert formulas.network_factor("all_gather", [2, 2]) == 0.5
+    assert formulas.network_factor("all_gather", [2, 1]) == pytest.approx(2 / 3)  # what the single rank receives
+    assert formulas.network_factor("all_to_all", [2, 2]) == 1
+    assert [formulas.network_factor(what, [1, 1]) for what in ("broadcast", "reduce", "barrier")] == [1, 1, 0]
+    assert formulas.network_factor("all_reduce", [4]) == 0
+    table = Table("all_reduce", [API], lambda nbytes: nbytes / 1e6)
+    assert table.head()[-1].endswith("x limit")
+    assert table.line(Row("all_reduce", 10**6, 4, {API: [1.5]})).endswith("    1.50")
+    assert table.line(Row("barrier", 0, 4, {API: [1.5]})).endswith("       -")
 
 
 def test_bandwidths_and_floors_are_those_of_the_definitions() -> None:
