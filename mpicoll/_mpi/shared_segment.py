@@ -7,18 +7,15 @@ of its own, say), there is no segment, and MPI carries everything.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import ctypes
 import mmap
 import os
 import platform
 import secrets
+import threading
 from collections.abc import Callable
-from functools import cache
 from typing import TYPE_CHECKING
-
-from mpicoll._mpi.library import MPI
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
@@ -105,17 +102,22 @@ def _mapped_from(nbytes: int, pid: int, file: int, word: bytes) -> mmap.mmap | N
     return memory if memory is not None and memory[-WORD:] == word else None
 
 
-@cache
+# Note [A fence of two locks]
+# MPI_Win_sync is a fence, but needs a window, and Open MPI 4.1.4 of Debian cannot make an empty one (MPI_ERR_WIN). So a
+# lock that guards nothing is taken and released twice. One time is not enough: taking a lock is an acquire, releasing it
+# a release, and memory operations from before and from after may meet inside. The first release comes after everything before;
+# the second acquire comes before everything after; and processors do not exchange a release with a later acquire (Arm, RISC-V:
+# RCsc), or both are barriers for all but a load after a store (POWER), which no protocol here relies on. It takes 0.18 us;
+# MPI_Win_sync takes 0.07 us (Open MPI 5.0.11, x86; the calls from Python).
 def _fence() -> Callable[[], None]:
-    """A memory barrier: MPI_Win_sync. It needs a window; an empty window of this rank alone is enough."""
-    window = MPI.Win.Create(None, comm=MPI.COMM_SELF)
-    window.Lock_all()
-    owner = os.getpid()
+    """A memory barrier. See Note [A fence of two locks]."""
+    lock = threading.Lock()
+    acquire, release = lock.acquire, lock.release
 
-    def free() -> None:
-        if os.getpid() == owner and not MPI.Is_finalized():
-            window.Unlock_all()
-            window.Free()
+    def fence() -> None:
+        acquire()
+        release()
+        acquire()
+        release()
 
-    atexit.register(free)
-    return window.Sync
+    return fence
