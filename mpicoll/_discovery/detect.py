@@ -6,7 +6,9 @@ prints or raises. MPI decides about ranks, and the environment is compared with 
     launcher   started by                                   rank, size, local rank and local size come from
     openmpi    mpirun of Open MPI, prterun as ompi          OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE
     mvapich    mpirun_rsh of MVAPICH2                       MV2_COMM_WORLD_RANK, ...
+    jsrun      jsrun (IBM, in jobs of LSF)                  JSM_NAMESPACE_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE
     pals       PALS (Cray, HPE)                             PALS_RANKID or PMI_RANK, PMI_SIZE, PALS_LOCAL_RANKID, ...
+    flux       flux run                                     FLUX_TASK_RANK, FLUX_JOB_SIZE, FLUX_TASK_LOCAL_ID
     hydra      mpiexec of MPICH, Intel MPI, MVAPICH 3 ...   PMI_RANK, PMI_SIZE, MPI_LOCALRANKID, MPI_LOCALNRANKS
     slurm      srun, with any --mpi                         SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID, ...
     pmix       another PMIx launcher that sets the size     PMIX_RANK, PMIX_SIZE
@@ -51,7 +53,7 @@ OPEN_MPI_SETTINGS = {
     "OMPI_MCA_btl_self_flags": "send,inplace",
     "OMPI_MCA_btl_tcp_flags": "send,inplace",
 }
-OF_OPEN_MPI = ("openmpi", "pals", "slurm", "pmix")  # the launchers that may start ranks of Open MPI
+OF_OPEN_MPI = ("openmpi", "jsrun", "pals", "flux", "slurm", "pmix")  # the launchers that may start ranks of Open MPI
 
 # Variables by which a launcher identifies a process in a running job. A trailing * stands for any ending. Left out: settings of
 # the user (OMPI_MCA_btl, OMPI_ALLOW_RUN_AS_ROOT, PMIX_MCA_*, HYDRA_LAUNCHER, I_MPI_FABRICS) and of the allocation (SLURM_JOB_*).
@@ -70,7 +72,7 @@ JOB_VARIABLES = (
     "PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE", "PALS_NODEID", "PALS_APID", "PALS_FD", "PALS_APINFO", "PALS_STARTUP_*",
     "PALS_SPOOL_DIR", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_STEP_*", "SLURM_STEPID",
     "SLURM_TASK_PID", "SLURM_GTIDS", "SLURM_SRUN_*", "SLURM_LAUNCH_NODE_IPADDR", "SLURM_PMIX*", "SLURM_PMI_*",
-    "SLURM_CPU_BIND*", "SLURM_DISTRIBUTION",
+    "SLURM_CPU_BIND*", "SLURM_DISTRIBUTION", "FLUX_TASK_RANK", "FLUX_TASK_LOCAL_ID", "FLUX_JOB_SIZE", "JSM_NAMESPACE_*",
 )  # fmt: skip
 
 
@@ -180,6 +182,14 @@ def _pals(environ: Mapping[str, str]) -> Words:
     return rank, size, get("PALS_LOCAL_RANKID"), get("PALS_LOCAL_SIZE")
 
 
+def _flux(environ: Mapping[str, str]) -> Words:
+    get = environ.get
+    if "MPI_LOCALRANKID" in environ:  # mpiexec of MPICH, in a task of flux
+        return NOTHING
+    size = get("FLUX_JOB_SIZE")
+    return get("FLUX_TASK_RANK"), size, get("FLUX_TASK_LOCAL_ID"), size if get("FLUX_JOB_NNODES") == "1" else None
+
+
 def _hydra(environ: Mapping[str, str]) -> Words:
     get = environ.get
     if "MPI_LOCALRANKID" not in environ and get("SLURM_PROCID") == get("PMI_RANK"):
@@ -203,7 +213,9 @@ _READERS: tuple[tuple[str, Callable[[Mapping[str, str]], Words]], ...] = (
     ("openmpi", partial(_family, "OMPI_COMM_WORLD_")),
     ("mvapich", partial(_family, "MV2_COMM_WORLD_")),
     ("mvapich", partial(_family, "MVP_COMM_WORLD_")),
+    ("jsrun", partial(_family, "JSM_NAMESPACE_")),
     ("pals", _pals),
+    ("flux", _flux),  # before hydra, because flux sets PMI_RANK, too
     ("hydra", _hydra),
     ("slurm", _slurm),
     ("pmix", lambda environ: (environ.get("PMIX_RANK"), environ.get("PMIX_SIZE"), None, None)),
@@ -250,6 +262,7 @@ def _nodelist(launch: Launch, environ: Mapping[str, str]) -> str:
 def _master_port(environ: Mapping[str, str]) -> int:
     """One port for all ranks of this job and, most likely, another port for the next job on this host."""
     job = environ.get("PMIX_NAMESPACE") or environ.get("PALS_APID") or environ.get("PMI_JOBID")
+    job = job or environ.get("FLUX_JOB_ID")
     if not job and "SLURM_JOB_ID" in environ:
         job = environ["SLURM_JOB_ID"] + "." + environ.get("SLURM_STEP_ID", "")
     return FIRST_MASTER_PORT + zlib.crc32(job.encode()) % MASTER_PORTS if job else DEFAULT_MASTER_PORT

@@ -51,6 +51,14 @@ PALS = {
     "PALS_LOCAL_SIZE": "2",
     "PALS_APID": "u-1",
 }
+FLUX = {
+    "FLUX_JOB_ID": "f2kXQ", "FLUX_URI": "local:///run/flux/local", "FLUX_JOB_SIZE": "8", "FLUX_JOB_NNODES": "2",
+    "FLUX_TASK_RANK": "5", "FLUX_TASK_LOCAL_ID": "1", "PMI_FD": "7", "PMI_RANK": "5", "PMI_SIZE": "8",
+}  # fmt: skip
+JSRUN = {
+    "LSB_JOBID": "77", "LSB_MCPU_HOSTS": "batch2 1 a01n01 42 a01n02 42", "JSM_NAMESPACE_RANK": "5", "JSM_NAMESPACE_SIZE": "8",
+    "JSM_NAMESPACE_LOCAL_RANK": "1", "JSM_NAMESPACE_LOCAL_SIZE": "4", "PMIX_RANK": "5", "PMIX_NAMESPACE": "12",
+}  # fmt: skip
 MVAPICH = {f"MV2_COMM_WORLD_{name}": n for name, n in (("RANK", "1"), ("SIZE", "4"), ("LOCAL_RANK", "1"), ("LOCAL_SIZE", "2"))}
 
 
@@ -62,6 +70,12 @@ MVAPICH = {f"MV2_COMM_WORLD_{name}": n for name, n in (("RANK", "1"), ("SIZE", "
         (HYDRA, Launch("hydra", 1, 2, 1, 2)),
         (SRUN, Launch("slurm", 6, 7, 2, 3)),
         (PALS, Launch("pals", 3, 4, 1, 2)),
+        ({**PALS, "PMIX_RANK": "3", "PMIX_NAMESPACE": "u-1"}, Launch("pals", 3, 4, 1, 2)),  # mpiexec --pmi=pmix
+        (FLUX, Launch("flux", 5, 8, 1, None)),
+        ({**FLUX, "FLUX_JOB_NNODES": "1"}, Launch("flux", 5, 8, 1, 8)),
+        ({**FLUX, **HYDRA}, Launch("hydra", 1, 2, 1, 2)),  # mpiexec in a task of flux
+        ({"FLUX_URI": FLUX["FLUX_URI"], "FLUX_ENCLOSING_ID": "f2kXQ"}, None),  # the script of `flux batch`
+        (JSRUN, Launch("jsrun", 5, 8, 1, 4)),
         (MVAPICH, Launch("mvapich", 1, 4, 1, 2)),
         ({"PMIX_RANK": "1", "PMIX_SIZE": "3"}, Launch("pmix", 1, 3, None, None)),
         # srun --mpi=pmix: PMIx names the rank, Slurm the size
@@ -233,7 +247,7 @@ def _seconds(environ: dict[str, str]) -> float:
     return time.perf_counter() - start
 
 
-@pytest.mark.parametrize("launcher", [OPENMPI, HYDRA, SRUN, PALS, MVAPICH], ids=["openmpi", "hydra", "srun", "pals", "mvapich"])
+@pytest.mark.parametrize("launcher", [OPENMPI, HYDRA, SRUN, PALS, FLUX, JSRUN, MVAPICH])
 def test_a_new_job_can_be_started_from_inside_a_rank(launcher: dict[str, str]) -> None:  # trap 57
     environ = {**launcher, "PATH": "/bin", OWNER_PID: "17"}
     provide_torch_variables(environ)
