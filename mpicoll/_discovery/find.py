@@ -76,13 +76,14 @@ class Mpiexec:
     """A launcher with the family and version that it reports. environ: makes it find its own files."""
 
     path: str
-    family: str  # "openmpi", "mpich", or "" for one that mpicoll does not know
+    family: str  # "openmpi", "mpich", a name of `launchers.LAUNCHERS`, or "" for one that mpicoll does not know
     version: tuple[int, ...]
     environ: Mapping[str, str] = field(default_factory=dict)
+    pmi: str = ""  # for the launcher of a scheduler: the interface that this MPI needs; "": its default
 
     def __str__(self) -> str:
         names = {"openmpi": "Open MPI", "mpich": "MPICH (Hydra)", "": "an unknown launcher"}
-        return f"{self.path}: {names[self.family]} {'.'.join(map(str, self.version))}".rstrip()
+        return f"{self.path}: {names.get(self.family, self.family)} {'.'.join(map(str, self.version))}".rstrip()
 
 
 def probe(mode: str, environ: Mapping[str, str], timeout_s: float | None = None, keep_files: bool = False) -> dict[str, Any]:

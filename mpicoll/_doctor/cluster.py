@@ -17,31 +17,17 @@ from mpicoll._discovery.allocation import Allocation
 from mpicoll._discovery.ask import output_of
 from mpicoll._discovery.detect import without_job
 from mpicoll._discovery.find import Mpi
+from mpicoll._discovery.launchers import srun_type
 from mpicoll._doctor.report import Finding
 from mpicoll.errors import LaunchError
 
-TOOL_TIMEOUT_S = 20.0  # of srun --mpi=list and ompi_info; usual is 1 s
+TOOL_TIMEOUT_S = 20.0  # of ompi_info; usual is 1 s
 
 # --- the scheduler ----------------------------------------------------------------------------------------------------
 
 
-def srun_types(environ: Mapping[str, str]) -> tuple[str, ...] | None:
-    """The types of ``srun --mpi``; None: there is no srun, or it does not answer."""
-    path = find.in_path("srun", environ)
-    if path is None:
-        return None
-    said = output_of([str(path), "--mpi=list"], without_job(environ), TOOL_TIMEOUT_S)
-    return None if said is None else read_srun_types(said)
-
-
-def read_srun_types(text: str) -> tuple[str, ...] | None:
-    """The types in the output of ``srun --mpi=list`` of any version: ``none``, ``pmi2``, ``pmix`` ...; None: no type in it."""
-    types: list[str] = re.findall(r"\b(none|openmpi|cray_shasta|pmi2|pmix(?:_v\d+)?)\b", text)
-    return tuple(dict.fromkeys(types)) or None
-
-
 def check_scheduler(allocation: Allocation | None, mpi: Mpi | None, types: tuple[str, ...] | None) -> list[Finding]:
-    """The scheduler of this job. types: see `srun_types`."""
+    """The scheduler of this job. types: see `launchers.srun_types`."""
     findings = [] if allocation is None else [_job(allocation)]
     if types is not None:
         findings.append(_srun(mpi, types))
@@ -58,10 +44,9 @@ def _srun(mpi: Mpi | None, types: tuple[str, ...]) -> Finding:
     listed = f"srun --mpi offers {', '.join(types)}"
     if mpi is None:
         return Finding("ok", "srun", listed)
+    if (fitting := srun_type(mpi, types)) is not None:
+        return Finding("ok", "srun", f"{listed}; {mpi.vendor} starts by srun --mpi={fitting}")
     needed = "pmix" if mpi.family == "openmpi" else "pmi2"
-    fitting = [name for name in types if name.startswith(needed) or (name == "cray_shasta" and needed == "pmi2")]
-    if fitting:
-        return Finding("ok", "srun", f"{listed}; {mpi.vendor} starts by srun --mpi={fitting[0]}")
     return Finding(
         "note", "srun", f"{listed}; {mpi.vendor} needs {needed}: under srun each rank would be alone",
         remedy="start with `python -m mpicoll.run` inside the allocation",

@@ -24,7 +24,7 @@ from typing import Any
 import mpicoll._discovery.binding as binding
 from mpicoll import _config
 from mpicoll._cpus import allowed, usable_cores
-from mpicoll._discovery import allocation, cuda_support, detect, find
+from mpicoll._discovery import allocation, cuda_support, detect, find, launchers
 from mpicoll._discovery.detect import Launch
 from mpicoll._discovery.find import Mpi
 from mpicoll._discovery.torch_facts import torch_facts
@@ -96,7 +96,7 @@ def examine(environ: Mapping[str, str], launch: Launch | None = None, job: Mappi
 
 def _cluster(mpi: Mpi | None, library_version: str, environ: Mapping[str, str], report: Report) -> None:
     """Adds the findings about the scheduler and the network between nodes."""
-    report.findings += cluster.check_scheduler(allocation.find(environ), mpi, cluster.srun_types(environ))
+    report.findings += cluster.check_scheduler(allocation.find(environ), mpi, launchers.srun_types(environ))
     if mpi is None:
         return
     fabrics = cluster.fabrics()

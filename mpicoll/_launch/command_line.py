@@ -25,7 +25,7 @@ JOB_OPTIONS = {  # attribute of argparse's namespace -> option; allowed only bef
     "export": "-x", "genv": "-genv", "mca": "--mca", "nnodes": "--nnodes", "bind_to": "--bind-to", "map_by": "--map-by",
     "tag_output": "--tag-output", "log_dir": "--log-dir", "master_addr": "--master-addr", "master_port": "--master-port",
     "backend": "--backend", "fault_tolerant": "--fault-tolerant", "grace_s": "--grace", "execute": "--exec",
-    "max_restarts": "--max-restarts", "oversubscribe": "--oversubscribe",
+    "max_restarts": "--max-restarts", "oversubscribe": "--oversubscribe", "launcher": "--launcher",
 }  # fmt: skip
 PYTHON = re.compile(r"python(3(\.\d+)?)?")
 PYTHON_FLAGS = re.compile(r"-[bBdEIOPqRsSuvx]+")  # options of the interpreter that take no value
@@ -37,6 +37,7 @@ class Options:
     """The options of the whole job. notes: sentences for the user about some of them."""
 
     mpi: str | None = None
+    launcher: str | None = None
     dry_run: bool = False
     execute: bool = False  # become mpiexec
     grace_s: float = DEFAULT_GRACE_S  # between SIGTERM and SIGKILL
@@ -104,8 +105,9 @@ def _options(read: argparse.Namespace, notes: Sequence[str]) -> Options:
         tag = "; --tag-output marks lines on the terminal only" if read.tag_output else ""
         said.append(f"the output of rank R goes to {log_dir}/rank-R.log{tag}")
     return Options(
-        read.mpi, read.dry_run, read.execute, read.grace_s, read.quiet, tuple(shlex.split(read.mpiexec_args)), tuple(exported),
-        tuple((key, value) for key, value in read.mca), request, tuple(said),
+        read.mpi, read.launcher, read.dry_run, read.execute, read.grace_s, read.quiet,
+        tuple(shlex.split(read.mpiexec_args)), tuple(exported), tuple((key, value) for key, value in read.mca), request,
+        tuple(said),
     )  # fmt: skip
 
 

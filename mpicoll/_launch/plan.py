@@ -1,4 +1,4 @@
-"""Turns the request of the user into the mpiexec command. Pure: all facts about the machine are in a `Site`.
+"""Turns the request of the user into the command of a launcher. Pure: all facts about the machine are in a `Site`.
 
     programs, hosts, options  ->  placements, ranks of each program on each host  ->  Plan: command, environment, notes
 
@@ -15,6 +15,7 @@ Added to the environment, where it applies and the user has not set something el
     Open MPI                         no get and put between ranks          Note [Messages that are too long] in
                                                                            _mpi/open_mpi.py
     MPICH in a Slurm allocation      SLURM_MPI_TYPE=none                   Hydra's own srun must not start PMI for it
+    another launcher                 of these, what ranks of Open MPI need
     all                              MASTER_ADDR, MASTER_PORT              the first host, and a port that is free here
     more than one rank on a host     OMP_NUM_THREADS                       see `thread_count`
 
@@ -45,6 +46,7 @@ from mpicoll._discovery.allocation import Allocation
 from mpicoll._discovery.detect import OPEN_MPI_SETTINGS, SUPERVISOR
 from mpicoll._discovery.find import Mpi, Mpiexec
 from mpicoll._discovery.slurm import allocated_cpus
+from mpicoll._launch import launcher_command
 from mpicoll._launch.command import binding_words, fault_tolerance_words, hydra_command, openmpi_command, output_words
 from mpicoll._launch.hostfile import Host
 from mpicoll._launch.job import KEEPALIVE, LOCAL, NOTHING_ASKED, Placement, Plan, Program, Request, Site, Where
@@ -84,23 +86,38 @@ def plan(
         LaunchError: The numbers contradict each other; the message names the remedy.
     """
     notes: list[str] = []
-    extra = [*extra, *binding_words(request, mpi, mpiexec), *output_words(request, mpiexec)]
-    extra += fault_tolerance_words(request, mpi, mpiexec)
-    if request.nodes is not None:
-        programs = _on_first_nodes(programs, request.nodes, site)
-    programs = _on_allocation(programs, site)
+    launched = mpiexec.family in launcher_command.WORDS  # by the scheduler, which reads its allocation by itself
+    if launched:
+        site = _first_nodes_of(site, request.nodes)
+        _check_counts(programs, site, mpiexec.family)
+    else:
+        extra = [*extra, *binding_words(request, mpi, mpiexec), *output_words(request, mpiexec)]
+        extra += fault_tolerance_words(request, mpi, mpiexec)
+        if request.nodes is not None:
+            programs = _on_first_nodes(programs, request.nodes, site)
+        programs = _on_allocation(programs, site)
     hosts = _allocated_hosts(programs)
     counted = [_count(program, hosts, site, len(programs), notes) for program in programs]
     total = sum(ranks for _, ranks in counted)
     before = [sum(ranks for _, ranks in counted[:i]) for i in range(len(counted))]
     placements = [_place(program, ranks, hosts, before[i], total) for i, (program, ranks) in enumerate(counted)]
-    where = _where(placements, total, site)
+    per_node = programs[0].per_node if len(programs) == 1 else None
+    where = _where(placements, total, site, per_node, launched)
     added = {**mpi.environ, **mpiexec.environ}
-    _add_settings(added, where, mpi, site, extra, request.oversubscribe)
+    if launched:
+        _add_open_mpi_settings(added, where, mpi, site)
+    else:
+        _add_settings(added, where, mpi, site, extra, request.oversubscribe)
     _add_torch_variables(added, where, site, notes)
     if request.max_restarts is not None:
         added["TORCHELASTIC_RESTART_COUNT"] = str(request.restart)
         added["TORCHELASTIC_MAX_RESTARTS"] = str(request.max_restarts)
+    if launched:
+        nodes = request.nodes if site.allocation is None else len(site.allocation.nodes)
+        each = where.ranks_per_host if site.allocation is not None else per_node
+        layout = launcher_command.layout_of(placements[0], total, each, nodes)
+        command = launcher_command.command(mpiexec.family, mpiexec.pmi, counted, layout, request, site.environ, extra)
+        return Plan((mpiexec.path, *command), added, mpiexec.family, tuple(notes), tuple(placements), where.other_hosts)
     build = openmpi_command if mpiexec.family == "openmpi" else hydra_command
     forwarded = filter(FORWARDED.fullmatch, (*site.environ, *added)) if where.several_hosts else ()
     supervisor = (SUPERVISOR,) if where.several_hosts and request.supervised else ()
@@ -131,6 +148,24 @@ def _on_first_nodes(programs: Sequence[Program], nodes: int, site: Site) -> list
     if program.hosts is None and nodes in (len(known), 1 if not known else 0):
         return [program]  # the whole allocation, or all ranks are here
     return [replace(program, hosts=known[:nodes])]
+
+
+def _first_nodes_of(site: Site, nodes: int | None) -> Site:
+    """The site with the first ``nodes`` nodes of its allocation; None: all."""
+    allocation = site.allocation
+    if allocation is None or nodes is None or nodes == len(allocation.nodes):
+        return site
+    if nodes > len(allocation.nodes):
+        raise LaunchError(f"--nnodes {nodes}: {allocation} has {len(allocation.nodes)}: {','.join(dict(allocation.nodes))}")
+    first = allocation.nodes[:nodes]
+    return replace(site, allocation=replace(allocation, nodes=first, tasks=sum(slots for _, slots in first)))
+
+
+def _check_counts(programs: Sequence[Program], site: Site, launcher: str) -> None:
+    """Raises LaunchError if nothing says how many ranks to start: outside a job, the cores of this host do not matter."""
+    for program in programs:
+        if site.allocation is None and program.ranks is None and program.hosts is None and program.per_node is None:
+            raise LaunchError(f"--launcher {launcher}: outside a job of its scheduler, say how many ranks to start, with -n N")
 
 
 def _hosts_of(allocation: Allocation | None) -> tuple[Host, ...]:
@@ -233,7 +268,7 @@ def _slots(host: Host, program: Program, needed: int, hosts: tuple[Host, ...]) -
     return 1
 
 
-def _where(placements: Sequence[Placement | None], ranks: int, site: Site) -> Where:
+def _where(placements: Sequence[Placement | None], ranks: int, site: Site, per_node: int | None, launched: bool) -> Where:
     per_host: Counter[str] = Counter()
     for placement in placements:
         per_host.update(dict(placement or ()))
@@ -245,8 +280,11 @@ def _where(placements: Sequence[Placement | None], ranks: int, site: Site) -> Wh
         others = tuple(host for host in per_host if not site.is_here(host))
         return Where(address if several else "localhost", several, local, max(per_host.values()), others, tuple(per_host))
     nodes = site.allocation.nodes if site.allocation is not None else ()
-    if len(nodes) > 1:
+    if launched and not nodes:
+        return Where("", True, 0, per_node or 1)  # the ranks find the first host by the variables of the scheduler, or by MPI
+    if len(nodes) > 1 or (launched and not site.is_here(nodes[0][0].partition(".")[0])):
         on_a_node = math.ceil(ranks / len(nodes)) if sum(n for _, n in nodes) < ranks else max(n for _, n in nodes)
+        on_a_node = per_node or on_a_node
         others = tuple(name for name, _ in nodes if not site.is_here(name))
         hosts, most = tuple(name for name, _ in nodes), min(on_a_node, ranks)
         return Where(nodes[0][0], True, most if len(others) < len(nodes) else 0, most, others, hosts)
@@ -290,14 +328,20 @@ def _add_settings(added: dict[str, str], where: Where, mpi: Mpi, site: Site, ext
         add("OMPI_MCA_mpi_yield_when_idle", "1")
     if not any(site.decided(name) for name in BINDING_SETTINGS) and not any(word.startswith(BINDING_OPTIONS) for word in extra):
         add(BINDING_SETTINGS[0] if prrte else BINDING_SETTINGS[1], "none")
-    if prrte and not where.several_hosts:
-        add("OMPI_MCA_btl", "^ofi")
-        add("OMPI_MCA_osc", "^ucx")
     if prrte and where.several_hosts:
         for name, number in KEEPALIVE.items():
             add(f"PRTE_MCA_oob_tcp_keepalive_{name}", str(number))
-    for name, value in OPEN_MPI_SETTINGS.items():
-        add(name, value)
+    _add_open_mpi_settings(added, where, mpi, site)
+
+
+def _add_open_mpi_settings(added: dict[str, str], where: Where, mpi: Mpi, site: Site) -> None:
+    """The settings for ranks of Open MPI under any launcher."""
+    if mpi.family != "openmpi":
+        return
+    settings = dict(OPEN_MPI_SETTINGS)
+    if mpi.vendor == "Open MPI" and mpi.version[:1] >= (5,) and not where.several_hosts:
+        settings |= {"OMPI_MCA_btl": "^ofi", "OMPI_MCA_osc": "^ucx"}
+    added.update({name: value for name, value in settings.items() if not site.decided(name)})
 
 
 def _more_than_slots(where: Where, site: Site) -> bool:
@@ -307,7 +351,7 @@ def _more_than_slots(where: Where, site: Site) -> bool:
 
 
 def _add_torch_variables(added: dict[str, str], where: Where, site: Site, notes: list[str]) -> None:
-    if "MASTER_ADDR" not in site.environ:
+    if "MASTER_ADDR" not in site.environ and where.first_host:
         added["MASTER_ADDR"] = where.first_host
     if "MASTER_PORT" not in site.environ:
         added["MASTER_PORT"] = str(site.free_port())

@@ -24,6 +24,7 @@ from mpicoll._cpus import read, usable_cores
 from mpicoll._discovery import allocation
 from mpicoll._discovery.detect import ADDED, without_job
 from mpicoll._discovery.find import Mpi, Mpiexec, find_mpi, find_mpiexec
+from mpicoll._discovery.launchers import LAUNCHERS, find_launcher, find_other
 from mpicoll._launch import mpiexec_reaper, supervisor
 from mpicoll._launch.command_line import PROG, Options, parse
 from mpicoll._launch.job import Plan, Program, Site
@@ -105,7 +106,10 @@ def _task(job_plan: Plan, environ: Mapping[str, str], options: Options) -> super
 
 def make_plan(programs: Sequence[Program], options: Options, environ: Mapping[str, str]) -> Plan:
     """The mpiexec command for ``programs``. Raises LaunchError or ValueError; the message names the remedy."""
-    mpi, mpiexec = find(options.mpi, environ)
+    mpi, mpiexec = find(options.mpi, environ, options.launcher)
+    if options.mca and mpiexec.family in LAUNCHERS:
+        key, value = options.mca[0]
+        raise LaunchError(f"--mca {key} {value}: an option of mpiexec; for {mpiexec.family} use -x OMPI_MCA_{key}={value}")
     if options.mca and mpiexec.family != "openmpi":
         raise LaunchError(f"--mca {' '.join(options.mca[0])}: only Open MPI has these settings, and this is {mpi.vendor}")
     extra = [*options.mpiexec_args, *(word for setting in options.mca for word in ("--mca", *setting))]
@@ -115,10 +119,21 @@ def make_plan(programs: Sequence[Program], options: Options, environ: Mapping[st
     return plan(programs, mpi, mpiexec, site, extra, names, options.request)
 
 
-def find(choice: str | None, environ: Mapping[str, str]) -> tuple[Mpi, Mpiexec]:
-    """The MPI of ``--mpi choice`` and its mpiexec."""
+def find(choice: str | None, environ: Mapping[str, str], launcher: str | None = None) -> tuple[Mpi, Mpiexec]:
+    """The MPI of ``--mpi choice``, and its mpiexec or the launcher of ``--launcher``.
+
+    Without ``--launcher`` that is mpiexec; if this MPI has none, the launcher of the scheduler of this job.
+    """
     mpi = find_mpi(choice, environ)
-    return mpi, find_mpiexec(mpi, environ, choice)
+    if launcher in LAUNCHERS:
+        return mpi, find_launcher(launcher, mpi, environ)
+    try:
+        return mpi, find_mpiexec(mpi, environ, choice)
+    except LaunchError:
+        other = find_other(mpi, environ) if launcher is None else None
+        if other is None:
+            raise
+        return mpi, other
 
 
 def job_environ(options: Options) -> dict[str, str]:

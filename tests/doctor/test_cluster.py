@@ -14,6 +14,7 @@ import pytest
 import mpicoll._doctor.cluster as cluster
 import mpicoll._doctor.python_packages as packages
 import mpicoll._doctor.trial as trial
+from mpicoll._discovery import launchers
 from mpicoll._discovery.allocation import Allocation
 from mpicoll._discovery.detect import Launch
 from mpicoll._discovery.find import Mpi
@@ -39,17 +40,17 @@ SRUN_21 = "srun: MPI types are...\nsrun: none\nsrun: pmi2\n"
 
 
 def test_the_types_of_srun_are_read() -> None:
-    assert cluster.read_srun_types(SRUN_23) == ("none", "cray_shasta", "pmi2", "pmix", "pmix_v4")
-    assert cluster.read_srun_types(SRUN_21) == ("none", "pmi2")
-    assert cluster.read_srun_types("srun: error: cannot connect") is None
+    assert launchers.read_srun_types(SRUN_23) == ("none", "cray_shasta", "pmi2", "pmix", "pmix_v4")
+    assert launchers.read_srun_types(SRUN_21) == ("none", "pmi2")
+    assert launchers.read_srun_types("srun: error: cannot connect") is None
 
 
 def test_srun_is_asked(tmp_path: Path) -> None:
     (tmp_path / "srun").write_text("#!/bin/sh\n[ $1 = --mpi=list ] && printf 'srun: MPI types are...\\nsrun: pmix\\n' >&2\n")
     (tmp_path / "srun").chmod(0o755)
     environ = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
-    assert cluster.srun_types(environ) == ("pmix",)
-    assert cluster.srun_types({**os.environ, "PATH": str(tmp_path / "nowhere")}) is None
+    assert launchers.srun_types(environ) == ("pmix",)
+    assert launchers.srun_types({**os.environ, "PATH": str(tmp_path / "nowhere")}) is None
 
 
 def test_a_slurm_job_and_whether_srun_fits_the_mpi() -> None:
