@@ -14,99 +14,21 @@ Each implementation is checked before it is timed. They are timed in turn, in th
 
 from __future__ import annotations
 
-import os
-import platform
 import sys
-from argparse import Namespace
 from collections.abc import Sequence
-from dataclasses import replace
 
-import torch
-
-from mpicoll.bench import (
-    check,
-    ddp,
-    everything,
-    jobs,
-    machine,
-    options,
-    overlap,
-    plot,
-    remote_calls,
-    startup,
-    sweep,
-    table,
-    tune,
-)
-from mpicoll.bench.harness import Harness, open_harness
-from mpicoll.bench.model import command as model_command
-from mpicoll.bench.output import Output
-from mpicoll.bench.rounds import QUICK, Pace
-
-BETWEEN_TWO = ("latency", "bandwidth", "all")
+from mpicoll.bench import overview
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit status: 1 if `check` finds a ratio over its limit."""
-    args = options.read(arguments, __doc__)
-    torch.set_num_threads(1)
-    if args.what == "rpc":
-        machine_text = f"{os.cpu_count()} cores {platform.machine()}, torch {torch.__version__}"
-        remote_calls.measure(args.sizes, args.repeat or Pace().rounds, machine_text, args.width)
+    """Returns the exit status: 1 if `check` finds a ratio over its limit. ``--help`` needs no MPI, and loads no torch."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if words[:1] in (["-h"], ["--help"]):
+        overview.make_parser(__doc__)[0].print_help()
         return 0
-    if args.what == "model":
-        return model_command.main(args) if options.rank() == 0 else 0
-    pace = QUICK if args.quick else PACES.get(args.what, Pace())
-    with open_harness(replace(pace, rounds=args.repeat or pace.rounds), getattr(args, "device", "cpu")) as harness:
-        if harness.size < 2 and args.what in BETWEEN_TWO:
-            raise SystemExit(f"bench {args.what}: needs two ranks; python -m mpicoll.run -n 2 -m mpicoll.bench {args.what}")
-        output = Output(machine.describe(harness.control), harness.rank)
-        output.say(*output.machine.lines())
-        status = _measure(harness, output, args)
-        output.write(args.json, args.csv)
-        if args.plot and output.active:
-            plot.draw(output.rows, output.machine, args.plot)
-            output.say(f"wrote {args.plot}")
-    return status
+    from mpicoll.bench import command
 
-
-PACES = {
-    "all": Pace(rounds=9),
-    "check": Pace(rounds=9, round_s=0.03, row_s=2.0),
-    "tune": Pace(rounds=7, round_s=0.02, row_s=2.0),
-}
-
-
-def _measure(harness: Harness, output: Output, args: Namespace) -> int:
-    if args.what == "all":
-        everything.run(harness, output, args.quick, args.markdown)
-    elif args.what == "check":
-        lost = check.run(harness, output)
-        output.say(*(f"lost: {line}" for line in lost))
-        return 1 if lost else 0
-    elif args.what == "tune":
-        tune.run(harness, output, args.out, args.quick)
-    elif args.what == "overlap":
-        overlap.run(harness, output, args.sizes)
-    elif args.what == "ddp":
-        ddp.run(harness, output, args.sizes, resnet=not args.quick)
-    elif args.what == "startup":
-        _startup(harness, output, args)
-    else:
-        output.say(*table.LEGEND)
-        dtypes, ops = getattr(args, "dtypes", ["float32"]), getattr(args, "ops", ["SUM"])
-        ways, bandwidth = [options.WAYS[way] for way in args.ways], getattr(args, "bandwidth", None)
-        rows = sweep.Sweep(args.what, args.sizes, dtypes, ops, ways, bandwidth)
-        output.say(*table.copy_lines(sweep.run(harness, output, [rows])))
-    return 0
-
-
-def _startup(harness: Harness, output: Output, args: Namespace) -> None:
-    outcome = jobs.OnRank0(harness.control, lambda: startup.measure(args.ranks, args.repeat or (1 if args.quick else 5)))
-    if outcome.value is None:
-        raise SystemExit(f"bench startup: {outcome.reason}" if harness.rank == 0 else 1)
-    output.say(*outcome.value.lines(args.ranks))
-    output.extra["startup"] = outcome.value.facts()
+    return command.run(words, __doc__)
 
 
 if __name__ == "__main__":

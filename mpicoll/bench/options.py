@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, NoReturn
 
 import torch
 
 from mpicoll._cuda import streams
-from mpicoll._discovery import detect
-from mpicoll.bench import arguments, ddp, formulas, patterns, plot, tune
+from mpicoll.bench import arguments, ddp, formulas, overview, patterns, plot, tune
 from mpicoll.bench.formulas import EMPTY, REDUCTIONS
 from mpicoll.bench.messages import MESSAGES
 from mpicoll.bench.model import command as model_command
 from mpicoll.bench.operations import COLLECTIVES
+from mpicoll.bench.overview import HELP, Parser
 from mpicoll.bench.row import API, BACKEND, GLOO, NCCL, RAW
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -27,34 +24,10 @@ QUICK_SIZES = [8, 64 * KIB]
 OWN_SIZES = {"rpc": [4 * KIB, MIB, 64 * MIB], "overlap": [16 * MIB, 4 * MIB, 64 * MIB], "ddp": list(ddp.SIDES)}
 WAYS = {"mpicoll": API, "torch": BACKEND, "gloo": GLOO, "nccl": NCCL, "mpi4py": RAW}
 PLOT = "bench.svg"  # default of `all`
-LAST_WORDS_S = 1.0  # other ranks exit later than rank 0; otherwise its error message could be lost with the job
-
-
-class Parser(argparse.ArgumentParser):
-    """Prints on rank 0 only."""
-
-    def _print_message(self, message: str, file: IO[str] | None = None) -> None:  # type: ignore[override]
-        if rank() == 0:
-            super()._print_message(message, file)
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message}\n")
-
-    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
-        if rank() != 0 and status:
-            time.sleep(LAST_WORDS_S)
-        super().exit(status, message)
-
-
-def rank() -> int:
-    """The rank of this process, before MPI has started."""
-    launch = detect.detect()
-    return launch.rank if launch is not None else 0
 
 
 def make_parser(description: str) -> Parser:
-    parser = Parser(prog="python -m mpicoll.bench", description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(dest="what", metavar="WHAT", required=True)
+    parser, commands = overview.make_parser(description, listed=False)
     common = Parser(add_help=False)
     common.add_argument(
         "--repeat",
@@ -82,7 +55,7 @@ def make_parser(description: str) -> Parser:
     ways.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where the tensors are; default cpu")
     for what in [*COLLECTIVES, *MESSAGES]:
         parents = [common, files, ways] if what in EMPTY else [common, files, ways, sizes, kinds]
-        command = commands.add_parser(what, parents=parents, help=_HELP.get(what))
+        command = commands.add_parser(what, parents=parents, help=HELP.get(what))
         if what in COLLECTIVES:
             command.add_argument(
                 "--bandwidth",
@@ -94,7 +67,7 @@ def make_parser(description: str) -> Parser:
             command.add_argument("--ops", nargs="+", default=["SUM"], choices=patterns.OPS, metavar="OP", help="SUM AVG MAX ...")
     rest = {"overlap": [common, files, sizes], "ddp": [common, files, sizes], "rpc": [common, sizes], "model": []}
     rest |= {what: [common, files] for what in ("startup", "all", "check", "tune")}
-    parsers = {what: commands.add_parser(what, parents=parents, help=_HELP[what]) for what, parents in rest.items()}
+    parsers = {what: commands.add_parser(what, parents=parents, help=HELP[what]) for what, parents in rest.items()}
     parsers["startup"].add_argument(
         "--ranks", type=arguments.count, default=4, metavar="N", help="ranks of the jobs that it starts; default 4"
     )
@@ -105,26 +78,10 @@ def make_parser(description: str) -> Parser:
     return parser
 
 
-_HELP = {
-    "all_reduce": "and each other collective: the mpicoll API, the torch backend, Gloo, mpi4py on NumPy memory",
-    "latency": "messages: half a round trip",
-    "bandwidth": "messages: 64 in flight",
-    "overlap": "how much of an asynchronous all_reduce overlaps with a matmul",
-    "ddp": "a step of DistributedDataParallel, compared with Gloo",
-    "startup": "import, init_process_group and first collective, compared with Gloo; starts jobs of its own",
-    "all": "all figures of the table of targets, and the table; some minutes",
-    "check": "compare a few ratios with their limits; exit status 1 if one is over; less than a minute",
-    "tune": "find the sizes from which shared memory is faster than MPI here; writes a table for MPICOLL_TUNING",
-    "model": "estimate the time of each algorithm on another machine; measures nothing",
-    "rpc": "RPC, compared with torch.distributed.rpc (TensorPipe)",
-}
-
-
-def read(arguments: Sequence[str] | None, description: str) -> argparse.Namespace:
+def read(words: Sequence[str], description: str) -> argparse.Namespace:
     """The parsed command line. Exits with status 2 if it asks for something that cannot be measured."""
     parser = make_parser(description)
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    if not words or (words[0].startswith("-") and words[0] not in ("-h", "--help")):
+    if not words or words[0].startswith("-"):
         words = ["all_reduce", *words]
     args = parser.parse_args(words)
     if hasattr(args, "device"):

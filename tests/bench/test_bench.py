@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import csv
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-from mpicoll.bench import everything, formulas, options, patterns, startup, targets
+from mpicoll.bench import everything, formulas, options, overview, patterns, startup, targets
 from mpicoll.bench.operations import COLLECTIVES
 from mpicoll.bench.row import API, BACKEND, COPY, GLOO, RAW, Row
 from mpicoll.bench.table import Table
@@ -51,6 +53,20 @@ WITHOUT_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is her
 
 def first_words(text: str) -> list[str]:
     return [line.split("  ")[0].strip() or line.strip().split("  ")[0] for line in text.splitlines() if "[" in line][1:]
+
+
+def test_help_lists_all_that_can_be_measured() -> None:
+    assert overview.make_parser("")[0].format_help() == options.make_parser("").format_help()
+
+
+@pytest.mark.launch
+def test_help_needs_neither_mpi_nor_torch() -> None:
+    """Where MPI is still to be installed. It ended in a traceback."""
+    without = "import sys; sys.modules.update(torch=None, mpi4py=None)"
+    code = f"{without}; import mpicoll.bench.__main__ as bench; bench.main(['--help'])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    assert done.returncode == 0, done.stderr
+    assert "overlap" in done.stdout
 
 
 @pytest.mark.launch
@@ -116,7 +132,7 @@ def test_dtypes_without_the_op_are_skipped_and_said() -> None:
 def test_what_cannot_be_measured_is_refused_in_one_line(
     words: list[str], what: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("mpicoll.bench.options.rank", lambda: 0)
+    monkeypatch.setattr("mpicoll.bench.overview.rank", lambda: 0)
     with pytest.raises(SystemExit) as ending:
         options.read(words, "")
     assert ending.value.code == 2
@@ -127,7 +143,7 @@ def test_what_cannot_be_measured_is_refused_in_one_line(
 
 def test_a_plot_without_matplotlib_names_the_remedy(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("mpicoll.bench.plot.available", lambda: False)
-    monkeypatch.setattr("mpicoll.bench.options.rank", lambda: 0)
+    monkeypatch.setattr("mpicoll.bench.overview.rank", lambda: 0)
     with pytest.raises(SystemExit):
         options.read(["all_reduce", "--plot", "out.png"], "")
     assert "pip install 'mpicoll[bench]'" in capsys.readouterr().err

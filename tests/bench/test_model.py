@@ -263,7 +263,7 @@ def test_times_have_three_digits(seconds: float, text: str) -> None:
 @pytest.fixture(autouse=True)
 def on_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only rank 0 prints errors."""
-    monkeypatch.setattr("mpicoll.bench.options.rank", lambda: 0)
+    monkeypatch.setattr("mpicoll.bench.overview.rank", lambda: 0)
 
 
 def run(*words: str) -> int:
