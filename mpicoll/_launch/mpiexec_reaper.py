@@ -15,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-from mpicoll._cpus import read
+from mpicoll._launch import processes
 
 LEFT_BEHIND_S = 5.0  # a healthy mpiexec ends milliseconds after its last child
 POLL_S = 0.2
@@ -69,11 +69,7 @@ def children(pid: int) -> list[int] | None:
         lists = [(task / "children").read_text() for task in Path(f"/proc/{pid}/task").iterdir()]
     except OSError:
         return None
-    return [int(child) for text in lists for child in text.split() if _alive(child)]
-
-
-def _alive(pid: str) -> bool:
-    return read(f"/proc/{pid}/stat").rpartition(")")[2].split()[:1] not in ([], ["Z"], ["X"])
+    return [int(child) for text in lists for child in text.split() if processes.alive(int(child))]
 
 
 def _keep_only_errors(handle: int) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from mpicoll._cpus import read
 from mpicoll._launch.job import KEEPALIVE
 
 if TYPE_CHECKING:
@@ -29,6 +30,11 @@ def end_with_parent(parent: int, number: int) -> None:
         prctl(PR_SET_PDEATHSIG, int(number), 0, 0, 0)
     if os.getppid() != parent:  # it has ended before
         os.kill(os.getpid(), number)
+
+
+def alive(pid: int) -> bool:
+    """Whether the process runs, or is stopped. A zombie has ended."""
+    return read(f"/proc/{pid}/stat").rpartition(")")[2].split()[:1] not in ([], ["Z"], ["X"])
 
 
 @dataclass(frozen=True)

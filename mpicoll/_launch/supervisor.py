@@ -25,6 +25,7 @@ import os
 import secrets
 import selectors
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -38,6 +39,7 @@ from mpicoll._launch.reports import Reports, address_towards, shell_status, sign
 
 SETTLE_S = 2.0  # mpiexec ends a job within milliseconds of a failure; the time lets it print what the ranks wrote
 KILL_S = 1.0
+GONE_S = 2.0  # a process that gets SIGKILL ends within milliseconds, but a large one frees its memory first
 LAST_REPORTS_S = 1.0  # reports of ranks that ended before mpiexec may still be on their way from other hosts
 LEFT_BEHIND_S = 5.0  # a healthy mpiexec ends milliseconds after its last rank
 
@@ -130,8 +132,16 @@ class _Job:
         self.selector.unregister(self.signals)
         self.reports.close()
         if outcome.status:
+            self._wait_for_ranks_here()
             leftovers.remove(self.began_s)
         return outcome
+
+    def _wait_for_ranks_here(self) -> None:
+        """Hydra kills the monitors and ends at once. Their ranks get a signal then, and still use their memory for a moment."""
+        here, deadline = socket.gethostname(), time.monotonic() + GONE_S
+        pids = [rank.pid for rank in self.reports.ranks.values() if rank.host == here]
+        while any(map(processes.alive, pids)) and time.monotonic() < deadline:
+            time.sleep(0.01)
 
     def _over(self) -> bool:
         if self.mpiexec.poll() is None:
