@@ -268,7 +268,7 @@ def find_mpiexec(mpi: Mpi, environ: Mapping[str, str], choice: str | None = None
         found = f"found {'; '.join(refused)}, which cannot start its ranks: each would be alone, rank 0 of 1"
     raise LaunchError(
         f"no mpiexec that belongs to {mpi}: {found}. Put the mpiexec of {mpi.vendor} first in PATH, or name another MPI with"
-        f" --mpi; with Slurm, `srun --mpi={'pmix' if mpi.family == 'openmpi' else 'pmi2'} -n N python script.py` needs no mpiexec"
+        " --mpi; with Slurm, `mpicoll run --launcher srun` needs no mpiexec"
     )
 
 

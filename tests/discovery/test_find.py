@@ -62,7 +62,7 @@ def test_an_mpiexec_of_another_family_is_refused_with_the_remedy(tmp_path: Path)
     environ = {"PATH": "/nowhere"}
     with pytest.raises(LaunchError, match=r"no mpiexec that belongs to Open MPI 5\.0\.11.*Hydra\) 4\.2.*first in PATH"):
         find.find_mpiexec(mpi, environ)
-    with pytest.raises(LaunchError, match="srun --mpi=pmix"):
+    with pytest.raises(LaunchError, match="mpicoll run --launcher srun"):
         find.find_mpiexec(mpi, environ, str(other))
     other.unlink()
     with pytest.raises(LaunchError, match="found none beside the library or in PATH"):
