@@ -27,7 +27,7 @@ PBS = {
 LSF = {
     "LSB_JOBID": "77",
     "LSB_DJOB_HOSTFILE": "/home/u/.lsbatch/1700.77.hostfile",
-    "LSB_MCPU_HOSTS": "grid03 1 grid05 1 grid01 2",
+    "LSB_MCPU_HOSTS": "c3 1 c5 1 c1 2",
 }
 GRID_ENGINE = {"JOB_ID": "5", "PE_HOSTFILE": "/opt/sge/spool/pe_hostfile", "NSLOTS": "8", "NHOSTS": "2"}
 FLUX = {"FLUX_URI": "local:///run/user/1/flux/local-0", "FLUX_ENCLOSING_ID": "f2kXQ"}
