@@ -32,12 +32,12 @@ from mpicoll._algorithms.shared_memory import Combine
 from mpicoll._mpi.channel import Channel
 
 CHUNK = 8 << 20  # bytes of a slice, the parts of all ranks together; far above the latency of a network times its bandwidth
-# Bytes of a message between hosts. On 4 hosts of 100 Mbit/s, an all_reduce of 16 MiB took 1.06 times the bandwidth limit with
+# Bytes of a message between hosts. On 4 hosts of 100 Mbit/s, one all_reduce of 16 MiB took 1.06 times the bandwidth limit with
 # 256 KiB, 1.10 with 64 KiB and 1.17 with 1 MiB: all ranks wait for the last message of a chunk.
 SLICE = 256 << 10
 AHEAD = 4  # chunks whose messages move at a time, if they are small
-# Pieces of a broadcast that move at a time to or from each rank. Acknowledgements of what a rank receives wait behind what it
-# sends: on 4 hosts of 100 Mbit/s, 16 MiB took 1.08 times the limit with 2, 1.19 with 4 and 1.22 with 1.
+# Pieces of a broadcast that move at a time to or from each rank. On 4 hosts of 100 Mbit/s, 16 MiB took 1.08 to 1.37 times the
+# limit with 2 (three runs), 1.19 with 4 and 1.22 with 1 (one run each).
 BROADCAST_AHEAD = 2
 
 
