@@ -14,7 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 FOLDER = Path("/dev/shm")
-PATTERNS = ("mpich_shm_*", "mpich_vci_*", "sm_segment.*")  # MPICH, MPICH, Open MPI (left if its mpiexec is killed)
+PATTERNS = (
+    "mpich_shm_*", "mpich_vci_*", "mpich_shar_tmp*",  # MPICH; the last one: 4.0
+    "sm_segment.*",  # Open MPI; left if its mpiexec is killed
+)  # fmt: skip
 
 
 def remove(began_s: float, folder: Path = FOLDER) -> None:
