@@ -86,9 +86,9 @@ class Windows:
         return None if window is None else Nodes(window, self._rail, members, node)
 
     @property
-    def node_sizes(self) -> list[int]:
-        """Number of ranks of each node."""
-        return [len(ranks) for ranks in self._members]
+    def node_members(self) -> Sequence[Sequence[int]]:
+        """The ranks of each node."""
+        return self._members
 
     def _node(self) -> int:
         """Number of this rank's node."""

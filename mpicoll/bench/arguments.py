@@ -9,6 +9,8 @@ import torch
 
 from mpicoll.bench import formulas
 
+MEASURE = "measure"
+
 
 def count(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
@@ -42,6 +44,11 @@ def positive(text: str) -> float:
     if value <= 0:
         raise ArgumentTypeError(f"{text!r}: more than 0")
     return value
+
+
+def bandwidth(text: str) -> float | str:
+    """GB/s, or MEASURE."""
+    return MEASURE if text == MEASURE else positive(text)
 
 
 def dtype(text: str) -> str:

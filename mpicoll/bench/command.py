@@ -16,6 +16,7 @@ from mpicoll.bench import (
     everything,
     jobs,
     machine,
+    one_stream,
     options,
     overlap,
     overview,
@@ -83,10 +84,22 @@ def _measure(harness: Harness, output: Output, args: Namespace) -> int:
     else:
         output.say(*table.LEGEND)
         dtypes, ops = getattr(args, "dtypes", ["float32"]), getattr(args, "ops", ["SUM"])
-        ways, bandwidth = [options.WAYS[way] for way in args.ways], getattr(args, "bandwidth", None)
+        ways, bandwidth = [options.WAYS[way] for way in args.ways], _bandwidth(harness, output, getattr(args, "bandwidth", None))
         rows = sweep.Sweep(args.what, args.sizes, dtypes, ops, ways, bandwidth)
         output.say(*table.copy_lines(sweep.run(harness, output, [rows])))
     return 0
+
+
+def _bandwidth(harness: Harness, output: Output, given: float | str | None) -> float | None:
+    """GB/s of a network card as given or measured; None: the table has no column for it."""
+    if not isinstance(given, str):
+        return given
+    try:
+        measured, other = one_stream.measure(harness)
+    except ValueError as error:
+        raise SystemExit(f"bench: {error}" if harness.rank == 0 else 1) from None
+    output.say(f"network: {measured:.3g} GB/s by one stream of messages from rank 0 to rank {other}", "")
+    return measured
 
 
 def _startup(harness: Harness, output: Output, args: Namespace) -> None:

@@ -77,11 +77,11 @@ class Harness:
     def shape(self, nbytes: int, dtype: torch.dtype, op: str = "SUM") -> Shape:
         return Shape(self.rank, self.size, nbytes // dtype.itemsize, dtype, op, self.device)
 
-    def node_sizes(self) -> list[int]:
-        """Number of ranks of each node."""
+    def node_members(self) -> Sequence[Sequence[int]]:
+        """The ranks of each node."""
         communicator = groups.of(None)
         assert communicator is not None
-        return communicator.host.windows.node_sizes
+        return communicator.host.windows.node_members
 
     def row(self, what: str, make: Maker, nbytes: int, dtype: torch.dtype, op: str, ways: Sequence[str] = WAYS) -> Row:
         """Checks each implementation, then times all of them.

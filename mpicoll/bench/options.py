@@ -59,9 +59,10 @@ def make_parser(description: str) -> Parser:
         if what in COLLECTIVES:
             command.add_argument(
                 "--bandwidth",
-                type=arguments.positive,
+                type=arguments.bandwidth,
                 metavar="GB/s",
-                help="bandwidth of the network card of a node, in each direction: adds the column of the bandwidth limit",
+                help="bandwidth of the network card of a node in each direction, or `measure`, by one stream of messages: adds "
+                "the column of the bandwidth limit",
             )
         if what in REDUCTIONS:
             command.add_argument("--ops", nargs="+", default=["SUM"], choices=patterns.OPS, metavar="OP", help="SUM AVG MAX ...")

@@ -81,5 +81,5 @@ def _table(harness: Harness, sweep: Sweep, dtype: str, op: str) -> Table:
 def _limit(harness: Harness, sweep: Sweep) -> Callable[[int], float] | None:
     if sweep.bandwidth_gb is None:
         return None
-    bytes_per_s, factor = sweep.bandwidth_gb * 1e9, network_factor(sweep.what, harness.node_sizes())
+    bytes_per_s, factor = sweep.bandwidth_gb * 1e9, network_factor(sweep.what, [len(ranks) for ranks in harness.node_members()])
     return lambda nbytes: factor * nbytes / bytes_per_s

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -219,6 +220,18 @@ def test_rpc_prints_a_row_for_each_way() -> None:
 def test_sizes_are_read_and_spelled(text: str, nbytes: int) -> None:
     assert formulas.parse(text) == nbytes
     assert formulas.parse(formulas.spell(nbytes)) == nbytes
+
+
+@pytest.mark.launch
+@pytest.mark.timeout(100)
+def test_the_bandwidth_of_the_network_is_measured_by_one_stream() -> None:
+    words = [*BENCH, "all_reduce", "--quick", "--sizes", "64KiB", "--impl", "mpicoll", "--bandwidth", "measure"]
+    done = launch(2, *words, env={"MPICOLL_NODE_SIZE": "1"})
+    assert re.search(r"^network: \d\S* GB/s by one stream of messages from rank 0 to rank 1$", done.stdout, re.M), (
+        done.stdout + done.stderr
+    )
+    assert "x limit" in done.stdout
+    assert "--bandwidth measure: all ranks are on one node; give the GB/s of the network card" in launch(2, *words).stderr
 
 
 def test_the_limit_of_the_network_counts_the_bytes_of_the_busiest_card() -> None:
