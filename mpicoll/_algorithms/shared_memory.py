@@ -222,7 +222,7 @@ def barrier(window: Window, timeout_s: float) -> bool:
     while not window.all_laid(turn):
         if time.monotonic() > deadline:
             return False
-        window.left()
+        window.left(turn)
         pause()
     window.check_barrier(turn)
     return True

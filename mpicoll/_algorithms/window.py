@@ -5,7 +5,8 @@ the next chunk while another rank still reads the last one:
 
     words      laid[r], taken[r]: the number of turns that rank r has laid down, and has taken; one cache line for each. Behind
                laid[r]: for t % 2 == 0, 1 a number of the collective that the turn belongs to, equal for equal calls; and
-               for t % 4 == 0, 1, 2, 3 the number of turns after the last barrier
+               for t % 4 == 0, 1, 2, 3 the number of turns after the last barrier. Behind both: whether the rank has raised
+               DifferentCalls, so that it comes to no further turn
     half 0, 1  slot[0] slot[1] ... slot[n-1]                                 of turns t with t % 2 == 0, 1
     results    result[0] result[1] result[2]                                 of turns t with t % 3 == 0, 1, 2
 
@@ -39,7 +40,7 @@ from mpicoll._mpi.shared_segment import Segment
 
 LINE = 64  # bytes; one cache line per writer, to avoid false sharing
 
-LEFT = -1  # in the place of a number of turns: the rank has raised DifferentCalls
+LEFT = 7  # the word of a line that is 1 once the rank has raised DifferentCalls
 
 MOST_VIEWS = 1024  # kept views: making a view takes a microsecond, and each chunk needs the same ones
 
@@ -246,18 +247,27 @@ class Window:
                 return
         pause = self.pause()
         while words[index] < value:
-            if words[index] == LEFT:
-                self._leave()
+            if words[index + LEFT]:
+                if self._fence is not None:
+                    self._fence()
+                if words[index] < value:  # it may have come to this turn, and have raised in a later one
+                    self._leave()
             pause()
 
-    def left(self) -> None:
-        """Raises DifferentCalls if another rank has raised it."""
-        if any(self._words[index] == LEFT for index in self._laid):
-            self._leave()
+    def left(self, turn: int) -> None:
+        """Raises DifferentCalls if another rank has raised it before it came to this turn."""
+        for index in self._laid:
+            if self._words[index + LEFT]:
+                if self._fence is not None:
+                    self._fence()
+                if self._words[index] <= turn:
+                    self._leave()
 
     def _leave(self) -> NoReturn:
-        """Raises DifferentCalls, now on this rank, and on every rank that waits for it or will wait for it."""
-        self._words[self._my_laid] = self._words[self._my_taken] = LEFT
+        """Raises DifferentCalls, now on this rank, and on every rank that waits for a turn of it that never comes."""
+        if self._fence is not None:
+            self._fence()
+        self._words[self._my_laid + LEFT] = self._words[self._my_taken + LEFT] = 1
         raise DifferentCalls
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import sys
-import threading
 import time
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -14,7 +12,7 @@ import pytest
 import torch
 from mpi4py import MPI
 
-from mpicoll._algorithms import hierarchical, shared_memory
+from mpicoll._algorithms import shared_memory
 from mpicoll._algorithms.blocks import block, blocks
 from mpicoll._algorithms.window import LINE, Window
 from mpicoll._mpi import shared_segment
@@ -195,171 +193,3 @@ def test_a_file_of_another_process_is_not_taken_for_the_segment() -> None:
         agree(shared_segment._mapped_from(8192, os.getpid(), 10_000, bytes(16)) is None)
     finally:
         os.close(file)
-
-
-def test_a_rank_that_is_late_in_a_barrier() -> None:
-    """Another rank has left the barrier, and lays down what comes next. (The late one took that for another collective.)"""
-    segment = shared_segment.create(MPI.COMM_SELF, Window.nbytes(2, CHUNK))
-    assert segment is not None
-    waiting, late = threading.Event(), threading.Event()
-
-    def wait() -> None:
-        waiting.set()
-        late.wait(10)
-
-    windows = [Window(segment, 0, 2, CHUNK, lambda: Backoff().pause, 10), Window(segment, 1, 2, CHUNK, lambda: wait, 0)]
-    sent, received, errors = torch.arange(2.0 * CHUNK), torch.zeros(2 * CHUNK), []
-
-    def program(window: Window, tensor: torch.Tensor) -> None:
-        try:
-            assert shared_memory.barrier(window, 30)
-            window.call = 7
-            shared_memory.broadcast(window, block(tensor), 0)
-        except Exception as error:  # noqa: BLE001  raised below
-            errors.append(error)
-
-    slow = threading.Thread(target=program, args=(windows[1], received))
-    slow.start()
-    assert waiting.wait(10)
-    fast = threading.Thread(target=program, args=(windows[0], sent))
-    fast.start()
-    fast.join(0.5)
-    late.set()
-    slow.join(30)
-    fast.join(30)
-    assert not errors
-    assert received.equal(sent)
-
-
-def test_a_rank_that_comes_to_a_broadcast_when_the_root_is_in_the_next_barrier() -> None:
-    """The root waits for nobody before its barrier. (The late rank took the barrier for the broadcast, and raised.)"""
-    segment = shared_segment.create(MPI.COMM_SELF, Window.nbytes(2, CHUNK))
-    assert segment is not None
-    root, other = (Window(segment, rank, 2, CHUNK, lambda: Backoff().pause, 10) for rank in range(2))
-    sent, received, ended = torch.arange(CHUNK / 4), torch.zeros(CHUNK // 4), []
-
-    def program(window: Window, tensor: torch.Tensor) -> None:
-        window.call = 7
-        shared_memory.broadcast(window, block(tensor), 0)
-        ended.append(shared_memory.barrier(window, 30))
-
-    thread = threading.Thread(target=program, args=(root, sent))
-    thread.start()
-    thread.join(0.3)
-    assert root.turn == 3, "two turns of the broadcast and the barrier"
-    program(other, received)
-    thread.join(30)
-    assert ended == [True, True]
-    assert received.equal(sent)
-
-
-@pytest.mark.parametrize("broadcasts", [1, 2])
-def test_a_rank_that_is_late_in_a_barrier_while_another_one_is_in_a_later_barrier(broadcasts: int) -> None:
-    """A root waits for nobody. (The late rank took the word of the later barrier for data, and raised.)"""
-    segment = shared_segment.create(MPI.COMM_SELF, Window.nbytes(2, CHUNK))
-    assert segment is not None
-    fast, late = (Window(segment, rank, 2, CHUNK, lambda: Backoff().pause, 10) for rank in range(2))
-    sent, received, ended = torch.arange(CHUNK / 8), torch.zeros(CHUNK // 8), []
-    late.turn = 1
-    late.lay_barrier(0)
-    late.take(0)
-
-    def program() -> None:
-        ended.append(shared_memory.barrier(fast, 30))
-        fast.call = 7
-        for _ in range(broadcasts):
-            shared_memory.broadcast(fast, block(sent), 0)
-        ended.append(shared_memory.barrier(fast, 30))
-
-    thread = threading.Thread(target=program)
-    thread.start()
-    thread.join(0.3)
-    assert fast.turn == 2 + broadcasts
-    late.check_barrier(0)
-    late.call = 7
-    for _ in range(broadcasts):
-        shared_memory.broadcast(late, block(received), 0)
-        assert received.equal(sent)
-    assert shared_memory.barrier(late, 30)
-    thread.join(30)
-    assert ended == [True, True]
-
-
-def test_a_rank_that_comes_to_a_broadcast_when_its_root_is_two_broadcasts_on() -> None:
-    """Over nodes; the third broadcast is from another node. (The late rank took it for the first one, and raised.)"""
-    segment = shared_segment.create(MPI.COMM_SELF, Window.nbytes(2, CHUNK))
-    assert segment is not None
-    rail = SimpleNamespace(Bcast=lambda buffer, root: None)
-    late, root = (
-        hierarchical.Nodes(Window(segment, place, 2, CHUNK, lambda: Backoff().pause, 10), rail, [[0, 1], [2]], node=0)
-        for place in range(2)
-    )
-    roots, sent, received = [1, 1, 2], [torch.arange(3.0) for _ in range(3)], [torch.zeros(3) for _ in range(3)]
-
-    def program() -> None:
-        for number, rank in enumerate(roots):
-            root.window.call = number
-            hierarchical.broadcast(root, block(sent[number]), rank)
-
-    thread = threading.Thread(target=program)
-    thread.start()
-    thread.join(0.3)
-    for number, rank in enumerate(roots):
-        late.window.call = number
-        hierarchical.broadcast(late, block(received[number]), rank)
-    thread.join(30)
-    assert not thread.is_alive()
-    assert all(tensor.equal(sent[0]) for tensor in received[:2])
-
-
-def test_any_sequence_over_nodes_with_ranks_that_are_late() -> None:
-    """No rank takes another's turn for one of another collective. (There is no other node here, so results are not compared.)"""
-    places, ranks = 3, [[0, 1, 2], [3, 4, 5]]
-    segment = shared_segment.create(MPI.COMM_SELF, Window.nbytes(places, CHUNK))
-    assert segment is not None
-    interval, errors = sys.getswitchinterval(), []
-
-    def program(place: int) -> None:
-        own, common = random.Random(place), random.Random(3)
-
-        def pause(*arguments: object) -> None:
-            if own.random() < 0.3:
-                time.sleep(own.random() * 1e-3)
-
-        rail = SimpleNamespace(**dict.fromkeys(("Bcast", "Allreduce", "Reduce", "Allgather", "Reduce_scatter"), pause))
-        window = Window(segment, place, places, CHUNK, lambda: pause, 10)
-        nodes = hierarchical.Nodes(window, rail, ranks, node=0)
-        stages = hierarchical.Stages(add, torch.float32, MPI.FLOAT, MPI.SUM, None)
-        for number in range(1000):
-            pause()
-            window.call = number
-            kind, root, count = common.randrange(6), common.randrange(6), common.choice([0, 1, 3, *EDGES])
-            tensor, wide = torch.zeros(count), torch.zeros(6, count)
-            if kind == 0:
-                hierarchical.all_reduce(nodes, tensor, stages, common.choice([None, root]))
-            elif kind == 1:
-                hierarchical.reduce_scatter(nodes, tensor, wide.view(-1), stages)
-            elif kind == 2:
-                hierarchical.all_gather(nodes, blocks(wide, 6), block(tensor))
-            elif kind == 3:
-                assert shared_memory.barrier(window, 30)
-            else:
-                hierarchical.broadcast(nodes, block(tensor), root)
-
-    def caught(place: int) -> None:
-        try:
-            program(place)
-        except BaseException as error:  # noqa: BLE001  shown by the assertion below
-            errors.append(error)
-
-    threads = [threading.Thread(target=caught, args=(place,)) for place in range(places)]
-    sys.setswitchinterval(1e-5)
-    try:
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(50)
-    finally:
-        sys.setswitchinterval(interval)
-    assert not errors, errors
-    assert not any(thread.is_alive() for thread in threads)
