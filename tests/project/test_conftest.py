@@ -203,6 +203,25 @@ def test_ranks_stuck_in_a_collective_end_the_job_and_are_named(tmp_path: Path) -
     assert "rank 1 of 3: tests/test_inner.py::test_stuck: no end" not in said, said
 
 
+MISMATCH = """
+    import torch
+
+    import mpicoll as dist
+
+    def test_calls(world, rank):
+        dist.all_reduce(torch.ones(2), [dist.ReduceOp.SUM, dist.ReduceOp.MAX][rank])
+        time.sleep(30)
+"""
+
+
+@pytest.mark.launch
+def test_what_mpicoll_says_before_it_ends_the_job_is_shown(tmp_path: Path) -> None:
+    """It was captured by pytest, and lost."""
+    done = run_suite(tmp_path, 2, MISMATCH)
+    assert done.returncode != 0
+    assert "[rank 1] mpicoll: group '0', collective number 1: the ranks do not call the same." in done.stderr, done.stderr
+
+
 @pytest.mark.ranks(1)
 @pytest.mark.parametrize(("load", "limit_s"), [(0.0, 10.0), (2.0, 10.0), (5.0, 25.0), (100.0, 40.0)])
 def test_limits_grow_with_the_load_of_the_machine(load: float, limit_s: float, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -221,6 +221,11 @@ class Watch:
         time.sleep(GRACE_S)
         os._exit(1)
 
+    def job_ends(self, reason: str, ends_job: bool) -> None:
+        """Shows what pytest has captured, before mpicoll ends the job: `call_on_expiry` of mpicoll."""
+        if ends_job:
+            self.write(self._captured(), f"[rank {self.side.rank}] ")
+
     def _captured(self) -> str:
         capture = self.config.pluginmanager.get_plugin("capturemanager")
         if capture is None or not capture.is_globally_capturing():
