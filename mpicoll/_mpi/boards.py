@@ -5,7 +5,6 @@ Nobody waits. A reader that meets a text while it is written gets nothing, and r
 
 from __future__ import annotations
 
-import struct
 import zlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -17,9 +16,11 @@ if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
 NBYTES = 64 << 10  # of a board
-_HEADER = struct.Struct("qqq")  # version, odd while the text is written; bytes of the text; its checksum
+WORD = 8  # bytes; written and read as a whole
+VERSION, LENGTH, CHECKSUM = range(3)  # words; the version is odd while the text is written, 0: nothing was written
+TEXT = 3 * WORD  # offset of the text
 _ASKED = NBYTES - 1  # offset of a byte that any rank of the node sets
-MOST = _ASKED - _HEADER.size  # bytes of a text
+MOST = _ASKED - TEXT  # bytes of a text
 
 
 class Boards:
@@ -33,6 +34,7 @@ class Boards:
     def __init__(self, segment: Segment, ranks: Sequence[int], own: int) -> None:
         self.ranks = tuple(ranks)
         self._memory, self._fence = segment.memory, segment.fence
+        self._words = memoryview(segment.memory)[: NBYTES * len(ranks)].cast("q")
         self._first = {rank: place * NBYTES for place, rank in enumerate(ranks)}
         self._mine = self._first[own]
         self._version = 0
@@ -41,23 +43,26 @@ class Boards:
         """Replaces the text of this rank. Raises ValueError if it is longer than MOST."""
         if len(text) > MOST:
             raise ValueError(f"a text of {len(text)} bytes does not fit on a board")
-        first, header = self._mine, (len(text), zlib.crc32(text))
+        words, first, at = self._words, self._mine, self._mine // WORD
         self._version += 2
-        _HEADER.pack_into(self._memory, first, self._version - 1, *header)
+        words[at + VERSION] = self._version - 1
         self._order()
-        self._memory[first + _HEADER.size : first + _HEADER.size + len(text)] = text
+        words[at + LENGTH], words[at + CHECKSUM] = len(text), zlib.crc32(text)
+        self._memory[first + TEXT : first + TEXT + len(text)] = text
         self._order()
-        _HEADER.pack_into(self._memory, first, self._version, *header)
+        words[at + VERSION] = self._version
 
     def read(self, rank: int) -> bytes | None:
         """Returns the text of a rank; None if it has not written one, or is writing it."""
-        first = self._first[rank]
-        version, nbytes, checksum = _HEADER.unpack_from(self._memory, first)
+        words, first, at = self._words, self._first[rank], self._first[rank] // WORD
+        version = words[at + VERSION]
         if version == 0 or version % 2:
             return None
         self._order()
-        text = self._memory[first + _HEADER.size : first + _HEADER.size + nbytes]
-        return text if zlib.crc32(text) == checksum else None
+        nbytes, checksum = words[at + LENGTH], words[at + CHECKSUM]
+        text = self._memory[first + TEXT : first + TEXT + nbytes]
+        self._order()
+        return text if words[at + VERSION] == version and zlib.crc32(text) == checksum else None
 
     def ask(self, rank: int) -> None:
         """Asks a rank to show where its program is."""
