@@ -29,7 +29,8 @@ class GroupState:
     closer: Callable[[], None] = field(init=False)  # set by the registry
     ended: int = field(default=0, init=False)  # number of the last collective that has ended on this rank
     refused_calls: dict[int, Refused] = field(default_factory=dict, init=False)  # by place in the order; see refusals.py
-    next_call: str = field(default="", init=False)  # the operation that waits for the calls of the other ranks there
+    # The number and the operation of the collective that waits for the calls of the other ranks.
+    next_call: tuple[int, str] = field(default=(0, ""), init=False)
     unsettled: bool = field(default=False, init=False)  # the last of them may be another rank's call
     checked: bool = field(default=False, init=False)  # ranks compare their calls before each collective
     key: str = field(default="", init=False)  # a name that is equal on all members; set by the registry, with the ledger

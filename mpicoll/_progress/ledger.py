@@ -47,7 +47,7 @@ class Member(Protocol):
     broken: MpicollError | None
     checked: bool
     refused_calls: dict[int, Refused]
-    next_call: str
+    next_call: tuple[int, str]
 
 
 M = TypeVar("M", bound=Member)
@@ -65,7 +65,7 @@ class Seen(NamedTuple):
         calls: A number for each call; equal numbers are equal calls.
         failed: The group is unusable on that rank.
         refused: The calls that the rank has refused, by their place in the order.
-        next: The operation that it will begin when it knows the calls of the others; see refusals.py.
+        next: The number and the operation of the collective that waits for the calls of the others; see refusals.py.
     """
 
     begun: int
@@ -76,7 +76,7 @@ class Seen(NamedTuple):
     calls: list[int]
     failed: bool
     refused: dict[str, Refused]
-    next: str
+    next: tuple[int, str]
 
 
 class Rank(NamedTuple):
@@ -116,7 +116,9 @@ class Ledger:
         self._one_failed: dict[str, int] = {}  # looks since the group became unusable on one of the two ranks, by group
         self._compared: dict[str, int] = {}  # number of the last collective that was compared, by group
         self._guard = Lock()  # guards the other attributes
-        self._written: list[tuple[str, int, int, bool, int, str]] = []  # the state of the groups when they were last written
+        self._written: list[
+            tuple[str, int, int, bool, int, tuple[int, str]]
+        ] = []  # the state of the groups when they were last written
         self.boards.write(json.dumps([os.getpid(), {}, {}]).encode())
 
     def write(self, groups: Iterable[Member]) -> None:
@@ -141,8 +143,9 @@ class Ledger:
         self.boards.write(text)
 
     def _row(self, group: Member, looks: list[int], texts: dict[str, str]) -> Seen:
-        begun = _begun(group)
-        history = newest(group, min(begun - 1, looks[0] if looks else 0))
+        """Reads the history once, and before the refusals: what a rank refuses at a place comes before its call there."""
+        history = newest(group, min(_begun(group) - 1, looks[0] if looks else 0))
+        begun = history[-1][0] if history else 0
         described = [signatures.alike(entry[1], entry[3]) for entry in history]
         for word, text in reversed(described):
             if len(texts) >= MOST_TEXTS:
@@ -205,15 +208,15 @@ class Ledger:
 
 def _refused(group: Member, rank: int, other: Rank) -> Mismatch | None:
     """Returns the place at which one of the two ranks has called what the other one has refused, and has not come further."""
-    seen, own = other.groups[group.key], group.refused_calls.copy()
-    for number in {*own, *map(int, seen.refused)}:
-        mine, theirs = own.get(number, {}), seen.refused.get(str(number), {})
-        if seen.begun < number:
-            entry = next((entry for entry in newest(group, number - 1) if entry[0] == number), None)
-            call = "" if entry is None else signatures.alike(entry[1], entry[3])[1]
-            if call and (refused := more_often(call, theirs, mine)):
+    seen = other.groups[group.key]
+    for number in {*group.refused_calls.copy(), *map(int, seen.refused)}:
+        entries = newest(group, number - 1)  # before the refusals, see `Ledger._row`
+        mine, theirs = group.refused_calls.get(number, {}), seen.refused.get(str(number), {})
+        if seen.begun < number and entries and entries[0][0] == number:
+            call = signatures.alike(entries[0][1], entries[0][3])[1]
+            if refused := more_often(call, theirs, mine):
                 return Mismatch(number, rank, (refused, call))
-        if _begun(group) < number and (call := other.call(group.key, number)) and (refused := more_often(call, mine, theirs)):
+        if not entries and (call := other.call(group.key, number)) and (refused := more_often(call, mine, theirs)):
             return Mismatch(number, rank, (call, refused))
     return None
 

@@ -49,15 +49,15 @@ def settle(group: GroupState, operation: str, write: Callable[[], None]) -> None
         OperationTimeout: A rank did not come to this place within the timeout of the group.
     """
     if operation not in ("barrier", "monitored_barrier"):
-        group.next_call = operation
-        write()
         deadline, number = time.monotonic() + group.timeout_s, max(group.refused_calls)
+        group.next_call = number, operation
+        write()
         while not _settled(group, number):
             if time.monotonic() > deadline:
                 missing = described(of_collective(group, number))
                 raise OperationTimeout(f"{group.where(operation)}: Timed out: this rank has refused a call before. {missing}")
             time.sleep(NAP_S)
-    group.next_call = ""
+    group.next_call = 0, ""
     if group.unsettled:
         group.unsettled = False
         group.queue.hold(-1)
@@ -72,7 +72,8 @@ def _settled(group: GroupState, number: int) -> bool:
         known = group.ledger.read(rank)
         seen = None if known is None else known.groups.get(group.key)
         theirs = {} if seen is None else seen.refused.get(str(number), {})
-        call = "" if known is None or seen is None else known.call(group.key, number) or seen.next
+        waits = "" if seen is None or seen.next[0] != number else seen.next[1]
+        call = "" if known is None else known.call(group.key, number) or waits
         asked = [call] if call else list(own)
         if (not call and not theirs) or any(more_often(each, own, theirs) for each in asked):
             return False

@@ -7,6 +7,8 @@ import mmap
 import os
 import time
 from collections import deque
+from contextlib import suppress
+from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +19,7 @@ import mpicoll
 from mpicoll._api import groups
 from mpicoll._mpi.boards import MOST, NBYTES, Boards
 from mpicoll._mpi.shared_segment import Segment
+from mpicoll._progress import refusals
 from mpicoll._progress.ledger import PATIENT_LOOKS, REMEMBERED, Ledger
 from mpicoll._tensors import signatures
 from tests.faults.mismatches import pairs
@@ -44,13 +47,13 @@ def member(rank: int, calls: list[tuple[str, tuple[Any, ...]]], first: int = 1, 
         "broken": None,
         "checked": False,
         "refused_calls": {},
-        "next_call": "",
+        "next_call": (0, ""),
     }
     return SimpleNamespace(**{**values, **more})
 
 
-def reduce_(count: int, times: int = 1) -> list[tuple[str, tuple[Any, ...]]]:
-    return [("all_reduce", (torch.float32, count))] * times
+def reduce_(nbytes: int, times: int = 1) -> list[tuple[str, tuple[Any, ...]]]:
+    return [("all_reduce", (torch.float32, nbytes))] * times
 
 
 def compare(lower: Any, upper: Any, looks: int = 1) -> list[Any]:
@@ -111,6 +114,61 @@ def test_refusals_of_what_the_other_rank_has_called() -> None:
     assert compare(member(0, usual, refused_calls=refused), member(1, other)) == [], "the other rank has not called it"
 
 
+class Growing(deque[Any]):
+    """A history to which the program adds while the watchdog is about to read it."""
+
+    def copy(self) -> Any:
+        self.meanwhile()
+        return deque(self, self.maxlen)
+
+    meanwhile: Any = staticmethod(lambda: None)
+
+
+def test_this_rank_refuses_a_call_and_makes_it_while_the_ranks_are_compared() -> None:
+    """As the other rank has done. (Its own refusals were read before its calls, and the job ended.)"""
+    refused = {3: {"all_reduce": (1, "all_reduce, refused: ValueError: a test")}}
+    upper = member(1, reduce_(8, 2))
+    upper.history = Growing(upper.history, REMEMBERED)
+
+    def program() -> None:
+        if next(reads) == 1:  # the calls have been compared; the refusals come next
+            upper.refused_calls.update(refused)
+            upper.history.extend(member(1, reduce_(8), first=3).history)
+
+    boards, reads = two_boards(), count()
+    first, second = Ledger(boards[0], True), Ledger(boards[1], True)
+    first.write([member(0, reduce_(8, 2), refused_calls=refused)])
+    second.write([upper])
+    upper.history.meanwhile = program
+    assert list(second.compare([upper])) == []
+    assert upper.history[-1][0] == 3
+
+
+@pytest.mark.parametrize(("next_call", "settled"), [((0, ""), False), ((2, "broadcast"), False), ((3, "broadcast"), True)])
+def test_a_refusal_is_settled_by_what_the_other_rank_calls_at_its_place(next_call: tuple[int, str], settled: bool) -> None:
+    """Not by what it has called before. (The board may still show the operation that waited at an earlier place.)"""
+    boards = two_boards()
+    first, second = Ledger(boards[0], True), Ledger(boards[1], True)
+    first.write([member(0, reduce_(8, 2), next_call=next_call)])
+    refused = {3: {"all_reduce": (1, "all_reduce, refused: ValueError: a test")}}
+    assert refusals._settled(member(1, reduce_(8, 2), refused_calls=refused, ledger=second), 3) is settled
+
+
+def test_a_collective_begins_while_the_board_is_written() -> None:
+    """What is written belongs to one number. (The words of the next collective were written for the one before.)"""
+    own = member(0, reduce_(8, 2))
+    own.history = Growing(own.history, REMEMBERED)
+    later = [*member(0, [("broadcast", (torch.float32, 8, 0))], first=3).history]
+    own.history.meanwhile = lambda: own.history.append(later.pop()) if later else None
+    boards = two_boards()
+    Ledger(boards[0], True).write([own])
+    rank = Ledger(boards[1], True).read(3)
+    assert rank is not None
+    seen = rank.groups["k"]
+    assert (seen.begun, seen.last) in [(2, "all_reduce(float32, 8 bytes)"), (3, "broadcast(float32, 8 bytes, root 0)")]
+    assert len(seen.calls) == seen.begun + 1 - seen.first
+
+
 def test_what_does_not_fit_on_a_board_is_left_out() -> None:
     boards = two_boards()
     many = [member(0, [("all_reduce", (torch.float32, 8 * n + i)) for n in range(400)], key=f"k{i}") for i in range(150)]
@@ -132,6 +190,31 @@ def test_a_board_that_is_being_written_is_not_read() -> None:
     assert reader.read(3) is None
     with pytest.raises(ValueError, match="does not fit"):
         writer.write(bytes(MOST + 1))
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2, 3])
+def test_a_board_that_is_written_while_it_is_read(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The writer makes so many of its steps after the reader has read the version. (An empty text was read.)"""
+    writer, reader = two_boards()
+    writer.write(b"first")
+    left = steps
+
+    def step() -> None:
+        nonlocal left
+        left -= 1
+        if left <= 0:
+            raise InterruptedError
+
+    def meanwhile() -> None:
+        monkeypatch.setattr(reader, "_order", lambda: None)
+        monkeypatch.setattr(writer, "_order", step)
+        with suppress(InterruptedError):
+            if steps:
+                writer.write(b"second")
+
+    monkeypatch.setattr(reader, "_order", meanwhile)
+    assert reader.read(3) == (None if steps else b"first")
+    assert reader.read(3) == (b"first", None, None, b"second")[steps]
 
 
 def test_a_rank_can_ask_another_one_once() -> None:
