@@ -23,7 +23,7 @@ import pytest
 import torch
 
 from mpicoll._cuda import streams
-from mpicoll._progress import expiry
+from mpicoll._mpi import abort
 from tests.support import everyone, spmd
 
 # Examples must be the same on all ranks and in every run. A body with collectives must ``agree`` before it fails, or
@@ -46,7 +46,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     spmd.plugin = spmd.SpmdPlugin(config)
     config.pluginmanager.register(spmd.plugin, "spmd")
-    expiry.call_on_expiry(spmd.plugin.watch.job_ends)
+    abort.abort = spmd.plugin.watch.showing(abort.abort)
     if config.getoption("--as-if-gpus"):
         streams.seen = lambda: True  # messages are announced, and large collectives ask; no evidence of anything more
     if config.getoption("--record") and spmd.side().rank == 0:

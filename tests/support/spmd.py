@@ -221,10 +221,16 @@ class Watch:
         time.sleep(GRACE_S)
         os._exit(1)
 
-    def job_ends(self, reason: str, ends_job: bool) -> None:
-        """Shows what pytest has captured, before mpicoll ends the job: `call_on_expiry` of mpicoll."""
-        if ends_job:
-            self.write(self._captured(), f"[rank {self.side.rank}] ")
+    def showing(self, abort: Callable[..., None]) -> Callable[..., None]:
+        """Returns ``abort``, which ends a job of several ranks. It first shows what pytest has captured."""
+        process = os.getpid()
+
+        def shown(*arguments: Any) -> None:
+            if self.side.size > 1 and os.getpid() == process:
+                self.write(self._captured(), f"[rank {self.side.rank}] ")
+            abort(*arguments)
+
+        return shown
 
     def _captured(self) -> str:
         capture = self.config.pluginmanager.get_plugin("capturemanager")
