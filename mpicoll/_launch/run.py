@@ -82,7 +82,11 @@ def _supervise(programs: Sequence[Program], job_plan: Plan, environ: Mapping[str
     """Runs mpiexec, again after a failure if the user wants that. Returns the exit status, and prints what has ended the job."""
     watch, request = supervisor.Supervisor(), options.request
     while True:
-        outcome = watch.run(_task(job_plan, environ, options))
+        task = _task(job_plan, environ, options)
+        outcome = watch.run(task)
+        if _failed_by_itself(outcome, task, options):
+            print(f"mpicoll.run: {outcome.cause}; it is started once more", file=sys.stderr, flush=True)
+            outcome = watch.run(task)
         if outcome.cause:
             print(f"mpicoll.run: {outcome.cause}", file=sys.stderr, flush=True)
         if outcome.status == 0 or outcome.signal or request.restart == (request.max_restarts or 0):
@@ -96,6 +100,16 @@ def _supervise(programs: Sequence[Program], job_plan: Plan, environ: Mapping[str
         options = replace(options, request=request)
         job_plan = make_plan(programs, options, environ)  # another MASTER_PORT: the old one may still be taken
         _announce(job_plan, options)
+
+
+def _failed_by_itself(outcome: supervisor.Outcome, task: supervisor.Task, options: Options) -> bool:
+    """Whether Open MPI's mpiexec has failed before it started a rank, and not because of an option of the user.
+
+    On a busy machine that happens now and then: prterun ends with this status and says nothing.
+    """
+    request = options.request
+    of_the_user = options.mpiexec_args or options.mca or request.bind_to or request.map_by
+    return task.family == "openmpi" and outcome.status == supervisor.NOT_STARTED and not outcome.begun and not of_the_user
 
 
 def _task(job_plan: Plan, environ: Mapping[str, str], options: Options) -> supervisor.Task:

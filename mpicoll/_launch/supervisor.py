@@ -41,6 +41,7 @@ SETTLE_S = 2.0  # mpiexec ends a job within milliseconds of a failure; the time 
 KILL_S = 1.0
 GONE_S = 2.0  # a process that gets SIGKILL ends within milliseconds, but a large one frees its memory first
 LAST_REPORTS_S = 1.0  # reports of ranks that ended before mpiexec may still be on their way from other hosts
+NOT_STARTED = 213  # of Open MPI's mpiexec: 256 - 43, PRTE_ERR_SILENT; also for options that it does not know
 LEFT_BEHIND_S = 5.0  # a healthy mpiexec ends milliseconds after its last rank
 
 ENDING = frozenset((signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT))
@@ -55,11 +56,15 @@ def possible() -> bool:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a job has ended. signal: the one that told this process to end the job, or 0. cause: empty if the job ended well."""
+    """How a job has ended.
+
+    signal: the one that told this process to end the job, or 0. cause: empty if the job ended well. begun: whether a rank began.
+    """
 
     status: int
     cause: str
     signal: int = 0
+    begun: bool = True
 
 
 @dataclass(frozen=True)
@@ -231,4 +236,4 @@ class _Job:
             return Outcome(0, "")
         how = f"killed by {signal_name(-status)}" if status < 0 else f"exit status {status}"
         began = "no rank said why" if ranks else "no rank began"
-        return Outcome(shell_status(status), f"mpiexec: {how}; {began}")
+        return Outcome(shell_status(status), f"mpiexec: {how}; {began}", begun=bool(ranks))
