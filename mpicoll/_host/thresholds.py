@@ -69,7 +69,8 @@ BETWEEN_FROM: dict[str, dict[int, int]] = {
     "all_gather": {2: 128 << 10},
     "broadcast": {2: 128 << 10},
 }
-WITHIN, BETWEEN = "window_from", "between_from"  # names of these tables in a file
+WITHIN, BETWEEN, APART = "window_from", "between_from", "apart_from"  # names of these tables in a file
+TABLES = (WITHIN, BETWEEN, APART)
 EVEN = frozenset({"reduce_scatter", "all_gather"})  # they need equally many ranks on each node
 
 # Half precision is reduced by direct exchange, instead of by MPI as float32, if each rank's share has at least so many bytes. It
@@ -78,14 +79,15 @@ EVEN = frozenset({"reduce_scatter", "all_gather"})  # they need equally many ran
 DIRECT_FROM = 32 << 10
 
 # Bytes for each rank from which direct exchange is faster, if each rank of the group has a node of its own. Below, MPI's
-# algorithms have fewer latencies. Measured on 2 and 4 hosts (namespaces, 1 Gbit/s between them, 2 cores in all, Open MPI 5.0.11).
-APART_FROM: dict[str, int] = {
-    "all_reduce": 256 << 10,
-    "halves": DIRECT_FROM,
-    "reduce": 256 << 10,
-    "reduce_scatter": 128 << 10,
-    "all_gather": 256 << 10,
-    "broadcast": 512 << 10,
+# algorithms have fewer latencies. By the number of nodes (the next lower entry counts). Measured on 2 and 4 hosts (namespaces,
+# 1 Gbit/s between them, 2 cores in all, Open MPI 5.0.11).
+APART_FROM: dict[str, dict[int, int]] = {
+    "all_reduce": {2: 256 << 10},
+    "halves": {2: DIRECT_FROM},
+    "reduce": {2: 256 << 10},
+    "reduce_scatter": {2: 128 << 10},
+    "all_gather": {2: 256 << 10},
+    "broadcast": {2: 512 << 10},
 }
 
 
@@ -99,7 +101,7 @@ class Choices:
     window_from: Mapping[str, Mapping[int, int]] = field(default_factory=lambda: WINDOW_FROM)
     between_from: Mapping[str, Mapping[int, int]] = field(default_factory=lambda: BETWEEN_FROM)
     direct_from: int = DIRECT_FROM
-    apart_from: Mapping[str, int] = field(default_factory=lambda: APART_FROM)
+    apart_from: Mapping[str, Mapping[int, int]] = field(default_factory=lambda: APART_FROM)
 
     def chunk(self, ranks: int) -> int:
         """Returns the bytes of a slot in a window of so many ranks."""
@@ -120,6 +122,10 @@ class Choices:
         if operation in EVEN and self.chunk(max(sizes)) < LINE * max(sizes) * len(sizes):
             return NEVER
         return _next_lower(self.between_from[operation], len(sizes))
+
+    def least_apart(self, operation: str, nodes: int) -> int:
+        """Returns the bytes from which ``operation`` is a direct exchange over nodes of one rank each, or NEVER."""
+        return min(NEVER, _next_lower(self.apart_from[operation], nodes) * nodes)
 
 
 @dataclass(frozen=True)
@@ -144,7 +150,7 @@ def of_group(choices: Choices, sizes: Sequence[int], possible: bool = True) -> T
     size = sum(sizes)
     direct_from = choices.direct_from * size if size > 1 else NEVER
     if len(sizes) > 1 and max(sizes) == 1:
-        return Thresholds(DIRECT, {name: choices.apart_from[name] * size for name in WINDOW_FROM}, direct_from)
+        return Thresholds(DIRECT, {name: choices.least_apart(name, size) for name in WINDOW_FROM}, direct_from)
     possible = possible and size > 1 and choices.window_bytes > 0
     if not possible:
         return Thresholds(None, dict.fromkeys(WINDOW_FROM, NEVER), direct_from)
@@ -221,11 +227,11 @@ def choices(library: str = "") -> Choices:
     between, direct, apart = BETWEEN_FROM, DIRECT_FROM, APART_FROM
     if path := _config.get("MPICOLL_TUNING"):
         tuned = load(Path(path))
-        table, between = {**table, **tuned[WITHIN]}, {**between, **tuned[BETWEEN]}
+        table, between, apart = {**table, **tuned[WITHIN]}, {**between, **tuned[BETWEEN]}, {**apart, **tuned[APART]}
     if (everywhere := _config.get("MPICOLL_WINDOW_FROM")) is not None:
         table = {operation: {2: everywhere} for operation in WINDOW_FROM}
         between, direct = {operation: {2: everywhere} for operation in BETWEEN_FROM}, everywhere
-        apart = dict.fromkeys(APART_FROM, everywhere)
+        apart = {operation: {2: everywhere} for operation in APART_FROM}
     return Choices(
         window_bytes=_config.get("MPICOLL_WINDOW_BYTES"),
         node_size=_config.get("MPICOLL_NODE_SIZE"),
@@ -237,21 +243,24 @@ def choices(library: str = "") -> Choices:
 
 
 def load(path: Path) -> dict[str, dict[str, dict[int, int]]]:
-    """Returns the tables that ``bench tune`` has written: WITHIN a node, by ranks, and BETWEEN nodes, by nodes.
+    """Returns the tables that ``bench tune`` has written.
+
+    WITHIN a node, by its ranks; BETWEEN nodes, by their number; APART: nodes with one rank each, by their number, in bytes for
+    each rank.
 
     Raises:
-        ValueError: There is no such file, or it holds neither table.
+        ValueError: There is no such file, or it holds no table.
     """
     try:
         file = json.loads(path.read_text())
-        tables = {name: file[name] for name in (WITHIN, BETWEEN) if name in file}
+        tables = {name: file[name] for name in TABLES if name in file}
         if not tables:
-            raise ValueError(f"neither {WITHIN} nor {BETWEEN} is in it")
+            raise ValueError(f"none of {', '.join(TABLES)} is in it")
         if unknown := {operation for table in tables.values() for operation in table} - set(WINDOW_FROM):
-            raise ValueError(f"no operation that goes through a window: {', '.join(sorted(unknown))}")
+            raise ValueError(f"no operation that has a threshold: {', '.join(sorted(unknown))}")
         return {
             name: {op: {int(n): int(size) for n, size in sizes.items()} for op, sizes in tables.get(name, {}).items() if sizes}
-            for name in (WITHIN, BETWEEN)
+            for name in TABLES
         }
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(

@@ -1,8 +1,8 @@
-"""`bench tune`: finds the sizes from which windows are faster than MPI here, and writes a table for MPICOLL_TUNING.
+"""`bench tune`: finds the sizes from which our algorithms are faster than MPI here, and writes a table for MPICOLL_TUNING.
 
-At each size, each operation runs through the windows of the nodes and through MPI, in turn. The threshold is the smallest size
-from which windows are not slower at any size. It holds for this number of ranks (one node) or nodes (several nodes); the file
-keeps its entries for other numbers.
+At each size, each operation runs through the windows of the nodes (by direct exchange, where each node has one rank) and through
+MPI, in turn. The threshold is the smallest size from which MPI is not faster at any size. It holds for this number of ranks (one
+node) or nodes (several nodes); the file keeps its entries for other numbers.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ import torch
 import mpicoll
 from mpicoll._api import groups
 from mpicoll._host.collectives import HostCollectives
-from mpicoll._host.thresholds import BETWEEN, NEVER, WINDOW_FROM, WITHIN
+from mpicoll._host.thresholds import APART, BETWEEN, DIRECT, NEVER, WINDOW_FROM, WITHIN, Thresholds
 from mpicoll.bench.formulas import spell
 from mpicoll.bench.harness import Harness
 from mpicoll.bench.operations import COLLECTIVES
@@ -42,16 +42,16 @@ def run(harness: Harness, output: Output, out: str, quick: bool) -> None:
     assert communicator is not None
     host = communicator.host
     chosen = host.thresholds
-    if not host.windows.make():
-        raise SystemExit("bench tune: needs two ranks or more on a node that share memory" if harness.rank == 0 else 1)
-    nodes = host.windows.nodes
-    way, number = (WITHIN, harness.size) if nodes is None else (BETWEEN, len(nodes.members))
-    operations = [name for name in WINDOW_FROM if nodes is None or chosen.least[name] < NEVER]  # some need equally large nodes
+    if harness.size < 2:
+        raise SystemExit("bench tune: needs two ranks or more")
+    if chosen.large != DIRECT and not host.windows.make():
+        raise SystemExit("bench tune: a node has no shared memory for its ranks" if harness.rank == 0 else 1)
+    layout = _layout(host, harness.size)
+    operations = [name for name in WINDOW_FROM if layout.name != BETWEEN or chosen.least[name] < NEVER]  # some need equal nodes
     found: dict[str, int] = {}
     sizes = QUICK_SIZES if quick else SIZES
-    where = f"{number} ranks of one node" if nodes is None else f"{number} nodes"
     heads = " " * 16 + "".join(f"{spell(size):>9}" for size in sizes)
-    output.say("", f"time through windows / time of MPI, by size; {where}", heads)
+    output.say("", f"time {layout.way} / time of MPI, by size; {layout.where}", heads)
     for operation in output.progress(operations, str):
         ratios = [_ratio(harness, host, operation, size) for size in sizes]
         found[operation] = takes_over(sizes, ratios)
@@ -59,10 +59,29 @@ def run(harness: Harness, output: Output, out: str, quick: bool) -> None:
         said, before = (spell(least) if least < NEVER else "never" for least in (found[operation], chosen.least[operation]))
         output.say(f"{operation:>16}{cells}   from {said}; so far {before}")
     host.use(chosen)
-    output.extra[way] = found
+    output.extra[layout.name] = found
     if output.active:
-        write(Path(out), way, found, number, output.machine.facts())
+        write(Path(out), layout.name, found, layout.number, output.machine.facts())
     output.say(f"wrote {out}; use it with MPICOLL_TUNING={Path(out).absolute()}")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the ranks are. name: of its table; number: of ranks or nodes; way: how large operations go there."""
+
+    name: str
+    number: int
+    way: str
+    where: str
+
+
+def _layout(host: HostCollectives, ranks: int) -> Layout:
+    if host.thresholds.large == DIRECT:
+        return Layout(APART, ranks, "by direct exchange", f"{ranks} nodes of one rank each")
+    if host.windows.nodes is None:
+        return Layout(WITHIN, ranks, "through windows", f"{ranks} ranks of one node")
+    nodes = len(host.windows.nodes.members)
+    return Layout(BETWEEN, nodes, "through windows", f"{nodes} nodes")
 
 
 def takes_over(sizes: Sequence[int], ratios: Sequence[float]) -> int:
@@ -76,7 +95,7 @@ def takes_over(sizes: Sequence[int], ratios: Sequence[float]) -> int:
 
 
 def _ratio(harness: Harness, host: HostCollectives, operation: str, nbytes: int) -> float:
-    """Time through windows divided by the time of MPI's own."""
+    """Time by our algorithm divided by the time of MPI's own."""
     nbytes = nbytes // (4 * harness.size) * 4 * harness.size
     dtype = torch.bfloat16 if operation == "halves" else torch.float32
     collective = COLLECTIVES[NAMES.get(operation, operation)](harness.shape(nbytes, dtype))
@@ -84,7 +103,7 @@ def _ratio(harness: Harness, host: HostCollectives, operation: str, nbytes: int)
     collective.memory.clear()
 
     def by(least: int) -> Call:
-        thresholds = replace(host.thresholds, least={**dict.fromkeys(WINDOW_FROM, NEVER), operation: least})
+        thresholds = only(host.thresholds, operation, least)
 
         def called() -> object:
             host.use(thresholds)
@@ -92,14 +111,24 @@ def _ratio(harness: Harness, host: HostCollectives, operation: str, nbytes: int)
 
         return called
 
-    times = harness.rounds.times({"window": by(1), "MPI": by(NEVER)})
-    return statistics.median(a / b for a, b in zip(times["window"], times["MPI"], strict=True))
+    times = harness.rounds.times({"ours": by(1), "MPI": by(NEVER)})
+    return statistics.median(a / b for a, b in zip(times["ours"], times["MPI"], strict=True))
 
 
-def write(path: Path, way: str, thresholds: dict[str, int], number: int, machine: dict[str, Any]) -> None:
-    """Writes the thresholds of this number of ranks (way: WITHIN) or nodes (BETWEEN); keeps other entries of the file."""
+def only(thresholds: Thresholds, operation: str, least: int) -> Thresholds:
+    """The thresholds by which ``operation`` leaves MPI from ``least`` bytes on, and no other operation does.
+
+    Between nodes of one rank, half precision below its threshold would be a direct exchange, too: MPI as float32 takes its place.
+    """
+    direct_from = NEVER if thresholds.large == DIRECT else thresholds.direct_from
+    return replace(thresholds, least={**dict.fromkeys(WINDOW_FROM, NEVER), operation: least}, direct_from=direct_from)
+
+
+def write(path: Path, name: str, thresholds: dict[str, int], number: int, machine: dict[str, Any]) -> None:
+    """Writes the thresholds of this number of ranks (name: WITHIN) or nodes (BETWEEN, APART); keeps other entries of the file."""
     known: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-    table = known.setdefault(way, {})
+    table = known.setdefault(name, {})
     for operation, least in thresholds.items():
-        table[operation] = {**table.get(operation, {}), str(number): least}
+        each = -(-least // number) if name == APART and least < NEVER else least  # that table has the bytes for each rank
+        table[operation] = {**table.get(operation, {}), str(number): each}
     path.write_text(json.dumps({**known, "machine": machine}, indent=1) + "\n")
