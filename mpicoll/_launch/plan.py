@@ -43,7 +43,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from mpicoll._discovery.allocation import Allocation
-from mpicoll._discovery.detect import OPEN_MPI_SETTINGS, SUPERVISOR
+from mpicoll._discovery.detect import OPEN_MPI_SETTINGS, OPEN_MPI_WITHOUT_CARDS, SUPERVISOR
 from mpicoll._discovery.find import Mpi, Mpiexec
 from mpicoll._discovery.slurm import allocated_cpus
 from mpicoll._launch import launcher_command
@@ -340,7 +340,7 @@ def _add_open_mpi_settings(added: dict[str, str], where: Where, mpi: Mpi, site: 
         return
     settings = dict(OPEN_MPI_SETTINGS)
     if mpi.vendor == "Open MPI" and mpi.version[:1] >= (5,) and not where.several_hosts:
-        settings |= {"OMPI_MCA_btl": "^ofi", "OMPI_MCA_osc": "^ucx"}
+        settings |= dict([OPEN_MPI_WITHOUT_CARDS, ("OMPI_MCA_osc", "^ucx")])
     added.update({name: value for name, value in settings.items() if not site.decided(name)})
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import pwd
-import re
 import shlex
 import socket
 import sys
@@ -20,8 +19,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NoReturn
 
-from mpicoll._cpus import read, usable_cores
-from mpicoll._discovery import allocation
+from mpicoll._cpus import usable_cores
+from mpicoll._discovery import allocation, mca_files
 from mpicoll._discovery.detect import ADDED, without_job
 from mpicoll._discovery.find import Mpi, Mpiexec, find_mpi, find_mpiexec
 from mpicoll._discovery.launchers import LAUNCHERS, find_launcher, find_other
@@ -188,7 +187,7 @@ def this_site(environ: Mapping[str, str]) -> Site:
         os.getuid(),
         tuple(dict.fromkeys((name, name.partition(".")[0]))),
         free_port,
-        mca_files(environ),
+        mca_files.names(environ),
         allocation.find(environ),
     )
 
@@ -206,13 +205,3 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("", 0))
         return int(probe.getsockname()[1])
-
-
-def mca_files(environ: Mapping[str, str]) -> frozenset[str]:
-    """Settings in the files of the user for Open MPI and PRRTE, named as the environment variables that override them."""
-    home = environ.get("HOME", "")
-    names: set[str] = set()
-    for folder, prefix in ((".openmpi", "OMPI_MCA_"), (".prte", "PRTE_MCA_"), (".pmix", "PMIX_MCA_")):
-        text = read(os.path.join(home, folder, "mca-params.conf")) if home else ""
-        names.update(prefix + name for name in re.findall(r"^\s*([A-Za-z0-9_]+)\s*=", text, re.MULTILINE))
-    return frozenset(names)

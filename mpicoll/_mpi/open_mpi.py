@@ -1,4 +1,5 @@
-"""Settings that keep Open MPI from writing a message past the end of its receive, and a check whether they are in force.
+"""Settings of Open MPI: those that keep it from writing a message past the end of its receive, and a check whether they are in
+force; and one that makes it start faster.
 
 # Note [Messages that are too long]
 ob1, Open MPI's transport for shared memory and TCP, has two protocols for a message: the sender sends it piece by piece, or one
@@ -21,17 +22,34 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from functools import cache
 
-from mpicoll._discovery import detect, probe
+from mpicoll._discovery import detect, mca_files, probe
+from mpicoll._discovery.detect import Launch
 
 SETTINGS = detect.OPEN_MPI_SETTINGS
 
 # Bits of a transport's flags (opal/mca/btl/btl.h), alike in Open MPI 4 and 5.
 _SEND, _PUT, _GET = 1, 2, 4
 _TRANSPORTS = ("sm", "vader", "self", "tcp", "smcuda", "openib", "ugni", "usnic", "portals4", "uct", "ofi")
+
+
+def start_faster(version: tuple[int, ...], environ: MutableMapping[str, str], launch: Launch | None) -> None:
+    """Puts `detect.OPEN_MPI_WITHOUT_CARDS` into the environment, before MPI starts, if all ranks of the job are on this host.
+
+    `mpicoll.run` does so for its jobs. This is for the jobs of other launchers. What the user or the site has set stays.
+
+    Args:
+        version: Of the Open MPI that has been loaded.
+    """
+    name, value = detect.OPEN_MPI_WITHOUT_CARDS
+    one_host = launch is not None and launch.launcher in detect.OF_OPEN_MPI and launch.local_size == launch.size
+    if version < (5,) or not one_host or name in environ:
+        return
+    if name not in mca_files.names(environ) | mca_files.site_names(probe.loaded_library() or ""):
+        detect.provide_here(name, value, environ)
 
 
 @cache

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 import mpicoll._launch.hostfile as hostfile
-import mpicoll._launch.run as run
-from mpicoll._discovery import allocation
+from mpicoll._discovery import allocation, mca_files
 from mpicoll._discovery.find import Mpi, Mpiexec
 from mpicoll._launch.job import Plan, Program, Request, Site
 from mpicoll._launch.plan import plan
@@ -169,8 +168,8 @@ def test_what_the_user_has_set_is_never_overridden() -> None:
 def test_settings_files_are_read(tmp_path: Path) -> None:
     (tmp_path / ".openmpi").mkdir()
     (tmp_path / ".openmpi" / "mca-params.conf").write_text("# mine\nbtl = tcp,self\n#osc=x\n")
-    assert run.mca_files({"HOME": str(tmp_path)}) == {"OMPI_MCA_btl"}
-    assert run.mca_files({}) == frozenset()
+    assert mca_files.names({"HOME": str(tmp_path)}) == {"OMPI_MCA_btl"}
+    assert mca_files.names({}) == frozenset()
 
 
 @pytest.mark.parametrize(

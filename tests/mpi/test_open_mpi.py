@@ -1,0 +1,67 @@
+"""Settings that mpicoll gives Open MPI before it starts."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from mpicoll._discovery import detect, mca_files
+from mpicoll._mpi import open_mpi
+from tests.support import LAUNCH_ENVIRONMENT, ROOT, is_open_mpi, mpiexec, run
+
+SCRIPT = str(ROOT / "tests" / "mpi" / "scripts" / "transports.py")
+ONE_HOST = detect.Launch("openmpi", 0, 4, 0, 4)
+NAME, VALUE = detect.OPEN_MPI_WITHOUT_CARDS
+
+
+def started(
+    environ: dict[str, str], launch: detect.Launch | None = ONE_HOST, version: tuple[int, ...] = (5, 0, 11)
+) -> str | None:
+    """The setting with which Open MPI starts."""
+    changed = dict(environ)
+    open_mpi.start_faster(version, changed, launch)
+    return changed.get(NAME)
+
+
+def test_only_ranks_of_one_host_do_without_network_cards(tmp_path: Path) -> None:
+    home = {"HOME": str(tmp_path)}
+    assert started(home) == VALUE
+    assert started(home, detect.Launch("slurm", 0, 2, 0, 2)) == VALUE
+    assert started(home, detect.Launch("openmpi", 0, 4, 0, 2)) is None
+    assert started(home, detect.Launch("slurm", 0, 4, 0, None)) is None
+    assert started(home, None) is None
+    assert started(home, version=(4, 1, 4)) is None  # a site's list of transports without openib would no longer hold
+
+
+def test_a_setting_of_the_user_or_of_the_site_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert started({NAME: "tcp,self"}) == "tcp,self"
+    (tmp_path / ".openmpi").mkdir()
+    (tmp_path / ".openmpi" / "mca-params.conf").write_text("btl = tcp,self\n")
+    assert started({"HOME": str(tmp_path)}) is None
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc" / "openmpi-mca-params.conf").write_text("# btl = self\nbtl_tcp_if_include = eth0\n")
+    library = str(tmp_path / "lib" / "libmpi.so.40")
+    assert mca_files.site_names(library) == {"OMPI_MCA_btl_tcp_if_include"}
+    monkeypatch.setattr(open_mpi.probe, "loaded_library", lambda: library)
+    assert started({}) == VALUE
+    (tmp_path / "etc" / "openmpi-mca-params.conf").write_text("btl=self,sm\n")
+    assert started({}) is None
+
+
+def test_a_job_that_a_rank_starts_chooses_anew() -> None:
+    environ: dict[str, str] = {}
+    open_mpi.start_faster((5, 0, 11), environ, ONE_HOST)
+    assert NAME not in detect.without_job({**environ, "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "4"})
+
+
+@pytest.mark.launch
+def test_a_plain_mpirun_on_one_host() -> None:
+    """Open MPI with libfabric slept for a second in MPI_Init: it looked for network cards, for a job on one host."""
+    if not is_open_mpi():
+        return
+    environ = {name: value for name, value in LAUNCH_ENVIRONMENT.items() if name != NAME}
+    for chosen, in_force in ({}, VALUE), ({NAME: "self,sm,tcp"}, "self,sm,tcp"):
+        done = run([mpiexec(), "-n", "2", sys.executable, SCRIPT], env={**environ, **chosen})
+        assert done.stdout.split("\n")[:2] == [f"btl: {in_force}"] * 2, done.stdout + done.stderr
