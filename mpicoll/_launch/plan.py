@@ -320,8 +320,8 @@ def _add_settings(added: dict[str, str], where: Where, mpi: Mpi, site: Site, ext
     cores = _cores(where, site)
     crowded = oversubscribe or (where.ranks_here > site.cores if cores is None else where.ranks_per_host > cores)
     if crowded or _more_than_slots(where, site):
-        if prrte:
-            add("PRTE_MCA_rmaps_default_mapping_policy", ":oversubscribe")
+        if prrte:  # by slot: otherwise PRRTE of Open MPI 5.0.11 starts all ranks on the first host, also with --host a:2,b:2
+            add("PRTE_MCA_rmaps_default_mapping_policy", "slot:oversubscribe")
         else:
             add("OMPI_MCA_rmaps_base_oversubscribe", "1")
     if crowded:

@@ -15,13 +15,14 @@ import pwd
 import shlex
 import socket
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NoReturn
 
 from mpicoll._cpus import usable_cores
 from mpicoll._discovery import allocation, mca_files
-from mpicoll._discovery.detect import ADDED, without_job
+from mpicoll._discovery.detect import ADDED, OWNER_PID, detect, without_job
 from mpicoll._discovery.find import Mpi, Mpiexec, find_mpi, find_mpiexec
 from mpicoll._discovery.launchers import LAUNCHERS, find_launcher, find_other
 from mpicoll._launch import mpiexec_reaper, supervisor
@@ -31,12 +32,14 @@ from mpicoll._launch.plan import plan
 from mpicoll.errors import LaunchError
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0  # before a restart; each pause is twice the one before
+OTHER_TASKS_S = 5.0  # srun -K ends all tasks when one fails, and the first one must print before that
 
 
 def main(argv: Sequence[str] | None = None, prog: str = PROG) -> int:
     """Runs the command line and returns the exit status; 2: nothing was started. prog: the name of the command in --help."""
     try:
         options, programs = parse(sys.argv[1:] if argv is None else argv, prog)
+        check_once(os.environ)
         supervised = not options.execute and supervisor.possible()
         options = replace(options, request=replace(options.request, supervised=supervised))
         environ = job_environ(options)
@@ -59,6 +62,23 @@ def main(argv: Sequence[str] | None = None, prog: str = PROG) -> int:
     except OSError as error:
         print(f"mpicoll.run: cannot start {job_plan.command[0]}: {error.strerror}", file=sys.stderr)
     return 2
+
+
+def check_once(environ: Mapping[str, str]) -> None:
+    """Raises LaunchError in the first of several tasks of srun, each of which would start a job. The others exit with status 2.
+
+    Not in a shell of sbatch, salloc or ``srun --pty``, nor in a rank, which may start a job of its own.
+    """
+    launch = detect(environ)
+    if launch is None or launch.launcher != "slurm" or launch.size == 1 or OWNER_PID in environ:
+        return
+    if launch.rank > 0:
+        time.sleep(OTHER_TASKS_S)
+        sys.exit(2)
+    raise LaunchError(
+        f"this is task 0 of {launch.size} of srun, and each task would start a job; start mpicoll.run once, by `salloc` or in a"
+        " batch script without srun, or start the program itself by srun: `srun -K --mpi=... python train.py`"
+    )
 
 
 def _announce(job_plan: Plan, options: Options) -> None:

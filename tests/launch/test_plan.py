@@ -127,7 +127,7 @@ def test_oversubscription_only_with_more_ranks_than_cores_on_this_host() -> None
     assert not any("oversubscribe" in value for value in planned(one(4), site=few).added.values())
     assert planned(one(4), site=many).added == planned(one(4), site=many, request=Request(oversubscribe=True)).added
     added = planned(one(1), site=few, request=Request(oversubscribe=True)).added
-    assert added["PRTE_MCA_rmaps_default_mapping_policy"] == ":oversubscribe"
+    assert added["PRTE_MCA_rmaps_default_mapping_policy"] == "slot:oversubscribe"
     assert added["OMPI_MCA_mpi_yield_when_idle"] == "1"
     assert planned(one(4), mpi=OPENMPI4, site=many).added["OMPI_MCA_rmaps_base_oversubscribe"] == "1"
     assert "OMPI_MCA_mpi_yield_when_idle" not in planned(one(4, "a,b"), site=many).added  # other hosts' cores are not known
@@ -252,7 +252,7 @@ def test_more_ranks_than_slots_are_spread_over_the_nodes_of_a_job() -> None:
     for program in (one(8), one(per_node=4)):
         made = planned(program, site=site)
         assert where(made) == [{"n1": 4, "n2": 4}]
-        assert made.added["PRTE_MCA_rmaps_default_mapping_policy"] == ":oversubscribe"
+        assert made.added["PRTE_MCA_rmaps_default_mapping_policy"] == "slot:oversubscribe"
         assert "OMPI_MCA_mpi_yield_when_idle" not in made.added
     assert "PRTE_MCA_rmaps_default_mapping_policy" not in planned(one(), site=site).added
 
@@ -265,7 +265,7 @@ def test_a_job_on_this_host_alone(mpi: tuple[Mpi, Mpiexec]) -> None:
     assert "-n 3" in " ".join(made.command)
     assert made.added["MASTER_ADDR"] == "localhost"
     crowded = planned(one(4), mpi=mpi, site=site).added
-    assert (":oversubscribe" in crowded.values()) == (mpi is OPENMPI)
+    assert ("slot:oversubscribe" in crowded.values()) == (mpi is OPENMPI)
 
 
 # --- a number of nodes ---

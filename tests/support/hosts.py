@@ -47,7 +47,11 @@ class Hosts:
         return run(self.command(*arguments), timeout_s, env=self.environment())
 
     def command(self, *arguments: str) -> list[str]:
-        return [*_enter(self.pids[0]), sys.executable, "-m", "mpicoll.run", *arguments]
+        return [*self.enter(0), sys.executable, "-m", "mpicoll.run", *arguments]
+
+    def enter(self, host: int, folder: Path = ROOT) -> list[str]:
+        """What stands before a command that is to run on that host, in ``folder``."""
+        return _enter(self.pids[host], folder)
 
     def environment(self) -> dict[str, str]:
         """What ``command`` needs so that mpiexec reaches the hosts."""
@@ -74,8 +78,8 @@ def missing() -> str | None:
     return None if tried.returncode == 0 else f"this machine allows no such namespaces: {tried.stderr.strip()}"
 
 
-def _enter(pid: int) -> list[str]:
-    return ["nsenter", "-t", str(pid), "--net", "--uts", "--mount", "--ipc", f"--wd={ROOT}", "--"]
+def _enter(pid: int, folder: Path = ROOT) -> list[str]:
+    return ["nsenter", "-t", str(pid), "--net", "--uts", "--mount", "--ipc", f"--wd={folder}", "--"]
 
 
 def _do(*command: str) -> None:

@@ -1,0 +1,153 @@
+"""Jobs of a real Slurm on two hosts of network namespaces (tests/support/slurm.py)."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import ROOT, slurm
+
+REASON = slurm.missing()
+pytestmark = [
+    pytest.mark.launch,
+    pytest.mark.timeout(150),
+    pytest.mark.skipif(REASON is not None, reason=str(REASON)),
+]
+
+WHERE = str(ROOT / "tests" / "cluster" / "scripts" / "where.py")
+RUN = (sys.executable, "-m", "mpicoll.run")
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[slurm.Slurm]:
+    with slurm.slurm(2, tmp_path_factory.mktemp("slurm")) as up:
+        yield up
+
+
+@pytest.fixture
+def nodes(cluster: slurm.Slurm) -> Iterator[slurm.Slurm]:
+    """A Slurm without jobs."""
+    yield cluster
+    cluster.cancel_all()
+
+
+def ranks(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
+    """What where.py has found."""
+    found = re.search(r"^WHERE (.*)$", done.stdout, re.MULTILINE)
+    assert done.returncode == 0, done.stderr
+    assert found, done.stdout + done.stderr
+    said: list[dict[str, Any]] = json.loads(found[1])
+    return said
+
+
+def check_ranks(done: subprocess.CompletedProcess[str]) -> None:
+    """Four ranks on two hosts, which know all that torchrun would have told them, and have added up right.
+
+    Slurm gives three tasks to the first host and one to the second.
+    """
+    said = ranks(done)
+    hosts = [rank["host"] for rank in said]
+    assert len(hosts) == 4
+    assert set(hosts) == {"mpihost1", "mpihost2"}
+    for rank, (host, one) in enumerate(zip(hosts, said, strict=True)):
+        assert one["right"]
+        node = int(host != hosts[0])
+        expected = {
+            "RANK": rank, "WORLD_SIZE": 4, "LOCAL_RANK": hosts[:rank].count(host), "LOCAL_WORLD_SIZE": hosts.count(host),
+            "NODE_RANK": node, "GROUP_RANK": node, "MASTER_ADDR": "mpihost1",
+        }  # fmt: skip
+        assert one["after"] == {name: str(value) for name, value in expected.items()}
+        assert one["before"]["MASTER_ADDR"] == "mpihost1"
+        assert one["before"]["RANK"] == str(rank)
+
+
+def test_srun_starts_the_ranks(nodes: slurm.Slurm, tmp_path: Path) -> None:
+    """Every variable is there as soon as torch is imported."""
+    done = nodes.run("srun", "-K", f"--mpi={nodes.pmi}", "-N", "2", "-n", "4", sys.executable, WHERE, cwd=tmp_path)
+    check_ranks(done)
+    assert all(said["before"] == said["after"] for said in ranks(done))
+
+
+@pytest.mark.parametrize("options", [(), ("--launcher", "srun")], ids=["mpiexec", "srun"])
+def test_mpicoll_run_reads_the_allocation(options: tuple[str, ...], nodes: slurm.Slurm, tmp_path: Path) -> None:
+    done = nodes.run("salloc", "-Q", "-N", "2", "-n", "4", *RUN, *options, WHERE, cwd=tmp_path)
+    check_ranks(done)
+    assert "4 ranks: the tasks of Slurm job" in done.stderr
+    assert ("srun --mpi=" in done.stderr) == bool(options), done.stderr
+
+
+def test_a_rank_that_leaves_early_ends_the_job(nodes: slurm.Slurm, tmp_path: Path) -> None:
+    """It has not imported mpicoll yet: srun -K must end the others, which wait for it in MPI."""
+    done = nodes.run("srun", "-K", f"--mpi={nodes.pmi}", "-N", "2", "-n", "2", sys.executable, WHERE, "leave", cwd=tmp_path)
+    assert done.returncode != 0, done.stderr
+    assert "Exited with exit code 3" in done.stderr
+    assert "WHERE" not in done.stdout
+
+
+@pytest.mark.parametrize("option", ["--kill-on-bad-exit=0", "--kill-on-bad-exit=1"])
+def test_mpicoll_run_is_started_once(option: str, nodes: slurm.Slurm, tmp_path: Path) -> None:
+    """(Each of the tasks started a job of its own.)"""
+    (tmp_path / "job.py").write_text("import pathlib; pathlib.Path('started').touch()")
+    done = nodes.run("srun", option, "-N", "2", "-n", "4", *RUN, "-n", "2", "job.py", cwd=tmp_path)
+    assert done.returncode != 0
+    assert done.stderr.count("mpicoll.run: this is task 0 of 4 of srun") == 1, done.stderr
+    assert not (tmp_path / "started").exists()
+
+
+def test_mpicoll_run_is_the_only_task(nodes: slurm.Slurm, tmp_path: Path) -> None:
+    """``srun -n 1`` in a job, or ``srun --pty bash``: no mistake."""
+    done = nodes.run("srun", "-N", "1", "-n", "1", *RUN, "-n", "2", WHERE, cwd=tmp_path)
+    assert [said["host"] for said in ranks(done)] == ["mpihost1"] * 2
+
+
+# --- the batch script of docs/sites.md ---
+
+PAGE = (ROOT / "docs" / "sites.md").read_text()
+BEFORE = """
+import pathlib, signal, time, torch
+import mpicoll as dist
+dist.init_process_group()
+rank, steps, asked = dist.get_rank(), 100000, False
+def ask(number, frame):
+    global asked
+    asked = True
+def train(step):
+    pathlib.Path(f"trains-{rank}").touch()
+    time.sleep(0.02)
+def save(step):
+    pathlib.Path(f"saved-{rank}").write_text(str(step))
+"""
+
+
+def block(kind: str, words: str) -> str:
+    """The block of code of that kind, in the page, that has these words."""
+    (found,) = [text for text in re.findall(rf"^```{kind}\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL) if words in text]
+    return str(found)
+
+
+def test_a_checkpoint_before_the_time_limit(nodes: slurm.Slurm, tmp_path: Path) -> None:
+    """Script and loop are those of the page; USR1 is sent to the batch script, as --signal=B:USR1 does before the limit."""
+    (tmp_path / "train.py").write_text(BEFORE + block("python", "signal.SIGUSR1") + "dist.destroy_process_group()\n")
+    (tmp_path / "batch").write_text(block("sh", "#SBATCH"))
+    done = nodes.run("sbatch", "--parsable", "--ntasks-per-node=1", "--time=10", "--output=output", "batch", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    job, output = done.stdout.strip(), tmp_path / "output"
+
+    def said() -> str:
+        return output.read_text() if output.exists() else ""
+
+    slurm.wait_for(lambda: len(list(tmp_path.glob("trains-*"))) == 2, "no ranks", said)
+    assert nodes.run("scancel", "--signal=USR1", "--batch", job, cwd=tmp_path).returncode == 0
+    slurm.wait_for(lambda: not nodes.queue(), "the job goes on", said)
+    assert sorted(path.name for path in tmp_path.glob("saved-*")) == ["saved-0", "saved-1"], said()
+    assert len({path.read_text() for path in tmp_path.glob("saved-*")}) == 1, "the ranks stop after the same step"
+    shown = nodes.run("scontrol", "show", "job", job, cwd=tmp_path).stdout
+    assert "JobState=COMPLETED" in shown, shown + said()
+    assert "ExitCode=0:0" in shown
