@@ -4,6 +4,7 @@
     python -m mpicoll.run -n 4 -m mpicoll.doctor      this machine and the job; rank 0 prints the report
     mpirun -n 4 python -m mpicoll.doctor              is this mpirun the right one?
     python -m mpicoll.doctor --run                    does an all_reduce of two ranks work here?
+    python -m mpicoll.doctor --run --hostfile FILE    the same, and between one rank on each host of the file
     python -m mpicoll.doctor --json                   the report for programs
     python -m mpicoll.doctor dump FOLDER              where do the ranks of a job part? See dump.py
 
@@ -28,7 +29,7 @@ from mpicoll._discovery import allocation, cuda_support, detect, find, launchers
 from mpicoll._discovery.detect import Launch
 from mpicoll._discovery.find import Mpi
 from mpicoll._discovery.torch_facts import torch_facts
-from mpicoll._doctor import cluster, cuda, dump, python_packages, trial
+from mpicoll._doctor import cluster, cuda, dump, python_packages, trial, trial_on_hosts
 from mpicoll._doctor.report import Finding, Report, ranks_in_words
 from mpicoll.errors import LaunchError
 
@@ -51,7 +52,12 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m mpicoll.docto
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object: works, findings, facts")
     parser.add_argument("--run", action="store_true", help="also start 2 ranks here, and check and time an all_reduce")
+    parser.add_argument(
+        "--hostfile", metavar="FILE", help="with --run: also try an all_reduce between one rank on each host of FILE"
+    )
     options = parser.parse_args(words)
+    if options.hostfile and not options.run:
+        parser.error("--hostfile says where --run starts ranks; add --run")
     launch = detect.detect()
     settings = _config.problems()
     for name in [name for name in os.environ if _config.problems({name: os.environ[name]})]:
@@ -64,9 +70,22 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m mpicoll.docto
     if options.run:
         report.facts["trial"] = trial.run(os.environ)
         report.findings.append(trial.check(report.facts["trial"]))
+    if options.hostfile:
+        report.findings.append(try_hosts(options.hostfile, report.facts))
     report.findings += [Finding("fail", "settings", problem, remedy="correct or unset it") for problem in settings]
     print(report.as_json() if options.json else report.as_text(), flush=True)
     return 0 if report.works else 1
+
+
+def try_hosts(path: str, facts: dict[str, Any]) -> Finding:
+    """The trial on the hosts of that file; its result joins ``facts``."""
+    try:
+        facts["trial_on_hosts"] = trial_on_hosts.run(path, os.environ)
+    except (OSError, ValueError) as error:
+        return Finding(
+            "fail", trial_on_hosts.TOPIC, f"cannot read the hosts: {error}", remedy="write one host a line: node01 slots=4"
+        )
+    return trial_on_hosts.check(path, facts["trial_on_hosts"])
 
 
 def examine(environ: Mapping[str, str], launch: Launch | None = None, job: Mapping[str, Any] | None = None) -> Report:

@@ -1,8 +1,12 @@
-"""A trial for ``python -m mpicoll.doctor --run``: all_reduce on two ranks, checked and timed. `COMMAND` starts it alone."""
+"""A trial for ``python -m mpicoll.doctor --run``: all_reduce on two ranks, checked and timed. `COMMAND` starts it alone.
+
+`trial_on_hosts` starts the same program on several hosts.
+"""
 
 from __future__ import annotations
 
 import json
+import socket
 import statistics
 import sys
 import time
@@ -43,8 +47,10 @@ def main() -> int:
         median_s[nbytes] = statistics.median(seconds[1:])
     counts = torch.tensor([wrong])
     dist.all_reduce(counts)
+    hosts: list[str | None] = [None] * size
+    dist.all_gather_object(hosts, socket.gethostname())
     if rank == 0:
-        print(MARK + json.dumps({"ranks": size, "wrong": int(counts), "median_s": median_s}), flush=True)
+        print(MARK + json.dumps({"ranks": size, "wrong": int(counts), "median_s": median_s, "ran_on": hosts}), flush=True)
     dist.destroy_process_group()
     return 0
 
@@ -62,8 +68,11 @@ def check(result: Mapping[str, Any]) -> Finding:
     if result["ranks"] != RANKS or result["wrong"]:
         text = f"all_reduce of {result['ranks']} ranks gave {result['wrong']} wrong numbers; {RANKS} ranks were started"
         return Finding("fail", "trial", text, remedy=remedy)
-    times = ", ".join(f"{_size(int(nbytes))} in {_time(seconds)}" for nbytes, seconds in result["median_s"].items())
-    return Finding("ok", "trial", f"{RANKS} ranks on this host: all_reduce is right; {times} (median)")
+    return Finding("ok", "trial", f"{RANKS} ranks on this host: all_reduce is right; {times(result['median_s'])}")
+
+
+def times(median_s: Mapping[str, float]) -> str:
+    return ", ".join(f"{_size(int(nbytes))} in {_time(seconds)}" for nbytes, seconds in median_s.items()) + " (median)"
 
 
 def _size(nbytes: int) -> str:

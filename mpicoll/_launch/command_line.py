@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import mpicoll._launch.hostfile as hostfile
+import mpicoll._discovery.hostfile as hostfile
 from mpicoll._cpus import usable_cores
 from mpicoll._discovery.torch_facts import torch_facts
 from mpicoll._launch.arguments import ACCEPTED, DEFAULT_GRACE_S, make_parser, split, unknown

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from mpicoll._discovery.allocation import Allocation
-from mpicoll._launch.hostfile import Host
+from mpicoll._discovery.hostfile import Host
 
 Placement = tuple[tuple[str, int], ...]  # (host, ranks there) in rank order
 # A connection between hosts breaks if the other host does not answer: after time + probes * intvl seconds.
@@ -80,6 +80,7 @@ class Site:
     free_port: Callable[[], int]
     settings: frozenset[str] = frozenset()  # MCA settings in files of the user, named as in the environment
     allocation: Allocation | None = None  # of the scheduler
+    in_step: bool = False  # of srun: this process is a task, for example the shell of `srun --pty bash`
 
     def decided(self, name: str) -> bool:
         return name in self.environ or name in self.settings

@@ -15,6 +15,7 @@ Added to the environment, where it applies and the user has not set something el
     Open MPI                         no get and put between ranks          Note [Messages that are too long] in
                                                                            _mpi/open_mpi.py
     MPICH in a Slurm allocation      SLURM_MPI_TYPE=none                   Hydra's own srun must not start PMI for it
+    in a task of srun                SLURM_OVERLAP=1                       an srun of mpiexec would wait for that task's CPUs
     another launcher                 of these, what ranks of Open MPI need
     all                              MASTER_ADDR, MASTER_PORT              the first host, and a port that is free here
     more than one rank on a host     OMP_NUM_THREADS                       see `thread_count`
@@ -45,10 +46,10 @@ from dataclasses import replace
 from mpicoll._discovery.allocation import Allocation
 from mpicoll._discovery.detect import OPEN_MPI_SETTINGS, OPEN_MPI_WITHOUT_CARDS, SUPERVISOR
 from mpicoll._discovery.find import Mpi, Mpiexec
+from mpicoll._discovery.hostfile import Host
 from mpicoll._discovery.slurm import allocated_cpus
 from mpicoll._launch import launcher_command
 from mpicoll._launch.command import binding_words, fault_tolerance_words, hydra_command, openmpi_command, output_words
-from mpicoll._launch.hostfile import Host
 from mpicoll._launch.job import KEEPALIVE, LOCAL, NOTHING_ASKED, Placement, Plan, Program, Request, Site, Where
 from mpicoll.errors import LaunchError
 
@@ -109,6 +110,8 @@ def plan(
     else:
         _add_settings(added, where, mpi, site, extra, request.oversubscribe)
     _add_torch_variables(added, where, site, notes)
+    if site.in_step and not site.decided("SLURM_OVERLAP"):
+        added["SLURM_OVERLAP"] = "1"
     if request.max_restarts is not None:
         added["TORCHELASTIC_RESTART_COUNT"] = str(request.restart)
         added["TORCHELASTIC_MAX_RESTARTS"] = str(request.max_restarts)

@@ -22,7 +22,7 @@ from typing import NoReturn
 
 from mpicoll._cpus import usable_cores
 from mpicoll._discovery import allocation, mca_files
-from mpicoll._discovery.detect import ADDED, OWNER_PID, detect, without_job
+from mpicoll._discovery.detect import ADDED, OWNER_PID, Launch, detect, without_job
 from mpicoll._discovery.find import Mpi, Mpiexec, find_mpi, find_mpiexec
 from mpicoll._discovery.launchers import LAUNCHERS, find_launcher, find_other
 from mpicoll._launch import mpiexec_reaper, supervisor
@@ -69,8 +69,8 @@ def check_once(environ: Mapping[str, str]) -> None:
 
     Not in a shell of sbatch, salloc or ``srun --pty``, nor in a rank, which may start a job of its own.
     """
-    launch = detect(environ)
-    if launch is None or launch.launcher != "slurm" or launch.size == 1 or OWNER_PID in environ:
+    launch = slurm_task(environ)
+    if launch is None or launch.size == 1 or OWNER_PID in environ:
         return
     if launch.rank > 0:
         time.sleep(OTHER_TASKS_S)
@@ -209,7 +209,14 @@ def this_site(environ: Mapping[str, str]) -> Site:
         free_port,
         mca_files.names(environ),
         allocation.find(environ),
+        slurm_task(os.environ) is not None,
     )
+
+
+def slurm_task(environ: Mapping[str, str]) -> Launch | None:
+    """This process as a task of srun; None: it is none, as in the shell of sbatch or salloc."""
+    launch = detect(environ)
+    return launch if launch is not None and launch.launcher == "slurm" else None
 
 
 def home() -> str:

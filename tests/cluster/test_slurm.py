@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.cluster import where
 from tests.support import ROOT, slurm
 
 REASON = slurm.missing()
@@ -21,7 +19,6 @@ pytestmark = [
     pytest.mark.skipif(REASON is not None, reason=str(REASON)),
 ]
 
-WHERE = str(ROOT / "tests" / "cluster" / "scripts" / "where.py")
 RUN = (sys.executable, "-m", "mpicoll.run")
 
 
@@ -38,54 +35,26 @@ def nodes(cluster: slurm.Slurm) -> Iterator[slurm.Slurm]:
     cluster.cancel_all()
 
 
-def ranks(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
-    """What where.py has found."""
-    found = re.search(r"^WHERE (.*)$", done.stdout, re.MULTILINE)
-    assert done.returncode == 0, done.stderr
-    assert found, done.stdout + done.stderr
-    said: list[dict[str, Any]] = json.loads(found[1])
-    return said
-
-
-def check_ranks(done: subprocess.CompletedProcess[str]) -> None:
-    """Four ranks on two hosts, which know all that torchrun would have told them, and have added up right.
-
-    Slurm gives three tasks to the first host and one to the second.
-    """
-    said = ranks(done)
-    hosts = [rank["host"] for rank in said]
-    assert len(hosts) == 4
-    assert set(hosts) == {"mpihost1", "mpihost2"}
-    for rank, (host, one) in enumerate(zip(hosts, said, strict=True)):
-        assert one["right"]
-        node = int(host != hosts[0])
-        expected = {
-            "RANK": rank, "WORLD_SIZE": 4, "LOCAL_RANK": hosts[:rank].count(host), "LOCAL_WORLD_SIZE": hosts.count(host),
-            "NODE_RANK": node, "GROUP_RANK": node, "MASTER_ADDR": "mpihost1",
-        }  # fmt: skip
-        assert one["after"] == {name: str(value) for name, value in expected.items()}
-        assert one["before"]["MASTER_ADDR"] == "mpihost1"
-        assert one["before"]["RANK"] == str(rank)
-
-
 def test_srun_starts_the_ranks(nodes: slurm.Slurm, tmp_path: Path) -> None:
     """Every variable is there as soon as torch is imported."""
-    done = nodes.run("srun", "-K", f"--mpi={nodes.pmi}", "-N", "2", "-n", "4", sys.executable, WHERE, cwd=tmp_path)
-    check_ranks(done)
-    assert all(said["before"] == said["after"] for said in ranks(done))
+    done = nodes.run("srun", "-K", f"--mpi={nodes.pmi}", "-N", "2", "-n", "4", sys.executable, where.SCRIPT, cwd=tmp_path)
+    assert set(where.check(done, "mpihost1")) == {"mpihost1", "mpihost2"}
+    assert all(said["before"] == said["after"] for said in where.ranks(done))
 
 
 @pytest.mark.parametrize("options", [(), ("--launcher", "srun")], ids=["mpiexec", "srun"])
 def test_mpicoll_run_reads_the_allocation(options: tuple[str, ...], nodes: slurm.Slurm, tmp_path: Path) -> None:
-    done = nodes.run("salloc", "-Q", "-N", "2", "-n", "4", *RUN, *options, WHERE, cwd=tmp_path)
-    check_ranks(done)
+    done = nodes.run("salloc", "-Q", "-N", "2", "-n", "4", *RUN, *options, where.SCRIPT, cwd=tmp_path)
+    assert sorted(where.check(done, "mpihost1")) == ["mpihost1"] * 3 + ["mpihost2"]
     assert "4 ranks: the tasks of Slurm job" in done.stderr
     assert ("srun --mpi=" in done.stderr) == bool(options), done.stderr
 
 
 def test_a_rank_that_leaves_early_ends_the_job(nodes: slurm.Slurm, tmp_path: Path) -> None:
     """It has not imported mpicoll yet: srun -K must end the others, which wait for it in MPI."""
-    done = nodes.run("srun", "-K", f"--mpi={nodes.pmi}", "-N", "2", "-n", "2", sys.executable, WHERE, "leave", cwd=tmp_path)
+    done = nodes.run(
+        "srun", "-K", f"--mpi={nodes.pmi}", "-N", "2", "-n", "2", sys.executable, where.SCRIPT, "leave", cwd=tmp_path
+    )
     assert done.returncode != 0, done.stderr
     assert "Exited with exit code 3" in done.stderr
     assert "WHERE" not in done.stdout
@@ -103,8 +72,8 @@ def test_mpicoll_run_is_started_once(option: str, nodes: slurm.Slurm, tmp_path: 
 
 def test_mpicoll_run_is_the_only_task(nodes: slurm.Slurm, tmp_path: Path) -> None:
     """``srun -n 1`` in a job, or ``srun --pty bash``: no mistake."""
-    done = nodes.run("srun", "-N", "1", "-n", "1", *RUN, "-n", "2", WHERE, cwd=tmp_path)
-    assert [said["host"] for said in ranks(done)] == ["mpihost1"] * 2
+    done = nodes.run("srun", "-N", "1", "-n", "1", *RUN, "-n", "2", where.SCRIPT, cwd=tmp_path)
+    assert [said["host"] for said in where.ranks(done)] == ["mpihost1"] * 2
 
 
 # --- the batch script of docs/sites.md ---

@@ -14,6 +14,7 @@ import pytest
 import mpicoll._doctor.cluster as cluster
 import mpicoll._doctor.python_packages as packages
 import mpicoll._doctor.trial as trial
+import mpicoll._doctor.trial_on_hosts as trial_on_hosts
 from mpicoll._discovery import launchers
 from mpicoll._discovery.allocation import Allocation
 from mpicoll._discovery.detect import Launch
@@ -257,6 +258,32 @@ def test_the_finding_of_a_trial(found: dict[str, object], state: str, words: str
     assert finding.state == state
     assert words in finding.text
     assert finding.state == "ok" or "mpicoll._doctor.trial" in finding.remedy
+
+
+RIGHT = {"ranks": 2, "wrong": 0, "median_s": {"8": 6e-6}, "hosts": ["a", "b"], "ran_on": ["a1", "b1"]}
+
+
+@pytest.mark.parametrize(
+    ("found", "state", "words"),
+    [
+        ({}, "ok", "one rank on each of 2 hosts (a1, b1): all_reduce is right; 8 bytes in 6.0 us"),
+        ({"hosts": ["a"], "ran_on": ["a1"]}, "ok", "one rank on a1: "),
+        ({"wrong": 3}, "fail", "all_reduce between a1, b1 gave 3 wrong numbers"),
+        ({"ran_on": ["a1", "a1"]}, "fail", "FILE names 2 hosts, but the ranks ran on a1"),
+        (
+            {"error": "x", "alone": {}},
+            "fail",
+            "each of the 2 hosts of FILE starts a rank alone, but they do no all_reduce together",
+        ),
+        ({"error": "x", "alone": {"b": "ssh: no\nlast"}}, "fail", "1 of the 2 hosts of FILE starts no rank: b"),
+    ],
+)
+def test_the_finding_of_a_trial_on_hosts(found: dict[str, object], state: str, words: str) -> None:
+    finding = trial_on_hosts.check("FILE", {**RIGHT, **found})
+    assert finding.state == state
+    assert words in finding.text
+    assert finding.state == "ok" or "--hostfile FILE" in finding.remedy
+    assert finding.evidence in ((), ("x",), ("b: ssh: no",))
 
 
 @pytest.mark.launch

@@ -7,11 +7,11 @@ import shlex
 
 import pytest
 
-import mpicoll._launch.hostfile as hostfile
+import mpicoll._discovery.hostfile as hostfile
 from mpicoll._discovery import allocation
 from mpicoll._discovery.find import Mpi, Mpiexec
+from mpicoll._discovery.hostfile import Host
 from mpicoll._launch import command_line
-from mpicoll._launch.hostfile import Host
 from mpicoll._launch.job import Program, Site
 from mpicoll._launch.plan import plan
 from tests.support import ROOT

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from mpicoll._discovery import allocation
+from mpicoll._discovery import allocation, hostfile
 from mpicoll._discovery.find import Mpi, Mpiexec
-from mpicoll._launch import hostfile
 from mpicoll._launch.job import Plan, Program, Request, Site
 from mpicoll._launch.launcher_command import Layout, layout_of
 from mpicoll._launch.plan import plan

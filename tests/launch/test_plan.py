@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import mpicoll._launch.hostfile as hostfile
+import mpicoll._discovery.hostfile as hostfile
 from mpicoll._discovery import allocation, mca_files
 from mpicoll._discovery.find import Mpi, Mpiexec
 from mpicoll._launch.job import Plan, Program, Request, Site
@@ -255,6 +256,13 @@ def test_more_ranks_than_slots_are_spread_over_the_nodes_of_a_job() -> None:
         assert made.added["PRTE_MCA_rmaps_default_mapping_policy"] == "slot:oversubscribe"
         assert "OMPI_MCA_mpi_yield_when_idle" not in made.added
     assert "PRTE_MCA_rmaps_default_mapping_policy" not in planned(one(), site=site).added
+
+
+@ANY
+def test_a_job_inside_a_task_of_srun_shares_its_cpus(mpi: tuple[Mpi, Mpiexec]) -> None:
+    site = replace(a_site(SLURM_JOB_ID="7", SLURM_JOB_NODELIST="n1"), in_step=True)
+    assert planned(one(2), mpi=mpi, site=site).added["SLURM_OVERLAP"] == "1"
+    assert "SLURM_OVERLAP" not in planned(one(2), mpi=mpi, site=replace(site, in_step=False)).added
 
 
 @ANY

@@ -17,8 +17,8 @@ import pytest
 import mpicoll._launch.run as run
 from mpicoll import _cpus
 from mpicoll._discovery import find
+from mpicoll._discovery.hostfile import Host
 from mpicoll._launch import command_line
-from mpicoll._launch.hostfile import Host
 from mpicoll.errors import LaunchError
 from tests.support import ROOT, clean_environment
 
