@@ -23,7 +23,7 @@ import pytest
 import torch
 
 from mpicoll._cuda import streams
-from mpicoll._mpi import abort
+from mpicoll._mpi import abort, shared_segment
 from tests.support import everyone, spmd
 
 # Examples must be the same on all ranks and in every run. A body with collectives must ``agree`` before it fails, or
@@ -37,6 +37,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--share", metavar="FOLDER", help="sessions with one empty folder share the tests: each runs once")
     parser.addoption("--only-here", action="store_true", help="run only the tests that are marked for this very number of ranks")
     parser.addoption("--as-if-gpus", action="store_true", help="the CPU's tensors in a world whose ranks see GPUs")
+    parser.addoption("--as-if-arm", action="store_true", help="shared memory with the fences that Arm's processors need")
     parser.addoption("--way", default=None, help="direct, ipc or staged: how CUDA tensors should travel in tests/gpu/real")
     parser.addoption("--device", default="cuda", help="device of tests/gpu/real; cpu tries these tests without a GPU")
     parser.addoption("--record", action="store_true", help="keep the results of tests/stack and tests/nn in docs/stack")
@@ -49,6 +50,8 @@ def pytest_configure(config: pytest.Config) -> None:
     abort.abort = spmd.plugin.watch.showing(abort.abort)
     if config.getoption("--as-if-gpus"):
         streams.seen = lambda: True  # messages are announced, and large collectives ask; no evidence of anything more
+    if config.getoption("--as-if-arm"):
+        shared_segment.ORDERED = frozenset()
     if config.getoption("--record") and spmd.side().rank == 0:
         from mpi4py import MPI
 

@@ -55,6 +55,8 @@ OPEN_MPI_SETTINGS = {
 }
 # For ranks on one host. Open MPI 5 with libfabric looks for network cards when it starts: 1.3 s instead of 0.3 s, mostly asleep.
 OPEN_MPI_WITHOUT_CARDS = ("OMPI_MCA_btl", "^ofi")
+# For Open MPI 4, Note [The provider net] in _mpi/open_mpi.py. It is the default of Open MPI 5.
+OPEN_MPI_4_PROVIDERS = ("OMPI_MCA_mtl_ofi_provider_exclude", "shm,sockets,tcp,udp,rstream,usnic,net")
 OF_OPEN_MPI = ("openmpi", "jsrun", "pals", "flux", "slurm", "pmix")  # the launchers that may start ranks of Open MPI
 
 # Variables by which a launcher identifies a process in a running job. A trailing * stands for any ending. Left out: settings of

@@ -11,6 +11,7 @@ Added to the environment, where it applies and the user has not set something el
     Open MPI, more ranks than slots  oversubscribe                         it refuses, e.g. PBS jobs without mpiprocs
     Open MPI 5, this host only       btl=^ofi, osc=^ucx                    starts in 0.3 s, not 1.3, and without
                                                                            warnings; several hosts may need both
+    Open MPI 4                       no provider "net" of libfabric        Note [The provider net] in _mpi/open_mpi.py
     Open MPI 5, several hosts        oob_tcp_keepalive_*                   notices a host that is gone after 11 s, not never
     Open MPI                         no get and put between ranks          Note [Messages that are too long] in
                                                                            _mpi/open_mpi.py
@@ -44,7 +45,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from mpicoll._discovery.allocation import Allocation
-from mpicoll._discovery.detect import OPEN_MPI_SETTINGS, OPEN_MPI_WITHOUT_CARDS, SUPERVISOR
+from mpicoll._discovery.detect import OPEN_MPI_4_PROVIDERS, OPEN_MPI_SETTINGS, OPEN_MPI_WITHOUT_CARDS, SUPERVISOR
 from mpicoll._discovery.find import Mpi, Mpiexec
 from mpicoll._discovery.hostfile import Host
 from mpicoll._discovery.slurm import allocated_cpus
@@ -342,7 +343,9 @@ def _add_open_mpi_settings(added: dict[str, str], where: Where, mpi: Mpi, site: 
     if mpi.family != "openmpi":
         return
     settings = dict(OPEN_MPI_SETTINGS)
-    if mpi.vendor == "Open MPI" and mpi.version[:1] >= (5,) and not where.several_hosts:
+    if mpi.vendor == "Open MPI" and mpi.version[:1] < (5,):
+        settings |= dict([OPEN_MPI_4_PROVIDERS])
+    elif mpi.vendor == "Open MPI" and not where.several_hosts:
         settings |= dict([OPEN_MPI_WITHOUT_CARDS, ("OMPI_MCA_osc", "^ucx")])
     added.update({name: value for name, value in settings.items() if not site.decided(name)})
 

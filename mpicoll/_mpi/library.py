@@ -104,7 +104,7 @@ def _start() -> None:
     """Starts MPI; see Note [Starting MPI without the interpreter lock]."""
     vendor, version = MPI.get_vendor()
     if vendor == "Open MPI":
-        open_mpi.start_faster(version, os.environ, detect.detect())
+        open_mpi.before_start(version, os.environ, detect.detect())
     level, provided = MPI.THREAD_MULTIPLE, ctypes.c_int()
     start = getattr(ctypes.CDLL(MPI.__file__), "MPI_Init_thread", None)  # looks in the libraries that this one has loaded, too
     if start is None:

@@ -40,13 +40,13 @@ class Segment:
         self.fence = None if ordered else _fence()
 
 
-def create(comm: Intracomm, nbytes: int, maker: int = 0, ordered: bool = platform.machine() in ORDERED) -> Segment | None:
+def create(comm: Intracomm, nbytes: int, maker: int = 0, ordered: bool | None = None) -> Segment | None:
     """A segment for every rank of ``comm``, or None on all of them if one rank could not get a segment (collective).
 
     Args:
         nbytes: Size; equal on ranks with the same maker.
         maker: The rank that makes the segment of this rank. Ranks of one node name the same maker.
-        ordered: False: with a fence.
+        ordered: False: with a fence; None: with a fence if this processor needs one.
 
     [1] The maker makes the file and writes a random word at its end. [2] It announces the pid and the descriptor. [3] The others
     map the file and look for the word, because in their namespace another process may have this pid. [4] The maker closes the
@@ -64,6 +64,8 @@ def create(comm: Intracomm, nbytes: int, maker: int = 0, ordered: bool = platfor
     complete = all(comm.allgather(memory is not None))
     if file >= 0:
         os.close(file)  # [4]
+    if ordered is None:
+        ordered = platform.machine() in ORDERED
     return Segment(memory, ordered) if memory is not None and complete else None
 
 

@@ -57,6 +57,14 @@ def test_a_fence_needs_no_window_of_mpi(monkeypatch: pytest.MonkeyPatch) -> None
     agree(time.perf_counter() - began_s < 0.5)
 
 
+@pytest.mark.parametrize(("machine", "fenced"), [("aarch64", True), ("ppc64le", True), ("x86_64", False)])
+def test_processors_that_exchange_writes_get_a_fence(machine: str, fenced: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_segment, "ORDERED", frozenset({"x86_64"}))  # --as-if-arm empties it
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    segment = shared_segment.create(MPI.COMM_WORLD, LINE)
+    agree(segment is not None and (segment.fence is not None) == fenced)
+
+
 def of_rank(rank: int, count: int, seed: int) -> torch.Tensor:
     """Small whole numbers, so that sums are exact in any order."""
     return torch.randint(-50, 50, (count,), generator=torch.Generator().manual_seed(1000 * seed + rank)).float()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import mpicoll._discovery.hostfile as hostfile
-from mpicoll._discovery import allocation, mca_files
+from mpicoll._discovery import allocation, detect, mca_files
 from mpicoll._discovery.find import Mpi, Mpiexec
 from mpicoll._launch.job import Plan, Program, Request, Site
 from mpicoll._launch.plan import plan
@@ -142,6 +142,14 @@ def test_a_fabric_is_left_alone_where_several_hosts_take_part() -> None:
     assert planned(one(2, "localhost")).added["OMPI_MCA_btl"] == "^ofi"
     for made in (planned(one(2, "a,b")), planned(one(2, "elsewhere")), planned(one(2), mpi=OPENMPI4)):
         assert not {"OMPI_MCA_btl", "OMPI_MCA_osc"} & set(made.added)
+
+
+def test_open_mpi_4_does_without_the_provider_net() -> None:
+    name, value = detect.OPEN_MPI_4_PROVIDERS
+    for program in one(2), one(2, "a,b"):
+        assert planned(program, mpi=OPENMPI4).added[name] == value
+        assert name not in planned(program).added
+    assert name not in planned(one(2), mpi=OPENMPI4, site=a_site(**{name: "psm2"})).added
 
 
 def test_open_mpi_does_not_write_beyond_a_receive() -> None:
