@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.cluster import where
-from tests.support import hosts, run
+from tests.support import LAUNCH_ENVIRONMENT, hosts, is_open_mpi, mpiexec, run
 
 REASON = hosts.missing()
 pytestmark = [
@@ -29,8 +29,8 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[hosts.Hosts]:
 
 
 def hostfile(folder: Path, *lines: str) -> str:
-    (folder / "hosts").write_text("\n".join(lines))
-    return str(folder / "hosts")
+    (folder / "nodes").write_text("\n".join(lines))
+    return str(folder / "nodes")  # "hosts" is the /etc/hosts of the machines
 
 
 def doctor(machines: hosts.Hosts, *words: str) -> subprocess.CompletedProcess[str]:
@@ -50,6 +50,16 @@ def test_one_rank_on_each_of_four_hosts(machines: hosts.Hosts) -> None:
 def test_the_first_host_is_another_one(machines: hosts.Hosts) -> None:
     done = machines.launch("--quiet", "--host", "mpihost3:2,mpihost2:1", where.SCRIPT, timeout_s=60)
     assert where.check(done, "mpihost3") == ["mpihost3", "mpihost3", "mpihost2"]
+
+
+def test_mpiexec_without_mpicoll_run(machines: hosts.Hosts) -> None:
+    """The settings are those that root and more ranks than cores need."""
+    environ = {**LAUNCH_ENVIRONMENT, "PRTE_MCA_rmaps_default_mapping_policy": "slot:oversubscribe", **machines.environment()}
+    names = ["--host" if is_open_mpi() else "-hosts", "mpihost1:2,mpihost2:1"]
+    passed = ["-x", "PYTHONPATH"] if is_open_mpi() else []
+    command = [*machines.enter(0), mpiexec(), *names, *passed, "-n", "3", sys.executable, where.SCRIPT]
+    done = run(command, timeout_s=60, env=environ)
+    assert where.check(done, "mpihost1", by_mpi=f"{hosts.NETWORK}.1") == ["mpihost1"] * 2 + ["mpihost2"]
 
 
 def test_crowded_hosts_all_get_ranks(machines: hosts.Hosts) -> None:

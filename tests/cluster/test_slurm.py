@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster import where
-from tests.support import ROOT, slurm
+from tests.support import LAUNCH_ENVIRONMENT, ROOT, mpiexec, slurm
 
 REASON = slurm.missing()
 pytestmark = [
@@ -19,6 +19,7 @@ pytestmark = [
     pytest.mark.skipif(REASON is not None, reason=str(REASON)),
 ]
 
+LAUNCHERS = pytest.mark.parametrize("options", [(), ("--launcher", "srun")], ids=["mpiexec", "srun"])
 RUN = (sys.executable, "-m", "mpicoll.run")
 
 
@@ -42,7 +43,7 @@ def test_srun_starts_the_ranks(nodes: slurm.Slurm, tmp_path: Path) -> None:
     assert all(said["before"] == said["after"] for said in where.ranks(done))
 
 
-@pytest.mark.parametrize("options", [(), ("--launcher", "srun")], ids=["mpiexec", "srun"])
+@LAUNCHERS
 def test_mpicoll_run_reads_the_allocation(options: tuple[str, ...], nodes: slurm.Slurm, tmp_path: Path) -> None:
     done = nodes.run("salloc", "-Q", "-N", "2", "-n", "4", *RUN, *options, where.SCRIPT, cwd=tmp_path)
     assert sorted(where.check(done, "mpihost1")) == ["mpihost1"] * 3 + ["mpihost2"]
@@ -50,13 +51,33 @@ def test_mpicoll_run_reads_the_allocation(options: tuple[str, ...], nodes: slurm
     assert ("srun --mpi=" in done.stderr) == bool(options), done.stderr
 
 
-def test_a_rank_that_leaves_early_ends_the_job(nodes: slurm.Slurm, tmp_path: Path) -> None:
+def test_mpiexec_reads_the_allocation(nodes: slurm.Slurm, tmp_path: Path) -> None:
+    """Without `mpicoll run`. The settings are those that root and more ranks than cores need."""
+    environ = {**LAUNCH_ENVIRONMENT, "PRTE_MCA_rmaps_default_mapping_policy": "slot:oversubscribe"}
+    words = ("salloc", "-Q", "-N", "2", "-n", "4", mpiexec(), "-n", "4", sys.executable, where.SCRIPT)
+    done = nodes.run(*words, cwd=tmp_path, **environ)
+    assert sorted(where.check(done, "mpihost1")) == ["mpihost1"] * 3 + ["mpihost2"]
+
+
+def test_some_nodes_of_the_allocation(nodes: slurm.Slurm, tmp_path: Path) -> None:
+    done = nodes.run("salloc", "-Q", "-N", "2", "-n", "4", *RUN, "--nnodes", "1", "-n", "2", where.SCRIPT, cwd=tmp_path)
+    assert where.check(done, "localhost") == ["mpihost1"] * 2
+
+
+def test_a_task_that_leaves_early_ends_the_step(nodes: slurm.Slurm, tmp_path: Path) -> None:
     """It has not imported mpicoll yet: srun -K must end the others, which wait for it in MPI."""
-    done = nodes.run(
-        "srun", "-K", f"--mpi={nodes.pmi}", "-N", "2", "-n", "2", sys.executable, where.SCRIPT, "leave", cwd=tmp_path
-    )
+    command = ("srun", "-K", f"--mpi={nodes.pmi}", "-N", "2", "-n", "2", sys.executable, where.SCRIPT, "leave")
+    done = nodes.run(*command, cwd=tmp_path)
     assert done.returncode != 0, done.stderr
     assert "Exited with exit code 3" in done.stderr
+    assert "WHERE" not in done.stdout
+
+
+@LAUNCHERS
+def test_a_rank_that_leaves_early_is_named(options: tuple[str, ...], nodes: slurm.Slurm, tmp_path: Path) -> None:
+    done = nodes.run("salloc", "-Q", "-N", "2", "-n", "2", *RUN, *options, where.SCRIPT, "leave", cwd=tmp_path)
+    assert done.returncode != 0, done.stderr
+    assert "mpicoll.run: rank 1 of 2 on mpihost2: exit status 3" in done.stderr
     assert "WHERE" not in done.stdout
 
 

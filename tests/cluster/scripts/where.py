@@ -1,14 +1,15 @@
-"""An all_reduce; rank 0 prints where each rank ran, and what its variables said. With `leave`, task 1 of srun leaves early."""
+"""An all_reduce; rank 0 prints where each rank ran, and what its variables said. With `leave`, rank 1 leaves early."""
 
 import json
 import os
 import socket
 import sys
 
-if os.environ.get("SLURM_PROCID") == "1" and sys.argv[1:] == ["leave"]:
+LAUNCHERS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")  # the last one also counts daemons of an mpiexec
+if sys.argv[1:] == ["leave"] and next(os.environ[name] for name in LAUNCHERS if name in os.environ) == "1":
     sys.exit(3)  # before torch and MPI are there
 
-import torch
+import torch  # noqa: E402
 
 NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "MASTER_ADDR")
 before = {name: os.environ.get(name) for name in NAMES}
