@@ -20,7 +20,7 @@ once. (A ring would round partial sums of halves on each rank.)
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from ctypes import memmove
 
@@ -76,7 +76,7 @@ def all_reduce(
             settle()
             sends = [(other, block(reduced)) for other in receivers if own.numel()]
             senders = [other for other in reversed(_others(channel)) if root in (None, rank) and slices[other].numel()]
-            gathers.add(Exchange(channel, sends, [(other, block(slices[other])) for other in senders]))  # [3]
+            gathers.add(_exchange(channel, sends, [(other, block(slices[other])) for other in senders]))  # [3]
         gathers.wait()
 
 
@@ -107,7 +107,7 @@ def all_gather(channel: Channel, targets: Sequence[Block], source: Block) -> Non
 
     def started(turn: int) -> Exchange:
         sends = [(other, piece) for other in others for piece in _piece(source, turn)]
-        return Exchange(channel, sends, [(other, piece) for other in reversed(others) for piece in _piece(targets[other], turn)])
+        return _exchange(channel, sends, [(other, piece) for other in reversed(others) for piece in _piece(targets[other], turn)])
 
     turns = max(-(-nbytes // SLICE) for _, nbytes in targets)
     for _ in _in_order(started, turns, AHEAD):
@@ -129,14 +129,14 @@ def broadcast(channel: Channel, memory: Block, root: int) -> None:
         return others[turn % len(others)]
 
     def received(turn: int) -> Exchange:
-        return Exchange(channel, [], [(root if first(turn) == rank else first(turn), _piece(memory, turn)[0])])
+        return _exchange(channel, [], [(root if first(turn) == rank else first(turn), _piece(memory, turn)[0])])
 
     turns = -(-memory[1] // SLICE)
     for turn in range(turns) if rank == root else _in_order(received, turns, ahead):
         if rank == root:
-            sends.add(Exchange(channel, [(first(turn), _piece(memory, turn)[0])], []))
+            sends.add(_exchange(channel, [(first(turn), _piece(memory, turn)[0])], []))
         elif first(turn) == rank:
-            sends.add(Exchange(channel, [(other, _piece(memory, turn)[0]) for other in receivers], []))
+            sends.add(_exchange(channel, [(other, _piece(memory, turn)[0]) for other in receivers], []))
     sends.wait()
 
 
@@ -145,6 +145,10 @@ def _piece(memory: Block, turn: int) -> list[Block]:
     address, nbytes = memory
     begin = turn * SLICE
     return [(address + begin, min(SLICE, nbytes - begin))] if begin < nbytes else []
+
+
+def _exchange(channel: Channel, sends: Iterable[tuple[int, Block]], receives: Iterable[tuple[int, Block]]) -> Exchange:
+    return Exchange(channel, sends, receives, large=True)
 
 
 def _others(channel: Channel) -> list[int]:
@@ -181,7 +185,7 @@ def _moved(channel: Channel, chunks: Sequence[Sequence[Tensor]], longest: int) -
     def started(number: int) -> Exchange:
         slices, received = chunks[number], parts(number)
         sends = [(other, block(slices[other])) for other in others if slices[other].numel()]
-        return Exchange(channel, sends, [(other, block(received[other])) for other in reversed(others) if slices[rank].numel()])
+        return _exchange(channel, sends, [(other, block(received[other])) for other in reversed(others) if slices[rank].numel()])
 
     with _kept_on_error(channel, scratch):
         yield from map(parts, _in_order(started, len(chunks), ahead))

@@ -21,10 +21,15 @@ TAG = 0  # below OWN_TAGS; monitored_barrier.py and checked.py have 1 to 4
 
 
 class Exchange:
-    """Messages under way, pairs of (peer, memory). The receives have their memory until `wait` returns."""
+    """Messages under way, pairs of (peer, memory). The receives have their memory until `wait` returns.
 
-    def __init__(self, channel: Channel, sends: Iterable[tuple[int, Block]], receives: Iterable[tuple[int, Block]]) -> None:
-        self._channel = channel
+    ``large``: `wait` yields the core between tests.
+    """
+
+    def __init__(
+        self, channel: Channel, sends: Iterable[tuple[int, Block]], receives: Iterable[tuple[int, Block]], large: bool = False
+    ) -> None:
+        self._channel, self._large = channel, large
         self._receives = list(receives)
         comm = channel.comm
         with channel.lock:
@@ -41,10 +46,10 @@ class Exchange:
             DifferentCalls: The same for a message that was shorter.
         """
         if self._channel.runtime.overruns:
-            received = _matched(self._channel, self._requests, self._receives)
+            received = _matched(self._channel, self._requests, self._receives, self._large)
         else:
             statuses = [Status() for _ in self._receives]
-            self._channel.wait_all(self._requests, statuses)
+            self._channel.wait_all(self._requests, statuses, self._large)
             received = [status.Get_elements(BYTE) for status in statuses]
         for (peer, (_, nbytes)), found in zip(self._receives, received, strict=True):
             if found != nbytes:
@@ -56,7 +61,7 @@ def exchange(channel: Channel, sends: Iterable[tuple[int, Block]], receives: Ite
     Exchange(channel, sends, receives).wait()
 
 
-def _matched(channel: Channel, requests: list[Any], receives: Sequence[tuple[int, Block]]) -> list[int]:
+def _matched(channel: Channel, requests: list[Any], receives: Sequence[tuple[int, Block]], large: bool) -> list[int]:
     """Compares every length before it receives: Note [Messages that are too long] in _mpi/open_mpi.py. Returns the lengths."""
     comm = channel.comm
     received, surplus = [], []  # surplus: memory for the messages that are too long
@@ -70,7 +75,7 @@ def _matched(channel: Channel, requests: list[Any], receives: Sequence[tuple[int
         with channel.lock:
             requests.append(arrived.message.Irecv(spec(address, arrived.nbytes)))
         received.append(arrived.nbytes)
-    channel.wait_all(requests)
+    channel.wait_all(requests, large=large)
     if surplus:
         raise truncated()
     return received

@@ -247,6 +247,7 @@ def host_collectives(
     """Returns the collectives on host memory over a channel (collective)."""
     sizes = list(Counter(topology.nodes).values())
     known = thresholds.of_group(choices, sizes, possible=not channel.serialized)
+    channel.in_background = queue.runs_here
     windows = Windows(channel, topology, choices.chunk, queue.runs_here, queue.current)
     if known.large == HIERARCHICAL:
         windows.connect()
