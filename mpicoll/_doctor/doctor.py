@@ -25,7 +25,7 @@ from typing import Any
 import mpicoll._discovery.binding as binding
 from mpicoll import _config
 from mpicoll._cpus import allowed, usable_cores
-from mpicoll._discovery import allocation, cuda_support, detect, find, launchers
+from mpicoll._discovery import allocation, containers, cuda_support, detect, find, launchers
 from mpicoll._discovery.detect import Launch
 from mpicoll._discovery.find import Mpi
 from mpicoll._discovery.torch_facts import torch_facts
@@ -62,6 +62,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m mpicoll.docto
     settings = _config.problems()
     for name in [name for name in os.environ if _config.problems({name: os.environ[name]})]:
         del os.environ[name]  # reported below; the checks run without it
+    containers.prepare(os.environ, launch)
     # All ranks must start MPI; then rank 0 reports.
     job = find.probe("job", os.environ, keep_files=True) if launch is not None else None
     if launch is not None and launch.rank != 0:
@@ -99,7 +100,7 @@ def examine(environ: Mapping[str, str], launch: Launch | None = None, job: Mappi
     _cluster(mpi, str(started.get("library_version", "")), environ, report)
     if launch is not None and job is not None:
         report.facts["job"] = {"launcher": launch.launcher, "size": launch.size, **job}
-        report.findings += check_job(launch, job)
+        report.findings += [*check_job(launch, job), *check_container(launch)]
     verdict = None if mpi is None else cuda_support.decide(started, environ, cuda_support.driver_loads())
     report.facts["gpu_memory"] = None if verdict is None else asdict(verdict)
     report.findings += cuda.check(torch, verdict, environ)
@@ -230,6 +231,12 @@ def check_job(launch: Launch, job: Mapping[str, Any]) -> list[Finding]:
         text += " (containers with a /dev/shm of their own?)"
         findings.append(Finding("note", "job", text, remedy="let the containers of a host share /dev/shm (docker --ipc=host)"))
     return findings
+
+
+def check_container(launch: Launch) -> list[Finding]:
+    """Whether this rank shares with the other ranks of its host what shared memory needs."""
+    found = containers.advice(launch)
+    return [] if found is None else [Finding("note", "container", found[0], remedy=found[1])]
 
 
 def check_shared_memory(path: str) -> list[Finding]:

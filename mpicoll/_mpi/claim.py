@@ -26,6 +26,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from mpicoll._discovery import detect
+from mpicoll._discovery.containers import LAUNCHER_PROGRAMS
 
 # These variables name one rank of one job, under any launcher. A process with the same values as its parent is the same rank.
 IDENTITY = (
@@ -33,11 +34,6 @@ IDENTITY = (
     "MV2_COMM_WORLD_RANK", "MVP_COMM_WORLD_RANK", "PALS_APID", "PALS_RANKID", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_PROCID",
     "FLUX_JOB_ID", "FLUX_TASK_RANK", "JSM_NAMESPACE_RANK",
 )  # fmt: skip
-# If a rank starts a launcher, the processes of that launcher are other ranks, although their variables may look the same.
-LAUNCHER_PROGRAMS = {
-    "mpirun", "mpiexec", "mpiexec.hydra", "hydra_pmi_proxy", "hydra_bstrap_pr", "prterun", "prte", "prted", "orterun", "orted",
-    "srun", "slurmstepd", "palsd", "flux", "flux-shell", "jsrun", "jsmd", "mpirun_rsh", "mpispawn",
-}  # fmt: skip
 
 PREFIX = "mpicoll-rank-"  # of the file name; then rank, user, boot, namespace of process ids, the root's id and start time
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 import mpi4py
 
 from mpicoll import _cpus
-from mpicoll._discovery import binding, debian, detect
+from mpicoll._discovery import binding, containers, debian, detect
 from mpicoll._mpi import claim, open_mpi
 from mpicoll.errors import LaunchError
 
@@ -123,6 +123,7 @@ def _prepare() -> bool:
     for name, value in open_mpi.SETTINGS.items():  # see Note [Messages that are too long] in open_mpi.py
         os.environ.setdefault(name, value)
     binding.prepare(os.environ, _cpus.allowed(), detect.detect())
+    containers.prepare(os.environ, detect.detect())
     if refusal() is not None:
         mpi4py.rc.initialize = False
         return False
