@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import random
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +31,12 @@ from tests.support import everyone, spmd
 hypothesis.settings.register_profile("spmd", derandomize=True, database=None, deadline=None)
 hypothesis.settings.load_profile("spmd")
 
+ON_REQUEST = {"slow": "--runslow", "companion": "--companions"}  # marks of tests that run only with an option
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--runslow", action="store_true", help="also run the tests marked slow")
+    parser.addoption("--companions", action="store_true", help="also run the tests of tests/companions; requirements.txt there")
     parser.addoption("--share", metavar="FOLDER", help="sessions with one empty folder share the tests: each runs once")
     parser.addoption("--only-here", action="store_true", help="run only the tests that are marked for this very number of ranks")
     parser.addoption("--as-if-gpus", action="store_true", help="the CPU's tensors in a world whose ranks see GPUs")
@@ -66,12 +69,12 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         session.config.option.with_mpi = True  # pytest-mpi: @pytest.mark.mpi means run here, not skip
 
 
-def runs_here(item: pytest.Item, size: int, slow: bool) -> bool:
-    """Whether the marks of ``item`` let it run on ``size`` ranks."""
+def runs_here(item: pytest.Item, size: int, kinds: Sequence[str]) -> bool:
+    """Whether the marks of ``item`` let it run on ``size`` ranks. kinds: of ``ON_REQUEST``, those that were asked for."""
     sizes = [mark.args for mark in item.iter_markers("ranks")]
     least = [mark.args[0] for mark in item.iter_markers("min_ranks")]
     return (
-        (slow or item.get_closest_marker("slow") is None)
+        all(kind in kinds or item.get_closest_marker(kind) is None for kind in ON_REQUEST)
         and (size == 1 or item.get_closest_marker("launch") is None)
         and all(size in allowed for allowed in sizes)
         and all(size >= n for n in least)
@@ -79,8 +82,9 @@ def runs_here(item: pytest.Item, size: int, slow: bool) -> bool:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    size, slow, only = spmd.side().size, config.getoption("--runslow"), config.getoption("--only-here")
-    chosen = [item for item in items if runs_here(item, size, slow) and (not only or item.get_closest_marker("ranks"))]
+    size, only = spmd.side().size, config.getoption("--only-here")
+    kinds = [kind for kind, option in ON_REQUEST.items() if config.getoption(option)]
+    chosen = [item for item in items if runs_here(item, size, kinds) and (not only or item.get_closest_marker("ranks"))]
     deselected = [item for item in items if item not in chosen]
     items[:] = chosen
     if deselected:

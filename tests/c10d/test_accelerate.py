@@ -6,7 +6,6 @@ load it: the processes, their backend and the losses must be what they are there
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,24 +13,23 @@ from typing import Any
 
 import pytest
 
-from tests.support import LAUNCH_ENVIRONMENT, free_port, mpiexec, run
+from tests.support import free_port
+from tests.support.jobs import attempt, command
+from tests.support.jobs import reports as lines
 
 SCRIPT = str(Path(__file__).parent / "scripts" / "accelerate_train.py")
-# A thread of Gloo may still hold a tensor when Python ends, and then now and then aborts, with or without mpicoll
-# (https://github.com/pytorch/pytorch/issues/190489). Such a job is run once more.
-ABORT = "terminate called without an active exception"
 # Jobs to compare with. Their processes leave by os._exit; with mpicoll they end as programs do.
 WITHOUT = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
 HUNG_S = 60  # seconds; a job imports torch and Accelerate up to three times, which takes 5 to 10
 
 COMMANDS = {
     "python": [sys.executable, SCRIPT, "--debug"],
-    "torchrun": [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", SCRIPT],
+    "torchrun": command("torchrun", SCRIPT),
     "accelerate launch": [
         *(sys.executable, "-m", "accelerate.commands.launch"),
         *("--cpu", "--num_processes", "1", "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no", SCRIPT),
     ],
-    "mpirun": [mpiexec(), "-n", "2", sys.executable, SCRIPT],
+    "mpirun": command("mpirun", SCRIPT),
 }
 
 pytestmark = [pytest.mark.launch, pytest.mark.timeout(200)]
@@ -39,16 +37,10 @@ pytestmark = [pytest.mark.launch, pytest.mark.timeout(200)]
 
 def reports(by: str, **env: str) -> dict[str, list[dict[str, Any]]]:
     """What the processes of one job have printed, by rank, for each name."""
-    environ = {**LAUNCH_ENVIRONMENT, "GLOO_SOCKET_IFNAME": "lo", **env}
-    done = run(COMMANDS[by], timeout_s=HUNG_S, env=environ)
-    if ABORT in done.stderr and by != "mpirun":
-        done = run(COMMANDS[by], timeout_s=HUNG_S, env=environ)
-    assert done.returncode == 0, f"status {done.returncode}\nstdout:\n{done.stdout}\nstderr:\n{done.stderr}"
     found: dict[str, list[dict[str, Any]]] = {}
-    for line in done.stdout.splitlines():
-        if line.startswith("{"):
-            found.setdefault(json.loads(line)["name"], []).append(json.loads(line))
-    return {name: sorted(of_name, key=lambda report: report["rank"]) for name, of_name in found.items()}
+    for report in lines(attempt(COMMANDS[by], HUNG_S, **env)):
+        found.setdefault(report["name"], []).append(report)
+    return found
 
 
 def trained(found: Sequence[dict[str, Any]], size: int, backend: str | None, losses: Sequence[float], mpicoll: bool) -> None:

@@ -10,23 +10,18 @@ from pathlib import Path
 import pytest
 
 from mpicoll._c10d.names import BACKEND_SUBCLASSES
-from mpicoll._discovery.detect import OWNER_PID
-from tests.support import LAUNCH_ENVIRONMENT, free_port, mpiexec, run
+from tests.support import LAUNCH_ENVIRONMENT, free_port, run
+from tests.support.jobs import OVER_MPI, command
 
 SCRIPTS = Path(__file__).parent / "scripts"
 HUNG_S = 40  # seconds; a script of these takes 2 to 8
 
 pytestmark = [pytest.mark.launch, pytest.mark.timeout(120)]
-launchers = pytest.mark.parametrize("by", ["mpirun", "mpicoll.run"])
+launchers = pytest.mark.parametrize("by", OVER_MPI)
 
 
 def start(by: str, ranks: int, script: str, **env: str) -> subprocess.CompletedProcess[str]:
-    path = str(SCRIPTS / script)
-    if by == "mpirun":  # without the mark of this session's own MPI, by which its children would be taken for its ranks
-        command = ["env", "-u", OWNER_PID, mpiexec(), "-n", str(ranks), sys.executable, path]
-    else:
-        command = [sys.executable, "-m", "mpicoll.run", "-n", str(ranks), path]
-    return run(command, timeout_s=HUNG_S, env={**LAUNCH_ENVIRONMENT, **env})
+    return run(command(by, str(SCRIPTS / script), ranks=ranks), timeout_s=HUNG_S, env={**LAUNCH_ENVIRONMENT, **env})
 
 
 def succeeded(done: subprocess.CompletedProcess[str], ranks: int, words: str) -> None:

@@ -1,0 +1,43 @@
+"""Programs of other packages train on two ranks over MPI as they do over Gloo: equal losses, weights and metrics.
+
+Each program in scripts/ runs under mpirun and ``python -m mpicoll.run`` with the backend mpi, and once under torchrun with
+Gloo. None of them imports mpicoll.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.jobs import OVER_MPI, same_training, trained
+
+SCRIPTS = Path(__file__).parent / "scripts"
+HUNG_S = 100  # seconds; a job imports large packages, which takes 10 to 30 on two cores
+
+# Name: the script, and its arguments for MPI and for Gloo. {folder} is an empty folder.
+PROGRAMS = {
+    "transformers": ("trainer.py", ["{folder}"], ["{folder}"]),
+    "lightning": ("lightning_ddp.py", ["mpi"], ["ddp"]),
+    "torchmetrics": ("torchmetrics_train.py", ["mpi"], ["gloo"]),
+    "ignite": ("ignite_train.py", ["mpi"], ["gloo"]),
+    "optuna": ("optuna_study.py", ["mpi"], ["gloo"]),
+}
+
+pytestmark = [pytest.mark.companion, pytest.mark.launch, pytest.mark.timeout(2 * HUNG_S + 20)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("written")
+
+
+@pytest.mark.parametrize("by", OVER_MPI)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_trains_as_over_gloo(name: str, by: str, folder: Path) -> None:
+    script, over_mpi, over_gloo = PROGRAMS[name]
+    path = str(SCRIPTS / script)
+    expected = trained("torchrun", path, *(word.format(folder=folder) for word in over_gloo), timeout_s=HUNG_S)
+    assert expected[0]["backend"] == "gloo"
+    found = trained(by, path, *(word.format(folder=folder) for word in over_mpi), timeout_s=HUNG_S)
+    same_training(found, expected, "mpi")
