@@ -25,7 +25,7 @@ from collections.abc import Callable, Sequence
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
-from mpicoll._mpi import survivors, thread_levels
+from mpicoll._mpi import mpich, survivors, thread_levels
 from mpicoll._mpi.backoff import Backoff
 from mpicoll._mpi.library import MPI
 from mpicoll._mpi.runtime import Runtime
@@ -62,7 +62,7 @@ class Channel:
         # One attribute per collective, bound once: a lookup on every call would take a tenth of the call's time.
         self.Allreduce = self._collective("Allreduce")
         self.Bcast = self._collective("Bcast")
-        self.Reduce = self._collective("Reduce")
+        self.Reduce = mpich.at_any_root(self._collective("Reduce"))
         self.Allgather = self._collective("Allgather")
         self.Allgatherv = self._with_error(self._collective("Allgatherv"))
         self.Reduce_scatter = self._collective("Reduce_scatter")

@@ -1,0 +1,38 @@
+"""A fault of MPICH 4.0 that mpicoll goes around. The test is right on every MPI."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import mpicoll
+from mpicoll._algorithms import native
+from mpicoll._mpi import runtime
+from mpicoll._mpi.channel import Channel
+from mpicoll._mpi.datatypes import predefined
+from tests.support import agree
+
+
+@pytest.mark.min_ranks(2)
+def test_a_reduce_in_place_at_any_root(rank: int, size: int) -> None:
+    """MPICH 4.0.2 ended with SIGSEGV at every root but 0."""
+    running = runtime.start()
+    channel = Channel(running, running.base.Dup())
+    for root in range(size):
+        for count in (0, 1, 1000, 5000, 100_000):
+            memory = torch.full((count,), rank + 1.0)
+            native.reduce(channel, memory, predefined("FLOAT"), predefined("SUM"), root, rank == root)
+            expected = size * (size + 1) / 2 if rank == root else rank + 1
+            agree(bool((memory == expected).all()), (root, count))
+    channel.free()
+
+
+@pytest.mark.min_ranks(2)
+@pytest.mark.usefixtures("world")
+def test_a_small_reduce_to_any_rank(rank: int, size: int) -> None:
+    """The same, in the call that the fast path makes."""
+    for root in range(size):
+        for count in (500, 2000):
+            tensor = torch.full((count,), rank + 1.0)
+            mpicoll.reduce(tensor, root)
+            agree(rank != root or bool((tensor == size * (size + 1) / 2).all()), (root, count))
