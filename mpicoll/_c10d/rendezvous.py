@@ -77,20 +77,41 @@ def meet(timeout: timedelta = default_pg_timeout, **_: Any) -> tuple[Store, int,
             raise not_made(raw, "init_process_group") from raw
 
 
+# Note [Few exchanges]
+# On a busy machine each exchange takes as long as it takes until every rank has had the processor. So rank 0 opens a store on
+# loopback before it knows whether all ranks are on its host. If they are, two exchanges are enough.
 def _meet(mpi: runtime.Runtime, comm: Any, timeout: timedelta) -> Store:
-    thread_levels.serialized_anywhere(mpi, comm)
-    hosts = comm.allgather(_host(mpi.hostname))
-    listeners: list[socket.socket] = []
-    place: Place | None = None
+    store, place, error = None, Place(mpi.hostname), ""
     if mpi.rank == 0:
-        names = LOOPBACK if len(set(hosts)) == 1 else _own_names(mpi.hostname)
-        listeners = _listen(names)
-        error = "" if listeners else f"it cannot listen on any of {', '.join(names) or 'its addresses, of which it has none'}"
-        place = Place(mpi.hostname, tuple(_address(listener) for listener in listeners), error)
+        place, listeners = _place(mpi.hostname, LOOPBACK)
+        store, error = _open(place.addresses[0], listeners, timeout) if listeners else (None, place.error)
+    said = comm.allgather((mpi.thread_level, _host(mpi.hostname), place, error))
+    mpi.thread_levels = tuple(level for level, *_ in said)
+    thread_levels.check(mpi.thread_levels)
+    if len({host for _, host, *_ in said}) == 1:
+        _, _, place, error = said[0]
+        address: Address = place.addresses[0] if place.addresses else ("", 0)
+    else:
+        store = None
+        store, address, error = _between_hosts(mpi, comm, timeout)
+    if store is None and not error:
+        store, error = _connect(address, timeout, f"rank {mpi.rank} on {mpi.hostname}")
+    # This exchange also keeps the store of rank 0, which goes if init_process_group fails, until all ranks are connected.
+    errors = list(dict.fromkeys(text for text in comm.allgather(error) if text))
+    if errors or store is None:
+        raise LaunchError("init_process_group: " + "; ".join(errors))
+    os.environ.setdefault("MASTER_ADDR", address[0])
+    os.environ.setdefault("MASTER_PORT", str(address[1]))
+    return store
+
+
+def _between_hosts(mpi: runtime.Runtime, comm: Any, timeout: timedelta) -> tuple[Store | None, Address, str]:
+    """Returns the store on rank 0, its address, which all ranks reach, and why there is none (collective)."""
+    place, listeners = _place(mpi.hostname, _own_names(mpi.hostname)) if mpi.rank == 0 else (None, [])
     place = comm.bcast(place, root=0)
     assert place is not None
     if place.error:
-        raise LaunchError(f"init_process_group: rank 0 on {place.hostname} could not open a store: {place.error}")
+        raise LaunchError(f"init_process_group: {place.error}")
     reached, tried = _reachable(place.addresses) if mpi.rank else (set(place.addresses), "")
     answers = comm.allgather((mpi.hostname, reached, tried))
     common = [address for address in place.addresses if all(address in known for _, known, _ in answers)]
@@ -99,16 +120,15 @@ def _meet(mpi: runtime.Runtime, comm: Any, timeout: timedelta) -> Store:
             listener.close()
         raise LaunchError("init_process_group: " + _nobody_reaches(place, answers))
     store, error = _open(common[0], listeners, timeout) if mpi.rank == 0 else (None, "")
-    error = comm.bcast(error, root=0)
-    if store is None and not error:
-        store, error = _connect(common[0], timeout, f"rank {mpi.rank} on {mpi.hostname}")
-    # This exchange also keeps the store of rank 0, which goes if init_process_group fails, until all ranks are connected.
-    errors = list(dict.fromkeys(text for text in comm.allgather(error) if text))
-    if errors or store is None:
-        raise LaunchError("init_process_group: " + "; ".join(errors))
-    os.environ.setdefault("MASTER_ADDR", common[0][0])
-    os.environ.setdefault("MASTER_PORT", str(common[0][1]))
-    return store
+    return store, common[0], comm.bcast(error, root=0)
+
+
+def _place(hostname: str, names: Sequence[str]) -> tuple[Place, list[socket.socket]]:
+    """Listens on the addresses of these names, on rank 0."""
+    listeners = _listen(names)
+    text = f"rank 0 on {hostname} could not open a store: it cannot listen on any of "
+    error = "" if listeners else text + (", ".join(names) or "its addresses, of which it has none")
+    return Place(hostname, tuple(_address(listener) for listener in listeners), error), listeners
 
 
 def _host(hostname: str) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Settings that all ranks must share: rank 0's configuration, and device support as far as every rank has it."""
+"""What all ranks must share: rank 0's configuration, device support as far as every rank has it, and where the ranks run."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from mpicoll._engine import checked
 from mpicoll._host import thresholds
 from mpicoll._host.thresholds import Choices
 from mpicoll._mpi.channel import Channel
+from mpicoll._mpi.topology import Topology, own_facts, topology_of
 
 
 class Agreed(NamedTuple):
@@ -18,12 +19,14 @@ class Agreed(NamedTuple):
     Attributes:
         checks: Ranks compare their calls before each collective (_engine/checked.py).
         compares: The watchdogs of a node compare them once a second (_progress/ledger.py).
+        topology: Of the ranks of the channel.
     """
 
     host: Choices
     devices: DeviceChoices | None
     checks: bool
     compares: bool
+    topology: Topology
 
 
 def agree(channel: Channel) -> Agreed:
@@ -32,18 +35,21 @@ def agree(channel: Channel) -> Agreed:
     Raises:
         ValueError: A variable of rank 0, or its table, has a value that is not allowed; raised on all ranks.
     """
-    error, own = "", None
-    if channel.comm.Get_rank() == 0:
+    error, own, rank = "", None, channel.comm.Get_rank()
+    if rank == 0:
         try:
             own = thresholds.choices(channel.runtime.library), devices.settings(), (checked.wanted(), checked.compares())
         except ValueError as caught:
             error = str(caught)
     with channel.lock:
-        # Not bcast: see topology.discover.
-        received = channel.comm.allgather((own, error, devices.seen()))
-    agreed, error, _ = received[0]
+        # One exchange for all: on a busy machine each takes as long as it takes until every rank has had the processor. Neither
+        # bcast nor allreduce of objects, which broadcasts: in MPICH, ranks of different thread levels disagree about how to
+        # broadcast, from the third broadcast of a communicator on (5.0.2; mpi4py alone shows it).
+        received = channel.comm.allgather((own, error, devices.seen(), own_facts(channel.comm)))
+    agreed, error, *_ = received[0]
     if error:
         raise ValueError(error)
-    choices, wanted, checks = agreed
+    choices, wanted, (checks, compares) = agreed
     assert isinstance(choices, Choices)
-    return Agreed(choices, devices.agree(channel, wanted, [seen for *_, seen in received]), *checks)
+    nodes = topology_of([facts for *_, facts in received], rank, choices.node_size)
+    return Agreed(choices, devices.agree(channel, wanted, [seen for _, _, seen, _ in received]), checks, compares, nodes)

@@ -28,7 +28,7 @@ from mpicoll._mpi import abort, arrival, boards, exit_handshake, library, runtim
 from mpicoll._mpi.channel import Channel
 from mpicoll._mpi.errors import MPIException, not_made
 from mpicoll._mpi.runtime import Runtime
-from mpicoll._mpi.topology import Topology, discover
+from mpicoll._mpi.topology import Topology
 from mpicoll._progress import threads
 from mpicoll._progress.flight_recorder import recorder
 from mpicoll._progress.ledger import Ledger
@@ -136,10 +136,10 @@ class Registry:
             topology, agreed, ledger = self._world
             return (topology if ranks is None else topology.of(ranks)), agreed, ledger
         agreed = agree(channel)
+        topology = agreed.topology
+        if ranks is not None:
+            return topology, agreed, None
         with channel.lock:
-            topology = discover(channel.comm, agreed.host.node_size)
-            if ranks is not None:
-                return topology, agreed, None
             shared = boards.make(channel.comm, topology.nodes)
         node.provide(channel.comm.Get_rank(), topology)
         self._world = topology, agreed, None if shared is None else Ledger(shared, agreed.compares)

@@ -41,6 +41,8 @@ class Runtime:
         self.size: int = base.Get_size()
         self.thread_level: int = MPI.Query_thread()
         self.serialized = self.thread_level < MPI.THREAD_MULTIPLE
+        #: Of all ranks, once they have exchanged them.
+        self.thread_levels: tuple[int, ...] = ()
         lock: AbstractContextManager[object] = threading.RLock() if self.serialized else nullcontext()
         # All MPI calls of this process are made under one lock.
         self.lock: AbstractContextManager[object] = lock if parent is None else parent.lock

@@ -57,7 +57,7 @@ def create(comm: Intracomm, nbytes: int, maker: int = 0, ordered: bool | None = 
     is_maker = comm.Get_rank() == maker
     if is_maker:
         file, memory = _make(nbytes, word)  # [1]
-    # Neither bcast (see topology.discover) nor a node communicator (Note [Communicators are made with the group], windows.py).
+    # Neither bcast (see _engine/consensus.py) nor a node communicator (Note [Communicators are made with the group], windows.py).
     location = comm.allgather((os.getpid(), file, word) if memory is not None else None)[maker]  # [2]
     if location is not None and not is_maker:
         memory = _mapped_from(nbytes, *location)  # [3]

@@ -8,6 +8,8 @@ make a communicator.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from mpicoll._mpi.library import MPI
 from mpicoll._mpi.runtime import Runtime
 from mpicoll.errors import ThreadLevelError
@@ -21,14 +23,22 @@ NAMES = {
 
 
 def serialized_anywhere(runtime: Runtime, comm: MPI.Intracomm) -> bool:
-    """Returns whether MPI is serialized on any rank of the communicator (collective).
+    """Returns whether MPI is serialized on any rank of the communicator (collective, unless all levels are known).
 
     Raises:
         ThreadLevelError: On all ranks, if their levels differ and the MPI library is not Open MPI.
     """
-    with runtime.lock:
-        # Not allreduce of objects, for which mpi4py makes another communicator.
-        levels = comm.allgather(runtime.thread_level)
+    levels: Sequence[int] = runtime.thread_levels
+    if not levels or len(set(levels)) > 1:  # unknown, or other ranks of the world may have the lower ones
+        with runtime.lock:
+            # Not allreduce of objects, for which mpi4py makes another communicator.
+            levels = comm.allgather(runtime.thread_level)
+        check(levels)
+    return any(level < MPI.THREAD_MULTIPLE for level in levels)
+
+
+def check(levels: Sequence[int]) -> None:
+    """Raises ThreadLevelError if the levels of a communicator's ranks differ and the MPI library is not Open MPI."""
     vendor, version = MPI.get_vendor()
     if len(set(levels)) > 1 and vendor != "Open MPI":
         different = next(rank for rank, level in enumerate(levels) if level != levels[0])
@@ -37,4 +47,3 @@ def serialized_anywhere(runtime: Runtime, comm: MPI.Intracomm) -> bool:
             f"{vendor} {'.'.join(map(str, version))} then uses different algorithms on them. Set the same "
             "mpi4py.rc.thread_level (or MPI4PY_RC_THREAD_LEVEL) on all ranks"
         )
-    return any(level < MPI.THREAD_MULTIPLE for level in levels)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from mpicoll import _cpus
 from mpicoll._mpi import survivors
@@ -14,7 +14,19 @@ from mpicoll._mpi.library import MPI
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
-Facts = tuple[int, set[int], int | None]  # a rank, the cores that it may use, and their number if that is limited
+
+class Facts(NamedTuple):
+    """What a rank knows of itself.
+
+    Attributes:
+        node: Equal on ranks that share memory.
+        cores: The hardware threads that it may use, one bit each.
+        quota: Number of cores, if that is limited.
+    """
+
+    node: Hashable
+    cores: int
+    quota: int | None
 
 
 @dataclass(frozen=True)
@@ -35,43 +47,52 @@ class Topology:
         return len(set(self.nodes)) == 1
 
 
-def discover(comm: Intracomm, node_size: int = 0) -> Topology:
-    """The topology of a communicator (collective).
+def own_facts(comm: Intracomm) -> Facts:
+    """The facts about this rank of a communicator (collective)."""
+    node = socket.gethostname() if survivors.possible() else _first_of_node(comm)
+    return Facts(node, sum(1 << core for core in _cpus.allowed()), _cpus.quota())
+
+
+def topology_of(ranks: Sequence[Facts], own: int, node_size: int = 0) -> Topology:
+    """The topology of a communicator as rank ``own`` sees it, from the facts about its ranks.
 
     Every ``node_size`` ranks of a node count as a node of their own; 0: nodes as they are.
     """
-    own = comm.Get_rank(), _cpus.allowed(), _cpus.quota()
-    neighbours = _neighbours_by_name(comm, own) if survivors.possible() else _neighbours(comm, own)
-    first, local_rank = neighbours[0][0], neighbours.index(own)
-    cores = set().union(*(allowed for _, allowed, _ in neighbours))
-    crowded = min(len(cores), *(quota or len(neighbours) for _, _, quota in neighbours)) < len(neighbours)
-    ranks = comm.allgather((first, local_rank // node_size if node_size else 0, crowded))
-    nodes = _numbered((node_first, part) for node_first, part, _ in ranks)
-    return Topology(nodes, any(crowded for _, _, crowded in ranks), _share(own, neighbours))
+    on_node: dict[Hashable, list[Facts]] = {}
+    names: list[Hashable] = []
+    for each in ranks:
+        neighbours = on_node.setdefault(each.node, [])
+        names.append((each.node, len(neighbours) // node_size if node_size else 0))
+        neighbours.append(each)
+    crowded = any(_crowded(neighbours) for neighbours in on_node.values())
+    return Topology(_numbered(names), crowded, _share(ranks[own], on_node[ranks[own].node]))
 
 
-def _share(own: Facts, neighbours: Iterable[Facts]) -> int:
+def _crowded(node: Sequence[Facts]) -> bool:
+    cores = 0
+    for each in node:
+        cores |= each.cores
+    return min(cores.bit_count(), *(each.quota or len(node) for each in node)) < len(node)
+
+
+def _share(own: Facts, node: Iterable[Facts]) -> int:
     """This rank's part of its cores, of which other ranks of the node may use some, too."""
-    _, allowed, quota = own
-    sharing = sum(not allowed.isdisjoint(other) for _, other, _ in neighbours)
-    cores = _cpus.count(allowed)
-    return max(1, min(cores, quota or cores) // sharing)
+    sharing = sum(bool(own.cores & other.cores) for other in node)
+    cores = _cpus.count(_cpus.allowed())
+    return max(1, min(cores, own.quota or cores) // sharing)
 
 
-def _neighbours(comm: Intracomm, own: Facts) -> list[Facts]:
-    """Returns what the ranks of this node have handed over, in their order (collective)."""
+def _first_of_node(comm: Intracomm) -> int:
+    """The first of the ranks that share this rank's memory.
+
+    Not by host name, which containers of a host may share; but see Note [A death while communicators are made] in survivors.py.
+    """
     node = comm.Split_type(MPI.COMM_TYPE_SHARED)
-    # Not allreduce of objects, which broadcasts: in MPICH, ranks of different thread levels disagree about how to broadcast, from
-    # the third broadcast of a communicator on (5.0.2; mpi4py alone shows it).
-    found = node.allgather(own)
-    node.Free()
-    return found
-
-
-def _neighbours_by_name(comm: Intracomm, own: Facts) -> list[Facts]:
-    """The same without another communicator; see Note [A death while communicators are made] in survivors.py."""
-    host = socket.gethostname()
-    return [facts for name, facts in comm.allgather((host, own)) if name == host]
+    members, world = node.Get_group(), comm.Get_group()
+    first: int = members.Translate_ranks([0], world)[0]
+    for each in (members, world, node):
+        each.Free()
+    return first
 
 
 def _numbered(nodes: Iterable[Hashable]) -> tuple[int, ...]:

@@ -1,0 +1,70 @@
+"""How often the ranks wait for each other until they have a world.
+
+On a busy machine each exchange takes until every rank has had the processor: 50 to 400 ms, and 4 ranks on 2 cores needed 14 of
+them. An exchange of objects is two collectives of MPI, of the sizes and of the contents.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import mpicoll
+from mpicoll._mpi import runtime
+from mpicoll._mpi.library import MPI
+from tests.support import agree, everyone
+
+COLLECTIVES = {"allgather", "bcast", "allreduce", "gather", "scatter", "alltoall", "Dup", "Split", "Split_type", "Create_group"}
+counts: Counter[str] = Counter()
+
+
+class Counted(MPI.Intracomm):
+    """A communicator that counts the collectives on it, and on its duplicates."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in COLLECTIVES:
+            counts[name] += 1
+        return super().__getattribute__(name)
+
+
+@pytest.fixture
+def counting() -> Iterator[Counter[str]]:
+    """No world is open; one that is opened counts."""
+    if mpicoll.is_initialized():
+        mpicoll.destroy_process_group()
+    mpicoll.init_process_group("mpi")  # makes the communicator of all ranks, once for each process
+    mpicoll.destroy_process_group()
+    plain = runtime.world_comm()
+    assert plain is not None
+    runtime.start().connect(Counted(plain))
+    counts.clear()
+    yield counts
+    if mpicoll.is_initialized():
+        mpicoll.destroy_process_group()
+    runtime.start().connect(plain)
+    runtime.stop()
+
+
+def test_a_world_takes_five_exchanges(counting: Counter[str], size: int) -> None:
+    """Addresses and thread levels, the store, settings and nodes, and two for the boards in shared memory."""
+    mpicoll.init_process_group("mpi")
+    found = dict(counting)
+    everyone("has it")
+    agree(found == {"allgather": 5, "Dup": 1, "Split_type": 1}, found)
+    x = torch.ones(2)
+    mpicoll.all_reduce(x)
+    agree(x.tolist() == [size] * 2)
+
+
+def test_a_group_takes_none_but_its_own(counting: Counter[str], rank: int, size: int) -> None:
+    """Its members only wait for each other, and make its communicator."""
+    mpicoll.init_process_group("mpi")
+    counting.clear()
+    mpicoll.new_group(list(range(size)))
+    found = dict(counting)
+    everyone("has it")
+    agree(not found, found)
