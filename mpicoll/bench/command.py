@@ -14,6 +14,7 @@ from mpicoll.bench import (
     check,
     ddp,
     everything,
+    footprint,
     jobs,
     machine,
     one_stream,
@@ -45,6 +46,8 @@ def run(words: Sequence[str], description: str) -> int:
         return 0
     if args.what == "model":
         return model_command.main(args) if overview.rank() == 0 else 0
+    if args.what == "ranks":
+        return _ranks(args) if overview.rank() == 0 else 0
     pace = QUICK if args.quick else PACES.get(args.what, Pace())
     with open_harness(replace(pace, rounds=args.repeat or pace.rounds), getattr(args, "device", "cpu")) as harness:
         if harness.size < 2 and args.what in BETWEEN_TWO:
@@ -100,6 +103,14 @@ def _bandwidth(harness: Harness, output: Output, given: float | str | None) -> f
         raise SystemExit(f"bench: {error}" if harness.rank == 0 else 1) from None
     output.say(f"network: {measured:.3g} GB/s by one stream of messages from rank 0 to rank {other}", "")
     return measured
+
+
+def _ranks(args: Namespace) -> int:
+    try:
+        footprint.measure(args.ranks)
+    except jobs.ChildFailed as failed:
+        raise SystemExit(f"bench ranks: {failed}") from None
+    return 0
 
 
 def _startup(harness: Harness, output: Output, args: Namespace) -> None:

@@ -41,24 +41,24 @@ class OnRank0(Generic[Value]):
         self.value, self.reason = control.first(outcome)
 
 
-def python(*words: str, env: Mapping[str, str] | None = None) -> str:
+def python(*words: str, env: Mapping[str, str] | None = None, limit_s: float = LIMIT_S) -> str:
     """The output of a Python process outside this job. Raises ChildFailed."""
     own = {**detect.without_job(os.environ), **(env or {})}
     environ = {name: value for name, value in own.items() if name not in detect.TORCH_VARIABLES}
-    ended = run([sys.executable, *words], environ, LIMIT_S)
+    ended = run([sys.executable, *words], environ, limit_s)
     if ended.status is None:
-        raise ChildFailed(f"no end after {LIMIT_S:g} s: python {' '.join(words)}")
+        raise ChildFailed(f"no end after {limit_s:g} s: python {' '.join(words)}")
     if ended.status != 0:
         raise ChildFailed(f"exit status {ended.status}: python {' '.join(words)}: {ended.last_words()}", ended.errors)
     return ended.output
 
 
-def job(ranks: int, *words: str) -> str:
+def job(ranks: int, *words: str, limit_s: float = LIMIT_S) -> str:
     """The output of a job of ``ranks`` ranks on this host. Raises ChildFailed."""
     command = ("-m", "mpicoll.run", "--quiet", "-n", str(ranks), *words)
     try:
-        return python(*command)
+        return python(*command, limit_s=limit_s)
     except ChildFailed as failed:
         if NEVER_BEGAN not in failed.words:
             raise
-    return python(*command)
+    return python(*command, limit_s=limit_s)

@@ -66,11 +66,19 @@ def make_parser(description: str) -> Parser:
             )
         if what in REDUCTIONS:
             command.add_argument("--ops", nargs="+", default=["SUM"], choices=patterns.OPS, metavar="OP", help="SUM AVG MAX ...")
-    rest = {"overlap": [common, files, sizes], "ddp": [common, files, sizes], "rpc": [common, sizes], "model": []}
+    rest = {"overlap": [common, files, sizes], "ddp": [common, files, sizes], "rpc": [common, sizes], "model": [], "ranks": []}
     rest |= {what: [common, files] for what in ("startup", "all", "check", "tune")}
     parsers = {what: commands.add_parser(what, parents=parents, help=HELP[what]) for what, parents in rest.items()}
     parsers["startup"].add_argument(
         "--ranks", type=arguments.count, default=4, metavar="N", help="ranks of the jobs that it starts; default 4"
+    )
+    parsers["ranks"].add_argument(
+        "--ranks",
+        type=arguments.count,
+        nargs="+",
+        default=[2, 4, 8, 16, 32],
+        metavar="N",
+        help="of the jobs; default 2 4 8 16 32",
     )
     parsers["rpc"].add_argument("--width", type=int, default=64, help="width of the network; 64 is ResNet50, less is faster")
     parsers["all"].add_argument("--markdown", action="store_true", help="print the table of targets in Markdown")
