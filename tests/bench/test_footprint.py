@@ -32,7 +32,9 @@ def test_files_threads_and_shared_memory_of_eight_ranks() -> None:
     for stage, use in many.items():
         raw = alone.get(stage, alone["messages"])
         text = "\n".join((*footprint.HEAD, few[stage].line(), use.line(), raw.line()))
-        assert few[stage].threads == use.threads <= THREADS, text
+        # The poller starts with the first message that has not ended when it is posted: often, not always.
+        assert abs(few[stage].threads - use.threads) <= 1, text
+        assert use.threads <= THREADS, text
         assert use.files - raw.files <= FILES, text
         assert use.first_files - raw.first_files <= STORE_FILES + 8, text
         assert use.shared - raw.shared <= 8 * SHARED, text
