@@ -38,6 +38,11 @@ def test_ddp(by: str) -> None:
 
 
 @launchers
+def test_gloo_meets_by_mpi(by: str) -> None:
+    succeeded(start(by, 2, "gloo_by_mpi.py"), 2, "trained to ")
+
+
+@launchers
 def test_written_for_torchrun(by: str) -> None:
     done = start(by, 2, "torchrun_style.py")
     succeeded(done, 2, "local")

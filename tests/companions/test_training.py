@@ -21,6 +21,7 @@ PROGRAMS = {
     "lightning": ("lightning_ddp.py", ["mpi"], ["ddp"]),
     "torchmetrics": ("torchmetrics_train.py", ["mpi"], ["gloo"]),
     "ignite": ("ignite_train.py", ["mpi"], ["gloo"]),
+    "mpi4py": ("mpi4py_beside.py", ["mpi"], ["gloo", "alone"]),
     "optuna": ("optuna_study.py", ["mpi"], ["gloo"]),
 }
 
