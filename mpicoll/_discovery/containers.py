@@ -18,7 +18,7 @@ share both (docker --ipc=host --pid=host, the defaults of Apptainer) keep shared
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from functools import cache
 from pathlib import Path
 
@@ -40,7 +40,7 @@ OTHER_SETTINGS = {"MPIR_CVAR_NOLOCAL": "1", "I_MPI_FABRICS": "ofi"}  # MPICH; In
 
 def prepare(environ: MutableMapping[str, str], launch: Launch | None) -> None:
     """Sets what MPI needs before it starts, in a rank that shares too little with the others. Values of the user stay."""
-    if apart(launch) is None:
+    if apart(environ, launch) is None:
         return
     transports = environ.get(TRANSPORTS, "^")
     if transports.startswith("^"):
@@ -50,14 +50,18 @@ def prepare(environ: MutableMapping[str, str], launch: Launch | None) -> None:
         environ.setdefault(name, value)
 
 
-@cache
-def apart(launch: Launch | None) -> str | None:
+def apart(environ: Mapping[str, str], launch: Launch | None) -> str | None:
     """What this rank's container does not share with the ranks of its host: PROCESSES, SHARED_MEMORY; None: nothing is known.
 
-    Compared with the launcher of this host. A launcher inside the container has started all ranks there.
+    `detect` knows no rank under ``mpiexec -pmi-port`` of MPICH, which containers need: PMI tells the rank when MPI starts.
     """
-    if launch is None or launch.local_size == 1:
-        return None
+    alone = "PMI_PORT" not in environ if launch is None else launch.local_size == 1
+    return None if alone else _not_shared()
+
+
+@cache
+def _not_shared() -> str | None:
+    """Compares with the launcher of this host. A launcher inside the container has started all ranks there."""
     launchers = list(_above()) or list(_visible())
     if not launchers:
         return PROCESSES if _in_namespace() else None
@@ -111,9 +115,9 @@ def _shared_memory(process: int | str) -> tuple[int, int] | None:
     return folder.st_dev, folder.st_ino
 
 
-def advice(launch: Launch | None) -> tuple[str, str] | None:
+def advice(environ: Mapping[str, str], launch: Launch | None) -> tuple[str, str] | None:
     """For the doctor: what is wrong, and the remedy. None: nothing."""
-    what = apart(launch)
+    what = apart(environ, launch)
     if what is None:
         return None
     text = f"this rank is in a container with {what} of its own: ranks of this host talk over the network, not by shared memory"

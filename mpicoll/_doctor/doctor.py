@@ -100,7 +100,7 @@ def examine(environ: Mapping[str, str], launch: Launch | None = None, job: Mappi
     _cluster(mpi, str(started.get("library_version", "")), environ, report)
     if launch is not None and job is not None:
         report.facts["job"] = {"launcher": launch.launcher, "size": launch.size, **job}
-        report.findings += [*check_job(launch, job), *check_container(launch)]
+        report.findings += [*check_job(launch, job), *check_container(environ, launch)]
     verdict = None if mpi is None else cuda_support.decide(started, environ, cuda_support.driver_loads())
     report.facts["gpu_memory"] = None if verdict is None else asdict(verdict)
     report.findings += cuda.check(torch, verdict, environ)
@@ -233,9 +233,9 @@ def check_job(launch: Launch, job: Mapping[str, Any]) -> list[Finding]:
     return findings
 
 
-def check_container(launch: Launch) -> list[Finding]:
+def check_container(environ: Mapping[str, str], launch: Launch) -> list[Finding]:
     """Whether this rank shares with the other ranks of its host what shared memory needs."""
-    found = containers.advice(launch)
+    found = containers.advice(environ, launch)
     return [] if found is None else [Finding("note", "container", found[0], remedy=found[1])]
 
 

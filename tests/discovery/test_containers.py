@@ -13,7 +13,7 @@ LAUNCH = Launch("openmpi", 0, 2, 0, 2)
 
 
 def prepared(monkeypatch: pytest.MonkeyPatch, what: str | None, **environ: str) -> dict[str, str]:
-    monkeypatch.setattr(containers, "apart", lambda launch: what)
+    monkeypatch.setattr(containers, "apart", lambda environ, launch: what)
     containers.prepare(environ, LAUNCH)
     return environ
 
@@ -48,15 +48,15 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> dict[str | int, tuple[int, int] | N
     monkeypatch.setattr(containers, "_visible", lambda: iter([pid for pid in folders if isinstance(pid, int)]))
     monkeypatch.setattr(containers, "_shared_memory", folders.__getitem__)
     monkeypatch.setattr(containers, "_in_namespace", lambda: True)
-    containers.apart.cache_clear()
+    containers._not_shared.cache_clear()
     return folders
 
 
-def apart(launch: Launch | None = LAUNCH) -> str | None:
+def apart(launch: Launch | None = LAUNCH, **environ: str) -> str | None:
     try:
-        return containers.apart(launch)
+        return containers.apart(environ, launch)
     finally:
-        containers.apart.cache_clear()
+        containers._not_shared.cache_clear()
 
 
 def test_no_launcher_in_sight(seen: dict[str | int, tuple[int, int] | None], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,6 +80,10 @@ def test_a_launcher_of_another_user_tells_nothing(seen: dict[str | int, tuple[in
 def test_a_rank_without_neighbours(seen: dict[str | int, tuple[int, int] | None]) -> None:
     assert apart(None) is None
     assert apart(Launch("openmpi", 0, 2, 0, 1)) is None
+
+
+def test_mpiexec_of_mpich_with_a_port_tells_no_rank(seen: dict[str | int, tuple[int, int] | None]) -> None:
+    assert apart(None, PMI_PORT="host:4711", PMI_ID="0") == containers.PROCESSES
 
 
 def test_this_process_and_its_parent_share_their_memory() -> None:

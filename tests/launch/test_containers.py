@@ -43,6 +43,13 @@ def test_ranks_in_containers_of_their_own(own: str) -> None:
     assert "shared memory initialization" not in done.stderr  # Open MPI's warning
 
 
+@pytest.mark.skipif(is_open_mpi(), reason="an option of MPICH")
+def test_a_container_that_reaches_mpiexec_by_a_port() -> None:
+    """It gets no open file of mpiexec. Before: a hang, since the rank is not known before MPI starts."""
+    done = run([mpiexec(), "-pmi-port", "-n", "2", *OWN["both"], sys.executable, SCRIPT], 60, env=LAUNCH_ENVIRONMENT)
+    assert (done.returncode, done.stdout.split()) == (0, ["right"]), done.stdout + done.stderr
+
+
 def test_the_doctor_explains_it() -> None:
     command = [mpiexec(), "-n", "2", *OWN["both"], sys.executable, "-m", "mpicoll.doctor"]
     done = run(command, 90, env=LAUNCH_ENVIRONMENT)
