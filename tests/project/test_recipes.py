@@ -1,0 +1,67 @@
+"""The recipes in docs/recipes name the version and the dependencies of pyproject.toml."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+import mpicoll
+from tests.support import ROOT
+
+RECIPES = ROOT / "docs" / "recipes"
+EASYBUILD = RECIPES / f"mpicoll-{mpicoll.__version__}-foss-2026.1.eb"
+SPACK = RECIPES / "spack" / "packages" / "py_mpicoll" / "package.py"
+PROJECT = (ROOT / "pyproject.toml").read_text()
+
+
+def dependencies() -> dict[str, str]:
+    """The least version of each dependency; empty: any."""
+    line = re.search(r"^dependencies = \[(.*)\]$", PROJECT, re.MULTILINE)
+    assert line is not None
+    return dict(re.findall(r'"(\w+)(?:>=([\d.]+))?"', line[1]))
+
+
+def at_least(version: str, least: str) -> bool:
+    return [int(n) for n in version.split(".")[:2]] >= [int(n) for n in (least or "0").split(".")]
+
+
+def test_the_easyconfig() -> None:
+    text = EASYBUILD.read_text()
+    found = dict(re.findall(r"\('([\w-]+)', '([\d.]+)", text))
+    found["numpy"] = found["SciPy-bundle"]
+    assert f"version = '{mpicoll.__version__}'" in text
+    assert {name for name, least in dependencies().items() if not at_least(found.get(name, "0"), least)} == set()
+
+
+def test_the_package_of_spack() -> None:
+    text = SPACK.read_text()
+    found = dict(re.findall(r'depends_on\("(?:py-)?(\w+)(?:@([\d.]+):)?', text))
+    assert f'version("{mpicoll.__version__}"' in text
+    assert {name: found.get(name) for name in dependencies()} == dependencies()
+    python = re.search(r'^requires-python = ">=([\d.]+)"', PROJECT, re.MULTILINE)
+    setuptools = re.search(r'"setuptools>=(\d+)"', PROJECT)
+    assert python is not None
+    assert setuptools is not None
+    assert (found["python"], found["setuptools"]) == (python[1], setuptools[1])
+
+
+@pytest.mark.parametrize("name", ["Dockerfile", "apptainer.def"])
+def test_the_containers_copy_what_the_build_reads(name: str) -> None:
+    text = (RECIPES / name).read_text()
+    files = ["pyproject.toml", "README.md", "LICENSE", "constraints.txt", "mpicoll"]
+    assert [file for file in files if not re.search(rf"^(?:COPY| {{4}}).*\b{re.escape(file)}\b", text, re.MULTILINE)] == []
+    assert all((ROOT / file).exists() for file in files)
+
+
+def test_the_modulefile() -> None:
+    assert f"mpicoll/{mpicoll.__version__}" in (RECIPES / "modulefile").read_text()
+
+
+def test_sites_names_every_recipe() -> None:
+    page = (ROOT / "docs" / "sites.md").read_text()
+    names = [
+        path.name for path in RECIPES.rglob("*") if path.is_file() and path.suffix != ".yaml" and "__pycache__" not in path.parts
+    ]
+    assert len(names) == 6
+    assert [name for name in names if name not in page] == []
