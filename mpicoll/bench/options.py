@@ -93,6 +93,8 @@ def read(words: Sequence[str], description: str) -> argparse.Namespace:
     if not words or words[0].startswith("-"):
         words = ["all_reduce", *words]
     args = parser.parse_args(words)
+    if args.what == "ranks":
+        return args
     if hasattr(args, "device"):
         _check_device(parser, args)
     if getattr(args, "sizes", None) is None:

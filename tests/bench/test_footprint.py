@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mpicoll.bench import footprint
+from mpicoll.bench import footprint, options
 from tests.support import launch
 
 MODULE = "mpicoll.bench.footprint"
@@ -38,6 +38,12 @@ def test_files_threads_and_shared_memory_of_eight_ranks() -> None:
         assert use.files - raw.files <= FILES, text
         assert use.first_files - raw.first_files <= STORE_FILES + 8, text
         assert use.shared - raw.shared <= 8 * SHARED, text
+
+
+def test_the_command_line() -> None:
+    """The words were read as those of a benchmark with sizes, and the command failed."""
+    assert options.read(["ranks"], "").ranks == [2, 4, 8, 16, 32]
+    assert options.read(["ranks", "--ranks", "2", "3"], "").ranks == [2, 3]
 
 
 def test_a_rank_that_is_silent_is_noticed() -> None:
