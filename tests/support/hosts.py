@@ -59,6 +59,12 @@ class Hosts:
         launchers = {"PRTE_MCA_plm_ssh_args": options, "HYDRA_LAUNCHER": "ssh", "HYDRA_LAUNCHER_EXTRA_ARGS": options}
         return {"OMP_NUM_THREADS": "1", **launchers}
 
+    def limit(self, mbit: int, queue_ms: int) -> None:
+        """Limits what each card sends to that many Mbit/s, with a queue of that length."""
+        shape = ("tbf", "rate", f"{mbit}mbit", "burst", "256kb", "latency", f"{queue_ms}ms")
+        for pid in self.pids:
+            _do(*_enter(pid), "tc", "qdisc", "replace", "dev", "eth0", "root", *shape)
+
     def cut(self, host: int) -> None:
         """Pulls the cable of one host."""
         _do(*_enter(self.pids[host]), "ip", "link", "set", "eth0", "down")

@@ -1,0 +1,119 @@
+"""Measures collectives between hosts beside the bandwidth limit, and writes the table of docs/reference/bandwidth.md.
+
+    python -m tests.cluster.bandwidth --mbit 100 --layouts 4x1 2x2 --sizes 16MiB --operations all_reduce
+    ... --write                    also puts the figures into the page, beside those of other runs
+
+The hosts are network namespaces of this machine (tests/support/hosts.py), each with a rate limit on its card (`tc tbf`). Each
+operation of a layout is a job of `bench`, with the MPI of this environment. Needs root. Nothing else should run meanwhile. The
+figures are in docs/reference/bandwidth.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from mpicoll.bench.formulas import network_factor, parse, spell
+from tests.support import ROOT, hosts
+
+PAGE, FIGURES = (ROOT / "docs" / "reference" / f"bandwidth.{kind}" for kind in ("md", "json"))
+BEGIN, END = "<!-- bandwidth -->\n", "<!-- /bandwidth -->"
+OPERATIONS = ("all_reduce", "reduce_scatter_tensor", "all_gather_into_tensor", "broadcast")
+IMPLEMENTATIONS = {"mpicoll": "mpicoll", "gloo": "Gloo", "mpi4py": "MPI"}  # option of bench -> its name in the figures
+JOB_S = 600.0  # limit for one job
+
+# A row of the table: MPI, Mbit/s, hosts x ranks, operation, dtype, bytes -> time over the limit, by implementation.
+Figures = dict[str, dict[str, float]]
+
+
+def measure(machines: hosts.Hosts, mbit: int, layout: str, operation: str, options: argparse.Namespace) -> Figures:
+    """One job. Raises RuntimeError with what it said if it fails."""
+    count, ranks = (int(number) for number in layout.split("x"))
+    some = hosts.Hosts(machines.names[:count], machines.pids[:count], machines.folder)
+    output = machines.folder / "figures.json"
+    command = [
+        "--quiet", "--hostfile", str(some.hostfile(ranks)), "-n", str(count * ranks), *options.run_options, "-m", "mpicoll.bench",
+        operation, "--sizes", *options.sizes, "--dtypes", *options.dtypes, "--repeat", str(options.repeat),
+        "--impl", *options.impl, "--json", str(output),
+    ]  # fmt: skip
+    done = machines.launch(*command, timeout_s=JOB_S)
+    if done.returncode:
+        raise RuntimeError(f"{layout}, {operation}: exit status {done.returncode}\n{done.stdout}\n{done.stderr}")
+    found = json.loads(output.read_text())
+    mpi = found["machine"]["mpi"].split(",")[0].replace(" v", " ").replace(" Version:", "")
+    return {
+        f"{mpi}|{mbit}|{layout}|{row['what']}|{row['dtype']}|{row['bytes']}": over_the_limit(row, mbit, [ranks] * count)
+        for row in found["rows"]
+    }
+
+
+def over_the_limit(row: dict[str, Any], mbit: int, node_sizes: Sequence[int]) -> dict[str, float]:
+    """The median of the rounds, over the least time in which the cards can move the bytes."""
+    limit_us = network_factor(row["what"], node_sizes) * row["bytes"] * 8 / mbit
+    return {name: round(statistics.median(way["rounds_us"]) / limit_us, 2) for name, way in row["ways"].items()}
+
+
+def table(figures: Figures) -> str:
+    """The figures in Markdown; a line for each layout, operation and dtype, a column for each size."""
+    keys = [tuple(key.split("|")) for key in figures]
+    sizes = sorted({int(key[5]) for key in keys})
+    lines = [f"| MPI | Mbit/s | hosts x ranks | operation | {' | '.join(map(spell, sizes))} |", "|---" * (4 + len(sizes)) + "|"]
+    for mpi, mbit, layout, operation, dtype in sorted({key[:5] for key in keys}, key=_order):
+        cells = []
+        for size in sizes:
+            found = figures.get(f"{mpi}|{mbit}|{layout}|{operation}|{dtype}|{size}", {})
+            cells.append(" / ".join(f"{found[name]:.2f}" if name in found else "-" for name in IMPLEMENTATIONS.values()))
+        what = operation if dtype == "float32" else f"{operation}, {dtype}"
+        lines.append(f"| {mpi} | {mbit} | {layout} | {what} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _order(key: tuple[str, ...]) -> tuple[object, ...]:
+    mpi, mbit, layout, operation, dtype = key
+    return mpi.startswith("MPICH"), int(mbit), layout, OPERATIONS.index(operation), dtype != "float32"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Time of collectives between hosts over the bandwidth limit.")
+    parser.add_argument("--mbit", type=int, nargs="+", default=[100], metavar="N", help="rate of the cards in Mbit/s")
+    parser.add_argument("--queue-ms", type=int, default=1000, metavar="N", help="length of the queue of a card (tbf's latency)")
+    parser.add_argument("--layouts", nargs="+", default=["4x1", "2x2", "2x1"], metavar="HxR", help="hosts x ranks on each")
+    parser.add_argument("--operations", nargs="+", default=list(OPERATIONS), choices=OPERATIONS)
+    parser.add_argument("--sizes", nargs="+", default=["1MiB", "4MiB", "16MiB"])
+    parser.add_argument("--dtypes", nargs="+", default=["float32"])
+    parser.add_argument("--impl", nargs="+", default=list(IMPLEMENTATIONS), choices=list(IMPLEMENTATIONS))
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--run-options", type=str.split, default=[], metavar="WORDS", help="options of mpicoll.run, in one word")
+    parser.add_argument("--write", action="store_true", help="put the figures into docs/reference/bandwidth.md")
+    options = parser.parse_args()
+    if reason := hosts.missing():
+        raise SystemExit(reason)
+    for size in options.sizes:
+        parse(size)
+    most = max(int(layout.split("x")[0]) for layout in options.layouts)
+    with tempfile.TemporaryDirectory() as folder, hosts.hosts(most, Path(folder)) as machines:
+        for mbit in options.mbit:
+            machines.limit(mbit, options.queue_ms)
+            for layout in options.layouts:
+                for operation in options.operations:
+                    found = measure(machines, mbit, layout, operation, options)
+                    print(table(found).splitlines()[-1], flush=True)
+                    if options.write:
+                        write(found)
+
+
+def write(found: Figures) -> None:
+    figures: Figures = {**(json.loads(FIGURES.read_text()) if FIGURES.exists() else {}), **found}
+    FIGURES.write_text(json.dumps(figures, indent=1) + "\n")
+    text = PAGE.read_text()
+    PAGE.write_text(text[: text.index(BEGIN) + len(BEGIN)] + table(figures) + text[text.index(END) :])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
