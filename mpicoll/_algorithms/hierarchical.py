@@ -27,6 +27,7 @@ from torch import Tensor
 
 from mpicoll._algorithms import shared_memory
 from mpicoll._algorithms.blocks import Block
+from mpicoll._algorithms.rail import Rail
 from mpicoll._algorithms.shared_memory import Combine
 from mpicoll._algorithms.window import LINE, Window, memmove
 from mpicoll._mpi import mpich
@@ -41,7 +42,7 @@ class Nodes:
     """The nodes of a group, as one rank sees them."""
 
     window: Window  # of this rank's node; the rank's number in it is its place
-    rail: Any  # communicator of this rank's rail
+    rail: Rail  # of this rank
     members: Sequence[Sequence[int]]  # members[i][j] is the rank of place j on node i
     node: int  # this rank's
 

@@ -12,9 +12,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any
 
 from mpicoll._algorithms.hierarchical import Nodes
+from mpicoll._algorithms.rail import Rail
 from mpicoll._algorithms.window import LINE, Window
 from mpicoll._mpi import runtime, shared_segment
 from mpicoll._mpi.backoff import Backoff
@@ -49,7 +49,7 @@ class Windows:
         self._in_background = in_background
         self._call = call
         self._rank: int = channel.comm.Get_rank()
-        self._rail: Any = None
+        self._rail: Rail | None = None
         self._possible = True
         self.window: Window | None = None  # of a group on one node
         self.nodes: Nodes | None = None  # of a group on several nodes
@@ -60,7 +60,7 @@ class Windows:
         place = self._members[node].index(self._rank)
         with self._channel.lock:
             # Not Split_type: the topology may pretend more nodes than there are, and all ranks use the nodes of the topology.
-            self._rail = self._channel.comm.Split(place, node)
+            self._rail = Rail(self._channel, self._channel.comm.Split(place, node))
 
     def make(self) -> bool:
         """Gets the windows ready for the collective under way; makes them on first use (collective then).
@@ -72,7 +72,7 @@ class Windows:
                 size = len(self._topology.nodes)
                 self.window = self._window_of(range(size), size)
             elif self._rail is not None:
-                self.nodes = self._between_nodes()
+                self.nodes = self._between_nodes(self._rail)
             self._possible = self.window is not None or self.nodes is not None
         if self._possible:
             window = self.window if self.nodes is None else self.nodes.window
@@ -80,10 +80,10 @@ class Windows:
             window.call = self._call()
         return self._possible
 
-    def _between_nodes(self) -> Nodes | None:
+    def _between_nodes(self, rail: Rail) -> Nodes | None:
         members, node = self._members, self._node()
         window = self._window_of(members[node], max(len(ranks) for ranks in members))
-        return None if window is None else Nodes(window, self._rail, members, node)
+        return None if window is None else Nodes(window, rail, members, node)
 
     @property
     def node_members(self) -> Sequence[Sequence[int]]:
@@ -119,7 +119,7 @@ class Windows:
         """Frees the windows and the communicator. Called on an explicit destroy only, never from garbage collection."""
         if self._rail is not None and not runtime.finalized():
             with self._channel.lock:
-                self._rail.Free()
+                self._rail.free()
         self._rail = self.window = self.nodes = None
         self._possible = False
 

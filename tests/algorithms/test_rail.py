@@ -1,0 +1,58 @@
+"""The calls of a rail: blocking where a message is small, tested where it is large."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from mpi4py import MPI
+
+from mpicoll._algorithms.rail import TESTED_FROM, Rail
+from mpicoll._mpi.channel import IN_PLACE
+from mpicoll._mpi.datatypes import BYTE, fromaddress
+from tests.support import agree
+
+
+class Recording:
+    """A communicator that notes which of its functions are looked up and called."""
+
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        self.comm, self.called = comm, list[str]()
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*arguments: Any) -> Any:
+            self.called.append(name)
+            return getattr(self.comm, name)(*arguments)
+
+        return call
+
+
+@pytest.mark.parametrize("nbytes", [TESTED_FROM - 4, TESTED_FROM])
+def test_large_calls_are_tested_and_right(world: Any, rank: int, size: int, nbytes: int) -> None:
+    from mpicoll._api import groups
+
+    known = groups.of(None)
+    assert known is not None
+    comm = Recording(known.channel.comm)
+    rail = Rail(known.channel, comm)
+    count = nbytes // 4
+    sums, root, sent = (torch.full((count,), rank + 1.0) for _ in range(3))
+    gathered, scattered = torch.empty(size * count), torch.empty(count)
+    blocks = torch.full((size * count,), rank + 1.0)
+
+    def memory(tensor: torch.Tensor, datatype: Any = MPI.FLOAT) -> list[Any]:
+        return [fromaddress(tensor.data_ptr(), tensor.nbytes), tensor.nbytes if datatype is BYTE else tensor.numel(), datatype]
+
+    rail.Allreduce(IN_PLACE, memory(sums), MPI.SUM)
+    rail.Reduce(*((IN_PLACE, memory(root)) if rank == 0 else (memory(root), None)), MPI.SUM, 0)
+    rail.Bcast(memory(root), 0)
+    rail.Allgather(memory(sent), memory(gathered))
+    rail.Reduce_scatter(memory(blocks), memory(scattered), [count] * size, MPI.SUM)
+    total = size * (size + 1) / 2
+    expected = torch.arange(1.0, size + 1).repeat_interleave(count)
+    right = all(bool(tensor.eq(total).all()) for tensor in (sums, root, scattered)) and torch.equal(gathered, expected)
+    names = ["Allreduce", "Reduce", "Bcast", "Allgather"]
+    tested = nbytes >= TESTED_FROM
+    agree(right and comm.called[:4] == [f"I{name.lower()}" if tested else name for name in names], comm.called)
+    assert comm.called[4] == ("Ireduce_scatter" if tested or size * nbytes >= TESTED_FROM else "Reduce_scatter")
