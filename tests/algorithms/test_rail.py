@@ -10,7 +10,7 @@ from mpi4py import MPI
 
 from mpicoll._algorithms.rail import TESTED_FROM, Rail
 from mpicoll._mpi.channel import IN_PLACE
-from mpicoll._mpi.datatypes import BYTE, fromaddress
+from mpicoll._mpi.datatypes import fromaddress
 from tests.support import agree
 
 
@@ -41,14 +41,14 @@ def test_large_calls_are_tested_and_right(world: Any, rank: int, size: int, nbyt
     gathered, scattered = torch.empty(size * count), torch.empty(count)
     blocks = torch.full((size * count,), rank + 1.0)
 
-    def memory(tensor: torch.Tensor, datatype: Any = MPI.FLOAT) -> list[Any]:
-        return [fromaddress(tensor.data_ptr(), tensor.nbytes), tensor.nbytes if datatype is BYTE else tensor.numel(), datatype]
+    def memory(tensor: torch.Tensor, elements: int = count) -> list[Any]:
+        return [fromaddress(tensor.data_ptr(), tensor.nbytes), elements, MPI.FLOAT]
 
     rail.Allreduce(IN_PLACE, memory(sums), MPI.SUM)
     rail.Reduce(*((IN_PLACE, memory(root)) if rank == 0 else (memory(root), None)), MPI.SUM, 0)
     rail.Bcast(memory(root), 0)
     rail.Allgather(memory(sent), memory(gathered))
-    rail.Reduce_scatter(memory(blocks), memory(scattered), [count] * size, MPI.SUM)
+    rail.Reduce_scatter(memory(blocks, size * count), memory(scattered), [count] * size, MPI.SUM)
     total = size * (size + 1) / 2
     expected = torch.arange(1.0, size + 1).repeat_interleave(count)
     right = all(bool(tensor.eq(total).all()) for tensor in (sums, root, scattered)) and torch.equal(gathered, expected)
