@@ -46,7 +46,7 @@ def measure(machines: hosts.Hosts, mbit: int, layout: str, operation: str, optio
     if done.returncode:
         raise RuntimeError(f"{layout}, {operation}: exit status {done.returncode}\n{done.stdout}\n{done.stderr}")
     found = json.loads(output.read_text())
-    mpi = found["machine"]["mpi"].split(",")[0].replace(" v", " ").replace(" Version:", "")
+    mpi = " ".join(found["machine"]["mpi"].split(",")[0].replace(" v", " ").replace(" Version:", "").split())
     return {
         f"{mpi}|{mbit}|{layout}|{row['what']}|{row['dtype']}|{row['bytes']}": over_the_limit(row, mbit, [ranks] * count)
         for row in found["rows"]
