@@ -73,10 +73,9 @@ def test_a_job_that_a_rank_starts_chooses_anew() -> None:
 
 
 @pytest.mark.launch
+@pytest.mark.skipif(not is_open_mpi() or MPI.get_vendor()[1] < (5,), reason="a setting of Open MPI 5")
 def test_a_plain_mpirun_on_one_host() -> None:
     """Open MPI with libfabric slept for a second in MPI_Init: it looked for network cards, for a job on one host."""
-    if not is_open_mpi() or MPI.get_vendor()[1] < (5,):
-        return
     environ = {name: value for name, value in LAUNCH_ENVIRONMENT.items() if name != NAME}
     for chosen, in_force in ({}, VALUE), ({NAME: "self,sm,tcp"}, "self,sm,tcp"):
         done = run([mpiexec(), "-n", "2", sys.executable, SCRIPT], env={**environ, **chosen})
