@@ -23,11 +23,11 @@ HELP: dict[str, str | None] = {
     "ddp": "a step of DistributedDataParallel, compared with Gloo",
     "rpc": "RPC, compared with torch.distributed.rpc (TensorPipe)",
     "model": "estimate the time of each algorithm on another machine; measures nothing",
-    "startup": "import, init_process_group and first collective, compared with Gloo; starts jobs of its own",
     "ranks": "what a rank costs in jobs of 2 to 32 ranks: time, open files, threads, shared memory; starts jobs of its own",
+    "startup": "import, init_process_group and first collective, compared with Gloo; starts jobs of its own",
     "all": "all figures of the table of targets, and the table; some minutes",
     "check": "compare a few ratios with their limits; exit status 1 if one is over; less than a minute",
-    "tune": "find the sizes from which shared memory is faster than MPI here; writes a table for MPICOLL_TUNING",
+    "tune": "find the sizes from which mpicoll's algorithms are faster than MPI's here; writes a table for MPICOLL_TUNING",
 }  # fmt: skip
 
 
