@@ -144,26 +144,30 @@ class Watchdog:
             if self._wake.wait(min(self._look_s, 1 - time.monotonic() % 1)):  # a group with a shorter timeout, or the end
                 self._wake.clear()
                 continue
-            now, groups = time.monotonic(), self._all()
-            if survivors.possible():
-                threads.entering()
-                losses.look(groups)
-            waiting = _under_way(groups)
-            current_call.write(inside, self._all)
-            self._exchange(groups, waiting)
-            if int(now) != self._second:
-                self._second = int(now)
-                self._read_ledgers(groups)
-            for each in waiting:
-                waited_s, limit_s = now - each.since, each.group.timeout_s
-                if waited_s > limit_s and not each.asynchronous and each.operation not in TIMED_BY_ITSELF:
-                    limit = f"{each.operation} exceeded the group's timeout of {limit_s:g} s"
-                    _end(each.operation, each.group, f"no end after {waited_s:.1f} s. {each.named()}", limit, each.absent())
-            blocked = [each for each in waiting if now - each.since > PATIENCE_S and each.group.size > 1]
-            for each in blocked:
-                self._look_at_peers(each, now)
-            if exit_handshake.possible():
-                self._ask(waiting, now)
+            self._look()  # a function of its own: a group that is closed while this thread sleeps is not kept by its variables
+
+    def _look(self) -> None:
+        """Looks once at all groups, operations and boards."""
+        now, groups = time.monotonic(), self._all()
+        if survivors.possible():
+            threads.entering()
+            losses.look(groups)
+        waiting = _under_way(groups)
+        current_call.write(inside, self._all)
+        self._exchange(groups, waiting)
+        if int(now) != self._second:
+            self._second = int(now)
+            self._read_ledgers(groups)
+        for each in waiting:
+            waited_s, limit_s = now - each.since, each.group.timeout_s
+            if waited_s > limit_s and not each.asynchronous and each.operation not in TIMED_BY_ITSELF:
+                limit = f"{each.operation} exceeded the group's timeout of {limit_s:g} s"
+                _end(each.operation, each.group, f"no end after {waited_s:.1f} s. {each.named()}", limit, each.absent())
+        blocked = [each for each in waiting if now - each.since > PATIENCE_S and each.group.size > 1]
+        for each in blocked:
+            self._look_at_peers(each, now)
+        if exit_handshake.possible():
+            self._ask(waiting, now)
 
     def _all(self) -> list[GroupState]:
         with self._guard:

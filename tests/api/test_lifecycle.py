@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -259,11 +260,14 @@ def test_a_group_that_is_dropped_talks_to_nobody(rank: int, size: int) -> None: 
 
 
 @pytest.mark.usefixtures("world")
-def test_a_closed_communicator_is_forgotten(rank: int, size: int) -> None:
+@pytest.mark.parametrize("age_s", [0.0, 1.2])
+def test_a_closed_communicator_is_forgotten(rank: int, size: int, age_s: float) -> None:
+    """The watchdog looks at all groups once a second, and kept them until it looked again."""
     communicator = registry.create("forgotten", list(range(size)), 60)
     tensor = torch.ones(1)
     communicator.all_reduce(tensor)
     communicator.all_reduce(tensor, async_op=True).wait()  # type: ignore[union-attr]
+    time.sleep(age_s)
     communicator.close()
     gone = weakref.ref(communicator)
     del communicator
