@@ -284,7 +284,7 @@ time.sleep(40)
             job.wait()
 
 
-def wait_for(condition: Callable[[], bool], timeout_s: float = 20) -> None:
+def wait_for(condition: Callable[[], bool], timeout_s: float = 45) -> None:
     end = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < end, "nothing happened in time"
