@@ -30,7 +30,6 @@ from mpicoll._algorithms.blocks import Block
 from mpicoll._algorithms.rail import Rail
 from mpicoll._algorithms.shared_memory import Combine
 from mpicoll._algorithms.window import LINE, Window, memmove
-from mpicoll._mpi import mpich
 from mpicoll._mpi.channel import IN_PLACE
 from mpicoll._mpi.datatypes import BYTE, fromaddress
 
@@ -84,7 +83,7 @@ def all_reduce(nodes: Nodes, memory: Tensor, stages: Stages, root: int | None = 
         if root_node is None:
             rail.Allreduce(IN_PLACE, stages.spec(code), stages.op)
         elif root_node == nodes.node:
-            mpich.at_any_root(rail.Reduce)(IN_PLACE, stages.spec(code), stages.op, root_node)
+            rail.Reduce(IN_PLACE, stages.spec(code), stages.op, root_node)
         else:
             rail.Reduce(stages.spec(code), None, stages.op, root_node)
             return

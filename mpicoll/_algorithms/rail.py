@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from mpicoll._mpi import mpich
 from mpicoll._mpi.channel import Channel
 
 # Bytes from which a collective of a rail is a non-blocking one that is tested, so that the core is given away meanwhile: Note
@@ -24,13 +25,16 @@ class Rail:
     def __init__(self, channel: Channel, comm: Any) -> None:
         self._channel, self._comm = channel, comm
         self.Allreduce = self._collective("Allreduce")
-        self.Reduce = self._collective("Reduce")
+        self.Reduce = self._collective("Reduce", mpich.at_any_root)
         self.Reduce_scatter = self._collective("Reduce_scatter")
         self.Allgather = self._collective("Allgather")
         self.Bcast = self._collective("Bcast")
 
-    def _collective(self, name: str) -> Callable[..., None]:
-        blocking, start = getattr(self._comm, name), getattr(self._comm, "I" + name.lower())
+    def _collective(
+        self, name: str, safe: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda call: call
+    ) -> Callable[..., None]:
+        """``safe`` makes a function of the communicator safe with this MPI."""
+        blocking, start = safe(getattr(self._comm, name)), safe(getattr(self._comm, "I" + name.lower()))
 
         def call(*arguments: Any) -> None:
             nbytes = next(argument[0].nbytes for argument in arguments if isinstance(argument, list))

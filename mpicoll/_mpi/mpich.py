@@ -16,15 +16,15 @@ _VENDOR, _VERSION = MPI.get_vendor()
 FAULTY = _VENDOR == "MPICH" and _VERSION[:2] == (4, 0)
 
 
-def at_any_root(reduce: Callable[..., None]) -> Callable[..., None]:
-    """The Reduce of a communicator, which takes MPI_IN_PLACE at any root."""
+def at_any_root(reduce: Callable[..., Any]) -> Callable[..., Any]:
+    """The Reduce or Ireduce of a communicator, which takes MPI_IN_PLACE at any root."""
     if not FAULTY:
         return reduce
 
-    def call(source: Any, target: Any, op: Any, root: int) -> None:
+    def call(source: Any, target: Any, op: Any, root: int) -> Any:
         if source is MPI.IN_PLACE and root != 0:
             memory, *count_and_datatype = target
             source = [bytes(memory), *count_and_datatype]
-        reduce(source, target, op, root)
+        return reduce(source, target, op, root)  # a request keeps the copy
 
     return call

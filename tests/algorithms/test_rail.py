@@ -9,20 +9,22 @@ import torch
 from mpi4py import MPI
 
 from mpicoll._algorithms.rail import TESTED_FROM, Rail
+from mpicoll._mpi import mpich
 from mpicoll._mpi.channel import IN_PLACE
 from mpicoll._mpi.datatypes import fromaddress
 from tests.support import agree
 
 
 class Recording:
-    """A communicator that notes which of its functions are looked up and called."""
+    """A communicator that notes which of its functions are called, with which arguments."""
 
     def __init__(self, comm: MPI.Intracomm) -> None:
-        self.comm, self.called = comm, list[str]()
+        self.comm, self.called, self.arguments = comm, list[str](), list[Any]()
 
     def __getattr__(self, name: str) -> Any:
         def call(*arguments: Any) -> Any:
             self.called.append(name)
+            self.arguments += arguments
             return getattr(self.comm, name)(*arguments)
 
         return call
@@ -56,3 +58,20 @@ def test_large_calls_are_tested_and_right(world: Any, rank: int, size: int, nbyt
     tested = nbytes >= TESTED_FROM
     agree(right and comm.called[:4] == [f"I{name.lower()}" if tested else name for name in names], comm.called)
     assert comm.called[4] == ("Ireduce_scatter" if tested or size * nbytes >= TESTED_FROM else "Reduce_scatter")
+
+
+@pytest.mark.parametrize("nbytes", [TESTED_FROM - 4, TESTED_FROM])
+def test_a_root_that_must_pass_a_copy(world: Any, rank: int, size: int, nbytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on MPICH 4.0; before, a reduction to another node ended in an AttributeError there."""
+    from mpicoll._api import groups
+
+    monkeypatch.setattr(mpich, "FAULTY", True)
+    known, root = groups.of(None), size - 1
+    assert known is not None
+    comm = Recording(known.channel.comm)
+    memory = torch.full((nbytes // 4,), rank + 1.0)
+    buffer = [fromaddress(memory.data_ptr(), nbytes), nbytes // 4, MPI.FLOAT]
+    Rail(known.channel, comm).Reduce(*((IN_PLACE, buffer) if rank == root else (buffer, None)), MPI.SUM, root)
+    right = rank != root or bool(memory.eq(size * (size + 1) / 2).all())
+    in_place = any(argument is IN_PLACE for argument in comm.arguments)
+    agree(right and comm.called == ["Ireduce" if nbytes >= TESTED_FROM else "Reduce"] and in_place == (root == 0), comm.called)
