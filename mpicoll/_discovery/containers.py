@@ -74,14 +74,14 @@ def _above() -> Iterator[int]:
     """The launcher among this process's ancestors."""
     pid = os.getpid()
     while (pid := _parent(pid)) > 0:
-        if _is_launcher(pid):
+        if is_launcher(pid):
             yield pid
             return
 
 
 def _visible() -> Iterator[int]:
     """All launchers that this process sees. If a daemon starts the containers, no launcher is among the ancestors."""
-    return (int(name) for name in os.listdir("/proc") if name.isdigit() and _is_launcher(int(name)))
+    return (int(name) for name in os.listdir("/proc") if name.isdigit() and is_launcher(int(name)))
 
 
 def _parent(pid: int) -> int:
@@ -92,7 +92,8 @@ def _parent(pid: int) -> int:
         return 0
 
 
-def _is_launcher(pid: int) -> bool:
+def is_launcher(pid: int) -> bool:
+    """Whether the process is one of a launcher. False if it has ended, or the system does not tell."""
     try:
         return Path(f"/proc/{pid}/comm").read_text().strip() in LAUNCHER_PROGRAMS
     except OSError:

@@ -26,7 +26,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from mpicoll._discovery import detect
-from mpicoll._discovery.containers import LAUNCHER_PROGRAMS
+from mpicoll._discovery.containers import is_launcher
 
 # These variables name one rank of one job, under any launcher. A process with the same values as its parent is the same rank.
 IDENTITY = (
@@ -88,7 +88,7 @@ def absent(environ: Mapping[str, str] = os.environ) -> list[int]:
         claims = [_claimed(path) for path in folder.glob(f"{PREFIX}*-{os.getuid()}-*")]
         if str(folder) != environ.get("PMIX_SERVER_TMPDIR"):  # shared with other jobs
             launcher = _parent(_claimed(_file[1])[1])
-            if Path(f"/proc/{launcher}/comm").read_text().strip() not in LAUNCHER_PROGRAMS:
+            if not is_launcher(launcher):
                 return []
             claims = [(rank, pid) for rank, pid in claims if _start(pid) is not None and _parent(pid) == launcher]
     except (OSError, ValueError):
@@ -176,9 +176,9 @@ def _root(environ: Mapping[str, str]) -> str | None:
 
 def _is_rank(pid: int, identity: tuple[str | None, ...]) -> bool:
     """True if the process has the same launcher variables and is not a launcher itself."""
+    if is_launcher(pid):
+        return False
     try:
-        if Path(f"/proc/{pid}/comm").read_text().strip() in LAUNCHER_PROGRAMS:
-            return False
         words = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
     except OSError:  # a process of another user
         return False
