@@ -4,7 +4,7 @@
     python -m mpicoll.run -n 4 -m mpicoll.doctor      this machine and the job; rank 0 prints the report
     mpirun -n 4 python -m mpicoll.doctor              is this mpirun the right one?
     python -m mpicoll.doctor --run                    does an all_reduce of two ranks work here?
-    python -m mpicoll.doctor --run --hostfile FILE    the same, and between one rank on each host of the file
+    python -m mpicoll.doctor --run --hostfile FILE    and between the hosts of FILE, one rank on each?
     python -m mpicoll.doctor --json                   the report for programs
     python -m mpicoll.doctor dump FOLDER              where do the ranks of a job part? See dump.py
 

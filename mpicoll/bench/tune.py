@@ -1,4 +1,4 @@
-"""`bench tune`: finds the sizes from which our algorithms are faster than MPI here, and writes a table for MPICOLL_TUNING.
+"""`bench tune`: finds the sizes from which mpicoll's algorithms are faster than MPI's, and writes a table for MPICOLL_TUNING.
 
 At each size, each operation runs through the windows of the nodes (by direct exchange, where each node has one rank) and through
 MPI, in turn. The threshold is the smallest size from which MPI is not faster at any size. It holds for this number of ranks (one
@@ -95,7 +95,7 @@ def takes_over(sizes: Sequence[int], ratios: Sequence[float]) -> int:
 
 
 def _ratio(harness: Harness, host: HostCollectives, operation: str, nbytes: int) -> float:
-    """Time by our algorithm divided by the time of MPI's own."""
+    """Returns the time of mpicoll's algorithm divided by the time of MPI's."""
     nbytes = nbytes // (4 * harness.size) * 4 * harness.size
     dtype = torch.bfloat16 if operation == "halves" else torch.float32
     collective = COLLECTIVES[NAMES.get(operation, operation)](harness.shape(nbytes, dtype))
@@ -111,8 +111,8 @@ def _ratio(harness: Harness, host: HostCollectives, operation: str, nbytes: int)
 
         return called
 
-    times = harness.rounds.times({"ours": by(1), "MPI": by(NEVER)})
-    return statistics.median(a / b for a, b in zip(times["ours"], times["MPI"], strict=True))
+    times = harness.rounds.times({"mpicoll": by(1), "MPI": by(NEVER)})
+    return statistics.median(a / b for a, b in zip(times["mpicoll"], times["MPI"], strict=True))
 
 
 def only(thresholds: Thresholds, operation: str, least: int) -> Thresholds:

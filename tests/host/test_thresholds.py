@@ -80,7 +80,7 @@ def test_a_table_keeps_what_it_knows_of_other_numbers_of_ranks(tmp_path: Path) -
 
 @pytest.mark.parametrize("operation", WINDOW_FROM)
 def test_what_tune_compares(operation: str) -> None:
-    """Our algorithm with MPI's own; half precision, too, which direct exchange would otherwise reduce below its threshold."""
+    """mpicoll's algorithm and MPI's. For half precision, too, MPI's must not be replaced by a direct exchange."""
     apart = thresholds.of_group(Choices(), (1, 1, 1, 1))
     choose = {
         "halves": lambda known, nbytes: thresholds.all_reduce(known, nbytes, widened=True),

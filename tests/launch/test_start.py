@@ -1,4 +1,4 @@
-"""An mpiexec that fails before it starts a rank: Open MPI's is started once more, unless options of the user may be the cause."""
+"""Open MPI's mpiexec fails before it starts a rank: it is started once more, unless an option of the user may be the cause."""
 
 from __future__ import annotations
 
