@@ -32,7 +32,12 @@ from mpicoll._launch.plan import plan
 from mpicoll.errors import LaunchError
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0  # before a restart; each pause is twice the one before
-OTHER_TASKS_S = 5.0  # srun -K ends all tasks when one fails, and the first one must print before that
+OTHER_RANKS_S = 5.0  # srun -K and mpirun end all ranks when one fails, and the first one must print before that
+# How a launcher that `detect` tells from others is called
+OUTER_COMMANDS = {
+    "openmpi": "mpirun", "mvapich": "mpirun_rsh", "jsrun": "jsrun", "pals": "mpiexec", "flux": "flux run", "hydra": "mpiexec",
+    "slurm": "srun -K --mpi=...", "pmix": "prun",
+}  # fmt: skip
 
 
 def main(argv: Sequence[str] | None = None, prog: str = PROG) -> int:
@@ -65,19 +70,22 @@ def main(argv: Sequence[str] | None = None, prog: str = PROG) -> int:
 
 
 def check_once(environ: Mapping[str, str]) -> None:
-    """Raises LaunchError in the first of several tasks of srun, each of which would start a job. The others exit with status 2.
+    """Raises LaunchError in the first of several ranks, each of which would start a job. The others exit with status 2.
 
-    Not in a shell of sbatch, salloc or ``srun --pty``, nor in a rank, which may start a job of its own.
+    Not in a shell of sbatch, salloc or ``srun --pty``, nor in a rank that has started MPI, which may start a job of its own.
     """
-    launch = slurm_task(environ)
+    launch = detect(environ)
     if launch is None or launch.size == 1 or OWNER_PID in environ:
         return
     if launch.rank > 0:
-        time.sleep(OTHER_TASKS_S)
+        time.sleep(OTHER_RANKS_S)
         sys.exit(2)
+    command = OUTER_COMMANDS[launch.launcher]
+    name = command.partition(" -")[0]
+    elsewhere = "by `salloc` or in a batch script without srun" if name == "srun" else f"without {name}"
     raise LaunchError(
-        f"this is task 0 of {launch.size} of srun, and each task would start a job; start mpicoll.run once, by `salloc` or in a"
-        " batch script without srun, or start the program itself by srun: `srun -K --mpi=... python train.py`"
+        f"this is rank 0 of {launch.size} of {name}, and each rank would start a job; start mpicoll.run once, {elsewhere},"
+        f" or start the program itself by {name}: `{command} -n {launch.size} python train.py`"
     )
 
 

@@ -87,7 +87,7 @@ def test_mpicoll_run_is_started_once(option: str, nodes: slurm.Slurm, tmp_path: 
     (tmp_path / "job.py").write_text("import pathlib; pathlib.Path('started').touch()")
     done = nodes.run("srun", option, "-N", "2", "-n", "4", *RUN, "-n", "2", "job.py", cwd=tmp_path)
     assert done.returncode != 0
-    assert done.stderr.count("mpicoll.run: this is task 0 of 4 of srun") == 1, done.stderr
+    assert done.stderr.count("mpicoll.run: this is rank 0 of 4 of srun") == 1, done.stderr
     assert not (tmp_path / "started").exists()
 
 

@@ -16,11 +16,11 @@ import pytest
 
 import mpicoll._launch.run as run
 from mpicoll import _cpus
-from mpicoll._discovery import find
+from mpicoll._discovery import detect, find
 from mpicoll._discovery.hostfile import Host
 from mpicoll._launch import command_line
 from mpicoll.errors import LaunchError
-from tests.support import ROOT, clean_environment
+from tests.support import ROOT, clean_environment, launch
 
 # --- the command line ---
 
@@ -65,6 +65,10 @@ def test_a_script_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest
         command_line.parse(["-n", "2", "nothing.py"])
     with pytest.raises(LaunchError, match="no such program"):
         command_line.parse(["-n", "2", "--no-python", "./no-such-program"])
+
+
+def test_every_launcher_has_a_command() -> None:
+    assert set(run.OUTER_COMMANDS) == {launcher for launcher, _ in detect._READERS}
 
 
 def test_usable_cores() -> None:
@@ -311,6 +315,22 @@ MPI.COMM_WORLD.Barrier()
     done = start("--quiet", "-n", "2", outer, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("['0of3 ', '1of3 ', '2of3 ']")
+
+
+@pytest.mark.launch
+def test_each_rank_of_an_mpiexec_starts_a_job(tmp_path: Path) -> None:
+    """A mistake: ``mpirun -n 4 mpicoll run``. (Each of the ranks started a job of its own.)"""
+    name = script(tmp_path, "open('started', 'w').close()")
+    done = launch(4, "-m", "mpicoll.run", "-n", "2", name, cwd=tmp_path, fresh=True)
+    assert done.returncode != 0
+    assert done.stderr.count("mpicoll.run: this is rank 0 of 4 of mpi") == 1, done.stderr
+    assert not (tmp_path / "started").exists()
+
+
+@pytest.mark.launch
+def test_the_only_rank_of_an_mpiexec_starts_a_job(tmp_path: Path) -> None:
+    done = launch(1, "-m", "mpicoll.run", "--quiet", "-n", "2", script(tmp_path, WHO), cwd=tmp_path, fresh=True)
+    assert done.stdout.startswith("['0of2 ', '1of2 ']"), done.stderr
 
 
 @pytest.mark.launch
