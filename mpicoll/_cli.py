@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 import mpicoll
+from mpicoll._stdout import quiet_without_reader
 
 HELP = """usage: mpicoll COMMAND ...
 
@@ -35,6 +36,7 @@ BENCH_RANKS = "2"  # enough for every benchmark; one rank per core would need gi
 BENCH_ALONE = ("model", "-h", "--help")  # these start no ranks
 
 
+@quiet_without_reader
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit status; 2: the command line is wrong."""
     words = list(sys.argv[1:] if argv is None else argv)

@@ -18,6 +18,7 @@ COVERED_BY = {
     "__init__": ["api/test_mirror.py"],
     "__main__": ["test_cli.py"],
     "run": ["launch"],
+    "_stdout": ["test_cli.py"],
     "_cpus": ["discovery/test_binding.py"],
     "_errors": ["test_errors.py"],
     "_torch_errors": ["test_errors.py"],

@@ -31,6 +31,7 @@ from mpicoll._discovery.find import Mpi
 from mpicoll._discovery.torch_facts import torch_facts
 from mpicoll._doctor import cluster, cuda, dump, python_packages, trial, trial_on_hosts
 from mpicoll._doctor.report import Finding, Report, ranks_in_words
+from mpicoll._stdout import quiet_without_reader
 from mpicoll.errors import LaunchError
 
 MINIMUM_SHARED_MEMORY = 64 * 2**20  # bytes; below it MPI itself may fail to start a few ranks
@@ -40,6 +41,7 @@ MINIMUM_TORCH, BACKEND_FROM = (2, 11), (2, 14)
 THREADS = {"MULTIPLE": "calls from several threads at once", "SERIALIZED": "mpicoll will let one thread call at a time"}
 
 
+@quiet_without_reader
 def main(argv: Sequence[str] | None = None, prog: str = "python -m mpicoll.doctor") -> int:
     """Prints the report (in a job on rank 0 only). Returns 0 if everything will work, else 1."""
     words = list(sys.argv[1:] if argv is None else argv)

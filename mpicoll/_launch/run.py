@@ -29,6 +29,7 @@ from mpicoll._launch import mpiexec_reaper, supervisor
 from mpicoll._launch.command_line import PROG, Options, parse
 from mpicoll._launch.job import Plan, Program, Site
 from mpicoll._launch.plan import plan
+from mpicoll._stdout import quiet_without_reader
 from mpicoll.errors import LaunchError
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0  # before a restart; each pause is twice the one before
@@ -40,6 +41,7 @@ OUTER_COMMANDS = {
 }  # fmt: skip
 
 
+@quiet_without_reader
 def main(argv: Sequence[str] | None = None, prog: str = PROG) -> int:
     """Runs the command line and returns the exit status; 2: nothing was started. prog: the name of the command in --help."""
     try:

@@ -17,9 +17,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from mpicoll._stdout import quiet_without_reader
 from mpicoll.bench import overview
 
 
+@quiet_without_reader
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit status: 1 if `check` finds a ratio over its limit. ``--help`` needs no MPI, and loads no torch."""
     words = list(sys.argv[1:] if arguments is None else arguments)
