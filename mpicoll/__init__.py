@@ -31,7 +31,7 @@ OURS: dict[str, str] = {
     # collectives
     "all_gather": "mpicoll._api.collectives",
     "all_gather_coalesced": "mpicoll._api.coalesced",
-    "all_gather_into_tensor": "mpicoll._api.collectives",
+    "all_gather_into_tensor": "mpicoll._api.older_names",
     "all_gather_single": "mpicoll._api.collectives",
     "all_reduce": "mpicoll._api.collectives",
     "all_reduce_coalesced": "mpicoll._api.coalesced",
@@ -44,7 +44,7 @@ OURS: dict[str, str] = {
     "reduce": "mpicoll._api.collectives",
     "reduce_scatter": "mpicoll._api.collectives",
     "reduce_scatter_single": "mpicoll._api.collectives",
-    "reduce_scatter_tensor": "mpicoll._api.collectives",
+    "reduce_scatter_tensor": "mpicoll._api.older_names",
     "scatter": "mpicoll._api.collectives",
     # groups and objects
     "split_group": "mpicoll._api.split_group",

@@ -161,7 +161,7 @@ def all_gather(
 def all_gather_single(
     output_tensor: Tensor, input_tensor: Tensor, group: ProcessGroup | None = None, async_op: bool = False
 ) -> Work | None:
-    """Gathers the tensors of all ranks into one tensor, on all ranks. ``all_gather_into_tensor`` is the same function.
+    """Gathers the tensors of all ranks into one tensor, on all ranks. ``all_gather_into_tensor`` does the same.
 
     Args:
         output_tensor: Has (number of ranks) x (elements of the input): concatenated, (n * k, ...), or stacked, (n, k, ...).
@@ -184,7 +184,6 @@ def all_gather_single(
     return work
 
 
-all_gather_into_tensor = all_gather_single
 _all_gather_single: Any = getattr(torch_dist, "all_gather_single", torch_dist.all_gather_into_tensor)
 
 
@@ -300,7 +299,7 @@ def reduce_scatter(
 def reduce_scatter_single(
     output: Tensor, input: Tensor, op: Op = SUM, group: ProcessGroup | None = None, async_op: bool = False
 ) -> Work | None:
-    """Reduces a tensor over all ranks; rank i gets the i-th block. ``reduce_scatter_tensor`` is the same function.
+    """Reduces a tensor over all ranks; rank i gets the i-th block. ``reduce_scatter_tensor`` does the same.
 
     Args:
         output: Overwritten with this rank's block of the reduction. May be this rank's part of the input.
@@ -327,7 +326,6 @@ def reduce_scatter_single(
     return work
 
 
-reduce_scatter_tensor = reduce_scatter_single
 _reduce_scatter_single: Any = getattr(torch_dist, "reduce_scatter_single", torch_dist.reduce_scatter_tensor)
 
 

@@ -6,6 +6,7 @@ costs nothing more:
 
     a group that is no process group    TypeError
     objects that do not pickle          the ranks exchange the error in place of the objects, and raise it
+    a function under an older name      the error has this name
     anything else                       torch's error
 
 What is refused before a collective has begun is told to the other ranks, as if mpicoll had refused it (_progress/refusals.py).
@@ -31,6 +32,8 @@ from mpicoll.errors import MpicollError
 if TYPE_CHECKING:
     from mpicoll._engine.communicator import Communicator
 
+# Before torch 2.13, and since then deprecated; torch calls the backend by the newer name, or by a third one.
+OLDER_NAMES = {"all_gather_into_tensor": "all_gather_single", "reduce_scatter_tensor": "reduce_scatter_single"}
 # torch's functions, and the collective of mpicoll with which each begins.
 COLLECTIVES = {
     **{
@@ -40,8 +43,7 @@ COLLECTIVES = {
             "gather", "reduce", "reduce_scatter", "reduce_scatter_single", "scatter",
         )
     },
-    "all_gather_into_tensor": "all_gather_single",
-    "reduce_scatter_tensor": "reduce_scatter_single",
+    **OLDER_NAMES,
     "all_gather_object": "all_gather",
     "gather_object": "all_gather",
     "broadcast_object_list": "broadcast",
@@ -61,6 +63,8 @@ def _describing(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def _get_msg_dict(func_name: str, *args: Any, **kwargs: Any) -> Any:
         error = sys.exc_info()[1]
+        if error is not None and func_name in OLDER_NAMES:
+            name_as_called(error, func_name)
         if error is not None and (func_name in COLLECTIVES or func_name in MESSAGES):
             arguments = _by_name(func_name, args, kwargs)
             if "group" in arguments:
@@ -69,6 +73,12 @@ def _describing(original: Callable[..., Any]) -> Callable[..., Any]:
 
     dynamo.disable(_get_msg_dict)
     return _get_msg_dict
+
+
+def name_as_called(error: BaseException, older_name: str) -> None:
+    """Puts the name by which the program has called a function into the words of mpicoll's error."""
+    newer_name = OLDER_NAMES[older_name]
+    error.args = tuple(word.replace(newer_name, older_name) if isinstance(word, str) else word for word in error.args)
 
 
 def _by_name(function: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

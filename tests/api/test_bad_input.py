@@ -56,9 +56,9 @@ def single_places(rank: int, size: int) -> dict[str, Call]:
     """The same where the tensor has the parts of all ranks."""
     return {
         "all_gather_single: output": lambda x: dist.all_gather_single(x, torch.ones(2)),
-        "all_gather_single: output (old name)": lambda x: dist.all_gather_into_tensor(x, torch.ones(2)),
+        "all_gather_into_tensor: output": lambda x: dist.all_gather_into_tensor(x, torch.ones(2)),
         "reduce_scatter_single: input": lambda x: dist.reduce_scatter_single(torch.ones(2), x),
-        "reduce_scatter_single: input (old name)": lambda x: dist.reduce_scatter_tensor(torch.ones(2), x),
+        "reduce_scatter_tensor: input": lambda x: dist.reduce_scatter_tensor(torch.ones(2), x),
         "all_to_all_single: output": lambda x: dist.all_to_all_single(x, torch.ones(2 * size)),
         "all_to_all_single: input": lambda x: dist.all_to_all_single(torch.ones(2 * size), x),
     }

@@ -77,6 +77,25 @@ def still_works(size: int) -> bool:
 
 
 @pytest.mark.parametrize("door", [mpicoll, torch.distributed], ids=["mpicoll", "torch"])
+def test_an_error_has_the_name_that_the_program_has_called(door: Any, size: int) -> None:
+    """(It named all_gather_single, which torch 2.12 does not have.)"""
+    whole, part = torch.ones(2 * size), torch.ones(2, dtype=torch.int64)
+    functions = {
+        "all_gather_into_tensor": lambda: door.all_gather_into_tensor(whole, part),
+        "reduce_scatter_tensor": lambda: door.reduce_scatter_tensor(part, whole),
+    }
+    if hasattr(door, "all_gather_single"):
+        functions["all_gather_single"] = lambda: door.all_gather_single(whole, part)
+        functions["reduce_scatter_single"] = lambda: door.reduce_scatter_single(part, whole)
+    said: dict[str, str] = {}
+    for name, call in functions.items():
+        with pytest.raises(TypeError) as raised:
+            call()
+        said[name] = str(raised.value)
+    agree(all(text.startswith(f"{name}: ") for name, text in said.items()) and still_works(size), said)
+
+
+@pytest.mark.parametrize("door", [mpicoll, torch.distributed], ids=["mpicoll", "torch"])
 def test_a_group_that_is_none_is_a_type_error(door: Any, rank: int, size: int) -> None:
     wrong = []
     for name, call in calls(door, rank, size).items():
