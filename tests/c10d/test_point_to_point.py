@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import time
 import warnings
 from collections.abc import Iterator
 from datetime import timedelta
@@ -16,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mpicoll.errors import OperationTimeout
-from tests.support import agree, needs_sort_ranks
+from tests.support import agree, eventually, needs_sort_ranks
 
 
 @pytest.fixture(autouse=True)
@@ -27,14 +26,6 @@ def mpi_world(_end_of_world: None) -> None:
 
 def of_rank(rank: int, *shape: int) -> Tensor:
     return torch.arange(torch.Size(shape).numel(), dtype=torch.float32).reshape(shape) + 100 * rank
-
-
-def eventually(condition: object, seconds: float = 20) -> bool:
-    end = time.monotonic() + seconds
-    while not condition():  # type: ignore[operator]
-        if time.monotonic() > end:
-            return False
-    return True
 
 
 @pytest.mark.min_ranks(2)

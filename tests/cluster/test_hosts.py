@@ -54,7 +54,7 @@ def test_the_first_host_is_another_one(machines: hosts.Hosts) -> None:
 
 def test_mpiexec_without_mpicoll_run(machines: hosts.Hosts) -> None:
     """The settings are those that root and more ranks than cores need."""
-    environ = {**LAUNCH_ENVIRONMENT, "PRTE_MCA_rmaps_default_mapping_policy": "slot:oversubscribe", **machines.environment()}
+    environ = {**LAUNCH_ENVIRONMENT, **machines.environment()}
     names = ["--host" if is_open_mpi() else "-hosts", "mpihost1:2,mpihost2:1"]
     passed = ["-x", "PYTHONPATH"] if is_open_mpi() else []
     command = [*machines.enter(0), mpiexec(), *names, *passed, "-n", "3", sys.executable, where.SCRIPT]

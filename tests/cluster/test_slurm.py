@@ -53,9 +53,8 @@ def test_mpicoll_run_reads_the_allocation(options: tuple[str, ...], nodes: slurm
 
 def test_mpiexec_reads_the_allocation(nodes: slurm.Slurm, tmp_path: Path) -> None:
     """Without `mpicoll run`. The settings are those that root and more ranks than cores need."""
-    environ = {**LAUNCH_ENVIRONMENT, "PRTE_MCA_rmaps_default_mapping_policy": "slot:oversubscribe"}
     words = ("salloc", "-Q", "-N", "2", "-n", "4", mpiexec(), "-n", "4", sys.executable, where.SCRIPT)
-    done = nodes.run(*words, cwd=tmp_path, **environ)
+    done = nodes.run(*words, cwd=tmp_path, **LAUNCH_ENVIRONMENT)
     assert sorted(where.check(done, "mpihost1")) == ["mpihost1"] * 3 + ["mpihost2"]
 
 

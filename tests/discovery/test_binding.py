@@ -191,7 +191,7 @@ on_open_mpi = pytest.mark.skipif(not is_open_mpi(), reason="MPICH gives its core
 def test_under_mpirun(policy: str) -> None:
     """As plain mpirun binds two ranks. Open MPI gives the core away then, and only then.
 
-    --map-by: replaces the environment's ":oversubscribe", with which Open MPI gives the core away as well."""
+    --map-by: replaces the environment's "slot:oversubscribe", with which Open MPI gives the core away as well."""
     code = "import os; os.environ.pop('OMPI_MCA_mpi_yield_when_idle', None)\n" + INIT + YIELDS + SAY
     done = launch(2, "-c", code, options=["--bind-to", policy, "--map-by", "core"])
     assert done.returncode == 0, done.stderr

@@ -14,19 +14,11 @@ from torch import Tensor
 from torch.futures import Future
 
 import mpicoll as dist
-from tests.support import agree
+from tests.support import agree, eventually
 
 pytestmark = pytest.mark.usefixtures("world")
 
 PATIENCE_S = 20.0  # seconds until a test gives up on something that should take microseconds; cores may be few
-
-
-def eventually(condition: Callable[[], bool]) -> bool:
-    """Whether ``condition`` becomes true, without anything here driving MPI."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.005)
-    return condition()
 
 
 def total(size: int) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -14,7 +13,7 @@ from mpicoll import autograd, rpc
 from mpicoll.rpc import api
 from mpicoll.rpc.rref import RRef
 from tests.rpc.test_calls import add
-from tests.support import agree, everyone
+from tests.support import agree, eventually, everyone
 
 
 def test_the_current_agent(workers: list[str], rank: int, size: int) -> None:
@@ -84,13 +83,6 @@ def test_all_gather_with_a_worker_that_is_late(workers: list[str], rank: int, si
     everyone(None)
     found = api._all_gather(rank)
     agree(found == {name: i for i, name in enumerate(workers)}, found)
-
-
-def eventually(condition: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + 20
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return condition()
 
 
 _kept: list[RRef[Any]] = []

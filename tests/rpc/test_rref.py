@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import copy
+import functools
 import gc
 import pickle
 import threading
 import time
 import weakref
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 import pytest
@@ -18,7 +18,9 @@ from mpicoll import rpc
 from mpicoll.errors import MpicollError
 from mpicoll.rpc import current_agent
 from mpicoll.rpc.rref import RRef
-from tests.support import agree, everyone
+from tests.support import agree, eventually, everyone
+
+collected = functools.partial(eventually, meanwhile=gc.collect)
 
 
 class Thing:
@@ -57,14 +59,6 @@ def add_to(rref: RRef[Thing], n: int) -> int:
 
 def asks(rref: RRef[Any]) -> tuple[bool, str, int]:
     return rref.is_owner(), rref.owner_name(), rref.owner().id
-
-
-def eventually(condition: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + 10
-    while not condition() and time.monotonic() < deadline:
-        gc.collect()
-        time.sleep(0.01)
-    return condition()
 
 
 def test_of_ones_own(workers: list[str], rank: int) -> None:
@@ -165,9 +159,9 @@ def test_it_goes_with_the_last_user(right: str, workers: list[str], rank: int) -
     seen.append(rpc.rpc_sync(right, alive))
     everyone(None)
     del second
-    gone = eventually(lambda: rpc.rpc_sync(right, alive) == 0)
+    gone = collected(lambda: rpc.rpc_sync(right, alive) == 0)
     agree(
-        seen == [1, 1] and gone and eventually(lambda: not current_agent.get().objects.all()),
+        seen == [1, 1] and gone and collected(lambda: not current_agent.get().objects.all()),
         (seen, current_agent.get().objects.all()),
     )
 
@@ -206,17 +200,17 @@ def test_forks(order: str, workers: list[str], rank: int, size: int) -> None:
         rref = None
         drop()
         everyone(None)
-        gone = eventually(lambda: rpc.rpc_sync(owner, alive) == 0)
+        gone = collected(lambda: rpc.rpc_sync(owner, alive) == 0)
     else:
         drop()
         everyone(None)
         still = rref.rpc_sync().add(0) == rank and rpc.rpc_sync(owner, alive) == 1
         everyone(None)
         rref = None
-        gone = still and eventually(lambda: rpc.rpc_sync(owner, alive) == 0)
+        gone = still and collected(lambda: rpc.rpc_sync(owner, alive) == 0)
     everyone(None)
     agree(said == owner and sorted(answers) == list(range(size)) and gone, (said, answers, gone))
-    agree(eventually(lambda: not current_agent.get().objects.all()), current_agent.get().objects.all())
+    agree(collected(lambda: not current_agent.get().objects.all()), current_agent.get().objects.all())
 
 
 def test_passed_on_before_it_exists(right: str, workers: list[str], rank: int, size: int) -> None:
@@ -257,7 +251,7 @@ def test_a_failed_pickle_gives_the_weight_back(right: str, rank: int) -> None:
         rpc.rpc_sync(right, keep, (rref, iter_of_locks()))
     everyone(None)
     rref = None
-    agree(eventually(lambda: not current_agent.get().objects.all()) and alive() == 0, current_agent.get().objects.all())
+    agree(collected(lambda: not current_agent.get().objects.all()) and alive() == 0, current_agent.get().objects.all())
 
 
 def iter_of_locks() -> Any:

@@ -9,7 +9,8 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 LAUNCH_ENVIRONMENT = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    "PRTE_MCA_rmaps_default_mapping_policy": "slot:oversubscribe",  # without "slot" all ranks are on the first of several hosts
     "PRTE_MCA_hwloc_default_binding_policy": "none",
     "OMPI_MCA_rmaps_base_oversubscribe": "1",
     "OMPI_MCA_hwloc_base_binding_policy": "none",
@@ -81,6 +82,15 @@ def everyone(value: Any) -> list[Any]:
         places = [f"  rank {r}: at {record.place}" for r, record in enumerate(records)]
         pytest.fail("\n".join([spmd.OUT_OF_STEP, *places]))
     return [record.payload for record in records]
+
+
+def eventually(condition: Callable[[], object], meanwhile: Callable[[], object] = lambda: None) -> bool:
+    """Whether ``condition`` becomes true within 20 s. Drives no MPI. meanwhile: called between two attempts."""
+    deadline = time.monotonic() + busy.longer(20)
+    while not (fulfilled := condition()) and time.monotonic() < deadline:
+        meanwhile()
+        time.sleep(0.005)
+    return bool(fulfilled)
 
 
 def clean_environment(**extra: str) -> dict[str, str]:
