@@ -54,14 +54,30 @@ def test_the_containers_copy_what_the_build_reads(name: str) -> None:
     assert all((ROOT / file).exists() for file in files)
 
 
+def test_the_recipe_for_conda() -> None:
+    text = (RECIPES / "recipe.yaml").read_text()
+    run = text.partition("  run:\n")[2].partition("\n\n")[0]
+    found = dict(re.findall(r"^ {4}- (\w+)(?: >=([\d.]+))?$", run, re.MULTILINE))
+    python = re.search(r'^requires-python = ">=([\d.]+)"', PROJECT, re.MULTILINE)
+    setuptools = re.search(r'"setuptools>=(\d+)"', PROJECT)
+    script = re.search(r'^mpicoll = "(.*)"$', PROJECT, re.MULTILINE)
+    assert python is not None
+    assert setuptools is not None
+    assert script is not None
+    assert f'version: "{mpicoll.__version__}"' in text
+    found["torch"] = found.pop("pytorch")
+    assert found == {"python": python[1], **dependencies()}
+    assert f"    - setuptools >={setuptools[1]}\n" in text
+    assert f"- mpicoll = {script[1]}\n" in text
+
+
 def test_the_modulefile() -> None:
     assert f"mpicoll/{mpicoll.__version__}" in (RECIPES / "modulefile").read_text()
 
 
 def test_sites_names_every_recipe() -> None:
     page = (ROOT / "docs" / "sites.md").read_text()
-    names = [
-        path.name for path in RECIPES.rglob("*") if path.is_file() and path.suffix != ".yaml" and "__pycache__" not in path.parts
-    ]
-    assert len(names) == 6
+    files = [path for path in RECIPES.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    names = [path.name for path in files if path.name != "repo.yaml"]
+    assert len(names) == 7
     assert [name for name in names if name not in page] == []
