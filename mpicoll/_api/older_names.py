@@ -18,7 +18,14 @@ if TYPE_CHECKING:
 def all_gather_into_tensor(
     output_tensor: Tensor, input_tensor: Tensor, group: ProcessGroup | None = None, async_op: bool = False
 ) -> Work | None:
-    """Does `all_gather_single`, which is the newer name."""
+    """Gathers the tensors of all ranks into one tensor, on all ranks. `all_gather_single` is the newer name.
+
+    Args:
+        output_tensor: Has (number of ranks) x (elements of the input).
+        input_tensor: This rank's. Same shape on all ranks. May be this rank's part of the output.
+        group: None means the default group.
+        async_op: Return a Work at once instead of waiting.
+    """
     try:
         return all_gather_single(output_tensor, input_tensor, group, async_op)
     except Exception as error:
@@ -29,7 +36,18 @@ def all_gather_into_tensor(
 def reduce_scatter_tensor(
     output: Tensor, input: Tensor, op: Op = SUM, group: ProcessGroup | None = None, async_op: bool = False
 ) -> Work | None:
-    """Does `reduce_scatter_single`, which is the newer name."""
+    """Reduces a tensor over all ranks; rank i gets the i-th block. `reduce_scatter_single` is the newer name.
+
+    Args:
+        output: Overwritten with this rank's block of the reduction. May be this rank's part of the input.
+        input: Has (number of ranks) x (elements of the output).
+        op: As for `all_reduce`.
+        group: None means the default group.
+        async_op: Return a Work at once instead of waiting.
+
+    Raises:
+        UnsupportedReduction: As for `all_reduce`.
+    """
     try:
         return reduce_scatter_single(output, input, op, group, async_op)
     except Exception as error:
