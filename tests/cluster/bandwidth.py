@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from mpicoll.bench.formulas import network_factor, parse, spell
-from tests.support import ROOT, hosts
+from tests.support import ROOT, hosts, pages
 
 PAGE, FIGURES = (ROOT / "docs" / "reference" / f"bandwidth.{kind}" for kind in ("md", "json"))
-BEGIN, END = "<!-- bandwidth -->\n", "<!-- /bandwidth -->"
+NAME = "bandwidth"  # of the table in the page
 OPERATIONS = ("all_reduce", "reduce_scatter_tensor", "all_gather_into_tensor", "broadcast")
 IMPLEMENTATIONS = {"mpicoll": "mpicoll", "gloo": "Gloo", "mpi4py": "MPI"}  # option of bench -> its name in the figures
 JOB_S = 600.0  # limit for one job
@@ -110,10 +110,11 @@ def main() -> None:
 
 
 def write(found: Figures) -> None:
-    figures: Figures = {**(json.loads(FIGURES.read_text()) if FIGURES.exists() else {}), **found}
-    FIGURES.write_text(json.dumps(figures, indent=1) + "\n")
-    text = PAGE.read_text()
-    PAGE.write_text(text[: text.index(BEGIN) + len(BEGIN)] + table(figures) + text[text.index(END) :])
+    """Adds the figures to those of the page: for a row that is there already, only the implementations measured now change."""
+    known: Figures = pages.figures(FIGURES)
+    for row, ways in found.items():
+        known[row] = {**known.get(row, {}), **ways}
+    pages.publish(PAGE, NAME, table(known), FIGURES, known)
 
 
 if __name__ == "__main__":

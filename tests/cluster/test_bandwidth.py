@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
-import json
+from pathlib import Path
 
-from tests.cluster.bandwidth import BEGIN, END, FIGURES, OPERATIONS, PAGE, over_the_limit, table
+import pytest
+
+from tests.cluster import bandwidth
+from tests.cluster.bandwidth import FIGURES, NAME, OPERATIONS, PAGE, over_the_limit, table
+from tests.support import pages
 
 
 def test_the_page_shows_the_figures() -> None:
-    text = PAGE.read_text()
-    assert text[text.index(BEGIN) + len(BEGIN) : text.index(END)] == table(json.loads(FIGURES.read_text()))
+    assert pages.shown(PAGE, NAME) == table(pages.figures(FIGURES))
+
+
+def test_new_figures_stand_beside_the_old_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- bandwidth -->\n<!-- /bandwidth -->\nbehind\n")
+    monkeypatch.setattr(bandwidth, "PAGE", page)
+    monkeypatch.setattr(bandwidth, "FIGURES", tmp_path / "figures.json")
+    row, other = (f"MPICH 5.0.2|100|2x1|broadcast|float32|{nbytes}" for nbytes in (1 << 20, 4 << 20))
+    bandwidth.write({row: {"mpicoll": 2.0, "Gloo": 3.0}, other: {"mpicoll": 1.5}})
+    bandwidth.write({row: {"mpicoll": 1.0}})
+    assert pages.figures(tmp_path / "figures.json") == {row: {"mpicoll": 1.0, "Gloo": 3.0}, other: {"mpicoll": 1.5}}
+    assert "| 1.00 / 3.00 / - | 1.50 / - / - |" in pages.shown(page, NAME)
+    lines = page.read_text().splitlines()
+    assert (lines[0], lines[-1]) == ("before", "behind")
 
 
 def test_time_over_the_limit() -> None:

@@ -10,7 +10,6 @@ A pair that ends the job has a job of its own. The counts of each MPI are in doc
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import tempfile
 from collections import Counter
@@ -22,11 +21,11 @@ import pytest
 from mpi4py import MPI
 
 from tests.faults.mismatches import KINDS, Call, kind, pairs
-from tests.support import ROOT, launch
+from tests.support import ROOT, launch, pages
 
 SCRIPT = str(ROOT / "tests" / "faults" / "scripts" / "mismatched.py")
 PAGE, COUNTS = (ROOT / "docs" / "reference" / name for name in ("faults.md", "mismatches.json"))
-BEGIN, END = "<!-- mismatches -->\n", "<!-- /mismatches -->"
+NAME = "mismatches"  # of the table in the page
 
 ALL_RAISE, NAMED, SOME_RAISE = "all ranks raise", "the job ends, both calls named", "some ranks raise"
 BY_MPI, SILENT, OTHER = "MPI ends the job", "nothing said", "another end"
@@ -139,10 +138,8 @@ def main() -> None:
             if ends not in (ALL_RAISE, NAMED):
                 print(f"{mode}: {' / '.join(map(str, pairs()[index]))}: {ends}: {seen}", flush=True)
     if options.write:
-        counts = {**(json.loads(COUNTS.read_text()) if COUNTS.exists() else {}), mpi: modes}
-        COUNTS.write_text(json.dumps(counts, indent=1) + "\n")
-        text = PAGE.read_text()
-        PAGE.write_text(text[: text.index(BEGIN) + len(BEGIN)] + table(counts) + text[text.index(END) :])
+        counts = {**pages.figures(COUNTS), mpi: modes}
+        pages.publish(PAGE, NAME, table(counts), COUNTS, counts)
     print(table({mpi: modes}), end="")
 
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
-from tests.faults.mismatch_table import ALL_RAISE, BEGIN, COUNTS, END, MODES, NAMED, OUTCOMES, PAGE, SILENT, find, find_all, table
+from tests.faults.mismatch_table import ALL_RAISE, COUNTS, MODES, NAME, NAMED, OUTCOMES, PAGE, SILENT, find, find_all, table
 from tests.faults.mismatches import KINDS, kind, pairs
+from tests.support import pages
 
 
 def test_the_page_shows_all_pairs_and_none_that_returns_with_nothing_said() -> None:
-    counts = json.loads(COUNTS.read_text())
+    counts = pages.figures(COUNTS)
     assert {name.split()[0] for name in counts} == {"Open", "MPICH"}
     for mpi, modes in counts.items():
         assert list(modes) == list(MODES), mpi
@@ -20,8 +19,7 @@ def test_the_page_shows_all_pairs_and_none_that_returns_with_nothing_said() -> N
             assert sum(sum(each.values()) for each in ends) == len(pairs()), (mpi, mode)
             assert {name for each in ends for name in each} <= {*OUTCOMES} - {SILENT}, (mpi, mode)
             assert "CHECK" not in mode or all(each.keys() == {ALL_RAISE} for each in ends), (mpi, mode)
-    text = PAGE.read_text()
-    assert text[text.index(BEGIN) + len(BEGIN) : text.index(END)] == table(counts)
+    assert pages.shown(PAGE, NAME) == table(counts)
 
 
 @pytest.mark.launch
