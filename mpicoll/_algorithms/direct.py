@@ -39,6 +39,8 @@ AHEAD = 4  # chunks whose messages move at a time, if they are small
 # Pieces of a broadcast that move at a time to or from each rank. On 4 hosts of 100 Mbit/s, 16 MiB took 1.08 to 1.37 times the
 # limit with 2 (three runs), 1.19 with 4 and 1.22 with 1 (one run each).
 BROADCAST_AHEAD = 2
+# A broadcast has at least so many pieces, of at least so many bytes: the last piece is on its way twice.
+BROADCAST_PIECES, BROADCAST_LEAST = 16, 32 << 10
 
 
 def nothing() -> None:
@@ -123,28 +125,29 @@ def broadcast(channel: Channel, memory: Block, root: int) -> None:
     rank, others = channel.comm.Get_rank(), [other for other in range(channel.comm.Get_size()) if other != root]
     receivers = [other for other in others if other != rank]
     ahead = BROADCAST_AHEAD * len(others)
+    length = min(SLICE, max(BROADCAST_LEAST, memory[1] // BROADCAST_PIECES))
     sends = _Unfinished(ahead if rank == root else BROADCAST_AHEAD)
 
     def first(turn: int) -> int:
         return others[turn % len(others)]
 
     def received(turn: int) -> Exchange:
-        return _exchange(channel, [], [(root if first(turn) == rank else first(turn), _piece(memory, turn)[0])])
+        return _exchange(channel, [], [(root if first(turn) == rank else first(turn), _piece(memory, turn, length)[0])])
 
-    turns = -(-memory[1] // SLICE)
+    turns = -(-memory[1] // length)
     for turn in range(turns) if rank == root else _in_order(received, turns, ahead):
         if rank == root:
-            sends.add(_exchange(channel, [(first(turn), _piece(memory, turn)[0])], []))
+            sends.add(_exchange(channel, [(first(turn), _piece(memory, turn, length)[0])], []))
         elif first(turn) == rank:
-            sends.add(_exchange(channel, [(other, _piece(memory, turn)[0]) for other in receivers], []))
+            sends.add(_exchange(channel, [(other, _piece(memory, turn, length)[0]) for other in receivers], []))
     sends.wait()
 
 
-def _piece(memory: Block, turn: int) -> list[Block]:
+def _piece(memory: Block, turn: int, length: int = SLICE) -> list[Block]:
     """The bytes of ``memory`` that move in a turn; an empty list behind the end."""
     address, nbytes = memory
-    begin = turn * SLICE
-    return [(address + begin, min(SLICE, nbytes - begin))] if begin < nbytes else []
+    begin = turn * length
+    return [(address + begin, min(length, nbytes - begin))] if begin < nbytes else []
 
 
 def _exchange(channel: Channel, sends: Iterable[tuple[int, Block]], receives: Iterable[tuple[int, Block]]) -> Exchange:

@@ -23,15 +23,22 @@ TAG = 0  # below OWN_TAGS; monitored_barrier.py and checked.py have 1 to 4
 class Exchange:
     """Messages under way, pairs of (peer, memory). The receives have their memory until `wait` returns.
 
-    ``large``: `wait` yields the core between tests.
+    Args:
+        large: `wait` yields the core between tests.
+        comm: Numbers the peers; the channel's communicator by default.
     """
 
     def __init__(
-        self, channel: Channel, sends: Iterable[tuple[int, Block]], receives: Iterable[tuple[int, Block]], large: bool = False
+        self,
+        channel: Channel,
+        sends: Iterable[tuple[int, Block]],
+        receives: Iterable[tuple[int, Block]],
+        large: bool = False,
+        comm: Any = None,
     ) -> None:
         self._channel, self._large = channel, large
         self._receives = list(receives)
-        comm = channel.comm
+        self._comm = comm = channel.comm if comm is None else comm
         with channel.lock:
             self._requests: list[Any] = []
             if not channel.runtime.overruns:
@@ -46,7 +53,7 @@ class Exchange:
             DifferentCalls: The same for a message that was shorter.
         """
         if self._channel.runtime.overruns:
-            received = _matched(self._channel, self._requests, self._receives, self._large)
+            received = _matched(self._channel, self._comm, self._requests, self._receives, self._large)
         else:
             statuses = [Status() for _ in self._receives]
             self._channel.wait_all(self._requests, statuses, self._large)
@@ -61,9 +68,8 @@ def exchange(channel: Channel, sends: Iterable[tuple[int, Block]], receives: Ite
     Exchange(channel, sends, receives).wait()
 
 
-def _matched(channel: Channel, requests: list[Any], receives: Sequence[tuple[int, Block]], large: bool) -> list[int]:
+def _matched(channel: Channel, comm: Any, requests: list[Any], receives: Sequence[tuple[int, Block]], large: bool) -> list[int]:
     """Compares every length before it receives: Note [Messages that are too long] in _mpi/open_mpi.py. Returns the lengths."""
-    comm = channel.comm
     received, surplus = [], []  # surplus: memory for the messages that are too long
     for peer, (address, nbytes) in receives:
         pause = channel.pause()

@@ -31,7 +31,7 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from typing import NoReturn
+from typing import NoReturn, TypeAlias
 
 import torch
 from torch import Tensor
@@ -45,6 +45,9 @@ LEFT = 7  # the word of a line that is 1 once the rank has raised DifferentCalls
 MOST_VIEWS = 1024  # kept views: making a view takes a microsecond, and each chunk needs the same ones
 
 memmove = ctypes.memmove
+
+
+Fill: TypeAlias = "Callable[[int, int, int], Callable[[], None] | None]"  # see Window.turns
 
 
 class DifferentCalls(Exception):
@@ -139,32 +142,40 @@ class Window:
         """Offset of a rank's numbers in the segment."""
         return self._slots[turn & 1][rank]
 
-    def turns(self, total: int, piece: int, fill: Callable[[int, int, int], None]) -> Iterator[tuple[int, int, int]]:
+    def turns(
+        self, total: int, piece: int, fill: Callable[[int, int, int], Callable[[], None] | None]
+    ) -> Iterator[tuple[int, int, int]]:
         """Takes as many turns as ``total`` bytes need. Lays each turn down while the one before is in progress.
 
         Args:
             total: Bytes of all pieces together.
             piece: Bytes of one turn.
-            fill: (turn, begin, nbytes) -> None. Writes the piece into this rank's slot.
+            fill: (turn, begin, nbytes). Writes the piece into this rank's slot, or begins to and returns a function that ends it.
 
         Yields:
             (turn, begin, nbytes) of a piece, once every other rank's slot can be read. The caller then calls `take`.
         """
         first = self.turn
-        self.turn = end = first + -(-total // piece)
+        self.turn = last = first + -(-total // piece)
+        end: Callable[[], None] | None = None
 
-        def lay_down(turn: int) -> tuple[int, int, int]:
-            begin = (turn - first) * piece
-            extent = turn, begin, min(piece, total - begin)
+        def begin(turn: int) -> tuple[int, int, int]:
+            nonlocal end
+            start = (turn - first) * piece
+            extent = turn, start, min(piece, total - start)
             self.free(turn)
-            fill(*extent)
-            self.lay(turn)
+            end = fill(*extent)
+            if end is None:
+                self.lay(turn)
             return extent
 
-        following = lay_down(first) if total else None
+        following = begin(first) if total else None
         while following is not None:
             extent, turn = following, following[0]
-            following = lay_down(turn + 1) if turn + 1 < end else None
+            if end is not None:
+                end()
+                self.lay(turn)
+            following = begin(turn + 1) if turn + 1 < last else None
             self.await_laid(turn)
             yield extent
 
