@@ -65,7 +65,7 @@ VARIABLES = (
         "MPICOLL_BACKEND",
         str,
         meaning="backend of torch.distributed.init_process_group, and of a lone init_device_mesh, where the program names "
-        "none (`mpicoll run --backend`); unset: the default of torch, gloo or nccl",
+        "none, or names torch's default of a device (`mpicoll run --backend`); unset: the default of torch, gloo or nccl",
         choices=("mpi", "cpu:mpi,cuda:nccl"),
     ),
     Variable(

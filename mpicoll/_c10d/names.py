@@ -89,6 +89,19 @@ def serve(gpus: bool) -> None:
         c10d.Backend.backend_capability["mpi"] = devices() if gpus else ["cpu"]
 
 
+def serve_by_default(backend: str | None) -> None:
+    """Makes ``backend`` ("mpi", "cpu:mpi,cuda:nccl") torch's default for its kinds of device; None: changes nothing.
+
+    Programs and libraries that ask ``get_default_backend_for_device``, or read its table as Lightning does, then name it.
+    """
+    if backend is None or "mpi" not in _aliases:
+        return
+    c10d: Any = sys.modules["torch.distributed.distributed_c10d"]
+    pairs = [part.rpartition(":") for part in backend.split(",")]
+    for kinds, _, name in pairs:
+        c10d.Backend.default_device_backend_map.update(dict.fromkeys([kinds] if kinds else devices(), name))
+
+
 def _plugins() -> dict[str, Any]:
     c10d: Any = sys.modules["torch.distributed.distributed_c10d"]
     plugins: dict[str, Any] = c10d.Backend._plugins

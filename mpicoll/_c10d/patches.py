@@ -74,6 +74,13 @@ TABLE = (
         when="import torch, torch <= 2.13",
         home="_c10d/names.py",
     ),
+    Patch(
+        (f"{C10D}.Backend.default_device_backend_map",),
+        what="the backend of MPICOLL_BACKEND for its kinds of device",
+        why="programs name the backend that get_default_backend_for_device returns",
+        when="import torch, where MPICOLL_BACKEND is set (`mpicoll run --backend`)",
+        home="_c10d/names.py",
+    ),
     # -- with the first group ----------------------------------------------------------------------------------------------
     Patch(
         (f"{C10D}.Backend.backend_capability",),

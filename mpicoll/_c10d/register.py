@@ -74,6 +74,7 @@ def _register(c10d: Any) -> None:
             patches.assign(f"{patches.C10D}._MPI_AVAILABLE", True)
         registry.register_backend("mpi", _create, extended_api=True, devices=names.devices())
     names.hide_plugins()
+    names.serve_by_default(get("MPICOLL_BACKEND"))
     handlers = sys.modules["torch.distributed.rendezvous"]
     handlers.register_rendezvous_handler("mpi", _rendezvous)
 

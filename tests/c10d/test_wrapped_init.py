@@ -123,6 +123,20 @@ def test_no_backend_is_named(size: int, monkeypatch: pytest.MonkeyPatch) -> None
     dist.destroy_process_group()
 
 
+def test_a_program_takes_the_default_of_the_device() -> None:
+    """``init_process_group(get_default_backend_for_device("cpu"))``, as in PyTorch's examples; Lightning reads the same table."""
+    code = """
+import torch.distributed as dist
+backend = dist.get_default_backend_for_device("cpu")
+dist.init_process_group(backend, init_method="mpi://")
+print(backend, dist.get_backend())
+dist.destroy_process_group()
+"""
+    for named, expected in ((None, "gloo gloo"), ("cpu:mpi,cuda:nccl", "mpi mpi"), (" MPI", "mpi mpi")):
+        done = run([sys.executable, "-c", code], env={} if named is None else {"MPICOLL_BACKEND": named})
+        assert (done.returncode, done.stdout.strip()) == (0, expected), (named, done.stdout, done.stderr)
+
+
 @pytest.mark.launch
 def test_run_names_the_backend(tmp_path: Path) -> None:
     script = tmp_path / "mesh.py"

@@ -20,6 +20,13 @@ def test_strategy_ddp_stays_on_gloo_under_mpirun() -> None:
     same_training(trained("mpirun", SCRIPT, "ddp", timeout_s=HUNG_S), expected, "gloo")
 
 
+def test_strategy_ddp_takes_the_default_backend_of_the_job() -> None:
+    """``mpicoll run --backend mpi`` sets this variable; Lightning reads torch's table of default backends."""
+    expected = trained("torchrun", SCRIPT, "ddp", timeout_s=HUNG_S)
+    found = trained("mpirun", SCRIPT, "ddp", timeout_s=HUNG_S, env=(("MPICOLL_BACKEND", "mpi"),))
+    same_training(found, expected, "mpi")
+
+
 def test_fsdp_refuses_cpus_in_words_of_lightning() -> None:
     done = attempt(command("mpirun", SCRIPT, "fsdp"), HUNG_S)
     assert done.returncode != 0, done.stdout
