@@ -36,7 +36,7 @@ def extensions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("by", OVER_MPI)
-@pytest.mark.parametrize("stage", ["2", "3"])
+@pytest.mark.parametrize("stage", ["1", "2", "3"])
 def test_zero(stage: str, by: str) -> None:
     expected = trained("torchrun", SCRIPT, "gloo", stage, timeout_s=HUNG_S)
     assert expected[0]["stage"] == int(stage)
