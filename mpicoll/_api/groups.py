@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
-from torch.distributed import GroupMember, ProcessGroup, distributed_c10d
+from torch.distributed import GroupMember, ProcessGroup, Store, distributed_c10d
 from torch.nn import Parameter
 
 from mpicoll._c10d import register
@@ -27,33 +28,66 @@ _found: dict[ProcessGroup, Communicator] = {}
 _PLAIN = (Tensor, Parameter)
 
 
-def init_process_group(*arguments: Any, comm: MPI.Intracomm | None = None, **more: Any) -> None:
-    """Calls torch.distributed.init_process_group, with backend "mpi" if none is named (collective).
+def init_process_group(
+    backend: str | None = None,
+    init_method: str | None = None,
+    timeout: timedelta | None = None,
+    world_size: int = -1,
+    rank: int = -1,
+    store: Store | None = None,
+    group_name: str = "",
+    pg_options: Any = None,
+    device_id: torch.device | int | None = None,
+    *,
+    comm: MPI.Intracomm | None = None,
+    **more: Any,
+) -> None:
+    """Makes the default group of MPI's ranks, or of those of ``comm`` (collective; returns when all ranks have called it).
 
-    Rank and world size come from MPI. The timeout (default: MPICOLL_TIMEOUT, or 30 minutes) is the group's.
+    Rank and world size come from MPI: ``init_process_group()`` is enough. Unlike torch's, it takes ``comm``, and without
+    ``backend`` it takes MPI.
 
     A world can also consist of some of MPI's ranks. They pass ``rank``, a ``world_size`` below MPI's, and a store or an
     init_method of tcp:// or file://. MPI's other ranks need not call, but they must start MPI too (``mpicoll.rpc.init_rpc``,
     ``import mpi4py.MPI``).
 
     Args:
-        arguments, more: As in torch.
+        backend: None or "mpi": MPI. "cpu:mpi,cuda:nccl": MPI for CPU tensors. Another backend: as in torch.
+        init_method: "env://", "tcp://..." or "file://...", as in torch. None: MPI tells the ranks where to meet. "mpi://": MPI
+            does so for any backend.
+        timeout: Limit of this call and of each operation of the group. None: MPICOLL_TIMEOUT, or 30 minutes.
+        world_size: -1: MPI knows. Otherwise it must be MPI's, or less for a world of some of MPI's ranks.
+        rank: -1: MPI knows.
+        store: Used as the store of the group instead of a new one. Give this or ``init_method``.
+        group_name: As in torch, without effect.
+        pg_options: As in torch, for other backends.
+        device_id: As in torch, for other backends.
         comm: An mpi4py communicator that is to be the world. It is duplicated and never used itself. None: MPI.COMM_WORLD.
+        more: Arguments that only other versions of torch have; passed on.
 
     Raises:
-        LaunchError: There is no MPI, or the launcher does not belong to it.
+        LaunchError: There is no MPI, the launcher does not belong to it, or several ranks are asked for and MPI has one.
+        OperationTimeout: A rank did not come in time; the message names it.
         ThreadLevelError: MPI runs below MPI_THREAD_SERIALIZED.
-        ValueError: There is a default group already.
+        ValueError: There is a default group already, or MPICOLL_TIMEOUT has a value that is not allowed.
+
+    Example:
+        >>> dist.destroy_process_group()
+        >>> dist.init_process_group()
+        >>> dist.get_backend()
+        'mpi'
     """
     register.autoload()  # torch did it at import, unless TORCH_DEVICE_BACKEND_AUTOLOAD=0
-    backend = arguments[0] if arguments else more.get("backend")
-    if backend is None:
-        more["backend"] = "mpi"
-        arguments = arguments[1:]
     if comm is not None and not distributed_c10d.is_initialized():
         runtime.start(comm)
+    arguments = (
+        ("init_method", init_method, None), ("timeout", timeout, None), ("world_size", world_size, -1), ("rank", rank, -1),
+        ("store", store, None), ("group_name", group_name, ""), ("pg_options", pg_options, None), ("device_id", device_id, None),
+    )  # fmt: skip
+    given = {name: value for name, value, default in arguments if value is not default}
     try:
-        torch.distributed.init_process_group(*arguments, **more)
+        # Only what is given is passed on: a program may have wrapped this function, with fewer parameters.
+        torch.distributed.init_process_group("mpi" if backend is None else backend, **given, **more)
     except BaseException:
         if comm is not None and not distributed_c10d.is_initialized():
             runtime.stop()
