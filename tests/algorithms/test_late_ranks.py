@@ -6,6 +6,7 @@ import random
 import sys
 import threading
 import time
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
@@ -197,7 +198,12 @@ def test_any_sequence_over_nodes_with_ranks_that_are_late() -> None:
             if own.random() < 0.3:
                 time.sleep(own.random() * 1e-3)
 
-        rail = SimpleNamespace(**dict.fromkeys(("Bcast", "Allreduce", "Reduce", "Allgather", "Reduce_scatter"), pause))
+        def started(*arguments: object) -> Callable[[], None]:
+            pause()
+            return pause
+
+        blocking, starting = dict.fromkeys(("Bcast", "Allreduce", "Reduce"), pause), ("reduce_scatter", "all_gather")
+        rail = SimpleNamespace(**blocking, **dict.fromkeys(starting, started))
         window = Window(segment, place, places, CHUNK, lambda: pause, 10)
         nodes = hierarchical.Nodes(window, rail, ranks, node=0)
         stages = hierarchical.Stages(add, torch.float32, MPI.FLOAT, MPI.SUM, None)
