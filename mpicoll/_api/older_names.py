@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from mpicoll._api.collectives import SUM, all_gather_single, reduce_scatter_single
-from mpicoll._c10d.failed_calls import name_as_called
+from mpicoll._c10d.older_names import name_as_called
 
 if TYPE_CHECKING:
     from mpicoll._progress.work import Work

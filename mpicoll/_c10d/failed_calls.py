@@ -25,6 +25,7 @@ from torch._C._distributed_c10d import Backend
 from torch.distributed import GroupMember, ProcessGroup
 
 from mpicoll._c10d import dynamo, patches, torch_world
+from mpicoll._c10d.older_names import OLDER_NAMES, name_as_called
 from mpicoll._engine.collectives import REFUSALS
 from mpicoll._engine.registry import registry
 from mpicoll.errors import MpicollError
@@ -32,8 +33,6 @@ from mpicoll.errors import MpicollError
 if TYPE_CHECKING:
     from mpicoll._engine.communicator import Communicator
 
-# Before torch 2.13, and since then deprecated; torch calls the backend by the newer name, or by a third one.
-OLDER_NAMES = {"all_gather_into_tensor": "all_gather_single", "reduce_scatter_tensor": "reduce_scatter_single"}
 # torch's functions, and the collective of mpicoll with which each begins.
 COLLECTIVES = {
     **{
@@ -73,12 +72,6 @@ def _describing(original: Callable[..., Any]) -> Callable[..., Any]:
 
     dynamo.disable(_get_msg_dict)
     return _get_msg_dict
-
-
-def name_as_called(error: BaseException, older_name: str) -> None:
-    """Puts the name by which the program has called a function into the words of mpicoll's error."""
-    newer_name = OLDER_NAMES[older_name]
-    error.args = tuple(word.replace(newer_name, older_name) if isinstance(word, str) else word for word in error.args)
 
 
 def _by_name(function: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
