@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
-from torch.distributed import GroupMember, ProcessGroup, Store, distributed_c10d
+from torch.distributed import GroupMember, ProcessGroup, distributed_c10d
 from torch.nn import Parameter
 
 from mpicoll._c10d import register
@@ -20,6 +20,7 @@ from mpicoll.errors import GroupDestroyed
 
 if TYPE_CHECKING:  # the engine starts MPI, which belongs to init_process_group, not to `from mpicoll import all_reduce`
     from mpi4py import MPI
+    from torch._C._distributed_c10d import Store
 
     from mpicoll._engine.communicator import Communicator
 
@@ -84,7 +85,7 @@ def init_process_group(
         ("init_method", init_method, None), ("timeout", timeout, None), ("world_size", world_size, -1), ("rank", rank, -1),
         ("store", store, None), ("group_name", group_name, ""), ("pg_options", pg_options, None), ("device_id", device_id, None),
     )  # fmt: skip
-    given = {name: value for name, value, default in arguments if value is not default}
+    given: dict[str, Any] = {name: value for name, value, default in arguments if value is not default}
     try:
         # Only what is given is passed on: a program may have wrapped this function, with fewer parameters.
         torch.distributed.init_process_group("mpi" if backend is None else backend, **given, **more)
