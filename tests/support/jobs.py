@@ -41,10 +41,14 @@ def attempt(line: list[str], timeout_s: float, **env: str) -> subprocess.Complet
 
 
 def reports(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
-    """The lines of JSON that the ranks of a job have printed, by rank."""
+    """The lines of JSON that the ranks of a job have printed, by rank.
+
+    Unbuffered, print writes a line and its end apart, and under MPICH's mpirun a line of another rank may come between.
+    """
     said = f"{done.args}\nstatus {done.returncode}\nstdout:\n{done.stdout}\nstderr:\n{done.stderr}"
     assert done.returncode == 0, said
-    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"')]
+    texts = [line[line.index('{"') :] for line in done.stdout.splitlines() if '{"' in line]
+    lines = [json.JSONDecoder().raw_decode(text)[0] for text in texts]
     assert lines, said
     return sorted(lines, key=lambda line: line["rank"])
 
