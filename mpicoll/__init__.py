@@ -52,6 +52,7 @@ OURS: dict[str, str] = {
     "shrink_group": "mpicoll._api.shrinking",
     "recv_object_list": "mpicoll._api.objects",
     # not in torch.distributed
+    "get_comm": "mpicoll._api.mpi4py_comm",
     "dump_flight_record": "mpicoll._api.flight_record",
     "spawn": "mpicoll._launch.spawn",
     "RankExited": "mpicoll._launch.spawn",

@@ -12,7 +12,7 @@ from torch.compiler import is_dynamo_compiling
 from torch.distributed import GroupMember, ProcessGroup, distributed_c10d
 from torch.nn import Parameter
 
-from mpicoll._c10d import register
+from mpicoll._c10d import register, torch_world
 from mpicoll._c10d.torch_world import world as _world
 from mpicoll._mpi import runtime
 from mpicoll._tensors import checks
@@ -116,6 +116,31 @@ def of(group: Any, tensor: Any = None) -> Communicator | None:
     except (KeyError, TypeError):
         return _find(group)
     return _find(group) if type(communicator.broken) is GroupDestroyed else communicator
+
+
+def without_torch(operation: str, group: Any, tensor: Any = None) -> Communicator | None:
+    """Returns the communicator for an operation that torch does not have; None if this rank is not in the group.
+
+    Raises:
+        ValueError: The group has been destroyed, has another backend or is in a coalescing manager, or there is no default group.
+        TypeError: A subclass of Tensor.
+    """
+    communicator = of(group, tensor)
+    if communicator is not None:
+        return communicator
+    if group is None:
+        group = distributed_c10d._get_default_group()  # raises if there is none
+    if distributed_c10d._rank_not_in_group(group):
+        return None
+    if not torch_world.has(group):
+        raise ValueError(f"{operation}: the group has been destroyed")
+    if "cpu:mpi" not in _world.pg_backend_config.get(group, ""):
+        raise ValueError(f"{operation}: the group's backend is {torch_world.backend_of(group)!r}; {operation} needs 'mpi'")
+    if isinstance(tensor, Tensor) and type(tensor) not in _PLAIN:
+        raise TypeError(f"{operation}: needs a plain tensor, got a {type(tensor).__name__}")
+    raise ValueError(
+        f"{operation}: the backend 'mpi' does not move this tensor, or a coalescing manager is open, which cannot hold it"
+    )
 
 
 def _carries(group: Any, device: torch.device) -> bool:

@@ -10,6 +10,8 @@ itself. Without it, the collective has ended when it returns None. Each operatio
 
 from __future__ import annotations
 
+from typing import Any
+
 from mpicoll._engine.exchanges import Exchanges
 from mpicoll._engine.gathers import Gathers
 from mpicoll._engine.messages import Messages
@@ -48,6 +50,12 @@ class Communicator(Reductions, Gathers, Exchanges, Messages):
         """Waits as `barrier` does, and names the ranks that did not come (collective)."""
         checks.timeout("monitored_barrier", timeout_s or 0)
         self.run("monitored_barrier", (monitored_barrier, (self, timeout_s or self.timeout_s, wait_all_ranks), ()), [])
+
+    def get_comm(self) -> Any:
+        """Returns the mpi4py communicator for the program's own MPI calls (collective on first use)."""
+        if not self.channel.program_comm:  # None, or freed
+            self.run("get_comm", (self.channel.make_program_comm, (), ()), [])
+        return self.channel.program_comm
 
     def close(self) -> None:
         """Ends the group after its queued operations. Later use raises GroupDestroyed."""

@@ -56,6 +56,7 @@ class Channel:
         self.lock = runtime.lock
         self._freeing = threading.Lock()  # held while the communicator is freed or revoked
         self.in_background: Callable[[], bool] = lambda: False  # whether the calling thread runs beside the program's own
+        self.program_comm: MPI.Intracomm | None = None  # for the program's own calls, see `make_program_comm`
         self.kept: list[object] = []  # memory of messages that had not ended when an error was raised: MPI may still use it
         #: True if MPI is serialized on any rank. All ranks then make non-blocking calls, so that the calls match.
         self.serialized = thread_levels.serialized_anywhere(runtime, comm)
@@ -67,6 +68,11 @@ class Channel:
         self.Allgatherv = self._with_error(self._collective("Allgatherv"))
         self.Reduce_scatter = self._collective("Reduce_scatter")
         self.Reduce_scatter_block = self._collective("Reduce_scatter_block")
+
+    def make_program_comm(self) -> None:
+        """Makes a duplicate for the program's own MPI calls (collective). It is freed with the group."""
+        with self.lock:
+            self.program_comm = self.comm.Dup()
 
     def pause(self) -> Callable[[], None]:
         """Makes the function that is called between two tests of a pending request. That function backs off."""
@@ -164,8 +170,9 @@ class Channel:
     def revoke(self) -> None:
         """Ends all operations of the group with an MPI error, on all ranks. Called after a rank has died."""
         with self.lock, self._freeing:
-            if self.comm != MPI.COMM_NULL and not self.comm.Is_revoked():
-                self.comm.Revoke()
+            for comm in (self.comm, self.program_comm):
+                if comm and not comm.Is_revoked():  # a null communicator is false
+                    comm.Revoke()
 
     def shrunk(self) -> MPI.Intracomm:
         """A communicator of the ranks that live (collective over them)."""
@@ -173,7 +180,9 @@ class Channel:
             return self.comm.Shrink()  # type: ignore[return-value]  # the stub says Comm
 
     def free(self) -> None:
-        """Frees the communicator. Called on an explicit destroy only, never from garbage collection."""
-        if self.comm != self.runtime.base:
-            with self.lock, self._freeing:
+        """Frees the communicators. Called on an explicit destroy only, never from garbage collection."""
+        with self.lock, self._freeing:
+            if self.program_comm:
+                self.program_comm.Free()
+            if self.comm != self.runtime.base:
                 self.comm.Free()
