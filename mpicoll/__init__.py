@@ -53,6 +53,7 @@ OURS: dict[str, str] = {
     "recv_object_list": "mpicoll._api.objects",
     # not in torch.distributed
     "get_comm": "mpicoll._api.mpi4py_comm",
+    "info": "mpicoll._api.information",
     "dump_flight_record": "mpicoll._api.flight_record",
     "spawn": "mpicoll._launch.spawn",
     "RankExited": "mpicoll._launch.spawn",

@@ -7,6 +7,7 @@ A new variable is a new row in `VARIABLES`. Each call reads the environment, so 
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from collections.abc import Mapping
@@ -164,6 +165,15 @@ def get(name: str, environ: Mapping[str, str] = os.environ) -> Any:
         raise KeyError(f"{name} is no variable of mpicoll; those are {', '.join(_BY_NAME)}")
     text = environ.get(name, "")
     return variable.parse(text) if text.strip() else variable.default
+
+
+def in_force(environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
+    """The value of each variable: set, or the default. Leaves out variables that have a value that is not allowed."""
+    values = {}
+    for name in _BY_NAME:
+        with contextlib.suppress(ValueError):  # `problems` names it
+            values[name] = get(name, environ)
+    return values
 
 
 def choices(name: str) -> tuple[str, ...]:

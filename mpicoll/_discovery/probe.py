@@ -27,35 +27,44 @@ def library() -> dict[str, Any]:
     import mpi4py
 
     mpi4py.rc.initialize = False
+    return loaded()
+
+
+def loaded() -> dict[str, Any]:
+    """`library`, and what `start` adds if MPI is running. mpi4py.MPI must have been imported."""
+    import mpi4py
     from mpi4py import MPI
 
     vendor, version = MPI.get_vendor()
-    return {
+    library_file = loaded_library()
+    report: dict[str, Any] = {
         "vendor": vendor,
         "version": list(version),
         "library_version": MPI.Get_library_version().strip("\0\n "),
-        "library_file": loaded_library(),
+        "library_file": library_file,
         "mpi4py_version": mpi4py.__version__,
         "mpi4py_file": MPI.__file__,
         # wheels choose the library at run time and have an empty configuration; an mpi4py that was built here is bound to one
         "mpi4py_bound": bool(mpi4py.get_config()),
     }
+    if MPI.Is_initialized() and not MPI.Is_finalized():
+        level = MPI.Query_thread()
+        report["thread_level"] = next(name for name in THREAD_LEVELS if level == getattr(MPI, f"THREAD_{name}"))
+        report["tag_ub"] = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
+        report["size"] = MPI.COMM_WORLD.Get_size()
+        report["processor_name"] = MPI.Get_processor_name()
+        report["cuda_query"] = cuda_query(library_file)
+    return report
 
 
 def start() -> dict[str, Any]:
     """`library`, and facts about MPI after MPI_Init."""
-    report = library()
+    library()
     from mpi4py import MPI
 
     # torch asks for several threads; MULTIPLE is what mpi4py asks for by default
     MPI.Init_thread(MPI.THREAD_MULTIPLE)
-    level = MPI.Query_thread()
-    report["thread_level"] = next(name for name in THREAD_LEVELS if level == getattr(MPI, f"THREAD_{name}"))
-    report["tag_ub"] = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
-    report["size"] = MPI.COMM_WORLD.Get_size()
-    report["processor_name"] = MPI.Get_processor_name()
-    report["cuda_query"] = cuda_query(report["library_file"])
-    return report
+    return loaded()
 
 
 def job() -> dict[str, Any]:

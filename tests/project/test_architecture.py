@@ -129,6 +129,7 @@ GPU_WORDS = re.compile(r"(?i)\b(cuda|gpus?|streams|is_cuda|is_cpu)\b")
 CPU_ROOMS = {"_api", "_c10d", "_engine", "_progress", "_host", "_tensors", "_algorithms", "_mpi"}
 KNOW_GPUS = {  # file: reason
     "_api/groups.py": "a mixed group takes tensors of one kind of device only",
+    "_api/information.py": "names the facts about torch that it returns",
     "_engine/collectives.py": "picks the backend by the tensor's device",
     "_tensors/buffers.py": "the check for a tensor that needs no other check",
     "_tensors/checks.py": "names the kinds of device that are carried at all",
