@@ -14,6 +14,8 @@ All ranks run on this host. For several hosts use `python -m mpicoll.run`.
 from __future__ import annotations
 
 import atexit
+import importlib
+import os
 import pickle
 import shutil
 import subprocess
@@ -33,6 +35,8 @@ from mpicoll._launch.job import Program
 from mpicoll.errors import LaunchError, MpicollError
 
 POLL_S = 0.02
+UNPICKLABLE = pickle.PicklingError, AttributeError, TypeError, RuntimeError
+RESULTS = "Return results with gather_object, a file or a multiprocessing.Manager, not with a Queue"
 
 RANK_CODE = "import sys; sys.path.append({where!r}); from mpicoll._launch.spawn_rank import main; main({folder!r})"
 
@@ -148,7 +152,8 @@ def spawn(
     """Runs ``fn(rank, *args)`` in ``nprocs`` MPI ranks on this host; a drop-in for torch.multiprocessing.spawn.
 
     Args:
-        fn: Picklable by name: a function of a module, or of the script if the call is under ``if __name__ == "__main__":``.
+        fn: A function of a module, or of the script if the call is under ``if __name__ == "__main__":``. If cloudpickle is
+            installed, also a function of a notebook, a lambda or an inner function.
         args: Picklable. They may hold tensors (copied) and proxies of multiprocessing.Manager, but no Queue or Lock of
             multiprocessing.
         nprocs: Number of ranks.
@@ -160,7 +165,7 @@ def spawn(
         RankRaised: A rank raised (also a torch.multiprocessing.ProcessRaisedException).
         RankExited: A rank or mpiexec ended with a status other than 0.
         LaunchError: There is no MPI, or this process is a rank.
-        TypeError: fn or args cannot be pickled.
+        TypeError: fn or args cannot be pickled, or need cloudpickle, and it is not installed.
         ValueError: nprocs or start_method.
     """
     _check(nprocs, start_method)
@@ -203,15 +208,41 @@ def _check(nprocs: int, start_method: str) -> None:
 def _write_task(folder: Path, fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
     preparation = multiprocessing_spawn.get_preparation_data("MpicollRank")
     preparation["authkey"] = bytes(preparation["authkey"])  # for proxies of a Manager; its own type cannot be pickled
-    try:
-        task = pickle.dumps((fn, tuple(args)))
-    except (pickle.PicklingError, AttributeError, TypeError, RuntimeError) as error:
-        raise TypeError(
-            f"spawn: fn and args must be picklable, and they are not: {error}. fn must be a function of a module (no"
-            " lambda, no inner function); return results with gather_object, a file or a multiprocessing.Manager, not"
-            " with a Queue"
-        ) from error
+    if not os.path.exists(preparation.get("init_main_from_path", "")):  # "<stdin>" of `python -`
+        preparation.pop("init_main_from_path", None)
+    task = _pickled((fn, tuple(args)), interactive=not {"init_main_from_name", "init_main_from_path"} & preparation.keys())
     (folder / "task").write_bytes(pickle.dumps((preparation, task)))
+
+
+# Note [What pickle cannot send]
+# pickle sends a function by the name of its module, which the ranks import. The `__main__` of a notebook, an interactive session
+# or `python -c` has no file to import, and a lambda or an inner function has no name. cloudpickle sends all of these by value.
+
+
+def _pickled(task: tuple[Any, ...], interactive: bool) -> bytes:
+    """Returns the bytes of (fn, args). interactive: the ranks cannot import `__main__`.
+
+    Raises:
+        TypeError: They cannot be pickled, or only by cloudpickle, which is not installed.
+    """
+    try:
+        pickled = pickle.dumps(task)
+        if not interactive or b"__main__" not in pickled:  # the name of the module of a function or class
+            return pickled
+        why = "the ranks cannot import what is defined in a notebook, an interactive session or python -c"
+    except UNPICKLABLE as error:
+        why = str(error)
+    try:
+        cloudpickle = importlib.import_module("cloudpickle")
+    except ImportError:
+        raise TypeError(
+            f"spawn: fn and args must be picklable, and they are not: {why}. Put fn into a module, or `pip install "
+            f"cloudpickle`, with which spawn takes functions of a notebook, lambdas and inner functions. {RESULTS}"
+        ) from None
+    try:
+        return cloudpickle.dumps(task)  # type: ignore[no-any-return]
+    except UNPICKLABLE as error:
+        raise TypeError(f"spawn: fn and args must be picklable, and they are not: {error}. {RESULTS}") from error
 
 
 def _start(folder: Path, nprocs: int) -> subprocess.Popen[bytes]:

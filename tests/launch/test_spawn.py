@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import queue
 import subprocess
 import sys
 import time
@@ -20,8 +21,8 @@ pytestmark = pytest.mark.timeout(
 )  # a script imports torch up to three times: 2 s each alone, 10 s each on a machine with 20 jobs
 
 
-def python(folder: Path, text: str, timeout_s: float = 100) -> subprocess.CompletedProcess[str]:
-    """Runs ``text`` as a script under plain python, ended after timeout_s."""
+def python(folder: Path, text: str, timeout_s: float = 100, way: str = "script.py") -> subprocess.CompletedProcess[str]:
+    """Runs ``text`` as a script under plain python, ended after timeout_s. way: "-" and "-c" do without a file."""
     (folder / "script.py").write_text(text)
     environ = {
         **detect.without_job(os.environ),
@@ -29,8 +30,9 @@ def python(folder: Path, text: str, timeout_s: float = 100) -> subprocess.Comple
         "OMP_NUM_THREADS": "1",
         "TMPDIR": str(folder),
     }
-    command = [sys.executable, "script.py"]
-    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=timeout_s)
+    command = [sys.executable, way, *([text] if way == "-c" else [])]
+    given = text if way == "-" else None
+    return subprocess.run(command, input=given, cwd=folder, env=environ, capture_output=True, text=True, timeout=timeout_s)
 
 
 @pytest.mark.launch
@@ -195,5 +197,55 @@ def test_ranks_cannot_be_forked() -> None:
 
 @pytest.mark.usefixtures("not_a_rank")
 def test_what_cannot_be_pickled_is_refused_before_anything_starts() -> None:
-    with pytest.raises(TypeError, match="fn and args must be picklable"):
+    with pytest.raises(TypeError, match=r"fn and args must be picklable, and they are not: .*not with a Queue"):
+        spawn(print, args=(queue.Queue(),), nprocs=2)
+
+
+@pytest.mark.usefixtures("not_a_rank")
+def test_without_cloudpickle_the_error_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cloudpickle", None)  # importing it raises ImportError
+    with pytest.raises(TypeError, match="Put fn into a module, or `pip install cloudpickle`"):
         spawn(lambda rank: None, nprocs=2)
+
+
+IN_A_NOTEBOOK = """
+import torch, mpicoll as dist
+class Thing:
+    def __init__(self, value): self.value = value
+offset = 5
+def work(rank, thing):
+    dist.init_process_group()
+    total = torch.tensor([thing.value + offset])
+    dist.all_reduce(total)
+    print("total", total.item(), type(thing) is Thing)
+    dist.destroy_process_group()
+dist.spawn(work, args=(Thing(1),), nprocs=2)
+"""
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize(("way", "cloudpickle"), [("-c", True), ("-", True), ("-c", False)])
+def test_functions_of_a_notebook(way: str, cloudpickle: bool, tmp_path: Path) -> None:
+    """`python -c` stands for a notebook: no file has the program. As in a notebook, there is no `if __name__` guard."""
+    without = "" if cloudpickle else "import sys; sys.modules['cloudpickle'] = None\n"
+    done = python(tmp_path, without + IN_A_NOTEBOOK, way=way)
+    if cloudpickle:
+        assert (done.returncode, done.stdout) == (0, "total 12 True\n" * 2), done.stderr
+    else:
+        assert done.returncode != 0
+        assert "the ranks cannot import what is defined in a notebook" in done.stderr
+        assert "pip install cloudpickle" in done.stderr
+
+
+@pytest.mark.launch
+def test_an_inner_function(tmp_path: Path) -> None:
+    done = python(
+        tmp_path,
+        """
+import mpicoll
+def main(word):
+    mpicoll.spawn(lambda rank, n: print(word, rank, n), args=(7,), nprocs=2)
+if __name__ == "__main__": main("lambda")
+""",
+    )
+    assert sorted(done.stdout.splitlines()) == ["lambda 0 7", "lambda 1 7"], done.stderr
