@@ -99,7 +99,7 @@ class Grid:
 
     @property
     def neighbours(self) -> tuple[tuple[int | None, int | None], ...]:
-        """For each axis the global ranks before and after this one. None: the border. It may be this rank itself."""
+        """The global ranks before and after this one along each axis; None beyond the border. May be this rank itself."""
         return tuple((self._step(axis, -1), self._step(axis, +1)) for axis in range(len(self.shape)))
 
     def rank_of(self, coordinates: Sequence[int]) -> int:

@@ -58,7 +58,8 @@ def init_rpc(
     Args:
         name: Unique among the workers; letters, digits, '_', ':' and '-'.
         backend: BackendType.MPI, .TENSORPIPE (the same) or None.
-        rank, world_size: MPI knows; checked if given. ``world_size=1`` makes a world of this rank alone, in a job of any size.
+        rank: MPI knows; checked if given.
+        world_size: Likewise. 1 makes a world of this rank alone, in a job of any size.
         rpc_backend_options: Their ``rpc_timeout`` is also the limit of this call; without options it is MPICOLL_TIMEOUT, or 60 s.
 
     Raises:
@@ -137,9 +138,13 @@ def _mine(options: Any, backend: Any) -> MPIRpcBackendOptions:
 def shutdown(graceful: bool = True, timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -> None:
     """Ends RPC here.
 
-    Args:   graceful: wait until every worker has come here and all calls, those that they cause included, have ended everywhere
-            (collective); False: leave now, and calls to this worker fail. timeout: seconds, for graceful; 0: no limit.
-    Raises: RuntimeError: RPC was not initialised; the time is up, with who had not come; a leak, see _ignore_rref_leak. RPC has
+    Args:
+        graceful: Wait until every worker has called shutdown and all calls, those that they cause included, have ended everywhere
+            (collective). False: leave now; calls to this worker fail.
+        timeout: Seconds, for ``graceful``; 0: no limit.
+
+    Raises:
+        RuntimeError: RPC is not initialised; or the time is up, and the message names the workers that have not come. RPC has
             ended here then, too.
     """
     agent = current_agent.get()
@@ -193,12 +198,19 @@ def _at_exit() -> None:
 
 
 def get_worker_info(worker_name: str | int | None = None) -> WorkerInfo:
-    """The worker of this name; None: this one. Raises: RuntimeError: there is none."""
+    """Returns the worker of this name.
+
+    Args:
+        worker_name: Name or rank; None: this worker.
+
+    Raises:
+        RuntimeError: RPC is not initialised, or there is no such worker.
+    """
     return CurrentAgent(current_agent.get()).get_worker_info(worker_name)
 
 
 def get_rpc_timeout() -> float:
-    """Seconds that a call may take where it names no timeout; 0: no limit."""
+    """Returns the seconds that a call may take if it names no timeout; 0: no limit."""
     return current_agent.get().timeout_s
 
 
@@ -209,9 +221,21 @@ def _set_rpc_timeout(timeout: float) -> None:
 def rpc_sync(to: To, func: Callable[..., Any], args: Any = None, kwargs: Any = None, timeout: float = UNSET_RPC_TIMEOUT) -> Any:
     """Calls ``func`` on a worker and returns its answer.
 
-    Args:   to: name, rank or WorkerInfo. func: anything that can be pickled and called. args, kwargs: picklable; tensors of any
-            dtype and strides travel as they lie. timeout: seconds; 0: no limit; -1: the agent's (60).
-    Raises: what ``func`` raised, of its type, with the traceback from there; RuntimeError: no answer in time, or no such worker.
+    Args:
+        to: Name, rank or WorkerInfo.
+        func: Anything that can be pickled and called.
+        args: Positional arguments, picklable. Tensors may have any dtype and strides.
+        kwargs: Keyword arguments.
+        timeout: Seconds; 0: no limit; -1: that of `init_rpc` (60).
+
+    Raises:
+        RuntimeError: No answer in time, or no such worker.
+        WorkerLeft: The worker has ended.
+        Exception: What ``func`` raised, of its type, with the traceback from there.
+
+    Example:
+        >>> rpc.rpc_sync("worker1", torch.add, (torch.ones(2), 1))  # doctest: +SKIP
+        tensor([2., 2.])
     """
     return _call(to, func, args, kwargs, timeout).wait()
 
@@ -219,7 +243,23 @@ def rpc_sync(to: To, func: Callable[..., Any], args: Any = None, kwargs: Any = N
 def rpc_async(
     to: To, func: Callable[..., Any], args: Any = None, kwargs: Any = None, timeout: float = UNSET_RPC_TIMEOUT
 ) -> Future[Any]:
-    """The same, and returns at once: a torch.futures.Future of the answer. A worker that has left is told by the future, too."""
+    """Calls ``func`` on a worker and returns a future of the answer at once.
+
+    Args:
+        to: As for `rpc_sync`.
+        func: As for `rpc_sync`.
+        args: As for `rpc_sync`.
+        kwargs: As for `rpc_sync`.
+        timeout: As for `rpc_sync`.
+
+    Returns:
+        A torch.futures.Future. Its ``wait()`` returns the answer, or raises what `rpc_sync` raises.
+
+    Example:
+        >>> futures = [rpc.rpc_async(name, torch.ones, (2,)) for name in ("worker0", "worker1")]  # doctest: +SKIP
+        >>> sum(torch.futures.wait_all(futures))  # doctest: +SKIP
+        tensor([2., 2.])
+    """
     try:
         future = _call(to, func, args, kwargs, timeout)
     except WorkerLeft as error:
@@ -232,7 +272,23 @@ def rpc_async(
 def remote(
     to: To, func: Callable[..., Any], args: Any = None, kwargs: Any = None, timeout: float = UNSET_RPC_TIMEOUT
 ) -> RRef[Any]:
-    """The same, and the answer stays there: returns an RRef to it at once. What goes wrong is raised by its ``to_here``."""
+    """Calls ``func`` on a worker, which keeps the answer; returns a reference to it at once.
+
+    Args:
+        to: As for `rpc_sync`.
+        func: As for `rpc_sync`.
+        args: As for `rpc_sync`.
+        kwargs: As for `rpc_sync`.
+        timeout: As for `rpc_sync`.
+
+    Returns:
+        An `RRef`. Its ``to_here()`` returns a copy of the answer, or raises what `rpc_sync` raises.
+
+    Example:
+        >>> rref = rpc.remote("worker1", torch.ones, (2,))  # doctest: +SKIP
+        >>> rref.to_here()  # doctest: +SKIP
+        tensor([1., 1.])
+    """
     worker = _checked(to, func)
     return rref.create(worker, func, args or (), kwargs or {}, timeout)
 

@@ -22,7 +22,9 @@ def _device(device: Device) -> torch.device:
 class RpcBackendOptions:
     """What every backend's options have.
 
-    Args:   rpc_timeout: seconds until a call fails; 0: never. init_method: not used, since MPI knows where the workers are.
+    Args:
+        rpc_timeout: Seconds until a call fails; 0: never.
+        init_method: Not used, since MPI knows where the workers are.
     """
 
     def __init__(self, rpc_timeout: float = DEFAULT_RPC_TIMEOUT_SEC, init_method: str = DEFAULT_INIT_METHOD) -> None:
@@ -37,11 +39,13 @@ class RpcBackendOptions:
 class MPIRpcBackendOptions(RpcBackendOptions):
     """Options of RPC over MPI.
 
-    Args:   num_worker_threads: idle threads that are kept for calls; as many as are needed are made beyond that.
-            rpc_timeout: seconds until a call fails; 0: never.
-            device_maps: for each worker that CUDA tensors go to, which device of this worker becomes which device there; answers
+    Args:
+        num_worker_threads: Idle threads that are kept for calls. More are made when they are needed.
+        rpc_timeout: Seconds until a call fails; 0: never.
+        init_method: Not used, since MPI knows where the workers are.
+        device_maps: For each worker that CUDA tensors go to, which device of this worker becomes which device there. Answers
             go by the same map the other way round.
-            devices: not needed; accepted since torch has it.
+        devices: Accepted because torch has it, and not used.
     """
 
     def __init__(
@@ -67,18 +71,23 @@ class MPIRpcBackendOptions(RpcBackendOptions):
         self.set_devices(devices or ())
 
     def set_device_map(self, to: str, device_map: Mapping[Device, Device]) -> None:
-        """Adds to the map for a worker. Raises: ValueError: two devices would become one."""
+        """Adds to the map for a worker.
+
+        Raises:
+            ValueError: Two devices would become one.
+        """
         known = self.device_maps.setdefault(to, {})
         known.update({_device(mine): _device(theirs) for mine, theirs in device_map.items()})
         if len(set(known.values())) < len(known):
             raise ValueError(f"`device_map` only supports 1-to-1 mapping, got {known} for worker {to!r}")
 
     def set_devices(self, devices: Sequence[Device]) -> None:
+        """Accepted because torch has it; calls do not need it."""
         self.devices = [_device(device) for device in devices]
 
 
 class TensorPipeRpcBackendOptions(MPIRpcBackendOptions):
-    """For programs that name it: the same options; TensorPipe has no part in it."""
+    """`MPIRpcBackendOptions`, for programs that name it. TensorPipe is not used."""
 
 
 def timeout_seconds(timeout: float) -> float | None:

@@ -1,0 +1,120 @@
+"""Makes the documentation site: ``sphinx-build -W --keep-going -b html docs build/docs``; needs ``pip install '.[docs]'``.
+
+The pages are Markdown that GitHub shows as well. Only index.md and reference/api use directives of Sphinx.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import pkgutil
+from types import SimpleNamespace
+from typing import Any
+
+os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"  # a build starts nothing
+
+import torch.distributed
+from docutils import nodes
+from sphinx.addnodes import download_reference, pending_xref
+from sphinx.application import Sphinx
+from sphinx.transforms import SphinxTransform
+
+import mpicoll
+import mpicoll._api
+
+project = "mpicoll"
+author = "the mpicoll authors"
+copyright = author
+version = release = mpicoll.__version__
+
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.intersphinx",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+    "sphinx_copybutton",
+]
+root_doc = "index"
+exclude_patterns = ["README.md", "recipes"]  # GitHub's map of this folder; index.md is the site's
+
+html_theme = "furo"
+html_title = f"mpicoll {version}"
+html_copy_source = False
+smartquotes = False  # "mpi" stays what one types
+pygments_style = "friendly"
+copybutton_exclude = ".linenos, .gp, .go"  # prompts, and what a command prints
+
+# Links and anchors are those of GitHub. One that leads nowhere is a warning, and so an error.
+myst_heading_anchors = 4
+
+# -- docstrings ------------------------------------------------------------------------------------------------------------
+
+default_role = "py:obj"  # `name`: a link if there is such a name, code otherwise
+add_module_names = False
+autodoc_default_options = {"show-inheritance": True}
+autodoc_member_order = "bysource"
+autodoc_preserve_defaults = True  # SUM, not <RedOpType.SUM: 0>
+autodoc_typehints = "signature"
+python_maximum_signature_line_length = 100
+napoleon_numpy_docstring = False
+napoleon_use_rtype = False
+
+for kind in (torch.distributed.ProcessGroup, torch.distributed.ReduceOp, torch.distributed.Store, torch.distributed.Work):
+    kind.__module__ = "torch.distributed"  # where torch documents it
+Intracomm = type("Intracomm", (), {"__module__": "mpi4py.MPI"})
+for info in pkgutil.iter_modules([os.path.dirname(mpicoll._api.__file__)], "mpicoll._api."):
+    module = importlib.import_module(info.name)  # it imports these names for type checkers only
+    vars(module).update(Work=torch.distributed.Work, Op=torch.distributed.ReduceOp, Store=torch.distributed.Store)
+    vars(module).update(MPI=SimpleNamespace(Intracomm=Intracomm))
+
+# -- other projects --------------------------------------------------------------------------------------------------------
+
+intersphinx_mapping = {
+    "python": ("https://docs.python.org/3", None),
+    "torch": ("https://docs.pytorch.org/docs/stable", None),
+    "mpi4py": ("https://mpi4py.readthedocs.io/en/stable", None),
+}
+intersphinx_timeout = 5  # seconds
+
+# A name of ours that is nowhere is an error. Names of others have no target where their inventories cannot be reached.
+nitpicky = True
+nitpick_ignore_regex = [
+    (r"py:obj", r".*"),
+    (r"py:.*", r"(torch|mpi4py|collections|typing|subprocess|pathlib|os|datetime|enum)\..*"),
+    (r"py:class", r"mpicoll\.rpc\.rref\.T"),  # a type variable
+]
+
+
+def _no_network_is_no_error(record: logging.LogRecord) -> bool:
+    """Makes information of the warning that inventories cannot be reached. It has no type that suppress_warnings could name."""
+    if "failed to reach any of the inventories" in str(record.msg):
+        record.levelno, record.levelname = logging.INFO, "INFO"
+    return True
+
+
+class LinksThatLeave(SphinxTransform):
+    """Links to what is in the repository and not on the site: a file becomes a download, of a folder the text remains.
+
+    MyST itself makes downloads of files, except of Markdown.
+    """
+
+    default_priority = 200
+
+    def apply(self, **kwargs: Any) -> None:
+        for link in list(self.document.findall(pending_xref)):
+            if link.get("reftype") != "myst" or link["reftarget"] in self.env.found_docs:
+                continue
+            if link.get("refdomain") == "doc":  # the target is a path without .md, from docs/ or absolute
+                path = os.path.relpath(os.path.join(self.env.srcdir, f"{link['reftarget']}.md"), self.env.srcdir)
+                link.replace_self(download_reference("", "", *link.children, reftarget=f"/{path}"))
+            elif os.path.isdir(self.env.relfn2path(link["reftarget"].partition("#")[0], self.env.docname)[1]):
+                link.replace_self(nodes.inline("", "", *link.children[0].children))
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    logging.getLogger("sphinx.sphinx.ext.intersphinx").addFilter(_no_network_is_no_error)
+    app.add_transform(LinksThatLeave)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,111 @@
+"""The code blocks of a documentation page, as a reader uses them.
+
+    python, first line "# NAME.py"              the file NAME.py; "# NAME.py, continued" adds to it
+    console, first line "$ mpicoll run ..."     a command that is run with the files above it, and what it prints; further
+    or "$ python -m mpicoll.run ..."            commands of the block begin with "$ ", too. Variables may stand before a command
+    python with ">>> "                          a session in one process without a launcher, over all such blocks of the page
+
+What a command shows: each line that it prints to stdout, in any order, since ranks print in any order; "..." stands for any
+text of a line. Lines of stderr may be shown, too; a line "..." alone stands for those of both that are left out. After the
+comment <!-- numbers vary --> numbers are not compared.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+FENCE = re.compile(r"^(<!-- numbers vary -->\n)?```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+NAMED = re.compile(r"# (\w+\.py)(, continued)?\n")
+COMMAND = re.compile(r"\$ ((?:\w+=\S+ )*)(?:mpicoll run|python -m mpicoll\.run) (.*)")
+OMISSION = "..."
+FAILURE = "mpicoll.run: rank "  # begins the line that names the rank that failed first
+
+
+@dataclass
+class Job:
+    """One command of a page."""
+
+    page: Path
+    files: dict[str, str]
+    command: str
+    shown: list[str]
+    numbers_vary: bool
+
+    @property
+    def words(self) -> str:
+        """What stands behind ``mpicoll run``."""
+        return self._parts()[1]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return dict(setting.split("=", 1) for setting in self._parts()[0].split())
+
+    def _parts(self) -> tuple[str, str]:
+        match = COMMAND.fullmatch(self.command)
+        assert match is not None, f"{self.page}: {self.command!r} is no command of mpicoll run"
+        return match[1], match[2]
+
+    @property
+    def fails(self) -> bool:
+        return any(line.startswith(FAILURE) for line in self.shown)
+
+
+def jobs(page: Path) -> list[Job]:
+    """The commands of a page, each with the files that the page has defined before it."""
+    files: dict[str, str] = {}
+    found = []
+    for varying, language, text in FENCE.findall(page.read_text()):
+        name = NAMED.match(text)
+        if language == "python" and name is not None:
+            files[name[1]] = files[name[1]] + "\n" + text if name[2] else text
+        elif language == "console" and COMMAND.match(text):
+            for command, shown in _commands(text):
+                found.append(Job(page, dict(files), command, shown, bool(varying)))
+    return found
+
+
+def _commands(text: str) -> Iterator[tuple[str, list[str]]]:
+    for part in re.split(r"^(?=\$ )", text, flags=re.MULTILINE)[1:]:
+        command, *shown = part.splitlines()
+        yield command, shown
+
+
+def session(page: Path) -> str:
+    """The blocks with ">>> " at their lines, and empty lines for everything else."""
+    text = page.read_text()
+    lines = [""] * text.count("\n")
+    for match in FENCE.finditer(text):
+        if match[2] == "python" and ">>> " in match[3]:
+            begin = text.count("\n", 0, match.start(3))
+            block = match[3].splitlines()
+            lines[begin : begin + len(block)] = block
+    return "\n".join(lines)
+
+
+def differences(job: Job, stdout: str, stderr: str) -> str:
+    """What is shown and was not printed, and what was printed to stdout and is not shown; empty if all is right."""
+    printed, beside = stdout.splitlines(), [line.strip("\0 ") for line in stderr.splitlines()]  # mpiexec ends its text by them
+    missing = []
+    for line in job.shown:
+        if line == OMISSION:
+            continue
+        pattern = _pattern(line, job.numbers_vary)
+        source = next((lines for lines in (printed, beside) if any(map(pattern.fullmatch, lines))), None)
+        if source is None:
+            missing.append(line)
+        else:
+            source.remove(next(filter(pattern.fullmatch, source)))
+    if OMISSION in job.shown:
+        printed = []
+    return "\n".join([f"shown, not printed: {line}" for line in missing] + [f"printed, not shown: {line}" for line in printed])
+
+
+def _pattern(line: str, numbers_vary: bool) -> re.Pattern[str]:
+    """Matches a printed line. A number that varies may also have other digits before and after its point."""
+    pattern = ".*".join(re.escape(part) for part in line.split(OMISSION))
+    if numbers_vary:
+        pattern = re.sub(r"(?:\\ )*\d+(?:\\\.\d+)?", r" *\\d+(?:\\.\\d+)?", pattern)
+    return re.compile(pattern)

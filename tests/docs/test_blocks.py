@@ -1,0 +1,86 @@
+"""blocks.py finds files, commands and sessions in a page, and differences between what is shown and what is printed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.docs import blocks
+
+PAGE = """
+```python
+# first.py
+print(1)
+```
+
+```python
+# first.py, continued
+print(2)
+```
+
+```console
+$ mpicoll run -n 1 first.py
+1
+2
+$ A=b python -m mpicoll.run -n 2 first.py
+...
+```
+
+```python
+>>> 1 + 1
+2
+```
+
+```console
+$ ls
+```
+
+<!-- numbers vary -->
+```console
+$ mpicoll run -n 1 first.py
+took 1.5 us
+```
+"""
+
+
+@pytest.fixture
+def jobs(tmp_path: Path) -> list[blocks.Job]:
+    page = tmp_path / "page.md"
+    page.write_text(PAGE)
+    return blocks.jobs(page)
+
+
+def test_files_and_commands(jobs: list[blocks.Job]) -> None:
+    assert [job.words for job in jobs] == ["-n 1 first.py", "-n 2 first.py", "-n 1 first.py"]
+    assert [job.environment for job in jobs] == [{}, {"A": "b"}, {}]
+    assert [job.shown for job in jobs] == [["1", "2"], ["..."], ["took 1.5 us"]]
+    assert [line for line in jobs[0].files["first.py"].splitlines() if line.startswith("print")] == ["print(1)", "print(2)"]
+
+
+def test_a_session_keeps_its_lines(jobs: list[blocks.Job]) -> None:
+    lines = blocks.session(jobs[0].page).splitlines()
+    assert [line for line in lines if line] == [">>> 1 + 1", "2"]
+    assert PAGE.splitlines()[lines.index("2")] == "2"
+
+
+@pytest.mark.parametrize(
+    ("shown", "stdout", "stderr", "difference"),
+    [
+        ("a\nb", "b\na\n", "noise\n", ""),
+        ("a", "a\na\n", "", "printed, not shown: a"),
+        ("a\na", "a\n", "", "shown, not printed: a"),
+        ("a\nerror: ... on ...", "a\n", "noise\nerror: x on y\n", ""),
+        ("...\nb", "a\nb\n", "", ""),
+        ("...\nb", "a\n", "", "shown, not printed: b"),
+        ("a.c", "abc\n", "", "shown, not printed: a.c\nprinted, not shown: abc"),
+    ],
+)
+def test_differences(jobs: list[blocks.Job], shown: str, stdout: str, stderr: str, difference: str) -> None:
+    jobs[0].shown = shown.splitlines()
+    assert blocks.differences(jobs[0], stdout, stderr) == difference
+
+
+@pytest.mark.parametrize(("stdout", "equal"), [("took 1.5 us", True), ("took  23 us", True), ("took long", False)])
+def test_numbers_that_vary(jobs: list[blocks.Job], stdout: str, equal: bool) -> None:
+    assert (blocks.differences(jobs[2], stdout, "") == "") == equal
