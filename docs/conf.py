@@ -43,7 +43,7 @@ exclude_patterns = ["README.md", "recipes"]  # GitHub's map of this folder; inde
 html_theme = "furo"
 html_title = f"mpicoll {version}"
 html_copy_source = False
-smartquotes = False  # "mpi" stays what one types
+smartquotes_action = "D"  # dashes; "mpi" stays as one types it
 pygments_style = "friendly"
 copybutton_exclude = ".linenos, .gp, .go"  # prompts, and what a command prints
 
