@@ -52,6 +52,8 @@ OURS: dict[str, str] = {
     "shrink_group": "mpicoll._api.shrinking",
     "recv_object_list": "mpicoll._api.objects",
     # not in torch.distributed
+    "scan": "mpicoll._api.scans",
+    "exscan": "mpicoll._api.scans",
     "get_comm": "mpicoll._api.mpi4py_comm",
     "info": "mpicoll._api.information",
     "dump_flight_record": "mpicoll._api.flight_record",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TypeAlias
 
 from torch import Tensor
@@ -23,3 +24,13 @@ def blocks(memory: Tensor, count: int) -> list[Block]:
     """The ``count`` equal parts of ``memory``, one behind the other."""
     address, nbytes = memory.data_ptr(), memory.nbytes // count
     return [(address + index * nbytes, nbytes) for index in range(count)]
+
+
+def rows(memory: Tensor, counts: Sequence[int]) -> list[Block]:
+    """Returns consecutive blocks with ``counts`` rows of dim 0."""
+    address, row = memory.data_ptr(), memory.nbytes // max(memory.size(0), 1)
+    result = []
+    for count in counts:
+        result.append((address, count * row))
+        address += count * row
+    return result

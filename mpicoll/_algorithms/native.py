@@ -40,6 +40,13 @@ def reduce(channel: Channel, memory: Tensor, datatype: Any, op: Any, root: int, 
             channel.Reduce(chunk, None, op, root)
 
 
+def scan(channel: Channel, memory: Tensor, datatype: Any, op: Any, exclusive: bool) -> None:
+    """Reduces ``memory`` in place over ranks 0 to this one. ``exclusive``: over those before it; rank 0 keeps its values."""
+    function = channel.Exscan if exclusive else channel.Scan
+    for chunk in _chunks(memory, datatype):
+        function(IN_PLACE, chunk, op)
+
+
 def reduce_scatter(channel: Channel, output: Tensor, memory: Tensor, counts: Sequence[int], datatype: Any, op: Any) -> None:
     """Rank i gets ``counts[i]`` elements of ``datatype``: the reduction of the i-th block of ``memory`` of every rank."""
     rank = channel.comm.Get_rank()

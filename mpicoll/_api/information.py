@@ -20,15 +20,15 @@ def info() -> dict[str, Any]:
     Any rank may call it at any time. It starts nothing and communicates with no rank. `python -m mpicoll.doctor --json` reports
     more, and starts processes for that::
 
-        mpicoll, python    versions
-        torch              version, cuda, hip, threads, built_with_mpi, entry_point, accelerator, accelerators
-        mpi                vendor, version, library_version, library_file, mpi4py_version, mpi4py_file, mpi4py_bound; once MPI
-                           runs, also thread_level, tag_ub, size, processor_name, cuda_query. None before mpi4py.MPI is imported,
-                           at the latest by init_process_group.
-        job                launcher, rank, size, local_rank, local_size, as the launcher says; None without a launcher
-        host, cores        the name of this host, and how many of its cores this process may use
-        settings           the values of the MPICOLL_* variables that are in force: set, or the default
-        problems           a sentence for each MPICOLL_* variable that is unknown or has a value that is not allowed
+    - ``mpicoll``, ``python``: versions.
+    - ``torch``: version, cuda, hip, threads, built_with_mpi, entry_point, accelerator, accelerators.
+    - ``mpi``: vendor, version, library_version, library_file, mpi4py_version, mpi4py_file, mpi4py_bound; once MPI runs, also
+      thread_level, tag_ub, size, processor_name, cuda_query. None before mpi4py.MPI is imported, at the latest by
+      init_process_group.
+    - ``job``: launcher, rank, size, local_rank, local_size, as the launcher says; None without a launcher.
+    - ``host``, ``cores``: the name of this host, and how many of its cores this process may use.
+    - ``settings``: the values of the ``MPICOLL_*`` variables that are in force: set, or the default.
+    - ``problems``: a sentence for each ``MPICOLL_*`` variable that is unknown or has a value that is not allowed.
 
     Returns:
         A new dictionary with these keys.

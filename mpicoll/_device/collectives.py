@@ -271,6 +271,15 @@ class DeviceCollectives:
     def _reduced_on_host(self, plan: Plan, root: int | None, chunk: Tensor) -> None:
         calls.run(self.host.all_reduce(chunk, plan) if root is None else self.host.reduce(chunk, plan, root))
 
+    def scan(self, memory: Tensor, plan: Plan, exclusive: bool) -> Call:
+        return self._call([memory], (plan, memory.nbytes), self._scan, memory, plan, exclusive)
+
+    def _scan(self, memory: Tensor, plan: Plan, exclusive: bool) -> None:
+        self._way("scan", 0, memory)  # staged
+        elements = buffers.flat(memory, memory.dtype)
+        chunks = [[Part(elements[a:b], True, True)] for a, b in staging.extents(elements.numel(), elements.element_size())]
+        staging.carry_out(chunks, lambda chunk: calls.run(self.host.scan(chunk, plan, exclusive)))
+
     def reduce_scatter(self, target: Tensor, source: Tensor, counts: Sequence[int], plan: Plan) -> Call:
         signature = plan, source.nbytes, None, tuple(count * source.element_size() for count in counts)
         return self._call([target, source], signature, self._reduce_scatter, target, source, counts, plan)

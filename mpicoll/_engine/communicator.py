@@ -17,13 +17,14 @@ from mpicoll._engine.gathers import Gathers
 from mpicoll._engine.messages import Messages
 from mpicoll._engine.monitored_barrier import monitored_barrier
 from mpicoll._engine.reductions import Reductions
+from mpicoll._engine.scans import Scans
 from mpicoll._progress import culprits
 from mpicoll._progress.work import Work
 from mpicoll._tensors import checks
 from mpicoll.errors import OperationTimeout
 
 
-class Communicator(Reductions, Gathers, Exchanges, Messages):
+class Communicator(Reductions, Scans, Gathers, Exchanges, Messages):
     """The operations of a process group over MPI."""
 
     def barrier(self, async_op: bool = False, timeout_s: float | None = None) -> Work | None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from mpicoll._algorithms import direct, hierarchical, native, pairwise, shared_memory
-from mpicoll._algorithms.blocks import Block, block, blocks, pieces
+from mpicoll._algorithms.blocks import Block, block, blocks, pieces, rows
 from mpicoll._algorithms.direct import SLICE
 from mpicoll._algorithms.native import CHUNK
 from mpicoll._algorithms.windows import Windows
@@ -158,6 +158,16 @@ class HostCollectives:
         else:
             assert self.windows.nodes is not None
             hierarchical.all_reduce(self.windows.nodes, flat, two_level.of(kernel, self.size), root)
+
+    def scan(self, memory: Tensor, plan: Plan, exclusive: bool) -> Call:
+        """Reduces in place over ranks 0 to this one. ``exclusive``: over those before it; rank 0 keeps its values."""
+        return self._scan, (memory, plan, exclusive), (plan, memory.nbytes)
+
+    def _scan(self, memory: Tensor, plan: Plan, exclusive: bool) -> None:
+        code, ranks = plan.encode(memory), self.rank + (not exclusive)
+        native.scan(self.channel, code, plan.mpi_type, plan.mpi_op, exclusive)
+        if ranks > 0:
+            plan.decode(code, memory, ranks)
 
     def reduce_scatter(self, target: Tensor, source: Tensor, counts: Sequence[int], plan: Plan) -> Call:
         """Does `reduce_scatter_single` with blocks of ``counts`` elements. The Call keeps the memory."""
@@ -334,7 +344,7 @@ class HostCollectives:
 
     def all_to_all_single(self, target: Tensor, source: Tensor, receives: Sequence[int], sends: Sequence[int]) -> Call:
         """Exchanges rows of dim 0: ``sends[j]`` rows go to rank j, ``receives[i]`` rows come from rank i."""
-        outputs, inputs = _rows(target, receives), _rows(source, sends)
+        outputs, inputs = rows(target, receives), rows(source, sends)
         return self._all_to_all, ("all_to_all_single", outputs, inputs), (target.dtype, None, None, (inputs, outputs))
 
     def _all_to_all(self, operation: str, targets: Sequence[Block], sources: Sequence[Block]) -> None:
@@ -380,13 +390,3 @@ def _spread(position: int, targets: Sequence[Tensor]) -> None:
         nbytes = target.nbytes
         memmove(target.data_ptr(), position, nbytes)
         position += nbytes
-
-
-def _rows(memory: Tensor, counts: Sequence[int]) -> list[Block]:
-    """Returns consecutive blocks with ``counts`` rows of dim 0."""
-    address, row = memory.data_ptr(), memory.nbytes // max(memory.size(0), 1)
-    result = []
-    for count in counts:
-        result.append((address, count * row))
-        address += count * row
-    return result

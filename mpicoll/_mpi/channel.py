@@ -68,6 +68,8 @@ class Channel:
         self.Allgatherv = self._with_error(self._collective("Allgatherv"))
         self.Reduce_scatter = self._collective("Reduce_scatter")
         self.Reduce_scatter_block = self._collective("Reduce_scatter_block")
+        self.Scan = self._collective("Scan")
+        self.Exscan = self._collective("Exscan")
 
     def make_program_comm(self) -> None:
         """Makes a duplicate for the program's own MPI calls (collective). It is freed with the group."""

@@ -52,6 +52,9 @@ TITLES = {
     "reduce_scatter": "mpi:reduce_scatter",  # Gloo builds it from all_reduce and has no name for it
     "reduce_scatter_single": "mpi:reduce_scatter",
     "reduce_scatter_single_coalesced": "mpi:reduce_scatter",
+    "scan": "mpi:scan",  # no other backend has these three
+    "exscan": "mpi:exscan",
+    "get_comm": "mpi:get_comm",
     "broadcast": "mpi:broadcast",
     "all_gather": "mpi:all_gather",
     "all_gather_coalesced": "mpi:all_gather",

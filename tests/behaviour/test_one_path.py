@@ -42,6 +42,8 @@ OPERATIONS: dict[str, Operation] = {
     "all_reduce of MAX": lambda group, make, n, later: group.all_reduce(make(n), ReduceOp.MAX, later),
     "all_reduce_coalesced": lambda group, make, n, later: group.all_reduce_coalesced([make(n), make(4)], async_op=later),
     "reduce": lambda group, make, n, later: group.reduce(make(n), 0, async_op=later),
+    "scan": lambda group, make, n, later: group.scan(make(n), async_op=later),
+    "exscan": lambda group, make, n, later: group.exscan(make(n), async_op=later),
     "broadcast": lambda group, make, n, later: group.broadcast(make(n), group.size - 1, later),
     "all_gather": lambda group, make, n, later: group.all_gather([make(n) for _ in range(group.size)], make(n), later),
     "all_gather_single": lambda group, make, n, later: group.all_gather_single(make(n * group.size), make(n), later),

@@ -57,6 +57,18 @@ def reduce(engine: Communicator, make: Make, n: int) -> Result:
     return x, total(engine.size, n) if engine.rank == last else values(engine.rank, n)
 
 
+def scan(engine: Communicator, make: Make, n: int) -> Result:
+    x = make(engine.rank, n)
+    engine.scan(x)
+    return x, total(engine.rank + 1, n)
+
+
+def exscan(engine: Communicator, make: Make, n: int) -> Result:
+    x = make(engine.rank, n)
+    engine.exscan(x)
+    return x, total(engine.rank, n) if engine.rank else values(0, n)
+
+
 def broadcast(engine: Communicator, make: Make, n: int) -> Result:
     x = make(engine.rank, n)
     engine.broadcast(x, engine.size - 1)
@@ -151,7 +163,7 @@ def shorter(engine: Communicator, make: Make, n: int) -> Result:
 
 
 OPERATIONS = [
-    all_reduce, asynchronous, coalesced, reduce, broadcast, all_gather, all_gather_uneven, all_gather_single,
+    all_reduce, asynchronous, coalesced, reduce, scan, exscan, broadcast, all_gather, all_gather_uneven, all_gather_single,
     all_gather_in_place, reduce_scatter_single, reduce_scatter, all_to_all_single, all_to_all, gather, scatter, ring, shorter,
 ]  # fmt: skip
 Operation = Callable[[Communicator, Make, int], Result]

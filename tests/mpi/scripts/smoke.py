@@ -43,6 +43,11 @@ def synchronous(rank: int, size: int) -> None:
     assert torch.all(tensor == size - 1)
     dist.reduce(tensor.fill_(1), 0)
     assert tensor[0] == (size if rank == 0 else 1)
+    dist.scan(tensor.fill_(1))
+    assert tensor[0] == rank + 1
+    dist.exscan(tensor.fill_(1))
+    assert tensor[0] == max(rank, 1)
+    assert dist.get_comm().allreduce(1) == size
     dist.gather(torch.ones(1) * rank, [torch.zeros(1) for _ in range(size)] if rank == 0 else None, 0)
     dist.scatter(output[:1], [torch.full((1,), float(r)) for r in range(size)] if rank == 0 else None, 0)
     assert output[0] == rank
