@@ -45,6 +45,7 @@ html_title = f"mpicoll {version}"
 html_copy_source = False
 smartquotes_action = "D"  # dashes; "mpi" stays as one types it
 pygments_style = "friendly"
+pygments_dark_style = "monokai"
 copybutton_exclude = ".linenos, .gp, .go"  # prompts, and what a command prints
 
 # Links and anchors are those of GitHub. One that leads nowhere is a warning, and so an error.
