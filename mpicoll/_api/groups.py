@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch._C._distributed_c10d import Store
 from torch.compiler import is_dynamo_compiling
 from torch.distributed import GroupMember, ProcessGroup, distributed_c10d
 from torch.nn import Parameter
