@@ -81,7 +81,7 @@ def all_reduce(nodes: Nodes, memory: Tensor, stages: Stages, root: int | None = 
         code = out if finish is None else scratch.narrow(0, 0, out.numel())
         stages.partial(parts, code)
         if root_node is None:
-            rail.Allreduce(IN_PLACE, stages.spec(code), stages.op)
+            rail.all_reduce(code, stages.datatype, stages.op)
         elif root_node == nodes.node:
             rail.Reduce(IN_PLACE, stages.spec(code), stages.op, root_node)
         else:

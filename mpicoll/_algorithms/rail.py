@@ -12,7 +12,7 @@ from torch import Tensor
 from mpicoll._algorithms.blocks import Block, block
 from mpicoll._algorithms.pairwise import Exchange
 from mpicoll._mpi import mpich
-from mpicoll._mpi.channel import Channel
+from mpicoll._mpi.channel import IN_PLACE, Channel
 from mpicoll._mpi.datatypes import BYTE, fromaddress
 
 # Bytes from which a collective of a rail is a non-blocking one that is tested, so that the core is given away meanwhile: Note
@@ -21,6 +21,7 @@ from mpicoll._mpi.datatypes import BYTE, fromaddress
 # calls, and 1.11, 1.14 and 1.41 times with these (Gloo: 1.6); broadcast 1.8 to 3.3, and 1.05. At 10 Gbit/s, two runs each:
 # all_reduce of 4 MiB 6.2 and 6.1, and 3.8 and 4.2; broadcast 25 and 17, and 2.7 and 2.4.
 TESTED_FROM = 64 << 10
+LEAST_SLICE = 8 << 10  # bytes of a rank's slice from which an all_reduce is made of messages
 
 
 def _nothing() -> None:
@@ -37,7 +38,7 @@ class Rail:
         self._channel, self._comm = channel, comm
         # Messages under way and their memory, which MPI uses even if an error ends the collective.
         self._unfinished: dict[int, tuple[Exchange, object]] = {}
-        self.Allreduce = self._collective("Allreduce")
+        self._allreduce = self._collective("Allreduce")
         self.Reduce = self._collective("Reduce", mpich.at_any_root)
         self.Bcast = self._collective("Bcast")
 
@@ -55,6 +56,24 @@ class Rail:
                 self._channel.wait_all([start(*arguments)], large=True)
 
         return call
+
+    def all_reduce(self, memory: Tensor, datatype: Any, op: Any) -> None:
+        """Reduces one-dimensional ``memory`` in place.
+
+        Each rank reduces a slice that the others send it, and sends them the result. So one rank reduces an element, and all get
+        the same bits. MPI's algorithms take more steps one after the other, and each may have to wait for a core.
+        """
+        rank, size = self._comm.Get_rank(), self._comm.Get_size()
+        if memory.nbytes < max(TESTED_FROM, size * LEAST_SLICE):
+            self._allreduce(IN_PLACE, _spec(memory, datatype), op)
+            return
+        slices = list(memory.split(-(-memory.numel() // size)))
+        slices += [memory[:0]] * (size - len(slices))
+        own, extents = slices[rank], [block(slice_) for slice_ in slices]
+        received = own.new_empty(size, own.numel())
+        self._started(extents, [block(row) for row in received], [memory, received])()
+        _reduce(own, received, rank, datatype, op)
+        self._started([block(own)] * size, extents, memory)()
 
     def reduce_scatter(self, source: Tensor, output: Tensor, datatype: Any, op: Any) -> Callable[[], None]:
         """Starts: rank i gets the reduction of the i-th block of every rank's ``source``. Both are one-dimensional.
@@ -74,12 +93,8 @@ class Rail:
 
         def end() -> None:
             moved()
-            for peer in range(size):
-                part = blocks[rank] if peer == rank else received[peer]
-                if peer == 0:
-                    output.copy_(part)
-                else:
-                    op.Reduce_local(_spec(part, datatype), _spec(output, datatype))
+            output.copy_(blocks[rank])
+            _reduce(output, received, rank, datatype, op)
 
         return end
 
@@ -115,6 +130,13 @@ class Rail:
     def free(self) -> None:
         """Frees the communicator (collective)."""
         self._comm.Free()
+
+
+def _reduce(own: Tensor, received: Tensor, rank: int, datatype: Any, op: Any) -> None:
+    """Reduces the rows that the other ranks have sent into ``own``."""
+    for peer, part in enumerate(received):
+        if peer != rank:
+            op.Reduce_local(_spec(part, datatype), _spec(own, datatype))
 
 
 def _spec(memory: Tensor, datatype: Any) -> list[object]:
