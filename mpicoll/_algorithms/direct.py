@@ -23,6 +23,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from ctypes import memmove
+from typing import Any
 
 from torch import Tensor
 
@@ -39,7 +40,7 @@ AHEAD = 4  # chunks whose messages move at a time, if they are small
 # Pieces of a broadcast that move at a time to or from each rank. On 4 hosts of 100 Mbit/s, 16 MiB took 1.08 to 1.37 times the
 # limit with 2 (three runs), 1.19 with 4 and 1.22 with 1 (one run each).
 BROADCAST_AHEAD = 2
-# A broadcast has at least so many pieces, of at least so many bytes: the last piece is on its way twice.
+# A broadcast to several ranks has at least so many pieces, of at least so many bytes: the last piece is on its way twice.
 BROADCAST_PIECES, BROADCAST_LEAST = 16, 32 << 10
 
 
@@ -116,30 +117,31 @@ def all_gather(channel: Channel, targets: Sequence[Block], source: Block) -> Non
         pass
 
 
-def broadcast(channel: Channel, memory: Block, root: int) -> None:
+def broadcast(channel: Channel, memory: Block, root: int, comm: Any = None) -> None:
     """The bytes of the root arrive in the memory of every rank.
 
     The root sends each piece to one of the other ranks, in turn, and this rank sends it to the rest. So the root sends every byte
-    once, and the other ranks send together what the root does not.
+    once, and the other ranks send together what the root does not. ``comm`` numbers the ranks; the channel's by default.
     """
-    rank, others = channel.comm.Get_rank(), [other for other in range(channel.comm.Get_size()) if other != root]
+    comm = channel.comm if comm is None else comm
+    rank, others = comm.Get_rank(), [other for other in range(comm.Get_size()) if other != root]
     receivers = [other for other in others if other != rank]
     ahead = BROADCAST_AHEAD * len(others)
-    length = min(SLICE, max(BROADCAST_LEAST, memory[1] // BROADCAST_PIECES))
+    length = SLICE if len(others) == 1 else min(SLICE, max(BROADCAST_LEAST, memory[1] // BROADCAST_PIECES))
     sends = _Unfinished(ahead if rank == root else BROADCAST_AHEAD)
 
     def first(turn: int) -> int:
         return others[turn % len(others)]
 
     def received(turn: int) -> Exchange:
-        return _exchange(channel, [], [(root if first(turn) == rank else first(turn), _piece(memory, turn, length)[0])])
+        return _exchange(channel, [], [(root if first(turn) == rank else first(turn), _piece(memory, turn, length)[0])], comm)
 
     turns = -(-memory[1] // length)
     for turn in range(turns) if rank == root else _in_order(received, turns, ahead):
         if rank == root:
-            sends.add(_exchange(channel, [(first(turn), _piece(memory, turn, length)[0])], []))
+            sends.add(_exchange(channel, [(first(turn), _piece(memory, turn, length)[0])], [], comm))
         elif first(turn) == rank:
-            sends.add(_exchange(channel, [(other, _piece(memory, turn, length)[0]) for other in receivers], []))
+            sends.add(_exchange(channel, [(other, _piece(memory, turn, length)[0]) for other in receivers], [], comm))
     sends.wait()
 
 
@@ -150,8 +152,10 @@ def _piece(memory: Block, turn: int, length: int = SLICE) -> list[Block]:
     return [(address + begin, min(length, nbytes - begin))] if begin < nbytes else []
 
 
-def _exchange(channel: Channel, sends: Iterable[tuple[int, Block]], receives: Iterable[tuple[int, Block]]) -> Exchange:
-    return Exchange(channel, sends, receives, large=True)
+def _exchange(
+    channel: Channel, sends: Iterable[tuple[int, Block]], receives: Iterable[tuple[int, Block]], comm: Any = None
+) -> Exchange:
+    return Exchange(channel, sends, receives, large=True, comm=comm)
 
 
 def _others(channel: Channel) -> list[int]:

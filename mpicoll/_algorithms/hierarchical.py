@@ -31,7 +31,7 @@ from mpicoll._algorithms.rail import Rail
 from mpicoll._algorithms.shared_memory import Combine
 from mpicoll._algorithms.window import LINE, Window, memmove
 from mpicoll._mpi.channel import IN_PLACE
-from mpicoll._mpi.datatypes import BYTE, fromaddress
+from mpicoll._mpi.datatypes import fromaddress
 
 NOBODY = -1  # the receiver on a node, if the result is for a rank of another node
 
@@ -199,7 +199,7 @@ def broadcast(nodes: Nodes, memory: Block, root: int) -> None:
                 window.await_laid(turn)
         chunk = window.slot(turn, root_place) if on_root_node else window.result(turn)
         if has_slice:
-            nodes.rail.Bcast([fromaddress(chunk + low, high - low), high - low, BYTE], root_node)  # [2]
+            nodes.rail.broadcast((chunk + low, high - low), root_node)  # [2]
         if on_root_node:
             if place != root_place:
                 memmove(address + begin, chunk, nbytes)

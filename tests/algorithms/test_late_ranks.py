@@ -202,7 +202,7 @@ def test_any_sequence_over_nodes_with_ranks_that_are_late() -> None:
             pause()
             return pause
 
-        blocking, starting = dict.fromkeys(("Bcast", "all_reduce", "Reduce"), pause), ("reduce_scatter", "all_gather")
+        blocking, starting = dict.fromkeys(("broadcast", "all_reduce", "Reduce"), pause), ("reduce_scatter", "all_gather")
         rail = SimpleNamespace(**blocking, **dict.fromkeys(starting, started))
         window = Window(segment, place, places, CHUNK, lambda: pause, 10)
         nodes = hierarchical.Nodes(window, rail, ranks, node=0)

@@ -47,10 +47,18 @@ def measure(machines: hosts.Hosts, mbit: int, layout: str, operation: str, optio
         raise RuntimeError(f"{layout}, {operation}: exit status {done.returncode}\n{done.stdout}\n{done.stderr}")
     found = json.loads(output.read_text())
     mpi = " ".join(found["machine"]["mpi"].split(",")[0].replace(" v", " ").replace(" Version:", "").split())
+    asked, node_sizes = [parse(size) for size in options.sizes], [ranks] * count
     return {
-        f"{mpi}|{mbit}|{layout}|{row['what']}|{row['dtype']}|{row['bytes']}": over_the_limit(row, mbit, [ranks] * count)
+        f"{mpi}|{mbit}|{layout}|{row['what']}|{row['dtype']}|{nearest(row['bytes'], asked)}": over_the_limit(
+            row, mbit, node_sizes
+        )
         for row in found["rows"]
     }
+
+
+def nearest(nbytes: int, sizes: Sequence[int]) -> int:
+    """The size that was asked for: 3 ranks cannot share every number of bytes."""
+    return min(sizes, key=lambda size: abs(size - nbytes))
 
 
 def over_the_limit(row: dict[str, Any], mbit: int, node_sizes: Sequence[int]) -> dict[str, float]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster import bandwidth
-from tests.cluster.bandwidth import FIGURES, NAME, OPERATIONS, PAGE, over_the_limit, table
+from tests.cluster.bandwidth import FIGURES, NAME, OPERATIONS, PAGE, nearest, over_the_limit, table
 from tests.support import pages
 
 
@@ -36,6 +36,10 @@ def test_time_over_the_limit() -> None:
     assert over_the_limit(row, 100, [1, 1, 1, 1]) == {"mpicoll": 1.1, "Gloo": 1.5}
     assert over_the_limit({**row, "what": "broadcast"}, 100, [1, 1, 1, 1]) == {"mpicoll": 1.65, "Gloo": 2.25}
     assert over_the_limit(row, 1000, [2, 2]) == {"mpicoll": 16.5, "Gloo": 22.5}
+
+
+def test_sizes_that_ranks_cannot_share() -> None:
+    assert [nearest(nbytes, [1 << 20, 16 << 20]) for nbytes in (1048572, 1048576, 16777212)] == [1 << 20, 1 << 20, 16 << 20]
 
 
 def test_rows_and_columns_of_the_table() -> None:
