@@ -44,13 +44,17 @@ def make(size: int) -> Iterator[Make]:
 
 @pytest.fixture
 def taken(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How often which algorithm was taken."""
+    """How often which algorithm was taken. One that another one uses does not count."""
     counts: Counter[str] = Counter()
+    under_way: list[str] = []
 
     def counted(module: str, name: str, function: Callable[..., None]) -> Callable[..., None]:
         def call(*arguments: object, **options: object) -> None:
-            counts[f"{module}.{name}"] += 1
+            if not under_way:
+                counts[f"{module}.{name}"] += 1
+            under_way.append(name)
             function(*arguments, **options)
+            under_way.pop()
 
         return call
 
