@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from mpicoll._api.collectives import SUM, all_gather_single, reduce_scatter_single
+from mpicoll._api.gathers import all_gather_single
+from mpicoll._api.reductions import SUM, reduce_scatter_single
 from mpicoll._c10d.older_names import name_as_called
 
 if TYPE_CHECKING:

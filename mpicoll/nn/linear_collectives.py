@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup, ReduceOp
 
-from mpicoll._api import collectives
+from mpicoll._api import exchanges, gathers, reductions
 from mpicoll._tensors.reductions import Op
 from mpicoll.nn.linear import Linear, Tensors
 
@@ -30,7 +30,7 @@ def all_reduce(group: Group, op: Op = ReduceOp.SUM) -> Linear:
 
     def forward(tensor: Tensor) -> Tensors:
         result = _contiguous_copy(tensor)
-        collectives.all_reduce(result, op, group)
+        reductions.all_reduce(result, op, group)
         return (result,)
 
     return Linear(forward, lambda: all_reduce(group))
@@ -42,7 +42,7 @@ def broadcast(group: Group, rank: int, src: int) -> Linear:
     def forward(tensor: Tensor) -> Tensors:
         is_src = rank == src
         result = _contiguous_copy(tensor) if is_src else torch.empty_like(tensor, memory_format=torch.contiguous_format)
-        collectives.broadcast(result, group=group, group_src=src)
+        gathers.broadcast(result, group=group, group_src=src)
         return (result,)
 
     return Linear(forward, lambda: reduce(group, rank, src))
@@ -53,7 +53,7 @@ def reduce(group: Group, rank: int, dst: int, op: Op = ReduceOp.SUM) -> Linear:
 
     def forward(tensor: Tensor) -> Tensors:
         result = _contiguous_copy(tensor)
-        collectives.reduce(result, op=op, group=group, group_dst=dst)
+        reductions.reduce(result, op=op, group=group, group_dst=dst)
         return (result if rank == dst else result.zero_(),)
 
     return Linear(forward, lambda: broadcast(group, rank, dst))
@@ -65,7 +65,7 @@ def gather(group: Group, rank: int, dst: int, shapes: Shapes) -> Linear:
     def forward(tensor: Tensor) -> Tensors:
         make = tensor.new_empty if rank == dst else tensor.new_zeros
         results = [make(shape) for shape in shapes]
-        collectives.gather(tensor.contiguous(), results if rank == dst else None, group=group, group_dst=dst)
+        exchanges.gather(tensor.contiguous(), results if rank == dst else None, group=group, group_dst=dst)
         return tuple(results)
 
     return Linear(forward, lambda: scatter(group, rank, dst, shapes))
@@ -77,7 +77,7 @@ def scatter(group: Group, rank: int, src: int, shapes: Shapes, dtype: torch.dtyp
     def forward(*tensors: Tensor) -> Tensors:
         result = tensors[0].new_empty(shapes[rank]) if tensors else torch.empty(shapes[rank], dtype=dtype)
         sources = [tensor.contiguous() for tensor in tensors] if rank == src else None
-        collectives.scatter(result, sources, group=group, group_src=src)
+        exchanges.scatter(result, sources, group=group, group_src=src)
         return (result,)
 
     return Linear(forward, lambda: gather(group, rank, src, shapes))
@@ -88,7 +88,7 @@ def all_gather(group: Group, rank: int, shapes: Shapes) -> Linear:
 
     def forward(tensor: Tensor) -> Tensors:
         results = [tensor.new_empty(shape) for shape in shapes]
-        collectives.all_gather(results, tensor.contiguous(), group)
+        gathers.all_gather(results, tensor.contiguous(), group)
         return tuple(results)
 
     return Linear(forward, lambda: reduce_scatter(group, rank, shapes))
@@ -99,7 +99,7 @@ def reduce_scatter(group: Group, rank: int, shapes: Shapes, op: Op = ReduceOp.SU
 
     def forward(*tensors: Tensor) -> Tensors:
         result = tensors[0].new_empty(shapes[rank]) if output is None else output
-        collectives.reduce_scatter(result, [tensor.contiguous() for tensor in tensors], op, group)
+        reductions.reduce_scatter(result, [tensor.contiguous() for tensor in tensors], op, group)
         return (result,)
 
     return Linear(forward, lambda: all_gather(group, rank, shapes))
@@ -110,7 +110,7 @@ def all_gather_single(group: Group, input_shape: Shape, output_shape: Shape, out
 
     def forward(tensor: Tensor) -> Tensors:
         result = tensor.new_empty(output_shape) if output is None else output
-        collectives.all_gather_single(result, tensor.contiguous(), group)
+        gathers.all_gather_single(result, tensor.contiguous(), group)
         return (result,)
 
     return Linear(forward, lambda: reduce_scatter_single(group, output_shape, input_shape))
@@ -121,7 +121,7 @@ def reduce_scatter_single(group: Group, input_shape: Shape, output_shape: Shape)
 
     def forward(tensor: Tensor) -> Tensors:
         result = tensor.new_empty(output_shape)
-        collectives.reduce_scatter_single(result, tensor.contiguous(), group=group)
+        reductions.reduce_scatter_single(result, tensor.contiguous(), group=group)
         return (result,)
 
     return Linear(forward, lambda: all_gather_single(group, output_shape, input_shape))
@@ -132,7 +132,7 @@ def all_to_all(group: Group, sends: Shapes, receives: Shapes, outputs: Sequence[
 
     def forward(*tensors: Tensor) -> Tensors:
         results = [tensors[0].new_empty(shape) for shape in receives] if outputs is None else list(outputs)
-        collectives.all_to_all(results, [tensor.contiguous() for tensor in tensors], group)
+        exchanges.all_to_all(results, [tensor.contiguous() for tensor in tensors], group)
         return tuple(results)
 
     return Linear(forward, lambda: all_to_all(group, receives, sends))
@@ -150,7 +150,7 @@ def all_to_all_single(
 
     def forward(tensor: Tensor) -> Tensors:
         result = tensor.new_empty(output_shape) if output is None else output
-        collectives.all_to_all_single(result, tensor.contiguous(), list(receives), list(sends), group)
+        exchanges.all_to_all_single(result, tensor.contiguous(), list(receives), list(sends), group)
         return (result,)
 
     return Linear(forward, lambda: all_to_all_single(group, output_shape, input_shape, receives, sends))

@@ -20,7 +20,7 @@ import torch.distributed as torch_dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from mpicoll._api import collectives
+from mpicoll._api import reductions
 from mpicoll._tensors import checks
 from mpicoll.errors import UnsupportedReduction
 
@@ -83,7 +83,7 @@ class Preflight:
         must_match = (self._sum + _hash(self.equal) * weight) % PRIME
         may_match = _hash(self.even) * weight % PRIME
         total = torch.tensor([int(error is not None), int(self.requires_grad), must_match, may_match], device="cpu")
-        collectives.all_reduce(total, group=self.group)
+        reductions.all_reduce(total, group=self.group)
         errors, requiring, must_match, may_match = total.tolist()
         self.requires_grad, self.is_even = requiring > 0, may_match % PRIME == 0
         if errors or must_match % PRIME:

@@ -1,0 +1,112 @@
+"""broadcast, and the two forms of all_gather."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as torch_dist
+from torch import Tensor
+
+# For a list of tensors; mpicoll/_tensors/versions.py says why. A function of ours around it would cost 2 % of a small operation.
+from torch._C import _increment_version as count_writes
+from torch.distributed import ProcessGroup
+
+from mpicoll._api import groups
+from mpicoll._c10d import dynamo
+
+if TYPE_CHECKING:
+    from mpicoll._progress.work import Work
+
+
+def broadcast(
+    tensor: Tensor,
+    src: int | None = None,
+    group: ProcessGroup | None = None,
+    async_op: bool = False,
+    group_src: int | None = None,
+) -> Work | None:
+    """Copies the tensor of rank ``src`` into the tensor of every other rank.
+
+    Args:
+        tensor: Read on ``src``, overwritten elsewhere. Same number of elements and same dtype on all ranks; any strides.
+        src: Global rank. Give this or ``group_src``.
+        group: None means the default group.
+        async_op: Return a Work at once instead of waiting.
+        group_src: Rank within the group.
+
+    Raises:
+        ValueError: Neither or both of ``src`` and ``group_src`` are given, or the group has no such rank.
+
+    Example:
+        >>> rank = dist.get_rank()  # 0 or 1
+        >>> tensor = torch.tensor([rank, 7])
+        >>> dist.broadcast(tensor, src=1)
+        >>> tensor
+        tensor([1, 7])
+    """
+    communicator = groups.of(group, tensor)
+    if communicator is None:
+        return torch_dist.broadcast(tensor, src, group, async_op, group_src)  # type: ignore[no-any-return]
+    origin = groups.peer(communicator, "broadcast", "src", src, group_src)
+    work = communicator.broadcast(tensor, origin, async_op)
+    if communicator.rank != origin:
+        count_writes((tensor,))
+    return work
+
+
+def all_gather(
+    tensor_list: list[Tensor], tensor: Tensor, group: ProcessGroup | None = None, async_op: bool = False
+) -> Work | None:
+    """Gathers the tensors of all ranks into a list, on all ranks.
+
+    Args:
+        tensor_list: One tensor per rank. ``tensor_list[i]`` gets rank i's tensor and has as many elements and the same dtype.
+        tensor: This rank's. Its shape may differ from rank to rank.
+        group: None means the default group.
+        async_op: Return a Work at once instead of waiting.
+
+    Example:
+        >>> rank = dist.get_rank()  # 0 or 1
+        >>> results = [torch.empty(1), torch.empty(2)]
+        >>> dist.all_gather(results, torch.ones(rank + 1))
+        >>> results
+        [tensor([1.]), tensor([1., 1.])]
+    """
+    communicator = groups.of(group, tensor)
+    if communicator is None:
+        return torch_dist.all_gather(tensor_list, tensor, group, async_op)  # type: ignore[no-any-return]
+    work = communicator.all_gather(tensor_list, tensor, async_op)
+    count_writes(tensor_list)
+    return work
+
+
+def all_gather_single(
+    output_tensor: Tensor, input_tensor: Tensor, group: ProcessGroup | None = None, async_op: bool = False
+) -> Work | None:
+    """Gathers the tensors of all ranks into one tensor, on all ranks. ``all_gather_into_tensor`` does the same.
+
+    Args:
+        output_tensor: Has (number of ranks) x (elements of the input): concatenated, (n * k, ...), or stacked, (n, k, ...).
+        input_tensor: This rank's. Same shape on all ranks. May be this rank's part of the output.
+        group: None means the default group.
+        async_op: Return a Work at once instead of waiting.
+
+    Example:
+        >>> rank = dist.get_rank()  # 0 or 1
+        >>> output = torch.empty(2, dtype=torch.int64)
+        >>> dist.all_gather_single(output, torch.tensor([rank]))
+        >>> output
+        tensor([0, 1])
+    """
+    communicator = groups.of(group, input_tensor)
+    if communicator is None:
+        return _all_gather_single(output_tensor, input_tensor, group, async_op)  # type: ignore[no-any-return]
+    work = communicator.all_gather_single(output_tensor, input_tensor, async_op)
+    count_writes((output_tensor,))
+    return work
+
+
+_all_gather_single: Any = getattr(torch_dist, "all_gather_single", torch_dist.all_gather_into_tensor)
+
+
+dynamo.skip_frames(__name__)

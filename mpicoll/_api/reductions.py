@@ -1,0 +1,155 @@
+"""all_reduce, reduce, and the two forms of reduce_scatter."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as torch_dist
+from torch import Tensor
+
+# For a list of tensors; mpicoll/_tensors/versions.py says why. A function of ours around it would cost 2 % of a small operation.
+from torch._C import _increment_version as count_writes
+from torch.distributed import ProcessGroup, ReduceOp
+
+from mpicoll._api import groups
+from mpicoll._c10d import dynamo
+
+if TYPE_CHECKING:
+    from mpicoll._progress.work import Work
+    from mpicoll._tensors.reductions import Op
+
+SUM = ReduceOp.SUM
+
+
+def all_reduce(tensor: Tensor, op: Op = SUM, group: ProcessGroup | None = None, async_op: bool = False) -> Work | None:
+    """Reduces the tensors of all ranks element by element; every rank gets the result, with the same bits.
+
+    Args:
+        tensor: Overwritten. Same number of elements and same dtype on all ranks; any strides. fp16 and bf16 are accumulated in
+            fp32 and rounded once. MIN and MAX propagate NaN.
+        op: SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR, BXOR of ``dist.ReduceOp``, or a PREMUL_SUM.
+        group: None means the default group.
+        async_op: Return a Work at once instead of waiting.
+
+    Raises:
+        UnsupportedReduction: This ``op`` of this dtype has no right answer, such as AVG of bool. It is a TypeError and a
+            ValueError. docs/reference/reductions.md has the table.
+
+    Example:
+        >>> rank = dist.get_rank()  # 0 or 1
+        >>> tensor = torch.tensor([1, 2]) * (rank + 1)  # [1, 2] and [2, 4]
+        >>> dist.all_reduce(tensor)
+        >>> tensor
+        tensor([3, 6])
+    """
+    communicator = groups.of(group, tensor)
+    if communicator is None:
+        return torch_dist.all_reduce(tensor, op, group, async_op)  # type: ignore[no-any-return]
+    work = communicator.all_reduce(tensor, op, async_op)
+    count_writes((tensor,))
+    return work
+
+
+def reduce(
+    tensor: Tensor,
+    dst: int | None = None,
+    op: Op = SUM,
+    group: ProcessGroup | None = None,
+    async_op: bool = False,
+    group_dst: int | None = None,
+) -> Work | None:
+    """Reduces the tensors of all ranks element by element; rank ``dst`` gets the result.
+
+    Args:
+        tensor: Overwritten on ``dst``, unchanged elsewhere. Otherwise as for `all_reduce`.
+        dst: Global rank. Give this or ``group_dst``.
+        op: As for `all_reduce`.
+        group: None means the default group.
+        async_op: Return a Work at once instead of waiting.
+        group_dst: Rank within the group.
+
+    Raises:
+        ValueError: Neither or both of ``dst`` and ``group_dst`` are given, or the group has no such rank.
+        UnsupportedReduction: As for `all_reduce`.
+
+    Example:
+        >>> rank = dist.get_rank()  # 0 or 1
+        >>> tensor = torch.tensor([1, 2]) * (rank + 1)  # [1, 2] and [2, 4]
+        >>> dist.reduce(tensor, dst=0, op=dist.ReduceOp.MAX)
+        >>> tensor  # on both ranks: rank 1 had the maximum and keeps its tensor
+        tensor([2, 4])
+    """
+    communicator = groups.of(group, tensor)
+    if communicator is None:
+        return torch_dist.reduce(tensor, dst, op, group, async_op, group_dst)  # type: ignore[no-any-return]
+    to = groups.peer(communicator, "reduce", "dst", dst, group_dst)
+    work = communicator.reduce(tensor, to, op, async_op)
+    if communicator.rank == to:
+        count_writes((tensor,))
+    return work
+
+
+def reduce_scatter(
+    output: Tensor, input_list: list[Tensor], op: Op = SUM, group: ProcessGroup | None = None, async_op: bool = False
+) -> Work | None:
+    """Reduces lists of tensors over all ranks; rank i gets the result of the i-th tensors.
+
+    Args:
+        output: Overwritten with the reduction of ``input_list[i]`` over all ranks, on rank i.
+        input_list: One tensor per rank. Tensors of different index may have different shapes.
+        op: As for `all_reduce`.
+        group: None means the default group.
+        async_op: Return a Work at once instead of waiting.
+
+    Raises:
+        UnsupportedReduction: As for `all_reduce`.
+
+    Example:
+        >>> rank = dist.get_rank()  # 0 or 1
+        >>> output = torch.empty(1)
+        >>> dist.reduce_scatter(output, [torch.tensor([1.0]), torch.tensor([10.0])])
+        >>> output.item() == (2.0, 20.0)[rank]
+        True
+    """
+    communicator = groups.of(group, output)
+    if communicator is None:
+        return torch_dist.reduce_scatter(output, input_list, op, group, async_op)  # type: ignore[no-any-return]
+    work = communicator.reduce_scatter(output, input_list, op, async_op)
+    count_writes((output,))
+    return work
+
+
+def reduce_scatter_single(
+    output: Tensor, input: Tensor, op: Op = SUM, group: ProcessGroup | None = None, async_op: bool = False
+) -> Work | None:
+    """Reduces a tensor over all ranks; rank i gets the i-th block. ``reduce_scatter_tensor`` does the same.
+
+    Args:
+        output: Overwritten with this rank's block of the reduction. May be this rank's part of the input.
+        input: Has (number of ranks) x (elements of the output): concatenated, (n * k, ...), or stacked, (n, k, ...).
+        op: As for `all_reduce`.
+        group: None means the default group.
+        async_op: Return a Work at once instead of waiting.
+
+    Raises:
+        UnsupportedReduction: As for `all_reduce`.
+
+    Example:
+        >>> rank = dist.get_rank()  # 0 or 1
+        >>> output = torch.empty(1)
+        >>> dist.reduce_scatter_single(output, torch.tensor([1.0, 10.0]))
+        >>> output.item() == (2.0, 20.0)[rank]
+        True
+    """
+    communicator = groups.of(group, output)
+    if communicator is None:
+        return _reduce_scatter_single(output, input, op, group, async_op)  # type: ignore[no-any-return]
+    work = communicator.reduce_scatter_single(output, input, op, async_op)
+    count_writes((output,))
+    return work
+
+
+_reduce_scatter_single: Any = getattr(torch_dist, "reduce_scatter_single", torch_dist.reduce_scatter_tensor)
+
+
+dynamo.skip_frames(__name__)
