@@ -76,10 +76,13 @@ OURS: dict[str, str] = {
     "WorkerLeft": "mpicoll.errors",
 }
 
+# torch.distributed has these names because its file imports them; ``from mpicoll import *`` leaves them out.
+IMPORTED = ("logging", "sys", "timedelta", "torch", "traceback", "typing")
+
 
 def __getattr__(name: str) -> Any:
     if name == "__all__":
-        return __dir__()
+        return [public for public in __dir__() if public not in IMPORTED]
     if name in OURS:
         value = getattr(importlib.import_module(OURS[name]), name)
     elif name.startswith("__"):

@@ -49,15 +49,16 @@ if TYPE_CHECKING:
         PeerLost,
         TruncationError,
     )
+else:  # with this function, a name that is not there would be of type Any to a type checker
+
+    def __getattr__(name: str) -> Any:
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(importlib.import_module("mpicoll._torch_errors"), name)
+
 
 __all__ = [
     "CollectiveMismatch", "CommunicationError", "ConcurrentCollectives", "ForkedProcess", "GroupDestroyed", "GroupFailed",
     "LaunchError",
     "MpicollError", "OperationTimeout", "PeerLost", "ThreadLevelError", "TruncationError", "UnsupportedReduction", "WorkerLeft",
 ]  # fmt: skip
-
-
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module("mpicoll._torch_errors"), name)

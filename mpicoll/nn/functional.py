@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as torch_dist
@@ -357,12 +357,14 @@ def _offered(given: Sequence[Tensor], ranks: Preflight, src: int) -> tuple[Shape
     return shapes, dtype
 
 
-def __getattr__(name: str) -> Any:
-    if name.startswith("__"):
-        raise AttributeError(f"module 'mpicoll.nn.functional' has no attribute {name!r}")
-    import torch.distributed.nn.functional as torch_functional
+if not TYPE_CHECKING:  # with this function, a name that is not there would be of type Any to a type checker
 
-    return getattr(torch_functional, name)
+    def __getattr__(name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(f"module 'mpicoll.nn.functional' has no attribute {name!r}")
+        import torch.distributed.nn.functional as torch_functional
+
+        return getattr(torch_functional, name)
 
 
 def __dir__() -> list[str]:

@@ -12,7 +12,7 @@ References: rref on the users' side, owner and owned_objects on the owner's side
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mpicoll.rpc import api, constants, functions, options
 from mpicoll.rpc.api import (
@@ -83,6 +83,8 @@ def is_available() -> bool:
     return True
 
 
-def __getattr__(name: str) -> Any:
-    reason = f": {LEFT_OUT[name]}" if name in LEFT_OUT else ""
-    raise AttributeError(f"module 'mpicoll.rpc' has no attribute {name!r}{reason}")
+if not TYPE_CHECKING:  # with this function, a name that is not there would be of type Any to a type checker
+
+    def __getattr__(name: str) -> Any:
+        reason = f": {LEFT_OUT[name]}" if name in LEFT_OUT else ""
+        raise AttributeError(f"module 'mpicoll.rpc' has no attribute {name!r}{reason}")

@@ -116,9 +116,10 @@ def test_submodules_are_torchs_own(name: str) -> None:
 
 
 def test_import_statements() -> None:
+    import torch.distributed.fsdp
+
     import mpicoll.checkpoint as checkpoint
     import mpicoll.fsdp
-    import torch.distributed.fsdp
     from mpicoll.algorithms import Join
     from mpicoll.algorithms.ddp_comm_hooks import default_hooks
     from mpicoll.device_mesh import DeviceMesh, init_device_mesh

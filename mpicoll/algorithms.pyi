@@ -1,0 +1,3 @@
+"""For type checkers: `mpicoll.algorithms` is torch.distributed.algorithms."""
+
+from torch.distributed.algorithms import *

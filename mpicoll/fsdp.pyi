@@ -1,0 +1,3 @@
+"""For type checkers: `mpicoll.fsdp` is torch.distributed.fsdp."""
+
+from torch.distributed.fsdp import *

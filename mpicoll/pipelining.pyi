@@ -1,0 +1,3 @@
+"""For type checkers: `mpicoll.pipelining` is torch.distributed.pipelining."""
+
+from torch.distributed.pipelining import *
