@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 def barrier(
     group: ProcessGroup | None = None, async_op: bool = False, device_ids: Any = None, timeout: timedelta | None = None
 ) -> Work | None:
-    """Returns when every rank of the group has called it.
+    """Returns when every rank of the group has called it (collective).
+
+    Unlike torch's, it has ``timeout`` with every version of torch, and needs no ``device_ids``.
 
     Args:
         group: None means the default group.
@@ -26,8 +28,18 @@ def barrier(
         device_ids: Accepted and ignored.
         timeout: None: the group's.
 
+    Returns:
+        A Work with ``async_op=True``, otherwise None.
+
     Raises:
-        OperationTimeout: Not every rank has called in time; the group is unusable afterwards.
+        OperationTimeout: Not every rank has called in time; the message names them. The group cannot be used any more.
+        GroupFailed: An earlier operation of the group has failed.
+
+    Example:
+        >>> dist.barrier()
+        >>> work = dist.barrier(async_op=True)
+        >>> work.wait()
+        True
     """
     communicator = groups.of(group)
     if communicator is None:
@@ -39,7 +51,10 @@ def barrier(
 def monitored_barrier(
     group: ProcessGroup | None = None, timeout: timedelta | float | None = None, wait_all_ranks: bool = False
 ) -> None:
-    """A barrier that names the ranks that have not called it.
+    """A barrier that names the ranks that have not called it (collective).
+
+    Returns when every rank of the group has called it. In torch it is for Gloo only. Unlike Gloo's, it raises on every rank that
+    has called, and ``timeout`` may be a number.
 
     Args:
         group: None means the default group.
@@ -48,6 +63,10 @@ def monitored_barrier(
 
     Raises:
         OperationTimeout: On every rank that has called, if another has not; the message names it.
+        GroupFailed: An earlier operation of the group has failed.
+
+    Example:
+        >>> dist.monitored_barrier(timeout=30)
     """
     communicator = groups.of(group)
     if communicator is None:

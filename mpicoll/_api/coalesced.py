@@ -21,13 +21,21 @@ if TYPE_CHECKING:
 def all_reduce_coalesced(
     tensors: list[Tensor], op: Op = ReduceOp.SUM, group: ProcessGroup | None = None, async_op: bool = False
 ) -> Future[list[Tensor]] | None:
-    """Reduces each tensor of a list over all ranks, in one operation; see `all_reduce`.
+    """Reduces each tensor of a list over all ranks, in one operation (collective). See `all_reduce`.
+
+    Returns when all tensors hold their results. As in torch, ``async_op=True`` gives a Future here, not a Work.
 
     Args:
-        tensors: Overwritten. Lists of the same length on all ranks.
+        tensors: Overwritten. Lists of the same length on all ranks, of one dtype; shapes may differ within the list.
         op: As for `all_reduce`.
         group: None means the default group.
         async_op: Return a Future of the tensors at once instead of waiting.
+
+    Returns:
+        A Future with ``async_op=True``: leave the tensors alone until its ``wait()`` has returned. Otherwise None.
+
+    Raises:
+        UnsupportedReduction, OperationTimeout, GroupFailed: As for `all_reduce`.
 
     Example:
         >>> tensors = [torch.ones(1), torch.full((2,), 2.0)]
@@ -49,7 +57,9 @@ def all_gather_coalesced(
     group: ProcessGroup | None = None,
     async_op: bool = False,
 ) -> Future[list[Tensor]] | None:
-    """Gathers each tensor of a list on all ranks, in one operation; see `all_gather`.
+    """Gathers each tensor of a list on all ranks, in one operation (collective). See `all_gather`.
+
+    Returns when all outputs are filled. As in torch, ``async_op=True`` gives a Future here, not a Work.
 
     Args:
         output_tensor_lists: One list per rank; ``output_tensor_lists[i][k]`` gets rank i's ``input_tensor_list[k]``.
@@ -57,8 +67,19 @@ def all_gather_coalesced(
         group: None means the default group.
         async_op: Return a Future of the tensors at once instead of waiting.
 
+    Returns:
+        A Future with ``async_op=True``: leave the tensors alone until its ``wait()`` has returned. Otherwise None.
+
     Raises:
         ValueError: There is not one list per rank, or not one output per input.
+        OperationTimeout, GroupFailed: As for `all_gather`.
+
+    Example:
+        >>> rank = dist.get_rank()  # 0 or 1
+        >>> outputs = [[torch.empty(1), torch.empty(2)] for _ in range(2)]  # on 2 ranks
+        >>> dist.all_gather_coalesced(outputs, [torch.full((1,), 1.0 + rank), torch.full((2,), 3.0 + rank)])
+        >>> outputs
+        [[tensor([1.]), tensor([3., 3.])], [tensor([2.]), tensor([4., 4.])]]
     """
     communicator = _engine(group, input_tensor_list)
     if communicator is None:

@@ -26,18 +26,26 @@ def gather(
     async_op: bool = False,
     group_dst: int | None = None,
 ) -> Work | None:
-    """Gathers the tensors of all ranks into a list, on rank ``dst``.
+    """Gathers the tensors of all ranks into a list, on rank ``dst`` (collective).
+
+    Returns when this rank has done its part. Unlike Gloo's, it takes tensors whose shapes differ from rank to rank.
 
     Args:
-        tensor: This rank's. Its shape may differ from rank to rank.
+        tensor: This rank's. Its shape may differ from rank to rank; one dtype; any strides.
         gather_list: On ``dst`` one tensor per rank, with the size and dtype of that rank's tensor; None elsewhere.
         dst: Global rank; 0 if neither this nor ``group_dst`` is given.
         group: None means the default group.
         async_op: Return a Work at once instead of waiting.
         group_dst: Rank within the group.
 
+    Returns:
+        A Work with ``async_op=True``: leave all tensors alone until its ``wait()`` has returned. Otherwise None.
+
     Raises:
-        ValueError: ``gather_list`` is missing on ``dst``, given elsewhere, or does not fit.
+        ValueError: ``gather_list`` is missing on ``dst``, given elsewhere, or does not fit; or the group has no rank ``dst``.
+        TruncationError: A rank sends more than its entry of the list holds.
+        OperationTimeout: A rank has not called in time; the message names it. The group cannot be used any more.
+        GroupFailed: An earlier operation of the group has failed.
 
     Example:
         >>> rank = dist.get_rank()  # 0 or 1
@@ -66,18 +74,25 @@ def scatter(
     async_op: bool = False,
     group_src: int | None = None,
 ) -> Work | None:
-    """Gives each rank one tensor of a list that rank ``src`` has.
+    """Gives each rank one tensor of a list that rank ``src`` has (collective).
+
+    Returns when this rank has done its part. Unlike Gloo's, the tensors of the list may differ in shape.
 
     Args:
-        tensor: Overwritten with ``scatter_list[i]`` on rank i. Its shape may differ from rank to rank.
+        tensor: Overwritten with ``scatter_list[i]`` on rank i. Its shape may differ from rank to rank; any strides.
         scatter_list: On ``src`` one tensor per rank, with the size and dtype of that rank's tensor; None elsewhere.
         src: Global rank; 0 if neither this nor ``group_src`` is given.
         group: None means the default group.
         async_op: Return a Work at once instead of waiting.
         group_src: Rank within the group.
 
+    Returns:
+        A Work with ``async_op=True``: leave all tensors alone until its ``wait()`` has returned. Otherwise None.
+
     Raises:
-        ValueError: ``scatter_list`` is missing on ``src``, given elsewhere, or does not fit.
+        ValueError: ``scatter_list`` is missing on ``src``, given elsewhere, or does not fit; or the group has no rank ``src``.
+        TruncationError: ``src`` has more for this rank than ``tensor`` holds.
+        OperationTimeout, GroupFailed: As for `gather`.
 
     Example:
         >>> rank = dist.get_rank()  # 0 or 1
@@ -103,13 +118,23 @@ def all_to_all(
     group: ProcessGroup | None = None,
     async_op: bool = False,
 ) -> Work | None:
-    """Sends one tensor to each rank and receives one from each: a transposed list of lists.
+    """Sends one tensor to each rank and receives one from each: a transposed list of lists (collective).
+
+    Returns when all outputs are filled. Unlike Gloo's, it takes tensors whose shapes differ.
 
     Args:
         output_tensor_list: One tensor per rank. ``output_tensor_list[i]`` gets what rank i has for this rank.
-        input_tensor_list: One tensor per rank. ``input_tensor_list[j]`` goes to rank j. All may differ in shape.
+        input_tensor_list: One tensor per rank. ``input_tensor_list[j]`` goes to rank j. All may differ in shape; one dtype.
         group: None means the default group.
         async_op: Return a Work at once instead of waiting.
+
+    Returns:
+        A Work with ``async_op=True``: leave all tensors alone until its ``wait()`` has returned. Otherwise None.
+
+    Raises:
+        ValueError: A list does not have one tensor per rank, or this rank's output does not fit its input.
+        TruncationError: A rank sends more than the output for it holds.
+        OperationTimeout, GroupFailed: As for `gather`.
 
     Example:
         >>> rank = dist.get_rank()  # 0 or 1
@@ -135,15 +160,25 @@ def all_to_all_single(
     group: ProcessGroup | None = None,
     async_op: bool = False,
 ) -> Work | None:
-    """Sends some rows of a tensor to each rank and receives some from each.
+    """Sends some rows of a tensor to each rank and receives some from each (collective).
+
+    Returns when ``output`` is filled.
 
     Args:
-        output: Overwritten with the rows from rank 0, then those from rank 1, and so on.
-        input: Rows for rank 0, then those for rank 1, and so on.
+        output: Overwritten with the rows from rank 0, then those from rank 1, and so on. Rows as long as those of ``input``.
+        input: Rows for rank 0, then those for rank 1, and so on. Same dtype as ``output``.
         output_split_sizes: Number of rows (dimension 0) from each rank, 0 allowed; None: equal shares.
         input_split_sizes: Number of rows for each rank, 0 allowed; None: equal shares.
         group: None means the default group.
         async_op: Return a Work at once instead of waiting.
+
+    Returns:
+        A Work with ``async_op=True``: leave both tensors alone until its ``wait()`` has returned. Otherwise None.
+
+    Raises:
+        ValueError: Splits do not add up to the rows of the tensor, or a tensor has no rows.
+        TruncationError: A rank sends more rows than this rank expects.
+        OperationTimeout, GroupFailed: As for `gather`.
 
     Example:
         >>> rank = dist.get_rank()  # 0 or 1

@@ -11,10 +11,8 @@ from mpicoll.errors import MpicollError
 def dump_flight_record(folder: str | os.PathLike[str] | None = None) -> str:
     """Writes which collectives and messages this rank has called last, and where its threads are, as JSON (not collective).
 
-    ``mpicoll doctor dump FOLDER`` compares the ranks' files. Each group keeps its last 2000 collectives.
-
-        if step_took_s > 60:
-            mpicoll.dump_flight_record("flight")
+    ``mpicoll doctor dump FOLDER`` compares the ranks' files. Each group keeps its last 2000 collectives. torch.distributed has no
+    such function.
 
     Args:
         folder: Receives ``rank-R.json``, which is overwritten. None: MPICOLL_DUMP_DIR, or ``mpicoll-dump`` in the current
@@ -26,6 +24,11 @@ def dump_flight_record(folder: str | os.PathLike[str] | None = None) -> str:
     Raises:
         MpicollError: There is no process group, or this is a forked child.
         OSError: The file cannot be written.
+
+    Example:
+        >>> path = dist.dump_flight_record("flight")
+        >>> path.endswith(f"rank-{dist.get_rank()}.json")
+        True
     """
     if runtime.in_forked_child():
         raise runtime.forked_error()

@@ -25,17 +25,25 @@ def broadcast(
     async_op: bool = False,
     group_src: int | None = None,
 ) -> Work | None:
-    """Copies the tensor of rank ``src`` into the tensor of every other rank.
+    """Copies the tensor of rank ``src`` into the tensor of every other rank (collective).
+
+    Returns when this rank has done its part: the tensor has arrived, or may be changed again on ``src``.
 
     Args:
-        tensor: Read on ``src``, overwritten elsewhere. Same number of elements and same dtype on all ranks; any strides.
+        tensor: Read on ``src``, overwritten elsewhere. Same number of elements and same dtype on all ranks; any shape and strides
+            (Gloo: contiguous only); on the CPU or a GPU.
         src: Global rank. Give this or ``group_src``.
         group: None means the default group.
         async_op: Return a Work at once instead of waiting.
         group_src: Rank within the group.
 
+    Returns:
+        A Work with ``async_op=True``: leave ``tensor`` alone until its ``wait()`` has returned. Otherwise None.
+
     Raises:
         ValueError: Neither or both of ``src`` and ``group_src`` are given, or the group has no such rank.
+        OperationTimeout: A rank has not called in time; the message names it. The group cannot be used any more.
+        GroupFailed: An earlier operation of the group has failed.
 
     Example:
         >>> rank = dist.get_rank()  # 0 or 1
@@ -57,13 +65,23 @@ def broadcast(
 def all_gather(
     tensor_list: list[Tensor], tensor: Tensor, group: ProcessGroup | None = None, async_op: bool = False
 ) -> Work | None:
-    """Gathers the tensors of all ranks into a list, on all ranks.
+    """Gathers the tensors of all ranks into a list, on all ranks (collective).
+
+    Returns when the list is filled. Unlike Gloo's, it takes tensors whose shapes differ from rank to rank.
 
     Args:
-        tensor_list: One tensor per rank. ``tensor_list[i]`` gets rank i's tensor and has as many elements and the same dtype.
+        tensor_list: One tensor per rank. ``tensor_list[i]`` gets rank i's tensor and has as many elements and the same dtype. Any
+            strides; parts of one large tensor are allowed.
         tensor: This rank's. Its shape may differ from rank to rank.
         group: None means the default group.
         async_op: Return a Work at once instead of waiting.
+
+    Returns:
+        A Work with ``async_op=True``: leave all tensors alone until its ``wait()`` has returned. Otherwise None.
+
+    Raises:
+        ValueError: The list does not have one tensor per rank, or this rank's entry does not fit ``tensor``.
+        OperationTimeout, GroupFailed: As for `broadcast`.
 
     Example:
         >>> rank = dist.get_rank()  # 0 or 1
@@ -83,13 +101,22 @@ def all_gather(
 def all_gather_single(
     output_tensor: Tensor, input_tensor: Tensor, group: ProcessGroup | None = None, async_op: bool = False
 ) -> Work | None:
-    """Gathers the tensors of all ranks into one tensor, on all ranks. ``all_gather_into_tensor`` does the same.
+    """Gathers the tensors of all ranks into one tensor, on all ranks (collective). ``all_gather_into_tensor`` does the same.
+
+    Returns when the output is filled. Works with every version of torch; torch has this name since 2.13.
 
     Args:
         output_tensor: Has (number of ranks) x (elements of the input): concatenated, (n * k, ...), or stacked, (n, k, ...).
-        input_tensor: This rank's. Same shape on all ranks. May be this rank's part of the output.
+        input_tensor: This rank's. Same shape and dtype on all ranks. May be this rank's part of the output.
         group: None means the default group.
         async_op: Return a Work at once instead of waiting.
+
+    Returns:
+        A Work with ``async_op=True``: leave both tensors alone until its ``wait()`` has returned. Otherwise None.
+
+    Raises:
+        ValueError: ``output_tensor`` does not have as many elements.
+        OperationTimeout, GroupFailed: As for `broadcast`.
 
     Example:
         >>> rank = dist.get_rank()  # 0 or 1

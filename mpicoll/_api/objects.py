@@ -27,7 +27,10 @@ def recv_object_list(
     use_batch: bool = False,
     **more: Any,
 ) -> int:
-    """Receives a list of objects from one rank; returns the sender's global rank.
+    """Receives a list of objects from one rank, which must call ``send_object_list`` (not collective).
+
+    Returns when the objects are here. Unlike torch's, it can receive from any rank. Objects are pickled: unpickling runs
+    code that the sender chose, so every rank must trust every other.
 
     Args:
         object_list: Overwritten. As long as the sender's.
@@ -36,6 +39,14 @@ def recv_object_list(
         device: As in torch; without effect if the sender is any rank.
         group_src: Rank within the group.
         use_batch: As in torch; without effect if the sender is any rank.
+        more: Arguments that only some versions of torch have, such as ``weights_only``; passed on.
+
+    Returns:
+        The sender's global rank; -1 on a rank outside the group.
+
+    Raises:
+        ValueError: Both of ``src`` and ``group_src`` are given, or the group has no such rank.
+        OperationTimeout: Nothing came in time.
 
     Example:
         >>> objects = [{"loss": 0.5}] if dist.get_rank() == 0 else [None]

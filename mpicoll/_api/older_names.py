@@ -19,13 +19,28 @@ if TYPE_CHECKING:
 def all_gather_into_tensor(
     output_tensor: Tensor, input_tensor: Tensor, group: ProcessGroup | None = None, async_op: bool = False
 ) -> Work | None:
-    """Gathers the tensors of all ranks into one tensor, on all ranks. `all_gather_single` is the newer name.
+    """Gathers the tensors of all ranks into one tensor, on all ranks (collective). `all_gather_single` is the newer name.
+
+    Returns when the output is filled.
 
     Args:
-        output_tensor: Has (number of ranks) x (elements of the input).
-        input_tensor: This rank's. Same shape on all ranks. May be this rank's part of the output.
+        output_tensor: Has (number of ranks) x (elements of the input): concatenated, (n * k, ...), or stacked, (n, k, ...).
+        input_tensor: This rank's. Same shape and dtype on all ranks. May be this rank's part of the output.
         group: None means the default group.
         async_op: Return a Work at once instead of waiting.
+
+    Returns:
+        A Work with ``async_op=True``: leave both tensors alone until its ``wait()`` has returned. Otherwise None.
+
+    Raises:
+        ValueError, OperationTimeout, GroupFailed: As for `all_gather_single`.
+
+    Example:
+        >>> output = torch.empty(2, 3)
+        >>> dist.all_gather_into_tensor(output, torch.full((3,), 0.5))
+        >>> output
+        tensor([[0.5000, 0.5000, 0.5000],
+                [0.5000, 0.5000, 0.5000]])
     """
     try:
         return all_gather_single(output_tensor, input_tensor, group, async_op)
@@ -37,17 +52,28 @@ def all_gather_into_tensor(
 def reduce_scatter_tensor(
     output: Tensor, input: Tensor, op: Op = SUM, group: ProcessGroup | None = None, async_op: bool = False
 ) -> Work | None:
-    """Reduces a tensor over all ranks; rank i gets the i-th block. `reduce_scatter_single` is the newer name.
+    """Reduces a tensor over all ranks; rank i gets the i-th block (collective). `reduce_scatter_single` is the newer name.
+
+    Returns when ``output`` holds the result.
 
     Args:
         output: Overwritten with this rank's block of the reduction. May be this rank's part of the input.
-        input: Has (number of ranks) x (elements of the output).
+        input: Has (number of ranks) x (elements of the output). Same dtype.
         op: As for `all_reduce`.
         group: None means the default group.
         async_op: Return a Work at once instead of waiting.
 
+    Returns:
+        A Work with ``async_op=True``: leave both tensors alone until its ``wait()`` has returned. Otherwise None.
+
     Raises:
-        UnsupportedReduction: As for `all_reduce`.
+        ValueError, UnsupportedReduction, OperationTimeout, GroupFailed: As for `reduce_scatter_single`.
+
+    Example:
+        >>> output = torch.empty(3)
+        >>> dist.reduce_scatter_tensor(output, torch.full((6,), 0.5), op=dist.ReduceOp.MAX)
+        >>> output
+        tensor([0.5000, 0.5000, 0.5000])
     """
     try:
         return reduce_scatter_single(output, input, op, group, async_op)

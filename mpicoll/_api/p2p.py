@@ -28,17 +28,20 @@ def send(
     tag: int = 0,
     group_dst: int | None = None,
 ) -> None:
-    """Sends a tensor to one rank; returns when the tensor may be changed again.
+    """Sends a tensor to one rank, which must call `recv` or `irecv`; returns when the tensor may be changed again.
+
+    Not collective. Unlike torch's, it takes any strides.
 
     Args:
-        tensor: Any strides; the elements travel in row-major order.
+        tensor: Any dtype, shape and strides; the elements travel in row-major order.
         dst: Global rank, not this one. Give this or ``group_dst``.
         group: None means the default group.
         tag: Only a receive with the same tag gets the message; 0 to the MPI library's TAG_UB - 16.
         group_dst: Rank within the group.
 
     Raises:
-        ValueError: The destination is this rank or is not in the group.
+        ValueError: The destination is this rank or is not in the group, this rank is not in the group, or the tag is too large.
+        OperationTimeout: The receiver has not come in time (a small message may leave without it).
 
     Example:
         >>> rank = dist.get_rank()  # 0 or 1
@@ -68,20 +71,35 @@ def recv(
     tag: int = 0,
     group_src: int | None = None,
 ) -> int:
-    """Receives a tensor from one rank; returns the sender's global rank, or -1 on a rank outside the group.
+    """Receives a tensor from one rank, which must call `send` or `isend`; returns when the tensor is here.
+
+    Not collective. Messages of one sender with one tag arrive in the order in which they were sent.
 
     Args:
-        tensor: Overwritten from its first element on. A shorter message leaves the rest as it was.
+        tensor: Overwritten from its first element on; any strides. Of the sender's dtype.
+            A shorter message leaves the rest as it was.
         src: Global rank, not this one. If neither this nor ``group_src`` is given: any rank.
         group: None means the default group.
         tag: That of the message.
         group_src: Rank within the group.
 
+    Returns:
+        The sender's global rank, or -1 on a rank outside the group.
+
     Raises:
         ValueError: The source is this rank or is not in the group.
-        TruncationError: The message is longer than the tensor.
+        TruncationError: The message is longer than the tensor. The group can still be used (with Gloo the process dies).
+        OperationTimeout: Nothing came in time; the message names the source.
 
-    Example: see `send`.
+    Example:
+        >>> tensor = torch.empty(3)
+        >>> if dist.get_rank() == 0:
+        ...     sender = dist.recv(tensor)  # from any rank
+        ...     assert sender == 1
+        ... else:
+        ...     dist.send(tensor.fill_(2.0), dst=0)
+        >>> tensor
+        tensor([2., 2., 2.])
     """
     communicator = groups.of(group, tensor)
     if communicator is None:
@@ -102,14 +120,23 @@ def isend(
     tag: int = 0,
     group_dst: int | None = None,
 ) -> Work | None:
-    """Starts a send; do not change the tensor before the Work's ``wait()`` has returned.
+    """Starts a send; do not change the tensor before the Work's ``wait()`` has returned (not collective).
+
+    The Work may be dropped: the message arrives. Unlike Gloo's, it can send to its own rank.
 
     Args:
-        tensor: Any strides; the elements travel in row-major order.
+        tensor: Any dtype, shape and strides; the elements travel in row-major order.
         dst: Global rank, this one allowed. Give this or ``group_dst``.
         group: None means the default group.
         tag: As for `send`.
         group_dst: Rank within the group.
+
+    Returns:
+        A Work; None with a warning on a rank outside the group.
+
+    Raises:
+        ValueError: The destination is not in the group.
+        OperationTimeout: From ``wait()``: the receiver has not come in time.
 
     Example:
         >>> rank = dist.get_rank()  # 0 or 1
@@ -133,19 +160,35 @@ def irecv(
     tag: int = 0,
     group_src: int | None = None,
 ) -> Work | None:
-    """Starts a receive; use the tensor after the Work's ``wait()`` has returned.
+    """Starts a receive; use the tensor after the Work's ``wait()`` has returned (not collective).
+
+    Unlike Gloo's, it can receive from its own rank.
 
     Args:
-        tensor: Overwritten from its first element on. A shorter message leaves the rest as it was.
+        tensor: Overwritten from its first element on; any strides. A shorter message leaves the rest as it was.
         src: Global rank, this one allowed. If neither this nor ``group_src`` is given: any rank.
         group: None means the default group.
         tag: That of the message.
         group_src: Rank within the group.
 
-    Raises:
-        TruncationError: From ``wait()``: the message is longer than the tensor.
+    Returns:
+        A Work; None with a warning on a rank outside the group.
 
-    Example: see `isend`.
+    Raises:
+        ValueError: The source is not in the group.
+        TruncationError: From ``wait()``: the message is longer than the tensor.
+        OperationTimeout: From ``wait()``: nothing came in time.
+
+    Example:
+        >>> rank = dist.get_rank()  # 0 or 1
+        >>> result = torch.empty(2)
+        >>> work = dist.irecv(result, src=rank)
+        >>> dist.isend(torch.ones(2), dst=rank).wait()
+        True
+        >>> work.wait()
+        True
+        >>> result
+        tensor([1., 1.])
     """
     communicator = groups.of(group, tensor)
     if communicator is None:
@@ -172,7 +215,25 @@ _FROM_TORCH: dict[Any, Any] = {torch_dist.isend: (isend, "group_dst"), torch_dis
 
 
 class P2POp(torch_dist.P2POp):
-    """torch's P2POp, which takes isend and irecv of mpicoll as well as those of torch."""
+    """One send or receive of `batch_isend_irecv`. It is torch's P2POp, and takes isend and irecv of mpicoll as well as torch's.
+
+    Making one sends nothing (not collective).
+
+    Args:
+        op: isend or irecv.
+        tensor: To send, or to receive into.
+        peer: Global rank. Give this or ``group_peer``.
+        group: None means the default group.
+        tag: As for `send`.
+        group_peer: Rank within the group.
+
+    Raises:
+        ValueError: ``op`` is neither isend nor irecv, or both or none of ``peer`` and ``group_peer`` are given.
+
+    Example:
+        >>> dist.P2POp(dist.isend, torch.ones(2), peer=1).peer
+        1
+    """
 
     def __init__(
         self,
@@ -200,10 +261,15 @@ class P2POp(torch_dist.P2POp):
 
 
 def batch_isend_irecv(p2p_op_list: list[P2POp]) -> list[Work]:
-    """Starts all sends and receives of a list and returns their Works, in the list's order.
+    """Starts all sends and receives of a list and returns their Works, in the list's order (not collective).
+
+    Every message needs its counterpart on the other rank, in whatever order: none waits for another.
 
     Args:
         p2p_op_list: P2POps of one group, in any order.
+
+    Returns:
+        A Work for each operation; call ``wait()`` on all of them before you use the tensors.
 
     Raises:
         TypeError: This is no list of P2POps.

@@ -22,18 +22,25 @@ SUM = ReduceOp.SUM
 
 
 def all_reduce(tensor: Tensor, op: Op = SUM, group: ProcessGroup | None = None, async_op: bool = False) -> Work | None:
-    """Reduces the tensors of all ranks element by element; every rank gets the result, with the same bits.
+    """Reduces the tensors of all ranks element by element; every rank gets the result, with the same bits (collective).
+
+    Returns when ``tensor`` holds the result. Unlike Gloo, it takes any strides and all dtypes of docs/reference/reductions.md.
 
     Args:
-        tensor: Overwritten. Same number of elements and same dtype on all ranks; any strides. fp16 and bf16 are accumulated in
-            fp32 and rounded once. MIN and MAX propagate NaN.
+        tensor: Overwritten. Same number of elements and same dtype on all ranks; any shape and strides; on the CPU or a GPU. fp16
+            and bf16 are accumulated in fp32 and rounded once. MIN and MAX propagate NaN.
         op: SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR, BXOR of ``dist.ReduceOp``, or a PREMUL_SUM.
         group: None means the default group.
         async_op: Return a Work at once instead of waiting.
 
+    Returns:
+        A Work with ``async_op=True``: leave ``tensor`` alone until its ``wait()`` has returned. Otherwise None.
+
     Raises:
         UnsupportedReduction: This ``op`` of this dtype has no right answer, such as AVG of bool. It is a TypeError and a
             ValueError. docs/reference/reductions.md has the table.
+        OperationTimeout: A rank has not called in time; the message names it. The group cannot be used any more.
+        GroupFailed: An earlier operation of the group has failed.
 
     Example:
         >>> rank = dist.get_rank()  # 0 or 1
@@ -58,7 +65,9 @@ def reduce(
     async_op: bool = False,
     group_dst: int | None = None,
 ) -> Work | None:
-    """Reduces the tensors of all ranks element by element; rank ``dst`` gets the result.
+    """Reduces the tensors of all ranks element by element; rank ``dst`` gets the result (collective).
+
+    Returns when this rank has done its part. Unlike Gloo's, it leaves the tensors of the other ranks unchanged.
 
     Args:
         tensor: Overwritten on ``dst``, unchanged elsewhere. Otherwise as for `all_reduce`.
@@ -68,9 +77,12 @@ def reduce(
         async_op: Return a Work at once instead of waiting.
         group_dst: Rank within the group.
 
+    Returns:
+        A Work with ``async_op=True``: leave ``tensor`` alone until its ``wait()`` has returned. Otherwise None.
+
     Raises:
         ValueError: Neither or both of ``dst`` and ``group_dst`` are given, or the group has no such rank.
-        UnsupportedReduction: As for `all_reduce`.
+        UnsupportedReduction, OperationTimeout, GroupFailed: As for `all_reduce`.
 
     Example:
         >>> rank = dist.get_rank()  # 0 or 1
@@ -92,17 +104,23 @@ def reduce(
 def reduce_scatter(
     output: Tensor, input_list: list[Tensor], op: Op = SUM, group: ProcessGroup | None = None, async_op: bool = False
 ) -> Work | None:
-    """Reduces lists of tensors over all ranks; rank i gets the result of the i-th tensors.
+    """Reduces lists of tensors over all ranks; rank i gets the result of the i-th tensors (collective).
+
+    Returns when ``output`` holds the result. Unlike torch's, tensors of different index may differ in shape.
 
     Args:
-        output: Overwritten with the reduction of ``input_list[i]`` over all ranks, on rank i.
-        input_list: One tensor per rank. Tensors of different index may have different shapes.
+        output: Overwritten with the reduction of ``input_list[i]`` over all ranks, on rank i. Any strides.
+        input_list: One tensor per rank, with the same shapes and dtype on all ranks.
         op: As for `all_reduce`.
         group: None means the default group.
         async_op: Return a Work at once instead of waiting.
 
+    Returns:
+        A Work with ``async_op=True``: leave all tensors alone until its ``wait()`` has returned. Otherwise None.
+
     Raises:
-        UnsupportedReduction: As for `all_reduce`.
+        ValueError: The list does not have one tensor per rank, or ``output`` does not fit.
+        UnsupportedReduction, OperationTimeout, GroupFailed: As for `all_reduce`.
 
     Example:
         >>> rank = dist.get_rank()  # 0 or 1
@@ -122,17 +140,23 @@ def reduce_scatter(
 def reduce_scatter_single(
     output: Tensor, input: Tensor, op: Op = SUM, group: ProcessGroup | None = None, async_op: bool = False
 ) -> Work | None:
-    """Reduces a tensor over all ranks; rank i gets the i-th block. ``reduce_scatter_tensor`` does the same.
+    """Reduces a tensor over all ranks; rank i gets the i-th block (collective). ``reduce_scatter_tensor`` does the same.
+
+    Returns when ``output`` holds the result. Works with every version of torch; torch has this name since 2.13.
 
     Args:
         output: Overwritten with this rank's block of the reduction. May be this rank's part of the input.
-        input: Has (number of ranks) x (elements of the output): concatenated, (n * k, ...), or stacked, (n, k, ...).
+        input: Has (number of ranks) x (elements of the output): concatenated, (n * k, ...), or stacked, (n, k, ...). Same dtype.
         op: As for `all_reduce`.
         group: None means the default group.
         async_op: Return a Work at once instead of waiting.
 
+    Returns:
+        A Work with ``async_op=True``: leave both tensors alone until its ``wait()`` has returned. Otherwise None.
+
     Raises:
-        UnsupportedReduction: As for `all_reduce`.
+        ValueError: ``input`` does not have as many elements.
+        UnsupportedReduction, OperationTimeout, GroupFailed: As for `all_reduce`.
 
     Example:
         >>> rank = dist.get_rank()  # 0 or 1

@@ -13,13 +13,17 @@ from mpicoll._c10d import dynamo
 
 
 def shrink(timeout: timedelta | None = None) -> ProcessGroup:
-    """Makes the world again, of the ranks that live (collective over them), and returns its group.
+    """Makes the world again, of the ranks that live, and returns its group (collective over them).
 
     All groups are destroyed. Ranks get new numbers from 0, in the old order. If further ranks die meanwhile, they are left out
-    too. Needs a job that goes on when a rank dies: ``python -m mpicoll.run --fault-tolerant``.
+    too. Needs a job that goes on when a rank dies: ``python -m mpicoll.run --fault-tolerant``. torch.distributed has no such
+    function.
 
     Args:
         timeout: Of the new world; None: as before.
+
+    Returns:
+        The new default group.
 
     Raises:
         LaunchError: The job ends when a rank dies.
@@ -40,17 +44,21 @@ def shrink(timeout: timedelta | None = None) -> ProcessGroup:
 def shrink_group(
     ranks_to_exclude: list[int], group: ProcessGroup | None = None, shrink_flags: int = 0, pg_options: Any = None
 ) -> ProcessGroup:
-    """Makes a group again without some ranks (collective over the other ones), and returns it.
+    """Makes a group again without some ranks, and returns it (collective over the other ones).
 
     Dead ranks are left out whether they are named or not. The default group: all groups are destroyed, and ranks get new numbers.
     In a fault-tolerant job the call then waits until the excluded ranks are dead or have come to the end of their program.
-    Another group: it alone is destroyed. If it has lost a rank, all excluded ranks must be dead.
+    Another group: it alone is destroyed. If it has lost a rank, all excluded ranks must be dead. In torch
+    it is for NCCL only.
 
     Args:
         ranks_to_exclude: Ranks within the group. They must not call this.
         group: None: the default group.
         shrink_flags: 0 (SHRINK_DEFAULT): waits for the group's queued operations. 1 (SHRINK_ABORT): does not.
         pg_options: As in torch; for groups of other backends.
+
+    Returns:
+        The new group.
 
     Raises:
         TypeError: ``ranks_to_exclude`` is no list of ranks, or the group is of a backend that cannot shrink.

@@ -21,7 +21,9 @@ def split_group(
     group_desc: str | None = None,
     backend: Any = None,
 ) -> ProcessGroup | None:
-    """Splits a group (collective over the members of a part); returns this rank's part, or None if it is in no part.
+    """Splits a group; every member of a part gets that part as a group (collective over the members of a part).
+
+    Unlike torch's, it works without an accelerator, with every version of torch.
 
     Args:
         parent_pg: The group to split; None means the default group.
@@ -31,8 +33,12 @@ def split_group(
         group_desc: A description of the new group.
         backend: As in torch; if given, torch splits the group.
 
+    Returns:
+        This rank's part, or None if it is in no part.
+
     Raises:
         ValueError: ``split_ranks`` is missing, a part is empty, or a rank is not in the parent or is named twice.
+        OperationTimeout: A member of this part did not come in time.
 
     Example:
         >>> part = dist.split_group(split_ranks=[[0], [1]])  # on 2 ranks
