@@ -1,6 +1,7 @@
 """Communication that takes part in autograd: torch.distributed.nn over MPI, messages, and halo exchange on a grid of ranks.
 
     functional           collectives with torch's signatures, and send, recv, sendrecv; all of them are names of this module, too
+    reductions           those that reduce
     grid, halo           Grid, halo_exchange
     preflight            what the ranks check together before data moves
     linear               makes a linear map and its adjoint differentiable

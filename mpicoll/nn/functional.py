@@ -17,22 +17,20 @@ Names that are not defined here (``group``, ``ReduceOp``, torch's private names)
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as torch_dist
 from torch import Tensor
-from torch.distributed import ProcessGroup, ReduceOp
+from torch.distributed import ProcessGroup
 
 from mpicoll._tensors import checks
-from mpicoll._tensors.reductions import Op
 from mpicoll.nn import linear_collectives
 from mpicoll.nn.linear import apply
 from mpicoll.nn.linear_collectives import Shape, Shapes
 from mpicoll.nn.messages import recv, send, sendrecv
-from mpicoll.nn.nonlinear import REDUCE, Deliver, checked_name, is_discrete, reduced, widened
-from mpicoll.nn.preflight import Preflight
+from mpicoll.nn.preflight import Preflight, description
+from mpicoll.nn.reductions import all_reduce, reduce, reduce_scatter
 
 __all__ = [
     "_all_gather_base",
@@ -49,8 +47,6 @@ __all__ = [
     "send",
     "sendrecv",
 ]
-
-SUM = ReduceOp.SUM
 
 
 def broadcast(tensor: Tensor, src: int, group: ProcessGroup | None = None) -> Tensor:
@@ -70,7 +66,7 @@ def broadcast(tensor: Tensor, src: int, group: ProcessGroup | None = None) -> Te
     with Preflight("broadcast", group, [tensor]) as ranks:
         checks.movable("broadcast", tensor)
         root = ranks.group_rank("src", src)
-        ranks.equal = f"{_description(tensor)} from rank {src}"
+        ranks.equal = f"{description(tensor)} from rank {src}"
     return apply(linear_collectives.broadcast(group, ranks.rank, root), [tensor], ranks.requires_grad)[0]
 
 
@@ -122,68 +118,6 @@ def scatter(tensors: Sequence[Tensor] | None, src: int = 0, group: ProcessGroup 
     return apply(linear_collectives.scatter(group, ranks.rank, root, shapes, dtype), given, ranks.requires_grad)[0]
 
 
-def reduce(tensor: Tensor, dst: int, op: Op = SUM, group: ProcessGroup | None = None) -> Tensor:
-    """Returns the reduction of all ranks' tensors on ``dst``, and zeros on the other ranks (collective).
-
-    Args:
-        tensor: Of one shape and dtype on all ranks.
-        dst: Global rank.
-        op: SUM, AVG, PRODUCT, MIN, MAX; for integers and bool also the bitwise ones.
-
-    Raises:
-        ValueError: On every rank: shape, dtype, op or dst differ, or dst is not in the group.
-        UnsupportedReduction: PREMUL_SUM, or dtype and op have no right answer together.
-
-    Example:
-        >>> total = reduce(x, dst=0, op=dist.ReduceOp.MAX)
-    """
-    with Preflight("reduce", group, [tensor]) as ranks:
-        name = checked_name("reduce", tensor, op)
-        root = ranks.group_rank("dst", dst)
-        ranks.equal = f"{name} of {_description(tensor)} to rank {dst}"
-    place = group, ranks.rank, root
-    return reduced(name, tensor, ranks, partial(linear_collectives.reduce, *place), partial(linear_collectives.gather, *place))
-
-
-def reduce_scatter(output: Tensor, input_list: Sequence[Tensor], op: Op = SUM, group: ProcessGroup | None = None) -> Tensor:
-    """Returns on rank i, in ``output``, the reduction of all ranks' ``input_list[i]`` (collective).
-
-    Args:
-        output: Overwritten. Of the shape and dtype of ``input_list[rank]``.
-        input_list: One tensor for each rank, of one dtype. Shapes may differ within the list, but not between ranks.
-        op: As for `reduce`.
-
-    Raises:
-        ValueError: On every rank: the list, output or op do not fit together.
-        UnsupportedReduction: As for `reduce`.
-
-    Example:
-        >>> part = reduce_scatter(torch.empty(4), list(x.chunk(size)))  # x has 4 * size elements
-    """
-    with Preflight("reduce_scatter", group, input_list if isinstance(input_list, (list, tuple)) else ()) as ranks:
-        inputs = checks.tensors("reduce_scatter", "input_list", input_list, ranks.size)
-        name = checked_name("reduce_scatter", inputs[0], op)
-        shapes = tuple(tuple(tensor.shape) for tensor in inputs)
-        checks.same_dtype("reduce_scatter", *((f"input_list[{i}]", t) for i, t in enumerate(inputs)))
-        checks.movable("reduce_scatter", output, "output")
-        checks.writable("reduce_scatter", output, "output")
-        checks.same_dtype("reduce_scatter", ("output", output), ("the input", inputs[0]))
-        if tuple(output.shape) != (part := shapes[ranks.rank]):
-            raise ValueError(f"reduce_scatter: output has shape {tuple(output.shape)}, this rank's part of the input {part}")
-        ranks.equal = f"{name} of {inputs[0].dtype} {shapes}"
-    if name == "SUM" or is_discrete(output):
-        linear = linear_collectives.reduce_scatter(group, ranks.rank, shapes, op, output)
-        return apply(linear, inputs, ranks.requires_grad)[0]
-    if name == "AVG":
-        linear = linear_collectives.reduce_scatter(group, ranks.rank, shapes)
-        result = apply(linear, [widened(tensor) for tensor in inputs], ranks.requires_grad)[0] / ranks.size
-    else:
-        linear = linear_collectives.all_to_all(group, shapes, (shapes[ranks.rank],) * ranks.size)
-        result = REDUCE[name](torch.stack(apply(linear, inputs, ranks.requires_grad)))
-    delivered: Tensor = Deliver.apply(result.to(output.dtype), [output])  # type: ignore[no-untyped-call]
-    return delivered
-
-
 def all_gather(tensor: Tensor, group: ProcessGroup | None = None) -> tuple[Tensor, ...]:
     """Returns every rank's tensor on every rank (collective).
 
@@ -221,7 +155,7 @@ def _all_gather_base(output_tensor: Tensor, input_tensor: Tensor, group: Process
         needed = input_tensor.numel() * ranks.size
         checks.same_numel(name, "output_tensor", output_tensor.numel(), f"input_tensor x {ranks.size} ranks", needed)
         checks.writable(name, output_tensor, "output_tensor")
-        ranks.equal = _description(input_tensor)
+        ranks.equal = description(input_tensor)
     shapes = tuple(input_tensor.shape), tuple(output_tensor.shape)
     linear = linear_collectives.all_gather_single(group, *shapes, output_tensor)
     return apply(linear, [input_tensor], ranks.requires_grad)[0]
@@ -297,35 +231,6 @@ def all_to_all_single(
     return apply(linear, [input], ranks.requires_grad)[0]
 
 
-def all_reduce(tensor: Tensor, op: Op = SUM, group: ProcessGroup | None = None) -> Tensor:
-    """Returns the reduction of all ranks' tensors, in a new tensor on every rank (collective).
-
-    For PRODUCT, MIN and MAX each rank reduces its share of the elements.
-
-    Args:
-        tensor: Of one shape and dtype on all ranks.
-        op: SUM, AVG, PRODUCT, MIN, MAX; for integers and bool also the bitwise ones. Ranks that share the minimum or maximum
-            share its gradient equally, as in torch.amax.
-
-    Raises:
-        ValueError: On every rank: shape, dtype or op differ.
-        UnsupportedReduction: A TypeError and ValueError: PREMUL_SUM, or dtype and op have no right answer together.
-
-    Example:
-        >>> y = all_reduce(x)
-        >>> y.sum().backward()  # x.grad is the number of ranks
-    """
-    with Preflight("all_reduce", group, [tensor]) as ranks:
-        name = checked_name("all_reduce", tensor, op)
-        ranks.equal = f"{name} of {_description(tensor)}"
-    gather = partial(linear_collectives.all_gather, group, ranks.rank)
-    return reduced(name, tensor, ranks, partial(linear_collectives.all_reduce, group), gather)
-
-
-def _description(tensor: Tensor) -> str:
-    return f"{tensor.dtype} {tuple(tensor.shape)}"
-
-
 def _joined(shapes: Sequence[Shape]) -> str:
     return ", ".join(map(str, shapes))
 
@@ -352,7 +257,7 @@ def _offered(given: Sequence[Tensor], ranks: Preflight, src: int) -> tuple[Shape
     shapes, dtype = box[0]
     with Preflight("scatter", ranks.group):
         if own not in (None, box[0]):
-            described = [_description(tensor) for tensor in given]
+            described = [description(tensor) for tensor in given]
             raise ValueError(f"scatter: src has {_joined(shapes)} of {dtype}, this rank's own list has {described}")
     return shapes, dtype
 

@@ -132,3 +132,8 @@ def _hash(value: object) -> int:
 
 def _weight(*key: int) -> int:
     return _hash(key)
+
+
+def description(tensor: Tensor) -> str:
+    """Returns dtype and shape, for errors and for comparison between ranks."""
+    return f"{tensor.dtype} {tuple(tensor.shape)}"
