@@ -3,7 +3,85 @@
 tests/project/test_types.py holds that every name of mpicoll.__all__ has a type here, in mypy and in pyright.
 """
 
-from torch.distributed import *
+from torch._C._distributed_c10d import (
+    AllToAllOptions as AllToAllOptions,
+    AllreduceCoalescedOptions as AllreduceCoalescedOptions,
+    AllreduceOptions as AllreduceOptions,
+    BarrierOptions as BarrierOptions,
+    BroadcastOptions as BroadcastOptions,
+    BuiltinCommHookType as BuiltinCommHookType,
+    DebugLevel as DebugLevel,
+    FileStore as FileStore,
+    GatherOptions as GatherOptions,
+    GradBucket as GradBucket,
+    HashStore as HashStore,
+    Logger as Logger,
+    PrefixStore as PrefixStore,
+    ProcessGroup as ProcessGroup,
+    ProcessGroupGloo as ProcessGroupGloo,
+    ReduceOp as ReduceOp,
+    ReduceOptions as ReduceOptions,
+    ReduceScatterOptions as ReduceScatterOptions,
+    Reducer as Reducer,
+    ScatterOptions as ScatterOptions,
+    Store as Store,
+    TCPStore as TCPStore,
+    Work as Work,
+    get_debug_level as get_debug_level,
+    set_debug_level as set_debug_level,
+    set_debug_level_from_env as set_debug_level_from_env,
+)
+from torch.distributed import (
+    DistBackendError as DistBackendError,
+    DistError as DistError,
+    DistNetworkError as DistNetworkError,
+    DistStoreError as DistStoreError,
+    QueueEmptyError as QueueEmptyError,
+    RankType as RankType,
+    breakpoint as breakpoint,
+    is_available as is_available,
+    log as log,
+)
+from torch.distributed.device_mesh import DeviceMesh as DeviceMesh, init_device_mesh as init_device_mesh
+from torch.distributed.distributed_c10d import (
+    Backend as Backend,
+    BackendConfig as BackendConfig,
+    GroupMember as GroupMember,
+    GroupName as GroupName,
+    all_gather_object as all_gather_object,
+    broadcast_object_list as broadcast_object_list,
+    default_pg_timeout as default_pg_timeout,
+    destroy_process_group as destroy_process_group,
+    gather_object as gather_object,
+    get_backend as get_backend,
+    get_backend_config as get_backend_config,
+    get_default_backend_for_device as get_default_backend_for_device,
+    get_global_rank as get_global_rank,
+    get_group_rank as get_group_rank,
+    get_node_local_rank as get_node_local_rank,
+    get_pg_count as get_pg_count,
+    get_process_group_ranks as get_process_group_ranks,
+    get_rank as get_rank,
+    get_world_size as get_world_size,
+    group as group,
+    is_backend_available as is_backend_available,
+    is_gloo_available as is_gloo_available,
+    is_initialized as is_initialized,
+    is_mpi_available as is_mpi_available,
+    is_nccl_available as is_nccl_available,
+    is_torchelastic_launched as is_torchelastic_launched,
+    is_ucc_available as is_ucc_available,
+    is_xccl_available as is_xccl_available,
+    new_group as new_group,
+    new_subgroups as new_subgroups,
+    new_subgroups_by_enumeration as new_subgroups_by_enumeration,
+    record_comm as record_comm,
+    reduce_op as reduce_op,
+    scatter_object_list as scatter_object_list,
+    send_object_list as send_object_list,
+    supports_complex as supports_complex,
+)
+from torch.distributed.rendezvous import register_rendezvous_handler as register_rendezvous_handler, rendezvous as rendezvous
 from torch.distributed import (
     algorithms as algorithms,
     c10d_logger as c10d_logger,
@@ -27,13 +105,13 @@ from mpicoll._api.exchanges import (
 )
 from mpicoll._api.flight_record import dump_flight_record as dump_flight_record
 from mpicoll._api.gathers import all_gather as all_gather, all_gather_single as all_gather_single, broadcast as broadcast
-from mpicoll._api.groups import init_process_group as init_process_group  # type: ignore[assignment]  # more than torch's
+from mpicoll._api.groups import init_process_group as init_process_group
 from mpicoll._api.objects import recv_object_list as recv_object_list
 from mpicoll._api.older_names import (
     all_gather_into_tensor as all_gather_into_tensor,
     reduce_scatter_tensor as reduce_scatter_tensor,
 )
-from mpicoll._api.p2p import (  # type: ignore[assignment]  # it takes P2POps of ours
+from mpicoll._api.p2p import (
     P2POp as P2POp,
     batch_isend_irecv as batch_isend_irecv,
     irecv as irecv,

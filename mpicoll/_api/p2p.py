@@ -5,7 +5,7 @@ Messages of one sender, one receiver and one tag arrive in the order in which th
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch.distributed as torch_dist
 from torch import Tensor
@@ -260,7 +260,10 @@ class P2POp(torch_dist.P2POp):
         return made
 
 
-def batch_isend_irecv(p2p_op_list: list[P2POp]) -> list[Work]:
+P = TypeVar("P", bound=torch_dist.P2POp)  # a list of torch's, or of ours
+
+
+def batch_isend_irecv(p2p_op_list: list[P]) -> list[torch_dist.Work]:
     """Starts all sends and receives of a list and returns their Works, in the list's order (not collective).
 
     Every message needs its counterpart on the other rank, in whatever order: none waits for another.
@@ -292,7 +295,7 @@ def batch_isend_irecv(p2p_op_list: list[P2POp]) -> list[Work]:
     if any(op.group is not p2p_op_list[0].group for op in p2p_op_list):
         raise ValueError("batch_isend_irecv: all operations must use the same group")
     if any(groups.of(op.group, op.tensor) is None for op in p2p_op_list):
-        return torch_dist.batch_isend_irecv(p2p_op_list)  # type: ignore[arg-type,return-value]
+        return torch_dist.batch_isend_irecv(p2p_op_list)  # type: ignore[arg-type]
     works = []
     for op in p2p_op_list:
         start, peer = _FROM_TORCH[op.op]
