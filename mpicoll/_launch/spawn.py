@@ -42,13 +42,24 @@ RANK_CODE = "import sys; sys.path.append({where!r}); from mpicoll._launch.spawn_
 
 
 class RankRaised(ProcessRaisedException, MpicollError):
-    """A rank raised; the message holds its traceback. Attributes as in torch: error_index (the rank), error_pid, msg."""
+    """A rank of `spawn` raised; the message holds its traceback. The other ranks have been ended.
+
+    Attributes:
+        error_index: The rank.
+        error_pid: Its process id.
+        msg: The message.
+    """
 
 
 class RankExited(ProcessExitedException, MpicollError):
-    """A rank, or mpiexec, ended without an exception (sys.exit, a signal).
+    """A rank of `spawn`, or mpiexec, ended without an exception (sys.exit, a signal). The other ranks have been ended.
 
-    Attributes as in torch: error_index (the rank; -1: unknown), exit_code, signal_name, msg.
+    Attributes:
+        error_index: The rank; -1: unknown.
+        error_pid: Its process id.
+        exit_code: Its exit status.
+        signal_name: Name of the signal that ended it, or None.
+        msg: The message.
     """
 
 
@@ -61,7 +72,7 @@ class SpawnContext:
         self._folder = folder
 
     def pids(self) -> list[int]:
-        """The process ids of the ranks that have started, in rank order."""
+        """Returns the process ids of the ranks that have started, in rank order."""
         pids = [self._folder / f"pid-{rank}" for rank in range(self.nprocs)]
         return [int(file.read_text()) for file in pids if file.exists()]
 
@@ -151,6 +162,9 @@ def spawn(
 ) -> SpawnContext | None:
     """Runs ``fn(rank, *args)`` in ``nprocs`` MPI ranks on this host; a drop-in for torch.multiprocessing.spawn.
 
+    One ordinary process calls it (not collective). It waits for the ranks unless ``join=False``. Unlike in torch, the ranks find
+    each other by MPI: ``init_process_group()`` needs neither address nor rank.
+
     Args:
         fn: A function of a module, or of the script if the call is under ``if __name__ == "__main__":``. If cloudpickle is
             installed, also a function of a notebook, a lambda or an inner function.
@@ -161,12 +175,18 @@ def spawn(
         daemon: With join=False: end the ranks when this process ends. Otherwise the end of this process waits for them.
         start_method: Only "spawn"; mpiexec starts the ranks as new programs.
 
+    Returns:
+        None, or with ``join=False`` a SpawnContext, with ``join(timeout)``, ``pids()`` and ``stop()``.
+
     Raises:
         RankRaised: A rank raised (also a torch.multiprocessing.ProcessRaisedException).
         RankExited: A rank or mpiexec ended with a status other than 0.
         LaunchError: There is no MPI, or this process is a rank.
         TypeError: fn or args cannot be pickled, or need cloudpickle, and it is not installed.
         ValueError: nprocs or start_method.
+
+    Example:
+        >>> dist.spawn(print, args=("says hello",), nprocs=2)  # prints "0 says hello" and "1 says hello", in any order
     """
     _check(nprocs, start_method)
     # Only its owner may read the folder: it holds the key for connections of multiprocessing.

@@ -20,12 +20,17 @@ __all__ = ["DistAutogradContext", "backward", "context", "get_gradients", "is_av
 
 
 def is_available() -> bool:
-    """Returns True: it needs only mpicoll.rpc."""
+    """Returns True (not collective): it needs only mpicoll.rpc.
+
+    Example:
+        >>> dist_autograd.is_available()
+        True
+    """
     return True
 
 
 def get_gradients(context_id: int) -> dict[Tensor, Tensor]:
-    """Returns the gradients that this worker has in a context, by leaf.
+    """Returns the gradients that this worker has in a context, by leaf (not collective).
 
     Args:
         context_id: From `context`.
@@ -37,15 +42,18 @@ def get_gradients(context_id: int) -> dict[Tensor, Tensor]:
         RuntimeError: There is no such context.
 
     Example:
-        >>> gradients = dist_autograd.get_gradients(context_id)
-        >>> gradients[weight].shape == weight.shape
-        True
+        >>> weight = torch.ones(2, requires_grad=True)
+        >>> with dist_autograd.context() as context_id:
+        ...     loss = rpc.rpc_sync("worker1", torch.mul, (weight, 3.0)).sum()
+        ...     dist_autograd.backward(context_id, [loss])
+        ...     dist_autograd.get_gradients(context_id)[weight]
+        tensor([3., 3.])
     """
     return dict(_contexts.registry.find(context_id).gradients)
 
 
 class context:
-    """A context manager for one distributed forward and backward pass. Yields the id of the context.
+    """A context manager for one distributed forward and backward pass; gives the id of the context (not collective).
 
     Remote calls of this thread inside the block take part in autograd. When the block ends, every worker forgets the context and
     its gradients.
@@ -54,8 +62,9 @@ class context:
         RuntimeError: This thread is in a context already.
 
     Example:
+        >>> x = torch.ones(2, requires_grad=True)
         >>> with dist_autograd.context() as context_id:
-        ...     loss = rpc.rpc_sync("worker1", torch.add, (x, y)).sum()
+        ...     loss = rpc.rpc_sync("worker1", torch.add, (x, x)).sum()
         ...     dist_autograd.backward(context_id, [loss])
     """
 

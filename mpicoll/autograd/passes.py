@@ -56,6 +56,8 @@ class Pass:
 def backward(context_id: int, roots: Sequence[Tensor], retain_graph: bool = False) -> None:
     """Computes the gradients of the sum of the roots for every leaf on every worker, and adds them to the context there.
 
+    Returns when all workers have done their part. One worker calls it (not collective); the others take part in their threads.
+
     Args:
         context_id: From `context`.
         roots: Tensors of one element that depend on a tensor that requires grad.
@@ -67,9 +69,12 @@ def backward(context_id: int, roots: Sequence[Tensor], retain_graph: bool = Fals
         TypeError: The roots are not a list of tensors, or context_id is not an int.
 
     Example:
+        >>> x = torch.tensor([2.0], requires_grad=True)
         >>> with dist_autograd.context() as context_id:
-        ...     loss = rpc.rpc_sync("worker1", torch.add, (x, y)).sum()
-        ...     dist_autograd.backward(context_id, [loss])
+        ...     y = rpc.rpc_sync("worker1", torch.mul, (x, x))
+        ...     dist_autograd.backward(context_id, [y])
+        ...     dist_autograd.get_gradients(context_id)[x]
+        tensor([4.])
     """
     if not isinstance(context_id, int):
         raise TypeError(f"backward(): incompatible function arguments: context_id must be an int, got {context_id!r}")

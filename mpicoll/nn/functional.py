@@ -55,13 +55,19 @@ def broadcast(tensor: Tensor, src: int, group: ProcessGroup | None = None) -> Te
     Args:
         tensor: Of one shape and dtype on all ranks. On ranks other than ``src`` the values are not used and the gradient is 0.
         src: Global rank.
+        group: None means the default group.
+
+    Returns:
+        A new tensor. Its backward pass reduces the gradients to ``src``, in any group (torch's: in the default group only).
 
     Raises:
         ValueError: On every rank: shape, dtype or src differ, or src is not in the group.
 
     Example:
-        >>> y = broadcast(x, src=0)
-        >>> y.sum().backward()  # on rank 0, x.grad is the sum of all ranks' gradients of y
+        >>> x = torch.tensor([2.0], requires_grad=True)
+        >>> dist.nn.broadcast(x, src=0).sum().backward()  # on 2 ranks
+        >>> x.grad.item() == (2.0, 0.0)[dist.get_rank()]  # rank 0 gets the sum of all ranks' gradients
+        True
     """
     with Preflight("broadcast", group, [tensor]) as ranks:
         checks.movable("broadcast", tensor)
@@ -74,15 +80,22 @@ def gather(tensor: Tensor, dst: int = 0, group: ProcessGroup | None = None) -> t
     """Returns every rank's tensor on ``dst``, and zeros of the same shapes on the other ranks (collective).
 
     Args:
-        tensor: Of one dtype on all ranks; shapes may differ.
+        tensor: Of one dtype on all ranks; shapes may differ (torch: one shape).
         dst: Global rank.
+        group: None means the default group.
+
+    Returns:
+        One new tensor for each rank. On ranks other than ``dst`` the zeros must contribute to the loss, too: they lead back to
+        ``tensor``.
 
     Raises:
         ValueError: On every rank: dtype or dst differ, or dst is not in the group.
 
     Example:
-        >>> parts = gather(x, dst=0)
-        >>> loss = torch.cat(parts).sum()  # on every rank; the zeros lead back to x
+        >>> x = torch.ones(2, requires_grad=True)
+        >>> torch.cat(dist.nn.gather(x, dst=0)).sum().backward()
+        >>> x.grad
+        tensor([1., 1.])
     """
     with Preflight("gather", group, [tensor]) as ranks:
         checks.movable("gather", tensor)
@@ -99,12 +112,19 @@ def scatter(tensors: Sequence[Tensor] | None, src: int = 0, group: ProcessGroup 
         tensors: On ``src`` one tensor for each rank, of one dtype; shapes may differ. On other ranks None, or tensors of the
             same shapes and dtype, which get gradients of 0 (torch takes only that).
         src: Global rank.
+        group: None means the default group.
+
+    Returns:
+        A new tensor.
 
     Raises:
         ValueError: On every rank: the list is too short or too long, dtypes or src differ, or a list does not fit that of src.
 
     Example:
-        >>> x = scatter([a, b] if rank == 0 else None, src=0)
+        >>> rank = dist.get_rank()  # 0 or 1
+        >>> x = dist.nn.scatter([torch.zeros(1), torch.ones(1)] if rank == 0 else None, src=0)
+        >>> x.item() == rank
+        True
     """
     given = [] if tensors is None else tensors
     with Preflight("scatter", group, given) as ranks:
@@ -123,12 +143,20 @@ def all_gather(tensor: Tensor, group: ProcessGroup | None = None) -> tuple[Tenso
 
     Args:
         tensor: Of one dtype on all ranks. Shapes may differ; only then they are exchanged first, as objects.
+        group: None means the default group.
+
+    Returns:
+        One new tensor for each rank. The backward pass adds up what all ranks' losses have for ``tensor``.
 
     Raises:
         ValueError: On every rank: dtypes differ.
 
     Example:
-        >>> whole = torch.cat(all_gather(x))
+        >>> x = torch.ones(2, requires_grad=True)
+        >>> whole = torch.cat(dist.nn.all_gather(x))  # 4 elements on 2 ranks
+        >>> whole.sum().backward()
+        >>> x.grad  # both ranks have a loss
+        tensor([2., 2.])
     """
     with Preflight("all_gather", group, [tensor]) as ranks:
         checks.movable("all_gather", tensor)
@@ -143,9 +171,18 @@ def _all_gather_base(output_tensor: Tensor, input_tensor: Tensor, group: Process
     Args:
         output_tensor: Overwritten. Group size times the input's numel, concatenated (n*k, ...) or stacked (n, k, ...).
         input_tensor: Of one shape and dtype on all ranks.
+        group: None means the default group.
+
+    Returns:
+        ``output_tensor``, which now depends on ``input_tensor``.
 
     Raises:
         ValueError: On every rank: sizes or dtypes do not fit together.
+
+    Example:
+        >>> x = torch.ones(1, requires_grad=True)
+        >>> dist.nn._all_gather_base(torch.empty(2), x).tolist()  # on 2 ranks
+        [1.0, 1.0]
     """
     name = "_all_gather_base"
     with Preflight(name, group, [input_tensor]) as ranks:
@@ -169,12 +206,19 @@ def all_to_all(
     Args:
         output_tensor_list: Overwritten. One tensor for each rank, of the shape that this rank sends.
         input_tensor_list: One tensor for each rank. All tensors of all ranks have one dtype.
+        group: None means the default group.
+
+    Returns:
+        The tensors of ``output_tensor_list``, which now depend on the inputs.
 
     Raises:
         ValueError: On every rank: dtypes differ, or a rank sends more or less than the receiver expects.
 
     Example:
-        >>> columns = all_to_all([torch.empty(2) for _ in range(size)], list(rows))  # rows: (size, 2)
+        >>> rows = torch.arange(4.0).view(2, 2)  # on 2 ranks
+        >>> columns = dist.nn.all_to_all([torch.empty(2), torch.empty(2)], list(rows))
+        >>> torch.equal(columns[1], rows[dist.get_rank()])
+        True
     """
     name = "all_to_all"
     with Preflight(name, group, input_tensor_list if isinstance(input_tensor_list, (list, tuple)) else ()) as ranks:
@@ -201,15 +245,23 @@ def all_to_all_single(
 
     Args:
         output: Overwritten. Rows have as many elements as those of ``input``, and the same dtype.
+        input: Rows for rank 0, then those for rank 1, and so on.
         output_split_sizes: Numbers of rows from each rank, 0 allowed; None: equal shares.
         input_split_sizes: Numbers of rows to each rank, 0 allowed; None: equal shares.
+        group: None means the default group.
+
+    Returns:
+        ``output``, which now depends on ``input``.
 
     Raises:
         ValueError: On every rank: splits do not add up, dtypes or rows differ, or a rank sends more or fewer rows than the
             receiver expects.
 
     Example:
-        >>> y = all_to_all_single(torch.empty_like(x), x)  # x: (size * k, ...)
+        >>> x = torch.tensor([1.0, 2.0])
+        >>> y = dist.nn.all_to_all_single(torch.empty(2), x)  # on 2 ranks
+        >>> y.tolist() == [1.0 + dist.get_rank()] * 2
+        True
     """
     name = "all_to_all_single"
     with Preflight(name, group, [input]) as ranks:

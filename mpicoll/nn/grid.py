@@ -30,7 +30,7 @@ class Grid:
     """The ranks of a group in row-major order over ``shape`` (collective over these ranks only).
 
     A grid makes a group of its own, so that its messages never match receives of the program (from any source, for example).
-    `close` or destroy_process_group() frees it.
+    `close` or destroy_process_group() frees it. torch has no such class; a DeviceMesh has no borders and neighbours.
 
     Args:
         shape: Number of ranks along each axis; the product is the size of the group. Or a DeviceMesh with the shape and ranks.
@@ -48,8 +48,12 @@ class Grid:
         ValueError: On every rank: shape, dims or periodic do not fit, or differ between ranks.
 
     Example:
-        >>> grid = Grid((2, 2))  # 4 ranks
-        >>> part = grid.part(torch.arange(48.0).view(8, 6))  # (4, 3)
+        >>> grid = dist.nn.Grid((2, 1))  # 2 ranks
+        >>> grid.part(torch.arange(48.0).view(8, 6)).shape
+        torch.Size([4, 6])
+        >>> grid.neighbours == (((None, 1), (None, None)), ((0, None), (None, None)))[grid.place]
+        True
+        >>> grid.close()
     """
 
     def __init__(
@@ -105,6 +109,9 @@ class Grid:
     def rank_of(self, coordinates: Sequence[int]) -> int:
         """Returns the global rank at these coordinates, which wrap around along periodic axes.
 
+        Args:
+            coordinates: One index for each axis.
+
         Raises:
             ValueError: There is none.
         """
@@ -116,7 +123,15 @@ class Grid:
         return self.ranks[np.ravel_multi_index(coordinates, self.shape, mode="wrap")]
 
     def axis_of(self, dim: int, tensor: Tensor) -> int:
-        """Returns the axis that splits dimension ``dim`` of this tensor. Raises ValueError if none or two do."""
+        """Returns the axis that splits dimension ``dim`` of this tensor.
+
+        Args:
+            dim: A dimension of the tensor; negative ones count from the last.
+            tensor: Any tensor of the domain; only its number of dimensions matters.
+
+        Raises:
+            ValueError: No axis splits it, or two do.
+        """
         split = self._split(tensor)
         dim = _dimension("dim", dim, tensor.dim())
         if dim not in split:
@@ -127,6 +142,9 @@ class Grid:
         """Returns this rank's part of a tensor that covers the whole domain: a differentiable view, without communication.
 
         If an extent does not divide evenly, the first ranks along the axis have one more, as in torch.tensor_split.
+
+        Args:
+            tensor: The whole domain.
 
         Raises:
             ValueError: An extent is smaller than the number of ranks along its axis.
@@ -142,6 +160,9 @@ class Grid:
 
         Differentiable like all_gather: the gradient is that of the sum of all ranks' losses. If every rank computes the same loss
         of the whole domain, divide it by ``size``, or let only one rank count it.
+
+        Args:
+            tensor: This rank's part.
 
         Raises:
             ValueError: On every rank: the parts have different numbers of dimensions, or do not fit together.
@@ -168,7 +189,11 @@ class Grid:
         return self.rank_of(coordinates)
 
     def line(self, axis: int) -> tuple[int, int]:
-        """Returns the places of this rank and of the next one along an axis; after the last rank comes the first."""
+        """Returns the places of this rank and of the next one along an axis; after the last rank comes the first.
+
+        Args:
+            axis: Number of the axis.
+        """
         coordinates = list(self.coordinates)
         coordinates[axis] = (coordinates[axis] + 1) % self.shape[axis]
         return self.place, self.ranks.index(self.rank_of(coordinates))

@@ -66,8 +66,11 @@ def halo_exchange(tensor: Tensor, grid: Grid | DeviceMesh, dim: int, width: int 
             dtype differ; a part is smaller than the halo that a neighbour takes from it.
 
     Example:
-        >>> grid = Grid((size,), dims=(-1,))
-        >>> y = torch.nn.functional.conv1d(halo_exchange(x, grid, -1, 1), weight)  # weight: (out, in, 3)
+        >>> grid = dist.nn.Grid((2,))  # 2 ranks
+        >>> part = grid.part(torch.arange(1.0, 7.0))  # 1 2 3 on rank 0, 4 5 6 on rank 1
+        >>> dist.nn.halo_exchange(part, grid, dim=-1, width=1).tolist() == [[0, 1, 2, 3, 4], [3, 4, 5, 6, 0]][grid.place]
+        True
+        >>> grid.close()
     """
     if isinstance(grid, DeviceMesh):
         grid = _grid_of(grid)

@@ -37,58 +37,83 @@ _DTYPES = {zlib.crc32(str(value).encode()): value for value in vars(torch).value
 
 
 def send(tensor: Tensor, dst: int, group: ProcessGroup | None = None, tag: int = 0) -> Tensor:
-    """Sends a copy of the tensor and returns at once, with the token of this message: a float zero without dimensions.
+    """Sends a copy of the tensor and returns at once, with the token of this message (not collective; ``dst`` must call `recv`).
 
     If the tensor requires grad, the receiver must use it in a loss and call ``backward``: the backward pass of the token waits
-    for that gradient.
+    for that gradient. torch.distributed.nn has no messages.
 
     Args:
         tensor: Any shape, strides and dtype.
         dst: Global rank, this one included. It must receive with `recv` of this module.
+        group: None means the default group.
+        tag: Only a `recv` with the same tag gets the message.
+
+    Returns:
+        The token: a float zero without dimensions, to be added to this rank's loss.
 
     Raises:
         ValueError: This rank is not in the group.
 
     Example:
-        >>> (loss + send(y, dst=1)).backward()
+        >>> x = torch.tensor([3.0], requires_grad=True)
+        >>> if dist.get_rank() == 0:
+        ...     (dist.nn.send(x * x, dst=1)).backward()  # waits for the gradient from rank 1
+        ...     assert x.grad.item() == 6.0
+        ... else:
+        ...     dist.nn.recv(src=0).sum().backward()
     """
     checks.movable("send", tensor)
     return _send(_Peer(group, dst, tag), 0, any_requires_grad([tensor]), tensor)
 
 
 def recv(src: int, group: ProcessGroup | None = None, tag: int = 0, token: Tensor | None = None) -> Tensor:
-    """Returns the next tensor that ``src`` has sent with `send`, with its dtype and shape, on the CPU.
+    """Returns the next tensor that ``src`` has sent with `send`, with its dtype and shape, on the CPU (not collective).
 
     It requires grad if the sent tensor does. Without a token it depends on nothing on this rank: its gradient travels in
     ``loss.backward()``, but not in ``torch.autograd.grad(loss, x)``, and create_graph is an error.
 
     Args:
         src: Global rank, this one included.
+        group: None means the default group.
+        tag: That of the message.
         token: Of a `send`. The result depends on it.
+
+    Returns:
+        A new tensor.
 
     Raises:
         ValueError: This rank is not in the group, or the message does not come from `send`.
 
     Example:
-        >>> y = recv(src=0)
-        >>> g(y).sum().backward()  # rank 0 gets the gradient
+        >>> if dist.get_rank() == 0:
+        ...     token = dist.nn.send(torch.arange(3), dst=1)
+        ... else:
+        ...     assert dist.nn.recv(src=0).tolist() == [0, 1, 2]
     """
     return _receive(_Peer(group, src, tag), 0, [] if token is None else [token])
 
 
 def sendrecv(tensor: Tensor, dst: int, src: int, group: ProcessGroup | None = None, tag: int = 0) -> Tensor:
-    """Sends to ``dst``, receives from ``src``, and returns the received tensor, which depends on ``tensor``.
+    """Sends to ``dst``, receives from ``src``, and returns the received tensor, which depends on ``tensor`` (not collective).
 
     Args:
         tensor: Any shape, strides and dtype.
-        dst: Global rank.
-        src: Global rank.
+        dst: Global rank. It must receive from this one.
+        src: Global rank. It must send to this one.
+        group: None means the default group.
+        tag: That of both messages.
+
+    Returns:
+        A new tensor, on the CPU.
 
     Raises:
         ValueError: As for `send` and `recv`.
 
     Example:
-        >>> y = sendrecv(x, dst=(rank + 1) % size, src=(rank - 1) % size)  # a ring
+        >>> rank, size = dist.get_rank(), dist.get_world_size()
+        >>> y = dist.nn.sendrecv(torch.tensor([rank]), dst=(rank + 1) % size, src=(rank - 1) % size)  # a ring
+        >>> y.item() == (rank - 1) % size
+        True
     """
     return recv(src, group, tag, send(tensor, dst, group, tag))
 

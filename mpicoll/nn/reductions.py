@@ -26,13 +26,20 @@ def reduce(tensor: Tensor, dst: int, op: Op = SUM, group: ProcessGroup | None = 
         tensor: Of one shape and dtype on all ranks.
         dst: Global rank.
         op: SUM, AVG, PRODUCT, MIN, MAX; for integers and bool also the bitwise ones.
+        group: None means the default group.
+
+    Returns:
+        A new tensor. On ranks other than ``dst`` it must contribute to the loss, too: it leads back to ``tensor``.
 
     Raises:
         ValueError: On every rank: shape, dtype, op or dst differ, or dst is not in the group.
         UnsupportedReduction: PREMUL_SUM, or dtype and op have no right answer together.
 
     Example:
-        >>> total = reduce(x, dst=0, op=dist.ReduceOp.MAX)
+        >>> rank = dist.get_rank()  # 0 or 1
+        >>> total = dist.nn.reduce(torch.tensor([1.0 + rank]), dst=0, op=dist.ReduceOp.MAX)
+        >>> total.item() == (2.0, 0.0)[rank]
+        True
     """
     with Preflight("reduce", group, [tensor]) as ranks:
         name = checked_name("reduce", tensor, op)
@@ -49,13 +56,20 @@ def reduce_scatter(output: Tensor, input_list: Sequence[Tensor], op: Op = SUM, g
         output: Overwritten. Of the shape and dtype of ``input_list[rank]``.
         input_list: One tensor for each rank, of one dtype. Shapes may differ within the list, but not between ranks.
         op: As for `reduce`.
+        group: None means the default group.
+
+    Returns:
+        ``output``, which now depends on the inputs.
 
     Raises:
         ValueError: On every rank: the list, output or op do not fit together.
         UnsupportedReduction: As for `reduce`.
 
     Example:
-        >>> part = reduce_scatter(torch.empty(4), list(x.chunk(size)))  # x has 4 * size elements
+        >>> x = torch.arange(4.0)
+        >>> part = dist.nn.reduce_scatter(torch.empty(2), list(x.chunk(2)))  # on 2 ranks
+        >>> torch.equal(part, 2 * x.chunk(2)[dist.get_rank()])
+        True
     """
     with Preflight("reduce_scatter", group, input_list if isinstance(input_list, (list, tuple)) else ()) as ranks:
         inputs = checks.tensors("reduce_scatter", "input_list", input_list, ranks.size)
@@ -84,20 +98,27 @@ def reduce_scatter(output: Tensor, input_list: Sequence[Tensor], op: Op = SUM, g
 def all_reduce(tensor: Tensor, op: Op = SUM, group: ProcessGroup | None = None) -> Tensor:
     """Returns the reduction of all ranks' tensors, in a new tensor on every rank (collective).
 
-    For PRODUCT, MIN and MAX each rank reduces its share of the elements.
+    For PRODUCT, MIN and MAX each rank reduces its share of the elements; torch's gradients of these are wrong.
 
     Args:
         tensor: Of one shape and dtype on all ranks.
         op: SUM, AVG, PRODUCT, MIN, MAX; for integers and bool also the bitwise ones. Ranks that share the minimum or maximum
             share its gradient equally, as in torch.amax.
+        group: None means the default group.
+
+    Returns:
+        A new tensor.
 
     Raises:
         ValueError: On every rank: shape, dtype or op differ.
         UnsupportedReduction: A TypeError and ValueError: PREMUL_SUM, or dtype and op have no right answer together.
 
     Example:
-        >>> y = all_reduce(x)
-        >>> y.sum().backward()  # x.grad is the number of ranks
+        >>> x = torch.tensor([3.0], requires_grad=True)
+        >>> y = dist.nn.all_reduce(x)
+        >>> y.sum().backward()
+        >>> x.grad.item() == dist.get_world_size()  # every rank has a loss, and they are added up
+        True
     """
     with Preflight("all_reduce", group, [tensor]) as ranks:
         name = checked_name("all_reduce", tensor, op)

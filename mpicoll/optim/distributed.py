@@ -28,7 +28,7 @@ class _Local:
 
 
 class DistributedOptimizer:
-    """Optimizes parameters on any workers, with the gradients of a distributed autograd context.
+    """Optimizes parameters on any workers, with the gradients of a distributed autograd context (not collective).
 
     Args:
         optimizer_class: Any torch optimizer. One is made on each worker that owns some of the parameters.
@@ -41,10 +41,13 @@ class DistributedOptimizer:
         Exception: What the constructor of an optimizer raised, with its type.
 
     Example:
-        >>> optimizer = DistributedOptimizer(torch.optim.SGD, model.remote_parameters(), lr=0.05)
+        >>> weight = torch.ones(2, requires_grad=True)
+        >>> optimizer = dist.optim.DistributedOptimizer(torch.optim.SGD, [rpc.RRef(weight)], lr=0.5)
         >>> with dist_autograd.context() as context_id:
-        ...     dist_autograd.backward(context_id, [loss(model(x))])
+        ...     dist_autograd.backward(context_id, [rpc.rpc_sync("worker1", torch.mul, (weight, 2.0)).sum()])
         ...     optimizer.step(context_id)
+        >>> weight.tolist()
+        [0.0, 0.0]
     """
 
     def __init__(self, optimizer_class: Any, params_rref: Sequence[RRef[Tensor]], *args: Any, **kwargs: Any) -> None:

@@ -79,7 +79,12 @@ LEFT_OUT = {
 
 
 def is_available() -> bool:
-    """True: MPI is all that it needs."""
+    """Returns True (not collective): MPI is all that it needs. It starts nothing.
+
+    Example:
+        >>> rpc.is_available()
+        True
+    """
     return True
 
 

@@ -18,6 +18,7 @@ from mpicoll._mpi import abort, runtime, time_limit
 from mpicoll.autograd import contexts
 from mpicoll.errors import WorkerLeft
 from mpicoll.rpc import current_agent, futures, gathering, rref
+from mpicoll.rpc.agent_facade import CurrentAgent
 from mpicoll.rpc.constants import DEFAULT_RPC_TIMEOUT_SEC, DEFAULT_SHUTDOWN_TIMEOUT, UNSET_RPC_TIMEOUT
 from mpicoll.rpc.drain import drain
 from mpicoll.rpc.options import MPIRpcBackendOptions, RpcBackendOptions, TensorPipeRpcBackendOptions, timeout_seconds
@@ -34,7 +35,12 @@ To = str | int | WorkerInfo
 
 
 class BackendType(Enum):
-    """What carries the calls. TENSORPIPE is taken for MPI, so that programs that name it run."""
+    """What carries the calls, for `init_rpc` (not collective). TENSORPIPE is taken for MPI, so that programs that name it run.
+
+    Example:
+        >>> rpc.BackendType.MPI.name
+        'MPI'
+    """
 
     MPI = "MPI"
     TENSORPIPE = "TENSORPIPE"
@@ -53,13 +59,14 @@ def init_rpc(
 ) -> None:
     """Makes this process a worker of this name; returns when every rank has called it (collective over MPI's ranks).
 
-    Works with and without init_process_group. Calls run any function of any module on any worker: workers trust each other.
+    Works with and without init_process_group. Unlike torch's, it needs neither rank, world_size nor MASTER_ADDR. Calls run any
+    function of any module on any worker: workers trust each other.
 
     Args:
         name: Unique among the workers; letters, digits, '_', ':' and '-'.
         backend: BackendType.MPI, .TENSORPIPE (the same) or None.
         rank: MPI knows; checked if given.
-        world_size: Likewise. 1 makes a world of this rank alone, in a job of any size.
+        world_size: MPI knows; checked if given. 1 makes a world of this rank alone, in a job of any size.
         rpc_backend_options: Their ``rpc_timeout`` is also the limit of this call; without options it is MPICOLL_TIMEOUT, or 60 s.
 
     Raises:
@@ -68,6 +75,12 @@ def init_rpc(
         ValueError: rank or world_size contradict MPI.
         TypeError: Options of another kind.
         CommunicationError: MPI has no communicator left.
+
+    Example:
+        >>> rpc.init_rpc(f"worker{dist.get_rank()}")
+        >>> rpc.get_worker_info("worker1").id
+        1
+        >>> rpc.shutdown()
     """
     if current_agent.find() is not None:
         raise RuntimeError("RPC is already initialized")
@@ -136,16 +149,19 @@ def _mine(options: Any, backend: Any) -> MPIRpcBackendOptions:
 
 
 def shutdown(graceful: bool = True, timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -> None:
-    """Ends RPC here.
+    """Ends RPC on this worker (collective if ``graceful``).
 
     Args:
-        graceful: Wait until every worker has called shutdown and all calls, those that they cause included, have ended everywhere
-            (collective). False: leave now; calls to this worker fail.
-        timeout: Seconds, for ``graceful``; 0: no limit.
+        graceful: Wait until every worker has called this, and all calls, with the calls that they cause, have ended everywhere.
+            False: leave now; calls to this worker fail.
+        timeout: Limit in seconds if ``graceful``; 0: no limit.
 
     Raises:
-        RuntimeError: RPC is not initialised; or the time is up, and the message names the workers that have not come. RPC has
-            ended here then, too.
+        RuntimeError: RPC is not initialised. Or the time is up: the message names the missing workers, and RPC has ended here.
+
+    Example:
+        >>> rpc.init_rpc(f"worker{dist.get_rank()}")
+        >>> rpc.shutdown()
     """
     agent = current_agent.get()
     if not graceful:
@@ -198,19 +214,34 @@ def _at_exit() -> None:
 
 
 def get_worker_info(worker_name: str | int | None = None) -> WorkerInfo:
-    """Returns the worker of this name.
+    """Returns the worker of a name, or this worker (not collective).
 
     Args:
         worker_name: Name or rank; None: this worker.
 
+    Returns:
+        Its WorkerInfo, with ``name`` and ``id`` (the rank).
+
     Raises:
-        RuntimeError: RPC is not initialised, or there is no such worker.
+        RuntimeError: There is no such worker, or RPC is not initialised.
+
+    Example:
+        >>> rpc.get_worker_info("worker1")
+        WorkerInfo(id=1, name=worker1)
     """
     return CurrentAgent(current_agent.get()).get_worker_info(worker_name)
 
 
 def get_rpc_timeout() -> float:
-    """Returns the seconds that a call may take if it names no timeout; 0: no limit."""
+    """Returns the seconds that a call may take if it names no timeout; 0: no limit (not collective).
+
+    Raises:
+        RuntimeError: RPC is not initialised.
+
+    Example:
+        >>> rpc.get_rpc_timeout()
+        60.0
+    """
     return current_agent.get().timeout_s
 
 
@@ -219,22 +250,27 @@ def _set_rpc_timeout(timeout: float) -> None:
 
 
 def rpc_sync(to: To, func: Callable[..., Any], args: Any = None, kwargs: Any = None, timeout: float = UNSET_RPC_TIMEOUT) -> Any:
-    """Calls ``func`` on a worker and returns its answer.
+    """Calls ``func`` on a worker and returns its answer, for which it waits (not collective).
 
     Args:
-        to: Name, rank or WorkerInfo.
-        func: Anything that can be pickled and called.
+        to: Name, rank or WorkerInfo; this worker, too.
+        func: Any callable that can be pickled: a function of a module, or of the script if the worker runs the same.
         args: Positional arguments, picklable. Tensors may have any dtype and strides.
-        kwargs: Keyword arguments.
-        timeout: Seconds; 0: no limit; -1: that of `init_rpc` (60).
+        kwargs: Keyword arguments, picklable.
+        timeout: Seconds; 0: no limit; -1: that of `get_rpc_timeout`.
+
+    Returns:
+        What ``func`` returns.
 
     Raises:
-        RuntimeError: No answer in time, or no such worker.
+        Exception: What ``func`` raised, with its type, and the traceback from there.
+        RuntimeError: No answer in time; the message names the function, the worker and the state of its process. Or there is no
+            such worker.
         WorkerLeft: The worker has ended.
-        Exception: What ``func`` raised, of its type, with the traceback from there.
+        TypeError: ``func`` is not callable, or something does not pickle.
 
     Example:
-        >>> rpc.rpc_sync("worker1", torch.add, (torch.ones(2), 1))  # doctest: +SKIP
+        >>> rpc.rpc_sync("worker1", torch.add, args=(torch.ones(2), 1))
         tensor([2., 2.])
     """
     return _call(to, func, args, kwargs, timeout).wait()
@@ -243,22 +279,26 @@ def rpc_sync(to: To, func: Callable[..., Any], args: Any = None, kwargs: Any = N
 def rpc_async(
     to: To, func: Callable[..., Any], args: Any = None, kwargs: Any = None, timeout: float = UNSET_RPC_TIMEOUT
 ) -> Future[Any]:
-    """Calls ``func`` on a worker and returns a future of the answer at once.
+    """Calls ``func`` on a worker and returns a future of its answer at once (not collective).
 
     Args:
-        to: As for `rpc_sync`.
+        to: Name, rank or WorkerInfo; this worker, too.
         func: As for `rpc_sync`.
-        args: As for `rpc_sync`.
+        args: As for `rpc_sync`. Do not change tensors before the answer is here.
         kwargs: As for `rpc_sync`.
-        timeout: As for `rpc_sync`.
+        timeout: Seconds; 0: no limit; -1: that of `get_rpc_timeout`.
 
     Returns:
-        A torch.futures.Future. Its ``wait()`` returns the answer, or raises what `rpc_sync` raises.
+        A torch.futures.Future. Its ``wait()`` returns the answer, or raises as `rpc_sync` does (WorkerLeft, too).
+
+    Raises:
+        RuntimeError: There is no such worker.
+        TypeError: ``func`` is not callable, or something does not pickle.
 
     Example:
-        >>> futures = [rpc.rpc_async(name, torch.ones, (2,)) for name in ("worker0", "worker1")]  # doctest: +SKIP
-        >>> sum(torch.futures.wait_all(futures))  # doctest: +SKIP
-        tensor([2., 2.])
+        >>> futures = [rpc.rpc_async("worker1", torch.add, args=(torch.ones(1), number)) for number in range(3)]
+        >>> torch.futures.wait_all(futures)
+        [tensor([1.]), tensor([2.]), tensor([3.])]
     """
     try:
         future = _call(to, func, args, kwargs, timeout)
@@ -272,22 +312,27 @@ def rpc_async(
 def remote(
     to: To, func: Callable[..., Any], args: Any = None, kwargs: Any = None, timeout: float = UNSET_RPC_TIMEOUT
 ) -> RRef[Any]:
-    """Calls ``func`` on a worker, which keeps the answer; returns a reference to it at once.
+    """Calls ``func`` on a worker, where the answer stays, and returns an RRef to it at once (not collective).
 
     Args:
-        to: As for `rpc_sync`.
-        func: As for `rpc_sync`.
+        to: Name, rank or WorkerInfo; this worker, too.
+        func: As for `rpc_sync`; often a class.
         args: As for `rpc_sync`.
         kwargs: As for `rpc_sync`.
-        timeout: As for `rpc_sync`.
+        timeout: Seconds; 0: no limit; -1: that of `get_rpc_timeout`.
 
     Returns:
-        An `RRef`. Its ``to_here()`` returns a copy of the answer, or raises what `rpc_sync` raises.
+        An RRef. Its ``to_here()`` raises what ``func`` raised.
+
+    Raises:
+        RuntimeError: There is no such worker.
+        TypeError: ``func`` is not callable, or something does not pickle.
+        WorkerLeft: The worker has ended.
 
     Example:
-        >>> rref = rpc.remote("worker1", torch.ones, (2,))  # doctest: +SKIP
-        >>> rref.to_here()  # doctest: +SKIP
-        tensor([1., 1.])
+        >>> rref = rpc.remote("worker1", torch.full, args=((2,), 3.0))
+        >>> rref.owner_name(), rref.to_here().tolist()
+        ('worker1', [3.0, 3.0])
     """
     worker = _checked(to, func)
     return rref.create(worker, func, args or (), kwargs or {}, timeout)
@@ -317,40 +362,6 @@ def _wait_all() -> Iterator[None]:
 
 
 # -- what libraries ask ------------------------------------------------------------------------------------------------
-
-
-class CurrentAgent:
-    """The read-only part of torch's RpcAgent, which libraries ask."""
-
-    is_static_group = True  # all workers take part from init_rpc to shutdown
-
-    def __init__(self, agent: Agent) -> None:
-        self._agent = agent
-
-    def get_worker_info(self, worker: str | int | None = None) -> WorkerInfo:
-        """Returns the worker of this name or rank; None: this one. Raises RuntimeError if there is none."""
-        return self._agent.me if worker is None else self._agent.workers.find(worker)
-
-    def get_worker_infos(self) -> list[WorkerInfo]:
-        return list(self._agent.workers.all)
-
-    def get_metrics(self) -> dict[str, str]:
-        """Returns the numbers of pending and running calls, and of threads."""
-        agent = self._agent
-        return {
-            "agent.client_active_calls": str(agent.counts()[2]),
-            "agent.server_active_calls": str(agent.handler.running),
-            "agent.thread_pool_size": str(agent.pool.threads),
-            "agent.num_idle_threads": str(agent.pool.idle()),
-        }
-
-    get_debug_info = get_metrics
-
-    def _get_device_map(self, worker: WorkerInfo) -> dict[torch.device, torch.device]:
-        return self._agent.options.device_maps.get(worker.name, {})
-
-    def _get_backend_options(self) -> MPIRpcBackendOptions:
-        return self._agent.options
 
 
 def _is_current_rpc_agent_set() -> bool:

@@ -13,7 +13,7 @@ def async_execution(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Marks a function that returns a torch.futures.Future: the caller gets the value of that future once it has completed.
 
     The thread that runs the function is free while the future is pending. Below ``@staticmethod`` or ``@classmethod``, this
-    must be the inner decorator.
+    must be the inner decorator. Decorating sends nothing (not collective).
 
     Args:
         fn: Returns a torch.futures.Future. Otherwise the call fails with a RuntimeError.
@@ -25,7 +25,8 @@ def async_execution(fn: Callable[..., Any]) -> Callable[..., Any]:
         >>> @rpc.functions.async_execution
         ... def add_there(to, x, y):
         ...     return rpc.rpc_async(to, torch.add, (x, y))
-        >>> rpc.rpc_sync("worker1", add_there, ("worker2", x, y))  # doctest: +SKIP
+        >>> rpc.rpc_sync("worker1", add_there, ("worker0", torch.ones(2), 1))
+        tensor([2., 2.])
     """
 
     @functools.wraps(fn)

@@ -20,11 +20,19 @@ def _device(device: Device) -> torch.device:
 
 
 class RpcBackendOptions:
-    """What every backend's options have.
+    """Options that every backend has (not collective).
 
     Args:
         rpc_timeout: Seconds until a call fails; 0: never.
-        init_method: Not used, since MPI knows where the workers are.
+        init_method: Accepted and ignored: MPI knows where the workers are.
+
+    Raises:
+        TypeError: ``rpc_timeout`` is a timedelta.
+        ValueError: ``rpc_timeout`` is negative.
+
+    Example:
+        >>> rpc.RpcBackendOptions(rpc_timeout=5).rpc_timeout
+        5.0
     """
 
     def __init__(self, rpc_timeout: float = DEFAULT_RPC_TIMEOUT_SEC, init_method: str = DEFAULT_INIT_METHOD) -> None:
@@ -37,15 +45,24 @@ class RpcBackendOptions:
 
 
 class MPIRpcBackendOptions(RpcBackendOptions):
-    """Options of RPC over MPI.
+    """Options of RPC over MPI, for `init_rpc` (not collective).
 
     Args:
-        num_worker_threads: Idle threads that are kept for calls. More are made when they are needed.
+        num_worker_threads: Idle threads that are kept for calls; beyond that, as many are made as are needed.
         rpc_timeout: Seconds until a call fails; 0: never.
-        init_method: Not used, since MPI knows where the workers are.
-        device_maps: For each worker that CUDA tensors go to, which device of this worker becomes which device there. Answers
-            go by the same map the other way round.
-        devices: Accepted because torch has it, and not used.
+        init_method: Accepted and ignored: MPI knows where the workers are.
+        device_maps: For each worker that CUDA tensors go to: which device of this worker becomes which device there. Answers go
+            by the same map in reverse.
+        devices: Accepted and ignored.
+        unused: TensorPipe's private options, accepted and ignored.
+
+    Raises:
+        TypeError: There is no such option.
+        ValueError: ``num_worker_threads`` is below 1, ``rpc_timeout`` is negative, or two devices would become one.
+
+    Example:
+        >>> rpc.MPIRpcBackendOptions(num_worker_threads=8, rpc_timeout=30).num_worker_threads
+        8
     """
 
     def __init__(
@@ -71,7 +88,11 @@ class MPIRpcBackendOptions(RpcBackendOptions):
         self.set_devices(devices or ())
 
     def set_device_map(self, to: str, device_map: Mapping[Device, Device]) -> None:
-        """Adds to the map for a worker.
+        """Adds to the device map for a worker.
+
+        Args:
+            to: Name of the worker.
+            device_map: Devices of this worker, and what each becomes there.
 
         Raises:
             ValueError: Two devices would become one.
@@ -82,12 +103,31 @@ class MPIRpcBackendOptions(RpcBackendOptions):
             raise ValueError(f"`device_map` only supports 1-to-1 mapping, got {known} for worker {to!r}")
 
     def set_devices(self, devices: Sequence[Device]) -> None:
-        """Accepted because torch has it; calls do not need it."""
+        """Keeps the list in ``devices``, which mpicoll does not use.
+
+        Args:
+            devices: Any devices.
+        """
         self.devices = [_device(device) for device in devices]
 
 
 class TensorPipeRpcBackendOptions(MPIRpcBackendOptions):
-    """`MPIRpcBackendOptions`, for programs that name it. TensorPipe is not used."""
+    """Options of `init_rpc` for programs that name TensorPipe, which has no part in it: those of `MPIRpcBackendOptions`.
+
+    Making them sends nothing (not collective).
+
+    Args:
+        num_worker_threads: As for `MPIRpcBackendOptions`.
+        rpc_timeout: As for `MPIRpcBackendOptions`.
+        init_method: As for `MPIRpcBackendOptions`.
+        device_maps: As for `MPIRpcBackendOptions`.
+        devices: As for `MPIRpcBackendOptions`.
+        unused: As for `MPIRpcBackendOptions`.
+
+    Example:
+        >>> rpc.TensorPipeRpcBackendOptions(rpc_timeout=30).rpc_timeout
+        30.0
+    """
 
 
 def timeout_seconds(timeout: float) -> float | None:

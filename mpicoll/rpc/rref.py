@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 class RRef(Generic[T]):
-    """A reference to an object on its owner, which is this worker or another one.
+    """A reference to an object on its owner, which is this worker or another one (not collective).
 
     RRefs travel in the arguments and results of remote calls, and nowhere else. `mpicoll.rpc.remote` makes one to an object on
     another worker.
@@ -45,9 +45,11 @@ class RRef(Generic[T]):
         RuntimeError: RPC has not been initialised.
 
     Example:
-        >>> rref = rpc.remote("worker1", torch.ones, (2,))  # doctest: +SKIP
-        >>> rref.to_here()  # doctest: +SKIP
+        >>> rref = rpc.remote("worker1", torch.ones, ((2,),))
+        >>> rref.to_here()
         tensor([1., 1.])
+        >>> rref.rpc_sync().sum().item()  # calls the method on worker1
+        2.0
     """
 
     _entry: Entry | None  # on the owner
@@ -205,15 +207,27 @@ class RRef(Generic[T]):
     # -- its methods ---------------------------------------------------------------------------------------------------
 
     def rpc_sync(self, timeout: float = UNSET_RPC_TIMEOUT) -> Any:
-        """``rref.rpc_sync().method(...)`` calls a method of the object on its owner and returns the answer."""
+        """Returns a proxy: ``rref.rpc_sync().method(...)`` calls a method of the object on its owner and returns the answer.
+
+        Args:
+            timeout: Of the call, in seconds; 0: no limit; -1: the agent's.
+        """
         return Proxy(self, timeout, "rpc_sync")
 
     def rpc_async(self, timeout: float = UNSET_RPC_TIMEOUT) -> Any:
-        """``rref.rpc_async().method(...)`` calls a method of the object on its owner and returns a future of the answer."""
+        """Returns a proxy: ``rref.rpc_async().method(...)`` calls a method of the object on its owner and returns a future.
+
+        Args:
+            timeout: Of the call, in seconds; 0: no limit; -1: the agent's.
+        """
         return Proxy(self, timeout, "rpc_async")
 
     def remote(self, timeout: float = UNSET_RPC_TIMEOUT) -> Any:
-        """``rref.remote().method(...)`` calls a method on the owner, which keeps the answer. Returns an RRef to it."""
+        """Returns a proxy: ``rref.remote().method(...)`` calls a method on the owner, which keeps the answer; it returns an RRef.
+
+        Args:
+            timeout: Of the call, in seconds; 0: no limit; -1: the agent's.
+        """
         return Proxy(self, timeout, "remote")
 
     # -- passing it on -------------------------------------------------------------------------------------------------

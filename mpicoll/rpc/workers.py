@@ -24,7 +24,19 @@ NEWLINE = re.compile(r"(?<!\\)\\n")  # as repr writes it
 
 @dataclass(frozen=True)
 class WorkerInfo:
-    """A worker's name, and its id: its rank."""
+    """A worker's name, and its id: its rank. `mpicoll.rpc.get_worker_info` returns the real ones (not collective).
+
+    Args:
+        name: Letters, digits, '_', ':' and '-'.
+        id: The rank.
+
+    Raises:
+        RuntimeError: The name is none.
+
+    Example:
+        >>> rpc.WorkerInfo("worker1", 1) == rpc.get_worker_info("worker1")
+        True
+    """
 
     name: str
     id: int

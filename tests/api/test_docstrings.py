@@ -1,34 +1,82 @@
-"""The examples in the docstrings of our public functions, run on two ranks."""
+"""The examples in public docstrings, run on two ranks. tests/project/test_docstrings.py says which there must be."""
 
 from __future__ import annotations
 
 import doctest
-import inspect
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
 
 import mpicoll
-from tests.support import agree
+from mpicoll import autograd, rpc
+from tests.support import agree, everyone
+from tests.support.public import documented
 
-FUNCTIONS = sorted(name for name, home in mpicoll.OURS.items() if home.startswith("mpicoll._api") and name != "P2POp")
+EXAMPLES = {name: value for name, value in documented().items() if ">>>" in (value.__doc__ or "")}
+ONE_PROCESS = ["dist.spawn"]  # which no rank may call
+MAKE_THEIR_WORKERS = ("rpc.init_rpc", "rpc.shutdown")
+NEED_WORKERS = [
+    name
+    for name in EXAMPLES
+    if name.startswith(("rpc.", "autograd.", "optim.", "nn.RemoteModule")) and name not in MAKE_THEIR_WORKERS
+]
+GLOBALS = {"dist": mpicoll, "torch": torch, "rpc": rpc, "dist_autograd": autograd}
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_a_docstring_is_google_style(name: str) -> None:
-    function = getattr(mpicoll, name)
-    text = inspect.getdoc(function) or ""
-    assert text.splitlines()[0].endswith(".") or text.splitlines()[0].endswith(":"), text.splitlines()[0]
-    for parameter, value in inspect.signature(function).parameters.items():
-        if value.kind in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY):
-            assert f"\n    {parameter}" in text or f", {parameter}: " in text or f"{parameter}, " in text, parameter
+@pytest.fixture
+def module() -> Iterator[ModuleType]:
+    """Where the examples run: a module, so that functions that they define can be called by RPC."""
+    made = ModuleType("examples_of_docstrings")
+    sys.modules[made.__name__] = made
+    vars(made).update(GLOBALS)
+    yield made
+    del sys.modules[made.__name__]
+
+
+def failures(name: str, module: ModuleType) -> str:
+    """What the examples of one docstring print that differs from what stands there."""
+    tests = doctest.DocTestFinder(recurse=False).find(EXAMPLES[name], name, globs=vars(module))
+    output: list[str] = []
+    for test in tests:
+        doctest.DocTestRunner(verbose=False).run(test, out=output.append, clear_globs=False)
+    assert tests
+    return "".join(output)
 
 
 @pytest.mark.usefixtures("world")
 @pytest.mark.ranks(2)
-@pytest.mark.parametrize("name", [name for name in FUNCTIONS if ">>>" in (getattr(mpicoll, name).__doc__ or "")])
-def test_an_example_runs(name: str) -> None:
-    tests = doctest.DocTestFinder(recurse=False).find(getattr(mpicoll, name), name, globs={"dist": mpicoll, "torch": torch})
-    output: list[str] = []
-    failed = sum(doctest.DocTestRunner(verbose=False).run(test, out=output.append).failed for test in tests)
-    agree(len(tests) == 1 and not failed, "".join(output))
+@pytest.mark.parametrize("name", [name for name in EXAMPLES if name not in [*ONE_PROCESS, *NEED_WORKERS]])
+def test_an_example(name: str, module: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    output = failures(name, module)
+    agree(not output, output)
+
+
+@pytest.fixture
+def workers(world: Any, module: ModuleType) -> Iterator[ModuleType]:
+    """RPC on both ranks, under the names that the examples use."""
+    everyone(None)  # a function of an example is in the module of both
+    rpc.init_rpc(f"worker{mpicoll.get_rank()}")
+    yield module
+    everyone(None)
+    rpc.shutdown()
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("name", NEED_WORKERS)
+def test_an_example_with_workers(name: str, workers: ModuleType) -> None:
+    output = failures(name, workers)
+    agree(not output, output)
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize("name", ONE_PROCESS)
+def test_an_example_of_one_process(name: str, module: ModuleType, capfd: pytest.CaptureFixture[str]) -> None:
+    output = failures(name, module)
+    assert not output, output
+    assert sorted(capfd.readouterr().out.splitlines()) == ["0 says hello", "1 says hello"]

@@ -28,20 +28,24 @@ NOT_SUPPORTED = (
 
 
 class RemoteModule(nn.Module):
-    """A module made on a worker, and called like one that is here.
+    """A module made on a worker, and called like one that is here (not collective).
+
+    It is torch.distributed.nn.RemoteModule over mpicoll.rpc, without TorchScript interfaces.
 
     Args:
         remote_device: ``"worker1/cpu"``, ``"worker1"``, ``"rank:1/cuda:0"``: the worker and its device. Tensors of the CPU are
             moved to a CUDA device there; answers come back by the device map, or by the CPU where there is none.
         module_cls: Called there with ``args`` and ``kwargs``; must return an nn.Module.
+        args: Positional arguments of ``module_cls``.
+        kwargs: Keyword arguments of ``module_cls``.
 
     Raises:
         AssertionError: RPC is not initialised.
         ValueError: ``remote_device`` is none. What is wrong with ``module_cls`` is raised by the first call.
 
     Example:
-        >>> linear = RemoteModule("worker1/cpu", nn.Linear, args=(20, 30))  # doctest: +SKIP
-        >>> linear(torch.randn(128, 20)).shape  # doctest: +SKIP
+        >>> linear = dist.nn.RemoteModule("worker1/cpu", torch.nn.Linear, args=(20, 30))
+        >>> linear(torch.randn(128, 20)).shape
         torch.Size([128, 30])
     """
 
@@ -60,7 +64,15 @@ class RemoteModule(nn.Module):
     def init_from_module_rref(
         remote_device: str, module_rref: RRef[nn.Module], _module_interface_cls: Any = None
     ) -> RemoteModule:
-        """Another RemoteModule for a module that a worker has already."""
+        """Returns another RemoteModule for a module that a worker has already.
+
+        Args:
+            remote_device: As for the class.
+            module_rref: The RRef to the module.
+
+        Raises:
+            AssertionError, ValueError: As for the class.
+        """
         module = RemoteModule.__new__(RemoteModule)
         module._place(remote_device, _module_interface_cls)
         module.module_rref = module_rref
@@ -80,30 +92,55 @@ class RemoteModule(nn.Module):
         self.is_device_map_set = bool(agent._get_device_map(agent.get_worker_info(self.on)))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The answer of the module's ``forward``."""
+        """Returns the answer of the module's ``forward``; waits for it.
+
+        Args:
+            args: Positional arguments of ``forward``.
+            kwargs: Keyword arguments of ``forward``.
+        """
         return self.forward_async(*args, **kwargs).wait()
 
     def forward_async(self, *args: Any, **kwargs: Any) -> Future[Any]:
-        """The same, and returns a future at once."""
+        """Starts a call of the module's ``forward`` and returns a future of the answer at once.
+
+        Args:
+            args: Positional arguments of ``forward``.
+            kwargs: Keyword arguments of ``forward``.
+        """
         everything = (self.module_rref, self.device, self.is_device_map_set, args, kwargs)
         return rpc.rpc_async(self.module_rref.owner(), _forward, everything)
 
     def remote_parameters(self, recurse: bool = True) -> list[RRef[nn.Parameter]]:
-        """RRefs to the module's parameters, for mpicoll.optim.DistributedOptimizer."""
+        """Returns RRefs to the module's parameters, for mpicoll.optim.DistributedOptimizer.
+
+        Args:
+            recurse: Include those of submodules.
+        """
         return rpc.rpc_sync(self.on, _parameters, (self.module_rref, recurse))  # type: ignore[no-any-return]
 
     def get_module_rref(self) -> RRef[nn.Module]:
-        """The RRef to the module."""
+        """Returns the RRef to the module."""
         return self.module_rref
 
     def train(self, mode: bool = True) -> RemoteModule:
-        """Sets the mode of the module on its worker; returns this RemoteModule."""
+        """Sets the mode of the module on its worker; returns this RemoteModule.
+
+        Args:
+            mode: True: training; False: evaluation.
+        """
         rpc.rpc_sync(self.on, _set_mode, (self.module_rref, mode))
         self.training = mode
         return self
 
     def parameters(self, recurse: bool = True) -> NoReturn:
-        """Not supported: see ``remote_parameters``."""
+        """Not supported: see ``remote_parameters``.
+
+        Args:
+            recurse: Has no effect.
+
+        Raises:
+            ValueError: Always.
+        """
         raise ValueError("Method ``parameters`` not supported for RemoteModule. Please use ``remote_parameters`` instead.")
 
     def __repr__(self) -> str:
