@@ -106,6 +106,8 @@ from mpicoll._api.exchanges import (
 from mpicoll._api.flight_record import dump_flight_record as dump_flight_record
 from mpicoll._api.gathers import all_gather as all_gather, all_gather_single as all_gather_single, broadcast as broadcast
 from mpicoll._api.groups import init_process_group as init_process_group
+from mpicoll._api.information import info as info
+from mpicoll._api.mpi4py_comm import get_comm as get_comm
 from mpicoll._api.objects import recv_object_list as recv_object_list
 from mpicoll._api.older_names import (
     all_gather_into_tensor as all_gather_into_tensor,
