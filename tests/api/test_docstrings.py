@@ -38,13 +38,16 @@ def module() -> Iterator[ModuleType]:
     del sys.modules[made.__name__]
 
 
+def example(name: str, module: ModuleType) -> doctest.DocTest:
+    (test,) = doctest.DocTestFinder(recurse=False).find(EXAMPLES[name], name, globs={})
+    test.globs = vars(module)  # itself: doctest makes a copy of what it is given
+    return test
+
+
 def failures(name: str, module: ModuleType) -> str:
     """What the examples of one docstring print that differs from what stands there."""
-    tests = doctest.DocTestFinder(recurse=False).find(EXAMPLES[name], name, globs=vars(module))
     output: list[str] = []
-    for test in tests:
-        doctest.DocTestRunner(verbose=False).run(test, out=output.append, clear_globs=False)
-    assert tests
+    doctest.DocTestRunner(verbose=False).run(example(name, module), out=output.append, clear_globs=False)
     return "".join(output)
 
 
@@ -60,7 +63,6 @@ def test_an_example(name: str, module: ModuleType, tmp_path: Path, monkeypatch: 
 @pytest.fixture
 def workers(world: Any, module: ModuleType) -> Iterator[ModuleType]:
     """RPC on both ranks, under the names that the examples use."""
-    everyone(None)  # a function of an example is in the module of both
     rpc.init_rpc(f"worker{mpicoll.get_rank()}")
     yield module
     everyone(None)
@@ -70,6 +72,10 @@ def workers(world: Any, module: ModuleType) -> Iterator[ModuleType]:
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("name", NEED_WORKERS)
 def test_an_example_with_workers(name: str, workers: ModuleType) -> None:
+    for step in example(name, workers).examples:
+        if step.source.startswith(("def ", "@")):  # the other worker needs the function before the first call of it
+            exec(step.source, vars(workers))
+    everyone(None)
     output = failures(name, workers)
     agree(not output, output)
 
