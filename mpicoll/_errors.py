@@ -4,35 +4,50 @@ from __future__ import annotations
 
 
 class MpicollError(RuntimeError):
-    """A failure at run time; the message names rank, group and operation."""
+    """A failure at run time; the message names rank, group and operation. All errors here but UnsupportedReduction are one."""
 
 
 class LaunchError(MpicollError):
-    """The program was started in a way that cannot work; the message names the remedy."""
+    """The program was started in a way that cannot work; the message names the remedy, and ``mpicoll doctor`` finds more."""
 
 
 class ThreadLevelError(MpicollError):
-    """MPI was initialised below MPI_THREAD_SERIALIZED."""
+    """MPI was initialised below MPI_THREAD_SERIALIZED, or (MPICH) at different levels on the ranks.
+
+    Let init_process_group initialise MPI, or import mpi4py.MPI without lowering mpi4py.rc.thread_level.
+    """
 
 
 class ConcurrentCollectives(MpicollError):
-    """Two threads of a rank were in blocking collectives of one group at once; each thread needs a group of its own."""
+    """Two threads of a rank were in blocking collectives of one group at once.
+
+    Their order would differ from rank to rank. Give each thread a group of its own (``new_group``).
+    """
 
 
 class CollectiveMismatch(MpicollError):
-    """The ranks called different collectives, or one with different arguments; the message has each rank's call."""
+    """The ranks called different collectives, or one with different arguments; the message has each rank's call.
+
+    Look for a branch that depends on the rank or on its data. MPICOLL_CHECK=1 compares the calls before anything moves.
+    """
 
 
 class WorkerLeft(MpicollError):
-    """A remote call to a worker that has left, or that left before it answered; the message names the worker."""
+    """A remote call to a worker that has left, or that left before it answered; the message names the worker.
+
+    A worker leaves by ``shutdown(graceful=False)`` or when its process ends.
+    """
 
 
 class ForkedProcess(MpicollError):
-    """A forked child tried to communicate; MPI belongs to the process that started it."""
+    """A forked child tried to communicate; MPI belongs to the process that started it.
+
+    DataLoader workers may compute. To start ranks use ``mpicoll run`` or ``mpicoll.spawn``.
+    """
 
 
 class UnsupportedReduction(TypeError, ValueError):
-    """This reduction of this dtype has no right answer."""
+    """This reduction of this dtype has no right answer; nothing has been sent. docs/reference/reductions.md has the table."""
 
 
 # Tracebacks and pickles name the public module.

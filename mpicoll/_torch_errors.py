@@ -11,11 +11,11 @@ from mpicoll._errors import MpicollError
 
 
 class CommunicationError(MpicollError, DistBackendError):
-    """MPI returned an error; its text is in the message."""
+    """MPI returned an error; its text is in the message. The group cannot be used any more."""
 
 
 class TruncationError(CommunicationError):
-    """A message was longer than the tensor that should receive it."""
+    """A message was longer than the tensor that should receive it; the message names both sizes."""
 
 
 class PeerLost(CommunicationError):
@@ -29,15 +29,18 @@ class PeerLost(CommunicationError):
 
 
 class OperationTimeout(MpicollError, DistBackendError, TimeoutError):
-    """An operation did not end within its time; the group is unusable afterwards."""
+    """An operation did not end within its time; the message names the ranks that have not come, with their last call.
+
+    MPI cannot cancel, so the group cannot be used any more. The limit is the timeout of init_process_group.
+    """
 
 
 class GroupFailed(MpicollError, DistBackendError):
-    """The group was used after one of its operations had failed."""
+    """The group was used after one of its operations had failed or timed out. The first failure has the cause."""
 
 
 class GroupDestroyed(MpicollError, DistError):
-    """The group was used after it had been destroyed."""
+    """The group was used after destroy_process_group, or after ``shrink`` had made a new world."""
 
 
 # Tracebacks and pickles name the public module.

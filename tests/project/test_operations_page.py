@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import pytest
 import torch
 
 import mpicoll
@@ -31,6 +32,7 @@ def is_newer(name: str) -> bool:
     return name.endswith("_single")
 
 
+@pytest.mark.filterwarnings("ignore:.torch.distributed.reduce_op. is deprecated:FutureWarning")
 def test_all_names() -> None:
     """With the version of torch that constraints.txt has."""
     pinned = re.search(r"^torch==(.*)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
