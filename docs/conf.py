@@ -85,7 +85,7 @@ nitpicky = True
 nitpick_ignore_regex = [
     (r"py:obj", r".*"),
     (r"py:.*", r"(torch|mpi4py|collections|typing|subprocess|pathlib|os|datetime|enum)\..*"),
-    (r"py:class", r"mpicoll\.rpc\.rref\.T"),  # a type variable
+    (r"py:class", r"mpicoll\.rpc\.rref\.T|mpicoll\._api\.p2p\.P"),  # type variables
 ]
 
 

@@ -127,6 +127,7 @@ from mpicoll._api.reductions import (
     reduce_scatter as reduce_scatter,
     reduce_scatter_single as reduce_scatter_single,
 )
+from mpicoll._api.scans import exscan as exscan, scan as scan
 from mpicoll._api.shrinking import shrink as shrink, shrink_group as shrink_group
 from mpicoll._api.split_group import split_group as split_group
 from mpicoll._launch.spawn import RankExited as RankExited, RankRaised as RankRaised, spawn as spawn

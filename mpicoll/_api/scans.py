@@ -21,13 +21,16 @@ SUM = ReduceOp.SUM
 def scan(tensor: Tensor, op: Op = SUM, group: ProcessGroup | None = None, async_op: bool = False) -> Work | None:
     """Reduces the tensors of ranks 0 to this one element by element (an inclusive prefix reduction).
 
-    All ranks of the group call it. A rank outside the group gets a warning.
+    All ranks of the group call it (collective); it returns when ``tensor`` holds the result. torch has no such function.
 
     Args:
         tensor: Overwritten. Same number of elements and same dtype on all ranks; any strides. Dtypes as for `all_reduce`.
         op: As for `all_reduce`. AVG divides by the number of ranks up to this one.
         group: None means the default group. Its order of the ranks counts.
         async_op: Return a Work at once instead of waiting.
+
+    Returns:
+        A Work with ``async_op=True``: leave ``tensor`` alone until its ``wait()`` has returned. Otherwise None.
 
     Raises:
         UnsupportedReduction: This ``op`` of this dtype has no right answer; as for `all_reduce`.
@@ -51,13 +54,16 @@ def scan(tensor: Tensor, op: Op = SUM, group: ProcessGroup | None = None, async_
 def exscan(tensor: Tensor, op: Op = SUM, group: ProcessGroup | None = None, async_op: bool = False) -> Work | None:
     """Reduces the tensors of the ranks before this one element by element (an exclusive prefix reduction).
 
-    All ranks of the group call it. A rank outside the group gets a warning.
+    All ranks of the group call it (collective); it returns when ``tensor`` holds the result. torch has no such function.
 
     Args:
         tensor: Overwritten; rank 0 of the group, before which there is none, keeps its values. Otherwise as for `scan`.
         op: As for `all_reduce`. AVG divides by the number of ranks before this one.
         group: None means the default group. Its order of the ranks counts.
         async_op: Return a Work at once instead of waiting.
+
+    Returns:
+        A Work with ``async_op=True``: leave ``tensor`` alone until its ``wait()`` has returned. Otherwise None.
 
     Raises:
         UnsupportedReduction: This ``op`` of this dtype has no right answer; as for `all_reduce`.
