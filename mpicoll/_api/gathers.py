@@ -31,7 +31,7 @@ def broadcast(
 
     Args:
         tensor: Read on ``src``, overwritten elsewhere. Same number of elements and same dtype on all ranks; any shape and strides
-            (Gloo: contiguous only); on the CPU or a GPU.
+            (Gloo: contiguous only); on a device that the group serves.
         src: Global rank. Give this or ``group_src``.
         group: None means the default group.
         async_op: Return a Work at once instead of waiting.

@@ -27,8 +27,8 @@ def all_reduce(tensor: Tensor, op: Op = SUM, group: ProcessGroup | None = None, 
     Returns when ``tensor`` holds the result. Unlike Gloo, it takes any strides and all dtypes of docs/reference/reductions.md.
 
     Args:
-        tensor: Overwritten. Same number of elements and same dtype on all ranks; any shape and strides; on the CPU or a GPU. fp16
-            and bf16 are accumulated in fp32 and rounded once. MIN and MAX propagate NaN.
+        tensor: Overwritten. Same number of elements and same dtype on all ranks; any shape and strides; on a device that the
+            group serves. fp16 and bf16 are accumulated in fp32 and rounded once. MIN and MAX propagate NaN.
         op: SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR, BXOR of ``dist.ReduceOp``, or a PREMUL_SUM.
         group: None means the default group.
         async_op: Return a Work at once instead of waiting.
