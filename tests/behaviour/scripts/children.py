@@ -83,6 +83,7 @@ def forked(rank: int) -> None:
     assert in_child(lambda: 1 / 0) == 1  # a child's exception is its own: the job goes on
     assert in_child(lambda: None) == 7
     assert in_child(lambda: os._exit(5)) == 5
+    dist.barrier()  # the message must not come while a child of the other rank still has to be refused its Work
     dist.isend(torch.ones(1), 1 - rank).wait()
     receive.wait()
 
