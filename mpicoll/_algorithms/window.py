@@ -142,9 +142,7 @@ class Window:
         """Offset of a rank's numbers in the segment."""
         return self._slots[turn & 1][rank]
 
-    def turns(
-        self, total: int, piece: int, fill: Callable[[int, int, int], Callable[[], None] | None]
-    ) -> Iterator[tuple[int, int, int]]:
+    def turns(self, total: int, piece: int, fill: Fill) -> Iterator[tuple[int, int, int]]:
         """Takes as many turns as ``total`` bytes need. Lays each turn down while the one before is in progress.
 
         Args:
