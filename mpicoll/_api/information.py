@@ -18,7 +18,7 @@ def info() -> dict[str, Any]:
     """Returns facts about this process, its MPI and its job, as plain values that json can write.
 
     Any rank may call it at any time (not collective). It starts nothing and communicates with no rank.
-    `python -m mpicoll.doctor --json` reports more, and starts processes for that::
+    `python -m mpicoll.doctor --json` reports more, and starts processes for that.
 
     - ``mpicoll``, ``python``: versions.
     - ``torch``: version, cuda, hip, threads, built_with_mpi, entry_point, accelerator, accelerators.
