@@ -45,7 +45,7 @@ BROADCAST_PIECES, BROADCAST_LEAST = 16, 32 << 10
 
 
 def nothing() -> None:
-    """The ``settle`` of reductions that have ended when the kernel returns."""
+    """Ends what has ended; the ``settle`` of reductions that have ended when the kernel returns."""
 
 
 def all_reduce(
@@ -65,7 +65,7 @@ def all_reduce(
         chunks.append(slices + [whole[:0]] * (size - len(slices)))  # few elements: the last ranks have empty slices
     ahead = _ahead(longest * size * memory.element_size())
     results = memory.new_empty(min(ahead + 1, len(chunks)), longest)
-    receivers = [other for other in _others(channel) if root in (None, other)]
+    receivers = [other for other in peers(channel.comm) if root in (None, other)]
     with _kept_on_error(channel, results):
         gathers = _Unfinished(ahead)
         for number, parts in enumerate(_moved(channel, chunks, longest)):
@@ -78,7 +78,7 @@ def all_reduce(
                     own.copy_(reduced)
             settle()
             sends = [(other, block(reduced)) for other in receivers if own.numel()]
-            senders = [other for other in reversed(_others(channel)) if root in (None, rank) and slices[other].numel()]
+            senders = [other for other in reversed(peers(channel.comm)) if root in (None, rank) and slices[other].numel()]
             gathers.add(_exchange(channel, sends, [(other, block(slices[other])) for other in senders]))  # [3]
         gathers.wait()
 
@@ -106,7 +106,7 @@ def all_gather(channel: Channel, targets: Sequence[Block], source: Block) -> Non
     (target, _), (address, total) = targets[channel.comm.Get_rank()], source
     if target != address:
         memmove(target, address, total)
-    others = _others(channel)
+    others = peers(channel.comm)
 
     def started(turn: int) -> Exchange:
         sends = [(other, piece) for other in others for piece in _piece(source, turn)]
@@ -158,9 +158,9 @@ def _exchange(
     return Exchange(channel, sends, receives, large=True, comm=comm)
 
 
-def _others(channel: Channel) -> list[int]:
+def peers(comm: Any) -> list[int]:
     """The other ranks. Each rank begins with another one, so that no rank is overrun."""
-    rank, size = channel.comm.Get_rank(), channel.comm.Get_size()
+    rank, size = comm.Get_rank(), comm.Get_size()
     return [(rank + step) % size for step in range(1, size)]
 
 
@@ -179,7 +179,7 @@ def _moved(channel: Channel, chunks: Sequence[Sequence[Tensor]], longest: int) -
 
     The messages of the next chunks move while the caller uses one.
     """
-    rank, size, others = channel.comm.Get_rank(), channel.comm.Get_size(), _others(channel)
+    rank, size, others = channel.comm.Get_rank(), channel.comm.Get_size(), peers(channel.comm)
     if not chunks:
         return
     ahead = _ahead(longest * size * chunks[0][0].element_size())

@@ -30,8 +30,6 @@ from mpicoll._algorithms.blocks import Block
 from mpicoll._algorithms.rail import Rail
 from mpicoll._algorithms.shared_memory import Combine
 from mpicoll._algorithms.window import LINE, Window, memmove
-from mpicoll._mpi.channel import IN_PLACE
-from mpicoll._mpi.datatypes import fromaddress
 
 NOBODY = -1  # the receiver on a node, if the result is for a rank of another node
 
@@ -66,9 +64,6 @@ class Stages:
     op: Any  # MPI's, which reduces the code
     finish: Callable[[Tensor, Tensor], None] | None  # (code, out), once per element; None: the code is the result
 
-    def spec(self, code: Tensor) -> list[object]:
-        return [fromaddress(code.data_ptr(), code.nbytes), code.numel(), self.datatype]
-
 
 def all_reduce(nodes: Nodes, memory: Tensor, stages: Stages, root: int | None = None) -> None:
     """Reduces one-dimensional memory as within a node, but a slice goes over its rail before it becomes the result."""
@@ -82,12 +77,9 @@ def all_reduce(nodes: Nodes, memory: Tensor, stages: Stages, root: int | None = 
         stages.partial(parts, code)
         if root_node is None:
             rail.all_reduce(code, stages.datatype, stages.op)
-        elif root_node == nodes.node:
-            rail.Reduce(IN_PLACE, stages.spec(code), stages.op, root_node)
         else:
-            rail.Reduce(stages.spec(code), None, stages.op, root_node)
-            return
-        if finish is not None:
+            rail.reduce(code, stages.datatype, stages.op, root_node)
+        if finish is not None and root_node in (None, nodes.node):
             finish(code, out)
 
     if root_node not in (None, nodes.node):

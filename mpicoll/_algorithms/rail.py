@@ -14,7 +14,7 @@ from mpicoll._algorithms.blocks import Block, block
 from mpicoll._algorithms.pairwise import Exchange
 from mpicoll._mpi import mpich
 from mpicoll._mpi.channel import IN_PLACE, Channel
-from mpicoll._mpi.datatypes import BYTE, fromaddress
+from mpicoll._mpi.datatypes import BYTE, fromaddress, spec
 
 # Bytes from which a collective of a rail is a non-blocking one that is tested, so that the core is given away meanwhile: Note
 # [Waiting for large messages] in _mpi/channel.py. Below, the tests would take longer than the message. On 2 hosts of 2 ranks that
@@ -25,37 +25,35 @@ TESTED_FROM = 64 << 10
 LEAST_SLICE = 8 << 10  # bytes of a rank's slice from which an all_reduce is made of messages
 
 
-def _nothing() -> None:
-    """Ends what has ended."""
-
-
 class Rail:
-    """Collectives of a rail. Those with a name of mpi4py's have its arguments, and return when they have ended.
-
-    All ranks of the rail give buffers of the same size, and so choose the same kind of call.
-    """
+    """Collectives of a rail. All ranks give buffers of the same size, and so choose the same kind of call."""
 
     def __init__(self, channel: Channel, comm: Any) -> None:
         self._channel, self._comm = channel, comm
         # Messages under way and their memory, which MPI uses even if an error ends the collective.
         self._unfinished: dict[int, tuple[Exchange, object]] = {}
         self._allreduce = self._collective("Allreduce")
-        self.Reduce = self._collective("Reduce", mpich.at_any_root)
+        self._reduce = self._collective("Reduce", mpich.at_any_root)
 
     def _collective(
         self, name: str, safe: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda call: call
     ) -> Callable[..., None]:
-        """``safe`` makes a function of the communicator safe with this MPI."""
+        """Takes the number of bytes and MPI's arguments. ``safe`` makes a function of the communicator safe with this MPI."""
         blocking, start = safe(getattr(self._comm, name)), safe(getattr(self._comm, "I" + name.lower()))
 
-        def call(*arguments: Any) -> None:
-            nbytes = next(argument[0].nbytes for argument in arguments if isinstance(argument, list))
+        def call(nbytes: int, *arguments: Any) -> None:
             if nbytes < TESTED_FROM:
                 blocking(*arguments)
             else:
                 self._channel.wait_all([start(*arguments)], large=True)
 
         return call
+
+    def reduce(self, memory: Tensor, datatype: Any, op: Any, root: int) -> None:
+        """Reduces ``memory`` in place on the root; other ranks keep theirs."""
+        buffer = _spec(memory, datatype)
+        buffers = (IN_PLACE, buffer) if self._comm.Get_rank() == root else (buffer, None)
+        self._reduce(memory.nbytes, *buffers, op, root)
 
     def all_reduce(self, memory: Tensor, datatype: Any, op: Any) -> None:
         """Reduces one-dimensional ``memory`` in place.
@@ -65,14 +63,14 @@ class Rail:
         """
         rank, size = self._comm.Get_rank(), self._comm.Get_size()
         if memory.nbytes < max(TESTED_FROM, size * LEAST_SLICE):
-            self._allreduce(IN_PLACE, _spec(memory, datatype), op)
+            self._allreduce(memory.nbytes, IN_PLACE, _spec(memory, datatype), op)
             return
         slices = list(memory.split(-(-memory.numel() // size)))
         slices += [memory[:0]] * (size - len(slices))
         own, extents = slices[rank], [block(slice_) for slice_ in slices]
         received = own.new_empty(size, own.numel())
         self._started(extents, [block(row) for row in received], [memory, received])()
-        _reduce(own, received, rank, datatype, op)
+        _combine(own, received, rank, datatype, op)
         self._started([block(own)] * size, extents, memory)()
 
     def reduce_scatter(self, source: Tensor, output: Tensor, datatype: Any, op: Any) -> Callable[[], None]:
@@ -86,7 +84,7 @@ class Rail:
         rank, size = self._comm.Get_rank(), self._comm.Get_size()
         if output.nbytes < TESTED_FROM:
             self._comm.Reduce_scatter(_spec(source, datatype), _spec(output, datatype), [output.numel()] * size, op)
-            return _nothing
+            return direct.nothing
         blocks = source.view(size, -1)
         received = torch.empty_like(blocks)
         moved = self._started([block(row) for row in blocks], [block(row) for row in received], [source, received])
@@ -94,7 +92,7 @@ class Rail:
         def end() -> None:
             moved()
             output.copy_(blocks[rank])
-            _reduce(output, received, rank, datatype, op)
+            _combine(output, received, rank, datatype, op)
 
         return end
 
@@ -106,25 +104,22 @@ class Rail:
         rank, size = self._comm.Get_rank(), self._comm.Get_size()
         mine, nbytes = source
         if nbytes < TESTED_FROM:
-            target = fromaddress(address, size * nbytes)
-            self._comm.Allgather([fromaddress(mine, nbytes), nbytes, BYTE], [target, nbytes, BYTE])
-            return _nothing
+            self._comm.Allgather(spec(*source), [fromaddress(address, size * nbytes), nbytes, BYTE])
+            return direct.nothing
         moved = self._started([source] * size, [(address + peer * nbytes, nbytes) for peer in range(size)])
         memmove(address + rank * nbytes, mine, nbytes)
         return moved
 
     def broadcast(self, memory: Block, root: int) -> None:
         """The bytes of the root arrive in the memory of every rank."""
-        address, nbytes = memory
-        if nbytes < TESTED_FROM:
-            self._comm.Bcast([fromaddress(address, nbytes), nbytes, BYTE], root)
+        if memory[1] < TESTED_FROM:
+            self._comm.Bcast(spec(*memory), root)
         else:
             direct.broadcast(self._channel, memory, root, self._comm)
 
     def _started(self, sends: Sequence[Block], receives: Sequence[Block], scratch: object = None) -> Callable[[], None]:
         """Starts messages to and from each other rank; an entry per rank. The returned function ends them. Keeps ``scratch``."""
-        rank, size = self._comm.Get_rank(), self._comm.Get_size()
-        others = [(rank + step) % size for step in range(1, size)]  # each rank begins with another one
+        others = direct.peers(self._comm)
         outgoing, incoming = [(other, sends[other]) for other in others], [(other, receives[other]) for other in reversed(others)]
         exchange = Exchange(self._channel, outgoing, incoming, large=True, comm=self._comm)
         self._unfinished[id(exchange)] = exchange, scratch
@@ -140,7 +135,7 @@ class Rail:
         self._comm.Free()
 
 
-def _reduce(own: Tensor, received: Tensor, rank: int, datatype: Any, op: Any) -> None:
+def _combine(own: Tensor, received: Tensor, rank: int, datatype: Any, op: Any) -> None:
     """Reduces the rows that the other ranks have sent into ``own``."""
     for peer, part in enumerate(received):
         if peer != rank:

@@ -161,7 +161,7 @@ def test_a_rank_that_comes_to_a_broadcast_when_its_root_is_two_broadcasts_on() -
     """Over nodes; the third broadcast is from another node. (The late rank took it for the first one, and raised.)"""
     segment = shared_segment.create(MPI.COMM_SELF, Window.nbytes(2, CHUNK))
     assert segment is not None
-    rail = SimpleNamespace(Bcast=lambda buffer, root: None)
+    rail = SimpleNamespace(broadcast=lambda memory, root: None)
     late, root = (
         hierarchical.Nodes(Window(segment, place, 2, CHUNK, lambda: Backoff().pause, 10), rail, [[0, 1], [2]], node=0)
         for place in range(2)
@@ -202,7 +202,7 @@ def test_any_sequence_over_nodes_with_ranks_that_are_late() -> None:
             pause()
             return pause
 
-        blocking, starting = dict.fromkeys(("broadcast", "all_reduce", "Reduce"), pause), ("reduce_scatter", "all_gather")
+        blocking, starting = dict.fromkeys(("broadcast", "all_reduce", "reduce"), pause), ("reduce_scatter", "all_gather")
         rail = SimpleNamespace(**blocking, **dict.fromkeys(starting, started))
         window = Window(segment, place, places, CHUNK, lambda: pause, 10)
         nodes = hierarchical.Nodes(window, rail, ranks, node=0)

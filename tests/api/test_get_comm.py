@@ -41,6 +41,7 @@ def test_a_group_has_its_own_and_other_ranks_get_an_error(rank: int, size: int) 
     agree(right)
 
 
+@pytest.mark.min_ranks(2)
 @pytest.mark.usefixtures("world")
 def test_messages_of_the_program_and_of_mpicoll_do_not_meet(rank: int, size: int) -> None:
     comm = dist.get_comm()
