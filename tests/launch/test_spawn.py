@@ -209,7 +209,7 @@ def test_without_cloudpickle_the_error_names_it(monkeypatch: pytest.MonkeyPatch)
 
 
 IN_A_NOTEBOOK = """
-import torch, mpicoll as dist
+import sys, torch, mpicoll as dist
 class Thing:
     def __init__(self, value): self.value = value
 offset = 5
@@ -217,7 +217,7 @@ def work(rank, thing):
     dist.init_process_group()
     total = torch.tensor([thing.value + offset])
     dist.all_reduce(total)
-    print("total", total.item(), type(thing) is Thing)
+    sys.stdout.write(f"total {total.item()} {type(thing) is Thing}\\n")  # in one piece, without a buffer, too
     dist.destroy_process_group()
 dist.spawn(work, args=(Thing(1),), nprocs=2)
 """
@@ -242,9 +242,10 @@ def test_an_inner_function(tmp_path: Path) -> None:
     done = python(
         tmp_path,
         """
+import sys
 import mpicoll
 def main(word):
-    mpicoll.spawn(lambda rank, n: print(word, rank, n), args=(7,), nprocs=2)
+    mpicoll.spawn(lambda rank, n: sys.stdout.write(f"{word} {rank} {n}\\n"), args=(7,), nprocs=2)
 if __name__ == "__main__": main("lambda")
 """,
     )
