@@ -42,13 +42,7 @@ def scan(tensor: Tensor, op: Op = SUM, group: ProcessGroup | None = None, async_
         >>> tensor.tolist() == ([1, 2] if dist.get_rank() == 0 else [3, 6])
         True
     """
-    communicator = groups.without_torch("scan", group, tensor)
-    if communicator is None:
-        distributed_c10d._warn_not_in_group("scan")
-        return None
-    work = communicator.scan(tensor, op, async_op)
-    count_writes((tensor,))
-    return work
+    return _reduced("scan", tensor, op, group, async_op)
 
 
 def exscan(tensor: Tensor, op: Op = SUM, group: ProcessGroup | None = None, async_op: bool = False) -> Work | None:
@@ -75,11 +69,15 @@ def exscan(tensor: Tensor, op: Op = SUM, group: ProcessGroup | None = None, asyn
         >>> (0 if dist.get_rank() == 0 else start.item()) == 10 * dist.get_rank()
         True
     """
-    communicator = groups.without_torch("exscan", group, tensor)
+    return _reduced("exscan", tensor, op, group, async_op)
+
+
+def _reduced(name: str, tensor: Tensor, op: Op, group: ProcessGroup | None, async_op: bool) -> Work | None:
+    communicator = groups.without_torch(name, group, tensor)
     if communicator is None:
-        distributed_c10d._warn_not_in_group("exscan")
+        distributed_c10d._warn_not_in_group(name)
         return None
-    work = communicator.exscan(tensor, op, async_op)
+    work: Work | None = getattr(communicator, name)(tensor, op, async_op)
     count_writes((tensor,))
     return work
 
