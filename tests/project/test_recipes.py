@@ -49,7 +49,7 @@ def test_the_package_of_spack() -> None:
 @pytest.mark.parametrize("name", ["Dockerfile", "apptainer.def"])
 def test_the_containers_copy_what_the_build_reads(name: str) -> None:
     text = (RECIPES / name).read_text()
-    files = ["pyproject.toml", "README.md", "LICENSE", "constraints.txt", "mpicoll"]
+    files = ["pyproject.toml", "setup.py", "README.md", "LICENSE", "constraints.txt", "mpicoll"]
     assert [file for file in files if not re.search(rf"^(?:COPY| {{4}}).*\b{re.escape(file)}\b", text, re.MULTILINE)] == []
     assert all((ROOT / file).exists() for file in files)
 
