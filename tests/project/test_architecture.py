@@ -168,7 +168,10 @@ def test_the_mirror_shows_no_private_room() -> None:
 # -- files -----------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("page", [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))], ids=name)
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
 def test_links_lead_somewhere(page: Path) -> None:
     """In a clone, too. (Two pictures were there, and ignored by git.)"""
     links = re.findall(r"\]\(([^)#:]+)[^):]*\)", page.read_text())

@@ -1,0 +1,112 @@
+"""What the project says of itself outside its code: packaging, citation, CI, the page for contributors.
+
+`bash .ci/run package` builds the package and checks what is in it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import mpicoll
+from tests.support import ROOT
+
+PROJECT = (ROOT / "pyproject.toml").read_text()
+CI = (ROOT / ".ci/run").read_text()
+PARTS = set(re.findall(r"^part_([\w-]+)\(\)", CI, re.MULTILINE))
+WORKFLOW = ROOT / ".github/workflows/ci.yml"
+needs_repository = pytest.mark.skipif(not (ROOT / ".git").exists() or not shutil.which("git"), reason="an sdist has no .github")
+
+
+def files() -> list[Path]:
+    """The files that git tracks and that are text."""
+    names = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    return [ROOT / name for name in names if (ROOT / name).suffix not in (".svg", ".png")]
+
+
+@needs_repository
+def test_the_version_is_set_in_one_place() -> None:
+    """The recipes repeat it, since their formats want it: test_recipes.py compares."""
+    assignment = re.compile(rf"version_*\W{{0,6}}{re.escape(mpicoll.__version__)}", re.IGNORECASE)
+    found = {
+        str(path.relative_to(ROOT)) for path in files() if path.exists() and assignment.search(path.read_text(errors="replace"))
+    }
+    assert {name for name in found if not name.startswith("docs/recipes/")} == {"mpicoll/__init__.py"}
+    assert 'version = { attr = "mpicoll.__version__" }' in PROJECT
+
+
+def test_the_citation_is_of_this_package() -> None:
+    text = (ROOT / "CITATION.cff").read_text()
+    license_of_project = re.search(r'^license = "(.*)"$', PROJECT, re.MULTILINE)
+    assert license_of_project is not None
+    assert f"license: {license_of_project[1]}\n" in text
+    assert 'name: "the mpicoll authors"' in text
+    assert 'authors = [{ name = "the mpicoll authors" }]' in PROJECT
+
+
+def test_each_session_of_nox_is_a_part_of_ci() -> None:
+    sessions = set(re.findall(r"^@nox\.session\ndef (\w+)\(", (ROOT / "noxfile.py").read_text(), re.MULTILINE))
+    assert len(sessions) >= 5
+    assert sessions <= PARTS
+    shown = re.findall(r"`nox -s (\w+)", (ROOT / "CONTRIBUTING.md").read_text())
+    assert shown
+    assert set(shown) <= sessions
+
+
+def test_all_parts_of_ci_are_in_its_help_and_its_message() -> None:
+    message = re.search(r"the parts are: ([\w -]+)\"", CI)
+    assert message is not None
+    assert set(message[1].split()) == PARTS
+    head = CI.partition("\nset -u")[0]
+    assert {part for part in PARTS if not re.search(rf"\b{part}\b", head)} == set()
+
+
+@needs_repository
+def test_the_workflow_runs_parts_of_ci() -> None:
+    text = WORKFLOW.read_text()
+    lists = re.findall(r"^ +part: \[([\w, -]+)\]$", text, re.MULTILINE)
+    named = {part for found in lists for part in found.split(", ")} | set(re.findall(r"run: bash \.ci/run (\w+)", text))
+    assert {"lint", "docs", "package", "openmpi", "mpich", "newest"} <= named
+    assert named <= PARTS
+    runs = re.findall(r"run: (.*)", text)
+    assert runs
+    assert all(command.startswith("bash .ci/run ") for command in runs), "what a job does belongs in .ci/run"
+
+
+def setup(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """setup.py as a module, which builds nothing."""
+    setuptools = pytest.importorskip("setuptools")
+    monkeypatch.setattr(setuptools, "setup", lambda **_: None)
+    spec = importlib.util.spec_from_file_location("setup", ROOT / "setup.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+TEXT = "![a plot](docs/a.svg) [pages](docs/README.md#top), [PyTorch](https://pytorch.org) and [below](#use)"
+
+
+def test_the_description_has_no_links_into_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = setup(monkeypatch)
+    monkeypatch.setattr(module, "FILES", "")
+    assert module.outside_the_repository(TEXT) == " pages, [PyTorch](https://pytorch.org) and [below](#use)"
+    readme = module.outside_the_repository((ROOT / "README.md").read_text())
+    assert "Eight short programs" in readme
+    assert "](docs/" not in readme
+
+
+def test_the_description_has_absolute_links_where_the_repository_has_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = setup(monkeypatch)
+    monkeypatch.setattr(module, "FILES", "https://example.org/mpicoll/")
+    assert module.outside_the_repository(TEXT) == (
+        "![a plot](https://example.org/mpicoll/docs/a.svg) [pages](https://example.org/mpicoll/docs/README.md#top), "
+        "[PyTorch](https://pytorch.org) and [below](#use)"
+    )
