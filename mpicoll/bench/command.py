@@ -12,8 +12,6 @@ import torch
 
 from mpicoll.bench import (
     check,
-    ddp,
-    everything,
     footprint,
     jobs,
     machine,
@@ -65,13 +63,14 @@ def run(words: Sequence[str], description: str) -> int:
 PACES = {
     "all": Pace(rounds=9),
     "check": Pace(rounds=9, round_s=0.03, row_s=2.0),
+    "step": Pace(rounds=15, round_s=0.2, row_s=10.0),
     "tune": Pace(rounds=7, round_s=0.02, row_s=2.0),
 }
 
 
 def _measure(harness: Harness, output: Output, args: Namespace) -> int:
-    if args.what == "all":
-        everything.run(harness, output, args.quick, args.markdown)
+    if args.what in ("all", "ddp", "step"):
+        _train(harness, output, args)
     elif args.what == "check":
         lost = check.run(harness, output)
         output.say(*(f"lost: {line}" for line in lost))
@@ -80,8 +79,6 @@ def _measure(harness: Harness, output: Output, args: Namespace) -> int:
         tune.run(harness, output, args.out, args.quick)
     elif args.what == "overlap":
         overlap.run(harness, output, args.sizes)
-    elif args.what == "ddp":
-        ddp.run(harness, output, args.sizes, resnet=not args.quick)
     elif args.what == "startup":
         _startup(harness, output, args)
     else:
@@ -91,6 +88,18 @@ def _measure(harness: Harness, output: Output, args: Namespace) -> int:
         rows = sweep.Sweep(args.what, args.sizes, dtypes, ops, ways, bandwidth)
         output.say(*table.copy_lines(sweep.run(harness, output, [rows])))
     return 0
+
+
+def _train(harness: Harness, output: Output, args: Namespace) -> None:
+    from mpicoll.bench import everything  # loads FSDP2 and pipelines: 1.4 s
+    from mpicoll.bench.steps import catalog, measure
+
+    if args.what == "all":
+        everything.run(harness, output, args.quick, args.markdown)
+    elif args.what == "ddp":
+        measure.run(harness, output, catalog.ddp(args.sizes, resnet=not args.quick))
+    else:
+        measure.run(harness, output, catalog.steps(args.rows, harness.size, args.quick))
 
 
 def _bandwidth(harness: Harness, output: Output, given: float | str | None) -> float | None:

@@ -6,11 +6,13 @@ import json
 import tempfile
 from pathlib import Path
 
-from mpicoll.bench import ddp, jobs, overlap, startup, sweep, table, targets
+from mpicoll.bench import jobs, overlap, startup, sweep, table, targets
 from mpicoll.bench.harness import WAYS, Harness
 from mpicoll.bench.operations import COLLECTIVES
 from mpicoll.bench.output import Output
 from mpicoll.bench.row import API, GLOO, RAW, Row
+from mpicoll.bench.steps import catalog, measure
+from mpicoll.bench.steps.models import SIDES
 from mpicoll.bench.sweep import Sweep
 from mpicoll.bench.targets import KIB, MIB, MOVED, SHORT, Measured
 
@@ -34,7 +36,7 @@ def run(harness: Harness, output: Output, quick: bool, markdown: bool) -> None:
     output.say(*table.LEGEND)
     rows = sweep.run(harness, output, sweeps(quick))
     rows += overlap.run(harness, output, [16 * MIB])
-    rows += ddp.run(harness, output, list(ddp.SIDES)[:1] if quick else list(ddp.SIDES), resnet=not quick)
+    rows += measure.run(harness, output, catalog.ddp(list(SIDES)[:1] if quick else list(SIDES), resnet=not quick))
     measured = Measured(rows, output.machine.full)
     if quick:
         measured.reasons = dict.fromkeys(("startup", "crowded"), "not with --quick")

@@ -9,19 +9,20 @@ from pathlib import Path
 import torch
 
 from mpicoll._cuda import streams
-from mpicoll.bench import arguments, ddp, formulas, overview, patterns, plot, tune
+from mpicoll.bench import arguments, formulas, overview, patterns, plot, steps, tune
 from mpicoll.bench.formulas import EMPTY, REDUCTIONS
 from mpicoll.bench.messages import MESSAGES
 from mpicoll.bench.model import command as model_command
 from mpicoll.bench.operations import COLLECTIVES
 from mpicoll.bench.overview import HELP, Parser
 from mpicoll.bench.row import API, BACKEND, GLOO, NCCL, RAW
+from mpicoll.bench.steps.models import SIDES
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = [4, 8, 64, 256, KIB, 4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB]
 MOST = {"latency": 64 * MIB, "bandwidth": 4 * MIB}  # largest default sizes; a call of bandwidth moves 64 times as much
 QUICK_SIZES = [8, 64 * KIB]
-OWN_SIZES = {"rpc": [4 * KIB, MIB, 64 * MIB], "overlap": [16 * MIB, 4 * MIB, 64 * MIB], "ddp": list(ddp.SIDES)}
+OWN_SIZES = {"rpc": [4 * KIB, MIB, 64 * MIB], "overlap": [16 * MIB, 4 * MIB, 64 * MIB], "ddp": list(SIDES)}
 WAYS = {"mpicoll": API, "torch": BACKEND, "gloo": GLOO, "nccl": NCCL, "mpi4py": RAW}
 PLOT = "bench.svg"  # default of `all`
 
@@ -66,9 +67,19 @@ def make_parser(description: str) -> Parser:
             )
         if what in REDUCTIONS:
             command.add_argument("--ops", nargs="+", default=["SUM"], choices=patterns.OPS, metavar="OP", help="SUM AVG MAX ...")
-    rest = {"overlap": [common, files, sizes], "ddp": [common, files, sizes], "rpc": [common, sizes], "model": [], "ranks": []}
+    rest = {
+        "overlap": [common, files, sizes],
+        "step": [common, files],
+        "ddp": [common, files, sizes],
+        "rpc": [common, sizes],
+        "model": [],
+        "ranks": [],
+    }
     rest |= {what: [common, files] for what in ("startup", "all", "check", "tune")}
     parsers = {what: commands.add_parser(what, parents=parents, help=HELP[what]) for what, parents in rest.items()}
+    parsers["step"].add_argument(
+        "--rows", nargs="+", choices=steps.NAMES, default=steps.NAMES, metavar="ROW", help=f"{' '.join(steps.NAMES)}; default all"
+    )
     parsers["startup"].add_argument(
         "--ranks", type=arguments.count, default=4, metavar="N", help="ranks of the jobs that it starts; default 4"
     )

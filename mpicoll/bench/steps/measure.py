@@ -1,0 +1,123 @@
+"""Checks and measures training steps, and prints their table."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed as dist
+import torch.testing._internal.distributed.fake_pg  # noqa: F401  # registers backend "fake"
+
+from mpicoll.bench.harness import Harness
+from mpicoll.bench.output import Output
+from mpicoll.bench.rounds import Call
+from mpicoll.bench.row import BACKEND, COPIES, GLOO, Row
+from mpicoll.bench.steps.step import Means, Step, Workload, compare, reference, weight_bytes
+from mpicoll.bench.table import milli, spread, times
+
+ALONE = "computation alone"  # the step with nothing communicated
+LEGEND = (
+    "training steps, float32: milliseconds, median [least, most] of the rounds; exposed: exposed communication, the median of",
+    "step - computation alone; x Gloo, exposed x: ratios to Gloo; copies: the collectives' bytes copied, by all ranks at once",
+)
+HEADS = f"{'':64}{'step':>24}{'per second':>16}{'exposed':>12}{'x Gloo':>9}{'exposed x':>12}"
+
+
+@dataclass(frozen=True)
+class StepRow:
+    """A row, and what its figures count."""
+
+    row: Row
+    unit: str
+    samples: int
+
+    def exposed(self, way: str) -> float | None:
+        """Seconds of exposed communication: the median over the rounds of the step minus computation alone."""
+        return self.row.difference(way, ALONE)
+
+    @property
+    def exposed_ratio(self) -> float | None:
+        """Exposed communication of backend "mpi" / that of Gloo; None if Gloo's is less than the spread of computation alone."""
+        ours, gloo = self.exposed(BACKEND), self.exposed(GLOO)
+        alone = self.row.times[ALONE]
+        deviation = statistics.median(abs(seconds - statistics.median(alone)) for seconds in alone)
+        return None if ours is None or gloo is None or gloo <= 2 * deviation else ours / gloo
+
+    def per_second(self, way: str) -> float:
+        return self.samples / self.row.seconds(way)
+
+    def lines(self) -> list[str]:
+        row, lines = self.row, []
+        for way in (BACKEND, GLOO, ALONE, COPIES):
+            name = row.what if way == BACKEND else ""
+            rate = f"{self.per_second(way):.0f} {self.unit}" if way != COPIES else ""
+            exposed = milli(self.exposed(way) or 0.0) if way in (BACKEND, GLOO) else ""
+            ratios = (times(row.ratio(way, GLOO)), times(self.exposed_ratio)) if way == BACKEND else ("", "")
+            cells = f"{spread(row.times[way], milli):>24}{rate:>16}{exposed:>12}{ratios[0]:>9}{ratios[1]:>12}"
+            lines.append(f"{name:46}{way:18}{cells}".rstrip())
+        return lines
+
+    def facts(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "what": self.row.what,
+            "unit": self.unit,
+            "samples": self.samples,
+            "exposed_us": {way: (self.exposed(way) or 0.0) * 1e6 for way in (BACKEND, GLOO)},
+            "exposed_ratio": self.exposed_ratio,
+            "per_second": {way: self.per_second(way) for way in (BACKEND, GLOO, ALONE)},
+        }
+
+
+def run(harness: Harness, output: Output, workloads: Sequence[Workload]) -> list[Row]:
+    """Measures and prints (collective)."""
+    output.say("", *LEGEND, HEADS)
+    nothing = dist.new_group(backend="fake")
+    rows = []
+    for workload in output.progress(workloads, lambda workload: workload.name):
+        reason = workload.why_not(harness.size)
+        if reason:
+            output.say(f"{workload.name:46}left out: {reason}")
+            continue
+        step_row = _row(harness, workload, nothing)
+        output.add(step_row.row)
+        output.extra.setdefault("steps", []).append(step_row.facts())
+        output.say(*step_row.lines())
+        rows.append(step_row.row)
+    return rows
+
+
+def _row(harness: Harness, workload: Workload, nothing: Any) -> StepRow:
+    task, size = workload.task, harness.size
+    groups = {BACKEND: dist.group.WORLD, GLOO: harness.gloo, ALONE: None}
+    steps = {way: workload.make(task, Means(harness.rank, size, group, nothing)) for way, group in groups.items()}
+    _check(harness, workload, steps)
+    calls: dict[str, Call] = {**steps, COPIES: _copies(harness, workload)}
+    seconds = harness.rounds.times(calls)
+    seconds[ALONE] = [each * workload.alone(size) for each in seconds[ALONE]]
+    row = Row(workload.name, weight_bytes(task), size, seconds, "float32", "AVG")
+    return StepRow(row, task.unit, workload.samples(size))
+
+
+def _check(harness: Harness, workload: Workload, steps: dict[str, Step]) -> None:
+    """Raises AssertionError if an implementation's gradients differ from those of one process."""
+    expected = reference(workload.task, workload.batches(harness.size))
+    for _ in range(2):  # DDP forms its final buckets after the first
+        for way in (BACKEND, GLOO):
+            steps[way].backward()
+            compare(f"{workload.name}: {way}", steps[way].gradients(), expected, workload.tolerance)
+    harness.control.arrive()  # a rank with a wrong result has ended the job by now
+
+
+def _copies(harness: Harness, workload: Workload) -> Callable[[], None]:
+    """The floor of all operations of a step, one after the other."""
+    copies = [harness.copies(what, nbytes).get(COPIES) for what, nbytes in workload.traffic(workload.task, harness.size)]
+
+    def call() -> None:
+        for copy in copies:
+            if copy is not None:
+                copy()
+
+    return call
