@@ -41,12 +41,7 @@ MINIMUM_TORCH, BACKEND_FROM = (2, 11), (2, 14)
 THREADS = {"MULTIPLE": "calls from several threads at once", "SERIALIZED": "mpicoll will let one thread call at a time"}
 
 
-@quiet_without_reader
-def main(argv: Sequence[str] | None = None, prog: str = "python -m mpicoll.doctor") -> int:
-    """Prints the report (in a job on rank 0 only). Returns 0 if everything will work, else 1."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    if words[:1] == ["dump"]:
-        return dump.main(words[1:], f"{prog} dump")
+def make_parser(prog: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=prog,
         description="Reports which MPI, torch and hardware are here, with evidence, and how to repair what will not work.",
@@ -57,6 +52,16 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m mpicoll.docto
     parser.add_argument(
         "--hostfile", metavar="FILE", help="with --run: also try an all_reduce between one rank on each host of FILE"
     )
+    return parser
+
+
+@quiet_without_reader
+def main(argv: Sequence[str] | None = None, prog: str = "python -m mpicoll.doctor") -> int:
+    """Prints the report (in a job on rank 0 only). Returns 0 if everything will work, else 1."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words[:1] == ["dump"]:
+        return dump.main(words[1:], f"{prog} dump")
+    parser = make_parser(prog)
     options = parser.parse_args(words)
     if options.hostfile and not options.run:
         parser.error("--hostfile says where --run starts ranks; add --run")

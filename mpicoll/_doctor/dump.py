@@ -26,14 +26,19 @@ ONE_JOB_S = 60.0  # seconds between the records of one job
 Members = Mapping[int, GroupRecord]  # by global rank
 
 
-def main(argv: Sequence[str], prog: str) -> int:
-    """Prints the report. Returns 0 if the ranks agree, else 1."""
+def make_parser(prog: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=prog, description="Compares what the ranks of a job have called last, and says where they part."
     )
     parser.add_argument("folder", type=Path, help="holds rank-0.json, rank-1.json, ...: MPICOLL_DUMP_DIR, or mpicoll-dump")
     parser.add_argument("--json", action="store_true", help="print one JSON object: works, findings, facts")
     parser.add_argument("--torch", type=Path, metavar="OUT", help="also write traces for torch's flight recorder analyser")
+    return parser
+
+
+def main(argv: Sequence[str], prog: str) -> int:
+    """Prints the report. Returns 0 if the ranks agree, else 1."""
+    parser = make_parser(prog)
     options = parser.parse_args(argv)
     try:
         records, unreadable = read(options.folder)

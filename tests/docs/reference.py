@@ -1,0 +1,128 @@
+"""Makes the tables of docs/reference/command-line.md and settings.md from the parsers and from the table of settings.
+
+    python -m tests.docs.reference        writes them; tests/project/test_reference_pages.py compares
+
+They are not the texts of ``--help``, because every version of Python lays those out in another way.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import textwrap
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from mpicoll import _config
+from mpicoll._doctor import doctor, dump
+from mpicoll._launch import arguments
+from mpicoll.bench import options, overview
+from mpicoll.bench.messages import MESSAGES
+from mpicoll.bench.operations import COLLECTIVES
+from tests.support import ROOT
+
+PAGES = (ROOT / "docs/reference/command-line.md", ROOT / "docs/reference/settings.md")
+FIELD = re.compile(r"(<!-- made: ([\w ]+) -->\n).*?(<!-- /made -->\n)", re.DOTALL)
+HEADS = ("| option | meaning |", "|---|---|")
+FAMILIES = {"collectives": COLLECTIVES, "messages": MESSAGES}
+WIDTH = 140  # characters of a line of text
+
+
+def run() -> Iterator[str]:
+    parser = arguments.make_parser("mpicoll run")
+    for group in parser._action_groups:
+        rows = [row(action) for action in shown(group._group_actions) if "--version" not in action.option_strings]
+        if rows:
+            title = str(group.title)
+            yield from (f"**{title[0].upper()}{title[1:]}**", "", *HEADS, *rows, "")
+    status = " ".join((parser.epilog or "").split("\n\n")[-1].split())
+    yield from textwrap.wrap(f"{status[0].upper()}{status[1:]}.", WIDTH)
+
+
+def doctor_options() -> Iterator[str]:
+    yield from (*HEADS, *map(row, shown(doctor.make_parser("mpicoll doctor")._actions)))
+
+
+def dump_options() -> Iterator[str]:
+    yield from (*HEADS, *map(row, shown(dump.make_parser("mpicoll doctor dump")._actions)))
+
+
+def benchmarks() -> Iterator[str]:
+    yield from ("| WHAT | measures |", "|---|---|")
+    for what, text in overview.HELP.items():
+        yield f"| `{what}` | {text or 'likewise'} |"
+
+
+def bench_options() -> Iterator[str]:
+    """The options of all benchmarks, each with the benchmarks that have it."""
+    having: dict[str, list[str]] = {}
+    for what, parser in subparsers(options.make_parser("")).items():
+        for action in shown(parser._actions):
+            having.setdefault(row(action), []).append(what)
+    yield from ("| option | meaning | benchmarks |", "|---|---|---|")
+    for text, some in having.items():
+        yield f"{text} {families(some)} |"
+
+
+def families(benchmarks: list[str]) -> str:
+    names, rest = [], benchmarks
+    for family, members in FAMILIES.items():
+        have = [what for what in members if what in rest]
+        without = [what for what in members if what not in rest]
+        if len(have) > len(without):
+            names.append(f"{family} but {spell(without)}" if without else family)
+            rest = [what for what in rest if what not in members]
+    return ", ".join([*names, *([spell(rest)] if rest else [])])
+
+
+def subparsers(parser: argparse.ArgumentParser) -> dict[str, Any]:
+    actions = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    return dict(actions[0].choices)
+
+
+def spell(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def shown(actions: Iterable[argparse.Action]) -> list[argparse.Action]:
+    return [action for action in actions if action.help is not argparse.SUPPRESS and "--help" not in action.option_strings]
+
+
+def row(action: argparse.Action) -> str:
+    values = action.metavar or (action.choices and "|".join(map(str, action.choices))) or ""
+    words = " ".join(values) if isinstance(values, tuple) else str(values)
+    if action.nargs == 0:
+        words = ""
+    if action.nargs == "+":
+        words += " ..."
+    names = [f"`{name}`" for name in action.option_strings] or [f"`{words or action.dest}`"]
+    value = f" `{words}`" if words and action.option_strings else ""
+    return f"| {cell(', '.join(names) + value)} | {cell(str(action.help))} |"
+
+
+def cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def settings() -> Iterator[str]:
+    yield from _config.table().splitlines()
+
+
+FIELDS: dict[str, Callable[[], Iterator[str]]] = {
+    "run": run,
+    "doctor": doctor_options,
+    "dump": dump_options,
+    "benchmarks": benchmarks,
+    "bench": bench_options,
+    "settings": settings,
+}
+
+
+def made(page: str) -> str:
+    """The text of a page with its fields made anew."""
+    return FIELD.sub(lambda match: match[1] + "\n" + "\n".join(FIELDS[match[2]]()).rstrip() + "\n\n" + match[3], page)
+
+
+if __name__ == "__main__":
+    for path in PAGES:
+        path.write_text(made(path.read_text()))
