@@ -18,6 +18,14 @@ def test_the_next_lower_number_of_ranks_counts() -> None:
     assert [known.least("all_reduce", ranks) for ranks in (2, 3, 7, 8, 64)] == [100, 100, 100, 300, 300]
 
 
+@pytest.mark.parametrize("library", ["Open MPI v5.0.11", "MPICH Version: 5", "another MPI"])
+@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
+def test_buckets_of_gradients_go_through_the_window(library: str, ranks: int) -> None:
+    """DDP's first bucket has 1 MiB. Up to 8 MiB two ranks called Open MPI, which kept the core from the backward pass."""
+    known = thresholds.of_group(thresholds.choices(library), [ranks])
+    assert thresholds.all_reduce(known, 1 << 20) == thresholds.SHARED_MEMORY
+
+
 def test_no_window_for_one_rank_or_without_memory() -> None:
     assert Choices().least("all_reduce", 1) == NEVER
     assert Choices(window_bytes=0).least("all_reduce", 4) == NEVER
