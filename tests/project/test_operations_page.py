@@ -42,7 +42,8 @@ def test_all_names() -> None:
     if pinned is not None and torch.__version__.partition("+")[0] == pinned[1]:
         done = run([sys.executable, "-c", NAMES], 60)  # nothing else imported
         assert done.returncode == 0, done.stderr
-        assert {*done.stdout.split(), *submodules_at_start()} | loaded == listed
+        found = {name for name in done.stdout.split() if "NCCL" not in name}  # which builds for CUDA show, too
+        assert {*found, *submodules_at_start()} | loaded == listed
 
 
 NAMES = """
