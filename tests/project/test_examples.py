@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import shlex
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.project.programs import output_of
 from tests.support import ROOT, run
 
 SURVIVES = ROOT / "examples" / "lost_rank.py"  # needs Open MPI 5: tests/faults/test_fault_tolerant.py
@@ -19,11 +21,20 @@ EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py") if path != S
 TIME_LIMIT_S = 120  # seconds for one example; each takes a few, the rest is for a busy machine
 ON_GPUS = [path for path in EXAMPLES if path.stem.startswith("gpu_")]
 PLOTTING = [path for path in EXAMPLES if '"--plot"' in path.read_text()]
+SHOWING = {
+    "dlrm_all_to_all",
+    "insitu_mpi4py",
+    "profile_step",
+    "tensor_parallel",
+    "transformer_fsdp2",
+}  # the docstring has the output
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 # The limits of the examples: (file, ranks, what the refusal must say).
 REFUSALS = [
     ("ping_pong.py", 1, "at least 2 ranks"),
+    ("insitu_mpi4py.py", 1, "at least 2 ranks"),
+    ("dlrm_all_to_all.py", 6, "6 ranks are too many for 5 tables"),
     pytest.param("digits_torch_ddp.py", 7, "7 ranks do not divide a batch of 120", marks=pytest.mark.slow),
     pytest.param("resnet_pipeline.py", 7, "too few for 7 ranks", marks=pytest.mark.slow),
 ]
@@ -55,6 +66,14 @@ def succeeded(path: Path, done: subprocess.CompletedProcess[str]) -> None:
         assert done.stdout.count("rank 0 on cuda:0, ") == (1 if torch.cuda.is_available() else 0), said
 
 
+MEASURED = re.compile(r"\d[\d,.]*(?= ms| tokens/s|% during)")  # numbers in the output that no two runs share
+
+
+def printed_what_its_docstring_says(path: Path, done: subprocess.CompletedProcess[str]) -> None:
+    expected, printed = output_of(path), done.stdout.splitlines()
+    assert [MEASURED.sub("N", line) for line in printed] == [MEASURED.sub("N", line) for line in expected], done.stdout
+
+
 def looks_like_a_plot(picture: Path) -> None:
     content = picture.read_bytes()
     assert content.startswith(PNG_SIGNATURE)
@@ -67,7 +86,8 @@ def looks_like_a_plot(picture: Path) -> None:
 def test_there_are_examples() -> None:
     assert len(EXAMPLES) >= 12
     assert {path.stem for path in ON_GPUS} == {"gpu_ddp", "gpu_pipeline"}
-    assert {path.stem for path in PLOTTING} == {"digits_by_hand", "digits_ddp", "digits_torch_ddp"}
+    assert {path.stem for path in PLOTTING} == {"digits_by_hand", "digits_ddp", "digits_torch_ddp", "profile_step"}
+    assert {path.stem for path in EXAMPLES if output_of(path)} == SHOWING
 
 
 @names
@@ -108,7 +128,10 @@ def test_ranks_of_a_node_take_its_gpus_in_turn(path: Path, monkeypatch: pytest.M
 @pytest.mark.timeout(TIME_LIMIT_S + 30)
 @names
 def test_runs_by_its_first_line(path: Path) -> None:
-    succeeded(path, run(command_of(path), TIME_LIMIT_S))
+    done = run(command_of(path), TIME_LIMIT_S)
+    succeeded(path, done)
+    if path.stem in SHOWING:
+        printed_what_its_docstring_says(path, done)
 
 
 @pytest.mark.slow
@@ -147,6 +170,31 @@ def test_training_that_loses_ranks_ends_with_the_weights_of_an_undisturbed_one(t
         done.stderr
     )
     assert "mpicoll.run: restart 2 of 2 in 2 s" in done.stderr
+
+
+@pytest.mark.launch
+@pytest.mark.timeout(TIME_LIMIT_S + 30)
+def test_the_transformer_in_bfloat16_leaves_a_checkpoint(tmp_path: Path) -> None:
+    path, folder = ROOT / "examples" / "transformer_fsdp2.py", tmp_path / "checkpoint"
+    done = run([*command_of(path), "--bf16", "--checkpoint", str(folder)], TIME_LIMIT_S)
+    succeeded(path, done)
+    assert "2 ranks, torch.bfloat16\n" in done.stdout
+    assert {file.name for file in folder.iterdir()} == {".metadata", "__0_0.distcp", "__1_0.distcp"}
+    assert "training: 100%" in done.stderr
+    assert done.stderr.count("training:   0%") == 3, "only rank 0 has a bar"
+
+
+@pytest.mark.launch
+@pytest.mark.timeout(TIME_LIMIT_S + 30)
+def test_a_profiled_step_leaves_traces_and_a_picture(tmp_path: Path) -> None:
+    path, picture = ROOT / "examples" / "profile_step.py", tmp_path / "step.png"
+    done = run([*command_of(path), "--traces", str(tmp_path), "--plot", str(picture)], TIME_LIMIT_S)
+    succeeded(path, done)
+    looks_like_a_plot(picture)
+    for rank in range(2):
+        events = json.loads((tmp_path / f"rank-{rank}.json").read_text())["traceEvents"]
+        names = [event.get("name") for event in events if event.get("ph") == "X"]
+        assert [names.count(name) for name in ("step", "backward", "mpi:all_reduce")] == [5, 5, 15]
 
 
 PIPELINE = ROOT / "examples" / "rpc_pipeline"
