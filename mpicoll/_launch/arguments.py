@@ -293,7 +293,8 @@ def unknown(option: str) -> str:
     dashed = name.replace("_", "-")
     if name in REPLACED or dashed in REPLACED:
         return f"{option} is not an option of mpicoll.run: {REPLACED.get(name) or REPLACED[dashed]}"
-    known = [*lengths(), *PROGRAM_OPTIONS]
+    # torchrun's spelling, with underscores, is accepted and not proposed.
+    known = [name for name in (*lengths(), *PROGRAM_OPTIONS) if "_" not in name]
     near = difflib.get_close_matches(dashed, known, n=1) or difflib.get_close_matches("-" + dashed, known, n=1)
     guess = f"; did you mean {near[0]}?" if near else "."
     return (

@@ -211,6 +211,7 @@ def test_log_files(here: Path) -> None:
     ("line", "words"),
     [
         ("--bind-too core t.py", "--bind-too is not an option of mpicoll.run; did you mean --bind-to?"),
+        ("--bindto core t.py", "did you mean --bind-to?"),
         ("--nprocs 2 t.py", "did you mean --nproc?"),
         ("--nproc_per_nod 2 t.py", "did you mean --nproc-per-node?"),
         ("-nolocal t.py", "-nolocal is not an option of mpicoll.run"),
