@@ -41,6 +41,16 @@ def test_the_version_is_set_in_one_place() -> None:
     assert 'version = { attr = "mpicoll.__version__" }' in PROJECT
 
 
+def test_the_classifiers_name_the_versions_of_python_that_were_run() -> None:
+    named = set(re.findall(r"Python :: (3\.\d+)", PROJECT))
+    table = (ROOT / "docs/reference/compatibility.md").read_text().partition("| Python | torch |")[2].partition("\n\n")[0]
+    cells = [line.split("|")[1] for line in table.splitlines() if line.startswith("| 3.")]
+    assert named == {version for cell in cells for version in re.findall(r"\b3\.\d+", cell)}
+    least = re.search(r'^requires-python = ">=([\d.]+)"', PROJECT, re.MULTILINE)
+    assert least is not None
+    assert least[1] in named
+
+
 def test_the_citation_is_of_this_package() -> None:
     text = (ROOT / "CITATION.cff").read_text()
     license_of_project = re.search(r'^license = "(.*)"$', PROJECT, re.MULTILINE)
