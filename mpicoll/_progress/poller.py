@@ -23,6 +23,10 @@ from mpicoll.errors import CommunicationError, GroupDestroyed
 
 FIRST_NAP_S = 100e-6  # seconds before the poller's first look: a thread that calls wait at once polls alone
 LONGEST_NAP_S = 1e-3  # seconds that a finished message waits for the poller at most; 1000 looks a second take 1 % of a core
+# After a thread of the program has waited for a message, the poller does not look for so long: each look takes the interpreter's
+# lock from the threads that poll. On 2 cores, 16 MiB between 2 ranks took 1.3 times MPI's time with looks every 100 us, and 1.07
+# with these.
+ABSENT_S = 5e-3
 WARM_NAPS = 50  # naps after the last message before the poller sleeps: waking it costs as much as a small message
 
 
@@ -37,6 +41,7 @@ class Poller:
         self._pending: dict[Work, PendingMessage] = {}
         self._guard = threading.Lock()
         self._waiting: list[Work] = []
+        self._waits = 0  # how often a thread has begun to wait
         self._wake = threading.Event()
         self._asleep = False
         self._closing = False
@@ -74,9 +79,13 @@ class Poller:
         return bool(ended) or moved
 
     def _loop(self) -> None:
-        nap, idle = FIRST_NAP_S, 0
+        nap, idle, waits = FIRST_NAP_S, 0, 0
         while not self._closing:
-            if self._pending:
+            if self._waiting or waits != self._waits:
+                waits = self._waits
+                time.sleep(ABSENT_S)
+                nap, idle = FIRST_NAP_S, 0
+            elif self._pending:
                 time.sleep(nap)
                 idle = 0
                 if not self._waiting:
@@ -102,6 +111,7 @@ class Poller:
         deadline = time.monotonic() + seconds
         backoff = Backoff()
         self._waiting.append(work)
+        self._waits += 1
         try:
             while not work._done and time.monotonic() < deadline:
                 if self.poll():
