@@ -81,6 +81,18 @@ def all_reduce(window: Window, memory: Tensor, combine: Combine, root: int | Non
         receive(*before)
 
 
+def reduce_scatter_flat(window: Window, output: Tensor, memory: Tensor, combine: Combine) -> None:
+    """The same as `reduce_scatter` in one turn, with less to do for each block. ``memory`` is at most one chunk long."""
+    turn, dtype, block = window.turn, memory.dtype, output.nbytes
+    window.turn = turn + 1
+    window.free(turn)
+    window.copy(window.slot(turn, window.rank), memory.data_ptr(), memory.nbytes)  # [1]
+    window.lay(turn)
+    window.await_laid(turn)
+    combine([window.view(dtype, turn, rank, window.rank * block, block) for rank in range(window.size)], output)  # [2]
+    window.take(turn)
+
+
 def reduce_scatter(window: Window, output: Tensor, memory: Tensor, combine: Combine) -> None:
     """Rank i gets the reduction of the i-th block of every rank's ``memory``. Both are one-dimensional and do not overlap."""
     rank, size, dtype, block, address = window.rank, window.size, memory.dtype, output.nbytes, memory.data_ptr()
@@ -143,7 +155,8 @@ def broadcast(window: Window, memory: Block, root: int) -> None:
 def all_to_all(window: Window, targets: Sequence[Block], sources: Sequence[Block]) -> list[tuple[int, int]]:
     """``sources[j]`` of rank i arrives in ``targets[i]`` of rank j. Sizes are free; no rank needs to know the sizes of others.
 
-    Every rank first lays down the sizes of its sources and of its targets, and behind them the sources if they fit.
+    Every rank first lays down the sizes of its sources and of its targets, and behind them the sources if they fit, each with as
+    much room as the longest one.
 
     Returns:
         The pairs (i, j) in which rank i sends more or less than rank j expects, the same on all ranks. If there is any such pair,
@@ -153,38 +166,36 @@ def all_to_all(window: Window, targets: Sequence[Block], sources: Sequence[Block
     first = window.turn
     window.turn = first + 1
     source_sizes = [nbytes for _, nbytes in sources]
-    window.free(first)
-    window.write(first, [*source_sizes, *(nbytes for _, nbytes in targets)])
+    numbers = (*source_sizes, *(nbytes for _, nbytes in targets))
     header = round_up(2 * size * 8, LINE)
-    if header + sum(round_up(nbytes, LINE) for nbytes in source_sizes) <= window.chunk:
-        _lay_side_by_side(window, window.slot(first, rank) + header, sources)
+    window.free(first)
+    window.write(first, numbers)
+    room = round_up(max(source_sizes), LINE)
+    if header + size * room <= window.chunk:
+        place = window.slot(first, rank) + header
+        for receiver in window.others:
+            window.copy(place + receiver * room, *sources[receiver])
     window.lay(first)
     window.await_laid(first)
-    sizes = [window.read(first, other, 2 * size) for other in range(size)]
-    wrong = [(i, j) for i in range(size) for j in range(size) if sizes[i][j] != sizes[j][size + i]]
-    if wrong:
+    laid = [numbers if other == rank else window.read(first, other, 2 * size) for other in range(size)]
+    sent, expected = [sizes[:size] for sizes in laid], list(zip(*(sizes[size:] for sizes in laid), strict=True))
+    if sent != expected:
         window.take(first)
-        return wrong
+        return [(i, j) for i in range(size) for j in range(size) if sent[i][j] != expected[i][j]]
     large = []  # ranks whose sources do not fit
     for sender in range(size):
-        if header + sum(round_up(nbytes, LINE) for nbytes in sizes[sender][:size]) > window.chunk:
+        room = round_up(max(sent[sender]), LINE)
+        if header + size * room > window.chunk:
             large.append(sender)
         elif sender != rank:
-            offset = header + sum(round_up(sizes[sender][r], LINE) for r in range(rank) if r != sender)
-            window.copy(targets[sender][0], window.slot(first, sender) + offset, targets[sender][1])
+            target, nbytes = targets[sender]
+            window.copy(target, window.slot(first, sender) + header + rank * room, nbytes)
     window.take(first)
     window.copy(targets[rank][0], sources[rank][0], source_sizes[rank])
     if large:
-        longest = max(sizes[sender][receiver] for sender in large for receiver in range(size) if receiver != sender)
+        longest = max(sent[sender][receiver] for sender in large for receiver in range(size) if receiver != sender)
         _in_pieces(window, targets, sources, large, longest)
     return []
-
-
-def _lay_side_by_side(window: Window, place: int, sources: Sequence[Block]) -> None:
-    for receiver, (address, nbytes) in enumerate(sources):
-        if receiver != window.rank:
-            window.copy(place, address, nbytes)
-            place += round_up(nbytes, LINE)
 
 
 def _in_pieces(window: Window, targets: Sequence[Block], sources: Sequence[Block], senders: Sequence[int], longest: int) -> None:

@@ -206,7 +206,10 @@ class HostCollectives:
         if algorithm == DIRECT:
             direct.reduce_scatter(self.channel, output, flat, kernel.combine, slice_nbytes=SLICE)
         elif (window := self.windows.window) is not None:
-            shared_memory.reduce_scatter(window, output, flat, kernel.combine)
+            if nbytes <= min(FLAT_BYTES, window.chunk):
+                shared_memory.reduce_scatter_flat(window, output, flat, kernel.combine)
+            else:
+                shared_memory.reduce_scatter(window, output, flat, kernel.combine)
         else:
             assert self.windows.nodes is not None
             hierarchical.reduce_scatter(self.windows.nodes, output, flat, two_level.of(kernel, self.size))
@@ -345,6 +348,11 @@ class HostCollectives:
     def all_to_all_single(self, target: Tensor, source: Tensor, receives: Sequence[int], sends: Sequence[int]) -> Call:
         """Exchanges rows of dim 0: ``sends[j]`` rows go to rank j, ``receives[i]`` rows come from rank i."""
         outputs, inputs = rows(target, receives), rows(source, sends)
+        return self._all_to_all, ("all_to_all_single", outputs, inputs), (target.dtype, None, None, (inputs, outputs))
+
+    def all_to_all_even(self, target: Tensor, source: Tensor) -> Call:
+        """Exchanges equal blocks, as all_to_all_single does if no rows are named."""
+        outputs, inputs = blocks(target, self.size), blocks(source, self.size)
         return self._all_to_all, ("all_to_all_single", outputs, inputs), (target.dtype, None, None, (inputs, outputs))
 
     def _all_to_all(self, operation: str, targets: Sequence[Block], sources: Sequence[Block]) -> None:
