@@ -109,6 +109,11 @@ def added(row: Row) -> float | None:
     return None if seconds is None else seconds * 1e6
 
 
+def us(way: str) -> Figure:
+    """Microseconds of a call; of a message, one way."""
+    return lambda row: row.seconds(way) * 1e6 if way in row.times else None
+
+
 def _over(figure: Figure, whats: Sequence[str], dtypes: Sequence[str], low: int, high: int = EVER) -> Callable[[Measured], Value]:
     return lambda measured: measured.worst(figure, whats, dtypes, low, high)
 
@@ -141,6 +146,26 @@ NAMES = {"latency": "send + recv, 8 B", "barrier": "barrier"}
 REDUCED = ("all_reduce",)
 _SHORT = [Target("1", NAMES.get(what, f"{what}, 8 B"), RAW, 1.5, "x", _over(to(RAW), (what,), F32, 8, 8)) for what in SHORT]
 _CROWDED = _apart("crowded", lambda rows: rows[0].ratio(API, GLOO), "a job of its own")
+_CROWDED_HALVES = _apart("crowded", lambda rows: rows[1].ratio(API, GLOO), "a job of its own")
+
+
+def _call(what: str, at_most: float, way: str = API, dtypes: Sequence[str] = F32) -> Target:
+    """The time of a call with 8 bytes."""
+    words = [
+        f"time of {NAMES.get(what, f'{what}, 8 B')}",
+        *(dtypes if dtypes is not F32 else []),
+        *(["torch"] if way == BACKEND else []),
+    ]
+    return Target("15", ", ".join(words), "-", at_most, "us", _over(us(way), (what,), dtypes, 8, 8))
+
+
+def _large(what: str, mib: int, against: str, at_most: float, way: str = API) -> Target:
+    words = f"{'send + recv' if what == 'latency' else what}, {mib} MiB{', torch' if way == BACKEND else ''}"
+    figure: Figure = lambda row: row.ratio(way, against)  # noqa: E731
+    return Target("16", words, against, at_most, "x", _over(figure, (what,), F32, mib * MIB, mib * MIB))
+
+
+HALF = ("bfloat16",)
 TARGETS = [
     *_SHORT,
     Target("2", "the same through torch.distributed", API, 12, "us", _over(added, SHORT, F32, 8, 8)),
@@ -156,6 +181,18 @@ TARGETS = [
     Target("12", "4 ranks, all_reduce, 8 B", GLOO, 0.2, "x", _CROWDED),
     Target("13", "import mpicoll, after torch", "-", 30, "ms", _apart("startup", lambda startup: startup.import_s() * 1e3)),
     Target("14", "4 ranks, init_process_group", GLOO, 1.0, "x", _apart("startup", Startup.init_ratio, "jobs of their own")),
+    *(_call("all_reduce", *aim) for aim in ((4, API), (12, BACKEND))),
+    _call("broadcast", 3.5),
+    _call("barrier", 3.5),
+    *(_call("latency", *aim) for aim in ((3.5, API), (10, BACKEND))),
+    _call("all_reduce", 8, dtypes=HALF),
+    _call("reduce_scatter_tensor", 15, dtypes=HALF),
+    _call("all_to_all", 8),
+    *(_large("latency", mib, RAW, 1.05, way) for mib in (1, 16, 64) for way in (API, BACKEND)),
+    _large("broadcast", 16, RAW, 1.0),
+    _large("all_reduce", 64, COPY, 1.5),
+    _large("all_gather_into_tensor", 64, COPY, 1.5),
+    Target("17", "4 ranks, all_reduce of bfloat16, 16 MiB", GLOO, 0.35, "x", _CROWDED_HALVES),
 ]
 HEAD = ["", "what", "against", "at most", "measured", "", "worst, or why not"]
 

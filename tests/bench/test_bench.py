@@ -174,7 +174,7 @@ def test_all_measures_every_target() -> None:
     rows = [line.split(" | ") for line in result.stdout.splitlines() if line.startswith("| ")][1:]
     assert [row[0].removeprefix("| ") for row in rows] == [target.number for target in targets.TARGETS]
     without = [row[0].removeprefix("| ") for row in rows if row[5] == "-"]
-    assert without == ["11", "12", "13", "14"], result.stdout  # 64 MiB of gradients and jobs of their own: not with --quick
+    assert without == ["11", "12", "13", "14", *["16"] * 4, "17"], result.stdout  # 64 MiB and jobs of their own: not with --quick
 
 
 @pytest.mark.slow
@@ -184,7 +184,7 @@ def test_jobs_of_their_own() -> None:
     found = startup.measure(2, 1)
     assert found.init_ratio() > 0
     assert "init_process_group, Gloo" in "\n".join(found.lines(2))
-    assert everything.crowded(3, "--quick").size == 3
+    assert everything.crowded(3, "--sizes", "8", "--quick").size == 3
 
 
 @pytest.mark.launch
@@ -290,3 +290,6 @@ def test_targets_are_judged() -> None:
     assert found["broadcast, 8 B"].verdict == "-"
     assert found["the same through torch.distributed"].verdict == "MISSED"
     assert found["async all_reduce of 16 MiB beside a matmul"].at_most == targets.FULL
+    assert found["time of all_reduce, 8 B"].value == pytest.approx(1.4e6)
+    assert found["time of all_reduce, 8 B, torch"].value == pytest.approx(2e7)
+    assert len(found) == len(targets.TARGETS)  # no two have one name
