@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -140,3 +141,39 @@ def test_a_checkpoint_before_the_time_limit(nodes: slurm.Slurm, tmp_path: Path) 
     shown = nodes.run("scontrol", "show", "job", job, cwd=tmp_path).stdout
     assert "JobState=COMPLETED" in shown, shown + said()
     assert "ExitCode=0:0" in shown
+
+
+EXAMPLE = ROOT / "examples" / "slurm"
+
+
+def test_the_example_goes_on_after_the_time_limit(nodes: slurm.Slurm, tmp_path: Path) -> None:
+    """examples/slurm: USR1, a checkpoint, back into the queue, and on from there."""
+    for file in EXAMPLE.iterdir():
+        if file.is_file():
+            shutil.copy(file, tmp_path)
+    steps = 150
+    options = ("--parsable", "--ntasks-per-node=1", "--time=10", "--output=output")
+    words = ("submit.sbatch", "--steps", str(steps), "--pause", "0.05")
+    done = nodes.run("sbatch", *options, *words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    job, output = done.stdout.strip(), tmp_path / "output"
+
+    def said() -> str:
+        return output.read_text() if output.exists() else ""
+
+    def shown() -> str:
+        return nodes.run("scontrol", "show", "job", job, cwd=tmp_path).stdout
+
+    slurm.wait_for(lambda: "2 ranks begin after step 0" in said(), "no ranks", said)
+    assert nodes.run("scancel", "--signal=USR1", "--batch", job, cwd=tmp_path).returncode == 0
+    slurm.wait_for(lambda: "Restarts=1" in shown() and "JobState=PENDING" in shown(), "not in the queue again", said)
+    assert not (tmp_path / "checkpoints" / "finished").exists()
+    nodes.run("scontrol", "update", f"JobId={job}", "StartTime=now", cwd=tmp_path)  # Slurm would wait for two minutes
+    last = f"saved after step {steps} of {steps}"
+    slurm.wait_for(lambda: last in said(), "not finished", lambda: said() + shown())
+    slurm.wait_for(lambda: not nodes.queue(), "the job goes on", said)
+    assert (tmp_path / "checkpoints" / "finished").exists()
+    stopped = [int(step) for step in re.findall(r"saved after step (\d+)", said())]
+    assert len(stopped) == 2, said()
+    assert 0 < stopped[0] < steps
+    assert f"2 ranks begin after step {stopped[0]}\n" in said()

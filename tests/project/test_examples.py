@@ -211,3 +211,16 @@ def test_the_pipeline_of_two_programs() -> None:
     done = run([*master[:at], *SMALL, *master[at:]], TIME_LIMIT_S)
     succeeded(PIPELINE, done)
     assert done.stdout.count("gradients as in one process") == 2, done.stdout
+
+
+@pytest.mark.launch
+@pytest.mark.timeout(TIME_LIMIT_S + 30)
+def test_the_training_for_slurm_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    """In Slurm, with the signal: tests/cluster/test_slurm.py."""
+    command = [*command_of(ROOT / "examples" / "slurm" / "train.py"), "--checkpoints", str(tmp_path), "--steps"]
+    for first, last, ranks in ((0, 10, 2), (10, 30, 1)):
+        done = run([*command[:4], str(ranks), *command[5:], str(last)], TIME_LIMIT_S)
+        assert done.returncode == 0, done.stderr
+        assert f"{ranks} ranks begin after step {first}\n" in done.stdout
+        assert f"train: saved after step {last} of {last}, " in done.stdout
+    assert {path.name for path in tmp_path.iterdir()} == {"step-10", "step-30", "finished"}
