@@ -11,6 +11,8 @@ error is kept and raised when a program requests the backend (see `ensure`).
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -142,8 +144,20 @@ def _handler(name: str, arguments: dict[str, Any]) -> wrapping.Handler:
     ensure()
     from mpicoll._c10d import timeouts
 
-    with timeouts.end_job_after(name, timeouts.complete(arguments)):
+    with timeouts.end_job_after(name, timeouts.complete(arguments)), _collections_put_off():
         from mpicoll._c10d import init, shrink
 
     handler: wrapping.Handler = getattr(shrink if name == "shrink_group" else init, name)
     return handler
+
+
+@contextlib.contextmanager
+def _collections_put_off() -> Iterator[None]:
+    """Turns Python's garbage collector off. Loading our modules would start a full collection: with torch's objects 0.1 s."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
