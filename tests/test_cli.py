@@ -12,6 +12,7 @@ import pytest
 
 import mpicoll
 from mpicoll import _cli, _config, _stdout
+from mpicoll._launch import run
 from tests.support import clean_environment
 
 pytestmark = pytest.mark.timeout(100)
@@ -89,6 +90,17 @@ def test_a_broken_connection_is_an_error() -> None:
 
     with pytest.raises(BrokenPipeError, match="of a socket"):
         main()
+
+
+def test_help_that_nobody_reads_is_no_error_of_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With Python 3.11.2, whose argparse does not drop the error: "mpicoll.run: [Errno 32] Broken pipe"."""
+
+    def parse(*_: object) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr(run, "parse", parse)
+    with pytest.raises(BrokenPipeError):
+        run.main(["--help"])
 
 
 # --- really started ---

@@ -53,6 +53,8 @@ def main(argv: Sequence[str] | None = None, prog: str = PROG) -> int:
         if options.execute and options.request.max_restarts:
             raise LaunchError("--max-restarts: after --exec nobody is left to start the job again; leave one of them out")
         job_plan = make_plan(programs, options, environ)
+    except BrokenPipeError:  # from --help, with Python 3.11.2 for example; later ones drop it
+        raise
     except (LaunchError, ValueError, OSError) as error:
         print(f"mpicoll.run: {error}", file=sys.stderr)
         return 2
