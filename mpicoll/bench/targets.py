@@ -161,8 +161,9 @@ def _call(what: str, at_most: float, way: str = API, dtypes: Sequence[str] = F32
 
 def _large(what: str, mib: int, against: str, at_most: float, way: str = API) -> Target:
     words = f"{'send + recv' if what == 'latency' else what}, {mib} MiB{', torch' if way == BACKEND else ''}"
-    figure: Figure = lambda row: row.ratio(way, against)  # noqa: E731
-    return Target("16", words, against, at_most, "x", _over(figure, (what,), F32, mib * MIB, mib * MIB))
+    return Target(
+        "16", words, against, at_most, "x", _over(lambda row: row.ratio(way, against), (what,), F32, mib * MIB, mib * MIB)
+    )
 
 
 HALF = ("bfloat16",)
