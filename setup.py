@@ -9,7 +9,10 @@ FILES = ""  # the address below which the repository's files are, with a "/" at 
 
 
 def outside_the_repository(text: str) -> str:
-    """Makes links to files of the repository absolute; without ``FILES`` their text remains, and pictures are left out."""
+    """Makes links to files of the repository absolute; without ``FILES`` their text remains.
+
+    Pictures, and links to the README in other languages, are left out then.
+    """
 
     def link(found: "re.Match[str]") -> str:
         picture, label, target = found.groups()
@@ -17,7 +20,7 @@ def outside_the_repository(text: str) -> str:
             return found[0]
         if FILES:
             return f"{picture}[{label}]({FILES}{target})"
-        return "" if picture else label
+        return "" if picture or target.startswith("README.") else label
 
     return re.sub(r"(!?)\[([^]]*)\]\(([^)]*)\)", link, text)
 

@@ -111,6 +111,7 @@ def test_the_description_has_no_links_into_the_repository(monkeypatch: pytest.Mo
     readme = module.outside_the_repository((ROOT / "README.md").read_text())
     assert "Eight short programs" in readme
     assert "](docs/" not in readme
+    assert "中文" not in readme
 
 
 def test_the_description_has_absolute_links_where_the_repository_has_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
