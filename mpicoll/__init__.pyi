@@ -95,24 +95,12 @@ from torch.distributed import (
 )
 
 from mpicoll import autograd as autograd, errors as errors, nn as nn, optim as optim, rpc as rpc
-from mpicoll._api.barriers import barrier as barrier, monitored_barrier as monitored_barrier
-from mpicoll._api.coalesced import all_gather_coalesced as all_gather_coalesced, all_reduce_coalesced as all_reduce_coalesced
-from mpicoll._api.exchanges import (
-    all_to_all as all_to_all,
-    all_to_all_single as all_to_all_single,
-    gather as gather,
-    scatter as scatter,
-)
+from mpicoll._api.barriers import monitored_barrier as monitored_barrier
 from mpicoll._api.flight_record import dump_flight_record as dump_flight_record
-from mpicoll._api.gathers import all_gather as all_gather, all_gather_single as all_gather_single, broadcast as broadcast
 from mpicoll._api.groups import init_process_group as init_process_group
 from mpicoll._api.information import info as info
 from mpicoll._api.mpi4py_comm import get_comm as get_comm
 from mpicoll._api.objects import recv_object_list as recv_object_list
-from mpicoll._api.older_names import (
-    all_gather_into_tensor as all_gather_into_tensor,
-    reduce_scatter_tensor as reduce_scatter_tensor,
-)
 from mpicoll._api.p2p import (
     P2POp as P2POp,
     batch_isend_irecv as batch_isend_irecv,
@@ -121,16 +109,29 @@ from mpicoll._api.p2p import (
     recv as recv,
     send as send,
 )
-from mpicoll._api.reductions import (
-    all_reduce as all_reduce,
-    reduce as reduce,
-    reduce_scatter as reduce_scatter,
-    reduce_scatter_single as reduce_scatter_single,
-)
-from mpicoll._api.scans import exscan as exscan, scan as scan
 from mpicoll._api.shrinking import shrink as shrink, shrink_group as shrink_group
 from mpicoll._api.split_group import split_group as split_group
 from mpicoll._launch.spawn import RankExited as RankExited, RankRaised as RankRaised, spawn as spawn
+from mpicoll._overloads import (
+    all_gather as all_gather,
+    all_gather_coalesced as all_gather_coalesced,
+    all_gather_into_tensor as all_gather_into_tensor,
+    all_gather_single as all_gather_single,
+    all_reduce as all_reduce,
+    all_reduce_coalesced as all_reduce_coalesced,
+    all_to_all as all_to_all,
+    all_to_all_single as all_to_all_single,
+    barrier as barrier,
+    broadcast as broadcast,
+    exscan as exscan,
+    gather as gather,
+    reduce as reduce,
+    reduce_scatter as reduce_scatter,
+    reduce_scatter_single as reduce_scatter_single,
+    reduce_scatter_tensor as reduce_scatter_tensor,
+    scan as scan,
+    scatter as scatter,
+)
 from mpicoll.errors import (
     CollectiveMismatch as CollectiveMismatch,
     CommunicationError as CommunicationError,

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 import mpicoll
+from tests.project import overloads
 from tests.support import ROOT
 
 MODULES = ("mpicoll", "mpicoll.nn", "mpicoll.nn.functional", "mpicoll.rpc", "mpicoll.autograd", "mpicoll.optim", "mpicoll.errors")
@@ -47,9 +48,7 @@ from mpicoll.tensor import DTensor
 def train(rank: int, steps: int) -> None:
     dist.init_process_group(timeout=None)
     x = torch.ones(4)
-    work: dist.Work | None = dist.all_reduce(x, op=ReduceOp.MAX, async_op=True)
-    if work is not None:
-        work.wait()
+    dist.all_reduce(x, op=ReduceOp.MAX, async_op=True).wait()
     group: dist.ProcessGroup | None = dist.split_group(split_ranks=[[0], [1]])
     sender: int = dist.recv(x, src=None)
     works: list[dist.Work] = dist.batch_isend_irecv([dist.P2POp(dist.isend, x, 0)])
@@ -66,13 +65,56 @@ try:
 except (LaunchError, dist.RankRaised) as error:
     print(error)
 """
+# What the functions with ``async_op`` return.
+WORKS = """
+import torch
+from typing_extensions import assert_type
+
+import mpicoll as dist
+
+
+def start(x: torch.Tensor, xs: list[torch.Tensor], group: dist.ProcessGroup, later: bool) -> None:
+    assert_type(dist.all_reduce(x), None)
+    assert_type(dist.all_reduce(x, async_op=False), None)
+    assert_type(dist.all_reduce(x, async_op=True), dist.Work)
+    assert_type(dist.all_reduce(x, dist.ReduceOp.MAX, group, True), dist.Work)
+    assert_type(dist.all_reduce(x, async_op=later), dist.Work | None)
+    assert_type(dist.all_reduce(x, dist.ReduceOp.MAX, group, later), dist.Work | None)
+    assert_type(dist.broadcast(x, 0, group, True, None), dist.Work)
+    assert_type(dist.broadcast(x, group_src=0, async_op=True), dist.Work)
+    assert_type(dist.all_reduce_coalesced(xs), None)
+    assert_type(dist.all_reduce_coalesced(xs, async_op=True), torch.futures.Future[list[torch.Tensor]])
+"""
+CALLS = {
+    "all_gather": "xs, x",
+    "all_gather_coalesced": "[xs], xs",
+    "all_gather_into_tensor": "x, x",
+    "all_gather_single": "x, x",
+    "all_reduce": "x",
+    "all_reduce_coalesced": "xs",
+    "all_to_all": "xs, xs",
+    "all_to_all_single": "x, x",
+    "barrier": "",
+    "broadcast": "x, 0",
+    "exscan": "x",
+    "gather": "x, None, 0",
+    "reduce": "x, 0",
+    "reduce_scatter": "x, xs",
+    "reduce_scatter_single": "x, x",
+    "reduce_scatter_tensor": "x, x",
+    "scan": "x",
+    "scatter": "x, None, 0",
+}
 MISTAKES = {
     "dist.all_reduse(x)": "all_reduse",
     "dist.nn.no_such_name": "no_such_name",
     "dist.errors.no_such_name": "no_such_name",
     "dist.rpc.no_such_name": "no_such_name",
-    'dist.broadcast(x, src="0")': "int",
+    'dist.broadcast(x, src="0")': "broadcast",
+    'dist.send(x, dst="0")': "int",
     "dist.all_reduce([x])": "Tensor",
+    "dist.all_reduce(x).wait()": "None",
+    'dist.all_reduce(x, async_op="yes")': "all_reduce",
 }
 ERROR = re.compile(r"^ *\S+\.py:(?P<line>\d+)(?::\d+)?:?(?: -)? error: (?P<text>.*)", re.MULTILINE)
 REVEALED = re.compile(
@@ -93,7 +135,14 @@ def test_the_stub_has_the_names_that_are_loaded_on_first_use() -> None:
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("mpicoll.")
         for alias in node.names
     }
-    assert found == mpicoll.OURS
+    overloaded = {name for name, module in found.items() if module == "mpicoll._overloads"}
+    assert overloaded == set(overloads.with_async_op())
+    assert found == {name: found[name] if name in overloaded else module for name, module in mpicoll.OURS.items()}
+
+
+def test_the_overloads_are_made_of_the_functions() -> None:
+    made, kept = (ast.dump(ast.parse(text)) for text in (overloads.text(), overloads.STUB.read_text()))
+    assert made == kept, f"`{overloads.COMMAND}` makes them anew"
 
 
 def test_the_marker_and_the_stubs_are_installed() -> None:
@@ -153,6 +202,23 @@ def test_a_program_has_no_errors_and_mistakes_are_seen(check: Checker, tmp_path:
     assert sorted(errors) == list(range(len(MISTAKES))), said
     for number, word in enumerate(MISTAKES.values()):
         assert word in errors[number]
+
+
+@pytest.mark.launch
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("check", CHECKERS)
+def test_a_work_is_returned_if_async_op_is_true(check: Checker, tmp_path: Path) -> None:
+    """None without async_op, which a checker that sees one function for both would not know."""
+    assert set(CALLS) == set(overloads.with_async_op())
+    program = WORKS
+    for name, arguments in CALLS.items():
+        kind = "torch.futures.Future[list[torch.Tensor]]" if name.endswith("coalesced") else "dist.Work"
+        program += f"    assert_type(dist.{name}({arguments}), None)\n"
+        for flag, result in (("True", kind), ("later", f"{kind} | None")):
+            given = ", ".join(filter(None, [arguments, f"async_op={flag}"]))
+            program += f"    assert_type(dist.{name}({given}), {result})\n"
+    said = check(written(tmp_path, program))
+    assert not ERROR.search(said), said
 
 
 @pytest.mark.launch
