@@ -1,8 +1,10 @@
 """The code blocks of a documentation page, as a reader uses them.
 
     python, first line "# NAME.py"              the file NAME.py; "# NAME.py, continued" adds to it
+    text, first line "# NAME.txt"               the file NAME.txt
     console, first line "$ mpicoll run ..."     a command that is run with the files above it, and what it prints; further
-    or "$ python -m mpicoll.run ..."            commands of the block begin with "$ ", too. Variables may stand before a command
+    or "$ python -m mpicoll.run ..."            commands of the block begin with "$ ", too, and find the files that those before
+                                                them have left. Variables may stand before a command
     python with ">>> "                          a session in one process without a launcher, over all such blocks of the page
 
 What a command shows: each line that it prints to stdout, in any order, since ranks print in any order; "..." stands for any
@@ -18,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FENCE = re.compile(r"^(<!-- numbers vary -->\n)?```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-NAMED = re.compile(r"# (\w+\.py)(, continued)?\n")
+NAMED = {language: re.compile(rf"# (\w+\.{suffix})(, continued)?\n") for language, suffix in (("python", "py"), ("text", "txt"))}
 COMMAND = re.compile(r"\$ ((?:\w+=\S+ )*)(?:mpicoll run|python -m mpicoll\.run) (.*)")
 OMISSION = "..."
 FAILURE = "mpicoll.run: rank "  # begins the line that names the rank that failed first
@@ -43,28 +45,41 @@ class Job:
     def environment(self) -> dict[str, str]:
         return dict(setting.split("=", 1) for setting in self._parts()[0].split())
 
+    def write_files(self, folder: Path) -> None:
+        for name, text in self.files.items():
+            (folder / name).write_text(text)
+
     def _parts(self) -> tuple[str, str]:
         match = COMMAND.fullmatch(self.command)
         assert match is not None, f"{self.page}: {self.command!r} is no command of mpicoll run"
         return match[1], match[2]
 
     @property
+    def needs_hosts(self) -> bool:
+        """Whether the command names hosts, which a single machine does not have."""
+        return "--hostfile" in self.words.split()
+
+    @property
     def fails(self) -> bool:
         return any(line.startswith(FAILURE) for line in self.shown)
 
 
-def jobs(page: Path) -> list[Job]:
-    """The commands of a page, each with the files that the page has defined before it."""
+def consoles(page: Path) -> list[list[Job]]:
+    """The commands of each block of a page, with the files that the page has defined before it."""
     files: dict[str, str] = {}
     found = []
     for varying, language, text in FENCE.findall(page.read_text()):
-        name = NAMED.match(text)
-        if language == "python" and name is not None:
+        name = NAMED[language].match(text) if language in NAMED else None
+        if name is not None:
             files[name[1]] = files[name[1]] + "\n" + text if name[2] else text
         elif language == "console" and COMMAND.match(text):
-            for command, shown in _commands(text):
-                found.append(Job(page, dict(files), command, shown, bool(varying)))
+            found.append([Job(page, dict(files), command, shown, bool(varying)) for command, shown in _commands(text)])
     return found
+
+
+def jobs(page: Path) -> list[Job]:
+    """The commands of all blocks."""
+    return [job for console in consoles(page) for job in console]
 
 
 def _commands(text: str) -> Iterator[tuple[str, list[str]]]:

@@ -36,6 +36,19 @@ $ A=b python -m mpicoll.run -n 2 first.py
 $ ls
 ```
 
+```text
+# hosts.txt
+node01 slots=1
+```
+
+```text
+a picture
+```
+
+```console
+$ mpicoll run --hostfile hosts.txt second.py
+```
+
 <!-- numbers vary -->
 ```console
 $ mpicoll run -n 1 first.py
@@ -52,10 +65,21 @@ def jobs(tmp_path: Path) -> list[blocks.Job]:
 
 
 def test_files_and_commands(jobs: list[blocks.Job]) -> None:
-    assert [job.words for job in jobs] == ["-n 1 first.py", "-n 2 first.py", "-n 1 first.py"]
-    assert [job.environment for job in jobs] == [{}, {"A": "b"}, {}]
-    assert [job.shown for job in jobs] == [["1", "2"], ["..."], ["took 1.5 us"]]
+    assert [job.words for job in jobs] == ["-n 1 first.py", "-n 2 first.py", "--hostfile hosts.txt second.py", "-n 1 first.py"]
+    assert [job.environment for job in jobs] == [{}, {"A": "b"}, {}, {}]
+    assert [job.shown for job in jobs] == [["1", "2"], ["..."], [], ["took 1.5 us"]]
+    assert [job.needs_hosts for job in jobs] == [False, False, True, False]
+    assert [list(job.files) for job in jobs] == [["first.py"], ["first.py"], ["first.py", "hosts.txt"], ["first.py", "hosts.txt"]]
     assert [line for line in jobs[0].files["first.py"].splitlines() if line.startswith("print")] == ["print(1)", "print(2)"]
+
+
+def test_commands_of_a_block_belong_together(jobs: list[blocks.Job]) -> None:
+    assert [len(console) for console in blocks.consoles(jobs[0].page)] == [2, 1, 1]
+
+
+def test_files_are_written(jobs: list[blocks.Job], tmp_path: Path) -> None:
+    jobs[2].write_files(tmp_path)
+    assert (tmp_path / "hosts.txt").read_text() == "# hosts.txt\nnode01 slots=1\n"
 
 
 def test_a_session_keeps_its_lines(jobs: list[blocks.Job]) -> None:
@@ -83,4 +107,4 @@ def test_differences(jobs: list[blocks.Job], shown: str, stdout: str, stderr: st
 
 @pytest.mark.parametrize(("stdout", "equal"), [("took 1.5 us", True), ("took  23 us", True), ("took long", False)])
 def test_numbers_that_vary(jobs: list[blocks.Job], stdout: str, equal: bool) -> None:
-    assert (blocks.differences(jobs[2], stdout, "") == "") == equal
+    assert (blocks.differences(jobs[3], stdout, "") == "") == equal
