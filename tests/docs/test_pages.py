@@ -16,9 +16,8 @@ DOCS = ROOT / "docs"
 # A translation shows what its original shows: tests/project/test_translations.py compares.
 PAGES = [ROOT / "README.md", *sorted(page for page in DOCS.rglob("*.md") if not page.is_relative_to(DOCS / "zh"))]
 CONSOLES = [console for page in PAGES for console in blocks.consoles(page)]
-HERE = [
-    console for console in CONSOLES if not any(job.needs_hosts for job in console)
-]  # tests/behaviour/test_two_machines.py: the others
+# Commands that need hosts are those of tests/behaviour/test_two_machines.py.
+HERE = [console for console in CONSOLES if not any(job.needs_hosts for job in console)]
 SESSIONS = [page for page in PAGES if blocks.session(page).strip()]
 
 
