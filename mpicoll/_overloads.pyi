@@ -139,7 +139,7 @@ def all_gather_single(
 ) -> None:
     """Gathers the tensors of all ranks into one tensor, on all ranks (collective). ``all_gather_into_tensor`` does the same.
 
-    Returns when the output is filled. Works with every version of torch; torch has this name since 2.13.
+    Returns when the output is filled. Unlike torch's, which is there since 2.13, it works with every version of torch.
 
     Args:
         output_tensor: Has (number of ranks) x (elements of the input): concatenated, (n * k, ...), or stacked, (n, k, ...).
@@ -174,7 +174,7 @@ def all_gather_single(
 def all_reduce(tensor: Tensor, op: Op = SUM, group: ProcessGroup | None = None, async_op: Literal[False] = False) -> None:
     """Reduces the tensors of all ranks element by element; every rank gets the result, with the same bits (collective).
 
-    Returns when ``tensor`` holds the result. Unlike Gloo, it takes any strides and all dtypes of docs/reference/reductions.md.
+    Returns when ``tensor`` holds the result. Unlike Gloo's, it takes any strides and all dtypes of docs/reference/reductions.md.
 
     Args:
         tensor: Overwritten. Same number of elements and same dtype on all ranks; any shape and strides; on a device that the
@@ -294,7 +294,7 @@ def all_to_all_single(
 ) -> None:
     """Sends some rows of a tensor to each rank and receives some from each (collective).
 
-    Returns when ``output`` is filled.
+    Returns when ``output`` is filled. Unlike Gloo's, it takes any strides.
 
     Args:
         output: Overwritten with the rows from rank 0, then those from rank 1, and so on. Rows as long as those of ``input``.
@@ -384,11 +384,12 @@ def broadcast(
 ) -> None:
     """Copies the tensor of rank ``src`` into the tensor of every other rank (collective).
 
-    Returns when this rank has done its part: the tensor has arrived, or may be changed again on ``src``.
+    Returns when this rank has done its part: the tensor has arrived, or may be changed again on ``src``. Unlike Gloo's, it takes
+    any strides.
 
     Args:
-        tensor: Read on ``src``, overwritten elsewhere. Same number of elements and same dtype on all ranks; any shape and strides
-            (Gloo: contiguous only); on a device that the group serves.
+        tensor: Read on ``src``, overwritten elsewhere. Same number of elements and same dtype on all ranks; any shape; on a
+            device that the group serves.
         src: Global rank. Give this or ``group_src``.
         group: None means the default group.
         async_op: Return a Work at once instead of waiting.
@@ -572,11 +573,11 @@ def reduce_scatter(
 ) -> None:
     """Reduces lists of tensors over all ranks; rank i gets the result of the i-th tensors (collective).
 
-    Returns when ``output`` holds the result. Unlike torch's, tensors of different index may differ in shape.
+    Returns when ``output`` holds the result. Unlike Gloo's, it takes any strides.
 
     Args:
         output: Overwritten with the reduction of ``input_list[i]`` over all ranks, on rank i. Any strides.
-        input_list: One tensor per rank, with the same shapes and dtype on all ranks.
+        input_list: One tensor per rank; their shapes may differ. The same shapes on all ranks, and one dtype.
         op: As for `all_reduce`.
         group: None means the default group.
         async_op: Return a Work at once instead of waiting.
@@ -610,7 +611,8 @@ def reduce_scatter_single(
 ) -> None:
     """Reduces a tensor over all ranks; rank i gets the i-th block (collective). ``reduce_scatter_tensor`` does the same.
 
-    Returns when ``output`` holds the result. Works with every version of torch; torch has this name since 2.13.
+    Returns when ``output`` holds the result. Unlike torch's, which is there since 2.13, it works with every version of torch. It
+    takes any strides.
 
     Args:
         output: Overwritten with this rank's block of the reduction. May be this rank's part of the input.
@@ -648,7 +650,7 @@ def reduce_scatter_tensor(
 ) -> None:
     """Reduces a tensor over all ranks; rank i gets the i-th block (collective). `reduce_scatter_single` is the newer name.
 
-    Returns when ``output`` holds the result.
+    Returns when ``output`` holds the result. Unlike Gloo's, it takes any strides.
 
     Args:
         output: Overwritten with this rank's block of the reduction. May be this rank's part of the input.
@@ -719,7 +721,7 @@ def scatter(
 ) -> None:
     """Gives each rank one tensor of a list that rank ``src`` has (collective).
 
-    Returns when this rank has done its part. Unlike Gloo's, the tensors of the list may differ in shape.
+    Returns when this rank has done its part. Unlike Gloo's, the tensors may differ in shape and have any strides.
 
     Args:
         tensor: Overwritten with ``scatter_list[i]`` on rank i. Its shape may differ from rank to rank; any strides.

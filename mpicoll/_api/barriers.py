@@ -43,7 +43,7 @@ def barrier(
     """
     communicator = groups.of(group)
     if communicator is None:
-        limit = {} if timeout is None else {"timeout": timeout}  # torch < 2.13 has no timeout here
+        limit = {} if timeout is None else {"timeout": timeout}  # torch < 2.12 has no timeout here
         return torch_dist.barrier(group, async_op, device_ids, **limit)  # type: ignore[no-any-return]
     return communicator.barrier(async_op, None if timeout is None else timeout.total_seconds())
 
@@ -53,8 +53,8 @@ def monitored_barrier(
 ) -> None:
     """A barrier that names the ranks that have not called it (collective).
 
-    Returns when every rank of the group has called it. In torch it is for Gloo only. Unlike Gloo's, it raises on every rank that
-    has called, and ``timeout`` may be a number.
+    Returns when every rank of the group has called it. Unlike torch's, it is not for Gloo only, and it raises on every rank
+    that has called.
 
     Args:
         group: None means the default group.

@@ -76,7 +76,7 @@ def scatter(
 ) -> Work | None:
     """Gives each rank one tensor of a list that rank ``src`` has (collective).
 
-    Returns when this rank has done its part. Unlike Gloo's, the tensors of the list may differ in shape.
+    Returns when this rank has done its part. Unlike Gloo's, the tensors may differ in shape and have any strides.
 
     Args:
         tensor: Overwritten with ``scatter_list[i]`` on rank i. Its shape may differ from rank to rank; any strides.
@@ -162,7 +162,7 @@ def all_to_all_single(
 ) -> Work | None:
     """Sends some rows of a tensor to each rank and receives some from each (collective).
 
-    Returns when ``output`` is filled.
+    Returns when ``output`` is filled. Unlike Gloo's, it takes any strides.
 
     Args:
         output: Overwritten with the rows from rank 0, then those from rank 1, and so on. Rows as long as those of ``input``.

@@ -27,11 +27,12 @@ def broadcast(
 ) -> Work | None:
     """Copies the tensor of rank ``src`` into the tensor of every other rank (collective).
 
-    Returns when this rank has done its part: the tensor has arrived, or may be changed again on ``src``.
+    Returns when this rank has done its part: the tensor has arrived, or may be changed again on ``src``. Unlike Gloo's, it takes
+    any strides.
 
     Args:
-        tensor: Read on ``src``, overwritten elsewhere. Same number of elements and same dtype on all ranks; any shape and strides
-            (Gloo: contiguous only); on a device that the group serves.
+        tensor: Read on ``src``, overwritten elsewhere. Same number of elements and same dtype on all ranks; any shape; on a
+            device that the group serves.
         src: Global rank. Give this or ``group_src``.
         group: None means the default group.
         async_op: Return a Work at once instead of waiting.
@@ -103,7 +104,7 @@ def all_gather_single(
 ) -> Work | None:
     """Gathers the tensors of all ranks into one tensor, on all ranks (collective). ``all_gather_into_tensor`` does the same.
 
-    Returns when the output is filled. Works with every version of torch; torch has this name since 2.13.
+    Returns when the output is filled. Unlike torch's, which is there since 2.13, it works with every version of torch.
 
     Args:
         output_tensor: Has (number of ranks) x (elements of the input): concatenated, (n * k, ...), or stacked, (n, k, ...).

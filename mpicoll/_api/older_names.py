@@ -54,7 +54,7 @@ def reduce_scatter_tensor(
 ) -> Work | None:
     """Reduces a tensor over all ranks; rank i gets the i-th block (collective). `reduce_scatter_single` is the newer name.
 
-    Returns when ``output`` holds the result.
+    Returns when ``output`` holds the result. Unlike Gloo's, it takes any strides.
 
     Args:
         output: Overwritten with this rank's block of the reduction. May be this rank's part of the input.

@@ -73,7 +73,8 @@ def recv(
 ) -> int:
     """Receives a tensor from one rank, which must call `send` or `isend`; returns when the tensor is here.
 
-    Not collective. Messages of one sender with one tag arrive in the order in which they were sent.
+    Not collective. Messages of one sender with one tag arrive in the order in which they were sent. Unlike Gloo's, which ends the
+    process, it raises an error if the message is longer than the tensor.
 
     Args:
         tensor: Overwritten from its first element on; any strides. Of the sender's dtype.
@@ -88,7 +89,7 @@ def recv(
 
     Raises:
         ValueError: The source is this rank or is not in the group.
-        TruncationError: The message is longer than the tensor. The group can still be used (with Gloo the process dies).
+        TruncationError: The message is longer than the tensor. The group can still be used.
         OperationTimeout: Nothing came in time; the message names the source.
 
     Example:

@@ -24,7 +24,7 @@ SUM = ReduceOp.SUM
 def all_reduce(tensor: Tensor, op: Op = SUM, group: ProcessGroup | None = None, async_op: bool = False) -> Work | None:
     """Reduces the tensors of all ranks element by element; every rank gets the result, with the same bits (collective).
 
-    Returns when ``tensor`` holds the result. Unlike Gloo, it takes any strides and all dtypes of docs/reference/reductions.md.
+    Returns when ``tensor`` holds the result. Unlike Gloo's, it takes any strides and all dtypes of docs/reference/reductions.md.
 
     Args:
         tensor: Overwritten. Same number of elements and same dtype on all ranks; any shape and strides; on a device that the
@@ -106,11 +106,11 @@ def reduce_scatter(
 ) -> Work | None:
     """Reduces lists of tensors over all ranks; rank i gets the result of the i-th tensors (collective).
 
-    Returns when ``output`` holds the result. Unlike torch's, tensors of different index may differ in shape.
+    Returns when ``output`` holds the result. Unlike Gloo's, it takes any strides.
 
     Args:
         output: Overwritten with the reduction of ``input_list[i]`` over all ranks, on rank i. Any strides.
-        input_list: One tensor per rank, with the same shapes and dtype on all ranks.
+        input_list: One tensor per rank; their shapes may differ. The same shapes on all ranks, and one dtype.
         op: As for `all_reduce`.
         group: None means the default group.
         async_op: Return a Work at once instead of waiting.
@@ -142,7 +142,8 @@ def reduce_scatter_single(
 ) -> Work | None:
     """Reduces a tensor over all ranks; rank i gets the i-th block (collective). ``reduce_scatter_tensor`` does the same.
 
-    Returns when ``output`` holds the result. Works with every version of torch; torch has this name since 2.13.
+    Returns when ``output`` holds the result. Unlike torch's, which is there since 2.13, it works with every version of torch. It
+    takes any strides.
 
     Args:
         output: Overwritten with this rank's block of the reduction. May be this rank's part of the input.

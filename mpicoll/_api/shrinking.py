@@ -48,8 +48,8 @@ def shrink_group(
 
     Dead ranks are left out whether they are named or not. The default group: all groups are destroyed, and ranks get new numbers.
     In a fault-tolerant job the call then waits until the excluded ranks are dead or have come to the end of their program.
-    Another group: it alone is destroyed. If it has lost a rank, all excluded ranks must be dead. In torch
-    it is for NCCL only.
+    Another group: it alone is destroyed. If it has lost a rank, all excluded ranks must be dead. Unlike
+    torch's, it is not for NCCL only.
 
     Args:
         ranks_to_exclude: Ranks within the group. They must not call this.

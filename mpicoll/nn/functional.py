@@ -52,13 +52,15 @@ __all__ = [
 def broadcast(tensor: Tensor, src: int, group: ProcessGroup | None = None) -> Tensor:
     """Returns ``src``'s tensor on every rank (collective).
 
+    Unlike torch's, it has the right gradient in every group, not only in the default one.
+
     Args:
         tensor: Of one shape and dtype on all ranks. On ranks other than ``src`` the values are not used and the gradient is 0.
         src: Global rank.
         group: None means the default group.
 
     Returns:
-        A new tensor. Its backward pass reduces the gradients to ``src``, in any group (torch's: in the default group only).
+        A new tensor. Its backward pass reduces the gradients to ``src``.
 
     Raises:
         ValueError: On every rank: shape, dtype or src differ, or src is not in the group.
@@ -79,8 +81,10 @@ def broadcast(tensor: Tensor, src: int, group: ProcessGroup | None = None) -> Te
 def gather(tensor: Tensor, dst: int = 0, group: ProcessGroup | None = None) -> tuple[Tensor, ...]:
     """Returns every rank's tensor on ``dst``, and zeros of the same shapes on the other ranks (collective).
 
+    Unlike torch's, it takes shapes that differ between ranks.
+
     Args:
-        tensor: Of one dtype on all ranks; shapes may differ (torch: one shape).
+        tensor: Of one dtype on all ranks; shapes may differ.
         dst: Global rank.
         group: None means the default group.
 
@@ -108,9 +112,11 @@ def gather(tensor: Tensor, dst: int = 0, group: ProcessGroup | None = None) -> t
 def scatter(tensors: Sequence[Tensor] | None, src: int = 0, group: ProcessGroup | None = None) -> Tensor:
     """Returns on rank i the i-th tensor of ``src`` (collective; two small broadcasts tell the shapes first).
 
+    Unlike torch's, it takes shapes that differ, and needs tensors on ``src`` only.
+
     Args:
         tensors: On ``src`` one tensor for each rank, of one dtype; shapes may differ. On other ranks None, or tensors of the
-            same shapes and dtype, which get gradients of 0 (torch takes only that).
+            same shapes and dtype, which get gradients of 0.
         src: Global rank.
         group: None means the default group.
 
@@ -141,6 +147,8 @@ def scatter(tensors: Sequence[Tensor] | None, src: int = 0, group: ProcessGroup 
 def all_gather(tensor: Tensor, group: ProcessGroup | None = None) -> tuple[Tensor, ...]:
     """Returns every rank's tensor on every rank (collective).
 
+    Unlike torch's, it takes shapes that differ between ranks.
+
     Args:
         tensor: Of one dtype on all ranks. Shapes may differ; only then they are exchanged first, as objects.
         group: None means the default group.
@@ -167,6 +175,8 @@ def all_gather(tensor: Tensor, group: ProcessGroup | None = None) -> tuple[Tenso
 
 def _all_gather_base(output_tensor: Tensor, input_tensor: Tensor, group: ProcessGroup | None = None) -> Tensor:
     """Returns ``output_tensor``, whose i-th block is rank i's input (collective).
+
+    Unlike torch's, it has a gradient on the CPU.
 
     Args:
         output_tensor: Overwritten. Group size times the input's numel, concatenated (n*k, ...) or stacked (n, k, ...).
@@ -202,6 +212,8 @@ def all_to_all(
     output_tensor_list: Sequence[Tensor], input_tensor_list: Sequence[Tensor], group: ProcessGroup | None = None
 ) -> tuple[Tensor, ...]:
     """Returns the outputs: ``output_tensor_list[i]`` on rank j is ``input_tensor_list[j]`` of rank i (collective).
+
+    Unlike torch's, it raises on every rank if the sizes do not fit together.
 
     Args:
         output_tensor_list: Overwritten. One tensor for each rank, of the shape that this rank sends.
@@ -242,6 +254,8 @@ def all_to_all_single(
     group: ProcessGroup | None = None,
 ) -> Tensor:
     """Sends rows of dim 0 of ``input`` to each rank and returns ``output``, the rows from each rank (collective).
+
+    Unlike torch's, it raises on every rank if the splits do not fit together.
 
     Args:
         output: Overwritten. Rows have as many elements as those of ``input``, and the same dtype.

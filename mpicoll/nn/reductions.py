@@ -22,6 +22,8 @@ SUM = ReduceOp.SUM
 def reduce(tensor: Tensor, dst: int, op: Op = SUM, group: ProcessGroup | None = None) -> Tensor:
     """Returns the reduction of all ranks' tensors on ``dst``, and zeros on the other ranks (collective).
 
+    Unlike torch's, it has the right gradients for AVG, PRODUCT, MIN and MAX, too.
+
     Args:
         tensor: Of one shape and dtype on all ranks.
         dst: Global rank.
@@ -51,6 +53,8 @@ def reduce(tensor: Tensor, dst: int, op: Op = SUM, group: ProcessGroup | None = 
 
 def reduce_scatter(output: Tensor, input_list: Sequence[Tensor], op: Op = SUM, group: ProcessGroup | None = None) -> Tensor:
     """Returns on rank i, in ``output``, the reduction of all ranks' ``input_list[i]`` (collective).
+
+    Unlike torch's, it has the right gradients for AVG, PRODUCT, MIN and MAX, too.
 
     Args:
         output: Overwritten. Of the shape and dtype of ``input_list[rank]``.
@@ -98,7 +102,7 @@ def reduce_scatter(output: Tensor, input_list: Sequence[Tensor], op: Op = SUM, g
 def all_reduce(tensor: Tensor, op: Op = SUM, group: ProcessGroup | None = None) -> Tensor:
     """Returns the reduction of all ranks' tensors, in a new tensor on every rank (collective).
 
-    For PRODUCT, MIN and MAX each rank reduces its share of the elements; torch's gradients of these are wrong.
+    Unlike torch's, it has the right gradients for PRODUCT, MIN and MAX, too. For these, each rank reduces its share.
 
     Args:
         tensor: Of one shape and dtype on all ranks.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import pickle
+import re
 import subprocess
 import sys
 from typing import Any
@@ -14,7 +15,8 @@ import torch
 import torch.distributed
 
 import mpicoll
-from tests.support import agree, clean_environment, run
+from tests.docs.reference import unlike_torch
+from tests.support import ROOT, agree, clean_environment, run
 
 # Submodules of mpicoll that stand where torch.distributed has one of the same name, and why.
 OWN_MODULES = {
@@ -59,30 +61,53 @@ def test_the_list_of_ours_holds() -> None:
                 assert name in mpicoll.OURS, f"{module}.{name} stands for torch's and is not in OURS"
 
 
-# They have parameters that later versions of torch have, and earlier ones not.
-LATER = ("split_group", "barrier")
+# Rows of the table of parameters that differ: function, here, in torch, versions of torch, reason.
+ROW = re.compile(r"^\| `(?P<name>\w+)` \| `?(?P<mine>.*?)`? \| `?(?P<torchs>.*?)`? \| (?P<versions>[\w. ]+) \| (?P<why>.*) \|$")
+DIFFERENT = [found for line in (ROOT / "docs/reference/operations.md").read_text().splitlines() if (found := ROW.match(line))]
+TORCH = tuple(int(number) for number in torch.__version__.split(".")[:2])
 
 
-def test_signatures_are_torchs() -> None:
-    """The same parameters in the same order with the same defaults; ours may have more, by keyword only."""
-    wrong = []
+def test_signatures_are_torchs_but_for_a_table() -> None:
+    """Names, order, kinds and defaults of the parameters. The table has each difference, with a reason, and no other."""
+    found, disordered = set(), []
     for name in mpicoll.OURS:
-        theirs = getattr(torch.distributed, name, None)
-        if theirs is None:
-            continue
-        mine, torchs = signature(getattr(mpicoll, name)), signature(theirs)
-        if "more" in mine:  # what only some versions of torch have, and private parameters
-            assert mine.pop("more").kind is inspect.Parameter.VAR_KEYWORD
-            torchs = {key: value for key, value in torchs.items() if key in mine}
-        extra = [value for key, value in mine.items() if key not in torchs]
-        if list(torchs) != [key for key in mine if key in torchs]:
-            wrong.append(f"{name}: {list(mine)} is not {list(torchs)}")
-        elif any(value.kind is not inspect.Parameter.KEYWORD_ONLY for value in extra) and name not in LATER:
-            wrong.append(f"{name}: {[str(value) for value in extra]} are not keyword-only")
-        for key in torchs:
-            if key in mine and mine[key].default != torchs[key].default and name not in ("monitored_barrier",):
-                wrong.append(f"{name}: {key} defaults to {mine[key].default}, torch's to {torchs[key].default}")
-    assert not wrong, wrong
+        if hasattr(torch.distributed, name):
+            mine, torchs = signature(getattr(mpicoll, name)), signature(getattr(torch.distributed, name))
+            pairs = [(spelled(mine.get(key)), spelled(torchs.get(key))) for key in {**mine, **torchs}]
+            found |= {(name, *pair) for pair in pairs if pair[0] != pair[1]}
+            if [key for key in mine if key in torchs] != [key for key in torchs if key in mine]:
+                disordered.append(f"{name}: {list(mine)} is not {list(torchs)}")
+    assert not disordered
+    assert found == {(row["name"], row["mine"], row["torchs"]) for row in DIFFERENT if holds(row["versions"])}
+    assert all(len(row["why"]) > 10 for row in DIFFERENT)
+
+
+def spelled(parameter: inspect.Parameter | None) -> str:
+    """A parameter as one writes it, without its annotation; "-" if there is none."""
+    if parameter is None:
+        return "-"
+    mark = "*, " if parameter.kind is inspect.Parameter.KEYWORD_ONLY else ""
+    return mark + str(parameter.replace(annotation=inspect.Parameter.empty)).replace(" = ", "=")
+
+
+def holds(versions: str) -> bool:
+    """Whether torch is one of "all", "before 2.13", "from 2.14"."""
+    word, _, number = versions.partition(" ")
+    limit = tuple(int(part) for part in number.split(".")) if number else ()
+    return {"all": True, "before": limit > TORCH, "from": limit <= TORCH}[word]
+
+
+# What they do is what torch's functions do on Gloo. Every other function says in its docstring what it does differently.
+LIKE_TORCHS = {"P2POp", "batch_isend_irecv", "all_gather_into_tensor", "all_gather_coalesced", "all_reduce_coalesced"}
+
+
+def test_docstrings_say_what_differs_from_torch() -> None:
+    """docs/reference/operations.md shows these sentences."""
+    unlike = set(unlike_torch())
+    newer = {"all_gather_single", "reduce_scatter_single"}  # torch has them since 2.13
+    theirs = {name for name in mpicoll.OURS if hasattr(torch.distributed, name)} | newer
+    assert {name for name in unlike if "." not in name} == theirs - LIKE_TORCHS
+    assert {f"nn.{name}" for name in FUNCTIONAL} <= unlike
 
 
 def signature(function: Any) -> dict[str, inspect.Parameter]:
@@ -90,11 +115,6 @@ def signature(function: Any) -> dict[str, inspect.Parameter]:
     parameters = dict(inspect.signature(target).parameters)
     parameters.pop("cls", None)
     return parameters
-
-
-def test_init_process_group_has_torchs_public_parameters() -> None:
-    torchs = [key for key in signature(torch.distributed.init_process_group) if not key.startswith("_")]
-    assert list(signature(mpicoll.init_process_group)) == [*torchs, "comm", "more"]
 
 
 @pytest.mark.parametrize(

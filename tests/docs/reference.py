@@ -1,4 +1,5 @@
-"""Makes the tables of docs/reference/command-line.md and settings.md from the parsers and from the table of settings.
+"""Makes tables of docs/reference: command-line.md from the parsers, settings.md from the table of settings, operations.md from
+the docstrings.
 
     python -m tests.docs.reference        writes them; tests/project/test_reference_pages.py compares
 
@@ -20,8 +21,10 @@ from mpicoll.bench import options, overview
 from mpicoll.bench.messages import MESSAGES
 from mpicoll.bench.operations import COLLECTIVES
 from tests.support import ROOT
+from tests.support.public import documented
 
-PAGES = (ROOT / "docs/reference/command-line.md", ROOT / "docs/reference/settings.md")
+PAGES = tuple(ROOT / f"docs/reference/{page}.md" for page in ("command-line", "settings", "operations"))
+UNLIKE = re.compile(r"\bUnlike (?:torch|Gloo)'s, .*?\.(?= |$)")
 FIELD = re.compile(r"(<!-- made: ([\w ]+) -->\n).*?(<!-- /made -->\n)", re.DOTALL)
 HEADS = ("| option | meaning |", "|---|---|")
 FAMILIES = {"collectives": COLLECTIVES, "messages": MESSAGES}
@@ -104,6 +107,23 @@ def cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
+def differences() -> Iterator[str]:
+    """What functions do that those of torch do not, from their docstrings."""
+    yield from ("| function | |", "|---|---|")
+    for name, sentence in unlike_torch().items():
+        yield f"| `{name}` | {sentence} |"
+
+
+def unlike_torch() -> dict[str, str]:
+    """The sentence "Unlike torch's, ..." or "Unlike Gloo's, ..." of each function that has one."""
+    found = {name: UNLIKE.search(" ".join((value.__doc__ or "").split())) for name, value in documented().items()}
+    return {
+        name.removeprefix("dist."): match[0].replace("``", "`")
+        for name, match in found.items()
+        if match and name.startswith(("dist.", "nn."))
+    }
+
+
 def settings() -> Iterator[str]:
     yield from _config.table().splitlines()
 
@@ -115,6 +135,7 @@ FIELDS: dict[str, Callable[[], Iterator[str]]] = {
     "benchmarks": benchmarks,
     "bench": bench_options,
     "settings": settings,
+    "differences": differences,
 }
 
 

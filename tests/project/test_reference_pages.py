@@ -22,7 +22,7 @@ def test_every_table_is_on_a_page() -> None:
 
 
 def test_the_tables_have_what_a_user_types() -> None:
-    commands, settings = (page.read_text() for page in reference.PAGES)
+    commands, settings = (page.read_text() for page in reference.PAGES[:2])
     for option in ("`-n`", "`--hostfile`", "`--dry-run`", "`--run`", "`--torch`", "`--impl`", "`tune`"):
         assert option in commands
     assert all(f"`{variable.name}`" in settings for variable in _config.VARIABLES)
