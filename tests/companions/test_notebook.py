@@ -1,0 +1,56 @@
+"""examples/notebook.ipynb has the outputs that it prints when it runs.
+
+The outputs are committed, since GitHub shows a notebook as it is: whoever reads it there sees what the ranks print, and the
+plot. The texts are compared, ranks' lines in any order. Of a plot it is only compared that there is one: matplotlib and the fonts
+of a machine decide about its bytes.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import ROOT, run
+
+NOTEBOOK = ROOT / "examples" / "notebook.ipynb"
+LARGEST = 60_000  # bytes
+TIME_LIMIT_S = 240  # seconds; four jobs, each of which imports torch in up to three ranks
+
+
+def shown(path: Path) -> list[list[str]]:
+    """For each cell of code, what is shown below it: lines of text in any order, and a word for each picture."""
+    cells = json.loads(path.read_text())["cells"]
+    return [sorted(line for output in cell["outputs"] for line in texts(output)) for cell in cells if cell["cell_type"] == "code"]
+
+
+def texts(output: dict[str, Any]) -> list[str]:
+    if output["output_type"] == "stream":
+        return [f"{output['name']}: {line}" for line in "".join(output["text"]).splitlines()]
+    data = output["data"]
+    if "image/png" in data:
+        assert base64.b64decode(data["image/png"]).startswith(b"\x89PNG\r\n\x1a\n")
+        return ["a picture"]
+    return "".join(data["text/plain"]).splitlines()
+
+
+def test_it_is_committed_with_its_outputs() -> None:
+    assert NOTEBOOK.stat().st_size < LARGEST
+    outputs = [line for cell in shown(NOTEBOOK) for line in cell]
+    assert [line for line in outputs if line.endswith(" of 3")] == [f"stdout: rank {rank} of 3" for rank in range(3)]
+    assert "a picture" in outputs
+    assert not [line for line in outputs if line.startswith("stderr")]
+
+
+@pytest.mark.companion
+@pytest.mark.launch
+@pytest.mark.timeout(TIME_LIMIT_S + 30)
+def test_it_prints_what_it_shows(tmp_path: Path) -> None:
+    new = tmp_path / "notebook.ipynb"
+    done = run([sys.executable, "-m", "tests.companions.notebook", str(new)], TIME_LIMIT_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert shown(new) == shown(NOTEBOOK)
