@@ -19,6 +19,8 @@ from mpicoll._launch.monitor import LOOPBACK
 
 LONGEST_LINE = 1 << 14  # bytes
 DISCARD_PORT = 9  # any port: a UDP socket that is connected sends nothing
+MPI_ERR_UNKNOWN = 14  # the exit status of a rank that Open MPI ends because its connection to another rank was closed
+SOON_NS = 500_000_000  # until the cause reports; Open MPI's mpiexec sends SIGKILL later: 1 s after SIGTERM
 
 
 @dataclass
@@ -43,6 +45,10 @@ class Rank:
     def left_early(self) -> bool:
         """Whether it ended with status 0 before the end of its program, by os._exit(0)."""
         return self.status == 0 and not self.returned
+
+    def was_killed(self) -> bool:
+        """Whether it ended by a signal other than SIGTERM, by which launchers end a job."""
+        return self.status is not None and self.status < 0 and self.status != -signal.SIGTERM
 
     def at(self) -> int:
         return self.why_at or self.ended_at
@@ -114,8 +120,16 @@ class Reports:
         return any(rank.failed() for rank in self.ranks.values())
 
     def first_cause(self) -> Rank | None:
-        """The rank that failed first, or left its program early by os._exit(0); None: all that have begun have ended well."""
-        return min((rank for rank in self.ranks.values() if rank.failed() or rank.left_early()), key=Rank.at, default=None)
+        """The rank that failed first, or left its program early by os._exit(0); None: all that have begun have ended well.
+
+        The end of a process closes its connections before its parent sees the end: a neighbour that Open MPI ends for that may
+        report first.
+        """
+        first = min((rank for rank in self.ranks.values() if rank.failed() or rank.left_early()), key=Rank.at, default=None)
+        if first is None or first.why or first.status != MPI_ERR_UNKNOWN:
+            return first
+        causes = [rank for rank in self.ranks.values() if rank.was_killed() and rank.ended_at < first.ended_at + SOON_NS]
+        return min(causes, key=Rank.at, default=first)
 
     def tell(self, word: str) -> None:
         """Sends ``end``, ``kill`` or ``signal NUMBER`` to every monitor."""

@@ -94,15 +94,10 @@ def limit(fault: str) -> float:
     return LIMIT_S + 5 if fault in ("stopped", "late") else GONE_S
 
 
-SOCKET_CLOSED = 14  # the exit status of a rank that Open MPI ends for a lost connection
-
-
 def check(fault: str, culprit: int, ranks: int, host: str, ended: tuple[int, str, str]) -> None:
     """The status is not 0, and the culprit is named."""
     returned, last, errors = ended
     assert returned != 0, errors
-    if fault == "killed" and returned == SOCKET_CLOSED and "Socket closed" in errors:
-        return  # Open MPI on the other host was faster: it has ended a rank that was connected to the killed one
     if fault in ENDS:
         status, cause = ENDS[fault]
         assert returned == status, errors

@@ -54,6 +54,26 @@ def test_the_first_cause_is_the_earliest_and_not_what_it_led_to(reports: Reports
     assert reports.failed()
 
 
+@pytest.mark.parametrize(
+    ("neighbour", "other", "cause"),
+    [
+        ("ended 20 14 0", "ended 30 -9 0", 1),  # the neighbour lost its connection to rank 1
+        ("ended 20 14 0", "ended 30 -15 0", 0),  # it ended by itself, and the launcher ended rank 1
+        ("ended 20 14 0", "ended 1000000020 -9 0", 0),  # likewise, after the launcher's patience
+        ("ended 20 13 0", "ended 30 -9 0", 0),
+        ("why 20 14 SystemExit: 14\nended 20 14 0", "ended 30 -9 0", 0),
+    ],
+)
+def test_a_killed_rank_is_the_cause_and_not_a_neighbour_that_lost_its_connection(
+    neighbour: str, other: str, cause: int, reports: Reports
+) -> None:
+    for rank, lines in enumerate((neighbour, other)):
+        say(reports, f"begin {SECRET} {rank} 2 77 h\n{lines}\n", close=True)
+    first = reports.first_cause()
+    assert first is not None
+    assert first.number == cause
+
+
 def test_an_early_exit_with_status_0_is_no_failure_by_itself(reports: Reports) -> None:
     say(reports, f"begin {SECRET} 0 1 77 h\nended 20 0 0\n", close=True)
     assert reports.all_ended()
