@@ -17,7 +17,7 @@ import pytest
 
 from tests.support import ROOT
 
-BLOCK = re.compile(r"^(?:<!-- numbers vary -->\n)?```.*?^```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^(?:<!-- numbers vary -->\n)?( *)```.*?^\1```$", re.MULTILINE | re.DOTALL)
 TO_ORIGINAL = re.compile(r"^\[English\]\(([^)]+)\).*$", re.MULTILINE)
 WRITTEN_IN_CHINESE = {"docs/zh/glossary.md"}  # pages without an original
 
@@ -44,7 +44,8 @@ TRANSLATIONS = {original: page for page, original in ORIGINALS.items()}
 
 def blocks(name: str) -> list[str]:
     """The fenced blocks of a page: code, commands with what they print, drawings. Not the contents of the site."""
-    return [block for block in BLOCK.findall((ROOT / name).read_text()) if not block.startswith("```{toctree}")]
+    found = (match[0] for match in BLOCK.finditer((ROOT / name).read_text()))
+    return [block for block in found if not block.startswith("```{toctree}")]
 
 
 def prose(name: str) -> str:
