@@ -1,7 +1,8 @@
 """Communication that takes part in autograd: torch.distributed.nn over MPI, messages, and halo exchange on a grid of ranks.
 
-    functional           collectives with torch's signatures, and send, recv, sendrecv; all of them are names of this module, too
+    functional           collectives with torch's signatures, scan, exscan, send, recv, sendrecv; all are names of this, too
     reductions           those that reduce
+    scans                scan, exscan
     grid, halo           Grid, halo_exchange
     preflight            what the ranks check together before data moves
     linear               makes a linear map and its adjoint differentiable

@@ -1,4 +1,4 @@
-"""torch.distributed.nn.functional over MPI: collectives that take part in autograd, and send, recv, sendrecv.
+"""torch.distributed.nn.functional over MPI: collectives that take part in autograd, scan, exscan, send, recv, sendrecv.
 
 Signatures and return values are torch's. The gradient is that of the SUM of all ranks' losses, as in torch: the gradient on rank
 r adds up what its tensor contributed to the loss of every rank. Nothing is divided by the number of ranks: if every rank computes
@@ -31,6 +31,7 @@ from mpicoll.nn.linear_collectives import Shape, Shapes
 from mpicoll.nn.messages import recv, send, sendrecv
 from mpicoll.nn.preflight import Preflight, description
 from mpicoll.nn.reductions import all_reduce, reduce, reduce_scatter
+from mpicoll.nn.scans import exscan, scan
 
 __all__ = [
     "_all_gather_base",
@@ -39,10 +40,12 @@ __all__ = [
     "all_to_all",
     "all_to_all_single",
     "broadcast",
+    "exscan",
     "gather",
     "recv",
     "reduce",
     "reduce_scatter",
+    "scan",
     "scatter",
     "send",
     "sendrecv",

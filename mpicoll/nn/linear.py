@@ -4,6 +4,7 @@ Moving data between ranks is a linear map of all ranks' tensors together. Its gr
 
     all_reduce SUM <-> itself           gather     <-> scatter             all_to_all <-> all_to_all, backwards
     broadcast      <-> reduce SUM       all_gather <-> reduce_scatter SUM  attach halo <-> accumulate halo
+    scan SUM       <-> scan SUM in the opposite order of the ranks; exscan likewise
 
 So each map knows its adjoint, and `apply` makes it differentiable any number of times. The gradient is that of the SUM of all
 ranks' losses, as in torch.distributed.nn.functional: no rank's loss is divided by anything.

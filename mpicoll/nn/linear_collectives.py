@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup, ReduceOp
 
-from mpicoll._api import exchanges, gathers, reductions
+from mpicoll._api import exchanges, gathers, reductions, scans
 from mpicoll._tensors.reductions import Op
 from mpicoll.nn.linear import Linear, Tensors
 
@@ -154,3 +154,30 @@ def all_to_all_single(
         return (result,)
 
     return Linear(forward, lambda: all_to_all_single(group, output_shape, input_shape, receives, sends))
+
+
+def scan(group: Group, rank: int, size: int, is_inclusive: bool, is_backwards: bool = False) -> Linear:
+    """The sum over the ranks up to this one, or, ``is_backwards``, from this one on; without this one unless ``is_inclusive``."""
+
+    def forward(tensor: Tensor) -> Tensors:
+        result = _mirrored(tensor.contiguous(), group, rank, size) if is_backwards else _contiguous_copy(tensor)
+        if is_inclusive:
+            scans.scan(result, group=group)
+        else:
+            scans.exscan(result, group=group)
+            if rank == 0:
+                result.zero_()
+        return (_mirrored(result, group, rank, size) if is_backwards else result,)
+
+    return Linear(forward, lambda: scan(group, rank, size, is_inclusive, not is_backwards))
+
+
+def _mirrored(tensor: Tensor, group: Group, rank: int, size: int) -> Tensor:
+    """The tensor of the rank that has this rank's place counted from the end (collective).
+
+    A backwards scan is a scan in this order. The difference of the sum and a scan would be one collective, and loses digits.
+    """
+    counts = [tensor.numel() if other == size - 1 - rank else 0 for other in range(size)]
+    result = torch.empty_like(tensor)
+    exchanges.all_to_all_single(result.view(-1), tensor.view(-1), counts, counts, group)
+    return result
