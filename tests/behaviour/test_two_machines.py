@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from mpicoll._cli import main
+from tests.docs import blocks
 from tests.project.test_examples import SMALL
-from tests.support import hosts, is_open_mpi
+from tests.support import ROOT, hosts, is_open_mpi, run
 
 Capture = pytest.CaptureFixture[str]
 REASON = hosts.missing()
@@ -83,3 +86,20 @@ def test_the_pipeline_of_two_programs(machines: hosts.Hosts) -> None:
     done = machines.launch("--quiet", "--hostfile", str(machines.hostfile(1)), *programs, timeout_s=120)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "both shards train, with the gradients of one process" in done.stdout, done.stdout + done.stderr
+
+
+def test_what_the_tutorial_of_pipelines_shows(machines: hosts.Hosts, tmp_path: Path) -> None:
+    """Its programs with its hostfile, in which only the names of the hosts are others."""
+    [job] = [job for job in blocks.jobs(ROOT / "docs/tutorials/pipeline.md") if job.needs_hosts]
+    folder = tmp_path / "programs"
+    folder.mkdir()
+    job.write_files(folder)
+    hostfile = (folder / "hosts.txt").read_text()
+    for name in machines.names:
+        hostfile = hostfile.replace(name.replace("mpihost", "node0"), name)
+    assert machines.hostfile(1).read_text() == hostfile.removeprefix("# hosts.txt\n")
+    (folder / "hosts.txt").write_text(hostfile)
+    launch = [*machines.enter(0, folder), sys.executable, "-m", "mpicoll.run", *shlex.split(job.words)]
+    done = run(launch, 60, env=machines.environment())
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert not blocks.differences(job, done.stdout, done.stderr), done.stdout + done.stderr
