@@ -15,8 +15,11 @@ Each rank has a tile of the field. A convolution of 3x3 needs one row and one co
 Going back, autograd takes the gradient of every x home to the rank whose o it was. The weights are the same on all ranks; each
 has the gradient of its own tile, and their sum is the gradient of the whole: one all_reduce. Loss and gradients of the first
 step are compared with one process; nothing else here needs the whole field in one place. Any number of ranks.
+
+    python -m mpicoll.run -n 4 examples/halo_convolution.py --plot field.png      a field, its tiles, the loss; needs matplotlib
 """
 
+import argparse
 import math
 from collections.abc import Callable
 
@@ -82,7 +85,26 @@ def of_one_process(network: Network, before: Tensor, after: Tensor) -> tuple[Ten
     return loss, list(torch.autograd.grad(loss, list(network.parameters())))
 
 
+def plot(path: str, tiles: tuple[int, ...], fields: dict[str, Tensor], losses: list[float]) -> None:
+    """Draws the first of each of the fields, with the borders of the tiles, and the loss of each step."""
+    from matplotlib.figure import Figure
+
+    panels = (figure := Figure(figsize=(8, 5), layout="constrained")).subplot_mosaic([[*fields], ["loss"] * len(fields)])
+    for name, field in fields.items():
+        panels[name].imshow(field[0, 0], cmap="coolwarm", vmin=-3, vmax=3, interpolation="nearest")
+        panels[name].set(title=name, xticks=[], yticks=[])
+        for line, count in ((panels[name].axhline, tiles[0]), (panels[name].axvline, tiles[1])):
+            for border in range(1, count):
+                line(EXTENT * border / count - 0.5, color="black", linewidth=1)
+    panels["loss"].semilogy(losses)
+    panels["loss"].set(xlabel="step", ylabel="loss, all tiles")
+    figure.savefig(path, dpi=100)
+
+
 def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--plot", metavar="PNG", help="draw a field and the loss here")
+    options = parser.parse_args()
     dist.init_process_group()
     rank, size = dist.get_rank(), dist.get_world_size()
     torch.set_default_dtype(torch.float64)
@@ -120,9 +142,13 @@ def main() -> None:
             print(f"step {step:>2}: loss {losses[-1]:.2e}")
 
     assert losses[-1] < losses[0] / 10, losses
-    error = (grid.whole(network(before, with_halo).detach()) - whole_after).abs().max().item()
+    answer = grid.whole(network(before, with_halo).detach())
+    error = (answer - whole_after).abs().max().item()
     dist.barrier()
     if rank == 0:
+        if options.plot:
+            fields = {"before": whole_before, "after 3 steps": whole_after, "the network's answer": answer}
+            plot(options.plot, grid.shape, fields, losses)
         print(f"largest error of the last network, over the whole field: {error:.2f} standard deviations")
         tiles, fall = " x ".join(map(str, grid.shape)), losses[0] / losses[-1]
         print(f"halo_convolution: {tiles} tiles, loss and gradients as in one process, then the loss fell {fall:.0f}-fold")

@@ -17,6 +17,8 @@
 The simulation diffuses heat on a ring: u[i] += 0.2 (u[i-1] - 2 u[i] + u[i+1]). So the convolution learns 0.2, 0.6, 0.2. Any
 number of ranks from 2; half of them simulate.
 
+    python -m mpicoll.run -n 4 examples/insitu_mpi4py.py --plot learned.png      a snapshot and the weights; needs matplotlib
+
 Output on 4 ranks:
 
     2 ranks simulate 240 points, 2 ranks train on 160 snapshots
@@ -24,6 +26,7 @@ Output on 4 ranks:
     insitu_mpi4py: the simulation got the network, and agrees with it to 0.001
 """
 
+import argparse
 import sys
 from itertools import pairwise
 
@@ -84,14 +87,33 @@ def received(simulators: int) -> torch.Tensor:
     return torch.from_numpy(snapshot)
 
 
-def train(comm: MPI.Intracomm, simulators: int) -> None:
+def plot(path: str, snapshot: torch.Tensor, borders: list[int], weights: torch.Tensor) -> None:
+    """Draws the last snapshot that the first rank that trains has received, and the weights after each of its steps."""
+    from matplotlib.figure import Figure
+
+    above, below = (figure := Figure(figsize=(8, 5), layout="constrained")).subplots(2, 1)
+    above.plot(snapshot[0], label="before", linewidth=0.8)
+    above.plot(snapshot[1], label="a step later")
+    for border in borders[1:-1]:
+        above.axvline(border - 0.5, color="black", linewidth=0.8)
+    above.set(title="A snapshot, put together from the strips", xlabel="point on the ring", ylabel="temperature")
+    for rate in (RATE, 1 - 2 * RATE):
+        below.axhline(rate, color="black", linewidth=0.8, linestyle="--")
+    below.plot(weights, label=["left", "middle", "right"])
+    below.set(title="The weights of the network, and the truth", xlabel="snapshots seen by each rank that trains")
+    above.legend(loc="upper right")
+    below.legend(loc="center right")
+    figure.savefig(path, dpi=100)
+
+
+def train(comm: MPI.Intracomm, simulators: int, picture: str | None) -> None:
     dist.init_process_group(comm=comm)  # [2]
     rank, size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
     convolution = torch.nn.Conv1d(1, 1, 3, padding=1, padding_mode="circular", bias=False, dtype=torch.float64)
     model = DistributedDataParallel(convolution)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
-    error = 0.0
+    error, history = 0.0, []
     for _ in range(SNAPSHOTS_EACH):
         before, after = received(simulators)  # while this rank trains, the simulation goes on
         difference = model(before.view(1, 1, -1)) - after
@@ -99,11 +121,14 @@ def train(comm: MPI.Intracomm, simulators: int) -> None:
         difference.square().mean().backward()
         optimizer.step()
         error = difference.abs().max().item()
+        history.append(convolution.weight.detach().flatten().clone())
 
     worst, where = dist.get_comm().allreduce((error, rank), MPI.MAXLOC)  # [4]
     assert worst < 0.1, f"rank {where}: error {worst}"
-    weights = convolution.weight.detach().flatten()
+    weights = history[-1]
     if rank == 0:
+        if picture is not None:
+            plot(picture, torch.stack([before, after]), strips(simulators), torch.stack(history))
         print(f"{simulators} ranks simulate {POINTS} points, {size} ranks train on {SNAPSHOTS_EACH * size} snapshots")
         print("the network has learned " + ", ".join(f"{weight:.2f}" for weight in weights))
     world.Bcast(weights.numpy(), root=simulators)  # [5]
@@ -111,6 +136,9 @@ def train(comm: MPI.Intracomm, simulators: int) -> None:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--plot", metavar="PNG", help="draw what was learned here")
+    options = parser.parse_args()
     rank, size = world.Get_rank(), world.Get_size()
     if size < 2:
         sys.exit("insitu_mpi4py: at least 2 ranks are needed, one to simulate and one to train")
@@ -119,7 +147,7 @@ def main() -> None:
     if rank < simulators:
         simulate(comm, trainers=size - simulators)
     else:
-        train(comm, simulators)
+        train(comm, simulators, options.plot)
     comm.Free()
 
 

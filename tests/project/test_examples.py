@@ -95,7 +95,8 @@ def looks_like_a_plot(picture: Path) -> None:
 def test_there_are_examples() -> None:
     assert len(EXAMPLES) >= 12
     assert {path.stem for path in ON_GPUS} == {"gpu_ddp", "gpu_pipeline"}
-    assert {path.stem for path in PLOTTING} == {"digits_by_hand", "digits_ddp", "digits_torch_ddp", "profile_step"}
+    digits = {"digits_by_hand", "digits_ddp", "digits_torch_ddp"}
+    assert {path.stem for path in PLOTTING} == {*digits, "halo_convolution", "insitu_mpi4py", "profile_step"}
     assert {path.stem for path in EXAMPLES if output_of(path)} == SHOWING
 
 

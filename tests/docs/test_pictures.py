@@ -1,0 +1,41 @@
+"""The pictures of docs/examples.md are those that pictures.py draws."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+
+from tests.docs import pictures
+from tests.support import ROOT
+
+LARGEST = 60_000  # bytes
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def panels(picture: Path) -> list[str]:
+    """The names of the axes that a figure of matplotlib has."""
+    groups = ElementTree.parse(picture).iter(f"{SVG}g")
+    return [name for group in groups if (name := group.get("id", "")).startswith("axes_")]
+
+
+def test_each_is_on_the_page_and_small() -> None:
+    page = (ROOT / "docs" / "examples.md").read_text()
+    assert {path.stem for path in pictures.FOLDER.iterdir()} == set(pictures.PICTURES)
+    for path in pictures.FOLDER.iterdir():
+        assert f"](img/examples/{path.name})" in page
+        assert path.stat().st_size < LARGEST, path
+        assert b"<dc:date>" not in path.read_bytes(), path
+        assert panels(path), path
+
+
+@pytest.mark.launch
+@pytest.mark.timeout(pictures.TIME_LIMIT_S + 30)
+def test_a_picture_can_be_drawn_anew(tmp_path: Path) -> None:
+    """Its text and lines are paths, whose last digits may differ between machines; the panels are the same."""
+    name = "insitu_mpi4py"
+    new, committed = pictures.draw(name, tmp_path), pictures.FOLDER / f"{name}.svg"
+    assert panels(new) == panels(committed) == ["axes_1", "axes_2"]
+    assert new.stat().st_size == pytest.approx(committed.stat().st_size, rel=0.1)
+    assert [path.name for path in tmp_path.iterdir()] == [new.name]
