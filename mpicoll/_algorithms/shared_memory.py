@@ -178,10 +178,12 @@ def all_to_all(window: Window, targets: Sequence[Block], sources: Sequence[Block
     window.lay(first)
     window.await_laid(first)
     laid = [numbers if other == rank else window.read(first, other, 2 * size) for other in range(size)]
-    sent, expected = [sizes[:size] for sizes in laid], list(zip(*(sizes[size:] for sizes in laid), strict=True))
-    if sent != expected:
-        window.take(first)
-        return [(i, j) for i in range(size) for j in range(size) if sent[i][j] != expected[i][j]]
+    sent = [sizes[:size] for sizes in laid]
+    if laid.count(numbers) < size or min(numbers) < max(numbers):  # otherwise all blocks of all ranks have one size
+        expected = list(zip(*(sizes[size:] for sizes in laid), strict=True))
+        if sent != expected:
+            window.take(first)
+            return [(i, j) for i in range(size) for j in range(size) if sent[i][j] != expected[i][j]]
     large = []  # ranks whose sources do not fit
     for sender in range(size):
         room = round_up(max(sent[sender]), LINE)
