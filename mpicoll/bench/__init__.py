@@ -2,6 +2,7 @@
 
 python -m mpicoll.run -n 2 -m mpicoll.bench                        all_reduce, 4 B ... 256 MiB, beside Gloo, MPI and memory
 python -m mpicoll.run -n 2 -m mpicoll.bench all                    the table of targets (targets.py)
+python -m mpicoll.bench summary FILE...                            several runs of it: median and spread
 python -m mpicoll.run -n 2 -m mpicoll.bench check                  has speed been lost?
 
     options.py ──► harness.py, the ways to call ──► rounds.py, their times ──► row.py ──► table.py, output.py, plot.py

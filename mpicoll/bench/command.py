@@ -22,6 +22,7 @@ from mpicoll.bench import (
     plot,
     remote_calls,
     startup,
+    summary,
     sweep,
     table,
     tune,
@@ -31,7 +32,7 @@ from mpicoll.bench.model import command as model_command
 from mpicoll.bench.output import Output
 from mpicoll.bench.rounds import QUICK, Pace
 
-BETWEEN_TWO = ("latency", "bandwidth", "all")
+BETWEEN_TWO = ("latency", "exchange", "bandwidth", "all")
 
 
 def run(words: Sequence[str], description: str) -> int:
@@ -44,6 +45,8 @@ def run(words: Sequence[str], description: str) -> int:
         return 0
     if args.what == "model":
         return model_command.main(args) if overview.rank() == 0 else 0
+    if args.what == "summary":
+        return _summary(args) if overview.rank() == 0 else 0
     if args.what == "ranks":
         return _ranks(args) if overview.rank() == 0 else 0
     pace = QUICK if args.quick else PACES.get(args.what, Pace())
@@ -112,6 +115,14 @@ def _bandwidth(harness: Harness, output: Output, given: float | str | None) -> f
         raise SystemExit(f"bench: {error}" if harness.rank == 0 else 1) from None
     output.say(f"network: {measured:.3g} GB/s by one stream of messages from rank 0 to rank {other}", "")
     return measured
+
+
+def _summary(args: Namespace) -> int:
+    try:
+        print(*summary.lines(summary.read(args.runs), args.markdown), sep="\n")
+    except summary.NotOurs as error:
+        raise SystemExit(f"bench summary: {error}") from None
+    return 0
 
 
 def _ranks(args: Namespace) -> int:

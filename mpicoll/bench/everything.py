@@ -31,7 +31,8 @@ def sweeps(quick: bool) -> list[Sweep]:
     moved = [Sweep(what, [size for size in large if size <= 64 * MIB], ways=OURS_AND_OTHERS) for what in MOVED]
     halves = [Sweep(what, [8], ["bfloat16"], ways=OURS_AND_OTHERS) for what in ("all_reduce", "reduce_scatter_tensor")]
     messages = Sweep("latency", [size for size in large if size in (MIB, 16 * MIB, 64 * MIB)], ways=(API, BACKEND, RAW))
-    return [*short, *halves, reduced, *moved, messages]
+    exchange = Sweep("exchange", [8], ways=(API, BACKEND, RAW))
+    return [*short, exchange, *halves, reduced, *moved, messages]
 
 
 def run(harness: Harness, output: Output, quick: bool, markdown: bool) -> None:

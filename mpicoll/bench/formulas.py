@@ -10,7 +10,7 @@ count when they are read):
     all_gather*, gather              reads S (a part of every rank), writes S                copy of S
     all_to_all*                      reads S, writes S                                       copy of S
     reduce_scatter*, scatter         reads S, writes its part, S/n                           copy of (S + S/n) / 2
-    latency, bandwidth               a message is read and written once                      copy of S (64 S for a window)
+    latency, exchange, bandwidth     a message is read and written once                      copy of S (64 S for a window)
 """
 
 from __future__ import annotations

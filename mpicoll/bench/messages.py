@@ -1,6 +1,7 @@
 """Messages between ranks 0 and 1, as defined by the OSU micro-benchmarks; other ranks do not take part.
 
 latency      half of a round trip of a blocking send and recv
+exchange     isend to the other rank, irecv from it, and both waits
 bandwidth    a window of 64 isends from one buffer into one buffer, acknowledged by one small message; a call is the window
 """
 
@@ -41,6 +42,24 @@ def latency(s: Shape) -> Operation:
     return Operation(memory, call_through, raw if s.moves else None)
 
 
+def exchange(s: Shape) -> Operation:
+    if s.rank > 1:
+        return _idle(s)
+    sent, received, peer = s.empty(s.count), s.empty(s.count), 1 - s.rank
+    memory = Memory([(sent, s.of(s.rank))], [(received, s.of(peer))])
+
+    def exchanged(send: Call, receive: Call, wait: Callable[[list[Any]], object]) -> Call:
+        return lambda: wait([send(), receive()])
+
+    def call_through(dist: Any, group: Any) -> Call:
+        return exchanged(partial(dist.isend, sent, peer, group), partial(dist.irecv, received, peer, group), _wait)
+
+    def raw() -> Call:
+        return exchanged(raw_mpi.call("Isend", sent, peer), raw_mpi.call("Irecv", received, peer), MPI.Request.Waitall)
+
+    return Operation(memory, call_through, raw if s.moves else None)
+
+
 def bandwidth(s: Shape) -> Operation:
     if s.rank > 1:
         return _idle(s)
@@ -74,4 +93,4 @@ def _wait(works: list[Any]) -> None:
         work.wait()
 
 
-MESSAGES: dict[str, Callable[[Shape], Operation]] = {"latency": latency, "bandwidth": bandwidth}
+MESSAGES: dict[str, Callable[[Shape], Operation]] = {"latency": latency, "exchange": exchange, "bandwidth": bandwidth}

@@ -20,7 +20,8 @@ from mpicoll.bench.steps.models import SIDES
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = [4, 8, 64, 256, KIB, 4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB]
-MOST = {"latency": 64 * MIB, "bandwidth": 4 * MIB}  # largest default sizes; a call of bandwidth moves 64 times as much
+# Largest default sizes. A call of bandwidth moves 64 times as much.
+MOST = {"latency": 64 * MIB, "exchange": 64 * MIB, "bandwidth": 4 * MIB}
 QUICK_SIZES = [8, 64 * KIB]
 OWN_SIZES = {"rpc": [4 * KIB, MIB, 64 * MIB], "overlap": [16 * MIB, 4 * MIB, 64 * MIB], "ddp": list(SIDES)}
 WAYS = {"mpicoll": API, "torch": BACKEND, "gloo": GLOO, "nccl": NCCL, "mpi4py": RAW}
@@ -74,6 +75,7 @@ def make_parser(description: str) -> Parser:
         "rpc": [common, sizes],
         "model": [],
         "ranks": [],
+        "summary": [],
     }
     rest |= {what: [common, files] for what in ("startup", "all", "check", "tune")}
     parsers = {what: commands.add_parser(what, parents=parents, help=HELP[what]) for what, parents in rest.items()}
@@ -94,6 +96,8 @@ def make_parser(description: str) -> Parser:
     parsers["rpc"].add_argument("--width", type=int, default=64, help="width of the network; 64 is ResNet50, less is faster")
     parsers["all"].add_argument("--markdown", action="store_true", help="print the table of targets in Markdown")
     parsers["tune"].add_argument("--out", metavar="FILE", default=tune.FILE, help=f"file to write; default {tune.FILE}")
+    parsers["summary"].add_argument("runs", nargs="+", metavar="FILE.json", help="written by all --json or step --json")
+    parsers["summary"].add_argument("--markdown", action="store_true", help="print the tables in Markdown")
     model_command.add_arguments(parsers["model"])
     return parser
 
@@ -104,7 +108,7 @@ def read(words: Sequence[str], description: str) -> argparse.Namespace:
     if not words or words[0].startswith("-"):
         words = ["all_reduce", *words]
     args = parser.parse_args(words)
-    if args.what == "ranks":
+    if args.what in ("ranks", "summary"):
         return args
     if hasattr(args, "device"):
         _check_device(parser, args)

@@ -77,15 +77,16 @@ class Outcome:
 
     def cells(self) -> list[str]:
         target = self.target
-        value = "-" if self.value is None else _figure(self.value, target.unit)
-        return [target.number, target.what, target.against, _figure(self.at_most, target.unit), value, self.verdict, self.note]
+        value = "-" if self.value is None else spelled(self.value, target.unit)
+        return [target.number, target.what, target.against, spelled(self.at_most, target.unit), value, self.verdict, self.note]
 
     def facts(self) -> dict[str, Any]:
         names = ("number", "what", "against", "at_most", "measured", "verdict", "note")
         return dict(zip(names, self.cells(), strict=True), value=self.value, limit=self.at_most, unit=self.target.unit)
 
 
-def _figure(value: float, unit: str) -> str:
+def spelled(value: float, unit: str) -> str:
+    """1.2, "x" -> "1.20x"; 8.04, "us" -> "8.0 us"."""
     return f"{times(value)}x" if unit == "x" else f"{value:.1f} {unit}"
 
 
@@ -142,7 +143,7 @@ def _apart(name: str, figure: Callable[[Any], float | None], note: str = "") -> 
 
 
 F32, HALVES, ALL = ("float32",), ("bfloat16", "float16"), tuple(COLLECTIVES)
-NAMES = {"latency": "send + recv, 8 B", "barrier": "barrier"}
+NAMES = {"latency": "send + recv, 8 B", "exchange": "isend + irecv + wait, 8 B", "barrier": "barrier"}
 REDUCED = ("all_reduce",)
 _SHORT = [Target("1", NAMES.get(what, f"{what}, 8 B"), RAW, 1.5, "x", _over(to(RAW), (what,), F32, 8, 8)) for what in SHORT]
 _CROWDED = _apart("crowded", lambda rows: rows[0].ratio(API, GLOO), "a job of its own")
@@ -186,6 +187,7 @@ TARGETS = [
     _call("broadcast", 3.5),
     _call("barrier", 3.5),
     *(_call("latency", *aim) for aim in ((3.5, API), (10, BACKEND))),
+    *(_call("exchange", 30, way) for way in (API, BACKEND)),
     _call("all_reduce", 8, dtypes=HALF),
     _call("reduce_scatter_tensor", 15, dtypes=HALF),
     _call("all_to_all", 8),
@@ -202,10 +204,10 @@ def judge(measured: Measured) -> list[Outcome]:
     return [target.judge(measured) for target in TARGETS]
 
 
-def text(cells: Sequence[Sequence[str]]) -> list[str]:
+def text(cells: Sequence[Sequence[str]], head: Sequence[str] = HEAD) -> list[str]:
     """The table as text."""
-    widths = [max(map(len, column)) for column in zip(HEAD, *cells, strict=True)]
-    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in (HEAD, *cells)]
+    widths = [max(map(len, column)) for column in zip(head, *cells, strict=True)]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in (head, *cells)]
 
 
 def by_collective(measured: Measured) -> list[str]:

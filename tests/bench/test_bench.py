@@ -158,12 +158,12 @@ def test_one_rank_is_not_enough_for_messages() -> None:
 
 
 @pytest.mark.launch
-@pytest.mark.parametrize("what", ["bandwidth", "overlap", "ddp"])
+@pytest.mark.parametrize("what", ["exchange", "bandwidth", "overlap", "ddp"])
 def test_the_others_run(what: str) -> None:
     sizes = ["--sizes", "64KiB"] if what != "ddp" else []
     result = launch(3 if what == "bandwidth" else 2, *BENCH, what, "--quick", *sizes)
     assert result.returncode == 0, result.stderr
-    assert {"bandwidth": "64 KiB", "overlap": "cores per rank", "ddp": "MLP 4 MiB"}[what] in result.stdout
+    assert {"exchange": "64 KiB", "bandwidth": "64 KiB", "overlap": "cores per rank", "ddp": "MLP 4 MiB"}[what] in result.stdout
 
 
 @pytest.mark.launch
