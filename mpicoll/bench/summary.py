@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from mpicoll.bench.machine import mpi_name
 from mpicoll.bench.row import BACKEND, GLOO
 from mpicoll.bench.table import markdown, times
 from mpicoll.bench.targets import spelled, text
@@ -34,8 +35,8 @@ def read(files: Iterable[str]) -> dict[str, list[Facts]]:
     for file in files:
         try:
             facts = json.loads(Path(file).read_text())
-            library = str(facts["machine"]["mpi"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            library = mpi_name(facts["machine"]["mpi"])
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise NotOurs(f"{file}: no figures of `bench all --json` or `bench step --json`: {error}") from None
         if not facts.get("targets") and not facts.get("steps"):
             raise NotOurs(f"{file}: no figures of `bench all --json` or `bench step --json`, but of another benchmark")

@@ -30,10 +30,10 @@ def table(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, list[str
 
 
 def test_a_figure_is_the_median_of_the_runs_with_their_spread(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    files = [run(tmp_path, f"{us}.json", "Open MPI", us) for us in (9.0, 3.0, 3.5)]
-    files.append(run(tmp_path, "other.json", "MPICH", 4.5))
+    files = [run(tmp_path, f"{us}.json", "Open MPI v5.0.11, package: built by somebody", us) for us in (9.0, 3.0, 3.5)]
+    files.append(run(tmp_path, "other.json", "MPICH Version: 5.0.2", 4.5))
     cells = table(capsys, *files)
-    assert cells["what"][-2:] == ["Open MPI", "MPICH"]
+    assert cells["what"][-2:] == ["Open MPI 5.0.11", "MPICH 5.0.2"]
     assert cells["time of all_reduce, 8 B"][-3:] == ["4.0 us", "3.5 us [3.0 us, 9.0 us]", "**4.5 us**"]
     assert cells["broadcast, 8 B"][-2:] == ["-", "-"]  # not measured
     assert len(cells) == 1 + len(targets.TARGETS)

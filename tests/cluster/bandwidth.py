@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from mpicoll.bench.formulas import network_factor, parse, spell
+from mpicoll.bench.machine import mpi_name
 from tests.support import ROOT, hosts, pages
 
 PAGE, FIGURES = (ROOT / "docs" / "reference" / f"bandwidth.{kind}" for kind in ("md", "json"))
@@ -46,7 +47,7 @@ def measure(machines: hosts.Hosts, mbit: int, layout: str, operation: str, optio
     if done.returncode:
         raise RuntimeError(f"{layout}, {operation}: exit status {done.returncode}\n{done.stdout}\n{done.stderr}")
     found = json.loads(output.read_text())
-    mpi = " ".join(found["machine"]["mpi"].split(",")[0].replace(" v", " ").replace(" Version:", "").split())
+    mpi = mpi_name(found["machine"]["mpi"])
     asked, node_sizes = [parse(size) for size in options.sizes], [ranks] * count
     return {
         f"{mpi}|{mbit}|{layout}|{row['what']}|{row['dtype']}|{nearest(row['bytes'], asked)}": over_the_limit(
