@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -145,9 +146,9 @@ def _handler(name: str, arguments: dict[str, Any]) -> wrapping.Handler:
     from mpicoll._c10d import timeouts
 
     with timeouts.end_job_after(name, timeouts.complete(arguments)), _collections_put_off():
-        from mpicoll._c10d import init, shrink
+        module = importlib.import_module("mpicoll._c10d." + ("shrink" if name == "shrink_group" else "init"))
 
-    handler: wrapping.Handler = getattr(shrink if name == "shrink_group" else init, name)
+    handler: wrapping.Handler = getattr(module, name)
     return handler
 
 

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from mpicoll import _config
 from mpicoll._cuda import streams
-from mpicoll._discovery import cuda_support, probe
 from mpicoll._mpi.channel import Channel
 from mpicoll._mpi.library import MPI
 from mpicoll.errors import MpicollError
 
 
-@dataclass(frozen=True)
-class DeviceChoices:
+class DeviceChoices(NamedTuple):
     """How GPU memory travels in a world in which some rank has a GPU."""
 
     direct: bool = False  # MPI takes GPU memory
@@ -96,6 +93,8 @@ def _raise_for(answers: list[tuple[bool, str]]) -> None:
 @cache
 def claimed() -> bool:
     """True if this rank's MPI claims that it takes GPU memory."""
+    from mpicoll._discovery import cuda_support, probe
+
     library = probe.loaded_library()
     started: dict[str, Any] = {
         "vendor": MPI.get_vendor()[0],
@@ -109,4 +108,6 @@ def claimed() -> bool:
 @cache
 def proven() -> bool:
     """True if a trial job of two ranks on this host could send GPU memory. It runs once and takes some seconds."""
+    from mpicoll._discovery import cuda_support
+
     return cuda_support.verdict(cuda_support.prove(os.environ)).moves

