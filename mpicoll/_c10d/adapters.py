@@ -86,5 +86,4 @@ def _on_close(communicator: Communicator) -> None:
 @functools.cache
 def _keep_dynamo_out() -> None:
     """Once, when our modules have been loaded: torch.compile runs them as they are."""
-    for room in ("_c10d", "_engine", "_progress", "_host", "_device", "_tensors"):
-        dynamo.disable_package(f"mpicoll.{room}")
+    dynamo.disable_package(*(f"mpicoll.{room}" for room in ("_c10d", "_engine", "_progress", "_host", "_device", "_tensors")))

@@ -16,19 +16,22 @@ prevents (2).
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from types import FunctionType, ModuleType
+from collections.abc import Callable, Iterator
+from functools import cache
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import torch
 
 WHY = "mpicoll communicates here, through MPI"
+METHODS = classmethod, staticmethod
 
 
-def disable_package(package: str) -> None:
-    """Calls `disable` for all functions in the loaded modules of ``package``."""
+def disable_package(*packages: str) -> None:
+    """Calls `disable` for all functions in the loaded modules of ``packages``."""
+    below = tuple(f"{package}." for package in packages)
     for name, module in list(sys.modules.items()):
-        if module is not None and (name == package or name.startswith(package + ".")):
+        if module is not None and (name in packages or name.startswith(below)):
             for function in _functions(module):
                 disable(function)
 
@@ -46,20 +49,31 @@ def skip_frames(module: str) -> None:
 
 
 def _skip(function: Any) -> None:
-    dynamo: Any = getattr(torch._C, "_dynamo", None)
-    if dynamo is not None and hasattr(dynamo.eval_frame, "set_code_exec_strategy"):  # else a torch without dynamo
-        frames = dynamo.eval_frame
-        skip = frames._FrameAction.SKIP
-        frames.set_code_exec_strategy(
-            function.__code__, frames._FrameExecStrategy(skip, skip)
-        )  # the second for all frames that it calls
+    if (mark := _marking()) is not None:
+        mark(function.__code__)
+
+
+@cache
+def _marking() -> Callable[[CodeType], None] | None:
+    """The function that marks a code object; None: a torch without dynamo. There are some thousand code objects to mark."""
+    frames: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
+    if not hasattr(frames, "set_code_exec_strategy"):
+        return None
+    skip = frames._FrameAction.SKIP
+    mark, strategy = frames.set_code_exec_strategy, frames._FrameExecStrategy(skip, skip)  # the second: for frames that it calls
+    return lambda code: mark(code, strategy)
 
 
 def _functions(module: ModuleType) -> Iterator[FunctionType]:
     """Yields the functions of a module and the methods of its classes, without those that it imports."""
-    owners = [module, *(value for value in vars(module).values() if isinstance(value, type))]
+    own = (value for value in vars(module).values() if isinstance(value, type) and value.__module__ == module.__name__)
+    owners: list[ModuleType | type] = [module, *own]
     for owner in owners:
         for value in list(vars(owner).values()):
-            plain = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
+            plain: Any = value
+            if isinstance(value, property):
+                plain = value.fget
+            elif isinstance(value, METHODS):
+                plain = value.__func__
             if isinstance(plain, FunctionType) and plain.__code__.co_filename == module.__file__:
                 yield plain
