@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,7 +34,7 @@ from mpicoll._algorithms.window import LINE, Window, memmove
 NOBODY = -1  # the receiver on a node, if the result is for a rank of another node
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class Nodes:
     """The nodes of a group, as one rank sees them."""
 
@@ -54,8 +54,7 @@ class Nodes:
         return {rank: (node, place) for node, ranks in enumerate(self.members) for place, rank in enumerate(ranks)}
 
 
-@dataclass(frozen=True)
-class Stages:
+class Stages(NamedTuple):
     """A reduction in stages: the first works within a node, the second goes on between nodes."""
 
     partial: Combine  # reduces the parts of a node, in the order of places, into a code with an element for each of theirs

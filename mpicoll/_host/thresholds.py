@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from mpicoll import _config
 from mpicoll._algorithms.window import LINE, parts
@@ -94,17 +94,16 @@ APART_FROM: dict[str, dict[int, int]] = {
 }
 
 
-@dataclass(frozen=True)
-class Choices:
+class Choices(NamedTuple):
     """The settings of rank 0, which all ranks share."""
 
     window_bytes: int = 64 << 20  # upper limit of the memory of one group's window on a node; 0: no windows
     chunk_bytes: int = 1 << 20  # upper limit of what a rank writes into the window at a time
     node_size: int = 0  # number of ranks of a simulated node; 0: the real nodes
-    window_from: Mapping[str, Mapping[int, int]] = field(default_factory=lambda: WINDOW_FROM)
-    between_from: Mapping[str, Mapping[int, int]] = field(default_factory=lambda: BETWEEN_FROM)
+    window_from: Mapping[str, Mapping[int, int]] = WINDOW_FROM
+    between_from: Mapping[str, Mapping[int, int]] = BETWEEN_FROM
     direct_from: int = DIRECT_FROM
-    apart_from: Mapping[str, Mapping[int, int]] = field(default_factory=lambda: APART_FROM)
+    apart_from: Mapping[str, Mapping[int, int]] = APART_FROM
 
     def chunk(self, ranks: int) -> int:
         """Returns the bytes of a slot in a window of so many ranks."""
@@ -131,8 +130,7 @@ class Choices:
         return min(NEVER, _next_lower(self.apart_from[operation], nodes) * nodes)
 
 
-@dataclass(frozen=True)
-class Thresholds:
+class Thresholds(NamedTuple):
     """The values by which one group chooses its algorithms. They are equal on all its ranks."""
 
     large: str | None  # SHARED_MEMORY on one node, HIERARCHICAL on several, DIRECT on nodes of one rank each; None: MPI's own
@@ -141,7 +139,7 @@ class Thresholds:
 
     def without_windows(self) -> Thresholds:
         """Returns the thresholds for a group in which a rank could not make its window."""
-        return replace(self, large=None, least=dict.fromkeys(self.least, NEVER))
+        return self._replace(large=None, least=dict.fromkeys(self.least, NEVER))
 
     def single_call_below(self) -> dict[str, int]:
         """Returns the bytes below which the algorithm is always NATIVE, by operation."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from mpicoll import _cpus
@@ -29,8 +28,7 @@ class Facts(NamedTuple):
     quota: int | None
 
 
-@dataclass(frozen=True)
-class Topology:
+class Topology(NamedTuple):
     """The nodes of a group's ranks."""
 
     nodes: tuple[int, ...]  # each rank's node, named by the number of the node's first rank

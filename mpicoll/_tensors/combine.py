@@ -7,8 +7,7 @@ reductions.py. Halves are summed in float32 and rounded once.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,8 +18,7 @@ from mpicoll._tensors.reductions import COMPLEX, FLOATS, HALVES, INTEGERS, OPS, 
 from mpicoll._tensors.reductions import TABLE as TABLE_OF_MPI
 
 
-@dataclass(frozen=True)
-class Kernel:
+class Kernel(NamedTuple):
     """A reduction by torch."""
 
     dtype: torch.dtype  # as which the kernel reads the memory; its elements may be smaller than the tensor's elements
@@ -122,7 +120,7 @@ def _build() -> dict[tuple[torch.dtype, ReduceOp.RedOpType], Kernel]:
             add(dtype, name, seen, one_by_one(kernel))
         entry = TABLE_OF_MPI[seen, OPS["AVG"]]
         if wide_unsigned:
-            entry = replace(entry, decode=unsigned_truncated)
+            entry = entry._replace(decode=unsigned_truncated)
         table[dtype, OPS["AVG"]] = Kernel(seen, quotient(entry), entry)
     logical = dict.fromkeys(("SUM", "MAX", "BOR"), bits["BOR"]) | dict.fromkeys(("PRODUCT", "MIN", "BAND"), bits["BAND"])
     for name, kernel in {**logical, "BXOR": bits["BXOR"]}.items():

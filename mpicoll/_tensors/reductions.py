@@ -11,8 +11,7 @@ docs/reference/reductions.md (``python -m mpicoll._tensors.reductions``).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
@@ -28,8 +27,7 @@ Encode = Callable[[Tensor, Op], Tensor]
 Decode = Callable[[Tensor, Tensor, int], None]
 
 
-@dataclass(frozen=True)
-class Reduction:
+class Reduction(NamedTuple):
     """How one dtype is reduced by one operation."""
 
     mpi_type: str  # names of MPI's datatype and operation

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +121,7 @@ def only(thresholds: Thresholds, operation: str, least: int) -> Thresholds:
     Between nodes of one rank, half precision below its threshold would be a direct exchange, too: MPI as float32 takes its place.
     """
     direct_from = NEVER if thresholds.large == DIRECT else thresholds.direct_from
-    return replace(thresholds, least={**dict.fromkeys(WINDOW_FROM, NEVER), operation: least}, direct_from=direct_from)
+    return thresholds._replace(least={**dict.fromkeys(WINDOW_FROM, NEVER), operation: least}, direct_from=direct_from)
 
 
 def write(path: Path, name: str, thresholds: dict[str, int], number: int, machine: dict[str, Any]) -> None:
