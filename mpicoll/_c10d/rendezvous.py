@@ -20,10 +20,9 @@ import socket
 import struct
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch._C._distributed_c10d import Store, TCPStore
 from torch.distributed.constants import default_pg_timeout
@@ -42,8 +41,7 @@ SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of a network interface
 Address = tuple[str, int]  # in numbers, and the port
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """Where rank 0 listens, or why it cannot."""
 
     hostname: str
@@ -166,8 +164,9 @@ def _listen(names: Sequence[str]) -> list[socket.socket]:
     """Listens on a free port of each address of these names that belongs to this host; on loopback only for its numbers."""
     listeners: dict[str, socket.socket] = {}
     for name in names:
+        host = name.encode() if name in LOOPBACK else name  # a str loads the tables of international names, which takes 1 ms
         with contextlib.suppress(OSError):  # a name that does not resolve
-            for family, _, _, _, (number, *_) in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM):
+            for family, _, _, _, (number, *_) in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM):
                 if number in listeners or (_is_loopback(str(number)) and name not in LOOPBACK):
                     continue
                 listener = socket.socket(family, socket.SOCK_STREAM)

@@ -12,7 +12,6 @@ import ctypes
 import mmap
 import os
 import platform
-import secrets
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -53,7 +52,7 @@ def create(comm: Intracomm, nbytes: int, maker: int = 0, ordered: bool | None = 
     file.
     """
     nbytes += WORD
-    word, file, memory = secrets.token_bytes(WORD), -1, None
+    word, file, memory = os.urandom(WORD), -1, None
     is_maker = comm.Get_rank() == maker
     if is_maker:
         file, memory = _make(nbytes, word)  # [1]

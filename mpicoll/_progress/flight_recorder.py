@@ -15,12 +15,10 @@ import contextlib
 import faulthandler
 import json
 import os
-import re
 import select
 import signal
 import socket
 import sys
-import sysconfig
 import threading
 import time
 import traceback
@@ -214,8 +212,8 @@ def _is_free(number: int) -> bool:
         status = Path("/proc/self/status").read_text()
     except OSError:
         return signal.getsignal(number) in (signal.SIG_DFL, None)
-    masks = re.findall(r"^Sig(?:Blk|Ign|Cgt):\s*([0-9a-f]+)", status, re.MULTILINE)
-    return not any(int(mask, 16) >> (number - 1) & 1 for mask in masks)
+    lines = dict(line.partition(":")[::2] for line in status.splitlines())
+    return not any(int(lines[name], 16) >> (number - 1) & 1 for name in ("SigBlk", "SigIgn", "SigCgt"))
 
 
 def _written_at(path: Path) -> float:
@@ -252,7 +250,7 @@ def _pending(message: Any) -> dict[str, Any]:
     return {"group": message.group.name, "operation": message.operation, "dtype": dtype, "nbytes": tensor.nbytes}
 
 
-STANDARD = sysconfig.get_path("stdlib")
+STANDARD = str(Path(traceback.__file__).parent)
 LIBRARIES = tuple(str(Path(package.__file__ or "").parent) + os.sep for package in (mpicoll, torch))
 
 
