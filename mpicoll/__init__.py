@@ -132,6 +132,8 @@ class _Mirror(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             return None
         parent = fullname.rpartition(".")[0]
         ours = parent not in sys.modules or sys.modules[parent].__name__ == parent
+        if ours and parent.startswith("mpicoll._"):  # a private package has nothing of torch's; starting imports a hundred files
+            return None
         if ours and importlib.machinery.PathFinder.find_spec(fullname, path) is not None:
             return None
         if fullname in REFUSED or fullname.startswith(REFUSED_BELOW):

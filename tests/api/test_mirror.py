@@ -234,6 +234,8 @@ def test_names_that_nobody_has() -> None:
         importlib.import_module("mpicoll.no_such_module")
     with pytest.raises(ModuleNotFoundError):
         importlib.import_module("mpicoll.fsdp.no_such_module")
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("mpicoll._c10d.no_such_module")
 
 
 def test_the_doors_share_their_group(world: Any, rank: int, size: int) -> None:
