@@ -80,7 +80,9 @@ def _connect(runtime: Runtime, operation: str, limit_s: float) -> None:
     comm, request = state.duplicate
     roll_call = _RollCall(runtime, runtime.base, range(runtime.size), operation, limit_s)
     try:
-        roll_call.wait(lambda: _ended(runtime, [request]))
+        # Ranks come here tens of milliseconds apart: they load our modules first. One that yields the core instead of sleeping
+        # takes it, every other time, from a rank that still loads.
+        roll_call.wait(lambda: _ended(runtime, [request]), Backoff(yield_s=0.0))
     except MPI.Exception:
         state.duplicate = None
         raise
@@ -133,18 +135,17 @@ class _RollCall:
         self.tag = FIRST_TAG + 2 * (number % ((runtime.tag_ub - FIRST_TAG) // 2))  # the next one is that of the roll call
         self._present: set[int] = set()
 
-    def wait(self, done: Callable[[], bool]) -> None:
-        """Returns once ``done`` is true.
+    def wait(self, done: Callable[[], bool], backoff: Backoff | None = None) -> None:
+        """Returns once ``done`` is true. Waits as ``backoff`` says.
 
         Raises:
             OperationTimeout: The limit has passed here or on another rank.
         """
         with time_limit.suspended():
-            self._wait(done)
+            self._wait(done, backoff or Backoff())
 
-    def _wait(self, done: Callable[[], bool]) -> None:
+    def _wait(self, done: Callable[[], bool], backoff: Backoff) -> None:
         begun = looked = time.monotonic()
-        backoff = Backoff()
         while not done():
             now = time.monotonic()
             if now - begun > max(self._limit_s, LEAST_S):
