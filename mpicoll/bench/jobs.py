@@ -53,12 +53,12 @@ def python(*words: str, env: Mapping[str, str] | None = None, limit_s: float = L
     return ended.output
 
 
-def job(ranks: int, *words: str, limit_s: float = LIMIT_S) -> str:
+def job(ranks: int, *words: str, env: Mapping[str, str] | None = None, limit_s: float = LIMIT_S) -> str:
     """The output of a job of ``ranks`` ranks on this host. Raises ChildFailed."""
     command = ("-m", "mpicoll.run", "--quiet", "-n", str(ranks), *words)
     try:
-        return python(*command, limit_s=limit_s)
+        return python(*command, env=env, limit_s=limit_s)
     except ChildFailed as failed:
         if NEVER_BEGAN not in failed.words:
             raise
-    return python(*command, limit_s=limit_s)
+    return python(*command, env=env, limit_s=limit_s)

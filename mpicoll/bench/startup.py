@@ -3,11 +3,17 @@
     python -m mpicoll.run -n 4 -m mpicoll.bench.startup mpi FOLDER        such a job; each rank prints its times
 
 mpicoll.run starts every job. A rank begins after all ranks have imported torch; each creates a file in FOLDER to say so.
+
+# Note [Byte code]
+# An installer compiles a package once. A source tree is compiled by the first program that imports it, and by every program if
+# PYTHONDONTWRITEBYTECODE is set: that took 200 ms of CPU time of each rank, where loading byte code takes 33 ms. So the jobs may
+# write byte code, and the first job, which does, is not measured.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import json
 import statistics
 import sys
@@ -29,6 +35,7 @@ mpicoll.init_process_group, mpicoll.all_reduce
 print(time.perf_counter() - began)
 """
 BACKENDS = {"mpi": "backend mpi", "gloo": "Gloo"}
+COMPILE_ONCE = {"PYTHONDONTWRITEBYTECODE": ""}  # see Note [Byte code]
 
 
 @dataclass(frozen=True)
@@ -39,6 +46,7 @@ class Startup:
     init: dict[str, list[float]]  # by backend, of the slowest rank
     first: dict[str, list[float]]
     mpi: list[float]  # the part of init["mpi"] until MPI has started
+    compiled: bool = True  # see Note [Byte code]
 
     def import_s(self) -> float:
         """The median."""
@@ -59,26 +67,42 @@ class Startup:
             if backend == "mpi":
                 figures["of which MPI_Init"] = self.mpi
             figures[f"first all_reduce, {name}"] = self.first[backend]
-        return lines + [f"{name:>30}{spread(seconds, milli):>28}" for name, seconds in figures.items()]
+        lines += [f"{name:>30}{spread(seconds, milli):>28}" for name, seconds in figures.items()]
+        if not self.compiled:
+            lines.append("No byte code could be written beside mpicoll's files, so that every start compiled them.")
+        return lines
 
 
 def measure(ranks: int, rounds: int) -> Startup:
     """Starts the jobs; call it on one rank only. Raises jobs.ChildFailed."""
-    result = Startup([], {backend: [] for backend in BACKENDS}, {backend: [] for backend in BACKENDS}, [])
+    _import_s()
+    _reports(ranks, "mpi")
+    compiled = Path(importlib.util.cache_from_source(detect.__file__)).exists()
+    result = Startup([], {backend: [] for backend in BACKENDS}, {backend: [] for backend in BACKENDS}, [], compiled)
     for _ in range(rounds):
-        # torch would import mpicoll as a device backend; without that the whole import is measured
-        result.imported.append(float(jobs.python("-c", IMPORT, env={"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"})))
+        result.imported.append(_import_s())
         for backend in BACKENDS:
-            with tempfile.TemporaryDirectory() as folder:
-                lines = jobs.job(ranks, "-m", "mpicoll.bench.startup", backend, folder).split("\n")
-            reports = [json.loads(line) for line in lines if line.startswith("{")]
-            if len(reports) != ranks:
-                raise jobs.ChildFailed(f"{len(reports)} of {ranks} ranks answered")
+            reports = _reports(ranks, backend)
             result.init[backend].append(max(each["init"] for each in reports))
             result.first[backend].append(max(each["first"] for each in reports))
             if backend == "mpi":
                 result.mpi.append(max(each["mpi"] for each in reports))
     return result
+
+
+def _import_s() -> float:
+    # torch would import mpicoll as a device backend; without that the whole import is measured
+    return float(jobs.python("-c", IMPORT, env={"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", **COMPILE_ONCE}))
+
+
+def _reports(ranks: int, backend: str) -> list[dict[str, float]]:
+    """The times of each rank of a job."""
+    with tempfile.TemporaryDirectory() as folder:
+        lines = jobs.job(ranks, "-m", "mpicoll.bench.startup", backend, folder, env=COMPILE_ONCE).split("\n")
+    reports = [json.loads(line) for line in lines if line.startswith("{")]
+    if len(reports) != ranks:
+        raise jobs.ChildFailed(f"{len(reports)} of {ranks} ranks answered")
+    return reports
 
 
 def main(backend: str, folder: str) -> None:
