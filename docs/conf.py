@@ -9,6 +9,7 @@ import importlib
 import logging
 import os
 import pkgutil
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -115,7 +116,20 @@ class LinksThatLeave(SphinxTransform):
                 link.replace_self(nodes.inline("", "", *link.children[0].children))
 
 
+OF_THE_ROOT = {"project/contributing": "CONTRIBUTING.md", "project/changelog": "CHANGELOG.md"}
+
+
+def _take_text_of_the_root(app: Sphinx, docname: str, source: list[str]) -> None:
+    """Gives a page the text of a file in the root of the repository, whose links lead from there."""
+    if docname in OF_THE_ROOT:
+        path = os.path.join(app.srcdir, "..", OF_THE_ROOT[docname])
+        app.env.note_dependency(path)
+        with open(path, encoding="utf-8") as file:
+            source[0] = re.sub(r"\]\((?!https?:|#)", "](../../", file.read())
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     logging.getLogger("sphinx.sphinx.ext.intersphinx").addFilter(_no_network_is_no_error)
     app.add_transform(LinksThatLeave)
+    app.connect("source-read", _take_text_of_the_root)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
