@@ -2,28 +2,34 @@
 
     python, first line "# NAME.py"              the file NAME.py; "# NAME.py, continued" adds to it
     text, first line "# NAME.txt"               the file NAME.txt
-    console, first line "$ mpicoll run ..."     a command that is run with the files above it, and what it prints; further
-    or "$ python -m mpicoll.run ..."            commands of the block begin with "$ ", too, and find the files that those before
-                                                them have left. Variables may stand before a command
+    console, first line "$ mpicoll run ...",    a command that is run with the files above it, and what it prints; further
+    "$ python -m mpicoll.run ..." or            commands of the block begin with "$ ", too, and find the files that those before
+    "$ mpicoll doctor ..." or "$ python NAME.py" them have left. Variables may stand before a command
     python with ">>> "                          a session in one process without a launcher, over all such blocks of the page
 
 What a command shows: each line that it prints to stdout, in any order, since ranks print in any order; "..." stands for any
 text of a line. Lines of stderr may be shown, too; a line "..." alone stands for those of both that are left out. After the
-comment <!-- numbers vary --> numbers are not compared.
+comment <!-- numbers vary --> numbers are not compared. A comment <!-- needs Open MPI 5 --> or <!-- needs companions --> stands
+before commands that not every environment can run (tests/companions/requirements.txt).
 """
 
 from __future__ import annotations
 
 import re
+import shlex
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-FENCE = re.compile(r"^(<!-- numbers vary -->\n)?```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r"^((?:<!-- [^\n]* -->\n)*)```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+NEEDS = re.compile(r"<!-- needs (.+) -->")
 NAMED = {language: re.compile(rf"# (\w+\.{suffix})(, continued)?\n") for language, suffix in (("python", "py"), ("text", "txt"))}
-COMMAND = re.compile(r"\$ ((?:\w+=\S+ )*)(?:mpicoll run|python -m mpicoll\.run) (.*)")
+COMMAND = re.compile(r"\$ ((?:\w+=\S+ )*)(mpicoll run|python -m mpicoll\.run|mpicoll doctor|python(?= \w+\.py)) (.*)")
+MODULES = {"mpicoll doctor": ["-m", "mpicoll.doctor"], "python": []}
 OMISSION = "..."
-FAILURE = "mpicoll.run: rank "  # begins the line that names the rank that failed first
+# What begins the line that names the rank that failed first, the error without a launcher, and the doctor's last line.
+FAILURES = ("mpicoll.run: rank ", "mpicoll.errors.", "1 thing wrong")
 
 
 @dataclass
@@ -35,11 +41,17 @@ class Job:
     command: str
     shown: list[str]
     numbers_vary: bool
+    needs: str | None = None  # "Open MPI 5", "companions"
 
     @property
     def words(self) -> str:
-        """What stands behind ``mpicoll run``."""
-        return self._parts()[1]
+        """What stands behind ``mpicoll run``, or behind ``python``."""
+        return self._parts()[2]
+
+    @property
+    def argv(self) -> list[str]:
+        """The command, with this Python."""
+        return [sys.executable, *MODULES.get(self._parts()[1], ["-m", "mpicoll.run"]), *shlex.split(self.words)]
 
     @property
     def environment(self) -> dict[str, str]:
@@ -49,10 +61,10 @@ class Job:
         for name, text in self.files.items():
             (folder / name).write_text(text)
 
-    def _parts(self) -> tuple[str, str]:
+    def _parts(self) -> tuple[str, str, str]:
         match = COMMAND.fullmatch(self.command)
         assert match is not None, f"{self.page}: {self.command!r} is no command of mpicoll run"
-        return match[1], match[2]
+        return match[1], match[2], match[3]
 
     @property
     def needs_hosts(self) -> bool:
@@ -61,19 +73,21 @@ class Job:
 
     @property
     def fails(self) -> bool:
-        return any(line.startswith(FAILURE) for line in self.shown)
+        return any(line.startswith(FAILURES) for line in self.shown)
 
 
 def consoles(page: Path) -> list[list[Job]]:
     """The commands of each block of a page, with the files that the page has defined before it."""
     files: dict[str, str] = {}
     found = []
-    for varying, language, text in FENCE.findall(page.read_text()):
+    for comments, language, text in FENCE.findall(page.read_text()):
         name = NAMED[language].match(text) if language in NAMED else None
         if name is not None:
             files[name[1]] = files[name[1]] + "\n" + text if name[2] else text
         elif language == "console" and COMMAND.match(text):
-            found.append([Job(page, dict(files), command, shown, bool(varying)) for command, shown in _commands(text)])
+            varies, needs = "numbers vary" in comments, NEEDS.search(comments)
+            rest = (varies, needs[1] if needs else None)
+            found.append([Job(page, dict(files), command, shown, *rest) for command, shown in _commands(text)])
     return found
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import pytest
 
 from tests.docs import blocks
 from tests.docs.blocks import Job
-from tests.support import ROOT, run
+from tests.support import ROOT, is_open_mpi, run
 
 DOCS = ROOT / "docs"
 # A translation shows what its original shows: tests/project/test_translations.py compares.
@@ -18,6 +17,10 @@ PAGES = [ROOT / "README.md", *sorted(page for page in DOCS.rglob("*.md") if not 
 CONSOLES = [console for page in PAGES for console in blocks.consoles(page)]
 # Commands that need hosts are those of tests/behaviour/test_two_machines.py.
 HERE = [console for console in CONSOLES if not any(job.needs_hosts for job in console)]
+MARKS = {
+    "companions": pytest.mark.companion,
+    "Open MPI 5": pytest.mark.skipif(not is_open_mpi(), reason="MPICH ends the job when a rank dies"),
+}
 SESSIONS = [page for page in PAGES if blocks.session(page).strip()]
 
 
@@ -25,6 +28,10 @@ def name(case: list[Job] | Path) -> str:
     if isinstance(case, Path):
         return case.stem
     return f"{case[0].page.stem}: {'; '.join(job.command.removeprefix('$ ') for job in case)}"
+
+
+def marks(console: list[Job]) -> list[pytest.MarkDecorator]:
+    return [MARKS[job.needs] for job in console[:1] if job.needs]
 
 
 def test_pages_show_commands() -> None:
@@ -36,11 +43,11 @@ def test_pages_show_commands() -> None:
 
 
 @pytest.mark.launch
-@pytest.mark.parametrize("console", HERE, ids=name)
+@pytest.mark.parametrize("console", [pytest.param(console, marks=marks(console), id=name(console)) for console in HERE])
 def test_commands_print_what_is_shown(console: list[Job], tmp_path: Path) -> None:
     for job in console:
         job.write_files(tmp_path)
-        done = run([sys.executable, "-m", "mpicoll.run", *shlex.split(job.words)], cwd=tmp_path, env=job.environment)
+        done = run(job.argv, cwd=tmp_path, env=job.environment)
         said = f"{job.command}\nstdout:\n{done.stdout}\nstderr:\n{done.stderr}"
         assert (done.returncode != 0) == job.fails, said
         differences = blocks.differences(job, done.stdout, done.stderr)
