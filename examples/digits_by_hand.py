@@ -6,7 +6,7 @@
     [3] all_reduce the gradients              every copy now holds the gradient of the whole batch
     [4] step                                  every copy makes the same step, so they stay equal
 
-Then rank 0 trains once more alone on whole batches: same losses, step by step. Any number of ranks.
+Any number of ranks. A test trains in one process as well: the losses are the same, step by step.
 Needs `pip install scikit-learn tqdm` (the 1797 images come with scikit-learn), and matplotlib for `--plot curve.png`.
 """
 
@@ -21,16 +21,14 @@ from tqdm import tqdm
 import mpicoll as dist
 
 EPOCHS, BATCH, TRAINING_IMAGES = 8, 120, 1440  # the other 357 images are the test
-# float64 on purpose: shares are added in another order than the whole batch, which changes a gradient by about 1e-16 of
-# itself; over 96 steps that stays far below 1e-9, while any mistake in the averaging shows in the first digits.
-TOLERANCE = 1e-9
 
 
 def load() -> tuple[torch.Tensor, torch.Tensor]:
-    """Images (1797, 1, 8, 8) float64 in 0..1 and labels (1797,) int64, shuffled alike on every rank."""
+    """Images (1797, 1, 8, 8) in 0..1 and labels (1797,), shuffled alike on every rank."""
     digits = load_digits()
     order = torch.randperm(len(digits.target), generator=torch.Generator().manual_seed(0))
-    return torch.from_numpy(digits.images)[order].unsqueeze(1) / 16, torch.from_numpy(digits.target)[order]
+    images = torch.tensor(digits.images, dtype=torch.get_default_dtype())
+    return images[order].unsqueeze(1) / 16, torch.from_numpy(digits.target)[order]
 
 
 def network() -> nn.Module:
@@ -38,7 +36,7 @@ def network() -> nn.Module:
         nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
         nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.Flatten(),
         nn.Linear(32 * 4 * 4, 10),
-    ).double()  # fmt: skip
+    )  # fmt: skip
 
 
 def batches() -> list[torch.Tensor]:
@@ -47,7 +45,7 @@ def batches() -> list[torch.Tensor]:
     return [batch for _ in range(EPOCHS) for batch in torch.randperm(TRAINING_IMAGES, generator=random).split(BATCH)]
 
 
-def train_together(images: torch.Tensor, labels: torch.Tensor) -> tuple[nn.Module, list[float]]:
+def train(images: torch.Tensor, labels: torch.Tensor) -> tuple[nn.Module, list[float]]:
     """The trained network and the loss of every whole batch (collective)."""
     rank, size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(rank)  # each rank draws other weights ...
@@ -72,38 +70,21 @@ def train_together(images: torch.Tensor, labels: torch.Tensor) -> tuple[nn.Modul
     return model, curve
 
 
-def train_alone(images: torch.Tensor, labels: torch.Tensor) -> list[float]:
-    """The same training in one process, without any communication: the loss of every batch."""
-    torch.manual_seed(0)
-    model = network()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    curve = []
-    for batch in tqdm(batches(), desc="1 process"):
-        loss = cross_entropy(model(images[batch]), labels[batch])
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        curve.append(loss.item())
-    return curve
-
-
 def test_accuracy(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> float:
     """The share of test images that is recognised; the ranks count different images (collective)."""
-    mine = slice(TRAINING_IMAGES + dist.get_rank(), None, dist.get_world_size())
+    share = slice(TRAINING_IMAGES + dist.get_rank(), None, dist.get_world_size())
     with torch.no_grad():
-        hits = (model(images[mine]).argmax(dim=1) == labels[mine]).sum()
+        hits = (model(images[share]).argmax(dim=1) == labels[share]).sum()
     dist.all_reduce(hits)
     return hits.item() / (len(labels) - TRAINING_IMAGES)
 
 
-def plot(path: str, curve: list[float], alone: list[float], size: int) -> None:
+def plot(path: str, curve: list[float]) -> None:
     from matplotlib.figure import Figure
 
     axes = (figure := Figure(figsize=(8, 5), layout="constrained")).subplots()
-    axes.semilogy(curve, linewidth=4, alpha=0.4, label=f"{size} rank(s)")
-    axes.semilogy(alone, linewidth=1, color="black", label="1 process")
+    axes.semilogy(curve)
     axes.set(title="Handwritten digits, gradients averaged by hand", xlabel="step", ylabel="loss of the whole batch")
-    axes.legend()
     figure.savefig(path, dpi=100)
 
 
@@ -114,18 +95,13 @@ def main() -> None:
 
     dist.init_process_group()
     images, labels = load()
-    model, curve = train_together(images, labels)
+    model, curve = train(images, labels)
     accuracy = test_accuracy(model, images, labels)
-    assert accuracy >= 0.95, f"test accuracy {accuracy:.1%} is below 95 %"
     if dist.get_rank() == 0:
-        alone = train_alone(images, labels)
-        difference = max(abs(a - b) for a, b in zip(curve, alone, strict=True))
-        assert difference <= TOLERANCE, f"the loss curves differ by {difference:.1e}"
         if arguments.plot:
-            plot(arguments.plot, curve, alone, dist.get_world_size())
-        print(f"loss {curve[0]:.3f} -> {curve[-1]:.3f} in {len(curve)} steps; one process: same to {difference:.0e}")
+            plot(arguments.plot, curve)
+        print(f"loss {curve[0]:.3f} -> {curve[-1]:.3f} in {len(curve)} steps")
         print(f"digits_by_hand: test accuracy {accuracy:.1%} with {dist.get_world_size()} rank(s)")
-    dist.barrier()  # the others wait for rank 0
     dist.destroy_process_group()
 
 

@@ -4,7 +4,7 @@
 torch's own DDP works with `mpicoll` because both share the process groups: `dist.init_process_group()` is all it needs.
 DDP broadcasts the weights of rank 0 at the start, and averages the gradients over the ranks while backward still runs.
 
-Then rank 0 trains once more alone on whole batches: same losses, step by step. Any number of ranks.
+Any number of ranks. A test trains in one process as well: the losses are the same, step by step.
 Needs `pip install scikit-learn tqdm` (the 1797 images come with scikit-learn), and matplotlib for `--plot curve.png`.
 """
 
@@ -20,16 +20,14 @@ from tqdm import tqdm
 import mpicoll as dist
 
 EPOCHS, BATCH, TRAINING_IMAGES = 8, 120, 1440  # the other 357 images are the test
-# float64 on purpose: shares are added in another order than the whole batch, which changes a gradient by about 1e-16 of
-# itself; over 96 steps that stays far below 1e-9, while any mistake in the averaging shows in the first digits.
-TOLERANCE = 1e-9
 
 
 def load() -> tuple[torch.Tensor, torch.Tensor]:
-    """Images (1797, 1, 8, 8) float64 in 0..1 and labels (1797,) int64, shuffled alike on every rank."""
+    """Images (1797, 1, 8, 8) in 0..1 and labels (1797,), shuffled alike on every rank."""
     digits = load_digits()
     order = torch.randperm(len(digits.target), generator=torch.Generator().manual_seed(0))
-    return torch.from_numpy(digits.images)[order].unsqueeze(1) / 16, torch.from_numpy(digits.target)[order]
+    images = torch.tensor(digits.images, dtype=torch.get_default_dtype())
+    return images[order].unsqueeze(1) / 16, torch.from_numpy(digits.target)[order]
 
 
 def network() -> nn.Module:
@@ -37,7 +35,7 @@ def network() -> nn.Module:
         nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
         nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.Flatten(),
         nn.Linear(32 * 4 * 4, 10),
-    ).double()  # fmt: skip
+    )  # fmt: skip
 
 
 def batches() -> list[torch.Tensor]:
@@ -46,8 +44,9 @@ def batches() -> list[torch.Tensor]:
     return [batch for _ in range(EPOCHS) for batch in torch.randperm(TRAINING_IMAGES, generator=random).split(BATCH)]
 
 
-def train(model: nn.Module, images: torch.Tensor, labels: torch.Tensor, rank: int, size: int) -> torch.Tensor:
-    """Trains ``model`` on every batch's share of ``rank``; that share's part of the loss of every batch, (steps,)."""
+def train(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Trains ``model`` on this rank's share of every batch, and returns the losses of whole batches, (steps,) (collective)."""
+    rank, size = dist.get_rank(), dist.get_world_size()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     parts = []
     for batch in tqdm(batches(), desc=f"{size} rank(s)", disable=rank != 0):
@@ -59,26 +58,26 @@ def train(model: nn.Module, images: torch.Tensor, labels: torch.Tensor, rank: in
         (part * size).backward()
         optimizer.step()
         parts.append(part.detach())
-    return torch.stack(parts)
+    curve = torch.stack(parts)
+    dist.all_reduce(curve)
+    return curve
 
 
 def test_accuracy(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> float:
     """The share of test images that is recognised; the ranks count different images (collective)."""
-    mine = slice(TRAINING_IMAGES + dist.get_rank(), None, dist.get_world_size())
+    share = slice(TRAINING_IMAGES + dist.get_rank(), None, dist.get_world_size())
     with torch.no_grad():
-        hits = (model(images[mine]).argmax(dim=1) == labels[mine]).sum()
+        hits = (model(images[share]).argmax(dim=1) == labels[share]).sum()
     dist.all_reduce(hits)
     return hits.item() / (len(labels) - TRAINING_IMAGES)
 
 
-def plot(path: str, curve: torch.Tensor, alone: torch.Tensor, size: int) -> None:
+def plot(path: str, curve: torch.Tensor) -> None:
     from matplotlib.figure import Figure
 
     axes = (figure := Figure(figsize=(8, 5), layout="constrained")).subplots()
-    axes.semilogy(curve.numpy(), linewidth=4, alpha=0.4, label=f"{size} rank(s), DDP")
-    axes.semilogy(alone.numpy(), linewidth=1, color="black", label="1 process")
+    axes.semilogy(curve.numpy())
     axes.set(title="Handwritten digits, DistributedDataParallel", xlabel="step", ylabel="loss of the whole batch")
-    axes.legend()
     figure.savefig(path, dpi=100)
 
 
@@ -88,26 +87,16 @@ def main() -> None:
     arguments = parser.parse_args()
 
     dist.init_process_group()
-    rank, size = dist.get_rank(), dist.get_world_size()
     images, labels = load()
-
-    torch.manual_seed(rank)  # other weights on every rank: DDP starts from those of rank 0
+    torch.manual_seed(dist.get_rank())  # other weights on every rank: DDP starts from those of rank 0
     model = DistributedDataParallel(network())
-    curve = train(model, images, labels, rank, size)
-    dist.all_reduce(curve)
+    curve = train(model, images, labels)
     accuracy = test_accuracy(model.module, images, labels)
-    assert accuracy >= 0.95, f"test accuracy {accuracy:.1%} is below 95 %"
-
-    if rank == 0:
-        torch.manual_seed(0)
-        alone = train(network(), images, labels, rank=0, size=1)  # neither DDP nor any communication
-        difference = (curve - alone).abs().max().item()
-        assert difference <= TOLERANCE, f"the loss curves differ by {difference:.1e}"
+    if dist.get_rank() == 0:
         if arguments.plot:
-            plot(arguments.plot, curve, alone, size)
-        print(f"loss {curve[0]:.3f} -> {curve[-1]:.3f} in {len(curve)} steps; one process: same to {difference:.0e}")
-        print(f"digits_ddp: test accuracy {accuracy:.1%} with {size} rank(s)")
-    dist.barrier()  # the others wait for rank 0
+            plot(arguments.plot, curve)
+        print(f"loss {curve[0]:.3f} -> {curve[-1]:.3f} in {len(curve)} steps")
+        print(f"digits_ddp: test accuracy {accuracy:.1%} with {dist.get_world_size()} rank(s)")
     dist.destroy_process_group()
 
 

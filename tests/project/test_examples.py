@@ -1,4 +1,7 @@
-"""Every example runs by the command on its first line, asserts its own result, and says so in its last words."""
+"""Every example runs by the command on its first line, and says in its last words what came out.
+
+Most assert their own result. For others a script in scripts/ proves it.
+"""
 
 from __future__ import annotations
 
@@ -154,6 +157,15 @@ def test_runs_on_three_ranks_and_draws_what_it_can(path: Path, tmp_path: Path) -
     succeeded(path, run([*command_of(path, ranks=3), *plot], TIME_LIMIT_S))
     if plot:
         looks_like_a_plot(picture)
+
+
+@pytest.mark.launch
+@pytest.mark.timeout(TIME_LIMIT_S + 30)
+@pytest.mark.parametrize("name", ["digits_by_hand", "digits_ddp", "digits_torch_ddp"])
+def test_digits_are_learnt_as_in_one_process(name: str) -> None:
+    done = run([sys.executable, "-m", "mpicoll.run", "-n", "3", "tests/project/scripts/digits_alone.py", name], TIME_LIMIT_S)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{name}: 96 losses as in one process\n"
 
 
 @pytest.mark.launch
