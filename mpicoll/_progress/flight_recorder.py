@@ -21,18 +21,14 @@ import socket
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from types import FrameType
 from typing import Any
-
-import torch
 
 import mpicoll
 from mpicoll import _config
 from mpicoll._mpi import runtime
-from mpicoll._progress import expiry
+from mpicoll._progress import expiry, stacks
 from mpicoll._progress.group_state import EVERYBODY, GroupState
 from mpicoll._progress.poller import poller
 from mpicoll._progress.watchdog import inside
@@ -134,7 +130,7 @@ class FlightRecorder:
             "groups": [_group(group, offset) for group in self._groups()],
             "messages": [_message(*entry, offset) for entry in list(inside.values())],
             "pending_messages": [_pending(each) for each in poller.under_way()],
-            "threads": _threads(),
+            "threads": stacks.threads(),
         }  # fmt: skip
 
     def _listen(self) -> None:
@@ -151,7 +147,7 @@ class FlightRecorder:
                 self._answer("SIGUSR2")
             elif self._requested_at() > self._request:
                 self._request = self._requested_at()
-                self._answer("a request")
+                self._answer("a request by another rank or by `touch request`")
 
     def _answer(self, reason: str) -> None:
         try:
@@ -248,28 +244,6 @@ def _pending(message: Any) -> dict[str, Any]:
     tensor = message.tensor
     dtype = str(tensor.dtype).removeprefix("torch.")
     return {"group": message.group.name, "operation": message.operation, "dtype": dtype, "nbytes": tensor.nbytes}
-
-
-STANDARD = str(Path(traceback.__file__).parent)
-LIBRARIES = tuple(str(Path(package.__file__ or "").parent) + os.sep for package in (mpicoll, torch))
-
-
-def _threads() -> list[dict[str, Any]]:
-    """Each thread's stack, its innermost call last. ``at``: the innermost call of the program, not of mpicoll or torch."""
-    names = {thread.ident: thread.name for thread in threading.enumerate()}
-    main, frames = threading.main_thread().ident, sys._current_frames()
-    return [{"name": names.get(each, "?"), "main": each == main, **_stack(frame)} for each, frame in frames.items()]
-
-
-def _is_library(file: str) -> bool:
-    return file.startswith(LIBRARIES) or (file.startswith(("<frozen ", STANDARD)) and "site-packages" not in file)
-
-
-def _stack(frame: FrameType) -> dict[str, Any]:
-    calls = [(code.f_code.co_filename, line, code.f_code.co_name) for code, line in traceback.walk_stack(frame)][::-1]
-    words = [f"{file}:{line} in {function}" for file, line, function in calls]
-    program = [text for text, (file, *_) in zip(words, calls, strict=True) if not _is_library(file)]
-    return {"at": program[-1] if program else None, "stack": words}
 
 
 recorder = FlightRecorder()

@@ -13,7 +13,6 @@ no timeout here, since their ``wait`` raises OperationTimeout.
 
 from __future__ import annotations
 
-import faulthandler
 import sys
 import threading
 import time
@@ -25,7 +24,7 @@ from typing import NamedTuple
 from mpicoll._facts import in_words
 from mpicoll._mpi import abort, exit_handshake, survivors
 from mpicoll._mpi.exit_handshake import SHOW, Answer, Question
-from mpicoll._progress import culprits, current_call, expiry, inquiries, losses, threads
+from mpicoll._progress import culprits, current_call, expiry, inquiries, losses, stacks, threads
 from mpicoll._progress.group_state import EVERYBODY, GroupState
 from mpicoll._progress.inquiries import Absent
 from mpicoll._progress.ledger import Ledger, Mismatch
@@ -286,15 +285,12 @@ def _under_way(groups: list[GroupState]) -> list[Waiting]:
 
 
 def _show_stacks(group: GroupState, what: str) -> None:
-    rank = group.global_ranks[group.rank]
-    print(f"mpicoll: rank {rank} (group {group.name!r}): {what}; this rank is here:", file=sys.stderr, flush=True)
-    faulthandler.dump_traceback(file=sys.__stderr__ or 2, all_threads=True)
+    stacks.show(f"rank {group.global_ranks[group.rank]} (group {group.name!r}): {what}")
 
 
 def _end(operation: str, group: GroupState, what: str, reason: str, others: Sequence[Absent] = ()) -> None:
     """Ends the job. Before that, this rank and ``others`` on this node show where they are."""
-    print(f"mpicoll: {group.where(operation)}: {what}; this rank is here:", file=sys.stderr, flush=True)
-    faulthandler.dump_traceback(file=sys.__stderr__ or 2, all_threads=True)
+    stacks.show(f"{group.where(operation)}: {what}")
     expiry.expired(reason, ends_job=True)
     _show_others(group, [each.rank for each in others])
     abort.abort(reason)
