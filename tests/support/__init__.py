@@ -43,7 +43,7 @@ LAUNCH_ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
 }
 
-NEVER_BEGAN = "The PMIx server's listener thread failed to start"
+NEVER_BEGAN = "The PMIx server's listener thread failed to start"  # says Open MPI's launcher
 
 # What a launcher leaves in the environment; a job started from inside another must not inherit it.
 LAUNCHER_PREFIXES = ("_MPICOLL_", "OMPI_", "PMIX_", "PRTE_", "PMI_", "PMI2_", "HYDRA_", "HYDI_", "MPI_LOCAL", "SLURM_", "PALS_")
@@ -131,6 +131,13 @@ def run(
     env: added to ``clean_environment()``. Fails the test after timeout_s (longer on a busy machine), with what was printed up
     to then; the command gets SIGTERM first, so that an mpiexec ends its ranks.
     """
+    done = _run_once(command, timeout_s, cwd, env)
+    if done.returncode and NEVER_BEGAN in done.stderr:  # once in some hundred jobs on a busy machine, before any rank is there
+        done = _run_once(command, timeout_s, cwd, env)
+    return done
+
+
+def _run_once(command: list[str], timeout_s: float, cwd: Path, env: Mapping[str, str] | None) -> subprocess.CompletedProcess[str]:
     timeout_s = busy.longer(timeout_s)
     process = subprocess.Popen(
         command, cwd=cwd, env=clean_environment(**(env or {})), stdin=subprocess.DEVNULL,
@@ -168,11 +175,7 @@ def launch(
     if not fresh and not any(name.startswith(("TORCH", "OMP_NUM", "PYTHON")) for name in env or {}):
         python = [sys.executable, "-SE", warm.__file__]
         environ[warm.ADDRESS] = warm_server()
-    command = [mpiexec(), *options, "-n", str(ranks), *python, *arguments]
-    done = run(command, timeout_s, cwd, environ)
-    if NEVER_BEGAN in done.stderr:  # Open MPI's launcher, once in some hundred jobs on a busy machine, before any rank is there
-        done = run(command, timeout_s, cwd, environ)
-    return done
+    return run([mpiexec(), *options, "-n", str(ranks), *python, *arguments], timeout_s, cwd, environ)
 
 
 @functools.cache
