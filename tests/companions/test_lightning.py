@@ -1,4 +1,4 @@
-"""What Lightning decides by itself: its backend, and that FSDP needs a GPU."""
+"""What Lightning decides by itself: its backend, who numbers its ranks, and that FSDP needs a GPU."""
 
 from __future__ import annotations
 
@@ -10,6 +10,18 @@ from tests.support.jobs import attempt, command, same_training, trained
 
 SCRIPT = str(Path(__file__).parent / "scripts" / "lightning_ddp.py")
 HUNG_S = 100  # seconds; a job takes 10 to 30
+
+# Slurm sets this in a batch script, and ranks of mpirun inherit it. Around mpirun it is not set: Open MPI would ask Slurm for its
+# hosts.
+IN_SLURM = """
+import os, sys
+os.environ.update(SLURM_NTASKS="2", SLURM_NTASKS_PER_NODE="2", SLURM_PROCID="0", SLURM_LOCALID="0", SLURM_NODEID="0")
+from lightning.pytorch import Trainer
+from lightning.pytorch.plugins.environments import MPIEnvironment
+for plugins in [], [MPIEnvironment()]:
+    trainer = Trainer(accelerator="cpu", devices=2, strategy="ddp", plugins=plugins, logger=False)
+    sys.stdout.write(f"by {type(trainer.strategy.cluster_environment).__name__}\\n")
+"""
 
 pytestmark = [pytest.mark.companion, pytest.mark.launch, pytest.mark.timeout(2 * HUNG_S + 20)]
 
@@ -31,3 +43,9 @@ def test_fsdp_refuses_cpus_in_words_of_lightning() -> None:
     done = attempt(command("mpirun", SCRIPT, "fsdp"), HUNG_S)
     assert done.returncode != 0, done.stdout
     assert "The strategy `fsdp` requires a GPU accelerator" in done.stderr, done.stderr
+
+
+def test_ranks_are_numbered_by_slurm_unless_the_program_says_mpi() -> None:
+    done = attempt(command("mpirun", "-c", IN_SLURM), HUNG_S)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("by SLURMEnvironment\n") == done.stdout.count("by MPIEnvironment\n") == 2, done.stdout

@@ -6,11 +6,13 @@ Gloo. None of them imports mpicoll.
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support.jobs import OVER_MPI, same_training, trained
+from tests.support import run
+from tests.support.jobs import OVER_MPI, attempt, command, same_training, trained
 
 SCRIPTS = Path(__file__).parent / "scripts"
 HUNG_S = 100  # seconds; a job imports large packages, which takes 10 to 30 on two cores
@@ -42,3 +44,18 @@ def test_trains_as_over_gloo(name: str, by: str, folder: Path) -> None:
     assert expected[0]["backend"] == "gloo"
     found = trained(by, path, *(word.format(folder=folder) for word in over_mpi), timeout_s=HUNG_S)
     same_training(found, expected, "mpi")
+
+
+def test_ignite_knows_no_mpi_without_an_mpi_launcher() -> None:
+    done = run([sys.executable, str(SCRIPTS / "ignite_train.py"), "mpi"], HUNG_S)
+    assert done.returncode != 0, done.stdout
+    assert "ValueError: Unknown backend 'mpi'" in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize(("use_cpu", "size"), [("0", 1), ("1", 2)])
+def test_accelerate_takes_mpi_where_a_variable_says_to_use_cpus(use_cpu: str, size: int) -> None:
+    """Without it, and without GPUs, each rank is a job of one."""
+    program = "import sys; from accelerate import Accelerator; sys.stdout.write(f'one of {Accelerator().num_processes}\\n')"
+    done = attempt(command("mpirun", "-c", program), HUNG_S, ACCELERATE_USE_CPU=use_cpu, CUDA_VISIBLE_DEVICES="")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count(f"one of {size}\n") == 2, done.stdout
