@@ -64,6 +64,18 @@ def slow(session: nox.Session) -> None:
 
 
 @nox.session
+def cluster(session: nox.Session) -> None:
+    """Runs jobs of a real Slurm and over ssh on hosts made of namespaces, with both MPIs; needs root."""
+    run(session)
+
+
+@nox.session
+def companions(session: nox.Session) -> None:
+    """Runs programs of other packages (Lightning, DeepSpeed, ...), which it installs; `-- mpich`: with MPICH."""
+    run(session)
+
+
+@nox.session
 def newest(session: nox.Session) -> None:
     """Runs the tests with the newest torch, which may bring several gigabytes; `-- 2`: on 2 ranks."""
     run(session)

@@ -52,6 +52,10 @@ class Startup:
         """The median."""
         return statistics.median(self.imported)
 
+    def own_s(self) -> float:
+        """The median of init_process_group without the part until MPI has started."""
+        return statistics.median(a - b for a, b in zip(self.init["mpi"], self.mpi, strict=True))
+
     def init_ratio(self) -> float:
         """Median over the rounds of the ratio to Gloo."""
         return statistics.median(a / b for a, b in zip(self.init["mpi"], self.init["gloo"], strict=True))

@@ -183,6 +183,7 @@ TARGETS = [
     Target("12", "4 ranks, all_reduce, 8 B", GLOO, 0.2, "x", _CROWDED),
     Target("13", "import mpicoll, after torch", "-", 30, "ms", _apart("startup", lambda startup: startup.import_s() * 1e3)),
     Target("14", "4 ranks, init_process_group", GLOO, 1.0, "x", _apart("startup", Startup.init_ratio, "jobs of their own")),
+    Target("14", "the same without MPI_Init", "-", 50, "ms", _apart("startup", lambda startup: startup.own_s() * 1e3)),
     *(_call("all_reduce", *aim) for aim in ((4, API), (12, BACKEND))),
     _call("broadcast", 3.5),
     _call("barrier", 3.5),

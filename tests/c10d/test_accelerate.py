@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.support import free_port
-from tests.support.jobs import attempt, command
+from tests.support.jobs import OVER_MPI, attempt, command
 from tests.support.jobs import reports as lines
 
 SCRIPT = str(Path(__file__).parent / "scripts" / "accelerate_train.py")
@@ -30,6 +30,7 @@ COMMANDS = {
         *("--cpu", "--num_processes", "1", "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no", SCRIPT),
     ],
     "mpirun": command("mpirun", SCRIPT),
+    "mpicoll.run": command("mpicoll.run", SCRIPT),
 }
 
 pytestmark = [pytest.mark.launch, pytest.mark.timeout(200)]
@@ -79,8 +80,9 @@ def test_accelerate_launch(losses: list[float]) -> None:
     trained(reports("accelerate launch")["script"], 1, None, losses, mpicoll=True)
 
 
-def test_mpirun_runs_on_mpicoll(losses: list[float]) -> None:
-    trained(reports("mpirun")["script"], 2, "mpi", losses, mpicoll=True)
+@pytest.mark.parametrize("by", OVER_MPI)
+def test_ranks_of_mpi_run_on_mpicoll(by: str, losses: list[float]) -> None:
+    trained(reports(by)["script"], 2, "mpi", losses, mpicoll=True)
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ from tests.support import ROOT, hosts, pages
 
 PAGE, FIGURES = (ROOT / "docs" / "reference" / f"bandwidth.{kind}" for kind in ("md", "json"))
 NAME = "bandwidth"  # of the table in the page
-OPERATIONS = ("all_reduce", "reduce_scatter_tensor", "all_gather_into_tensor", "broadcast")
+OPERATIONS = ("all_reduce", "reduce_scatter_tensor", "all_gather_into_tensor", "broadcast", "all_to_all_single")
 IMPLEMENTATIONS = {"mpicoll": "mpicoll", "gloo": "Gloo", "mpi4py": "MPI"}  # option of bench -> its name in the figures
 JOB_S = 600.0  # limit for one job
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from mpicoll import _cpus
 from tests.cluster import where
 from tests.support import LAUNCH_ENVIRONMENT, ROOT, mpiexec, slurm
 
@@ -42,6 +43,13 @@ def test_srun_starts_the_ranks(nodes: slurm.Slurm, tmp_path: Path) -> None:
     done = nodes.run("srun", "-K", f"--mpi={nodes.pmi}", "-N", "2", "-n", "4", sys.executable, where.SCRIPT, cwd=tmp_path)
     assert set(where.check(done, "mpihost1")) == {"mpihost1", "mpihost2"}
     assert all(said["before"] == said["after"] for said in where.ranks(done))
+
+
+def test_ranks_of_a_plain_srun_use_the_cores_of_their_tasks(nodes: slurm.Slurm, tmp_path: Path) -> None:
+    unset = ("env", "-u", "OMP_NUM_THREADS", "-u", "MKL_NUM_THREADS")
+    tasks = ("-N", "2", "--ntasks-per-node=2", "--cpus-per-task=3")
+    done = nodes.run("srun", "-K", f"--mpi={nodes.pmi}", *tasks, *unset, sys.executable, where.SCRIPT, cwd=tmp_path)
+    assert [said["threads"] for said in where.ranks(done)] == [max(1, min(3, _cpus.usable_cores() // 2))] * 4
 
 
 @LAUNCHERS

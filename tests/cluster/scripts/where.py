@@ -23,7 +23,8 @@ dist.all_reduce(tensor)
 right = bool(torch.equal(tensor, torch.arange(1000.0) * size + sum(range(size))))
 after = {name: os.environ.get(name) for name in NAMES}
 ranks: list[object] = [None] * size
-dist.all_gather_object(ranks, {"host": socket.gethostname(), "right": right, "before": before, "after": after})
+own = {"host": socket.gethostname(), "right": right, "before": before, "after": after, "threads": torch.get_num_threads()}
+dist.all_gather_object(ranks, own)
 if rank == 0:
     print("WHERE " + json.dumps(ranks), flush=True)
 dist.destroy_process_group()
