@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,38 @@ def test_files_and_commands(jobs: list[blocks.Job]) -> None:
     assert [job.needs_hosts for job in jobs] == [False, False, True, False]
     assert [list(job.files) for job in jobs] == [["first.py"], ["first.py"], ["first.py", "hosts.txt"], ["first.py", "hosts.txt"]]
     assert [line for line in jobs[0].files["first.py"].splitlines() if line.startswith("print")] == ["print(1)", "print(2)"]
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("mpicoll run -n 1 first.py", ["-m", "mpicoll.run", "-n", "1", "first.py"]),
+        ("python -m mpicoll.run -n 1 first.py", ["-m", "mpicoll.run", "-n", "1", "first.py"]),
+        ("mpicoll doctor dump records", ["-m", "mpicoll.doctor", "dump", "records"]),
+        ("python first.py --fast", ["first.py", "--fast"]),
+    ],
+)
+def test_commands_are_run_by_this_python(command: str, words: list[str], tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"```console\n$ {command}\n1\n```\n")
+    (job,) = blocks.jobs(page)
+    assert job.argv == [sys.executable, *words]
+    assert job.shown == ["1"]
+
+
+@pytest.mark.parametrize(
+    ("comments", "needs", "numbers_vary"),
+    [
+        ("", None, False),
+        ("<!-- needs companions -->\n", "companions", False),
+        ("<!-- numbers vary -->\n<!-- needs Open MPI 5 -->\n", "Open MPI 5", True),
+    ],
+)
+def test_comments_before_a_block(comments: str, needs: str | None, numbers_vary: bool, tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"{comments}```console\n$ mpicoll run -n 1 first.py\n```\n")
+    (job,) = blocks.jobs(page)
+    assert (job.needs, job.numbers_vary) == (needs, numbers_vary)
 
 
 def test_commands_of_a_block_belong_together(jobs: list[blocks.Job]) -> None:

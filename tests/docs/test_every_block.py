@@ -1,4 +1,4 @@
-"""Every block of code in the pages is run by a test, or stands in a table here with the reason.
+"""Every block of code in the pages is tested, or stands in a table here with the reason.
 
 test_pages.py runs named files, commands and sessions (blocks.py). What is left: excerpts of programs that run elsewhere,
 commands for a shell, and what only a machine of another kind could run.
@@ -32,13 +32,13 @@ EXCERPTS = {
 # A page and the first line of a block that is run elsewhere, or nowhere.
 ELSEWHERE = {
     ("sites", "signal.signal(signal.SIGUSR1, ask)"): "tests/cluster/test_slurm.py runs it",
+    ("integrations", "import heat as ht"): "Heat does not import with the pinned torch; run by hand",
     ("migration", "hvd.init()"): "Horovod is not installed",
     ("migration", "import oneccl_bindings_for_pytorch"): "oneCCL is not installed",
 }
-# Programs whose commands are only parsed here: by bash, not by themselves.
+# Programs of others. bash parses their commands; nothing runs them.
 NOT_OURS = {
-    "apptainer": "containers", "docker": "containers", "bash": ".ci/run", "export": "", "mkdir": "", "module": "a cluster's",
-    "mpiexec": "MPI's", "mpirun": "MPI's", "python3": "", "srun": "Slurm's", "torchrun": "PyTorch's",
+    "apptainer", "bash", "docker", "export", "mkdir", "module", "mpiexec", "mpirun", "python3", "srun", "torchrun",
 }  # fmt: skip
 OURS = re.compile(r"(?:\w+=\S+ )*(?:mpicoll|python -m mpicoll\.run|python -m mpicoll\.doctor)\b")
 PIP = re.compile(r"(?:\S*/)?pip install (.*)")
@@ -143,3 +143,7 @@ def test_commands_of_mpicoll_are_taken(page: str, command: str, tmp_path: Path) 
     if "--fault-tolerant" in words and "MPICH" in done.stderr:
         return  # refused there, as the page says
     assert done.returncode == 0, done.stderr
+    if subcommand == "run":
+        line = shlex.split(done.stdout)  # mpiexec and its arguments
+        missing = [word for word in words if word.endswith(".py") and word not in line]
+        assert not missing, f"{missing} not in {done.stdout}"
