@@ -209,7 +209,7 @@ def _is_free(number: int) -> bool:
     except OSError:
         return signal.getsignal(number) in (signal.SIG_DFL, None)
     lines = dict(line.partition(":")[::2] for line in status.splitlines())
-    return not any(int(lines[name], 16) >> (number - 1) & 1 for name in ("SigBlk", "SigIgn", "SigCgt"))
+    return not any(int(lines.get(name, "0"), 16) >> (number - 1) & 1 for name in ("SigBlk", "SigIgn", "SigCgt"))
 
 
 def _written_at(path: Path) -> float:

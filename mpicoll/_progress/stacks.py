@@ -21,7 +21,8 @@ LIBRARIES = tuple(str(Path(package.__file__ or "").parent) + os.sep for package 
 
 def show(what: str) -> None:
     """Prints ``what``, the line of the program that its main thread runs, and the stacks of all threads, on stderr."""
-    print(f"mpicoll: {what}; this rank is here: {_of_main() or ''}".rstrip(), file=sys.stderr, flush=True)
+    at = _of_main()
+    print(f"mpicoll: {what}; this rank is here:{'' if at is None else ' ' + at}", file=sys.stderr, flush=True)
     faulthandler.dump_traceback(file=sys.__stderr__ or 2, all_threads=True)
 
 
@@ -33,7 +34,9 @@ def threads() -> list[dict[str, Any]]:
 
 
 def _of_main() -> str | None:
-    return next((thread["at"] for thread in threads() if thread["main"]), None)
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    at: str | None = None if frame is None else _stack(frame)["at"]
+    return at
 
 
 def _stack(frame: FrameType) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import threading
 import time
 from datetime import timedelta
@@ -15,6 +16,7 @@ import torch
 import mpicoll as dist
 from mpicoll._cli import main
 from mpicoll._facts import Facts
+from mpicoll._progress import flight_recorder
 from mpicoll._progress.ledger import REMEMBERED
 from tests.support import agree, everyone, launch
 
@@ -130,6 +132,22 @@ def test_a_folder_that_cannot_be_made_is_an_oserror(world: Any, tmp_path: Path) 
     (tmp_path / "file").touch()
     with pytest.raises(OSError, match="file"):
         dist.dump_flight_record(tmp_path / "file" / "folder")
+
+
+@pytest.mark.parametrize(
+    ("status", "free"),
+    [
+        ("SigBlk:\t0\nSigIgn:\t0\nSigCgt:\t0000000000000400\n", True),  # SIGUSR1
+        ("SigBlk:\t0\nSigIgn:\t0\nSigCgt:\t0000000000000800\n", False),
+        ("SigIgn:\t0000000000000800\n", False),
+        ("Name:\tpython\n", True),  # a kernel that shows no signals
+    ],
+)
+def test_whether_sigusr2_is_free(status: str, free: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as changed:
+        changed.setattr(Path, "read_text", lambda path: status)
+        found = flight_recorder._is_free(signal.SIGUSR2)
+    assert found == free
 
 
 # -- jobs ------------------------------------------------------------------------------------------------------------------
