@@ -120,7 +120,7 @@ def _bandwidth(harness: Harness, output: Output, given: float | str | None) -> f
 def _summary(args: Namespace) -> int:
     try:
         print(*summary.lines(summary.read(args.runs), args.markdown), sep="\n")
-    except summary.NotOurs as error:
+    except summary.WrongFile as error:
         raise SystemExit(f"bench summary: {error}") from None
     return 0
 

@@ -61,7 +61,10 @@ class Startup:
         return statistics.median(a / b for a, b in zip(self.init["mpi"], self.init["gloo"], strict=True))
 
     def facts(self) -> dict[str, Any]:
-        return {"import_s": self.imported, "init_s": self.init, "first_all_reduce_s": self.first, "mpi_init_s": self.mpi}
+        return {
+            "import_s": self.imported, "init_s": self.init, "first_all_reduce_s": self.first, "mpi_init_s": self.mpi,
+            "byte_code": self.compiled,
+        }  # fmt: skip
 
     def lines(self, ranks: int) -> list[str]:
         lines = ["", f"start, milliseconds: median [least, most] of {len(self.imported)} rounds; {ranks} ranks, the slowest"]

@@ -14,14 +14,14 @@ from typing import Any
 
 from mpicoll.bench.machine import mpi_name
 from mpicoll.bench.row import BACKEND, GLOO
-from mpicoll.bench.table import markdown, times
-from mpicoll.bench.targets import spelled, text
+from mpicoll.bench.table import extremes, markdown, times
+from mpicoll.bench.targets import HEAD, spelled, text
 
 Facts = dict[str, Any]
 EXPOSED_AT_MOST = 0.35  # exposed communication of a training step / that of Gloo
 
 
-class NotOurs(Exception):
+class WrongFile(Exception):
     """A file was not written by ``bench all --json`` or ``bench step --json``."""
 
 
@@ -29,7 +29,7 @@ def read(files: Iterable[str]) -> dict[str, list[Facts]]:
     """Returns the runs by MPI library.
 
     Raises:
-        NotOurs: Names the file.
+        WrongFile: Names the file.
     """
     runs: dict[str, list[Facts]] = {}
     for file in files:
@@ -37,9 +37,9 @@ def read(files: Iterable[str]) -> dict[str, list[Facts]]:
             facts = json.loads(Path(file).read_text())
             library = mpi_name(facts["machine"]["mpi"])
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise NotOurs(f"{file}: no figures of `bench all --json` or `bench step --json`: {error}") from None
+            raise WrongFile(f"{file}: no figures of `bench all --json` or `bench step --json`: {error}") from None
         if not facts.get("targets") and not facts.get("steps"):
-            raise NotOurs(f"{file}: no figures of `bench all --json` or `bench step --json`, but of another benchmark")
+            raise WrongFile(f"{file}: no figures of `bench all --json` or `bench step --json`, but of another benchmark")
         runs.setdefault(library, []).append(facts)
     return runs
 
@@ -50,14 +50,14 @@ def lines(runs: dict[str, list[Facts]], in_markdown: bool) -> list[str]:
     for name, table in (("targets", _targets), ("steps", _steps)):
         measured = {library: having for library, all_runs in runs.items() if (having := [r for r in all_runs if r.get(name)])}
         if measured:
-            counts = "; ".join(f"{library}: {len(each)} run{'s'[: len(each) > 1]}" for library, each in measured.items())
+            counts = "; ".join(f"{library}: {len(each)} run{'s' * (len(each) > 1)}" for library, each in measured.items())
             head, rows = table(measured, in_markdown)
             found += ["", counts, "", *(markdown(head, rows) if in_markdown else text(rows, head))]
     return found
 
 
 def _targets(runs: dict[str, list[Facts]], bold: bool) -> tuple[list[str], list[list[str]]]:
-    head = ["", "what", "against", "at most", *runs]
+    head = [*HEAD[:4], *runs]
     order = {target["what"]: target for each in runs.values() for run in each for target in run["targets"]}
     return head, [_target(runs, target, bold) for target in order.values()]
 
@@ -98,4 +98,4 @@ def _cell(values: Sequence[float | None], spell: Callable[[float], str], limit: 
     middle = spell(median)
     if limit is not None and median > limit:
         middle = f"**{middle}**" if bold else f"{middle} MISSED"
-    return middle if len(known) == 1 else f"{middle} [{spell(min(known))}, {spell(max(known))}]"
+    return middle if len(known) == 1 else f"{middle} {extremes(known, spell)}"

@@ -59,7 +59,12 @@ def _time(row: Row, way: str) -> str:
 
 def spread(seconds: Sequence[float], spell: Callable[[float], str]) -> str:
     """The median, and in brackets the least and the most."""
-    return f"{spell(statistics.median(seconds))} [{spell(min(seconds))},{spell(max(seconds))}]"
+    return f"{spell(statistics.median(seconds))} {extremes(seconds, spell)}"
+
+
+def extremes(values: Sequence[float], spell: Callable[[float], str]) -> str:
+    """The least and the most, in brackets."""
+    return f"[{spell(min(values))},{spell(max(values))}]"
 
 
 def milli(seconds: float) -> str:

@@ -3,8 +3,8 @@
     git worktree add ../before COMMIT
     python -m tests.bench.beside ../before --rounds 5
 
-Jobs of the two trees alternate, each with the MPI of this environment and 2 ranks. For each operation it prints the least time of
-either tree (microseconds for a call) and their ratio; less than 1: this tree is faster. Nothing else should run meanwhile.
+Jobs of the two trees alternate, each with the MPI of this environment and 2 ranks. For each operation it prints the least time in
+each tree, in microseconds per call, and their ratio. A ratio below 1: this tree is faster. Nothing else should run meanwhile.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from mpicoll.bench import arguments
 from tests.support import ROOT, run
 
 PROGRAM = Path(__file__).resolve().parent / "scripts" / "times.py"
@@ -26,11 +27,11 @@ def compare(before: Path, rounds: int) -> dict[str, tuple[float, float]]:
     """The least microseconds of (this tree, the other one) by operation."""
     least: dict[str, tuple[float, float]] = {}
     for _ in range(rounds):
-        ours, theirs = job(ROOT), job(before)
-        for name in ours.keys() & theirs.keys():
+        current, previous = job(ROOT), job(before)
+        for name in current.keys() & previous.keys():
             a, b = least.get(name, (float("inf"), float("inf")))
-            least[name] = min(a, ours[name]), min(b, theirs[name])
-    return {name: least[name] for name in ours if name in least}
+            least[name] = min(a, current[name]), min(b, previous[name])
+    return {name: least[name] for name in current if name in least}
 
 
 def job(tree: Path) -> dict[str, float]:
@@ -50,13 +51,13 @@ def job(tree: Path) -> dict[str, float]:
 def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.beside", description=__doc__.split("\n")[0])
     parser.add_argument("before", type=Path, help="folder of the other tree")
-    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="jobs of each tree; default 5")
+    parser.add_argument("--rounds", type=arguments.count, default=5, metavar="N", help="jobs of each tree; default 5")
     args = parser.parse_args(words)
     if not (args.before / "mpicoll").is_dir():
         parser.error("name a folder that holds another tree of mpicoll")
     print(f"{'operation':48}{'here':>10}{'before':>10}{'ratio':>8}")
-    for name, (ours, theirs) in compare(args.before.resolve(), args.rounds).items():
-        print(f"{name:48}{ours:10.1f}{theirs:10.1f}{ours / theirs:8.2f}")
+    for name, (current, previous) in compare(args.before.resolve(), args.rounds).items():
+        print(f"{name:48}{current:10.1f}{previous:10.1f}{current / previous:8.2f}")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import NEVER_BEGAN, run
+from mpicoll.bench.jobs import NEVER_BEGAN
+from tests.support import run
 from tests.support.jobs import reports
 
 # A launcher that fails as Open MPI's does now and then, in its first ``failures`` runs. It counts its runs in a file.

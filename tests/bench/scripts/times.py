@@ -89,11 +89,12 @@ def of_size(dist: Any, nbytes: int) -> dict[str, Callable[[], object]]:
         "isend + irecv + waits": exchange,
     }
     if nbytes == 8:
+        quarter = torch.zeros(nbytes // 4, dtype=torch.bfloat16)
         calls |= {
             "all_reduce, MAX": lambda: dist.all_reduce(x, dist.ReduceOp.MAX),
             "all_reduce, asynchronous": lambda: dist.all_reduce(x, async_op=True).wait(),
             "all_reduce, strided": lambda: dist.all_reduce(strided),
-            "reduce_scatter_tensor, bfloat16": lambda: dist.reduce_scatter_tensor(half[:2], half),
+            "reduce_scatter_tensor, bfloat16": lambda: dist.reduce_scatter_tensor(quarter, half),
             "barrier": dist.barrier,
         }
     return {f"{name}, {label}": call for name, call in calls.items()}
