@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import importlib
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -145,10 +144,16 @@ def _handler(name: str, arguments: dict[str, Any]) -> wrapping.Handler:
     ensure()
     from mpicoll._c10d import timeouts
 
+    handler: wrapping.Handler
     with timeouts.end_job_after(name, timeouts.complete(arguments)), _collections_put_off():
-        module = importlib.import_module("mpicoll._c10d." + ("shrink" if name == "shrink_group" else "init"))
+        if name == "shrink_group":
+            from mpicoll._c10d import shrink
 
-    handler: wrapping.Handler = getattr(module, name)
+            handler = shrink.shrink_group
+        else:
+            from mpicoll._c10d import init
+
+            handler = getattr(init, name)
     return handler
 
 

@@ -13,7 +13,8 @@ from mpicoll._progress.group import Group
 from mpicoll._tensors import checks
 from mpicoll._tensors.calls import Call
 
-if TYPE_CHECKING:  # loaded with the first group in a world with a GPU, which saves the others a fifth of the imports
+# Loaded with the first group of a world with a GPU: without it, imports take a fifth less CPU time.
+if TYPE_CHECKING:
     from mpicoll._device.collectives import DeviceCollectives
 
     Backend = HostCollectives | DeviceCollectives

@@ -80,8 +80,8 @@ def _connect(runtime: Runtime, operation: str, limit_s: float) -> None:
     comm, request = state.duplicate
     roll_call = _RollCall(runtime, runtime.base, range(runtime.size), operation, limit_s)
     try:
-        # Ranks come here tens of milliseconds apart: they load our modules first. One that yields the core instead of sleeping
-        # takes it, every other time, from a rank that still loads.
+        # Ranks come here tens of milliseconds apart: they load our modules first. A rank that yields instead of sleeping still
+        # runs half of the time, on a core that a loading rank needs.
         roll_call.wait(lambda: _ended(runtime, [request]), Backoff(yield_s=0.0))
     except MPI.Exception:
         state.duplicate = None
@@ -136,7 +136,7 @@ class _RollCall:
         self._present: set[int] = set()
 
     def wait(self, done: Callable[[], bool], backoff: Backoff | None = None) -> None:
-        """Returns once ``done`` is true. Waits as ``backoff`` says.
+        """Returns once ``done`` is true. ``backoff``: how it waits; None: the default.
 
         Raises:
             OperationTimeout: The limit has passed here or on another rank.
