@@ -6,7 +6,7 @@
     [3] all_reduce the gradients              every copy now holds the gradient of the whole batch
     [4] step                                  every copy makes the same step, so they stay equal
 
-Any number of ranks. A test trains in one process as well: the losses are the same, step by step.
+Any number of ranks. A test runs it in float64 and in one process: the losses of all steps differ by at most 1e-9.
 Needs `pip install scikit-learn tqdm` (the 1797 images come with scikit-learn), and matplotlib for `--plot curve.png`.
 """
 

@@ -3,7 +3,8 @@
 
 Nothing below is special: it is written for a torch that was built from source with MPI, and reads RANK and WORLD_SIZE
 from the environment as scripts for torchrun do. Both work on a stock torch when it is installed beside this project.
-The number of ranks must divide the batch (120). A test trains in one process as well: the losses are the same.
+The number of ranks must divide the batch (120).
+A test runs it in float64 and in one process: the losses of all steps differ by at most 1e-9.
 Needs `pip install scikit-learn tqdm` (the 1797 images come with scikit-learn), and matplotlib for `--plot curve.png`.
 """
 

@@ -1,4 +1,4 @@
-"""An example of digits_*.py trains together, and rank 0 trains alone on whole batches: the losses are the same, step by step.
+"""Runs a digits_*.py example on all ranks, then trains on rank 0 alone, on whole batches: the losses of all steps are the same.
 
 One argument: the name of the example.
 """
