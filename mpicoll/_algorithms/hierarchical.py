@@ -27,7 +27,7 @@ from torch import Tensor
 
 from mpicoll._algorithms import shared_memory
 from mpicoll._algorithms.blocks import Block
-from mpicoll._algorithms.rail import Rail
+from mpicoll._algorithms.rail import Finish, Rail
 from mpicoll._algorithms.shared_memory import Combine
 from mpicoll._algorithms.window import LINE, Window, memmove
 
@@ -61,7 +61,7 @@ class Stages(NamedTuple):
     code: torch.dtype
     datatype: Any  # MPI's, of the code
     op: Any  # MPI's, which reduces the code
-    finish: Callable[[Tensor, Tensor], None] | None  # (code, out), once per element; None: the code is the result
+    finish: Finish | None  # (code, out), once per element; None: the code is the result
 
 
 def all_reduce(nodes: Nodes, memory: Tensor, stages: Stages, root: int | None = None) -> None:
@@ -75,10 +75,10 @@ def all_reduce(nodes: Nodes, memory: Tensor, stages: Stages, root: int | None = 
         code = out if finish is None else scratch.narrow(0, 0, out.numel())
         stages.partial(parts, code)
         if root_node is None:
-            rail.all_reduce(code, stages.datatype, stages.op)
-        else:
-            rail.reduce(code, stages.datatype, stages.op, root_node)
-        if finish is not None and root_node in (None, nodes.node):
+            rail.all_reduce(code, stages.datatype, stages.op, out, finish)
+            return
+        rail.reduce(code, stages.datatype, stages.op, root_node)
+        if finish is not None and root_node == nodes.node:
             finish(code, out)
 
     if root_node not in (None, nodes.node):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from ctypes import memmove
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -24,6 +24,8 @@ from mpicoll._mpi.datatypes import BYTE, fromaddress, spec
 # docs/reference/bandwidth.md has later figures, with cubic.
 TESTED_FROM = 64 << 10
 LEAST_SLICE = 8 << 10  # bytes of a rank's slice from which an all_reduce is made of messages
+
+Finish: TypeAlias = "Callable[[Tensor, Tensor], None]"  # (code, out), once per element: see Stages in hierarchical.py
 
 
 class Rail:
@@ -56,23 +58,31 @@ class Rail:
         buffers = (IN_PLACE, buffer) if self._comm.Get_rank() == root else (buffer, None)
         self._reduce(memory.nbytes, *buffers, op, root)
 
-    def all_reduce(self, memory: Tensor, datatype: Any, op: Any) -> None:
-        """Reduces one-dimensional ``memory`` in place.
+    def all_reduce(self, memory: Tensor, datatype: Any, op: Any, out: Tensor, finish: Finish | None) -> None:
+        """Reduces one-dimensional ``memory``, which is overwritten, into ``out``.
 
         Each rank reduces a slice that the others send it, and sends them the result. So one rank reduces an element, and all get
         the same bits. MPI's algorithms take more steps one after the other, and each may have to wait for a core.
+
+        Args:
+            out: As many elements as ``memory``; ``memory`` itself if there is nothing to finish.
+            finish: (reduced, out). Called once for each element, before it is sent to the other ranks: half precision, which is
+                reduced as float32, comes back as half precision.
         """
         rank, size = self._comm.Get_rank(), self._comm.Get_size()
         if memory.nbytes < max(TESTED_FROM, size * LEAST_SLICE):
             self._allreduce(memory.nbytes, IN_PLACE, _spec(memory, datatype), op)
+            if finish is not None:
+                finish(memory, out)
             return
-        slices = list(memory.split(-(-memory.numel() // size)))
-        slices += [memory[:0]] * (size - len(slices))
-        own, extents = slices[rank], [block(slice_) for slice_ in slices]
+        slices, results = _slices(memory, size), _slices(out, size)
+        own, result = slices[rank], results[rank]
         received = own.new_empty(size, own.numel())
-        self._started(extents, [block(row) for row in received], [memory, received])()
+        self._started([block(slice_) for slice_ in slices], [block(row) for row in received], [memory, received])()
         _combine(own, received, rank, datatype, op)
-        self._started([block(own)] * size, extents, memory)()
+        if finish is not None:
+            finish(own, result)
+        self._started([block(result)] * size, [block(slice_) for slice_ in results], out)()
 
     def reduce_scatter(self, source: Tensor, output: Tensor, datatype: Any, op: Any) -> Callable[[], None]:
         """Starts: rank i gets the reduction of the i-th block of every rank's ``source``. Both are one-dimensional.
@@ -134,6 +144,12 @@ class Rail:
     def free(self) -> None:
         """Frees the communicator (collective)."""
         self._comm.Free()
+
+
+def _slices(memory: Tensor, size: int) -> list[Tensor]:
+    """Cuts one-dimensional memory into a slice for each rank; the last ones may be shorter, or empty."""
+    slices = list(memory.split(-(-memory.numel() // size)))
+    return slices + [memory[:0]] * (size - len(slices))
 
 
 def _combine(own: Tensor, received: Tensor, rank: int, datatype: Any, op: Any) -> None:

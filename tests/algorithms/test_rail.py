@@ -9,7 +9,7 @@ import torch
 from mpi4py import MPI
 
 from mpicoll._algorithms.blocks import block
-from mpicoll._algorithms.rail import TESTED_FROM, Rail
+from mpicoll._algorithms.rail import LEAST_SLICE, TESTED_FROM, Rail
 from mpicoll._mpi import mpich
 from mpicoll._mpi.channel import IN_PLACE
 from tests.support import agree
@@ -20,6 +20,7 @@ class Recording:
 
     def __init__(self, comm: MPI.Intracomm) -> None:
         self.comm, self.called, self.arguments = comm, list[str](), list[Any]()
+        self.sent = 0  # bytes
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("Get_"):
@@ -27,6 +28,7 @@ class Recording:
 
         def call(*arguments: Any) -> Any:
             self.called.append(name)
+            self.sent += arguments[0][1] if name == "Isend" else 0
             self.arguments += arguments
             return getattr(self.comm, name)(*arguments)
 
@@ -49,7 +51,7 @@ def test_large_calls_are_tested_and_right(world: Any, rank: int, size: int, nbyt
 
     rail.reduce(root, MPI.FLOAT, MPI.SUM, 0)
     rail.broadcast(block(root), 0)
-    rail.all_reduce(sums, MPI.FLOAT, MPI.SUM)
+    rail.all_reduce(sums, MPI.FLOAT, MPI.SUM, sums, None)
     ends = [rail.all_gather(block(sent), gathered.data_ptr()), rail.reduce_scatter(blocks, scattered, MPI.FLOAT, MPI.SUM)]
     for end in ends:  # both are under way at the same time
         end()
@@ -75,8 +77,28 @@ def test_an_all_reduce_in_slices(world: Any, rank: int, size: int, count: int) -
     rail = Rail(known.channel, known.channel.comm)
     values = [(torch.arange(count, dtype=torch.int32) * (other + 1)) % 1000 for other in range(size)]
     largest = values[rank].clone()
-    rail.all_reduce(largest, MPI.INT32_T, MPI.MAX)
+    rail.all_reduce(largest, MPI.INT32_T, MPI.MAX, largest, None)
     agree(torch.equal(largest, torch.stack(values).amax(0)) and not rail._unfinished)
+
+
+@pytest.mark.min_ranks(2)
+@pytest.mark.parametrize("nbytes", [TESTED_FROM - 4, TESTED_FROM, 5 * TESTED_FROM + 12])
+def test_results_of_half_precision_are_sent_as_half_precision(world: Any, rank: int, size: int, nbytes: int) -> None:
+    """They were sent as float32: eight bytes for each element instead of six."""
+    from mpicoll._api import groups
+
+    known = groups.of(None)
+    assert known is not None
+    comm = Recording(known.channel.comm)
+    code, out = torch.full((nbytes // 4,), rank + 1.0), torch.empty(nbytes // 4, dtype=torch.bfloat16)
+    Rail(known.channel, comm).all_reduce(code, MPI.FLOAT, MPI.SUM, out, lambda reduced, out: out.copy_(reduced))
+    agree(bool(out.eq(size * (size + 1) / 2).all()))
+    if "Isend" in comm.called:
+        slice_ = -(-code.numel() // size)
+        own = max(0, min(slice_, code.numel() - rank * slice_))
+        agree(comm.sent == 4 * (code.numel() - own) + 2 * own * (size - 1), comm.sent)
+    else:
+        agree(nbytes < max(TESTED_FROM, size * LEAST_SLICE))
 
 
 def test_memory_of_an_unfinished_call_is_kept(world: Any, rank: int, size: int) -> None:
