@@ -17,6 +17,8 @@ from mpicoll._mpi.channel import Channel, Status
 from mpicoll._mpi.datatypes import BYTE, spec
 from mpicoll._mpi.errors import truncated
 
+# Bytes of a message between nodes from which its wait yields the core: Note [Waiting for large messages] in _mpi/channel.py.
+TESTED_FROM = 64 << 10
 TAG = 0  # below OWN_TAGS; monitored_barrier.py and checked.py have 1 to 4
 
 
@@ -63,9 +65,12 @@ class Exchange:
                 raise DifferentCalls(f"Rank {peer} of the group has sent {found} bytes, and this rank expects {nbytes}.")
 
 
-def exchange(channel: Channel, sends: Iterable[tuple[int, Block]], receives: Iterable[tuple[int, Block]]) -> None:
+def exchange(
+    channel: Channel, sends: Sequence[tuple[int, Block]], receives: Sequence[tuple[int, Block]], between_nodes: bool = False
+) -> None:
     """Sends and receives all messages at once, and waits for them. Raises the errors of `Exchange.wait`."""
-    Exchange(channel, sends, receives).wait()
+    longest = max((nbytes for _, (_, nbytes) in (*sends, *receives)), default=0)
+    Exchange(channel, sends, receives, large=between_nodes and longest >= TESTED_FROM).wait()
 
 
 def _matched(channel: Channel, comm: Any, requests: list[Any], receives: Sequence[tuple[int, Block]], large: bool) -> list[int]:

@@ -335,7 +335,7 @@ class HostCollectives:
         if own is not None:
             (target, _), (source, nbytes) = own
             memmove(target, source, nbytes)
-        pairwise.exchange(self.channel, sends, receives)
+        pairwise.exchange(self.channel, sends, receives, len(self.windows.node_members) > 1)
 
     def all_to_all(self, targets: Sequence[Tensor], sources: Sequence[Tensor], operation: str = "all_to_all") -> Call:
         """Rank i's ``sources[j]`` arrives in rank j's ``targets[i]``. Only the two ranks need to know the size.

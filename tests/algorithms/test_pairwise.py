@@ -9,6 +9,9 @@ import pytest
 import torch
 
 import mpicoll
+from mpicoll._algorithms.pairwise import TESTED_FROM
+from mpicoll._algorithms.windows import Windows
+from mpicoll._mpi.channel import Channel
 from mpicoll.errors import CollectiveMismatch, TruncationError
 from tests.support import agree
 
@@ -47,3 +50,25 @@ def test_the_receiver_compares_the_sizes(
     peer = 0 if operation is _scatter else size - 1
     words = f"Rank {peer} of the group has sent 12 bytes, and this rank expects 16."
     agree(error is not CollectiveMismatch or not receives or words in str(raised), raised)
+
+
+@pytest.mark.parametrize(("apart", "nbytes"), [(True, TESTED_FROM), (True, TESTED_FROM - 4), (False, TESTED_FROM)])
+def test_large_blocks_between_nodes_leave_the_core_while_they_move(
+    rank: int, size: int, apart: bool, nbytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """all_to_all of 1 MiB between hosts that share cores took 2.5 times the bandwidth limit, and takes 1.1."""
+    waited: list[bool] = []
+    wait_all = Channel.wait_all
+
+    def noting(channel: Channel, requests: Any, statuses: Any = (), large: bool = False) -> None:
+        waited.append(large)
+        wait_all(channel, requests, statuses, large)
+
+    group = mpicoll.new_group()
+    members = [[of] for of in range(size)] if apart else [list(range(size))]
+    monkeypatch.setattr(Windows, "node_members", members)
+    monkeypatch.setattr(Channel, "wait_all", noting)
+    outputs = [torch.empty(nbytes // 4) for _ in range(size)] if rank == 0 else None
+    mpicoll.gather(torch.full((nbytes // 4,), float(rank)), outputs, 0, group=group)
+    agree(waited == [apart and nbytes >= TESTED_FROM], waited)
+    agree(outputs is None or all(bool(output.eq(of).all()) for of, output in enumerate(outputs)))
