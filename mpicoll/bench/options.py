@@ -78,7 +78,7 @@ def make_parser(description: str) -> Parser:
         "summary": [],
     }
     rest |= {what: [common, files] for what in ("startup", "all", "check", "tune")}
-    parsers = {what: commands.add_parser(what, parents=parents, help=HELP[what]) for what, parents in rest.items()}
+    parsers = {what: commands.add_parser(what, parents=rest[what], help=HELP[what]) for what in HELP if what in rest}
     parsers["step"].add_argument(
         "--rows", nargs="+", choices=steps.NAMES, default=steps.NAMES, metavar="ROW", help=f"{' '.join(steps.NAMES)}; default all"
     )
