@@ -11,18 +11,11 @@ from torch import Tensor
 
 from mpicoll._algorithms import direct
 from mpicoll._algorithms.blocks import Block, block
-from mpicoll._algorithms.pairwise import Exchange
+from mpicoll._algorithms.pairwise import TESTED_FROM, Exchange
 from mpicoll._mpi import mpich
 from mpicoll._mpi.channel import IN_PLACE, Channel
 from mpicoll._mpi.datatypes import BYTE, fromaddress, spec
 
-# Bytes from which a collective of a rail is a non-blocking one that is tested, so that the core is given away meanwhile: Note
-# [Waiting for large messages] in _mpi/channel.py. Below, the tests would take longer than the message. On 2 hosts of 2 ranks that
-# share 2 cores, at 1 Gbit/s, all_reduce of 1, 4 and 16 MiB took 1.31, 3.13 and 2.84 times the bandwidth limit with blocking
-# calls, and 1.11, 1.14 and 1.41 times with these (Gloo: 1.6); broadcast 1.8 to 3.3, and 1.05. At 10 Gbit/s, two runs each:
-# all_reduce of 4 MiB 6.2 and 6.1, and 3.8 and 4.2; broadcast 25 and 17, and 2.7 and 2.4. All of these with the TCP of BBR;
-# docs/reference/bandwidth.md has later figures, with cubic.
-TESTED_FROM = 64 << 10
 LEAST_SLICE = 8 << 10  # bytes of a rank's slice from which an all_reduce is made of messages
 
 Finish: TypeAlias = "Callable[[Tensor, Tensor], None]"  # (code, out), once per element: see Stages in hierarchical.py

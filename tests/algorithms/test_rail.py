@@ -9,7 +9,8 @@ import torch
 from mpi4py import MPI
 
 from mpicoll._algorithms.blocks import block
-from mpicoll._algorithms.rail import LEAST_SLICE, TESTED_FROM, Rail
+from mpicoll._algorithms.pairwise import TESTED_FROM
+from mpicoll._algorithms.rail import LEAST_SLICE, Rail
 from mpicoll._mpi import mpich
 from mpicoll._mpi.channel import IN_PLACE
 from tests.support import agree
