@@ -74,8 +74,8 @@ def exchange(
     channel: Channel, sends: Sequence[tuple[int, Block]], receives: Sequence[tuple[int, Block]], between_nodes: bool = False
 ) -> None:
     """Sends and receives all messages at once, and waits for them. Raises the errors of `Exchange.wait`."""
-    longest = max((nbytes for _, (_, nbytes) in (*sends, *receives)), default=0)
-    Exchange(channel, sends, receives, large=between_nodes and longest >= TESTED_FROM).wait()
+    large = between_nodes and any(nbytes >= TESTED_FROM for _, (_, nbytes) in (*sends, *receives))
+    Exchange(channel, sends, receives, large).wait()
 
 
 def _matched(channel: Channel, comm: Any, requests: list[Any], receives: Sequence[tuple[int, Block]], large: bool) -> list[int]:
