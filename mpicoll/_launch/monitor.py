@@ -35,7 +35,9 @@ if TYPE_CHECKING:
 LOOPBACK = "127.0.0.1"
 CONNECT_S = 5.0  # limit of the connection to the supervisor, which a firewall may forbid; the program runs anyway
 # Signals that a launcher sends to the process group of a rank, or a terminal to its job: meant for the program.
-FOR_THE_PROGRAM = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGALRM")
+FOR_THE_PROGRAM = frozenset(
+    getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGALRM")
+)
 
 
 def start() -> None:
@@ -48,6 +50,7 @@ def start() -> None:
     answered, answer = os.pipe()
     memory = last_call.Memory()
     monitor, launcher = os.getpid(), os.getppid()
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, FOR_THE_PROGRAM)  # one would end the monitor before it ignores them
     child = os.fork()
     if child == 0:
         os.close(told)
@@ -55,7 +58,11 @@ def start() -> None:
         processes.end_with_parent(monitor, signal.SIGKILL)
         last_words.use(tell, answered, launcher)
         last_call.use(memory)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         return
+    for number in FOR_THE_PROGRAM:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     os.close(tell)
     os.close(answered)
     status = 1
@@ -123,8 +130,6 @@ class Monitor:
         import selectors
         import socket
 
-        for name in FOR_THE_PROGRAM:
-            signal.signal(getattr(signal, name), signal.SIG_IGN)
         null = os.open(os.devnull, os.O_RDWR)
         for number in (0, 1, 2):  # who reads the output of the program must see its end when the program closes it
             os.dup2(null, number)
