@@ -5,17 +5,22 @@ MPI's own calls that make a communicator wait for ever. So the ranks meet before
     the first rank   receives an empty message from each other rank, then sends each an empty message
     another rank     sends an empty message to the first rank, and receives one from it
 
-Nothing else is sent if all ranks come. A rank that has waited too long calls the roll:
+Nothing else is sent if all ranks come. A rank that waits calls the roll, once after some seconds, and once at the time limit:
 
     [1] it asks every other rank                    [2] a rank that waits in the same call answers
-    [3] ranks without an answer are missing: it tells this to all ranks, and raises
+    [3] ranks without an answer are missing:
+        after some seconds, the lowest rank that waits names them on stderr; a rank that a lower one has asked asks nobody
+        at the limit, it tells this to all ranks, and raises
                                                     [4] a rank that is told so raises too, also one that comes too late
+
+A rank whose program has ended says so to all who wait for it (`turn_away`), and they raise at once.
 
 So all ranks raise, and may try again together. Every attempt has a tag of its own; messages of earlier ones are never received.
 """
 
 from __future__ import annotations
 
+import sys
 import time
 import zlib
 from collections import Counter
@@ -33,15 +38,18 @@ from mpicoll.errors import OperationTimeout
 LOOK_S = 0.1  # seconds between two looks of a waiting rank for questions
 ANSWER_S = 0.6  # seconds for an answer; longer than LOOK_S
 LEAST_S = 1.0  # shorter limits count as this one: ranks never come at the same moment
+PATIENCE_S = 3.0  # seconds until a waiting rank names the missing, as it does in a collective
+PATIENCE_AT_START_S = 10.0  # the same where programs have just begun: the import of torch may take seconds longer on one rank
+NEXT_S = 0.02  # how much later the next rank asks, so that a few of many ask
 FIRST_TAG = 16  # those below belong to other messages on the same communicator
-ASK, HERE, MISSING = "ask", "here", "missing"
+ASK, HERE, MISSING, LEFT = "ask", "here", "missing", "left"
 
 _sent: list[MPI.Request] = []  # messages of roll calls; nobody waits for them
 
 
-# The communicator and the tag of each attempt that has failed. Its messages may come when nobody waits for them any more, and
+# The communicator and the tag of each attempt with a roll call. Its messages may come when nobody waits for them any more, and
 # MPICH's MPI_Finalize fails if messages on MPI_COMM_WORLD have not been received.
-_failed: list[tuple[MPI.Intracomm, int]] = []
+_called: list[tuple[MPI.Intracomm, int]] = []
 
 
 class _State:
@@ -82,7 +90,7 @@ def _connect(runtime: Runtime, operation: str, limit_s: float) -> None:
     try:
         # Ranks come here tens of milliseconds apart: they load our modules first. A rank that yields instead of sleeping still
         # runs half of the time, on a core that a loading rank needs.
-        roll_call.wait(lambda: _ended(runtime, [request]), Backoff(yield_s=0.0))
+        roll_call.wait(lambda: _ended(runtime, [request]), PATIENCE_AT_START_S, Backoff(yield_s=0.0))
     except MPI.Exception:
         state.duplicate = None
         raise
@@ -107,9 +115,9 @@ def members(runtime: Runtime, ranks: Sequence[int], operation: str, limit_s: flo
         awaited = [comm.Irecv(empty, rank, tag) for rank in (others if leads else [first])]
         sent = [] if leads else [comm.Isend(empty, first, tag)]
     try:
-        roll_call.wait(lambda: _ended(runtime, awaited))
+        roll_call.wait(lambda: _ended(runtime, awaited), PATIENCE_S)
+        roll_call.look()  # the others may have asked, or given up, before this rank came
         if leads:
-            roll_call.look()  # the others may have given up before this rank came
             with runtime.lock:
                 sent = [comm.Isend(empty, rank, tag) for rank in others]
     except OperationTimeout:
@@ -121,6 +129,18 @@ def members(runtime: Runtime, ranks: Sequence[int], operation: str, limit_s: flo
         raise
     finally:
         _keep(runtime, sent)
+
+
+def turn_away(comm: MPI.Intracomm) -> None:
+    """Tells all ranks that wait for this one that its program has ended. Receives whatever has come on ``comm`` for meetings."""
+    status = MPI.Status()
+    while comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG, status) and status.tag >= FIRST_TAG:
+        source, tag = status.source, status.tag
+        met = (tag - FIRST_TAG) % 2 == 0  # the empty message of a meeting; otherwise one of its roll call
+        if met:
+            comm.Recv([bytearray(1), 0, MPI.BYTE], source, tag)
+        if met or comm.recv(source=source, tag=tag)[0] == ASK:
+            _sent.append(comm.isend((LEFT,), source, tag + met))
 
 
 class _RollCall:
@@ -135,17 +155,19 @@ class _RollCall:
         self.tag = FIRST_TAG + 2 * (number % ((runtime.tag_ub - FIRST_TAG) // 2))  # the next one is that of the roll call
         self._present: set[int] = set()
 
-    def wait(self, done: Callable[[], bool], backoff: Backoff | None = None) -> None:
-        """Returns once ``done`` is true. ``backoff``: how it waits; None: the default.
+    def wait(self, done: Callable[[], bool], patience_s: float, backoff: Backoff | None = None) -> None:
+        """Returns once ``done`` is true. ``patience_s``: until the missing are named. ``backoff``: None: the default.
 
         Raises:
             OperationTimeout: The limit has passed here or on another rank.
         """
         with time_limit.suspended():
-            self._wait(done, backoff or Backoff())
+            self._wait(done, backoff or Backoff(), patience_s)
 
-    def _wait(self, done: Callable[[], bool], backoff: Backoff) -> None:
+    def _wait(self, done: Callable[[], bool], backoff: Backoff, patience_s: float) -> None:
         begun = looked = time.monotonic()
+        patience_s += NEXT_S * sum(rank < self._runtime.rank for rank in self._others)
+        asked = False
         while not done():
             now = time.monotonic()
             if now - begun > max(self._limit_s, LEAST_S):
@@ -153,22 +175,47 @@ class _RollCall:
             if now - looked > LOOK_S:
                 looked = now
                 self.look()
+            if now - begun > patience_s and not asked and self._is_lowest():
+                asked = True
+                if self._answered(done):
+                    return
+                self._name_missing(now - begun)
             backoff.pause()
         else:
             return
+        if self._answered(done):
+            return
+        missing = self._missing()
+        self._send(self._others, MISSING, missing, self._limit_s)
+        raise self._error(missing, self._limit_s)
+
+    def _answered(self, done: Callable[[], bool]) -> bool:
+        """Calls the roll: asks all other ranks, and receives their answers. Returns whether ``done`` has become true."""
+        self._keep_for_finalize()
         self._send(self._others, ASK)
         deadline = time.monotonic() + ANSWER_S
         while time.monotonic() < deadline:
             self.look()
             if done():
-                return
+                return True
             time.sleep(1e-3)
-        missing = [rank for rank in self._others if rank not in self._present]
-        self._send(self._others, MISSING, missing, self._limit_s)
-        raise self._error(missing, self._limit_s)
+        return False
+
+    def _missing(self) -> list[int]:
+        return [rank for rank in self._others if rank not in self._present]
+
+    def _is_lowest(self) -> bool:
+        """Whether no lower rank is known to wait, too."""
+        return self._runtime.rank < min(self._present, default=self._runtime.size)
+
+    def _name_missing(self, waited_s: float) -> None:
+        missing = self._missing()
+        if missing and self._is_lowest():
+            who = f"Rank {missing[0]} has" if len(missing) == 1 else f"Ranks {', '.join(map(str, missing))} have"
+            print(f"mpicoll: {self._where()} has waited for {waited_s:.0f} s. {who} not come", file=sys.stderr, flush=True)
 
     def look(self) -> None:
-        """Receives what other ranks have sent, and answers. Raises OperationTimeout if one of them has given up."""
+        """Receives what other ranks have sent, and answers. Raises OperationTimeout if one has given up or ended."""
         asked, status = [], MPI.Status()
         while True:
             with self._runtime.lock:
@@ -176,6 +223,9 @@ class _RollCall:
                     break
                 kind, *rest = self._comm.recv(source=status.source, tag=self.tag + 1)
             self._present.add(status.source)
+            if kind == LEFT:
+                self._send(self._others, MISSING, [status.source], None)
+                raise self._error([status.source], None)
             if kind == MISSING:
                 raise self._error(*rest)
             if kind == ASK:
@@ -187,14 +237,25 @@ class _RollCall:
             requests = [self._comm.isend(message, rank, self.tag + 1) for rank in ranks]
         _keep(self._runtime, requests)
 
-    def _error(self, missing: Sequence[int], limit_s: float) -> OperationTimeout:
+    def _where(self) -> str:
+        return f"{self._operation} (rank {self._runtime.rank} of {self._runtime.size})"
+
+    def _error(self, missing: Sequence[int], limit_s: float | None) -> OperationTimeout:
+        """``limit_s``: None: the programs of the missing ranks have ended."""
+        self._keep_for_finalize()
+        ranks = ", ".join(map(str, missing))
+        if limit_s is None:
+            text = f"rank {ranks} cannot come: its program has ended"
+        elif missing:
+            text = f"Timed out: rank {ranks} did not come within the timeout of {limit_s:g} s"
+        else:
+            text = f"Timed out: no end within the timeout of {limit_s:g} s, although all ranks have come"
+        return OperationTimeout(f"{self._where()}: {text}")
+
+    def _keep_for_finalize(self) -> None:
         _drain_at_finalize()
-        _failed.append((self._comm, self.tag))
-        where = f"{self._operation} (rank {self._runtime.rank} of {self._runtime.size})"
-        if missing:
-            ranks = ", ".join(map(str, missing))
-            return OperationTimeout(f"{where}: Timed out: rank {ranks} did not come within the timeout of {limit_s:g} s")
-        return OperationTimeout(f"{where}: Timed out: no end within the timeout of {limit_s:g} s, although all ranks have come")
+        if (self._comm, self.tag) not in _called:
+            _called.append((self._comm, self.tag))
 
 
 def _ended(runtime: Runtime, requests: list[MPI.Request]) -> bool:
@@ -223,9 +284,9 @@ def _drain_at_finalize() -> None:
 
 
 def _drain() -> None:
-    """Receives what has come of attempts that have failed."""
+    """Receives what has come of roll calls."""
     status = MPI.Status()
-    for comm, tag in _failed:
+    for comm, tag in _called:
         if comm == MPI.COMM_WORLD:
             while comm.Iprobe(MPI.ANY_SOURCE, tag + 1, status):
                 comm.recv(source=status.source, tag=tag + 1)

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from mpicoll._mpi import abort, library, runtime, survivors
+from mpicoll._mpi import abort, arrival, library, runtime, survivors
 from mpicoll._mpi.backoff import Backoff
 from mpicoll._mpi.library import MPI
 
@@ -96,12 +96,8 @@ def answers() -> list[tuple[int, Answer]]:
     comm, world = runtime.world_comm(), runtime.current()
     assert comm is not None
     assert world is not None
-    received: list[tuple[int, Answer]] = []
     with world.lock, survivors.tolerated():
-        status = MPI.Status()
-        while comm.iprobe(MPI.ANY_SOURCE, ANSWER, status):
-            received.append((status.source, Answer(*comm.recv(source=status.source, tag=ANSWER))))
-    return received
+        return _received(comm)
 
 
 def answer(said: Callable[[Question], Answer | None]) -> None:
@@ -137,6 +133,8 @@ def leave(begun: Callable[[str], int]) -> None:
     barrier, backoff = comm.Ibarrier(), Backoff()
     while not barrier.Test():
         _answer(comm, said)
+        _received(comm)  # too late; they would hide what has come after them from the next line
+        arrival.turn_away(comm)
         backoff.pause()
 
 
@@ -154,6 +152,13 @@ def _leave_survivors(said: Callable[[Question], Answer | None]) -> bool:
 
     survivors.meet(base, goes_on=False, meanwhile=answer_others)
     return True
+
+
+def _received(comm: MPI.Intracomm) -> list[tuple[int, Answer]]:
+    received, status = list[tuple[int, Answer]](), MPI.Status()
+    while comm.iprobe(MPI.ANY_SOURCE, ANSWER, status):
+        received.append((status.source, Answer(*comm.recv(source=status.source, tag=ANSWER))))
+    return received
 
 
 def _answer(comm: MPI.Intracomm, said: Callable[[Question], Answer | None]) -> None:

@@ -73,6 +73,13 @@ def test_a_rank_that_comes_to_its_end_too_early_is_named(way: str, operation: st
     assert f"mpicoll: rank 0 of 2 ({platform.node()}): {name} can never end; aborting the job" in stderr, stderr
 
 
+@pytest.mark.parametrize("way", ["sys.exit(0)", "destroy"])
+def test_new_group_raises_if_the_program_of_a_member_has_ended(way: str) -> None:
+    stderr = job(way, "new_group", ranks=3).stderr
+    for rank in (0, 2):
+        assert f"OperationTimeout: new_group (rank {rank} of 3): rank 1 cannot come: its program has ended" in stderr, stderr
+
+
 def test_a_rank_that_has_done_its_part_may_leave() -> None:
     """Rank 1 ends after its part of a reduction; rank 0 waits for rank 2, which comes 8 s later: no fault, one line."""
     done = launch(3, SCRIPT, "reduce", "reduce", "20", timeout_s=PROMPT_S + 20)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from datetime import timedelta
 from typing import Any
@@ -44,6 +45,25 @@ def test_a_rank_that_does_not_come_to_new_group(missing_rank: int, rank: int, si
     agree(isinstance(error, dist.OperationTimeout) and f"rank {missing} did not come" in str(error), repr(error))
     group, total = make(), torch.ones(1)
     dist.all_reduce(total, group=group)
+    agree(total.item() == size, total)
+    dist.destroy_process_group(group)
+
+
+@pytest.mark.parametrize("late", ["last", "all but the last"])
+def test_the_lowest_rank_that_waits_names_those_that_are_late(
+    late: str, rank: int, size: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    ranks = [size - 1] if late == "last" else list(range(size - 1))
+    monkeypatch.setattr(arrival, "PATIENCE_S", 0.3)
+    if rank in ranks:
+        time.sleep(0.3 + arrival.ANSWER_S + 1)
+    group, total = dist.new_group(), torch.ones(1)
+    dist.all_reduce(total, group=group)
+    said = capfd.readouterr().err
+    who = f"Rank {ranks[0]} has" if len(ranks) == 1 else f"Ranks {', '.join(map(str, ranks))} have"
+    expected = rf"mpicoll: new_group \(rank {rank} of {size}\) has waited for \d s\. {who} not come\n"
+    speaks = rank == min(set(range(size)) - set(ranks))
+    agree(re.fullmatch(expected, said) if speaks else said == "", said)
     agree(total.item() == size, total)
     dist.destroy_process_group(group)
 
