@@ -75,18 +75,17 @@ WITHIN, BETWEEN, APART = "window_from", "between_from", "apart_from"  # names of
 TABLES = (WITHIN, BETWEEN, APART)
 EVEN = frozenset({"reduce_scatter", "all_gather"})  # they need equally many ranks on each node
 
-# Half precision is reduced by direct exchange, instead of by MPI as float32, if each rank's share has at least so many bytes. It
-# costs n - 1 messages, some us each, and saves half of the bytes. On two ranks it is faster from 64 KiB on, and from 1 MiB on 1.5
-# to 8 times faster (Open MPI and MPICH, two hosts and one).
-DIRECT_FROM = 32 << 10
-
 # Bytes for each rank from which direct exchange is faster, if each rank of the group has a node of its own. Below, MPI's
 # algorithms have fewer latencies. By the number of nodes (the next lower entry counts). Measured on 2 and 4 hosts (namespaces,
 # 1 Gbit/s between them, 2 cores in all, Open MPI 5.0.11). On 2 hosts both take the same time from 64 KiB on. On 4 hosts, whose
 # ranks share 2 cores, direct exchange of 64 KiB to 1 MiB takes a tenth of MPI's time.
+#
+# "halves" holds by the number of ranks wherever half precision uses no window. MPI reduces it as float32: direct exchange saves
+# half of the bytes. On two ranks it is faster from 64 KiB on, and from 1 MiB on 1.5 to 8 times (Open MPI and MPICH, two hosts and
+# one).
 APART_FROM: dict[str, dict[int, int]] = {
     "all_reduce": {2: 32 << 10, 3: 16 << 10},
-    "halves": {2: DIRECT_FROM, 3: 16 << 10},
+    "halves": {2: 32 << 10, 3: 16 << 10},
     "reduce": {2: 32 << 10, 3: 16 << 10},
     "reduce_scatter": {2: 32 << 10, 3: 16 << 10},
     "all_gather": {2: 32 << 10, 3: 16 << 10},
@@ -102,7 +101,6 @@ class Choices(NamedTuple):
     node_size: int = 0  # number of ranks of a simulated node; 0: the real nodes
     window_from: Mapping[str, Mapping[int, int]] = WINDOW_FROM
     between_from: Mapping[str, Mapping[int, int]] = BETWEEN_FROM
-    direct_from: int = DIRECT_FROM
     apart_from: Mapping[str, Mapping[int, int]] = APART_FROM
 
     def chunk(self, ranks: int) -> int:
@@ -125,9 +123,9 @@ class Choices(NamedTuple):
             return NEVER
         return _next_lower(self.between_from[operation], len(sizes))
 
-    def least_apart(self, operation: str, nodes: int) -> int:
-        """Returns the bytes from which ``operation`` is a direct exchange over nodes of one rank each, or NEVER."""
-        return min(NEVER, _next_lower(self.apart_from[operation], nodes) * nodes)
+    def least_apart(self, operation: str, ranks: int) -> int:
+        """Returns the bytes from which ``operation`` is a direct exchange of so many ranks, or NEVER."""
+        return min(NEVER, _next_lower(self.apart_from[operation], ranks) * ranks) if ranks > 1 else NEVER
 
 
 class Thresholds(NamedTuple):
@@ -149,7 +147,7 @@ class Thresholds(NamedTuple):
 def of_group(choices: Choices, sizes: Sequence[int], possible: bool = True) -> Thresholds:
     """Returns the thresholds of a group with ``sizes`` ranks on its nodes. ``possible``: the thread level allows windows."""
     size = sum(sizes)
-    direct_from = choices.direct_from * size if size > 1 else NEVER
+    direct_from = choices.least_apart("halves", size)
     if len(sizes) > 1 and max(sizes) == 1:
         return Thresholds(DIRECT, {name: choices.least_apart(name, size) for name in WINDOW_FROM}, direct_from)
     possible = possible and size > 1 and choices.window_bytes > 0
@@ -226,20 +224,19 @@ def choices(library: str = "") -> Choices:
         ValueError: A variable or the file has a value that is not allowed.
     """
     table = next((measured for name, measured in MEASURED.items() if library.startswith(name)), WINDOW_FROM)
-    between, direct, apart = BETWEEN_FROM, DIRECT_FROM, APART_FROM
+    between, apart = BETWEEN_FROM, APART_FROM
     if path := _config.get("MPICOLL_TUNING"):
         tuned = load(Path(path))
         table, between, apart = {**table, **tuned[WITHIN]}, {**between, **tuned[BETWEEN]}, {**apart, **tuned[APART]}
     if (everywhere := _config.get("MPICOLL_WINDOW_FROM")) is not None:
         table = {operation: {2: everywhere} for operation in WINDOW_FROM}
-        between, direct = {operation: {2: everywhere} for operation in BETWEEN_FROM}, everywhere
+        between = {operation: {2: everywhere} for operation in BETWEEN_FROM}
         apart = {operation: {2: everywhere} for operation in APART_FROM}
     return Choices(
         window_bytes=_config.get("MPICOLL_WINDOW_BYTES"),
         node_size=_config.get("MPICOLL_NODE_SIZE"),
         window_from=table,
         between_from=between,
-        direct_from=direct,
         apart_from=apart,
     )
 

@@ -21,7 +21,7 @@ from mpicoll._host.thresholds import (
 )
 
 FROM = {name: {2: 1000 * (number + 1)} for number, name in enumerate(WINDOW_FROM)}
-CHOICES = Choices(window_from=FROM, between_from=FROM, direct_from=100, apart_from=FROM)
+CHOICES = Choices(window_from=FROM, between_from=FROM, apart_from={**FROM, "halves": {2: 100}})
 ONE_NODE, TWO_NODES = thresholds.of_group(CHOICES, (4,)), thresholds.of_group(CHOICES, (2, 2))
 UNEVEN, APART = thresholds.of_group(CHOICES, (2, 1)), thresholds.of_group(CHOICES, (1, 1, 1, 1))
 ALONE, NO_WINDOWS = thresholds.of_group(CHOICES, (1,)), thresholds.of_group(CHOICES, (4,), possible=False)
@@ -50,9 +50,8 @@ def test_windows_take_over_at_the_threshold(operation: str) -> None:
 @pytest.mark.parametrize("operation", SIZED)
 def test_ranks_on_nodes_of_their_own_swap_slices_from_the_threshold_on(operation: str) -> None:
     name, choose = SIZED[operation]
-    at = FROM[name][2] * 4
-    below = DIRECT if name == "halves" else NATIVE
-    assert (choose(APART, at - 4), choose(APART, at)) == (below, DIRECT)
+    at = CHOICES.apart_from[name][2] * 4
+    assert (choose(APART, at - 4), choose(APART, at)) == (NATIVE, DIRECT)
     without_threads = thresholds.of_group(CHOICES, (1,) * 4, possible=False)  # no window is needed
     assert choose(without_threads, at) == DIRECT
 
