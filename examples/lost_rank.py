@@ -2,9 +2,11 @@
 """DistributedDataParallel that loses a rank in mid-epoch and goes on with the others (Open MPI 5).
 
 Rank 1 kills itself at step 30. The other ranks get PeerLost, shrink the world, take the state of its first rank, share each
-batch among fewer ranks, and finish. Each step uses the same images whatever the number of ranks, so that the result is that of
+batch among fewer ranks, and finish. Each step uses the same points whatever the number of ranks, so that the result is that of
 one process, to rounding. `--kill RANK@STEP` names other victims; with `--kill RANK@STEP+MS` one dies MS milliseconds later,
 perhaps while the others shrink. The number of ranks must always divide the batch (120): 1, 2, 3, 4, 5, 6, 8 ...
+
+A test runs it in float64 and in one process: the weights differ by at most 1e-9.
 """
 
 import argparse
@@ -23,14 +25,13 @@ import mpicoll as dist
 
 EPOCHS, BATCH, SAMPLES = 8, 120, 1440
 STEPS = SAMPLES // BATCH  # of an epoch
-TOLERANCE = 1e-9  # float64: the order of a sum changes the last bits
 
 
 def dataset() -> TensorDataset:
     """Points in 16 dimensions, and which of 4 random directions each of them is nearest to."""
     generator = torch.Generator().manual_seed(0)
-    points = torch.randn(SAMPLES, 16, generator=generator, dtype=torch.float64)
-    directions = torch.randn(16, 4, generator=generator, dtype=torch.float64)
+    points = torch.randn(SAMPLES, 16, generator=generator)
+    directions = torch.randn(16, 4, generator=generator)
     return TensorDataset(points, (points @ directions).argmax(dim=1))
 
 
@@ -43,7 +44,7 @@ class Training:
         Its parameters are new: those of ``former`` are still watched by its DistributedDataParallel.
         """
         torch.manual_seed(0)
-        self.model = nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 4)).double()
+        self.model = nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 4))
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.2, momentum=0.9)
         self.step = 0
         if former is not None:
@@ -69,6 +70,21 @@ class Training:
                 self.step += 1
 
 
+def train(die_at: dict[int, float]) -> Training:
+    """Trains on the ranks that are left (collective)."""
+    training = Training()
+    while True:
+        try:
+            training = Training(former=training)
+            training.run(DistributedDataParallel(training.model), dist.get_rank(), dist.get_world_size(), die_at)
+            dist.barrier()
+            return training
+        except dist.PeerLost as error:
+            dist.shrink()
+            if dist.get_rank() == 0:
+                print(f"lost rank {error.ranks} at step {training.step}; on with {dist.get_world_size()} ranks", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="training that survives the loss of ranks")
     parser.add_argument("--kill", action="append", metavar="RANK@STEP[+MS]", help="default: 1@30")
@@ -80,27 +96,10 @@ def main() -> None:
             die_at[int(step)] = int(later_ms or 0) / 1000
 
     dist.init_process_group()
-    first_size, training = dist.get_world_size(), Training()
-    while True:
-        try:
-            training = Training(former=training)
-            training.run(DistributedDataParallel(training.model), dist.get_rank(), dist.get_world_size(), die_at)
-            dist.barrier()
-            break
-        except dist.PeerLost as error:
-            dist.shrink()
-            if dist.get_rank() == 0:
-                print(f"lost rank {error.ranks} at step {training.step}; on with {dist.get_world_size()} ranks", flush=True)
-
+    first_size = dist.get_world_size()
+    training = train(die_at)
     if dist.get_rank() == 0:
-        alone = Training()
-        alone.run(alone.model, 0, 1, {})
-        pairs = zip(training.model.parameters(), alone.model.parameters(), strict=True)
-        difference = max((ours - theirs).abs().max().item() for ours, theirs in pairs)
-        assert difference < TOLERANCE, f"the weights differ from those of one process by {difference:.1e}"
-        size = dist.get_world_size()
-        print(f"lost_rank: {training.step} steps, {first_size} ranks at first, {size} at last; weights as in one process")
-    dist.barrier()
+        print(f"lost_rank: {training.step} steps, {first_size} ranks at first, {dist.get_world_size()} at last")
     dist.destroy_process_group()
 
 
