@@ -15,7 +15,7 @@ Output on 2 ranks (times differ):
 
     rank 0, mean of 5 steps: 50.9 ms, of these forward 10.0 ms, backward 40.0 ms, optimizer 0.8 ms
     3 all_reduces in a step, 6.0 MiB: 37.2 ms, of these 100% during backward
-    profile_step: 2 ranks, 15 all_reduces on each
+    profile_step: 5 steps of 2 ranks, 15 all_reduces
 """
 
 import argparse
@@ -118,16 +118,12 @@ def main() -> None:
     folder[0].mkdir(parents=True, exist_ok=True)
     recorded.export_chrome_trace(str(folder[0] / f"rank-{rank}.json"))
 
-    events = list(recorded.events())
-    counts = torch.tensor([0] * size)
-    dist.all_gather_into_tensor(counts, torch.tensor([len(spans(events, ALL_REDUCE))]))
-    assert counts[0] >= 2 * STEPS, "DDP should have several buckets"
-    assert counts.eq(counts[0]).all(), f"all_reduces on the ranks: {counts.tolist()}"
     if rank == 0:
+        events = list(recorded.events())
         report(events, nbytes=4 * sum(parameter.numel() for parameter in model.parameters()))
         if options.plot:
             plot(options.plot, events)
-        print(f"profile_step: {size} ranks, {counts[0]} all_reduces on each")
+        print(f"profile_step: {STEPS} steps of {size} ranks, {len(spans(events, ALL_REDUCE))} all_reduces")
     dist.destroy_process_group()
 
 

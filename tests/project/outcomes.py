@@ -1,0 +1,76 @@
+"""What the lines that an example prints must show, on any number of ranks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+# Of the test images.
+LEAST_ACCURACY = {"digits_by_hand": 95, "digits_ddp": 95, "digits_torch_ddp": 95, "gpu_ddp": 95}
+
+
+def check(name: str, printed: str, ranks: int) -> None:
+    """Fails if the example of this name has printed a result that is not good enough."""
+    if name in LEAST_ACCURACY:
+        [accuracy] = numbers(rf"^{name}: test accuracy (\d+\.\d)%", printed)
+        assert accuracy >= LEAST_ACCURACY[name], printed
+    if name in CHECKS:
+        CHECKS[name](printed, ranks)
+
+
+def numbers(pattern: str, printed: str) -> tuple[float, ...]:
+    """The numbers that the groups of ``pattern`` find, in the only line where it matches."""
+    [found] = re.finditer(pattern, printed, re.MULTILINE)
+    return tuple(map(float, found.groups()))
+
+
+def insitu_mpi4py(printed: str, ranks: int) -> None:
+    [error_of_training] = numbers(r"largest error (\S+) on rank", printed)
+    [error_in_simulation] = numbers(r"^insitu_mpi4py: .* agrees with it to (\S+)$", printed)
+    assert error_of_training < 0.1, printed
+    assert error_in_simulation < 0.001, printed
+
+
+def rpc_reinforce(printed: str, ranks: int) -> None:
+    first, last = numbers(r"^rpc_reinforce: mean return (\S+) -> (\S+) steps", printed)
+    assert last >= 70, printed  # a policy that knows nothing keeps the pole up for about 20
+    assert last >= 2 * first, printed
+
+
+def collectives_tour(printed: str, ranks: int) -> None:
+    every = range(ranks)
+    total, squares = sum(every), [r * r for r in every]
+    expected = {
+        "operation": [f"rank {r}" for r in every],
+        "broadcast from 0": [[7, 8]] * ranks,
+        "scatter from 0": [[10 * r] for r in every],
+        "gather to the last": ["-"] * (ranks - 1) + [[10 * r for r in every]],
+        "reduce SUM to 0": [[total + ranks if r == 0 else r + 1] for r in every],
+        "all_reduce SUM": [[total + ranks]] * ranks,
+        "all_reduce MAX": [[ranks, 0]] * ranks,
+        "all_gather": [squares] * ranks,
+        "all_gather_into_tensor": [[value for r in every for value in (r, -r)]] * ranks,
+        "reduce_scatter SUM": [[ranks * r + total] for r in every],
+        "all_to_all": [[10 * source + r for source in every] for r in every],
+        "all_to_all_single, uneven": [[source for source in every for _ in range(r + 1)] for r in every],
+        "all_gather_object": [[f"r{r}" for r in every]] * ranks,
+        "broadcast_object_list": ["a plan"] * ranks,
+        "scatter_object_list": [f"task {r}" for r in every],
+        "all_reduce, async_op=True": [[total]] * ranks,
+        "the sum without the own part": [[total - r] for r in every],
+        "all_reduce among even ranks": [[len(every[::2])] if r % 2 == 0 else "-" for r in every],
+    }
+    *table, _ = printed.splitlines()
+    assert [line.split() for line in table] == [
+        f"{name} {' '.join(map(str, columns))}".split() for name, columns in expected.items()
+    ], printed
+
+
+CHECKS: dict[str, Callable[[str, int], None]] = {
+    function.__name__: function
+    for function in (
+        collectives_tour,
+        insitu_mpi4py,
+        rpc_reinforce,
+    )
+}
