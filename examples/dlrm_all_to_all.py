@@ -15,14 +15,12 @@ them. A rank trains on its own samples, and needs rows of all tables:
     [3] DDP averages the gradients of the dense layers. Those of the tables are complete; dividing the loss by the number of ranks
         makes them the same kind of average
 
-The losses are compared with one process. Any number of ranks up to 5.
+Any number of ranks up to 5. A test runs it in float64 and in one process: all losses differ by at most 1e-9.
 
 Output on 4 ranks:
 
     tables: rank 0: A B, rank 1: C, rank 2: D, rank 3: E
-    step  0: loss 0.6716
-    step 59: loss 0.0277
-    dlrm_all_to_all: 4 ranks, 5 tables, 60 losses as in one process
+    dlrm_all_to_all: loss 0.707 -> 0.105 in 60 steps
 """
 
 import sys
@@ -38,7 +36,6 @@ from mpicoll.nn import all_to_all_single
 TABLES = "ABCDE"
 ROWS, WIDTH = 20, 8  # of a table
 BATCH, STEPS = 60, 60
-TOLERANCE = 1e-9  # in float64; a wrong gradient shows in the first digits
 
 
 def dense_layers() -> nn.Module:
@@ -55,7 +52,7 @@ def batch(step: int) -> tuple[Tensor, Tensor]:
     """Row numbers (samples, tables) and clicks (samples): small row numbers are popular."""
     generator = torch.Generator().manual_seed(step)
     rows = torch.randint(ROWS, (BATCH, len(TABLES)), generator=generator)
-    return rows, (rows.sum(dim=1) < ROWS * len(TABLES) / 2).double()
+    return rows, torch.where(rows.sum(dim=1) < ROWS * len(TABLES) / 2, 1.0, 0.0)
 
 
 def exchange(looked_up: Tensor, samples: list[int], tables: list[int]) -> Tensor:
@@ -81,7 +78,7 @@ def shares(count: int, size: int) -> list[int]:
     return [count // size + (rank < count % size) for rank in range(size)]
 
 
-def train_together() -> Tensor:
+def train() -> Tensor:
     """The losses of all steps over the whole batch (collective)."""
     rank, size = dist.get_rank(), dist.get_world_size()
     samples, tables = shares(BATCH, size), shares(len(TABLES), size)
@@ -109,39 +106,17 @@ def train_together() -> Tensor:
     return total
 
 
-def train_alone() -> Tensor:
-    embeddings = nn.ModuleList(map(table, TABLES))
-    torch.manual_seed(0)
-    dense = dense_layers()
-    optimizer = torch.optim.Adam([*embeddings.parameters(), *dense.parameters()], lr=0.03)
-    losses = []
-    for step in range(STEPS):
-        rows, clicks = batch(step)
-        features = torch.cat([embedding(rows[:, index]) for index, embedding in enumerate(embeddings)], dim=1)
-        loss = binary_cross_entropy_with_logits(dense(features).squeeze(1), clicks)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.detach())
-    return torch.stack(losses)
-
-
 def main() -> None:
     dist.init_process_group()
-    torch.set_default_dtype(torch.float64)
     rank, size = dist.get_rank(), dist.get_world_size()
     if size > len(TABLES):
         sys.exit(f"dlrm_all_to_all: {size} ranks are too many for {len(TABLES)} tables" if rank == 0 else 1)
-    losses = train_together()
-    torch.testing.assert_close(losses, train_alone(), rtol=0, atol=TOLERANCE)
-    assert losses[-1] < losses[0] / 2, losses
+    losses = train()
     if rank == 0:
         names = iter(TABLES)
         owned = [" ".join(next(names) for _ in range(count)) for count in shares(len(TABLES), size)]
         print("tables: " + ", ".join(f"rank {owner}: {own}" for owner, own in enumerate(owned)))
-        print(f"step  0: loss {losses[0]:.4f}")
-        print(f"step {STEPS - 1}: loss {losses[-1]:.4f}")
-        print(f"dlrm_all_to_all: {size} ranks, {len(TABLES)} tables, {STEPS} losses as in one process")
+        print(f"dlrm_all_to_all: loss {losses[0]:.3f} -> {losses[-1]:.3f} in {STEPS} steps")
     dist.destroy_process_group()
 
 

@@ -5,7 +5,7 @@ Each rank takes the GPU of its number on its node, which mpirun or srun tells it
 the GPUs share them (which NCCL refuses), and where there is no GPU all are on the CPU. The rest is the program of one GPU: the
 network and the images are moved there once, and DDP and `all_reduce` take tensors where they are.
 
-At the end every rank must have the same weights, to the bit. Any number of ranks.
+Any number of ranks. A test compares the weights after the last step: they are the same on all ranks, to the bit.
 Needs `pip install scikit-learn` (the 1797 images come with it).
 """
 
@@ -79,15 +79,6 @@ def test_accuracy(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) 
     return hits.item() / (len(labels) - TRAINING_IMAGES)
 
 
-def same_on_all_ranks(model: nn.Module) -> bool:
-    """Whether every weight's least and greatest value over the ranks are one (collective)."""
-    least = nn.utils.parameters_to_vector(model.parameters()).detach()
-    greatest = least.clone()
-    dist.all_reduce(least, op=dist.ReduceOp.MIN)
-    dist.all_reduce(greatest, op=dist.ReduceOp.MAX)
-    return torch.equal(least, greatest)
-
-
 def main() -> None:
     dist.init_process_group()  # device_id is not needed
     device = own_device()
@@ -99,14 +90,12 @@ def main() -> None:
     curve = torch.tensor(parts, device=device)
     dist.all_reduce(curve)  # the loss of every whole batch
     accuracy = test_accuracy(model.module, images, labels)
-    assert accuracy >= 0.95, f"test accuracy {accuracy:.1%} is below 95 %"
-    assert same_on_all_ranks(model), "after the last step the ranks' weights differ"
 
     if dist.get_rank() == 0:
         where = f"{device}, {torch.cuda.get_device_name(device)}" if device.type == "cuda" else "the CPU"
         milliseconds = 1000 * statistics.median(seconds)
         print(f"loss {curve[0]:.3f} -> {curve[-1]:.3f} in {len(curve)} steps of {milliseconds:.1f} ms; rank 0 on {where}")
-        print(f"gpu_ddp: test accuracy {accuracy:.1%}, and the same weights on {dist.get_world_size()} rank(s)")
+        print(f"gpu_ddp: test accuracy {accuracy:.1%} with {dist.get_world_size()} rank(s)")
     dist.destroy_process_group()
 
 

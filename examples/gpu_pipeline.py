@@ -6,7 +6,9 @@
 
 The more ranks, the larger the network, as where it is too large for one GPU: each rank brings two blocks and two micro-batches.
 Activations and gradients go from GPU to GPU as they are; ranks that outnumber the GPUs of their node share them, and where there
-is no GPU all are on the CPU. Then rank 0 trains the whole network alone and compares losses and weights. Any number of ranks.
+is no GPU all are on the CPU.
+
+Any number of ranks. A test trains the whole network in one process, too, in float64: losses and weights differ by at most 1e-9.
 Needs `pip install scikit-learn` (the handwritten digits come with it).
 """
 
@@ -22,9 +24,6 @@ from torch.nn.functional import cross_entropy
 import mpicoll as dist
 
 STEPS, MICRO_BATCH, WIDTH = 24, 16, 64
-# float64: micro-batches are added in another order than a whole batch, which changes a gradient by about 1e-16 of
-# itself; over 24 steps that stays far below 1e-9, while a mistake in the schedule shows in the first digits.
-TOLERANCE = 1e-9
 
 
 class Block(nn.Module):
@@ -55,25 +54,26 @@ def network(stages: int) -> list[nn.Module]:
     parts = [[Block(), Block()] for _ in range(stages)]
     parts[0].insert(0, nn.Linear(64, WIDTH))
     parts[-1].append(nn.Linear(WIDTH, 10))
-    return [nn.Sequential(*part).double() for part in parts]
+    return [nn.Sequential(*part) for part in parts]
 
 
 def batches(stages: int, device: torch.device) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """STEPS batches of 2 * stages micro-batches: images (n, 64) and labels (n,)."""
     digits = load_digits()
-    images, labels = torch.from_numpy(digits.data).to(device) / 16, torch.from_numpy(digits.target).to(device)
+    images = torch.tensor(digits.data, dtype=torch.get_default_dtype(), device=device) / 16
+    labels = torch.from_numpy(digits.target).to(device)
     shape = (STEPS, 2 * stages * MICRO_BATCH)
     picked = torch.randint(len(labels), shape, generator=torch.Generator().manual_seed(1)).to(device)
     return [(images[batch], labels[batch]) for batch in picked]
 
 
-def train_pipeline(part: nn.Module, device: torch.device) -> tuple[torch.Tensor, float]:
+def train(part: nn.Module, device: torch.device) -> tuple[torch.Tensor, float]:
     """Trains ``part`` as this rank's stage (collective); the loss of every step, on all ranks, and seconds per step."""
     rank, size = dist.get_rank(), dist.get_world_size()
     stage = PipelineStage(part, stage_index=rank, num_stages=size, device=device)
     schedule = Schedule1F1B(stage, n_microbatches=2 * size, loss_fn=cross_entropy)
     optimizer = torch.optim.SGD(part.parameters(), lr=0.02, momentum=0.9)
-    curve = torch.zeros(STEPS, dtype=torch.float64, device=device)
+    curve = torch.zeros(STEPS, device=device)
     seconds = []
     for step, (images, labels) in enumerate(batches(size, device)):
         start = time.perf_counter()
@@ -93,43 +93,15 @@ def train_pipeline(part: nn.Module, device: torch.device) -> tuple[torch.Tensor,
     return curve, statistics.median(seconds)
 
 
-def train_alone(model: nn.Module, stages: int, device: torch.device) -> torch.Tensor:
-    """Trains ``model`` in this process on whole batches; the loss of every step."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
-    curve = []
-    for images, labels in batches(stages, device):
-        optimizer.zero_grad()
-        loss = cross_entropy(model(images), labels)
-        loss.backward()
-        optimizer.step()
-        curve.append(loss.detach())
-    return torch.stack(curve)
-
-
-def weights(module: nn.Module) -> torch.Tensor:
-    return nn.utils.parameters_to_vector(module.parameters()).detach()
-
-
 def main() -> None:
     dist.init_process_group()  # device_id is not needed
     rank, size = dist.get_rank(), dist.get_world_size()
     device = own_device()
-
-    mine = network(size)[rank].to(device)
-    curve, seconds = train_pipeline(mine, device)
-
-    whole = [part.to(device) for part in network(size)] if rank == 0 else []
-    stages = [torch.empty_like(weights(part)) for part in whole]  # first and last are larger than the others
-    dist.gather(weights(mine), stages if rank == 0 else None, dst=0)
+    curve, seconds = train(network(size)[rank].to(device), device)
     if rank == 0:
-        expected = train_alone(nn.Sequential(*whole), size, device)
-        difference = max((a - weights(b)).abs().max().item() for a, b in zip(stages, whole, strict=True))
-        torch.testing.assert_close(curve, expected, rtol=0, atol=TOLERANCE)
-        assert difference <= TOLERANCE, f"weights differ by {difference:.1e} from one process"
         where = f"{device}, {torch.cuda.get_device_name(device)}" if device.type == "cuda" else "the CPU"
         print(f"{size} stage(s), {2 * size} micro-batches: steps of {1000 * seconds:.1f} ms; rank 0 on {where}")
-        print(f"gpu_pipeline: loss {curve[0]:.3f} -> {curve[-1]:.3f}; weights as in one process within {difference:.0e}")
-    dist.barrier()  # the others wait for rank 0
+        print(f"gpu_pipeline: loss {curve[0]:.3f} -> {curve[-1]:.3f} in {STEPS} steps")
     dist.destroy_process_group()
 
 

@@ -13,15 +13,15 @@ Each rank has a tile of the field. A convolution of 3x3 needs one row and one co
       +--------+--------+                 x | x x x x | x
 
 Going back, autograd takes the gradient of every x home to the rank whose o it was. The weights are the same on all ranks; each
-has the gradient of its own tile, and their sum is the gradient of the whole: one all_reduce. Loss and gradients of the first
-step are compared with one process; nothing else here needs the whole field in one place. Any number of ranks.
+has the gradient of its own tile, and their sum is the gradient of the whole: one all_reduce.
+
+Any number of ranks. A test runs it in float64 and in one process: loss and gradients differ by at most 1e-8 of themselves.
 
     python -m mpicoll.run -n 4 examples/halo_convolution.py --plot field.png      a field, its tiles, the loss; needs matplotlib
 """
 
 import argparse
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -32,7 +32,6 @@ from mpicoll.nn import Grid, halo_exchange
 EXTENT = 32  # rows and columns of the whole field
 FIELDS = 4
 STEPS = 40  # of the optimizer
-Widen = Callable[[Tensor], Tensor]
 
 
 def most_square(size: int) -> tuple[int, int]:
@@ -65,24 +64,36 @@ def diffused(field: Tensor, steps: int = 3, rate: float = 0.2) -> Tensor:
 
 
 class Network(torch.nn.Module):
-    """Three convolutions of 3x3. ``widen`` adds a row or column on each side, since they have no padding of their own."""
+    """Three convolutions of 3x3 of a tile. They have no padding of their own: it comes from the neighbours."""
 
-    def __init__(self) -> None:
+    def __init__(self, grid: Grid) -> None:
         super().__init__()
+        self.grid = grid
         self.layers = torch.nn.ModuleList(torch.nn.Conv2d(*channels, 3) for channels in ((1, 8), (8, 8), (8, 1)))
 
-    def forward(self, x: Tensor, widen: Widen) -> Tensor:
+    def widened(self, x: Tensor) -> Tensor:
+        """The tile with one row and one column more on each side (collective)."""
+        for dim in (-2, -1):
+            x = halo_exchange(x, self.grid, dim, width=1)
+        return x
+
+    def forward(self, x: Tensor) -> Tensor:
         first, second, third = self.layers
-        hidden = torch.tanh(first(widen(x)))
-        hidden = torch.tanh(second(widen(hidden)))
-        return x + third(widen(hidden))
+        hidden = torch.tanh(first(self.widened(x)))
+        hidden = torch.tanh(second(self.widened(hidden)))
+        return x + third(self.widened(hidden))
 
 
-def of_one_process(network: Network, before: Tensor, after: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """Loss and gradients with the whole field in one place: the same network, the torus by circular padding."""
-    output = network(before, lambda x: torch.nn.functional.pad(x, (1, 1, 1, 1), mode="circular"))
-    loss = (output - after).square().sum() / after.numel()
-    return loss, list(torch.autograd.grad(loss, list(network.parameters())))
+def backward(network: Network, before: Tensor, after: Tensor) -> float:
+    """The loss over the whole field; its gradients are in the parameters then, alike on all ranks (collective)."""
+    # A rank's share of the loss: the sum over its tile by the size of the whole. All shares make the whole's mean.
+    loss = (network(before) - after).square().sum() / (FIELDS * EXTENT**2)
+    network.zero_grad()
+    loss.backward()
+    total = loss.detach()
+    for summand in (total, *(parameter.grad for parameter in network.parameters())):
+        dist.all_reduce(summand, group=network.grid.group)
+    return total.item()
 
 
 def plot(path: str, tiles: tuple[int, ...], fields: dict[str, Tensor], losses: list[float]) -> None:
@@ -106,52 +117,30 @@ def main() -> None:
     parser.add_argument("--plot", metavar="PNG", help="draw a field and the loss here")
     options = parser.parse_args()
     dist.init_process_group()
-    rank, size = dist.get_rank(), dist.get_world_size()
-    torch.set_default_dtype(torch.float64)
-    torch.manual_seed(0)
-    grid = Grid(most_square(size), periodic=True)  # over the last two dimensions of a tensor
-    network = Network()
+    torch.manual_seed(0)  # the same weights on every rank
+    grid = Grid(most_square(dist.get_world_size()), periodic=True)  # over the last two dimensions of a tensor
+    network = Network(grid)
+    optimizer = torch.optim.Adam(network.parameters(), lr=0.01)
     whole_before = warm_spots()
     whole_after = diffused(whole_before)
     before, after = grid.part(whole_before), grid.part(whole_after)
 
-    def with_halo(x: Tensor) -> Tensor:
-        for dim in (-2, -1):
-            x = halo_exchange(x, grid, dim, width=1)
-        return x
-
-    expected_loss, expected_gradients = of_one_process(network, whole_before, whole_after)
-    optimizer = torch.optim.Adam(network.parameters(), lr=0.01)
     losses = []
     for step in range(STEPS):
-        optimizer.zero_grad()
-        # A rank's share of the loss: the sum over its tile by the size of the whole. All shares make the whole's mean.
-        loss = (network(before, with_halo) - after).square().sum() / whole_after.numel()
-        loss.backward()
-        gradients = [parameter.grad for parameter in network.parameters()]
-        for gradient in gradients:
-            dist.all_reduce(gradient, group=grid.group)
-        total = loss.detach()
-        dist.all_reduce(total, group=grid.group)
-        if step == 0:
-            torch.testing.assert_close(total, expected_loss, rtol=1e-10, atol=0)
-            torch.testing.assert_close(gradients, expected_gradients, rtol=1e-8, atol=1e-12)
+        losses.append(backward(network, before, after))
         optimizer.step()
-        losses.append(total.item())
-        if rank == 0 and step % 20 == 0:
+        if dist.get_rank() == 0 and step % 20 == 0:
             print(f"step {step:>2}: loss {losses[-1]:.2e}")
 
-    assert losses[-1] < losses[0] / 10, losses
-    answer = grid.whole(network(before, with_halo).detach())
+    answer = grid.whole(network(before).detach())
     error = (answer - whole_after).abs().max().item()
-    dist.barrier()
-    if rank == 0:
+    if dist.get_rank() == 0:
         if options.plot:
             fields = {"before": whole_before, "after 3 steps": whole_after, "the network's answer": answer}
             plot(options.plot, grid.shape, fields, losses)
         print(f"largest error of the last network, over the whole field: {error:.2f} standard deviations")
         tiles, fall = " x ".join(map(str, grid.shape)), losses[0] / losses[-1]
-        print(f"halo_convolution: {tiles} tiles, loss and gradients as in one process, then the loss fell {fall:.0f}-fold")
+        print(f"halo_convolution: {tiles} tiles, the loss fell {fall:.0f}-fold in {STEPS} steps")
     dist.destroy_process_group()
 
 

@@ -7,11 +7,10 @@
            rank 0 [stem block ...] --activations-->  rank 1 [... block head] -> loss
                                    <--gradients----
 
-1 to 6 ranks. Each schedule trains on handwritten digits (they come with scikit-learn); each rank then trains the whole
-network alone and compares: losses, and the weights of its own stage after the last step.
+1 to 6 ranks. Each schedule trains on handwritten digits. A test trains the whole network in one process, too, in float64: losses
+and weights differ by at most 1e-9. Needs `pip install scikit-learn` (the images come with it).
 """
 
-import copy
 import time
 
 import torch
@@ -23,16 +22,12 @@ from torch.nn.functional import cross_entropy
 import mpicoll as dist
 
 STEPS, BATCH, MICRO_BATCHES = 24, 64, 4
-# float64: micro-batches are added in another order than a whole batch, which changes a gradient by about 1e-16 of
-# itself; over 24 steps that stays far below 1e-9, while a mistake in the schedule shows in the first digits.
-TOLERANCE = 1e-9
 
 
 class Block(nn.Module):
     """Residual block, (n, channels_in, h, w) -> (n, channels_out, h / stride, w / stride).
 
-    GroupNorm where ResNet has BatchNorm: BatchNorm would take its mean over a micro-batch, so that a pipeline could not
-    give the same numbers as one process on the whole batch.
+    GroupNorm where ResNet has BatchNorm, which takes its mean over a micro-batch: cutting a batch would change the result.
     """
 
     def __init__(self, channels_in: int, channels_out: int, stride: int = 1) -> None:
@@ -56,31 +51,18 @@ def resnet() -> list[nn.Module]:
     torch.manual_seed(0)
     stem = nn.Sequential(nn.Conv2d(1, 16, 3, padding=1, bias=False), nn.GroupNorm(4, 16), nn.ReLU())
     head = nn.Sequential(nn.Flatten(), nn.Linear(32 * 4 * 4, 10))
-    parts = [stem, Block(16, 16), Block(16, 32, stride=2), Block(32, 32), Block(32, 32), head]
-    return [part.double() for part in parts]
+    return [stem, Block(16, 16), Block(16, 32, stride=2), Block(32, 32), Block(32, 32), head]
 
 
 def batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
     """STEPS batches of images (BATCH, 1, 8, 8) and labels (BATCH,)."""
     digits = load_digits()
-    images, labels = torch.from_numpy(digits.images).unsqueeze(1) / 16, torch.from_numpy(digits.target)
+    images = torch.tensor(digits.images, dtype=torch.get_default_dtype()).unsqueeze(1) / 16
+    labels = torch.from_numpy(digits.target)
     return list(zip(images.split(BATCH)[:STEPS], labels.split(BATCH)[:STEPS], strict=True))
 
 
-def train_alone(model: nn.Module) -> list[float]:
-    """Trains ``model`` in this process on whole batches; the loss of every step."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
-    curve = []
-    for images, labels in batches():
-        optimizer.zero_grad()
-        loss = cross_entropy(model(images), labels)
-        loss.backward()
-        optimizer.step()
-        curve.append(loss.item())
-    return curve
-
-
-def train_pipeline(part: nn.Module, kind: type[ScheduleGPipe] | type[Schedule1F1B]) -> list[float]:
+def train(part: nn.Module, kind: type[ScheduleGPipe] | type[Schedule1F1B]) -> list[float]:
     """Trains ``part`` as this rank's stage of the pipeline (collective); the losses of all steps, on the last rank."""
     rank, size = dist.get_rank(), dist.get_world_size()
     stage = PipelineStage(part, stage_index=rank, num_stages=size, device=torch.device("cpu"))
@@ -100,39 +82,26 @@ def train_pipeline(part: nn.Module, kind: type[ScheduleGPipe] | type[Schedule1F1
     return curve
 
 
+def own_parts(parts: list[nn.Module]) -> nn.Sequential:
+    """Those that this rank holds: as many as the others, or one more."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    return nn.Sequential(*parts[len(parts) * rank // size : len(parts) * (rank + 1) // size])
+
+
 def main() -> None:
     dist.init_process_group()
-    rank, size = dist.get_rank(), dist.get_world_size()
-    parts = resnet()
-    if size > len(parts):
-        raise SystemExit(f"resnet_pipeline.py: {len(parts)} parts are too few for {size} ranks" if rank == 0 else 1)
-    cut = slice(len(parts) * rank // size, len(parts) * (rank + 1) // size)
-
-    whole = copy.deepcopy(parts)
-    expected_curve = train_alone(nn.Sequential(*whole))
-    expected = nn.Sequential(*whole[cut])
-
+    rank, size, parts = dist.get_rank(), dist.get_world_size(), len(resnet())
+    if size > parts:
+        raise SystemExit(f"resnet_pipeline.py: {parts} parts are too few for {size} ranks" if rank == 0 else 1)
     for kind in (ScheduleGPipe, Schedule1F1B):
-        mine = nn.Sequential(*copy.deepcopy(parts)[cut])
         dist.barrier()
         start = time.perf_counter()
-        curve = train_pipeline(mine, kind)
+        curve = train(own_parts(resnet()), kind)
         dist.barrier()
-        seconds = time.perf_counter() - start
-
-        pairs = zip(mine.parameters(), expected.parameters(), strict=True)
-        difference = torch.tensor(max(((a - b).abs().max().item() for a, b in pairs), default=0.0))
         if rank == size - 1:
-            torch.testing.assert_close(curve, expected_curve, rtol=0, atol=TOLERANCE)
-        dist.all_reduce(difference, op=dist.ReduceOp.MAX)
-        assert difference <= TOLERANCE, f"{kind.__name__}: weights differ by {difference:.1e} from one process"
-        if rank == 0:
-            print(
-                f"{kind.__name__:<14} {size} stage(s), {MICRO_BATCHES} micro-batches: loss {expected_curve[0]:.3f} -> "
-                f"{expected_curve[-1]:.3f} in {seconds:.1f} s; weights as in one process within {difference:.0e}"
-            )
-    if rank == 0:
-        print("resnet_pipeline: both schedules train like one process")
+            print(f"{kind.__name__:<14} loss {curve[0]:.3f} -> {curve[-1]:.3f} in {time.perf_counter() - start:.1f} s")
+    if rank == size - 1:
+        print(f"resnet_pipeline: {STEPS} steps by each schedule on {size} stage(s), {MICRO_BATCHES} micro-batches in a step")
     dist.destroy_process_group()
 
 

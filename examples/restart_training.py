@@ -7,7 +7,7 @@
     [2] all ranks save together, by torch.distributed.checkpoint; a folder gets its name when it is complete
     [3] with `--kills K`, a rank that is drawn at random is killed at a random step of the first K attempts
 
-Then everything is trained once more without a checkpoint: the weights are the same to the last bit. Any number of ranks.
+Any number of ranks. A test trains without a checkpoint, too: the weights are the same to the last bit.
 """
 
 import argparse
@@ -92,12 +92,9 @@ def main() -> None:
     fatal_step = random.randrange(saved_steps(folder), STEPS) if options.kills > ATTEMPT else -1
     plan = [folder, fatal_step, random.randrange(dist.get_world_size())]
     dist.broadcast_object_list(plan)  # those of rank 0
-    trained = train(*plan)
-    undisturbed = train(None)
-    for ours, theirs in zip(trained.parameters(), undisturbed.parameters(), strict=True):
-        assert torch.equal(ours, theirs), "the weights differ from those of an undisturbed training"
+    train(*plan)
     if dist.get_rank() == 0:
-        print(f"restart_training: {STEPS} steps in {ATTEMPT + 1} attempt(s); weights as of an undisturbed training", flush=True)
+        print(f"restart_training: {STEPS} steps in {ATTEMPT + 1} attempt(s)", flush=True)
     dist.destroy_process_group()
 
 

@@ -13,7 +13,9 @@ The vector is cut into n chunks, one per rank. Everybody passes a chunk to the r
     after [2]      012 012 012     012 012 012     012 012 012
 
 Each rank sends 2 (n - 1) / n of the vector, less than twice its length however many ranks there are: that is why rings
-are used for long vectors. Any number of ranks.
+are used for long vectors.
+
+The two may add in different orders: the sums of float32 numbers differ in their last bits. Any number of ranks.
 """
 
 import time
@@ -78,19 +80,11 @@ def main() -> None:
         by_ring, ring_s = measure(ring_all_reduce, mine)
         by_mpi, mpi_s = measure(dist.all_reduce, mine)
 
-        # The two may add in different orders. A sum of n positive float32 numbers errs by n * 2^-24 of itself at most.
-        difference = ((by_ring - by_mpi).abs() / by_mpi).max().item()
-        assert difference <= 2 * size * 2**-24, f"rank {rank}: relative difference {difference}"
-        # Within one algorithm all ranks must hold the same bits, or copies of a model would drift apart.
-        for result in (by_ring, by_mpi):
-            of_rank_0 = result.clone()
-            dist.broadcast(of_rank_0, src=0)
-            assert torch.equal(result, of_rank_0), f"rank {rank} holds other bits than rank 0"
         if rank == 0:
+            difference = ((by_ring - by_mpi).abs() / by_mpi).max().item()
             print(f"{count:>10} | {ring_s * 1e3:>9.3f} {mpi_s * 1e3:>14.3f} | {difference:>27.1e}")
-    dist.barrier()
     if rank == 0:
-        print("ring_all_reduce: same sums as all_reduce, and the same bits on every rank")
+        print(f"ring_all_reduce: {ring_s / mpi_s:.1f} times the time of all_reduce with {COUNTS[-1]:,} numbers")
     dist.destroy_process_group()
 
 

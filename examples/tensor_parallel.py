@@ -1,5 +1,5 @@
 # python -m mpicoll.run -n 4 examples/tensor_parallel.py
-"""Tensor parallelism and FSDP2 on a grid of ranks: `parallelize_module` and `fully_shard`, compared with one process.
+"""Tensor parallelism and FSDP2 on a grid of ranks: `parallelize_module` and `fully_shard`.
 
 With 4 ranks, the grid has two rows and two columns:
 
@@ -17,15 +17,13 @@ With 4 ranks, the grid has two rows and two columns:
         Going back it is the other way round: `up` needs the all_reduce, `down` none
     [3] the rows: FSDP2 shards what a rank of a row has once more, down the column
 
-Losses are compared with one process. Any number of ranks; an even number makes two rows, an odd one makes one.
+Any number of ranks; an even number makes two rows, an odd one makes one. A test runs it in float64 and in one process: all losses
+differ by at most 1e-9.
 
 Output on 4 ranks:
 
     2 x 2 ranks: up.weight (96, 16) is (24, 16) on each rank, down.weight (4, 96) is (2, 48)
-    step  0: loss 1.4519
-    step 20: loss 0.7919
-    step 39: loss 0.4613
-    tensor_parallel: 2 x 2 ranks, 40 losses as in one process
+    tensor_parallel: loss 1.364 -> 0.452 in 40 steps
 """
 
 import torch
@@ -40,9 +38,6 @@ import mpicoll as dist
 
 FEATURES, HIDDEN, CLASSES = 16, 96, 4
 SAMPLES, STEPS = 24, 40
-# float64: the ranks add up in another order than one process, which changes a loss by about 1e-16 of itself; over 40 steps
-# that stays far below 1e-9, while any mistake in a gradient shows in the first digits.
-TOLERANCE = 1e-9
 
 
 class Perceptron(nn.Module):
@@ -54,6 +49,12 @@ class Perceptron(nn.Module):
         return log_softmax(self.down(torch.relu(self.up(x))), dim=-1)
 
 
+def grid_of_ranks() -> DeviceMesh:
+    size = dist.get_world_size()
+    rows = 2 if size % 2 == 0 else 1
+    return init_device_mesh("cpu", (rows, size // rows), mesh_dim_names=("data", "tensor"))
+
+
 def parallelized(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     """The model, split over the ranks of ``mesh`` (collective); they have drawn the same weights."""
     plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}  # [1] [2]
@@ -63,12 +64,13 @@ def parallelized(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 def batch(step: int) -> tuple[Tensor, Tensor]:
     """Samples of this step and their classes, the same on every rank: the quadrant of the first two features."""
-    x = torch.randn(SAMPLES, FEATURES, generator=torch.Generator().manual_seed(step), dtype=torch.float64)
+    x = torch.randn(SAMPLES, FEATURES, generator=torch.Generator().manual_seed(step))
     return x, 2 * (x[:, 0] > 0).long() + (x[:, 1] > 0).long()
 
 
-def train(model: nn.Module, row: int, rows: int) -> list[Tensor]:
-    """Trains on the samples of one of ``rows`` rows; its share of each loss."""
+def train(model: nn.Module, mesh: DeviceMesh) -> Tensor:
+    """Trains on the samples of this rank's row; the losses of all steps, over all rows (collective)."""
+    rows, row = mesh["data"].size(), mesh.get_local_rank("data")
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     losses = []
     for step in range(STEPS):
@@ -78,37 +80,26 @@ def train(model: nn.Module, row: int, rows: int) -> list[Tensor]:
         loss.backward()  # FSDP2 averages the gradients over the rows
         optimizer.step()
         losses.append(loss.detach() / rows)
-    return losses
+    total = torch.stack(losses)
+    dist.all_reduce(total, group=mesh.get_group("data"))  # the ranks of a row have the same loss: add up those of the rows
+    return total
 
 
-def shapes(weight: Tensor) -> str:
-    assert isinstance(weight, DTensor)
+def shapes(weight: DTensor) -> str:
     return f"{tuple(weight.shape)} is {tuple(weight.to_local().shape)}"
 
 
 def main() -> None:
     dist.init_process_group()
-    torch.set_default_dtype(torch.float64)
-    rank, size = dist.get_rank(), dist.get_world_size()
-    rows = 2 if size % 2 == 0 else 1
-    mesh = init_device_mesh("cpu", (rows, size // rows), mesh_dim_names=("data", "tensor"))
-
-    torch.manual_seed(0)
+    mesh = grid_of_ranks()
+    torch.manual_seed(0)  # the same weights on every rank
     model = parallelized(Perceptron(), mesh)
-    if rank == 0:
+    losses = train(model, mesh)
+    if dist.get_rank() == 0:
+        rows, columns = mesh.shape
         up, down = shapes(model.up.weight), shapes(model.down.weight)
-        print(f"{rows} x {size // rows} ranks: up.weight {up} on each rank, down.weight {down}")
-    losses = torch.stack(train(model, mesh.get_local_rank("data"), rows))
-    dist.all_reduce(losses, group=mesh.get_group("data"))  # a row's ranks have the same loss: add up the rows'
-
-    torch.manual_seed(0)
-    alone = torch.stack(train(Perceptron(), 0, 1))
-    torch.testing.assert_close(losses, alone, rtol=0, atol=TOLERANCE)
-    assert losses[-1] < losses[0] / 2, losses
-    if rank == 0:
-        for step in (0, 20, STEPS - 1):
-            print(f"step {step:>2}: loss {losses[step]:.4f}")
-        print(f"tensor_parallel: {rows} x {size // rows} ranks, {STEPS} losses as in one process")
+        print(f"{rows} x {columns} ranks: up.weight {up} on each rank, down.weight {down}")
+        print(f"tensor_parallel: loss {losses[0]:.3f} -> {losses[-1]:.3f} in {STEPS} steps")
     dist.destroy_process_group()
 
 

@@ -8,17 +8,16 @@ used (all_gather), and sums its gradients to the ranks that keep them (reduce_sc
     [2] ranks train on different sums; gradients are averaged
     [3] each rank writes and reads its shares; a checkpoint may be read on another number of ranks
 
-The second half of the training is done twice: straight on, and by a new model from the checkpoint. The losses are the same to
-the last bit. `--bf16` computes in bfloat16. Any number of ranks. Needs `pip install tqdm`.
+After half of the steps, a new model takes over from the checkpoint. `--bf16` computes in bfloat16. Any number of ranks.
+A test trains on without the checkpoint: the losses are the same to the last bit. Needs `pip install tqdm`.
 
 Output on 2 ranks (speeds differ):
 
     GPT with 86,558 parameters, 2 ranks, torch.float32
     step 120: loss 0.53, 7,000 tokens/s
     step 240: loss 0.39, 7,000 tokens/s
-    step 240: loss 0.39, 7,000 tokens/s
     the model says: 3+4=7, 7+8=15, 9+9=18
-    transformer_fsdp2: 100 of 100 sums right; resumed at step 120 with the same losses
+    transformer_fsdp2: 100 of 100 sums right
 """
 
 import argparse
@@ -142,17 +141,15 @@ def main() -> None:
         print(f"GPT with {sum(p.numel() for p in model.parameters()):,} parameters, {size} ranks, {dtype}")
     train(model, optimizer, 0, STEPS // 2)
     save(folder[0], model, optimizer)
-    losses = train(model, optimizer, STEPS // 2, STEPS)
-    answers = completed(model, [text[:4] for text in SUMS])
 
-    again, optimizer = sharded(seed=1, dtype=dtype)
-    load(folder[0], again, optimizer)
-    assert train(again, optimizer, STEPS // 2, STEPS) == losses, "the resumed training went another way"
-    right = sum(f"{answer}." == text.strip() for answer, text in zip(answers, SUMS, strict=True))
-    assert right >= 95, f"only {right} of 100 sums are right"
+    model, optimizer = sharded(seed=1, dtype=dtype)  # other weights: all comes from the checkpoint
+    load(folder[0], model, optimizer)
+    train(model, optimizer, STEPS // 2, STEPS)
+    answers = completed(model, [text[:4] for text in SUMS])
     if rank == 0:
+        right = sum(f"{answer}." == text.strip() for answer, text in zip(answers, SUMS, strict=True))
         print(f"the model says: {answers[34]}, {answers[78]}, {answers[99]}")
-        print(f"transformer_fsdp2: {right} of {len(SUMS)} sums right; resumed at step {STEPS // 2} with the same losses")
+        print(f"transformer_fsdp2: {right} of {len(SUMS)} sums right")
     dist.destroy_process_group()
 
 

@@ -5,12 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+# At least by this factor the loss falls from the first to the last step, in each line "loss 2.3 -> 0.4".
+LEAST_FALL = {"dlrm_all_to_all": 2, "gpu_pipeline": 2, "resnet_pipeline": 2, "tensor_parallel": 2}
 # Of the test images.
 LEAST_ACCURACY = {"digits_by_hand": 95, "digits_ddp": 95, "digits_torch_ddp": 95, "gpu_ddp": 95}
 
 
 def check(name: str, printed: str, ranks: int) -> None:
     """Fails if the example of this name has printed a result that is not good enough."""
+    if name in LEAST_FALL:
+        curves = re.findall(r"loss (\d+\.\d+) -> (\d+\.\d+)", printed)
+        assert curves, printed
+        assert all(float(last) < float(first) / LEAST_FALL[name] for first, last in curves), printed
     if name in LEAST_ACCURACY:
         [accuracy] = numbers(rf"^{name}: test accuracy (\d+\.\d)%", printed)
         assert accuracy >= LEAST_ACCURACY[name], printed
@@ -24,6 +30,11 @@ def numbers(pattern: str, printed: str) -> tuple[float, ...]:
     return tuple(map(float, found.groups()))
 
 
+def halo_convolution(printed: str, ranks: int) -> None:
+    [factor] = numbers(r"^halo_convolution: .* the loss fell (\d+)-fold", printed)
+    assert factor > 10, printed
+
+
 def insitu_mpi4py(printed: str, ranks: int) -> None:
     [error_of_training] = numbers(r"largest error (\S+) on rank", printed)
     [error_in_simulation] = numbers(r"^insitu_mpi4py: .* agrees with it to (\S+)$", printed)
@@ -35,6 +46,11 @@ def rpc_reinforce(printed: str, ranks: int) -> None:
     first, last = numbers(r"^rpc_reinforce: mean return (\S+) -> (\S+) steps", printed)
     assert last >= 70, printed  # a policy that knows nothing keeps the pole up for about 20
     assert last >= 2 * first, printed
+
+
+def transformer_fsdp2(printed: str, ranks: int) -> None:
+    [right] = numbers(r"^transformer_fsdp2: (\d+) of 100 sums right$", printed)
+    assert right >= 95, printed
 
 
 def collectives_tour(printed: str, ranks: int) -> None:
@@ -70,7 +86,9 @@ CHECKS: dict[str, Callable[[str, int], None]] = {
     function.__name__: function
     for function in (
         collectives_tour,
+        halo_convolution,
         insitu_mpi4py,
         rpc_reinforce,
+        transformer_fsdp2,
     )
 }

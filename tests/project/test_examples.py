@@ -1,6 +1,6 @@
 """Every example runs by the command on its first line, and says in its last words what came out.
 
-outcomes.py judges what they print. Some assert their own result. For others a script in scripts/ proves it.
+outcomes.py judges what they print. The scripts in scripts/ compare what they compute with one process, or with torch.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from tests.support import ROOT, run
 SURVIVES = ROOT / "examples" / "lost_rank.py"  # needs Open MPI 5: tests/faults/test_fault_tolerant.py
 EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py") if path != SURVIVES)
 TIME_LIMIT_S = 120  # seconds for one example; each takes a few, the rest is for a busy machine
+ALL_PROOFS_LIMIT_S = 240  # seconds for the results of nine examples in one job
 ON_GPUS = [path for path in EXAMPLES if path.stem.startswith("gpu_")]
 PLOTTING = [path for path in EXAMPLES if '"--plot"' in path.read_text()]
 SHOWING = {
@@ -45,6 +46,19 @@ REFUSALS = [
     ("dlrm_all_to_all.py", 6, "6 ranks are too many for 5 tables"),
     pytest.param("digits_torch_ddp.py", 7, "7 ranks do not divide a batch of 120", marks=pytest.mark.slow),
     pytest.param("resnet_pipeline.py", 7, "too few for 7 ranks", marks=pytest.mark.slow),
+]
+
+# scripts/proofs.py compares these in one job.
+PROVED = [
+    "halo_convolution",
+    "resnet_pipeline",
+    "gpu_pipeline",
+    "dlrm_all_to_all",
+    "tensor_parallel",
+    "ring_all_reduce",
+    "gpu_ddp",
+    "restart_training",
+    "transformer_fsdp2",
 ]
 
 names = pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
@@ -158,12 +172,30 @@ def test_runs_on_three_ranks_and_draws_what_it_can(path: Path, tmp_path: Path) -
         looks_like_a_plot(picture)
 
 
+def proved(
+    ranks: int, script: str, *arguments: str, options: tuple[str, ...] = (), timeout_s: float = TIME_LIMIT_S
+) -> subprocess.CompletedProcess[str]:
+    """Runs a script that compares results of examples; it has succeeded."""
+    command = [sys.executable, "-m", "mpicoll.run", "-n", str(ranks), *options, f"tests/project/scripts/{script}.py"]
+    done = run([*command, *arguments], timeout_s)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    return done
+
+
+@pytest.mark.launch
+@pytest.mark.timeout(ALL_PROOFS_LIMIT_S + 30)
+@pytest.mark.parametrize("ranks", [4, pytest.param(3, marks=pytest.mark.slow)])
+def test_they_compute_what_one_process_does(ranks: int) -> None:
+    done = proved(ranks, "proofs", timeout_s=ALL_PROOFS_LIMIT_S)
+    lines = [line for line in done.stdout.splitlines() if line.startswith(tuple(f"{name}: " for name in PROVED))]
+    assert [line.partition(": ")[0] for line in lines] == PROVED, done.stdout
+
+
 @pytest.mark.launch
 @pytest.mark.timeout(TIME_LIMIT_S + 30)
 @pytest.mark.parametrize("name", ["digits_by_hand", "digits_ddp", "digits_torch_ddp"])
 def test_digits_are_learnt_as_in_one_process(name: str) -> None:
-    done = run([sys.executable, "-m", "mpicoll.run", "-n", "3", "tests/project/scripts/digits_alone.py", name], TIME_LIMIT_S)
-    assert done.returncode == 0, done.stderr
+    done = proved(3, "digits_alone", name)
     assert done.stdout == f"{name}: 96 losses as in one process\n"
 
 
@@ -181,11 +213,10 @@ def test_refuses_clearly_where_it_cannot_run(name: str, ranks: int, says: str) -
 @pytest.mark.launch
 @pytest.mark.timeout(TIME_LIMIT_S + 30)
 def test_training_that_loses_ranks_ends_with_the_weights_of_an_undisturbed_one(tmp_path: Path) -> None:
-    path = ROOT / "examples" / "restart_training.py"
-    words = command_of(path)
-    restarts = ["--max-restarts", "2", words[-1], "--checkpoints", str(tmp_path / "checkpoints"), "--kills", "2"]
-    done = run([*words[:-1], *restarts], TIME_LIMIT_S)
-    succeeded(path, done)
+    options = ["--checkpoints", str(tmp_path / "checkpoints"), "--kills", "2"]
+    done = proved(2, "proved", "restart_training", *options, options=("--max-restarts", "2"))
+    succeeded(ROOT / "examples" / "restart_training.py", done)
+    assert done.stdout.count("weights as of an undisturbed training\n") == 1, done.stdout
     assert "24 steps in 3 attempt(s)" in done.stdout
     assert len(re.findall(r"^mpicoll\.run: rank [01] of 2 on .*: killed by SIGKILL\b", done.stderr, re.MULTILINE)) == 2, (
         done.stderr
@@ -195,10 +226,11 @@ def test_training_that_loses_ranks_ends_with_the_weights_of_an_undisturbed_one(t
 
 @pytest.mark.launch
 @pytest.mark.timeout(TIME_LIMIT_S + 30)
-def test_the_transformer_in_bfloat16_leaves_a_checkpoint(tmp_path: Path) -> None:
-    path, folder = ROOT / "examples" / "transformer_fsdp2.py", tmp_path / "checkpoint"
-    done = run([*command_of(path), "--bf16", "--checkpoint", str(folder)], TIME_LIMIT_S)
-    succeeded(path, done)
+def test_the_transformer_in_bfloat16_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoint"
+    done = proved(2, "proved", "transformer_fsdp2", "--bf16", "--checkpoint", str(folder))
+    succeeded(ROOT / "examples" / "transformer_fsdp2.py", done)
+    assert done.stdout.count("losses as without the checkpoint\n") == 1, done.stdout
     assert "2 ranks, torch.bfloat16\n" in done.stdout
     assert {file.name for file in folder.iterdir()} == {".metadata", "__0_0.distcp", "__1_0.distcp"}
     assert "training: 100%" in done.stderr

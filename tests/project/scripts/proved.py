@@ -4,9 +4,12 @@ python proved.py NAME, then the options of the example. Rank 0 says what is the 
 """
 
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 from types import ModuleType
 
 import torch
+from torch import nn
 
 import mpicoll as dist
 from tests.project.scripts.example import imported
@@ -15,6 +18,38 @@ from tests.project.scripts.example import imported
 def say(what: str) -> None:
     if dist.get_rank() == 0:
         print(what, flush=True)
+
+
+def restart_training(example: ModuleType) -> None:
+    """The weights after all attempts are those of a training without checkpoints, to the bit."""
+    train = example.train
+
+    def compared(*plan: object) -> nn.Module:
+        trained, undisturbed = train(*plan), train(None)
+        torch.testing.assert_close(trained.state_dict(), undisturbed.state_dict(), rtol=0, atol=0)
+        say("weights as of an undisturbed training")
+        return trained
+
+    example.train = compared
+
+
+def transformer_fsdp2(example: ModuleType) -> None:
+    """The losses from the checkpoint on are those of the model that was saved, to the bit."""
+    train, save = example.train, example.save
+    straight_on: list[float] = []
+
+    def saved(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        save(folder, model, optimizer)
+        straight_on.extend(train(model, optimizer, example.STEPS // 2, example.STEPS))
+
+    def compared(model: nn.Module, optimizer: torch.optim.Optimizer, first: int, last: int) -> Sequence[float]:
+        losses = train(model, optimizer, first, last)
+        if first > 0:
+            assert losses == straight_on, "the resumed training went another way"
+            say("losses as without the checkpoint")
+        return losses
+
+    example.save, example.train = saved, compared
 
 
 def lost_rank(example: ModuleType) -> None:
@@ -32,7 +67,7 @@ def lost_rank(example: ModuleType) -> None:
     example.train = compared
 
 
-PROOFS = {proof.__name__: proof for proof in (lost_rank,)}
+PROOFS = {proof.__name__: proof for proof in (lost_rank, restart_training, transformer_fsdp2)}
 
 
 def main(name: str) -> None:
