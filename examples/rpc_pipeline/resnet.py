@@ -9,7 +9,6 @@ import threading
 import torch
 from torch import nn
 
-import mpicoll.autograd as dist_autograd
 from mpicoll.rpc import RRef
 
 EXPANSION = 4  # channels that leave a bottleneck block, over those in its middle
@@ -67,11 +66,3 @@ class Shard(nn.Module):
 
     def parameter_rrefs(self) -> list[RRef[torch.Tensor]]:
         return [RRef(parameter) for parameter in self.parameters()]
-
-    def weights(self) -> list[torch.Tensor]:
-        return [parameter.detach().clone() for parameter in self.parameters()]
-
-    def gradients(self, context_id: int) -> list[torch.Tensor]:
-        """Of all parameters, in their order. They are in the context: `.grad` stays None."""
-        found = dist_autograd.get_gradients(context_id)
-        return [found[parameter] for parameter in self.parameters()]

@@ -85,7 +85,15 @@ def test_the_pipeline_of_two_programs(machines: hosts.Hosts) -> None:
     programs = ["-n", "1", f"{folder}/master.py", *SMALL, ":", "-n", "1", f"{folder}/worker.py"]
     done = machines.launch("--quiet", "--hostfile", str(machines.hostfile(1)), *programs, timeout_s=120)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "both shards train, with the gradients of one process" in done.stdout, done.stdout + done.stderr
+    assert "rpc_pipeline: trained in two shards, with 1, 2 micro-batches" in done.stdout, done.stdout + done.stderr
+
+
+def test_remote_calls_train_as_one_process_does(machines: hosts.Hosts) -> None:
+    """What the examples of remote calls show, with a rank on each machine."""
+    program = "tests/project/scripts/remote_proofs.py"
+    done = machines.launch("--quiet", "--hostfile", str(machines.hostfile(1)), "-n", "2", program, timeout_s=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "rpc_pipeline: gradients as in one process, 2 micro-batch(es)" in done.stdout, done.stdout + done.stderr
 
 
 def test_what_the_tutorial_of_pipelines_shows(machines: hosts.Hosts, tmp_path: Path) -> None:

@@ -6,9 +6,9 @@ import re
 from collections.abc import Callable
 
 # At least by this factor the loss falls from the first to the last step, in each line "loss 2.3 -> 0.4".
-LEAST_FALL = {"dlrm_all_to_all": 2, "gpu_pipeline": 2, "resnet_pipeline": 2, "tensor_parallel": 2}
-# Of the test images.
-LEAST_ACCURACY = {"digits_by_hand": 95, "digits_ddp": 95, "digits_torch_ddp": 95, "gpu_ddp": 95}
+LEAST_FALL = {"dlrm_all_to_all": 2, "gpu_pipeline": 2, "resnet_pipeline": 2, "rpc_pipeline": 1, "tensor_parallel": 2}
+# Of the test images. 19 runs of the parameter server on 3 ranks gave 93 % to 97 %: its trainers do not wait for each other.
+LEAST_ACCURACY = {"digits_by_hand": 95, "digits_ddp": 95, "digits_torch_ddp": 95, "gpu_ddp": 95, "rpc_parameter_server": 90}
 
 
 def check(name: str, printed: str, ranks: int) -> None:
@@ -40,6 +40,15 @@ def insitu_mpi4py(printed: str, ranks: int) -> None:
     [error_in_simulation] = numbers(r"^insitu_mpi4py: .* agrees with it to (\S+)$", printed)
     assert error_of_training < 0.1, printed
     assert error_in_simulation < 0.001, printed
+
+
+def rpc_parameter_server(printed: str, ranks: int) -> None:
+    untrained, loss = numbers(r"^test images: loss (\S+) -> (\S+)$", printed)
+    assert loss < untrained / 4, printed
+    # Not compared with its own first loss: a trainer that comes late begins with what the others have learnt.
+    trainers = re.findall(r"^worker\d+: loss \S+ -> (\S+) in \d+ steps$", printed, re.MULTILINE)
+    assert len(trainers) == max(ranks - 1, 1), printed
+    assert all(float(last) < untrained / 4 for last in trainers), printed
 
 
 def rpc_reinforce(printed: str, ranks: int) -> None:
@@ -88,6 +97,7 @@ CHECKS: dict[str, Callable[[str, int], None]] = {
         collectives_tour,
         halo_convolution,
         insitu_mpi4py,
+        rpc_parameter_server,
         rpc_reinforce,
         transformer_fsdp2,
     )
