@@ -1,18 +1,17 @@
-"""Runs a digits_*.py example on all ranks, then trains on rank 0 alone, on whole batches: the losses of all steps are the same.
+"""Runs digits_*.py on all ranks, then trains on rank 0 alone, on whole batches: the losses of all steps are the same.
 
-One argument: the name of the example.
+The arguments are names of examples.
 """
 
-import runpy
 import sys
-from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 import torch
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 import mpicoll as dist
+from tests.project.scripts.example import imported
 
 # Shares are added in another order than the whole batch, which changes a gradient in float64 by about 1e-16 of itself. Over 96
 # steps that stays far below 1e-9, while a mistake in the averaging shows in the first digits.
@@ -20,23 +19,23 @@ TOLERANCE = 1e-9
 SAMPLED = "digits_torch_ddp"  # torch's sampler orders its batches
 
 
-def together(name: str, example: dict[str, Any]) -> torch.Tensor:
+def together(name: str, example: ModuleType) -> torch.Tensor:
     torch.manual_seed(dist.get_rank())
     if name == "digits_by_hand":
-        return torch.tensor(example["train"](*example["load"]())[1])
-    data = example["load"]()[:1] if name == SAMPLED else example["load"]()
-    return example["train"](DistributedDataParallel(example["network"]()), *data)
+        return torch.tensor(example.train(*example.load())[1])
+    data = example.load()[:1] if name == SAMPLED else example.load()
+    return example.train(DistributedDataParallel(example.network()), *data)
 
 
-def alone(name: str, example: dict[str, Any]) -> torch.Tensor:
+def alone(name: str, example: ModuleType) -> torch.Tensor:
     if name == SAMPLED:
-        images, labels = example["load"]()[0].tensors
-        batches = [part for epoch in range(example["EPOCHS"]) for part in order(epoch, len(labels)).split(example["BATCH"])]
+        images, labels = example.load()[0].tensors
+        batches = [part for epoch in range(example.EPOCHS) for part in order(epoch, len(labels)).split(example.BATCH)]
     else:
-        images, labels = example["load"]()
-        batches = example["batches"]()
+        images, labels = example.load()
+        batches = example.batches()
     torch.manual_seed(0)
-    model = example["network"]()
+    model = example.network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     losses = []
     for batch in batches:
@@ -53,17 +52,18 @@ def order(epoch: int, count: int) -> torch.Tensor:
     return torch.randperm(count, generator=torch.Generator().manual_seed(1 + epoch))
 
 
-def main(name: str) -> None:
+def main(names: list[str]) -> None:
     torch.set_default_dtype(torch.float64)
-    example = runpy.run_path(str(Path(__file__).resolve().parents[3] / "examples" / f"{name}.py"))
     dist.init_process_group()
-    curve = together(name, example)
-    if dist.get_rank() == 0:
-        torch.testing.assert_close(curve, alone(name, example), rtol=0, atol=TOLERANCE)
-        print(f"{name}: {len(curve)} losses as in one process")
-    dist.barrier()
+    for name in names:
+        example = imported(name)
+        curve = together(name, example)
+        if dist.get_rank() == 0:
+            torch.testing.assert_close(curve, alone(name, example), rtol=0, atol=TOLERANCE)
+            print(f"{name}: {len(curve)} losses as in one process")
+        dist.barrier()
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1:])
