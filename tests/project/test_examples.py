@@ -1,6 +1,6 @@
 """Every example runs by the command on its first line, and says in its last words what came out.
 
-outcomes.py judges what they print. The scripts in scripts/ compare what they compute with one process, or with torch.
+outcomes.py judges what they print. The scripts in scripts/ compare what they compute with one process.
 """
 
 from __future__ import annotations
