@@ -4,13 +4,15 @@
     text, first line "# NAME.txt"               the file NAME.txt
     console, first line "$ mpicoll run ...",    a command that is run with the files above it, and what it prints; further
     "$ python -m mpicoll.run ..." or            commands of the block begin with "$ ", too, and find the files that those before
-    "$ mpicoll doctor ..." or "$ python NAME.py" them have left. Variables may stand before a command
+    "$ mpicoll doctor ..." or "$ python NAME.py" them have left. Variables may stand before a command. A file examples/... is
+                                                that of the repository
     python with ">>> "                          a session in one process without a launcher, over all such blocks of the page
 
 What a command shows: each line that it prints to stdout, in any order, since ranks print in any order; "..." stands for any
 text of a line. Lines of stderr may be shown, too; a line "..." alone stands for those of both that are left out. After the
-comment <!-- numbers vary --> numbers are not compared. A comment <!-- needs Open MPI 5 --> or <!-- needs companions --> stands
-before commands that not every environment can run (tests/companions/requirements.txt).
+comment <!-- numbers vary --> numbers are not compared, after <!-- times vary --> those with a unit of time or speed are not.
+A comment <!-- needs Open MPI 5 --> or <!-- needs companions --> stands before commands that not every environment can run
+(tests/companions/requirements.txt).
 """
 
 from __future__ import annotations
@@ -22,12 +24,23 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.support import ROOT
+
 FENCE = re.compile(r"^((?:<!-- [^\n]* -->\n)*)```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NEEDS = re.compile(r"<!-- needs (.+) -->")
+VARY = re.compile(r"<!-- (numbers|times) vary -->")
 NAMED = {language: re.compile(rf"# (\w+\.{suffix})(, continued)?\n") for language, suffix in (("python", "py"), ("text", "txt"))}
-COMMAND = re.compile(r"\$ ((?:\w+=\S+ )*)(mpicoll run|python -m mpicoll\.run|mpicoll doctor|python(?= \w+\.py)) (.*)")
+COMMAND = re.compile(r"\$ ((?:\w+=\S+ )*)(mpicoll run|python -m mpicoll\.run|mpicoll doctor|python(?= [\w/]+\.py)) (.*)")
+EXAMPLES = "examples/"
 MODULES = {"mpicoll doctor": ["-m", "mpicoll.doctor"], "python": []}
 OMISSION = "..."
+# In a line after re.escape. A number that varies may also have other digits before and after its point.
+NUMBER = r"(?:\\ )*\d+(?:,\d{3})*(?:\\\.\d+)?(?:e\\[+-]\d+)?"
+VARYING = {
+    "numbers": re.compile(NUMBER),
+    "times": re.compile(NUMBER + r"(?=\\ (?:us|ms|s|tokens/s|images/s)\b|%\\ during\\ )"),
+}
+ANY_NUMBER = r" *\\d+(?:,\\d{3})*(?:\\.\\d+)?(?:e[+-]\\d+)?"
 # What begins the line that names the rank that failed first, the error without a launcher, and the doctor's last line.
 FAILURES = ("mpicoll.run: rank ", "mpicoll.errors.", "1 thing wrong")
 
@@ -40,7 +53,7 @@ class Job:
     files: dict[str, str]
     command: str
     shown: list[str]
-    numbers_vary: bool
+    vary: str | None = None  # one of VARYING
     needs: str | None = None  # "Open MPI 5", "companions"
 
     @property
@@ -51,7 +64,8 @@ class Job:
     @property
     def argv(self) -> list[str]:
         """The command, with this Python."""
-        return [sys.executable, *MODULES.get(self._parts()[1], ["-m", "mpicoll.run"]), *shlex.split(self.words)]
+        words = [str(ROOT / word) if word.startswith(EXAMPLES) else word for word in shlex.split(self.words)]
+        return [sys.executable, *MODULES.get(self._parts()[1], ["-m", "mpicoll.run"]), *words]
 
     @property
     def environment(self) -> dict[str, str]:
@@ -72,6 +86,10 @@ class Job:
         return "--hostfile" in self.words.split()
 
     @property
+    def runs_example(self) -> bool:
+        return EXAMPLES in self.words
+
+    @property
     def fails(self) -> bool:
         return any(line.startswith(FAILURES) for line in self.shown)
 
@@ -85,8 +103,7 @@ def consoles(page: Path) -> list[list[Job]]:
         if name is not None:
             files[name[1]] = files[name[1]] + "\n" + text if name[2] else text
         elif language == "console" and COMMAND.match(text):
-            varies, needs = "numbers vary" in comments, NEEDS.search(comments)
-            rest = (varies, needs[1] if needs else None)
+            rest = [said[1] if (said := comment.search(comments)) else None for comment in (VARY, NEEDS)]
             found.append([Job(page, dict(files), command, shown, *rest) for command, shown in _commands(text)])
     return found
 
@@ -116,12 +133,13 @@ def session(page: Path) -> str:
 
 def differences(job: Job, stdout: str, stderr: str) -> str:
     """What is shown and was not printed, and what was printed to stdout and is not shown; empty if all is right."""
-    printed, beside = stdout.splitlines(), [line.strip("\0 ") for line in stderr.splitlines()]  # mpiexec ends its text by them
+    printed = [line.rstrip() for line in stdout.splitlines()]
+    beside = [line.strip("\0 ") for line in stderr.splitlines()]  # mpiexec ends its text by them
     missing = []
     for line in job.shown:
         if line == OMISSION:
             continue
-        pattern = _pattern(line, job.numbers_vary)
+        pattern = _pattern(line, job.vary)
         source = next((lines for lines in (printed, beside) if any(map(pattern.fullmatch, lines))), None)
         if source is None:
             missing.append(line)
@@ -132,9 +150,7 @@ def differences(job: Job, stdout: str, stderr: str) -> str:
     return "\n".join([f"shown, not printed: {line}" for line in missing] + [f"printed, not shown: {line}" for line in printed])
 
 
-def _pattern(line: str, numbers_vary: bool) -> re.Pattern[str]:
-    """Matches a printed line. A number that varies may also have other digits before and after its point."""
+def _pattern(line: str, vary: str | None) -> re.Pattern[str]:
+    """Matches a printed line."""
     pattern = ".*".join(re.escape(part) for part in line.split(OMISSION))
-    if numbers_vary:
-        pattern = re.sub(r"(?:\\ )*\d+(?:\\\.\d+)?", r" *\\d+(?:\\.\\d+)?", pattern)
-    return re.compile(pattern)
+    return re.compile(VARYING[vary].sub(ANY_NUMBER, pattern) if vary else pattern)

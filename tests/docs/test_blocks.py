@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
 
 import pytest
 
 from tests.docs import blocks
+from tests.support import ROOT
 
 PAGE = """
 ```python
@@ -81,6 +83,7 @@ def test_files_and_commands(jobs: list[blocks.Job]) -> None:
         ("python -m mpicoll.run -n 1 first.py", ["-m", "mpicoll.run", "-n", "1", "first.py"]),
         ("mpicoll doctor dump records", ["-m", "mpicoll.doctor", "dump", "records"]),
         ("python first.py --fast", ["first.py", "--fast"]),
+        ("python examples/first.py", [str(ROOT / "examples/first.py")]),
     ],
 )
 def test_commands_are_run_by_this_python(command: str, words: list[str], tmp_path: Path) -> None:
@@ -92,18 +95,19 @@ def test_commands_are_run_by_this_python(command: str, words: list[str], tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("comments", "needs", "numbers_vary"),
+    ("comments", "needs", "vary"),
     [
-        ("", None, False),
-        ("<!-- needs companions -->\n", "companions", False),
-        ("<!-- numbers vary -->\n<!-- needs Open MPI 5 -->\n", "Open MPI 5", True),
+        ("", None, None),
+        ("<!-- needs companions -->\n", "companions", None),
+        ("<!-- numbers vary -->\n<!-- needs Open MPI 5 -->\n", "Open MPI 5", "numbers"),
+        ("<!-- times vary -->\n", None, "times"),
     ],
 )
-def test_comments_before_a_block(comments: str, needs: str | None, numbers_vary: bool, tmp_path: Path) -> None:
+def test_comments_before_a_block(comments: str, needs: str | None, vary: str | None, tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(f"{comments}```console\n$ mpicoll run -n 1 first.py\n```\n")
     (job,) = blocks.jobs(page)
-    assert (job.needs, job.numbers_vary) == (needs, numbers_vary)
+    assert (job.needs, job.vary) == (needs, vary)
 
 
 def test_commands_of_a_block_belong_together(jobs: list[blocks.Job]) -> None:
@@ -125,6 +129,7 @@ def test_a_session_keeps_its_lines(jobs: list[blocks.Job]) -> None:
     ("shown", "stdout", "stderr", "difference"),
     [
         ("a\nb", "b\na\n", "noise\n", ""),
+        ("a", "a  \n", "", ""),
         ("a", "a\na\n", "", "printed, not shown: a"),
         ("a\na", "a\n", "", "shown, not printed: a"),
         ("a\nerror: ... on ...", "a\n", "noise\nerror: x on y\n", ""),
@@ -138,6 +143,21 @@ def test_differences(jobs: list[blocks.Job], shown: str, stdout: str, stderr: st
     assert blocks.differences(jobs[0], stdout, stderr) == difference
 
 
-@pytest.mark.parametrize(("stdout", "equal"), [("took 1.5 us", True), ("took  23 us", True), ("took long", False)])
+@pytest.mark.parametrize(
+    ("stdout", "equal"), [("took 1.5 us", True), ("took  23 us", True), ("took 4e-06 us", True), ("took long", False)]
+)
 def test_numbers_that_vary(jobs: list[blocks.Job], stdout: str, equal: bool) -> None:
     assert (blocks.differences(jobs[3], stdout, "") == "") == equal
+
+
+@pytest.mark.parametrize(
+    ("stdout", "equal"),
+    [
+        ("2 steps of 31 ms, 87% during backward, 1.5 tokens/s", True),
+        ("3 steps of 31 ms, 87% during backward, 1.5 tokens/s", False),
+        ("2 steps of 31 ms, 87% after backward, 1.5 tokens/s", False),
+    ],
+)
+def test_times_that_vary(jobs: list[blocks.Job], stdout: str, equal: bool) -> None:
+    job = dataclasses.replace(jobs[3], vary="times", shown=["2 steps of 0.4 ms, 100% during backward, 7,000 tokens/s"])
+    assert (blocks.differences(job, stdout + "\n", "") == "") == equal
