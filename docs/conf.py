@@ -44,6 +44,7 @@ exclude_patterns = ["README.md", "recipes"]  # GitHub's map of this folder; inde
 html_theme = "furo"
 html_title = f"mpicoll {version}"
 html_copy_source = False
+html_scaled_image_link = False  # thumbnails have links of their own
 smartquotes_action = "D"  # dashes; "mpi" stays as one types it
 pygments_style = "friendly"
 pygments_dark_style = "monokai"
@@ -51,6 +52,7 @@ copybutton_exclude = ".linenos, .gp, .go"  # prompts, and what a command prints
 
 # Links and anchors are those of GitHub. One that leads nowhere is a warning, and so an error.
 myst_heading_anchors = 4
+myst_enable_extensions = ["html_image"]  # <img>, which GitHub shows as well, has a width
 
 # -- docstrings ------------------------------------------------------------------------------------------------------------
 
@@ -128,8 +130,35 @@ def _take_text_of_the_root(app: Sphinx, docname: str, source: list[str]) -> None
             source[0] = re.sub(r"\]\((?!https?:|#)", "](../../", file.read())
 
 
+SOURCES = re.compile(r"^Source: (.*)$", re.MULTILINE)
+PROGRAM = """
+<details{open}><summary><code>{path}</code></summary>
+
+```{{literalinclude}} /../{path}
+:language: {language}
+```
+
+</details>
+"""
+LANGUAGES = {".py": "python", ".sbatch": "bash"}
+SHORT = 50  # lines of a program that is shown unfolded
+
+
+def _show_programs(app: Sphinx, docname: str, source: list[str]) -> None:
+    """Puts programs in the place of the links to them, in a line that begins with "Source: ". GitHub shows the links."""
+
+    def program(path: str) -> str:
+        with open(os.path.join(app.srcdir, "..", path), encoding="utf-8") as file:
+            unfolded = " open" if len(file.readlines()) <= SHORT else ""
+        return PROGRAM.format(open=unfolded, path=path, language=LANGUAGES[os.path.splitext(path)[1]])
+
+    if docname.startswith("examples/"):
+        source[0] = SOURCES.sub(lambda line: "".join(map(program, re.findall(r"\[([^]]+)\]", line[1]))), source[0])
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     logging.getLogger("sphinx.sphinx.ext.intersphinx").addFilter(_no_network_is_no_error)
     app.add_transform(LinksThatLeave)
     app.connect("source-read", _take_text_of_the_root)
+    app.connect("source-read", _show_programs)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

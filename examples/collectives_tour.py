@@ -2,28 +2,6 @@
 """A tour of the collectives: what each rank puts in, what each rank gets out.
 
 Any number of ranks (3 or 4 show most). Each line is one operation; the columns are the ranks.
-
-Output on 2 ranks:
-
-    operation                    rank 0             rank 1
-    broadcast from 0             [7, 8]             [7, 8]
-    scatter from 0               [0]                [10]
-    gather to the last           -                  [0, 10]
-    reduce SUM to 0              [3]                [2]
-    all_reduce SUM               [3]                [3]
-    all_reduce MAX               [2, 0]             [2, 0]
-    all_gather                   [0, 1]             [0, 1]
-    all_gather_into_tensor       [0, 0, 1, -1]      [0, 0, 1, -1]
-    reduce_scatter SUM           [1]                [3]
-    all_to_all                   [0, 10]            [1, 11]
-    all_to_all_single, uneven    [0, 1]             [0, 0, 1, 1]
-    all_gather_object            ['r0', 'r1']       ['r0', 'r1']
-    broadcast_object_list        a plan             a plan
-    scatter_object_list          task 0             task 1
-    all_reduce, async_op=True    [1]                [1]
-    the sum without the own part [1]                [0]
-    all_reduce among even ranks  [1]                -
-    collectives_tour: a column for each of 2 rank(s)
 """
 
 from typing import Any

@@ -18,12 +18,6 @@ The simulation diffuses heat on a ring: u[i] += 0.2 (u[i-1] - 2 u[i] + u[i+1]). 
 number of ranks from 2; half of them simulate.
 
     python -m mpicoll.run -n 4 examples/insitu_mpi4py.py --plot learned.png      a snapshot and the weights; needs matplotlib
-
-Output on 4 ranks:
-
-    2 ranks simulate 240 points, 2 ranks train on 160 snapshots
-    the network has learned 0.20, 0.60, 0.20; largest error 3e-06 on rank 0
-    insitu_mpi4py: the simulation got the network, and agrees with it to 9e-07
 """
 
 import argparse

@@ -19,11 +19,6 @@ With 4 ranks, the grid has two rows and two columns:
 
 Any number of ranks; an even number makes two rows, an odd one makes one. A test runs it in float64 and in one process: all losses
 differ by at most 1e-9.
-
-Output on 4 ranks:
-
-    2 x 2 ranks: up.weight (96, 16) is (24, 16) on each rank, down.weight (4, 96) is (2, 48)
-    tensor_parallel: loss 1.364 -> 0.452 in 40 steps
 """
 
 import torch

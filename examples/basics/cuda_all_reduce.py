@@ -2,11 +2,6 @@
 """The sum of tensors on GPUs; on the CPU where there is no GPU.
 
 The ranks of a node take its GPUs in turn. All ranks must have their tensors on the same kind of device.
-
-Output on a node without GPUs (with them: cuda:0 and so on instead of cpu; the lines come in any order):
-
-    rank 0: [3.0, 3.0] on cpu
-    rank 1: [3.0, 3.0] on cpu
 """
 
 import torch

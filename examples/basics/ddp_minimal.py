@@ -2,11 +2,6 @@
 """DistributedDataParallel: learns y = 2x + 1, each rank from points of its own.
 
 DDP gives all ranks the weights of rank 0 at the start, and averages the gradients in `backward`. So the weights stay equal.
-
-Output (the lines come in any order):
-
-    rank 0: y = 2.00 x + 1.00
-    rank 1: y = 2.00 x + 1.00
 """
 
 import torch

@@ -2,13 +2,6 @@
 """Two groups of ranks, each with a sum of its own.
 
 All ranks make all groups, in the same order. Afterwards only the members of a group use it.
-
-Output (the lines come in any order):
-
-    rank 0: sum of the even ranks is 2
-    rank 1: sum of the odd ranks is 4
-    rank 2: sum of the even ranks is 2
-    rank 3: sum of the odd ranks is 4
 """
 
 import torch

@@ -1,13 +1,5 @@
 # python -m mpicoll.run -n 4 examples/basics/hello.py
-"""Every rank says who it is.
-
-Output (the lines come in any order):
-
-    Hello from rank 0 of 4
-    Hello from rank 1 of 4
-    Hello from rank 2 of 4
-    Hello from rank 3 of 4
-"""
+"""Every rank says who it is."""
 
 import mpicoll as dist
 

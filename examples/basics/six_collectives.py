@@ -1,15 +1,5 @@
 # python -m mpicoll.run -n 4 examples/basics/six_collectives.py
-"""Six collectives. All ranks call each of them, in the same order.
-
-Output of rank 0; the other ranks print nothing:
-
-    broadcast from rank 3: [3]
-    scatter from rank 3: [10]
-    gather to rank 0: [0, 1, 2, 3]
-    all_gather: [0, 1, 2, 3]
-    reduce to rank 0: [6]
-    all_reduce: [6]
-"""
+"""Six collectives. All ranks call each of them, in the same order."""
 
 import torch
 

@@ -3,11 +3,6 @@
 
 `spawn` calls the function in every rank, with the rank's number and then the arguments. The ranks import this file again, so that
 only the `if` at its end may start them.
-
-Output (the lines come in any order):
-
-    rank 0: sum 10
-    rank 1: sum 10
 """
 
 import torch

@@ -3,14 +3,6 @@
 
 The tensors in the list must have the lengths of the other ranks' tensors. Where they are not known, an all_gather of the lengths
 comes first.
-
-Output of rank 0; the other ranks print nothing:
-
-    lengths [1, 2, 3, 4]
-    rank 0: [0]
-    rank 1: [1, 1]
-    rank 2: [2, 2, 2]
-    rank 3: [3, 3, 3, 3]
 """
 
 import torch

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs import blocks
+from tests.docs import blocks, outputs
 from tests.support import ROOT
 
 PAGE = """
@@ -161,3 +161,9 @@ def test_numbers_that_vary(jobs: list[blocks.Job], stdout: str, equal: bool) -> 
 def test_times_that_vary(jobs: list[blocks.Job], stdout: str, equal: bool) -> None:
     job = dataclasses.replace(jobs[3], vary="times", shown=["2 steps of 0.4 ms, 100% during backward, 7,000 tokens/s"])
     assert (blocks.differences(job, stdout + "\n", "") == "") == equal
+
+
+def test_an_output_is_written_anew(jobs: list[blocks.Job]) -> None:
+    """outputs.py changes the lines below one command. Another command of the same words keeps its own."""
+    text = outputs.renewed(PAGE, jobs[0], "1\n  3  \n")
+    assert text == PAGE.replace("1\n2\n$ A=b", "1\n  3\n$ A=b")

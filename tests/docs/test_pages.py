@@ -15,8 +15,8 @@ DOCS = ROOT / "docs"
 # A translation shows what its original shows: tests/project/test_translations.py compares.
 PAGES = [ROOT / "README.md", *sorted(page for page in DOCS.rglob("*.md") if not page.is_relative_to(DOCS / "zh"))]
 CONSOLES = [console for page in PAGES for console in blocks.consoles(page)]
-# Commands that need hosts are those of tests/behaviour/test_two_machines.py.
-HERE = [console for console in CONSOLES if not any(job.needs_hosts for job in console)]
+# Commands that need hosts are those of tests/behaviour/test_two_machines.py, those that run examples of tests/project.
+HERE = [console for console in CONSOLES if not any(job.needs_hosts or job.runs_example for job in console)]
 MARKS = {
     "companions": pytest.mark.companion,
     "Open MPI 5": pytest.mark.skipif(not is_open_mpi(), reason="MPICH ends the job when a rank dies"),

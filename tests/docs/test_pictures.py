@@ -1,4 +1,4 @@
-"""The pictures of docs/examples.md are those that pictures.py draws."""
+"""The pictures of docs/examples are those that pictures.py draws."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs import pictures
-from tests.support import ROOT
+from tests.docs import curves, pictures
+from tests.project import programs
 
 LARGEST = 60_000  # bytes
 SVG = "{http://www.w3.org/2000/svg}"
@@ -20,14 +20,27 @@ def panels(picture: Path) -> list[str]:
     return [name for group in groups if (name := group.get("id", "")).startswith("axes_")]
 
 
+def places(picture: Path) -> list[float]:
+    """Where the ticks and the markers of the lines are, in points."""
+    uses = [use for use in ElementTree.parse(picture).iter(f"{SVG}use") if use.get("y")]
+    return [float(use.get(axis, "nan")) for use in uses for axis in "xy"]
+
+
 def test_each_is_on_the_page_and_small() -> None:
-    page = (ROOT / "docs" / "examples.md").read_text()
+    text = "".join(page.read_text() for page in programs.PAGES)
     assert {path.stem for path in pictures.FOLDER.iterdir()} == set(pictures.PICTURES)
     for path in pictures.FOLDER.iterdir():
-        assert f"](img/examples/{path.name})" in page
+        assert f"](../img/examples/{path.name})" in text
         assert path.stat().st_size < LARGEST, path
         assert b"<dc:date>" not in path.read_bytes(), path
         assert panels(path), path
+
+
+@pytest.mark.parametrize("name", curves.DRAWN)
+def test_a_curve_has_the_numbers_of_the_page(name: str, tmp_path: Path) -> None:
+    new, committed = pictures.draw(name, tmp_path), pictures.FOLDER / f"{name}.svg"
+    assert panels(new) == panels(committed) == ["axes_1"]
+    assert places(new) == pytest.approx(places(committed), abs=1)
 
 
 @pytest.mark.launch

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-import shlex
 import subprocess
-import sys
 from collections import Counter
 
 import pytest
 
+from tests.project import programs
 from tests.support import ROOT, is_open_mpi, launch, run
 
 SCRIPT = "tests/faults/scripts/losing.py"
@@ -106,13 +105,6 @@ def test_a_rank_that_dies_while_the_others_shrink(delay: str) -> None:
     assert lines == {"world of 2: [0, 1]": 2, "end": 2}, f"{done.stdout}\n{done.stderr}"
 
 
-def by_its_first_line(*program: str) -> subprocess.CompletedProcess[str]:
-    """Runs the command on line 1 of the example, or with another program than the example."""
-    words = shlex.split(EXAMPLE.read_text().splitlines()[0].removeprefix("# "))
-    assert (words[:3], words[-1]) == (["python", "-m", "mpicoll.run"], "examples/lost_rank.py")
-    return run([sys.executable, *words[1:-1], *(program or words[-1:])], timeout_s=120)
-
-
 def finished(done: subprocess.CompletedProcess[str], ranks: int) -> None:
     """The example has lost all but ``ranks`` of 4 ranks, and its weights are those of one process."""
     expected = ["weights as in one process", f"lost_rank: 96 steps, 4 ranks at first, {ranks} at last"]
@@ -121,14 +113,16 @@ def finished(done: subprocess.CompletedProcess[str], ranks: int) -> None:
 
 @survivable
 def test_the_example_loses_a_rank_and_finishes() -> None:
-    done = by_its_first_line(*PROVED)
-    assert done.returncode == 0, done.stderr
+    """By the command on its first line."""
+    job = programs.with_proof(programs.shown(EXAMPLE), says="weights as in one process")
+    done = run(job.argv, timeout_s=120)
+    programs.printed_as_shown(job, done)
     finished(done, ranks=3)
 
 
 @pytest.mark.skipif(is_open_mpi(), reason="Open MPI can go on when a rank dies")
 def test_the_example_is_refused_with_mpich() -> None:
-    done = by_its_first_line()
+    done = run(programs.shown(EXAMPLE).argv, timeout_s=120)
     assert done.returncode == 2
     assert "--fault-tolerant: MPICH" in done.stderr
 
@@ -136,9 +130,8 @@ def test_the_example_is_refused_with_mpich() -> None:
 @survivable
 @pytest.mark.slow
 def test_the_example_runs_by_its_first_line() -> None:
-    done = by_its_first_line()
-    assert done.returncode == 0, done.stderr
-    assert "lost_rank: 96 steps, 4 ranks at first, 3 at last" in done.stdout, done.stderr
+    job = programs.shown(EXAMPLE)
+    programs.printed_as_shown(job, run(job.argv, timeout_s=120))
 
 
 @survivable
