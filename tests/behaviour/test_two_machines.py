@@ -11,11 +11,11 @@ import pytest
 
 from mpicoll._cli import main
 from tests.docs import blocks
-from tests.project.test_examples import SMALL
 from tests.support import ROOT, hosts, is_open_mpi, run
 
 Capture = pytest.CaptureFixture[str]
 REASON = hosts.missing()
+SMALL = ["--width", "32", "--pixels", "32", "--batch", "32", "--splits", "1", "2"]  # of examples/rpc_pipeline
 pytestmark = [
     pytest.mark.launch,
     pytest.mark.slow,
