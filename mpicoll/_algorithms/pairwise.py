@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterable, Sequence
+from itertools import zip_longest
 from typing import Any
 
 from mpicoll._algorithms.blocks import Block
 from mpicoll._algorithms.window import DifferentCalls
-from mpicoll._mpi.channel import Channel, Status
+from mpicoll._mpi.backoff import Backoff
+from mpicoll._mpi.channel import Arrived, Channel, Status
 from mpicoll._mpi.datatypes import BYTE, spec
 from mpicoll._mpi.errors import truncated
 
@@ -24,6 +26,7 @@ from mpicoll._mpi.errors import truncated
 # At 10 Gbit/s, two runs each: all_reduce of 4 MiB 6.2 and 6.1, and 3.8 and 4.2; broadcast 25 and 17, and 2.7 and 2.4. All of
 # these with the TCP of BBR; docs/reference/bandwidth.md has later figures, with cubic.
 TESTED_FROM = 64 << 10
+PIECE = 256 << 10  # bytes; see Note [Pieces]
 TAG = 0  # below OWN_TAGS; monitored_barrier.py and checked.py have 1 to 4
 
 
@@ -65,33 +68,98 @@ class Exchange:
             statuses = [Status() for _ in self._receives]
             self._channel.wait_all(self._requests, statuses, self._large)
             received = [status.Get_elements(BYTE) for status in statuses]
-        for (peer, (_, nbytes)), found in zip(self._receives, received, strict=True):
-            if found != nbytes:
-                raise DifferentCalls(f"Rank {peer} of the group has sent {found} bytes, and this rank expects {nbytes}.")
+        _compare(self._receives, received)
 
 
 def exchange(
     channel: Channel, sends: Sequence[tuple[int, Block]], receives: Sequence[tuple[int, Block]], between_nodes: bool = False
 ) -> None:
-    """Sends and receives all messages at once, and waits for them. Raises the errors of `Exchange.wait`."""
-    large = between_nodes and any(nbytes >= TESTED_FROM for _, (_, nbytes) in (*sends, *receives))
-    Exchange(channel, sends, receives, large).wait()
+    """Sends and receives all messages at once, at most one from each rank, and waits for them.
+
+    ``between_nodes``: the group has several nodes. Raises the errors of `Exchange.wait`.
+    """
+    if between_nodes:
+        _exchange_pieces(channel, sends, receives)
+    else:
+        Exchange(channel, sends, receives).wait()
+
+
+# Note [Pieces]
+# Between nodes, a message of `PIECE` bytes and more travels in pieces. MPI moves a few messages at a time to their ends, so that
+# with one message for each pair of ranks some cards have nothing to do at the end. all_to_all_single of 16 MiB at 1 Gbit/s, on 4
+# hosts and on 2 hosts of 2 ranks (Open MPI 5.0.11, 2 cores in all), took 1.67 and 1.28 times the bandwidth limit; with pieces of
+# 1 MiB 1.13 and 1.07, of 256 KiB 1.06 and 1.05. 4 MiB with pieces of 1 MiB: 1.3 and 1.3, of 256 KiB 1.05 and 1.03.
+#
+# All pieces of a message but the last one have the same size, at least `PIECE`. The last one is shorter, and may be empty. So the
+# receiver knows where the message of another rank ends, also if it has another size than expected, and no piece is left for the
+# next exchange.
+def _pieces(block: Block) -> list[Block]:
+    address, nbytes = block
+    piece = PIECE << max(0, (nbytes // PIECE).bit_length() - 4)  # at most 16
+    return [(address + at, min(piece, nbytes - at)) for at in range(0, nbytes + 1, piece)]
+
+
+def _exchange_pieces(channel: Channel, sends: Sequence[tuple[int, Block]], receives: Sequence[tuple[int, Block]]) -> None:
+    large = any(nbytes >= TESTED_FROM for _, (_, nbytes) in (*sends, *receives))
+    rounds = zip_longest(*(_pieces(block) for _, block in sends))
+    with channel.lock:
+        requests = [
+            channel.comm.Isend(spec(*piece), peer, TAG)
+            for pieces in rounds
+            for (peer, _), piece in zip(sends, pieces, strict=True)
+            if piece is not None
+        ]
+    backoff, yields = Backoff(), large and not channel.in_background()
+    received = dict.fromkeys((peer for peer, _ in receives), 0)
+    piece_of: dict[int, int] = {}  # the size of a message's first piece, by rank
+    surplus: list[Any] = []
+    waiting = dict(receives)
+    while waiting:
+        found = False
+        for peer, (address, nbytes) in list(waiting.items()):
+            arrived = channel.arrived(channel.comm, peer, TAG)
+            if arrived is None:
+                continue
+            found = True
+            room = nbytes - received[peer]
+            requests.append(_receive(channel, arrived, address + received[peer], room, surplus))
+            received[peer] += arrived.nbytes
+            if arrived.nbytes < max(PIECE, piece_of.setdefault(peer, arrived.nbytes)):
+                del waiting[peer]
+        if not found:
+            backoff.pause(moving=yields)
+    channel.wait_all(requests, large=large)
+    _compare(receives, list(received.values()), bool(surplus))
 
 
 def _matched(channel: Channel, comm: Any, requests: list[Any], receives: Sequence[tuple[int, Block]], large: bool) -> list[int]:
     """Compares every length before it receives: Note [Messages that are too long] in _mpi/open_mpi.py. Returns the lengths."""
-    received, surplus = [], []  # surplus: memory for the messages that are too long
+    received, surplus = list[int](), list[Any]()
     for peer, (address, nbytes) in receives:
         pause = channel.pause()
         while (arrived := channel.arrived(comm, peer, TAG)) is None:
             pause()
-        if arrived.nbytes > nbytes:
-            surplus.append(ctypes.create_string_buffer(arrived.nbytes))
-            address = ctypes.addressof(surplus[-1])
-        with channel.lock:
-            requests.append(arrived.message.Irecv(spec(address, arrived.nbytes)))
+        requests.append(_receive(channel, arrived, address, nbytes, surplus))
         received.append(arrived.nbytes)
     channel.wait_all(requests, large=large)
     if surplus:
         raise truncated()
     return received
+
+
+def _receive(channel: Channel, arrived: Arrived, address: int, room: int, surplus: list[Any]) -> Any:
+    """Starts to receive a message that has arrived; one that is too long into memory that ``surplus`` keeps."""
+    if arrived.nbytes > room:
+        surplus.append(ctypes.create_string_buffer(arrived.nbytes))
+        address = ctypes.addressof(surplus[-1])
+    with channel.lock:
+        return arrived.message.Irecv(spec(address, arrived.nbytes))
+
+
+def _compare(receives: Sequence[tuple[int, Block]], received: Sequence[int], truncates: bool = False) -> None:
+    """Raises the errors of `Exchange.wait` if other lengths were received than were expected."""
+    if truncates:
+        raise truncated()
+    for (peer, (_, nbytes)), found in zip(receives, received, strict=True):
+        if found != nbytes:
+            raise DifferentCalls(f"Rank {peer} of the group has sent {found} bytes, and this rank expects {nbytes}.")

@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 import mpicoll
+from mpicoll._algorithms import pairwise
 from mpicoll._algorithms.pairwise import TESTED_FROM
 from mpicoll._algorithms.windows import Windows
 from mpicoll._mpi.channel import Channel
@@ -72,3 +75,50 @@ def test_large_blocks_between_nodes_leave_the_core_while_they_move(
     mpicoll.gather(torch.full((nbytes // 4,), float(rank)), outputs, 0, group=group)
     agree(waited == [apart and nbytes >= TESTED_FROM], waited)
     agree(outputs is None or all(bool(output.eq(of).all()) for of, output in enumerate(outputs)))
+
+
+@pytest.mark.parametrize(
+    ("operation", "sent", "expected"),
+    [
+        (_scatter, 0, 16), (_scatter, 16, 0), (_gather, 15, 16), (_gather, 40, 32), (_scatter, 300, 250), (_gather, 250, 300),
+    ],
+)  # fmt: skip
+def test_messages_in_pieces_of_another_number_than_expected(
+    rank: int, size: int, operation: Callable[..., None], sent: int, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sizes in elements; a piece has 16 and more. The sender waits for no piece that nobody receives."""
+    group, raised = mpicoll.new_group(), None
+    monkeypatch.setattr(Windows, "node_members", [[of] for of in range(size)])
+    monkeypatch.setattr(pairwise, "PIECE", 64)
+    try:
+        operation(group, rank, size, sent, expected)
+    except (CollectiveMismatch, TruncationError) as caught:
+        raised = caught
+    error = CollectiveMismatch if sent < expected else TruncationError
+    receives = rank == (size - 1 if operation is _scatter else 0)
+    agree(type(raised) is (error if receives else type(None)), repr(raised))
+
+
+@pytest.mark.parametrize("count", [0, 15, 16, 100, 300])
+def test_pieces_arrive_in_order(rank: int, size: int, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twice, so that a piece that is left over would come to the second exchange."""
+    monkeypatch.setattr(Windows, "node_members", [[of] for of in range(size)])
+    monkeypatch.setattr(pairwise, "PIECE", 64)
+    group = mpicoll.new_group()
+    for call in range(2):
+        source = torch.arange(count * size) + 1000 * rank + call
+        target = torch.empty_like(source)
+        mpicoll.all_to_all_single(target, source, group=group)
+        whole = [torch.arange(count * rank, count * (rank + 1)) + 1000 * of + call for of in range(size)]
+        agree(target.equal(torch.cat(whole)), target)
+    mpicoll.destroy_process_group(group)
+
+
+@given(nbytes=st.integers(0, 1 << 40))
+def test_the_last_piece_is_the_shorter_one(nbytes: int) -> None:
+    sizes = [size for _, size in pairwise._pieces((0, nbytes))]
+    assert sum(sizes) == nbytes
+    assert len(sizes) <= 17
+    assert set(sizes[:-1]) <= {sizes[0]}
+    assert sizes[-1] < (pairwise.PIECE if len(sizes) == 1 else sizes[0])
+    assert len(sizes) == 1 or sizes[0] >= pairwise.PIECE
