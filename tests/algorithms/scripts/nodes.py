@@ -19,13 +19,14 @@ from mpicoll._algorithms import direct, hierarchical
 from mpicoll._engine.communicator import Communicator
 from mpicoll._engine.registry import registry
 from mpicoll._mpi import shared_segment
-from tests.support import agree, everyone
+from tests.support import agree, busy, everyone
 from tests.support.tensors import raw, reduced
 
 pytestmark = pytest.mark.usefixtures("world")
 names = itertools.count()
 Make = Callable[..., Communicator]
 LONG = 1 << 18  # elements
+LIMIT_S = 90.0  # for one operation: beside two other jobs whose ranks poll on the same two cores, one took 62 s
 
 
 @pytest.fixture
@@ -34,7 +35,8 @@ def make(size: int) -> Iterator[Make]:
     made = []
 
     def function(ranks: Sequence[int] | None = None) -> Communicator:
-        made.append(registry.create(f"nodes {next(names)}", tuple(range(size)) if ranks is None else ranks, 60))
+        members = tuple(range(size)) if ranks is None else ranks
+        made.append(registry.create(f"nodes {next(names)}", members, busy.longer(LIMIT_S)))
         return made[-1]
 
     yield function
