@@ -1,13 +1,14 @@
 """Operations that are messages between pairs of ranks: gather, scatter and all-to-all of any sizes, straight between tensors.
 
-MPI's own v-variants need one flat buffer, equal datatypes and int displacements. One message per pair needs none of that; the
-v-variants do the same inside for large blocks. All ranks must start the operations in the same order: two exchanges of the same
-pair match in the order in which both ranks started them.
+MPI's own v-variants need one flat buffer, equal datatypes and int displacements. A message for each pair, in pieces if it is
+large and the group has several nodes, needs none of that; the v-variants do the same inside for large blocks. All ranks must
+start the operations in the same order: two exchanges of the same pair match in the order in which both ranks started them.
 """
 
 from __future__ import annotations
 
 import ctypes
+import time
 from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 from typing import Any
@@ -17,7 +18,7 @@ from mpicoll._algorithms.window import DifferentCalls
 from mpicoll._mpi.backoff import Backoff
 from mpicoll._mpi.channel import Arrived, Channel, Status
 from mpicoll._mpi.datatypes import BYTE, spec
-from mpicoll._mpi.errors import truncated
+from mpicoll._mpi.errors import MPIException, truncated
 
 # Bytes between nodes from which messages, and the collectives of rails, are tested instead of waited for, so that the core is
 # given away meanwhile: Note [Waiting for large messages] in _mpi/channel.py. Below, the tests would take longer than the message.
@@ -27,6 +28,7 @@ from mpicoll._mpi.errors import truncated
 # these with the TCP of BBR; docs/reference/bandwidth.md has later figures, with cubic.
 TESTED_FROM = 64 << 10
 PIECE = 256 << 10  # bytes; see Note [Pieces]
+REST_S = 1.0  # seconds; a rank sends all pieces before it waits for any of them
 TAG = 0  # below OWN_TAGS; monitored_barrier.py and checked.py have 1 to 4
 
 
@@ -78,10 +80,16 @@ def exchange(
 
     ``between_nodes``: the group has several nodes. Raises the errors of `Exchange.wait`.
     """
-    if between_nodes:
+    largest = max((nbytes for _, (_, nbytes) in (*sends, *receives)), default=0)
+    if between_nodes and largest >= PIECE:
         _exchange_pieces(channel, sends, receives)
-    else:
-        Exchange(channel, sends, receives).wait()
+        return
+    try:
+        Exchange(channel, sends, receives, large=between_nodes and largest >= TESTED_FROM).wait()
+    except MPIException:
+        if between_nodes:
+            _receive_rest(channel, [peer for peer, _ in receives])
+        raise
 
 
 # Note [Pieces]
@@ -91,16 +99,19 @@ def exchange(
 # 1 MiB 1.13 and 1.07, of 256 KiB 1.06 and 1.05. 4 MiB with pieces of 1 MiB: 1.3 and 1.3, of 256 KiB 1.05 and 1.03.
 #
 # All pieces of a message but the last one have the same size, at least `PIECE`. The last one is shorter, and may be empty. So the
-# receiver knows where the message of another rank ends, also if it has another size than expected, and no piece is left for the
-# next exchange.
+# receiver knows where the message of another rank ends, also if it has another size than expected.
+#
+# A rank whose messages are all short receives them by `Exchange`, which takes 5 us less. If one is the first piece of a message,
+# MPI reports that it is too long, and `_receive_rest` receives the others: their sender would wait for ever.
 def _pieces(block: Block) -> list[Block]:
+    """Cuts a message into at most 17 pieces."""
     address, nbytes = block
-    piece = PIECE << max(0, (nbytes // PIECE).bit_length() - 4)  # at most 16
+    piece = PIECE << max(0, (nbytes // PIECE).bit_length() - 4)
     return [(address + at, min(piece, nbytes - at)) for at in range(0, nbytes + 1, piece)]
 
 
 def _exchange_pieces(channel: Channel, sends: Sequence[tuple[int, Block]], receives: Sequence[tuple[int, Block]]) -> None:
-    large = any(nbytes >= TESTED_FROM for _, (_, nbytes) in (*sends, *receives))
+    """Sends in pieces, and receives from each rank until its message ends. Raises the errors of `Exchange.wait`."""
     rounds = zip_longest(*(_pieces(block) for _, block in sends))
     with channel.lock:
         requests = [
@@ -109,7 +120,7 @@ def _exchange_pieces(channel: Channel, sends: Sequence[tuple[int, Block]], recei
             for (peer, _), piece in zip(sends, pieces, strict=True)
             if piece is not None
         ]
-    backoff, yields = Backoff(), large and not channel.in_background()
+    backoff, yields = Backoff(), not channel.in_background()
     received = dict.fromkeys((peer for peer, _ in receives), 0)
     piece_of: dict[int, int] = {}  # the size of a message's first piece, by rank
     surplus: list[Any] = []
@@ -128,8 +139,22 @@ def _exchange_pieces(channel: Channel, sends: Sequence[tuple[int, Block]], recei
                 del waiting[peer]
         if not found:
             backoff.pause(moving=yields)
-    channel.wait_all(requests, large=large)
-    _compare(receives, list(received.values()), bool(surplus))
+    channel.wait_all(requests, large=True)
+    if surplus:
+        raise truncated()
+    _compare(receives, list(received.values()))
+
+
+def _receive_rest(channel: Channel, peers: Sequence[int]) -> None:
+    """Receives what comes from these ranks until nothing has come for `REST_S`. Their messages of this group count no more."""
+    last, pause = time.monotonic(), channel.pause()
+    while time.monotonic() < last + REST_S:
+        for peer in peers:
+            if (arrived := channel.arrived(channel.comm, peer, TAG)) is not None:
+                surplus: list[Any] = []
+                channel.wait_all([_receive(channel, arrived, 0, -1, surplus)])
+                last = time.monotonic()
+        pause()
 
 
 def _matched(channel: Channel, comm: Any, requests: list[Any], receives: Sequence[tuple[int, Block]], large: bool) -> list[int]:
@@ -156,10 +181,8 @@ def _receive(channel: Channel, arrived: Arrived, address: int, room: int, surplu
         return arrived.message.Irecv(spec(address, arrived.nbytes))
 
 
-def _compare(receives: Sequence[tuple[int, Block]], received: Sequence[int], truncates: bool = False) -> None:
-    """Raises the errors of `Exchange.wait` if other lengths were received than were expected."""
-    if truncates:
-        raise truncated()
+def _compare(receives: Sequence[tuple[int, Block]], received: Sequence[int]) -> None:
+    """Raises DifferentCalls if fewer bytes were received than were expected."""
     for (peer, (_, nbytes)), found in zip(receives, received, strict=True):
         if found != nbytes:
             raise DifferentCalls(f"Rank {peer} of the group has sent {found} bytes, and this rank expects {nbytes}.")

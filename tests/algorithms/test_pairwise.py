@@ -81,15 +81,17 @@ def test_large_blocks_between_nodes_leave_the_core_while_they_move(
     ("operation", "sent", "expected"),
     [
         (_scatter, 0, 16), (_scatter, 16, 0), (_gather, 15, 16), (_gather, 40, 32), (_scatter, 300, 250), (_gather, 250, 300),
+        (_scatter, 1_000_000, 4), (_gather, 1_000_000, 4),
     ],
 )  # fmt: skip
 def test_messages_in_pieces_of_another_number_than_expected(
     rank: int, size: int, operation: Callable[..., None], sent: int, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Sizes in elements; a piece has 16 and more. The sender waits for no piece that nobody receives."""
+    """Sizes in elements; a piece has 16 and more, or 64 Ki. The sender waits for no piece that nobody receives."""
     group, raised = mpicoll.new_group(), None
     monkeypatch.setattr(Windows, "node_members", [[of] for of in range(size)])
-    monkeypatch.setattr(pairwise, "PIECE", 64)
+    if sent < 1000:
+        monkeypatch.setattr(pairwise, "PIECE", 64)
     try:
         operation(group, rank, size, sent, expected)
     except (CollectiveMismatch, TruncationError) as caught:
@@ -99,18 +101,27 @@ def test_messages_in_pieces_of_another_number_than_expected(
     agree(type(raised) is (error if receives else type(None)), repr(raised))
 
 
-@pytest.mark.parametrize("count", [0, 15, 16, 100, 300])
+@pytest.mark.parametrize("count", [0, 7, 8, 100, 300])
 def test_pieces_arrive_in_order(rank: int, size: int, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Twice, so that a piece that is left over would come to the second exchange."""
+    messages: list[int] = []
+    wait_all = Channel.wait_all
+
+    def noting(channel: Channel, requests: Any, statuses: Any = (), large: bool = False) -> None:
+        messages.append(len(requests))
+        wait_all(channel, requests, statuses, large)
+
     monkeypatch.setattr(Windows, "node_members", [[of] for of in range(size)])
     monkeypatch.setattr(pairwise, "PIECE", 64)
+    monkeypatch.setattr(Channel, "wait_all", noting)
     group = mpicoll.new_group()
     for call in range(2):
-        source = torch.arange(count * size) + 1000 * rank + call
-        target = torch.empty_like(source)
-        mpicoll.all_to_all_single(target, source, group=group)
-        whole = [torch.arange(count * rank, count * (rank + 1)) + 1000 * of + call for of in range(size)]
-        agree(target.equal(torch.cat(whole)), target)
+        targets = [torch.empty(count, dtype=torch.int64) for _ in range(size)] if rank == 0 else None
+        mpicoll.gather(torch.arange(count) + 1000 * rank + call, targets, 0, group=group)
+        whole = [torch.arange(count) + 1000 * of + call for of in range(size)]
+        agree(targets is None or torch.equal(torch.stack(targets), torch.stack(whole)), targets)
+    pieces = {0: 1, 7: 1, 8: 2, 100: 13, 300: 10}[count]  # 8 bytes each; of 300, pieces have 256 bytes
+    agree(messages == [pieces * (size - 1 if rank == 0 else 1)] * 2, messages)
     mpicoll.destroy_process_group(group)
 
 
