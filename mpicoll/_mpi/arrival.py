@@ -38,7 +38,7 @@ from mpicoll.errors import OperationTimeout
 LOOK_S = 0.1  # seconds between two looks of a waiting rank for questions
 ANSWER_S = 0.6  # seconds for an answer; longer than LOOK_S
 LEAST_S = 1.0  # shorter limits count as this one: ranks never come at the same moment
-PATIENCE_S = 3.0  # seconds until a waiting rank names the missing, as it does in a collective
+PATIENCE_S = 3.0  # seconds until a waiting rank names the missing, here and in collectives (_progress/watchdog.py)
 PATIENCE_AT_START_S = 10.0  # the same where programs have just begun: the import of torch may take seconds longer on one rank
 NEXT_S = 0.02  # how much later the next rank asks, so that a few of many ask
 FIRST_TAG = 16  # those below belong to other messages on the same communicator

@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 from mpicoll._facts import in_words
 from mpicoll._mpi import abort, exit_handshake, survivors
+from mpicoll._mpi.arrival import PATIENCE_S
 from mpicoll._mpi.exit_handshake import SHOW, Answer, Question
 from mpicoll._progress import culprits, current_call, expiry, inquiries, losses, stacks, threads
 from mpicoll._progress.group_state import EVERYBODY, GroupState
@@ -31,7 +32,6 @@ from mpicoll._progress.ledger import Ledger, Mismatch
 from mpicoll._progress.poller import poller
 from mpicoll._progress.requests import PendingMessage
 
-PATIENCE_S = 3.0  # seconds that a call is blocked before this rank says so
 ASK_AFTER_S = 1.0  # seconds before this rank asks others; shorter if a group's timeout is short
 LONGEST_LOOK_S = 1.0  # seconds between two looks; shorter if a group's timeout is short
 MOST_PATIENCE_S = 300.0  # between two such lines of one group
