@@ -120,9 +120,11 @@ class Watchdog:
         return found
 
     def stop(self) -> None:
-        """Ends the thread. What this rank has called stays on its board."""
+        """Ends the thread, after the last group of a world. What this rank has called stays on its board."""
         for ledger in {group.ledger for group in self._all()}:
             self.write(ledger)
+        with self._guard:
+            self._groups.clear()  # the next world has groups of the same names, and a program may keep these
         thread, self._thread = self._thread, None
         self._look_s = LONGEST_LOOK_S
         if thread is not None:

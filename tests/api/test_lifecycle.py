@@ -18,6 +18,9 @@ from mpi4py import MPI
 import mpicoll as dist
 from mpicoll._engine.registry import registry
 from mpicoll._mpi import runtime
+from mpicoll._mpi.exit_handshake import Question
+from mpicoll._progress import inquiries
+from mpicoll._progress.watchdog import watchdog
 from tests.support import agree, needs_sort_ranks
 
 OUTSIDE = dist.GroupMember.NON_GROUP_MEMBER
@@ -48,6 +51,24 @@ def raised_by(call: Callable[[], Any]) -> BaseException | None:
 
 
 # -- the world ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_group_of_an_earlier_world_is_not_taken_for_its_namesake(no_world: None) -> None:
+    """The program keeps the first one. (A rank of another node was told its calls, and ended the job: they differed.)"""
+    begun = []
+    for calls in (1, 0):
+        dist.init_process_group()
+        group = dist.new_group()
+        kept = registry.find(group.group_name)
+        for _ in range(calls):
+            summed(group)
+        answer = inquiries.own_answer(watchdog._all(), Question(group.group_name))
+        begun.append((group.group_name, answer and answer.begun, kept in watchdog._all()))
+        dist.destroy_process_group()
+        assert kept not in watchdog._all()
+    (first, *_), (second, *_) = begun
+    assert first == second
+    assert begun == [(first, 1, True), (first, 0, True)]
 
 
 @pytest.mark.usefixtures("no_world")
