@@ -10,7 +10,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from tests.project import programs
+from tests.docs import programs
 from tests.support import ROOT
 
 SETTINGS = {"svg.hashsalt": "mpicoll"}  # names in the file that are the same each time

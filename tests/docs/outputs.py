@@ -10,9 +10,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.docs import blocks
+from tests.docs import blocks, programs
 from tests.docs.blocks import Job
-from tests.project import programs
 from tests.support import run
 
 TIME_LIMIT_S = 120  # seconds for one command

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs import curves, pictures
-from tests.project import programs
+from tests.docs import curves, pictures, programs
 
 LARGEST = 60_000  # bytes
 SVG = "{http://www.w3.org/2000/svg}"

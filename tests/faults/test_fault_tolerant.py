@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-from tests.project import programs
+from tests.docs import programs
 from tests.support import ROOT, is_open_mpi, launch, run
 
 SCRIPT = "tests/faults/scripts/losing.py"

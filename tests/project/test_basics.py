@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.docs.blocks import Job
-from tests.project.programs import first_line, printed_as_shown, shown
+from tests.docs.programs import first_line, printed_as_shown, shown
 from tests.support import ROOT, run
 
 BASICS = sorted((ROOT / "examples" / "basics").glob("*.py"))

@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.project import outcomes, programs
+from tests.docs import programs
+from tests.project import outcomes
 from tests.support import ROOT, run
 
 SURVIVES = ROOT / "examples" / "lost_rank.py"  # needs Open MPI 5: tests/faults/test_fault_tolerant.py

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.docs.programs import PAGES, PROGRAMS
 from tests.docs.test_pages import CONSOLES
-from tests.project.programs import PAGES, PROGRAMS
 from tests.support import ROOT
 
 GALLERY = ROOT / "docs" / "examples.md"
