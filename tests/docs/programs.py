@@ -42,8 +42,14 @@ def with_proof(job: Job, says: str) -> Job:
     return dataclasses.replace(job, command=command, shown=[*job.shown, says])
 
 
-def printed_as_shown(job: Job, done: subprocess.CompletedProcess[str]) -> None:
+def printed_as_shown(job: Job, done: subprocess.CompletedProcess[str], in_order: bool = False) -> None:
+    """The job ended well, and has printed the lines of the page. ``in_order``: one after the other."""
     said = f"{job.command}\nstdout:\n{done.stdout}\nstderr:\n{done.stderr}"
     assert done.returncode == 0, said
     differences = blocks.differences(job, done.stdout, done.stderr)
     assert not differences, f"{job.page.name}: {differences}\n{said}"
+    if in_order:
+        for shown, printed in zip(job.shown, done.stdout.splitlines(), strict=True):
+            assert not blocks.differences(dataclasses.replace(job, shown=[shown]), printed, ""), (
+                f"{printed!r}, not {shown!r}\n{said}"
+            )

@@ -59,7 +59,7 @@ runs = pytest.mark.parametrize(
 
 def command_of(path: Path, ranks: int | None = None) -> list[str]:
     """The command on line 1 of the example, with this Python, and on ``ranks`` ranks instead of those it names."""
-    words = shlex.split(path.read_text().splitlines()[0].removeprefix("# "))
+    words = shlex.split(programs.first_line(path))
     assert words[:4] == ["python", "-m", "mpicoll.run", "-n"], f"line 1 of {path.name} is no run command: {words}"
     return [sys.executable, *words[1:4], words[4] if ranks is None else str(ranks), *words[5:]]
 
@@ -80,6 +80,16 @@ def succeeded(path: Path, done: subprocess.CompletedProcess[str]) -> None:
 
 # DeepSpeed, which transformers and Lightning import where it is installed, logs to stdout.
 NOT_OURS = re.compile(r"^\[\d{4}-\d\d-\d\d [\d:,]+\] \[WARNING\] \[real_accelerator\.py:.*\n", re.MULTILINE)
+# One rank prints, or ranks that wait for each other: the lines come in the order of the page.
+IN_ORDER = {
+    "dlrm_all_to_all",
+    "hf_trainer",
+    "insitu_mpi4py",
+    "lightning_mpi",
+    "profile_step",
+    "tensor_parallel",
+    "transformer_fsdp2",
+}
 # Blocks of docs/examples with other options than those on the first line of an example.
 FURTHER = {
     programs.name(console[0]): console
@@ -87,6 +97,7 @@ FURTHER = {
     if console[0].command.removeprefix("$ ") not in map(programs.first_line, programs.PROGRAMS)
 }
 KILLED = FURTHER.pop("restart_training")  # a test runs it with a proof
+LEFT = {"slurm": ["finished", "step-10", "step-30"]}  # what they leave in the folder "checkpoints"
 
 
 def looks_like_a_plot(picture: Path) -> None:
@@ -149,7 +160,7 @@ def test_runs_by_its_first_line(path: Path) -> None:
     if path.stem in COMPANIONS:
         done.stdout = NOT_OURS.sub("", done.stdout)
     if path not in ON_GPUS or not torch.cuda.is_available():  # the page shows them on the CPU
-        programs.printed_as_shown(job, done)
+        programs.printed_as_shown(job, done, in_order=path.stem in IN_ORDER)
 
 
 @pytest.mark.launch
@@ -160,6 +171,7 @@ def test_further_commands_print_what_is_shown(name: str, tmp_path: Path) -> None
         done = run(job.argv, TIME_LIMIT_S, cwd=tmp_path)
         programs.printed_as_shown(job, done)
         outcomes.check(name, done.stdout, ranks=2)
+    assert sorted(path.name for path in tmp_path.glob("checkpoints/*")) == LEFT.get(name, [])
 
 
 @pytest.mark.slow

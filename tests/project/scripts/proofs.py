@@ -25,6 +25,7 @@ Batches = Sequence[tuple[Tensor, Tensor]]
 
 
 def same(got: object, expected: object) -> None:
+    """Fails if the numbers are not those of one process."""
     torch.testing.assert_close(got, expected, rtol=0, atol=TOLERANCE)
 
 
