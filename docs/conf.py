@@ -145,7 +145,7 @@ SHORT = 50  # lines of a program that is shown unfolded
 
 
 def _show_programs(app: Sphinx, docname: str, source: list[str]) -> None:
-    """Puts programs in the place of the links to them, in a line that begins with "Source: ". GitHub shows the links."""
+    """Shows the programs to which a line "Source: ..." links, instead of the links. GitHub shows the line as it is."""
 
     def program(path: str) -> str:
         with open(os.path.join(app.srcdir, "..", path), encoding="utf-8") as file:
