@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import clean_environment, warm, warm_server
+from tests.support import clean_environment, run, warm, warm_server
 
 pytestmark = pytest.mark.launch
 
@@ -44,6 +44,17 @@ def test_the_plug_ins_are_loaded_in_its_own_environment() -> None:
     code = "import sys, torch; print('mpicoll' in sys.modules, 'mpi4py' in sys.modules)"
     assert python("-c", code).communicate(timeout=40) == ("True False\n", "")
     assert python("-c", code, TORCH_DEVICE_BACKEND_AUTOLOAD="0").communicate(timeout=40) == ("False False\n", "")
+
+
+RANK = "import sys\nforked = 'torch' in sys.modules\nimport os, torch\nprint(f\"{os.environ['RANK']}: {forked}, {sys.argv}\")"
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_ranks_of_mpicoll_run_are_forked_too(fresh: bool, tmp_path: Path) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(RANK)
+    done = run([sys.executable, "-m", "mpicoll.run", "-n", "2", str(script), "word"], fresh=fresh)
+    assert sorted(done.stdout.splitlines()) == [f"{rank}: {not fresh}, {[str(script), 'word']}" for rank in (0, 1)], done.stderr
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ needs_sort_ranks = pytest.mark.skipif(
 )
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+WARM_RANKS = str(Path(__file__).resolve().parent / "warm_ranks")
 
 # What Open MPI needs as root, with more ranks than cores, on one host; other MPIs do not read it.
 LAUNCH_ENVIRONMENT = {
@@ -123,23 +124,31 @@ def is_open_mpi() -> bool:
 
 
 def run(
-    command: list[str], timeout_s: float = 45, cwd: Path = ROOT, env: Mapping[str, str] | None = None
+    command: list[str],
+    timeout_s: float = 45,
+    cwd: Path = ROOT,
+    env: Mapping[str, str] | None = None,
+    fresh: bool = False,
 ) -> subprocess.CompletedProcess[str]:
     """Runs ``command`` outside this session's MPI job and returns status, stdout and stderr.
 
-    env: added to ``clean_environment()``. Fails the test after timeout_s (longer on a busy machine), with what was printed up
-    to then; the command gets SIGTERM first, so that an mpiexec ends its ranks.
+    env: added to ``clean_environment()``. fresh: ranks of ``mpicoll.run`` start as those of users do; otherwise they are forked
+    from a process that has imported torch (warm.py). Fails the test after timeout_s (longer on a busy machine), with what was
+    printed up to then; the command gets SIGTERM first, so that an mpiexec ends its ranks.
     """
-    done = _run_once(command, timeout_s, cwd, env)
+    environ = clean_environment(**(env or {}))
+    if not fresh and "mpicoll.run" in command:
+        environ |= {warm.ADDRESS: warm_server(), "PYTHONPATH": f"{WARM_RANKS}{os.pathsep}{environ['PYTHONPATH']}"}
+    done = _run_once(command, timeout_s, cwd, environ)
     if done.returncode and NEVER_BEGAN in done.stderr:  # once in some hundred jobs on a busy machine, before any rank is there
-        done = _run_once(command, timeout_s, cwd, env)
+        done = _run_once(command, timeout_s, cwd, environ)
     return done
 
 
-def _run_once(command: list[str], timeout_s: float, cwd: Path, env: Mapping[str, str] | None) -> subprocess.CompletedProcess[str]:
+def _run_once(command: list[str], timeout_s: float, cwd: Path, environ: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
     timeout_s = busy.longer(timeout_s)
     process = subprocess.Popen(
-        command, cwd=cwd, env=clean_environment(**(env or {})), stdin=subprocess.DEVNULL,
+        command, cwd=cwd, env=environ, stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace",
     )  # fmt: skip
     try:
@@ -171,7 +180,7 @@ def launch(
     """
     environ = {**LAUNCH_ENVIRONMENT, **(env or {})}
     python = [sys.executable]
-    if not fresh and not any(name.startswith(("TORCH", "OMP_NUM", "PYTHON")) for name in env or {}):
+    if not fresh and not warm.read_at_import(env or {}):
         python = [sys.executable, "-SE", warm.__file__]
         environ[warm.ADDRESS] = warm_server()
     return run([mpiexec(), *options, "-n", str(ranks), *python, *arguments], timeout_s, cwd, environ)
@@ -179,5 +188,8 @@ def launch(
 
 @functools.cache
 def warm_server() -> str:
-    """The address of this session's server of warm processes; started by the first test that needs it."""
-    return warm.server(clean_environment(**LAUNCH_ENVIRONMENT))
+    """The address of this session's server of warm processes; started by the first test that needs it.
+
+    Workers of pytest-xdist use the one that the session has started for all of them (tests/conftest.py).
+    """
+    return os.environ.get(warm.ADDRESS) or warm.server(clean_environment(**LAUNCH_ENVIRONMENT))

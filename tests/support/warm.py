@@ -7,13 +7,18 @@ mpiexec starts a client. It hands its arguments, environment, directory, cores a
 and ends in the way in which the forked process ends. The forked process runs the program as Python does: SCRIPT, -c CODE, or
 -m MODULE. mpi4py and mpicoll are not imported before: torch's plug-ins are loaded in the forked process, in its environment.
 
-What differs from a fresh process: str hashes are alike on all ranks, the process is no descendant of mpiexec, and what torch
-reads at its import (TORCH_*, OMP_NUM_THREADS) is the server's. `tests.support.launch(fresh=True)` is for tests of these.
+Ranks of ``mpicoll.run`` become clients too, if warm_ranks/ is in PYTHONPATH (warm_ranks/sitecustomize.py).
+
+What differs from a fresh process: str hashes are alike on all ranks, the process is no descendant of mpiexec, torch and its
+plug-ins are there before the program asks for them, and what torch reads at its import (TORCH_*) is the server's.
+`tests.support.launch(fresh=True)` and `run(fresh=True)` are for tests of these.
+A process whose environment differs from that of the server in what torch or Python read stays fresh by itself (`fits`).
 """
 
 import atexit
 import fcntl
 import gc
+import importlib.util
 import json
 import os
 import runpy
@@ -30,6 +35,13 @@ from collections.abc import Mapping
 
 ADDRESS = "TESTS_WARM_SERVER"  # environment variable: the path of the server's socket
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
+AT_IMPORT = ("TORCH", "PYTHON")  # prefixes of variables that are read when Python starts or torch is imported
+LATER = (
+    "TORCH_DEVICE_BACKEND_AUTOLOAD",
+    "PYTHONPATH",
+    "PYTHONUNBUFFERED",
+    "PYTHONDONTWRITEBYTECODE",
+)  # `run` and `become` see to them
 HEAD = struct.Struct("I")  # bytes of the request
 STATUS = struct.Struct("i")  # as waitpid gives it
 
@@ -39,6 +51,8 @@ def server(environ: Mapping[str, str]) -> str:
     folder = tempfile.mkdtemp(prefix="warm-")
     atexit.register(shutil.rmtree, folder)
     path = os.path.join(folder, "socket")
+    with open(f"{path}.environ", "w") as file:
+        json.dump(read_at_import(environ), file)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)
         listener.listen(64)
@@ -50,13 +64,25 @@ def server(environ: Mapping[str, str]) -> str:
     return path
 
 
-def client() -> None:
+def read_at_import(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables that a forked process cannot change any more."""
+    return {name: value for name, value in environ.items() if name.startswith(AT_IMPORT) and name not in LATER}
+
+
+def fits() -> bool:
+    """Whether a process of the server is like one that starts in this environment."""
+    with open(f"{os.environ[ADDRESS]}.environ") as file:
+        return bool(json.load(file) == read_at_import(os.environ))
+
+
+def client(arguments: list[str]) -> None:
     """In the process that mpiexec started."""
     keeper = socket.socket(socket.AF_UNIX)
     keeper.connect(os.environ[ADDRESS])
     listed = [int(fd) for fd in os.listdir("/proc/self/fd")]
     files = [fd for fd in listed if fd != keeper.fileno() and os.path.exists(f"/proc/self/fd/{fd}")]
-    request = json.dumps([sys.argv[1:], dict(os.environ), os.getcwd(), sorted(os.sched_getaffinity(0)), files]).encode()
+    leads = os.getpgid(0) == os.getpid()  # mpiexec sends signals to the process group of a rank
+    request = json.dumps([arguments, dict(os.environ), os.getcwd(), sorted(os.sched_getaffinity(0)), leads, files]).encode()
     for number in PASSED_ON:
         signal.signal(number, lambda number, frame: keeper.send(bytes([number])))
     socket.send_fds(keeper, [HEAD.pack(len(request))], files)
@@ -89,18 +115,21 @@ def keep(client: socket.socket) -> list[str]:
     request = b""
     while len(request) < HEAD.unpack(head)[0]:
         request += client.recv(1 << 20)
+    arguments, environ, folder, cores, leads, files = json.loads(request)
     process = os.fork()
+    if leads:
+        os.setpgid(process, process)  # in both processes: each of them may be the first
     if process == 0:
         client.close()
-        arguments, environ, folder, cores, files = json.loads(request)
         become(environ, folder, cores, dict(zip(files, received, strict=True)))
         return list(arguments)
+    send = os.killpg if leads else os.kill
     os.closerange(0, client.fileno())
     os.closerange(client.fileno() + 1, 1024)  # a pipe to mpiexec ends when the program ends, not when its keeper does
     end = os.pidfd_open(process)
     while end not in select.select([client, end], [], [])[0]:
         said = client.recv(1)
-        os.kill(process, said[0] if said else signal.SIGKILL)
+        send(process, said[0] if said else signal.SIGKILL)
         if not said:
             break  # the client was killed
     _, status = os.waitpid(process, 0)
@@ -134,16 +163,17 @@ def run(arguments: list[str]) -> None:
     import torch
 
     numpy.random.seed()  # noqa: NPY002
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", torch.get_num_threads())))
     first = arguments[0]
     sys.argv[:] = arguments[1:] if first == "-m" else arguments
     sys.path[0] = {"-c": "", "-m": os.getcwd()}.get(first, os.path.dirname(os.path.abspath(first)))
     sys.path[1:1] = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and path not in sys.path]
     if torch._is_device_backend_autoload_enabled():
         torch._import_device_backends()
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
     if first == "-m":
         runpy._run_module_as_main(arguments[1])
         return
-    main = sys.modules["__main__"] = types.ModuleType("__main__")
     if first == "-c":
         code = compile(arguments[1], "<string>", "exec")
         sys.argv[:] = ["-c", *arguments[2:]]
@@ -157,9 +187,12 @@ def run(arguments: list[str]) -> None:
 if __name__ == "__main__":
     if sys.argv[1] == "--serve":
         import numpy  # noqa: F401
-        import torch  # noqa: F401
+        import torch._dynamo  # noqa: F401  optimizers and DDP import it: another second
+
+        if importlib.util.find_spec("sklearn"):
+            import sklearn.datasets  # noqa: F401  the same second in examples
 
         gc.freeze()
         run(serve(socket.socket(fileno=int(sys.argv[2]))))
     else:
-        client()
+        client(sys.argv[1:])
