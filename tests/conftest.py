@@ -3,6 +3,7 @@
     python -m pytest                                    one rank
     python -m mpicoll.run -n 3 -m pytest                the same tests on three
     python -m mpicoll.run -n 3 -m pytest --runslow -k two_gib
+    python -m pytest -n 3 -m launch                     the tests that start jobs of their own, three at a time
 
 A test is written once for any number of ranks (1 too): it derives each rank's contribution from the rank's number and
 ends in ``agree`` (tests/support/__init__.py). What cannot run everywhere is deselected by a mark, never skipped.
@@ -10,7 +11,7 @@ ends in ``agree`` (tests/support/__init__.py). What cannot run everywhere is des
 
 from __future__ import annotations
 
-import hashlib
+import os
 import random
 import zlib
 from collections.abc import Iterator, Sequence
@@ -24,7 +25,7 @@ import torch
 
 from mpicoll._cuda import streams
 from mpicoll._mpi import abort, shared_segment
-from tests.support import everyone, spmd
+from tests.support import everyone, spmd, warm, warm_server
 
 # Examples must be the same on all ranks and in every run. A body with collectives must ``agree`` before it fails, or
 # only one rank goes on to shrink its example.
@@ -37,7 +38,6 @@ ON_REQUEST = {"slow": "--runslow", "companion": "--companions"}  # marks of test
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--runslow", action="store_true", help="also run the tests marked slow")
     parser.addoption("--companions", action="store_true", help="also run the tests of tests/companions; requirements.txt there")
-    parser.addoption("--share", metavar="FOLDER", help="sessions with one empty folder share the tests: each runs once")
     parser.addoption("--only-here", action="store_true", help="run only the tests that are marked for this very number of ranks")
     parser.addoption("--as-if-gpus", action="store_true", help="the CPU's tensors in a world whose ranks see GPUs")
     parser.addoption("--as-if-arm", action="store_true", help="shared memory with the fences that Arm's processors need")
@@ -51,6 +51,8 @@ def pytest_configure(config: pytest.Config) -> None:
     spmd.plugin = spmd.SpmdPlugin(config)
     config.pluginmanager.register(spmd.plugin, "spmd")
     abort.abort = spmd.plugin.watch.showing(abort.abort)
+    if config.getoption("numprocesses", None):  # of pytest-xdist, whose workers inherit this environment
+        os.environ[warm.ADDRESS] = warm_server()
     if config.getoption("--as-if-gpus"):
         streams.seen = lambda: True  # messages are announced, and large collectives ask; no evidence of anything more
     if config.getoption("--as-if-arm"):
@@ -89,32 +91,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = chosen
     if deselected:
         config.hook.pytest_deselected(items=deselected)
-
-
-def pytest_runtestloop(session: pytest.Session) -> bool | None:
-    """With ``--share=FOLDER``, for sessions of one rank: runs the tests that this session is the first to claim.
-
-    The option needs its "=": pytest looks for conftest.py before it knows the option, and would look in FOLDER.
-    """
-    folder = session.config.getoption("--share")
-    if folder is None or session.testsfailed or session.config.option.collectonly:
-        return None
-    claimed = (item for item in session.items if claim(Path(folder), item.nodeid))
-    item = next(claimed, None)
-    while item is not None:
-        following = next(claimed, None)  # claimed before this one runs: pytest keeps the fixtures that the two have in common
-        item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
-        item = following
-    return True
-
-
-def claim(folder: Path, test: str) -> bool:
-    """Whether no other session has claimed this test in ``folder``."""
-    try:
-        (folder / hashlib.sha256(test.encode()).hexdigest()).touch(exist_ok=False)
-    except FileExistsError:
-        return False
-    return True
 
 
 @pytest.fixture(scope="session")
