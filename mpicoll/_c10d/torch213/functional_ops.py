@@ -47,8 +47,6 @@ def _batch_p2p_ops(
     for op, peer, tag, tensor in zip(op_list, peer_list, tag_list, tensors, strict=True):
         sends = op == "isend"
         work = (group.send if sends else group.recv)([tensor], peer, tag)
-        _register_work(tensor, work)
         outcome.append(tensor.new_empty(0) if sends else tensor)
-        if sends:
-            _register_work(outcome[-1], work)
+        _register_work(outcome[-1], work)
     return outcome
