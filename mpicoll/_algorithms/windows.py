@@ -20,10 +20,10 @@ from mpicoll._mpi import runtime, shared_segment
 from mpicoll._mpi.backoff import Backoff
 from mpicoll._mpi.channel import ANY_SOURCE, Channel
 from mpicoll._mpi.topology import Topology
+from mpicoll._waits import ALIVE_S
 
 SPINS = 1000  # checks, 50 us; a hand-over between two running ranks takes less
 BESIDE_YIELD_S = 500e-6  # ``yield_s`` of `Backoff` for a thread in the background
-ALIVE_S = 0.05  # while a rank waits, it asks MPI this often whether the other ranks are alive
 
 
 class Windows:

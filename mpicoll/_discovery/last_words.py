@@ -10,9 +10,9 @@ import os
 import select
 from collections.abc import Callable, Iterable
 
-LONGEST = 1000  # characters; a write to a pipe of up to 4096 bytes is one piece
+from mpicoll._waits import MONITOR_S
 
-ANSWER_S = 1.0  # a monitor answers at once; it may have been killed
+LONGEST = 1000  # characters; a write to a pipe of up to 4096 bytes is one piece
 
 _pipes: tuple[int, int] | None = None  # to the monitor, and from it
 _owner = 0  # a forked child has the pipes, too, and is not the rank
@@ -63,7 +63,7 @@ def _write(line: str) -> None:
     if _pipes is not None and os.getpid() == _owner:
         try:
             os.write(_pipes[0], line.encode(errors="replace") + b"\n")
-            if select.select([_pipes[1]], [], [], ANSWER_S)[0]:
+            if select.select([_pipes[1]], [], [], MONITOR_S)[0]:
                 os.read(_pipes[1], 1)
         except OSError:  # the monitor has been killed: nobody listens
             return

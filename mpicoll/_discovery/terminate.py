@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import subprocess
 
-STOP_WITHIN_S = 5.0  # between SIGTERM and SIGKILL
+from mpicoll._waits import STOP_S
 
 
 def end(mpiexec: subprocess.Popen[bytes]) -> None:
@@ -13,7 +13,7 @@ def end(mpiexec: subprocess.Popen[bytes]) -> None:
     if mpiexec.poll() is None:
         mpiexec.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            mpiexec.wait(STOP_WITHIN_S)
+            mpiexec.wait(STOP_S)
     if mpiexec.poll() is None:
         mpiexec.kill()
         mpiexec.wait()

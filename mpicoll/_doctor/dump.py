@@ -17,10 +17,8 @@ from mpicoll._doctor import torch_traces
 from mpicoll._doctor.flight_records import Call, GroupKey, GroupRecord, Record, read
 from mpicoll._doctor.report import Finding, Report, ranks_in_words
 from mpicoll._facts import difference
+from mpicoll._waits import PATIENCE_S
 
-# Seconds after which a rank in an operation counts as one that waits, if the group's timeout is not shorter. Ranks of a healthy
-# job are never level.
-PATIENCE_S = 3.0
 ONE_JOB_S = 60.0  # seconds between the records of one job
 
 Members = Mapping[int, GroupRecord]  # by global rank
@@ -136,7 +134,10 @@ def _mismatch(topic: str, key: GroupKey, members: Members) -> list[Finding]:
 
 
 def _waiting(topic: str, key: GroupKey, members: Members, records: Mapping[int, Record], alike: bool) -> Iterator[Finding]:
-    """For each collective in which ranks wait: who waits, and who has not come. ``alike``: all ranks call the same."""
+    """For each collective in which ranks wait: who waits, and who has not come. ``alike``: all ranks call the same.
+
+    A rank waits if it is in a call for PATIENCE_S, or for the group's timeout if that is shorter.
+    """
     waiting: dict[int, list[int]] = {}
     for rank, group in members.items():
         last = group.last

@@ -26,13 +26,13 @@ from mpicoll._mpi.datatypes import BYTE
 from mpicoll._progress.work import Work
 from mpicoll._tensors import calls, signatures
 from mpicoll._tensors.calls import Call
+from mpicoll._waits import ANSWER_OF_FIRST_S
 from mpicoll.errors import CollectiveMismatch, OperationTimeout
 
 if TYPE_CHECKING:
     from mpicoll._engine.communicator import Communicator
 
 CALL, ANSWER = 3, 4  # tags on the group's own communicator; monitored_barrier.py has 1 and 2
-GRACE_S = 5.0  # seconds that the other ranks wait longer than rank 0, so that its answer reaches them
 
 
 def wanted() -> bool:
@@ -79,7 +79,7 @@ def _agree(group: Communicator, call: Facts, limit_s: float) -> None:
         CollectiveMismatch: They differ. Raised on every rank, except on one that has refused its call.
         OperationTimeout: A rank did not come. Raised on every rank that came.
     """
-    missing, wrong = _collect(group, call, limit_s) if group.rank == 0 else _report(group, call, limit_s + GRACE_S)
+    missing, wrong = _collect(group, call, limit_s) if group.rank == 0 else _report(group, call, limit_s + ANSWER_OF_FIRST_S)
     where = group.where(call.operation)
     if missing:
         ranks = ", ".join(str(group.global_ranks[rank]) for rank in missing)

@@ -14,13 +14,13 @@ import torch
 
 from mpicoll._mpi.backoff import Backoff
 from mpicoll._mpi.datatypes import spec
+from mpicoll._waits import ANSWER_OF_FIRST_S
 from mpicoll.errors import OperationTimeout
 
 if TYPE_CHECKING:
     from mpicoll._progress.group_state import GroupState
 
 ARRIVED, ANSWER = 1, 2  # tags on the group's own communicator
-GRACE_S = 5.0  # seconds that the other ranks wait longer than rank 0, so that its answer reaches them
 
 
 def monitored_barrier(group: GroupState, timeout_s: float, wait_all_ranks: bool) -> None:
@@ -29,7 +29,7 @@ def monitored_barrier(group: GroupState, timeout_s: float, wait_all_ranks: bool)
     Raises:
         OperationTimeout: A rank did not come. Raised on every rank that came; names all global ranks that did not, or the first.
     """
-    missing = _collect(group, timeout_s, wait_all_ranks) if group.rank == 0 else _report(group, timeout_s + GRACE_S)
+    missing = _collect(group, timeout_s, wait_all_ranks) if group.rank == 0 else _report(group, timeout_s + ANSWER_OF_FIRST_S)
     if missing:
         ranks = ", ".join(str(group.global_ranks[rank]) for rank in missing)
         error = OperationTimeout(

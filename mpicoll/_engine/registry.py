@@ -35,9 +35,9 @@ from mpicoll._progress.poller import poller
 from mpicoll._progress.queue import CollectiveQueue
 from mpicoll._progress.watchdog import watchdog
 from mpicoll._tensors import checks
+from mpicoll._waits import EXIT_S
 from mpicoll.errors import GroupDestroyed
 
-EXIT_S = 10.0  # seconds that a rank waits at exit for the collectives that it has started
 REMEMBERED = 4096  # closed groups whose number of collectives is still known at exit
 
 World = tuple[Topology, Agreed, Ledger | None]  # of the ranks

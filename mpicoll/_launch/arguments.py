@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 import mpicoll
 from mpicoll import _config
 from mpicoll._discovery.launchers import LAUNCHERS
+from mpicoll._waits import STOP_S
 
 EPILOG = """examples:
   python -m mpicoll.run -n 4 train.py --epochs 3
@@ -59,7 +60,6 @@ REPLACED = {
     "--virtual-local-rank": "every rank sees all GPUs: call torch.cuda.set_device(int(os.environ['LOCAL_RANK']))",
     "-genvall": "every variable reaches the ranks of this host; -x NAME hands one on to other hosts",
 }
-DEFAULT_GRACE_S = 5.0
 LONGEST_GRACE_S = 86400
 PROGRAM_OPTIONS = ("-m", "--module", "--no-python", "--no_python", "-h", "--help", "--version")
 
@@ -214,7 +214,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     _add(group, "--oversubscribe", hidden=("-oversubscribe",), action="store_true")
 
     group = parser.add_argument_group("the end of the job")
-    _add(group, "--grace", type=seconds, default=DEFAULT_GRACE_S, metavar="SECONDS", dest="grace_s")
+    _add(group, "--grace", type=seconds, default=STOP_S, metavar="SECONDS", dest="grace_s")
     _add(group, "--max-restarts", type=restarts, metavar="N")
     _add(group, "--exec", action="store_true", dest="execute")
 

@@ -15,8 +15,9 @@ from pathlib import Path
 import mpicoll._discovery.hostfile as hostfile
 from mpicoll._cpus import usable_cores
 from mpicoll._discovery.torch_facts import torch_facts
-from mpicoll._launch.arguments import ACCEPTED, DEFAULT_GRACE_S, make_parser, split, unknown
+from mpicoll._launch.arguments import ACCEPTED, make_parser, split, unknown
 from mpicoll._launch.job import NOTHING_ASKED, Program, Request
+from mpicoll._waits import STOP_S
 from mpicoll.errors import LaunchError
 
 PROG = "python -m mpicoll.run"
@@ -40,7 +41,7 @@ class Options:
     launcher: str | None = None
     dry_run: bool = False
     execute: bool = False  # become mpiexec
-    grace_s: float = DEFAULT_GRACE_S  # between SIGTERM and SIGKILL
+    grace_s: float = STOP_S  # between SIGTERM and SIGKILL
     quiet: bool = False
     mpiexec_args: tuple[str, ...] = ()
     exported: tuple[str, ...] = ()  # NAME or NAME=VALUE

@@ -27,13 +27,13 @@ from typing import TYPE_CHECKING
 
 from mpicoll._discovery import detect, last_call, last_words
 from mpicoll._launch import leftovers, processes
+from mpicoll._waits import CONNECT_S
 
 if TYPE_CHECKING:
     import selectors
     import socket
 
 LOOPBACK = "127.0.0.1"
-CONNECT_S = 5.0  # limit of the connection to the supervisor, which a firewall may forbid; the program runs anyway
 # Signals that a launcher sends to the process group of a rank, or a terminal to its job: meant for the program.
 FOR_THE_PROGRAM = frozenset(
     getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGALRM")

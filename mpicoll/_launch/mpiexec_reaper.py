@@ -16,10 +16,9 @@ import time
 from pathlib import Path
 
 from mpicoll._launch import processes
+from mpicoll._waits import LEFT_BEHIND_S, STARTED_AFTER_S
 
-LEFT_BEHIND_S = 5.0  # a healthy mpiexec ends milliseconds after its last child
 POLL_S = 0.2
-STARTED_AFTER_S = 20.0  # by then mpiexec has had children, even if no poll has seen one
 
 
 def start(pid: int) -> bool:

@@ -24,8 +24,7 @@ from types import TracebackType
 from mpicoll import _cpus
 from mpicoll._discovery import binding, detect, last_words
 from mpicoll._launch import monitor
-
-LAST_WORDS_S = 0.2  # Hydra ends the job without reading all output: the end of a traceback was lost in 2 of 2 runs
+from mpicoll._waits import LAST_WORDS_S
 
 
 def main(words: list[str]) -> None:

@@ -30,10 +30,9 @@ from mpicoll._launch.command_line import PROG, Options, parse
 from mpicoll._launch.job import Plan, Program, Site
 from mpicoll._launch.plan import plan
 from mpicoll._stdout import quiet_without_reader
+from mpicoll._waits import FIRST_PAUSE_S, LONGEST_PAUSE_S, OTHER_RANKS_S
 from mpicoll.errors import LaunchError
 
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0  # before a restart; each pause is twice the one before
-OTHER_RANKS_S = 5.0  # srun -K and mpirun end all ranks when one fails, and the first one must print before that
 # How a launcher that `detect` tells from others is called
 OUTER_COMMANDS = {
     "openmpi": "mpirun", "mvapich": "mpirun_rsh", "jsrun": "jsrun", "pals": "mpiexec", "flux": "flux run", "hydra": "mpiexec",

@@ -32,6 +32,7 @@ import mpicoll._launch.run as run
 from mpicoll._discovery import detect, terminate
 from mpicoll._launch import command_line, spawn_rank
 from mpicoll._launch.job import Program
+from mpicoll._waits import STOP_S
 from mpicoll.errors import LaunchError, MpicollError
 
 POLL_S = 0.02
@@ -113,7 +114,7 @@ class SpawnContext:
                 return None
             if failed_at is None and any(self._folder.glob("failure-*")):
                 failed_at = now
-            if failed_at is not None and now - failed_at > terminate.STOP_WITHIN_S:
+            if failed_at is not None and now - failed_at > STOP_S:
                 terminate.end(self.process)
             time.sleep(POLL_S)
         return status

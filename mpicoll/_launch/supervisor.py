@@ -36,13 +36,9 @@ from mpicoll._discovery.detect import SUPERVISOR
 from mpicoll._launch import leftovers, processes
 from mpicoll._launch.mpiexec_reaper import children
 from mpicoll._launch.reports import Reports, address_towards, shell_status, signal_name
+from mpicoll._waits import GONE_S, KILL_S, LAST_REPORTS_S, LEFT_BEHIND_S, SETTLE_S
 
-SETTLE_S = 2.0  # mpiexec ends a job within milliseconds of a failure; the time lets it print what the ranks wrote
-KILL_S = 1.0
-GONE_S = 2.0  # a process that gets SIGKILL ends within milliseconds, but a large one frees its memory first
-LAST_REPORTS_S = 1.0  # reports of ranks that ended before mpiexec may still be on their way from other hosts
 NOT_STARTED = 213  # of Open MPI's mpiexec: 256 - 43, PRTE_ERR_SILENT; also for options that it does not know
-LEFT_BEHIND_S = 5.0  # a healthy mpiexec ends milliseconds after its last rank
 
 ENDING = frozenset((signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT))
 OF_THE_USER = frozenset((signal.SIGUSR1, signal.SIGUSR2))

@@ -22,9 +22,7 @@ from typing import Any, NoReturn
 
 from mpicoll._discovery import last_words
 from mpicoll._mpi import runtime
-
-ABORT_S = 5.0  # limit of MPI_Abort, which may wait for a launcher that is gone; then this process ends by itself
-FORWARDING_S = 0.3  # time for mpiexec to read the output: Hydra drops output that is still in the pipe when the job is aborted
+from mpicoll._waits import ABORT_S, FORWARDING_S
 
 _os_exit = os._exit
 _before: tuple[Callable[..., Any], Callable[..., Any]] | None = None

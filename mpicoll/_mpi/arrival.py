@@ -33,14 +33,9 @@ from mpicoll._mpi.backoff import Backoff
 from mpicoll._mpi.errors import not_made
 from mpicoll._mpi.library import MPI
 from mpicoll._mpi.runtime import Runtime
+from mpicoll._waits import ANSWER_S, LEAST_MEETING_S, NEXT_S, PATIENCE_AT_START_S, PATIENCE_S, SHORT_LOOK_S
 from mpicoll.errors import OperationTimeout
 
-LOOK_S = 0.1  # seconds between two looks of a waiting rank for questions
-ANSWER_S = 0.6  # seconds for an answer; longer than LOOK_S
-LEAST_S = 1.0  # shorter limits count as this one: ranks never come at the same moment
-PATIENCE_S = 3.0  # seconds until a waiting rank names the missing, here and in collectives (_progress/watchdog.py)
-PATIENCE_AT_START_S = 10.0  # the same where programs have just begun: the import of torch may take seconds longer on one rank
-NEXT_S = 0.02  # how much later the next rank asks, so that a few of many ask
 FIRST_TAG = 16  # those below belong to other messages on the same communicator
 ASK, HERE, MISSING, LEFT = "ask", "here", "missing", "left"
 
@@ -170,9 +165,9 @@ class _RollCall:
         asked = False
         while not done():
             now = time.monotonic()
-            if now - begun > max(self._limit_s, LEAST_S):
+            if now - begun > max(self._limit_s, LEAST_MEETING_S):
                 break
-            if now - looked > LOOK_S:
+            if now - looked > SHORT_LOOK_S:
                 looked = now
                 self.look()
             if now - begun > patience_s and not asked and self._is_lowest():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mpicoll._mpi import survivors
 from mpicoll._mpi.library import MPI
+from mpicoll._waits import NOTICE_S
 from mpicoll.errors import CommunicationError, PeerLost, TruncationError
 
 MPIException = MPI.Exception
@@ -16,14 +17,14 @@ def translate(error: MPI.Exception, where: str) -> CommunicationError:
     text = f"{where}: {error.Get_error_string()}"
     if error.Get_error_class() == MPI.ERR_TRUNCATE:
         return TruncationError(text)
-    if lost := survivors.lost(survivors.NOTICE_S):  # whatever MPI says: after a death it has several errors, OTHER too
+    if lost := survivors.lost(NOTICE_S):  # whatever MPI says: after a death it has several errors, OTHER too
         return peer_lost(where, lost)
     return CommunicationError(text)
 
 
 def not_made(error: MPI.Exception, where: str, groups: int | None = None) -> CommunicationError:
     """The mpicoll error for an MPI error while a communicator was made. ``groups``: number of open groups; None: unknown."""
-    if lost := survivors.lost(survivors.NOTICE_S):
+    if lost := survivors.lost(NOTICE_S):
         return peer_lost(where, lost)
     reason = error.Get_error_string().strip().splitlines()[-1]
     text = f"{where}: MPI could not make the communicator: {reason}"

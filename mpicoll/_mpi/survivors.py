@@ -37,12 +37,11 @@ from mpicoll._mpi import library, runtime
 from mpicoll._mpi.backoff import Backoff
 from mpicoll._mpi.library import MPI
 from mpicoll._mpi.runtime import Runtime
+from mpicoll._waits import DEATHS_S
 
 SETTING = "OMPI_MCA_mpi_ft_enable"  # set by mpirun --with-ft ulfm
 LOOKS = 8  # Open MPI looks at its events in one of some calls only; 4 were needed
 GOES_ON, ENDS = 1, 2  # bits for `agree`
-SETTLE_S = 0.1  # a death is noticed within some 20 ms, of the second rank too
-NOTICE_S = 1.0  # seconds after MPI's error until the dead rank must be known; usually 1 ms
 
 _given = False  # see `world_given`
 _root = MPI.COMM_WORLD  # or what `meet` has made of it; a world of a communicator of the user leaves it alone
@@ -103,7 +102,7 @@ def revoke_base() -> None:
 
 def settle() -> None:
     """Waits until ranks that have died at the same moment are known. See Note [A death while communicators are made]."""
-    time.sleep(SETTLE_S)
+    time.sleep(DEATHS_S)
     lost()
 
 

@@ -17,9 +17,8 @@ from typing import NamedTuple
 
 from mpicoll._discovery import last_words
 from mpicoll._mpi import abort, claim
+from mpicoll._waits import AFTER_LIMIT_S, FORWARDING_S, LEAST_LIMIT_S
 
-LEAST_S = 3.0  # shorter limits count as this one: it must never end a job that is only slow
-GRACE_S = 1.0  # seconds after the limit
 LONGEST_S = 1e6  # threads cannot wait for much longer
 
 
@@ -67,7 +66,7 @@ def suspended() -> Iterator[None]:
 def _begin(caller: int, operation: str, limit_s: float) -> None:
     """Begins a limit. The thread sleeps on when the body has ended, so that the next limit costs 2 us, not 100."""
     global _thread
-    deadline = time.monotonic() + max(limit_s, LEAST_S) + GRACE_S
+    deadline = time.monotonic() + max(limit_s, LEAST_LIMIT_S) + AFTER_LIMIT_S
     _limits[caller] = _Limit(deadline, operation, limit_s)
     with _changed:
         if _thread is None:
@@ -108,7 +107,7 @@ def _end(limit: _Limit) -> None:
     cause = f"rank {', '.join(map(str, absent))} has not started MPI" if absent else "not every rank has started MPI"
     last_words.why(f"{text}: {cause}")
     print(f"mpicoll: rank {claim.rank()}: {text}: {cause}; aborting the job", file=sys.stderr, flush=True)
-    time.sleep(abort.FORWARDING_S)
+    time.sleep(FORWARDING_S)
     os._exit(1)
 
 

@@ -33,6 +33,7 @@ from mpicoll._progress.group_state import EVERYBODY, GroupState
 from mpicoll._progress.poller import poller
 from mpicoll._progress.watchdog import inside
 from mpicoll._tensors.signatures import facts
+from mpicoll._waits import LOOK_S, RECORDS_S
 from mpicoll.errors import MpicollError
 
 VERSION = 1  # of the format
@@ -40,8 +41,6 @@ FOLDER = "mpicoll-dump"  # in the current directory, for a record that is asked 
 REQUEST = "request"  # file in MPICOLL_DUMP_DIR; when it is touched, every rank writes its record
 PIPE = 1 << 16  # bytes that a pipe holds
 SETTLE_S = 0.05  # seconds in which the handler of one signal has written everything
-LOOK_S = 1.0  # seconds between two looks at it
-OTHERS_S = 4.0  # seconds that a rank whose operation has expired waits for the records of the others
 
 # Note [How SIGUSR2 reaches a rank that is blocked inside MPI]
 # Python runs a signal handler between two bytecodes of the main thread: never, while that thread waits inside MPI. The handler of
@@ -175,7 +174,7 @@ class FlightRecorder:
         (folder / REQUEST).touch()
         asked_at = self._request = self._requested_at()
         self.dump(reason)
-        late, deadline = set(range(self._size)), time.monotonic() + OTHERS_S
+        late, deadline = set(range(self._size)), time.monotonic() + RECORDS_S
         while late and time.monotonic() < deadline:
             late = {rank for rank in late if _written_at(folder / f"rank-{rank}.json") < asked_at}
             time.sleep(0.05)

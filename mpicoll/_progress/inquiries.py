@@ -18,9 +18,9 @@ from mpicoll._mpi.exit_handshake import Answer, Question
 from mpicoll._progress.group_state import GroupState
 from mpicoll._progress.ledger import newest
 from mpicoll._tensors import signatures
+from mpicoll._waits import SILENT_S
 
 MOST_ASKED = 32  # questions of a rank about one group at one look
-SILENT_S = 2.5  # a rank that runs answers within two looks
 
 
 class Absent(NamedTuple):

@@ -21,11 +21,12 @@ from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 from mpicoll._mpi.boards import MOST, Boards
 from mpicoll._tensors import signatures
 from mpicoll._tensors.calls import Signature
+from mpicoll._waits import BOARD_S, LOOK_S, RAISES_S
 from mpicoll.errors import GroupDestroyed, MpicollError
 
 REMEMBERED = 2000  # collectives of a group whose calls are kept
-LOOKS = 5  # entries of this many seconds stand on a board, in case another rank is late
-PATIENT_LOOKS = 2  # after an error on one rank: different calls may raise on the other one, too, and the programs may go on
+LOOKS = round(BOARD_S / LOOK_S)  # whose entries stand on a board
+PATIENT_LOOKS = round(RAISES_S / LOOK_S)  # after an error on one rank; the programs may go on
 MOST_TEXTS, MOST_GROUPS = 200, 100  # on a board
 
 

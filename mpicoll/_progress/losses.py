@@ -12,8 +12,6 @@ from mpicoll._mpi import errors, survivors
 from mpicoll._progress.group_state import GroupState
 from mpicoll.errors import GroupDestroyed
 
-LOOK_S = 0.1  # seconds between two looks
-
 
 def look(groups: Iterable[GroupState]) -> None:
     """Makes the groups that have lost a rank unusable, and ends their operations with PeerLost. Called by the watchdog."""

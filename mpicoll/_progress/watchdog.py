@@ -23,7 +23,6 @@ from typing import NamedTuple
 
 from mpicoll._facts import in_words
 from mpicoll._mpi import abort, exit_handshake, survivors
-from mpicoll._mpi.arrival import PATIENCE_S
 from mpicoll._mpi.exit_handshake import SHOW, Answer, Question
 from mpicoll._progress import culprits, current_call, expiry, inquiries, losses, stacks, threads
 from mpicoll._progress.group_state import EVERYBODY, GroupState
@@ -31,11 +30,8 @@ from mpicoll._progress.inquiries import Absent
 from mpicoll._progress.ledger import Ledger, Mismatch
 from mpicoll._progress.poller import poller
 from mpicoll._progress.requests import PendingMessage
+from mpicoll._waits import ASK_AFTER_S, LOOK_S, MOST_PATIENCE_S, PATIENCE_S, SHORT_LOOK_S, STACK_S
 
-ASK_AFTER_S = 1.0  # seconds before this rank asks others; shorter if a group's timeout is short
-LONGEST_LOOK_S = 1.0  # seconds between two looks; shorter if a group's timeout is short
-MOST_PATIENCE_S = 300.0  # between two such lines of one group
-STACK_S = 1.5  # time for other ranks to show where they are, before the job ends
 TIMED_BY_ITSELF = frozenset({"barrier", "monitored_barrier"})  # they may also wait longer than the group's timeout
 
 # Blocking messages under way, by thread: (operation, group, start time, group rank that it waits for, or None for any rank).
@@ -73,8 +69,8 @@ class Watchdog:
         self._thread: threading.Thread | None = None
         self._wake = threading.Event()
         self._stopping = False
-        self._look_s = LONGEST_LOOK_S
-        self._second = 0  # of the last look at the ledgers
+        self._look_s = LOOK_S
+        self._second = 0.0  # of the last look at the ledgers
         self._said: weakref.WeakKeyDictionary[GroupState, tuple[str, float]] = weakref.WeakKeyDictionary()  # the last wait named
         self._patience: weakref.WeakKeyDictionary[GroupState, float] = weakref.WeakKeyDictionary()  # seconds to the next line
         self._asked = 0  # rounds of questions to ranks of this node; a rank asks one after the other
@@ -88,7 +84,7 @@ class Watchdog:
 
     def watch(self, timeout_s: float) -> None:
         """Starts the thread if necessary, and makes it look often enough for this timeout."""
-        self._look_s = min(self._look_s, max(0.05, timeout_s / 10), losses.LOOK_S if survivors.possible() else LONGEST_LOOK_S)
+        self._look_s = min(self._look_s, max(0.05, timeout_s / 10), SHORT_LOOK_S if survivors.possible() else LOOK_S)
         self._wake.set()
         if self._thread is None:
             self._stopping = False
@@ -126,7 +122,7 @@ class Watchdog:
         with self._guard:
             self._groups.clear()  # the next world has groups of the same names, and a program may keep these
         thread, self._thread = self._thread, None
-        self._look_s = LONGEST_LOOK_S
+        self._look_s = LOOK_S
         if thread is not None:
             self._stopping = True
             self._wake.set()
@@ -142,7 +138,8 @@ class Watchdog:
     def _loop(self) -> None:
         while not self._stopping:
             # All ranks of a node look at the ledger at the same moment: at each full second of the clock that they share.
-            if self._wake.wait(min(self._look_s, 1 - time.monotonic() % 1)):  # a group with a shorter timeout, or the end
+            look_s = min(self._look_s, LOOK_S - time.monotonic() % LOOK_S)
+            if self._wake.wait(look_s):  # a group with a shorter timeout, or the end
                 self._wake.clear()
                 continue
             self._look()  # a function of its own: a group that is closed while this thread sleeps is not kept by its variables
@@ -156,8 +153,8 @@ class Watchdog:
         waiting = _under_way(groups)
         current_call.write(inside, self._all)
         self._exchange(groups, waiting)
-        if int(now) != self._second:
-            self._second = int(now)
+        if now // LOOK_S != self._second:
+            self._second = now // LOOK_S
             self._read_ledgers(groups)
         for each in waiting:
             waited_s, limit_s = now - each.since, each.group.timeout_s

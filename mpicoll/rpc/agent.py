@@ -23,6 +23,7 @@ import torch
 
 from mpicoll._mpi.mailbox import Mailbox
 from mpicoll._mpi.runtime import Runtime
+from mpicoll._waits import LOOK_S
 from mpicoll.autograd import contexts
 from mpicoll.errors import MpicollError
 from mpicoll.rpc import wire
@@ -36,8 +37,6 @@ from mpicoll.rpc.pool import Pool
 from mpicoll.rpc.service import Service, Task
 from mpicoll.rpc.transport import Transport
 from mpicoll.rpc.workers import WorkerInfo, Workers, describe, this_process
-
-LOOK_S = 1.0  # seconds between two looks at the processes of the callees
 
 
 class Agent:

@@ -14,13 +14,13 @@ import time
 from typing import TYPE_CHECKING
 
 from mpicoll._mpi.backoff import Backoff
+from mpicoll._waits import HAS_COME_S
 from mpicoll.errors import WorkerLeft
 from mpicoll.rpc import current_agent
 
 if TYPE_CHECKING:
     from mpicoll.rpc.agent import Agent
 
-ANSWER_S = 1.0  # seconds that a worker has to say whether it has come
 MAX_NAMES = 8  # workers that an error names
 
 
@@ -83,7 +83,7 @@ def _timeout_error(agent: Agent, timeout_s: float) -> RuntimeError:
     asked, missing = [], []
     for worker in others:
         with contextlib.suppress(WorkerLeft):
-            asked.append((worker, agent.call(worker, has_come, (), timeout_s=ANSWER_S)))
+            asked.append((worker, agent.call(worker, has_come, (), timeout_s=HAS_COME_S)))
     for worker, future in asked:
         try:
             come = future.wait()
