@@ -1,0 +1,15 @@
+"""Ranks that fail, wait for each other, or do not call the same."""
+
+from __future__ import annotations
+
+import pytest
+
+FAST = {
+    "_MPICOLL_TIME_SCALE": "0.2"
+}  # environment of a job in which ranks wait: a missing rank is named after 0.6 s, not after 3
+
+
+@pytest.fixture
+def clock(request: pytest.FixtureRequest) -> dict[str, str]:
+    """The environment of this test's jobs: FAST, and nothing in a test marked slow, which takes the times of users."""
+    return {} if request.node.get_closest_marker("slow") else FAST

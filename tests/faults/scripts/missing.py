@@ -1,10 +1,12 @@
-"""``missing.py DOOR FORM OPERATION...``: rank 1 never comes to these operations of rank 0. Limits are 2 seconds.
+"""``missing.py DOOR LIMIT FORM OPERATION...``: rank 1 never comes to these operations of rank 0, whose limit is LIMIT seconds.
 
-FORM: "blocking" makes one call; "asynchronous" makes all of them at once. Each one has a group of its own.
+FORM: "blocking" makes one call; "raising" makes all of them at once: asynchronous ones, and those that raise by themselves.
+Each operation has a group of its own.
 """
 
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -14,8 +16,8 @@ import torch
 
 import mpicoll
 
-DOOR, FORM = sys.argv[1:3]
-LIMIT = timedelta(seconds=2)
+DOOR, SECONDS, FORM, *OPERATIONS = sys.argv[1:]
+LIMIT = timedelta(seconds=float(SECONDS))
 api: Any = mpicoll if DOOR == "mpicoll" else torch.distributed
 COUNT = 1 << 20  # elements: a message of this size waits for its receiver
 
@@ -42,7 +44,8 @@ def calls(group: Any, **more: Any) -> dict[str, Callable[[], Any]]:
         "all_to_all": lambda: api.all_to_all([block(), block()], [block(), block()], **more),
         "all_to_all_single": lambda: api.all_to_all_single(block(4), block(4), **more),
         "barrier": lambda: api.barrier(**more),
-        "monitored_barrier": lambda: api.monitored_barrier(group, LIMIT),
+        "blocking barrier": lambda: api.barrier(group),
+        "monitored_barrier": lambda: mpicoll.monitored_barrier(group, LIMIT),
         "send": lambda: api.send(block(COUNT), 1, group),
         "recv": lambda: api.recv(block(), 1, group),
         "recv from anybody": lambda: api.recv(block(), group=group),
@@ -59,8 +62,22 @@ def calls(group: Any, **more: Any) -> dict[str, Callable[[], Any]]:
     }
 
 
+def wait(name: str, call: Callable[[], Any]) -> None:
+    """Prints how the call ends, and when; the limit of a Work is that of its wait."""
+    begun = time.monotonic()
+    try:
+        work = call()
+        begun = time.monotonic()
+        work.wait()
+    except mpicoll.OperationTimeout as error:
+        said = str(error).replace("\n", " ")
+    else:
+        said = "no error"
+    print(f"{name} after {time.monotonic() - begun:.2f} s: {said}\n", end="", flush=True)
+
+
 api.init_process_group("mpi")
-groups = {name: api.new_group(timeout=LIMIT) for name in sys.argv[3:]}
+groups = {name: api.new_group(timeout=LIMIT) for name in OPERATIONS}
 for group in groups.values():
     api.all_reduce(block(1 << 22), group=group)  # makes the window
 api.barrier()
@@ -72,19 +89,9 @@ if FORM == "blocking":
     calls(group)[name]()
     print("returned", flush=True)
     time.sleep(100)
-
-
-def wait(call: Callable[[], Any]) -> str:
-    try:
-        call()
-    except mpicoll.OperationTimeout as error:
-        return str(error).replace("\n", " ")
-    return "no error"
-
-
-works = {name: calls(group, async_op=True)[name]() for name, group in groups.items()}
-for name, work in works.items():
-    begun = time.monotonic()  # the limit is that of the wait
-    said = wait(work.wait)
-    print(f"{name} after {time.monotonic() - begun:.2f} s: {said}", flush=True)
+threads = [threading.Thread(target=wait, args=(name, calls(group, async_op=True)[name])) for name, group in groups.items()]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
 os._exit(9)

@@ -7,11 +7,14 @@ import time
 from datetime import timedelta
 
 import torch
+from mpi4py import MPI
 
 import mpicoll
 import mpicoll as dist
+from mpicoll._waits import LOOK_S, PATIENCE_S
 
 how, timeout_s = sys.argv[1], float(sys.argv[2])
+MPI.COMM_WORLD.Barrier()  # the start of MPI may take longer than the timeout
 dist.init_process_group(timeout=timedelta(seconds=timeout_s))
 rank = dist.get_rank()
 api = torch.distributed if how.startswith("torch ") else mpicoll
@@ -24,7 +27,7 @@ def program_of_rank_1() -> None:
     if how == "ends its process":
         os._exit(0)
     if how == "stops":
-        time.sleep(2)  # until its last call is known
+        time.sleep(2 * LOOK_S)  # until its last call is known
         os.kill(os.getpid(), signal.SIGSTOP)
     time.sleep(60)
 
@@ -48,7 +51,10 @@ elif how == "refuses":
         print("caught\n", end="", flush=True)
     dist.broadcast(tensor, 1)  # would meet the broadcast of rank 0
     print("survived\n", end="", flush=True)
-elif how == "tries alone":
+elif how == "goes on":
+    if rank == 1:
+        time.sleep(3 * PATIENCE_S)  # it comes late
+    dist.all_reduce(tensor)
     if rank == 1:
         try:
             dist.reduce(tensor, 7)
@@ -57,11 +63,6 @@ elif how == "tries alone":
     tensor.fill_(rank)
     dist.broadcast(tensor, 1)
     print(f"survived with {tensor.tolist()}\n", end="", flush=True)
-elif how == "comes late":
-    if rank == 1:
-        time.sleep(5)
-    dist.all_reduce(tensor)
-    print(f"survived {rank}\n", end="", flush=True)
 elif how == "meets a barrier":
     dist.barrier() if rank == 0 else dist.all_gather([torch.empty(2), torch.empty(2)], tensor)
     dist.all_reduce(tensor)
