@@ -56,15 +56,15 @@ def outcome(pair: tuple[Call, Call], ranks: Sequence[str], stderr: str) -> str:
     return SILENT if all(what == "returned, went on" for what in ranks) else OTHER
 
 
-def find(mode: str, indices: Sequence[int], ranks: int, door: str) -> dict[int, tuple[str, str]]:
-    """Makes these pairs of calls. Returns the outcome of each one, and what was seen."""
+def find(mode: str, indices: Sequence[int], ranks: int, door: str, **environ: str) -> dict[int, tuple[str, str]]:
+    """Makes these pairs of calls. Returns the outcome of each one, and what was seen. ``environ``: of the jobs."""
     size, check = MODES[mode]
     all_pairs, found, left = pairs(large=size == "large"), dict[int, tuple[str, str]](), list(indices)
     while left:
         with tempfile.TemporaryDirectory() as name:
             command = [SCRIPT, door, size, name, *map(str, left)]
             try:
-                done = launch(ranks, *command, env={"MPICOLL_CHECK": check} if check else {}, timeout_s=100)
+                done = launch(ranks, *command, env={**environ, **({"MPICOLL_CHECK": check} if check else {})}, timeout_s=100)
                 stderr = done.stderr
             except pytest.fail.Exception as hang:
                 stderr = str(hang)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.faults import FAST
 from tests.faults.mismatch_table import ALL_RAISE, COUNTS, MODES, NAME, NAMED, OUTCOMES, PAGE, SILENT, find, find_all, table
 from tests.faults.mismatches import KINDS, kind, pairs
 from tests.support import pages
@@ -26,7 +27,7 @@ def test_the_page_shows_all_pairs_and_none_that_returns_with_nothing_said() -> N
 def test_another_reduction_and_another_root_are_named() -> None:
     """Through MPI they return on all ranks; the ledger ends the job."""
     indices = [next(i for i, pair in enumerate(pairs()) if kind(*pair) == name) for name in ("reduction", "root")]
-    found = find("small tensors", indices, 2, "mpicoll")
+    found = find("small tensors", indices, 2, "mpicoll", **FAST)
     assert [found[index][0] for index in indices] == [NAMED, NAMED], found
 
 

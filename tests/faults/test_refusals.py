@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from tests.faults import FAST
 from tests.support import ROOT, launch
 
 pytestmark = pytest.mark.launch
@@ -41,7 +42,7 @@ def test_with_the_full_check_the_other_rank_raises_and_both_go_on() -> None:
 
 @pytest.mark.parametrize("case", ["group", "source", "objects"])
 def test_without_it_the_job_ends(case: str) -> None:
-    done = launch(2, SCRIPT, case, timeout_s=40)
+    done = launch(2, SCRIPT, case, timeout_s=40, env=FAST)
     operation, error = REFUSED[case]
     assert done.returncode != 0
     assert "survived" not in done.stdout, done.stdout

@@ -17,9 +17,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.faults import clock
 from tests.support import ROOT, clean_environment, hosts, is_open_mpi
 
-SCRIPT = str(ROOT / "tests" / "faults" / "scripts" / "failing.py")
+__all__ = ["clock"]
+
+SCRIPT, WAITS = (str(ROOT / "tests" / "faults" / "scripts" / name) for name in ("failing.py", "waits.py"))
 LIMIT_S, GONE_S = 4.0, 15.0
 FAULTS = ("killed", "stopped", "os._exit(0)", "sys.exit(3)", "exception", "leaves", "late")
 QUICK = {(2, "mpicoll", "killed"), (2, "torch", "stopped"), (2, "mpicoll", "leaves")}
@@ -41,11 +44,14 @@ pytestmark = [pytest.mark.launch, pytest.mark.timeout(120)]
 class Job:
     """A job of ``failing.py`` that is running."""
 
-    def __init__(self, command: list[str], ranks: int, door: str, fault: str, folder: Path, **environ: str) -> None:
+    def __init__(
+        self, command: list[str], ranks: int, door: str, fault: str, folder: Path, limit_s: float = LIMIT_S, **environ: str
+    ) -> None:
         self.ranks, self.folder = ranks, folder
         self.process = subprocess.Popen(
-            [*command, "-n", str(ranks), SCRIPT, door, fault, str(folder)], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE, text=True, errors="replace", env=clean_environment(**{"OMP_NUM_THREADS": "1", **environ}),
+            [*command, "-n", str(ranks), SCRIPT, door, fault, str(folder), str(limit_s)], text=True, errors="replace",
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+            env=clean_environment(**{"OMP_NUM_THREADS": "1", **environ}),
         )  # fmt: skip
 
     def wait_for(self, names: str, count: int) -> list[Path]:
@@ -90,10 +96,6 @@ def runs(pid: str) -> bool:
         return False
 
 
-def limit(fault: str) -> float:
-    return LIMIT_S + 5 if fault in ("stopped", "late") else GONE_S
-
-
 def check(fault: str, culprit: int, ranks: int, host: str, ended: tuple[int, str, str]) -> None:
     """The status is not 0, and the culprit is named."""
     returned, last, errors = ended
@@ -115,10 +117,12 @@ CASES = [
 
 
 @pytest.mark.parametrize(("ranks", "door", "fault"), CASES)
-def test_on_one_host(ranks: int, door: str, fault: str, tmp_path: Path) -> None:
-    job = Job([sys.executable, "-m", "mpicoll.run", "--quiet"], ranks, door, fault, tmp_path)
+def test_on_one_host(ranks: int, door: str, fault: str, tmp_path: Path, clock: dict[str, str]) -> None:
+    limit_s = LIMIT_S / 2 if clock else LIMIT_S
+    job = Job([sys.executable, "-m", "mpicoll.run", "--quiet"], ranks, door, fault, tmp_path, limit_s, **clock)
     try:
-        check(fault, ranks - 1, ranks, socket.gethostname(), job.end(limit(fault)))
+        ended = job.end(limit_s + 5 if fault in ("stopped", "late") else GONE_S)
+        check(fault, ranks - 1, ranks, socket.gethostname(), ended)
         left = [name for rank in range(ranks) for name in job.words(rank)[2:] if os.path.exists(name)]
         assert left == []
     finally:
@@ -186,3 +190,19 @@ def test_what_connects_two_hosts_is_lost(fault: str, ranks: int, door: str, mach
 
 def parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+# A rank that stops itself does so after two looks, so that it may still have answered when rank 0 says first that it waits.
+ELSEWHERE = {
+    "misses an all_reduce": r"has waited for [345] s. Rank 1 has not come: its last .* 100, .*; its process \d+ on mpihost2 runs",
+    "stops": r"no end after [89].\d s. Rank 1 has not come: it has not answered for \d s: it is stopped, its host or network",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(REASON is not None, reason=str(REASON))
+@pytest.mark.parametrize("how", ELSEWHERE)
+def test_a_rank_on_the_other_host_is_named(how: str, machines: hosts.Hosts) -> None:
+    done = machines.launch("--hostfile", str(machines.hostfile(1)), "-n", "2", WAITS, how, "8", timeout_s=60)
+    assert done.returncode != 0
+    assert re.search(f"all_reduce .*{ELSEWHERE[how]}", done.stderr), done.stderr

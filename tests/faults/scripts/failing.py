@@ -1,7 +1,7 @@
-"""``failing.py DOOR FAULT FOLDER``: the last rank fails in mid-job, while the ranks call one all_reduce after the other.
+"""``failing.py DOOR FAULT FOLDER LIMIT``: the last rank fails in mid-job, while the ranks call one all_reduce after the other.
 
-The ranks write to FOLDER: their processes and shared memory when all of them are ready, when the fault is, and which sums
-were wrong.
+LIMIT: of the group, in seconds. The ranks write to FOLDER: their processes and shared memory when all of them are ready, when the
+fault is, and which sums were wrong.
 """
 
 import os
@@ -16,10 +16,10 @@ import torch
 
 import mpicoll
 
-DOOR, FAULT, FOLDER = sys.argv[1], sys.argv[2], Path(sys.argv[3])
+DOOR, FAULT, FOLDER, LIMIT_S = sys.argv[1], sys.argv[2], Path(sys.argv[3]), float(sys.argv[4])
 api: Any = mpicoll if DOOR == "mpicoll" else torch.distributed
 api.init_process_group("mpi")
-group = api.new_group(timeout=timedelta(seconds=4))
+group = api.new_group(timeout=timedelta(seconds=LIMIT_S))
 RANK, RANKS = api.get_rank(), api.get_world_size()
 
 
