@@ -22,19 +22,28 @@ def all_refused(stdout: str, matched_first: bool) -> bool:
     return [stdout.count(words) for words in said] == [1, 1]
 
 
-@pytest.mark.parametrize(("first", "interface"), [("mpicoll", "mpicoll"), ("mpi4py", "mpicoll"), ("mpi4py", "torch")])
-def test_under_plain_mpiexec(first: str, interface: str) -> None:
-    """Whoever starts MPI: mpicoll with its settings, or mpi4py without them."""
-    result = launch(2, SCRIPT, first, interface, timeout_s=90, fresh=True)
-    assert result.returncode == 0, result.stderr
-    assert all_refused(result.stdout, matched_first=first == "mpi4py"), result.stdout
+TCP = {"OMPI_MCA_btl": "tcp,self"}  # as between two hosts
+open_mpi_only = pytest.mark.skipif(not is_open_mpi(), reason="Open MPI's transports are chosen by its own variables")
 
 
-def test_mpi4py_starts_mpi_after_torch() -> None:
-    """`import torch` sets the variables in a rank, so that they count for whoever starts MPI (Lightning's MPIEnvironment)."""
-    result = launch(2, SCRIPT, "first", "mpi4py", timeout_s=90, fresh=True)
+@pytest.mark.parametrize(
+    ("first", "environ"),
+    [
+        pytest.param("mpicoll", {}, id="mpicoll"),
+        pytest.param("mpi4py torch", {}, id="mpi4py"),
+        pytest.param("first mpi4py", {}, id="torch, then mpi4py"),
+        pytest.param("mpicoll", TCP, id="mpicoll over TCP", marks=open_mpi_only),
+        pytest.param("mpi4py", TCP, id="mpi4py over TCP", marks=open_mpi_only),
+    ],
+)
+def test_under_plain_mpiexec(first: str, environ: dict[str, str]) -> None:
+    """Whoever starts MPI: mpicoll with its settings, or mpi4py without them.
+
+    `import torch` sets the variables in a rank, so that they count for whoever starts MPI (Lightning's MPIEnvironment).
+    """
+    result = launch(2, SCRIPT, *first.split(), timeout_s=90, env=environ, fresh="mpi4py" in first)
     assert result.returncode == 0, result.stderr
-    assert all_refused(result.stdout, matched_first=False), result.stdout
+    assert all_refused(result.stdout, matched_first=first.startswith("mpi4py")), result.stdout
 
 
 def test_under_mpicoll_run() -> None:
@@ -44,21 +53,10 @@ def test_under_mpicoll_run() -> None:
     assert all_refused(result.stdout, matched_first=False), result.stdout
 
 
-@pytest.mark.parametrize("first", ["mpicoll", "mpi4py"])
-def test_over_tcp(first: str) -> None:
-    """As between two hosts."""
-    if not is_open_mpi():
-        pytest.skip("Open MPI's transports are chosen by its own variables")
-    result = launch(2, SCRIPT, first, timeout_s=90, env={"OMPI_MCA_btl": "tcp,self"}, fresh=True)
-    assert result.returncode == 0, result.stderr
-    assert all_refused(result.stdout, matched_first=first == "mpi4py"), result.stdout
-
-
 @pytest.mark.parametrize(("name", "value"), [("OMPI_MCA_smsc", "cma"), ("OMPI_MCA_btl_tcp_flags", "send,put,inplace")])
+@open_mpi_only
 def test_a_value_of_the_users(name: str, value: str) -> None:
     """It is kept, and receives match first."""
-    if not is_open_mpi():
-        pytest.skip("Open MPI's variables")
     assert name in open_mpi.SETTINGS
     result = launch(2, SCRIPT, "mpicoll", timeout_s=90, env={name: value})
     assert result.returncode == 0, result.stderr

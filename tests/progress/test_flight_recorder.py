@@ -15,9 +15,11 @@ import torch
 
 import mpicoll as dist
 from mpicoll._cli import main
+from mpicoll._doctor import dump
 from mpicoll._facts import Facts
 from mpicoll._progress import flight_recorder
 from mpicoll._progress.ledger import REMEMBERED
+from tests.faults import FAST
 from tests.support import agree, everyone, launch
 
 SCRIPT = "tests/progress/scripts/records.py"
@@ -175,7 +177,7 @@ def test_sigusr2(way: str, tmp_path: Path) -> None:
 
 @pytest.mark.launch
 def test_all_ranks_write_their_records_when_the_watchdog_ends_the_job(tmp_path: Path) -> None:
-    done = launch(2, str(Path(SCRIPT).resolve()), "expires", cwd=tmp_path, env={"MPICOLL_DUMP_DIR": "dumps"})
+    done = launch(2, str(Path(SCRIPT).resolve()), "expires", cwd=tmp_path, env={"MPICOLL_DUMP_DIR": "dumps", **FAST})
     assert done.returncode != 0
     folder = tmp_path / "dumps"
     said = f"flight records of 2 of 2 ranks: {folder}; `mpicoll doctor dump {folder}` compares them"
@@ -183,12 +185,15 @@ def test_all_ranks_write_their_records_when_the_watchdog_ends_the_job(tmp_path: 
     records = [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(2)]
     last = [record["groups"][0]["collectives"][-1] for record in records]
     assert [(each["operation"], each["ended"]) for each in last] == [("all_reduce", False), ("broadcast", True)]
-    assert "exceeded the group's timeout of 6 s" in records[0]["reason"]
+    assert "exceeded the group's timeout of 2 s" in records[0]["reason"]
 
 
 @pytest.mark.launch
-def test_a_rank_that_has_ended_its_program_still_writes_its_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    done = launch(2, SCRIPT, "leaves", env={"MPICOLL_DUMP_DIR": str(tmp_path)})
+def test_a_rank_that_has_ended_its_program_still_writes_its_record(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dump, "PATIENCE_S", 0.6)  # that of the job
+    done = launch(2, SCRIPT, "leaves", env={"MPICOLL_DUMP_DIR": str(tmp_path), **FAST})
     assert done.returncode != 0
     assert "flight records of 2 of 2 ranks" in done.stderr
     assert main(["doctor", "dump", str(tmp_path)]) == 1
@@ -200,7 +205,7 @@ def test_a_rank_that_has_ended_its_program_still_writes_its_record(tmp_path: Pat
 
 @pytest.mark.launch
 def test_without_a_folder_the_end_of_the_job_names_the_setting(tmp_path: Path) -> None:
-    done = launch(2, str(Path(SCRIPT).resolve()), "expires", cwd=tmp_path)
+    done = launch(2, str(Path(SCRIPT).resolve()), "expires", cwd=tmp_path, env=FAST)
     assert done.returncode != 0
     assert "set MPICOLL_DUMP_DIR=FOLDER" in done.stderr
     assert list(tmp_path.iterdir()) == []
@@ -209,7 +214,9 @@ def test_without_a_folder_the_end_of_the_job_names_the_setting(tmp_path: Path) -
 @pytest.mark.launch
 def test_a_folder_that_cannot_be_used_is_reported_at_the_start_and_harms_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    done = launch(2, str(Path(SCRIPT).resolve()), "expires-in-wait", cwd=tmp_path, env={"MPICOLL_DUMP_DIR": "file/folder"})
+    done = launch(
+        2, str(Path(SCRIPT).resolve()), "expires-in-wait", cwd=tmp_path, env={"MPICOLL_DUMP_DIR": "file/folder", **FAST}
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("expires-in-wait: done") == 2
     assert done.stderr.count("MPICOLL_DUMP_DIR cannot be used: ") == 2, done.stderr
@@ -219,7 +226,7 @@ def test_a_folder_that_cannot_be_used_is_reported_at_the_start_and_harms_nothing
 @pytest.mark.launch
 @pytest.mark.parametrize("way", ["expires-in-wait", "requested"])
 def test_all_ranks_write_their_records_while_the_job_goes_on(way: str, tmp_path: Path) -> None:
-    done = launch(2, SCRIPT, way, env={"MPICOLL_DUMP_DIR": str(tmp_path)})
+    done = launch(2, SCRIPT, way, env={"MPICOLL_DUMP_DIR": str(tmp_path), **FAST})
     assert done.returncode == 0, done.stderr
     assert done.stdout.count(f"{way}: done") == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == ["rank-0.json", "rank-1.json", "request"]

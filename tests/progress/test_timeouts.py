@@ -13,6 +13,7 @@ import torch
 
 import mpicoll as dist
 from mpicoll._api import groups
+from mpicoll._engine import monitored_barrier
 from tests.support import agree, everyone
 
 pytestmark = [pytest.mark.usefixtures("world"), pytest.mark.min_ranks(2)]
@@ -122,9 +123,9 @@ def test_a_barrier_that_expires(rank: int, size: int) -> None:
 
 
 def test_a_barrier_may_wait_longer_than_the_group(rank: int, size: int) -> None:
-    group = dist.new_group(timeout=timedelta(seconds=0.5))
+    group = dist.new_group(timeout=timedelta(seconds=0.3))
     if rank == 0:
-        time.sleep(1.5)
+        time.sleep(0.8)
     dist.barrier(group=group, timeout=timedelta(seconds=30))
     agree(True)
     dist.destroy_process_group(group)
@@ -146,7 +147,8 @@ def test_monitored_barrier_names_who_did_not_come(all_of_them: bool, rank: int, 
     dist.destroy_process_group(group)
 
 
-def test_monitored_barrier_when_rank_0_is_missing(rank: int, size: int) -> None:
+def test_monitored_barrier_when_rank_0_is_missing(rank: int, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(monitored_barrier, "ANSWER_OF_FIRST_S", 0.5)
     group, error = dist.new_group(), None
     if rank != 0:
         error = raised_by(lambda: dist.monitored_barrier(group, timedelta(seconds=0.2)))

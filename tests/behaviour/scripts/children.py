@@ -1,4 +1,4 @@
-"""python children.py CASE on 2 ranks: processes that a rank starts. The ranks communicate before, meanwhile and after."""
+"""python children.py CASE... on 2 ranks: processes that a rank starts. The ranks communicate before, meanwhile and after."""
 
 from __future__ import annotations
 
@@ -118,14 +118,15 @@ def programs(rank: int) -> None:
     assert os.system("true") == 0
 
 
-def main(case: str) -> None:
+def main(cases: list[str]) -> None:
     dist.init_process_group()
-    assert summed() == 2
-    globals()[case](dist.get_rank())
-    assert summed() == 2
-    time.sleep(0.1)
-    print(f"rank {dist.get_rank()}: {case} is well", flush=True)
+    for case in cases:
+        assert summed() == 2
+        globals()[case](dist.get_rank())
+        assert summed() == 2
+        time.sleep(0.1)
+        print(f"rank {dist.get_rank()}: {case} is well\n", end="", flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1:])

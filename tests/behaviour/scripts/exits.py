@@ -26,12 +26,11 @@ def without_finalize(rank: int) -> None:
     pass  # mpi4py.rc.finalize = False, set below
 
 
-def pending_irecv(rank: int) -> None:
+def messages(rank: int) -> None:
+    """Nobody sends what the rank receives, and nobody receives what it sends."""
     dist.irecv(torch.zeros(4), 1 - rank)
-
-
-def pending_irecv_from_anybody(rank: int) -> None:
     dist.irecv(torch.zeros(4), tag=9)
+    dist.isend(torch.ones(4), 1 - rank, tag=10)
 
 
 def dropped_isend(rank: int) -> None:
@@ -49,10 +48,6 @@ def dropped_isend(rank: int) -> None:
         dist.recv(large, 0, tag=9)
         assert torch.all(large == 7)
         assert [t[0].item() for t in received] == list(range(5))
-
-
-def isend_that_nobody_takes(rank: int) -> None:
-    dist.isend(torch.ones(4), 1 - rank)
 
 
 def collective_that_ends(rank: int) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from mpi4py import MPI
 
 import mpicoll as dist
 
@@ -74,7 +75,8 @@ def expires() -> None:
 
     The program has caught an error before, and has left the folder in which it was started.
     """
-    dist.init_process_group(timeout=timedelta(seconds=6))  # of which starting MPI may take some on a busy machine
+    MPI.COMM_WORLD.Barrier()  # the start of MPI may take longer than the timeout
+    dist.init_process_group(timeout=timedelta(seconds=2))
     os.chdir("/")
     group = dist.new_group()
     if dist.get_rank() == 0:
