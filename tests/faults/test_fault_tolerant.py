@@ -9,6 +9,7 @@ from collections import Counter
 import pytest
 
 from tests.docs import programs
+from tests.faults import FAST
 from tests.support import ROOT, is_open_mpi, launch, run
 
 SCRIPT = "tests/faults/scripts/losing.py"
@@ -26,7 +27,7 @@ survivable = pytest.mark.skipif(not is_open_mpi(), reason="MPICH ends the job wh
 def start(ranks: int, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Runs a program; if Open MPI itself crashes, again."""
     for _ in range(STARTS):
-        done = launch(ranks, *arguments, options=ULFM, timeout_s=60)
+        done = launch(ranks, *arguments, options=ULFM, timeout_s=60, env=FAST)
         if not CRASH.search(done.stderr):
             break
     return done
@@ -71,22 +72,23 @@ def test_a_rank_whose_program_has_ended_counts_as_lost_if_others_wait_for_it() -
 
 
 @survivable
-@pytest.mark.parametrize("second", ["2", "0"])
-def test_two_ranks_at_once(second: str) -> None:
-    lines, done = job(4, "several", second, "0")
-    assert lines == {"world of 2: [0, 1]": 2, "end": 2}, f"{done.stdout}\n{done.stderr}"
-
-
-@survivable
-def test_the_rank_with_the_new_store_dies_before_others_have_connected() -> None:
-    lines, done = job(4, "store")
-    assert lines == {"all_reduce: lost": 3, "world of 2: [0, 1]": 2, "end": 2}, f"{done.stdout}\n{done.stderr}"
-
-
-@survivable
-def test_a_rank_notices_a_death_before_it_joins_the_new_world() -> None:
-    lines, done = job(4, "noticed")
-    assert lines == {"all_reduce: lost": 3, "world of 2: [0, 1]": 2, "end": 2}, f"{done.stdout}\n{done.stderr}"
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(["several", "2", "0"], id="two ranks at once"),
+        pytest.param(["several", "0", "0"], id="the first rank and another at once"),
+        pytest.param(["store"], id="the rank with the new store, before others have connected"),
+        pytest.param(["noticed"], id="the first rank, noticed before another joins the new world"),
+        *(
+            pytest.param(["several", "0", f"{0.05 + i / 100:.2f}"], id=f"while the others shrink, {i}", marks=pytest.mark.slow)
+            for i in range(20)
+        ),
+    ],
+)
+def test_a_second_rank_dies(case: list[str]) -> None:
+    lines, done = job(4, *case)
+    lost = {} if case[0] == "several" else {"all_reduce: lost": 3}
+    assert lines == {**lost, "world of 2: [0, 1]": 2, "end": 2}, f"{done.stdout}\n{done.stderr}"
 
 
 @survivable
@@ -95,14 +97,6 @@ def test_no_result_is_wrong_if_a_rank_dies_in_a_collective() -> None:
     lines, done = job(6, "results")
     expected = {"lost (1,) of 6": 5, "lost (1,) of 5": 4, "lost (1,) of 4": 3, "lost (1,) of 3": 2, "end": 2}
     assert lines == expected, f"{done.stdout}\n{done.stderr}"
-
-
-@survivable
-@pytest.mark.slow
-@pytest.mark.parametrize("delay", [f"{0.05 + i / 100:.2f}" for i in range(20)])
-def test_a_rank_that_dies_while_the_others_shrink(delay: str) -> None:
-    lines, done = job(4, "several", "0", delay)
-    assert lines == {"world of 2: [0, 1]": 2, "end": 2}, f"{done.stdout}\n{done.stderr}"
 
 
 def finished(done: subprocess.CompletedProcess[str], ranks: int) -> None:

@@ -127,7 +127,7 @@ def training() -> None:
 
 
 def endings() -> None:
-    """Of 4 ranks one after the other ends: by an exception, by os._exit, by the end of its program."""
+    """Of 4 ranks one after the other ends: by an exception, by os._exit."""
     dist.init_process_group()
     for size in (4, 3):
         if dist.get_rank() == 1:
