@@ -42,7 +42,7 @@ def job(way: str, operation: str, timeout_s: float = 1800, ranks: int = 2) -> su
         ("import", "all_reduce", "uncaught ModuleNotFoundError;"),
     ],
 )
-def test_an_uncaught_error_ends_the_job(way: str, operation: str, words: str) -> None:
+def test_an_uncaught_exception_ends_the_job(way: str, operation: str, words: str) -> None:
     stderr = job(way, operation).stderr
     assert re.search(rf"^mpicoll: rank 1 of 2 .*{words}.* aborting the job$", stderr, re.MULTILINE), stderr
     assert "in fail_by" in stderr, stderr
@@ -89,8 +89,8 @@ def test_a_crash_ends_the_job() -> None:
     job("segfault", "all_reduce")
 
 
-def test_a_timeout_that_is_raised_and_not_caught_ends_the_job() -> None:
-    """Those that raise, and the ends of those that cannot: faults/test_missing_rank.py."""
+def test_what_can_raise_a_timeout_raises_it() -> None:
+    """Uncaught here. All others that raise, and the ends of those that cannot: faults/test_missing_rank.py."""
     stderr = job("sleep", "barrier", timeout_s=1).stderr
     assert "mpicoll.errors.OperationTimeout: barrier on group '0' (rank 0 of 2): " in stderr, stderr
     assert "1 s" in stderr, stderr
