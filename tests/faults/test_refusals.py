@@ -40,9 +40,9 @@ def test_with_the_full_check_the_other_rank_raises_and_both_go_on() -> None:
     assert done.stdout.count("survived with [0.0, 0.0]") == 2 * 2 * len(REFUSED), done.stdout
 
 
-@pytest.mark.parametrize("case", ["group", "source", "objects"])
-def test_without_it_the_job_ends(case: str) -> None:
-    done = launch(2, SCRIPT, case, timeout_s=40, env=FAST)
+@pytest.mark.parametrize(("case", "door"), [("group", "torch"), ("source", "mpicoll"), ("objects", "torch")])
+def test_without_it_the_job_ends(case: str, door: str) -> None:
+    done = launch(2, SCRIPT, case, door, timeout_s=40, env=FAST)
     operation, error = REFUSED[case]
     assert done.returncode != 0
     assert "survived" not in done.stdout, done.stdout

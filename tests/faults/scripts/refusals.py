@@ -1,4 +1,7 @@
-"""One of two ranks refuses a collective and catches the error; the other one calls it. Arguments: the cases, by name."""
+"""``refusals.py [CASE DOOR]``: one of two ranks refuses a collective and catches the error; the other one calls it.
+
+Without arguments all cases at both doors.
+"""
 
 import sys
 from collections.abc import Callable
@@ -32,8 +35,10 @@ CASES: dict[str, tuple[Call, Call]] = {
     "no output": (lambda d: d.scatter_object_list([], [1, 2], 0), lambda d: d.scatter_object_list([None], None, 0)),
 }
 
-for case in sys.argv[1:] or CASES:
-    for door in (torch.distributed,) if sys.argv[1:] else (mpicoll, torch.distributed):
+DOORS: dict[str, Any] = {"mpicoll": mpicoll, "torch": torch.distributed}
+
+for case in sys.argv[1:2] or CASES:
+    for door in [DOORS[name] for name in sys.argv[2:] or DOORS]:
         try:
             CASES[case][rank](door)
             error: Exception | None = None

@@ -44,13 +44,6 @@ elif how == "receives too little":
     except dist.CommunicationError as error:
         print(f"caught {error}\n", end="", flush=True)
     time.sleep(20)
-elif how == "refuses":
-    try:
-        dist.broadcast(tensor, 7 if rank == 1 else 0)
-    except ValueError:
-        print("caught\n", end="", flush=True)
-    dist.broadcast(tensor, 1)  # would meet the broadcast of rank 0
-    print("survived\n", end="", flush=True)
 elif how == "goes on":
     if rank == 1:
         time.sleep(3 * PATIENCE_S)  # it comes late
