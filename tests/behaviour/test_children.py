@@ -6,7 +6,7 @@ import pytest
 
 from tests.support import ROOT, launch
 
-pytestmark = pytest.mark.launch
+pytestmark = [pytest.mark.launch, pytest.mark.timeout(150)]
 
 SCRIPT = str(ROOT / "tests" / "behaviour" / "scripts" / "children.py")
 
