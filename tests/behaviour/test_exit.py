@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tests.faults import FAST
+from tests.faults.clock import FAST
 from tests.support import ROOT, launch
 
 pytestmark = pytest.mark.launch

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults import FAST
+from tests.faults.clock import FAST
 from tests.support import ROOT, is_open_mpi, launch
 
 pytestmark = pytest.mark.launch

@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 
 from tests.docs import programs
-from tests.faults import FAST
+from tests.faults.clock import FAST
 from tests.support import ROOT, is_open_mpi, launch, run
 
 SCRIPT = "tests/faults/scripts/losing.py"

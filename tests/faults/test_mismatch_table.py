@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.faults import FAST
+from tests.faults.clock import FAST
 from tests.faults.mismatch_table import ALL_RAISE, COUNTS, MODES, NAME, NAMED, OUTCOMES, PAGE, SILENT, find, find_all, table
 from tests.faults.mismatches import KINDS, kind, pairs
 from tests.support import pages

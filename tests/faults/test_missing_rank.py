@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from tests.faults import clock
+from tests.faults.clock import clock
 from tests.faults.mismatches import OPERATIONS
 from tests.support import ROOT, launch
 

@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from tests.faults import FAST, clock
+from tests.faults.clock import FAST, clock
 from tests.support import ROOT, is_open_mpi, launch
 
 __all__ = ["clock"]

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tests.faults import FAST
+from tests.faults.clock import FAST
 from tests.support import ROOT, launch
 
 pytestmark = pytest.mark.launch

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults import clock
+from tests.faults.clock import clock
 from tests.support import ROOT, clean_environment, hosts, is_open_mpi
 
 __all__ = ["clock"]

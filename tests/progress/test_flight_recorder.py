@@ -19,7 +19,7 @@ from mpicoll._doctor import dump
 from mpicoll._facts import Facts
 from mpicoll._progress import flight_recorder
 from mpicoll._progress.ledger import REMEMBERED
-from tests.faults import FAST
+from tests.faults.clock import FAST
 from tests.support import agree, everyone, launch
 
 SCRIPT = "tests/progress/scripts/records.py"
