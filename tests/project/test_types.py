@@ -1,6 +1,7 @@
 """Editors and type checkers see every public name of mpicoll with its type. Tried with mypy and with pyright (basedpyright).
 
 The checkers read mpicoll as an installed package: from PYTHONPATH, with the marker py.typed, beside a program in another folder.
+`bash .ci/run lint` runs this file; the rest of the suite does not collect it (conftest.py).
 """
 
 from __future__ import annotations
