@@ -158,7 +158,7 @@ Checker = Callable[[Path], str]
 
 
 def run_mypy(file: Path) -> str:
-    cache = file.parent / "cache"
+    cache = file.parent.parent / "cache"  # of all programs of this session: torch, which each imports, takes the most time
     command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", f"--cache-dir={cache}", str(file)]
     return output(command, {"MYPYPATH": str(ROOT)}, file.parent)
 
