@@ -54,9 +54,10 @@ def as_in_a_process_of_its_own(folder: str, words: list[str]) -> Iterator[None]:
     torch.set_rng_state(state)
     torch.set_num_threads(threads)
     torch.set_default_dtype(dtype)
+    places = {Path(place).resolve() for place in set(sys.path) - set(path)}
     for name in set(sys.modules) - modules:
-        if Path(getattr(sys.modules[name], "__file__", None) or "/").parent == Path(sys.path[0]):
-            del sys.modules[name]  # the next program may have another file of this name
+        if Path(getattr(sys.modules[name], "__file__", None) or "/").parent in places:
+            del sys.modules[name]  # the next program may have another file of this name, or change this one
     os.chdir(home)
     os.environ.clear()
     os.environ.update(environ)
