@@ -160,6 +160,7 @@ def all_are_proved(done: Done) -> None:
     lines = [line for line in done.stdout.splitlines() if line.startswith(tuple(f"{name}: " for name in PROVED))]
     assert done.returncode == 0, done.stderr
     assert [line.partition(": ")[0] for line in lines] == PROVED, done.stdout
+    assert lines[-3:] == [f"{name}: 96 losses as in one process" for name in DIGITS]
 
 
 def remote_calls_train_as_one_process_does(done: Done) -> None:
@@ -167,11 +168,6 @@ def remote_calls_train_as_one_process_does(done: Done) -> None:
     for micro_batches in (1, 2):
         assert f"rpc_pipeline: gradients as in one process, {micro_batches} micro-batch(es)\n" in done.stdout, done.stdout
     assert "rpc_parameter_server: 4 parameters are trained\n" in done.stdout, done.stdout
-
-
-def digits_are_learnt_as_in_one_process(done: Done) -> None:
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [f"{name}: 96 losses as in one process" for name in DIGITS]
 
 
 def a_profiled_step_leaves_traces_and_a_picture(folder: Path, done: Done) -> None:
@@ -200,7 +196,6 @@ def proofs(ranks: int, folder: Path) -> list[tuple[Sequence[str], Callable[[Done
         2: [([f"{SCRIPTS}/proved.py", "transformer_fsdp2", "--bf16", "--checkpoint", str(folder / "checkpoint")], transformer)],
         3: [
             ([f"{SCRIPTS}/remote_proofs.py"], remote_calls_train_as_one_process_does),
-            ([f"{SCRIPTS}/digits_alone.py", *DIGITS], digits_are_learnt_as_in_one_process),
             (traces, partial(a_profiled_step_leaves_traces_and_a_picture, folder)),
         ],
         4: [([f"{SCRIPTS}/proofs.py"], all_are_proved)],

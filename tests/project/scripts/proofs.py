@@ -12,6 +12,7 @@ from types import ModuleType
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, pad
+from torch.nn.parallel import DistributedDataParallel
 
 import mpicoll as dist
 from tests.project.scripts.example import imported
@@ -137,7 +138,7 @@ def ring_all_reduce(example: ModuleType) -> str:
 def gpu_ddp(example: ModuleType) -> str:
     device = example.own_device()
     torch.manual_seed(dist.get_rank())
-    model = nn.parallel.DistributedDataParallel(example.network().to(device))
+    model = DistributedDataParallel(example.network().to(device))
     example.train(model, *example.load(device))
     weights = nn.utils.parameters_to_vector(model.parameters()).detach()
     assert same_bits_everywhere(weights), "after the last step the ranks have different weights"
@@ -170,6 +171,32 @@ def transformer_fsdp2(example: ModuleType) -> str:
     return f"{len(straight_on)} losses from the checkpoint as without it"
 
 
+def digits(example: ModuleType) -> str:
+    """Of digits_*.py: the losses of all steps."""
+    sampled = example.__name__ == "digits_torch_ddp"  # torch's sampler orders its batches
+    torch.manual_seed(dist.get_rank())
+    if example.__name__ == "digits_by_hand":
+        losses = torch.tensor(example.train(*example.load())[1])
+    else:
+        losses = example.train(DistributedDataParallel(example.network()), *example.load()[: 1 if sampled else None])
+    if sampled:
+        images, labels = example.load()[0].tensors
+        batches = [part for epoch in range(example.EPOCHS) for part in order(epoch, len(labels)).split(example.BATCH)]
+    else:
+        (images, labels), batches = example.load(), example.batches()
+    torch.manual_seed(0)
+    model = example.network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    if dist.get_rank() == 0:
+        same(losses, losses_alone(model, cross_entropy, optimizer, [(images[batch], labels[batch]) for batch in batches]))
+    return f"{len(losses)} losses as in one process"
+
+
+def order(epoch: int, count: int) -> Tensor:
+    """DistributedSampler's order: its seed and the number of the epoch seed the generator."""
+    return torch.randperm(count, generator=torch.Generator().manual_seed(1 + epoch))
+
+
 def shared_folder() -> Path:
     """A new folder, the same on all ranks (collective)."""
     folder = [Path(tempfile.mkdtemp())]
@@ -187,6 +214,9 @@ PROOFS = {
     "gpu_ddp": (gpu_ddp, torch.float32),
     "restart_training": (restart_training, torch.float32),
     "transformer_fsdp2": (transformer_fsdp2, torch.float32),
+    "digits_by_hand": (digits, torch.float64),
+    "digits_ddp": (digits, torch.float64),
+    "digits_torch_ddp": (digits, torch.float64),
 }
 
 
