@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import time
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from mpicoll._discovery import last_call
 from mpicoll._discovery.last_call import MOST, NBYTES, Memory
+from mpicoll._progress import current_call
 
 
 def text(memory: Memory) -> str | None:
@@ -62,3 +66,33 @@ def test_what_a_program_writes_outlives_it_and_its_children_write_nothing(monkey
         os._exit(0)
     os.waitpid(pid, 0)
     assert text(memory) == "of the rank"
+
+
+def a_group(name: str, issued: int, ended: int, asynchronous: bool = False, ago_s: float = 0) -> Any:
+    """A group of the ranks 4, 5 and 6 that has begun ``issued`` barriers, of which so many have ended."""
+    history = [(number, "barrier", time.monotonic() - ago_s, (), asynchronous) for number in range(1, issued + 1)]
+    return SimpleNamespace(name=name, history=history, ended=ended, global_ranks=[4, 5, 6])
+
+
+RECV = "recv on group 'dp' with"
+
+
+@pytest.mark.parametrize(
+    ("groups", "peers", "words"),
+    [
+        ([], [], "it had begun no collective"),
+        ([a_group("0", 0, 0)], [], "it had begun no collective"),
+        ([a_group("0", 3, 3)], [], "it was outside of collectives; its last was collective 3 on group '0', barrier()"),
+        ([a_group("0", 4, 3)], [], "it was in its collective 4 on group '0', barrier()"),
+        ([a_group("0", 4, 3, ago_s=7.2)], [], "it was in its collective 4 on group '0', barrier(), for 7 s"),
+        ([a_group("0", 4, 3, True)], [], "its collective 4 on group '0', barrier(), was under way"),
+        (
+            [a_group("dp", 1, 1)],
+            [1, None],
+            "it was in recv on group 'dp' with rank 5 and it was in recv on group 'dp' with any rank",
+        ),
+    ],
+)
+def test_what_a_rank_does_in_words(groups: list[Any], peers: list[int | None], words: str) -> None:
+    messages = {thread: ("recv", groups[0], time.monotonic(), peer) for thread, peer in enumerate(peers)}
+    assert current_call.in_words(messages, lambda: groups) == words

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
+from mpicoll._discovery import detect
+from mpicoll._mpi import runtime
+from mpicoll.errors import LaunchError
 from tests.support import LAUNCH_ENVIRONMENT, launch, run
 
 pytestmark = pytest.mark.launch
@@ -25,25 +30,42 @@ def test_a_program_without_launcher_is_a_world_of_one() -> None:
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "size 1", "")
 
 
+OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4"}
+HYDRA = {"PMI_RANK": "2", "PMI_SIZE": "4"}
+SRUN = {"SLURM_PROCID": "2", "SLURM_NTASKS": "4", "SLURM_STEP_ID": "0"}
+
+
 @pytest.mark.parametrize(
     ("launcher", "variables"),
     [
-        ("openmpi", {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4"}),
-        ("hydra", {"PMI_RANK": "2", "PMI_SIZE": "4", "MPI_LOCALRANKID": "2", "MPI_LOCALNRANKS": "4"}),
-        ("slurm", {"SLURM_PROCID": "2", "SLURM_NTASKS": "4", "SLURM_LOCALID": "2", "SLURM_STEP_ID": "0"}),
-        ("slurm", {"PMI_RANK": "2", "PMI_SIZE": "4", "SLURM_PROCID": "2", "SLURM_NTASKS": "4", "SLURM_STEP_ID": "0"}),
+        ("openmpi", OPEN_MPI),
+        ("hydra", {**HYDRA, "MPI_LOCALRANKID": "2", "MPI_LOCALNRANKS": "4"}),
+        ("slurm", {**SRUN, "SLURM_LOCALID": "2"}),
+        ("slurm", {**HYDRA, **SRUN}),
     ],
 )
-def test_the_wrong_mpiexec(launcher: str, variables: dict[str, str]) -> None:
+def test_the_variables_of_a_launcher_and_an_mpi_of_one_rank(
+    launcher: str, variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """N singletons: the launcher speaks of 4 ranks, and MPI, which does not know this launcher, sees 1."""
+    alone = SimpleNamespace(COMM_WORLD=SimpleNamespace(Get_size=lambda: 1), Get_library_version=lambda: "Some MPI 1.0\n")
+    for name in set(os.environ) - set(detect.without_job(os.environ)):
+        monkeypatch.delenv(name)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(LaunchError, match=rf"the launcher \({launcher}\) says 4 ranks, but MPI sees 1: .* \(Some MPI 1\.0\)"):
+        runtime._check_launcher(alone)
+
+
+def test_the_wrong_mpiexec() -> None:
     done = alone(
         "import mpi4py; mpi4py.rc.initialize = False\n"  # MPI starts as if no launcher were there, as the other MPI would
         "from mpi4py import MPI; import os\n"
-        f"launched = {variables!r}\n"
+        f"launched = {OPEN_MPI!r}\n"
         "MPI.Init_thread(MPI.THREAD_MULTIPLE); os.environ.update(launched)\n" + INIT
     )
     assert done.returncode == 1
-    assert f"LaunchError: the launcher ({launcher}) says 4 ranks, but MPI sees 1" in done.stderr, done.stderr
+    assert "LaunchError: the launcher (openmpi) says 4 ranks, but MPI sees 1" in done.stderr, done.stderr
     assert "mpicoll.run" in done.stderr
     assert "size" not in done.stdout
 
