@@ -11,12 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import clean_environment
+from tests.support import busy, clean_environment
 
 FAKE = Path(__file__).with_name("fake_mpiexec.py")
-BY_FAKES = pytest.mark.parametrize("by", ["openmpi", "mpich"])
 REAL = "mpiexec"
-BY_ANY = pytest.mark.parametrize("by", ["openmpi", "mpich", pytest.param(REAL, marks=pytest.mark.slow)])  # made up, or installed
+FAKES = ("openmpi", "mpich")
+ON_REQUEST = pytest.param(REAL, marks=pytest.mark.slow)
+BY_FAKES = pytest.mark.parametrize("by", FAKES)
+BY_ANY = pytest.mark.parametrize("by", [*FAKES, ON_REQUEST])
+BY_ALL = pytest.mark.parametrize("by", [*FAKES, REAL])
 
 # `mpicoll.run` on a made-up mpiexec. It waits shorter, and leaves a file for each monitor that has said that it is there.
 ON_FAKE = """
@@ -146,13 +149,16 @@ class Job:
 
     process: subprocess.Popen[str]
     folder: Path
+    notes_monitors: bool
 
-    def wait_for(self, names: str, count: int = 2) -> None:
-        end = time.monotonic() + 30
-        while len(list(self.folder.glob(names))) < count:
-            assert time.monotonic() < end, f"no {names} in time"
-            assert self.process.poll() is None, self.process.communicate()
-            time.sleep(0.02)
+    def wait_for(self, name: str = "ready") -> None:
+        """Waits until both ranks have left a note of this name. Their monitors are there, too."""
+        end = time.monotonic() + busy.longer(30)
+        for pattern in (f"{name}-*", *(["monitor-*"] if self.notes_monitors else [])):
+            while len(list(self.folder.glob(pattern))) < 2:
+                assert time.monotonic() < end, f"no {pattern} in time"
+                assert self.process.poll() is None, self.process.communicate()
+                time.sleep(0.02)
 
     def words(self, names: str) -> list[str]:
         return [word for file in self.folder.glob(names) for word in file.read_text().split()]
@@ -195,4 +201,4 @@ def start(
         command(folder, by, *words, variant=variant), cwd=folder, env=environ,
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace",
     )  # fmt: skip
-    return Job(process, folder)
+    return Job(process, folder, by != REAL and "--exec" not in options)

@@ -285,17 +285,6 @@ MPI.COMM_WORLD.Barrier()
 
 
 @pytest.mark.launch
-@pytest.mark.slow
-def test_each_rank_of_an_mpiexec_starts_a_job(tmp_path: Path) -> None:
-    """A mistake: ``mpirun -n 4 mpicoll run``. test_supervisor.py has it on a made-up mpiexec."""
-    name = script(tmp_path, "open('started', 'w').close()")
-    done = launch(4, "-m", "mpicoll.run", "-n", "2", name, cwd=tmp_path, fresh=True)
-    assert done.returncode != 0
-    assert done.stderr.count("mpicoll.run: this is rank 0 of 4 of mpi") == 1, done.stderr
-    assert not (tmp_path / "started").exists()
-
-
-@pytest.mark.launch
 def test_the_only_rank_of_an_mpiexec_starts_a_job(tmp_path: Path) -> None:
     done = launch(1, "-m", "mpicoll.run", "--quiet", "-n", "2", script(tmp_path, WHO), cwd=tmp_path, fresh=True)
     assert done.stdout.startswith("['0of2 ', '1of2 ']"), done.stderr
