@@ -6,30 +6,25 @@ import os
 import queue
 import subprocess
 import sys
-import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mpicoll._discovery import detect
 from mpicoll._launch.spawn import spawn
 from mpicoll.errors import LaunchError
-from tests.support import ROOT
+from tests.launch.jobs import runs
+from tests.support import ROOT, eventually
 
-pytestmark = pytest.mark.timeout(
-    120
-)  # a script imports torch up to three times: 2 s each alone, 10 s each on a machine with 20 jobs
+# A script imports torch up to three times: 2 s each alone, 10 s each on a machine with 20 jobs.
+pytestmark = pytest.mark.timeout(120)
 
 
 def python(folder: Path, text: str, timeout_s: float = 100, way: str = "script.py") -> subprocess.CompletedProcess[str]:
     """Runs ``text`` as a script under plain python, ended after timeout_s. way: "-" and "-c" do without a file."""
     (folder / "script.py").write_text(text)
-    environ = {
-        **detect.without_job(os.environ),
-        "PYTHONPATH": str(ROOT),
-        "OMP_NUM_THREADS": "1",
-        "TMPDIR": str(folder),
-    }
+    environ = {**detect.without_job(os.environ), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TMPDIR": str(folder)}
     command = [sys.executable, way, *([text] if way == "-c" else [])]
     given = text if way == "-" else None
     return subprocess.run(command, input=given, cwd=folder, env=environ, capture_output=True, text=True, timeout=timeout_s)
@@ -134,18 +129,7 @@ if __name__ == "__main__":
     assert done.returncode == 0, done.stderr
     first, second, count, *pids = done.stdout.splitlines()[0].split()
     assert (first, second, count, len(pids)) == ("False", "True", "2", 2)
-    end = time.monotonic() + 10
-    while any(alive(int(pid)) for pid in pids):  # the end of the script ends its daemons
-        assert time.monotonic() < end
-        time.sleep(0.05)
-
-
-def alive(pid: int) -> bool:
-    """Whether process ``pid`` runs; a zombie, which a container without an init may keep, does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+    assert eventually(lambda: not any(map(runs, pids)))  # the end of the script ends its daemons
 
 
 @pytest.mark.launch
@@ -155,21 +139,6 @@ def test_a_script_without_the_guard_is_told_so(tmp_path: Path) -> None:
     assert 'put the call under `if __name__ == "__main__":`' in done.stderr
 
 
-@pytest.mark.launch
-def test_spawn_is_callable_however_it_was_imported(tmp_path: Path) -> None:
-    done = python(
-        tmp_path,
-        """
-import mpicoll
-from mpicoll._launch.spawn import RankRaised
-import mpicoll._launch.spawn
-def hello(rank): print("hello", rank)
-if __name__ == "__main__": mpicoll.spawn(hello)
-""",
-    )
-    assert done.stdout == "hello 0\n", done.stderr
-
-
 def test_a_rank_cannot_spawn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
@@ -177,35 +146,22 @@ def test_a_rank_cannot_spawn(monkeypatch: pytest.MonkeyPatch) -> None:
         spawn(print, nprocs=2)
 
 
-@pytest.fixture
-def not_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("function", "options", "error", "message"),
+    [
+        *[(print, {"nprocs": nprocs}, ValueError, "whole number of at least 1") for nprocs in (0, -1, 1.5, True, "2")],
+        (print, {"start_method": "fork"}, ValueError, "start_method must be 'spawn', got 'fork'"),
+        (print, {"args": (queue.Queue(),)}, TypeError, "fn and args must be picklable, and they are not: .*not with a Queue"),
+        (lambda rank: None, {}, TypeError, "Put fn into a module, or `pip install cloudpickle`"),
+    ],
+)
+def test_what_is_refused_before_anything_starts(
+    function: Any, options: dict[str, Any], error: type[Exception], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(detect, "detect", lambda environ=None: None)
-
-
-@pytest.mark.usefixtures("not_a_rank")
-@pytest.mark.parametrize("nprocs", [0, -1, 1.5, True, "2"])
-def test_a_bad_number_of_ranks(nprocs: object) -> None:
-    with pytest.raises(ValueError, match="nprocs must be a whole number of at least 1"):
-        spawn(print, nprocs=nprocs)  # type: ignore[arg-type]
-
-
-@pytest.mark.usefixtures("not_a_rank")
-def test_ranks_cannot_be_forked() -> None:
-    with pytest.raises(ValueError, match="start_method must be 'spawn', got 'fork'"):
-        spawn(print, nprocs=2, start_method="fork")
-
-
-@pytest.mark.usefixtures("not_a_rank")
-def test_what_cannot_be_pickled_is_refused_before_anything_starts() -> None:
-    with pytest.raises(TypeError, match=r"fn and args must be picklable, and they are not: .*not with a Queue"):
-        spawn(print, args=(queue.Queue(),), nprocs=2)
-
-
-@pytest.mark.usefixtures("not_a_rank")
-def test_without_cloudpickle_the_error_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cloudpickle", None)  # importing it raises ImportError
-    with pytest.raises(TypeError, match="Put fn into a module, or `pip install cloudpickle`"):
-        spawn(lambda rank: None, nprocs=2)
+    with pytest.raises(error, match=message):
+        spawn(function, **{"nprocs": 2, **options})
 
 
 IN_A_NOTEBOOK = """
@@ -224,7 +180,7 @@ dist.spawn(work, args=(Thing(1),), nprocs=2)
 
 
 @pytest.mark.launch
-@pytest.mark.parametrize(("way", "cloudpickle"), [("-c", True), ("-", True), ("-c", False)])
+@pytest.mark.parametrize(("way", "cloudpickle"), [("-c", True), pytest.param("-", True, marks=pytest.mark.slow), ("-c", False)])
 def test_functions_of_a_notebook(way: str, cloudpickle: bool, tmp_path: Path) -> None:
     """`python -c` stands for a notebook: no file has the program. As in a notebook, there is no `if __name__` guard."""
     without = "" if cloudpickle else "import sys; sys.modules['cloudpickle'] = None\n"
@@ -239,11 +195,14 @@ def test_functions_of_a_notebook(way: str, cloudpickle: bool, tmp_path: Path) ->
 
 @pytest.mark.launch
 def test_an_inner_function(tmp_path: Path) -> None:
+    """`mpicoll.spawn` is callable although a module has a similar name."""
     done = python(
         tmp_path,
         """
 import sys
 import mpicoll
+from mpicoll._launch.spawn import RankRaised
+import mpicoll._launch.spawn
 def main(word):
     mpicoll.spawn(lambda rank, n: sys.stdout.write(f"{word} {rank} {n}\\n"), args=(7,), nprocs=2)
 if __name__ == "__main__": main("lambda")
