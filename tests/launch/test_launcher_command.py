@@ -80,87 +80,54 @@ def test_mpich_has_another_interface(launcher: str) -> None:
     assert not [name for name in made.added if name.startswith(("OMPI_", "SLURM_"))]
 
 
+HOSTS = one(hosts="a:2,b:2")
+REFUSED = {
+    "6 ranks": LaunchError("6 ranks: jsrun starts equally many on every node"),
+    "hosts": LaunchError("--host a,b: jsrun takes the nodes of the job"),
+    "binding": LaunchError("--bind-to (core|numa|socket): --launcher (flux|jsrun) takes none"),
+}
+FIRST_NODE = (
+    "-n 4 -N 1 --ntasks-per-node=4", "--ppn 4 --cpu-bind none -n 4", "-N 1 --tasks-per-node=4 --exclusive",
+    "--nrs 1 --rs_per_host 1 --tasks_per_rs 4",
+)  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    ("launcher", "expected"),
+    ("program", "options", "expected"),
     [
-        ("srun", "-n 4 -N 2 --ntasks-per-node=2"),
-        ("pals", "--ppn 2 --cpu-bind none -n 4"),
-        ("flux", "-N 2 --tasks-per-node=2 --exclusive"),
-        ("jsrun", "--nrs 2 --rs_per_host 1 --tasks_per_rs 2"),
+        (one(per_node=2), {}, ("-n 4 -N 2 --ntasks-per-node=2", "--ppn 2 --cpu-bind none -n 4",
+                               "-N 2 --tasks-per-node=2 --exclusive", "--nrs 2 --rs_per_host 1 --tasks_per_rs 2")),
+        (one(), {"nodes": 1}, FIRST_NODE),
+        (one(4), {}, FIRST_NODE),  # a node is filled before the next
+        (one(6), {}, ("-n 6 --cpu-bind", "--ppn 4 --cpu-bind none -n 6", "-o pmi=pmix -n 6 -o", REFUSED["6 ranks"])),
+        (HOSTS, {}, ("-n 4 -N 2 --nodelist=a,b --ntasks-per-node=2", "--hosts a,b --ppn 2",
+                     "--requires=host:a,b -N 2 --tasks-per-node=2", REFUSED["hosts"])),
+        (one(), {"bind_to": "core"}, ("--cpu-bind=cores", "--cpu-bind core", "-o cpu-affinity=per-task", REFUSED["binding"])),
+        (one(), {"bind_to": "numa"}, ("--cpu-bind=ldoms", "--cpu-bind numa", REFUSED["binding"], REFUSED["binding"])),
+        (one(), {"bind_to": "socket"}, ("--cpu-bind=sockets", "--cpu-bind socket", REFUSED["binding"], REFUSED["binding"])),
     ],
-)
-def test_ranks_on_each_node(launcher: str, expected: str) -> None:
+    ids=["ranks on each node", "nodes=1", "4 ranks", "6 ranks", "named hosts", "cores", "numa", "sockets"],
+)  # fmt: skip
+def test_the_words_of_each_launcher(program: Program, options: dict[str, Any], expected: tuple[str | LaunchError, ...]) -> None:
+    """expected: of srun, pals, flux and jsrun."""
+    for launcher, said in zip(JOBS, expected, strict=True):
+        if isinstance(said, LaunchError):
+            with pytest.raises(LaunchError, match=str(said)):
+                planned(launcher, program, **options)
+        else:
+            assert said in words(planned(launcher, program, **options))
+
+
+@EACH
+def test_the_nodes_of_a_job(launcher: str) -> None:
     made = planned(launcher, one(per_node=2))
-    assert expected in words(made)
     assert made.added.get("OMP_NUM_THREADS") == ("4" if launcher == "srun" else None)
-
-
-@pytest.mark.parametrize(
-    ("launcher", "expected"),
-    [
-        ("srun", "-n 4 -N 1 --ntasks-per-node=4"),
-        ("pals", "--ppn 4 --cpu-bind none -n 4"),
-        ("flux", "-N 1 --tasks-per-node=4 --exclusive"),
-        ("jsrun", "--nrs 1 --rs_per_host 1 --tasks_per_rs 4"),
-    ],
-)
-def test_the_first_node_of_a_job(launcher: str, expected: str) -> None:
-    assert expected in words(planned(launcher, nodes=1))
-    assert expected in words(planned(launcher, one(4)))  # a node is filled before the next
     with pytest.raises(LaunchError, match=r"--nnodes 3: .* job f?7 has 2: n1,n2"):
         planned(launcher, nodes=3)
-
-
-@pytest.mark.parametrize(
-    ("launcher", "expected"),
-    [("srun", "-n 6 --cpu-bind"), ("pals", "--ppn 4 --cpu-bind none -n 6"), ("flux", "-o pmi=pmix -n 6 -o"), ("jsrun", None)],
-)
-def test_nodes_with_different_numbers_of_ranks(launcher: str, expected: str | None) -> None:
-    if expected is None:
-        with pytest.raises(LaunchError, match="6 ranks: jsrun starts equally many on every node"):
-            planned(launcher, one(6))
-    else:
-        assert expected in words(planned(launcher, one(6)))
-
-
-@pytest.mark.parametrize(
-    ("launcher", "expected"),
-    [
-        ("srun", "-n 4 -N 2 --nodelist=a,b --ntasks-per-node=2"),
-        ("pals", "--hosts a,b --ppn 2"),
-        ("flux", "--requires=host:a,b -N 2 --tasks-per-node=2"),
-        ("jsrun", None),
-    ],
-)
-def test_named_hosts(launcher: str, expected: str | None) -> None:
-    if expected is None:
-        with pytest.raises(LaunchError, match="--host a,b: jsrun takes the nodes of the job"):
-            planned(launcher, one(hosts="a:2,b:2"))
-        return
-    made = planned(launcher, one(hosts="a:2,b:2"))
-    assert expected in words(made)
-    assert made.added["MASTER_ADDR"] == "a"
-    with pytest.raises(LaunchError, match="a:2,b:1: launchers other than mpiexec"):
-        planned(launcher, one(hosts="a:2,b:1"))
-
-
-@pytest.mark.parametrize(
-    ("launcher", "bind_to", "expected"),
-    [
-        ("srun", "core", "--cpu-bind=cores"),
-        ("srun", "numa", "--cpu-bind=ldoms"),
-        ("pals", "socket", "--cpu-bind socket"),
-        ("flux", "core", "-o cpu-affinity=per-task"),
-        ("flux", "numa", None),
-        ("jsrun", "core", None),
-    ],
-)
-def test_binding(launcher: str, bind_to: str, expected: str | None) -> None:
-    if expected is None:
-        with pytest.raises(LaunchError, match=f"--bind-to {bind_to}: --launcher {launcher} takes none"):
-            planned(launcher, bind_to=bind_to)
-    else:
-        assert expected in words(planned(launcher, bind_to=bind_to))
+    if launcher != "jsrun":
+        assert planned(launcher, HOSTS).added["MASTER_ADDR"] == "a"
+        with pytest.raises(LaunchError, match="a:2,b:1: launchers other than mpiexec"):
+            planned(launcher, one(hosts="a:2,b:1"))
 
 
 @EACH

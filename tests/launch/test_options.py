@@ -88,29 +88,30 @@ def test_no_python_keeps_python() -> None:
 
 # --- ranks and hosts ---
 
-
-@pytest.mark.parametrize("spelling", ["-n 3", "-n3", "-np 3", "--np 3", "--np=3", "--nproc 3"])
-def test_the_number_of_ranks(spelling: str) -> None:
-    assert parse(f"{spelling} t.py")[1].ranks == 3
+SPELLINGS = {
+    "-n 3 | -n3 | -np 3 | --np 3 | --np=3 | --nproc 3": {"ranks": 3},
+    "--nproc-per-node 2 | --nproc_per_node=2 | -N 2 | -ppn 2 | --ppn 2 | -perhost 2 | --npernode 2": {"per_node": 2},
+    "--map-by ppr:2:node": {"per_node": 2},
+    "-H a:2,b | -Ha:2,b | --host a:2,b | --hosts=a:2,b | -host a:2,b | -hosts a:2,b": {"hosts": (Host("a", 2), Host("b", None))},
+    "-f hosts | --hostfile hosts | -hostfile hosts | --machinefile hosts | -machinefile hosts": {
+        "hosts": (Host("a", 2), Host("b", 2))
+    },
+}
 
 
 @pytest.mark.parametrize(
-    "spelling",
-    [
-        "--nproc-per-node 2",
-        "--nproc_per_node=2",
-        "-N 2",
-        "-ppn 2",
-        "--ppn 2",
-        "-perhost 2",
-        "--npernode 2",
-        "--map-by ppr:2:node",
-    ],
+    ("spelling", "known"), [(spelling, known) for spellings, known in SPELLINGS.items() for spelling in spellings.split(" | ")]
 )
-def test_ranks_on_each_node(spelling: str) -> None:
+def test_the_number_of_ranks_and_their_hosts(spelling: str, known: dict[str, object]) -> None:
     options, program = parse(f"{spelling} t.py")
-    assert program.per_node == 2
+    nothing = {"ranks": None, "per_node": None, "hosts": None}
+    assert {name: getattr(program, name) for name in nothing} == {**nothing, **known}
     assert options.request == Request()
+
+
+@pytest.mark.parametrize("spelling", ["--nnodes 2", "--nnodes=2:2"])
+def test_the_number_of_nodes(spelling: str) -> None:
+    assert parse(f"{spelling} t.py")[0].request.nodes == 2
 
 
 def test_ranks_on_each_node_by_device(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,23 +130,6 @@ def test_ranks_on_each_node_by_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_gpus_are_counted_by_torch() -> None:
     assert command_line.count_gpus() >= 0
-
-
-@pytest.mark.parametrize("spelling", ["-H a:2,b", "-Ha:2,b", "--host a:2,b", "--hosts=a:2,b", "-host a:2,b", "-hosts a:2,b"])
-def test_hosts(spelling: str) -> None:
-    assert parse(f"{spelling} t.py")[1].hosts == (Host("a", 2), Host("b", None))
-
-
-@pytest.mark.parametrize(
-    "spelling", ["-f hosts", "--hostfile hosts", "-hostfile hosts", "--machinefile hosts", "-machinefile hosts"]
-)
-def test_hostfiles(spelling: str) -> None:
-    assert parse(f"{spelling} t.py")[1].hosts == (Host("a", 2), Host("b", 2))
-
-
-@pytest.mark.parametrize("spelling", ["--nnodes 2", "--nnodes=2:2"])
-def test_the_number_of_nodes(spelling: str) -> None:
-    assert parse(f"{spelling} t.py")[0].request.nodes == 2
 
 
 # --- torchrun ---
