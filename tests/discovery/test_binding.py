@@ -139,13 +139,12 @@ def test_cores_for_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("ranks", "prelude", "expected"),
     [
-        (2, "", (SHARE, str(SHARE))),
-        (2, "os.environ['MKL_NUM_THREADS'] = '2'", (CORES, None)),
-        (2, "os.environ['OMP_NUM_THREADS'] = '2'", (CORES, "2")),
-        (2, "import torch; torch.set_num_threads(3)", (3, None)),
-        (1, "", (CORES, None)),
+        pytest.param(2, "", (SHARE, str(SHARE)), id="shared"),
+        pytest.param(2, "import torch; torch.set_num_threads(3)", (3, None), id="set_num_threads"),
+        pytest.param(2, "os.environ['MKL_NUM_THREADS'] = '2'", (CORES, None), id="MKL_NUM_THREADS", marks=pytest.mark.slow),
+        pytest.param(2, "os.environ['OMP_NUM_THREADS'] = '2'", (CORES, "2"), id="OMP_NUM_THREADS", marks=pytest.mark.slow),
+        pytest.param(1, "", (CORES, None), id="one rank", marks=pytest.mark.slow),
     ],
-    ids=["shared", "MKL_NUM_THREADS", "OMP_NUM_THREADS", "set_num_threads", "one rank"],
 )
 def test_ranks_of_a_plain_mpiexec_share_the_cores(ranks: int, prelude: str, expected: tuple[int, str | None]) -> None:
     """As `mpicoll.run` does, and torchrun. Each rank computed with as many threads as there are cores.

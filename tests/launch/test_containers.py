@@ -35,7 +35,7 @@ REASON = missing()
 pytestmark = [pytest.mark.launch, pytest.mark.timeout(120), pytest.mark.skipif(REASON is not None, reason=str(REASON))]
 
 
-@pytest.mark.parametrize("own", OWN)
+@pytest.mark.parametrize("own", [pytest.param(own, marks=pytest.mark.slow) if own != "both" else own for own in OWN])
 def test_ranks_in_containers_of_their_own(own: str) -> None:
     """Before: a crash (Open MPI) or a hang (MPICH); see Note [A container for each rank] in _discovery/containers.py."""
     done = run([mpiexec(), "-n", "2", *OWN[own], sys.executable, SCRIPT], 60, env=LAUNCH_ENVIRONMENT)
@@ -50,6 +50,7 @@ def test_a_container_that_reaches_mpiexec_by_a_port() -> None:
     assert (done.returncode, done.stdout.split()) == (0, ["right"]), done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_the_doctor_explains_it() -> None:
     command = [mpiexec(), "-n", "2", *OWN["both"], sys.executable, "-m", "mpicoll.doctor"]
     done = run(command, 90, env=LAUNCH_ENVIRONMENT)
@@ -57,6 +58,7 @@ def test_the_doctor_explains_it() -> None:
     assert "--ipc=host --pid=host" in done.stdout
 
 
+@pytest.mark.slow
 def test_one_container_for_all_ranks_keeps_shared_memory() -> None:
     """Its launcher runs inside, so that nothing is missing."""
     environ = {**LAUNCH_ENVIRONMENT, "MPICOLL_LOG": "info"}
@@ -72,6 +74,7 @@ def test_a_shared_namespace_keeps_shared_memory() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not is_open_mpi(), reason="about a setting of Open MPI")
 def test_transports_that_the_user_names_stay() -> None:
     environ = {**LAUNCH_ENVIRONMENT, "OMPI_MCA_btl": "self,tcp"}

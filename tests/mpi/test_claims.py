@@ -126,17 +126,23 @@ def test_a_lost_connection_to_hydra(tmp_path: Path) -> None:
 
 # --- jobs ---
 
+AT_NIGHT = [("two", "spawn", "mpicoll"), ("two", "fork", "torch"), ("one", "fork", "mpicoll"), ("parent", "fork", "torch")]
+
 
 @pytest.mark.launch
 @pytest.mark.timeout(150)
 @pytest.mark.parametrize(
     ("case", "method", "api"),
     [
-        ("two", "spawn", "mpicoll"), ("two", "fork", "torch"), ("two", "fork", "rpc"),
-        ("one", "fork", "mpicoll"), ("one", "fork", "torch"), ("one", "spawn", "torch"),
-        ("parent", "fork", "mpicoll"), ("parent", "fork", "torch"), ("sequence", "fork", "torch"), ("again", "fork", "mpicoll"),
+        ("two", "fork", "rpc"),
+        ("one", "fork", "torch"),
+        ("one", "spawn", "torch"),
+        ("parent", "fork", "mpicoll"),
+        ("sequence", "fork", "torch"),
+        ("again", "fork", "mpicoll"),
+        *[pytest.param(*case, marks=pytest.mark.slow) for case in AT_NIGHT],
     ],
-)  # fmt: skip
+)
 def test_a_job(case: str, method: str, api: str) -> None:
     done = launch(2, SCRIPT, case, method, api, timeout_s=120, fresh=True)
     said = done.stdout + done.stderr
