@@ -17,7 +17,12 @@ SCRIPTS = Path(__file__).parent / "scripts"
 HUNG_S = 40  # seconds; a script of these takes 2 to 8
 
 pytestmark = [pytest.mark.launch, pytest.mark.timeout(120)]
-launchers = pytest.mark.parametrize("by", OVER_MPI)
+
+
+def by(launcher: str) -> pytest.MarkDecorator:
+    """By this launcher always, by the others on request."""
+    others = [pytest.param(other, marks=pytest.mark.slow) for other in OVER_MPI if other != launcher]
+    return pytest.mark.parametrize("by", [launcher, *others])
 
 
 def start(by: str, ranks: int, script: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -32,17 +37,17 @@ def succeeded(done: subprocess.CompletedProcess[str], ranks: int, words: str) ->
     assert "Traceback" not in done.stderr, said
 
 
-@launchers
+@by("mpirun")
 def test_ddp(by: str) -> None:
     succeeded(start(by, 2, "train_ddp.py"), 2, "trained")
 
 
-@launchers
+@by("mpicoll.run")
 def test_gloo_meets_by_mpi(by: str) -> None:
     succeeded(start(by, 2, "gloo_by_mpi.py"), 2, "trained to ")
 
 
-@launchers
+@by("mpirun")
 def test_written_for_torchrun(by: str) -> None:
     done = start(by, 2, "torchrun_style.py")
     succeeded(done, 2, "local")
@@ -50,12 +55,12 @@ def test_written_for_torchrun(by: str) -> None:
     assert "local 1 of 2" in done.stdout
 
 
-@launchers
+@by("mpicoll.run")
 def test_gloo_beside_and_three_lives(by: str) -> None:
     succeeded(start(by, 3, "gloo_beside.py"), 3, "three lives")
 
 
-@launchers
+@pytest.mark.parametrize("by", OVER_MPI)
 def test_a_failing_rank_ends_the_job(by: str) -> None:
     """trap 56: torch's prefix once, our last words, and nobody waits."""
     began = time.monotonic()

@@ -219,6 +219,7 @@ def job(tmp_path: Path, code: str, **environ: str) -> str:
 
 
 @pytest.mark.launch
+@pytest.mark.slow
 @pytest.mark.timeout(230)
 def test_accelerate_really_picks_that(tmp_path: Path) -> None:
     package("accelerate")
@@ -229,6 +230,7 @@ def test_accelerate_really_picks_that(tmp_path: Path) -> None:
 
 
 @pytest.mark.launch
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_lightning_really_picks_that(tmp_path: Path) -> None:
     package("lightning")

@@ -31,7 +31,11 @@ mpicoll.destroy_process_group()
 @pytest.mark.launch
 @pytest.mark.skipif(not is_open_mpi(), reason="Open MPI's variable")
 @pytest.mark.parametrize(
-    ("env", "many"), [({}, False), ({"OMPI_MCA_pml_ob1_send_pipeline_depth": "3"}, True)], ids=["ours", "default"]
+    ("env", "many"),
+    [
+        pytest.param({}, False, id="ours"),
+        pytest.param({"OMPI_MCA_pml_ob1_send_pipeline_depth": "3"}, True, id="default", marks=pytest.mark.slow),
+    ],
 )
 def test_a_large_message_goes_in_few_looks(env: dict[str, str], many: bool) -> None:
     """A poller that shares its core with a computation looks about once a millisecond."""
