@@ -6,8 +6,8 @@
     a rank fails        soon SIGTERM to the others, then SIGKILL    the others go on
     a rank is killed    soon SIGTERM to the others, then SIGKILL    SIGKILL to the others
     a rank aborts       -                                           SIGKILL to all; `cmd=abort` by PMI_FD
-    SIGTERM, SIGINT     SIGTERM to all, soon SIGKILL                the same signal to all
-    SIGHUP              SIGTERM to all, soon SIGKILL                ends itself, and no rank
+    SIGTERM, SIGINT     SIGTERM to all, then SIGKILL                the same signal to all
+    SIGHUP              SIGTERM to all, then SIGKILL                ends itself, and no rank
     SIGUSR1, SIGUSR2    the same signal to all                      ends itself, and no rank
     exit status         of the rank that failed first, 128 + n      of all ranks by a bitwise or, n for signal n
 
@@ -24,7 +24,7 @@ import signal
 import sys
 import time
 
-SOON_S = 0.25
+SOON_S, PATIENCE_S = 0.25, 1.0  # until SIGTERM, and from there until SIGKILL
 USER = (signal.SIGUSR1, signal.SIGUSR2)
 HANDLED = {
     "openmpi": (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, *USER),
@@ -113,7 +113,7 @@ class Mpiexec:
 
     def end(self) -> None:
         self.signal(signal.SIGTERM)
-        self.kill_at = time.monotonic() + SOON_S
+        self.kill_at = time.monotonic() + PATIENCE_S
 
     def signal(self, number: int) -> None:
         for pid in self.ranks:
