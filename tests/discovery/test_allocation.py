@@ -24,11 +24,7 @@ PBS = {
     "PBS_ENVIRONMENT": "PBS_BATCH", "PBS_JOBID": "1234.pbs01", "PBS_NODEFILE": "/var/spool/pbs/aux/1234.pbs01",
     "PBS_NUM_PPN": "2",
 }  # fmt: skip
-LSF = {
-    "LSB_JOBID": "77",
-    "LSB_DJOB_HOSTFILE": "/home/u/.lsbatch/1700.77.hostfile",
-    "LSB_MCPU_HOSTS": "c3 1 c5 1 c1 2",
-}
+LSF = {"LSB_JOBID": "77", "LSB_DJOB_HOSTFILE": "/home/u/.lsbatch/1700.77.hostfile", "LSB_MCPU_HOSTS": "c3 1 c5 1 c1 2"}
 GRID_ENGINE = {"JOB_ID": "5", "PE_HOSTFILE": "/opt/sge/spool/pe_hostfile", "NSLOTS": "8", "NHOSTS": "2"}
 FLUX = {"FLUX_URI": "local:///run/user/1/flux/local-0", "FLUX_ENCLOSING_ID": "f2kXQ"}
 SLURM = {"SLURM_JOB_ID": "9", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_TASKS_PER_NODE": "4(x2)", "SLURM_NTASKS": "6"}

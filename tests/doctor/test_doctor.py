@@ -38,11 +38,7 @@ def states(findings: list[Finding]) -> list[str]:
 
 @pytest.mark.parametrize(
     ("version", "words"),
-    [
-        ("2.13.0+cpu", "subclass of ProcessGroup"),
-        ("2.14.1", "subclass of Backend"),
-        ("2.15.0a0+git1", "subclass of Backend"),
-    ],
+    [("2.13.0+cpu", "subclass of ProcessGroup"), ("2.14.1", "subclass of Backend"), ("2.15.0a0+git1", "subclass of Backend")],
 )
 def test_the_adapter_follows_from_torchs_version(version: str, words: str) -> None:
     (finding,) = doctor.check_torch({**TORCH, "version": version})
@@ -171,17 +167,7 @@ def test_alone() -> None:
     assert report["works"] is True
     assert report["facts"]["mpi"]["thread_level"] in ("SERIALIZED", "MULTIPLE")
     topics = {finding["topic"] for finding in report["findings"]}
-    assert topics >= {
-        "python",
-        "torch",
-        "MPI",
-        "MPI threads",
-        "mpiexec",
-        "GPU",
-        "CUDA-aware MPI",
-        "shared memory",
-        "threads",
-    }
+    assert topics >= {"python", "torch", "MPI", "MPI threads", "mpiexec", "GPU", "CUDA-aware MPI", "shared memory", "threads"}
 
 
 @pytest.mark.launch

@@ -32,10 +32,7 @@ def test_the_programs_own_options_are_its_own(tmp_path: Path, monkeypatch: pytes
     _, (program,) = command_line.parse(["-n", "2", "-m", "pkg.mod", "-n", "3", "--", "t.py"])
     assert program.command == ("-m", "pkg.mod", "-n", "3", "--", "t.py")
     _, programs = command_line.parse(["-n", "1", "t.py", "a", ":", "-n", "2", "--host", "b", "-m", "mod"])
-    assert [(p.command, p.ranks, p.hosts) for p in programs] == [
-        (("t.py", "a"), 1, None),
-        (("-m", "mod"), 2, (Host("b", None),)),
-    ]
+    assert [(p.command, p.ranks, p.hosts) for p in programs] == [(("t.py", "a"), 1, None), (("-m", "mod"), 2, (Host("b", None),))]
 
 
 @pytest.mark.parametrize(

@@ -189,8 +189,7 @@ def test_the_supervisor_is_killed(ready: str, fault: str, by: str, tmp_path: Pat
 
 @BY_ALL
 @pytest.mark.parametrize(
-    ("victim", "cause"),
-    [("mpiexec", ""), ("rank", "killed by SIGKILL"), ("monitor", "its host or its monitor was lost")],
+    ("victim", "cause"), [("mpiexec", ""), ("rank", "killed by SIGKILL"), ("monitor", "its host or its monitor was lost")]
 )
 def test_a_process_of_the_job_is_killed_by_its_pid(victim: str, cause: str, by: str, tmp_path: Path) -> None:
     """The monitor is the parent of the rank: a signal for either of them ends both."""
