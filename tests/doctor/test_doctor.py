@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,50 +31,65 @@ JOB: dict[str, Any] = {
 }  # fmt: skip
 
 
-def states(findings: list[Finding]) -> list[str]:
-    return [finding.state for finding in findings]
+def mpi_at(level: str) -> dict[str, str]:
+    return {"thread_level": level, "mpi4py_version": "4", "mpi4py_file": "f", "library_version": "v"}
 
 
-# --- torch ---
+def launched(launcher: str, size: int, local_size: int) -> Launch:
+    return Launch(launcher, 0, size, 0, local_size)
+
+
+ALONE = "rank 0 of 4, but MPI says rank 0 of 1"
+SINGLETONS = {**JOB, "size": 1, "hosts": ["a"]}  # N of them: traps 76, 79
+APART = {**JOB, "shared_memory_size": 1}  # containers that do not share memory: trap 78
 
 
 @pytest.mark.parametrize(
-    ("version", "words"),
-    [("2.13.0+cpu", "subclass of ProcessGroup"), ("2.14.1", "subclass of Backend"), ("2.15.0a0+git1", "subclass of Backend")],
+    ("check", "facts", "states", "text", "remedy"),
+    [
+        # the adapter follows from torch's version
+        (doctor.check_torch, [{**TORCH, "version": "2.13.0+cpu"}], ["ok"], "subclass of ProcessGroup", ""),
+        (doctor.check_torch, [{**TORCH, "version": "2.14.1"}], ["ok"], "subclass of Backend", ""),
+        (doctor.check_torch, [{**TORCH, "version": "2.15.0a0+git1"}], ["ok"], "subclass of Backend", ""),
+        (doctor.check_torch, [{"error": "ModuleNotFoundError: No module named 'torch'"}], ["fail"], "", "pip install"),
+        (doctor.check_torch, [{**TORCH, "version": "2.9.1"}], ["fail"], "", "pip install"),
+        (doctor.check_torch, [{**TORCH, "built_with_mpi": True}], ["ok", "note"], "", "MPICOLL_OVERRIDE_MPI=1"),
+        (doctor.check_torch, [{**TORCH, "entry_point": False}], ["ok", "note"], "", "pip install"),
+        # the thread level: trap 55
+        (doctor.check_mpi, [OPENMPI, mpi_at("MULTIPLE")], ["ok", "ok"], "", ""),
+        (doctor.check_mpi, [OPENMPI, mpi_at("SERIALIZED")], ["ok", "ok"], "", ""),
+        (doctor.check_mpi, [OPENMPI, mpi_at("FUNNELED")], ["ok", "fail"], "", ""),
+        (doctor.check_mpi, [OPENMPI, mpi_at("SINGLE")], ["ok", "fail"], "", ""),
+        (doctor.check_mpi, [OPENMPI, {"error": "MPI did not answer within 1 s"}], ["fail"], "MPI did not answer", ""),
+        (doctor.check_job, [launched("openmpi", 3, 2), JOB], ["ok"], "3 ranks on 2 hosts", ""),
+        (
+            doctor.check_job,
+            [launched("hydra", 4, 4), SINGLETONS],
+            ["fail"],
+            "rank 0 of 4, but MPI says rank 0 of 1",
+            "mpicoll.run",
+        ),
+        (
+            doctor.check_job,
+            [launched("slurm", 4, 4), SINGLETONS],
+            ["fail"],
+            "rank 0 of 4, but MPI says rank 0 of 1",
+            "--mpi=pmix",
+        ),
+        (doctor.check_job, [launched("openmpi", 3, 2), APART], ["ok", "note"], "", "--ipc=host"),
+        (doctor.check_shared_memory, ["/no/such/folder"], ["fail"], "", ""),
+        (doctor.check_threads, [{}, None, 8, 8], ["ok"], "", ""),
+        (doctor.check_threads, [{}, launched("openmpi", 4, 4), 8, 2], ["ok"], "", ""),
+        (doctor.check_threads, [{}, launched("openmpi", 4, 4), 8, 4], ["note"], "", "^OMP_NUM_THREADS=2$"),
+        (doctor.check_threads, [{}, launched("openmpi", 4, 4), 2, 1], ["note"], "", ""),
+    ],
 )
-def test_the_adapter_follows_from_torchs_version(version: str, words: str) -> None:
-    (finding,) = doctor.check_torch({**TORCH, "version": version})
-    assert finding.state == "ok"
-    assert words in finding.text
-
-
-def test_torch_that_is_missing_or_old_fails_with_a_remedy() -> None:
-    for torch in ({"error": "ModuleNotFoundError: No module named 'torch'"}, {**TORCH, "version": "2.9.1"}):
-        (finding,) = doctor.check_torch(torch)
-        assert finding.state == "fail"
-        assert "pip install" in finding.remedy
-
-
-def test_a_torch_with_mpi_and_a_missing_entry_point_are_noted() -> None:
-    findings = doctor.check_torch({**TORCH, "built_with_mpi": True, "entry_point": False})
-    assert states(findings) == ["ok", "note", "note"]
-    assert "MPICOLL_OVERRIDE_MPI=1" in findings[1].remedy
-    assert "pip install" in findings[2].remedy
-
-
-# --- MPI, job ---
-
-
-@pytest.mark.parametrize(("level", "state"), [("MULTIPLE", "ok"), ("SERIALIZED", "ok"), ("FUNNELED", "fail"), ("SINGLE", "fail")])
-def test_the_thread_level(level: str, state: str) -> None:  # trap 55
-    started = {"thread_level": level, "mpi4py_version": "4", "mpi4py_file": "f", "library_version": "v"}
-    assert states(doctor.check_mpi(OPENMPI, started)) == ["ok", state]
-
-
-def test_an_mpi_that_does_not_start_is_reported() -> None:
-    (finding,) = doctor.check_mpi(OPENMPI, {"error": "MPI did not answer within 1 s"})
-    assert finding.state == "fail"
-    assert "MPI did not answer" in finding.text
+def test_a_check(check: Callable[..., list[Finding]], facts: list[Any], states: list[str], text: str, remedy: str) -> None:
+    """text, and the pattern remedy: of the last finding."""
+    findings = check(*facts)
+    assert [finding.state for finding in findings] == states
+    assert text in findings[-1].text
+    assert re.search(remedy, findings[-1].remedy)
 
 
 def test_a_hanging_or_dying_mpi_takes_nobody_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,25 +103,10 @@ def test_a_hanging_or_dying_mpi_takes_nobody_along(tmp_path: Path, monkeypatch: 
     assert "last words" in report["error"]
 
 
-def test_a_job_is_described() -> None:
-    (finding,) = doctor.check_job(Launch("openmpi", 0, 3, 0, 2), JOB)
-    assert finding.state == "ok"
+def test_the_ranks_of_each_host() -> None:
+    (finding,) = doctor.check_job(launched("openmpi", 3, 2), JOB)
     assert finding.text.startswith("3 ranks on 2 hosts")
     assert finding.evidence == ("a: ranks 0-1", "b: rank 2")
-
-
-@pytest.mark.parametrize(("launcher", "remedy"), [("hydra", "mpicoll.run"), ("slurm", "--mpi=pmix")])
-def test_n_singletons_are_found_out(launcher: str, remedy: str) -> None:  # traps 76, 79
-    (finding,) = doctor.check_job(Launch(launcher, 0, 4, 0, 4), {**JOB, "size": 1, "hosts": ["a"]})
-    assert finding.state == "fail"
-    assert "rank 0 of 4, but MPI says rank 0 of 1" in finding.text
-    assert remedy in finding.remedy
-
-
-def test_containers_that_do_not_share_memory_are_noted() -> None:  # trap 78
-    findings = doctor.check_job(Launch("openmpi", 0, 3, 0, 2), {**JOB, "shared_memory_size": 1})
-    assert states(findings) == ["ok", "note"]
-    assert "--ipc=host" in findings[1].remedy
 
 
 # --- the machine ---
@@ -122,22 +124,6 @@ def test_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     assert checked(512 * 2**20).state == "note"
     assert checked(16 * 2**20).state == "fail"
     assert "--shm-size" in checked(16 * 2**20).remedy
-
-
-def test_no_shared_memory_at_all() -> None:
-    (finding,) = doctor.check_shared_memory("/no/such/folder")
-    assert finding.state == "fail"
-
-
-@pytest.mark.parametrize(
-    ("ranks", "threads", "cores", "state"), [(None, 8, 8, "ok"), (4, 2, 8, "ok"), (4, 4, 8, "note"), (4, 1, 2, "note")]
-)
-def test_threads_times_ranks_against_cores(ranks: int | None, threads: int, cores: int, state: str) -> None:
-    launch = None if ranks is None else Launch("openmpi", 0, ranks, 0, ranks)
-    (finding,) = doctor.check_threads({}, launch, cores, threads)
-    assert finding.state == state
-    if state == "note" and threads > 1:
-        assert finding.remedy == "OMP_NUM_THREADS=2"
 
 
 def test_the_report() -> None:
