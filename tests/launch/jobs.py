@@ -57,12 +57,12 @@ def command(folder: Path, by: str, *words: str, variant: str = "usual") -> list[
 def run(
     folder: Path, *words: str, by: str = REAL, timeout_s: float = 50, variant: str = "usual", **environ: str
 ) -> subprocess.CompletedProcess[str]:
-    """``mpicoll.run words...`` in ``folder``, ended after timeout_s."""
+    """``mpicoll.run words...`` in ``folder``, ended after timeout_s (longer on a busy machine)."""
     here = clean_environment()
     here.pop("OMP_NUM_THREADS", None)  # CI sets it, and mpicoll.run has something to say where nobody does
     return subprocess.run(
         command(folder, by, *words, variant=variant), cwd=folder, env={**here, **environ}, stdin=subprocess.DEVNULL,
-        capture_output=True, text=True, errors="replace", timeout=timeout_s,
+        capture_output=True, text=True, errors="replace", timeout=busy.longer(timeout_s),
     )  # fmt: skip
 
 
@@ -166,7 +166,7 @@ class Job:
     def end(self) -> tuple[int, str, str]:
         """Exit status, the last line on standard error, all of it."""
         try:
-            _, errors = self.process.communicate(timeout=40)
+            _, errors = self.process.communicate(timeout=busy.longer(40))
         except subprocess.TimeoutExpired:
             self.process.terminate()
             _, errors = self.process.communicate(timeout=20)
