@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -68,9 +67,12 @@ def test_what_a_program_writes_outlives_it_and_its_children_write_nothing(monkey
     assert text(memory) == "of the rank"
 
 
+NOW = 1000.0
+
+
 def a_group(name: str, issued: int, ended: int, asynchronous: bool = False, ago_s: float = 0) -> Any:
     """A group of the ranks 4, 5 and 6 that has begun ``issued`` barriers, of which so many have ended."""
-    history = [(number, "barrier", time.monotonic() - ago_s, (), asynchronous) for number in range(1, issued + 1)]
+    history = [(number, "barrier", NOW - ago_s, (), asynchronous) for number in range(1, issued + 1)]
     return SimpleNamespace(name=name, history=history, ended=ended, global_ranks=[4, 5, 6])
 
 
@@ -93,6 +95,9 @@ RECV = "recv on group 'dp' with"
         ),
     ],
 )
-def test_what_a_rank_does_in_words(groups: list[Any], peers: list[int | None], words: str) -> None:
-    messages = {thread: ("recv", groups[0], time.monotonic(), peer) for thread, peer in enumerate(peers)}
+def test_what_a_rank_does_in_words(
+    groups: list[Any], peers: list[int | None], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(current_call, "time", SimpleNamespace(monotonic=lambda: NOW))
+    messages = {thread: ("recv", groups[0], NOW, peer) for thread, peer in enumerate(peers)}
     assert current_call.in_words(messages, lambda: groups) == words
