@@ -4,9 +4,9 @@
                                                                   (adds to that file: remove it to begin anew)
     python -m tests.stack.record                                  prints the tables; --write puts them where they belong
 
-A line of the table is a `feature` mark; its section is the test file's ``SECTION``. A line has passed if each of its tests
-that ran has. What torch cannot do on the CPU, whatever the backend, is a test that calls `refused_alike`: the error, equal
-on Gloo, stands in a table of its own.
+A line of the table is a `feature` mark; its section is the mark's, or the test file's ``SECTION``. A line has passed if each of
+its tests that ran has. What torch cannot do on the CPU, whatever the backend, is a test that calls `refused_alike`: the error,
+equal on Gloo, stands in a table of its own.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Recorder:
         for item in items:
             mark = item.get_closest_marker("feature")
             section = getattr(getattr(item, "module", None), "SECTION", None)
-            if mark is not None and section is not None:
+            if mark is not None and (section := mark.kwargs.get("section", section)) is not None:
                 self.lines[item.nodeid] = (section, mark.args[0])
 
     def pytest_runtest_logreport(self, report: Any) -> None:

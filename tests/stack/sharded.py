@@ -1,23 +1,34 @@
-"""What the tests of fully sharded training share: a model whose sizes no world size divides, and one process to compare with."""
+"""What the tests of training share: a model whose sizes no world size divides, and one process to compare with.
+
+Every rank knows the whole batch of every step and takes its share of it. Shares are equal, so that the mean of the ranks'
+means is the mean of the whole.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 
 from tests.support import everyone
 
 TORCH = tuple(int(number) for number in torch.__version__.split(".")[:2])
 ROWS = 4  # per rank
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-6}
+SMALL = 100 / 2**20  # MiB; each of DDP's buckets takes one or two tensors
 
 Forward = Callable[[nn.Module, Tensor], Tensor]
 MakeOptimizer = Callable[[Iterable[Tensor]], torch.optim.Optimizer]
+
+sgd = partial(torch.optim.SGD, lr=0.1, momentum=0.9)  # momentum shows a wrong gradient of an early step in all later ones
+adam = partial(torch.optim.AdamW, lr=0.02, eps=1e-3)  # whose eps does not make a step of 0.02 out of rounding errors
 
 
 def network(dtype: torch.dtype = torch.float64, widths: tuple[int, int, int] = (7, 5, 3)) -> nn.Sequential:
@@ -34,6 +45,21 @@ def sharded(model: nn.Sequential, **options: Any) -> Any:
     return fully_shard(model, **options)
 
 
+def ddp(model: nn.Module, group: Any = None, **options: Any) -> DistributedDataParallel:
+    """``model`` with the weights of the group's first rank: all others begin with zeros (collective)."""
+    with torch.no_grad():
+        for p in model.parameters() if dist.get_rank(group) else ():
+            p.zero_()
+    return DistributedDataParallel(model, process_group=group, **options)
+
+
+def zero(parameters: Iterable[Tensor], make: Any, **options: Any) -> Any:
+    """``make``, a partial of an optimizer's class, with each rank's share of the state."""
+    from torch.distributed.optim import ZeroRedundancyOptimizer  # warns at its import
+
+    return ZeroRedundancyOptimizer(parameters, optimizer_class=make.func, **options, **make.keywords)
+
+
 def batch(step: int, size: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
     """The whole batch of all ranks."""
     generator = torch.Generator().manual_seed(100 + step)
@@ -48,15 +74,6 @@ def share(tensor: Tensor, rank: int) -> Tensor:
 
 def loss_of(output: Tensor, target: Tensor) -> Tensor:
     return nn.functional.mse_loss(output, target)
-
-
-def sgd(parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
-
-
-def adam(parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
-    """With an eps that does not let Adam make a step of 0.02 out of a gradient of rounding errors."""
-    return torch.optim.AdamW(parameters, lr=0.02, eps=1e-3)
 
 
 def train(
@@ -77,9 +94,11 @@ def train(
         optimizer.step()
 
 
-def alone(steps: int, size: int, make: MakeOptimizer = sgd, dtype: torch.dtype = torch.float64) -> nn.Sequential:
-    """What one process makes of ``network`` on the whole batches."""
-    model = network(dtype)
+def alone(
+    steps: int, size: int, make: MakeOptimizer = sgd, dtype: torch.dtype = torch.float64, build: Any = network
+) -> nn.Sequential:
+    """What one process makes of ``build(dtype)`` on the whole batches."""
+    model: nn.Sequential = build(dtype)
     train(model, make(model.parameters()), range(steps), None, size, dtype)
     return model
 
@@ -117,6 +136,17 @@ def differences(
 
 def gradients(model: nn.Module) -> list[Any]:
     return [parameter.grad for parameter in model.parameters()]
+
+
+def bits(tensors: Iterable[Any]) -> list[bytes]:
+    """Every byte of the whole tensors."""
+    return [whole(t).detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() for t in tensors]
+
+
+def same_bits(tensors: Iterable[Any]) -> bool:
+    """Whether all ranks have the same: replicas that differ in one bit drift apart, trap 32 (collective)."""
+    mine = bits(tensors)
+    return all(theirs == mine for theirs in everyone(mine))
 
 
 def raised_anywhere(call: Callable[[], Any]) -> None:

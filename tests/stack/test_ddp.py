@@ -1,195 +1,234 @@
-"""DistributedDataParallel under each of its options equals one process on the whole batch, and the replicas stay equal."""
+"""What is special to DistributedDataParallel: its groups, what it exchanges besides gradients, dtypes and layouts of gradients.
+
+That it trains as one process does, under its options and with any hook, is in test_training.py.
+"""
 
 from __future__ import annotations
 
-import inspect
+import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.stack import replicas
-from tests.stack.replicas import Branches, apart, batch, close, gradients_apart, loss_of, network, same_bits, share, train
+from tests.stack.sharded import (
+    ROWS,
+    backward,
+    batch,
+    bits,
+    differences,
+    gradients,
+    loss_of,
+    network,
+    same_bits,
+    sgd,
+    share,
+    train,
+)
 from tests.support import agree, everyone
 
 SECTION = "Data parallel"
-pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:Sparse invariant", "ignore:Complex modules"),
+]
 
-SMALL = 100 / 2**20  # MiB; each bucket takes one or two tensors
 feature = pytest.mark.feature
 
 
-def ddp_has(option: str) -> bool:
-    return option in inspect.signature(DistributedDataParallel).parameters
+def by_ranks(rank: int, size: int) -> dict[str, Any]:
+    return {"process_group": [dist.new_group(list(range(odd, size, 2))) for odd in range(min(size, 2))][rank % 2]}
 
 
-def optional(option: str, since: str) -> Any:
-    return pytest.mark.skipif(not ddp_has(option), reason=f"needs torch >= {since}")
+def by_mesh(rank: int, size: int) -> dict[str, Any]:
+    columns = 2 if size % 2 == 0 else 1
+    return {"device_mesh": init_device_mesh("cpu", (size // columns, columns), mesh_dim_names=("dp", "other"))["dp"]}
 
 
 @pytest.mark.parametrize(
     "options",
     [
-        pytest.param({}, id="plain", marks=feature("DDP equals one process")),
-        pytest.param({"bucket_cap_mb": SMALL}, id="buckets", marks=feature("DDP: many buckets, rebuilt in the order of use")),
-        pytest.param(
-            {"bucket_cap_mb_list": [SMALL, 3 * SMALL]},
-            id="bucket-list",
-            marks=feature("DDP: many buckets, rebuilt in the order of use"),
-        ),
-        pytest.param({"static_graph": True}, id="static", marks=feature("DDP: static_graph")),
-        pytest.param({"gradient_as_bucket_view": True}, id="views", marks=feature("DDP: gradient_as_bucket_view")),
-        pytest.param(
-            {"static_graph": True, "gradient_as_bucket_view": True, "bucket_cap_mb": SMALL},
-            id="static-views-buckets",
-            marks=feature("DDP: static_graph"),
-        ),
-        pytest.param({"find_unused_parameters": True}, id="unused", marks=feature("DDP: find_unused_parameters")),
-        pytest.param(
-            {"batched_grad_copy": True},
-            id="batched-copy",
-            marks=[feature("DDP: batched_grad_copy, lazy_bucket_allocation"), optional("batched_grad_copy", "2.13")],
-        ),
-        pytest.param(
-            {"lazy_bucket_allocation": True, "bucket_cap_mb": SMALL},
-            id="lazy-buckets",
-            marks=[feature("DDP: batched_grad_copy, lazy_bucket_allocation"), optional("lazy_bucket_allocation", "2.15")],
-        ),
+        pytest.param(by_ranks, marks=feature("DDP: process_group= a part of the ranks")),
+        pytest.param(by_mesh, marks=feature("DDP: device_mesh")),
     ],
+    ids=["process_group", "device_mesh"],
 )
-def test_equals_one_process(options: dict[str, Any], rank: int, size: int) -> None:
-    """Five steps of SGD with momentum: any gradient that is not the mean of all ranks' shows."""
-    reference = train(network(), 5, size)
-    model = network() if rank == 0 else network(seed=rank)  # DDP hands rank 0's weights round
-    parallel = DistributedDataParallel(model, **options)
-    train(parallel, 5, size, rank)
-    agree(same_bits(model) and close(model, reference), apart(model, reference))
+@pytest.mark.parametrize("hooked", [False, True], ids=["", "hook"])
+def test_groups_train_by_themselves(hooked: bool, options: Callable[..., dict[str, Any]], rank: int, size: int) -> None:
+    """Even and odd ranks: two models at once, from other weights, on other data; a group's rank 0 is not rank 0."""
+    parallel = DistributedDataParallel(model := network(), **options(rank, size))
+    group = parallel.process_group
+    if hooked:
+        parallel.register_comm_hook(group, default_hooks.allreduce_hook)
+    members, color = dist.get_world_size(group), min(dist.get_process_group_ranks(group))
+    steps = range(10 * color, 10 * color + 3)
+    train(parallel, sgd(model.parameters()), steps, dist.get_rank(group), members)
+    reference = network()
+    train(reference, sgd(reference.parameters()), steps, None, members)
+    others = everyone(bits(model.parameters()))
+    equal = all(others[r] == others[rank] for r in dist.get_process_group_ranks(group))
+    bad = differences(model.parameters(), reference.parameters())
+    agree(equal and not bad, bad)
 
 
-@feature("DDP: gradient_as_bucket_view")
-def test_gradients_are_views_of_the_buckets(rank: int, size: int) -> None:
-    """All-reduced in place: .grad and the bucket are one memory, and stay it over zero_grad(set_to_none=False)."""
-    model, reference = network(), network()
-    parallel = DistributedDataParallel(model, gradient_as_bucket_view=True)
-    for step in range(3):
-        x, y = batch(step, size)
-        for m, a, b in ((parallel, share(x, rank), share(y, rank)), (reference, x, y)):
-            m.zero_grad(set_to_none=False)
-            loss_of(m(a), b).backward()
-    storages = {p.grad.untyped_storage().data_ptr() for p in model.parameters() if p.grad is not None}
-    agree(len(storages) == 1 and not gradients_apart(model, reference), gradients_apart(model, reference))
+@feature("DDP: different models on the ranks are an error")
+@pytest.mark.min_ranks(2)
+def test_different_models(rank: int, size: int) -> None:
+    """One parameter more on the last rank: all ranks are told, and the group goes on."""
+    model: nn.Module = network() if rank < size - 1 else nn.Linear(3, 3).double()
+    with pytest.raises(RuntimeError) as refusal:
+        DistributedDataParallel(model)
+    dist.all_reduce(total := torch.ones(1))
+    told = f"Rank {rank} has {len(list(model.parameters()))} params" in str(refusal.value)
+    agree(told and total.item() == size, refusal.value)
 
 
-@feature("DDP: many buckets, rebuilt in the order of use")
-def test_buckets_are_rebuilt(rank: int, size: int) -> None:
-    """After the first backward DDP sorts its buckets by the order in which gradients came, by a broadcast from rank 0."""
-    torch.manual_seed(2)
-    layers = [nn.Linear(replicas.WIDE, replicas.WIDE) for _ in range(4)]
+class Branches(nn.Module):
+    """Ranks may go different ways: parameters without gradient, other ones on each rank, and one that nobody uses."""
 
-    class Backwards(nn.Module):
-        """Declares its layers in the opposite order to their use."""
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(8)
+        self.trunk = nn.Linear(6, 6)
+        self.branches = nn.ModuleList(nn.Linear(6, 3) for _ in range(2))
+        self.never = nn.Linear(6, 3)
+        self.double()
 
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = nn.ModuleList(reversed(layers))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            for layer in reversed(self.layers):
-                x = torch.tanh(layer(x))
-            return x[:, : replicas.NARROW]
-
-    model = Backwards().double()
-    reference = Backwards().double()
-    reference.load_state_dict(model.state_dict())
-    parallel = DistributedDataParallel(model, bucket_cap_mb=SMALL)
-    before = parallel._get_ddp_logging_data()["bucket_sizes"]
-    train(parallel, 4, size, rank)
-    train(reference, 4, size)
-    data = parallel._get_ddp_logging_data()
-    rebuilt = data["has_rebuilt_buckets"] == 1 and data["rebuilt_bucket_sizes"].count(",") > 0
-    agree(same_bits(model) and rebuilt and close(model, reference), (before, data["rebuilt_bucket_sizes"]))
+    def forward(self, x: Tensor, way: int) -> Tensor:
+        return self.branches[way](torch.tanh(self.trunk(x)))  # type: ignore[no-any-return]
 
 
 @feature("DDP: find_unused_parameters")
-@pytest.mark.parametrize("views", [False, True], ids=["copies", "views"])
 @pytest.mark.parametrize("skip", [False, True], ids=["reduce-unused", "skip-unused"])
-def test_ranks_take_different_ways(skip: bool, views: bool, rank: int, size: int) -> None:
+def test_ranks_take_different_ways(skip: bool, rank: int, size: int) -> None:
     """Other parameters are used on each rank and in each step: who used none of a layer gets the others' mean."""
     model, reference = Branches(), Branches()
-    parallel = DistributedDataParallel(
-        model, find_unused_parameters=True, gradient_as_bucket_view=views, skip_all_reduce_unused_params=skip
-    )
+    options = {"skip_all_reduce_unused_params": skip, "gradient_as_bucket_view": skip}
+    parallel = DistributedDataParallel(model, find_unused_parameters=True, **options)
     wrong: list[Any] = []
     for step in range(4):
         x, y = batch(step, size)
         model.zero_grad()
         reference.zero_grad()
-        way = (lambda r, step=step: step % 2) if skip else (lambda r, step=step: (r + step) % 2)  # skipped: unused by all
-        loss_of(parallel(share(x, rank), way(rank)), share(y, rank)).backward()
+        ways = [(step if skip else step + r) % 2 for r in range(size)]  # what is skipped must be unused by all
+        loss_of(parallel(share(x, rank), ways[rank]), share(y, rank)).backward()
         for r in range(size):
-            (loss_of(reference(share(x, r), way(r)), share(y, r)) / size).backward()
-        wrong += gradients_apart(model, reference)
+            (loss_of(reference(share(x, r), ways[r]), share(y, r)) / size).backward()
+        wrong += differences(gradients(model), gradients(reference))
         wrong += [p for p in model.never.parameters() if p.grad is not None]
-        with torch.no_grad():
-            for p in [*model.parameters(), *reference.parameters()]:
-                p -= 0.1 * (p.grad if p.grad is not None else 0)
-    agree(same_bits(model) and not wrong, wrong)
+        for m in (model, reference):
+            torch.optim.SGD(m.parameters(), lr=0.1).step()
+    agree(same_bits(model.parameters()) and not wrong, wrong)
 
 
-@feature("DDP: static_graph")
-def test_static_graph_with_unused_parameters(rank: int, size: int) -> None:
-    """A layer that is never used needs no search of the graph: the first pass finds it."""
-    model, reference = Branches(), Branches()
-    parallel = DistributedDataParallel(model, static_graph=True)
+@feature("DDP: buffers from rank 0")
+def test_buffers(rank: int, size: int) -> None:
+    """BatchNorm's running means: in every forward pass from rank 0's."""
+    norm, reference = (nn.BatchNorm1d(6).double() for _ in range(2))
+    parallel = DistributedDataParallel(norm)
     for step in range(3):
-        x, y = batch(step, size)
-        for m, a, b in ((parallel, share(x, rank), share(y, rank)), (reference, x, y)):
-            m.zero_grad()
-            loss_of(m(a, 1), b).backward()
-    agree(not gradients_apart(model, reference), gradients_apart(model, reference))
-
-
-@feature("DDP: no_sync (gradient accumulation)")
-@pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}, {"find_unused_parameters": True}], ids=str)
-def test_accumulates_under_no_sync(options: dict[str, Any], rank: int, size: int) -> None:
-    """Three backward passes without communication, then one with: the sum of the four means."""
-    model, reference = network(), network()
-    parallel = DistributedDataParallel(model, bucket_cap_mb=SMALL, **options)
-    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (model, reference)]
-    unequal = []
-    for big in range(2):
-        for optimizer in optimizers:
-            optimizer.zero_grad()
-        for micro in range(4):
-            x, y = batch(4 * big + micro, size)
-            loss_of(reference(x), y).backward()
-            if micro < 3:
-                with parallel.no_sync():
-                    loss_of(parallel(share(x, rank)), share(y, rank)).backward()
-                first = next(model.parameters()).grad
-                assert first is not None
-                unequal.append(first.sum().item())
-            else:
-                loss_of(parallel(share(x, rank)), share(y, rank)).backward()
-        for optimizer in optimizers:
-            optimizer.step()
-    local = size == 1 or len({str(values) for values in everyone(unequal)}) == size  # nothing was exchanged before
-    agree(same_bits(model) and local and close(model, reference), apart(model, reference))
-
-
-@feature("DDP: buffers from rank 0 (forward_sync_buffers, broadcast_buffers)")
-@pytest.mark.parametrize("sync", [True, False], ids=["sync", "local"])
-def test_buffers(sync: bool, rank: int, size: int) -> None:
-    """BatchNorm's running means: in every forward pass from rank 0's, or each rank its own all along."""
-    steps = 3
-    norm, reference = (nn.BatchNorm1d(replicas.WIDE).double() for _ in range(2))
-    option = "forward_sync_buffers" if ddp_has("forward_sync_buffers") else "broadcast_buffers"
-    parallel = DistributedDataParallel(norm, **{option: sync})
-    for step in range(steps):
         x, _ = batch(step, size)
         parallel(share(x, rank)).sum().backward()
-        reference(share(x, 0 if sync and step < steps - 1 else rank))
+        reference(share(x, 0 if step < 2 else rank))
     wrong = [name for (name, b), c in zip(norm.named_buffers(), reference.buffers(), strict=True) if not torch.equal(b, c)]
     agree(not wrong, (wrong, norm.running_mean, reference.running_mean))
+
+
+class ManyDtypes(nn.Module):
+    """Parameters of five dtypes, one more that is frozen, and one of no elements."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(4)
+        for name in ("float64", "float32", "float16", "bfloat16", "complex64"):
+            dtype = getattr(torch, name)
+            values = torch.randn(6, 3, dtype=dtype if dtype.is_complex else torch.float64)
+            self.register_parameter(f"of_{name}", nn.Parameter(values.to(dtype)))
+        self.frozen = nn.Parameter(torch.randn(6, 3, dtype=torch.float64), requires_grad=False)
+        self.empty = nn.Parameter(torch.empty(0, 3, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        total = x @ self.frozen + self.empty.sum()
+        for name, p in self.named_parameters():
+            if name not in ("frozen", "empty"):
+                wide = p.to(torch.complex128 if p.is_complex() else torch.float64)
+                part = x.to(wide.dtype) @ wide
+                total = total + (torch.view_as_real(part).sum(-1) if p.is_complex() else part)
+        return total
+
+
+@feature("DDP: parameters of several dtypes, bf16, fp16 and complex ones")
+@pytest.mark.parametrize("views", [False, True], ids=["copies", "views"])
+def test_dtypes(views: bool, rank: int, size: int) -> None:
+    """One bucket for each dtype; complex gradients reach the backend as they are, from C++ (trap 24)."""
+    model, reference = ManyDtypes(), ManyDtypes()
+    backward(DistributedDataParallel(model, gradient_as_bucket_view=views), 0, rank, size)
+    backward(reference, 0, None, size)
+    tolerance = {torch.float64: 1e-12, torch.float32: 1e-5, torch.complex64: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+    wrong = []
+    for (name, p), q in zip(model.named_parameters(), reference.parameters(), strict=True):
+        if p.requires_grad and not torch.allclose(p.grad, q.grad, rtol=tolerance[p.dtype], atol=tolerance[p.dtype]):  # type: ignore[arg-type]
+            wrong.append((name, p.grad, q.grad))
+    agree(same_bits(p.grad for p in model.parameters() if p.grad is not None) and not wrong, wrong)
+
+
+class Words(nn.Module):
+    """A table of which few rows are used in a step, and something dense behind it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(6)
+        self.table, self.dense = nn.Embedding(20, 6, sparse=True), nn.Linear(6, 2)
+
+    def forward(self, words: Tensor) -> Tensor:
+        return self.dense(self.table(words).sum(1))  # type: ignore[no-any-return]
+
+
+def words_of(rank: int, step: int) -> Tensor:
+    """ROWS sentences of three words; some words only on some ranks, most of them several times."""
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    return torch.randint(0, 6 + 5 * (rank % 3), (ROWS, 3), generator=generator)
+
+
+@feature("DDP: sparse gradients (nn.Embedding(sparse=True))")
+@pytest.mark.parametrize("hooked", [False, True], ids=["", "hook"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_sparse_gradients(dtype: torch.dtype, hooked: bool, rank: int, size: int) -> None:
+    """Each rank's gradient has other rows; the mean has them all, and is sparse still. A hook's bucket is the gradient itself."""
+    model, reference = Words().to(dtype), Words().to(dtype)
+    parallel = DistributedDataParallel(model)
+    if hooked:
+        parallel.register_comm_hook(None, default_hooks.allreduce_hook)
+    for step in range(3):
+        for m in (model, reference):
+            m.zero_grad()
+        parallel(words_of(rank, step)).square().mean().backward()
+        reference(torch.cat([words_of(r, step) for r in range(size)])).square().mean().backward()
+        sparse = all(m.table.weight.grad.is_sparse for m in (model, reference))  # type: ignore[union-attr]
+        for m in (model, reference):
+            torch.optim.SGD(m.parameters(), lr=0.05).step()
+    tolerance = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 3e-2}[dtype]
+    bad = differences(model.parameters(), reference.parameters(), tolerance)
+    agree(same_bits(model.parameters()) and sparse and not bad, bad)
+
+
+@feature("DDP: GradScaler, an overflow on one rank")
+def test_an_overflow_on_one_rank_skips_the_step_on_all(rank: int, size: int) -> None:
+    """inf from one rank must come through the sum to everybody, or the replicas part (trap 33)."""
+    model = network(torch.float32)
+    before = copy.deepcopy(model)
+    parallel = DistributedDataParallel(model)
+    scaler, optimizer = torch.amp.GradScaler("cpu", init_scale=4.0), torch.optim.SGD(model.parameters(), lr=0.1)
+    x, y = batch(0, size, torch.float32)
+    loss = loss_of(parallel(share(x, rank)), share(y, rank)) * (float("inf") if rank == size - 1 else 1.0)
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    bad = differences(model.parameters(), before.parameters(), 0)
+    agree(not bad and scaler.get_scale() == 2.0, (bad, scaler.get_scale()))

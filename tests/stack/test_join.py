@@ -1,4 +1,4 @@
-"""torch's Join with Joinables of one's own: ranks with more inputs than others, whose collectives the others shadow."""
+"""Uneven inputs: ranks that are through shadow the collectives of the others, for DDP and for Joinables of one's own."""
 
 from __future__ import annotations
 
@@ -7,19 +7,39 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 
-from tests.support import agree, everyone
+from tests.stack.sharded import (
+    SMALL,
+    adam,
+    backward,
+    batch,
+    ddp,
+    differences,
+    loss_of,
+    network,
+    same_bits,
+    sgd,
+    share,
+    train,
+    zero,
+)
+from tests.support import agree
 
-SECTION = "State"
+SECTION = "Data parallel"
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*torch.jit:DeprecationWarning", "ignore:Detected uneven inputs", "ignore:.*TorchScript:DeprecationWarning"
+)
+
+feature = pytest.mark.feature
 
 
 class ShadowHook(JoinHook):
     """What a rank that is through does while others go on, and what it does at the end."""
 
-    def __init__(self, mean: RunningMean, keep: bool) -> None:
-        self.mean, self.keep = mean, keep
+    def __init__(self, mean: RunningMean) -> None:
+        self.mean = mean
 
     def main_hook(self) -> None:
         self.mean.shadowed += 1
@@ -29,10 +49,7 @@ class ShadowHook(JoinHook):
         """The last to join have seen everything: the highest of them tells the others."""
         mean = self.mean
         mean.last = is_last_joiner
-        if not self.keep:
-            return
-        here = dist.get_rank(mean.group)
-        teller = torch.tensor([here if is_last_joiner else -1])
+        teller = torch.tensor([dist.get_rank(mean.group) if is_last_joiner else -1])
         dist.all_reduce(teller, op=dist.ReduceOp.MAX, group=mean.group)
         dist.broadcast(mean.sums, group_src=int(teller), group=mean.group)
 
@@ -65,7 +82,7 @@ class RunningMean(Joinable):
 
     def join_hook(self, **kwargs: Any) -> JoinHook:
         self.told = kwargs
-        return ShadowHook(self, kwargs.get("keep", True))
+        return ShadowHook(self)
 
     @property
     def join_device(self) -> torch.device:
@@ -86,86 +103,103 @@ def expected(ranks: list[int]) -> list[float]:
     return [sum(values), float(len(values))]
 
 
-@pytest.mark.feature("Join with a Joinable of one's own, uneven inputs")
-@pytest.mark.parametrize("async_op", [False, True], ids=["sync", "async"])
-def test_uneven_inputs(async_op: bool, rank: int, size: int) -> None:
-    """Everybody's inputs count, and all ranks know the result; a rank shadows as many steps as it is short of."""
-    mean = RunningMean(async_op=async_op)
-    with Join([mean]):
-        for value in inputs(rank):
-            mean(value)
-    right = mean.sums.tolist() == expected(list(range(size))) and mean.last == (rank == size - 1)
-    agree(right and mean.shadowed == 2 * (size - 1 - rank), (mean.sums, mean.last, mean.shadowed))
-
-
-@pytest.mark.feature("Join with several Joinables, and what is passed to their hooks")
+@feature("Join with several Joinables of one's own, uneven inputs, and what is passed to their hooks")
 def test_several(rank: int, size: int) -> None:
-    """Hooks run in the order of the list, which is the order of the collectives in a step; one of them is used by turns."""
+    """Hooks run in the order of the list, which is the order of the collectives in a step; a rank shadows the steps it lacks."""
     first, second = RunningMean(), RunningMean(async_op=True)
-    with Join([first, second], keep=rank >= 0, word="given"):
+    with Join([first, second], word="given"):
         for value in inputs(rank):
             first(value)
             second(-value)
     total, count = expected(list(range(size)))
-    told = first.told == second.told == {"keep": True, "word": "given"}
-    agree(first.sums.tolist() == [total, count] and second.sums.tolist() == [-total, count] and told, (first.sums, second.sums))
+    told = first.told == second.told == {"word": "given"}
+    shadowed = first.shadowed == second.shadowed == 2 * (size - 1 - rank) and first.last == (rank == size - 1)
+    right = first.sums.tolist() == [total, count] and second.sums.tolist() == [-total, count]
+    agree(right and told and shadowed, (first.sums, second.sums, first.told, first.shadowed))
 
 
-@pytest.mark.feature("Join in subgroups, two of them at a time")
+@feature("Join in subgroups, two of them at a time")
 @pytest.mark.min_ranks(2)
 def test_in_subgroups(rank: int, size: int) -> None:
     """Even and odd ranks join among themselves, in different numbers of steps."""
     halves = [list(range(start, size, 2)) for start in range(2)]
-    groups = [dist.new_group(ranks) for ranks in halves]
-    mine, group = halves[rank % 2], groups[rank % 2]
+    group = [dist.new_group(ranks) for ranks in halves][rank % 2]
     mean = RunningMean(group)
     with Join([mean]):
         for value in inputs(rank):
             mean(value)
-    total = torch.ones(1)
-    dist.all_reduce(total)
+    dist.all_reduce(total := torch.ones(1))
     dist.destroy_process_group(group)
-    agree(mean.sums.tolist() == expected(mine) and total.item() == size, mean.sums)
+    agree(mean.sums.tolist() == expected(halves[rank % 2]) and total.item() == size, mean.sums)
 
 
-@pytest.mark.feature("Join: throw_on_early_termination, errors inside, not enabled")
-@pytest.mark.min_ranks(2)
-def test_throws_on_early_termination(rank: int, size: int) -> None:
-    """The first rank to run out makes all of them raise, in the same step; the group goes on."""
+@feature("Join: throw_on_early_termination, errors inside")
+@pytest.mark.parametrize("what", ["error", pytest.param("early", marks=pytest.mark.min_ranks(2))])
+def test_leaving_early(what: str, rank: int, size: int) -> None:
+    """The first rank to run out makes all raise in the same step; an error leaves without a hook. The group goes on."""
     mean, said = RunningMean(), ""
     try:
-        with Join([mean], throw_on_early_termination=True):
+        with Join([mean], throw_on_early_termination=what == "early"):
             for value in inputs(rank):
                 mean(value)
+                if what == "error":
+                    raise RuntimeError("inside")
     except RuntimeError as error:
         said = str(error)
-    words = "Rank 0 exhausted all inputs" if rank == 0 else "at least one rank that exhausted inputs"
-    total = torch.ones(1)
-    dist.all_reduce(total)
-    agree(words in said and mean.steps == 1 and total.item() == size, (said, mean.steps))
+    early = "Rank 0 exhausted all inputs" if rank == 0 else "at least one rank that exhausted inputs"
+    dist.all_reduce(total := torch.ones(1))
+    right = (early if what == "early" else "inside") in said and mean.last is None
+    agree(right and mean.steps == 1 and total.item() == size, (said, mean.last, mean.steps))
 
 
-@pytest.mark.feature("Join: throw_on_early_termination, errors inside, not enabled")
-def test_errors_pass_through(rank: int, size: int) -> None:
-    """An error on all ranks leaves the context at once, without a hook, and the group goes on."""
-    mean, said = RunningMean(), ""
-    try:
-        with Join([mean]):
-            mean(1.0)
-            raise ZeroDivisionError("inside")
-    except ZeroDivisionError as error:
-        said = str(error)
-    total = torch.ones(1)
-    dist.all_reduce(total)
-    agree(said == "inside" and mean.last is None and total.item() == size, (said, mean.last))
+def batches_of(rank: int) -> int:
+    """The last rank has most."""
+    return 2 + rank
 
 
-@pytest.mark.feature("Join: throw_on_early_termination, errors inside, not enabled")
-def test_not_enabled(rank: int, size: int) -> None:
-    """enable=False with as many inputs everywhere: no collective more than the program's own."""
-    mean = RunningMean()
-    with Join([mean], enable=False):
-        for value in (1.0, 2.0):
-            mean(value)
-    sums = everyone(mean.sums.tolist())
-    agree(sums == [[3.0 * size, 2.0 * size]] * size and mean.last is None, sums)
+def shadowed(size: int, divide_by_world: bool) -> nn.Module:
+    """One process that does what the ranks do together: in step s those with a batch left add up their gradients."""
+    model = network()
+    optimizer = sgd(model.parameters())
+    for step in range(batches_of(size - 1)):
+        active = [r for r in range(size) if step < batches_of(r)]
+        x, y = batch(step, size)
+        optimizer.zero_grad()
+        for r in active:
+            (loss_of(model(share(x, r)), share(y, r)) / (size if divide_by_world else len(active))).backward()
+        optimizer.step()
+    return model
+
+
+@feature("DDP: join with uneven inputs")
+@pytest.mark.parametrize("divide_by_world", [True, False], ids=["divide-by-world", "divide-by-active"])
+def test_model_join(divide_by_world: bool, rank: int, size: int) -> None:
+    """model.join(): the last step is the last rank's alone, and the weights that it ends with are everybody's."""
+    parallel = ddp(network(), bucket_cap_mb=SMALL)
+    with parallel.join(divide_by_initial_world_size=divide_by_world):
+        train(parallel, sgd(parallel.parameters()), range(batches_of(rank)), rank, size)
+    bad = differences(parallel.parameters(), shadowed(size, divide_by_world).parameters())
+    agree(same_bits(parallel.parameters()) and not bad, bad)
+
+
+@feature("Join of DDP, ZeroRedundancyOptimizer and one's own Joinable")
+def test_join_of_several(rank: int, size: int) -> None:
+    """As Gloo does it, within rounding: a rank that is through goes on to step and to hand out its share of the
+    parameters, with the gradients of its last batch, since DDP gives it no others.
+    """
+    trained, counts = [], []
+    for group in (dist.group.WORLD, gloo := dist.new_group(backend="gloo")):
+        mean, parallel = RunningMean(group), ddp(network(), group)
+        optimizer = zero(parallel.parameters(), adam, process_group=group)
+        with Join([mean, parallel, optimizer]):
+            for step in range(batches_of(rank)):
+                mean(1.0)
+                optimizer.zero_grad(set_to_none=False)
+                backward(parallel, step, rank, size)
+                optimizer.step()
+        trained.append(list(parallel.parameters()))
+        counts.append(mean.sums.tolist())
+    dist.destroy_process_group(gloo)
+    total = float(sum(batches_of(r) for r in range(size)))
+    bad = differences(*trained, 1e-9)
+    agree(same_bits(trained[0]) and counts == [[total, total]] * 2 and not bad, (counts, bad))
