@@ -98,39 +98,30 @@ def inputs(rank: int) -> list[float]:
     return [rank + 0.5 * i for i in range(2 * rank + 1)]
 
 
-def expected(ranks: list[int]) -> list[float]:
-    values = [value for rank in ranks for value in inputs(rank)]
-    return [sum(values), float(len(values))]
-
-
-@feature("Join with several Joinables of one's own, uneven inputs, and what is passed to their hooks")
-def test_several(rank: int, size: int) -> None:
+@pytest.mark.parametrize(
+    "parts",
+    [
+        pytest.param(1, marks=feature("Join with several Joinables of one's own, uneven inputs")),
+        pytest.param(2, marks=[feature("Join in subgroups, two of them at a time"), pytest.mark.min_ranks(2)]),
+    ],
+    ids=["world", "halves"],
+)
+def test_joinables_of_ones_own(parts: int, rank: int, size: int) -> None:
     """Hooks run in the order of the list, which is the order of the collectives in a step; a rank shadows the steps it lacks."""
-    first, second = RunningMean(), RunningMean(async_op=True)
+    members = [list(range(start, size, parts)) for start in range(parts)]
+    group, mine = [dist.new_group(ranks) for ranks in members][rank % parts], members[rank % parts]
+    first, second = RunningMean(group), RunningMean(group, async_op=True)
     with Join([first, second], word="given"):
         for value in inputs(rank):
             first(value)
             second(-value)
-    total, count = expected(list(range(size)))
-    told = first.told == second.told == {"word": "given"}
-    shadowed = first.shadowed == second.shadowed == 2 * (size - 1 - rank) and first.last == (rank == size - 1)
-    right = first.sums.tolist() == [total, count] and second.sums.tolist() == [-total, count]
-    agree(right and told and shadowed, (first.sums, second.sums, first.told, first.shadowed))
-
-
-@feature("Join in subgroups, two of them at a time")
-@pytest.mark.min_ranks(2)
-def test_in_subgroups(rank: int, size: int) -> None:
-    """Even and odd ranks join among themselves, in different numbers of steps."""
-    halves = [list(range(start, size, 2)) for start in range(2)]
-    group = [dist.new_group(ranks) for ranks in halves][rank % 2]
-    mean = RunningMean(group)
-    with Join([mean]):
-        for value in inputs(rank):
-            mean(value)
     dist.all_reduce(total := torch.ones(1))
     dist.destroy_process_group(group)
-    agree(mean.sums.tolist() == expected(halves[rank % 2]) and total.item() == size, mean.sums)
+    values = [value for r in mine for value in inputs(r)]
+    right = first.sums.tolist() == [sum(values), len(values)] and second.sums.tolist() == [-sum(values), len(values)]
+    told = first.told == second.told == {"word": "given"} and first.last == (rank == mine[-1])
+    shadowed = first.shadowed == second.shadowed == 2 * (mine[-1] - rank)
+    agree(right and told and shadowed and total.item() == size, (first.sums, second.sums, first.told, first.shadowed))
 
 
 @feature("Join: throw_on_early_termination, errors inside")
