@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import shutil
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,6 +21,24 @@ FILTERS = [
 
 DOORS = pytest.mark.parametrize("door", ["torch.distributed", "mpicoll"])
 CONFIG: Any = torch._dynamo.config
+
+INDUCTOR = [  # C++ compiled by g++, collectives in place; half a minute each where its cache is cold
+    pytest.mark.slow,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler"),
+]
+
+
+def on(backend: str, feature: str, *values: Any, **options: Any) -> Any:
+    """A case on that backend, as a line of the tables of its own."""
+    marks = [pytest.mark.feature(feature), *options.pop("marks", ()), *(INDUCTOR if backend == "inductor" else ())]
+    return pytest.param(backend, *values, marks=marks, **options)
+
+
+def backends(feature: str, inductor: str, *names: str) -> Any:
+    """``names``: those that need no compiler, aot_eager if none is given."""
+    cases = [on(name, feature) for name in names or ("aot_eager",)]
+    return pytest.mark.parametrize("backend", [*cases, on("inductor", f"inductor: {inductor}")])
 
 
 @pytest.fixture

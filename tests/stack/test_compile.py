@@ -9,17 +9,18 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
-import torch.distributed.nn.functional
 from torch import Tensor
 from torch._dynamo.utils import counters
-from torch.fx.experimental.proxy_tensor import make_fx
 
-from tests.stack.compiled import CONFIG, DOORS, FILTERS, compiled, fresh, module  # noqa: F401
-from tests.stack.record import refused_alike
-from tests.support import agree, everyone
+from tests.stack.compiled import CONFIG, DOORS, FILTERS, backends, compiled, fresh, module  # noqa: F401
+from tests.support import agree
 from tests.support.torch_backend import of_rank
 
 SECTION = "Functional collectives and torch.compile"
+
+FUNCTIONAL = "functional collectives, fullgraph, gradients"
+CLASSIC = "compiled dist.all_reduce, all_gather_into_tensor, ...: fullgraph, through both doors"
+MESSAGES = "compiled isend, irecv, batch_isend_irecv: fullgraph (TORCHDYNAMO_ENABLE_P2P_COMPILATION=1)"
 
 pytestmark = [*FILTERS, pytest.mark.usefixtures("fresh")]
 
@@ -61,8 +62,7 @@ def functional(x: Tensor, size: int, other: torch.dtype = torch.bfloat16) -> lis
     ]
 
 
-@pytest.mark.feature("compiled functional collectives, fullgraph: eager, aot_eager")
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@backends("compiled functional collectives, fullgraph: eager, aot_eager", FUNCTIONAL, "eager", "aot_eager")
 def test_functional(backend: str, rank: int, size: int) -> None:
     """All of them in one graph.
 
@@ -92,24 +92,7 @@ def test_groups(rank: int, size: int) -> None:
         agree(torch.equal(call(x, group), by_group(x, group)), group)
 
 
-@pytest.mark.feature("compiled functional collectives: dynamic shapes")
-@pytest.mark.parametrize("backend", ["aot_eager"])
-def test_dynamic_shapes(backend: str, rank: int, size: int) -> None:
-    """One graph for all lengths."""
-
-    def function(x: Tensor) -> Tensor:
-        gathered = all_gather(x * 2, 0, dist.group.WORLD)
-        return reduce_scatter(gathered, "sum", 0, dist.group.WORLD) + x.shape[0]
-
-    call = compiled(function, backend, dynamic=True)
-    for length in (3, 4, 7, 12):
-        x = of_rank(rank, length, 2)
-        agree(torch.equal(call(x), function(x)), length)
-    agree(counters["stats"]["unique_graphs"] == 1, counters["stats"])
-
-
-@pytest.mark.feature("compiled functional collectives: gradients equal to eager's")
-@pytest.mark.parametrize("backend", ["aot_eager"])
+@backends("compiled functional collectives: gradients equal to eager's", FUNCTIONAL)
 def test_gradients(backend: str, rank: int, size: int) -> None:
     def function(x: Tensor, w: Tensor) -> Tensor:
         y = funcol.all_reduce(x @ w, "sum", dist.group.WORLD).relu()
@@ -147,9 +130,8 @@ def classic(door: str, size: int) -> Callable[[Tensor], list[Tensor]]:
     return function
 
 
-@pytest.mark.feature("compiled dist.all_reduce, all_gather_into_tensor, ...: fullgraph, through both doors")
+@backends(CLASSIC, "classic collectives, fullgraph, through both doors", "eager", "aot_eager")
 @DOORS
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_classic(backend: str, door: str, rank: int, size: int) -> None:
     """dynamo puts functional collectives in their place; mpicoll.* must show it torch's functions there."""
     function = classic(door, size)
@@ -217,28 +199,18 @@ def test_graph_breaks(name: str, door: str, rank: int, size: int) -> None:
     agree(not entered(), entered())
 
 
-@pytest.mark.feature("compiled isend, irecv, batch_isend_irecv: fullgraph (TORCHDYNAMO_ENABLE_P2P_COMPILATION=1)")
+@backends(MESSAGES, "isend, irecv, batch_isend_irecv, fullgraph")
 @pytest.mark.skipif(not hasattr(CONFIG, "enable_p2p_compilation"), reason="needs torch >= 2.13")
+@DOORS
 @pytest.mark.parametrize("name", ["messages", "batch"])
-@pytest.mark.parametrize("backend", ["aot_eager"])
-def test_messages_in_the_graph(backend: str, name: str, rank: int, size: int) -> None:
-    function = breaking("torch.distributed", size)[name]
-    x = of_rank(rank, size + 1, 3)
-    expected = function(x)
-    with CONFIG.patch(enable_p2p_compilation=True):
-        agree(torch.equal(compiled(function, backend)(x), expected))
-
-
-@pytest.mark.feature("compiled isend, irecv, batch_isend_irecv: fullgraph (TORCHDYNAMO_ENABLE_P2P_COMPILATION=1)")
-@pytest.mark.skipif(not hasattr(CONFIG, "enable_p2p_compilation"), reason="needs torch >= 2.13")
-@pytest.mark.parametrize("name", ["messages", "batch"])
-def test_messages_of_door_1(name: str, rank: int, size: int) -> None:
+def test_messages_in_the_graph(backend: str, name: str, door: str, rank: int, size: int) -> None:
     """mpicoll.isend and irecv go into the graph; mpicoll.batch_isend_irecv, whose P2POp is not torch's, breaks it."""
-    function = breaking("mpicoll", size)[name]
+    function = breaking(door, size)[name]
     x = of_rank(rank, size + 1, 3)
     expected = function(x)
     with CONFIG.patch(enable_p2p_compilation=True):
-        agree(torch.equal(compiled(function, "aot_eager", fullgraph=name == "messages")(x), expected))
+        call = compiled(function, backend, fullgraph=name == "messages" or door == "torch.distributed")
+        agree(torch.equal(call(x), expected))
 
 
 @pytest.mark.feature("a collective begun before a compiled function and waited for in it; both doors")
@@ -263,74 +235,16 @@ def test_begun_outside(door: str, rank: int, size: int) -> None:
 @pytest.mark.feature("compiled functions after the world was destroyed and made again")
 def test_another_world(rank: int, size: int) -> None:
     """The graph names its group; the next world's may be another."""
-    function = classic("torch.distributed", size)
-    x = of_rank(rank, 2 * size, 3)
+
+    def function(x: Tensor) -> Tensor:
+        dist.all_reduce(y := x * 2)
+        return by_group(y, dist.group.WORLD)
+
+    x = of_rank(rank, 3)
     call = compiled(function, "aot_eager")
     expected = function(x)
-    agree(same(call(x), expected))
+    agree(torch.equal(call(x), expected))
     for _ in range(2):
         dist.destroy_process_group()
         dist.init_process_group("mpi")
-        agree(same(call(x), expected))
-
-
-@pytest.mark.feature("functional collectives traced by make_fx")
-def test_make_fx(rank: int, size: int) -> None:
-    """The graph holds the native ops, and runs."""
-    x = of_rank(rank, 2 * size, 3)
-    graph = make_fx(lambda x: functional(x, size))(x)
-    ops = {str(node.target) for node in graph.graph.nodes if "_c10d_functional" in str(node.target)}
-    agree(same(graph(x), functional(x, size)) and "_c10d_functional.all_reduce.default" in ops, ops)
-
-
-@pytest.mark.feature("guard collectives: ranks recompile together")
-def test_guard_collectives(rank: int, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One rank's guard fails: all compile again, so that their graphs, and the collectives in them, stay the same."""
-    monkeypatch.setattr(torch._dynamo.distributed, "_GUARD_PG", None)  # made in this world, to be forgotten with it
-    graphs = []
-
-    def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
-        graphs.append(graph)
-        return graph.forward
-
-    def function(x: Tensor) -> Tensor:
-        y = x * 2
-        dist.all_reduce(y)
-        return y
-
-    call = torch.compile(function, backend=backend, dynamic=False)
-    torch.compiler.set_enable_guard_collectives(True)
-    try:
-        call(torch.ones(4))
-        call(torch.ones(4))
-        call(torch.ones(4, requires_grad=rank == 0).clone())  # fails rank 0's guard only
-    finally:
-        torch.compiler.set_enable_guard_collectives(False)
-    agree(len(set(everyone(len(graphs)))) == 1 and len(graphs) == 2, len(graphs))
-
-
-NEEDS_213 = pytest.mark.skipif(not hasattr(torch.distributed.nn.functional, "_deprecated"), reason="needs torch >= 2.13")
-
-
-@pytest.mark.feature("compiled functions: what torch refuses, as on Gloo")
-@NEEDS_213
-def test_nn_functional_is_refused(request: pytest.FixtureRequest) -> None:
-    """torch.distributed.nn.functional is for eager code."""
-    call = compiled(lambda x, group: torch.distributed.nn.functional.all_reduce(x, group=group), "eager")
-    what = "torch.distributed.nn.functional under torch.compile"
-    refused_alike(what, lambda group: call(torch.ones(2), group), request.node)
-
-
-@pytest.mark.feature("compiled functions: what torch refuses, as on Gloo")
-@NEEDS_213
-def test_objects_are_refused(size: int, request: pytest.FixtureRequest) -> None:
-    """dynamo fails in torch's own object functions, with and without fullgraph."""
-
-    def function(x: Tensor, group: Any) -> Tensor:
-        factors: list[Any] = [None] * size
-        dist.all_gather_object(factors, 1, group=group)
-        return x * sum(factors)
-
-    call = compiled(function, "eager", fullgraph=False)
-    what = "all_gather_object and the like in a compiled function"
-    refused_alike(what, lambda group: call(torch.ones(2), group), request.node)
+        agree(torch.equal(call(x), expected))

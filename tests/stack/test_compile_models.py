@@ -1,4 +1,4 @@
-"""torch.compile of DDP, FSDP2, DTensor and compiled autograd over MPI: the weights that one process gets on the whole batch."""
+"""torch.compile of DDP, FSDP2 and DTensor over MPI: the weights that one process gets on the whole batch."""
 
 from __future__ import annotations
 
@@ -7,17 +7,16 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.distributed._functional_collectives as funcol
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.stack.compiled import CONFIG, FILTERS, compiled, fresh  # noqa: F401
-from tests.support import agree, everyone
+from tests.stack.compiled import CONFIG, FILTERS, backends, compiled, fresh, on  # noqa: F401
+from tests.stack.sharded import differences, same_bits
+from tests.support import agree
 from tests.support.torch_backend import of_rank
 
 SECTION = "Functional collectives and torch.compile"
@@ -30,10 +29,10 @@ ROWS, STEPS = 4, 3
 class Layers(nn.Module):
     """Of its own class: what torch.nn.Sequential does, dynamo does not compile."""
 
-    def __init__(self, width: int = 6, depth: int = 3) -> None:
+    def __init__(self, width: int = 6) -> None:
         super().__init__()
         torch.manual_seed(11)
-        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(depth))
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(3))
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
@@ -56,79 +55,69 @@ def train(forward: Callable[[Tensor], Tensor], parameters: Any, width: int, rank
         optimizer.step()
 
 
-def reference(size: int, width: int = 6) -> Layers:
-    model = Layers(width)
-    train(model, model.parameters(), width, None, size)
-    return model
+Way = Callable[[Layers, Any], Any]  # the model and the compiler of its graphs -> what to train
 
 
-def equal(model: nn.Module, other: nn.Module) -> bool:
-    """The weights of one process, and the same bits on all ranks."""
-    whole = [(p.full_tensor() if isinstance(p, DTensor) else p).detach() for p in model.parameters()]
-    bits = [p.numpy().tobytes() for p in whole]
-    close = all(torch.allclose(p, q, rtol=1e-4, atol=1e-6) for p, q in zip(whole, other.parameters(), strict=True))
-    return close and all(theirs == bits for theirs in everyone(bits))
+def with_ddp(mb: float) -> Way:
+    return lambda model, backend: torch.compile(DistributedDataParallel(model, bucket_cap_mb=mb), backend=backend)
 
 
-@pytest.mark.feature("compiled DDP: ddp_optimizer (graphs split at buckets), python_reducer, no_optimization")
-@pytest.mark.parametrize("mode", ["ddp_optimizer", "no_optimization"])
-@pytest.mark.parametrize("backend", ["aot_eager"])
-def test_ddp(backend: str, mode: str, rank: int, size: int) -> None:
-    """Buckets of 1 MiB, layers of more: DDPOptimizer splits the graph, so that all-reduces overlap with backward."""
-    width = 530
-    model = Layers(width)
-    counter = CompileCounterWithBackend(backend)
-    with CONFIG.patch(optimize_ddp=mode):
-        parallel = torch.compile(DistributedDataParallel(model, bucket_cap_mb=1), backend=counter)
-        train(parallel, parallel.parameters(), width, rank, size)
-    agree(
-        equal(model, reference(size, width)) and counter.frame_count == (3 if mode == "ddp_optimizer" else 1), counter.frame_count
-    )
-
-
-@pytest.mark.feature("compiled DDP: ddp_optimizer (graphs split at buckets), python_reducer, no_optimization")
-@pytest.mark.parametrize("mode", ["python_reducer", "python_reducer_without_compiled_forward"])
-@pytest.mark.parametrize("backend", ["aot_eager"])
-def test_ddp_in_the_graph(backend: str, mode: str, rank: int, size: int) -> None:
-    """The reducer in Python: gradients are all-reduced by functional collectives in the compiled backward."""
-    model = Layers()
-    with CONFIG.patch(optimize_ddp=mode, compiled_autograd=True):
-        parallel = torch.compile(DistributedDataParallel(model, bucket_cap_mb=0.0001), backend=backend)
-        train(parallel, parallel.parameters(), 6, rank, size)
-    agree(equal(model, reference(size)))
-
-
-@pytest.mark.feature("DDP of a compiled module, no_sync")
-@pytest.mark.parametrize("backend", ["aot_eager"])
-def test_ddp_of_a_compiled_module(backend: str, rank: int, size: int) -> None:
-    model = Layers()
-    inner = torch.compile(model, backend=backend, fullgraph=True)
-    parallel = DistributedDataParallel(inner)  # type: ignore[arg-type]
+def of_a_compiled_module(model: Layers, backend: Any) -> Any:
+    """Once under no_sync, which leaves nothing behind but a graph."""
+    parallel = DistributedDataParallel(torch.compile(model, backend=backend, fullgraph=True))  # type: ignore[arg-type]
     with parallel.no_sync():
-        parallel(batch(0, size, 6).chunk(size)[rank]).sum().backward()
-    train(parallel, parallel.parameters(), 6, rank, size)
-    agree(equal(model, reference(size)))
+        parallel(torch.ones(ROWS, 6)).sum().backward()
+    return parallel
 
 
-@pytest.mark.feature("compiled FSDP2: layer by layer, and the whole model")
-@pytest.mark.parametrize("how", ["layers", "whole"])
-@pytest.mark.parametrize("backend", ["aot_eager"])
-def test_fsdp2(backend: str, how: str, rank: int, size: int) -> None:
-    from torch.distributed.fsdp import fully_shard
-
-    model = Layers()
+def layer_by_layer(model: Layers, backend: Any) -> Any:
     for layer in model.layers:
-        if how == "layers":
-            layer.compile(backend=backend)
-        fully_shard(layer)
-    fully_shard(model)
-    forward = torch.compile(model, backend=backend) if how == "whole" else model
-    train(forward, model.parameters(), 6, rank, size)
-    agree(equal(model, reference(size)))
+        layer.compile(backend=backend)
+        fully_shard(layer)  # type: ignore[arg-type]
+    return fully_shard(model)
 
 
-@pytest.mark.feature("compiled tensor parallel and DTensor, fullgraph")
-@pytest.mark.parametrize("backend", ["aot_eager"])
+def as_a_whole(model: Layers, backend: Any) -> Any:
+    for layer in model.layers:
+        fully_shard(layer)  # type: ignore[arg-type]
+    return torch.compile(fully_shard(model), backend=backend)
+
+
+COMPILED_DDP = "compiled DDP: ddp_optimizer (graphs split at buckets), python_reducer, no_optimization"
+MODELS = {  # feature, way, its options, width of the layers, number of graphs
+    # Buckets of 1 MiB, layers of more: DDPOptimizer splits the graph, so that all-reduces overlap with backward.
+    "ddp_optimizer": (COMPILED_DDP, with_ddp(1), {"optimize_ddp": "ddp_optimizer"}, 530, 3),
+    "no_optimization": (COMPILED_DDP, with_ddp(1), {"optimize_ddp": "no_optimization"}, 6, 1),
+    # Gradients are all-reduced by functional collectives in the compiled backward.
+    "python_reducer": (COMPILED_DDP, with_ddp(0.0001), {"optimize_ddp": "python_reducer", "compiled_autograd": True}, 6, None),
+    "module": ("DDP of a compiled module, no_sync", of_a_compiled_module, {}, 6, 1),
+    "fsdp-layers": ("compiled FSDP2: layer by layer, and the whole model", layer_by_layer, {}, 6, None),
+    "fsdp-whole": ("compiled FSDP2: layer by layer, and the whole model", as_a_whole, {}, 6, None),
+}
+
+
+@pytest.mark.parametrize(
+    ("backend", "way", "options", "width", "graphs"),
+    [
+        on(backend, "inductor: DDP and FSDP2" if backend == "inductor" else feature, *values, id=f"{backend}-{name}")
+        for backend in ("aot_eager", "inductor")
+        for name, (feature, *values) in MODELS.items()
+    ],
+)
+def test_trains_as_one_process_does(
+    backend: str, way: Way, options: dict[str, Any], width: int, graphs: int | None, rank: int, size: int
+) -> None:
+    """The weights of one process, and the same bits on all ranks."""
+    model, counter = Layers(width), CompileCounterWithBackend(backend)
+    with CONFIG.patch(**options):
+        train(way(model, counter), model.parameters(), width, rank, size)
+    reference = Layers(width)
+    train(reference, reference.parameters(), width, None, size)
+    bad = differences(model.parameters(), reference.parameters(), 1e-6, 1e-4)
+    agree(same_bits(model.parameters()) and not bad and graphs in (None, counter.frame_count), (bad, counter.frame_count))
+
+
+@backends("compiled DTensor, fullgraph", "DTensor")
 def test_dtensor(backend: str, rank: int, size: int) -> None:
     """Redistributions in the graph become functional collectives."""
     mesh = init_device_mesh("cpu", (size,))
@@ -147,43 +136,3 @@ def test_dtensor(backend: str, rank: int, size: int) -> None:
         sum(part.square().sum() for part in outcome).backward()  # type: ignore[union-attr]
         got.append([part.detach() for part in outcome] + [x.grad.full_tensor()])  # type: ignore[union-attr]
     agree(all(torch.allclose(a, b) for a, b in zip(*got, strict=True)), got)
-
-
-@pytest.mark.feature("compiled tensor parallel and DTensor, fullgraph")
-@pytest.mark.parametrize("backend", ["aot_eager"])
-def test_tensor_parallel(backend: str, rank: int, size: int) -> None:
-    """Two layers over the ranks, one all-reduce, the weights of one process."""
-    width = 6 * size
-    mesh = init_device_mesh("cpu", (size,))
-    model, alone = Layers(width, 2), Layers(width, 2)
-    parallelize_module(model, mesh, {"layers.0": ColwiseParallel(), "layers.1": RowwiseParallel()})
-    call = compiled(model, backend)
-    train(call, model.parameters(), width, None, size)
-    train(alone, alone.parameters(), width, None, size)
-    agree(equal(model, alone))
-
-
-@pytest.mark.feature("compiled autograd: collectives in a compiled backward")
-@pytest.mark.parametrize("backend", ["aot_eager"])
-def test_compiled_autograd(backend: str, rank: int, size: int) -> None:
-    """The backward of functional collectives, and a hook that all-reduces a gradient, in one graph."""
-
-    def function(x: Tensor, w: Tensor) -> Tensor:
-        return (funcol.all_reduce(x @ w, "sum", dist.group.WORLD) ** 2).sum()
-
-    def reduced(gradient: Tensor) -> Tensor:
-        return funcol.wait_tensor(funcol.all_reduce(gradient, "sum", dist.group.WORLD))
-
-    got = []
-    for on in (True, False):
-        x = of_rank(rank, 3, 4).double()
-        w = of_rank(0, 4, 2).double().requires_grad_()
-        w.register_hook(reduced)
-        with CONFIG.patch(compiled_autograd=on):
-            call = torch.compile(function, backend=backend, fullgraph=True) if on else function
-            call(x, w).backward()
-        got.append(w.grad)
-    alone = of_rank(0, 4, 2).double().requires_grad_()
-    total = sum(of_rank(r, 3, 4).double() for r in range(size)) @ alone
-    (size * (total**2).sum()).backward()  # every rank has the loss, and its gradient reaches every rank's product
-    agree(torch.allclose(*got) and torch.allclose(got[0], alone.grad), (got, alone.grad))  # type: ignore[arg-type]

@@ -11,11 +11,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.distributed import DebugLevel, distributed_c10d
+from torch.distributed import DebugLevel
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
-from torch.nn.parallel import DistributedDataParallel
 
 import mpicoll
 from mpicoll._c10d.names import BACKEND_SUBCLASSES
@@ -82,9 +80,8 @@ def test_everything_works(level: DebugLevel, rank: int, size: int) -> None:
 @pytest.mark.parametrize("kind", ["DDP", "fully_shard"])
 def test_training(kind: str, level: DebugLevel, rank: int, size: int) -> None:
     """Two steps as in one process."""
-    model: Any = DistributedDataParallel(sharded.network(), bucket_cap_mb=0.0001) if kind == "DDP" else None
-    if model is None:
-        model = sharded.sharded(sharded.network(), mesh=init_device_mesh("cpu", (size,)))
+    mesh = init_device_mesh("cpu", (size,))
+    model = sharded.ddp(sharded.network()) if kind == "DDP" else sharded.sharded(sharded.network(), mesh=mesh)
     sharded.train(model, sharded.sgd(model.parameters()), range(2), rank, size)
     wrong = sharded.differences(model.parameters(), sharded.alone(2, size).parameters())
     agree(not wrong, wrong)
@@ -129,44 +126,6 @@ def test_missing_ranks(level: DebugLevel, rank: int, size: int) -> None:
     said = said_by(lambda: dist.all_reduce(torch.ones(1), group=group)) if rank != 1 else ""
     named = "Ranks 1 failed to pass monitoredBarrier" in said
     agree(named == (rank == 0) and total() == size, said)
-
-
-class Partly(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.used, self.never = nn.Linear(3, 2), nn.Linear(3, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.used(x)  # type: ignore[no-any-return]
-
-
-@pytest.mark.feature("TORCH_DISTRIBUTED_DEBUG: DDP names the parameters without gradient")
-@pytest.mark.parametrize(
-    "level", [DebugLevel.OFF, DebugLevel.INFO, DebugLevel.DETAIL], indirect=True, ids=lambda level: level.name
-)
-def test_unused_parameters_are_named(level: DebugLevel, rank: int, size: int) -> None:
-    """Their numbers without it, their names with it; the next model trains."""
-    model = DistributedDataParallel(Partly())
-    for _ in range(2):
-        said = said_by(lambda: model(torch.ones(1, 3)).sum().backward())
-    names = all(name in said for name in ("never.weight", "never.bias"))
-    agree("did not receive grad" in said and "2 3" in said and names == (level != DebugLevel.OFF), said)
-    after = DistributedDataParallel(Partly(), find_unused_parameters=True)
-    after(torch.full((1, 3), float(rank))).sum().backward()
-    gradients = everyone(after.module.used.weight.grad.tolist())  # type: ignore[union-attr]
-    agree(gradients == [[[(size - 1) / 2] * 3] * 2] * size, gradients)
-
-
-@pytest.mark.feature("DDP's logging data")
-def test_logging_data(rank: int, size: int) -> None:
-    """What torch tells its telemetry: who, how many, how large, over what."""
-    model = DistributedDataParallel(sharded.network())
-    sharded.backward(model, 0, rank, size)
-    found = model._get_ddp_logging_data()
-    nbytes = sum(p.numel() * 8 for p in model.parameters())
-    expected = {"rank": rank, "world_size": size, "module_name": "Sequential", "total_parameter_size_bytes": nbytes}
-    backend = "custom" if BACKEND_SUBCLASSES else "mpi"  # what torch >= 2.14 calls each backend from elsewhere
-    agree({key: found[key] for key in expected} == expected and found["backend_name"] == backend, found)
 
 
 @pytest.mark.feature("TORCH_DIST_INIT_BARRIER=1")
@@ -223,16 +182,6 @@ def test_set_timeout(rank: int, size: int) -> None:
     if rank != 0:
         dist.all_reduce(tensor, group=group)  # rank 0's, left in MPI, takes part
     agree(("no end within the timeout of 0.5 s" in said) == (rank == 0) and total() == size, said)
-
-
-@pytest.mark.feature("what an older torch's _set_pg_timeout says")
-@pytest.mark.skipif(hasattr(dist, "set_timeout"), reason="torch >= 2.14 has set_timeout")
-def test_set_pg_timeout(rank: int, size: int) -> None:
-    """torch <= 2.13 asks Gloo and NCCL only: a warning, and the group's timeout stays."""
-    group: Any = dist.new_group()
-    with pytest.warns(UserWarning, match="only supported for either nccl or gloo"):
-        distributed_c10d._set_pg_timeout(timedelta(seconds=1), group)
-    agree(group.communicator.timeout_s == 1800 and total(group) == size, group.communicator.timeout_s)
 
 
 @pytest.mark.feature("TORCH_DISTRIBUTED_DEBUG=DETAIL and TORCH_CPP_LOG_LEVEL=INFO in the environment of a job")

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.elastic.multiprocessing.errors import ErrorHandler, record
+from torch.distributed.elastic.multiprocessing.errors import record
 
 from tests.support import agree, everyone, launch
 
@@ -46,56 +45,6 @@ def test_error_files(rank: int, size: int, shared_path: Path, monkeypatch: pytes
         written = json.loads((shared_path / f"{rank}.json").read_text())["message"]
         right = right and "after the collective" in written["message"] and "in main" in written["extraInfo"]["py_callstack"]
     agree(right and files == [f"{last}.json"], (answer, files))
-
-
-class Collected(ErrorHandler):
-    """A handler of one's own, which tells the others."""
-
-    def __init__(self) -> None:
-        self.seen: list[BaseException] = []
-
-    def initialize(self) -> None:
-        pass
-
-    def record_exception(self, e: BaseException) -> None:
-        self.seen.append(e)
-        told = torch.tensor([float(dist.get_rank())])
-        dist.broadcast(told, 0)
-
-
-@pytest.mark.feature("elastic's record: a handler of one's own, which communicates")
-def test_a_handler_that_communicates(rank: int, size: int) -> None:
-    """The group is as it was while an exception is on its way out."""
-    handler = Collected()
-
-    def main() -> None:
-        if rank == 0:
-            raise OSError("a disk")
-        told = torch.ones(1)
-        dist.broadcast(told, 0)
-        assert told.item() == 0
-
-    said = ""
-    try:
-        record(main, handler)()
-    except OSError as error:
-        said = str(error)
-    agree(said == "a disk" * (rank == 0) and len(handler.seen) == (rank == 0), (said, handler.seen))
-
-
-@pytest.mark.feature("elastic's record: error file of the rank that failed")
-@pytest.mark.filterwarnings("ignore:Unable to enable fault handler")
-def test_leaving_well_is_no_error(rank: int, size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """sys.exit(0) on one rank: its function returns None, there as on the others, and nothing is written."""
-    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
-
-    @record
-    def main() -> None:
-        dist.barrier()
-        if rank == size - 1:
-            sys.exit(0)
-
-    agree(main() is None and not list(tmp_path.iterdir()))
 
 
 @pytest.mark.feature("elastic's record: the job ends, and says by whose fault")

@@ -16,15 +16,8 @@ from torch import Tensor, nn
 from torch.distributed import pipelining
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.pipelining import PipelineStage, stage
-from torch.distributed.tensor import Replicate, Shard
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    PrepareModuleInput,
-    PrepareModuleOutput,
-    RowwiseParallel,
-    parallelize_module,
-)
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
@@ -108,33 +101,3 @@ def test_ddp(shape: tuple[int, ...], name: str, per_rank: int, style: str) -> No
         return gradient if dim is None else gradient.chunk(mesh.size(), dim)[mesh.get_local_rank()]
 
     check(shape, name, per_rank, style, lambda part, mesh: DistributedDataParallel(part, device_mesh=mesh), cut)
-
-
-@pytest.mark.skipif(not hasattr(stage, "InferenceMode"), reason="needs torch >= 2.13")
-@pytest.mark.feature("DTensor activations between the stages of a pipeline")
-@pytest.mark.parametrize(("name", "per_rank", "style"), KINDS[:2])
-def test_sharded_activations(name: str, per_rank: int, style: str, size: int) -> None:
-    """Stages send each other the shards, and beforehand, pickled, what they are shards of."""
-    tp = 2 if size % 2 == 0 else 1
-    mesh = init_device_mesh("cpu", (size // tp, tp), mesh_dim_names=("pp", "tp"))
-    count, micro = per_rank * size // tp, 2 * per_rank * size
-    parts: list[nn.Module] = [Block() for _ in range(count)]
-    data = pipes.batches(2, micro, 4)
-    mine = pipes.own(parts, pipes.places(mesh.get_local_rank("pp"), size // tp, per_rank, style))
-    plan = {
-        "up": ColwiseParallel(input_layouts=Shard(-1), use_local_output=False),
-        "down": RowwiseParallel(output_layouts=Shard(-1), use_local_output=False),
-    }
-    for index, part in mine.items():
-        parallelize_module(part, mesh["tp"], plan)
-        if index == 0:
-            enter = PrepareModuleInput(input_layouts=Replicate(), desired_input_layouts=Shard(-1))
-            parallelize_module(part, mesh["tp"], enter)
-        if index == count - 1:
-            leave = PrepareModuleOutput(output_layouts=Shard(-1), desired_output_layouts=Replicate())
-            parallelize_module(part, mesh["tp"], leave)
-    held = pipes.stages(mine, count, mesh.get_group("pp"), get_mesh=lambda names, layout: mesh["tp"])
-    schedule = getattr(pipelining, name)(held[0] if per_rank == 1 else held, micro, loss_fn=mse_loss)
-    expected = pipes.alone(parts, data, micro, mse_loss)
-    wrong = pipes.differences(pipes.piped(schedule, mine, count, data), expected, mine, count)
-    agree(not wrong, wrong)
