@@ -101,13 +101,13 @@ def records() -> list[dict[str, Any]]:
 
 # What the summary says of each section, in its own order.
 SECTIONS = {
-    "Data parallel": "DDP with all its options, communication hooks, PowerSGD, join; ZeroRedundancyOptimizer, model averaging",
-    "Fully sharded": "FSDP2 `fully_shard`, HSDP, mixed precision, CPU offload, state dicts; FSDP1 as far as torch has it on CPU",
+    "Data parallel": "DDP with its options, communication hooks, PowerSGD, join; ZeroRedundancyOptimizer, post-local SGD",
+    "Fully sharded": "FSDP2 `fully_shard`, HSDP, mixed precision, CPU offload; FSDP1, which FSDP2 supersedes, in short",
     "Meshes and DTensor": "`init_device_mesh` 1D to 3D, every redistribute, DTensor operations with gradients, `split_group`",
     "Tensor and context parallel": "`parallelize_module`, sequence and loss parallel, ring attention; TP x DP x PP",
     "Pipelines": "GPipe, 1F1B, interleaved, BFS, zero bubble, DualPipeV; the tracer; stages in DDP and FSDP2",
     "Functional collectives and torch.compile": "`_functional_collectives`, `torch.distributed.nn`; inductor, fullgraph",
-    "State": "distributed checkpoint (async, resharding), `state_dict`, DistributedSampler, Join, `record`, objects of any size",
+    "State": "distributed checkpoint (async, resharding), `state_dict`, DistributedSampler, `record`, objects of any size",
     "Mixed backends and debugging": "MPI and Gloo groups in one program, `DETAIL`, profiler spans, flight recorder, NaN check",
     "Autograd in the mpicoll API": "`mpicoll.nn`: collectives and messages with gradients, `Grid`, `halo_exchange`",
 }
