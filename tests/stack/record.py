@@ -107,7 +107,7 @@ SECTIONS = {
     "Tensor and context parallel": "`parallelize_module`, sequence and loss parallel, ring attention; TP x DP x PP",
     "Pipelines": "GPipe, 1F1B, interleaved, BFS, zero bubble, DualPipeV; the tracer; stages in DDP and FSDP2",
     "Functional collectives and torch.compile": "`_functional_collectives`, `torch.distributed.nn`; inductor, fullgraph",
-    "State": "distributed checkpoint (async, resharding), `state_dict`, DistributedSampler, `record`, objects of any size",
+    "State": "distributed checkpoint (async, resharding), `state_dict`, elastic's `record`, objects of any size",
     "Mixed backends and debugging": "MPI and Gloo groups in one program, `DETAIL`, profiler spans, flight recorder, NaN check",
     "Autograd in the mpicoll API": "`mpicoll.nn`: collectives and messages with gradients, `Grid`, `halo_exchange`",
 }
