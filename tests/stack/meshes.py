@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 import torch
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement
 
 
@@ -26,6 +27,11 @@ def numbers(*shape: int, dtype: torch.dtype = torch.float32, start: int = 0) -> 
 def drawn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
     """Normally distributed numbers, the same on all ranks and in every run."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def place(mesh: DeviceMesh) -> tuple[int, ...]:
+    """This rank's coordinate; empty for a rank that is not in the mesh."""
+    return tuple(mesh.get_coordinate() or ())
 
 
 def share_of(whole: Tensor, shape: tuple[int, ...], coordinate: tuple[int, ...], placements: Iterable[Placement]) -> Tensor:

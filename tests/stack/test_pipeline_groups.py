@@ -6,6 +6,7 @@ mesh dp x pp on 4 ranks, pp = 2:      ranks 0 1    each row is a pipeline of two
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
@@ -24,65 +25,71 @@ from tests.stack.record import refused_alike
 from tests.support import agree, everyone
 
 SECTION = "Pipelines"
-
-KINDS = [
-    pytest.param("ScheduleGPipe", 1, "loop", id="GPipe"),
-    pytest.param("Schedule1F1B", 1, "loop", id="1F1B"),
-    pytest.param("ScheduleInterleaved1F1B", 2, "loop", id="Interleaved1F1B"),
-    pytest.param("ScheduleInterleavedZeroBubble", 2, "loop", id="InterleavedZeroBubble"),
-    pytest.param("ScheduleZBVZeroBubble", 2, "v", id="ZBVZeroBubble"),
-    pytest.param("ScheduleDualPipeV", 2, "v", id="DualPipeV"),
-]
-WHOLE_BACKWARD = KINDS[:3]  # the others make the gradients of inputs and of weights one after the other
 SPLIT = "schedules with a split backward (zero bubble, DualPipeV)"
-FULLY_SHARDED = [
-    pytest.param(*kind.values, reshard, id=f"{kind.id}-{'reshard' if reshard else 'keep'}")
-    for reshard, kinds in ((True, WHOLE_BACKWARD), (False, KINDS))
-    for kind in kinds
+WITH_DDP = pytest.mark.feature("a pipeline of stages in DDP, dp x pp mesh")
+FULLY_SHARDED = pytest.mark.feature("a pipeline of fully sharded stages (FSDP2), dp x pp mesh")
+FOR_EACH_EDGE = [
+    pytest.mark.feature("a group for each edge of the pipeline (`pipeline_per_edge_p2p`)"),
+    pytest.mark.skipif(not hasattr(config, "pipeline_per_edge_p2p"), reason="needs torch >= 2.15"),
+]
+KINDS = {  # parts per rank, how they lie; the last two make the gradients of inputs and of weights one after the other
+    "1F1B": (1, "loop"),
+    "Interleaved1F1B": (2, "loop"),
+    "ZBVZeroBubble": (2, "v"),
+    "DualPipeV": (2, "v"),
+}
+CASES = [
+    *(pytest.param("DDP", kind, marks=WITH_DDP) for kind in list(KINDS)[:2]),
+    *(pytest.param("reshard", kind, marks=FULLY_SHARDED) for kind in list(KINDS)[:2]),
+    *(pytest.param("keep", kind, marks=FULLY_SHARDED) for kind in list(KINDS)[1:]),
+    *(pytest.param("keep, a group for each edge", kind, marks=FOR_EACH_EDGE) for kind in list(KINDS)[1:]),
 ]
 
 
-def check(name: str, per_rank: int, style: str, size: int, wrap: Any, shapes: Any = None) -> None:
+def wrapped(way: str, part: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    if way == "DDP":
+        return DistributedDataParallel(part, process_group=mesh.get_group())
+    return fully_shard(part, mesh=mesh, reshard_after_forward=way == "reshard")
+
+
+@pytest.mark.parametrize(("way", "kind"), CASES)
+def test_beside_data_parallelism(way: str, kind: str, size: int) -> None:
+    """DDP reduces after the last micro-batch only, FSDP gathers between the messages of the pipeline, in the other group.
+
+    For DDP shapes are given: to find them out torch (since 2.13) runs a stage outside of ``no_sync``, which DDP does not bear. A
+    group for each edge splits the pipeline's group into pairs, by direction: what was one queue of messages is several.
+    """
+    per_rank, style = KINDS[kind]
     pp = 2 if size % 2 == 0 else 1
     mesh = init_device_mesh("cpu", (size // pp, pp), mesh_dim_names=("dp", "pp"))
     dp, dp_rank, count, micro = size // pp, mesh.get_local_rank("dp"), per_rank * pp, 2 * per_rank * pp
     parts, data = pipes.linear_parts(count), pipes.batches(3, dp * micro, 4)
     mine = pipes.own(parts, pipes.places(mesh.get_local_rank("pp"), pp, per_rank, style))
-    mine = {index: wrap(part, mesh["dp"]) for index, part in mine.items()}
-    group = mesh.get_group("pp")
-    held = [PipelineStage(part, i, count, pipes.CPU, group=group, **(shapes(i) if shapes else {})) for i, part in mine.items()]
-    schedule = getattr(pipelining, name)(held[0] if per_rank == 1 else held, micro, loss_fn=mse_loss)
-    got = pipes.piped(schedule, mine, count, pipes.share(data, dp_rank, dp))
+    mine = {index: wrapped(way, part, mesh["dp"]) for index, part in mine.items()}
+    with config.patch(pipeline_per_edge_p2p=True) if "edge" in way else contextlib.nullcontext():
+        held = staged(mine, count, mesh.get_group("pp"), given=way == "DDP")
+        schedule = getattr(pipelining, f"Schedule{kind}")(held[0] if per_rank == 1 else held, micro, loss_fn=mse_loss)
+        got = pipes.piped(schedule, mine, count, pipes.share(data, dp_rank, dp))
     expected = pipes.alone(parts, data, dp * micro, mse_loss)
     wrong = pipes.differences(got, pipes.share_of_steps(expected, dp_rank, dp), mine, count)
     agree(not wrong, wrong)
 
 
-@pytest.mark.skipif(not hasattr(config, "pipeline_per_edge_p2p"), reason="needs torch >= 2.15")
-@pytest.mark.feature("a group for each edge of the pipeline (`pipeline_per_edge_p2p`)")
-@pytest.mark.parametrize(("name", "per_rank", "style"), KINDS)
-def test_with_a_group_for_each_edge(name: str, per_rank: int, style: str, size: int) -> None:
-    """torch splits the pipeline's group into pairs, by direction; what was one queue of messages is several."""
-    with config.patch(pipeline_per_edge_p2p=True):
-        check(name, per_rank, style, size, lambda part, mesh: fully_shard(part, mesh=mesh, reshard_after_forward=False))
+def staged(mine: dict[int, nn.Module], count: int, group: Any, given: bool) -> list[PipelineStage]:
+    shapes = {index: pipes.linear_shapes(index) if given else {} for index in mine}
+    return [PipelineStage(part, i, count, pipes.CPU, group=group, **shapes[i]) for i, part in mine.items()]
 
 
-@pytest.mark.feature("a pipeline of stages in DDP, dp x pp mesh")
-@pytest.mark.parametrize(("name", "per_rank", "style"), WHOLE_BACKWARD)
-def test_with_ddp(name: str, per_rank: int, style: str, size: int) -> None:
-    """DDP reduces after the last micro-batch only, while messages of the pipeline are under way in the other group.
-
-    Shapes are given: to find them out torch (since 2.13) runs a stage outside of ``no_sync``, which DDP does not bear.
-    """
-
-    def wrap(part: nn.Module, mesh: DeviceMesh) -> nn.Module:
-        return DistributedDataParallel(part, process_group=mesh.get_group())
-
-    check(name, per_rank, style, size, wrap, pipes.linear_shapes)
+def zero_bubble(mine: dict[int, nn.Module], data: list[pipes.Batch], expected: list[pipes.Step], group: Any) -> None:
+    """Raises AssertionError on all ranks if any gets something else than ``expected``."""
+    count = 2 * dist.get_world_size(group)
+    schedule = ScheduleInterleavedZeroBubble(staged(mine, count, group, given=True), len(expected[0].losses), loss_fn=mse_loss)
+    wrong = pipes.differences(pipes.piped(schedule, mine, count, data), expected, mine, count)
+    assert not any(everyone(wrong)), "wrong gradients"
 
 
 @pytest.mark.skipif(not hasattr(stage, "InferenceMode"), reason="needs torch >= 2.13")
-@pytest.mark.feature("a pipeline of stages in DDP, dp x pp mesh")
+@WITH_DDP
 def test_with_ddp_and_shapes_inferred(request: pytest.FixtureRequest, rank: int, size: int) -> None:
     """Each rank is a pipeline of one stage, so that all see the error."""
     alone, _ = dist.new_subgroups_by_enumeration([[r] for r in range(size)])
@@ -101,18 +108,7 @@ def test_with_ddp_and_shapes_inferred(request: pytest.FixtureRequest, rank: int,
     agree("rebuilt" in said, said)
 
 
-@pytest.mark.feature("a pipeline of fully sharded stages (FSDP2), dp x pp mesh")
-@pytest.mark.parametrize(("name", "per_rank", "style", "reshard"), FULLY_SHARDED)
-def test_with_fully_shard(name: str, per_rank: int, style: str, reshard: bool, size: int) -> None:
-    """Parameters are gathered in between the messages of the pipeline, gradients reduced at the end of the step."""
-
-    def wrap(part: nn.Module, mesh: DeviceMesh) -> nn.Module:
-        return fully_shard(part, mesh=mesh, reshard_after_forward=reshard)
-
-    check(name, per_rank, style, size, wrap)
-
-
-@pytest.mark.feature("a pipeline of fully sharded stages (FSDP2), dp x pp mesh")
+@FULLY_SHARDED
 @pytest.mark.min_ranks(2)
 def test_with_fully_shard_and_a_split_backward(request: pytest.FixtureRequest, rank: int, size: int) -> None:
     """Where parameters are freed between the two halves of backward, torch's gradients are wrong, over Gloo too."""
@@ -123,14 +119,13 @@ def test_with_fully_shard_and_a_split_backward(request: pytest.FixtureRequest, r
         single, _ = dist.new_subgroups_by_enumeration([[r] for r in range(size)], backend=dist.get_backend(group))
         mesh = DeviceMesh.from_group(single, "cpu", mesh_dim_names=("dp",))
         mine = pipes.own(parts, pipes.places(rank, size, 2))
-        mine = {index: fully_shard(part, mesh=mesh, reshard_after_forward=True) for index, part in mine.items()}
-        zero_bubble(mine, data, expected, group)
+        zero_bubble({index: wrapped("reshard", part, mesh) for index, part in mine.items()}, data, expected, group)
 
     what = f"{SPLIT} of FSDP2 stages with reshard_after_forward=True"
     agree("gradients" in refused_alike(what, call, request.node, AssertionError))
 
 
-@pytest.mark.feature("a pipeline of stages in DDP, dp x pp mesh")
+@WITH_DDP
 @pytest.mark.ranks(4)
 def test_with_ddp_and_a_split_backward(request: pytest.FixtureRequest, rank: int, size: int) -> None:
     """DDP does not hear of gradients that come from torch.autograd.grad: each rank keeps its own."""
@@ -145,12 +140,3 @@ def test_with_ddp_and_a_split_backward(request: pytest.FixtureRequest, rank: int
         zero_bubble(mine, pipes.share(data, rank // 2, 2), expected, pp)
 
     agree("gradients" in refused_alike(f"{SPLIT} of stages in DDP", call, request.node, AssertionError))
-
-
-def zero_bubble(mine: dict[int, nn.Module], data: list[pipes.Batch], expected: list[pipes.Step], group: Any) -> None:
-    """Raises AssertionError on all ranks if any gets something else than ``expected``."""
-    count = 2 * dist.get_world_size(group)
-    held = [PipelineStage(part, i, count, pipes.CPU, group=group, **pipes.linear_shapes(i)) for i, part in mine.items()]
-    schedule = ScheduleInterleavedZeroBubble(held, len(expected[0].losses), loss_fn=mse_loss)
-    wrong = pipes.differences(pipes.piped(schedule, mine, count, data), expected, mine, count)
-    assert not any(everyone(wrong)), "wrong gradients"

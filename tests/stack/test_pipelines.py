@@ -1,22 +1,32 @@
-"""torch.distributed.pipelining with PipelineStage: what may travel between stages, and how a stage learns its shapes.
+"""torch.distributed.pipelining trains like one process that runs all parts on the same micro-batches: outputs, losses, gradients.
 
-Everything is compared with one process that runs all parts on the same micro-batches.
+Each schedule posts its messages in an order of its own, sends and receives of both directions mixed, all with tag 0: whoever
+delivers one of them to the wrong receive, or waits in the wrong place, shows here.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+import itertools
+import random
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import pipelining
 from torch.distributed.pipelining import (
-    PipelineStage,
     Schedule1F1B,
     ScheduleGPipe,
     ScheduleInterleaved1F1B,
     ScheduleZBVZeroBubble,
+    SplitPoint,
+    build_stage,
+    pipe_split,
+    pipeline,
     stage,
 )
 from torch.distributed.pipelining.microbatch import TensorChunkSpec
@@ -33,42 +43,113 @@ since_2_13 = pytest.mark.skipif(not hasattr(stage, "InferenceMode"), reason="nee
 both = pytest.mark.parametrize("kind", [ScheduleGPipe, Schedule1F1B])
 
 
+class Kind(NamedTuple):
+    """A schedule: its name, parts per rank, how they lie, and which numbers of micro-batches it takes on n ranks."""
+
+    name: str
+    per_rank: int
+    style: str
+    micro: str  # such as "n 2n+1"; see `number`
+
+    def made(self, mine: dict[int, nn.Module], count: int, micro: int, **more: Any) -> Any:
+        stages = pipes.stages(mine, count)
+        return getattr(pipelining, self.name)(stages[0] if self.per_rank == 1 else stages, micro, **more)
+
+
+KINDS = [
+    Kind("ScheduleGPipe", 1, "loop", "1 3"),
+    Kind("Schedule1F1B", 1, "loop", "n 2n+1"),
+    Kind("ScheduleLoopedBFS", 2, "loop", "1 n"),
+    Kind("ScheduleInterleaved1F1B", 2, "loop", "n 2n"),
+    Kind("ScheduleInterleavedZeroBubble", 2, "loop", "n 2n"),
+    Kind("ScheduleInterleavedZeroBubble", 3, "loop", "2n"),
+    Kind("ScheduleZBVZeroBubble", 2, "v", "n 2n+1"),
+    Kind("ScheduleDualPipeV", 2, "v", "2n 3n"),
+]
+
+
+def named(kind: Kind, *more: str) -> str:
+    return "-".join([kind.name.removeprefix("Schedule"), str(kind.per_rank), *more])
+
+
+CASES = [
+    pytest.param(kind, micro, marks=pytest.mark.feature(f"`{kind.name}`"), id=named(kind, micro))
+    for kind in KINDS
+    for micro in kind.micro.split()
+]
+
+
+def number(text: str, size: int) -> int:
+    """'2n+1' on ``size`` ranks."""
+    factor, n, rest = text.partition("n")
+    return (int(factor or 1) * size if n else int(factor)) + int(rest or 0)
+
+
+def scheduled(
+    kind: Kind, micro: int, rows: int, rank: int, size: int, delay: Callable[[], float] | None = None, **more: Any
+) -> None:
+    """Trains linear parts both ways and agrees. rows: of a micro-batch. delay: seconds before a forward. more: for the schedule."""
+    count, loss = kind.per_rank * size, more.pop("loss_fn", mse_loss)
+    parts, data = pipes.linear_parts(count), pipes.batches(3 if rows < 100 else 1, micro * rows, 4)
+    mine = pipes.own(parts, pipes.places(rank, size, kind.per_rank, kind.style))
+    if delay is not None:
+        for part in mine.values():
+            part.register_forward_pre_hook(lambda *_: time.sleep(delay()))
+    expected = pipes.alone(parts, data, micro, loss, divisor=None if more.get("scale_grads", True) else 1)
+    schedule = kind.made(mine, count, micro, loss_fn=loss, **more)
+    wrong = pipes.differences(pipes.piped(schedule, mine, count, data), expected, mine, count)
+    agree(not wrong, wrong)
+
+
+@pytest.mark.parametrize(("kind", "text"), CASES)
+def test_trains_like_one_process(kind: Kind, text: str, rank: int, size: int) -> None:
+    """A message too early, too late or in the wrong buffer would change a gradient."""
+    scheduled(kind, number(text, size), 2, rank, size)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.per_rank < 3], ids=named)
+@pytest.mark.feature("activations of 256 KiB, ranks of uneven speed")
+def test_large_and_late_messages(kind: Kind, rank: int, size: int, seed: int) -> None:
+    """trap 21: a large message leaves only when its receive is posted; whoever waits for it before posting his own stops all."""
+    drawn = random.Random(seed + rank)
+    scheduled(kind, number(kind.micro.split()[-1], size), 2**13, rank, size, lambda: drawn.uniform(0, 4e-3))
+
+
+@pytest.mark.feature("losses that are summed (`scale_grads=False`)")
+@pytest.mark.parametrize("kind", [KINDS[1], KINDS[6]], ids=named)
+def test_unscaled_gradients(kind: Kind, rank: int, size: int) -> None:
+    """Gradients are added over the micro-batches, not averaged."""
+    loss = functools.partial(mse_loss, reduction="sum")
+    scheduled(kind, number(kind.micro.split()[-1], size), 1, rank, size, loss_fn=loss, scale_grads=False)
+
+
+# -- what travels between stages ---------------------------------------------------------------------------------------
+
+
 def check(
     kind: Any, parts: list[nn.Module], data: list[pipes.Batch], rank: int, size: int, loss: pipes.Loss = mse_loss, **more: Any
 ) -> None:
     """Trains ``parts``, one per rank, both ways and agrees.
 
-    more: tensors are keyword arguments of every part; ``atol``; ``stages``: what makes this rank's stage.
+    more: tensors are keyword arguments of every part; ``atol``; ``shapes``: of this rank's stage; ``group``: whose ranks count.
     """
-    atol, make = more.pop("atol", 1e-12), more.pop("stages", pipes.stages)
-    mine = pipes.own(parts, [rank])
+    atol, shapes, group = more.pop("atol", 1e-12), more.pop("shapes", {}), more.pop("group", None)
+    mine = pipes.own(parts, [dist.get_rank(group)])
     expected = pipes.alone(parts, data, size + 1, loss, **more)
-    schedule = kind(make(mine, size)[0], size + 1, loss_fn=loss)
+    schedule = kind(pipes.stages(mine, size, group, **shapes)[0], size + 1, loss_fn=loss)
     wrong = pipes.differences(pipes.piped(schedule, mine, size, data, **more), expected, mine, size, atol)
     agree(not wrong, wrong)
-
-
-# -- shapes ------------------------------------------------------------------------------------------------------------
 
 
 class Text(nn.Module):
     """Token numbers (rows, length) of int64 become vectors."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.table = nn.Embedding(11, width, dtype=torch.float64)
+        self.table = nn.Embedding(11, 3, dtype=torch.float64)
 
     def forward(self, tokens: Tensor) -> Tensor:
         return torch.tanh(self.table(tokens))
-
-
-def widths(size: int) -> list[int]:
-    return [3 + index % 4 for index in range(size)]
-
-
-def text_parts(size: int) -> list[nn.Module]:
-    """The activation has another width behind each part."""
-    return [Text(3)] + [nn.Linear(a, b, dtype=torch.float64) for a, b in zip(widths(size), widths(size)[1:], strict=False)]
 
 
 @pytest.mark.feature("shapes inferred at run time, given, or given by some ranks only")
@@ -76,34 +157,26 @@ def text_parts(size: int) -> list[nn.Module]:
 @both
 def test_shapes(kind: Any, given: str, rank: int, size: int) -> None:
     """Shapes that the stages tell each other by objects, and then tensors of these, different between each two stages."""
-    rows, length = 2, 5
-    data: list[pipes.Batch] = [
-        (torch.randint(11, (rows * (size + 1), length)), torch.randn(rows * (size + 1), length, widths(size)[-1]).double())
-        for _ in range(2)
-    ]
+    rows, length, widths = 2, 5, [3 + index % 4 for index in range(size)]
+    layers = [nn.Linear(a, b, dtype=torch.float64) for a, b in itertools.pairwise(widths)]
+    total = rows * (size + 1)
+    data = [(torch.randint(11, (total, length)), torch.randn(total, length, widths[-1]).double()) for _ in range(2)]
 
-    def make(mine: dict[int, nn.Module], count: int) -> list[PipelineStage]:
-        if given == "none" or (given == "some" and rank % 2):
-            return pipes.stages(mine, count)
-        before = torch.empty(rows, length, dtype=torch.int64, device="meta")
-        if rank:
-            before = torch.empty(rows, length, widths(size)[rank - 1], dtype=torch.float64, device="meta", requires_grad=True)
-        after = torch.empty(rows, length, widths(size)[rank], dtype=torch.float64, device="meta", requires_grad=True)
-        return pipes.stages(mine, count, input_args=(before,), output_args=(after,))
+    def activation(width: int) -> Tensor:
+        return torch.empty(rows, length, width, dtype=torch.float64, device="meta", requires_grad=True)
 
-    check(kind, text_parts(size), data, rank, size, stages=make)
-
-
-# -- what travels ------------------------------------------------------------------------------------------------------
+    shapes = {}
+    if given == "all" or (given == "some" and rank % 2 == 0):
+        tokens = torch.empty(rows, length, dtype=torch.int64, device="meta")
+        shapes = {"input_args": (activation(widths[rank - 1]) if rank else tokens,), "output_args": (activation(widths[rank]),)}
+    check(kind, [Text(), *layers], data, rank, size, shapes=shapes)
 
 
 @pytest.mark.feature("activations in float32, bfloat16, float16")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@both
-def test_dtypes(kind: Any, dtype: torch.dtype, rank: int, size: int) -> None:
+def test_dtypes(dtype: torch.dtype, rank: int, size: int) -> None:
     """The same operations on the same numbers: equal to the last bit, or a message was changed on its way."""
-    parts, data = pipes.linear_parts(size, dtype=dtype), pipes.batches(2, 2 * (size + 1), 4, dtype)
-    check(kind, parts, data, rank, size, atol=0)
+    check(Schedule1F1B, pipes.linear_parts(size, dtype=dtype), pipes.batches(2, 2 * (size + 1), 4, dtype), rank, size, atol=0)
 
 
 class Layout(nn.Module):
@@ -124,78 +197,67 @@ class Layout(nn.Module):
 
 @pytest.mark.feature("activations that are not contiguous")
 @pytest.mark.parametrize("layout", ["transposed", "channels_last", pytest.param("every_other", marks=since_2_13)])
-@both
-def test_layouts(kind: Any, layout: str, rank: int, size: int) -> None:
+def test_layouts(layout: str, rank: int, size: int) -> None:
     """torch receives into a tensor with the sender's strides (from 2.13 on): memory order is not the order of elements."""
-    parts: list[nn.Module] = [Layout(layout) for _ in range(size)]
     data: list[pipes.Batch] = [(torch.randn(size + 1, 6, 6, 6).double(), torch.randn(size + 1, 6, 6, 6).double())] * 2
-    check(kind, parts, data, rank, size)
+    check(Schedule1F1B, [Layout(layout) for _ in range(size)], data, rank, size)
 
 
-class Two(nn.Module):
-    """(x, y) -> (x', y'), of different shapes, both scaled by a keyword argument."""
+class Several(nn.Module):
+    """Hands on beside the activation a second one, and what needs no gradient: a mask of bool and numbers of int64."""
 
-    def __init__(self) -> None:
+    def __init__(self, last: bool, plain: bool) -> None:
         super().__init__()
         self.a, self.b = nn.Linear(4, 4, dtype=torch.float64), nn.Linear(3, 3, dtype=torch.float64)
+        self.last, self.plain = last, plain  # plain: for torch that can only hand on what has a gradient
 
-    def forward(self, x: Tensor, y: Tensor, by: Tensor) -> tuple[Tensor, Tensor]:
-        return torch.tanh(self.a(x)) * by + y.mean(1, keepdim=True), self.b(y) * by
+    def forward(self, x: Tensor, y: Tensor, mask: Any = None, numbers: Any = 1, *, by: Tensor) -> Any:
+        x, y = torch.tanh(self.a(x)) * by * numbers + y.mean(1, keepdim=True), self.b(y) * by
+        if self.plain or self.last:
+            return (x, y) if self.plain else (x.masked_fill(mask, 0.5), y)
+        return x.masked_fill(mask, 0.5), y, mask.roll(1, 1), numbers + 1
 
 
-def loss_of_two(output: tuple[Tensor, Tensor], target: Tensor) -> Tensor:
-    return mse_loss(output[0], target) + output[1].square().mean()
-
-
-@pytest.mark.feature("several inputs and outputs, keyword arguments")
+@pytest.mark.parametrize(
+    "plain",
+    [
+        pytest.param(True, marks=pytest.mark.feature("several inputs and outputs, keyword arguments")),
+        pytest.param(False, marks=[since_2_13, pytest.mark.feature("integers and masks beside the activations")]),
+    ],
+    ids=["activations", "masks"],
+)
 @both
-def test_tuples_and_keywords(kind: Any, rank: int, size: int) -> None:
-    """Two messages per micro-batch and direction between the same ranks, told apart by nothing but their order."""
+def test_several_tensors(kind: Any, plain: bool, rank: int, size: int) -> None:
+    """Several messages per micro-batch between the same ranks, told apart by their order alone; gradients have fewer."""
     rows = 2 * (size + 1)
-    data: list[pipes.Batch] = [
-        ((torch.randn(rows, 4).double(), torch.randn(rows, 3).double()), torch.randn(rows, 4).double()) for _ in range(2)
-    ]
-    parts: list[nn.Module] = [Two() for _ in range(size)]
-    check(kind, parts, data, rank, size, loss=loss_of_two, by=torch.rand(rows, 1).double())
-
-
-class Masked(nn.Module):
-    """Hands on beside the activation what needs no gradient: a mask of bool and numbers of int64."""
-
-    def __init__(self, last: bool) -> None:
-        super().__init__()
-        self.linear, self.last = nn.Linear(4, 4, dtype=torch.float64), last
-
-    def forward(self, x: Tensor, mask: Tensor, numbers: Tensor) -> Any:
-        x = torch.tanh(self.linear(x)).masked_fill(mask, 0.5) * numbers
-        return x if self.last else (x, mask.roll(1, 1), numbers + 1)
-
-
-@pytest.mark.feature("integers and masks beside the activations")
-@since_2_13
-@both
-def test_what_needs_no_gradient(kind: Any, rank: int, size: int) -> None:
-    """Forward there are three messages, backward one; a rank that waits for more never ends."""
-    rows = 2 * (size + 1)
-    inputs = (torch.randn(rows, 4).double(), torch.rand(rows, 4) < 0.5, torch.randint(1, 3, (rows, 1)))
-    data: list[pipes.Batch] = [(inputs, torch.randn(rows, 4).double())] * 2
-    check(kind, [Masked(index == size - 1) for index in range(size)], data, rank, size)
+    inputs = (torch.randn(rows, 4).double(), torch.randn(rows, 3).double())
+    more = () if plain else (torch.rand(rows, 4) < 0.5, torch.randint(1, 3, (rows, 1)))
+    data: list[pipes.Batch] = [((*inputs, *more), torch.randn(rows, 4).double())] * 2
+    parts = [Several(index == size - 1, plain) for index in range(size)]
+    check(kind, parts, data, rank, size, lambda y, t: mse_loss(y[0], t) + y[1].square().mean(), by=torch.rand(rows, 1).double())
 
 
 @since_2_13
 @pytest.mark.feature("the batch in another dimension (`TensorChunkSpec`)")
 def test_batch_in_another_dimension(rank: int, size: int) -> None:
     """Inputs are cut along dim 1 and the outputs joined along it."""
-    parts, micro = [nn.Linear(4, 4, dtype=torch.float64) for _ in range(size)], 3
-    x = torch.randn(2, 2 * micro, 4, dtype=torch.float64)
-    mine = pipes.own(parts, [rank])
-    schedule = ScheduleGPipe(
-        pipes.stages(mine, size)[0], micro, args_chunk_spec=(TensorChunkSpec(1),), output_merge_spec=TensorChunkSpec(1)
-    )
+    parts, x = [nn.Linear(4, 4, dtype=torch.float64) for _ in range(size)], torch.randn(2, 6, 4, dtype=torch.float64)
+    (held,) = pipes.stages(pipes.own(parts, [rank]), size)
+    schedule = ScheduleGPipe(held, 3, args_chunk_spec=(TensorChunkSpec(1),), output_merge_spec=TensorChunkSpec(1))
     with torch.no_grad():
-        got = schedule.step(*([x] if rank == 0 else []))
-        expected = nn.Sequential(*parts)(x)
+        got, expected = schedule.step(*([x] if rank == 0 else [])), nn.Sequential(*parts)(x)
     agree(rank < size - 1 or pipes.close(got, expected), (got, expected))
+
+
+@needs_sort_ranks
+@pytest.mark.feature("a pipeline in a group whose ranks are in another order")
+@both
+def test_backwards_group(kind: Any, rank: int, size: int) -> None:
+    """Stage 0 on the last rank: peers are looked up as ranks of the group and asked for as global ones."""
+    group = dist.new_group(list(reversed(range(size))), sort_ranks=False)
+    agree(dist.get_rank(group) == size - 1 - rank)
+    check(kind, pipes.linear_parts(size), pipes.batches(2, 2 * (size + 1), 4), rank, size, group=group)
+    dist.destroy_process_group(group)
 
 
 # -- forward only ------------------------------------------------------------------------------------------------------
@@ -232,15 +294,14 @@ def test_eval_between_steps(per_rank: int, order: str, rank: int, size: int) -> 
 @pytest.mark.feature("`schedule.eval`, in turn with steps")
 def test_eval_of_a_v(request: pytest.FixtureRequest, rank: int, size: int) -> None:
     """Two neighbours on one rank: torch wants the gradient that eval has not made, on the rank at the bottom of the V."""
-    parts = pipes.linear_parts(2 * size)
+    parts, rows = pipes.linear_parts(2 * size), torch.ones(2, 4).double()
 
     def call(group: Any) -> None:
         mine = pipes.own(parts, pipes.places(rank, size, 2, "v"))
         schedule = ScheduleZBVZeroBubble(pipes.stages(mine, 2 * size, group), 1, mse_loss)
-        last = {"target": torch.ones(2, 4).double()} if rank == 0 else {}
         error = None
         try:
-            schedule.eval(*([torch.ones(2, 4).double()] if rank == 0 else []), **last)
+            schedule.eval(*([rows] if rank == 0 else []), **({"target": rows} if rank == 0 else {}))
         except AssertionError as caught:
             error = caught
         for said in everyone(error):
@@ -250,20 +311,71 @@ def test_eval_of_a_v(request: pytest.FixtureRequest, rank: int, size: int) -> No
     agree("backward" in refused_alike("`schedule.eval` of a V schedule", call, request.node, AssertionError))
 
 
-# -- groups ------------------------------------------------------------------------------------------------------------
+# -- the tracer --------------------------------------------------------------------------------------------------------
 
 
-@needs_sort_ranks
-@pytest.mark.feature("a pipeline in a group whose ranks are in another order")
-@both
-def test_backwards_group(kind: Any, rank: int, size: int) -> None:
-    """Stage 0 on the last rank: peers are looked up as ranks of the group and asked for as global ones."""
-    group = dist.new_group(list(reversed(range(size))), sort_ranks=False)
-    here = dist.get_rank(group)
-    parts, data = pipes.linear_parts(size), pipes.batches(2, 2 * (size + 1), 4)
-    mine = pipes.own(parts, [here])
-    expected = pipes.alone(parts, data, size + 1, mse_loss)
-    schedule = kind(pipes.stages(mine, size, group)[0], size + 1, loss_fn=mse_loss)
-    wrong = pipes.differences(pipes.piped(schedule, mine, size, data), expected, mine, size)
-    dist.destroy_process_group(group)
-    agree(here == size - 1 - rank and not wrong, wrong)
+class Chain(nn.Module):
+    """``count`` layers; cut in ``forward`` itself; or the first layer's output is wanted by all later layers."""
+
+    def __init__(self, count: int, cut: bool = False, skip: bool = False) -> None:
+        super().__init__()
+        self.layers, self.cut, self.skip = nn.ModuleList(pipes.linear_parts(count)), cut, skip
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = x = self.layers[0](x)
+        for layer in self.layers[1:]:
+            if self.cut:
+                pipe_split()
+            x = layer(x) + first if self.skip else layer(x)
+        return x
+
+
+def traced(model: Chain, count: int, x: Tensor) -> Any:
+    """The model in ``count`` stages."""
+    spec = None if model.cut else {f"layers.{index}": SplitPoint.BEGINNING for index in range(1, count)}
+    return pipeline(model, mb_args=(x,), split_spec=spec)
+
+
+def unnumbered(step: pipes.Step) -> pipes.Step:
+    """Gradients by the whole model's names: traced stages keep them."""
+    return step._replace(gradients={f"0.{name.split('.', 1)[1]}": gradient for name, gradient in step.gradients.items()})
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch.export
+@pytest.mark.feature("the tracer: `pipeline`, `SplitPoint`, `pipe_split`, `build_stage`")
+@pytest.mark.parametrize(
+    ("name", "per_rank", "inside"),
+    [("Schedule1F1B", 1, True), ("ScheduleInterleaved1F1B", 2, False)],
+    ids=["pipe_split", "SplitPoint"],
+)
+def test_traced_stages(name: str, per_rank: int, inside: bool, rank: int, size: int) -> None:
+    """Here stages know their shapes from the trace and greet their neighbours in a batch of sends and receives."""
+    micro, count = 2 * size, per_rank * size
+    model, data = Chain(count, inside), pipes.batches(2, 2 * micro, 4)
+    pipe, alone = traced(model, count, data[0][0].tensor_split(micro)[0]), Chain(count)
+    alone.load_state_dict(model.state_dict())
+    places = pipes.places(rank, size, per_rank)
+    if inside:
+        stages = [build_stage(pipe.get_stage_module(place), place, pipe.info(), pipes.CPU) for place in places]
+    else:
+        stages = [pipe.build_stage(place, pipes.CPU) for place in places]
+    schedule = getattr(pipelining, name)(stages[0] if per_rank == 1 else stages, micro, loss_fn=mse_loss)
+    mine = {stage.stage_index: stage.submod for stage in stages}
+    got = [unnumbered(step) for step in pipes.piped(schedule, mine, count, data)]
+    expected = pipes.alone([alone], data, micro, mse_loss)
+    shares = [name for names in everyone(list(got[0].gradients)) for name in names]
+    own = [step._replace(gradients={n: step.gradients[n] for n in got[0].gradients}) for step in expected]
+    wrong = pipes.differences(got, own, {0: alone, **mine}, count)
+    agree(sorted(shares) == sorted(expected[0].gradients) and pipe.num_stages == count and not wrong, (wrong, shares))
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch.export
+@pytest.mark.feature("skip connections between stages, forward only")
+def test_skip_connections(rank: int, size: int) -> None:
+    """Stage 0 sends to all; torch has no backward for this."""
+    model, x = Chain(size, skip=True), torch.randn(6, 4, dtype=torch.float64)
+    schedule = ScheduleGPipe(traced(model, size, x[:2]).build_stage(rank, pipes.CPU), 3)
+    with torch.no_grad():
+        expected = model(x)
+        got = [schedule.step(*([x] if rank == 0 else [])) for _ in range(2)]
+    agree(rank < size - 1 or all(pipes.close(y, expected) for y in got), (got, expected))
