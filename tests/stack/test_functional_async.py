@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,6 +15,9 @@ from tests.support import agree, launch
 from tests.support.torch_backend import of_rank
 
 SECTION = "Functional collectives and torch.compile"
+USED = "functional: AsyncCollectiveTensor used at once, viewed, chained, late"
+COMPILED = "functional: ops of compiled graphs: all_reduce_, broadcast_, *_out, *_coalesced_; legacy c10d_functional"
+MESSAGES = "functional: isend, irecv, batch_p2p_ops"
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated.*:FutureWarning")
 
@@ -27,90 +31,86 @@ def total(size: int, *shape: int) -> Tensor:
     return torch.stack([of_rank(r, *shape) for r in range(size)]).sum(0)
 
 
+def gathered(size: int, *shape: int) -> Tensor:
+    return torch.cat([of_rank(r, *shape) for r in range(size)])
+
+
 def name() -> str:
     world = dist.group.WORLD
     assert world is not None
     return world.group_name
 
 
-@pytest.mark.feature("functional: AsyncCollectiveTensor used at once, viewed, chained, late")
+def begun(rank: int, *shape: int) -> Any:
+    """A sum that is under way."""
+    return funcol.all_reduce(of_rank(rank, *shape), "sum", dist.group.WORLD)
+
+
+USES: dict[str, Callable[[Any], Any]] = {
+    "add": lambda t: (t + 0).tolist(),
+    "tolist": lambda t: t.tolist(),
+    "numpy": lambda t: t.numpy().tolist(),
+    "item": lambda t: [t[i].item() for i in range(3)],
+    "clone": lambda t: t.clone().tolist(),
+    "out": lambda t: torch.add(t, 0, out=torch.empty(3)).tolist(),
+    "list": lambda t: torch.stack([t, t])[1].tolist(),
+    "wait": lambda t: t.wait().tolist(),
+    "twice": lambda t: (funcol.wait_tensor(t), funcol.wait_tensor(t))[1].tolist(),
+    "in place": lambda t: t.add_(0).tolist(),
+    "repr": lambda t: [float(word) for word in repr(t).partition("[")[2].partition("]")[0].split(",")],
+}
+
+
+@pytest.mark.feature(USED)
 def test_first_use_waits(rank: int, size: int) -> None:
-    """Any use sees the finished values: arithmetic, comparison, item, tolist, numpy, repr, in-place, indexing."""
-    uses = {
-        "add": lambda t: (t + 0).tolist(),
-        "tolist": lambda t: t.tolist(),
-        "numpy": lambda t: t.numpy().tolist(),
-        "item": lambda t: [t[i].item() for i in range(3)],
-        "clone": lambda t: t.clone().tolist(),
-        "out": lambda t: torch.add(t, 0, out=torch.empty(3)).tolist(),
-        "list": lambda t: torch.stack([t, t])[1].tolist(),
-        "wait": lambda t: t.wait().tolist(),
-        "wait_tensor": lambda t: funcol.wait_tensor(t).tolist(),
-        "twice": lambda t: (funcol.wait_tensor(t), funcol.wait_tensor(t))[1].tolist(),
-        "in place": lambda t: t.add_(0).tolist(),
-    }
+    """Any use sees the finished values. What no collective has made is given back."""
     expected = total(size, 3).tolist()
-    for how, use in uses.items():
-        tensor = funcol.all_reduce(of_rank(rank, 3), "sum", dist.group.WORLD)
+    for how, use in USES.items():
+        tensor = begun(rank, 3)
         agree(type(tensor) is funcol.AsyncCollectiveTensor and use(tensor) == expected, how)
-    tensor = funcol.all_reduce(of_rank(rank, 3), "sum", dist.group.WORLD)
-    agree(str(expected)[1:3] in repr(tensor), repr(tensor))
+    agree(torch.equal(funcol.wait_tensor(of_rank(rank, 3)), of_rank(rank, 3)))
 
 
-@pytest.mark.feature("functional: AsyncCollectiveTensor used at once, viewed, chained, late")
+@pytest.mark.feature(USED)
 def test_views_do_not_wait(rank: int, size: int) -> None:
     """A view of an unfinished tensor is unfinished too, and right when it is used."""
-    whole = of_rank(rank, 4, 6)
     for view in (lambda t: t.view(6, 4), lambda t: t.t(), lambda t: t[1:, ::2], lambda t: t.unsqueeze(0).view(-1)):
-        tensor = view(funcol.all_reduce(whole, "sum", dist.group.WORLD))
+        tensor = view(begun(rank, 4, 6))
         agree(type(tensor) is funcol.AsyncCollectiveTensor and not tensor.completed, type(tensor))
         agree(torch.equal(tensor, view(total(size, 4, 6))), tensor)
 
 
-@pytest.mark.feature("functional: AsyncCollectiveTensor used at once, viewed, chained, late")
+@pytest.mark.feature(USED)
 def test_one_feeds_the_next(rank: int, size: int) -> None:
     """An unfinished tensor as the input of another collective is finished first."""
     tensor = of_rank(rank, 2 * size)
     for _ in range(3):
-        scattered = reduce_scatter(tensor, "sum", 0, dist.group.WORLD)
-        tensor = all_gather(scattered, 0, dist.group.WORLD) / size
+        tensor = all_gather(reduce_scatter(tensor, "sum", 0, dist.group.WORLD), 0, dist.group.WORLD) / size
     agree(torch.allclose(tensor, total(size, 2 * size) / size), tensor)
 
 
-@pytest.mark.feature("functional: AsyncCollectiveTensor used at once, viewed, chained, late")
+@pytest.mark.feature(USED)
 def test_many_under_way_used_in_any_order(rank: int, size: int) -> None:
     """Each wait finds its own operation (by the output's storage, trap 81), whatever else is under way or was waited for."""
-    tensors = [funcol.all_reduce(of_rank(rank, 3 + i), "sum", dist.group.WORLD) for i in range(20)]
+    tensors = [begun(rank, 3 + i) for i in range(20)]
     rest = [all_gather(of_rank(rank, 2), 0, dist.group.WORLD) for _ in range(5)]
     order = [i for i in reversed(range(20)) if i % 3] + [i for i in range(20) if i % 3 == 0]
     wrong = [i for i in order if not torch.equal(tensors[i], total(size, 3 + i))]
-    gathered = torch.cat([of_rank(r, 2) for r in range(size)])
-    agree(not wrong and all(torch.equal(tensor, gathered) for tensor in rest), wrong)
+    agree(not wrong and all(torch.equal(tensor, gathered(size, 2)) for tensor in rest), wrong)
 
 
-@pytest.mark.feature("functional: AsyncCollectiveTensor used at once, viewed, chained, late")
+@pytest.mark.feature(USED)
 def test_the_input_may_go_before_the_result_is_used(rank: int, size: int) -> None:
     """The operation holds its input; new tensors of the same size must not land in it."""
-    length = 200_000
-    results = []
+    length, results = 200_000, []
     for i in range(4):
         given = torch.full((length,), float(rank + i))
         results.append(all_gather(given, 0, dist.group.WORLD))
         del given
         torch.full((length,), -1.0)
-    wrong = [
-        i
-        for i, result in enumerate(results)
-        if not torch.equal(result, torch.cat([torch.full((length,), float(r + i)) for r in range(size)]))
-    ]
+    expected = [torch.arange(float(size)).repeat_interleave(length) + i for i in range(4)]
+    wrong = [i for i, result in enumerate(results) if not torch.equal(result, expected[i])]
     agree(not wrong, wrong)
-
-
-@pytest.mark.feature("functional: AsyncCollectiveTensor used at once, viewed, chained, late")
-def test_a_plain_tensor_is_not_waited_for(rank: int) -> None:
-    """wait_tensor of what no collective has made gives it back."""
-    tensor = of_rank(rank, 3)
-    agree(torch.equal(funcol.wait_tensor(tensor), of_rank(rank, 3)))
 
 
 @pytest.mark.feature("functional: collectives that nobody waits for, while the program runs and at its end")
@@ -123,85 +123,71 @@ def test_nobody_waits(how: str) -> None:
     assert done.stdout.count("through") == 2, done.stdout
 
 
-@pytest.mark.feature("functional: ops of compiled graphs: all_reduce_, broadcast_, *_out, *_coalesced_; legacy c10d_functional")
+@pytest.mark.feature(COMPILED)
 def test_in_place_ops(rank: int, size: int) -> None:
     """What inductor makes of functional collectives: same storage, results where the input or out was."""
-    tensor = of_rank(rank, 4)
-    answer = native.all_reduce_(tensor, "sum", name())
-    agree(native.wait_tensor(answer).data_ptr() == tensor.data_ptr() and torch.equal(tensor, total(size, 4)), tensor)
-    pair = [of_rank(rank, 4), of_rank(rank, 2, 2)]
-    for part in native.all_reduce_coalesced_(pair, "max", name()):
-        native.wait_tensor(part)
-    agree(torch.equal(pair[0], of_rank(size - 1, 4)) and torch.equal(pair[1], of_rank(size - 1, 2, 2)), pair)
-    tensor = of_rank(rank, 4)
-    native.wait_tensor(native.broadcast_(tensor, size - 1, name()))
-    agree(torch.equal(tensor, of_rank(size - 1, 4)), tensor)
-    out = torch.empty(4 * size)
-    native.wait_tensor(native.all_gather_into_tensor_out(of_rank(rank, 4), size, name(), out=out))
-    agree(torch.equal(out, torch.cat([of_rank(r, 4) for r in range(size)])), out)
+    tensor, pair, told, out = of_rank(rank, 4), [of_rank(rank, 4), of_rank(rank, 2, 2)], of_rank(rank, 4), torch.empty(4 * size)
+    answers = [native.all_reduce_(tensor, "sum", name()), *native.all_reduce_coalesced_(pair, "max", name())]
+    answers += [native.broadcast_(told, size - 1, name())]
+    answers += [native.all_gather_into_tensor_out(of_rank(rank, 4), size, name(), out=out)]
+    found = [tensor, *pair, told, out]
+    expected = [total(size, 4), of_rank(size - 1, 4), of_rank(size - 1, 2, 2), of_rank(size - 1, 4), gathered(size, 4)]
     if hasattr(native, "reduce_scatter_tensor_out"):
-        out = torch.empty(2)
-        native.wait_tensor(native.reduce_scatter_tensor_out(of_rank(rank, 2 * size), "sum", size, name(), out=out))
-        agree(torch.equal(out, total(size, 2 * size).chunk(size)[rank]), out)
+        found.append(torch.empty(2))
+        answers.append(native.reduce_scatter_tensor_out(of_rank(rank, 2 * size), "sum", size, name(), out=found[-1]))
+        expected.append(total(size, 2 * size).chunk(size)[rank])
+    places = [native.wait_tensor(answer).data_ptr() for answer in answers]
+    agree(places == [t.data_ptr() for t in found] and all(map(torch.equal, found, expected)), found)
 
 
-@pytest.mark.feature("functional: ops of compiled graphs: all_reduce_, broadcast_, *_out, *_coalesced_; legacy c10d_functional")
+@pytest.mark.feature(COMPILED)
 def test_in_place_functions(rank: int, size: int) -> None:
     """What dynamo puts in the place of the classic collectives."""
-    whole = of_rank(rank, 2 * size)
-    agree(torch.equal(funcol.all_reduce_inplace(whole.clone()), total(size, 2 * size)))
-    gathered = funcol.all_gather_tensor_inplace(torch.empty(2 * size * size), whole)
-    agree(torch.equal(gathered, torch.cat([of_rank(r, 2 * size) for r in range(size)])), gathered)
-    scattered = funcol.reduce_scatter_tensor_inplace(torch.empty(2), whole)
-    agree(torch.equal(scattered, total(size, 2 * size).chunk(size)[rank]), scattered)
-    arrived = funcol.all_to_all_inplace(torch.empty(2 * size), whole)
-    agree(torch.equal(arrived, torch.cat([of_rank(r, 2 * size).chunk(size)[rank] for r in range(size)])), arrived)
-    listed = funcol.all_gather_inplace([torch.empty(2 * size) for _ in range(size)], whole)
-    agree(all(torch.equal(part, of_rank(r, 2 * size)) for r, part in enumerate(listed)), listed)
+    whole, each = of_rank(rank, 2 * size), [of_rank(r, 2 * size) for r in range(size)]
+    found = [
+        funcol.all_reduce_inplace(whole.clone()),
+        funcol.all_gather_tensor_inplace(torch.empty(2 * size * size), whole),
+        funcol.reduce_scatter_tensor_inplace(torch.empty(2), whole),
+        funcol.all_to_all_inplace(torch.empty(2 * size), whole),
+        *funcol.all_gather_inplace([torch.empty(2 * size) for _ in range(size)], whole),
+    ]
+    swapped = torch.cat([part.chunk(size)[rank] for part in each])
+    expected = [sum(each), torch.cat(each), total(size, 2 * size).chunk(size)[rank], swapped, *each]
+    agree(len(found) == len(expected) and all(map(torch.equal, found, expected)), found)
 
 
-@pytest.mark.feature("functional: ops of compiled graphs: all_reduce_, broadcast_, *_out, *_coalesced_; legacy c10d_functional")
+@pytest.mark.feature(COMPILED)
 def test_legacy_ops(rank: int, size: int) -> None:
     """The older namespace, which names a group by tag and ranks."""
-    ranks = list(range(size))
-    tensor = legacy.all_reduce(of_rank(rank, 3), "sum", "", ranks, size)
-    agree(torch.equal(legacy.wait_tensor(tensor), total(size, 3)), tensor)
-    tensor = legacy.wait_tensor(legacy.broadcast(of_rank(rank, 3), size - 1, "", ranks, size))
-    agree(torch.equal(tensor, of_rank(size - 1, 3)), tensor)
-    tensor = legacy.wait_tensor(legacy.all_gather_into_tensor(of_rank(rank, 3), "", ranks, size))
-    agree(torch.equal(tensor, torch.cat([of_rank(r, 3) for r in range(size)])), tensor)
-    tensor = legacy.wait_tensor(legacy.reduce_scatter_tensor(of_rank(rank, 2 * size), "sum", "", ranks, size))
-    agree(torch.equal(tensor, total(size, 2 * size).chunk(size)[rank]), tensor)
-    tensor = legacy.wait_tensor(legacy.all_to_all_single(of_rank(rank, size), None, None, "", ranks, size))
-    agree(torch.equal(tensor, torch.cat([of_rank(r, size)[rank : rank + 1] for r in range(size)])), tensor)
+    world = ("", list(range(size)), size)
+    found = [
+        legacy.all_reduce(of_rank(rank, 3), "sum", *world),
+        legacy.broadcast(of_rank(rank, 3), size - 1, *world),
+        legacy.all_gather_into_tensor(of_rank(rank, 3), *world),
+        legacy.reduce_scatter_tensor(of_rank(rank, 2 * size), "sum", *world),
+        legacy.all_to_all_single(of_rank(rank, size), None, None, *world),
+    ]
+    swapped = torch.cat([of_rank(r, size)[rank : rank + 1] for r in range(size)])
+    expected = [total(size, 3), of_rank(size - 1, 3), gathered(size, 3), total(size, 2 * size).chunk(size)[rank], swapped]
+    agree(all(map(torch.equal, map(legacy.wait_tensor, found), expected)), found)
 
 
-@pytest.mark.feature("functional: isend, irecv, batch_p2p_ops")
+@pytest.mark.feature(MESSAGES)
 @pytest.mark.skipif(not hasattr(native, "isend"), reason="needs torch >= 2.13")
-def test_messages_as_ops(rank: int, size: int) -> None:
+@pytest.mark.parametrize("batch", [False, True], ids=["one by one", "batch"])
+def test_messages_as_ops(batch: bool, rank: int, size: int) -> None:
     """A ring of messages that are waited for by their tensors."""
-    arrived = torch.zeros(3)
-    mine = of_rank(rank, 3)
-    sent = native.isend(mine, (rank + 1) % size, 5, name())
-    received = native.irecv(arrived, (rank - 1) % size, 5, name())
-    for tensor in (received, sent, mine):  # torch registers a send twice
-        native.wait_tensor(tensor)
-    agree(torch.equal(received, of_rank((rank - 1) % size, 3)) and torch.equal(arrived, received), received)
-
-
-@pytest.mark.feature("functional: isend, irecv, batch_p2p_ops")
-@pytest.mark.skipif(not hasattr(native, "batch_p2p_ops"), reason="needs torch >= 2.13")
-def test_batch_as_op(rank: int, size: int) -> None:
-    arrived = torch.zeros(3)
-    right, left = (rank + 1) % size, (rank - 1) % size
-    mine = of_rank(rank, 3)
-    outcome = native.batch_p2p_ops(["isend", "irecv"], [right, left], [0, 0], [mine, arrived], name())
-    for tensor in (*outcome, mine):
+    arrived, mine, right, left = torch.zeros(3), of_rank(rank, 3), (rank + 1) % size, (rank - 1) % size
+    if batch:
+        outcome = native.batch_p2p_ops(["isend", "irecv"], [right, left], [0, 0], [mine, arrived], name())
+    else:
+        outcome = [native.isend(mine, right, 5, name()), native.irecv(arrived, left, 5, name())]
+    for tensor in (*reversed(outcome), mine):  # torch registers a send twice
         native.wait_tensor(tensor)
     agree(torch.equal(arrived, of_rank(left, 3)), arrived)
 
 
-@pytest.mark.feature("functional: AsyncCollectiveTensor used at once, viewed, chained, late")
+@pytest.mark.feature(USED)
 @pytest.mark.parametrize(
     "operation", ["all_reduce max", "all_reduce bf16", "strided broadcast", "all_gather", "reduce_scatter avg"]
 )
@@ -223,10 +209,10 @@ def test_the_end_of_an_operation_counts_as_no_write(operation: str, rank: int, s
         work = dist.reduce_scatter(written[0], [tensor + r for r in range(size)], dist.ReduceOp.AVG, async_op=True)
     else:
         work = dist.all_reduce(tensor, dist.ReduceOp.MAX if "max" in operation else dist.ReduceOp.SUM, async_op=True)
-    begun = [t._version for t in written]
+    before = [t._version for t in written]
     work.wait()
     counts = operation in ("all_gather", "reduce_scatter avg")
-    agree(begun == [t._version for t in written] == [int(counts)] * len(written), begun)
+    agree(before == [t._version for t in written] == [int(counts)] * len(written), before)
 
 
 @pytest.mark.feature("functional: collectives started by dist.*(async_op=True) and waited for by their tensor")

@@ -1,37 +1,178 @@
-"""torch.distributed._functional_collectives on MPI: every function's values, by dtype, shape, layout and kind of group."""
+"""torch.distributed._functional_collectives and torch.distributed.nn.functional on MPI: values and gradients of every function.
+
+A function's values are compared with those that one process makes of all ranks' tensors; its gradients with numeric ones
+(tests/support/gradients.py), which see the function of all ranks.
+"""
 
 from __future__ import annotations
 
 import functools
 import operator
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
+import torch.distributed.nn.functional as dnf
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from tests.stack.record import refused_alike
 from tests.support import agree
+from tests.support.gradients import check, of_ranks
 from tests.support.torch_backend import DTYPES, of_rank, same
 
 SECTION = "Functional collectives and torch.compile"
+VERSION = tuple(int(part) for part in torch.__version__.split(".")[:2])
+since_2_15 = pytest.mark.skipif(VERSION < (2, 15), reason="needs torch >= 2.15")
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*is deprecated.*:FutureWarning"),  # torch's older names are shown as well
+    pytest.mark.filterwarnings("ignore:.*(is|will be) deprecated.*:FutureWarning"),  # torch's older names are shown as well
     pytest.mark.filterwarnings("ignore:.*combination of ranks:FutureWarning"),
 ]
 
-MORE_DTYPES = [*DTYPES, torch.complex64, torch.float8_e4m3fn]
+
+class Case(NamedTuple):
+    """A function of this rank's tensor in a group of these ranks; what member r gets of it, from the tensors of all members."""
+
+    call: Callable[[Tensor, Any, list[int]], Any]
+    expected: Callable[[list[Tensor], int], Any]
+
+
+def splits(size: int) -> list[list[int]]:
+    """Member i sends (i + j) % 3 rows to member j, which may be none."""
+    return [[(i + j) % 3 for j in range(size)] for i in range(size)]
+
+
+def uneven(x: Tensor, group: Any, ranks: list[int], exchange: Callable[..., Tensor]) -> Tensor:
+    here, rows = ranks.index(dist.get_rank()), splits(len(ranks))
+    return exchange(x[: sum(rows[here])], [row[here] for row in rows], rows[here], group)
+
+
+def uneven_expected(parts: list[Tensor], r: int) -> Tensor:
+    rows = splits(len(parts))
+    return torch.cat([part[: sum(row)].split(row)[r] for part, row in zip(parts, rows, strict=True)])
+
+
+def ring(ranks: list[int]) -> list[int]:
+    return [(i + 1) % len(ranks) for i in range(len(ranks))]
+
+
+def swapped(parts: list[Tensor], r: int) -> Tensor:
+    return torch.cat([part.chunk(len(parts))[r] for part in parts])
+
+
+def scattered(dim: int) -> Callable[[list[Tensor], int], Tensor]:
+    return lambda parts, r: sum(parts).chunk(len(parts), dim)[r]
+
+
+def total(parts: list[Tensor], r: int) -> Tensor:
+    return functools.reduce(torch.add, parts)
+
+
 # torch 2.13 renamed *_tensor to *_single; both names are shown where there are two
-ALL_GATHER = [getattr(funcol, name) for name in ("all_gather_tensor", "all_gather_single") if hasattr(funcol, name)]
-REDUCE_SCATTER = [getattr(funcol, name) for name in ("reduce_scatter_tensor", "reduce_scatter_single") if hasattr(funcol, name)]
-ALL_GATHERS = [f for n in ("all_gather_into_tensor", "all_gather_single") if (f := getattr(funcol, f"{n}_coalesced", None))]
-REDUCE_SCATTERS = [
+GATHERS = [f for name in ("all_gather_tensor", "all_gather_single") if (f := getattr(funcol, name, None))]
+SCATTERS = [f for name in ("reduce_scatter_tensor", "reduce_scatter_single") if (f := getattr(funcol, name, None))]
+GATHERS_OF_MANY = [f for n in ("all_gather_into_tensor", "all_gather_single") if (f := getattr(funcol, f"{n}_coalesced", None))]
+SCATTERS_OF_MANY = [
     f for n in ("reduce_scatter_tensor", "reduce_scatter_single") if (f := getattr(funcol, f"{n}_coalesced", None))
 ]
+DIMS = {"": 0, " along dim 1": 1}
+ALL_GATHER = {
+    f"{f.__name__}{words}": Case(
+        lambda x, group, ranks, f=f, dim=dim: f(x, dim, group), lambda parts, r, dim=dim: torch.cat(parts, dim)
+    )
+    for f in GATHERS
+    for words, dim in DIMS.items()
+}
+REDUCE_SCATTER = {
+    f"{f.__name__}{words}": Case(lambda x, group, ranks, f=f, dim=dim: f(x, "sum", dim, group), scattered(dim))
+    for f in SCATTERS
+    for words, dim in DIMS.items()
+}
+ALL_TO_ALL = {
+    "all_to_all_single": Case(lambda x, group, ranks: funcol.all_to_all_single(x, None, None, group), swapped),
+    "all_to_all_single, uneven": Case(functools.partial(uneven, exchange=funcol.all_to_all_single), uneven_expected),
+}
+ALL_REDUCE = {"all_reduce": Case(lambda x, group, ranks: funcol.all_reduce(x, "sum", group), total)}
+PERMUTE = {
+    "permute_tensor": Case(
+        lambda x, group, ranks: funcol.permute_tensor(x.flatten(), ring(ranks), group), lambda parts, r: parts[r - 1].flatten()
+    )
+}
+BROADCAST = {"broadcast": Case(lambda x, group, ranks: funcol.broadcast(x, len(ranks) - 1, group), lambda parts, r: parts[-1])}
+COALESCED = {
+    "all_reduce_coalesced": Case(
+        lambda x, group, ranks: funcol.all_reduce_coalesced([x, x[0]], "sum", group), lambda p, r: [total(p, r), total(p, r)[0]]
+    ),
+    **{
+        f.__name__: Case(
+            lambda x, group, ranks, f=f: f([x, x[0]], group), lambda p, r: [torch.cat(p), torch.cat([part[0] for part in p])]
+        )
+        for f in GATHERS_OF_MANY
+    },
+    **{
+        f.__name__: Case(
+            lambda x, group, ranks, f=f: f([x, x.t()], "sum", [0, 1], group),
+            lambda p, r: [scattered(0)(p, r), scattered(1)([part.t() for part in p], r)],
+        )
+        for f in SCATTERS_OF_MANY
+    },
+}
+AUTOGRAD = {
+    "all_gather_tensor_autograd": lambda x, group, ranks: funcol.all_gather_tensor_autograd(x, 0, group),
+    "reduce_scatter_tensor_autograd": lambda x, group, ranks: funcol.reduce_scatter_tensor_autograd(x, "sum", 0, group),
+    "all_to_all_single_autograd": lambda x, group, ranks: funcol.all_to_all_single_autograd(x, None, None, group),
+}
+MOVES = {**ALL_GATHER, **ALL_TO_ALL, **PERMUTE, **BROADCAST}
+DIFFERENTIABLE = {**ALL_REDUCE, **ALL_GATHER, **REDUCE_SCATTER, **ALL_TO_ALL, **PERMUTE}
+FEATURES = {
+    "functional all_gather_tensor / all_gather_single, gather_dim; every dtype": ALL_GATHER,
+    "functional reduce_scatter_tensor / reduce_scatter_single, scatter_dim; sum, avg, max": REDUCE_SCATTER,
+    "functional all_to_all_single: even and uneven splits, empty ones too": ALL_TO_ALL,
+    "functional permute_tensor": PERMUTE,
+    "functional broadcast, from each rank": BROADCAST,
+    "functional *_coalesced: several tensors, several dtypes and shapes, as one": COALESCED,
+}
+EVERY = {**DIFFERENTIABLE, **BROADCAST, **COALESCED}
+
+
+def listed(answer: Any) -> list[Tensor]:
+    return [funcol.wait_tensor(tensor) for tensor in ([answer] if isinstance(answer, Tensor) else answer)]
+
+
+def wrong(case: Case, given: list[Tensor], group: Any, ranks: list[int] | None = None) -> object:
+    """What is wrong with the answer to this rank, if ``given`` are the members' tensors; None if nothing. The input must stay."""
+    ranks = list(range(len(given))) if ranks is None else ranks
+    here = ranks.index(dist.get_rank())
+    mine = given[here]
+    kept = mine.clone()
+    got, expected = listed(case.call(mine, group, ranks)), listed(case.expected([tensor.clone() for tensor in given], here))
+    right = len(got) == len(expected) and all(same(g, e) for g, e in zip(got, expected, strict=True)) and torch.equal(mine, kept)
+    return None if right else (got, expected)
+
+
+# -- values ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.feature(feature)) for feature, cases in FEATURES.items() for name in cases],
+)
+def test_values(name: str, size: int) -> None:
+    """In every dtype that the operation takes. Blocks lie in rank order; a reduction is in new memory."""
+    for dtype in [*DTYPES, torch.complex64]:
+        if dtype != torch.bool or name in MOVES:  # reductions of bools are no torch.add; see below
+            said = wrong(EVERY[name], [of_rank(r, 2 * size, 2 * size, dtype=dtype) for r in range(size)], dist.group.WORLD)
+            agree(said is None, (dtype, said))
+    if name in ALL_GATHER:
+        given = [of_rank(r, 2, 2, dtype=torch.float8_e4m3fn) for r in range(size)]
+        got = funcol.wait_tensor(EVERY[name].call(given[dist.get_rank()], dist.group.WORLD, list(range(size))))
+        agree(torch.equal(got.view(torch.uint8), EVERY[name].expected([part.view(torch.uint8) for part in given], 0)), got)
+
+
 REDUCTIONS: dict[str, Callable[[Any, Any], Any]] = {
     "sum": operator.add, "product": operator.mul, "min": torch.minimum, "max": torch.maximum,
     "band": operator.and_, "bor": operator.or_, "bxor": operator.xor,
@@ -39,55 +180,27 @@ REDUCTIONS: dict[str, Callable[[Any, Any], Any]] = {
 BITWISE = ("band", "bor", "bxor")
 
 
-def named(functions: list[Any]) -> Any:
-    return pytest.mark.parametrize("function", functions, ids=lambda f: f.__name__)
-
-
-def layout(kind: str, tensor: Tensor) -> Tensor:
-    """The same values, lying otherwise in memory."""
-    if kind == "transposed":
-        return tensor.t().contiguous().t()
-    if kind == "every second":
-        wide = torch.zeros(*tensor.shape[:-1], 2 * tensor.shape[-1], dtype=tensor.dtype)
-        wide[..., ::2] = tensor
-        return wide[..., ::2]
-    if kind == "expanded":
-        assert torch.equal(tensor, tensor[:1].expand_as(tensor))
-        return tensor[:1].expand_as(tensor)
-    return tensor
-
-
-def grid(size: int) -> DeviceMesh:
-    return init_device_mesh("cpu", (size // 2, 2) if size % 2 == 0 else (size, 1), mesh_dim_names=("rows", "columns"))
+@pytest.mark.feature("functional all_reduce: sum, avg, product, min, max, band, bor, bxor; every dtype")
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.complex64], ids=str)
+def test_reductions(dtype: torch.dtype, rank: int, size: int) -> None:
+    """all_reduce and reduce_scatter by each operation; the input stays as it was. avg is rounded once, in bf16 and fp16 too."""
+    floating, parts, world = dtype.is_floating_point, [of_rank(r, 2 * size, 3).to(dtype) for r in range(size)], dist.group.WORLD
+    functions = {**REDUCTIONS, **({"sum": operator.or_, "product": operator.and_} if dtype == torch.bool else {})}
+    ops = [op for op in functions if not (floating and op in BITWISE) and (op == "sum" or not dtype.is_complex)]
+    for op in ops:
+        got = funcol.all_reduce(parts[rank], op.upper(), world), SCATTERS[-1](parts[rank], op, 0, world)
+        expected = functools.reduce(functions[op], parts)
+        right = same(funcol.wait_tensor(got[0]), expected) and same(funcol.wait_tensor(got[1]), expected.chunk(size)[rank])
+        agree(right and torch.equal(parts[rank], of_rank(rank, 2 * size, 3).to(dtype)), (op, got))
+    if floating or dtype.is_complex:
+        got = funcol.all_reduce(parts[rank], "avg", world), SCATTERS[-1](parts[rank], "avg", 0, world)
+        mean = torch.stack([part.to(torch.complex128 if dtype.is_complex else torch.float64) for part in parts]).mean(0).to(dtype)
+        pairs = zip(got, (mean, mean.chunk(size)[rank]), strict=True)
+        agree(all(g.dtype == dtype and torch.allclose(g, e, rtol=1e-6) for g, e in pairs), got)
 
 
 @pytest.mark.feature("functional all_reduce: sum, avg, product, min, max, band, bor, bxor; every dtype")
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_all_reduce(dtype: torch.dtype, rank: int, size: int) -> None:
-    """The reduction of all ranks' values, in new memory; the input stays as it was (in the classic call it would not)."""
-    parts = [of_rank(r, 2, 3, dtype=dtype) for r in range(size)]
-    of_bool = {"sum": operator.or_, "product": operator.and_} if dtype == torch.bool else {}
-    for op, combine in {**REDUCTIONS, **of_bool}.items():
-        if dtype.is_floating_point and op in BITWISE:
-            continue
-        given = parts[rank].clone()
-        got = funcol.all_reduce(given, op.upper(), dist.group.WORLD)
-        right = same(funcol.wait_tensor(got), functools.reduce(combine, parts))
-        agree(right and torch.equal(given, of_rank(rank, 2, 3, dtype=dtype)), (op, got))
-
-
-@pytest.mark.feature("functional all_reduce: sum, avg, product, min, max, band, bor, bxor; every dtype")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64], ids=str)
-def test_all_reduce_avg(dtype: torch.dtype, rank: int, size: int) -> None:
-    """avg is divided once, after the sum, and rounded once in bf16 and fp16."""
-    parts = torch.stack([of_rank(r, 5).to(torch.complex128 if dtype.is_complex else torch.float64) for r in range(size)])
-    got = funcol.all_reduce(parts[rank].to(dtype), "avg", dist.group.WORLD)
-    expected = parts.mean(0).to(dtype)
-    agree(torch.allclose(got, expected, rtol=1e-6) and got.dtype == dtype, got)
-
-
-@pytest.mark.feature("functional all_reduce: sum, avg, product, min, max, band, bor, bxor; every dtype")
-def test_a_reduction_without_an_answer_is_refused(rank: int, size: int) -> None:
+def test_what_is_refused(size: int) -> None:
     """avg of bools is our TypeError on every rank, before anything moves, through C++ too; the group works on."""
     said = ""
     try:
@@ -95,29 +208,28 @@ def test_a_reduction_without_an_answer_is_refused(rank: int, size: int) -> None:
     except Exception as error:  # noqa: BLE001  its type is what is asked
         said = f"{isinstance(error, TypeError)} {error}"
     agree(said.startswith("True all_reduce: AVG on torch.bool: it needs a number"), said)
+    if size > 1:
+        with pytest.raises(AssertionError, match="multiple of group_size"):
+            SCATTERS[-1](torch.ones(size + 1), "sum", 0, dist.group.WORLD)
     agree(funcol.all_reduce(torch.ones(2), "sum", dist.group.WORLD).tolist() == [size, size])
 
 
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "transposed": lambda x: x.t(),
+    "every second": lambda x: torch.stack([x, x + 9], -1)[..., 0],
+    "expanded": lambda x: x[:1].expand_as(x),
+    "conjugated": lambda x: torch.complex(x, x + 1).conj(),
+}
+
+
 @pytest.mark.feature("functional: any shape and layout: 0-dim, empty, transposed, strided, expanded, channels-last, conj")
-@pytest.mark.parametrize("kind", ["plain", "transposed", "every second", "expanded"])
-def test_layouts(kind: str, rank: int, size: int) -> None:
+@pytest.mark.parametrize("kind", LAYOUTS)
+def test_layouts(kind: str, size: int) -> None:
     """trap 83: what inductor hands over is not always contiguous; the values count, not the memory's order."""
-
-    def part(r: int, rows: int = 2 * size) -> Tensor:
-        values = of_rank(r, rows, 3) * 7 + 1
-        return layout(kind, values[:1].expand(rows, 3).contiguous() if kind == "expanded" else values)
-
-    def mine(rows: int = 2 * size) -> Tensor:
-        return part(rank, rows) if len(ALL_GATHER) == 2 else part(rank, rows).contiguous()  # torch < 2.13 refuses the others
-
-    world, every = dist.group.WORLD, range(size)
-    agree(torch.equal(funcol.all_reduce(part(rank), "sum", world), sum(part(r).clone() for r in every)))  # type: ignore[arg-type]
-    agree(torch.equal(ALL_GATHER[-1](mine(2), 0, world), torch.cat([part(r, 2) for r in every])))
-    total = sum(part(r).clone() for r in every)
-    agree(torch.equal(REDUCE_SCATTER[-1](mine(), "sum", 0, world), total[2 * rank : 2 * rank + 2]))  # type: ignore[index]
-    arrived = torch.cat([part(r)[2 * rank : 2 * rank + 2] for r in every])
-    agree(torch.equal(funcol.all_to_all_single(mine(), None, None, world), arrived))
-    agree(torch.equal(funcol.broadcast(part(rank), size - 1, world), part(size - 1)))
+    cases = EVERY if VERSION >= (2, 13) else {**ALL_REDUCE, **BROADCAST}  # older ones refuse what is not contiguous elsewhere
+    given = [LAYOUTS[kind](of_rank(r, 2 * size, 2 * size) * 7 + 1) for r in range(size)]
+    found = {name: wrong(case, given, dist.group.WORLD) for name, case in cases.items()}
+    agree(not any(found.values()), found)
 
 
 @pytest.mark.feature("functional: any shape and layout: 0-dim, empty, transposed, strided, expanded, channels-last, conj")
@@ -125,118 +237,24 @@ def test_shapes(rank: int, size: int) -> None:
     """0-dim tensors gather to a vector of the group's size; empty ones take part."""
     world = dist.group.WORLD
     agree(funcol.all_reduce(torch.tensor(rank + 1.0), "sum", world).item() == size * (size + 1) / 2)
-    agree(ALL_GATHER[-1](torch.tensor(rank), 0, world).tolist() == list(range(size)))
+    agree(GATHERS[-1](torch.tensor(rank), 0, world).tolist() == list(range(size)))
     empty = torch.empty(0, 3)
-    got = [funcol.all_reduce(empty, "sum", world), ALL_GATHER[-1](empty, 0, world), REDUCE_SCATTER[-1](empty, "sum", 0, world)]
+    got = [funcol.all_reduce(empty, "sum", world), GATHERS[-1](empty, 0, world), SCATTERS[-1](empty, "sum", 0, world)]
     agree(all(funcol.wait_tensor(t).shape == (0, 3) for t in got), [t.shape for t in got])
-    image = of_rank(rank, 2, 3, 4, 5).to(memory_format=torch.channels_last)
-    agree(torch.equal(funcol.all_reduce(image, "sum", world), sum(of_rank(r, 2, 3, 4, 5) for r in range(size))))  # type: ignore[arg-type]
-    turned = torch.complex(of_rank(rank, 4), of_rank(rank, 4) + 1).conj()
-    expected = torch.cat([torch.complex(of_rank(r, 4), -of_rank(r, 4) - 1) for r in range(size)])
-    agree(torch.equal(ALL_GATHER[-1](turned, 0, world), expected), expected)
-
-
-@pytest.mark.feature("functional all_gather_tensor / all_gather_single, gather_dim; every dtype")
-@named(ALL_GATHER)
-@pytest.mark.parametrize("dim", [0, 1, 2])
-def test_all_gather(function: Callable[..., Tensor], dim: int, rank: int, size: int) -> None:
-    """Blocks lie in rank order along gather_dim."""
-    got = function(of_rank(rank, 2, 3, 4), dim, dist.group.WORLD)
-    agree(torch.equal(got, torch.cat([of_rank(r, 2, 3, 4) for r in range(size)], dim)), got)
-
-
-@pytest.mark.feature("functional all_gather_tensor / all_gather_single, gather_dim; every dtype")
-@pytest.mark.parametrize("dtype", MORE_DTYPES, ids=str)
-def test_all_gather_moves_every_dtype(dtype: torch.dtype, rank: int, size: int) -> None:
-    got = ALL_GATHER[-1](of_rank(rank, 3, dtype=dtype), 0, dist.group.WORLD)
-    expected = torch.cat([of_rank(r, 3, dtype=dtype) for r in range(size)])
-    agree(got.dtype == dtype and torch.equal(got.view(torch.uint8), expected.view(torch.uint8)), got)
-
-
-@pytest.mark.feature("functional reduce_scatter_tensor / reduce_scatter_single, scatter_dim; sum, avg, max")
-@named(REDUCE_SCATTER)
-@pytest.mark.parametrize("op", ["sum", "avg", "max"])
-@pytest.mark.parametrize("dim", [0, 1])
-def test_reduce_scatter(function: Callable[..., Tensor], dim: int, op: str, rank: int, size: int) -> None:
-    """Each rank keeps its block of the reduction along scatter_dim."""
-    parts = [of_rank(r, 2 * size, 3 * size, dtype=torch.float64) for r in range(size)]
-    stacked = torch.stack(parts)
-    whole = {"sum": stacked.sum(0), "avg": stacked.mean(0), "max": stacked.amax(0)}[op]
-    got = function(parts[rank], op, dim, dist.group.WORLD)
-    agree(torch.allclose(got, whole.chunk(size, dim)[rank]), got)
-
-
-@pytest.mark.feature("functional reduce_scatter_tensor / reduce_scatter_single, scatter_dim; sum, avg, max")
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int64, torch.uint8, torch.bool], ids=str)
-def test_reduce_scatter_dtypes(dtype: torch.dtype, rank: int, size: int) -> None:
-    parts = [of_rank(r, 3 * size, dtype=dtype) for r in range(size)]
-    whole = functools.reduce(operator.or_ if dtype == torch.bool else operator.add, parts)
-    agree(same(funcol.wait_tensor(REDUCE_SCATTER[-1](parts[rank], "sum", 0, dist.group.WORLD)), whole.chunk(size)[rank]))
-
-
-@pytest.mark.feature("functional reduce_scatter_tensor / reduce_scatter_single, scatter_dim; sum, avg, max")
-@pytest.mark.min_ranks(2)
-def test_reduce_scatter_of_an_uneven_tensor_is_refused(rank: int, size: int) -> None:
-    with pytest.raises(AssertionError, match="multiple of group_size"):
-        REDUCE_SCATTER[-1](torch.ones(size + 1), "sum", 0, dist.group.WORLD)
-    agree(True)
-
-
-@pytest.mark.feature("functional all_to_all_single: even and uneven splits, empty ones too")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool], ids=str)
-def test_all_to_all_single(dtype: torch.dtype, rank: int, size: int) -> None:
-    """Rank i sends (i + j) % 3 rows to rank j, which may be none."""
-    rows = [[(i + j) % 3 for j in range(size)] for i in range(size)]
-    parts = [(of_rank(i, sum(rows[i]), 2) + 10 * i).to(dtype) for i in range(size)]
-    sent, received = rows[rank], [rows[i][rank] for i in range(size)]
-    got = funcol.all_to_all_single(parts[rank], received, sent, dist.group.WORLD)
-    expected = torch.cat([parts[i].split(rows[i])[rank] for i in range(size)])
-    agree(same(funcol.wait_tensor(got), expected), got)
-
-
-@pytest.mark.feature("functional broadcast, from each rank")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8, torch.bool, torch.complex64], ids=str)
-def test_broadcast(dtype: torch.dtype, rank: int, size: int) -> None:
-    for src in range(size):
-        given = of_rank(rank, 4, dtype=dtype)
-        got = funcol.broadcast(given, src, dist.group.WORLD)
-        agree(torch.equal(got, of_rank(src, 4, dtype=dtype)) and torch.equal(given, of_rank(rank, 4, dtype=dtype)), got)
-
-
-@pytest.mark.feature("functional permute_tensor")
-def test_permute_tensor(rank: int, size: int) -> None:
-    """A ring; the reverse of all ranks; each moves whole tensors between pairs."""
-    for to in ([(r + 1) % size for r in range(size)], list(reversed(range(size)))):
-        got = funcol.permute_tensor(of_rank(rank, 5), to, dist.group.WORLD)
-        agree(torch.equal(got, of_rank(to.index(rank), 5)), (to, got))
+    images = [of_rank(r, 2, 3, 4, 5).to(memory_format=torch.channels_last) for r in range(size)]
+    agree(torch.equal(funcol.all_reduce(images[rank], "sum", world), total(images, rank)))
 
 
 @pytest.mark.feature("functional *_coalesced: several tensors, several dtypes and shapes, as one")
-def test_all_reduce_coalesced(rank: int, size: int) -> None:
-    mixed = [(torch.float32, (3,)), (torch.int64, (2, 2)), (torch.bfloat16, ()), (torch.float64, (0, 4))]
-    got = funcol.all_reduce_coalesced([of_rank(rank, *shape, dtype=dtype) for dtype, shape in mixed], "sum", dist.group.WORLD)
-    expected = [sum(of_rank(r, *shape, dtype=dtype) for r in range(size)) for dtype, shape in mixed]
-    agree(all(same(funcol.wait_tensor(g), e) for g, e in zip(got, expected, strict=True)), got)  # type: ignore[arg-type]
-
-
-@pytest.mark.feature("functional *_coalesced: several tensors, several dtypes and shapes, as one")
-@named(ALL_GATHERS)
-def test_all_gather_coalesced(function: Callable[..., list[Tensor]], rank: int, size: int) -> None:
-    """trap 82: this is what all_gather_tensor becomes on the way on torch 2.13."""
-    mixed = [(torch.float32, (3,)), (torch.int32, (2, 2)), (torch.bool, (1, 4))]
-    got = function([of_rank(rank, *shape, dtype=dtype) for dtype, shape in mixed], dist.group.WORLD)
-    expected = [torch.cat([of_rank(r, *shape, dtype=dtype) for r in range(size)]) for dtype, shape in mixed]
-    agree(all(same(funcol.wait_tensor(g), e) for g, e in zip(got, expected, strict=True)), got)
-
-
-@pytest.mark.feature("functional *_coalesced: several tensors, several dtypes and shapes, as one")
-@named(REDUCE_SCATTERS)
-def test_reduce_scatter_coalesced(function: Callable[..., list[Tensor]], rank: int, size: int) -> None:
-    """Each tensor has its own scatter_dim."""
-    parts = [[of_rank(r, size, 3), of_rank(r, 2, 2 * size, dtype=torch.int64)] for r in range(size)]
-    got = function(list(parts[rank]), "sum", [0, 1], dist.group.WORLD)
-    expected = [sum(part[i] for part in parts).chunk(size, i)[rank] for i in range(2)]  # type: ignore[union-attr]
-    agree(all(same(funcol.wait_tensor(g), e) for g, e in zip(got, expected, strict=True)), got)
+def test_several_dtypes_as_one(rank: int, size: int) -> None:
+    """trap 82: all_gather_tensor becomes a coalesced one on the way on torch 2.13."""
+    shapes = [(torch.float32, (3,)), (torch.int64, (2, 2)), (torch.bfloat16, ()), (torch.float64, (0, 4))]
+    mixed = [[of_rank(r, *shape, dtype=dtype) for dtype, shape in shapes] for r in range(size)]
+    got = listed(funcol.all_reduce_coalesced(mixed[rank], "sum", dist.group.WORLD))
+    got += listed(GATHERS_OF_MANY[-1](mixed[rank][:2], dist.group.WORLD))
+    columns = list(zip(*mixed, strict=True))
+    expected = [*(total(list(c), 0) for c in columns), *(torch.cat(c) for c in columns[:2])]
+    agree(all(same(g, e) for g, e in zip(got, expected, strict=True)), got)
 
 
 GROUPS: dict[str, Callable[[DeviceMesh], Any]] = {
@@ -250,18 +268,221 @@ GROUPS: dict[str, Callable[[DeviceMesh], Any]] = {
 
 @pytest.mark.feature("functional: groups given as ProcessGroup, DeviceMesh, (mesh, dim), name, ranks")
 @pytest.mark.parametrize("kind", GROUPS)
-def test_groups(kind: str, rank: int, size: int) -> None:
+def test_groups(kind: str, size: int) -> None:
     """Rows of a mesh work each for itself, whatever names them (trap 81: C++ finds the group by its name)."""
-    mesh = grid(size)
-    group, members = GROUPS[kind](mesh), dist.get_process_group_ranks(mesh.get_group("columns"))
-    here = members.index(rank)
-    whole = of_rank(rank, 2 * len(members))
-    total = sum(of_rank(r, 2 * len(members)) for r in members)
-    agree(torch.equal(funcol.all_reduce(whole, "sum", group), total))  # type: ignore[arg-type]
-    agree(torch.equal(ALL_GATHER[-1](whole, 0, group), torch.cat([of_rank(r, 2 * len(members)) for r in members])))
-    agree(torch.equal(REDUCE_SCATTER[-1](whole, "sum", 0, group), total.chunk(len(members))[here]))  # type: ignore[union-attr]
-    arrived = torch.cat([of_rank(r, 2 * len(members)).chunk(len(members))[here] for r in members])
-    agree(torch.equal(funcol.all_to_all_single(whole, None, None, group), arrived))
-    if kind != "name":  # torch's permute_tensor takes no name
-        ring = [(i + 1) % len(members) for i in range(len(members))]
-        agree(torch.equal(funcol.permute_tensor(whole, ring, group), of_rank(members[here - 1], 2 * len(members))))
+    shape = (size // 2, 2) if size % 2 == 0 else (size, 1)
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("rows", "columns"))
+    group, ranks = GROUPS[kind](mesh), dist.get_process_group_ranks(mesh.get_group("columns"))
+    given = [of_rank(r, 2 * len(ranks), 2 * len(ranks)) for r in ranks]
+    cases = DIFFERENTIABLE if kind != "name" else {**ALL_REDUCE, **ALL_GATHER, **REDUCE_SCATTER, **ALL_TO_ALL}
+    found = {name: wrong(case, given, group, ranks) for name, case in cases.items()}  # torch's permute_tensor takes no name
+    agree(not any(found.values()), found)
+
+
+# -- gradients ---------------------------------------------------------------------------------------------------------
+
+
+class _Wrong(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        x = x.clone()
+        dist.all_reduce(x)
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient  # right for one rank, or for a loss that only rank 0 counts
+
+
+@pytest.mark.min_ranks(2)
+def test_the_check_finds_a_wrong_gradient() -> None:
+    """An all_reduce whose backward forgets the other ranks."""
+    with pytest.raises(pytest.fail.Exception, match="Jacobian mismatch"):
+        check(_Wrong.apply, of_ranks(2))
+
+
+WITH_GRADIENTS = "functional, by gradcheck: all_reduce, all_gather, reduce_scatter, all_to_all, permute, *_autograd"
+COALESCED_GRADIENTS = "functional: gradients by gradcheck: *_coalesced"
+CHAINS: dict[str, Callable[[Tensor, Any, list[int]], Tensor]] = {
+    "used twice": lambda x, group, ranks: (y := funcol.all_reduce(x, "sum", group)) * (dist.get_rank() + 1) + y * x,
+    "one after the other": lambda x, group, ranks: GATHERS[-1](
+        SCATTERS[-1](x, "sum", 0, group) * (dist.get_rank() + 1), 0, group
+    ),
+}
+GRADIENTS = {**{name: case.call for name, case in {**DIFFERENTIABLE, **COALESCED}.items()}, **AUTOGRAD, **CHAINS}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.feature(COALESCED_GRADIENTS if name in COALESCED else WITH_GRADIENTS))
+        for name in GRADIENTS
+    ],
+)
+def test_gradients(name: str, size: int) -> None:
+    """Several tensors of different shapes are one operation in the backward as well."""
+    shape = (1, size) if "dim 1" in name else (2 * size, 1)
+    if name in COALESCED:
+        shape = (size, 1)
+    check(lambda x: GRADIENTS[name](x * x, dist.group.WORLD, list(range(size))), of_ranks(*shape))
+
+
+@pytest.mark.feature(WITH_GRADIENTS)
+def test_gradients_of_a_mesh_dimension_and_of_complex_numbers(rank: int, size: int) -> None:
+    """Each row of a mesh for itself; the other rows' inputs have no influence."""
+    mesh = init_device_mesh("cpu", (size // 2, 2) if size % 2 == 0 else (1, size))
+    check(lambda x: GATHERS[-1](x * x, 0, (mesh, 1)) * (rank + 1), of_ranks(2))
+    check(lambda x: funcol.all_reduce(x * x, "sum", (mesh, 0)) * (rank + 1), of_ranks(2, dtype=torch.complex128))
+
+
+@pytest.mark.feature(WITH_GRADIENTS)
+def test_a_gradient_that_lies_otherwise(rank: int, size: int) -> None:
+    """What backward receives may be expanded (of a sum) or transposed; the values count."""
+    for seen in (lambda y: y.sum(), lambda y: (y.t() * torch.arange(y.numel(), dtype=y.dtype).view_as(y.t())).sum()):
+        for name in (name for name in DIFFERENTIABLE if name != "permute_tensor"):
+            whole = of_ranks(2 * size, 2 * size).requires_grad_()
+            x = whole.detach()[rank].requires_grad_()
+            seen(funcol.wait_tensor(DIFFERENTIABLE[name].call(x * x, dist.group.WORLD, list(range(size))))).backward()
+            expected = sum(seen(DIFFERENTIABLE[name].expected(list(whole * whole), r)) for r in range(size))
+            (gradient,) = torch.autograd.grad(expected, whole)
+            agree(torch.allclose(x.grad, gradient[rank]), (name, x.grad, gradient[rank]))
+
+
+@pytest.mark.feature("functional, by gradcheck: all_reduce avg, min, max, premul_sum")
+@since_2_15
+@pytest.mark.parametrize("op", ["avg", "min", "max", "premul_sum"])
+def test_other_reductions(op: str) -> None:
+    """The extremum's gradient goes to the rank that has it; where all ranks hold the maximum, each gets its share."""
+    reduction = dist._make_nccl_premul_sum(0.5) if op == "premul_sum" else op
+    check(lambda x: funcol.all_reduce(x * x, reduction, dist.group.WORLD), of_ranks(3))
+    check(lambda x: funcol.all_reduce_coalesced([x * x, x], reduction, dist.group.WORLD), of_ranks(3))
+    tied = torch.ones(2, requires_grad=True)
+    funcol.all_reduce(tied, "max", dist.group.WORLD).sum().backward()
+    agree(torch.allclose(tied.grad, torch.ones(2)), tied.grad)
+
+
+# -- torch.distributed.nn.functional -----------------------------------------------------------------------------------
+
+
+def reduce(x: Tensor, group: Any, ranks: list[int]) -> Tensor:
+    """The result on dst; the other ranks' tensors mean nothing, but they take part in backward."""
+    reduced = dnf.reduce(x, ranks[-1], group=group)
+    return reduced if dist.get_rank() == ranks[-1] else reduced * 0
+
+
+def all_to_all(x: Tensor, group: Any, ranks: list[int]) -> Tensor:
+    """Member i sends i % 2 + 1 rows to each."""
+    rows = ranks.index(dist.get_rank()) % 2 + 1
+    outputs = [torch.empty(i % 2 + 1, *x.shape[1:], dtype=x.dtype) for i in range(len(ranks))]
+    return torch.cat(dnf.all_to_all(outputs, [x[:rows] * (rank + 1) for rank in range(len(ranks))], group=group))
+
+
+def all_to_all_single(x: Tensor, receives: list[int], sends: list[int], group: Any) -> Tensor:
+    return dnf.all_to_all_single(x.new_empty(sum(receives), *x.shape[1:]), x, receives, sends, group)
+
+
+def weighted(x: Tensor, group: Any, ranks: list[int]) -> list[Tensor]:
+    """One for each member."""
+    return [x * (i + ranks.index(dist.get_rank()) + 1) for i in range(len(ranks))]
+
+
+NN: dict[str, Case] = {
+    "broadcast": Case(lambda x, g, ranks: dnf.broadcast(x, ranks[-1], g), lambda p, r: p[-1]),
+    "gather": Case(
+        lambda x, g, ranks: torch.stack(list(dnf.gather(x, ranks[-1], g))),
+        lambda p, r: torch.stack(p) * (r == len(p) - 1),
+    ),
+    "scatter": Case(lambda x, g, ranks: dnf.scatter(weighted(x, g, ranks), ranks[-1], g), lambda p, r: p[-1] * (len(p) + r)),
+    "reduce": Case(reduce, lambda p, r: total(p, r) * (r == len(p) - 1)),
+    "reduce_scatter": Case(
+        lambda x, g, ranks: dnf.reduce_scatter(torch.empty_like(x), weighted(x, g, ranks), group=g),
+        lambda p, r: sum(part * (r + i + 1) for i, part in enumerate(p)),
+    ),
+    "all_gather": Case(lambda x, g, ranks: torch.stack(list(dnf.all_gather(x, g))), lambda p, r: torch.stack(p)),
+    "all_to_all": Case(all_to_all, lambda p, r: torch.cat([part[: i % 2 + 1] * (r + 1) for i, part in enumerate(p)])),
+    "all_to_all_single": Case(functools.partial(uneven, exchange=all_to_all_single), uneven_expected),
+    "all_reduce": Case(lambda x, g, ranks: dnf.all_reduce(x, group=g), total),
+    "all_reduce avg": Case(lambda x, g, ranks: dnf.all_reduce(x, dist.ReduceOp.AVG, g), lambda p, r: total(p, r) / len(p)),
+}
+NN_GRADIENTS = (
+    "nn.functional, by gradcheck: broadcast, gather, scatter, reduce, reduce_scatter, all_gather, all_to_all, all_reduce"
+)
+NN_TWICE = "nn.functional: gradients of the gradients, by gradgradcheck"
+NN_UNEVEN = "nn.functional: gradients by gradcheck: all_to_all and all_to_all_single of uneven sizes"
+
+
+def nn_feature(name: str, twice: bool) -> Any:
+    feature = NN_UNEVEN if name.startswith("all_to_all") else NN_TWICE if twice else NN_GRADIENTS
+    return pytest.param(name, twice, marks=pytest.mark.feature(feature), id=f"{name}{' twice' * twice}")
+
+
+@pytest.mark.parametrize(
+    ("name", "twice"),
+    [
+        *(nn_feature(name, False) for name in NN),
+        *(nn_feature(name, True) for name in ("broadcast", "scatter", "reduce", "reduce_scatter", "all_gather", "all_reduce")),
+    ],
+)
+def test_gradients_of_nn_functional(name: str, twice: bool, size: int) -> None:
+    """torch builds each backward of the functions themselves, which are differentiable again."""
+    shape = (2 * size, 1) if name.startswith("all_to_all") else (1,) if twice else (3,)
+    check(lambda x: NN[name].call(x * x, dist.group.WORLD, list(range(size))), of_ranks(*shape), twice=twice)
+
+
+@pytest.mark.feature("nn.functional: values; strided inputs and gradients")
+@pytest.mark.parametrize("name", NN)
+def test_values_of_nn_functional(name: str, rank: int, size: int) -> None:
+    """Results for a transposed input, whose values stay; the gradient of a sum, which is one expanded element."""
+    whole = of_ranks(3, 2 * size).transpose(1, 2).requires_grad_()
+    mine = whole.detach()[rank].requires_grad_()
+    said = wrong(NN[name], list(whole.detach()), dist.group.WORLD) if "avg" not in name else None
+    NN[name].call(mine * mine, dist.group.WORLD, list(range(size))).sum().backward()
+    (gradient,) = torch.autograd.grad(sum(NN[name].expected(list(whole * whole), r).sum() for r in range(size)), whole)
+    agree(said is None and torch.allclose(mine.grad, gradient[rank]), (said, mine.grad, gradient[rank]))
+
+
+@pytest.mark.feature("nn.functional: in a subgroup")
+@pytest.mark.parametrize("name", ["all_reduce", "all_gather", "broadcast", "reduce", "all_to_all"])
+def test_subgroups(name: str, rank: int, size: int) -> None:
+    """Even and odd ranks each for themselves; torch < 2.15 forgets the gradient of broadcast's src where its rank differs."""
+    ranks = list(range(rank % 2, size, 2))
+    groups = [dist.new_group(ranks, use_local_synchronization=True, backend=backend) for backend in ("mpi", "gloo")]
+    if name != "broadcast" or VERSION >= (2, 15):
+        check(lambda x: NN[name].call(x * x, groups[0], ranks), of_ranks(2))
+    else:
+        gradients = []
+        for group in groups:
+            x = of_ranks(2)[rank].requires_grad_()
+            NN[name].call(x * x, group, ranks).sum().backward()
+            gradients.append(x.grad)
+        agree(torch.equal(*gradients), gradients)
+    for group in groups:
+        dist.destroy_process_group(group)
+
+
+@pytest.mark.feature("nn.functional: all_reduce MAX, MIN, PRODUCT as on Gloo")
+@pytest.mark.parametrize("op", ["MAX", "MIN", "PRODUCT"])
+def test_other_reductions_of_nn_functional(op: str, rank: int, size: int) -> None:
+    """torch reduces the gradients by the same operation, which is not the derivative; on MPI it is at least the same numbers."""
+    beside, said = dist.new_group(backend="gloo"), []
+    for group in (dist.group.WORLD, beside):
+        x = of_ranks(4)[rank].requires_grad_()
+        y = dnf.all_reduce(x * x, getattr(dist.ReduceOp, op), group=group)
+        (y * torch.arange(1.0, 5.0) * (rank + 1)).sum().backward()
+        said.append((y.detach(), x.grad))
+    agree(all(torch.allclose(a, b) for a, b in zip(*said, strict=True)), said)
+    dist.destroy_process_group(beside)
+
+
+@pytest.mark.feature("nn.functional: _all_gather_base (values)")
+def test_all_gather_base(rank: int, size: int, request: pytest.FixtureRequest) -> None:
+    """Its values; its backward is written for NCCL alone."""
+    inputs = of_ranks(3)
+    output = dnf._all_gather_base(torch.empty(3 * size, dtype=torch.float64), inputs[rank])
+    agree(torch.equal(output, inputs.flatten()), output)
+
+    def backward(group: Any) -> None:
+        x = inputs[rank].clone().requires_grad_()
+        dnf._all_gather_base(torch.empty(3 * size, dtype=torch.float64), x, group=group).sum().backward()
+
+    refused_alike("backward of torch.distributed.nn.functional._all_gather_base", backward, request.node, RuntimeError)

@@ -88,7 +88,7 @@ def number(text: str, size: int) -> int:
 def scheduled(
     kind: Kind, micro: int, rows: int, rank: int, size: int, delay: Callable[[], float] | None = None, **more: Any
 ) -> None:
-    """Trains linear parts both ways and agrees. rows: of a micro-batch. delay: seconds before a forward. more: for the schedule."""
+    """Trains linear parts both ways and agrees. rows: of a micro-batch. delay: seconds before a forward."""
     count, loss = kind.per_rank * size, more.pop("loss_fn", mse_loss)
     parts, data = pipes.linear_parts(count), pipes.batches(3 if rows < 100 else 1, micro * rows, 4)
     mine = pipes.own(parts, pipes.places(rank, size, kind.per_rank, kind.style))
