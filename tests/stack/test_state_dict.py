@@ -47,63 +47,50 @@ def replicated(size: int) -> nn.Module:
 
 
 def fully_sharded(size: int) -> nn.Module:
-    return sharded.sharded(sharded.network(), mesh=init_device_mesh("cpu", (size,)))  # type: ignore[no-any-return]
+    return sharded.sharded(sharded.network(), mesh=init_device_mesh("cpu", (size,)))
 
 
 def hybrid(size: int) -> nn.Module:
     """Replicated over one dimension of the mesh, sharded over the other."""
     shape = (2, size // 2) if size % 2 == 0 else (1, size)
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard"))
-    return sharded.sharded(sharded.network(), mesh=mesh)  # type: ignore[no-any-return]
+    return sharded.sharded(sharded.network(), mesh=mesh)
 
 
-KINDS: list[Make] = [replicated, fully_sharded, hybrid]
-kinds = pytest.mark.parametrize("make", KINDS, ids=lambda make: make.__name__)
-optimizers = pytest.mark.parametrize("optimizer", [sharded.sgd, sharded.adam], ids=["momentum", "AdamW"])
-
-
-def begun(make: Make, optimizer: Any, rank: int, size: int, steps: int = 2) -> tuple[nn.Module, torch.optim.Optimizer]:
+def begun(make: Make, rank: int | None, size: int, steps: int = 2) -> tuple[nn.Module, torch.optim.Optimizer]:
     model = make(size)
-    made = optimizer(model.parameters())
+    made = sharded.adam(model.parameters())
     sharded.train(model, made, range(steps), rank, size)
     return model, made
 
 
-def same(found: dict[str, Any], expected: dict[str, Any]) -> list[str]:
-    """Where two nested states differ, but for rounding; DTensors are compared whole (collective)."""
-    if found.keys() != expected.keys():
-        return [f"keys {sorted(found.keys() ^ expected.keys())}"]
-    wrong = []
-    for key, value in expected.items():
-        other = found[key]
-        if isinstance(value, dict):
-            wrong += [f"{key}.{line}" for line in same(other, value)]
-        elif isinstance(value, Tensor):
-            alike = type(other) is Tensor and other.shape == value.shape and torch.allclose(other, value, rtol=0, atol=1e-12)
-            wrong += [] if alike else [f"{key}: {other} for {value}"]
-        elif other != value:
-            wrong.append(f"{key}: {other} for {value}")
-    return wrong
+def differing(found: Any, expected: Any, key: str = "") -> list[str]:
+    """Where two nested states differ, but for rounding."""
+    if isinstance(expected, dict):
+        if found.keys() != expected.keys():
+            return [f"{key}: keys {sorted(found.keys() ^ expected.keys())}"]
+        return [line for name in expected for line in differing(found[name], expected[name], f"{key}.{name}")]
+    alike = found == expected if not isinstance(expected, Tensor) else type(found) is Tensor and found.shape == expected.shape
+    if alike is True and isinstance(expected, Tensor):
+        alike = torch.allclose(found, expected, rtol=0, atol=1e-12)
+    return [] if alike else [f"{key}: {found} for {expected}"]
 
 
 @pytest.mark.feature("state_dict: get_state_dict(full_state_dict) of DDP and of fully_shard is one process's")
-@kinds
-@optimizers
-def test_full(make: Make, optimizer: Any, rank: int, size: int) -> None:
+@pytest.mark.parametrize("make", [replicated, fully_sharded, hybrid], ids=lambda make: make.__name__)
+def test_full(make: Make, rank: int, size: int) -> None:
     """Names without prefixes, plain tensors, momenta by parameter's name; on all ranks, or with cpu_offload on rank 0 alone."""
-    model, made = begun(make, optimizer, rank, size)
-    reference = sharded.network()
-    plain = optimizer(reference.parameters())
-    sharded.train(reference, plain, range(2), None, size)
+    model, made = begun(make, rank, size)
+    reference, plain = begun(lambda _: sharded.network(), None, size)
     expected = get_state_dict(reference, plain, options=FULL)
     found = get_state_dict(model, made, options=FULL)
-    wrong = same(found[0], expected[0]) + same(found[1]["state"], expected[1]["state"])
+    wrong = differing(found[0], expected[0]) + differing(found[1]["state"], expected[1]["state"])
     names = [group["params"] for group in found[1]["param_groups"]]
     wrong += [] if names == [group["params"] for group in expected[1]["param_groups"]] else [str(names)]
     wrong += [] if list(found[0]) == list(reference.state_dict()) else [str(list(found[0]))]
     on_rank_0 = get_model_state_dict(model, options=RANK_0)
     if make is not replicated:  # whose tensors are whole on every rank as it is
-        wrong += same(on_rank_0, expected[0]) if rank == 0 else [str(on_rank_0)] * bool(on_rank_0)
+        wrong += differing(on_rank_0, expected[0]) if rank == 0 else [str(on_rank_0)] * bool(on_rank_0)
     agree(not wrong, wrong)
 
 
@@ -111,7 +98,7 @@ def test_full(make: Make, optimizer: Any, rank: int, size: int) -> None:
 @pytest.mark.parametrize("flat", [False, True])
 def test_sharded(flat: bool, rank: int, size: int) -> None:
     """Each rank keeps its own shards, as DTensors; a copy of them, set later, brings the moment back."""
-    model, made = begun(fully_sharded, sharded.adam, rank, size)
+    model, made = begun(fully_sharded, rank, size)
     options = StateDictOptions(cpu_offload=True, flatten_optimizer_state_dict=flat)
     state, moments = get_state_dict(model, made, options=options)
     kept = [sharded.whole(p.detach()).clone() for p in model.parameters()]
@@ -119,7 +106,7 @@ def test_sharded(flat: bool, rank: int, size: int) -> None:
     right = right and (("state.0.weight.exp_avg" in moments) if flat else set(moments) == {"state", "param_groups"})
     state = {name: value.clone() for name, value in state.items()}
     sharded.train(model, made, range(2, 4), rank, size)
-    other, others = begun(fully_sharded, sharded.adam, rank, size, steps=1)
+    other, others = begun(fully_sharded, rank, size, steps=1)
     set_state_dict(other, others, model_state_dict=state, optim_state_dict=moments, options=options)
     wrong = sharded.differences(other.parameters(), kept, 0)
     agree(right and not wrong, (wrong, list(moments)))
@@ -148,12 +135,12 @@ def hand_over(how: str, model: nn.Module, made: Any, to: nn.Module, optimizer: A
 @pytest.mark.parametrize("how", ["dcp", "full", "broadcast"])
 @pytest.mark.parametrize(
     ("before", "after"),
-    [(replicated, replicated), (fully_sharded, fully_sharded), (replicated, fully_sharded), (fully_sharded, hybrid)],
+    [(replicated, replicated), (replicated, fully_sharded), (fully_sharded, hybrid)],
     ids=lambda make: make.__name__,
 )
 def test_resumed(how: str, before: Make, after: Make, rank: int, size: int, shared_path: Path) -> None:
     """Two steps, the state into a model that is fresh on every rank, and two more; from rank 0 alone, or from every rank."""
-    model, made = begun(before, sharded.adam, rank, size)
+    model, made = begun(before, rank, size)
     other = after(size)
     with torch.no_grad():
         for parameter in other.parameters():
@@ -208,13 +195,8 @@ class Everything:
     def state_dict(self) -> dict[str, Any]:
         model, optimizer = get_state_dict(self.model, self.optimizer)
         mine = f"generator {dist.get_rank()}"
-        return {
-            "model": model,
-            "optimizer": optimizer,
-            "schedule": self.schedule.state_dict(),
-            mine: self.generator.get_state(),
-            "epoch": self.epoch,
-        }
+        more = {"schedule": self.schedule.state_dict(), mine: self.generator.get_state(), "epoch": self.epoch}
+        return {"model": model, "optimizer": optimizer, **more}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         set_state_dict(self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])

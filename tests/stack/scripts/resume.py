@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
@@ -14,32 +15,35 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 
 from tests.stack import sharded
 
-ROWS, STEPS = 12, 2  # the whole batch, whatever the number of ranks
+ROWS, STEPS = 24, 2  # the whole batch, whatever the number of ranks
 
 
-def main() -> None:
-    folder = Path(sys.argv[1])
-    dist.init_process_group("mpi")
-    rank, size = dist.get_rank(), dist.get_world_size()
-    model = sharded.sharded(sharded.network(), mesh=dist.init_device_mesh("cpu", (size,)))
+def go_on(folder: Path, mesh: Any, group: Any = None) -> tuple[range, list[str]]:
+    """The steps that the ranks of ``mesh`` have trained, and where the parameters differ from one process that never stopped."""
+    model = sharded.sharded(sharded.network(), mesh=mesh)
     optimizer = sharded.adam(model.parameters())
-    first = 0
-    if folder.exists():
-        state, moments = get_state_dict(model, optimizer)
+    steps = range(STEPS)
+    if (folder / ".metadata").exists():
+        state, moments = get_state_dict(model, optimizer)  # lets an optimizer without state step once: not in a fresh one
         loaded = {"model": state, "optimizer": moments, "step": -1}
-        dcp.load(loaded, checkpoint_id=folder)
+        dcp.load(loaded, checkpoint_id=folder, process_group=group)
         set_state_dict(model, optimizer, model_state_dict=loaded["model"], optim_state_dict=loaded["optimizer"])
-        first = loaded["step"]
-    steps = range(first, first + STEPS)
+        steps = range(loaded["step"], loaded["step"] + STEPS)
     for step in steps:
-        x, y = (part.chunk(size)[rank] for part in sharded.batch(step, ROWS // sharded.ROWS))
+        x, y = (part.chunk(mesh.size())[mesh.get_local_rank()] for part in sharded.batch(step, ROWS // sharded.ROWS))
         optimizer.zero_grad()
         sharded.loss_of(model(x), y).backward()
         optimizer.step()
     state, moments = get_state_dict(model, optimizer)
-    dcp.save({"model": state, "optimizer": moments, "step": steps.stop}, checkpoint_id=folder)
+    dcp.save({"model": state, "optimizer": moments, "step": steps.stop}, checkpoint_id=folder, process_group=group)
     reference = sharded.alone(steps.stop, ROWS // sharded.ROWS, sharded.adam)
-    wrong = sharded.differences(model.parameters(), reference.parameters())
+    return steps, sharded.differences(model.parameters(), reference.parameters())
+
+
+def main() -> None:
+    dist.init_process_group("mpi")
+    rank, size = dist.get_rank(), dist.get_world_size()
+    steps, wrong = go_on(Path(sys.argv[1]), dist.init_device_mesh("cpu", (size,)))
     assert not wrong, wrong
     print(f"rank {rank} of {size}: steps {steps.start} to {steps.stop}", flush=True)
     dist.destroy_process_group()
