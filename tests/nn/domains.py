@@ -1,13 +1,14 @@
-"""One process's view of a domain that a Grid splits: what halo exchange must give, made of torch's own padding of the whole."""
+"""What the tests of mpicoll.nn share: one process's view of a domain that a Grid splits, errors that ranks must raise alike."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from mpicoll.nn import Grid
+from tests.support import agree, everyone
 
 
 def shape_of(size: int, axes: int) -> tuple[int, ...]:
@@ -48,3 +49,18 @@ def cut(
 def uneven(extent: int, ranks: int) -> list[int]:
     """Extents that differ from rank to rank, none below 3, which add up to whatever they add up to."""
     return [extent + rank % 2 - (rank == 0) for rank in range(ranks)]
+
+
+def raised(call: Callable[[], object]) -> str:
+    try:
+        call()
+    except (TypeError, ValueError) as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+def refused_alike(calls: Sequence[tuple[Callable[[], object], str]]) -> None:
+    """Each call must raise a TypeError or ValueError with these words in it, in the same words on every rank (collective)."""
+    for call, words in calls:
+        said = raised(call)
+        agree(words in said and len(set(everyone(said))) == 1, said)

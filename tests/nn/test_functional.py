@@ -10,15 +10,21 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ReduceOp
+from torch.utils.checkpoint import checkpoint
 
 from mpicoll.nn import Grid, halo_exchange
 from mpicoll.nn import functional as nnf
-from tests.support import agree, everyone
+from tests.nn.domains import refused_alike
+from tests.support import agree
 from tests.support.gradients import check, of_ranks
 
 SECTION = "Autograd in the mpicoll API"
-REDUCTIONS = ["SUM", "AVG", "PRODUCT", "MIN", "MAX"]
-reductions = pytest.mark.parametrize("name", REDUCTIONS)
+REDUCED = "mpicoll.nn.functional: gradients of SUM, AVG, PRODUCT, MIN, MAX"
+VALUES = "mpicoll.nn.functional: values, any dtype and strides"
+UNFIT = "mpicoll.nn.functional: ranks that do not fit together: one error, on every rank"
+ALONE = "mpicoll.nn.functional: one rank alone wants a gradient"
+BESIDE = "mpicoll.nn.functional: beside no_grad, checkpoint and torch.compile"
+reductions = pytest.mark.parametrize("name", ["SUM", "AVG", "PRODUCT", "MIN", "MAX"])
 
 
 def last() -> int:
@@ -63,7 +69,13 @@ COLLECTIVES: dict[str, Callable[[Tensor], Any]] = {
     "all_to_all uneven": all_to_all_uneven,
     "all_to_all_single": lambda x: nnf.all_to_all_single(*buffers(2 * last() + 2, like=x), torch.cat([x.sin()] * (last() + 1))),
     "all_to_all_single uneven": all_to_all_single_uneven,
+    "scan": lambda x: nnf.scan(x.sin()),
+    "exscan": lambda x: nnf.exscan(x.sin()),
 }
+some = pytest.mark.parametrize(
+    "name",
+    ["broadcast", "gather", "all_gather uneven", "reduce", "all_reduce", "reduce_scatter", "all_to_all_single", "scan", "exscan"],
+)
 
 
 @pytest.mark.feature("mpicoll.nn.functional: gradcheck and gradgradcheck of each collective, even and uneven")
@@ -73,7 +85,7 @@ def test_gradients(name: str) -> None:
     check(COLLECTIVES[name], of_ranks(2), twice=last() < 2)
 
 
-@pytest.mark.feature("mpicoll.nn.functional: gradients of SUM, AVG, PRODUCT, MIN, MAX")
+@pytest.mark.feature(REDUCED)
 @reductions
 def test_gradients_of_reductions(name: str) -> None:
     """torch's backward reduces the gradients by the op itself, or ignores it: right for SUM alone."""
@@ -86,7 +98,7 @@ def test_gradients_of_reductions(name: str) -> None:
     check(reduced, of_ranks(1), twice=last() < 2)
 
 
-@pytest.mark.feature("mpicoll.nn.functional: gradients of SUM, AVG, PRODUCT, MIN, MAX")
+@pytest.mark.feature(REDUCED)
 def test_gradient_of_a_product_with_zeros() -> None:
     """Where one rank has a zero, only its gradient is not zero; product / own value would give NaN there."""
     x = of_ranks(3).abs() + 0.5
@@ -94,7 +106,7 @@ def test_gradient_of_a_product_with_zeros() -> None:
     check(lambda x: nnf.all_reduce(x, ReduceOp.PRODUCT), x, twice=last() < 2)
 
 
-@pytest.mark.feature("mpicoll.nn.functional: gradients of SUM, AVG, PRODUCT, MIN, MAX")
+@pytest.mark.feature(REDUCED)
 @pytest.mark.parametrize("name", ["MIN", "MAX"])
 def test_ranks_that_tie_share_the_gradient(name: str, rank: int, size: int) -> None:
     """As torch.amax has it: the sum of the gradients is that of the result, not as many times it as ranks tie."""
@@ -104,12 +116,10 @@ def test_ranks_that_tie_share_the_gradient(name: str, rank: int, size: int) -> N
     stacked = torch.tensor([[1.0, 2.0, float(r)] for r in range(size)], requires_grad=True)
     extreme = stacked.amin(0) if name == "MIN" else stacked.amax(0)
     (extreme * torch.tensor([1.0, 10.0, 100.0]) * size).sum().backward()
-    assert x.grad is not None
-    assert stacked.grad is not None
     agree(torch.equal(y, extreme) and torch.equal(x.grad, stacked.grad[rank]), f"{x.grad} {stacked.grad}")
 
 
-@pytest.mark.feature("mpicoll.nn.functional: values, any dtype and strides")
+@pytest.mark.feature(VALUES)
 @reductions
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int32, torch.uint8, torch.bool])
 def test_values_of_reductions(name: str, dtype: torch.dtype, rank: int, size: int) -> None:
@@ -129,7 +139,7 @@ def test_values_of_reductions(name: str, dtype: torch.dtype, rank: int, size: in
     agree(not everywhere.requires_grad)
 
 
-@pytest.mark.feature("mpicoll.nn.functional: values, any dtype and strides")
+@pytest.mark.feature(VALUES)
 def test_an_average_of_halves_does_not_overflow(size: int) -> None:
     """60000 x 2 is no float16; neither value nor gradient may become infinite."""
     x = torch.full((3,), 60000.0, dtype=torch.float16, requires_grad=True)
@@ -140,14 +150,14 @@ def test_an_average_of_halves_does_not_overflow(size: int) -> None:
         agree(gradient.isfinite().all() and gradient.dtype == torch.float16, gradient)
 
 
-@pytest.mark.feature("mpicoll.nn.functional: values, any dtype and strides")
-@pytest.mark.parametrize("name", ["broadcast", "gather", "all_gather uneven", "reduce", "all_reduce", "reduce_scatter uneven"])
+@pytest.mark.feature(VALUES)
+@some
 def test_complex_and_transposed(name: str) -> None:
     """Conjugates, and strides that are not row-major, on the way there and on the way back."""
-    check(lambda x: COLLECTIVES[name](x.t().conj()), of_ranks(1, 2, dtype=torch.complex128))
+    check(lambda x: COLLECTIVES[name](x.conj().t()), of_ranks(2, 2, dtype=torch.complex128))
 
 
-@pytest.mark.feature("mpicoll.nn.functional: values, any dtype and strides")
+@pytest.mark.feature(VALUES)
 def test_given_outputs_are_filled_and_returned(rank: int, size: int) -> None:
     """As torch does it: who goes on with the tensor that was passed as output has the values, and the gradient."""
     x = torch.full((size, 2), float(rank), requires_grad=True)
@@ -164,7 +174,6 @@ def test_given_outputs_are_filled_and_returned(rank: int, size: int) -> None:
     flat = torch.empty(size, 2)
     agree(nnf.all_to_all_single(flat, x) is flat and torch.equal(flat, torch.stack(outputs)))
     (flat.sum() + torch.stack(outputs).sum()).backward()
-    assert x.grad is not None
     agree(torch.equal(x.grad, torch.full((size, 2), 2.0)), x.grad)
 
 
@@ -193,7 +202,6 @@ def test_src_and_dst_are_global_ranks(rank: int, size: int) -> None:
         # On rank 1: broadcast, reduce and gather once for each place that has it, scatter and all_reduce for each rank.
         at_1 = (size - 1) * (rank == 1)
         expected = at_1 + 1 + 1 + at_1 + (size - 1)
-        assert x.grad is not None
         right = x.grad.tolist() == [expected] * 2 and results[0].tolist() == [1, 1]
     agree(right)
     if rank == 0:
@@ -202,15 +210,7 @@ def test_src_and_dst_are_global_ranks(rank: int, size: int) -> None:
     dist.destroy_process_group(group)
 
 
-def raised(call: Callable[[], object]) -> str:
-    try:
-        call()
-    except (TypeError, ValueError) as error:
-        return f"{type(error).__name__}: {error}"
-    return "nothing"
-
-
-@pytest.mark.feature("mpicoll.nn.functional: ranks that do not fit together: one error, on every rank")
+@pytest.mark.feature(UNFIT)
 @pytest.mark.min_ranks(2)
 def test_errors_are_alike(rank: int, size: int) -> None:
     """Without it MPI waits for ever, or takes the bytes for something else; the group must work on afterwards."""
@@ -221,7 +221,7 @@ def test_errors_are_alike(rank: int, size: int) -> None:
         (lambda: nnf.all_reduce(x[:1] if odd else x), f"rank {size - 1}: SUM of torch.float32 (1, 2)"),
         (lambda: nnf.all_reduce(x.double() if odd else x), f"rank {size - 1}: SUM of torch.float64 (2, 2)"),
         (lambda: nnf.all_reduce(x, ReduceOp.MAX if odd else ReduceOp.SUM), f"rank {size - 1}: MAX"),
-        (lambda: nnf.all_reduce("x" if odd else x), f"TypeError: all_reduce: wrong on some rank\n  rank {size - 1}"),  # type: ignore[arg-type]
+        (lambda: nnf.all_reduce("x" if odd else x), f"TypeError: all_reduce: wrong on some rank\n  rank {size - 1}"),
         (lambda: nnf.broadcast(x, src=int(odd)), "rank 1"),
         (lambda: nnf.broadcast(x, src=size), f"ValueError: broadcast: src: global rank {size}"),
         (lambda: nnf.reduce_scatter(torch.empty(3 if odd else 2, 2), [x] * size), "(3, 2)"),
@@ -232,9 +232,7 @@ def test_errors_are_alike(rank: int, size: int) -> None:
         (lambda: nnf.all_to_all([x] * size, [x[:1] if odd else x] * size), "sends"),
         (lambda: nnf.all_to_all_single(x.repeat(size, 1), x.repeat(size, 1), None, _shifted(size) if odd else None), "sends"),
     ]  # fmt: skip
-    for call, words in wrong:
-        said = raised(call)
-        agree(words in said and len(set(everyone(said))) == 1, said)
+    refused_alike(wrong)
     agree(nnf.all_reduce(x).eq(size).all())
 
 
@@ -242,13 +240,13 @@ def _shifted(size: int) -> list[int]:
     return [1, 3, *[2] * (size - 2)]
 
 
-@pytest.mark.feature("mpicoll.nn.functional: ranks that do not fit together: one error, on every rank")
+@pytest.mark.feature(UNFIT)
 @pytest.mark.parametrize(
     "call", [nnf.all_reduce, lambda x, op: nnf.reduce(x, 0, op), lambda x, op: nnf.reduce_scatter(x, [x], op)]
 )
 def test_what_has_no_gradient_is_refused(call: Callable[..., Tensor], size: int) -> None:
     """torch would apply the factor to the gradients as well, or not at all."""
-    premultiplied = dist._make_nccl_premul_sum(2.0)  # type: ignore[attr-defined]
+    premultiplied = dist._make_nccl_premul_sum(2.0)
     x = torch.ones(1)
     with pytest.raises((TypeError, ValueError), match=r"PREMUL_SUM has no gradient|has 1 tensors"):
         call(x, premultiplied)
@@ -256,10 +254,8 @@ def test_what_has_no_gradient_is_refused(call: Callable[..., Tensor], size: int)
         call(x, 0)
 
 
-@pytest.mark.feature("mpicoll.nn.functional: one rank alone wants a gradient")
-@pytest.mark.parametrize(
-    "name", ["all_reduce", "broadcast", "gather", "all_gather uneven", "reduce_scatter", "all_to_all_single"]
-)
+@pytest.mark.feature(ALONE)
+@some
 def test_one_rank_alone_requires_grad(name: str, rank: int, size: int) -> None:
     """Backward is a collective: if the results of the others did not require grad, that rank would wait for ever."""
     whole = torch.rand(size, 2, 2, dtype=torch.float64)
@@ -273,7 +269,7 @@ def test_one_rank_alone_requires_grad(name: str, rank: int, size: int) -> None:
     agree(rank != size - 1 or torch.equal(*gradients), gradients)
 
 
-@pytest.mark.feature("mpicoll.nn.functional: one rank alone wants a gradient")
+@pytest.mark.feature(ALONE)
 def test_one_rank_alone_has_a_second_derivative(rank: int, size: int) -> None:
     """Elsewhere the loss is linear: the gradient that comes back does not require grad there, and yet must go back again."""
     x = torch.full((2,), rank + 1.0, dtype=torch.float64, requires_grad=True)
@@ -286,7 +282,7 @@ def test_one_rank_alone_has_a_second_derivative(rank: int, size: int) -> None:
     agree(torch.allclose(second, torch.tensor(6 * total * size).double()), second)
 
 
-@pytest.mark.feature("mpicoll.nn.functional: beside no_grad, checkpoint and torch.compile")
+@pytest.mark.feature(BESIDE)
 def test_without_grad_there_is_no_graph(rank: int, size: int) -> None:
     x = torch.ones(2, requires_grad=True)
     with torch.no_grad():
@@ -298,35 +294,26 @@ def test_without_grad_there_is_no_graph(rank: int, size: int) -> None:
         grid.close()
 
 
-@pytest.mark.feature("mpicoll.nn.functional: beside no_grad, checkpoint and torch.compile")
-def test_recomputed_in_a_checkpoint(rank: int, size: int) -> None:
-    """Activation checkpointing runs the forward's collectives again, inside the backward."""
-    from torch.utils.checkpoint import checkpoint
+def layer(x: Tensor) -> Tensor:
+    return nnf.all_reduce(x.sin() * 2, ReduceOp.AVG).cos() * 3
 
-    def layer(x: Tensor) -> Tensor:
-        return nnf.all_reduce(x.sin()).cos()
 
+@pytest.mark.feature(BESIDE)
+@pytest.mark.parametrize("how", ["checkpoint", "compile"])
+def test_recomputed_or_compiled(how: str, rank: int, size: int) -> None:
+    """Activation checkpointing runs the forward's collectives again, inside the backward; the compiler must not trace into MPI.
+
+    The compiler breaks its graph at a collective, and the gradient goes through.
+    """
     whole = torch.rand(size, 3, dtype=torch.float64)
     expected, x = (whole[rank].clone().requires_grad_() for _ in range(2))
     layer(layer(expected)).sum().backward()
-    checkpoint(lambda x: layer(layer(x)), x, use_reentrant=False).sum().backward()
-    assert x.grad is not None
-    agree(torch.equal(x.grad, expected.grad), x.grad)
-
-
-@pytest.mark.feature("mpicoll.nn.functional: beside no_grad, checkpoint and torch.compile")
-def test_in_a_compiled_function(rank: int, size: int) -> None:
-    """The compiler breaks its graph at a collective, and the gradient goes through; it must not trace into MPI."""
-
-    def layer(x: Tensor) -> Tensor:
-        return nnf.all_reduce(x.sin() * 2, ReduceOp.AVG).cos() * 3
-
-    whole = torch.rand(size, 3, dtype=torch.float64)
-    expected, x = (whole[rank].clone().requires_grad_() for _ in range(2))
-    layer(expected).sum().backward()
-    torch.compile(layer, backend="eager")(x).sum().backward()
-    assert x.grad is not None
-    agree(torch.allclose(x.grad, expected.grad, rtol=1e-12), x.grad)
+    compiled = torch.compile(layer, backend="eager")
+    if how == "compile":
+        compiled(compiled(x)).sum().backward()
+    else:
+        checkpoint(lambda x: layer(layer(x)), x, use_reentrant=False).sum().backward()
+    agree(torch.allclose(x.grad, expected.grad, rtol=1e-12, atol=0), x.grad)
 
 
 @pytest.mark.feature("mpicoll.nn: in a Gloo group beside the MPI world")
@@ -364,7 +351,6 @@ def test_contrastive_loss(rank: int, size: int) -> None:
     mine = weight.clone().requires_grad_()
     image, text = images.split(rows)[rank] @ mine, texts.split(rows)[rank] @ mine
     loss(torch.cat(nnf.all_gather(image)), torch.cat(nnf.all_gather(text))).backward()
-    assert mine.grad is not None
     dist.all_reduce(mine.grad)
     mine.grad /= size  # every rank computes the loss of the whole batch, and all of them count
     agree(torch.allclose(mine.grad, alone.grad, rtol=1e-10), mine.grad)

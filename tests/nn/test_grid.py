@@ -13,7 +13,7 @@ from mpi4py import MPI
 from torch.distributed.device_mesh import init_device_mesh
 
 from mpicoll.nn import Grid
-from tests.nn.domains import shape_of
+from tests.nn.domains import raised, refused_alike, shape_of
 from tests.support import agree, everyone
 from tests.support.gradients import check, of_ranks
 
@@ -125,14 +125,6 @@ def test_the_gradient_of_the_whole() -> None:
     grid.close()
 
 
-def raised(call: Callable[[], Any]) -> str:
-    try:
-        call()
-    except ValueError as error:
-        return str(error)
-    return "nothing"
-
-
 @pytest.mark.feature("mpicoll.nn.Grid: one clear error on every rank")
 def test_what_makes_no_grid(rank: int, size: int) -> None:
     """The same words on all ranks, though one alone is wrong; and the next grid works."""
@@ -149,9 +141,7 @@ def test_what_makes_no_grid(rank: int, size: int) -> None:
     if size > 1:
         wrong.append((lambda: Grid((size, 1) if odd else (1, size)), "do not fit together"))
         wrong.append((lambda: Grid((size,), periodic=odd), "do not fit together"))
-    for call, words in wrong:
-        said = raised(call)
-        agree(words in said and len(set(everyone(said))) == 1, said)
+    refused_alike(wrong)
     grid = Grid((size, 1), dims=(0, -2))
     for call, words in (
         (lambda: grid.part(torch.ones(size, 1)), "are not distinct"),
