@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import time
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import mpicoll
 from mpicoll._progress import spans
+from tests.stack.operations import operations, waited
 from tests.support import agree, everyone
 
 SECTION = "Mixed backends and debugging"
@@ -45,39 +45,13 @@ def traced(path: Path, body: Callable[[], Any], name: str) -> list[dict[str, Any
     return sorted(found, key=lambda event: float(event["ts"]))
 
 
-def every_operation(group: Any, async_op: bool, rank: int, size: int) -> dict[str, Callable[[], Any]]:
-    x, whole, many = torch.ones(4), torch.ones(4 * size), [torch.ones(4) for _ in range(size)]
-    args: dict[str, Any] = {"group": group, "async_op": async_op}
-    found: dict[str, Callable[[], Any]] = {
-        "all_reduce": lambda: dist.all_reduce(x, **args),
-        "all_reduce sparse": lambda: dist.all_reduce(torch.ones(4).to_sparse(), **args),
-        "broadcast": lambda: dist.broadcast(x, 0, **args),
-        "reduce": lambda: dist.reduce(x, 0, **args),
-        "all_gather": lambda: dist.all_gather(many, x, **args),
-        "all_gather_into_tensor": lambda: dist.all_gather_into_tensor(whole, x, **args),
-        "gather": lambda: dist.gather(x, many if rank == 0 else None, 0, **args),
-        "scatter": lambda: dist.scatter(x, many if rank == 0 else None, 0, **args),
-        "reduce_scatter": lambda: dist.reduce_scatter(x, many, **args),
-        "reduce_scatter_tensor": lambda: dist.reduce_scatter_tensor(x, whole, **args),
-        "all_to_all": lambda: dist.all_to_all(many, [torch.ones(4) for _ in range(size)], **args),
-        "all_to_all_single": lambda: dist.all_to_all_single(torch.ones(4 * size), whole, **args),
-        "barrier": lambda: dist.barrier(**args),
-    }
-    if not async_op:  # Gloo's Future is ready before the event has ended
-        found["all_reduce_coalesced"] = lambda: dist.all_reduce_coalesced([x, torch.ones(2)], **args)
-        found["all_gather_coalesced"] = lambda: dist.all_gather_coalesced([[torch.ones(4)] for _ in range(size)], [x], **args)
-    if size > 1 and rank < 2 and async_op:
-        found["isend, irecv"] = lambda: (dist.isend, dist.irecv)[rank](x, 1 - rank, group)
-    elif size > 1 and rank < 2:
-        found["send, recv"] = lambda: (dist.send, dist.recv)[rank](x, 1 - rank, group)
-        found["recv from anybody"] = lambda: dist.recv(x, None, group) if rank else dist.send(x, 1, group)
+def every_operation(async_op: bool, rank: int, size: int) -> dict[str, Callable[[Any], Any]]:
+    found = {name: operation.call for name, operation in operations(rank, size, torch.ones, async_op).items()}
+    if async_op:  # Gloo's Future is ready before the event has ended
+        del found["all_reduce_coalesced"], found["all_gather_coalesced"]
+    found["all_reduce sparse"] = lambda group: dist.all_reduce(torch.ones(4).to_sparse(), group=group, async_op=async_op)
+    found["barrier"] = lambda group: dist.barrier(group=group, async_op=async_op)
     return found
-
-
-def waited(call: Callable[[], Any]) -> None:
-    answer = call()
-    if isinstance(answer, (dist.Work, torch.futures.Future)):
-        answer.wait()
 
 
 @pytest.mark.parametrize("async_op", [False, True], ids=["sync", "async"])
@@ -85,12 +59,12 @@ def test_events_are_as_gloos(async_op: bool, rank: int, size: int) -> None:
     """Name, count, shapes of the inputs, and that they are asynchronous: what programs and torch's own tests look at."""
     gloo: Any = dist.new_group(backend="gloo")
     wrong = {}
-    for name in every_operation(gloo, async_op, rank, size):
+    for name in every_operation(async_op, rank, size):
         seen = []
         for group, backend in ((dist.group.WORLD, "mpi"), (gloo, "gloo")):
-            call = every_operation(group, async_op, rank, size)[name]
+            call = every_operation(async_op, rank, size)[name]
             try:
-                found = events(functools.partial(waited, call), backend)
+                found = events(lambda call=call, group=group: waited(call(group)), backend)
             except RuntimeError as error:
                 if "gloo does not support" not in str(error):  # all_to_all of lists, before torch 2.13
                     raise

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import itertools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -22,7 +26,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from tests.stack.meshes import drawn, share_of, whole
+from tests.stack.meshes import drawn, grids, share_of, whole
 from tests.stack.transformers import (
     WIDTH,
     Attention,
@@ -38,6 +42,9 @@ from tests.stack.transformers import (
 from tests.support import agree, everyone
 
 SECTION = "Tensor and context parallel"
+TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
+PLANS = "parallelize_module: ColwiseParallel, RowwiseParallel"
+LOSS = "loss_parallel: cross entropy over sharded classes"
 LENGTH = 6  # tokens per rank where sequences are split
 
 pytestmark = [
@@ -50,23 +57,27 @@ def square_loss(model: nn.Module, step: int) -> Tensor:
     return whole(model(drawn(4, 6, WIDTH, seed=step))).square().mean()
 
 
-@pytest.mark.feature("parallelize_module: ColwiseParallel, RowwiseParallel")
+def trained_alike(model: Any, reference: nn.Module, loss_of: Callable[[nn.Module, int], Tensor] = square_loss) -> None:
+    """Three steps of both give the same losses and parameters."""
+    losses = steps(model, loss_of), steps(reference, loss_of)
+    wrong = differences(model, reference)
+    agree(not wrong and losses[0] == pytest.approx(losses[1]), (wrong, losses))
+
+
+@pytest.mark.feature(PLANS)
 @pytest.mark.parametrize("uneven", [0, 1], ids=["even", "uneven"])
 def test_perceptron(uneven: int, rank: int, size: int) -> None:
     """Columns, then rows: one all_reduce forward, one backward; hidden units that the ranks do not share evenly as well."""
-    reference = made(lambda: Perceptron(4 * size + uneven))
-    model = made(lambda: Perceptron(4 * size + uneven))
+    model, reference = (made(lambda: Perceptron(4 * size + uneven)) for _ in range(2))
     mesh = init_device_mesh("cpu", (size,))
     up = ColwiseParallel(use_local_output=not uneven)  # torch guesses the whole size from a local tensor, as if all had as much
     parallelize_module(model, mesh, {"up": up, "down": RowwiseParallel()})
     placements = [model.up.weight.placements, model.up.bias.placements, model.down.weight.placements, model.down.bias.placements]
-    losses = steps(model, square_loss), steps(reference, square_loss)
-    wrong = differences(model, reference)
-    expected = [(Shard(0),), (Shard(0),), (Shard(1),), (Replicate(),)]
-    agree(not wrong and losses[0] == pytest.approx(losses[1]) and placements == expected, (wrong, losses, placements))
+    agree(placements == [(Shard(0),), (Shard(0),), (Shard(1),), (Replicate(),)], placements)
+    trained_alike(model, reference)
 
 
-@pytest.mark.feature("parallelize_module: ColwiseParallel, RowwiseParallel")
+@pytest.mark.feature(PLANS)
 def test_weights_come_from_rank_0(rank: int, size: int) -> None:
     """Each rank starts with other weights; src_data_rank=None keeps each rank's own."""
     mesh = init_device_mesh("cpu", (size,))
@@ -82,7 +93,7 @@ def test_weights_come_from_rank_0(rank: int, size: int) -> None:
     agree(found == [True, True], found)
 
 
-@pytest.mark.feature("parallelize_module: ColwiseParallel, RowwiseParallel")
+@pytest.mark.feature(PLANS)
 def test_patterns_and_layouts(rank: int, size: int) -> None:
     """Names with wildcards; a sharded input, a sharded output, use_local_output=False."""
     mesh = init_device_mesh("cpu", (size,))
@@ -122,9 +133,8 @@ def test_compiled(rank: int, size: int) -> None:
     mesh = init_device_mesh("cpu", (1, size), mesh_dim_names=("dp", "tp"))["tp"]
     model, reference = (made(lambda: Perceptron(4 * size)) for _ in range(2))
     parallelize_module(model, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
-    losses = steps(torch.compile(model, backend="aot_eager", fullgraph=True), square_loss), steps(reference, square_loss)
-    wrong = differences(model, reference)
-    agree(not wrong and losses[0] == pytest.approx(losses[1]), (wrong, losses))
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    trained_alike(model, reference, lambda m, step: square_loss(compiled if m is model else m, step))
 
 
 @pytest.mark.feature("parallelize_module: SequenceParallel")
@@ -142,9 +152,7 @@ def test_sequence_parallel(norm: type[nn.Module], rank: int, size: int) -> None:
         x = drawn(2, size * LENGTH, WIDTH, seed=step)
         return model(x if model is reference else x.chunk(size, 1)[rank]).pow(3).mean()
 
-    losses = steps(model, loss_of), steps(reference, loss_of)
-    wrong = differences(model, reference)
-    agree(not wrong and losses[0] == pytest.approx(losses[1]), (wrong, losses))
+    trained_alike(model, reference, loss_of)
 
 
 class Two(nn.Module):
@@ -165,14 +173,11 @@ def test_prepare_module(rank: int, size: int) -> None:
         "desired_input_layouts": (Replicate(), None),
         "input_kwarg_layouts": {"b": Replicate()},
         "desired_input_kwarg_layouts": {"b": Replicate()},
-        "use_local_output": True,
     }
     outputs: dict[str, Any] = {"output_layouts": (Replicate(), Replicate()), "desired_output_layouts": (Shard(0), Shard(1))}
-    joint = PrepareModuleInputOutput(
-        **{k: v for k, v in inputs.items() if k != "use_local_output"}, **outputs, use_local_input=True, use_local_output=True
-    )
+    joint = PrepareModuleInputOutput(**inputs, **outputs, use_local_input=True, use_local_output=True)
     found = []
-    for plans in ([PrepareModuleInput(**inputs), PrepareModuleOutput(**outputs)], [joint]):
+    for plans in ([PrepareModuleInput(**inputs, use_local_output=True), PrepareModuleOutput(**outputs)], [joint]):
         module = Two()
         for plan in plans:
             parallelize_module(module, mesh, plan)
@@ -191,9 +196,7 @@ def test_attention(rank: int, size: int) -> None:
     model, reference = (made(lambda: Attention(2 * size)) for _ in range(2))
     plan = {name: ColwiseParallel() for name in "qkv"}
     parallelize_module(model, mesh, {**plan, "out": RowwiseParallel()})
-    losses = steps(model, square_loss), steps(reference, square_loss)
-    wrong = differences(model, reference)
-    agree(not wrong and losses[0] == pytest.approx(losses[1]), (wrong, losses))
+    trained_alike(model, reference)
 
 
 @pytest.mark.feature("a transformer: embedding, sequence parallel blocks, loss parallel")
@@ -204,16 +207,12 @@ def test_transformer(split_logits: bool, rank: int, size: int) -> None:
     model, reference = (made(lambda: Transformer(size)) for _ in range(2))
     parallelize(model, mesh, split_logits)
 
-    def loss_of(model: nn.Module, step: int) -> Tensor:
-        return language_loss(model, tokens(step, 3, 2 * size + 1))
+    def loss_of(m: nn.Module, step: int) -> Tensor:
+        return language_loss(m, tokens(step, 3, 2 * size + 1))
 
-    expected = steps(reference, loss_of)
-    if split_logits:
-        with loss_parallel():
-            losses = steps(model, loss_of)
-    else:
+    with loss_parallel() if split_logits else contextlib.nullcontext():
         losses = steps(model, loss_of)
-    wrong = differences(model, reference)
+    expected, wrong = steps(reference, loss_of), differences(model, reference)
     agree(not wrong and losses == pytest.approx(expected), (wrong, losses, expected))
 
 
@@ -235,3 +234,74 @@ def test_bfloat16(rank: int, size: int) -> None:
         near and all(torch.equal(other, bits[0]) for other in bits) and Partial() not in model.up.weight.grad.placements,
         (found, expected),
     )
+
+
+# -- the ends of a network ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.feature(LOSS)
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_loss_parallel(reduction: str, weighted: bool, size: int) -> None:
+    """Classes that the ranks do not share evenly, ignored rows, class weights; loss and gradient."""
+    mesh = init_device_mesh("cpu", (size,))
+    logits, target = drawn(7, 3 * size - 1), torch.arange(7) % (3 * size - 1)
+    if not weighted:
+        target[2] = -100  # torch itself looks its weight up
+    weight = drawn(3 * size - 1, seed=2).abs() if weighted else None
+    placed = None if weight is None else distribute_tensor(weight, mesh, [Replicate()])
+    plain, sharded = logits.clone().requires_grad_(), distribute_tensor(logits, mesh, [Shard(1)]).requires_grad_()
+    expected = F.cross_entropy(plain, target, weight, reduction=reduction)
+    (expected * torch.arange(1, 1 + expected.numel())).sum().backward()
+    with loss_parallel():
+        loss = F.cross_entropy(sharded, target, placed, reduction=reduction)
+        found = loss.full_tensor().detach()
+        if reduction == "none":
+            loss = loss * distribute_tensor(torch.arange(1, 8), mesh, [Replicate()])
+        loss.sum().backward()
+    right = torch.allclose(found, expected.detach()) and torch.allclose(sharded.grad.full_tensor(), plain.grad)
+    agree(right, (found, expected, sharded.grad, plain.grad))
+
+
+@pytest.mark.feature(LOSS)
+@pytest.mark.skipif(TORCH < (2, 13), reason="needs torch >= 2.13")
+@pytest.mark.parametrize("reduction", ["sum", "none"])
+def test_loss_parallel_on_a_grid(reduction: str, size: int) -> None:
+    """Rows over one dimension of the mesh, classes over the other, whichever comes first."""
+    wrong = []
+    ways = [([Shard(0), Shard(1)], [Shard(0), Replicate()]), ([Shard(1), Shard(0)], [Replicate(), Shard(0)])]
+    for grid, (rows, line) in itertools.product(grids(size, 2), ways):
+        mesh = init_device_mesh("cpu", grid)
+        logits, target = drawn(8, 3 * size - 1), torch.arange(8) % (3 * size - 1)
+        plain, sharded = logits.clone().requires_grad_(), distribute_tensor(logits, mesh, rows).requires_grad_()
+        expected = F.cross_entropy(plain, target, reduction=reduction)
+        expected.sum().backward()
+        with loss_parallel():
+            loss = F.cross_entropy(sharded, distribute_tensor(target, mesh, line), reduction=reduction)
+            found = loss.full_tensor().detach()
+            loss.sum().backward()
+        if not (torch.allclose(found, expected) and torch.allclose(sharded.grad.full_tensor(), plain.grad)):
+            wrong.append((grid, rows, found, expected))
+    agree(not wrong, wrong[:2])
+
+
+@pytest.mark.feature("embedding split by rows (masked sums) and by columns")
+@pytest.mark.parametrize("style", [RowwiseParallel, ColwiseParallel], ids=["rows", "columns"])
+def test_embedding(style: Any, size: int) -> None:
+    """A vocabulary that the ranks do not share evenly; repeated words, whose gradients add up; the output sharded or whole."""
+    mesh = init_device_mesh("cpu", (size,))
+    wrong: list[Any] = []
+    for output in (Replicate(), Shard(0), Shard(1)):
+        model = nn.Embedding(4 * size + 1, 2 * size + 1, dtype=torch.float64)
+        reference = copy.deepcopy(model)
+        parallelize_module(model, mesh, style(input_layouts=Replicate(), output_layouts=output, use_local_output=False))
+        index = torch.randint(4 * size + 1, (2 * size, 5), generator=torch.Generator().manual_seed(1))
+        index[0] = 4 * size  # the last word, of the last rank
+        weight = drawn(2 * size, 5, 2 * size + 1)
+        found, expected = model(index), reference(index)
+        for answer in (found.full_tensor(), expected):
+            (answer * weight).sum().backward()
+        wrong += [] if found.placements == (output,) and torch.equal(found.full_tensor(), expected) else [(output, found)]
+        near = torch.allclose(model.weight.grad.full_tensor(), reference.weight.grad, rtol=0, atol=1e-12)
+        wrong += [] if near else [(output, "gradient", model.weight.grad)]
+    agree(not wrong, wrong)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
 
 import mpicoll
+from tests.stack.operations import Operation, operations, waited
 from tests.support import agree
 
 SECTION = "Mixed backends and debugging"
-Case = tuple[list[Tensor], Callable[[Any], Any]]  # the tensors of an operation, and the operation on a group
 
 pytestmark = [
     pytest.mark.feature("version counters: what autograd counts as an in-place write, as with Gloo"),
@@ -25,60 +25,11 @@ pytestmark = [
 ]
 
 
-def waited(answer: Any) -> None:
-    if answer is not None:
-        answer.wait()
-
-
-def cases(rank: int, size: int, make: Callable[..., Tensor], async_op: bool) -> dict[str, Case]:
-    """Every operation of torch.distributed; ``make`` returns a tensor of a shape."""
-    one, whole, many, more = make(4), make(4 * size), [make(4) for _ in range(size)], [make(4) for _ in range(size)]
-    root, lists = rank == 0, [[make(4), make(4)] for _ in range(size)]
-    flat = [tensor for tensors in lists for tensor in tensors]
-
-    def ring(group: Any) -> None:
-        works = [dist.irecv(more[0], (rank - 1) % size, group), dist.isend(one, (rank + 1) % size, group)]
-        for work in works:
-            waited(work)
-
-    def pair(src: int | None) -> Callable[[Any], None]:
-        def send_or_receive(group: Any) -> None:
-            if rank == 0:
-                dist.send(one, 1, group)
-            elif rank == 1:
-                dist.recv(more[0], src, group)
-
-        return send_or_receive
-
-    args: dict[str, Any] = {"async_op": async_op}
-    found: dict[str, Case] = {
-        "all_reduce": ([one], lambda group: dist.all_reduce(one, group=group, **args)),
-        "broadcast": ([one], lambda group: dist.broadcast(one, 0, group=group, **args)),
-        "reduce": ([one], lambda group: dist.reduce(one, 0, group=group, **args)),
-        "all_gather": ([one, *many], lambda group: dist.all_gather(many, one, group=group, **args)),
-        "all_gather_into_tensor": ([one, whole], lambda group: dist.all_gather_into_tensor(whole, one, group=group, **args)),
-        "gather": ([one, *many], lambda group: dist.gather(one, many if root else None, 0, group=group, **args)),
-        "scatter": ([one, *many], lambda group: dist.scatter(one, many if root else None, 0, group=group, **args)),
-        "reduce_scatter": ([one, *many], lambda group: dist.reduce_scatter(one, many, group=group, **args)),
-        "reduce_scatter_tensor": ([one, whole], lambda group: dist.reduce_scatter_tensor(one, whole, group=group, **args)),
-        "all_to_all": ([*many, *more], lambda group: dist.all_to_all(many, more, group=group, **args)),
-        "all_reduce_coalesced": (many, lambda group: dist.all_reduce_coalesced(many, group=group, **args)),
-        "all_gather_coalesced": (
-            [*lists[0], *flat],
-            lambda group: dist.all_gather_coalesced(lists, [make(4), make(4)], group=group, **args),
-        ),
-    }
-    if one.is_contiguous():  # Gloo refuses others
-        other = make(4 * size)
-        found["all_to_all_single"] = (
-            [whole, other],
-            lambda group: dist.all_to_all_single(whole, other, group=group, **args),
-        )
-    if size > 1 and one.is_contiguous() and not async_op:
-        found["isend, irecv"] = ([one, more[0]], ring)
-        found["send, recv"] = ([one, more[0]], pair(0))
-        found["recv from anybody"] = ([one, more[0]], pair(None))
-    return found
+@pytest.fixture
+def gloo() -> Iterator[Any]:
+    group = dist.new_group(backend="gloo")
+    yield group
+    dist.destroy_process_group(group)
 
 
 def contiguous(*shape: int) -> Tensor:
@@ -89,36 +40,34 @@ def strided(*shape: int) -> Tensor:
     return torch.ones(*shape, 2)[..., 0]
 
 
-def counted(case: Case, group: Any) -> list[bool]:
+def counted(operation: Operation, group: Any) -> list[bool]:
     """Which of the tensors the operation counts as written."""
-    tensors, operation = case
-    before = [tensor._version for tensor in tensors]
-    waited(operation(group))
-    return [tensor._version > start for tensor, start in zip(tensors, before, strict=True)]
+    before = [tensor._version for tensor in operation.tensors]
+    waited(operation.call(group))
+    return [tensor._version > start for tensor, start in zip(operation.tensors, before, strict=True)]
 
 
 @pytest.mark.parametrize("async_op", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("make", [contiguous, strided])
-def test_the_same_counts_as_with_gloo(make: Callable[..., Tensor], async_op: bool, rank: int, size: int) -> None:  # trap 27
+def test_the_same_counts_as_with_gloo(
+    make: Callable[..., Tensor], async_op: bool, gloo: Any, rank: int, size: int
+) -> None:  # trap 27
     """Not how often: Gloo counts a tensor that all_gather_into_tensor fills once for each rank."""
-    gloo: Any = dist.new_group(backend="gloo")
     seen = {}
-    for name in cases(rank, size, make, async_op):
+    for name in operations(rank, size, make, async_op):
         try:
-            expected = counted(cases(rank, size, make, async_op)[name], gloo)
+            expected = counted(operations(rank, size, make, async_op)[name], gloo)
         except RuntimeError as error:
             if "gloo does not support" not in str(error):  # all_to_all of lists, before torch 2.13
                 raise
             continue
-        seen[name] = counted(cases(rank, size, make, async_op)[name], dist.group.WORLD), expected
-    dist.destroy_process_group(gloo)
+        seen[name] = counted(operations(rank, size, make, async_op)[name], dist.group.WORLD), expected
     wrong = {name: pair for name, pair in seen.items() if pair[0] != pair[1]}
     agree(any(any(expected) for _, expected in seen.values()) and not wrong, f"mpi, gloo: {wrong}")
 
 
-def test_sparse_and_functional(rank: int, size: int) -> None:  # trap 27
+def test_sparse_and_functional(gloo: Any) -> None:  # trap 27
     """all_reduce of a sparse tensor, and functional collectives in place. Others write new tensors, which nobody has saved."""
-    gloo: Any = dist.new_group(backend="gloo")
     seen = []
     for group in (dist.group.WORLD, gloo):
         native, name = torch.ops._c10d_functional, group.group_name
@@ -131,25 +80,22 @@ def test_sparse_and_functional(rank: int, size: int) -> None:  # trap 27
         }
         counts = {name: funcol.wait_tensor(tensor)._version > 0 for name, tensor in results.items()}
         seen.append({"sparse": sparse._version > before, **counts})
-    dist.destroy_process_group(gloo)
     agree(seen[0] == seen[1], seen)
 
 
 @pytest.mark.parametrize("name", ["all_reduce", "broadcast", "all_gather", "all_to_all_single"])
-def test_autograd_notices_what_it_notices_with_gloo(name: str, rank: int, size: int) -> None:  # trap 27
+def test_autograd_notices_what_it_notices_with_gloo(name: str, gloo: Any, rank: int, size: int) -> None:  # trap 27
     """The operation writes tensors that autograd has saved for the backward pass."""
-    gloo: Any = dist.new_group(backend="gloo")
     noticed = []
     for group in (dist.group.WORLD, gloo):
-        tensors, operation = cases(rank, size, contiguous, async_op=False)[name]
+        tensors, call = operations(rank, size, contiguous, async_op=False)[name]
         loss = sum((tensor.detach().requires_grad_() ** 2).sum() for tensor in tensors)
-        operation(group)
+        call(group)
         try:
-            loss.backward()  # type: ignore[union-attr]
+            loss.backward()
             noticed.append(False)
         except RuntimeError as error:
             noticed.append("modified by an inplace operation" in str(error))
-    dist.destroy_process_group(gloo)
     agree(noticed == [name == "all_gather"] * 2, noticed)
 
 
@@ -160,7 +106,7 @@ def test_distribute_tensor_while_views_are_out(placement: Any, rank: int, size: 
     tensor = torch.arange(8.0 * size, requires_grad=True)
     pieces = tensor.chunk(2)
     distributed = distribute_tensor(tensor, mesh, [placement])
-    sum(piece.sum() for piece in pieces).backward()  # type: ignore[union-attr]
+    sum(piece.sum() for piece in pieces).backward()
     whole = distributed.full_tensor().detach()
     agree(torch.equal(tensor.grad, torch.ones(8 * size)) and torch.equal(whole, torch.arange(8.0 * size)), tensor.grad)
 
@@ -170,7 +116,7 @@ def test_mpicolls_own_functions_count_all_writes(rank: int, size: int) -> None: 
     versions = []
     for library in (mpicoll, dist):
         tensor = torch.ones(4)
-        library.all_reduce(tensor)  # type: ignore[attr-defined]
-        library.all_reduce(tensor, async_op=True).wait()  # type: ignore[attr-defined]
+        library.all_reduce(tensor)
+        library.all_reduce(tensor, async_op=True).wait()
         versions.append(tensor._version)
     agree(versions == [2, 0], versions)
