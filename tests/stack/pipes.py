@@ -15,7 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
-from torch.distributed.tensor import DTensor
+
+from tests.stack.meshes import whole
 
 CPU = torch.device("cpu")
 Batch = tuple[Tensor | tuple[Tensor, ...], Tensor]  # input or inputs, target
@@ -75,10 +76,6 @@ def named(parts: dict[int, nn.Module]) -> dict[str, nn.Parameter]:
 def gradients(parameters: dict[str, nn.Parameter]) -> dict[str, Tensor]:
     """Copies; whole ones of what is sharded (collective among its ranks then)."""
     return {name: whole(p.grad.detach()).clone() for name, p in parameters.items() if p.grad is not None}
-
-
-def whole(tensor: Tensor) -> Tensor:
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def share(data: Sequence[Batch], dp_rank: int, dp: int) -> list[Batch]:

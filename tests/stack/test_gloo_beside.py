@@ -64,13 +64,13 @@ def test_interleaved(world: str, rank: int, size: int) -> None:
         if step % 2:  # what has begun on one ends while the program is in a synchronous call of the other
             wrong += [step] * (total(groups[1 if step % 4 == 1 else 0]) != size)
         for group in order[::-1]:
-            works[group].wait()  # type: ignore[union-attr]
+            works[group].wait()
         wrong += [step] * any(bool((tensor != step * size).any()) for tensor in tensors.values())
     agree(not wrong, wrong)
 
 
 def trained(group: Any, rank: int, size: int) -> nn.Module:
-    model = DistributedDataParallel(sharded.network(), process_group=group, bucket_cap_mb=0.0001)  # type: ignore[arg-type]
+    model = DistributedDataParallel(sharded.network(), process_group=group, bucket_cap_mb=0.0001)
     sharded.train(model, sharded.sgd(model.parameters()), range(3), rank, size)
     return model
 
@@ -83,9 +83,9 @@ def test_ddp_on_either(world: str, rank: int, size: int) -> None:
     wrong = []
     for group in groups:
         wrong += sharded.differences(trained(group, rank, size).parameters(), reference.parameters())
-    pair = [DistributedDataParallel(sharded.network(), process_group=group) for group in groups]  # type: ignore[arg-type]
+    pair = [DistributedDataParallel(sharded.network(), process_group=group) for group in groups]
     x, y = (sharded.share(part, rank) for part in sharded.batch(0, size))
-    sum(sharded.loss_of(model(x), y) for model in pair).backward()  # type: ignore[union-attr]
+    sum(sharded.loss_of(model(x), y) for model in pair).backward()
     wrong += sharded.differences(sharded.gradients(pair[0]), sharded.gradients(pair[1]))
     agree(not wrong, wrong)
 
@@ -129,7 +129,7 @@ def test_destroyed_in_any_order(world: str, first: str, rank: int, size: int) ->
     for backend in (first, BACKENDS[1 - BACKENDS.index(first)]):
         gone = groups[backend].pop(0)
         pending = dist.all_reduce(torch.ones(1000), group=gone, async_op=True)
-        pending.wait()  # type: ignore[union-attr]
+        pending.wait()
         dist.destroy_process_group(gone)
         wrong += [backend for left in groups.values() for group in left if total(group) != size]
     dist.destroy_process_group()

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed import _functional_collectives as funcol
 from torch.nn.parallel import DistributedDataParallel
 
 import mpicoll
 from mpicoll._c10d.names import BACKEND_SUBCLASSES
+from tests.stack.exercise import exercise, total
 from tests.support import agree, everyone
 
 SECTION = "Mixed backends and debugging"
@@ -46,29 +46,11 @@ def test_it_is_what_was_asked_for(mixture: str, rank: int, size: int) -> None:
 
 def test_every_kind_of_operation(mixture: str, rank: int, size: int) -> None:
     """Collectives, lists, messages, objects, C++ callers and both doors, on CPU tensors; a group that inherits the mixture."""
-    total = torch.tensor([float(rank + 1)])
-    dist.all_reduce(total)
-    through_our_door = torch.tensor([float(rank + 1)])
-    mpicoll.all_reduce(through_our_door)
-    whole = [torch.empty(1) for _ in range(size)]
-    dist.all_gather(whole, torch.tensor([float(rank)]))
-    objects: list[Any] = [None] * size
-    dist.all_gather_object(objects, {"rank": rank})
-    functional = funcol.all_gather_tensor(torch.tensor([float(rank)]), 0, dist.group.WORLD)
-    works = []
-    if size > 1:
-        got = torch.empty(2)
-        works = [dist.irecv(got, (rank - 1) % size), dist.isend(torch.full((2,), float(rank)), (rank + 1) % size)]
-        for work in works:
-            work.wait()
-        agree(got.tolist() == [float((rank - 1) % size)] * 2, got)
-    dist.barrier()
-    group = dist.new_group(list(range(size)))
-    sub = torch.ones(1)
-    dist.all_reduce(sub, group=group)
-    right = total.item() == through_our_door.item() == size * (size + 1) / 2 and sub.item() == size
-    right = right and [int(t) for t in whole] == list(range(size)) == functional.int().tolist()
-    agree(right and [o["rank"] for o in objects] == list(range(size)), (total, whole, objects, functional))
+    groups = [dist.group.WORLD, dist.new_group(list(range(size)))]
+    wrong = [exercise(group, rank, size) for group in groups]
+    ours = torch.tensor([float(rank + 1)])
+    mpicoll.all_reduce(ours)
+    agree(not any(wrong) and ours.item() == size * (size + 1) / 2, (wrong, ours))
 
 
 def test_ddp(mixture: str, rank: int, size: int) -> None:
@@ -90,9 +72,7 @@ def test_an_error_leaves_nothing(rank: int, size: int) -> None:
         dist.init_process_group("cpu:mpi,cpu:gloo")
     agree(not dist.is_initialized())
     dist.init_process_group("mpi")
-    total = torch.ones(1)
-    dist.all_reduce(total)
-    agree(total.item() == size, total)
+    agree(total() == size)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
