@@ -72,10 +72,8 @@ COLLECTIVES: dict[str, Callable[[Tensor], Any]] = {
     "scan": lambda x: nnf.scan(x.sin()),
     "exscan": lambda x: nnf.exscan(x.sin()),
 }
-some = pytest.mark.parametrize(
-    "name",
-    ["broadcast", "gather", "all_gather uneven", "reduce", "all_reduce", "reduce_scatter", "all_to_all_single", "scan", "exscan"],
-)
+SOME = ["broadcast", "gather", "all_gather uneven", "reduce", "all_reduce", "reduce_scatter", "reduce_scatter uneven"]
+some = pytest.mark.parametrize("name", [*SOME, "all_to_all_single", "scan", "exscan"])
 
 
 @pytest.mark.feature("mpicoll.nn.functional: gradcheck and gradgradcheck of each collective, even and uneven")
@@ -154,7 +152,7 @@ def test_an_average_of_halves_does_not_overflow(size: int) -> None:
 @some
 def test_complex_and_transposed(name: str) -> None:
     """Conjugates, and strides that are not row-major, on the way there and on the way back."""
-    check(lambda x: COLLECTIVES[name](x.conj().t()), of_ranks(2, 2, dtype=torch.complex128))
+    check(lambda x: COLLECTIVES[name](x.t().conj()), of_ranks(1, 2, dtype=torch.complex128))
 
 
 @pytest.mark.feature(VALUES)
@@ -241,17 +239,17 @@ def _shifted(size: int) -> list[int]:
 
 
 @pytest.mark.feature(UNFIT)
-@pytest.mark.parametrize(
-    "call", [nnf.all_reduce, lambda x, op: nnf.reduce(x, 0, op), lambda x, op: nnf.reduce_scatter(x, [x], op)]
-)
-def test_what_has_no_gradient_is_refused(call: Callable[..., Tensor], size: int) -> None:
+@pytest.mark.parametrize("name", ["all_reduce", "reduce", "reduce_scatter"])
+def test_what_has_no_gradient_is_refused(name: str, size: int) -> None:
     """torch would apply the factor to the gradients as well, or not at all."""
-    premultiplied = dist._make_nccl_premul_sum(2.0)
     x = torch.ones(1)
-    with pytest.raises((TypeError, ValueError), match=r"PREMUL_SUM has no gradient|has 1 tensors"):
-        call(x, premultiplied)
-    with pytest.raises((TypeError, ValueError), match=r"must be a torch.distributed.ReduceOp|has 1 tensors"):
-        call(x, 0)
+    args = {"all_reduce": (x,), "reduce": (x, 0), "reduce_scatter": (x, [x] * size)}[name]
+    for op, words in (
+        (dist._make_nccl_premul_sum(2.0), "PREMUL_SUM has no gradient"),
+        (0, "must be a torch.distributed.ReduceOp"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=words):
+            getattr(nnf, name)(*args, op)
 
 
 @pytest.mark.feature(ALONE)
@@ -313,7 +311,8 @@ def test_recomputed_or_compiled(how: str, rank: int, size: int) -> None:
         compiled(compiled(x)).sum().backward()
     else:
         checkpoint(lambda x: layer(layer(x)), x, use_reentrant=False).sum().backward()
-    agree(torch.allclose(x.grad, expected.grad, rtol=1e-12, atol=0), x.grad)
+    right = torch.equal(x.grad, expected.grad) if how == "checkpoint" else torch.allclose(x.grad, expected.grad, rtol=1e-12)
+    agree(right, x.grad)
 
 
 @pytest.mark.feature("mpicoll.nn: in a Gloo group beside the MPI world")

@@ -14,11 +14,14 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import mpicoll
 from mpicoll.nn import Grid, halo_exchange
-from tests.nn.domains import attached, cut, refused_alike, shape_of, uneven
+from tests.nn.domains import attached, bounds, cut, refused_alike, shape_of, uneven
 from tests.support import agree
 from tests.support.gradients import check, of_ranks
 
 SECTION = "Autograd in the mpicoll API"
+DOMAIN = "halo_exchange: 1D, any width, dtype and strides, uneven parts, periodic or not"
+LAYERS = "halo_exchange: layers of convolutions of 3 and 5 equal one process on the whole domain, 1D, 2D, 3D"
+UNFIT = "halo_exchange: ranks that do not fit together: one error, on every rank"
 periodic_or_not = pytest.mark.parametrize("periodic", [False, True], ids=["zeros", "periodic"])
 WIDTHS = [1, 3, (2, 1), (0, 2), (3, 0), 0]
 DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool, torch.complex64, torch.float8_e4m3fn]
@@ -28,7 +31,7 @@ def pair(width: int | tuple[int, int]) -> tuple[int, int]:
     return (width, width) if isinstance(width, int) else width
 
 
-@pytest.mark.feature("halo_exchange: 1D, any width, dtype and strides, uneven parts, periodic or not")
+@pytest.mark.feature(DOMAIN)
 @periodic_or_not
 @pytest.mark.parametrize("width", WIDTHS, ids=str)
 def test_one_dimension(width: int | tuple[int, int], periodic: bool, rank: int, size: int) -> None:
@@ -44,18 +47,15 @@ def test_one_dimension(width: int | tuple[int, int], periodic: bool, rank: int, 
     agree(torch.equal(result, cut(reference.detach(), grid, along, pair(width), (1,))), result)
 
     # Each rank's loss weighs its own part with its halo; one process adds up the losses of all.
-    losses = []
-    for start, extent in [(sum(along[1][:r]), along[1][r]) for r in range(size)]:
-        window = slice(start, start + extent + sum(pair(width)))
-        losses.append((reference[:, window] * weight[:, window] * (window.start + 1)).sum())
-    torch.stack(losses).sum().backward()
-    start = sum(along[1][:rank])
-    (result * cut(weight, grid, along, pair(width), (1,)) * (start + 1)).sum().backward()
+    windows = [bounds(along[1], r) for r in range(size)]
+    parts = [(reference * weight).narrow(1, start, extent + sum(pair(width))) * (start + 1) for start, extent in windows]
+    torch.cat(parts, 1).sum().backward()
+    (result * cut(weight, grid, along, pair(width), (1,)) * (windows[rank][0] + 1)).sum().backward()
     agree(torch.allclose(mine.grad, cut(whole.grad, grid, along), rtol=1e-12), mine.grad)
     grid.close()
 
 
-@pytest.mark.feature("halo_exchange: 1D, any width, dtype and strides, uneven parts, periodic or not")
+@pytest.mark.feature(DOMAIN)
 @periodic_or_not
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_dtypes(dtype: torch.dtype, periodic: bool, rank: int, size: int) -> None:
@@ -144,24 +144,17 @@ def convolved(grid: Grid, along: dict[int, list[int]], periodic: bool) -> None:
     grid.close()
 
 
-@pytest.mark.feature("halo_exchange: layers of convolutions of 3 and 5 equal one process on the whole domain, 1D, 2D, 3D")
+@pytest.mark.feature(LAYERS)
 @periodic_or_not
-@pytest.mark.parametrize("axes", [1, 2])
+@pytest.mark.parametrize("axes", [1, 2, pytest.param(3, marks=pytest.mark.ranks(1, 8))])
 def test_convolutions(axes: int, periodic: bool, size: int) -> None:
     """Corners too: in 2D a rank's convolution reaches the diagonal neighbour's part."""
     grid = Grid(shape_of(size, axes), periodic=periodic)
-    convolved(grid, {2 + axis: uneven(4, ranks) for axis, ranks in enumerate(grid.shape)}, periodic)
+    extent = 3 if axes == 3 else 4
+    convolved(grid, {2 + axis: uneven(extent, ranks) for axis, ranks in enumerate(grid.shape)}, periodic)
 
 
-@pytest.mark.feature("halo_exchange: layers of convolutions of 3 and 5 equal one process on the whole domain, 1D, 2D, 3D")
-@pytest.mark.ranks(1, 8)
-@periodic_or_not
-def test_convolutions_in_3d(periodic: bool, size: int) -> None:
-    grid = Grid(shape_of(size, 3), periodic=periodic)
-    convolved(grid, {2 + axis: uneven(3, ranks) for axis, ranks in enumerate(grid.shape)}, periodic)
-
-
-@pytest.mark.feature("halo_exchange: layers of convolutions of 3 and 5 equal one process on the whole domain, 1D, 2D, 3D")
+@pytest.mark.feature(LAYERS)
 def test_periodic_along_one_axis_only(size: int) -> None:
     """A channel: round along one axis, walls along the other; the axes split dims in an order of their own."""
     grid = Grid(shape_of(size, 2), dims=(-1, 0), periodic=(True, False))
@@ -228,7 +221,7 @@ def test_one_rank_alone_requires_grad(rank: int, size: int) -> None:
     grid.close()
 
 
-@pytest.mark.feature("halo_exchange: ranks that do not fit together: one error, on every rank")
+@pytest.mark.feature(UNFIT)
 @pytest.mark.min_ranks(2)
 def test_errors_are_alike(rank: int, size: int) -> None:
     """Before a halo moves, in the same words everywhere, and the grid works on: a message of another size would be garbage."""
@@ -267,7 +260,7 @@ def test_errors_are_alike(rank: int, size: int) -> None:
     grid.close()
 
 
-@pytest.mark.feature("halo_exchange: ranks that do not fit together: one error, on every rank")
+@pytest.mark.feature(UNFIT)
 @pytest.mark.ranks(4, 8)
 def test_only_ranks_of_a_line_must_fit(rank: int, size: int) -> None:
     """Along rows the ranks of a row must have equal heights; other rows may have others. An error in one row reaches all."""

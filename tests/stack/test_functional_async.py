@@ -72,21 +72,12 @@ def test_first_use_waits(rank: int, size: int) -> None:
 
 
 @pytest.mark.feature(USED)
-def test_views_do_not_wait(rank: int, size: int) -> None:
+@pytest.mark.parametrize("view", [lambda t: t.view(6, 4), lambda t: t[1:, ::2].t()], ids=["view", "slice"])
+def test_views_do_not_wait(view: Callable[[Tensor], Tensor], rank: int, size: int) -> None:
     """A view of an unfinished tensor is unfinished too, and right when it is used."""
-    for view in (lambda t: t.view(6, 4), lambda t: t.t(), lambda t: t[1:, ::2], lambda t: t.unsqueeze(0).view(-1)):
-        tensor = view(begun(rank, 4, 6))
-        agree(type(tensor) is funcol.AsyncCollectiveTensor and not tensor.completed, type(tensor))
-        agree(torch.equal(tensor, view(total(size, 4, 6))), tensor)
-
-
-@pytest.mark.feature(USED)
-def test_one_feeds_the_next(rank: int, size: int) -> None:
-    """An unfinished tensor as the input of another collective is finished first."""
-    tensor = of_rank(rank, 2 * size)
-    for _ in range(3):
-        tensor = all_gather(reduce_scatter(tensor, "sum", 0, dist.group.WORLD), 0, dist.group.WORLD) / size
-    agree(torch.allclose(tensor, total(size, 2 * size) / size), tensor)
+    tensor: Any = view(begun(rank, 4, 6))
+    unfinished = type(tensor) is funcol.AsyncCollectiveTensor and not tensor.completed
+    agree(unfinished and torch.equal(tensor, view(total(size, 4, 6))), tensor)
 
 
 @pytest.mark.feature(USED)

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -75,40 +75,6 @@ def test_perceptron(uneven: int, rank: int, size: int) -> None:
     placements = [model.up.weight.placements, model.up.bias.placements, model.down.weight.placements, model.down.bias.placements]
     agree(placements == [(Shard(0),), (Shard(0),), (Shard(1),), (Replicate(),)], placements)
     trained_alike(model, reference)
-
-
-@pytest.mark.feature(PLANS)
-def test_weights_come_from_rank_0(rank: int, size: int) -> None:
-    """Each rank starts with other weights; src_data_rank=None keeps each rank's own."""
-    mesh = init_device_mesh("cpu", (size,))
-    found = []
-    for source in (0, None):
-        torch.manual_seed(rank)
-        model = nn.Linear(3, 2 * size)
-        mine = model.weight.detach().clone()
-        parallelize_module(model, mesh, ColwiseParallel(), src_data_rank=source)
-        first = everyone(mine)[0]
-        expected = (first if source == 0 else mine)[2 * rank : 2 * rank + 2]
-        found.append(torch.equal(model.weight.to_local(), expected))
-    agree(found == [True, True], found)
-
-
-@pytest.mark.feature(PLANS)
-def test_patterns_and_layouts(rank: int, size: int) -> None:
-    """Names with wildcards; a sharded input, a sharded output, use_local_output=False."""
-    mesh = init_device_mesh("cpu", (size,))
-    model = made(lambda: nn.Sequential(Perceptron(2 * size), Perceptron(2 * size)))
-    reference = copy.deepcopy(model)
-    first = ColwiseParallel(input_layouts=Shard(0))
-    parallelize_module(
-        model,
-        mesh,
-        {"*.up": first, "0.down": RowwiseParallel(output_layouts=Shard(0)), "1.down": RowwiseParallel(use_local_output=False)},
-    )
-    x = drawn(2 * size, WIDTH)
-    output = model(x.chunk(size)[rank])
-    right = isinstance(output, DTensor) and output.placements == (Replicate(),)
-    agree(right and torch.allclose(output.full_tensor(), reference(x), rtol=0, atol=1e-12), output)
 
 
 @pytest.mark.feature("CommDebugMode counts the collectives")
