@@ -238,34 +238,6 @@ def test_errors_arrive_everywhere(when: str, rank: int, size: int, shared_path: 
     agree(good and total.item() == size, said)
 
 
-class Counter:
-    """What dcp calls Stateful: anything with these two methods."""
-
-    def __init__(self, start: int) -> None:
-        self.state = {"count": start, "seen": torch.full((4,), float(start))}
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.state
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.state = dict(state)
-
-
-@pytest.mark.feature("checkpoint: Stateful objects")
-def test_stateful(size: int, shared_path: Path) -> None:
-    """Their methods are called, one's own among them: what they return is saved, what was saved is handed to them."""
-    counter, model = Counter(7), sharded.sharded(sharded.network(), mesh=line(size))
-    dcp.save({"counter": counter, "model": model}, checkpoint_id=shared_path)
-    saved = [sharded.whole(p.detach()).clone() for p in model.parameters()]
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.zero_()
-    other = Counter(0)
-    dcp.load({"counter": other, "model": model}, checkpoint_id=shared_path)
-    wrong = sharded.differences(model.parameters(), saved, 0)
-    agree(not wrong and same(other.state, counter.state), (wrong, other.state))
-
-
 # -- in the background -------------------------------------------------------------------------------------------------
 
 

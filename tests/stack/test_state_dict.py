@@ -36,6 +36,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),
 ]
 
+RESUMED = "checkpoint: a whole training (model, optimizer, schedule, generators) resumed bit for bit"
 Make = Callable[[int], Any]
 FULL = StateDictOptions(full_state_dict=True)
 RANK_0 = StateDictOptions(full_state_dict=True, cpu_offload=True)
@@ -214,8 +215,14 @@ class Everything:
             self.epoch += 1
 
 
-@pytest.mark.feature("checkpoint: a whole training (model, optimizer, schedule, generators) resumed bit for bit")
-@pytest.mark.parametrize("make", [replicated, fully_sharded], ids=lambda make: make.__name__)
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(replicated, marks=pytest.mark.feature("checkpoint: Stateful objects")),
+        pytest.param(fully_sharded, marks=pytest.mark.feature(RESUMED)),
+    ],
+    ids=lambda make: make.__name__,
+)
 def test_a_whole_training(make: Make, rank: int, size: int, shared_path: Path) -> None:
     """Each rank's random numbers go on where that rank's were; the learning rate has been halved once before and once after."""
     never_stopped = Everything(make, size)
