@@ -56,87 +56,81 @@ def uneven_expected(parts: list[Tensor], r: int) -> Tensor:
     return torch.cat([part[: sum(row)].split(row)[r] for part, row in zip(parts, rows, strict=True)])
 
 
-def ring(ranks: list[int]) -> list[int]:
-    return [(i + 1) % len(ranks) for i in range(len(ranks))]
+def permuted(x: Tensor, group: Any, ranks: list[int]) -> Tensor:
+    return funcol.permute_tensor(x.flatten(), [(i + 1) % len(ranks) for i in range(len(ranks))], group)
+
+
+def from_each(x: Tensor, group: Any, ranks: list[int]) -> Tensor:
+    return torch.stack([funcol.broadcast(x, src, group) for src in range(len(ranks))])
 
 
 def swapped(parts: list[Tensor], r: int) -> Tensor:
     return torch.cat([part.chunk(len(parts))[r] for part in parts])
 
 
-def scattered(dim: int) -> Callable[[list[Tensor], int], Tensor]:
-    return lambda parts, r: sum(parts).chunk(len(parts), dim)[r]
-
-
 def total(parts: list[Tensor], r: int) -> Tensor:
     return functools.reduce(torch.add, parts)
 
 
-# torch 2.13 renamed *_tensor to *_single; both names are shown where there are two
-GATHERS = [f for name in ("all_gather_tensor", "all_gather_single") if (f := getattr(funcol, name, None))]
-SCATTERS = [f for name in ("reduce_scatter_tensor", "reduce_scatter_single") if (f := getattr(funcol, name, None))]
-GATHERS_OF_MANY = [f for n in ("all_gather_into_tensor", "all_gather_single") if (f := getattr(funcol, f"{n}_coalesced", None))]
-SCATTERS_OF_MANY = [
-    f for n in ("reduce_scatter_tensor", "reduce_scatter_single") if (f := getattr(funcol, f"{n}_coalesced", None))
-]
-DIMS = {"": 0, " along dim 1": 1}
-ALL_GATHER = {
-    f"{f.__name__}{words}": Case(
-        lambda x, group, ranks, f=f, dim=dim: f(x, dim, group), lambda parts, r, dim=dim: torch.cat(parts, dim)
-    )
-    for f in GATHERS
-    for words, dim in DIMS.items()
-}
-REDUCE_SCATTER = {
-    f"{f.__name__}{words}": Case(lambda x, group, ranks, f=f, dim=dim: f(x, "sum", dim, group), scattered(dim))
-    for f in SCATTERS
-    for words, dim in DIMS.items()
-}
-ALL_TO_ALL = {
-    "all_to_all_single": Case(lambda x, group, ranks: funcol.all_to_all_single(x, None, None, group), swapped),
-    "all_to_all_single, uneven": Case(functools.partial(uneven, exchange=funcol.all_to_all_single), uneven_expected),
-}
-ALL_REDUCE = {"all_reduce": Case(lambda x, group, ranks: funcol.all_reduce(x, "sum", group), total)}
-PERMUTE = {
-    "permute_tensor": Case(
-        lambda x, group, ranks: funcol.permute_tensor(x.flatten(), ring(ranks), group), lambda parts, r: parts[r - 1].flatten()
-    )
-}
-BROADCAST = {"broadcast": Case(lambda x, group, ranks: funcol.broadcast(x, len(ranks) - 1, group), lambda parts, r: parts[-1])}
-COALESCED = {
+def scattered(parts: list[Tensor], r: int, dim: int = 0) -> Tensor:
+    return total(parts, r).chunk(len(parts), dim)[r]
+
+
+def functions(*names: str) -> list[Any]:
+    """Those that this torch has: 2.13 renamed *_tensor to *_single; both names are shown where there are two."""
+    return [getattr(funcol, name) for name in names if hasattr(funcol, name)]
+
+
+def of_dims(function: Any, expected: Callable[..., Tensor], *op: str) -> dict[str, Case]:
+    """Along either dimension; the second one's name ends in 1."""
+    return {
+        f"{function.__name__} along dim {dim}": Case(
+            lambda x, group, ranks, dim=dim: function(x, *op, dim, group), functools.partial(expected, dim=dim)
+        )
+        for dim in (0, 1)
+    }
+
+
+GATHERS, SCATTERS = (
+    functions("all_gather_tensor", "all_gather_single"),
+    functions("reduce_scatter_tensor", "reduce_scatter_single"),
+)
+GATHERS_OF_MANY = functions("all_gather_into_tensor_coalesced", "all_gather_single_coalesced")
+SCATTERS_OF_MANY = functions("reduce_scatter_tensor_coalesced", "reduce_scatter_single_coalesced")
+COALESCED: dict[str, Case] = {
     "all_reduce_coalesced": Case(
         lambda x, group, ranks: funcol.all_reduce_coalesced([x, x[0]], "sum", group), lambda p, r: [total(p, r), total(p, r)[0]]
     ),
-    **{
-        f.__name__: Case(
-            lambda x, group, ranks, f=f: f([x, x[0]], group), lambda p, r: [torch.cat(p), torch.cat([part[0] for part in p])]
-        )
-        for f in GATHERS_OF_MANY
-    },
-    **{
-        f.__name__: Case(
-            lambda x, group, ranks, f=f: f([x, x.t()], "sum", [0, 1], group),
-            lambda p, r: [scattered(0)(p, r), scattered(1)([part.t() for part in p], r)],
-        )
-        for f in SCATTERS_OF_MANY
-    },
 }
-AUTOGRAD = {
-    "all_gather_tensor_autograd": lambda x, group, ranks: funcol.all_gather_tensor_autograd(x, 0, group),
-    "reduce_scatter_tensor_autograd": lambda x, group, ranks: funcol.reduce_scatter_tensor_autograd(x, "sum", 0, group),
-    "all_to_all_single_autograd": lambda x, group, ranks: funcol.all_to_all_single_autograd(x, None, None, group),
-}
-MOVES = {**ALL_GATHER, **ALL_TO_ALL, **PERMUTE, **BROADCAST}
-DIFFERENTIABLE = {**ALL_REDUCE, **ALL_GATHER, **REDUCE_SCATTER, **ALL_TO_ALL, **PERMUTE}
-FEATURES = {
-    "functional all_gather_tensor / all_gather_single, gather_dim; every dtype": ALL_GATHER,
-    "functional reduce_scatter_tensor / reduce_scatter_single, scatter_dim; sum, avg, max": REDUCE_SCATTER,
-    "functional all_to_all_single: even and uneven splits, empty ones too": ALL_TO_ALL,
-    "functional permute_tensor": PERMUTE,
-    "functional broadcast, from each rank": BROADCAST,
+for gather in GATHERS_OF_MANY:
+    COALESCED[gather.__name__] = Case(
+        lambda x, group, ranks, f=gather: f([x, x[0]], group), lambda p, r: [torch.cat(p), torch.cat([part[0] for part in p])]
+    )
+for scatter in SCATTERS_OF_MANY:
+    COALESCED[scatter.__name__] = Case(
+        lambda x, group, ranks, f=scatter: f([x, x.t()], "sum", [0, 1], group),
+        lambda p, r: [scattered(p, r), scattered([part.t() for part in p], r, 1)],
+    )
+FEATURES: dict[str, dict[str, Case]] = {
+    "functional all_gather_tensor / all_gather_single, gather_dim; every dtype": {
+        name: case for f in GATHERS for name, case in of_dims(f, lambda p, r, dim: torch.cat(p, dim)).items()
+    },
+    "functional reduce_scatter_tensor / reduce_scatter_single, scatter_dim; sum, avg, max": {
+        name: case for f in SCATTERS for name, case in of_dims(f, scattered, "sum").items()
+    },
+    "functional all_to_all_single: even and uneven splits, empty ones too": {
+        "all_to_all_single": Case(lambda x, group, ranks: funcol.all_to_all_single(x, None, None, group), swapped),
+        "all_to_all_single, uneven": Case(functools.partial(uneven, exchange=funcol.all_to_all_single), uneven_expected),
+    },
+    "functional permute_tensor": {"permute_tensor": Case(permuted, lambda p, r: p[r - 1].flatten())},
+    "functional broadcast, from each rank": {"broadcast": Case(from_each, lambda p, r: torch.stack(p))},
     "functional *_coalesced: several tensors, several dtypes and shapes, as one": COALESCED,
 }
-EVERY = {**DIFFERENTIABLE, **BROADCAST, **COALESCED}
+EVERY = {
+    "all_reduce": Case(lambda x, group, ranks: funcol.all_reduce(x, "sum", group), total),
+    **{name: case for cases in FEATURES.values() for name, case in cases.items()},
+}
+DIFFERENTIABLE = {name: case for name, case in EVERY.items() if name not in COALESCED and name != "broadcast"}
 
 
 def listed(answer: Any) -> list[Tensor]:
@@ -163,11 +157,13 @@ def wrong(case: Case, given: list[Tensor], group: Any, ranks: list[int] | None =
 )
 def test_values(name: str, size: int) -> None:
     """In every dtype that the operation takes. Blocks lie in rank order; a reduction is in new memory."""
-    for dtype in [*DTYPES, torch.complex64]:
-        if dtype != torch.bool or name in MOVES:  # reductions of bools are no torch.add; see below
-            said = wrong(EVERY[name], [of_rank(r, 2 * size, 2 * size, dtype=dtype) for r in range(size)], dist.group.WORLD)
-            agree(said is None, (dtype, said))
-    if name in ALL_GATHER:
+    dtypes = [dtype for dtype in [*DTYPES, torch.complex64] if dtype != torch.bool or "reduce" not in name]  # those are below
+    found = {
+        dtype: wrong(EVERY[name], [of_rank(r, 2 * size, 2 * size, dtype=dtype) for r in range(size)], dist.group.WORLD)
+        for dtype in dtypes
+    }
+    agree(not any(found.values()), found)
+    if name.startswith("all_gather") and name not in COALESCED:
         given = [of_rank(r, 2, 2, dtype=torch.float8_e4m3fn) for r in range(size)]
         got = funcol.wait_tensor(EVERY[name].call(given[dist.get_rank()], dist.group.WORLD, list(range(size))))
         agree(torch.equal(got.view(torch.uint8), EVERY[name].expected([part.view(torch.uint8) for part in given], 0)), got)
@@ -185,13 +181,15 @@ BITWISE = ("band", "bor", "bxor")
 def test_reductions(dtype: torch.dtype, rank: int, size: int) -> None:
     """all_reduce and reduce_scatter by each operation; the input stays as it was. avg is rounded once, in bf16 and fp16 too."""
     floating, parts, world = dtype.is_floating_point, [of_rank(r, 2 * size, 3).to(dtype) for r in range(size)], dist.group.WORLD
-    functions = {**REDUCTIONS, **({"sum": operator.or_, "product": operator.and_} if dtype == torch.bool else {})}
-    ops = [op for op in functions if not (floating and op in BITWISE) and (op == "sum" or not dtype.is_complex)]
+    combine = {**REDUCTIONS, **({"sum": operator.or_, "product": operator.and_} if dtype == torch.bool else {})}
+    ops = [op for op in combine if not (floating and op in BITWISE) and (op == "sum" or not dtype.is_complex)]
+    wrong = []
     for op in ops:
         got = funcol.all_reduce(parts[rank], op.upper(), world), SCATTERS[-1](parts[rank], op, 0, world)
-        expected = functools.reduce(functions[op], parts)
+        expected = functools.reduce(combine[op], parts)
         right = same(funcol.wait_tensor(got[0]), expected) and same(funcol.wait_tensor(got[1]), expected.chunk(size)[rank])
-        agree(right and torch.equal(parts[rank], of_rank(rank, 2 * size, 3).to(dtype)), (op, got))
+        wrong += [] if right and torch.equal(parts[rank], of_rank(rank, 2 * size, 3).to(dtype)) else [(op, got)]
+    agree(not wrong, wrong)
     if floating or dtype.is_complex:
         got = funcol.all_reduce(parts[rank], "avg", world), SCATTERS[-1](parts[rank], "avg", 0, world)
         mean = torch.stack([part.to(torch.complex128 if dtype.is_complex else torch.float64) for part in parts]).mean(0).to(dtype)
@@ -226,9 +224,9 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.parametrize("kind", LAYOUTS)
 def test_layouts(kind: str, size: int) -> None:
     """trap 83: what inductor hands over is not always contiguous; the values count, not the memory's order."""
-    cases = EVERY if VERSION >= (2, 13) else {**ALL_REDUCE, **BROADCAST}  # older ones refuse what is not contiguous elsewhere
+    names = EVERY if VERSION >= (2, 13) else ["all_reduce", "broadcast"]  # older ones refuse what is not contiguous elsewhere
     given = [LAYOUTS[kind](of_rank(r, 2 * size, 2 * size) * 7 + 1) for r in range(size)]
-    found = {name: wrong(case, given, dist.group.WORLD) for name, case in cases.items()}
+    found = {name: wrong(EVERY[name], given, dist.group.WORLD) for name in names}
     agree(not any(found.values()), found)
 
 
@@ -274,8 +272,8 @@ def test_groups(kind: str, size: int) -> None:
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=("rows", "columns"))
     group, ranks = GROUPS[kind](mesh), dist.get_process_group_ranks(mesh.get_group("columns"))
     given = [of_rank(r, 2 * len(ranks), 2 * len(ranks)) for r in ranks]
-    cases = DIFFERENTIABLE if kind != "name" else {**ALL_REDUCE, **ALL_GATHER, **REDUCE_SCATTER, **ALL_TO_ALL}
-    found = {name: wrong(case, given, group, ranks) for name, case in cases.items()}  # torch's permute_tensor takes no name
+    names = [name for name in DIFFERENTIABLE if (kind, name) != ("name", "permute_tensor")]  # torch's takes no name
+    found = {name: wrong(EVERY[name], given, group, ranks) for name in names}
     agree(not any(found.values()), found)
 
 
@@ -303,13 +301,16 @@ def test_the_check_finds_a_wrong_gradient() -> None:
 
 WITH_GRADIENTS = "functional, by gradcheck: all_reduce, all_gather, reduce_scatter, all_to_all, permute, *_autograd"
 COALESCED_GRADIENTS = "functional: gradients by gradcheck: *_coalesced"
-CHAINS: dict[str, Callable[[Tensor, Any, list[int]], Tensor]] = {
+GRADIENTS: dict[str, Callable[[Tensor, Any, list[int]], Any]] = {
+    **{name: case.call for name, case in {**DIFFERENTIABLE, **COALESCED}.items()},
+    "all_gather_tensor_autograd": lambda x, group, ranks: funcol.all_gather_tensor_autograd(x, 0, group),
+    "reduce_scatter_tensor_autograd": lambda x, group, ranks: funcol.reduce_scatter_tensor_autograd(x, "sum", 0, group),
+    "all_to_all_single_autograd": lambda x, group, ranks: funcol.all_to_all_single_autograd(x, None, None, group),
     "used twice": lambda x, group, ranks: (y := funcol.all_reduce(x, "sum", group)) * (dist.get_rank() + 1) + y * x,
     "one after the other": lambda x, group, ranks: GATHERS[-1](
         SCATTERS[-1](x, "sum", 0, group) * (dist.get_rank() + 1), 0, group
     ),
 }
-GRADIENTS = {**{name: case.call for name, case in {**DIFFERENTIABLE, **COALESCED}.items()}, **AUTOGRAD, **CHAINS}
 
 
 @pytest.mark.parametrize(
@@ -321,9 +322,7 @@ GRADIENTS = {**{name: case.call for name, case in {**DIFFERENTIABLE, **COALESCED
 )
 def test_gradients(name: str, size: int) -> None:
     """Several tensors of different shapes are one operation in the backward as well."""
-    shape = (1, size) if "dim 1" in name else (2 * size, 1)
-    if name in COALESCED:
-        shape = (size, 1)
+    shape = (1, size) if "dim 1" in name else (size + 2 * ("uneven" in name), 1)
     check(lambda x: GRADIENTS[name](x * x, dist.group.WORLD, list(range(size))), of_ranks(*shape))
 
 
@@ -338,6 +337,7 @@ def test_gradients_of_a_mesh_dimension_and_of_complex_numbers(rank: int, size: i
 @pytest.mark.feature(WITH_GRADIENTS)
 def test_a_gradient_that_lies_otherwise(rank: int, size: int) -> None:
     """What backward receives may be expanded (of a sum) or transposed; the values count."""
+    found = []
     for seen in (lambda y: y.sum(), lambda y: (y.t() * torch.arange(y.numel(), dtype=y.dtype).view_as(y.t())).sum()):
         for name in (name for name in DIFFERENTIABLE if name != "permute_tensor"):
             whole = of_ranks(2 * size, 2 * size).requires_grad_()
@@ -345,7 +345,8 @@ def test_a_gradient_that_lies_otherwise(rank: int, size: int) -> None:
             seen(funcol.wait_tensor(DIFFERENTIABLE[name].call(x * x, dist.group.WORLD, list(range(size))))).backward()
             expected = sum(seen(DIFFERENTIABLE[name].expected(list(whole * whole), r)) for r in range(size))
             (gradient,) = torch.autograd.grad(expected, whole)
-            agree(torch.allclose(x.grad, gradient[rank]), (name, x.grad, gradient[rank]))
+            found.append((torch.allclose(x.grad, gradient[rank]), name, x.grad, gradient[rank]))
+    agree(all(right for right, *_ in found), found)
 
 
 @pytest.mark.feature("functional, by gradcheck: all_reduce avg, min, max, premul_sum")
@@ -425,7 +426,7 @@ def nn_feature(name: str, twice: bool) -> Any:
 )
 def test_gradients_of_nn_functional(name: str, twice: bool, size: int) -> None:
     """torch builds each backward of the functions themselves, which are differentiable again."""
-    shape = (2 * size, 1) if name.startswith("all_to_all") else (1,) if twice else (3,)
+    shape = {"all_to_all": (2, 1), "all_to_all_single": (size + 2, 1)}.get(name, (1,) if twice else (3,))
     check(lambda x: NN[name].call(x * x, dist.group.WORLD, list(range(size))), of_ranks(*shape), twice=twice)
 
 
