@@ -25,7 +25,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from tests.stack.meshes import drawn, grids
-from tests.stack.record import refused_alike
 from tests.support import agree
 
 SECTION = "Tensor and context parallel"
@@ -226,49 +225,3 @@ def test_flex_attention(balance: bool, rank: int, size: int, monkeypatch: pytest
     output = parallelize_module(Flex(), mesh, style)(*shards, block_mask=mine)
     (full,) = cp.context_parallel_unshard(mesh, [output], [SEQUENCE], balancer)
     agree(torch.allclose(full, expected, atol=1e-5), float((full - expected).abs().max()))
-
-
-LIMITS = {
-    "context_parallel: the CPU's flash attention, causal": (SDPBackend.FLASH_ATTENTION, True, "flash_attention_for_cpu"),
-    "context_parallel: MATH attention, causal": (SDPBackend.MATH, True, "mixed torch.Tensor and DTensor"),
-    "context_parallel: memory-efficient attention": (SDPBackend.EFFICIENT_ATTENTION, True, "No viable backend"),
-    "context_parallel: cuDNN attention": (SDPBackend.CUDNN_ATTENTION, True, "No viable backend"),
-    "context_parallel: gradients of the CPU's flash attention": (SDPBackend.FLASH_ATTENTION, False, "flash_attention_for_cpu"),
-}
-SLOWLY = [pytest.mark.slow, pytest.mark.timeout(300)]  # torch takes long to find the last one out
-
-
-@pytest.mark.min_ranks(2)
-@pytest.mark.parametrize("what", [pytest.param(what, marks=SLOWLY * ("gradients" in what)) for what in LIMITS])
-def test_what_torch_cannot_do(what: str, size: int, options: Any, request: pytest.FixtureRequest) -> None:
-    """torch's dispatch for context parallelism knows the kernels of GPUs only."""
-    kernels, causal, words = LIMITS[what]
-    options.enable_load_balance = causal
-
-    def call(group: dist.ProcessGroup) -> None:
-        buffers, before = heads(size, 3), F.scaled_dot_product_attention
-        split = context_parallel(DeviceMesh.from_group(group, "cpu"), buffers=buffers, buffer_seq_dims=[SEQUENCE] * 3)
-        try:
-            with sdpa_kernel(kernels), split:
-                leaves = [t.detach().requires_grad_() for t in buffers]
-                F.scaled_dot_product_attention(*leaves, is_causal=causal).sum().backward()
-        finally:
-            if F.scaled_dot_product_attention is not before:  # torch 2.11 leaves its patch after an error
-                cp._disable_context_parallel_dispatcher_impl()
-
-    said = refused_alike(what, call, request.node)
-    agree(words in said, said)
-
-
-def test_gradients_of_flex_attention(size: int, request: pytest.FixtureRequest) -> None:
-    """FlexAttention itself has none on the CPU."""
-
-    def call(group: dist.ProcessGroup) -> Tensor:
-        mesh = DeviceMesh.from_group(group, "cpu")
-        style = cp._ContextParallel(seq_dim=SEQUENCE, attention_type=cp._ContextParallel.AttentionType.FLEX)
-        q, k, v = (t.requires_grad_() for t in heads(1, 3))
-        args, _ = style.flex_input_fn(None, (q, k, v), {}, mesh)
-        return flex_attention(*args)
-
-    said = refused_alike("context parallel: gradients of FlexAttention on the CPU", call, request.node)
-    agree("does not support backward on CPU" in said, said)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,7 +15,6 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_module, distribute_tensor
 
 from tests.stack.meshes import drawn, grids, numbers, place, share_of, whole
-from tests.stack.record import refused_alike
 from tests.support import agree, everyone
 
 SECTION = "Meshes and DTensor"
@@ -318,32 +316,6 @@ def test_shard_dimension_all_to_all(rank: int, size: int) -> None:
         found = torch.ops._dtensor.shard_dim_alltoall(mine, gather_dim, shard_dim, name)
         wrong += [] if same(found, share_of(full, (size,), (rank,), [Shard(shard_dim)])) else [(gather_dim, shard_dim, found)]
     agree(not wrong, wrong)
-
-
-def to_another_mesh(mesh: DeviceMesh) -> object:
-    backend = dist.get_backend(mesh.get_group())
-    grid = init_device_mesh("cpu", (1, mesh.size()), backend_override={0: backend, 1: backend})
-    return distribute_tensor(numbers(2, 3), mesh, [Replicate()]).redistribute(grid, [Replicate(), Shard(0)])
-
-
-LIMITS: dict[str, tuple[Callable[[DeviceMesh], object], str]] = {
-    "DTensor: redistribute from Replicate to Partial": (
-        lambda mesh: distribute_tensor(numbers(2, 3), mesh, [Replicate()]).redistribute(placements=[Partial()]),
-        "Partial",
-    ),
-    "DTensor: redistribute to another mesh": (to_another_mesh, "not supported"),
-    "DTensor: torch.distributed.tensor.rand and randn on the CPU": (  # which has no generator that torch would take
-        lambda mesh: dtensor.rand(4, 3, device_mesh=mesh, placements=[Shard(0)]),
-        "AssertionError",
-    ),
-}
-
-
-@pytest.mark.parametrize("what", LIMITS)
-def test_what_torch_cannot_do(what: str, request: pytest.FixtureRequest) -> None:
-    call, words = LIMITS[what]
-    said = refused_alike(what, lambda group: call(DeviceMesh.from_group(group, "cpu")), request.node)
-    agree(words in said, said)
 
 
 # -- factories, modules ------------------------------------------------------------------------------------------------
