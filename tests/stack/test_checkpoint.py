@@ -161,7 +161,7 @@ def test_two_dimensions(size: int, shared_path: Path) -> None:
 def test_written_by_gloo(rank: int, size: int, shared_path: Path) -> None:
     """Saved through one backend, loaded through the other; both plan the same files."""
     gloo = dist.new_group(backend="gloo")
-    state = {**distributed(size, [Shard(0), Replicate()]), "plain": torch.arange(5), "step": torch.tensor(3)}
+    state = {**distributed(size, [Shard(0), Replicate()]), "plain": torch.arange(5), "step": 3}
     plans = [
         dcp.save(state, checkpoint_id=shared_path / "mpi"),
         dcp.save(state, checkpoint_id=shared_path / "gloo", process_group=gloo),
