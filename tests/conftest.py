@@ -38,6 +38,7 @@ ON_REQUEST = {"slow": "--runslow", "companion": "--companions"}  # marks of test
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--runslow", action="store_true", help="also run the tests marked slow")
     parser.addoption("--companions", action="store_true", help="also run the tests of tests/companions; requirements.txt there")
+    parser.addoption("--shipped", action="store_true", help="also run tests/shipped, the tests that are in torch's wheel")
     parser.addoption("--only-here", action="store_true", help="run only the tests that are marked for this very number of ranks")
     parser.addoption("--as-if-gpus", action="store_true", help="the CPU's tensors in a world whose ranks see GPUs")
     parser.addoption("--as-if-arm", action="store_true", help="shared memory with the fences that Arm's processors need")
