@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 
 from mpicoll._c10d.operations import Operations
@@ -31,19 +28,6 @@ def mpi_world(_end_of_world: None) -> None:
 def network() -> nn.Module:
     torch.manual_seed(7)
     return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).double()
-
-
-class Branches(nn.Module):
-    """Uses `first` or `second`, never both: parameters without gradient."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(8)
-        self.first, self.second, self.never = nn.Linear(6, 3), nn.Linear(6, 3), nn.Linear(6, 3)
-        self.double()
-
-    def forward(self, x: Tensor, which: int) -> Tensor:
-        return (self.first if which == 0 else self.second)(x)
 
 
 def batch(step: int, size: int) -> tuple[Tensor, Tensor]:
@@ -101,68 +85,6 @@ def test_ranks_start_from_rank_0s_weights(rank: int, size: int) -> None:
     agree(same_bits(model))
 
 
-def test_buffers_follow_rank_0(rank: int, size: int) -> None:
-    """BatchNorm's running means are rank 0's at each forward."""
-    torch.manual_seed(3)
-    model = DistributedDataParallel(nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)).double())
-    train(lambda m, x: m(x), model, 3, rank, size)
-    model(share(batch(0, size)[0], rank))
-    before = [b.clone() for b in model.buffers()]
-    model.eval()
-    model(share(batch(0, size)[0], rank))
-    buffers = [b.numpy().tobytes() for b in model.buffers()]
-    agree(all(other == buffers for other in everyone(buffers)) or size == 1, before)
-
-
-def test_unused_parameters(rank: int, size: int) -> None:
-    """Ranks take different branches; one branch nobody takes."""
-    model, reference = Branches(), Branches()
-    x, y = batch(0, size)
-    parallel = DistributedDataParallel(model, find_unused_parameters=True)
-    loss_of(parallel(share(x, rank), rank % 2), share(y, rank)).backward()
-    for r in range(size):
-        (loss_of(reference(share(x, r), r % 2), share(y, r)) / size).backward()
-    wrong = [
-        name
-        for (name, p), q in zip(model.named_parameters(), reference.parameters(), strict=True)
-        if (p.grad is None) != (q.grad is None) or (p.grad is not None and not torch.allclose(p.grad, q.grad))
-    ]
-    agree(not wrong and model.never.weight.grad is None, wrong)
-
-
-def test_no_sync(rank: int, size: int) -> None:
-    """Gradients gather locally inside no_sync and meet at the first backward outside."""
-    reference, model = network(), network()
-    parallel = DistributedDataParallel(model)
-    with parallel.no_sync():
-        x, y = batch(0, size)
-        loss_of(parallel(share(x, rank)), share(y, rank)).backward()
-    local = copy.deepcopy([p.grad for p in model.parameters()])
-    x, y = batch(1, size)
-    loss_of(parallel(share(x, rank)), share(y, rank)).backward()
-    for step in range(2):
-        x, y = batch(step, size)
-        loss_of(reference(x), y).backward()
-    right = all(torch.allclose(p.grad, q.grad) for p, q in zip(model.parameters(), reference.parameters(), strict=True))
-    agree(right and all(g is not None for g in local), local)
-
-
-def test_fp16_compression_hook(rank: int, size: int) -> None:
-    """trap 44: the hook takes the Future's list of tensors."""
-    reference, model = network().float(), network().float()
-    parallel = DistributedDataParallel(model)
-    parallel.register_comm_hook(None, default_hooks.fp16_compress_hook)
-    x, y = (t.float() for t in batch(0, size))
-    loss_of(parallel(share(x, rank)), share(y, rank)).backward()
-    loss_of(reference(x), y).backward()
-    wrong = [
-        (p.grad, q.grad)
-        for p, q in zip(model.parameters(), reference.parameters(), strict=True)
-        if not torch.allclose(p.grad, q.grad, rtol=2e-3, atol=2e-3)
-    ]
-    agree(not wrong, wrong)
-
-
 def test_a_hook_that_chains_collectives(rank: int, size: int) -> None:
     """trap 45: all_reduce, then another all_reduce from its callback, as PowerSGD does."""
 
@@ -188,21 +110,6 @@ def test_a_hook_that_chains_collectives(rank: int, size: int) -> None:
     agree(right and len(seconds) == 1 and all(t.item() == size for t in seconds), seconds)
 
 
-def test_join_with_uneven_inputs(rank: int, size: int) -> None:
-    """Rank r has r + 1 batches; those that are through shadow the others' collectives."""
-    model = DistributedDataParallel(network())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    steps = 0
-    with Join([model]):
-        for step in range(rank + 1):
-            x, y = batch(step, size)
-            optimizer.zero_grad()
-            loss_of(model(share(x, rank)), share(y, rank)).backward()
-            optimizer.step()
-            steps += 1
-    agree(steps == rank + 1 and same_bits(model), steps)
-
-
 def test_different_models_are_refused(rank: int, size: int) -> None:
     """trap 62: DDP begins with a C++ allgather of the parameters' shapes; who differs from rank 0 raises."""
     parameters = [torch.ones(3, 3 + (rank > 0))]
@@ -212,23 +119,6 @@ def test_different_models_are_refused(rank: int, size: int) -> None:
     except RuntimeError as error:
         refused = "sizes" in str(error)
     agree(refused == (rank > 0), refused)
-
-
-def test_zero_redundancy_optimizer(rank: int, size: int) -> None:
-    """Another stock consumer: sharded optimizer state, broadcasts of the parameters."""
-    from torch.distributed.optim import ZeroRedundancyOptimizer
-
-    reference, model = network(), network()
-    parallel = DistributedDataParallel(model)
-    optimizer = ZeroRedundancyOptimizer(parallel.parameters(), torch.optim.Adam, lr=0.01)
-    plain = torch.optim.Adam(reference.parameters(), lr=0.01)
-    for step in range(3):
-        x, y = batch(step, size)
-        for m, o, a, b in ((parallel, optimizer, share(x, rank), share(y, rank)), (reference, plain, x, y)):
-            o.zero_grad()
-            loss_of(m(a), b).backward()
-            o.step()
-    agree(same_bits(model) and close(model, reference, 1e-9), list(model.parameters()))
 
 
 def test_an_all_reduce_that_fails_in_a_backward_pass(monkeypatch: pytest.MonkeyPatch, rank: int) -> None:

@@ -52,24 +52,6 @@ def test_the_world(rank: int, size: int) -> None:
     )
 
 
-def test_subgroup_and_its_outsiders(rank: int, size: int) -> None:
-    """traps 9, 10, 48: global ranks in calls, -1 and a sentinel outside."""
-    ranks = list(range(0, size, 2))
-    group = dist.new_group(ranks)
-    if rank in ranks:
-        answer = (dist.get_rank(group), dist.get_world_size(group), dist.get_backend(group), total(group))
-        tensor = torch.tensor([float(rank)])
-        dist.broadcast(tensor, src=ranks[-1], group=group)
-        right = answer == (rank // 2, len(ranks), "mpi", sum(r + 1.0 for r in ranks)) and tensor.item() == ranks[-1]
-        dist.destroy_process_group(group)
-    else:
-        answer = (group, dist.get_rank(group), dist.get_world_size(group))
-        with pytest.warns(UserWarning, match="does not belong"):
-            nothing = dist.all_reduce(torch.ones(1), group=group)
-        right = answer == (dist.GroupMember.NON_GROUP_MEMBER, -1, -1) and nothing is None
-    agree(right, answer)
-
-
 @needs_sort_ranks
 def test_ranks_in_the_order_given(rank: int, size: int) -> None:
     """trap 11."""
@@ -151,43 +133,6 @@ def test_subgroups_by_helper(rank: int, size: int) -> None:
     got = (dist.get_world_size(mine), dist.get_rank(mine), dist.get_backend(mine), len(everything))
     dist.destroy_process_group(mine)
     agree(got == (1, 0, "mpi", size), got)
-
-
-def test_device_mesh(rank: int, size: int) -> None:
-    """A stock consumer: DeviceMesh and DTensor on the CPU."""
-    from torch.distributed.tensor import DTensor, Replicate, Shard, init_device_mesh
-
-    mesh = init_device_mesh("cpu", (size,), mesh_dim_names=("dp",))
-    whole = torch.arange(size * 4.0).reshape(size * 2, 2)
-    sharded = DTensor.from_local(whole[rank * 2 : rank * 2 + 2], mesh, [Shard(0)])
-    got = sharded.redistribute(mesh, [Replicate()]).to_local()
-    agree(torch.equal(got, whole) and dist.get_backend(mesh.get_group()) == "mpi", got)
-
-
-def test_fully_shard(rank: int, size: int) -> None:
-    """FSDP2 on the CPU: all_gather_single and reduce_scatter_single with AVG (traps 33a, 62)."""
-    from torch.distributed.fsdp import fully_shard
-    from torch.distributed.tensor import DTensor
-
-    def network() -> torch.nn.Module:
-        torch.manual_seed(5)
-        return torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.Tanh(), torch.nn.Linear(7, 3))
-
-    reference, model = network(), network()
-    mesh = dist.init_device_mesh("cpu", (size,))
-    for layer in model:
-        if isinstance(layer, torch.nn.Linear):
-            fully_shard(layer, mesh=mesh)
-    fully_shard(model, mesh=mesh)
-    x = torch.randn(size * 2, 5, generator=torch.Generator().manual_seed(9))
-    model(x[rank * 2 : rank * 2 + 2]).square().mean().backward()
-    reference(x).square().mean().backward()
-    wrong = []
-    for p, q in zip(model.parameters(), reference.parameters(), strict=True):
-        assert isinstance(p.grad, DTensor)
-        if not torch.allclose(p.grad.full_tensor(), q.grad, atol=1e-6):  # type: ignore[arg-type]
-            wrong.append((p.grad.full_tensor(), q.grad))
-    agree(not wrong, wrong)
 
 
 def test_many_groups_in_a_row(rank: int, size: int) -> None:

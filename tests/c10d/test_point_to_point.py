@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
-import os
 import warnings
 from collections.abc import Iterator
 from datetime import timedelta
@@ -15,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mpicoll.errors import OperationTimeout
-from tests.support import agree, eventually, needs_sort_ranks
+from tests.support import agree, eventually
 
 
 @pytest.fixture(autouse=True)
@@ -29,18 +27,6 @@ def of_rank(rank: int, *shape: int) -> Tensor:
 
 
 @pytest.mark.min_ranks(2)
-def test_send_and_recv_round_the_ring(rank: int, size: int) -> None:
-    """traps 2 and 15: recv tells the sender; tags match out of order."""
-    right, left = (rank + 1) % size, (rank - 1) % size
-    a, b = torch.empty(3), torch.empty(2, 2)
-    works = [dist.isend(of_rank(rank, 3), right, tag=1), dist.isend(of_rank(rank, 2, 2), right, tag=2)]
-    senders = [dist.recv(b, left, tag=2), dist.recv(a, left, tag=1)]
-    for work in works:
-        work.wait()
-    agree(senders == [left, left] and torch.equal(a, of_rank(left, 3)) and torch.equal(b, of_rank(left, 2, 2)), (a, b))
-
-
-@pytest.mark.min_ranks(2)
 def test_send_blocks_until_the_tensor_is_free(rank: int, size: int) -> None:
     mine = of_rank(rank, 1000)
     if rank == 0:
@@ -50,25 +36,6 @@ def test_send_blocks_until_the_tensor_is_free(rank: int, size: int) -> None:
     else:
         sender = dist.recv(mine, 0) if rank == 1 else 0
         agree(sender == 0 and torch.equal(mine, of_rank(0 if rank == 1 else rank, 1000)), mine)
-
-
-@needs_sort_ranks
-@pytest.mark.min_ranks(2)
-def test_any_source(rank: int, size: int) -> None:
-    """trap 12: the global rank of the sender, also in a group that numbers differently."""
-    backwards = dist.new_group(list(reversed(range(size))), sort_ranks=False)
-    last = size - 1  # group rank 0
-    if rank != last:
-        dist.isend(of_rank(rank, 2), last, group=backwards).wait()
-        agree(True)
-    else:
-        got = []
-        for _ in range(size - 1):
-            tensor = torch.empty(2)
-            sender = dist.recv(tensor, group=backwards)
-            got.append((sender, torch.equal(tensor, of_rank(sender, 2))))
-        agree(sorted(got) == [(r, True) for r in range(size - 1)], got)
-    dist.destroy_process_group(backwards)
 
 
 @pytest.mark.min_ranks(2)
@@ -85,58 +52,6 @@ def test_irecv_any_source_tells_the_group_rank(rank: int, size: int) -> None:
         if rank == 1:
             dist.isend(of_rank(1, 3), 0).wait()
         agree(True)
-
-
-def test_a_message_to_oneself(rank: int) -> None:
-    """trap 13."""
-    tensor = torch.empty(3)
-    work = dist.irecv(tensor, rank)
-    dist.isend(of_rank(rank, 3), rank).wait()
-    work.wait()
-    with pytest.raises(ValueError, match="rank"):
-        dist.send(tensor, rank)
-    agree(torch.equal(tensor, of_rank(rank, 3)), tensor)
-
-
-def test_batch_isend_irecv(rank: int, size: int) -> None:
-    """trap 21: receives first, and nobody waits for anybody."""
-    right, left = (rank + 1) % size, (rank - 1) % size
-    a, b = torch.empty(4), torch.empty(4)
-    works = dist.batch_isend_irecv(
-        [
-            dist.P2POp(dist.irecv, a, left, tag=5),
-            dist.P2POp(dist.isend, of_rank(rank, 4), right, tag=5),
-            dist.P2POp(dist.irecv, b, right, tag=6),
-            dist.P2POp(dist.isend, of_rank(rank, 4) + 1, left, tag=6),
-        ]
-    )
-    for work in works:
-        work.wait()
-    agree(len(works) == 4 and torch.equal(a, of_rank(left, 4)) and torch.equal(b, of_rank(right, 4) + 1), (a, b))
-
-
-def test_objects(rank: int, size: int) -> None:
-    right, left = (rank + 1) % size, (rank - 1) % size
-    got: list[object] = [None, None]
-    if size == 1:
-        agree(True)
-        return
-    if rank % 2 == 0:
-        dist.send_object_list([rank, "text"], right)
-        dist.recv_object_list(got, left)
-    else:
-        dist.recv_object_list(got, left)
-        dist.send_object_list([rank, "text"], right)
-    agree(got == [left, "text"], got)
-
-
-def test_complex_messages(rank: int, size: int) -> None:
-    tensor = torch.empty(3, dtype=torch.complex64)
-    work = dist.irecv(tensor, (rank - 1) % size)
-    dist.isend(torch.complex(of_rank(rank, 3), of_rank(rank, 3)), (rank + 1) % size).wait()
-    work.wait()
-    left = of_rank((rank - 1) % size, 3)
-    agree(torch.equal(tensor, torch.complex(left, left)), tensor)
 
 
 def test_work_of_a_collective(rank: int, size: int) -> None:
@@ -176,34 +91,6 @@ def test_a_callback_may_start_a_collective(rank: int, size: int) -> None:
     agree(started and torch.equal(second, torch.full((2,), float(size))) and torch.equal(mean, tensor / size), mean)
 
 
-def test_dropped_works_are_harmless(rank: int, size: int) -> None:
-    """traps 19 and 46: neither tensor nor Work is held by the caller; the collector runs in between."""
-    received = torch.empty(50_000)
-    dist.irecv(received, (rank - 1) % size)
-    dist.isend(of_rank(rank, 50_000), (rank + 1) % size)
-    kept = of_rank(rank, 1000)
-    dist.all_reduce(kept, async_op=True)
-    dist.all_reduce(of_rank(rank, 1000), async_op=True)
-    gc.collect()
-    dist.barrier()
-    arrived = eventually(lambda: torch.equal(received, of_rank((rank - 1) % size, 50_000)))
-    agree(arrived and torch.equal(kept, sum(of_rank(r, 1000) for r in range(size))))
-
-
-def test_opposite_orders_on_two_groups(rank: int, size: int) -> None:
-    """trap 72."""
-    groups = [dist.new_group(), dist.new_group()]
-    tensors = [of_rank(rank, 1000), of_rank(rank, 1000) * 2]
-    order = (0, 1) if rank % 2 == 0 else (1, 0)
-    works = {i: dist.all_reduce(tensors[i], group=groups[i], async_op=True) for i in order}
-    for i in reversed(order):
-        works[i].wait()
-    total = sum(of_rank(r, 1000) for r in range(size))
-    for group in groups:
-        dist.destroy_process_group(group)
-    agree(torch.equal(tensors[0], total) and torch.equal(tensors[1], 2 * total))
-
-
 @pytest.mark.min_ranks(2)
 def test_wait_that_expires(rank: int, size: int) -> None:
     """trap 42: raises, names operation, group and rank, and the group refuses further use."""
@@ -236,33 +123,6 @@ def test_timeout_of_new_group_reaches_the_engine(rank: int) -> None:
     changed = registry.find(group.group_name).timeout_s  # type: ignore[union-attr]
     dist.destroy_process_group(group)
     agree((seconds, changed) == (77, 78), (seconds, changed))
-
-
-def test_dataloader_workers_fork_and_do_not_communicate(rank: int, size: int) -> None:
-    """trap 57: forked workers compute; one that communicates gets an error, not a hang."""
-    from torch.utils.data import DataLoader
-
-    loader = DataLoader(Squares(), batch_size=4, num_workers=1, multiprocessing_context="fork")
-    rows = torch.cat(list(loader))
-    total = rows.float().sum()
-    dist.all_reduce(total)
-    pid = os.fork()
-    if pid == 0:
-        try:
-            dist.all_reduce(torch.ones(1))
-        except RuntimeError as error:
-            os._exit(0 if "fork" in str(error) else 1)
-        os._exit(2)
-    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    agree(status == 0 and rows.tolist() == [i * i for i in range(12)] and total == 506 * size, (status, rows, total))
-
-
-class Squares(torch.utils.data.Dataset):
-    def __len__(self) -> int:
-        return 12
-
-    def __getitem__(self, index: int) -> int:
-        return index * index
 
 
 @contextlib.contextmanager

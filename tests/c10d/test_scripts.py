@@ -25,8 +25,8 @@ def by(launcher: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("by", [launcher, *others])
 
 
-def start(by: str, ranks: int, script: str, **env: str) -> subprocess.CompletedProcess[str]:
-    return run(command(by, str(SCRIPTS / script), ranks=ranks), timeout_s=HUNG_S, env={**LAUNCH_ENVIRONMENT, **env})
+def start(by: str, ranks: int, script: str, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return run(command(by, str(SCRIPTS / script), *arguments, ranks=ranks), timeout_s=HUNG_S, env={**LAUNCH_ENVIRONMENT, **env})
 
 
 def succeeded(done: subprocess.CompletedProcess[str], ranks: int, words: str) -> None:
@@ -37,14 +37,13 @@ def succeeded(done: subprocess.CompletedProcess[str], ranks: int, words: str) ->
     assert "Traceback" not in done.stderr, said
 
 
-@by("mpirun")
-def test_ddp(by: str) -> None:
-    succeeded(start(by, 2, "train_ddp.py"), 2, "trained")
+TRAINED = [("mpirun", "mpi"), ("mpicoll.run", "gloo")]
+TRAINED += [pytest.param(*other, marks=pytest.mark.slow) for other in (("mpicoll.run", "mpi"), ("mpirun", "gloo"))]
 
 
-@by("mpicoll.run")
-def test_gloo_meets_by_mpi(by: str) -> None:
-    succeeded(start(by, 2, "gloo_by_mpi.py"), 2, "trained to ")
+@pytest.mark.parametrize(("by", "backend"), TRAINED)
+def test_ddp(by: str, backend: str) -> None:
+    succeeded(start(by, 2, "train_ddp.py", *(["gloo"] if backend == "gloo" else [])), 2, f"trained with {backend}")
 
 
 @by("mpirun")
@@ -81,7 +80,9 @@ if BACKEND_SUBCLASSES:  # torch skips its debug wrapper for groups written in Py
 
 
 def test_alone_without_a_launcher() -> None:
-    succeeded(run([sys.executable, str(SCRIPTS / "train_ddp.py")], timeout_s=HUNG_S, env=LAUNCH_ENVIRONMENT), 1, "trained")
+    succeeded(
+        run([sys.executable, str(SCRIPTS / "train_ddp.py")], timeout_s=HUNG_S, env=LAUNCH_ENVIRONMENT), 1, "trained with mpi"
+    )
 
 
 def test_under_torchrun() -> None:

@@ -1,4 +1,10 @@
-"""A script that has never heard of mpicoll: data-parallel training with the mpi backend."""
+"""A script that has never heard of mpicoll: data-parallel training with the mpi backend, or over gloo, which meets by MPI.
+
+train_ddp.py [gloo]
+"""
+
+import os
+import sys
 
 import torch
 import torch.distributed as dist
@@ -7,7 +13,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def main() -> None:
-    dist.init_process_group("mpi")
+    if sys.argv[1:] == ["gloo"]:
+        for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+            os.environ.pop(name, None)  # nothing but MPI says where to meet
+        dist.init_process_group("gloo", init_method="mpi://")
+    else:
+        dist.init_process_group("mpi")
     rank, size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 1))
@@ -27,8 +38,9 @@ def main() -> None:
     dist.all_gather(checksums, sum(p.detach().sum() for p in model.parameters()).reshape(1))
     assert all(torch.equal(c, checksums[0]) for c in checksums), checksums
     assert losses[-1] < losses[0] / 5, losses
+    backend = dist.get_backend()
     dist.destroy_process_group()
-    print(f"rank {rank} of {size}: trained", flush=True)
+    print(f"rank {rank} of {size}: trained with {backend}", flush=True)
 
 
 if __name__ == "__main__":
