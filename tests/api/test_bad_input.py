@@ -180,20 +180,6 @@ def test_coalesced_lists(rank: int, size: int) -> None:
     agree(still_works(size))
 
 
-def test_no_group(rank: int, size: int) -> None:
-    one = torch.ones(2)
-    for group in ("world", 7, object(), [0, 1]):
-        for call in (
-            lambda group: dist.all_reduce(one, group=group),
-            lambda group: dist.broadcast(one, 0, group=group),
-            lambda group: dist.recv(one, 0, group=group),
-            lambda group: dist.barrier(group=group),
-        ):
-            with pytest.raises(TypeError, match="group must be a ProcessGroup or None, got "):
-                call(group)
-    agree(still_works(size))
-
-
 def test_unknown_arguments(rank: int, size: int) -> None:
     tensor: Tensor = torch.ones(2)
     for call in (dist.all_reduce, dist.broadcast, dist.send, dist.irecv, dist.all_gather, dist.barrier):

@@ -82,19 +82,6 @@ def test_all_gather_single_in_place(form: str, rank: int, size: int) -> None:  #
         agree(all(same(wide[r], block(r, 0, 4) + 1) for r in range(size)))
 
 
-def test_uneven_gather_and_scatter(rank: int, size: int) -> None:  # trap 39
-    for root in range(size):
-        rows = [(r + root) % 3 for r in range(size)]
-        outputs = [torch.empty(n, 3) for n in rows] if rank == root else None
-        assert dist.gather(block(rank, 0, rows[rank]), outputs, root) is None
-        if outputs:
-            assert all(same(t, block(r, 0, rows[r])) for r, t in enumerate(outputs))
-        inputs = [block(root, r, rows[r]) for r in range(size)] if rank == root else []
-        mine = torch.empty(rows[rank], 3)
-        dist.scatter(mine, inputs, root)
-        agree(same(mine, block(root, rank, rows[rank])))
-
-
 def test_roots_default_to_rank_0(rank: int, size: int) -> None:
     outputs = [torch.empty(2, 3) for _ in range(size)] if rank == 0 else None
     dist.gather(block(rank, 0, 2), outputs)
@@ -134,22 +121,6 @@ def test_lists_in_the_wrong_place(rank: int, size: int) -> None:  # trap 5
 
 
 # -- all-to-all --------------------------------------------------------------------------------------------------------
-
-
-def test_uneven_all_to_all(rank: int, size: int) -> None:  # trap 37
-    """Source i sends (i + 2 * j) % 4 rows to target j: blocks of nothing among them."""
-
-    def rows(source: int, target: int) -> int:
-        return (source + 2 * target) % 4
-
-    outputs = [torch.empty(rows(source, rank), 3) for source in range(size)]
-    dist.all_to_all(outputs, [block(rank, target, rows(rank, target)) for target in range(size)])
-    assert all(same(t, block(source, rank, rows(source, rank))) for source, t in enumerate(outputs))
-    output = torch.empty(sum(rows(source, rank) for source in range(size)), 3)
-    mine = torch.cat([block(rank, target, rows(rank, target)) for target in range(size)])
-    takes, gives = [rows(s, rank) for s in range(size)], [rows(rank, t) for t in range(size)]
-    dist.all_to_all_single(output, mine, takes, gives)
-    agree(same(output, torch.cat(outputs)))
 
 
 def test_all_to_all_single_in_place(rank: int, size: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -31,38 +32,30 @@ def of(rank: int) -> dict[str, Any]:
 def equal(a: Any, b: Any) -> bool:
     if isinstance(a, torch.Tensor):
         return isinstance(b, torch.Tensor) and a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, list):
+        return isinstance(b, list) and len(a) == len(b) and all(map(equal, a, b))
     if isinstance(a, dict):
         return isinstance(b, dict) and a.keys() == b.keys() and all(equal(a[key], b[key]) for key in a)
     return bool(a == b)
 
 
-def test_all_gather_object(rank: int, size: int) -> None:  # traps 4, 40
-    found: list[Any] = [None] * size
-    assert dist.all_gather_object(found, of(rank)) is None
-    agree(all(equal(found[r], of(r)) for r in range(size)))
-
-
-def test_gather_object(rank: int, size: int) -> None:  # trap 40
-    """The list on the destination is filled in place; the others give none."""
-    for dst in range(size):
-        found: list[Any] | None = [None] * size if rank == dst else None
-        dist.gather_object(of(rank), found, dst)
-        agree(found is None or all(equal(found[r], of(r)) for r in range(size)))
-
-
-@pytest.mark.parametrize("device", [None, torch.device("cpu"), "cpu"])
-def test_broadcast_object_list(device: Any, rank: int, size: int) -> None:  # traps 40, 41
-    for src in range(size):
-        objects = [of(src), None, src] if rank == src else [0, 0, 0]
-        dist.broadcast_object_list(objects, src, device=device)
-        agree(equal(objects[0], of(src)) and objects[1:] == [None, src])
-
-
-def test_scatter_object_list(rank: int, size: int) -> None:  # trap 40
-    for src in range(size):
-        found: list[Any] = [None]
-        dist.scatter_object_list(found, [of(r) for r in range(size)] if rank == src else None, src)
-        agree(equal(found[0], of(rank)))
+@pytest.mark.parametrize("make", [of, lambda rank: None, lambda rank: ""], ids=["large", "None", "empty"])
+def test_collectives_of_objects(make: Callable[[int], Any], rank: int, size: int) -> None:  # traps 4, 40, 41
+    """Lists are filled in place, on every root; ``device`` may be given."""
+    everybody = [make(r) for r in range(size)]
+    for root in range(size):
+        gathered: list[Any] = [0] * size
+        assert dist.all_gather_object(gathered, make(rank)) is None
+        collected: list[Any] | None = [0] * size if rank == root else None
+        dist.gather_object(make(rank), collected, root)
+        received: list[Any] = [0]
+        dist.scatter_object_list(received, everybody if rank == root else None, root)
+        good = [equal(gathered, everybody), collected is None or equal(collected, everybody), equal(received, [make(rank)])]
+        for device in (None, torch.device("cpu"), "cpu"):
+            objects = [make(root), None, root] if rank == root else [0, 0, 0]
+            dist.broadcast_object_list(objects, root, device=device)
+            good.append(equal(objects, [make(root), None, root]))
+        agree(all(good), good)
 
 
 @pytest.mark.min_ranks(2)
@@ -112,14 +105,6 @@ def test_objects_in_a_group(rank: int, size: int) -> None:
         dist.send_object_list(["last"], 0, group=group)
     agree(found == ranks and objects == [size - 1], found)
     dist.destroy_process_group(group)
-
-
-def test_empty_objects(rank: int, size: int) -> None:
-    found: list[Any] = [0] * size
-    dist.all_gather_object(found, None)
-    assert found == [None] * size
-    dist.all_gather_object(found, "")
-    agree(found == [""] * size)
 
 
 def test_what_cannot_be_pickled(rank: int, size: int) -> None:  # trap 40
