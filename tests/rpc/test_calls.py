@@ -69,43 +69,11 @@ def test_what_can_be_called(what: str, right: str) -> None:
     agree(plain == [expected] * 3, plain)
 
 
-def test_torchs_functions(right: str, rank: int) -> None:
-    x = torch.full((3, 4), float(rank))
-    found = [rpc.rpc_sync(right, torch.add, (x, 1)), rpc.rpc_sync(right, torch.Tensor.add_, (x, 1))]
-    found.append(rpc.rpc_sync(right, torch.nn.functional.relu, (x,)))
-    agree(torch.equal(found[0], x + 1) and torch.equal(found[1], x + 1) and torch.equal(found[2], x), found)
-    agree(bool((x == rank).all()), "the argument of a call is a copy")
-
-
-def test_by_name_rank_and_info(rank: int, size: int, workers: list[str]) -> None:
-    other = (rank + 1) % size
-    found = [rpc.rpc_sync(to, who) for to in (workers[other], other, rpc.get_worker_info(workers[other]))]
-    mine = rpc.get_worker_info()
-    agree(found == [workers[other]] * 3 and (mine.name, mine.id) == (workers[rank], rank), (found, mine))
-    agree(repr(mine) == f"WorkerInfo(id={rank}, name=worker{rank})", mine)
-
-
 def test_to_oneself(workers: list[str], rank: int) -> None:
     """Arguments are copies here, too, as for any other worker."""
     x = torch.zeros(3)
     answer = rpc.rpc_sync(workers[rank], torch.Tensor.add_, (x, 1))
     agree(bool((x == 0).all()) and bool((answer == 1).all()) and rpc.rpc_sync(rank, who) == workers[rank], (x, answer))
-
-
-@pytest.mark.parametrize("elements", [0, 1, 1000, 1 << 20])
-def test_tensors(elements: int, right: str, rank: int) -> None:
-    x = torch.arange(elements) + rank
-    agree(torch.equal(rpc.rpc_sync(right, add, (x, x)), 2 * x))
-
-
-def test_a_future_is_torchs(right: str) -> None:
-    """wait_all, collect_all, then (trap 85)."""
-    futures = [rpc.rpc_async(right, add, (i, 1)) for i in range(20)]
-    assert all(isinstance(future, Future) for future in futures)
-    answers = torch.futures.wait_all(futures)
-    gathered = [future.value() for future in torch.futures.collect_all(futures).wait()]
-    chained = rpc.rpc_async(right, add, (1, 1)).then(lambda future: future.value() + 40).wait()
-    agree(answers == gathered == list(range(1, 21)) and chained == 42, (answers, chained))
 
 
 def test_ten_thousand_in_flight(right: str, rank: int) -> None:
@@ -298,54 +266,6 @@ def test_bad_arguments(right: str, workers: list[str], rank: int, size: int) -> 
     with pytest.raises(RuntimeError, match="already initialized"):
         rpc.init_rpc("again")
     agree(True)
-
-
-def later(to: str, x: int) -> Any:
-    return rpc.rpc_async(to, add, (x, 1)).then(lambda future: future.value() * 10)
-
-
-@rpc.functions.async_execution
-def marked(to: str, x: int) -> Any:
-    return later(to, x)
-
-
-@rpc.functions.async_execution
-def never_a_future() -> int:
-    return 3
-
-
-class Marked:
-    @staticmethod
-    @rpc.functions.async_execution
-    def static(to: str, x: int) -> Any:
-        return later(to, x)
-
-    @rpc.functions.async_execution
-    def bound(self, to: str, x: int) -> Any:
-        return later(to, x)
-
-    @classmethod
-    @rpc.functions.async_execution
-    def of_class(cls, to: str, x: int) -> Any:
-        return later(to, x)
-
-
-def test_async_execution(right: str, workers: list[str], rank: int) -> None:
-    """Answered when the future is; by itself, as a method of any kind, and through an RRef."""
-    found = [rpc.rpc_sync(right, call, (workers[rank], 2)) for call in (marked, Marked.static, Marked.of_class, Marked().bound)]
-    rref = rpc.remote(right, Marked)
-    found += [rref.rpc_sync().bound(workers[rank], 2), rref.rpc_async().static(workers[rank], 2).wait()]
-    found += [rref.remote().bound(workers[rank], 2).to_here(), rpc.remote(right, marked, (workers[rank], 2)).to_here()]
-    agree(found == [30] * 8, found)
-    with pytest.raises(RuntimeError, match=r"must return a torch\.futures\.Future"):
-        rpc.rpc_sync(right, never_a_future)
-    agree(True)
-
-
-def test_wait_all_of_this_thread(right: str) -> None:
-    with rpc._wait_all():
-        futures = [rpc.rpc_async(right, nap, (0.05,)) for _ in range(3)]
-    agree(all(future.done() for future in futures))
 
 
 def multiply(tensor: Tensor) -> tuple[Tensor, Tensor]:

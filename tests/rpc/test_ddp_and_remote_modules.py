@@ -12,7 +12,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 import mpicoll.autograd as dist_autograd
 from mpicoll import rpc
-from mpicoll.optim import DistributedOptimizer
 from mpicoll.rpc.rref import RRef
 from tests.rpc.layers import Layer, near
 from tests.rpc.replicas import MODES, averaged, loss_of, network, rows, same
@@ -170,31 +169,3 @@ def test_one_rank_needs_what_another_computes(workers: list[str], rank: int, siz
     else:
         everyone(None)
         agree(True)
-
-
-def test_training(right: str, rank: int, size: int) -> None:
-    """The hybrid of the tutorial: DDP here, a layer there, one DistributedOptimizer for both; as in one process."""
-    remote = rpc.remote(right, Layer)
-    torch.manual_seed(9)
-    local = nn.Linear(4, 4, dtype=torch.float64)
-    parallel = DistributedDataParallel(local)
-    rrefs = [*remote.rpc_sync().parameter_rrefs(), *(RRef(parameter) for parameter in local.parameters())]
-    optimizer = DistributedOptimizer(torch.optim.SGD, rrefs, lr=0.1)
-    for step in range(3):
-        with dist_autograd.context() as context_id:
-            loss = parallel(remote.rpc_sync().forward(rows(rank, step))).square().sum()
-            dist_autograd.backward(context_id, [loss])
-            optimizer.step(context_id)
-    torch.manual_seed(9)
-    shared, layers = nn.Linear(4, 4, dtype=torch.float64), [Layer() for _ in range(size)]
-    sgd = torch.optim.SGD(shared.parameters(), lr=0.1 / size)
-    sgds = torch.optim.SGD([layer.weight for layer in layers], lr=0.1)
-    for step in range(3):
-        sgd.zero_grad()
-        sgds.zero_grad()
-        for r, layer in enumerate(layers):
-            shared(layer(rows(r, step))).square().sum().backward()
-        sgd.step()
-        sgds.step()
-    found = [*local.parameters(), remote.rpc_sync().parameter_rrefs()[0].to_here()]
-    agree(all(near(a, b) for a, b in zip(found, [*shared.parameters(), layers[rank].weight], strict=True)), found)

@@ -53,16 +53,3 @@ def test_an_error_outside(right: str) -> None:
         with pytest.raises(KeyError, match="for a reason"):
             torch.futures.wait_all(futures)
     agree(rpc.rpc_sync(right, add, (1, 1)) == 2)
-
-
-def test_wait_all_of_a_thread(right: str) -> None:
-    """The context manager raises the first error, and collects anew afterwards."""
-    collecting = rpc._wait_all()
-    collecting.__enter__()
-    for function, argument in ((add, (1, 1)), (fail, (ValueError,))):
-        rpc.rpc_async(right, function, argument)
-    with pytest.raises(ValueError, match="for a reason"):
-        collecting.__exit__(None, None, None)
-    with rpc._wait_all():
-        future = rpc.rpc_async(right, add, (1, 1))
-    agree(future.done() and future.wait() == 2)

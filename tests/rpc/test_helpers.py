@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import time
 from datetime import timedelta
-from typing import Any
 
 import pytest
-import torch
 
 from mpicoll import autograd, rpc
 from mpicoll.rpc import api
-from mpicoll.rpc.rref import RRef
-from tests.rpc.test_calls import add
-from tests.support import agree, eventually, everyone
+from tests.support import agree, everyone
 
 
 def test_the_current_agent(workers: list[str], rank: int, size: int) -> None:
@@ -25,50 +21,6 @@ def test_the_current_agent(workers: list[str], rank: int, size: int) -> None:
     numbers = rpc._get_debug_info()
     expected = rpc._rref_context_get_debug_info().keys() | agent.get_debug_info().keys() | autograd._get_debug_info().keys()
     agree(numbers.keys() == expected, numbers)
-
-
-def test_all_gather_by_calls(workers: list[str], rank: int, size: int) -> None:
-    for turn in range(3):
-        found = api._all_gather((rank, turn))
-        agree(found == {name: (i, turn) for i, name in enumerate(workers)}, found)
-
-
-@pytest.mark.min_ranks(3)
-def test_all_gather_and_barrier_of_some(workers: list[str], rank: int, size: int) -> None:
-    some = set(workers[1:])
-    if rank > 0:
-        found = api._all_gather(rank, some)
-        assert found == {name: i for i, name in enumerate(workers) if i > 0}
-        api._barrier(some)
-    agree(True)
-
-
-def test_a_barrier_waits(workers: list[str], rank: int, size: int) -> None:
-    everyone(None)
-    if rank == 0:
-        time.sleep(0.5)
-    began = time.monotonic()
-    rpc._barrier(set(workers))
-    waited = time.monotonic() - began
-    agree(size == 1 or rank == 0 or waited > 0.2, waited)
-
-
-class SlowToPickle:
-    def __reduce__(self) -> Any:
-        time.sleep(0.5)
-        return SlowToPickle, ()
-
-
-@pytest.mark.min_ranks(2)
-def test_all_gather_timeout(workers: list[str], rank: int, size: int) -> None:
-    """The first worker names those that it could not tell; the others' calls take too long."""
-    rpc._set_rpc_timeout(0.1)
-    words = r"Followers \[.*worker1.*\] timed out in _all_gather after 0.10 seconds. The first exception is .*RPC ran for more"
-    with pytest.raises(RuntimeError, match=words if rank == 0 else "RPC ran for more than set timeout"):
-        api._all_gather(SlowToPickle())
-    everyone(None)
-    rpc._set_rpc_timeout(60)
-    agree(True)
 
 
 @pytest.mark.min_ranks(2)
@@ -83,61 +35,6 @@ def test_all_gather_with_a_worker_that_is_late(workers: list[str], rank: int, si
     everyone(None)
     found = api._all_gather(rank)
     agree(found == {name: i for i, name in enumerate(workers)}, found)
-
-
-_kept: list[RRef[Any]] = []
-
-
-def keep(rref: RRef[Any]) -> bool:
-    _kept.append(rref)
-    return rref.confirmed_by_owner()
-
-
-def drop() -> None:
-    _kept.clear()
-
-
-@pytest.mark.min_ranks(2)
-def test_numbers_of_references(workers: list[str], rank: int, size: int) -> None:
-    def owned() -> int:
-        return int(rpc._rref_context_get_debug_info()["num_owner_rrefs"])
-
-    mine = RRef(rank)
-    agree(owned() == 0, owned())
-    rpc.rpc_sync((rank + 1) % size, keep, (mine,))
-    agree(owned() == 1, owned())
-    rpc.rpc_sync((rank + 1) % size, drop)
-    agree(eventually(lambda: owned() == 0), owned())
-    assert eventually(lambda: rpc._rref_context_get_debug_info()["num_pending_users"] == "0")
-
-
-def test_confirmed_where_it_arrives(workers: list[str], rank: int, size: int) -> None:
-    """A reference among the arguments is the owner's before the function runs, however fresh it is."""
-    owner, other = (rank + 1) % size, (rank + 2) % size
-    found = [rpc.rpc_sync(other, keep, (rpc.remote(owner, torch.add, (torch.ones(2), 1)),)) for _ in range(20)]
-    rpc.rpc_sync(other, drop)
-    agree(found == [True] * 20, found)
-
-
-@pytest.mark.min_ranks(2)
-def test_leaks(rank: int, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where nobody deletes the references of this worker, their owner raises, if it is asked to; RPC has ended all the same."""
-    for ignore in (True, False):
-        rpc.init_rpc(f"worker{rank}")
-        rref = rpc.remote((rank + 1) % size, list)
-        rref.to_here()
-        everyone(None)
-        with monkeypatch.context() as patched:
-            patched.setattr(api, "_ignore_rref_leak", ignore)
-            patched.setattr(api, "_delete_all_user_and_unforked_owner_rrefs", lambda: None)
-            if ignore:
-                rpc.shutdown()
-            else:
-                with pytest.raises(RuntimeError, match=r"Leaking RRef GloballyUniqueId\(created_on="):
-                    rpc.shutdown()
-        assert not rpc._is_current_rpc_agent_set()
-        del rref
-    agree(True)
 
 
 def test_references_are_deleted_at_shutdown(rank: int, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,25 +63,6 @@ def test_errors_during_shutdown_are_raised(rank: int, monkeypatch: pytest.Monkey
         rpc.shutdown()
     assert not rpc._is_current_rpc_agent_set()
     agree(True)
-
-
-def test_a_world_of_one(rank: int, size: int) -> None:
-    """Each rank by itself, as often as it likes: nobody waits for another, and names need not differ."""
-    for turn in range(rank + 1):
-        rpc.init_rpc("me", rank=0, world_size=1)
-        rref = rpc.remote("me", add, (turn, 1))
-        found = rref.to_here(), rpc.rpc_sync(0, add, (2, 2)), len(rpc._get_current_rpc_agent().get_worker_infos())
-        assert found == (turn + 1, 4, 1)
-        with pytest.raises(RuntimeError, match="could not find destination"):
-            rpc.rpc_sync(1, add, (1, 1))
-        rpc.shutdown()
-    if size > 1 and rank > 0:
-        with pytest.raises(ValueError, match=f"rank=1, but MPI says {rank}|world_size=1, but MPI says"):
-            rpc.init_rpc("me", rank=1, world_size=1)
-    rpc.init_rpc(f"worker{rank}")
-    answer = rpc.rpc_sync((rank + 1) % size, add, (1, 1))
-    rpc.shutdown()
-    agree(answer == 2)
 
 
 class Foreign(rpc.RpcBackendOptions):

@@ -6,14 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 import mpicoll.autograd as dist_autograd
 from mpicoll import rpc
 from mpicoll.optim import DistributedOptimizer
-from mpicoll.rpc.rref import RRef
 from tests.rpc.layers import Layer, near, through, x_of
-from tests.support import agree, everyone
+from tests.support import agree
 
 OWN_TESTS = {"Optimizer", "LBFGS", "SparseAdam"}  # the base; wants a closure; wants sparse gradients
 OPTIMIZERS = sorted(
@@ -49,88 +47,9 @@ def test_optimizer(name: str, workers: list[str], rank: int, size: int) -> None:
     agree(good and all(layer.rpc_sync().own_gradient() is None for layer in layers), found)
 
 
-def test_concurrent_steps(workers: list[str], rank: int, size: int) -> None:
-    """All ranks train the same parameters on worker 0 at once: every step is made, with its own gradients."""
-    shared: Any = rpc.remote(workers[0], Layer) if rank == 0 else None
-    rrefs = shared.rpc_sync().parameter_rrefs() if rank == 0 else None
-    if rank == 0:
-        for name in workers:
-            rpc.rpc_sync(name, give, (shared, rrefs))
-    everyone(None)
-    layer, parameters = _given[-1]
-    before = parameters[0].to_here().detach().clone()
-    everyone(None)
-    optimizer = DistributedOptimizer(torch.optim.SGD, parameters, lr=1.0)
-    for _ in range(5):
-        with dist_autograd.context() as context_id:
-            loss = (rpc.rpc_sync(layer.owner(), weight_of, (layer,)) * (rank + 1)).sum()
-            dist_autograd.backward(context_id, [loss])
-            optimizer.step(context_id)
-    everyone(None)
-    change = parameters[0].to_here().detach() - before
-    everyone(None)
-    _given.clear()
-    expected = -5.0 * size * (size + 1) / 2
-    agree(torch.allclose(change, torch.full_like(change, expected)), change)
-
-
-_given: list[Any] = []
-
-
-def give(*things: Any) -> None:
-    _given.append(things)
-
-
-def weight_of(rref: RRef[Layer]) -> Tensor:
-    return rref.local_value().weight
-
-
-def test_optimizer_errors(right: str) -> None:
-    """What an optimizer's constructor refuses there is raised here."""
-    rrefs = rpc.remote(right, Layer).rpc_sync().parameter_rrefs()
-    with pytest.raises(ValueError, match="learning rate"):
-        DistributedOptimizer(torch.optim.SGD, rrefs, lr=-1)
-    with pytest.raises(ValueError, match="empty"):
-        DistributedOptimizer(torch.optim.SGD, [], lr=1)
-    optimizer = DistributedOptimizer(torch.optim.SGD, rrefs, lr=1)
-    with pytest.raises(RuntimeError, match="Could not find autograd context"):
-        optimizer.step(999)
-    agree(True)
-
-
 def test_an_optimizer_that_wants_a_closure(right: str) -> None:
     """There is none across workers: torch's own error, here."""
     optimizer = DistributedOptimizer(torch.optim.LBFGS, rpc.remote(right, Layer).rpc_sync().parameter_rrefs())
     with dist_autograd.context() as context_id, pytest.raises(TypeError, match="closure"):
         optimizer.step(context_id)
     agree(True)
-
-
-def looked_up(rref: RRef[torch.nn.Embedding], indices: Tensor) -> Tensor:
-    return rref.local_value()(indices)  # type: ignore[no-any-return]
-
-
-def embedding() -> torch.nn.Embedding:
-    table = torch.nn.Embedding(10, 3, sparse=True)
-    torch.nn.init.ones_(table.weight)
-    return table
-
-
-def weights(rref: RRef[torch.nn.Embedding]) -> Tensor:
-    return rref.local_value().weight.detach().clone()
-
-
-def weight_rref(rref: RRef[torch.nn.Embedding]) -> RRef[Tensor]:
-    return RRef(rref.local_value().weight)
-
-
-def test_sparse_gradients(right: str) -> None:
-    """An embedding table on another worker, looked up twice: only the rows that were used change."""
-    table = rpc.remote(right, embedding)
-    optimizer = DistributedOptimizer(torch.optim.SparseAdam, [rpc.rpc_sync(right, weight_rref, (table,))], lr=0.5)
-    with dist_autograd.context() as context_id:
-        found = [rpc.rpc_sync(right, looked_up, (table, torch.tensor(rows))) for rows in ([1, 2], [2, 7])]
-        dist_autograd.backward(context_id, [torch.stack(found).sum()])
-        optimizer.step(context_id)
-    changed = (rpc.rpc_sync(right, weights, (table,)) != 1).any(dim=1).nonzero().flatten().tolist()
-    agree(changed == [1, 2, 7], changed)

@@ -93,15 +93,6 @@ def test_passed_on(module: RemoteModule, right: str) -> None:
     agree(again(x)[0].tolist() == [3.0] * 3)
 
 
-@pytest.mark.parametrize("name", ["to", "cuda", "state_dict", "named_parameters", "register_forward_hook", "zero_grad", "apply"])
-def test_what_is_not_supported(name: str, module: RemoteModule) -> None:
-    with pytest.raises(ValueError, match=f"Method ``{name}`` not supported for RemoteModule"):
-        getattr(module, name)()
-    with pytest.raises(ValueError, match="Please use ``remote_parameters`` instead"):
-        module.parameters()
-    agree(True)
-
-
 def test_mistakes(right: str) -> None:
     with pytest.raises(ValueError, match=r"returns an instance of <class nn.Module>.*NoModule"):
         RemoteModule(right, NoModule)(1)  # type: ignore[arg-type]

@@ -84,36 +84,6 @@ def added(x: Tensor, y: Tensor) -> Tensor:
     return x + y
 
 
-def scaled(x: Tensor, y: Tensor) -> Tensor:
-    return (x * 2 + y).to_dense()
-
-
-def by_way_of(to: str, function: Callable[..., Any], x: Tensor, y: Tensor) -> Tensor:
-    return rpc.rpc_sync(to, function, (x, y))  # type: ignore[no-any-return]
-
-
-def summed(x: Tensor) -> Tensor:
-    return torch.sparse.sum(x) if x.is_sparse else x.sum()
-
-
-@pytest.mark.parametrize("function", [added, scaled])
-@pytest.mark.parametrize("nested", [False, True], ids=["direct", "nested"])
-def test_backward(function: Callable[..., Any], nested: bool, workers: list[str], right: str, rank: int, size: int) -> None:
-    """The context has the gradients of one process, sparse where those are sparse."""
-    x, y = coo(True), coo(True, 2.0)
-    with dist_autograd.context() as context_id:
-        to = workers[(rank + 2) % size]
-        answer = by_way_of(right, function, x, y)
-        if nested:
-            answer = rpc.rpc_sync(right, by_way_of, (to, function, x, y))
-        dist_autograd.backward(context_id, [summed(answer)])
-        found = dist_autograd.get_gradients(context_id)
-    a, b = coo(True), coo(True, 2.0)
-    summed(function(a, b)).backward()
-    good = [g.layout == e.grad.layout and near(g.to_dense(), e.grad.to_dense()) for g, e in ((found[x], a), (found[y], b))]  # type: ignore[union-attr]
-    agree(all(good), found)
-
-
 def picked(x: Tensor, rows: Tensor) -> Tensor:
     return torch.nn.functional.embedding(rows, x, sparse=True)
 

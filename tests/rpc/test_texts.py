@@ -5,17 +5,23 @@ from __future__ import annotations
 import pickle
 import re
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
 from mpicoll import rpc
+from mpicoll.errors import MpicollError
 from mpicoll.rpc import api
 from mpicoll.rpc.rref import RRef
 from tests.support import agree, everyone
 
 ID = r"GloballyUniqueId\(created_on=\d+, local_id=\d+\)"
+HOWS = ("rpc_sync", "rpc_async", "remote")
+NO_FUTURE = r"Functions decorated with @rpc.async_function must return a torch.futures.Future object, but instead got "
+TOO_LONG = "RPC ran for more than set timeout"
+NO_AGENT = r"Current RPC agent is not set! Did you initialize the RPC framework \(e.g. by calling `rpc.init_rpc`\)\?"
 
 
 @rpc.functions.async_execution
@@ -23,25 +29,17 @@ def no_future() -> int:
     return 3
 
 
-class NoFuture:
+class Thing:
+    def __init__(self, seconds: float = 0.0) -> None:
+        time.sleep(seconds)
+
+    def nap(self, seconds: float) -> float:
+        time.sleep(seconds)
+        return seconds
+
     @rpc.functions.async_execution
-    def method(self) -> torch.Tensor:
+    def no_future(self) -> torch.Tensor:
         return torch.ones(1)
-
-
-@pytest.mark.parametrize("how", ["rpc_sync", "rpc_async", "remote", "proxy"])
-def test_async_execution_without_a_future(how: str, right: str) -> None:
-    words = r"Functions decorated with @rpc.async_function must return a torch.futures.Future object, but instead got "
-    words += "torch.Tensor" if how == "proxy" else "builtins.int"
-    calls = {
-        "rpc_sync": lambda: rpc.rpc_sync(right, no_future),
-        "rpc_async": lambda: rpc.rpc_async(right, no_future).wait(),
-        "remote": lambda: rpc.remote(right, no_future).to_here(),
-        "proxy": lambda: rpc.remote(right, NoFuture).rpc_sync().method(),
-    }
-    with pytest.raises(RuntimeError, match=words):
-        calls[how]()
-    agree(True)
 
 
 class Picky(Exception):
@@ -66,6 +64,85 @@ def raise_exits() -> None:
     raise Exits(1, 2)
 
 
+def raise_lines() -> None:
+    raise ValueError("\nfirst\nsecond")
+
+
+def asked(method: Any, *arguments: Any) -> None:
+    """Calls a function, or a method by a proxy, and waits for what it has returned."""
+    answer = method(*arguments)
+    if isinstance(answer, RRef):
+        answer._get_future().wait()
+        answer.to_here()
+    elif isinstance(answer, torch._C.Future):
+        answer.wait()
+
+
+Refusal = tuple[str, type[Exception], str, Callable[[], object]]
+
+
+def refused(refusals: list[Refusal]) -> list[str]:
+    """Which calls have not raised this error with these words."""
+    wrong = []
+    for name, kind, words, call in refusals:
+        try:
+            call()
+            wrong.append(f"{name}: nothing was raised")
+        except Exception as error:  # noqa: BLE001  whatever else it is goes into the report
+            if not isinstance(error, kind) or not re.search(words, str(error)):
+                wrong.append(f"{name}: {error!r}")
+    return wrong
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_calls_and_methods_of_a_proxy(how: str, right: str) -> None:
+    """What returns no future; a method that takes too long, or is not there; an object that takes too long to be made."""
+    there, slow = rpc.remote(right, Thing), rpc.remote(right, Thing, (1.0,))
+    there.to_here()
+
+    def proxy(rref: RRef[Thing], **options: float) -> Any:
+        return getattr(rref, how)(**options)
+
+    method = proxy(there).not_there  # naming it is fine
+    wrong = refused(
+        [
+            ("slow object", RuntimeError, TOO_LONG, lambda: asked(proxy(slow, timeout=0.1).nap, 0)),
+            ("slow method", RuntimeError, TOO_LONG, lambda: asked(proxy(there, timeout=0.2).nap, 1.0)),
+            ("function", RuntimeError, NO_FUTURE + "builtins.int", lambda: asked(getattr(rpc, how), right, no_future)),
+            ("method", RuntimeError, NO_FUTURE + "torch.Tensor", lambda: asked(proxy(there).no_future)),
+            ("no method", AttributeError, "has no attribute 'not_there'", lambda: asked(method)),
+        ]
+    )
+    slow.to_here()
+    agree(not wrong and rpc.rpc_sync(right, abs, (-1,)) == 1, wrong)
+
+
+def test_references(right: str, rank: int, size: int) -> None:
+    mine, there = RRef(1), rpc.remote(right, list)
+    late = rpc.remote(right, Thing, (1.0,), timeout=0.1)
+    pickling = "Can not pickle rref in python pickler, rref can only be pickled when using RPC"
+    refusals: list[Refusal] = [
+        ("pickle", RuntimeError, pickling, lambda: pickle.dumps(mine)),
+        ("backward", RuntimeError, r"RRef should contain a tensor for .backward\(\)", lambda: mine.backward()),
+        ("nobody", RuntimeError, "could not find destination", lambda: rpc.get_worker_info("nobody")),
+        ("late", RuntimeError, TOO_LONG, lambda: late._get_future().wait()),
+    ]
+    if size > 1:
+        words = rf"For UserRRef\(rref_id={ID}, fork_id={ID}\), can't call localValue\(\) on user WorkerInfo\(id={rank}, "
+        words += r".*Call it on owner WorkerInfo\(id="
+        refusals.append(("local_value", RuntimeError, words, lambda: there.local_value()))
+        refusals.append(("created", RuntimeError, r"RRef creation via rpc.remote\(\) timed out", lambda: late.to_here()))
+    wrong = refused(refusals)
+    texts = str(mine), str(there)
+    good = bool(re.fullmatch(rf"OwnerRRef\({ID}\)", texts[0]))
+    good &= size == 1 or bool(re.fullmatch(rf"UserRRef\(RRefId = {ID}, ForkId = {ID}\)", texts[1]))
+    agree(good and not wrong, (wrong, texts))
+
+
+def test_ids_begin_anew(right: str, rank: int) -> None:
+    agree(str(RRef(1)) == f"OwnerRRef(GloballyUniqueId(created_on={rank}, local_id=0))", str(RRef(1)))
+
+
 @pytest.mark.parametrize("function", [raise_picky, raise_exits])
 def test_a_constructor_that_fails_at_the_caller(function: Any, right: str) -> None:
     """The original's text and traceback are there, and the constructor's error."""
@@ -80,10 +157,6 @@ def test_a_constructor_that_fails_at_the_caller(function: Any, right: str) -> No
     agree(True)
 
 
-def raise_lines() -> None:
-    raise ValueError("\nfirst\nsecond")
-
-
 def test_errors_are_printed_where_they_happen(right: str, capfd: pytest.CaptureFixture[str]) -> None:
     """With their lines as lines: on the worker's standard error, and in what the caller gets."""
     everyone(None)
@@ -94,107 +167,36 @@ def test_errors_are_printed_where_they_happen(right: str, capfd: pytest.CaptureF
     agree("first\nsecond" in printed and "in raise_lines" in printed, printed)
 
 
-def test_references(right: str, rank: int, size: int) -> None:
-    mine, there = RRef(1), rpc.remote(right, list)
-    assert re.fullmatch(rf"OwnerRRef\({ID}\)", str(mine))
-    with pytest.raises(RuntimeError, match="Can not pickle rref in python pickler, rref can only be pickled when using RPC"):
-        pickle.dumps(mine)
-    with pytest.raises(RuntimeError, match=r"RRef should contain a tensor for .backward\(\)"):
-        mine.backward()
-    if size > 1:
-        assert re.fullmatch(rf"UserRRef\(RRefId = {ID}, ForkId = {ID}\)", str(there))
-        words = rf"For UserRRef\(rref_id={ID}, fork_id={ID}\), can't call localValue\(\) on user WorkerInfo\(id={rank}, "
-        with pytest.raises(RuntimeError, match=words + r".*Call it on owner WorkerInfo\(id="):
-            there.local_value()
-    agree(True)
-
-
-def test_ids_begin_anew(right: str, rank: int) -> None:
-    agree(str(RRef(1)) == f"OwnerRRef(GloballyUniqueId(created_on={rank}, local_id=0))", str(RRef(1)))
-
-
 def test_after_shutdown(rank: int, size: int) -> None:
     rpc.init_rpc(f"worker{rank}")
     rref = rpc.remote((rank + 1) % size, list)
     rref.to_here()
     rpc.shutdown()
-    with pytest.raises(RuntimeError, match=r"has been deleted. Cannot call to_here\(\) on it after deletion."):
-        rref.to_here()
-    with pytest.raises(RuntimeError, match=r"Cannot call fork an UserRRef after deletion."):
-        pickle.dumps(rref)
-    agree(True)
+    deleted = r"has been deleted. Cannot call to_here\(\) on it after deletion."
+    wrong = refused(
+        [
+            ("to_here", RuntimeError, deleted, rref.to_here),
+            ("pickle", RuntimeError, r"Cannot call fork an UserRRef after deletion.", lambda: pickle.dumps(rref)),
+            ("to_here", MpicollError, "shut down", rref.to_here),
+            ("proxy", MpicollError, "shut down", lambda: rref.rpc_sync().append(1)),
+            ("remote proxy", MpicollError, "shut down", lambda: rref.remote().append(1)),
+        ]
+    )
+    agree(not wrong, wrong)
 
 
 def test_without_rpc() -> None:
-    words = r"Current RPC agent is not set! Did you initialize the RPC framework \(e.g. by calling `rpc.init_rpc`\)\?"
-    for call in (lambda: RRef(1), api._get_current_rpc_agent):
-        with pytest.raises(RuntimeError, match=words):
-            call()
-    assert not rpc._is_current_rpc_agent_set()
-    for name in ("abc*", " ", "", "x" * 128):
-        with pytest.raises(RuntimeError, match="shorter than 128"):
-            rpc.WorkerInfo(name, 0)
-        with pytest.raises(RuntimeError, match="Worker name must match"):
-            rpc.init_rpc(name)
-    agree(True)
-
-
-def test_a_worker_that_is_none(right: str) -> None:
-    with pytest.raises(RuntimeError, match="could not find destination"):
-        rpc.get_worker_info("nobody")
-    agree(True)
-
-
-class Slow:
-    def __init__(self, seconds: float = 0.0) -> None:
-        time.sleep(seconds)
-
-    def nap(self, seconds: float) -> float:
-        time.sleep(seconds)
-        return seconds
-
-
-def asked(method: Any, *arguments: Any) -> None:
-    """Calls a proxy's method and waits for what it has returned."""
-    answer = method(*arguments)
-    if isinstance(answer, RRef):
-        answer._get_future().wait()
-    elif isinstance(answer, torch._C.Future):
-        answer.wait()
-
-
-@pytest.mark.parametrize("how", ["rpc_sync", "rpc_async", "remote"])
-def test_timeouts_of_proxies(how: str, right: str) -> None:
-    """A method that takes too long; an object that takes too long to be made."""
-    rref = rpc.remote(right, Slow)
-    rref.to_here()
-    with pytest.raises(RuntimeError, match="RPC ran for more than set timeout"):
-        asked(getattr(rref, how)(timeout=0.2).nap, 1.0)
-    slow = rpc.remote(right, Slow, (1.0,))
-    with pytest.raises(RuntimeError, match="RPC ran for more than set timeout"):
-        asked(getattr(slow, how)(timeout=0.1).nap, 0)
-    slow.to_here()
-    agree(True)
-
-
-def test_an_object_that_is_not_made_in_time(right: str, size: int) -> None:
-    rref = rpc.remote(right, Slow, (1.0,), timeout=0.1)
-    with pytest.raises(RuntimeError, match="RPC ran for more than set timeout"):
-        rref._get_future().wait()
-    if size > 1:
-        with pytest.raises(RuntimeError, match=r"RRef creation via rpc.remote\(\) timed out"):
-            rref.to_here()
-    agree(True)
-
-
-@pytest.mark.parametrize("how", ["rpc_sync", "rpc_async", "remote"])
-def test_a_method_that_is_not_there(how: str, right: str) -> None:
-    """Naming it is fine; calling it raises, for ``remote`` at once."""
-    proxy = getattr(rpc.remote(right, Slow), how)()
-    method = proxy.not_there
-    with pytest.raises(AttributeError, match="has no attribute 'not_there'"):
-        asked(method)
-    agree(True)
+    refusals: list[Refusal] = [
+        ("RRef", RuntimeError, NO_AGENT, lambda: RRef(1)),
+        ("agent", RuntimeError, NO_AGENT, api._get_current_rpc_agent),
+    ]
+    for call in (lambda: rpc.rpc_sync("worker0", list), rpc.shutdown, rpc.get_worker_info):
+        refusals.append(("call", RuntimeError, r"has not been initialized|agent is not set", call))
+    for name in ("abc*", "a b", " ", "", "x" * 128, "ü"):
+        refusals.append((f"WorkerInfo {name}", RuntimeError, "shorter than 128", lambda name=name: rpc.WorkerInfo(name, 0)))
+        refusals.append((f"init_rpc {name}", RuntimeError, "Worker name must match", lambda name=name: rpc.init_rpc(name)))
+    wrong = refused(refusals)
+    agree(not wrong and not rpc._is_current_rpc_agent_set(), wrong)
 
 
 def test_a_function_that_the_callee_does_not_have(right: str, rank: int, size: int) -> None:
