@@ -16,7 +16,7 @@ from tests.project.sources import MODULES, PACKAGE, changes, circles, graph, imp
 from tests.support import ROOT
 
 SOURCES = sorted({*MODULES, *(ROOT / "tests").rglob("*.py"), *(ROOT / "examples").rglob("*.py")})
-LONGEST = 400  # lines of a file
+LONGEST = 400  # lines of a file, outside tests/
 
 # A file imports its own room, rooms of lower lines, and no other. Rooms of one line do not know each other. A room stands as
 # low as its imports allow: rpc, autograd and optim below the engine, which they must not need.
@@ -185,7 +185,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_one_file(path: Path) -> None:
     text = path.read_text()
     lines = text.count("\n")
-    assert lines <= LONGEST, f"{lines} lines"
+    assert lines <= LONGEST or path.is_relative_to(ROOT / "tests"), f"{lines} lines"
     if text.strip():
         assert ast.get_docstring(tree(path)), "a module says what it is for"
     for node in ast.walk(tree(path)):
