@@ -36,12 +36,9 @@ from collections.abc import Mapping
 ADDRESS = "TESTS_WARM_SERVER"  # environment variable: the path of the server's socket
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
 AT_IMPORT = ("TORCH", "PYTHON")  # prefixes of variables that are read when Python starts or torch is imported
-LATER = (
-    "TORCH_DEVICE_BACKEND_AUTOLOAD",
-    "PYTHONPATH",
-    "PYTHONUNBUFFERED",
-    "PYTHONDONTWRITEBYTECODE",
-)  # `run` and `become` see to them
+LATER = (  # of those: what `run` and `become` see to, and what torch._dynamo itself sets when it is imported
+    "TORCH_DEVICE_BACKEND_AUTOLOAD", "TORCHINDUCTOR_CACHE_DIR", "PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE"
+)  # fmt: skip
 HEAD = struct.Struct("I")  # bytes of the request
 STATUS = struct.Struct("i")  # as waitpid gives it
 
