@@ -59,15 +59,16 @@ def test_collectives_of_objects(make: Callable[[int], Any], rank: int, size: int
 
 
 @pytest.mark.min_ranks(2)
-def test_send_and_recv_object_list(rank: int, size: int) -> None:  # trap 40
+@pytest.mark.parametrize("door", [dist, torch.distributed], ids=lambda door: door.__name__)
+def test_send_and_recv_object_list(door: Any, rank: int, size: int) -> None:  # trap 40
     after, before = (rank + 1) % size, (rank - 1) % size
     found: list[Any] = [None, None]
     if rank == 0:
-        dist.send_object_list([of(0), "x"], after)
-        assert dist.recv_object_list(found, before) == before
+        door.send_object_list([of(0), "x"], after)
+        assert door.recv_object_list(found, before) == before
     else:
-        assert dist.recv_object_list(found, before) == before
-        dist.send_object_list([of(rank), "x"], after)
+        assert door.recv_object_list(found, before) == before
+        door.send_object_list([of(rank), "x"], after)
     agree(equal(found[0], of(before)) and found[1] == "x")
 
 
