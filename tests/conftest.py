@@ -11,6 +11,7 @@ ends in ``agree`` (tests/support/__init__.py). What cannot run everywhere is des
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import zlib
@@ -32,6 +33,8 @@ from tests.support import everyone, spmd, warm, warm_server
 hypothesis.settings.register_profile("spmd", derandomize=True, database=None, deadline=None)
 hypothesis.settings.load_profile("spmd")
 
+# Folders whose tests need no other rank, unless they are marked: what they show on one rank holds on any number.
+ALONE = {"discovery", "docs", "doctor", "launch", "project"}
 ON_REQUEST = {"slow": "--runslow", "companion": "--companions"}  # marks of tests that run only with an option
 
 
@@ -67,6 +70,11 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Recorder(f"{vendor} {'.'.join(map(str, version))}", spmd.side().size), "record")
 
 
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()  # tests call gc.collect often; each would look at all that torch has made
+
+
 def pytest_sessionstart(session: pytest.Session) -> None:
     if hasattr(session.config.option, "with_mpi"):
         session.config.option.with_mpi = True  # pytest-mpi: @pytest.mark.mpi means run here, not skip
@@ -76,9 +84,10 @@ def runs_here(item: pytest.Item, size: int, kinds: Sequence[str]) -> bool:
     """Whether the marks of ``item`` let it run on ``size`` ranks. kinds: of ``ON_REQUEST``, those that were asked for."""
     sizes = [mark.args for mark in item.iter_markers("ranks")]
     least = [mark.args[0] for mark in item.iter_markers("min_ranks")]
+    alone = item.get_closest_marker("launch") is not None or (item.path.parent.name in ALONE and not sizes and not least)
     return (
         all(kind in kinds or item.get_closest_marker(kind) is None for kind in ON_REQUEST)
-        and (size == 1 or item.get_closest_marker("launch") is None)
+        and (size == 1 or not alone)
         and all(size in allowed for allowed in sizes)
         and all(size >= n for n in least)
     )

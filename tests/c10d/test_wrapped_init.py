@@ -123,6 +123,7 @@ def test_no_backend_is_named(size: int, monkeypatch: pytest.MonkeyPatch) -> None
     dist.destroy_process_group()
 
 
+@pytest.mark.launch
 def test_a_program_takes_the_default_of_the_device() -> None:
     """``init_process_group(get_default_backend_for_device("cpu"))``, as in PyTorch's examples; Lightning reads the same table."""
     code = """
