@@ -25,7 +25,7 @@ from mpicoll._waits import BOARD_S, LOOK_S, RAISES_S
 from mpicoll.errors import GroupDestroyed, MpicollError
 
 REMEMBERED = 2000  # collectives of a group whose calls are kept
-LOOKS = round(BOARD_S / LOOK_S)  # whose entries stand on a board
+LOOKS = max(1, round(BOARD_S / LOOK_S))  # whose entries stand on a board
 PATIENT_LOOKS = round(RAISES_S / LOOK_S)  # after an error on one rank; the programs may go on
 MOST_TEXTS, MOST_GROUPS = 200, 100  # on a board
 

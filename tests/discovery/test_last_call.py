@@ -76,9 +76,6 @@ def a_group(name: str, issued: int, ended: int, asynchronous: bool = False, ago_
     return SimpleNamespace(name=name, history=history, ended=ended, global_ranks=[4, 5, 6])
 
 
-RECV = "recv on group 'dp' with"
-
-
 @pytest.mark.parametrize(
     ("groups", "peers", "words"),
     [

@@ -104,3 +104,49 @@ def test_commands_print_what_is_shown(console: list[Job], tmp_path: Path) -> Non
 def test_a_session_answers_what_is_shown(page: Path) -> None:
     done = run([sys.executable, str(Path(__file__).parent / "scripts/session.py"), str(page)])
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+# What decides whether an output is the one that a page shows.
+
+
+def job_that_shows(text: str, vary: str | None, tmp_path: Path) -> Job:
+    comment = f"<!-- {vary} vary -->\n" if vary else ""
+    page = tmp_path / "page.md"
+    page.write_text(f"{comment}```console\n$ mpicoll run -n 1 first.py\n{text}\n```\n")
+    (job,) = blocks.jobs(page)
+    return job
+
+
+@pytest.mark.parametrize(
+    ("shown", "stdout", "stderr", "difference"),
+    [
+        ("a\nb", "b\na\n", "noise\n", ""),
+        ("a", "a  \n", "", ""),
+        ("a", "a\na\n", "", "printed, not shown: a"),
+        ("a\na", "a\n", "", "shown, not printed: a"),
+        ("a\nerror: ... on ...", "a\n", "noise\nerror: x on y\n", ""),
+        ("...\nb", "a\nb\n", "", ""),
+        ("...\nb", "a\n", "", "shown, not printed: b"),
+        ("a.c", "abc\n", "", "shown, not printed: a.c\nprinted, not shown: abc"),
+    ],
+)
+def test_differences(shown: str, stdout: str, stderr: str, difference: str, tmp_path: Path) -> None:
+    assert blocks.differences(job_that_shows(shown, None, tmp_path), stdout, stderr) == difference
+
+
+STEPS = "2 steps of 0.4 ms, 100% during backward, 7,000 tokens/s"
+
+
+@pytest.mark.parametrize(
+    ("vary", "shown", "stdout", "equal"),
+    [
+        ("numbers", "took 1.5 us", "took  23 us", True),
+        ("numbers", "took 1.5 us", "took 4e-06 us", True),
+        ("numbers", "took 1.5 us", "took long", False),
+        ("times", STEPS, "2 steps of 31 ms, 87% during backward, 1.5 tokens/s", True),
+        ("times", STEPS, "3 steps of 31 ms, 87% during backward, 1.5 tokens/s", False),
+        ("times", STEPS, "2 steps of 31 ms, 87% after backward, 1.5 tokens/s", False),
+    ],
+)
+def test_what_varies(vary: str, shown: str, stdout: str, equal: bool, tmp_path: Path) -> None:
+    assert (blocks.differences(job_that_shows(shown, vary, tmp_path), stdout + "\n", "") == "") == equal

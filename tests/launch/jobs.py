@@ -193,7 +193,7 @@ def runs(pid: str | int) -> bool:
 def start(
     folder: Path, *options: str, by: str = REAL, variant: str = "usual", when: str | None = None, fault: str = "pass"
 ) -> Job:
-    """Starts `FAULTY` on two ranks. when: "in MPI" on the MPI that is installed and "without MPI" on another, if it is None."""
+    """Starts `FAULTY` on two ranks. when: place of the fault; None: "in MPI" on a real MPI, "without MPI" on a made-up one."""
     when = when or ("in MPI" if by == REAL else "without MPI")
     words = ("--quiet", *options, "-n", "2", script(folder, FAULTY), str(folder), when, fault)
     environ = clean_environment(TEST_RUN_PARENT=str(os.getpid()), OMP_NUM_THREADS="1")

@@ -271,16 +271,17 @@ def test_an_exception_in_a_done_callback_harms_nobody(rank: int, size: int) -> N
     agree(tensor[0] == total(size), f"{tensor}")
 
 
-def test_dropped_works_are_harmless(rank: int, size: int) -> None:  # trap 19
+@pytest.mark.parametrize("door", [dist, torch.distributed], ids=lambda door: door.__name__)
+def test_dropped_works_are_harmless(door: Any, rank: int, size: int) -> None:  # traps 19, 46
     received = [torch.zeros(4) for _ in range(50)]
     reduced = [torch.full((4,), rank + 1.0) for _ in range(50)]
     for index in range(50):
-        dist.irecv(received[index], (rank - 1) % size, tag=index)
-        dist.all_reduce(reduced[index], async_op=True)
-        dist.isend(torch.full((4,), float(index)), (rank + 1) % size, tag=index)  # its tensor is dropped as well
+        door.irecv(received[index], (rank - 1) % size, tag=index)
+        door.all_reduce(reduced[index], async_op=True)
+        door.isend(torch.full((4,), float(index)), (rank + 1) % size, tag=index)  # its tensor is dropped as well
         if index % 10 == 0:
             gc.collect()
-    dist.barrier()
+    door.barrier()
     arrived = eventually(lambda: all(torch.all(t == i) for i, t in enumerate(received)))
     agree(arrived and all(torch.all(t == total(size)) for t in reduced), f"{received} {reduced}")
 

@@ -6,9 +6,12 @@ import re
 import shutil
 import textwrap
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from tests.conftest import runs_here
 from tests.support import ROOT, launch
 
 SUITE = """
@@ -59,3 +62,24 @@ def test_one_rank_fails_for_all_and_a_hang_ends_with_the_stacks_of_the_ranks(tmp
         assert expected in said, f"{expected}\n{said}"
     assert re.search(r"\[rank 2\]   File .*test_inner.py.*in test_stuck", said), said
     assert "rank 1 of 3: tests/test_inner.py::test_stuck: no end" not in said, said
+
+
+@pytest.mark.parametrize(
+    ("folder", "marks", "runs"),
+    [
+        ("api", [], "1 2 3"),
+        ("api", [pytest.mark.launch], "1"),
+        ("api", [pytest.mark.min_ranks(2)], "2 3"),
+        ("api", [pytest.mark.min_ranks(2), pytest.mark.ranks(1, 2)], "2"),
+        ("api", [pytest.mark.slow], ""),
+        ("launch", [], "1"),
+        ("launch", [pytest.mark.min_ranks(2)], "2 3"),
+    ],
+)
+def test_marks_and_folders_choose_the_numbers_of_ranks(folder: str, marks: list[pytest.MarkDecorator], runs: str) -> None:
+    item: Any = SimpleNamespace(
+        path=ROOT / "tests" / folder / "test_it.py",
+        iter_markers=lambda name: [mark for mark in marks if mark.name == name],
+        get_closest_marker=lambda name: next((mark for mark in marks if mark.name == name), None),
+    )
+    assert " ".join(str(size) for size in (1, 2, 3) if runs_here(item, size, [])) == runs

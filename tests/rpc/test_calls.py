@@ -295,3 +295,45 @@ def test_more_than_two_gib(right: str, rank: int) -> None:
         tensor[0], tensor[-1] = 3, 5
         found = rpc.rpc_sync(right, ends, (tensor,), timeout=250)
     agree(rank > 0 or found == (3, 5, (1 << 31) + 9))
+
+
+def later(to: str, x: int) -> Any:
+    return rpc.rpc_async(to, add, (x, 1)).then(lambda future: future.value() * 10)
+
+
+@rpc.functions.async_execution
+def marked(to: str, x: int) -> Any:
+    return later(to, x)
+
+
+@rpc.functions.async_execution
+def never_a_future() -> int:
+    return 3
+
+
+class Marked:
+    @staticmethod
+    @rpc.functions.async_execution
+    def static(to: str, x: int) -> Any:
+        return later(to, x)
+
+    @rpc.functions.async_execution
+    def bound(self, to: str, x: int) -> Any:
+        return later(to, x)
+
+    @classmethod
+    @rpc.functions.async_execution
+    def of_class(cls, to: str, x: int) -> Any:
+        return later(to, x)
+
+
+def test_async_execution(right: str, workers: list[str], rank: int) -> None:
+    """Answered when the future is; by itself, as a method of any kind, and through an RRef."""
+    found = [rpc.rpc_sync(right, call, (workers[rank], 2)) for call in (marked, Marked.static, Marked.of_class, Marked().bound)]
+    rref = rpc.remote(right, Marked)
+    found += [rref.rpc_sync().bound(workers[rank], 2), rref.rpc_async().static(workers[rank], 2).wait()]
+    found += [rref.remote().bound(workers[rank], 2).to_here(), rpc.remote(right, marked, (workers[rank], 2)).to_here()]
+    agree(found == [30] * 8, found)
+    with pytest.raises(RuntimeError, match=r"must return a torch\.futures\.Future"):
+        rpc.rpc_sync(right, never_a_future)
+    agree(True)

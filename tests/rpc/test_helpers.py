@@ -12,6 +12,10 @@ from mpicoll.rpc import api
 from tests.support import agree, everyone
 
 
+def add(a: int, b: int) -> int:
+    return a + b
+
+
 def test_the_current_agent(workers: list[str], rank: int, size: int) -> None:
     agent = rpc._get_current_rpc_agent()
     infos = agent.get_worker_infos()
@@ -77,3 +81,43 @@ def test_options_of_another_backend() -> None:
     with pytest.raises(TypeError, match="rpc_timeout must be a number of seconds"):
         rpc.TensorPipeRpcBackendOptions(rpc_timeout=timedelta(seconds=3))  # type: ignore[arg-type]
     agree(True)
+
+
+@pytest.mark.min_ranks(2)
+def test_leaks(rank: int, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nobody deletes the references of this worker, their owner raises, if it is asked to; RPC has ended all the same."""
+    for ignore in (True, False):
+        rpc.init_rpc(f"worker{rank}")
+        rref = rpc.remote((rank + 1) % size, list)
+        rref.to_here()
+        everyone(None)
+        with monkeypatch.context() as patched:
+            patched.setattr(api, "_ignore_rref_leak", ignore)
+            patched.setattr(api, "_delete_all_user_and_unforked_owner_rrefs", lambda: None)
+            if ignore:
+                rpc.shutdown()
+            else:
+                with pytest.raises(RuntimeError, match=r"Leaking RRef GloballyUniqueId\(created_on="):
+                    rpc.shutdown()
+        assert not rpc._is_current_rpc_agent_set()
+        del rref
+    agree(True)
+
+
+def test_a_world_of_one(rank: int, size: int) -> None:
+    """Each rank by itself, as often as it likes: nobody waits for another, and names need not differ."""
+    for turn in range(rank + 1):
+        rpc.init_rpc("me", rank=0, world_size=1)
+        rref = rpc.remote("me", add, (turn, 1))
+        found = rref.to_here(), rpc.rpc_sync(0, add, (2, 2)), len(rpc._get_current_rpc_agent().get_worker_infos())
+        assert found == (turn + 1, 4, 1)
+        with pytest.raises(RuntimeError, match="could not find destination"):
+            rpc.rpc_sync(1, add, (1, 1))
+        rpc.shutdown()
+    if size > 1 and rank > 0:
+        with pytest.raises(ValueError, match=f"rank=1, but MPI says {rank}|world_size=1, but MPI says"):
+            rpc.init_rpc("me", rank=1, world_size=1)
+    rpc.init_rpc(f"worker{rank}")
+    answer = rpc.rpc_sync((rank + 1) % size, add, (1, 1))
+    rpc.shutdown()
+    agree(answer == 2)

@@ -193,7 +193,7 @@ def digits(example: ModuleType) -> str:
 
 
 def order(epoch: int, count: int) -> Tensor:
-    """DistributedSampler's order: its seed and the number of the epoch seed the generator."""
+    """DistributedSampler's order: the generator starts from the sampler's seed plus the number of the epoch."""
     return torch.randperm(count, generator=torch.Generator().manual_seed(1 + epoch))
 
 
