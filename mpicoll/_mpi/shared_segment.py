@@ -12,6 +12,7 @@ import ctypes
 import mmap
 import os
 import platform
+import struct
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 # Processors on which all ranks see the writes of any rank in the order in which it made them.
 ORDERED = frozenset({"x86_64", "AMD64", "i686", "s390x"})
 WORD = 16  # bytes; long enough that two random words are never equal by chance, and a multiple of the size of every dtype
+LOCATION = struct.Struct(f"=qq{WORD}s")  # process id, file descriptor (-1: no memory), random word
 
 
 class Segment:
@@ -57,15 +59,26 @@ def create(comm: Intracomm, nbytes: int, maker: int = 0, ordered: bool | None = 
     if is_maker:
         file, memory = _make(nbytes, word)  # [1]
     # Neither bcast (see _engine/consensus.py) nor a node communicator (Note [Communicators are made with the group], windows.py).
-    location = comm.allgather((os.getpid(), file, word) if memory is not None else None)[maker]  # [2]
-    if location is not None and not is_maker:
-        memory = _mapped_from(nbytes, *location)  # [3]
-    complete = all(comm.allgather(memory is not None))
+    own = LOCATION.pack(os.getpid(), -1 if memory is None else file, word)
+    pid, descriptor, its_word = LOCATION.unpack(_from_all(comm, own)[maker])  # [2]
+    if descriptor >= 0 and not is_maker:
+        memory = _mapped_from(nbytes, pid, descriptor, its_word)  # [3]
+    complete = all(map(any, _from_all(comm, bytes([memory is not None]))))
     if file >= 0:
         os.close(file)  # [4]
     if ordered is None:
         ordered = platform.machine() in ORDERED
     return Segment(memory, ordered) if memory is not None and complete else None
+
+
+def _from_all(comm: Intracomm, record: bytes) -> list[bytes]:
+    """Every rank's record, by rank; all have the same size (collective).
+
+    MPI_Allgather raises if a rank dies. MPI_Allgatherv, by which mpi4py gathers objects, may not: see survivors.py.
+    """
+    found = bytearray(len(record) * comm.Get_size())
+    comm.Allgather(record, found)
+    return [bytes(found[at : at + len(record)]) for at in range(0, len(found), len(record))]
 
 
 def _make(nbytes: int, word: bytes) -> tuple[int, mmap.mmap | None]:

@@ -231,16 +231,16 @@ def results() -> None:
             threading.Timer(0.05, die).start()
         try:
             while True:
-                for operation in (
-                    _all_gather_uneven,
-                    _all_gather,
-                    _all_reduce,
-                    _reduce_scatter,
-                    _all_to_all,
-                    _broadcast,
-                    _gather,
-                ):
-                    for count in (1, 3000):
+                for count in (1, 3000):  # windows are made in the second round: a rank may die in that, too
+                    for operation in (
+                        _all_gather_uneven,
+                        _all_gather,
+                        _all_reduce,
+                        _reduce_scatter,
+                        _all_to_all,
+                        _broadcast,
+                        _gather,
+                    ):
                         got, expected = operation(rank, size, count)
                         if not torch.equal(got, expected):
                             say(f"wrong: {operation.__name__} of {count}: {got.tolist()[:10]}")
