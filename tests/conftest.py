@@ -81,7 +81,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def runs_here(item: pytest.Item, size: int, kinds: Sequence[str]) -> bool:
-    """Whether the marks of ``item`` let it run on ``size`` ranks. kinds: of ``ON_REQUEST``, those that were asked for."""
+    """Whether marks and folder of ``item`` let it run on ``size`` ranks. kinds: of ``ON_REQUEST``, those that were asked for."""
     sizes = [mark.args for mark in item.iter_markers("ranks")]
     least = [mark.args[0] for mark in item.iter_markers("min_ranks")]
     alone = item.get_closest_marker("launch") is not None or (item.path.parent.name in ALONE and not sizes and not least)

@@ -116,7 +116,7 @@ def load(suite: Suite) -> type[Any]:
 
 
 class OnThisRank:
-    """What torch's fixtures give a test, here of one of MPI's ranks. ``file_name`` is set by who runs it."""
+    """What torch's fixtures give a test, for one rank of MPI. The runner of a test sets ``file_name``."""
 
     file_name: str
 

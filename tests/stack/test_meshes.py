@@ -236,7 +236,7 @@ def test_parts_of_the_world(rank: int, size: int) -> None:
 @pytest.mark.feature(SPLIT)
 @pytest.mark.min_ranks(2)
 def test_those_left_over_and_a_part_of_a_part(rank: int, size: int) -> None:
-    """Who is in no part gets torch's sentinel and waits for nobody; the ranks of a part of a part are those of the part."""
+    """A rank in no part gets torch's sentinel and waits for nobody. To split a part, its own ranks are given."""
     outside = dist.GroupMember.NON_GROUP_MEMBER
     upper = dist.split_group(split_ranks=[list(range(1, size))])
     right = (upper is outside) == (rank == 0)
