@@ -4,7 +4,8 @@ refused on every rank before a byte moves."""
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -65,56 +66,79 @@ def contributions(dtype: torch.dtype, shape: tuple[int, ...], size: int, salt: i
     return [of_rank(r, dtype, shape, salt) for r in range(size)]
 
 
-@pytest.mark.parametrize("async_op", [False, True], ids=["sync", "async"])
-def test_all_reduce(async_op: bool, rank: int, size: int) -> None:
-    """traps 22-25, 27-32: each layout, each dtype, each op; bits equal on all ranks; in place; counted as a write."""
-    verdict = Verdict()
-    for dtype, op in CASES:
+class Case(NamedTuple):
+    number: int  # of dtype and op, for what only has to vary
+    dtype: torch.dtype
+    op: str
+    name: str  # of the layout
+    shape: tuple[int, ...]
+    layout: Callable[[Tensor], Tensor]
+
+    @property
+    def async_op(self) -> bool:
+        return self.number % 2 == 0
+
+    def contributions(self, size: int) -> list[Tensor]:
+        return contributions(self.dtype, self.shape, size)
+
+
+def cases() -> Iterator[Case]:
+    """Each dtype, each op, each layout."""
+    for number, (dtype, op) in enumerate(CASES):
         for name, (shape, layout) in layouts(dtype).items():
-            given = contributions(dtype, shape, size)
-            mine = layout(given[rank])
-            before = None if mine.is_inference() else mine._version
-            place = (mine.data_ptr(), mine.stride())
-            work = dist.all_reduce(mine, op_of(op), async_op=async_op)
-            assert isinstance(work, dist.Work) and work.wait() if async_op else work is None  # trap 1
-            verdict.check((dtype, op, name), mine, reduced(op, given, FACTOR))
-            assert place == (mine.data_ptr(), mine.stride())
-            assert before is None or mine._version > before, (dtype, op, name)
+            yield Case(number, dtype, op, name, shape, layout)
+
+
+def ended(work: dist.Work | None) -> None:
+    if work is not None:
+        work.wait()
+
+
+@pytest.mark.parametrize("async_op", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("name", ["all_reduce", "scan", "exscan"])
+def test_in_place(name: str, async_op: bool, rank: int, size: int) -> None:
+    """traps 22-25, 27-32: bits equal on all ranks; in place; counted as a write. Rank 0 of exscan keeps every bit."""
+    verdict, until = Verdict(), {"all_reduce": size, "scan": rank + 1, "exscan": rank}[name]
+    for case in cases():
+        given = case.contributions(size)
+        mine = case.layout(given[rank])
+        before = None if mine.is_inference() else mine._version
+        place = (mine.data_ptr(), mine.stride())
+        work = getattr(dist, name)(mine, op_of(case.op), async_op=async_op)
+        assert isinstance(work, dist.Work) and work.wait() if async_op else work is None  # trap 1
+        expected = reduced(case.op, given[:until], FACTOR) if until else given[0]
+        verdict.check(case, mine, expected, shared=name == "all_reduce")
+        assert place == (mine.data_ptr(), mine.stride())
+        assert before is None or mine._version > before, case
     verdict.agree()
 
 
 def test_reduce(rank: int, size: int) -> None:
     """trap 26: every rank is dst in turn; the others keep every bit of theirs."""
     verdict = Verdict()
-    for number, (dtype, op) in enumerate(CASES):
-        for name, (shape, layout) in layouts(dtype).items():
-            dst = number % size
-            given = contributions(dtype, shape, size)
-            mine = layout(given[rank])
-            work = dist.reduce(mine, dst, op_of(op), async_op=number % 2 == 0)
-            if work is not None:
-                work.wait()
-            expected = reduced(op, given, FACTOR) if rank == dst else given[rank]
-            verdict.check((dtype, op, name, dst), mine, expected, shared=False)
+    for case in cases():
+        dst = case.number % size
+        given = case.contributions(size)
+        mine = case.layout(given[rank])
+        ended(dist.reduce(mine, dst, op_of(case.op), async_op=case.async_op))
+        expected = reduced(case.op, given, FACTOR) if rank == dst else given[rank]
+        verdict.check((case, dst), mine, expected, shared=False)
     verdict.agree()
 
 
 def test_reduce_scatter(rank: int, size: int) -> None:
     """trap 38: rank i's block has i more rows than rank 0's; inputs and output in every layout."""
     verdict = Verdict()
-    for number, (dtype, op) in enumerate(CASES):
-        for name, (shape, layout) in layouts(dtype).items():
-            shapes = [(shape[0] + r, *shape[1:]) if shape else () for r in range(size)]
-            inputs = [[of_rank(source, dtype, shapes[r], salt=r) for r in range(size)] for source in range(size)]
-            output = layout(torch.zeros(shapes[rank], dtype=dtype))
-            mine = [layout(tensor) for tensor in inputs[rank]]
-            work = dist.reduce_scatter(output, mine, op_of(op), async_op=number % 2 == 0)
-            if work is not None:
-                work.wait()
-            expected = reduced(op, [inputs[source][rank] for source in range(size)], FACTOR)
-            verdict.check((dtype, op, name), output, expected, shared=False)
-            for tensor, was in zip(mine, inputs[rank], strict=True):
-                verdict.check((dtype, op, name, "input"), tensor, was, shared=False)
+    for case in cases():
+        shapes = [(case.shape[0] + r, *case.shape[1:]) if case.shape else () for r in range(size)]
+        inputs = [[of_rank(source, case.dtype, shapes[r], salt=r) for r in range(size)] for source in range(size)]
+        output = case.layout(torch.zeros(shapes[rank], dtype=case.dtype))
+        mine = [case.layout(tensor) for tensor in inputs[rank]]
+        ended(dist.reduce_scatter(output, mine, op_of(case.op), async_op=case.async_op))
+        expected = reduced(case.op, [inputs[source][rank] for source in range(size)], FACTOR)
+        verdict.check(case, output, expected, shared=False)
+        for tensor, was in zip(mine, inputs[rank], strict=True):
+            verdict.check((case, "input"), tensor, was, shared=False)
     verdict.agree()
 
 
@@ -122,19 +146,17 @@ def test_reduce_scatter(rank: int, size: int) -> None:
 def test_reduce_scatter_single(form: str, rank: int, size: int) -> None:
     """traps 33a, 35, 36: both forms of the input, AVG and PREMUL_SUM among the ops."""
     verdict = Verdict()
-    for number, (dtype, op) in enumerate(CASES):
-        for name, (shape, layout) in layouts(dtype).items():
-            whole = (size, *shape) if form == "stack" or not shape else (size * shape[0], *shape[1:])
-            given = contributions(dtype, whole, size)
-            mine, output = given[rank].clone(), layout(torch.zeros(shape, dtype=dtype))
-            if name == "strided":
-                mine = layout(mine)
-            work = dist.reduce_scatter_single(output, mine, op_of(op), async_op=number % 2 == 0)
-            if work is not None:
-                work.wait()
-            blocks = [tensor.view(size, *shape)[rank].contiguous() for tensor in given]
-            verdict.check((dtype, op, name), output, reduced(op, blocks, FACTOR), shared=False)
-            verdict.check((dtype, op, name, "input"), mine, given[rank], shared=False)
+    for case in cases():
+        shape = case.shape
+        whole = (size, *shape) if form == "stack" or not shape else (size * shape[0], *shape[1:])
+        given = contributions(case.dtype, whole, size)
+        mine, output = given[rank].clone(), case.layout(torch.zeros(shape, dtype=case.dtype))
+        if case.name == "strided":
+            mine = case.layout(mine)
+        ended(dist.reduce_scatter_single(output, mine, op_of(case.op), async_op=case.async_op))
+        blocks = [tensor.view(size, *shape)[rank].contiguous() for tensor in given]
+        verdict.check(case, output, reduced(case.op, blocks, FACTOR), shared=False)
+        verdict.check((case, "input"), mine, given[rank], shared=False)
     verdict.agree()
 
 

@@ -1,4 +1,4 @@
-"""scan and exscan: the reduction of the ranks up to this one, for each dtype and reduction."""
+"""scan and exscan: the reduction of the ranks up to this one. Each dtype, op and layout is in test_reductions.py."""
 
 from __future__ import annotations
 
@@ -7,47 +7,9 @@ import torch
 from torch.distributed import ReduceOp
 
 import mpicoll as dist
-from mpicoll._algorithms import native
 from tests.support import agree
-from tests.support.tensors import layouts, of_rank, reduced
-from tests.tensors.test_reductions import CASES, FACTOR, Verdict, contributions, op_of
 
 pytestmark = pytest.mark.usefixtures("world")
-
-
-@pytest.mark.parametrize("async_op", [False, True], ids=["sync", "async"])
-@pytest.mark.parametrize("exclusive", [False, True], ids=["scan", "exscan"])
-def test_every_reduction(exclusive: bool, async_op: bool, rank: int, size: int) -> None:
-    """Each layout, each dtype, each op; in place; counted as a write. Rank 0 of exscan keeps every bit."""
-    verdict, function = Verdict(), dist.exscan if exclusive else dist.scan
-    for dtype, op in CASES:
-        for name, (shape, layout) in layouts(dtype).items():
-            given = contributions(dtype, shape, size)
-            mine = layout(given[rank])
-            before = None if mine.is_inference() else mine._version
-            place = (mine.data_ptr(), mine.stride())
-            work = function(mine, op_of(op), async_op=async_op)
-            assert (work is not None and work.wait()) if async_op else work is None
-            before_here = given[: rank + (not exclusive)]
-            expected = reduced(op, before_here, FACTOR) if before_here else given[0]
-            verdict.check((dtype, op, name), mine, expected, shared=False)
-            assert place == (mine.data_ptr(), mine.stride())
-            assert before is None or mine._version > before, (dtype, op, name)
-    verdict.agree()
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("exclusive", [False, True], ids=["scan", "exscan"])
-def test_large_ones_go_in_chunks(
-    exclusive: bool, dtype: torch.dtype, rank: int, size: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(native, "CHUNK", 1000)  # elements
-    given = [of_rank(r, dtype, (3501,)) for r in range(size)]
-    mine = given[rank].clone()
-    (dist.exscan if exclusive else dist.scan)(mine)
-    before_here = given[: rank + (not exclusive)]
-    expected = reduced("SUM", before_here) if before_here else given[0]
-    agree(torch.equal(mine, expected), (mine, expected))
 
 
 def test_empty_tensors_and_no_dimension(rank: int) -> None:
