@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import torch.distributed as dist
+import torch.distributed
 from torch import Tensor
 
 
@@ -14,7 +14,9 @@ class Operation(NamedTuple):
     call: Callable[[Any], Any]  # on a group; returns what torch returns
 
 
-def operations(rank: int, size: int, make: Callable[..., Tensor], async_op: bool) -> dict[str, Operation]:
+def operations(
+    rank: int, size: int, make: Callable[..., Tensor], async_op: bool, dist: Any = torch.distributed
+) -> dict[str, Operation]:
     """By name; ``make`` returns a tensor of a shape. Messages are between ranks 0 and 1; other ranks have none."""
     one, whole, other = make(4), make(4 * size), make(4 * size)
     many, more, lists = [make(4) for _ in range(size)], [make(4) for _ in range(size)], [[make(4), make(4)] for _ in range(size)]

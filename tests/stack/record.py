@@ -4,9 +4,9 @@
                                                                   (adds to that file: remove it to begin anew)
     python -m tests.stack.record                                  prints the tables; --write puts them where they belong
 
-A line of the table is a `feature` mark; its section is the mark's, or the test file's ``SECTION``. A line has passed if each of
-its tests that ran has. What torch cannot do on the CPU, whatever the backend, is a test that calls `refused_alike`: the error,
-equal on Gloo, stands in a table of its own.
+A line of the table is a `feature` mark, of which a test may have several; its section is the mark's, or the test file's
+``SECTION``. A line has passed if each of its tests that ran has. What torch cannot do on the CPU, whatever the backend, is a
+test that calls `refused_alike`: the error, equal on Gloo, stands in a table of its own.
 """
 
 from __future__ import annotations
@@ -54,25 +54,24 @@ class Recorder:
 
     def __init__(self, mpi: str, ranks: int) -> None:
         self.mpi, self.ranks = mpi, ranks
-        self.lines: dict[str, tuple[str, str]] = {}  # test's id -> section, feature
+        self.lines: dict[str, set[tuple[str, str]]] = {}  # test's id -> section, feature
         self.said: dict[str, dict[str, set[str]]] = {}
         self.limits: dict[str, str] = {}
 
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
         for item in items:
-            mark = item.get_closest_marker("feature")
             section = getattr(getattr(item, "module", None), "SECTION", None)
-            if mark is not None and (section := mark.kwargs.get("section", section)) is not None:
-                self.lines[item.nodeid] = (section, mark.args[0])
+            marks = [(mark.kwargs.get("section", section), mark.args[0]) for mark in item.iter_markers("feature")]
+            self.lines[item.nodeid] = {(section, feature) for section, feature in marks if section is not None}
 
     def pytest_runtest_logreport(self, report: Any) -> None:
-        if report.nodeid not in self.lines or (report.when != "call" and report.passed):
+        if report.when != "call" and report.passed:
             return
-        section, feature = self.lines[report.nodeid]
         what = PASSED if report.passed else FAILED
         if report.skipped:
             what = str(report.longrepr[2]).removeprefix("Skipped: ") if isinstance(report.longrepr, tuple) else "skipped"
-        self.said.setdefault(section, {}).setdefault(feature, set()).add(what)
+        for section, feature in self.lines.get(report.nodeid, ()):
+            self.said.setdefault(section, {}).setdefault(feature, set()).add(what)
         self.limits.update(dict(value for name, value in report.user_properties if name == "limit"))
 
     def pytest_sessionfinish(self) -> None:

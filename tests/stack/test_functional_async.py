@@ -132,22 +132,6 @@ def test_in_place_ops(rank: int, size: int) -> None:
 
 
 @pytest.mark.feature(COMPILED)
-def test_in_place_functions(rank: int, size: int) -> None:
-    """What dynamo puts in the place of the classic collectives."""
-    whole, each = of_rank(rank, 2 * size), [of_rank(r, 2 * size) for r in range(size)]
-    found = [
-        funcol.all_reduce_inplace(whole.clone()),
-        funcol.all_gather_tensor_inplace(torch.empty(2 * size * size), whole),
-        funcol.reduce_scatter_tensor_inplace(torch.empty(2), whole),
-        funcol.all_to_all_inplace(torch.empty(2 * size), whole),
-        *funcol.all_gather_inplace([torch.empty(2 * size) for _ in range(size)], whole),
-    ]
-    swapped = torch.cat([part.chunk(size)[rank] for part in each])
-    expected = [sum(each), torch.cat(each), total(size, 2 * size).chunk(size)[rank], swapped, *each]
-    agree(len(found) == len(expected) and all(map(torch.equal, found, expected)), found)
-
-
-@pytest.mark.feature(COMPILED)
 def test_legacy_ops(rank: int, size: int) -> None:
     """The older namespace, which names a group by tag and ranks."""
     world = ("", list(range(size)), size)
@@ -176,34 +160,6 @@ def test_messages_as_ops(batch: bool, rank: int, size: int) -> None:
     for tensor in (*reversed(outcome), mine):  # torch registers a send twice
         native.wait_tensor(tensor)
     agree(torch.equal(arrived, of_rank(left, 3)), arrived)
-
-
-@pytest.mark.feature(USED)
-@pytest.mark.parametrize(
-    "operation", ["all_reduce max", "all_reduce bf16", "strided broadcast", "all_gather", "reduce_scatter avg"]
-)
-def test_the_end_of_an_operation_counts_as_no_write(operation: str, rank: int, size: int) -> None:
-    """autograd saves the output of a collective that is under way; had its end counted as a write, backward would refuse.
-
-    Its begin counts where Gloo counts a write: in tests/stack/test_version_counters.py.
-    """
-    tensor = of_rank(rank, 2, 6).bfloat16() if "bf16" in operation else of_rank(rank, 2, 6)
-    written = [tensor]
-    if operation == "strided broadcast":
-        written = [tensor.t()]
-        work = dist.broadcast(written[0], 0, async_op=True)
-    elif operation == "all_gather":
-        written = [torch.empty(2, 6) for _ in range(size)]
-        work = dist.all_gather(written, tensor, async_op=True)
-    elif operation == "reduce_scatter avg":
-        written = [torch.empty(2, 6)]
-        work = dist.reduce_scatter(written[0], [tensor + r for r in range(size)], dist.ReduceOp.AVG, async_op=True)
-    else:
-        work = dist.all_reduce(tensor, dist.ReduceOp.MAX if "max" in operation else dist.ReduceOp.SUM, async_op=True)
-    before = [t._version for t in written]
-    work.wait()
-    counts = operation in ("all_gather", "reduce_scatter avg")
-    agree(before == [t._version for t in written] == [int(counts)] * len(written), before)
 
 
 @pytest.mark.feature("functional: collectives started by dist.*(async_op=True) and waited for by their tensor")

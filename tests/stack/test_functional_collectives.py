@@ -265,6 +265,7 @@ GROUPS: dict[str, Callable[[DeviceMesh], Any]] = {
 
 
 @pytest.mark.feature("functional: groups given as ProcessGroup, DeviceMesh, (mesh, dim), name, ranks")
+@pytest.mark.feature("a mesh as the group of a functional collective", section="Meshes and DTensor")
 @pytest.mark.parametrize("kind", GROUPS)
 def test_groups(kind: str, size: int) -> None:
     """Rows of a mesh work each for itself, whatever names them (trap 81: C++ finds the group by its name)."""
@@ -332,21 +333,6 @@ def test_gradients_of_a_mesh_dimension_and_of_complex_numbers(rank: int, size: i
     mesh = init_device_mesh("cpu", (size // 2, 2) if size % 2 == 0 else (1, size))
     check(lambda x: GATHERS[-1](x * x, 0, (mesh, 1)) * (rank + 1), of_ranks(2))
     check(lambda x: funcol.all_reduce(x * x, "sum", (mesh, 0)) * (rank + 1), of_ranks(2, dtype=torch.complex128))
-
-
-@pytest.mark.feature(WITH_GRADIENTS)
-def test_a_gradient_that_lies_otherwise(rank: int, size: int) -> None:
-    """What backward receives may be expanded (of a sum) or transposed; the values count."""
-    found = []
-    for seen in (lambda y: y.sum(), lambda y: (y.t() * torch.arange(y.numel(), dtype=y.dtype).view_as(y.t())).sum()):
-        for name in (name for name in DIFFERENTIABLE if name != "permute_tensor"):
-            whole = of_ranks(2 * size, 2 * size).requires_grad_()
-            x = whole.detach()[rank].requires_grad_()
-            seen(funcol.wait_tensor(DIFFERENTIABLE[name].call(x * x, dist.group.WORLD, list(range(size))))).backward()
-            expected = sum(seen(DIFFERENTIABLE[name].expected(list(whole * whole), r)) for r in range(size))
-            (gradient,) = torch.autograd.grad(expected, whole)
-            found.append((torch.allclose(x.grad, gradient[rank]), name, x.grad, gradient[rank]))
-    agree(all(right for right, *_ in found), found)
 
 
 @pytest.mark.feature("functional, by gradcheck: all_reduce avg, min, max, premul_sum")

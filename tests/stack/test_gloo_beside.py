@@ -104,6 +104,7 @@ def test_fully_shard_on_either(world: str, rank: int, size: int) -> None:
 
 
 @pytest.mark.feature("a DeviceMesh with a backend for each dimension (backend_override)")
+@pytest.mark.feature("a dimension of a mesh on another backend", section="Meshes and DTensor")
 @pytest.mark.parametrize("inner", BACKENDS)
 def test_meshes_of_two_backends(world: str, inner: str, rank: int, size: int) -> None:
     """DTensors are redistributed over both dimensions, one by MPI and one by Gloo."""

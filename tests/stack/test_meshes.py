@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import torch.distributed._functional_collectives as funcol
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from mpicoll._engine.registry import registry
@@ -23,13 +22,10 @@ NAMES = ("pp", "dp", "tp")
 COORDINATES = "init_device_mesh 1D, 2D, 3D: coordinates, groups"
 SLICES = "mesh slices, nested, with their names"
 FLATTENED = "flattened, unflattened and concatenated meshes"
-ANY_ORDER = "meshes of ranks in any order, of some of the ranks"
 FROM_GROUP = "DeviceMesh.from_group"
 SPLIT = "`split_group`"
 VERSION = tuple(int(part) for part in torch.__version__.split(".")[:2])
 on_cpu = pytest.mark.skipif(VERSION < (2, 15), reason="needs torch >= 2.15")
-
-pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")  # all_gather_tensor, which 2.11 knows
 
 
 def spot(ranks: torch.Tensor, rank: int) -> tuple[int, ...]:
@@ -69,29 +65,6 @@ def test_every_dimension_has_its_group(ndim: int, rank: int, size: int) -> None:
             if not right or dist.get_backend(group) != "mpi" or mesh.get_group(name) is not group:
                 wrong.append((ranks.shape, dim, found))
         wrong += [] if mesh.get_all_groups() == [mesh.get_group(dim) for dim in range(ndim)] else [(ranks.shape, "all groups")]
-    agree(not wrong, wrong)
-
-
-@pytest.mark.feature(COORDINATES)
-@pytest.mark.ranks(8)
-def test_a_cube_of_eight(rank: int) -> None:
-    """Sums along each edge of a 2x2x2 mesh."""
-    mesh = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=NAMES)
-    sums = [total(mesh.get_group(name), float(rank)) for name in NAMES]
-    agree(sums == [2 * (rank & 3) + 4, 2 * (rank & 5) + 2, 2 * (rank & 6) + 1], sums)
-
-
-@pytest.mark.feature("a mesh as the group of a functional collective")
-def test_functional_collectives_take_a_mesh(rank: int, size: int) -> None:
-    """(mesh, dim) and a 1D slice name the same group."""
-    wrong: list[Any] = []
-    for mesh, ranks in meshes(size, 2):
-        for dim, name in enumerate(("dp", "tp")):
-            expected = along(ranks, rank, dim)
-            for group in ((mesh, dim), mesh[name], mesh.get_group(name)):
-                added = funcol.all_reduce(torch.tensor([rank]), "sum", group)
-                rows = funcol.all_gather_tensor(torch.tensor([rank]), 0, group)
-                wrong += [] if (int(added), rows.tolist()) == (sum(expected), expected) else [(ranks.shape, name, added, rows)]
     agree(not wrong, wrong)
 
 
@@ -147,7 +120,7 @@ def test_unflattened_and_concatenated_dimensions_have_groups(rank: int, size: in
     agree(not wrong, wrong)
 
 
-@pytest.mark.feature(ANY_ORDER)
+@pytest.mark.feature("meshes of ranks in any order, of some of the ranks")
 def test_ranks_in_any_order_stand_as_on_gloo(rank: int, size: int) -> None:
     """Transposed, and in no order at all: torch sorts the ranks of each group and keeps the coordinates; both as with Gloo."""
     wrong: list[Any] = []
@@ -162,16 +135,6 @@ def test_ranks_in_any_order_stand_as_on_gloo(rank: int, size: int) -> None:
         right = said[0] == said[1] and said[0][1:] == (spot(ranks, rank), ranks.tolist())
         wrong += [] if right and [members for _, members in said[0][0]] == lines else [(ranks, said)]
     agree(not wrong, wrong)
-
-
-@pytest.mark.feature(ANY_ORDER)
-@pytest.mark.min_ranks(2)
-def test_a_mesh_of_some_ranks(rank: int, size: int) -> None:
-    """The last rank stays outside: no coordinate, no group, and nobody waits for it."""
-    mesh = DeviceMesh("cpu", torch.arange(size - 1), mesh_dim_names=("some",))
-    inside = rank < size - 1
-    right = (mesh.get_coordinate() is not None) == inside
-    agree(right and (not inside or reaches(mesh.get_group(), rank) == list(range(size - 1))), mesh.get_coordinate())
 
 
 @pytest.mark.feature(FROM_GROUP)
@@ -194,15 +157,6 @@ def test_from_a_group_per_dimension(size: int) -> None:
         alike = again == mesh and hash(again) == hash(mesh) and again.get_all_groups() == mesh.get_all_groups()
         wrong += [] if alike and total(again["tp"].get_group()) == ranks.shape[1] else [(ranks.shape, again)]
     agree(not wrong, wrong)
-
-
-@pytest.mark.feature("a dimension of a mesh on another backend")
-def test_one_dimension_on_gloo(rank: int, size: int) -> None:
-    """backend_override: dp on Gloo beside tp on MPI."""
-    mesh = init_device_mesh("cpu", (size, 1), mesh_dim_names=("dp", "tp"), backend_override={"dp": "gloo"})
-    added = funcol.all_reduce(torch.tensor([rank]), "sum", mesh["dp"])
-    names = [dist.get_backend(group) for group in mesh.get_all_groups()]
-    agree(names == ["gloo", "mpi"] and int(added) == size * (size - 1) // 2, (names, added))
 
 
 @pytest.mark.feature("DeviceMesh pickled, compared, printed")
