@@ -111,13 +111,18 @@ def test_context_parallel(rotation: str, rank: int, size: int, options: Any) -> 
 
 
 @pytest.mark.feature("ring attention (the CPU's flash kernel): causal, load balance, both rotations, forward and backward")
+@pytest.mark.feature("rotation of keys and values: all_gather, all_to_all")
+@pytest.mark.feature("sharding with load balance and back")
 @pytest.mark.parametrize("rotation", ["allgather", "alltoall"])
 @pytest.mark.parametrize(("causal", "balance"), [(False, False), (True, False), (True, True)], ids=["full", "causal", "balanced"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
 def test_ring_attention(
     rotation: str, causal: bool, balance: bool, dtype: torch.dtype, rank: int, size: int, options: Any
 ) -> None:
-    """Keys and values go round once; partial results are merged by their log-sum-exp; gradients come round the other way."""
+    """Keys and values go round once; partial results are merged by their log-sum-exp; gradients come round the other way.
+
+    Balanced, rank r holds the r-th and the r-th last of 2n pieces of the tokens; unsharding restores their order.
+    """
     options.enable_load_balance, options.convert_to_f32 = balance, dtype != torch.float64
     cp.set_rotate_method(rotation)
     mesh, group = line(size), line(size).get_group()
@@ -134,37 +139,6 @@ def test_ring_attention(
     tolerance = {torch.float64: 1e-12, torch.bfloat16: 0.06}[dtype]
     far = [float((a.double() - b.double()).abs().max()) for a, b in zip(found, answers, strict=True)]
     agree(max(far) < tolerance and all(a.dtype == dtype for a in found), far)
-
-
-@pytest.mark.feature("rotation of keys and values: all_gather, all_to_all")
-@pytest.mark.parametrize("rotater", [cp._AllGatherRotater, cp._AllToAllRotater], ids=["all_gather", "all_to_all"])
-def test_rotation(rotater: type, rank: int, size: int) -> None:
-    """After i exchanges a rank holds what came from i ranks before it."""
-    ring = rotater(line(size).get_group(), SEQUENCE)
-    buffer, wrong = torch.arange(6.0) + 10 * rank, []
-    for i in range(1, size):
-        ring.exchange_buffers(buffer)
-        buffer = ring.next_buffer()
-        wrong += [] if torch.equal(buffer, torch.arange(6.0) + 10 * ((rank - i) % size)) else [(i, buffer)]
-    agree(not wrong, wrong)
-
-
-@pytest.mark.feature("sharding with load balance and back")
-@pytest.mark.parametrize("balance", [False, True])
-def test_shard_and_unshard(balance: bool, rank: int, size: int, options: Any) -> None:
-    """Balanced, rank r holds the r-th and the r-th last of 2n pieces; unsharding restores the order, in every dtype."""
-    options.enable_load_balance = balance
-    mesh = line(size)
-    length = 2 * TOKENS * size
-    balancer = cp._create_default_load_balancer(length, size, torch.device("cpu"))
-    buffers = [torch.arange(2 * length).view(2, length), drawn(2, 3, length, seed=1), drawn(2, length, 3).bfloat16()]
-    dims = [1, 2, 1]
-    shards = cp._context_parallel_buffers(mesh, buffers, dims, balancer)
-    pieces = [rank, 2 * size - 1 - rank] if balance else [2 * rank, 2 * rank + 1]
-    cut = [torch.cat([b.chunk(2 * size, d)[i] for i in pieces], d) for b, d in zip(buffers, dims, strict=True)]
-    back = cp.context_parallel_unshard(mesh, shards, dims, balancer)
-    right = all(torch.equal(a, b) for a, b in zip([*shards, *back], [*cut, *buffers], strict=True))
-    agree(right and (balancer is not None) == balance, (shards, cut))
 
 
 @pytest.mark.feature("heads for tokens: attention between two all-to-alls of DTensors")

