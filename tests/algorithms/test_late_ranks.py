@@ -23,17 +23,23 @@ from tests.algorithms.test_window import CHUNK, EDGES, add
 pytestmark = pytest.mark.ranks(1)  # threads are the ranks
 
 
+def windows_of(size: int) -> list[Window]:
+    """The windows of the ranks of one node."""
+    segment = shared_segment.create(MPI.COMM_SELF, Window.nbytes(size, CHUNK))
+    assert segment is not None
+    return [Window(segment, rank, size, CHUNK, lambda: Backoff().pause, 10) for rank in range(size)]
+
+
 def test_a_rank_that_is_late_in_a_barrier() -> None:
     """Another rank has left the barrier, and lays down what comes next. (The late one took that for another collective.)"""
-    segment = shared_segment.create(MPI.COMM_SELF, Window.nbytes(2, CHUNK))
-    assert segment is not None
     waiting, late = threading.Event(), threading.Event()
 
     def wait() -> None:
         waiting.set()
         late.wait(10)
 
-    windows = [Window(segment, 0, 2, CHUNK, lambda: Backoff().pause, 10), Window(segment, 1, 2, CHUNK, lambda: wait, 0)]
+    windows = windows_of(2)
+    windows[1].pause, windows[1].spins = lambda: wait, 0
     sent, received, errors = torch.arange(2.0 * CHUNK), torch.zeros(2 * CHUNK), []
 
     def program(window: Window, tensor: torch.Tensor) -> None:
@@ -59,9 +65,7 @@ def test_a_rank_that_is_late_in_a_barrier() -> None:
 
 def test_a_rank_that_comes_to_a_broadcast_when_the_root_is_in_the_next_barrier() -> None:
     """The root waits for nobody before its barrier. (The late rank took the barrier for the broadcast, and raised.)"""
-    segment = shared_segment.create(MPI.COMM_SELF, Window.nbytes(2, CHUNK))
-    assert segment is not None
-    root, other = (Window(segment, rank, 2, CHUNK, lambda: Backoff().pause, 10) for rank in range(2))
+    root, other = windows_of(2)
     sent, received, ended = torch.arange(CHUNK / 4), torch.zeros(CHUNK // 4), []
 
     def program(window: Window, tensor: torch.Tensor) -> None:
@@ -82,9 +86,7 @@ def test_a_rank_that_comes_to_a_broadcast_when_the_root_is_in_the_next_barrier()
 @pytest.mark.parametrize("broadcasts", [1, 2])
 def test_a_rank_that_is_late_in_a_barrier_while_another_one_is_in_a_later_barrier(broadcasts: int) -> None:
     """A root waits for nobody. (The late rank took the word of the later barrier for data, and raised.)"""
-    segment = shared_segment.create(MPI.COMM_SELF, Window.nbytes(2, CHUNK))
-    assert segment is not None
-    fast, late = (Window(segment, rank, 2, CHUNK, lambda: Backoff().pause, 10) for rank in range(2))
+    fast, late = windows_of(2)
     sent, received, ended = torch.arange(CHUNK / 8), torch.zeros(CHUNK // 8), []
     late.turn = 1
     late.lay_barrier(0)
@@ -113,9 +115,7 @@ def test_a_rank_that_is_late_in_a_barrier_while_another_one_is_in_a_later_barrie
 
 def test_a_rank_that_is_late_while_the_others_raise_in_the_next_collective() -> None:
     """The others had ended this one. (The late rank raised in this one, which all had called alike.)"""
-    segment = shared_segment.create(MPI.COMM_SELF, Window.nbytes(3, CHUNK))
-    assert segment is not None
-    windows = late, *others = [Window(segment, rank, 3, CHUNK, lambda: Backoff().pause, 10) for rank in range(3)]
+    windows = late, *others = windows_of(3)
     for step in ("free", "lay", "await_laid", "take"):
         for window in windows:
             getattr(window, step)(0)
@@ -139,9 +139,7 @@ def test_a_rank_that_is_late_while_the_others_raise_in_the_next_collective() -> 
 
 def test_a_barrier_that_a_rank_has_left_already() -> None:
     """It raised in the next collective. The rank that is late in the barrier ends it, and raises in the next collective."""
-    segment = shared_segment.create(MPI.COMM_SELF, Window.nbytes(3, CHUNK))
-    assert segment is not None
-    late, gone, slow = (Window(segment, rank, 3, CHUNK, lambda: Backoff().pause, 10) for rank in range(3))
+    late, gone, slow = windows_of(3)
     for window in (gone, late):
         window.turn = 1
         window.lay_barrier(0)
@@ -159,13 +157,8 @@ def test_a_barrier_that_a_rank_has_left_already() -> None:
 
 def test_a_rank_that_comes_to_a_broadcast_when_its_root_is_two_broadcasts_on() -> None:
     """Over nodes; the third broadcast is from another node. (The late rank took it for the first one, and raised.)"""
-    segment = shared_segment.create(MPI.COMM_SELF, Window.nbytes(2, CHUNK))
-    assert segment is not None
     rail = SimpleNamespace(broadcast=lambda memory, root: None)
-    late, root = (
-        hierarchical.Nodes(Window(segment, place, 2, CHUNK, lambda: Backoff().pause, 10), rail, [[0, 1], [2]], node=0)
-        for place in range(2)
-    )
+    late, root = (hierarchical.Nodes(window, rail, [[0, 1], [2]], node=0) for window in windows_of(2))
     roots, sent, received = [1, 1, 2], [torch.arange(3.0) for _ in range(3)], [torch.zeros(3) for _ in range(3)]
 
     def program() -> None:
@@ -186,9 +179,7 @@ def test_a_rank_that_comes_to_a_broadcast_when_its_root_is_two_broadcasts_on() -
 
 def test_any_sequence_over_nodes_with_ranks_that_are_late() -> None:
     """No rank takes another's turn for one of another collective. (There is no other node here, so results are not compared.)"""
-    places, ranks = 3, [[0, 1, 2], [3, 4, 5]]
-    segment = shared_segment.create(MPI.COMM_SELF, Window.nbytes(places, CHUNK))
-    assert segment is not None
+    windows, ranks = windows_of(3), [[0, 1, 2], [3, 4, 5]]
     interval, errors = sys.getswitchinterval(), []
 
     def program(place: int) -> None:
@@ -204,7 +195,8 @@ def test_any_sequence_over_nodes_with_ranks_that_are_late() -> None:
 
         blocking, starting = dict.fromkeys(("broadcast", "all_reduce", "reduce"), pause), ("reduce_scatter", "all_gather")
         rail = SimpleNamespace(**blocking, **dict.fromkeys(starting, started))
-        window = Window(segment, place, places, CHUNK, lambda: pause, 10)
+        window = windows[place]
+        window.pause = lambda: pause
         nodes = hierarchical.Nodes(window, rail, ranks, node=0)
         stages = hierarchical.Stages(add, torch.float32, MPI.FLOAT, MPI.SUM, None)
         for number in range(1000):
@@ -229,7 +221,7 @@ def test_any_sequence_over_nodes_with_ranks_that_are_late() -> None:
         except BaseException as error:  # noqa: BLE001  shown by the assertion below
             errors.append(error)
 
-    threads = [threading.Thread(target=caught, args=(place,)) for place in range(places)]
+    threads = [threading.Thread(target=caught, args=(place,)) for place in range(3)]
     sys.setswitchinterval(1e-5)
     try:
         for thread in threads:
