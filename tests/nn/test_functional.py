@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -25,6 +26,8 @@ UNFIT = "mpicoll.nn.functional: ranks that do not fit together: one error, on ev
 ALONE = "mpicoll.nn.functional: one rank alone wants a gradient"
 BESIDE = "mpicoll.nn.functional: beside no_grad, checkpoint and torch.compile"
 reductions = pytest.mark.parametrize("name", ["SUM", "AVG", "PRODUCT", "MIN", "MAX"])
+SCANS = {"scan": nnf.scan, "exscan": nnf.exscan}
+scans = pytest.mark.parametrize("name", SCANS)
 
 
 def last() -> int:
@@ -138,6 +141,33 @@ def test_values_of_reductions(name: str, dtype: torch.dtype, rank: int, size: in
 
 
 @pytest.mark.feature(VALUES)
+@scans
+@pytest.mark.parametrize("shape", [(), (0,), (3, 2)])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.int64])
+def test_values_of_scans(name: str, shape: tuple[int, ...], dtype: torch.dtype, rank: int, size: int) -> None:
+    """Small whole numbers, whose sums have no rounding error; integers have no gradients."""
+    whole, weights = (torch.randint(-5, 6, (size, *shape)).to(dtype) for _ in range(2))
+    x, alone = (tensor.clone().requires_grad_(dtype.is_floating_point) for tensor in (whole[rank], whole))
+    y, expected = SCANS[name](x), alone.cumsum(0) - alone * (name == "exscan")
+    agree(y.dtype == dtype and torch.equal(y, expected[rank].to(dtype)) and y.requires_grad == x.requires_grad, y)
+    if dtype.is_floating_point:
+        (y * weights[rank]).sum().backward()
+        (expected * weights).sum().backward()
+        agree(torch.equal(x.grad, alone.grad[rank]), x.grad)
+
+
+@pytest.mark.feature(VALUES)
+@scans
+def test_the_gradient_of_a_scan_loses_no_digits(name: str, rank: int, size: int) -> None:
+    """Rank 0 has a gradient of 1e16. The sum of all gradients minus those of the ranks before would be 0 on the other ranks."""
+    x = torch.zeros(1, dtype=torch.float64, requires_grad=True)
+    y = SCANS[name](x)
+    y.backward(torch.full_like(y, 1e16 if rank == 0 else 1.0))
+    ones = size - 1 - rank + (name == "scan")
+    agree(x.grad.item() == ones or (name == "scan" and rank == 0 and x.grad.item() >= 1e16), x.grad)
+
+
+@pytest.mark.feature(VALUES)
 def test_an_average_of_halves_does_not_overflow(size: int) -> None:
     """60000 x 2 is no float16; neither value nor gradient may become infinite."""
     x = torch.full((3,), 60000.0, dtype=torch.float16, requires_grad=True)
@@ -196,11 +226,14 @@ def test_src_and_dst_are_global_ranks(rank: int, size: int) -> None:
         x = torch.full((2,), float(rank), requires_grad=True)
         results = [nnf.broadcast(x, 1, group), nnf.reduce(x, 1, group=group), *nnf.gather(x, 1, group)]
         results += [nnf.scatter([x] * (size - 1), 1, group), nnf.all_reduce(x, group=group)]
+        results += [scan(x, group=group) for scan in SCANS.values()]
         torch.cat(results).sum().backward()
         # On rank 1: broadcast, reduce and gather once for each place that has it, scatter and all_reduce for each rank.
         at_1 = (size - 1) * (rank == 1)
-        expected = at_1 + 1 + 1 + at_1 + (size - 1)
+        expected = at_1 + 1 + 1 + at_1 + (size - 1) + (size - rank) + (size - rank - 1)  # a scan reaches the ranks behind
+        sums = [result.tolist() for result in results[-2:]]
         right = x.grad.tolist() == [expected] * 2 and results[0].tolist() == [1, 1]
+        right = right and sums == [[sum(range(1, rank + 1))] * 2, [sum(range(1, rank))] * 2]
     agree(right)
     if rank == 0:
         with pytest.raises(ValueError, match="not in the group"):
@@ -230,6 +263,15 @@ def test_errors_are_alike(rank: int, size: int) -> None:
         (lambda: nnf.all_to_all([x] * size, [x[:1] if odd else x] * size), "sends"),
         (lambda: nnf.all_to_all_single(x.repeat(size, 1), x.repeat(size, 1), None, _shifted(size) if odd else None), "sends"),
     ]  # fmt: skip
+    for name, scan in SCANS.items():
+        wrong += [
+            (partial(scan, x[:1] if odd else x), f"ValueError: {name}: the ranks do not fit together"),
+            (partial(scan, x, ReduceOp.AVG if odd else ReduceOp.SUM), f"rank {size - 1}: {name}: AVG has no gradient"),
+            (
+                partial(scan, x, ReduceOp.MAX),
+                f"UnsupportedReduction: {name}: MAX has no gradient here; use SUM, or mpicoll.{name}",
+            ),
+        ]
     refused_alike(wrong)
     agree(nnf.all_reduce(x).eq(size).all())
 
