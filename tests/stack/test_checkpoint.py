@@ -104,42 +104,6 @@ def reloaded(state: dict[str, Any], **how: Any) -> list[str]:
     return differing(loaded, state)
 
 
-@pytest.mark.feature("checkpoint: save and load, plain tensors and objects")
-def test_plain(rank: int, size: int, shared_path: Path) -> None:
-    """Tensors that all ranks have alike are written once; what one rank alone has is there too; the rest is pickled."""
-    base = torch.arange(24.0).reshape(4, 6)
-    state: dict[str, Any] = {
-        **wholes(),
-        "strided": base[:, ::2],
-        "transposed": base.t(),
-        "scalar": torch.tensor(2.5),
-        "empty": torch.empty(0, 3),
-        "step": 17,
-        "words": "å" * 300,
-        "path": Path("/somewhere"),
-        "generator": torch.get_rng_state(),
-        "outer": {"inner": torch.full((3,), 4.0), "number": 5},
-        "list": [torch.ones(2), 6],
-    }
-    of_ranks = [{f"of rank {r}": torch.full((r + 1,), float(r))} for r in range(size)]
-    dcp.save({**state, **of_ranks[rank]}, checkpoint_id=shared_path)
-    wrong = reloaded({**state, **of_ranks[(rank + 1) % size]}, checkpoint_id=shared_path)
-    agree(not wrong, wrong)
-
-
-@pytest.mark.feature("checkpoint: DTensors, Replicate and Shard, uneven and empty shards")
-def test_dtensors(rank: int, size: int, shared_path: Path) -> None:
-    """Each rank reads only its own shard of what all have written."""
-    state = distributed(size, LINE)
-    metadata = dcp.save(state, checkpoint_id=shared_path)
-    wrong = reloaded(state, checkpoint_id=shared_path)
-    if rank == 0:
-        found = {(*chunk.offsets, *chunk.sizes) for chunk in metadata.state_dict_metadata["odd 0"].chunks if chunk.sizes[0]}
-        expected = {(int(part[0]), 0, len(part), 3) for part in torch.arange(7).chunk(size)}
-        wrong += [] if found == expected else [str(found)]
-    agree(not wrong, wrong)
-
-
 @pytest.mark.feature("checkpoint: DTensors on a 2D mesh, loaded with other placements")
 @pytest.mark.min_ranks(2)
 def test_two_dimensions(size: int, shared_path: Path) -> None:
@@ -157,18 +121,41 @@ def test_two_dimensions(size: int, shared_path: Path) -> None:
     agree(not wrong, wrong)
 
 
+@pytest.mark.feature("checkpoint: save and load, plain tensors and objects")
+@pytest.mark.feature("checkpoint: DTensors, Replicate and Shard, uneven and empty shards")
 @pytest.mark.feature("checkpoint: Gloo's and MPI's are interchangeable")
-def test_written_by_gloo(rank: int, size: int, shared_path: Path) -> None:
-    """Saved through one backend, loaded through the other; both plan the same files."""
-    gloo = dist.new_group(backend="gloo")
-    state = {**distributed(size, [Shard(0), Replicate()]), "plain": torch.arange(5), "step": 3}
-    plans = [
-        dcp.save(state, checkpoint_id=shared_path / "mpi"),
-        dcp.save(state, checkpoint_id=shared_path / "gloo", process_group=gloo),
-    ]
-    wrong = reloaded(state, checkpoint_id=shared_path / "mpi", process_group=gloo)
-    wrong += reloaded(state, checkpoint_id=shared_path / "gloo")
-    wrong += [f"{plans}"] * (rank == 0 and plans[0].state_dict_metadata != plans[1].state_dict_metadata)
+def test_through_either_backend(rank: int, size: int, shared_path: Path) -> None:
+    """Saved through one backend, loaded through the other; both plan the same files.
+
+    Tensors that all ranks have alike are written once; what one rank alone has is there, too; what is no tensor is pickled. Of
+    what all have written each rank reads only its own shard.
+    """
+    base, gloo = torch.arange(24.0).reshape(4, 6), dist.new_group(backend="gloo")
+    state: dict[str, Any] = {
+        **wholes(),
+        **distributed(size, LINE),
+        "strided": base[:, ::2],
+        "transposed": base.t(),
+        "scalar": torch.tensor(2.5),
+        "empty": torch.empty(0, 3),
+        "step": 17,
+        "words": "å" * 300,
+        "path": Path("/somewhere"),
+        "generator": torch.get_rng_state(),
+        "outer": {"inner": torch.full((3,), 4.0), "number": 5},
+        "list": [torch.ones(2), 6],
+    }
+    of_ranks = [{f"of rank {r}": torch.full((r + 1,), float(r))} for r in range(size)]
+    groups, plans, wrong = {"mpi": None, "gloo": gloo}, [], []
+    for name, group in groups.items():
+        plans.append(dcp.save({**state, **of_ranks[rank]}, checkpoint_id=shared_path / name, process_group=group))
+    for name, group in itertools.product(groups, groups.values()):
+        wrong += reloaded({**state, **of_ranks[(rank + 1) % size]}, checkpoint_id=shared_path / name, process_group=group)
+    if rank == 0:
+        shards = plans[0].state_dict_metadata["odd 0"].chunks
+        found = {(*chunk.offsets, *chunk.sizes) for chunk in shards if chunk.sizes[0]}
+        expected = {(int(part[0]), 0, len(part), 3) for part in torch.arange(7).chunk(size)}
+        wrong += [f"{plans}"] * (found != expected or plans[0].state_dict_metadata != plans[1].state_dict_metadata)
     dist.destroy_process_group(gloo)
     agree(not wrong, wrong)
 

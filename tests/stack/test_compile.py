@@ -220,6 +220,7 @@ def test_messages_in_the_graph(backend: str, name: str, door: str, rank: int, si
     agree(_get_work_registry_size() == unwaited, _get_work_registry_size())
 
 
+@pytest.mark.feature("functional: collectives started by dist.*(async_op=True) and waited for by their tensor")
 @pytest.mark.feature("a collective begun before a compiled function and waited for in it; both doors")
 @DOORS
 def test_begun_outside(door: str, rank: int, size: int) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_module, distribute_tensor
 
-from tests.stack.meshes import drawn, grids, numbers, place, share_of, whole
+from tests.stack.meshes import drawn, grids, numbers, place, share_of
 from tests.support import agree, everyone
 
 SECTION = "Meshes and DTensor"
@@ -315,20 +315,3 @@ def test_modules_without_a_function_are_replicated(rank: int, size: int) -> None
     distribute_module(model, line(size))
     found = (model.weight.full_tensor(), model.running_mean.full_tensor())
     agree(all(torch.equal(a, b) for a, b in zip(found, at_0, strict=True)), found)
-
-
-@pytest.mark.feature("optimizers and gradient clipping on DTensors")
-def test_optimizers_and_clipping(size: int) -> None:
-    """clip_grad_norm_ takes the norm over all ranks' shares; the steps are one process's."""
-    plain = [nn.Parameter(drawn(*shape, seed=i)) for i, shape in enumerate([(size + 1, 3), (4, 2 * size), (5,)])]
-    sharded = [nn.Parameter(distribute_tensor(p.detach(), line(size), [Shard(i % p.ndim)])) for i, p in enumerate(plain)]
-    norms = []
-    for parameters in (plain, sharded):
-        optimizer = torch.optim.AdamW(parameters, lr=0.1)
-        for step in range(3):
-            optimizer.zero_grad()
-            sum((whole(p) * drawn(*p.shape, seed=10 * step + i)).sum() ** 2 for i, p in enumerate(parameters)).backward()
-            norms.append(float(whole(nn.utils.clip_grad_norm_(parameters, 0.5))))
-            optimizer.step()
-    right = all(near(whole(s.detach()), p) for s, p in zip(sharded, plain, strict=True))
-    agree(right and norms[:3] == pytest.approx(norms[3:], rel=1e-12), norms)

@@ -162,15 +162,6 @@ def test_messages_as_ops(batch: bool, rank: int, size: int) -> None:
     agree(torch.equal(arrived, of_rank(left, 3)), arrived)
 
 
-@pytest.mark.feature("functional: collectives started by dist.*(async_op=True) and waited for by their tensor")
-def test_a_classic_collective_waited_for_by_its_tensor(rank: int, size: int) -> None:
-    """allow_inflight_collective_as_graph_input_ctx: wait_tensor finds the Work of a classic collective."""
-    with funcol.allow_inflight_collective_as_graph_input_ctx():
-        tensor = of_rank(rank, 100_000)
-        dist.all_reduce(tensor, async_op=True)
-        agree(torch.equal(native.wait_tensor(tensor), total(size, 100_000)))
-
-
 @pytest.mark.feature("functional: wait_tensors: several at once")
 @pytest.mark.skipif(not hasattr(funcol, "wait_tensors"), reason="needs torch >= 2.15")
 def test_wait_tensors(rank: int, size: int) -> None:

@@ -148,17 +148,6 @@ def test_from_one_group(rank: int, size: int) -> None:
     agree(found == (True, same_half, same_half, rank // 2), found)
 
 
-@pytest.mark.feature(FROM_GROUP)
-def test_from_a_group_per_dimension(size: int) -> None:
-    """The groups of one mesh make another mesh, equal to it."""
-    wrong: list[Any] = []
-    for mesh, ranks in meshes(size, 2):
-        again = DeviceMesh.from_group(mesh.get_all_groups(), "cpu", mesh=mesh.mesh, mesh_dim_names=("dp", "tp"))
-        alike = again == mesh and hash(again) == hash(mesh) and again.get_all_groups() == mesh.get_all_groups()
-        wrong += [] if alike and total(again["tp"].get_group()) == ranks.shape[1] else [(ranks.shape, again)]
-    agree(not wrong, wrong)
-
-
 @pytest.mark.feature("DeviceMesh pickled, compared, printed")
 def test_a_pickled_mesh_finds_its_groups(size: int) -> None:
     """What a checkpoint or a copied model does with a mesh."""

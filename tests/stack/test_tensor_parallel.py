@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -21,15 +20,13 @@ from torch.distributed.tensor.parallel import (
     PrepareModuleInputOutput,
     PrepareModuleOutput,
     RowwiseParallel,
-    SequenceParallel,
     loss_parallel,
     parallelize_module,
 )
 
-from tests.stack.meshes import drawn, grids, share_of, whole
+from tests.stack.meshes import drawn, share_of, whole
 from tests.stack.transformers import (
     WIDTH,
-    Attention,
     Perceptron,
     Transformer,
     differences,
@@ -103,24 +100,6 @@ def test_compiled(rank: int, size: int) -> None:
     trained_alike(model, reference, lambda m, step: square_loss(compiled if m is model else m, step))
 
 
-@pytest.mark.feature("parallelize_module: SequenceParallel")
-@pytest.mark.parametrize("norm", [nn.LayerNorm, nn.RMSNorm, nn.Dropout], ids=lambda norm: norm.__name__)
-def test_sequence_parallel(norm: type[nn.Module], rank: int, size: int) -> None:
-    """Each rank normalises its tokens; the weight's gradient is the sum over all tokens."""
-    mesh = init_device_mesh("cpu", (size,))
-    model = made(lambda: nn.Sequential(norm(0.0 if norm is nn.Dropout else WIDTH), nn.Linear(WIDTH, 5)))
-    reference = copy.deepcopy(model)
-    parallelize_module(
-        model, mesh, {"0": SequenceParallel(), "1": ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate())}
-    )
-
-    def loss_of(model: nn.Module, step: int) -> Tensor:
-        x = drawn(2, size * LENGTH, WIDTH, seed=step)
-        return model(x if model is reference else x.chunk(size, 1)[rank]).pow(3).mean()
-
-    trained_alike(model, reference, loss_of)
-
-
 class Two(nn.Module):
     """Two inputs, one by keyword, two outputs."""
 
@@ -156,15 +135,7 @@ def test_prepare_module(rank: int, size: int) -> None:
 
 
 @pytest.mark.feature("attention: heads shared out")
-def test_attention(rank: int, size: int) -> None:
-    """Each rank attends with its heads; the output projection sums over ranks."""
-    mesh = init_device_mesh("cpu", (size,))
-    model, reference = (made(lambda: Attention(2 * size)) for _ in range(2))
-    plan = {name: ColwiseParallel() for name in "qkv"}
-    parallelize_module(model, mesh, {**plan, "out": RowwiseParallel()})
-    trained_alike(model, reference)
-
-
+@pytest.mark.feature("parallelize_module: SequenceParallel")
 @pytest.mark.feature("a transformer: embedding, sequence parallel blocks, loss parallel")
 @pytest.mark.parametrize("split_logits", [False, True], ids=["whole-logits", "loss-parallel"])
 def test_transformer(split_logits: bool, rank: int, size: int) -> None:
@@ -227,28 +198,6 @@ def test_loss_parallel(reduction: str, weighted: bool, size: int) -> None:
         loss.sum().backward()
     right = torch.allclose(found, expected.detach()) and torch.allclose(sharded.grad.full_tensor(), plain.grad)
     agree(right, (found, expected, sharded.grad, plain.grad))
-
-
-@pytest.mark.feature(LOSS)
-@pytest.mark.skipif(TORCH < (2, 13), reason="needs torch >= 2.13")
-@pytest.mark.parametrize("reduction", ["sum", "none"])
-def test_loss_parallel_on_a_grid(reduction: str, size: int) -> None:
-    """Rows over one dimension of the mesh, classes over the other, whichever comes first."""
-    wrong = []
-    ways = [([Shard(0), Shard(1)], [Shard(0), Replicate()]), ([Shard(1), Shard(0)], [Replicate(), Shard(0)])]
-    for grid, (rows, line) in itertools.product(grids(size, 2), ways):
-        mesh = init_device_mesh("cpu", grid)
-        logits, target = drawn(8, 3 * size - 1), torch.arange(8) % (3 * size - 1)
-        plain, sharded = logits.clone().requires_grad_(), distribute_tensor(logits, mesh, rows).requires_grad_()
-        expected = F.cross_entropy(plain, target, reduction=reduction)
-        expected.sum().backward()
-        with loss_parallel():
-            loss = F.cross_entropy(sharded, distribute_tensor(target, mesh, line), reduction=reduction)
-            found = loss.full_tensor().detach()
-            loss.sum().backward()
-        if not (torch.allclose(found, expected) and torch.allclose(sharded.grad.full_tensor(), plain.grad)):
-            wrong.append((grid, rows, found, expected))
-    agree(not wrong, wrong[:2])
 
 
 @pytest.mark.feature("embedding split by rows (masked sums) and by columns")

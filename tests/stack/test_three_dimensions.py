@@ -88,6 +88,7 @@ def test_fully_shard(shape: tuple[int, ...], name: str, per_rank: int, style: st
 
 
 @meshes
+@pytest.mark.feature("tensor parallel with DDP on a 2D mesh")
 @pytest.mark.feature("TP x DDP x PP together")
 @pytest.mark.parametrize(("name", "per_rank", "style"), KINDS[:2])
 def test_ddp(shape: tuple[int, ...], name: str, per_rank: int, style: str) -> None:

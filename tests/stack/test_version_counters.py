@@ -104,22 +104,6 @@ def test_sparse_and_functional(gloo: Any) -> None:  # trap 27
     agree(seen[0] == seen[1], seen)
 
 
-@pytest.mark.parametrize("name", ["all_reduce", "broadcast", "all_gather", "all_to_all_single"])
-def test_autograd_notices_what_it_notices_with_gloo(name: str, gloo: Any, rank: int, size: int) -> None:  # trap 27
-    """The operation writes tensors that autograd has saved for the backward pass."""
-    noticed = []
-    for group in (dist.group.WORLD, gloo):
-        tensors, call = operations(rank, size, contiguous, async_op=False)[name]
-        loss = sum((tensor.detach().requires_grad_() ** 2).sum() for tensor in tensors)
-        call(group)
-        try:
-            loss.backward()
-            noticed.append(False)
-        except RuntimeError as error:
-            noticed.append("modified by an inplace operation" in str(error))
-    agree(noticed == [name == "all_gather"] * 2, noticed)
-
-
 @pytest.mark.parametrize("placement", [Replicate(), Shard(0)], ids=str)
 def test_distribute_tensor_while_views_are_out(placement: Any, rank: int, size: int) -> None:
     """DTensor broadcasts into the program's own tensor; its pieces from chunk(), taken before, can still be used."""
