@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import torch
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Placement
 
 
@@ -27,6 +27,11 @@ def numbers(*shape: int, dtype: torch.dtype = torch.float32, start: int = 0) -> 
 def drawn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
     """Normally distributed numbers, the same on all ranks and in every run."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def line(size: int) -> DeviceMesh:
+    """All ranks along one dimension."""
+    return init_device_mesh("cpu", (size,))
 
 
 def place(mesh: DeviceMesh) -> tuple[int, ...]:

@@ -27,6 +27,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor, init_device_mesh, zeros
 
 from tests.stack import sharded
+from tests.stack.meshes import line
 from tests.stack.scripts import resume
 from tests.support import agree, everyone, launch
 
@@ -58,10 +59,6 @@ def wholes() -> dict[str, Tensor]:
         "three": torch.randn(3, 2, 5, generator=generator),
         "float8": torch.randn(6, 2, generator=generator).to(torch.float8_e4m3fn),
     }
-
-
-def line(size: int) -> DeviceMesh:
-    return init_device_mesh("cpu", (size,))
 
 
 def distributed(size: int, placements: list[Placement]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.experimental import context_parallel
 from torch.distributed.tensor.experimental._context_parallel import _attention as cp
@@ -24,7 +24,7 @@ from torch.distributed.tensor.parallel import parallelize_module
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from tests.stack.meshes import drawn, grids
+from tests.stack.meshes import drawn, grids, line
 from tests.support import agree
 
 SECTION = "Tensor and context parallel"
@@ -44,10 +44,6 @@ def options() -> Iterator[Any]:
     before = dict(vars(cp._cp_options))
     yield cp._cp_options
     vars(cp._cp_options).update(before)
-
-
-def line(size: int) -> DeviceMesh:
-    return init_device_mesh("cpu", (size,))
 
 
 def attended(leaves: list[Tensor], weight: Tensor, causal: bool) -> list[Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -13,7 +13,6 @@ import torch
 import torch.distributed as dist
 from torch.distributed import DebugLevel
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
-from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
 import mpicoll
 from mpicoll._c10d.names import BACKEND_SUBCLASSES
@@ -32,21 +31,12 @@ wrapped = pytest.mark.skipif(not BACKEND_SUBCLASSES, reason="needs torch >= 2.14
 NATIVE: Any = torch._C._distributed_c10d
 
 
-def new_world() -> None:
-    if dist.is_initialized():
-        dist.destroy_process_group()
-    _clear_sharding_prop_cache()  # torch's plans for a mesh name the groups of the world in which they were made
-    dist.init_process_group("mpi")
-
-
 @pytest.fixture
-def level(request: pytest.FixtureRequest) -> Iterator[DebugLevel]:
+def level(request: pytest.FixtureRequest, no_world: None) -> DebugLevel:
     """A world made at this level, as TORCH_DISTRIBUTED_DEBUG would have it."""
     dist.set_debug_level(request.param)
-    new_world()
-    yield request.param
-    dist.set_debug_level(DebugLevel.OFF)
-    new_world()
+    dist.init_process_group("mpi")
+    return request.param  # type: ignore[no-any-return]
 
 
 levels = pytest.mark.parametrize("level", [DebugLevel.INFO, DebugLevel.DETAIL], indirect=True, ids=lambda level: level.name)
@@ -129,10 +119,10 @@ def test_missing_ranks(level: DebugLevel, rank: int, size: int) -> None:
 
 
 @pytest.mark.feature("TORCH_DIST_INIT_BARRIER=1")
-def test_barrier_after_init(rank: int, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_barrier_after_init(no_world: None, rank: int, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """trap 49: the world's barrier, and those of groups of both backends, go through the store."""
     monkeypatch.setenv("TORCH_DIST_INIT_BARRIER", "1")
-    new_world()
+    dist.init_process_group("mpi")
     groups = [dist.new_group(backend=backend) for backend in ("mpi", "gloo")]
     agree(total() == size and all(total(group) == size for group in groups))
 

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_module, distribute_tensor
 
-from tests.stack.meshes import drawn, grids, numbers, place, share_of
+from tests.stack.meshes import drawn, grids, line, numbers, place, share_of
 from tests.support import agree, everyone
+from tests.support.torch_backend import same
 
 SECTION = "Meshes and DTensor"
 TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
@@ -44,10 +45,6 @@ pytestmark = [
 ]
 
 
-def line(size: int) -> DeviceMesh:
-    return init_device_mesh("cpu", (size,))
-
-
 def tuples(ndim: int) -> list[tuple[Placement, ...]]:
     return list(itertools.product(WHOLES, repeat=ndim))
 
@@ -64,10 +61,6 @@ def reduced(parts: list[Tensor], op: str) -> Tensor:
     wide = [part.double() if part.is_floating_point() else part for part in parts]
     total = functools.reduce(function, wide)
     return (total / len(parts) if op == "avg" else total).to(parts[0].dtype)
-
-
-def same(found: Tensor, expected: Tensor) -> bool:
-    return found.dtype == expected.dtype and found.shape == expected.shape and torch.equal(found, expected)
 
 
 def near(found: Tensor, expected: Tensor, atol: float = 1e-12) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -11,10 +10,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
-from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.stack import sharded
+from tests.stack.conftest import end_world
 from tests.stack.exercise import exercise, total
 from tests.support import agree
 
@@ -25,15 +24,12 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 
 
 @pytest.fixture(params=BACKENDS)
-def world(request: pytest.FixtureRequest) -> Iterator[str]:
+def world(request: pytest.FixtureRequest) -> str:
     """The default group's backend; the other one's groups stand beside it."""
     if request.param == "gloo":
-        dist.destroy_process_group()
+        request.getfixturevalue("no_world")
         dist.init_process_group("gloo", init_method="mpi://", timeout=timedelta(seconds=50))
-    yield str(request.param)
-    if request.param == "gloo" and dist.is_initialized():
-        dist.destroy_process_group()
-        _clear_sharding_prop_cache()  # torch's plans for a mesh name the groups of the world in which they were made
+    return request.param  # type: ignore[no-any-return]
 
 
 @pytest.mark.feature("groups of the other backend in an MPI world and in a Gloo world")
@@ -133,8 +129,7 @@ def test_destroyed_in_any_order(world: str, first: str, rank: int, size: int) ->
         pending.wait()
         dist.destroy_process_group(gone)
         wrong += [backend for left in groups.values() for group in left if total(group) != size]
-    dist.destroy_process_group()
-    _clear_sharding_prop_cache()
+    end_world()
     dist.init_process_group(world, **({} if world == "mpi" else {"init_method": "mpi://"}))
     beside = dist.new_group(backend=first)
     wrong += ["afterwards"] * (total() != size or total(beside) != size)

@@ -192,17 +192,6 @@ def test_those_left_over_and_a_part_of_a_part(rank: int, size: int) -> None:
     agree(right, upper)
 
 
-@pytest.fixture
-def no_world(_end_of_world: None) -> Iterator[None]:
-    """For tests that make a world of another kind; the usual one is made again by the next test."""
-    level = dist.get_debug_level()
-    dist.destroy_process_group()
-    yield
-    if dist.is_initialized():
-        dist.destroy_process_group()
-    dist.set_debug_level(level)
-
-
 @on_cpu
 @pytest.mark.feature(SPLIT)
 @pytest.mark.parametrize("kind", ["bound to a device", "DETAIL", "cpu:mpi,cuda:gloo", "cpu:gloo,cuda:mpi"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -25,14 +24,10 @@ pytestmark = [
 
 
 @pytest.fixture(params=BOTH)
-def mixture(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The world is made with this backend string, and destroyed afterwards."""
-    if dist.is_initialized():
-        dist.destroy_process_group()
+def mixture(request: pytest.FixtureRequest, no_world: None) -> str:
+    """The world is made with this backend string."""
     dist.init_process_group(request.param)
-    yield request.param
-    if dist.is_initialized():
-        dist.destroy_process_group()
+    return request.param  # type: ignore[no-any-return]
 
 
 def test_it_is_what_was_asked_for(mixture: str, rank: int, size: int) -> None:
@@ -61,10 +56,8 @@ def test_ddp(mixture: str, rank: int, size: int) -> None:
     agree(gradients[0] == [[(size - 1) / 2] * 4] and gradients.count(gradients[0]) == size, gradients)
 
 
-def test_an_error_leaves_nothing(rank: int, size: int) -> None:
+def test_an_error_leaves_nothing(no_world: None, rank: int, size: int) -> None:
     """A backend that this torch does not have: torch's or our words, and the next init works."""
-    if dist.is_initialized():
-        dist.destroy_process_group()
     with pytest.raises((RuntimeError, AssertionError, ValueError)):
         dist.init_process_group("cpu:mpi,cuda:there_is_no_such_backend")
     agree(not dist.is_initialized())
@@ -76,10 +69,8 @@ def test_an_error_leaves_nothing(rank: int, size: int) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
-def test_nccl_without_a_gpu_says_so(rank: int, size: int) -> None:
+def test_nccl_without_a_gpu_says_so(no_world: None, rank: int, size: int) -> None:
     """The string is accepted and handed to NCCL, which has the last word."""
-    if dist.is_initialized():
-        dist.destroy_process_group()
     with pytest.raises((RuntimeError, ValueError), match=r"NCCL|GPU|nccl"):
         dist.init_process_group("cpu:mpi,cuda:nccl")
     agree(not dist.is_initialized(), BACKEND_SUBCLASSES)
