@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.stack.compiled import CONFIG, FILTERS, backends, compiled, fresh, on  # noqa: F401
-from tests.stack.sharded import differences, same_bits
+from tests.stack.sharded import ROWS, differences, same_bits, sgd, train
 from tests.support import agree
 from tests.support.torch_backend import of_rank
 
@@ -23,36 +24,21 @@ SECTION = "Functional collectives and torch.compile"
 
 pytestmark = [*FILTERS, pytest.mark.usefixtures("fresh")]
 
-ROWS, STEPS = 4, 3
+STEPS = 3
 
 
 class Layers(nn.Module):
     """Of its own class: what torch.nn.Sequential does, dynamo does not compile."""
 
-    def __init__(self, width: int = 6) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
         torch.manual_seed(11)
-        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(3))
+        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in itertools.pairwise((6, width, width, width, 3)))
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
             x = torch.tanh(layer(x))
         return x
-
-
-def batch(step: int, size: int, width: int) -> Tensor:
-    return torch.randn(ROWS * size, width, generator=torch.Generator().manual_seed(step))
-
-
-def train(forward: Callable[[Tensor], Tensor], parameters: Any, width: int, rank: int | None, size: int) -> None:
-    """SGD on the whole batch (rank None) or on this rank's share."""
-    optimizer = torch.optim.SGD(parameters, lr=0.5, momentum=0.9)
-    for step in range(STEPS):
-        x = batch(step, size, width)
-        x = x if rank is None else x.chunk(size)[rank]
-        optimizer.zero_grad()
-        forward(x).square().mean().backward()
-        optimizer.step()
 
 
 Way = Callable[[Layers, Any], Any]  # the model and the compiler of its graphs -> what to train
@@ -108,11 +94,11 @@ def test_trains_as_one_process_does(
     backend: str, way: Way, options: dict[str, Any], width: int, graphs: int | None, rank: int, size: int
 ) -> None:
     """The weights of one process, and the same bits on all ranks."""
-    model, counter = Layers(width), CompileCounterWithBackend(backend)
+    model, reference, counter = Layers(width), Layers(width), CompileCounterWithBackend(backend)
     with CONFIG.patch(**options):
-        train(way(model, counter), model.parameters(), width, rank, size)
-    reference = Layers(width)
-    train(reference, reference.parameters(), width, None, size)
+        parallel = way(model, counter)
+        train(parallel, sgd(model.parameters()), range(STEPS), rank, size, torch.float32)
+    train(reference, sgd(reference.parameters()), range(STEPS), None, size, torch.float32)
     bad = differences(model.parameters(), reference.parameters(), 1e-6, 1e-4)
     agree(same_bits(model.parameters()) and not bad and graphs in (None, counter.frame_count), (bad, counter.frame_count))
 

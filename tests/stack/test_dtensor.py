@@ -15,11 +15,11 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_module, distribute_tensor
 
 from tests.stack.meshes import drawn, grids, line, numbers, place, share_of
+from tests.stack.sharded import TORCH
 from tests.support import agree, everyone
 from tests.support.torch_backend import same
 
 SECTION = "Meshes and DTensor"
-TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
 WHOLES: list[Placement] = [Shard(0), Shard(1), Replicate()]  # the placements that hold values, not parts of a sum
 LEGAL = {  # of each dtype, the reductions that torch and MPI can do
     torch.float32: ["sum", "avg", "max", "min", "product"],

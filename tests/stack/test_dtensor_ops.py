@@ -14,10 +14,10 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 
 from tests.stack.meshes import drawn, grids, whole
+from tests.stack.sharded import TORCH
 from tests.support import agree
 
 SECTION = "Meshes and DTensor"
-TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
 S0, S1, S2, R = Shard(0), Shard(1), Shard(2), Replicate()
 CONVOLUTION = "convolution of DTensors: images dealt out, images split by width"
 

@@ -20,13 +20,13 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from tests.stack.record import refused_alike
+from tests.stack.sharded import TORCH
 from tests.support import agree
 from tests.support.gradients import check, of_ranks
 from tests.support.torch_backend import DTYPES, of_rank, same
 
 SECTION = "Functional collectives and torch.compile"
-VERSION = tuple(int(part) for part in torch.__version__.split(".")[:2])
-since_2_15 = pytest.mark.skipif(VERSION < (2, 15), reason="needs torch >= 2.15")
+since_2_15 = pytest.mark.skipif(TORCH < (2, 15), reason="needs torch >= 2.15")
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*(is|will be) deprecated.*:FutureWarning"),  # torch's older names are shown as well
@@ -224,7 +224,7 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.parametrize("kind", LAYOUTS)
 def test_layouts(kind: str, size: int) -> None:
     """trap 83: what inductor hands over is not always contiguous; the values count, not the memory's order."""
-    names = EVERY if VERSION >= (2, 13) else ["all_reduce", "broadcast"]  # older ones refuse what is not contiguous elsewhere
+    names = EVERY if TORCH >= (2, 13) else ["all_reduce", "broadcast"]  # older ones refuse what is not contiguous elsewhere
     given = [LAYOUTS[kind](of_rank(r, 2 * size, 2 * size) * 7 + 1) for r in range(size)]
     found = {name: wrong(EVERY[name], given, dist.group.WORLD) for name in names}
     agree(not any(found.values()), found)
@@ -435,7 +435,7 @@ def test_subgroups(name: str, rank: int, size: int) -> None:
     """Even and odd ranks each for themselves; torch < 2.15 forgets the gradient of broadcast's src where its rank differs."""
     ranks = list(range(rank % 2, size, 2))
     group = dist.new_group(ranks, use_local_synchronization=True)
-    if name != "broadcast" or VERSION >= (2, 15):
+    if name != "broadcast" or TORCH >= (2, 15):
         check(lambda x: NN[name].call(x * x, group, ranks), of_ranks(2))
     else:
         beside = dist.new_group(ranks, use_local_synchronization=True, backend="gloo")

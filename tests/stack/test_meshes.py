@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from mpicoll._engine.registry import registry
 from tests.stack.exercise import total
 from tests.stack.meshes import grids, place
+from tests.stack.sharded import TORCH
 from tests.support import agree
 
 SECTION = "Meshes and DTensor"
@@ -24,8 +25,7 @@ SLICES = "mesh slices, nested, with their names"
 FLATTENED = "flattened, unflattened and concatenated meshes"
 FROM_GROUP = "DeviceMesh.from_group"
 SPLIT = "`split_group`"
-VERSION = tuple(int(part) for part in torch.__version__.split(".")[:2])
-on_cpu = pytest.mark.skipif(VERSION < (2, 15), reason="needs torch >= 2.15")
+on_cpu = pytest.mark.skipif(TORCH < (2, 15), reason="needs torch >= 2.15")
 
 
 def spot(ranks: torch.Tensor, rank: int) -> tuple[int, ...]:

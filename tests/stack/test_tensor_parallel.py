@@ -25,11 +25,11 @@ from torch.distributed.tensor.parallel import (
 )
 
 from tests.stack.meshes import drawn, share_of, whole
+from tests.stack.sharded import differences
 from tests.stack.transformers import (
     WIDTH,
     Perceptron,
     Transformer,
-    differences,
     language_loss,
     made,
     parallelize,
@@ -39,7 +39,6 @@ from tests.stack.transformers import (
 from tests.support import agree, everyone
 
 SECTION = "Tensor and context parallel"
-TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
 PLANS = "parallelize_module: ColwiseParallel, RowwiseParallel"
 LOSS = "loss_parallel: cross entropy over sharded classes"
 LENGTH = 6  # tokens per rank where sequences are split
@@ -57,7 +56,7 @@ def square_loss(model: nn.Module, step: int) -> Tensor:
 def trained_alike(model: Any, reference: nn.Module, loss_of: Callable[[nn.Module, int], Tensor] = square_loss) -> None:
     """Three steps of both give the same losses and parameters."""
     losses = steps(model, loss_of), steps(reference, loss_of)
-    wrong = differences(model, reference)
+    wrong = differences(model.parameters(), reference.parameters(), 1e-10)
     agree(not wrong and losses[0] == pytest.approx(losses[1]), (wrong, losses))
 
 
@@ -149,7 +148,7 @@ def test_transformer(split_logits: bool, rank: int, size: int) -> None:
 
     with loss_parallel() if split_logits else contextlib.nullcontext():
         losses = steps(model, loss_of)
-    expected, wrong = steps(reference, loss_of), differences(model, reference)
+    expected, wrong = steps(reference, loss_of), differences(model.parameters(), reference.parameters(), 1e-10)
     agree(not wrong and losses == pytest.approx(expected), (wrong, losses, expected))
 
 

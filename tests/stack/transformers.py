@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -83,13 +82,6 @@ def steps(model: nn.Module, loss_of: Callable[[nn.Module, int], Tensor], count: 
         losses.append(float(whole(loss.detach())))
         optimizer.step()
     return losses
-
-
-def differences(model: nn.Module, reference: nn.Module, tolerance: float = 1e-10) -> list[Any]:
-    """The parameters that are not the reference's (collective)."""
-    pairs = zip(model.named_parameters(), reference.parameters(), strict=True)
-    found = [(name, whole(p.detach()), q.detach()) for (name, p), q in pairs]
-    return [(name, p, q) for name, p, q in found if not torch.allclose(p, q, rtol=0, atol=tolerance)]
 
 
 def tokens(step: int, rows: int, length: int) -> Tensor:
