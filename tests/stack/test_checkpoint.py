@@ -364,8 +364,12 @@ def test_another_job(shared_path: Path) -> None:
 
 
 @pytest.mark.feature("checkpoint: into a torch.save file and back (format_utils)")
+@pytest.mark.feature("checkpoint: a torch.save file read by rank 0 and broadcast")
 def test_formats(rank: int, size: int, shared_path: Path) -> None:
-    """A sharded checkpoint becomes one file that torch.load reads, and a file a checkpoint that every rank reads its shard of."""
+    """A sharded checkpoint becomes one file that torch.load reads, and a file a checkpoint that every rank reads its shard of.
+
+    If only rank 0 can read the file, the others get it from there.
+    """
     model = sharded.sharded(sharded.network(), mesh=line(size))
     sharded.train(model, sharded.sgd(model.parameters()), range(1), rank, size)
     full = {name: sharded.whole(value).clone() for name, value in model.state_dict().items()}
@@ -378,18 +382,7 @@ def test_formats(rank: int, size: int, shared_path: Path) -> None:
     wrong = everyone(wrong)[0]
     other = sharded.sharded(sharded.network(), mesh=line(size))
     dcp.load({"model": other}, checkpoint_id=shared_path / "again")
+    reader = BroadcastingTorchSaveReader(shared_path / ("whole.pt" if rank == 0 else "not here"))
+    wrong += reloaded({"model": full}, storage_reader=reader, planner=DynamicMetaLoadPlanner())
     wrong += sharded.differences(other.parameters(), list(full.values()), 0)
-    agree(not wrong, wrong)
-
-
-@pytest.mark.feature("checkpoint: a torch.save file read by rank 0 and broadcast")
-def test_broadcast_from_a_file(rank: int, shared_path: Path) -> None:
-    """Only rank 0 can read it."""
-    path = shared_path / "whole.pt"
-    state = {"a": torch.arange(21.0).reshape(7, 3), "b": {"c": torch.arange(5), "d": torch.tensor([True, False])}}
-    if rank == 0:
-        torch.save(state, path)
-    agree(True)
-    reader = BroadcastingTorchSaveReader(path if rank == 0 else shared_path / "not here")
-    wrong = reloaded(state, storage_reader=reader, planner=DynamicMetaLoadPlanner())
     agree(not wrong, wrong)
