@@ -37,6 +37,20 @@ def _gather(group: Any, rank: int, size: int, sent: int, expected: int) -> None:
     mpicoll.gather(source, [_block(length) for length in lengths] if rank == 0 else None, 0, group=group)
 
 
+@pytest.fixture
+def waited(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
+    """For each wait of a channel: for how many requests, and whether they are large."""
+    found: list[tuple[int, bool]] = []
+    wait_all = Channel.wait_all
+
+    def noting(channel: Channel, requests: Any, statuses: Any = (), large: bool = False) -> None:
+        found.append((len(requests), large))
+        wait_all(channel, requests, statuses, large)
+
+    monkeypatch.setattr(Channel, "wait_all", noting)
+    return found
+
+
 @pytest.mark.parametrize("operation", [_scatter, _gather])
 @pytest.mark.parametrize(("sent", "error"), [(3, CollectiveMismatch), (4, None), (5, TruncationError)])
 def test_the_receiver_compares_the_sizes(
@@ -57,23 +71,16 @@ def test_the_receiver_compares_the_sizes(
 
 @pytest.mark.parametrize(("apart", "nbytes"), [(True, TESTED_FROM), (True, TESTED_FROM - 4), (False, TESTED_FROM)])
 def test_large_blocks_between_nodes_leave_the_core_while_they_move(
-    rank: int, size: int, apart: bool, nbytes: int, monkeypatch: pytest.MonkeyPatch
+    rank: int, size: int, apart: bool, nbytes: int, waited: list[tuple[int, bool]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """all_to_all of 1 MiB between hosts that share cores took 2.5 times the bandwidth limit, and takes 1.1."""
-    waited: list[bool] = []
-    wait_all = Channel.wait_all
-
-    def noting(channel: Channel, requests: Any, statuses: Any = (), large: bool = False) -> None:
-        waited.append(large)
-        wait_all(channel, requests, statuses, large)
-
     group = mpicoll.new_group()
     members = [[of] for of in range(size)] if apart else [list(range(size))]
     monkeypatch.setattr(Windows, "node_members", members)
-    monkeypatch.setattr(Channel, "wait_all", noting)
+    waited.clear()
     outputs = [torch.empty(nbytes // 4) for _ in range(size)] if rank == 0 else None
     mpicoll.gather(torch.full((nbytes // 4,), float(rank)), outputs, 0, group=group)
-    agree(waited == [apart and nbytes >= TESTED_FROM], waited)
+    agree([large for _, large in waited] == [apart and nbytes >= TESTED_FROM], waited)
     agree(outputs is None or all(bool(output.eq(of).all()) for of, output in enumerate(outputs)))
 
 
@@ -102,26 +109,21 @@ def test_messages_in_pieces_of_another_number_than_expected(
 
 
 @pytest.mark.parametrize("count", [0, 7, 8, 100, 300])
-def test_pieces_arrive_in_order(rank: int, size: int, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pieces_arrive_in_order(
+    rank: int, size: int, count: int, waited: list[tuple[int, bool]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Twice, so that a piece that is left over would come to the second exchange."""
-    messages: list[int] = []
-    wait_all = Channel.wait_all
-
-    def noting(channel: Channel, requests: Any, statuses: Any = (), large: bool = False) -> None:
-        messages.append(len(requests))
-        wait_all(channel, requests, statuses, large)
-
     monkeypatch.setattr(Windows, "node_members", [[of] for of in range(size)])
     monkeypatch.setattr(pairwise, "PIECE", 64)
-    monkeypatch.setattr(Channel, "wait_all", noting)
     group = mpicoll.new_group()
+    waited.clear()
     for call in range(2):
         targets = [torch.empty(count, dtype=torch.int64) for _ in range(size)] if rank == 0 else None
         mpicoll.gather(torch.arange(count) + 1000 * rank + call, targets, 0, group=group)
         whole = [torch.arange(count) + 1000 * of + call for of in range(size)]
         agree(targets is None or torch.equal(torch.stack(targets), torch.stack(whole)), targets)
     pieces = {0: 1, 7: 1, 8: 2, 100: 13, 300: 10}[count]  # 8 bytes each; of 300, pieces have 256 bytes
-    agree(messages == [pieces * (size - 1 if rank == 0 else 1)] * 2, messages)
+    agree([requests for requests, _ in waited] == [pieces * (size - 1 if rank == 0 else 1)] * 2, waited)
     mpicoll.destroy_process_group(group)
 
 

@@ -8,9 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
-from torch.nn.parallel import DistributedDataParallel
 
 from tests.stack import sharded
 from tests.stack.conftest import end_world
@@ -65,37 +63,23 @@ def test_interleaved(world: str, rank: int, size: int) -> None:
     agree(not wrong, wrong)
 
 
-def trained(group: Any, rank: int, size: int) -> nn.Module:
-    model = DistributedDataParallel(sharded.network(), process_group=group, bucket_cap_mb=0.0001)
-    sharded.train(model, sharded.sgd(model.parameters()), range(3), rank, size)
-    return model
-
-
 @pytest.mark.feature("DDP on a group of either backend, two at once")
-def test_ddp_on_either(world: str, rank: int, size: int) -> None:
+@pytest.mark.feature("fully_shard on Gloo's mesh in an MPI world, on MPI's mesh in a Gloo world")
+def test_training_on_either(world: str, rank: int, size: int) -> None:
     """Both train as one process does; two models' reducers at work on two backends in one backward."""
-    groups = [dist.new_group(backend=backend) for backend in BACKENDS]
-    reference = sharded.alone(3, size)
-    wrong = []
-    for group in groups:
-        wrong += sharded.differences(trained(group, rank, size).parameters(), reference.parameters())
-    pair = [DistributedDataParallel(sharded.network(), process_group=group) for group in groups]
+    reference, wrong, pair = sharded.alone(3, size), [], []
+    for backend in BACKENDS:
+        mesh = init_device_mesh("cpu", (size,), mesh_dim_names=(f"{backend} in {world}",), backend_override={0: backend})
+        group = mesh.get_group()
+        assert dist.get_backend(group) == backend
+        models = sharded.ddp(sharded.network(), group, bucket_cap_mb=0.0001), sharded.sharded(sharded.network(), mesh=mesh)
+        for model in models:
+            sharded.train(model, sharded.sgd(model.parameters()), range(3), rank, size)
+            wrong += sharded.differences(model.parameters(), reference.parameters())
+        pair.append(sharded.ddp(sharded.network(), group))
     x, y = (sharded.share(part, rank) for part in sharded.batch(0, size))
     sum(sharded.loss_of(model(x), y) for model in pair).backward()
     wrong += sharded.differences(sharded.gradients(pair[0]), sharded.gradients(pair[1]))
-    agree(not wrong, wrong)
-
-
-@pytest.mark.feature("fully_shard on Gloo's mesh in an MPI world, on MPI's mesh in a Gloo world")
-def test_fully_shard_on_either(world: str, rank: int, size: int) -> None:
-    reference = sharded.alone(2, size)
-    wrong = []
-    for backend in BACKENDS:
-        mesh = init_device_mesh("cpu", (size,), mesh_dim_names=(f"{backend} in {world}",), backend_override={0: backend})
-        assert dist.get_backend(mesh.get_group()) == backend
-        model = sharded.sharded(sharded.network(), mesh=mesh)
-        sharded.train(model, sharded.sgd(model.parameters()), range(2), rank, size)
-        wrong += sharded.differences(model.parameters(), reference.parameters())
     agree(not wrong, wrong)
 
 
