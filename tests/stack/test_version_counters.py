@@ -79,11 +79,13 @@ def test_the_end_of_an_operation_counts_as_no_write(make: Callable[..., Tensor],
     )
     wrong = {}
     for name, (tensors, call) in every.items():
+        before = [tensor._version for tensor in tensors]
         work = call(None)
         under_way = [tensor._version for tensor in tensors]
         waited(work)
-        if under_way != [tensor._version for tensor in tensors]:
-            wrong[name] = under_way
+        ended = [tensor._version for tensor in tensors]
+        if ended != under_way or any(last > first + 1 for first, last in zip(before, ended, strict=True)):  # +1: its begin
+            wrong[name] = (before, under_way, ended)
     agree(not wrong, wrong)
 
 
