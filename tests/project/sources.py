@@ -1,9 +1,9 @@
-"""The package's source, read for the tests of its architecture: files, rooms, imports, circles, changes of foreign objects."""
+"""The package's source, read for the tests of its architecture: files, rooms, imports, changes of foreign objects."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -55,27 +55,6 @@ def graph() -> dict[str, set[str]]:
         found = {module if module in known else module.rpartition(".")[0] for module, _ in imports(path)}
         edges[dotted(path)] = found & known - {dotted(path)}
     return edges
-
-
-def circles(edges: Mapping[str, set[str]]) -> list[set[str]]:
-    """The sets of modules that import each other, directly or through others."""
-    reached = {module: _reachable(module, edges) for module in edges}
-    found: list[set[str]] = []
-    for module in edges:
-        circle = {other for other in reached[module] if module in reached[other]}
-        if circle and circle not in found:
-            found.append(circle)
-    return found
-
-
-def _reachable(start: str, edges: Mapping[str, set[str]]) -> set[str]:
-    seen: set[str] = set()
-    waiting = [start]
-    while waiting:
-        new = edges[waiting.pop()] - seen
-        seen |= new
-        waiting += new
-    return seen
 
 
 def changes(path: Path, libraries: tuple[str, ...]) -> Iterator[tuple[int, str]]:
