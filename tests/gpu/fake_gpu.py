@@ -240,29 +240,10 @@ def mapped(file: int, nbytes: int, device: torch.device) -> Tensor:
 
 def take_its_place(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of what `mpicoll._cuda` asks of torch."""
-    for module, names in {
-        streams: (
-            "capturing",
-            "marks",
-            "passed",
-            "internal_streams",
-            "wait_for_launched",
-            "fetch",
-            "arrived",
-            "push",
-            "launch",
-            "pinned",
-            "onto",
-            "on",
-            "wait_for_internal",
-            "settle_in",
-            "caller",
-            "keep_for",
-        ),
-        ipc: ("allocate", "share", "opened"),
-    }.items():
-        for name in names:
-            monkeypatch.setattr(module, name, getattr(gpu, name))
+    for module in (streams, ipc):
+        for name in vars(Gpu).keys() & vars(module).keys():
+            if not name.startswith("_"):
+                monkeypatch.setattr(module, name, getattr(gpu, name))
 
 
 def make_mpi_aware(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,13 +13,19 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-PAGE = HERE.parent.parent / "docs" / "guides" / "gpus.md"
-BEGIN, END = "<!-- gpu table -->\n", "<!-- /gpu table -->"
+ROOT = HERE.parent.parent
+sys.path.insert(0, str(ROOT))
+
+from tests.support import pages  # noqa: E402
+
+PAGE = ROOT / "docs" / "guides" / "gpus.md"
+NAME = "gpu table"  # in the page
 
 PATHS = {
     "direct": "**direct**: MPI is handed GPU memory",
@@ -53,14 +59,9 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="put it between the two marks of docs/guides/gpus.md")
     made = markdown(reports())
     if parser.parse_args().write:
-        before, rest = PAGE.read_text().split(BEGIN)
-        PAGE.write_text(before + BEGIN + made + END + rest.split(END)[1])
+        pages.put(PAGE, NAME, made)
     else:
         print(made, end="")
-
-
-def in_page() -> str:
-    return PAGE.read_text().split(BEGIN)[1].split(END)[0]
 
 
 def reports(folder: Path = HERE) -> list[Part]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -178,11 +179,19 @@ def right(engine: Communicator, operation: Operation, make: Make, counts: tuple[
     return wrong
 
 
-@pytest.mark.parametrize("layout", ["contiguous", "transposed"])
+DEVICES = itertools.cycle((OnGpu, OnGpu1))
+TENSORS: dict[str, Make] = {
+    "contiguous": on_gpu,
+    "transposed": partial(on_gpu, layout="transposed"),
+    "of two devices in turn": lambda rank, n: on_gpu(rank, n).as_subclass(next(DEVICES)),
+}
+
+
+@pytest.mark.parametrize("tensors", TENSORS)
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.__name__)
-def test_every_operation(operation: Operation, layout: str, engine: Communicator) -> None:
+def test_every_operation(operation: Operation, tensors: str, engine: Communicator) -> None:
     """What is small, what fits a chunk, what takes many."""
-    wrong = right(engine, operation, lambda rank, n: on_gpu(rank, n, layout), (6, 600, 20_000))
+    wrong = right(engine, operation, TENSORS[tensors], (6, 600, 20_000))
     agree(not wrong, wrong)
 
 
@@ -222,24 +231,6 @@ def test_ranks_on_two_kinds_of_device(count: int, engine: Communicator) -> None:
         for work in works:
             work.wait()
     agree(not came and untouched, (came, untouched))
-
-
-@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.__name__)
-def test_all_ranks_on_the_cpu(operation: Operation, engine: Communicator, gpu: Gpu) -> None:
-    """In a world with GPUs: nothing is copied that need not be."""
-    wrong = right(engine, operation, values, (6, 600, 20_000))
-    agree(not wrong and not any(gpu.counts[name] for name in ("fetch", "push", "share")), (wrong, gpu.counts))
-
-
-@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.__name__)
-def test_several_devices_of_one_rank(operation: Operation, engine: Communicator) -> None:
-    turns = itertools.count()
-
-    def make(rank: int, n: int) -> Tensor:
-        return on_gpu(rank, n).as_subclass(OnGpu1 if next(turns) % 2 else OnGpu)
-
-    wrong = right(engine, operation, make, (6, 600, 20_000))
-    agree(not wrong, wrong)
 
 
 REDUCTIONS = [

@@ -53,31 +53,25 @@ def ways(found: DeviceChoices | None) -> tuple[bool, bool, bool]:
     return (False, False, False) if found is None else (True, found.direct, found.shares)
 
 
-def test_all_claim_and_a_trial_passes(here: Rank, rank: int) -> None:
-    agree(ways(agreed()) == (True, True, False) and here.trials == (rank == 0), here)
-
-
-def test_all_claim_and_the_trial_fails(here: Rank, rank: int) -> None:
-    here.passes = False
-    agree(ways(agreed()) == (True, False, True), here)
-
-
-def test_one_does_not_claim(here: Rank, rank: int, size: int) -> None:
-    """Nobody tries then."""
-    here.claims = rank != size - 1
-    agree(ways(agreed()) == (True, False, True) and here.trials == 0, here)
-
-
-@pytest.mark.min_ranks(2)
-def test_one_has_no_gpu(here: Rank, rank: int, size: int) -> None:
-    """What it claims does not count; and others cannot share with it."""
-    here.gpu = rank != size - 1
-    agree(ways(agreed()) == (True, False, False) and here.trials == 0, here)
-
-
-def test_nobody_has_one(here: Rank) -> None:
-    here.gpu = False
-    agree(ways(agreed()) == (False, False, False) and here.trials == 0, here)
+@pytest.mark.parametrize(
+    ("lacks", "ranks", "expected", "tried"),
+    [
+        (None, "no", (True, True, False), True),
+        ("passes", "all", (True, False, True), True),
+        ("claims", "the last", (True, False, True), False),
+        pytest.param(
+            "gpu", "the last", (True, False, False), False, marks=pytest.mark.min_ranks(2)
+        ),  # others cannot share with it
+        ("gpu", "all", (False, False, False), False),
+    ],
+)
+def test_the_weakest_rank_decides(
+    lacks: str | None, ranks: str, expected: tuple[bool, bool, bool], tried: bool, here: Rank, rank: int, size: int
+) -> None:
+    """One that lacks a GPU, or its MPI's claim. A trial is made by rank 0 alone, and by nobody unless all claim."""
+    if lacks is not None and (ranks == "all" or rank == size - 1):
+        setattr(here, lacks, False)
+    agree(ways(agreed()) == expected and here.trials == (tried and rank == 0), here)
 
 
 @pytest.mark.parametrize(("aware", "ipc", "expected"), [("1", "1", (True, True, False)), ("0", "0", (True, False, False))])

@@ -32,40 +32,44 @@ def decide(proof: Proof, answer: int = 1, **environ: str) -> cuda_support.Verdic
     return cuda_support.decide(started, environ, True, lambda _: proof)
 
 
-@pytest.mark.parametrize("built", [True, False])
-def test_open_mpi_must_be_built_for_it_and_say_so(monkeypatch: pytest.MonkeyPatch, built: bool) -> None:
-    """Version 4 answers 1 whatever is there."""
-    monkeypatch.setattr(cuda_support, "_openmpi_build", lambda *_: (built, "ompi_info: made up"))
-    assert claims(OPEN_MPI) == built
-    assert not claims(OPEN_MPI, driver=False)
-    assert not claims(OPEN_MPI, answer=0)
-    assert not claims(OPEN_MPI, answer=None)
-
-
-def test_mpich_claims_it_unless_told_not_to() -> None:
-    assert claims(MPICH)
-    assert claims(MPICH, MPIR_CVAR_ENABLE_GPU="1")
-    assert not claims(MPICH, MPIR_CVAR_ENABLE_GPU="0")
-    assert not claims(MPICH, answer=0)
-    assert not claims(MPICH, driver=False)
-
-
-def test_cray_needs_the_variable_and_the_library_that_carries(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not claims(CRAY, MPICH_GPU_SUPPORT_ENABLED="1")
+@pytest.fixture(autouse=True)
+def built_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Open MPI was built with CUDA, and the library by which Cray's carries GPU memory is loaded."""
+    monkeypatch.setattr(cuda_support, "_openmpi_build", lambda *_: (True, "ompi_info: made up"))
     monkeypatch.setattr(cuda_support, "read_text", lambda path: "/opt/cray/lib/libmpi_gtl_cuda.so.0")
-    assert claims(CRAY, MPICH_GPU_SUPPORT_ENABLED="1")
-    assert not claims(CRAY)
-    assert not claims(CRAY, MPICH_GPU_SUPPORT_ENABLED="0")
 
 
 @pytest.mark.parametrize(
-    ("library", "variable"), [(INTEL, "I_MPI_OFFLOAD"), (MVAPICH, "MVP_USE_CUDA"), (MVAPICH, "MV2_USE_CUDA")]
+    ("library", "variable"),
+    [
+        (OPEN_MPI, None),
+        (MPICH, "MPIR_CVAR_ENABLE_GPU"),
+        (CRAY, "MPICH_GPU_SUPPORT_ENABLED"),
+        (INTEL, "I_MPI_OFFLOAD"),
+        (MVAPICH, "MVP_USE_CUDA"),
+        (MVAPICH, "MV2_USE_CUDA"),
+    ],
 )
-def test_intel_and_mvapich_must_be_told(library: dict[str, str], variable: str) -> None:
-    assert claims(library, **{variable: "1"})
-    assert not claims(library, **{variable: "0"})
-    assert not claims(library)
-    assert not claims(library, driver=False, **{variable: "1"})
+def test_who_claims_it_and_by_which_variable(library: dict[str, str], variable: str | None) -> None:
+    told = {variable: "1"} if variable else {}
+    assert claims(library, **told)
+    assert not claims(library, driver=False, **told)
+    assert claims(library) == (library in (OPEN_MPI, MPICH))  # the others must be told
+    assert variable is None or not claims(library, **{variable: "0"})
+
+
+def test_the_query_counts_and_for_open_mpi_is_not_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Version 4 of Open MPI answers 1 whatever is there."""
+    assert not claims(MPICH, answer=0)
+    assert not claims(OPEN_MPI, answer=0)
+    assert not claims(OPEN_MPI, answer=None)
+    monkeypatch.setattr(cuda_support, "_openmpi_build", lambda *_: (False, "ompi_info: made up"))
+    assert not claims(OPEN_MPI)
+
+
+def test_cray_needs_the_library_that_carries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_support, "read_text", lambda path: "")
+    assert not claims(CRAY, MPICH_GPU_SUPPORT_ENABLED="1")
 
 
 def test_a_claim_counts_as_far_as_it_is_proven() -> None:

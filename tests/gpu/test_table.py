@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 
 from mpicoll.bench import row
 from tests.gpu import table
+from tests.support import pages
 
 BYTES = str(table.NBYTES)
 PASSED = {"status": 0, "seconds": 9.5, "passed": 38, "failures": []}
@@ -39,14 +39,14 @@ def report(device: str = "cuda", **mpis: Any) -> dict[str, Any]:
     return {"machine": machine, "device": device, "when": "2025-11-22", "mpis": mpis}
 
 
-def cells(here: dict[str, Any], others: dict[str, Any] | None = None) -> list[str]:
-    """Those of the row of path "ipc", beside the others."""
-    made = table.row("ipc", "site", mpi("MPICH 5", False, ipc=here, **(others or {})))
+def cells(here: dict[str, Any]) -> list[str]:
+    """Those of the row of path "ipc"."""
+    made = table.row("ipc", "site", mpi("MPICH 5", False, ipc=here))
     return [cell.strip() for cell in made.split("|")[3:-1]]
 
 
 def test_the_page_shows_the_reports() -> None:
-    assert table.in_page() == table.markdown(table.reports()), "run: python tests/gpu/table.py --write"
+    assert pages.shown(table.PAGE, table.NAME) == table.markdown(table.reports()), "run: python tests/gpu/table.py --write"
 
 
 def test_the_ways_are_the_benchmarks() -> None:
@@ -79,13 +79,6 @@ def test_two_mpis_by_three_paths() -> None:
     ]
 
 
-def test_every_machine_has_a_table() -> None:
-    both = table.markdown([report(site=mpi("MPICH 5", False, staged=path())), report()])
-    assert both.count(table.HEAD) == 2
-    assert both.split(table.HEAD)[2].count("not run: no MPI was there") == len(table.PATHS)
-    assert both.count("not run: the report has no path") == 2  # of the first
-
-
 @pytest.mark.parametrize(
     ("run", "says"),
     [
@@ -112,35 +105,7 @@ def test_what_was_not_measured() -> None:
     assert cells(here) == [*lacks, "**ended with status 1**"]
 
 
-@pytest.mark.parametrize("bench", [None, {"not run": "no time was left"}])
-def test_no_benchmark_at_all(bench: dict[str, Any] | None) -> None:
-    here = {"tests": path()["tests"]} if bench is None else {**path(), "bench": bench}
-    why = "the report has no benchmarks" if bench is None else "no time was left"
-    assert cells(here) == ["38 passed", "38 passed", f"not run: {why}", f"not run: {why}"]
-
-
-def test_what_it_would_be_compared_with_is_missing() -> None:
-    here = path(4_000)
-    here["bench"]["latency"][BYTES][row.RAW] = "MPI has no such datatype"
-    assert cells(here)[2] == "268 GB/s, -"
-    del here["bench"]["all_reduce"][BYTES][row.COPY]
-    assert cells(here)[-1] == "4 ms, -, -"
-    assert cells(here, {"staged": {"not run": "no time was left"}})[-1] == "4 ms, -, -"
-    assert cells(here, {"staged": path(8_000)})[-1] == "4 ms, -, 0.5x"
-
-
 def test_a_trial_on_the_cpu_says_nothing_of_gpus(tmp_path: Path) -> None:
     for name, device in (("cpu", "cpu"), ("h100", "cuda"), ("h200", "cuda")):
         (tmp_path / f"report-{name}.json").write_text(json.dumps({**report(device), "when": name}))
     assert [found["when"] for found in table.reports(tmp_path)] == ["h100", "h200"]
-
-
-def test_write_replaces_what_lies_between_the_marks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = tmp_path / "gpus.md"
-    page.write_text(f"before\n{table.BEGIN}| old |\n{table.END}after\n")
-    monkeypatch.setattr(table, "PAGE", page)
-    monkeypatch.setattr(table, "reports", list)
-    monkeypatch.setattr(sys, "argv", ["table.py", "--write"])
-    table.main()
-    assert page.read_text() == f"before\n{table.BEGIN}{table.markdown([])}{table.END}after\n"
-    assert table.in_page() == table.markdown([])

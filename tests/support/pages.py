@@ -24,6 +24,11 @@ def shown(page: Path, name: str) -> str:
 def publish(page: Path, name: str, table: str, path: Path, figures: dict[str, Any]) -> None:
     """Writes the table into the page, and its figures into their file."""
     path.write_text(json.dumps(figures, indent=1) + "\n")
+    put(page, name, table)
+
+
+def put(page: Path, name: str, table: str) -> None:
+    """Writes the table into the page."""
     text = page.read_text()
     begin, end = _extent(text, name)
     page.write_text(text[:begin] + table + text[end:])
