@@ -33,70 +33,44 @@ def start(ranks: int, *arguments: str) -> subprocess.CompletedProcess[str]:
     return done
 
 
-def job(ranks: int, *case: str) -> tuple[Counter[str], subprocess.CompletedProcess[str]]:
-    """Runs a case. Returns how often each line was printed."""
-    done = start(ranks, SCRIPT, *case)
-    return Counter(done.stdout.splitlines()), done
-
-
-@survivable
-def test_a_lost_rank_ends_every_operation_and_the_others_go_on() -> None:
-    lines, done = job(4, "operations")
-    expected = {
-        "recv: lost": 3, "all_reduce: lost": 7, "barrier: lost": 1, "broadcast: lost": 3, "irecv: lost": 3, "isend: lost": 3,
-        "world of 3: [0, 1, 2]": 3, "world of 2: [0, 1]": 2, "end": 2,
-    }  # fmt: skip
-    assert lines == expected, f"{done.stdout}\n{done.stderr}"
-
-
-@survivable
-def test_training_goes_on_through_torch() -> None:
-    lines, done = job(3, "training")
-    expected = {"all_reduce: lost": 2, "world of 2: [0, 1]": 2, "group of 1": 1, "waits": 1, "end": 2}
-    assert lines == expected, f"{done.stdout}\n{done.stderr}"
-
-
-@survivable
-def test_a_rank_that_fails_counts_as_lost_however_it_ends() -> None:
-    lines, done = job(4, "endings")
-    expected = {"all_reduce: lost": 5, "world of 3: [0, 1, 2]": 3, "world of 2: [0, 1]": 2, "end": 2}
-    assert lines == expected, f"{done.stdout}\n{done.stderr}"
-    assert "uncaught ZeroDivisionError; this rank ends, and the others go on" in done.stderr
-    assert "os._exit(5) in process" in done.stderr
-
-
-@survivable
-def test_a_rank_whose_program_has_ended_counts_as_lost_if_others_wait_for_it() -> None:
-    lines, done = job(3, "leaving")
-    assert lines == {"all_reduce: lost (2,)": 2, "world of 2: [0, 1]": 2, "end": 2}, f"{done.stdout}\n{done.stderr}"
+TWO_LEFT = {"world of 2: [0, 1]": 2, "end": 2}
+LOST_AND_LEFT = {"all_reduce: lost": 3, **TWO_LEFT}
 
 
 @survivable
 @pytest.mark.parametrize(
-    "case",
+    ("case", "ranks", "printed"),
     [
-        pytest.param(["several", "2", "0"], id="two ranks at once"),
-        pytest.param(["several", "0", "0"], id="the first rank and another at once"),
-        pytest.param(["store"], id="the rank with the new store, before others have connected"),
-        pytest.param(["noticed"], id="the first rank, noticed before another joins the new world"),
+        (
+            "operations", 4,  # of all kinds; then another rank is lost
+            {
+                "recv: lost": 3, "all_reduce: lost": 7, "barrier: lost": 1, "broadcast: lost": 3, "irecv: lost": 3,
+                "isend: lost": 3, "world of 3: [0, 1, 2]": 3, **TWO_LEFT,
+            },
+        ),
+        ("training", 3, {"all_reduce: lost": 2, "group of 1": 1, "waits": 1, **TWO_LEFT}),  # by torch.distributed
+        ("endings", 4, {"all_reduce: lost": 5, "world of 3: [0, 1, 2]": 3, **TWO_LEFT}),
+        ("leaving", 3, {"all_reduce: lost (2,)": 2, **TWO_LEFT}),
+        # MPI_Allgatherv of Open MPI 5.0.11 itself returns without an error, and without data.
+        ("results", 6, {"lost (1,) of 6": 5, "lost (1,) of 5": 4, "lost (1,) of 4": 3, "lost (1,) of 3": 2, "end": 2}),
+        # A second rank dies.
+        pytest.param("several 2 0", 4, TWO_LEFT, id="two ranks at once"),
+        pytest.param("several 0 0", 4, TWO_LEFT, id="the first rank and another at once"),
+        pytest.param("store", 4, LOST_AND_LEFT, id="the rank with the new store, before others have connected"),
+        pytest.param("noticed", 4, LOST_AND_LEFT, id="the first rank, noticed before another joins the new world"),
         *(
-            pytest.param(["several", "0", f"{0.05 + i / 100:.2f}"], id=f"while the others shrink, {i}", marks=pytest.mark.slow)
+            pytest.param(f"several 0 {0.05 + i / 100:.2f}", 4, TWO_LEFT, id=f"while they shrink, {i}", marks=pytest.mark.slow)
             for i in range(20)
         ),
     ],
-)
-def test_a_second_rank_dies(case: list[str]) -> None:
-    lines, done = job(4, *case)
-    lost = {} if case[0] == "several" else {"all_reduce: lost": 3}
-    assert lines == {**lost, "world of 2: [0, 1]": 2, "end": 2}, f"{done.stdout}\n{done.stderr}"
-
-
-@survivable
-def test_no_result_is_wrong_if_a_rank_dies_in_a_collective() -> None:
-    """MPI_Allgatherv of Open MPI 5.0.11 itself returns without an error, and without data."""
-    lines, done = job(6, "results")
-    expected = {"lost (1,) of 6": 5, "lost (1,) of 5": 4, "lost (1,) of 4": 3, "lost (1,) of 3": 2, "end": 2}
-    assert lines == expected, f"{done.stdout}\n{done.stderr}"
+)  # fmt: skip
+def test_the_others_go_on(case: str, ranks: int, printed: dict[str, int]) -> None:
+    """printed: how often each line of the case, in losing.py."""
+    done = start(ranks, SCRIPT, *case.split())
+    assert Counter(done.stdout.splitlines()) == printed, f"{done.stdout}\n{done.stderr}"
+    if case == "endings":
+        assert "uncaught ZeroDivisionError; this rank ends, and the others go on" in done.stderr
+        assert "os._exit(5) in process" in done.stderr
 
 
 def finished(done: subprocess.CompletedProcess[str], ranks: int) -> None:

@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -232,67 +232,44 @@ def results() -> None:
         try:
             while True:
                 for count in (1, 3000):  # windows are made in the second round: a rank may die in that, too
-                    for operation in (
-                        _all_gather_uneven,
-                        _all_gather,
-                        _all_reduce,
-                        _reduce_scatter,
-                        _all_to_all,
-                        _broadcast,
-                        _gather,
-                    ):
-                        got, expected = operation(rank, size, count)
+                    for operation, got, expected in collectives(rank, size, count):
                         if not torch.equal(got, expected):
-                            say(f"wrong: {operation.__name__} of {count}: {got.tolist()[:10]}")
+                            say(f"wrong: {operation} of {count}: {got.tolist()[:10]}")
         except dist.PeerLost as error:
             say(f"lost {error.ranks} of {size}")
         dist.shrink()
     say("end")
 
 
-def _all_gather_uneven(rank: int, size: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    expected = [torch.full((count + each,), float(each)) for each in range(size)]
-    received = [torch.full((count + each,), -1.0) for each in range(size)]
-    dist.all_gather(received, expected[rank])
-    return torch.cat(received), torch.cat(expected)
+def collectives(rank: int, size: int, count: int) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+    """Calls one after the other: its name, what came, and what should have."""
 
+    def block(value: float, count: int = count) -> torch.Tensor:
+        return torch.full((count,), float(value))
 
-def _all_gather(rank: int, size: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    received = torch.full((size * count,), -1.0)
-    dist.all_gather_into_tensor(received, torch.full((count,), float(rank)))
-    return received, torch.arange(float(size)).repeat_interleave(count)
-
-
-def _all_reduce(rank: int, size: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    total = torch.full((count,), float(rank))
-    dist.all_reduce(total)
-    return total, torch.full((count,), size * (size - 1) / 2)
-
-
-def _reduce_scatter(rank: int, size: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    total = torch.full((count,), -1.0)
-    dist.reduce_scatter_tensor(total, torch.full((size * count,), float(rank)))
-    return total, torch.full((count,), size * (size - 1) / 2)
-
-
-def _all_to_all(rank: int, size: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    received = torch.full((size * count,), -1.0)
-    dist.all_to_all_single(received, torch.full((size * count,), float(rank)))
-    return received, torch.arange(float(size)).repeat_interleave(count)
-
-
-def _broadcast(rank: int, size: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    value = torch.full((count,), float(rank))
+    total, of_all = block(sum(range(size))), torch.arange(float(size)).repeat_interleave(count)
+    uneven = [block(each, count + each) for each in range(size)]
+    parts = [block(-1, count + each) for each in range(size)]
+    dist.all_gather(parts, uneven[rank])
+    yield "all_gather, uneven", torch.cat(parts), torch.cat(uneven)
+    whole = block(-1, size * count)
+    dist.all_gather_into_tensor(whole, block(rank))
+    yield "all_gather_into_tensor", whole, of_all
+    summed = block(rank)
+    dist.all_reduce(summed)
+    yield "all_reduce", summed, total
+    share = block(-1)
+    dist.reduce_scatter_tensor(share, block(rank, size * count))
+    yield "reduce_scatter_tensor", share, total
+    received = block(-1, size * count)
+    dist.all_to_all_single(received, block(rank, size * count))
+    yield "all_to_all_single", received, of_all
+    value = block(rank)
     dist.broadcast(value, size - 1)
-    return value, torch.full((count,), size - 1.0)
-
-
-def _gather(rank: int, size: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    received = [torch.full((count,), -1.0) for _ in range(size)] if rank == 0 else None
-    dist.gather(torch.full((count,), float(rank)), received)
-    return torch.cat(received or [torch.ones(1)]), torch.arange(float(size)).repeat_interleave(count) if received else torch.ones(
-        1
-    )
+    yield "broadcast", value, block(size - 1)
+    gathered = [block(-1) for _ in range(size)]
+    dist.gather(block(rank), gathered if rank == 0 else None)
+    yield "gather", torch.cat(gathered), of_all if rank == 0 else block(-1, size * count)
 
 
 if __name__ == "__main__":
