@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.clock import clock
+from tests.launch import jobs
 from tests.support import ROOT, clean_environment, hosts, is_open_mpi
 
 __all__ = ["clock"]
@@ -41,59 +42,27 @@ ABSENT = {
 pytestmark = [pytest.mark.launch, pytest.mark.timeout(120)]
 
 
-class Job:
-    """A job of ``failing.py`` that is running."""
-
-    def __init__(
-        self, command: list[str], ranks: int, door: str, fault: str, folder: Path, limit_s: float = LIMIT_S, **environ: str
-    ) -> None:
-        self.ranks, self.folder = ranks, folder
-        self.process = subprocess.Popen(
-            [*command, "-n", str(ranks), SCRIPT, door, fault, str(folder), str(limit_s)], text=True, errors="replace",
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-            env=clean_environment(**{"OMP_NUM_THREADS": "1", **environ}),
-        )  # fmt: skip
-
-    def wait_for(self, names: str, count: int) -> list[Path]:
-        end = time.monotonic() + 60
-        while len(found := sorted(self.folder.glob(names))) < count:
-            assert self.process.poll() is None, self.process.communicate()
-            assert time.monotonic() < end, f"no {names} in time"
-            time.sleep(0.02)
-        return found
-
-    def words(self, rank: int) -> list[str]:
-        return (self.folder / f"rank-{rank}").read_text().split()
-
-    def end(self, within_s: float, began: float | None = None) -> tuple[int, str, str]:
-        """Waits until all processes are gone. Returns exit status, the last line on standard error, all of it."""
-        if began is None:
-            began = float(self.wait_for("fault", 1)[0].read_text())
-        try:
-            _, errors = self.process.communicate(timeout=within_s + 20)
-        except subprocess.TimeoutExpired:
-            self.process.terminate()
-            pytest.fail(f"no end: {self.process.communicate(timeout=20)}")
-        while left := [words[:2] for rank in range(self.ranks) if runs((words := self.words(rank))[0]) or runs(words[1])]:
-            assert time.time() - began < within_s + 20, f"processes are left: {left}\n{errors}"
-            time.sleep(0.02)
-        took = time.time() - began
-        assert took < within_s, f"{took:.1f} s\n{errors}"
-        assert sorted(self.folder.glob("wrong-*")) == []
-        lines = errors.replace("\0", "").strip().splitlines()
-        return self.process.returncode, lines[-1].strip() if lines else "", errors
-
-    def close(self) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-            self.process.communicate(timeout=20)
+def start(
+    command: list[str], ranks: int, door: str, fault: str, folder: Path, limit_s: float = LIMIT_S, **environ: str
+) -> jobs.Job:
+    """Starts failing.py by this command of mpicoll.run."""
+    words = ["-n", str(ranks), SCRIPT, door, fault, str(folder), str(limit_s)]
+    process = subprocess.Popen(
+        [*command, *words], env=clean_environment(**{"OMP_NUM_THREADS": "1", **environ}), text=True, errors="replace",
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    return jobs.Job(process, folder, ranks=ranks)
 
 
-def runs(pid: str) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
+def end(job: jobs.Job, within_s: float, began: float | None = None) -> tuple[int, str, str]:
+    """How the job ended. In time, counted from the fault on, no process and no memory of it is left, and no sum was wrong."""
+    job.wait_for("pids")
+    ended = job.end()
+    job.nothing_is_left(within_s)
+    took_s = time.time() - (began or float(job.words("fault")[0]))
+    assert took_s < within_s, f"{took_s:.1f} s\n{ended[2]}"
+    assert sorted(job.folder.glob("wrong-*")) == []
+    return ended
 
 
 def check(fault: str, culprit: int, ranks: int, host: str, ended: tuple[int, str, str]) -> None:
@@ -119,14 +88,9 @@ CASES = [
 @pytest.mark.parametrize(("ranks", "door", "fault"), CASES)
 def test_on_one_host(ranks: int, door: str, fault: str, tmp_path: Path, clock: dict[str, str]) -> None:
     limit_s = LIMIT_S / 2 if clock else LIMIT_S
-    job = Job([sys.executable, "-m", "mpicoll.run", "--quiet"], ranks, door, fault, tmp_path, limit_s, **clock)
-    try:
-        ended = job.end(limit_s + 5 if fault in ("stopped", "late") else GONE_S)
-        check(fault, ranks - 1, ranks, socket.gethostname(), ended)
-        left = [name for rank in range(ranks) for name in job.words(rank)[2:] if os.path.exists(name)]
-        assert left == []
-    finally:
-        job.close()
+    job = start([sys.executable, "-m", "mpicoll.run", "--quiet"], ranks, door, fault, tmp_path, limit_s, **clock)
+    ended = end(job, limit_s + 5 if fault in ("stopped", "late") else GONE_S)
+    check(fault, ranks - 1, ranks, socket.gethostname(), ended)
 
 
 REASON = hosts.missing()
@@ -138,9 +102,9 @@ def machines(tmp_path: Path) -> Iterator[hosts.Hosts]:
         yield up
 
 
-def on_hosts(machines: hosts.Hosts, ranks: int, door: str, fault: str, folder: Path) -> Job:
+def on_hosts(machines: hosts.Hosts, ranks: int, door: str, fault: str, folder: Path) -> jobs.Job:
     command = machines.command("--quiet", "--hostfile", str(machines.hostfile(ranks // 2)))
-    return Job(command, ranks, door, fault, folder, **machines.environment())
+    return start(command, ranks, door, fault, folder, **machines.environment())
 
 
 def nothing_in_shared_memory(machines: hosts.Hosts, launcher_lost: bool = False) -> None:
@@ -157,11 +121,8 @@ def nothing_in_shared_memory(machines: hosts.Hosts, launcher_lost: bool = False)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_on_two_hosts(fault: str, ranks: int, door: str, machines: hosts.Hosts, tmp_path: Path) -> None:
     job = on_hosts(machines, ranks, door, fault, tmp_path)
-    try:
-        check(fault, ranks - 1, ranks, machines.names[1], job.end(GONE_S))
-        nothing_in_shared_memory(machines)
-    finally:
-        job.close()
+    check(fault, ranks - 1, ranks, machines.names[1], end(job, GONE_S))
+    nothing_in_shared_memory(machines)
 
 
 @pytest.mark.slow
@@ -170,22 +131,20 @@ def test_on_two_hosts(fault: str, ranks: int, door: str, machines: hosts.Hosts, 
 @pytest.mark.parametrize("fault", ["cable", "daemon", "launcher"])
 def test_what_connects_two_hosts_is_lost(fault: str, ranks: int, door: str, machines: hosts.Hosts, tmp_path: Path) -> None:
     job = on_hosts(machines, ranks, door, "none", tmp_path)
-    try:
-        job.wait_for("rank-*", ranks)
-        time.sleep(0.5)
-        began = time.time()
-        if fault == "cable":
-            machines.cut(1)
-        elif fault == "daemon":
-            os.kill(parent(int(job.words(ranks - 1)[1])), signal.SIGKILL)  # the monitor is the parent of the rank
-        else:
-            job.process.kill()
-        returned, last, errors = job.end(20 if fault == "cable" else GONE_S, began)
-        assert returned != 0, errors
-        assert fault == "launcher" or last.startswith("mpicoll.run: "), errors
-        nothing_in_shared_memory(machines, launcher_lost=fault == "launcher")
-    finally:
-        job.close()
+    job.wait_for("pids")
+    time.sleep(0.5)
+    began = time.time()
+    if fault == "cable":
+        machines.cut(1)
+    elif fault == "daemon":
+        monitor = int((tmp_path / f"pids-{ranks - 1}").read_text().split()[1])
+        os.kill(parent(monitor), signal.SIGKILL)
+    else:
+        job.process.kill()
+    returned, last, errors = end(job, 20 if fault == "cable" else GONE_S, began)
+    assert returned != 0, errors
+    assert fault == "launcher" or last.startswith("mpicoll.run: "), errors
+    nothing_in_shared_memory(machines, launcher_lost=fault == "launcher")
 
 
 def parent(pid: int) -> int:

@@ -145,17 +145,18 @@ FAULTS = {
 
 @dataclass
 class Job:
-    """A job of two ranks that is running; ``folder`` is where its ranks write."""
+    """A job that is running; ``folder`` is where its ranks write."""
 
     process: subprocess.Popen[str]
     folder: Path
-    notes_monitors: bool
+    notes_monitors: bool = False
+    ranks: int = 2
 
     def wait_for(self, name: str = "ready") -> None:
-        """Waits until both ranks have left a note of this name. Their monitors are there, too."""
+        """Waits until all ranks have left a note of this name. Their monitors are there, too."""
         end = time.monotonic() + busy.longer(30)
         for pattern in (f"{name}-*", *(["monitor-*"] if self.notes_monitors else [])):
-            while len(list(self.folder.glob(pattern))) < 2:
+            while len(list(self.folder.glob(pattern))) < self.ranks:
                 assert time.monotonic() < end, f"no {pattern} in time"
                 assert self.process.poll() is None, self.process.communicate()
                 time.sleep(0.02)

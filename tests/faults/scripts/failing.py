@@ -50,7 +50,8 @@ while True:
     if step == 20:
         maps = Path("/proc/self/maps").read_text().splitlines()
         memory = {line.split()[-1] for line in maps if "/dev/shm/" in line and "(deleted)" not in line}
-        write(f"rank-{RANK}", os.getpid(), os.getppid(), *memory)
+        write(f"memory-{RANK}", *memory)
+        write(f"pids-{RANK}", os.getpid(), os.getppid())  # of the rank and of its monitor
         api.barrier(group)
     if step == 40 and RANK == RANKS - 1:
         fail()
