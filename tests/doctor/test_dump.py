@@ -15,6 +15,7 @@ import mpicoll as dist
 from mpicoll._cli import main
 from mpicoll._doctor import dump
 from mpicoll._facts import Facts
+from tests.faults.mismatches import OPERATIONS, Call
 from tests.support import agree, clean_environment, everyone, run
 
 NOW = 1_800_000_000.0
@@ -285,24 +286,17 @@ def all_collectives(group: Any, rank: int, size: int) -> None:
     def ones(count: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         return torch.ones(count, dtype=dtype)
 
-    root = rank == 0
+    for operation in OPERATIONS:  # one of each kind, and then what these have not
+        Call(operation).make(dist, group, rank, size, async_op=False)
     dist.all_reduce(ones(3, torch.bfloat16), dist.ReduceOp.MAX, group=group)
-    dist.all_reduce_coalesced([ones(3), ones(2)], group=group)
     dist.reduce(ones(3, torch.complex64), 0, group=group)
-    dist.reduce_scatter(ones(2), [ones(2) for _ in range(size)], group=group)
-    dist.reduce_scatter(ones(rank + 1), [ones(each + 1) for each in range(size)], group=group)
-    dist.reduce_scatter_single(ones(2), ones(2 * size), group=group)
     dist.broadcast(ones(4, torch.bool), 0, group=group)
-    dist.all_gather([ones(2) for _ in range(size)], ones(2), group=group)
+    dist.all_reduce_coalesced([ones(3), ones(2)], group=group)
+    dist.reduce_scatter(ones(rank + 1), [ones(each + 1) for each in range(size)], group=group)
     dist.all_gather([ones(each + 1) for each in range(size)], ones(rank + 1), group=group)
-    dist.all_gather_single(ones(2 * size), ones(2), group=group)
     dist.all_gather_coalesced([[ones(2), ones(1)] for _ in range(size)], [ones(2), ones(1)], group=group)
-    dist.gather(ones(2), [ones(2) for _ in range(size)] if root else None, 0, group=group)
-    dist.scatter(ones(2), [ones(2) for _ in range(size)] if root else None, 0, group=group)
     dist.all_to_all([ones(each + 1) for each in range(size)], [ones(rank + 1) for _ in range(size)], group=group)
-    dist.all_to_all_single(ones(2 * size), ones(2 * size), group=group)
     dist.all_gather_object([None] * size, {"rank": rank}, group=group)
-    dist.barrier(group=group)
     dist.monitored_barrier(group)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mpicoll._launch.job import Program
-from tests.launch.test_plan import a_site, one, planned
+from tests.launch.made_up import a_site, one, planned
 
 ALLOCATED = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2],n7", "SLURM_TASKS_PER_NODE": "4(x2),2", "SLURM_NTASKS": "10"}
 CPUS_16 = {**ALLOCATED, "SLURM_JOB_CPUS_PER_NODE": "16(x3)"}

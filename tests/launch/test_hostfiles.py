@@ -8,21 +8,15 @@ import shlex
 import pytest
 
 import mpicoll._discovery.hostfile as hostfile
-from mpicoll._discovery import allocation
 from mpicoll._discovery.find import Mpi, Mpiexec
 from mpicoll._discovery.hostfile import Host
 from mpicoll._launch import command_line
-from mpicoll._launch.job import Program, Site
+from mpicoll._launch.job import Program
 from mpicoll._launch.plan import plan
+from tests.launch.made_up import MPICH, OPENMPI, a_site
 from tests.support import ROOT
 
 SAMPLES = ROOT / "hostfiles"
-OPENMPI = (Mpi("Open MPI", (5, 0, 11), "/o/lib/libmpi.so.40"), Mpiexec("/o/bin/mpiexec", "openmpi", (5, 0, 11)))
-MPICH = (Mpi("MPICH", (5, 0, 2), "/m/lib/libmpi.so.12"), Mpiexec("/m/bin/mpiexec", "mpich", (5, 0, 2)))
-
-
-def site(**environ: str) -> Site:
-    return Site(environ, cores=8, uid=1000, names=("login",), free_port=lambda: 12345, allocation=allocation.find(environ))
 
 
 def words(line: str) -> tuple[command_line.Options, list[Program]]:
@@ -39,7 +33,7 @@ def test_both_syntaxes_mean_the_same(name: str) -> None:
 @pytest.mark.parametrize("mpi", [OPENMPI, MPICH], ids=["openmpi", "mpich"])
 def test_a_sample_becomes_hosts_of_either_mpi(name: str, mpi: tuple[Mpi, Mpiexec]) -> None:
     _, programs = command_line.parse(["--hostfile", str(SAMPLES / name), "train.py"])
-    made = plan(programs, *mpi, site())
+    made = plan(programs, *mpi, a_site())
     text = " ".join(made.command)
     assert "-n 8" in text
     assert ("--host node01:4,node02:4" if mpi is OPENMPI else "-hosts node01:4,node02:4") in text
@@ -62,7 +56,7 @@ def test_the_slurm_script_runs_on_its_allocation() -> None:
     words = ["--no-python", "true", *shlex.split(line)[4:]]  # a program that exists; the options are none
     _, programs = command_line.parse(words)
     ranks = int(options["nodes"]) * int(options["ntasks-per-node"])
-    allocation = site(
+    allocation = a_site(
         SLURM_JOB_ID="7",
         SLURM_JOB_NODELIST="node[01-02]",
         SLURM_TASKS_PER_NODE=f"{options['ntasks-per-node']}(x{options['nodes']})",
@@ -81,11 +75,11 @@ def test_the_two_node_sample_is_one_world_of_five() -> None:
     text = (SAMPLES / "two_nodes_mpmd.sh").read_text()
     line = next(line for line in text.splitlines() if line.startswith("python -m mpicoll.run"))
     _, programs = words(line)
-    openmpi = plan(programs, *OPENMPI, site())
+    openmpi = plan(programs, *OPENMPI, a_site())
     assert openmpi.placements == ((("node01", 1),), (("node02", 4),))
     joined = " ".join(openmpi.command)
     assert re.search(r"-n 1 --host node01:1 .*server\.py : -n 4 --host node02:4 .*worker\.py --batch-size 32$", joined)
-    mpich = " ".join(plan(programs, *MPICH, site()).command)
+    mpich = " ".join(plan(programs, *MPICH, a_site()).command)
     assert re.search(r"-hosts node01:1,node02:4 .*-n 1 .*server\.py : -n 4 .*worker\.py --batch-size 32$", mpich)
 
 

@@ -7,15 +7,13 @@ from typing import Any
 
 import pytest
 
-from mpicoll._discovery import allocation, hostfile
 from mpicoll._discovery.find import Mpi, Mpiexec
-from mpicoll._launch.job import Plan, Program, Request, Site
+from mpicoll._launch.job import Plan, Program, Request
 from mpicoll._launch.launcher_command import Layout, layout_of
 from mpicoll._launch.plan import plan
 from mpicoll.errors import LaunchError
+from tests.launch.made_up import MPICH, OPENMPI, a_site, one
 
-OPENMPI = Mpi("Open MPI", (5, 0, 11), "/o/lib/libmpi.so.40")
-MPICH = Mpi("MPICH", (5, 0, 2), "/m/lib/libmpi.so.12")
 PMI = {("srun", "Open MPI"): "pmix", ("srun", "MPICH"): "pmi2", ("pals", "Open MPI"): "pmix", ("flux", "Open MPI"): "pmix"}
 
 SLURM = {
@@ -25,25 +23,17 @@ SLURM = {
 PBS = {"PBS_JOBID": "7", "PBS_NODEFILE": "n1\n" * 4 + "n2\n" * 4}
 LSF = {"LSB_JOBID": "7", "LSB_MCPU_HOSTS": "batch1 1 n1 4 n2 4", "CSM_ALLOCATION_ID": "1", "LSB_DJOB_HOSTFILE": ""}
 FLUX = {"FLUX_URI": "local:///f", "FLUX_ENCLOSING_ID": "f7"}
-FLUX_R = '{"execution": {"R_lite": [{"rank": "0-1", "children": {"core": "0-3"}}], "nodelist": ["n[1-2]"]}}'
 JOBS = {"srun": SLURM, "pals": PBS, "flux": FLUX, "jsrun": LSF}
 EACH = pytest.mark.parametrize("launcher", JOBS)
 
 
-def a_site(environ: dict[str, str]) -> Site:
-    job = allocation.find(environ, str, lambda environ: FLUX_R)
-    return Site(environ, 8, 1000, ("login",), lambda: 12345, allocation=job)
-
-
-def planned(launcher: str, *programs: Program, mpi: Mpi = OPENMPI, environ: dict[str, str] | None = None, **options: Any) -> Plan:
+def planned(
+    launcher: str, *programs: Program, mpi: Mpi = OPENMPI[0], environ: dict[str, str] | None = None, **options: Any
+) -> Plan:
     mpiexec = Mpiexec(f"/s/{launcher}", launcher, (), pmi=PMI.get((launcher, mpi.vendor), ""))
-    site = a_site(JOBS[launcher] if environ is None else environ)
+    site = a_site(**(JOBS[launcher] if environ is None else environ))
     request = Request(**{name: options.pop(name) for name in list(options) if name in Request.__dataclass_fields__})
     return plan(programs or (one(),), mpi, mpiexec, site, request=request, **options)
-
-
-def one(ranks: int | None = None, hosts: str | None = None, per_node: int | None = None) -> Program:
-    return Program(("x.py",), ranks, None if hosts is None else hostfile.parse_list(hosts), per_node, python="/py")
 
 
 def words(made: Plan) -> str:
@@ -75,7 +65,7 @@ def test_a_whole_job(launcher: str) -> None:
 @pytest.mark.parametrize("launcher", ["srun", "pals", "flux"])
 def test_mpich_has_another_interface(launcher: str) -> None:
     expected = {"srun": ("--mpi=pmix", "--mpi=pmi2"), "pals": ("--pmi pmix ", ""), "flux": ("-o pmi=pmix ", "")}[launcher]
-    made = planned(launcher, mpi=MPICH)
+    made = planned(launcher, mpi=MPICH[0])
     assert words(made) == DEFAULTS[launcher].replace(*expected)
     assert not [name for name in made.added if name.startswith(("OMPI_", "SLURM_"))]
 

@@ -3,46 +3,19 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-import mpicoll._discovery.hostfile as hostfile
-from mpicoll._discovery import allocation, detect, mca_files
+from mpicoll._discovery import detect, mca_files
 from mpicoll._discovery.find import Mpi, Mpiexec
-from mpicoll._launch.job import Plan, Program, Request, Site
-from mpicoll._launch.plan import plan
+from mpicoll._launch.job import Plan, Program, Request
 from mpicoll._mpi import open_mpi
 from mpicoll.errors import LaunchError
+from tests.launch.made_up import MPICH, OPENMPI, OPENMPI4, a_site, one, planned
 
-OPENMPI = (Mpi("Open MPI", (5, 0, 11), "/o/lib/libmpi.so.40"), Mpiexec("/o/bin/mpiexec", "openmpi", (5, 0, 11)))
-OPENMPI4 = (Mpi("Open MPI", (4, 1, 4), "/o/lib/libmpi.so.40"), Mpiexec("/o/bin/mpiexec", "openmpi", (4, 1, 4)))
-MPICH = (Mpi("MPICH", (5, 0, 2), "/m/lib/libmpi.so.12"), Mpiexec("/m/bin/mpiexec", "mpich", (5, 0, 2)))
 ANY = pytest.mark.parametrize("mpi", [OPENMPI, OPENMPI4, MPICH], ids=["openmpi", "openmpi4", "mpich"])
-
-
-FLUX_R = """{"version": 1, "execution": {"R_lite": [{"rank": "0-1", "children": {"core": "0-3"}}], "starttime": 0.0,
-"expiration": 0.0, "nodelist": ["n[1-2]"]}}"""
-
-
-def flux(environ: Mapping[str, str]) -> str:
-    return FLUX_R
-
-
-def a_site(cores: int = 8, uid: int = 1000, settings: frozenset[str] = frozenset(), **environ: str) -> Site:
-    return Site(environ, cores, uid, ("here", "here.example.org"), lambda: 12345, settings, allocation.find(environ, str, flux))
-
-
-def one(ranks: int | None = None, hosts: str | None = None, per_node: int | None = None, name: str = "x.py") -> Program:
-    placed = None if hosts is None else hostfile.parse_list(hosts)
-    return Program((name,), ranks, placed, per_node, python="/py")
-
-
-def planned(*programs: Program, mpi: tuple[Mpi, Mpiexec] = OPENMPI, site: Site | None = None, **options: Any) -> Plan:
-    return plan(programs, *mpi, site or a_site(), **options)
 
 
 def where(made: Plan) -> list[object]:
