@@ -64,9 +64,11 @@ def test_the_options_of_a_leading_python_are_kept(line: str, flags: tuple[str, .
         ("python", "a script or a module is missing"),
         ("python -c 'print(1)'", "write the program to a file"),
         ("python nothing.py", "nothing.py: no such file"),
+        ("nothing.py", "nothing.py: no such file in .*--no-python"),
+        ("--no-python ./no-such-program", "no such program"),
     ],
 )
-def test_a_python_that_cannot_be_dropped_says_why(line: str, words: str) -> None:
+def test_a_program_that_cannot_be_started_says_why(line: str, words: str) -> None:
     with pytest.raises(LaunchError, match=words):
         parse(f"-n 2 {line}")
 
@@ -84,6 +86,13 @@ def test_no_python_keeps_python() -> None:
     _, program = parse("-n 2 --no-python python t.py")
     assert program.command == ("python", "t.py")
     assert program.python is None
+
+
+def test_several_programs() -> None:
+    _, programs = command_line.parse(shlex.split("-n 1 t.py a : -n 2 --host b -m mod -n 3 -- t.py"))
+    assert [(p.command, p.ranks, p.hosts) for p in programs] == [
+        (("t.py", "a"), 1, None), (("-m", "mod", "-n", "3", "--", "t.py"), 2, (Host("b", None),))
+    ]  # fmt: skip
 
 
 # --- ranks and hosts ---
@@ -195,6 +204,12 @@ def test_log_files(here: Path) -> None:
     ("line", "words"),
     [
         ("--bind-too core t.py", "--bind-too is not an option of mpicoll.run; did you mean --bind-to?"),
+        ("", "no program"),
+        ("-n 0 t.py", "'0' is not a number of ranks"),
+        ("-n 2 --host a --hostfile b t.py", "not allowed with"),
+        ("-n 2 -m", "-m needs the name of a module"),
+        ("-n 2 true : ", "a program is missing"),
+        ("-n 1 t.py : -n 1 --mpi mpich t.py", "--mpi holds for the whole job"),
         ("--bindto core t.py", "did you mean --bind-to?"),
         ("--nprocs 2 t.py", "did you mean --nproc?"),
         ("--nproc_per_nod 2 t.py", "did you mean --nproc-per-node?"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import subprocess
 from pathlib import Path
 
@@ -13,50 +12,8 @@ import pytest
 import mpicoll._launch.run as run_module
 from mpicoll import _cpus
 from mpicoll._discovery import detect, find
-from mpicoll._discovery.hostfile import Host
-from mpicoll._launch import command_line
-from mpicoll.errors import LaunchError
 from tests.launch.jobs import BY_ANY, run, script
 from tests.support import ROOT, launch
-
-# --- the command line ---
-
-
-def test_the_programs_own_options_are_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("t.py").touch()
-    options, (program,) = command_line.parse(["-n", "2", "--quiet", "t.py", "-n", "3", "--mpi", "x", "-m", "--help"])
-    assert program.command == ("t.py", "-n", "3", "--mpi", "x", "-m", "--help")
-    assert program.ranks == 2
-    assert options == command_line.Options(quiet=True)
-    _, (program,) = command_line.parse(["-n", "2", "-m", "pkg.mod", "-n", "3", "--", "t.py"])
-    assert program.command == ("-m", "pkg.mod", "-n", "3", "--", "t.py")
-    _, programs = command_line.parse(["-n", "1", "t.py", "a", ":", "-n", "2", "--host", "b", "-m", "mod"])
-    assert [(p.command, p.ranks, p.hosts) for p in programs] == [(("t.py", "a"), 1, None), (("-m", "mod"), 2, (Host("b", None),))]
-
-
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        ("", "no program"),
-        ("-n 0 t.py", "'0' is not a number of ranks"),
-        ("-n 2 --host a --hostfile b t.py", "not allowed with"),
-        ("-n 2 -m", "-m needs the name of a module"),
-        ("-n 2 true : ", "a program is missing"),
-        ("-n 1 --no-python true : -n 1 --mpi mpich --no-python true", "--mpi holds for the whole job"),
-        ("--nprocs 2 t.py", "--nprocs"),
-        ("-n 2 nothing.py", "nothing.py: no such file in "),
-        ("-n 2 nothing.py", "--no-python"),
-        ("-n 2 --no-python ./no-such-program", "no such program"),
-    ],
-)
-def test_a_bad_command_line_says_what_is_wrong(
-    line: str, words: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises((SystemExit, LaunchError)) as raised:
-        command_line.parse(shlex.split(line))
-    assert words in capsys.readouterr().err + str(raised.value)
 
 
 def test_every_launcher_has_a_command() -> None:
@@ -205,14 +162,6 @@ def test_ranks_are_one_world(tmp_path: Path) -> None:
     assert f"{name} a -n" in last
     assert "OMP_NUM_THREADS=" in done.stderr
     assert run(tmp_path, "--quiet", "-n", "1", name, OMP_NUM_THREADS="1").stderr == ""
-
-
-@pytest.mark.launch
-def test_modules_and_several_programs(tmp_path: Path) -> None:
-    (tmp_path / "package").mkdir()
-    script(tmp_path / "package", WHO, "mod.py")
-    done = run(tmp_path, "-n", "1", script(tmp_path, WHO), "A", ":", "-n", "2", "-m", "package.mod", "B")
-    assert done.stdout.startswith("['0of3 A', '1of3 B', '2of3 B']"), done.stderr
 
 
 SPAWNS = """

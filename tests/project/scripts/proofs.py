@@ -1,12 +1,10 @@
 """Proves what the examples show: with their own functions, on all ranks, in one job.
 
-The arguments are names of examples. Of each rank 0 prints one line, "name: ...".
+The arguments are names of examples. Of each rank 0 prints one line, "name: ...". Checkpoints: proved.py.
 """
 
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from types import ModuleType
 
 import torch
@@ -152,25 +150,6 @@ def same_bits_everywhere(tensor: Tensor) -> bool:
     return torch.equal(tensor, of_rank_0)
 
 
-def restart_training(example: ModuleType) -> str:
-    trained, undisturbed = example.train(shared_folder()), example.train(None)
-    torch.testing.assert_close(trained.state_dict(), undisturbed.state_dict(), rtol=0, atol=0)
-    return "checkpoints do not change the weights"
-
-
-def transformer_fsdp2(example: ModuleType) -> str:
-    """With fewer steps than the example makes; with as many, and in bfloat16: proved.py."""
-    folder, half = shared_folder(), 20
-    model, optimizer = example.sharded(seed=0, dtype=torch.float32)
-    example.train(model, optimizer, 0, half)
-    example.save(folder, model, optimizer)
-    straight_on = example.train(model, optimizer, half, 2 * half)
-    model, optimizer = example.sharded(seed=1, dtype=torch.float32)
-    example.load(folder, model, optimizer)
-    assert example.train(model, optimizer, half, 2 * half) == straight_on, "the resumed training went another way"
-    return f"{len(straight_on)} losses from the checkpoint as without it"
-
-
 def digits(example: ModuleType) -> str:
     """Of digits_*.py: the losses of all steps."""
     sampled = example.__name__ == "digits_torch_ddp"  # torch's sampler orders its batches
@@ -197,13 +176,6 @@ def order(epoch: int, count: int) -> Tensor:
     return torch.randperm(count, generator=torch.Generator().manual_seed(1 + epoch))
 
 
-def shared_folder() -> Path:
-    """A new folder, the same on all ranks (collective)."""
-    folder = [Path(tempfile.mkdtemp())]
-    dist.broadcast_object_list(folder)
-    return folder[0]
-
-
 PROOFS = {
     "halo_convolution": (halo_convolution, torch.float64),
     "resnet_pipeline": (resnet_pipeline, torch.float64),
@@ -212,8 +184,6 @@ PROOFS = {
     "tensor_parallel": (tensor_parallel, torch.float64),
     "ring_all_reduce": (ring_all_reduce, torch.float32),
     "gpu_ddp": (gpu_ddp, torch.float32),
-    "restart_training": (restart_training, torch.float32),
-    "transformer_fsdp2": (transformer_fsdp2, torch.float32),
     "digits_by_hand": (digits, torch.float64),
     "digits_ddp": (digits, torch.float64),
     "digits_torch_ddp": (digits, torch.float64),
