@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import importlib.util
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -38,16 +37,10 @@ def cost(operation: str, name: str, machine: ModelMachine, nbytes: int) -> float
 @pytest.mark.parametrize(
     ("operation", "name", "nodes", "ranks", "nbytes", "seconds"),
     [
-        ("all_reduce", "recursive doubling", 2, 1, 8, 10 + 8),
-        ("all_reduce", "recursive doubling", 4, 1, 8, 2 * (10 + 8)),
         ("all_reduce", "recursive doubling", 2, 2, 8, 1 + (10 + 1 + 2 * 8)),
         ("all_reduce", "recursive doubling", 3, 1, 12, 3 * (10 + 12)),
         ("all_reduce", "recursive doubling", 1, 4, 8, 2 * 1),
-        ("all_reduce", "Rabenseifner", 2, 1, 8, 2 * (10 + 4)),
-        ("all_reduce", "Rabenseifner", 4, 1, 16, 2 * (10 + 8) + 2 * (10 + 4)),
         ("all_reduce", "Rabenseifner", 2, 2, 16, 2 * 1 + 2 * (10 + 1 + 2 * 4)),
-        ("all_reduce", "ring", 2, 1, 8, 2 * (10 + 4)),
-        ("all_reduce", "ring", 4, 1, 16, 6 * (10 + 4)),
         ("all_reduce", "ring", 2, 2, 16, 6 * (10 + 4)),
         ("all_reduce", "rails", 2, 2, 64, 2 * 1 + (10 + 64)),
         ("all_reduce", "rails", 2, 2, 128, 2 * 1 + (10 + 1 + 2 * 64)),
@@ -55,23 +48,17 @@ def cost(operation: str, name: str, machine: ModelMachine, nbytes: int) -> float
         ("all_reduce_half_precision", "direct", 2, 1, 8, (10 + 4) + (10 + 4)),
         ("all_reduce_half_precision", "rails", 2, 2, 64, 2 * 1 + (10 + 128)),
         ("reduce_scatter", "recursive halving", 2, 2, 16, (10 + 1 + 2 * 8) + 1),
-        ("reduce_scatter", "ring", 4, 1, 16, 3 * (10 + 4)),
         ("reduce_scatter", "pairwise", 2, 2, 16, 2 * (10 + 4) + (10 + 1 + 2 * 4)),
-        ("all_gather", "recursive doubling", 4, 1, 16, (10 + 4) + (10 + 8)),
         ("all_gather", "recursive doubling", 2, 2, 16, 1 + (10 + 1 + 2 * 8)),
         ("all_gather", "Bruck", 3, 1, 12, (10 + 4) + (10 + 4)),
         ("all_gather", "Bruck", 2, 2, 16, (10 + 4) + (10 + 1 + 2 * 8)),
         ("all_gather", "ring", 2, 2, 16, 3 * (10 + 4)),
-        ("broadcast", "binomial", 4, 1, 8, 2 * (10 + 8)),
         ("broadcast", "binomial", 2, 2, 8, (10 + 8) + 1),
-        ("broadcast", "scatter + ring", 2, 1, 8, (10 + 4) + (10 + 4)),
-        ("all_to_all", "pairwise", 4, 1, 16, 3 * (10 + 4)),
-        ("all_to_all", "Bruck", 4, 1, 16, 2 * (10 + 8)),
         ("all_to_all", "Bruck", 3, 1, 12, (10 + 4) + (10 + 4)),
         ("all_to_all", "all at once", 2, 2, 16, 10 + 3 + 4 * 4),
     ],
 )
-def test_two_and_four_ranks_by_hand(operation: str, name: str, nodes: int, ranks: int, nbytes: int, seconds: float) -> None:
+def test_what_has_no_textbook_by_hand(operation: str, name: str, nodes: int, ranks: int, nbytes: int, seconds: float) -> None:
     assert cost(operation, name, replace(SIMPLE, nodes=nodes, ranks=ranks), nbytes) == pytest.approx(seconds)
 
 
@@ -352,10 +339,3 @@ def test_what_cannot_be_is_refused_in_a_line(words: list[str], what: str, capsys
     assert what in said.err
     assert said.err.count("\n") == 1, said.err
     assert said.out == ""
-
-
-def test_plot_names_its_remedy(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(SystemExit):
-        run("--plot", "out.png")
-    assert "pip install 'mpicoll[bench]'" in capsys.readouterr().err

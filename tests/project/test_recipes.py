@@ -15,11 +15,16 @@ SPACK = RECIPES / "spack" / "packages" / "py_mpicoll" / "package.py"
 PROJECT = (ROOT / "pyproject.toml").read_text()
 
 
-def dependencies() -> dict[str, str]:
-    """The least version of each dependency; empty: any."""
-    line = re.search(r"^dependencies = \[(.*)\]$", PROJECT, re.MULTILINE)
-    assert line is not None
-    return dict(re.findall(r'"(\w+)(?:>=([\d.]+))?"', line[1]))
+def project(pattern: str) -> str:
+    """What the group of ``pattern`` finds in pyproject.toml."""
+    found = re.search(pattern, PROJECT, re.MULTILINE)
+    assert found is not None, pattern
+    return found[1]
+
+
+PYTHON, SETUPTOOLS = project(r'^requires-python = ">=([\d.]+)"'), project(r'"setuptools>=(\d+)"')
+# The least version of each dependency; empty: any.
+DEPENDENCIES: dict[str, str] = dict(re.findall(r'"(\w+)(?:>=([\d.]+))?"', project(r"^dependencies = \[(.*)\]$")))
 
 
 def at_least(version: str, least: str) -> bool:
@@ -31,19 +36,15 @@ def test_the_easyconfig() -> None:
     found = dict(re.findall(r"\('([\w-]+)', '([\d.]+)", text))
     found["numpy"] = found["SciPy-bundle"]
     assert f"version = '{mpicoll.__version__}'" in text
-    assert {name for name, least in dependencies().items() if not at_least(found.get(name, "0"), least)} == set()
+    assert {name for name, least in DEPENDENCIES.items() if not at_least(found.get(name, "0"), least)} == set()
 
 
 def test_the_package_of_spack() -> None:
     text = SPACK.read_text()
     found = dict(re.findall(r'depends_on\("(?:py-)?(\w+)(?:@([\d.]+):)?', text))
     assert f'version("{mpicoll.__version__}"' in text
-    assert {name: found.get(name) for name in dependencies()} == dependencies()
-    python = re.search(r'^requires-python = ">=([\d.]+)"', PROJECT, re.MULTILINE)
-    setuptools = re.search(r'"setuptools>=(\d+)"', PROJECT)
-    assert python is not None
-    assert setuptools is not None
-    assert (found["python"], found["setuptools"]) == (python[1], setuptools[1])
+    assert {name: found.get(name) for name in DEPENDENCIES} == DEPENDENCIES
+    assert (found["python"], found["setuptools"]) == (PYTHON, SETUPTOOLS)
 
 
 @pytest.mark.parametrize("name", ["Dockerfile", "apptainer.def"])
@@ -58,17 +59,11 @@ def test_the_recipe_for_conda() -> None:
     text = (RECIPES / "recipe.yaml").read_text()
     run = text.partition("  run:\n")[2].partition("\n\n")[0]
     found = dict(re.findall(r"^ {4}- (\w+)(?: >=([\d.]+))?$", run, re.MULTILINE))
-    python = re.search(r'^requires-python = ">=([\d.]+)"', PROJECT, re.MULTILINE)
-    setuptools = re.search(r'"setuptools>=(\d+)"', PROJECT)
-    script = re.search(r'^mpicoll = "(.*)"$', PROJECT, re.MULTILINE)
-    assert python is not None
-    assert setuptools is not None
-    assert script is not None
     assert f'version: "{mpicoll.__version__}"' in text
     found["torch"] = found.pop("pytorch")
-    assert found == {"python": python[1], **dependencies()}
-    assert f"    - setuptools >={setuptools[1]}\n" in text
-    assert f"- mpicoll = {script[1]}\n" in text
+    assert found == {"python": PYTHON, **DEPENDENCIES}
+    assert f"    - setuptools >={SETUPTOOLS}\n" in text
+    assert "- mpicoll = " + project(r'^mpicoll = "(.*)"$') + "\n" in text
 
 
 def test_the_modulefile() -> None:
