@@ -162,13 +162,6 @@ def test_bench() -> None:
 
 
 @pytest.mark.launch
-def test_bench_has_help() -> None:
-    done = start("bench", "--help")
-    assert done.returncode == 0
-    assert "all_reduce" in done.stdout
-
-
-@pytest.mark.launch
 def test_bench_in_ranks_starts_none() -> None:
     done = start("run", "--quiet", "-n", "2", "-m", "mpicoll", *QUICK_BENCH)
     assert done.stdout.count("2 ranks") == 1, done.stderr

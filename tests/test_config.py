@@ -18,31 +18,38 @@ def test_unset_and_empty_give_the_default() -> None:
         assert _config.get(variable.name, {variable.name: " "}) == variable.default
 
 
-@pytest.mark.parametrize(("text", "value"), [("1", True), ("yes", True), ("ON", True), ("0", False), ("false", False)])
-def test_a_bool(text: str, value: bool) -> None:
-    assert _config.get("MPICOLL_OVERRIDE_MPI", {"MPICOLL_OVERRIDE_MPI": text}) is value
+@pytest.mark.parametrize(
+    ("variable", "text", "value"),
+    [
+        *(("MPICOLL_OVERRIDE_MPI", text, True) for text in ("1", "yes", "ON")),
+        *(("MPICOLL_OVERRIDE_MPI", text, False) for text in ("0", "false")),
+        ("MPICOLL_PROBE_TIMEOUT", "2.5", 2.5),
+        ("MPICOLL_TIMEOUT", "0.5", 0.5),
+    ],
+)
+def test_a_value(variable: str, text: str, value: object) -> None:
+    found = _config.get(variable, {variable: text})
+    assert (type(found), found) == (type(value), value)
 
 
-def test_a_number() -> None:
-    assert _config.get("MPICOLL_PROBE_TIMEOUT", {"MPICOLL_PROBE_TIMEOUT": "2.5"}) == 2.5
+SECONDS = r"a number of at least {} \(seconds\)"
 
 
-@pytest.mark.parametrize("text", ["soon", "-1", "0", "nan"])
-def test_a_bad_number_names_variable_text_and_what_is_allowed(text: str) -> None:
-    with pytest.raises(ValueError, match=rf"MPICOLL_PROBE_TIMEOUT='{text}'.*at least 0.1 \(seconds\)"):
-        _config.get("MPICOLL_PROBE_TIMEOUT", {"MPICOLL_PROBE_TIMEOUT": text})
+@pytest.mark.parametrize(
+    ("variable", "texts", "allowed"),
+    [
+        ("MPICOLL_OVERRIDE_MPI", ["maybe"], "1 or 0"),
+        ("MPICOLL_PROBE_TIMEOUT", ["soon", "-1", "0", "nan"], SECONDS.format(0.1)),
+        ("MPICOLL_TIMEOUT", ["0", "-3", "inf", "nan", "1 min"], SECONDS.format(0.001)),
+    ],
+)
+def test_a_bad_value_names_variable_text_and_what_is_allowed(variable: str, texts: list[str], allowed: str) -> None:
+    for text in texts:
+        with pytest.raises(ValueError, match=rf"^{variable}='{text}' is not allowed; use {allowed}"):
+            _config.get(variable, {variable: text})
 
 
-@pytest.mark.parametrize("text", ["0", "-3", "inf", "nan", "1 min"])
-def test_a_timeout_is_a_positive_number(text: str) -> None:
-    assert _config.get("MPICOLL_TIMEOUT", {"MPICOLL_TIMEOUT": "0.5"}) == 0.5
-    with pytest.raises(ValueError, match=rf"MPICOLL_TIMEOUT='{text}' is not allowed; use a number of at least 0.001 \(seconds\)"):
-        _config.get("MPICOLL_TIMEOUT", {"MPICOLL_TIMEOUT": text})
-
-
-def test_a_bad_bool_and_a_bad_word() -> None:
-    with pytest.raises(ValueError, match="MPICOLL_OVERRIDE_MPI='maybe' is not allowed; use 1 or 0"):
-        _config.get("MPICOLL_OVERRIDE_MPI", {"MPICOLL_OVERRIDE_MPI": "maybe"})
+def test_words_and_whole_numbers() -> None:
     word = _config.Variable("MPICOLL_X", str, "a test", "a", choices=("a", "b"))
     assert word.parse("b") == "b"
     with pytest.raises(ValueError, match="use one of a, b"):
