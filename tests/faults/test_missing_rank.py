@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from tests.faults.clock import clock
+from tests.faults.clock import began, clock
 from tests.faults.mismatches import OPERATIONS
 from tests.support import ROOT, launch
 
@@ -78,10 +78,3 @@ def test_raising(door: str) -> None:
         assert found, f"{operation}: {done.stdout}{done.stderr}"
         assert float(found[1]) < LIMIT_S + 2, found[0]
         assert re.search(named(operation), found[2]), found[0]
-
-
-def began(output: str) -> float:
-    """When rank 0 began to wait, by the clock."""
-    found = re.search(r"^began ([\d.]+)$", output, re.MULTILINE)
-    assert found, output
-    return float(found[1])

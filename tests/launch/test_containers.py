@@ -35,19 +35,28 @@ REASON = missing()
 pytestmark = [pytest.mark.launch, pytest.mark.timeout(120), pytest.mark.skipif(REASON is not None, reason=str(REASON))]
 
 
-@pytest.mark.parametrize("own", [pytest.param(own, marks=pytest.mark.slow) if own != "both" else own for own in OWN])
-def test_ranks_in_containers_of_their_own(own: str) -> None:
+open_mpi = pytest.mark.skipif(not is_open_mpi(), reason="about a setting of Open MPI")
+mpich = pytest.mark.skipif(is_open_mpi(), reason="an option of MPICH")
+
+
+@pytest.mark.parametrize(
+    ("own", "options", "environ"),
+    [
+        ("both", [], {}),
+        pytest.param("/dev/shm", [], {}, marks=pytest.mark.slow),
+        pytest.param("process numbers", [], {}, marks=pytest.mark.slow),
+        # The user names the transports: they stay.
+        pytest.param("both", [], {"OMPI_MCA_btl": "self,tcp"}, marks=[pytest.mark.slow, open_mpi]),
+        # A container that gets no open file of mpiexec. Before: a hang, since the rank is not known before MPI starts.
+        pytest.param("both", ["-pmi-port"], {}, marks=mpich),
+    ],
+)
+def test_ranks_in_containers_of_their_own(own: str, options: list[str], environ: dict[str, str]) -> None:
     """Before: a crash (Open MPI) or a hang (MPICH); see Note [A container for each rank] in _discovery/containers.py."""
-    done = run([mpiexec(), "-n", "2", *OWN[own], sys.executable, SCRIPT], 60, env=LAUNCH_ENVIRONMENT)
+    command = [mpiexec(), *options, "-n", "2", *OWN[own], sys.executable, SCRIPT]
+    done = run(command, 60, env={**LAUNCH_ENVIRONMENT, **environ})
     assert (done.returncode, done.stdout.split()) == (0, ["right"]), done.stdout + done.stderr
     assert "shared memory initialization" not in done.stderr  # Open MPI's warning
-
-
-@pytest.mark.skipif(is_open_mpi(), reason="an option of MPICH")
-def test_a_container_that_reaches_mpiexec_by_a_port() -> None:
-    """It gets no open file of mpiexec. Before: a hang, since the rank is not known before MPI starts."""
-    done = run([mpiexec(), "-pmi-port", "-n", "2", *OWN["both"], sys.executable, SCRIPT], 60, env=LAUNCH_ENVIRONMENT)
-    assert (done.returncode, done.stdout.split()) == (0, ["right"]), done.stdout + done.stderr
 
 
 @pytest.mark.slow
@@ -72,11 +81,3 @@ def test_a_shared_namespace_keeps_shared_memory() -> None:
     code = "import mpicoll, os; mpicoll.init_process_group(); assert 'MPIR_CVAR_NOLOCAL' not in os.environ"
     done = run([mpiexec(), "-n", "2", "unshare", "--mount", sys.executable, "-c", code], 60, env=LAUNCH_ENVIRONMENT)
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not is_open_mpi(), reason="about a setting of Open MPI")
-def test_transports_that_the_user_names_stay() -> None:
-    environ = {**LAUNCH_ENVIRONMENT, "OMPI_MCA_btl": "self,tcp"}
-    done = run([mpiexec(), "-n", "2", *OWN["both"], sys.executable, SCRIPT], 60, env=environ)
-    assert (done.returncode, done.stdout.split()) == (0, ["right"]), done.stdout + done.stderr
