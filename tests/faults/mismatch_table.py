@@ -2,7 +2,6 @@
 
     python -m tests.faults.mismatch_table              prints the table for the MPI of this environment
     python -m tests.faults.mismatch_table --write      writes it to the page, beside that of the other MPI
-    --ranks N, --torch                                 on N ranks; through torch.distributed (printed only)
 
 A pair that ends the job has a job of its own. The counts of each MPI are in docs/reference/mismatches.json.
 """
@@ -121,18 +120,12 @@ def table(counts: Counts) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="What every pair of mismatched collectives ends in.")
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--torch", action="store_true", help="call through torch.distributed")
-    parser.add_argument("--jobs", type=int, default=3, help="jobs at a time")
     parser.add_argument("--write", action="store_true", help="put the table into docs/reference/faults.md")
     options = parser.parse_args()
-    door = "torch" if options.torch else "mpicoll"
-    if options.write and (options.ranks, door) != (2, "mpicoll"):
-        parser.error("--write: the page shows 2 ranks and the functions of mpicoll")
     vendor, version = MPI.get_vendor()
     mpi, modes = f"{vendor} {'.'.join(map(str, version))}", {}
     for mode in MODES:
-        found = find_all(mode, options.ranks, door, options.jobs)
+        found = find_all(mode)
         modes[mode] = {name: dict(counter) for name, counter in count(found).items()}
         for index, (ends, seen) in sorted(found.items()):
             if ends not in (ALL_RAISE, NAMED):
