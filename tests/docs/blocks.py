@@ -86,10 +86,6 @@ class Job:
         return "--hostfile" in self.words.split()
 
     @property
-    def runs_example(self) -> bool:
-        return EXAMPLES in self.words
-
-    @property
     def fails(self) -> bool:
         return any(line.startswith(FAILURES) for line in self.shown)
 

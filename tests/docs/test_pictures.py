@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs import curves, pictures, programs
+from tests.docs import pictures, programs
 
 LARGEST = 60_000  # bytes
 SVG = "{http://www.w3.org/2000/svg}"
@@ -35,7 +35,7 @@ def test_each_is_on_the_page_and_small() -> None:
         assert panels(path), path
 
 
-@pytest.mark.parametrize("name", curves.DRAWN)
+@pytest.mark.parametrize("name", pictures.DRAWN)
 def test_a_curve_has_the_numbers_of_the_page(name: str, tmp_path: Path) -> None:
     new, committed = pictures.draw(name, tmp_path), pictures.FOLDER / f"{name}.svg"
     assert panels(new) == panels(committed) == ["axes_1"]

@@ -15,10 +15,10 @@ import pytest
 
 import mpicoll._doctor.doctor as doctor
 from mpicoll._discovery import find
-from mpicoll._discovery.detect import Launch, without_job
+from mpicoll._discovery.detect import Launch
 from mpicoll._discovery.find import Mpi
 from mpicoll._doctor.report import Finding
-from tests.support import ROOT
+from tests.support import run
 
 OPENMPI = Mpi("Open MPI", (5, 0, 11), "/o/lib/libmpi.so.40")
 MPICH = Mpi("MPICH", (5, 0, 2), "/m/lib/libmpi.so.12")
@@ -61,21 +61,8 @@ APART = {**JOB, "shared_memory_size": 1}  # containers that do not share memory:
         (doctor.check_mpi, [OPENMPI, mpi_at("FUNNELED")], ["ok", "fail"], "", ""),
         (doctor.check_mpi, [OPENMPI, mpi_at("SINGLE")], ["ok", "fail"], "", ""),
         (doctor.check_mpi, [OPENMPI, {"error": "MPI did not answer within 1 s"}], ["fail"], "MPI did not answer", ""),
-        (doctor.check_job, [launched("openmpi", 3, 2), JOB], ["ok"], "3 ranks on 2 hosts", ""),
-        (
-            doctor.check_job,
-            [launched("hydra", 4, 4), SINGLETONS],
-            ["fail"],
-            "rank 0 of 4, but MPI says rank 0 of 1",
-            "mpicoll.run",
-        ),
-        (
-            doctor.check_job,
-            [launched("slurm", 4, 4), SINGLETONS],
-            ["fail"],
-            "rank 0 of 4, but MPI says rank 0 of 1",
-            "--mpi=pmix",
-        ),
+        (doctor.check_job, [launched("hydra", 4, 4), SINGLETONS], ["fail"], ALONE, "mpicoll.run"),
+        (doctor.check_job, [launched("slurm", 4, 4), SINGLETONS], ["fail"], ALONE, "--mpi=pmix"),
         (doctor.check_job, [launched("openmpi", 3, 2), APART], ["ok", "note"], "", "--ipc=host"),
         (doctor.check_shared_memory, ["/no/such/folder"], ["fail"], "", ""),
         (doctor.check_threads, [{}, None, 8, 8], ["ok"], "", ""),
@@ -140,9 +127,7 @@ def test_the_report() -> None:
 
 
 def start(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    here = {**without_job(os.environ), "PYTHONPATH": str(ROOT), **environ}
-    command = [sys.executable, "-m", *words]
-    return subprocess.run(command, env=here, capture_output=True, text=True, timeout=55, stdin=subprocess.DEVNULL)
+    return run([sys.executable, "-m", *words], 55, env=environ, fresh=True)
 
 
 @pytest.mark.launch

@@ -8,7 +8,6 @@ import shlex
 import pytest
 
 import mpicoll._discovery.hostfile as hostfile
-from mpicoll._discovery.find import Mpi, Mpiexec
 from mpicoll._discovery.hostfile import Host
 from mpicoll._launch import command_line
 from mpicoll._launch.job import Program
@@ -27,17 +26,6 @@ def words(line: str) -> tuple[command_line.Options, list[Program]]:
 @pytest.mark.parametrize("name", ["openmpi.txt", "mpich.txt"])
 def test_both_syntaxes_mean_the_same(name: str) -> None:
     assert hostfile.read(str(SAMPLES / name)) == (Host("node01", 4), Host("node02", 4))
-
-
-@pytest.mark.parametrize("name", ["openmpi.txt", "mpich.txt"])
-@pytest.mark.parametrize("mpi", [OPENMPI, MPICH], ids=["openmpi", "mpich"])
-def test_a_sample_becomes_hosts_of_either_mpi(name: str, mpi: tuple[Mpi, Mpiexec]) -> None:
-    _, programs = command_line.parse(["--hostfile", str(SAMPLES / name), "train.py"])
-    made = plan(programs, *mpi, a_site())
-    text = " ".join(made.command)
-    assert "-n 8" in text
-    assert ("--host node01:4,node02:4" if mpi is OPENMPI else "-hosts node01:4,node02:4") in text
-    assert made.added["MASTER_ADDR"] == "node01"
 
 
 def test_the_commands_in_the_samples_comments_are_read() -> None:

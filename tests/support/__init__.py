@@ -19,6 +19,7 @@ import torch
 import torch.distributed
 from mpi4py import MPI
 
+from mpicoll._discovery.detect import TORCH_VARIABLES
 from mpicoll.bench.jobs import NEVER_BEGAN
 from tests.support import busy, spmd, warm
 
@@ -47,16 +48,6 @@ LAUNCH_ENVIRONMENT = {
 
 # What a launcher leaves in the environment; a job started from inside another must not inherit it.
 LAUNCHER_PREFIXES = ("_MPICOLL_", "OMPI_", "PMIX_", "PRTE_", "PMI_", "PMI2_", "HYDRA_", "HYDI_", "MPI_LOCAL", "SLURM_", "PALS_")
-TORCH_VARIABLES = (
-    "RANK",
-    "WORLD_SIZE",
-    "LOCAL_RANK",
-    "LOCAL_WORLD_SIZE",
-    "GROUP_RANK",
-    "NODE_RANK",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-)
 
 
 def agree(condition: object, message: object = "") -> None:

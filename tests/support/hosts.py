@@ -127,19 +127,8 @@ def hosts(count: int, folder: Path) -> Iterator[Hosts]:
             _do(*inside, "ip", "address", "add", f"{NETWORK}.{i + 1}/24", "dev", "eth0")
             for device in ("lo", "eth0"):
                 _do(*inside, "ip", "link", "set", device, "up")
-            route = (
-                "ip",
-                "route",
-                "change",
-                f"{NETWORK}.0/24",
-                "dev",
-                "eth0",
-                "src",
-                f"{NETWORK}.{i + 1}",
-                "congctl",
-                _congestion(),
-            )
-            _do(*inside, *route)
+            route = f"{NETWORK}.0/24 dev eth0 src {NETWORK}.{i + 1} congctl {_congestion()}"
+            _do(*inside, "ip", "route", "change", *route.split())
         _write_keys(folder)
         for i, pid in enumerate(pids):
             stack.enter_context(_sshd(pid, f"{NETWORK}.{i + 1}", folder))
