@@ -127,6 +127,22 @@ def test_dtypes_without_the_op_are_skipped_and_said() -> None:
         (["broadcast", "--ops", "SUM"], "--ops"),
         (["barrier", "--json", "/nowhere/at/all.json"], "no such folder"),
         (["all_reduce", "--impl", "nccl"], "--impl nccl: NCCL takes a GPU's tensors only, with --device cuda"),
+        (["model", "--nodes", "0"], "--nodes: '0': 1 or more"),
+        (["model", "--nodes", "-3"], "--nodes: '-3': 1 or more"),
+        (["model", "--nodes", "many"], "--nodes: 'many': 1 or more"),
+        (["model", "--ranks-per-node", "1.5"], "--ranks-per-node: '1.5': 1 or more"),
+        (["model", "--latency", "-1"], "--latency: '-1': a finite number, 0 or more"),
+        (["model", "--latency", "fast"], "--latency: 'fast' is no number"),
+        (["model", "--bandwidth", "0"], "--bandwidth: '0': more than 0"),
+        (["model", "--bandwidth", "nan"], "--bandwidth: 'nan': a finite number"),
+        (["model", "--memory-bandwidth", "inf"], "--memory-bandwidth: 'inf': a finite number"),
+        (["model", "--node-copies", "3"], "--node-copies: invalid choice"),
+        (["model", "--network", "string"], "--network: invalid choice: 'string'"),
+        (["model", "--operation", "all"], "--operation: invalid choice: 'all'"),
+        (["model", "--sizes", "1MB2"], "--sizes: '1MB2' is no size"),
+        (["model", "--sizes", "0"], "--sizes: '0': a size is 1 byte or more"),
+        (["model", "--csv", "/no/such/place/out.csv"], "--csv /no/such/place/out.csv: there is no such folder"),
+        (["model", "--plot", "/no/such/place/out.png"], "--plot /no/such/place/out.png: there is no such folder"),
         pytest.param(["all_reduce", "--device", "cuda"], "--device cuda: torch sees no GPU here", marks=WITHOUT_GPU),
     ],
 )
@@ -137,9 +153,9 @@ def test_what_cannot_be_measured_is_refused_in_one_line(
     with pytest.raises(SystemExit) as ending:
         options.read(words, "")
     assert ending.value.code == 2
-    said = capsys.readouterr().err
-    assert what in said
-    assert said.count("\n") == 1, said
+    said = capsys.readouterr()
+    assert what in said.err
+    assert (said.err.count("\n"), said.out) == (1, "")
 
 
 def test_a_plot_without_matplotlib_names_the_remedy(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -247,12 +247,6 @@ def test_times_have_three_digits(seconds: float, text: str) -> None:
 # -- the command -------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(autouse=True)
-def on_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only rank 0 prints errors."""
-    monkeypatch.setattr("mpicoll.bench.overview.rank", lambda: 0)
-
-
 def run(*words: str) -> int:
     return command.main(options.read(["model", *words], ""))
 
@@ -285,6 +279,14 @@ def test_too_few_elements_are_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert "fewer elements than ranks" in capsys.readouterr().out.splitlines()[-1]
 
 
+def test_one_rank_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Other lines that are refused are in test_bench.py."""
+    monkeypatch.setattr("mpicoll.bench.overview.rank", lambda: 0)
+    with pytest.raises(SystemExit):
+        run("--nodes", "1", "--ranks-per-node", "1")
+    assert "one rank has nobody to send to" in capsys.readouterr().err
+
+
 def test_csv_has_a_line_for_each_size_and_algorithm(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "out.csv"
     assert run("--csv", str(file), "--sizes", "8", "1MiB") == 0
@@ -307,35 +309,3 @@ def test_plot(tmp_path: Path) -> None:
 def test_markdown_prints_the_page(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--markdown") == 0
     assert capsys.readouterr().out == page.markdown() + "\n"
-
-
-@pytest.mark.parametrize(
-    ("words", "what"),
-    [
-        (["--nodes", "0"], "--nodes: '0': 1 or more"),
-        (["--nodes", "-3"], "--nodes: '-3': 1 or more"),
-        (["--nodes", "many"], "--nodes: 'many': 1 or more"),
-        (["--ranks-per-node", "1.5"], "--ranks-per-node: '1.5': 1 or more"),
-        (["--nodes", "1", "--ranks-per-node", "1"], "one rank has nobody to send to"),
-        (["--latency", "-1"], "--latency: '-1': a finite number, 0 or more"),
-        (["--latency", "fast"], "--latency: 'fast' is no number"),
-        (["--bandwidth", "0"], "--bandwidth: '0': more than 0"),
-        (["--bandwidth", "nan"], "--bandwidth: 'nan': a finite number"),
-        (["--memory-bandwidth", "inf"], "--memory-bandwidth: 'inf': a finite number"),
-        (["--node-copies", "3"], "--node-copies: invalid choice"),
-        (["--network", "string"], "--network: invalid choice: 'string'"),
-        (["--operation", "all"], "--operation: invalid choice: 'all'"),
-        (["--sizes", "1MB2"], "--sizes: '1MB2' is no size"),
-        (["--sizes", "0"], "--sizes: '0': a size is 1 byte or more"),
-        (["--csv", "/no/such/place/out.csv"], "--csv /no/such/place/out.csv: there is no such folder"),
-        (["--plot", "/no/such/place/out.png"], "--plot /no/such/place/out.png: there is no such folder"),
-    ],
-)
-def test_what_cannot_be_is_refused_in_a_line(words: list[str], what: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as refusal:
-        run(*words)
-    assert refusal.value.code == 2
-    said = capsys.readouterr()
-    assert what in said.err
-    assert said.err.count("\n") == 1, said.err
-    assert said.out == ""

@@ -25,19 +25,22 @@ __all__ = ["clock"]
 
 SCRIPT, WAITS = (str(ROOT / "tests" / "faults" / "scripts" / name) for name in ("failing.py", "waits.py"))
 LIMIT_S, GONE_S = 4.0, 15.0
-FAULTS = ("killed", "stopped", "os._exit(0)", "sys.exit(3)", "exception", "leaves", "late")
 QUICK = {(2, "mpicoll", "killed"), (2, "torch", "stopped"), (2, "mpicoll", "leaves")}
-ENDS = {
-    "killed": (137, "killed by SIGKILL"),
-    "os._exit(0)": (1, "exit status 0 before the end of its program, by os._exit"),
-    "sys.exit(3)": (3, "exit status 3"),
-    "exception": (1, "KeyError: 'lost'"),
+ENDS = {  # what the last rank does, the exit status, and the cause in the last line
+    "killed": jobs.FAULTS["is killed"],
+    "os._exit(0)": jobs.FAULTS["leaves by os._exit(0)"],
+    "sys.exit(3)": jobs.FAULTS["exits by a number"],
+    "exception": jobs.FAULTS["raises"],
 }
-ABSENT = {
-    "stopped": r"Rank {} has not come: (its process \d+ is stopped \(SIGSTOP\)|it has not answered for \d+ s: it is stopped)",
-    "late": r"Rank {} has not come: .*; its process \d+ (on \S+ )?runs",
-    "leaves": r"waits for rank {}, whose program has ended",
+ABSENT = {  # what it does, and what the others say
+    "stopped": (
+        "os.kill(os.getpid(), signal.SIGSTOP)",
+        r"Rank {} has not come: (its process \d+ is stopped \(SIGSTOP\)|it has not answered for \d+ s: it is stopped)",
+    ),
+    "late": ("time.sleep(60)", r"Rank {} has not come: .*; its process \d+ (on \S+ )?runs"),
+    "leaves": ("sys.exit(0)", r"waits for rank {}, whose program has ended"),
 }
+FAULTS = {**ENDS, **ABSENT}
 
 pytestmark = [pytest.mark.launch, pytest.mark.timeout(120)]
 
@@ -46,7 +49,7 @@ def start(
     command: list[str], ranks: int, door: str, fault: str, folder: Path, limit_s: float = LIMIT_S, **environ: str
 ) -> jobs.Job:
     """Starts failing.py by this command of mpicoll.run."""
-    words = ["-n", str(ranks), SCRIPT, door, fault, str(folder), str(limit_s)]
+    words = ["-n", str(ranks), SCRIPT, door, FAULTS[fault][0] if fault in FAULTS else "pass", str(folder), str(limit_s)]
     process = subprocess.Popen(
         [*command, *words], env=clean_environment(**{"OMP_NUM_THREADS": "1", **environ}), text=True, errors="replace",
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
@@ -70,11 +73,11 @@ def check(fault: str, culprit: int, ranks: int, host: str, ended: tuple[int, str
     returned, last, errors = ended
     assert returned != 0, errors
     if fault in ENDS:
-        status, cause = ENDS[fault]
+        _, status, cause = ENDS[fault]
         assert returned == status, errors
         assert last.startswith(f"mpicoll.run: rank {culprit} of {ranks} on {host}: {cause}"), errors
     else:
-        assert re.search(ABSENT[fault].format(culprit), errors), errors
+        assert re.search(ABSENT[fault][1].format(culprit), errors), errors
 
 
 CASES = [
