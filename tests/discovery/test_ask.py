@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from mpicoll._discovery.ask import Ended, ask, output_of, run
 from mpicoll._discovery.probe import MARK
+from tests.launch.jobs import runs
+from tests.support import eventually
 
 
 def python(code: str) -> list[str]:
@@ -37,11 +38,7 @@ def test_a_time_limit_ends_the_process_and_its_children(tmp_path: Path) -> None:
     report = ask(python(code), os.environ, 3)
     assert report["status"] is None
     assert "no end within 3 s" in report["error"]
-    status = Path(f"/proc/{file.read_text()}/status")
-    deadline = time.monotonic() + 5
-    while status.exists() and "zombie" not in status.read_text():
-        assert time.monotonic() < deadline, "the child is still there"
-        time.sleep(0.05)
+    assert eventually(lambda: not runs(file.read_text())), "the child is still there"
 
 
 def test_a_tool_that_is_missing_or_hangs_says_nothing() -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from tests.support import clean_environment, run, warm, warm_server
+from tests.support import clean_environment, eventually, run, warm, warm_server
 
 pytestmark = pytest.mark.launch
 
@@ -40,9 +39,4 @@ def test_a_signal_ends_both(number: int) -> None:
     _, err = process.communicate(timeout=20)
     assert process.returncode == -number, err
     assert ("KeyboardInterrupt" in err) == (number == signal.SIGINT), err
-    for _ in range(200):
-        if not Path(f"/proc/{pid}").exists():
-            break
-        time.sleep(0.05)
-    else:
-        pytest.fail(f"process {pid} has outlived its client")
+    assert eventually(lambda: not Path(f"/proc/{pid}").exists()), f"process {pid} has outlived its client"
