@@ -4,6 +4,7 @@ for all blocks, in-place slices."""
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import hypothesis.strategies as st
 import pytest
@@ -14,9 +15,10 @@ from torch import Tensor
 import mpicoll as dist
 from mpicoll._host import thresholds
 from tests.support import agree
+from tests.support.doors import doors
 from tests.support.tensors import of_rank, raw, same
 
-pytestmark = pytest.mark.usefixtures("world")
+pytestmark = [pytest.mark.usefixtures("world"), pytest.mark.filterwarnings("ignore:.*deprecated.*:FutureWarning")]
 
 
 def block(source: int, target: int, rows: int, dtype: torch.dtype = torch.float32, width: int = 3) -> Tensor:
@@ -69,16 +71,17 @@ def test_all_gather_coalesced(rank: int, size: int) -> None:
         agree(all(good), good)
 
 
+@doors
 @pytest.mark.parametrize("form", ["concat", "stack"])
-def test_all_gather_single_in_place(form: str, rank: int, size: int) -> None:  # trap 35
+def test_all_gather_single_in_place(form: str, door: Any, rank: int, size: int) -> None:  # trap 35
     """The input is a slice of the output, as FSDP does it; also of an output that is not contiguous."""
     for wide in (torch.zeros(size, 4, 3), torch.zeros(size, 4, 6)[..., ::2]):
         wide[rank] = block(rank, 0, 4)
         output = wide if form == "stack" or not wide.is_contiguous() else wide.view(size * 4, 3)
-        dist.all_gather_single(output, wide[rank])
+        getattr(door, "all_gather_single", door.all_gather_into_tensor)(output, wide[rank])
         agree(all(same(wide[r], block(r, 0, 4)) for r in range(size)))
         wide[rank] += 1
-        dist.all_gather_into_tensor(output, wide[rank], async_op=True).wait()
+        door.all_gather_into_tensor(output, wide[rank], async_op=True).wait()
         agree(all(same(wide[r], block(r, 0, 4) + 1) for r in range(size)))
 
 

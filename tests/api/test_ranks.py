@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from torch import Tensor
 
 import mpicoll as dist
 from tests.support import agree, needs_sort_ranks
+from tests.support.doors import collectives, doors
 from tests.support.tensors import same
 
 pytestmark = pytest.mark.usefixtures("world")
@@ -21,43 +24,9 @@ def mine(rank: int) -> Tensor:
     return torch.full((2,), float(rank))
 
 
-def collectives(rank: int, size: int, group: Any, root: int) -> dict[str, Any]:
-    """Every collective on ``group`` of ``size`` ranks with the global rank ``root``: name -> call(async_op)."""
-    few = [torch.empty(2) for _ in range(size)]
-    on_root = [torch.empty(2) for _ in range(size)] if rank == root else None
-    long = torch.empty(2 * size)
-    return {
-        "all_reduce": lambda a: dist.all_reduce(mine(rank), group=group, async_op=a),
-        "reduce": lambda a: dist.reduce(mine(rank), root, group=group, async_op=a),
-        "broadcast": lambda a: dist.broadcast(mine(rank), root, group=group, async_op=a),
-        "all_gather": lambda a: dist.all_gather(few, mine(rank), group=group, async_op=a),
-        "all_gather_single": lambda a: dist.all_gather_single(long, mine(rank), group=group, async_op=a),
-        "all_gather_into_tensor": lambda a: dist.all_gather_into_tensor(long, mine(rank), group=group, async_op=a),
-        "gather": lambda a: dist.gather(mine(rank), on_root, root, group=group, async_op=a),
-        "scatter": lambda a: dist.scatter(mine(rank), on_root, root, group=group, async_op=a),
-        "reduce_scatter": lambda a: dist.reduce_scatter(mine(rank), few, group=group, async_op=a),
-        "reduce_scatter_single": lambda a: dist.reduce_scatter_single(mine(rank), long, group=group, async_op=a),
-        "reduce_scatter_tensor": lambda a: dist.reduce_scatter_tensor(mine(rank), long, group=group, async_op=a),
-        "all_to_all": lambda a: dist.all_to_all(few, [t.clone() for t in few], group=group, async_op=a),
-        "all_to_all_single": lambda a: dist.all_to_all_single(long, long.clone(), group=group, async_op=a),
-        "barrier": lambda a: dist.barrier(group, async_op=a),
-    }
-
-
-def test_what_collectives_return(rank: int, size: int) -> None:  # traps 1, 6
-    """None, or with async_op a Work whose wait says True as often as asked."""
-    for name, call in collectives(rank, size, None, 0).items():
-        assert call(False) is None, name
-        work = call(True)
-        assert isinstance(work, dist.Work), name
-        assert (work.wait(), work.wait()) == (True, True), name
-        assert (work.is_completed(), work.is_success(), work.exception()) == (True, True, None), name
-    agree(True)
-
-
 @pytest.mark.min_ranks(2)
 @pytest.mark.filterwarnings("ignore:.*deprecated.*:FutureWarning")
-def test_outsiders_get_a_warning_and_none(rank: int, size: int) -> None:  # traps 1, 2, 10
+def test_outsiders_get_a_warning_and_none(rank: int) -> None:  # traps 1, 2, 10
     group = dist.new_group([0])
     if rank == 0:
         agree(dist.get_rank(group) == 0 and dist.get_world_size(group) == 1)
@@ -66,18 +35,19 @@ def test_outsiders_get_a_warning_and_none(rank: int, size: int) -> None:  # trap
         assert dist.get_rank(group) == -1
         assert dist.get_world_size(group) == -1
         tensor = torch.ones(3)
-        calls = {
-            **collectives(rank, 1, group, 0),
-            "isend": lambda _: dist.isend(tensor, 0, group),
-            "irecv": lambda _: dist.irecv(tensor, 0, group),
+        calls: dict[str, Callable[[], object]] = {
+            "isend": lambda: dist.isend(tensor, 0, group),
+            "irecv": lambda: dist.irecv(tensor, 0, group),
         }
-        for name, call in calls.items():
+        for name, call in collectives(dist, 0, 1, root=0).items():
             for async_op in (False, True):
-                with warnings.catch_warnings(record=True) as caught:
-                    warnings.simplefilter("always")
-                    assert call(async_op) is None, name
-                told = [str(each.message) for each in caught]
-                assert any("does not belong to" in text or "not part of" in text for text in told), (name, told)
+                calls[f"{name}, {async_op}"] = partial(call.start, group=group, async_op=async_op)
+        for name, started in calls.items():
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                assert started() is None, name
+            told = [str(each.message) for each in caught]
+            assert any("does not belong to" in text or "not part of" in text for text in told), (name, told)
         with pytest.warns(UserWarning, match="does not belong to"):
             assert dist.recv(tensor, 0, group) == -1
         with pytest.raises(ValueError, match="Invalid process group specified"):
@@ -193,15 +163,15 @@ def test_ranks_may_be_integers_of_numpy_and_torch(rank: int, size: int) -> None:
     agree(same(tensor, mine((rank - 1) % size)))
 
 
-@pytest.mark.parametrize("ids", [None, [0], [3, 4], 0, []])
-def test_barrier_takes_device_ids(ids: Any, rank: int, size: int) -> None:  # trap 8
-    assert dist.barrier(device_ids=ids) is None
-    work = dist.barrier(async_op=True, device_ids=ids)
-    agree(isinstance(work, dist.Work) and work.wait())
+@doors
+def test_barrier_takes_device_ids(door: Any) -> None:  # trap 8
+    for ids in (None, [0], [3, 4], *((0, []) if door is dist else ())):
+        assert door.barrier(device_ids=ids) is None
+        work = door.barrier(async_op=True, device_ids=ids)
+        agree(isinstance(work, dist.Work) and work.wait())
 
 
-def test_barriers_with_time_to_spare(rank: int, size: int) -> None:
-    assert dist.barrier(timeout=timedelta(seconds=50)) is None
+def test_monitored_barriers_with_time_to_spare() -> None:
     for timeout in (None, 50, timedelta(seconds=50)):
         for wait_all_ranks in (False, True):
             assert dist.monitored_barrier(timeout=timeout, wait_all_ranks=wait_all_ranks) is None

@@ -13,6 +13,7 @@ import torch.distributed
 
 import mpicoll
 from tests.support import agree
+from tests.support.doors import collectives, doors
 
 pytestmark = [
     pytest.mark.usefixtures("world"),
@@ -25,34 +26,23 @@ NO_GROUPS = ("x", 7, [0, 1], object())  # torch takes 0 and "" for None in half 
 
 def calls(door: Any, rank: int, size: int) -> dict[str, Call]:
     """A call of each function with a group, which no group would refuse otherwise."""
-    one, long = torch.ones(2), torch.ones(2 * size)
-    peer = (rank + 1) % size
-    several = [torch.ones(2) for _ in range(size)]
-    root = several if rank == 0 else None
-    return {
-        "all_gather": lambda group: door.all_gather(several, one, group=group),
-        "all_gather_into_tensor": lambda group: door.all_gather_into_tensor(long, one, group=group),
+    one, several, peer = torch.ones(2), [rank] * size, (rank + 1) % size
+    found: dict[str, Call] = {
         "all_gather_object": lambda group: door.all_gather_object([None] * size, rank, group=group),
-        "all_reduce": lambda group: door.all_reduce(one, group=group),
         "all_reduce, by position": lambda group: door.all_reduce(one, door.ReduceOp.SUM, group),
-        "all_to_all": lambda group: door.all_to_all(several, [*several], group=group),
-        "all_to_all_single": lambda group: door.all_to_all_single(long, long.clone(), group=group),
-        "barrier": lambda group: door.barrier(group=group),
-        "broadcast": lambda group: door.broadcast(one, 0, group=group),
         "broadcast_object_list": lambda group: door.broadcast_object_list([rank], 0, group=group),
-        "gather": lambda group: door.gather(one, root, 0, group=group),
         "gather_object": lambda group: door.gather_object(rank, [None] * size if rank == 0 else None, 0, group=group),
         "recv": lambda group: door.recv(one, peer, group=group),
         "recv, from any rank": lambda group: door.recv(one, group=group),
         "recv_object_list": lambda group: door.recv_object_list([None], peer, group=group),
-        "reduce": lambda group: door.reduce(one, 0, group=group),
-        "reduce_scatter": lambda group: door.reduce_scatter(one, several, group=group),
-        "reduce_scatter_tensor": lambda group: door.reduce_scatter_tensor(one, long, group=group),
-        "scatter": lambda group: door.scatter(one, root, 0, group=group),
         "scatter_object_list": lambda group: door.scatter_object_list([None], several if rank == 0 else None, 0, group=group),
         "send": lambda group: door.send(one, peer, group=group),
         "send_object_list": lambda group: door.send_object_list([rank], peer, group=group),
     }
+    for name, call in collectives(door, rank, size, root=0).items():
+        if not (name.startswith("_") or (door is torch.distributed and "coalesced" in name)):  # torch wraps neither
+            found[name] = lambda group, start=call.start: start(group=group)  # type: ignore[misc]
+    return found
 
 
 def object_calls(door: Any, rank: int, size: int) -> dict[str, tuple[Call, bool]]:
@@ -76,7 +66,7 @@ def still_works(size: int) -> bool:
     return total.tolist() == [size, size]
 
 
-@pytest.mark.parametrize("door", [mpicoll, torch.distributed], ids=["mpicoll", "torch"])
+@doors
 def test_an_error_has_the_name_that_the_program_has_called(door: Any, size: int) -> None:
     """(It named all_gather_single, which torch 2.12 does not have.)"""
     whole, part = torch.ones(2 * size), torch.ones(2, dtype=torch.int64)
@@ -95,7 +85,7 @@ def test_an_error_has_the_name_that_the_program_has_called(door: Any, size: int)
     agree(all(text.startswith(f"{name}: ") for name, text in said.items()) and still_works(size), said)
 
 
-@pytest.mark.parametrize("door", [mpicoll, torch.distributed], ids=["mpicoll", "torch"])
+@doors
 def test_a_group_that_is_none_is_a_type_error(door: Any, rank: int, size: int) -> None:
     wrong = []
     for name, call in calls(door, rank, size).items():
@@ -140,7 +130,7 @@ def test_what_torch_refuses_with_an_error_of_its_own(rank: int, size: int) -> No
 
 
 @pytest.mark.min_ranks(2)
-@pytest.mark.parametrize("door", [mpicoll, torch.distributed], ids=["mpicoll", "torch"])
+@doors
 @pytest.mark.parametrize(
     "function", ["all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list", "send_object_list"]
 )
