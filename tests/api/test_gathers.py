@@ -3,20 +3,17 @@ for all blocks, in-place slices."""
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
-import hypothesis.strategies as st
 import pytest
 import torch
-from hypothesis import given, settings
 from torch import Tensor
 
 import mpicoll as dist
 from mpicoll._host import thresholds
 from tests.support import agree
 from tests.support.doors import doors
-from tests.support.tensors import of_rank, raw, same
+from tests.support.tensors import of_rank, same
 
 pytestmark = [pytest.mark.usefixtures("world"), pytest.mark.filterwarnings("ignore:.*deprecated.*:FutureWarning")]
 
@@ -177,33 +174,3 @@ def test_wrong_splits(rank: int, size: int) -> None:  # trap 37
         dist.all_to_all_single(torch.zeros(2 * size, 4), tensor)
     dist.all_to_all_single(torch.zeros_like(tensor), tensor, torch.tensor(even), tuple(even))
     agree(True)
-
-
-# -- properties: the same examples on all ranks, everything drawn from one seed -----------------------------------------
-
-
-@settings(max_examples=25)
-@given(seed=st.integers(0, 2**20))
-def test_any_table_of_blocks(rank: int, size: int, seed: int) -> None:
-    """all_to_all, gather, scatter and all_gather against a table of random blocks, dtypes and strides."""
-    draw = random.Random(seed)
-    dtype = draw.choice([torch.float32, torch.bool, torch.bfloat16, torch.int64, torch.complex64, torch.float8_e5m2])
-    rows = [[draw.choice([0, 1, 2, 7, 500]) for _ in range(size)] for _ in range(size)]
-    strided, root = [draw.random() < 0.5 for _ in range(8)], draw.randrange(size)
-    table = [[of_rank(s, torch.float32, (rows[s][t], 3), salt=t).to(dtype) for t in range(size)] for s in range(size)]
-
-    def laid(tensor: Tensor, wide: bool) -> Tensor:
-        return torch.stack([tensor, tensor], -1)[..., 0] if wide else tensor.clone()
-
-    column = [laid(torch.zeros_like(table[s][rank]), strided[s]) for s in range(size)]
-    dist.all_to_all(column, [laid(tensor, strided[4 + t]) for t, tensor in enumerate(table[rank])])
-    gathered = [laid(torch.zeros_like(table[s][0]), strided[s]) for s in range(size)]
-    dist.gather(laid(table[rank][0], strided[rank]), gathered if rank == root else None, root)
-    everybodys = [laid(torch.zeros_like(table[s][1 % size]), strided[s]) for s in range(size)]
-    dist.all_gather(everybodys, laid(table[rank][1 % size], strided[rank]))
-    part = laid(torch.zeros_like(table[root][rank]), strided[rank])
-    dist.scatter(part, table[root] if rank == root else None, root)
-
-    good = all(raw(column[s]) == raw(table[s][rank]) and raw(everybodys[s]) == raw(table[s][1 % size]) for s in range(size))
-    good &= rank != root or all(raw(gathered[s]) == raw(table[s][0]) for s in range(size))
-    agree(good and raw(part) == raw(table[root][rank]), f"seed {seed}, {dtype}, rows {rows}")

@@ -46,7 +46,7 @@ class Placed:
 
     def __init__(self, values: Tensor, layout: str) -> None:
         elements, self.look = layouts(tuple(values.shape))[layout]
-        self.base = torch.ones(elements, dtype=values.dtype)
+        self.base = torch.ones(elements, dtype=values.dtype, device="cpu")
         self.tensor = self.look(self.base)
         self.tensor.copy_(values)
         self.expected = self.base
@@ -70,7 +70,10 @@ class Placed:
 
 @dataclass
 class Case:
-    """One operation, as this rank sees it. All ranks draw alike from ``plan``; ``own`` is for choices of this rank."""
+    """One operation, as this rank sees it. All ranks draw alike from ``plan``; ``own`` is for choices of this rank.
+
+    The CPU is named where tensors are made, so that a default device is one for mpicoll's tensors only.
+    """
 
     plan: random.Random
     own: random.Random
@@ -86,7 +89,7 @@ class Case:
 
     def __post_init__(self) -> None:
         self.door = self.plan.choice([mpicoll, torch.distributed])
-        self.asynchronous = self.plan.random() < 0.5
+        self.asynchronous = self.own.random() < 0.5
         self.dtype = self.plan.choice(DTYPES)
         self.reduction = self.plan.choice(REDUCTIONS[self.dtype])
         self.key = self.plan.randrange(POOL)
@@ -123,6 +126,9 @@ class Case:
     def place(self, values: Tensor) -> Placed:
         self.placed.append(Placed(values, self.own.choice(["contiguous", "contiguous", "offset", "strided", "transposed"])))
         return self.placed[-1]
+
+    def empty(self, shape: tuple[int, ...]) -> Tensor:
+        return torch.zeros(shape, dtype=self.dtype, device="cpu")
 
     def reduced(self, shape: tuple[int, ...], part: int = 0) -> Tensor:
         inputs = torch.stack([self.values(rank, shape, part) for rank in range(self.size)])
@@ -193,7 +199,7 @@ def shapes_of_blocks(c: Case) -> list[tuple[int, ...]]:
 def all_gather(c: Case) -> Any:
     shapes = shapes_of_blocks(c)
     source = c.place(c.values(c.rank, shapes[c.rank]))
-    targets = [c.place(torch.zeros(s, dtype=c.dtype)).wants(c.values(r, s)) for r, s in enumerate(shapes)]
+    targets = [c.place(c.empty(s)).wants(c.values(r, s)) for r, s in enumerate(shapes)]
     return c.door.all_gather([target.tensor for target in targets], source.tensor, **c.how)
 
 
@@ -210,30 +216,30 @@ def reduce_scatter(c: Case) -> Any:
     shapes = shapes_of_blocks(c)
     sources = [c.place(c.values(c.rank, s, part)) for part, s in enumerate(shapes)]
     own = shapes[c.rank]
-    target = c.place(torch.zeros(own, dtype=c.dtype)).wants(c.reduced(own, c.rank), c.rounded)
+    target = c.place(c.empty(own)).wants(c.reduced(own, c.rank), c.rounded)
     return c.door.reduce_scatter(target.tensor, [source.tensor for source in sources], c.op, **c.how)
 
 
 def reduce_scatter_single(c: Case) -> Any:
     shape = (c.plan.randint(1, 3), c.count(3 * c.size))
     source = c.place(torch.cat([c.values(c.rank, shape, part) for part in range(c.size)]))
-    target = c.place(torch.zeros(shape, dtype=c.dtype)).wants(c.reduced(shape, c.rank), c.rounded)
+    target = c.place(c.empty(shape)).wants(c.reduced(shape, c.rank), c.rounded)
     function = getattr(c.door, "reduce_scatter_single", c.door.reduce_scatter_tensor)
     return function(target.tensor, source.tensor, c.op, **c.how)
 
 
 def gather(c: Case) -> Any:
-    shape = c.shape(c.count(c.size))
-    source, targets = c.place(c.values(c.rank, shape)), None
+    shapes = shapes_of_blocks(c)
+    source, targets = c.place(c.values(c.rank, shapes[c.rank])), None
     if c.rank == c.root:
-        targets = [c.place(torch.zeros(shape, dtype=c.dtype)).wants(c.values(r, shape)).tensor for r in range(c.size)]
+        targets = [c.place(c.empty(s)).wants(c.values(r, s)).tensor for r, s in enumerate(shapes)]
     return c.door.gather(source.tensor, targets, c.ranks[c.root], **c.how)
 
 
 def scatter(c: Case) -> Any:
-    shape = c.shape(c.count(c.size))
-    sources = [c.place(c.values(c.root, shape, r)).tensor for r in range(c.size)] if c.rank == c.root else None
-    target = c.place(torch.zeros(shape, dtype=c.dtype)).wants(c.values(c.root, shape, c.rank))
+    shapes = shapes_of_blocks(c)
+    sources = [c.place(c.values(c.root, s, r)).tensor for r, s in enumerate(shapes)] if c.rank == c.root else None
+    target = c.place(c.empty(shapes[c.rank])).wants(c.values(c.root, shapes[c.rank], c.rank))
     return c.door.scatter(target.tensor, sources, c.ranks[c.root], **c.how)
 
 
@@ -321,7 +327,7 @@ def batch_isend_irecv(c: Case) -> Any:
     step, shape = c.plan.randrange(c.size), c.shape(c.count(2))
     after, before = (c.rank + step) % c.size, (c.rank - step) % c.size
     source = c.place(c.values(c.rank, shape))
-    target = c.place(torch.zeros(shape, dtype=c.dtype)).wants(c.values(before, shape))
+    target = c.place(c.empty(shape)).wants(c.values(before, shape))
     operations = [
         c.door.P2POp(c.door.isend, source.tensor, c.ranks[after], c.group, 3),
         c.door.P2POp(c.door.irecv, target.tensor, c.ranks[before], c.group, 3),

@@ -69,7 +69,7 @@ class Run:
         for ranks in [*several[1:], *([rank] for rank in everybody)]:
             handle = mpicoll.new_group(ranks)
             self.groups.append(Group(ranks, handle if self.rank in ranks else None))
-        values = torch.randint(-2, 3, (POOL,), generator=torch.Generator().manual_seed(seed))
+        values = torch.randint(-2, 3, (POOL,), generator=torch.Generator().manual_seed(seed), device="cpu")
         self.pools = {dtype: values.abs().to(dtype) if dtype == torch.uint8 else values.to(dtype) for dtype in DTYPES}
         for dtype in COMPLEX:
             self.pools[dtype] = torch.complex(values.double(), values.flip(0).double()).to(dtype)
@@ -78,7 +78,7 @@ class Run:
         """Makes what a group makes on first use: its thread and its window."""
         for _, handle in self.groups:
             if handle is not None:
-                mpicoll.all_reduce(torch.ones(1 << 19), group=handle, async_op=True).wait()
+                mpicoll.all_reduce(torch.ones(1 << 19, device="cpu"), group=handle, async_op=True).wait()
 
     def round(self, number: int) -> int:
         """Returns the number of its operations.

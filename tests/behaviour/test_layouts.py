@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from torch import Tensor
 
 import mpicoll as dist
-from tests.support import agree, everyone
+from tests.support import agree
 from tests.support.tensors import of_rank, reduced, same
 
 pytestmark = pytest.mark.usefixtures("world")
@@ -97,22 +97,6 @@ def test_refused_is_no_write(rank: int, size: int) -> None:
     with pytest.raises(ValueError, match="src"):
         dist.broadcast(tensor, size)
     agree(tensor._version == before)
-
-
-def test_each_rank_has_its_own_strides(rank: int, size: int) -> None:  # trap 29
-    """Row-major order counts, not the order in memory."""
-    shape = (2, 4, 3, 2)
-    parts = [of_rank(r, torch.float32, shape) for r in range(size)]
-    mine = [
-        parts[rank].clone(),
-        parts[rank].contiguous(memory_format=torch.channels_last),
-        parts[rank].permute(3, 2, 1, 0).contiguous().permute(3, 2, 1, 0),
-        torch.stack([parts[rank]] * 2, -1)[..., 1],
-    ][rank % 4]
-    strides = mine.stride()
-    dist.all_reduce(mine)
-    everyones = everyone(strides)
-    agree(same(mine, reduced("SUM", parts)) and mine.stride() == strides, everyones)
 
 
 def test_expanded_tensors_are_read(rank: int, size: int) -> None:  # trap 28

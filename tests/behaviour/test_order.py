@@ -63,19 +63,6 @@ def test_a_sync_call_waits_for_what_was_started_before_it(rank: int, size: int) 
         agree(all(work.is_completed() for work in works) and torch.all(tensor == total(size) * size**2), f"{tensor[:3]}")
 
 
-def test_async_on_some_ranks_matches_sync_on_the_others(rank: int, size: int) -> None:
-    results = []
-    for index in range(20):
-        tensor = torch.full((3,), rank + 1.0)
-        work = dist.all_reduce(tensor, async_op=(index + rank) % 2 == 0)
-        gathered = [torch.zeros(3) for _ in range(size)]
-        dist.all_gather(gathered, torch.full((3,), float(rank)), async_op=False)
-        if work is not None:
-            work.wait()
-        results.append(tensor[0].item() == total(size) and [t[0].item() for t in gathered] == list(range(size)))
-    agree(all(results), f"{results}")
-
-
 @pytest.mark.parametrize("async_barrier", [False, True])
 def test_barrier_keeps_its_place(async_barrier: bool, rank: int, size: int) -> None:
     tensor = torch.full((1000,), rank + 1.0)
@@ -225,12 +212,3 @@ def test_a_callback_is_no_second_thread(rank: int, size: int) -> None:
     dist.broadcast(tensor, src=0)
     future.wait()
     agree(after.item() == size and torch.all(tensor == size), f"{after} {tensor[:3]}")
-
-
-def test_messages_of_a_pair_do_not_overtake(rank: int, size: int) -> None:  # trap 15
-    received = [torch.zeros(1 if i % 2 else 5000) for i in range(40)]
-    works = [dist.irecv(tensor, (rank - 1) % size) for tensor in received]
-    works += [dist.isend(torch.full_like(t, float(i)), (rank + 1) % size) for i, t in enumerate(received)]
-    for work in works:
-        work.wait()
-    agree(all(torch.all(tensor == i) for i, tensor in enumerate(received)), f"{[t[0].item() for t in received]}")
