@@ -168,7 +168,9 @@ def test_the_timeout_reaches_the_engine(rank: int, size: int) -> None:  # trap 5
     dist.init_process_group(timeout=timedelta(seconds=77))
     group = dist.new_group(timeout=timedelta(seconds=55))
     found = [registry.find(g.group_name) for g in (dist.group.WORLD, group)]  # type: ignore[union-attr]
-    agree([c.timeout_s for c in found if c] == [77, 55])
+    timeouts = [c.timeout_s for c in found if c]
+    group.set_timeout(timedelta(seconds=56))
+    agree([*timeouts, registry.find(group.group_name).timeout_s] == [77, 55, 56], timeouts)  # type: ignore[union-attr]
 
 
 # -- groups ------------------------------------------------------------------------------------------------------------

@@ -78,7 +78,7 @@ def test_smaller_buffer(call: str, count: int, rank: int, size: int) -> None:  #
     after, before = (rank + 1) % size, (rank - 1) % size
     work = dist.isend(ones(rank, count), after)
     buffer = torch.empty(8, dtype=torch.float32)
-    text = r"longer than the tensor that should receive it, of 32 bytes \(shape \(8,\), torch.float32\)"
+    text = rf"\(rank {rank} of {size}\): .*longer than the tensor .*, of 32 bytes \(shape \(8,\), torch.float32\)"
 
     def receive() -> None:
         if call == "irecv" or size == 1:

@@ -308,17 +308,18 @@ def message(c: Case) -> Any:
     if c.rank == to:
         flat = torch.cat([values.reshape(-1), c.values(to, (surplus,))])
         target = c.place(torch.cat([torch.zeros_like(values).reshape(-1), c.values(to, (surplus,))])).wants(flat)
-        source = None if anybody else c.ranks[c.root]
+        sender = None if anybody else c.ranks[c.root]
         if blocking:
-            c.known(c.door.recv(target.tensor, source, c.group, tag), c.ranks[c.root])
+            c.known(c.door.recv(target.tensor, sender, c.group, tag), c.ranks[c.root])
         else:
-            works.append(c.door.irecv(target.tensor, source, c.group, tag))
+            works.append(c.door.irecv(target.tensor, sender, c.group, tag))
     if c.rank == c.root:
-        tensor = c.place(values).tensor
+        source = c.place(values)
         if blocking:
-            c.door.send(tensor, c.ranks[to], c.group, tag)
+            c.known(c.door.send(source.tensor, c.ranks[to], c.group, tag), None)
+            source.wants(torch.zeros_like(values)).tensor.zero_()  # the program may use its memory anew
         else:
-            works.append(c.door.isend(tensor, c.ranks[to], c.group, tag))
+            works.append(c.door.isend(source.tensor, c.ranks[to], c.group, tag))
     return works
 
 

@@ -65,7 +65,7 @@ BEHAVIOUR = ("behaviour/test_movement", "behaviour/test_layouts", "behaviour/tes
     "tests",
     [
         ("tensors", "api/test_gathers", "api/test_objects", "api/test_p2p", "progress/test_work", *BEHAVIOUR),
-        ("c10d/test_collectives", "c10d/test_point_to_point"),
+        ("c10d/test_collectives",),
         ("rpc/test_calls", "rpc/test_rref", "rpc/test_autograd", "rpc/test_optim"),
     ],
     ids=["collectives and messages", "torch.distributed", "remote calls"],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import time
-from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -15,8 +15,9 @@ from torch.futures import Future
 
 import mpicoll as dist
 from tests.support import agree, eventually
+from tests.support.doors import Call, collectives, doors
 
-pytestmark = pytest.mark.usefixtures("world")
+pytestmark = [pytest.mark.usefixtures("world"), pytest.mark.filterwarnings("ignore:.*deprecated.*:FutureWarning")]
 
 PATIENCE_S = 20.0  # seconds until a test gives up on something that should take microseconds; cores may be few
 
@@ -31,94 +32,49 @@ def started(rank: int, size: int, n: int = 8) -> tuple[Tensor, Any]:
     return tensor, dist.all_reduce(tensor, async_op=True)
 
 
-OPERATIONS: dict[str, Callable[[int, int], tuple[Any, Tensor, Tensor]]] = {}
+def operations(door: Any, rank: int, size: int) -> dict[str, Call]:
+    """Operations that return a Work: the collectives, one of packed halves, and a receive."""
+    halves, received = torch.full((4, 6), rank + 1.0, dtype=torch.bfloat16)[:, ::2], torch.zeros(5)
+
+    def receive(async_op: bool) -> Any:
+        work = door.irecv(received, (rank - 1) % size)
+        door.isend(torch.full((5,), float(rank)), (rank + 1) % size)
+        return work
+
+    calls = {name: call for name, call in collectives(door, rank, size, root=size - 1).items() if "coalesced" not in name}
+    calls["halves"] = Call(
+        lambda async_op: door.all_reduce(halves, async_op=async_op), [halves], [torch.full_like(halves, total(size))]
+    )
+    calls["irecv"] = Call(receive, [received], [torch.full((5,), float((rank - 1) % size))])
+    return calls
 
 
-def operation(function: Callable[[int, int], tuple[Any, Tensor, Tensor]]) -> None:
-    OPERATIONS[function.__name__] = function
+@doors
+def test_completes_without_anybody_calling_wait(door: Any, rank: int, size: int) -> None:
+    """Its tensors have the result, and polling ends (traps 43, 69)."""
+    wrong = []
+    for name, call in operations(door, rank, size).items():
+        work = call.start(async_op=True)
+        arrived = eventually(lambda call=call: all(map(torch.equal, call.outputs, call.expected)))  # type: ignore[misc]
+        if not (arrived and eventually(work.is_completed) and work.is_success()):
+            wrong.append((name, call.outputs, work))
+    agree(not wrong, wrong)
 
 
-@operation
-def all_reduce(rank: int, size: int) -> tuple[Any, Tensor, Tensor]:
-    tensor = torch.full((5,), rank + 1.0)
-    return dist.all_reduce(tensor, async_op=True), tensor, torch.full((5,), total(size))
-
-
-@operation
-def all_reduce_strided_bf16(rank: int, size: int) -> tuple[Any, Tensor, Tensor]:
-    tensor = torch.full((4, 6), rank + 1.0, dtype=torch.bfloat16)[:, ::2]
-    return dist.all_reduce(tensor, async_op=True), tensor, torch.full((4, 3), total(size), dtype=torch.bfloat16)
-
-
-@operation
-def broadcast(rank: int, size: int) -> tuple[Any, Tensor, Tensor]:
-    tensor = torch.full((5,), float(rank))
-    return dist.broadcast(tensor, src=size - 1, async_op=True), tensor, torch.full((5,), size - 1.0)
-
-
-@operation
-def all_gather_single(rank: int, size: int) -> tuple[Any, Tensor, Tensor]:
-    output = torch.zeros(size * 2)
-    work = dist.all_gather_into_tensor(output, torch.full((2,), float(rank)), async_op=True)
-    return work, output, torch.arange(float(size)).repeat_interleave(2)
-
-
-@operation
-def reduce_scatter_single(rank: int, size: int) -> tuple[Any, Tensor, Tensor]:
-    output = torch.zeros(2)
-    work = dist.reduce_scatter_tensor(output, torch.full((2 * size,), rank + 1.0), async_op=True)
-    return work, output, torch.full((2,), total(size))
-
-
-@operation
-def all_to_all_single(rank: int, size: int) -> tuple[Any, Tensor, Tensor]:
-    output = torch.zeros(size)
-    work = dist.all_to_all_single(output, torch.full((size,), float(rank)), async_op=True)
-    return work, output, torch.arange(float(size))
-
-
-@operation
-def irecv(rank: int, size: int) -> tuple[Any, Tensor, Tensor]:
-    tensor = torch.zeros(5)
-    work = dist.irecv(tensor, src=(rank - 1) % size)
-    dist.isend(torch.full((5,), float(rank)), dst=(rank + 1) % size)
-    return work, tensor, torch.full((5,), float((rank - 1) % size))
-
-
-@pytest.mark.parametrize("name", OPERATIONS)
-def test_completes_without_anybody_calling_wait(name: str, rank: int, size: int) -> None:  # trap 69
-    work, tensor, expected = OPERATIONS[name](rank, size)
-    arrived = eventually(lambda: torch.equal(tensor, expected))
-    agree(arrived, f"{tensor}")
-    agree(eventually(lambda: work._done) and work.is_completed() and work.is_success(), f"{work}")
-
-
-@pytest.mark.parametrize("name", OPERATIONS)
-def test_polling_ends(name: str, rank: int, size: int) -> None:  # trap 43
-    work, tensor, expected = OPERATIONS[name](rank, size)
-    deadline = time.monotonic() + PATIENCE_S
-    while not work.is_completed() and time.monotonic() < deadline:
-        pass
-    agree(torch.equal(tensor, expected) and work.is_completed(), f"{tensor}")
-
-
-@pytest.mark.parametrize("name", OPERATIONS)
-def test_wait_returns_true_as_often_as_asked(name: str, rank: int, size: int) -> None:  # trap 42
-    work, tensor, expected = OPERATIONS[name](rank, size)
-    answers = [work.wait(), work.wait(), work.synchronize(), work.is_success(), work.exception()]
-    agree(answers == [True, True, None, True, None] and torch.equal(tensor, expected), f"{answers} {tensor}")
-
-
-@pytest.mark.parametrize("name", OPERATIONS)
-def test_result_and_future_are_lists_of_the_tensors_themselves(name: str, rank: int, size: int) -> None:  # trap 44
-    work, tensor, expected = OPERATIONS[name](rank, size)
-    value = work.get_future().wait()
-    result = work.result()
-    agree(
-        isinstance(value, list) and isinstance(result, list) and torch.equal(value[0], expected)
-        and any(t.data_ptr() == tensor.data_ptr() for t in value) and value[0].data_ptr() == result[0].data_ptr(),
-        f"{value} {result}",
-    )  # fmt: skip
+@doors
+def test_what_a_work_tells(door: Any, rank: int, size: int) -> None:
+    """As often as asked (trap 42). Result and Future have a list of the tensors themselves (trap 44)."""
+    wrong = []
+    for name, call in operations(door, rank, size).items():
+        work = call.start(async_op=True)
+        answers = [work.wait(), work.wait(timedelta(seconds=5)), work.synchronize(), work.is_success(), work.exception()]
+        value, result = work.get_future().wait(), work.result()
+        right = answers == [True, True, None, True, None] and all(map(torch.equal, call.outputs, call.expected))
+        right &= isinstance(value, list) and isinstance(result, list)
+        places = [[tensor.data_ptr() for tensor in tensors] for tensors in (value, result, call.outputs)]
+        if not (right and places[0] == places[1] and set(places[2]) <= set(places[0])):
+            wrong.append((name, answers, value, result))
+    agree(not wrong, wrong)
 
 
 def test_work_is_torchs_work_and_future_is_torchs_future(rank: int, size: int) -> None:
@@ -129,13 +85,15 @@ def test_work_is_torchs_work_and_future_is_torchs_future(rank: int, size: int) -
     agree(torch.futures.wait_all([future])[0][0][0] == total(size))
 
 
-def test_source_rank(rank: int, size: int) -> None:
+@doors
+def test_source_rank(door: Any, rank: int, size: int) -> None:
+    """Of a message from anybody: the group rank (trap 43)."""
     tensor = torch.zeros(1)
-    work = dist.irecv(tensor)  # from anybody
-    sent = dist.isend(torch.tensor([float(rank)]), (rank + 1) % size)
+    work = door.irecv(tensor)
+    sent = door.isend(torch.tensor([float(rank)]), (rank + 1) % size)
     work.wait()
     sent.wait()
-    agree(work._source_rank() == (rank - 1) % size == tensor.item(), f"{work._source_rank()} {tensor}")
+    agree(work._source_rank() == work.source_rank() == (rank - 1) % size == tensor.item(), f"{work._source_rank()} {tensor}")
 
 
 def test_the_future_is_complete_only_when_the_result_is_delivered(rank: int, size: int) -> None:  # traps 18, 44
@@ -155,49 +113,30 @@ def test_callbacks_before_and_after_completion(rank: int, size: int) -> None:
     agree([early.wait(), late.wait()] == [8 * total(size)] * 2)
 
 
-def test_a_chain_of_collectives(rank: int, size: int) -> None:  # trap 45
-    """all_reduce, then another one started by the callback, then another: what gradient compression hooks do."""
-
-    def again(future: Future[list[Tensor]]) -> Tensor:
-        tensor = future.value()[0] / size
-        dist.all_reduce(tensor, async_op=True).get_future().wait()
-        return tensor
-
-    tensor = torch.full((8,), rank + 1.0)
-    future = dist.all_reduce(tensor, async_op=True).get_future()
-    outer = future.then(again).then(lambda inner: again_of(inner.value(), size))
-    agree(torch.equal(outer.wait(), torch.full((8,), total(size))), f"{outer.value()}")
-
-
-def again_of(tensor: Tensor, size: int) -> Tensor:
-    copy = tensor / size
-    dist.all_reduce(copy, async_op=True).wait()
-    return copy
-
-
+@doors
 @pytest.mark.parametrize("how", ["async", "sync", "wait", "barrier", "p2p"])
-def test_a_callback_may_communicate(how: str, rank: int, size: int) -> None:  # trap 45
+def test_a_callback_may_communicate(how: str, door: Any, rank: int, size: int) -> None:  # trap 45
     inner = torch.full((3,), rank + 1.0)
 
     def callback(_: Future[list[Tensor]]) -> Any:
         if how == "async":
-            return dist.all_reduce(inner, async_op=True)
+            return door.all_reduce(inner, async_op=True)
         if how == "sync":
-            dist.all_reduce(inner)
+            door.all_reduce(inner)
         elif how == "wait":
-            dist.all_reduce(inner, async_op=True).wait()
+            door.all_reduce(inner, async_op=True).wait()
         elif how == "barrier":
-            dist.barrier()
-            dist.all_reduce(inner)
+            door.barrier()
+            door.all_reduce(inner)
         else:
             received = torch.zeros(3)
-            work = dist.irecv(received, (rank - 1) % size, tag=7)
-            dist.isend(inner, (rank + 1) % size, tag=7).wait()
+            work = door.irecv(received, (rank - 1) % size, tag=7)
+            door.isend(inner, (rank + 1) % size, tag=7).wait()
             work.wait()
             inner.copy_(received)
         return None
 
-    _, work = started(rank, size)
+    work = door.all_reduce(torch.ones(8), async_op=True)
     answer = work.get_future().then(callback).wait()
     if answer is not None:
         answer.wait()
@@ -271,7 +210,7 @@ def test_an_exception_in_a_done_callback_harms_nobody(rank: int, size: int) -> N
     agree(tensor[0] == total(size), f"{tensor}")
 
 
-@pytest.mark.parametrize("door", [dist, torch.distributed], ids=lambda door: door.__name__)
+@doors
 def test_dropped_works_are_harmless(door: Any, rank: int, size: int) -> None:  # traps 19, 46
     received = [torch.zeros(4) for _ in range(50)]
     reduced = [torch.full((4,), rank + 1.0) for _ in range(50)]
@@ -293,22 +232,13 @@ def test_several_threads_wait_for_one_work(rank: int, size: int) -> None:
         answers.append((work.wait(), len(work.get_future().wait()), work.is_completed()))
 
     for name in ("all_reduce", "irecv"):
-        work, _, _ = OPERATIONS[name](rank, size)
+        work = operations(dist, rank, size)[name].start(async_op=True)
         threads = [threading.Thread(target=wait, args=(work,)) for _ in range(4)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join(PATIENCE_S)
     agree(answers == [(True, 1, True)] * 8, f"{answers}")
-
-
-def test_wait_in_another_thread_than_the_starter(rank: int, size: int) -> None:
-    pairs = [started(rank, size) for _ in range(10)]
-    done: list[float] = []
-    thread = threading.Thread(target=lambda: done.extend(w.wait() and t[0].item() for t, w in reversed(pairs)))
-    thread.start()
-    thread.join(PATIENCE_S)
-    agree(done == [total(size)] * 10, f"{done}")
 
 
 def test_repr_says_what_it_is(rank: int, size: int) -> None:
