@@ -38,149 +38,117 @@ def crossed(dtype: torch.dtype) -> Iterator[tuple[str, tuple[int, ...], Values, 
         yield f"{dtype} {name}", kinds[name][0], bits_of_rank, kinds["contiguous"][1], kinds[name][1]
 
 
-class Receiver:
-    """A tensor in some layout, and whether it is later the same tensor with other values, and counted as written."""
-
-    def __init__(self, layout: Layout, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-        self.tensor = layout(bits_of_rank(99, dtype, shape))
-        self.place = (self.tensor.data_ptr(), self.tensor.stride())
-        self.version = self._version()
-
-    def _version(self) -> int:
-        return -1 if self.tensor.is_inference() else self.tensor._version
-
-    def got(self, expected: Tensor) -> bool:
-        written = self.tensor.is_inference() or self._version() > self.version
-        return same(self.tensor, expected) and self.place == (self.tensor.data_ptr(), self.tensor.stride()) and written
+def version(tensor: Tensor) -> int:
+    return -1 if tensor.is_inference() else tensor._version
 
 
-def finish(answer: object, async_op: bool) -> None:
-    if async_op:
-        assert isinstance(answer, dist.Work)
-        answer.wait()
-    else:
-        assert answer is None
+class Crossing:
+    """One case: makes the tensors that this rank sends and receives, and looks at them when they have been moved."""
+
+    def __init__(self, case: tuple[str, tuple[int, ...], Values, Layout, Layout], number: int, dtype: torch.dtype) -> None:
+        self.name, self.shape, self.values_of, self._sender, self._receiver = case
+        self.number, self.dtype = number, dtype
+        self.how = {"async_op": number % 2 == 0}
+        self._sent: list[tuple[Tensor, Tensor, int]] = []  # tensor, values, version
+        self._received: list[tuple[Tensor, Tensor, int, object]] = []  # tensor, expected, version, place
+
+    def values(self, rank: int, salt: int = 0) -> Tensor:
+        return self.values_of(rank, self.dtype, self.shape, salt=salt)
+
+    def sender(self, values: Tensor) -> Tensor:
+        tensor = self._sender(values)
+        self._sent.append((tensor, values, version(tensor)))
+        return tensor
+
+    def receiver(self, expected: Tensor) -> Tensor:
+        tensor = self._receiver(bits_of_rank(99, self.dtype, expected.shape))
+        self._received.append((tensor, expected, version(tensor), (tensor.data_ptr(), tensor.stride())))
+        return tensor
+
+    def right(self) -> bool:
+        """What was sent is as it was; what was received is the same tensor with other values, and counted as written."""
+        kept = all(same(tensor, values) and version(tensor) == before for tensor, values, before in self._sent)
+        return kept and all(
+            same(tensor, expected) and place == (tensor.data_ptr(), tensor.stride())
+            and (tensor.is_inference() or version(tensor) > before)
+            for tensor, expected, before, place in self._received
+        )  # fmt: skip
 
 
-def test_broadcast(rank: int, size: int) -> None:
-    wrong = []
-    cases = [(dtype, *case) for dtype in MOVABLE for case in crossed(dtype)]
-    for number, (dtype, name, shape, values_of, of_sender, of_receiver) in enumerate(cases):
-        src = number % size
-        values = values_of(src, dtype, shape)
-        receiver = Receiver(of_receiver, shape, dtype)
-        mine = of_sender(values) if rank == src else receiver.tensor
-        before = -1 if mine.is_inference() else mine._version
-        finish(dist.broadcast(mine, src, async_op=number % 2 == 0), number % 2 == 0)
-        if rank == src:
-            good = same(mine, values) and (mine.is_inference() or mine._version == before)
-        else:
-            good = receiver.got(values)
-        if not good:
-            wrong.append(name)
-    agree(not wrong, wrong)
+def broadcast(c: Crossing, rank: int, size: int) -> object:
+    src = c.number % size
+    values = c.values(src)
+    return dist.broadcast(c.sender(values) if rank == src else c.receiver(values), src, **c.how)
 
 
-@pytest.mark.min_ranks(2)
-def test_send_and_recv(rank: int, size: int) -> None:
+def message(c: Crossing, rank: int, size: int) -> object:
     """trap 18: in a ring, blocking and immediate."""
-    wrong = []
     after, before = (rank + 1) % size, (rank - 1) % size
-    for dtype in MOVABLE:
-        for number, (name, shape, values_of, of_sender, of_receiver) in enumerate(crossed(dtype)):
-            values, expected = values_of(rank, dtype, shape), values_of(before, dtype, shape)
-            receiver, mine = Receiver(of_receiver, shape, dtype), of_sender(values)
-            if number % 2 and rank:
-                assert dist.recv(receiver.tensor, before, tag=number) == before
-                assert dist.send(mine, after, tag=number) is None
-            elif number % 2:
-                dist.send(mine, after, tag=number)
-                dist.recv(receiver.tensor, before, tag=number)
-            else:
-                works = [dist.irecv(receiver.tensor, before), dist.isend(mine, after)]
-                assert all(work.wait() for work in works)
-            if not receiver.got(expected) or not same(mine, values):
-                wrong.append(name)
-    agree(not wrong, wrong)
+    mine, other = c.sender(c.values(rank)), c.receiver(c.values(before))
+    if c.how["async_op"] or size == 1:
+        works = [dist.irecv(other, before), dist.isend(mine, after)]
+        return all(work.wait() for work in works) and works[0]
+    if rank:
+        assert dist.recv(other, before, tag=c.number) == before
+    assert dist.send(mine, after, tag=c.number) is None
+    if not rank:
+        dist.recv(other, before, tag=c.number)
+    return None
 
 
-def test_all_gather(rank: int, size: int) -> None:
-    """trap 34: outputs in a layout of their own, and slices of one tensor."""
-    wrong = []
-    for dtype in MOVABLE:
-        for number, (name, shape, values_of, of_sender, of_receiver) in enumerate(crossed(dtype)):
-            given = [values_of(r, dtype, shape) for r in range(size)]
-            mine, receivers = of_sender(given[rank]), [Receiver(of_receiver, shape, dtype) for _ in range(size)]
-            outputs = [receiver.tensor for receiver in receivers]
-            finish(dist.all_gather(outputs, mine, async_op=number % 2 == 0), number % 2 == 0)
-            if not all(receiver.got(values) for receiver, values in zip(receivers, given, strict=True)):
-                wrong.append(name)
-    agree(not wrong, wrong)
+def all_gather(c: Crossing, rank: int, size: int) -> object:
+    """trap 34: outputs in a layout of their own."""
+    outputs = [c.receiver(c.values(r)) for r in range(size)]
+    return dist.all_gather(outputs, c.sender(c.values(rank)), **c.how)
 
 
-def test_all_gather_single(rank: int, size: int) -> None:
+def all_gather_single(c: Crossing, rank: int, size: int) -> object:
     """trap 35: concatenated and stacked; the output in every layout."""
-    wrong = []
-    for dtype in MOVABLE:
-        for number, (name, shape, values_of, of_sender, of_receiver) in enumerate(crossed(dtype)):
-            given = [values_of(r, dtype, shape) for r in range(size)]
-            stacked = number % 2 or not shape
-            whole = (size, *shape) if stacked else (size * shape[0], *shape[1:])
-            if name.endswith("channels last") and stacked:
-                continue
-            receiver = Receiver(of_receiver, whole, dtype)
-            finish(dist.all_gather_single(receiver.tensor, of_sender(given[rank]), async_op=number % 3 == 0), number % 3 == 0)
-            expected = torch.cat([values.reshape(-1) for values in given]).view(whole)
-            if not receiver.got(expected):
-                wrong.append(name)
-    agree(not wrong, wrong)
+    everybody = [c.values(r) for r in range(size)]
+    stacked = not c.shape or (c.number % 2 and not c.name.endswith("channels last"))
+    output = c.receiver(torch.stack(everybody) if stacked else torch.cat(everybody))
+    return dist.all_gather_single(output, c.sender(c.values(rank)), **c.how)
 
 
-def test_gather_and_scatter(rank: int, size: int) -> None:
+def gather(c: Crossing, rank: int, size: int) -> object:
     """trap 39: the root's own part arrives too."""
+    root = c.number % size
+    outputs = [c.receiver(c.values(r)) for r in range(size)] if rank == root else None
+    return dist.gather(c.sender(c.values(rank)), outputs, root, **c.how)
+
+
+def scatter(c: Crossing, rank: int, size: int) -> object:
+    """trap 39"""
+    root = c.number % size
+    parts = [c.sender(c.values(r)) for r in range(size)] if rank == root else None
+    return dist.scatter(c.receiver(c.values(rank)), parts, root, **c.how)
+
+
+def all_to_all(c: Crossing, rank: int, size: int) -> object:
+    outputs = [c.receiver(c.values(source, salt=rank)) for source in range(size)]
+    return dist.all_to_all(outputs, [c.sender(c.values(rank, salt=to)) for to in range(size)], **c.how)
+
+
+def all_to_all_single(c: Crossing, rank: int, size: int) -> object:
+    if not c.shape:
+        return dist.barrier(**c.how)  # it splits dim 0
+    output = c.receiver(torch.cat([c.values(source, salt=rank) for source in range(size)]))
+    return dist.all_to_all_single(output, c.sender(torch.cat([c.values(rank, salt=to) for to in range(size)])), **c.how)
+
+
+MOVES = [broadcast, message, all_gather, all_gather_single, gather, scatter, all_to_all, all_to_all_single]
+
+
+@pytest.mark.parametrize("move", MOVES, ids=lambda move: move.__name__)
+def test_bits_arrive_as_they_left(move: Callable[[Crossing, int, int], object], rank: int, size: int) -> None:
     wrong = []
     for dtype in MOVABLE:
-        for number, (name, shape, values_of, of_sender, of_receiver) in enumerate(crossed(dtype)):
-            root, async_op = number % size, number % 2 == 0
-            given = [values_of(r, dtype, shape) for r in range(size)]
-            receivers = [Receiver(of_receiver, shape, dtype) for _ in range(size)] if rank == root else []
-            outputs = [receiver.tensor for receiver in receivers] or None
-            finish(dist.gather(of_sender(given[rank]), outputs, dst=root, async_op=async_op), async_op)
-            good = all(receiver.got(values) for receiver, values in zip(receivers, given, strict=rank == root))
-            part = Receiver(of_receiver, shape, dtype)
-            parts = [of_sender(values) for values in given] if rank == root else None
-            finish(dist.scatter(part.tensor, parts, src=root, async_op=async_op), async_op)
-            if not (good and part.got(given[rank])):
-                wrong.append(name)
-    agree(not wrong, wrong)
-
-
-def test_all_to_all(rank: int, size: int) -> None:
-    wrong = []
-    for dtype in MOVABLE:
-        for number, (name, shape, values_of, of_sender, of_receiver) in enumerate(crossed(dtype)):
-            async_op = number % 2 == 0
-            mine = [of_sender(values_of(rank, dtype, shape, salt=to)) for to in range(size)]
-            receivers = [Receiver(of_receiver, shape, dtype) for _ in range(size)]
-            finish(dist.all_to_all([receiver.tensor for receiver in receivers], mine, async_op=async_op), async_op)
-            expected = [values_of(source, dtype, shape, salt=rank) for source in range(size)]
-            if not all(receiver.got(values) for receiver, values in zip(receivers, expected, strict=True)):
-                wrong.append(name)
-    agree(not wrong, wrong)
-
-
-def test_all_to_all_single(rank: int, size: int) -> None:
-    wrong = []
-    for dtype in MOVABLE:
-        for number, (name, shape, values_of, of_sender, of_receiver) in enumerate(crossed(dtype)):
-            if not shape:
-                continue
-            async_op, whole = number % 2 == 0, (size * shape[0], *shape[1:])
-            given = [values_of(r, dtype, whole) for r in range(size)]
-            receiver = Receiver(of_receiver, whole, dtype)
-            finish(dist.all_to_all_single(receiver.tensor, of_sender(given[rank]), async_op=async_op), async_op)
-            if not receiver.got(torch.cat([values.view(size, *shape)[rank] for values in given])):
-                wrong.append(name)
+        for number, case in enumerate(crossed(dtype)):
+            crossing = Crossing(case, number, dtype)
+            answer = move(crossing, rank, size)
+            assert answer is None or (isinstance(answer, dist.Work) and answer.wait())
+            if not crossing.right():
+                wrong.append(crossing.name)
     agree(not wrong, wrong)
 
 
