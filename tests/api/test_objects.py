@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -106,20 +105,6 @@ def test_objects_in_a_group(rank: int, size: int) -> None:
         dist.send_object_list(["last"], 0, group=group)
     agree(found == ranks and objects == [size - 1], found)
     dist.destroy_process_group(group)
-
-
-def test_what_cannot_be_pickled(rank: int, size: int) -> None:  # trap 40
-    """Raises on all ranks that have it; the group works afterwards. tests/c10d/test_failed_calls.py: one rank has it."""
-    lock = threading.Lock()
-    for call in (
-        lambda: dist.all_gather_object([None] * size, lock),
-        lambda: dist.gather_object(lock, [None] * size if rank == 0 else None, 0),
-    ):
-        with pytest.raises(TypeError, match="cannot pickle"):
-            call()
-    found: list[Any] = [None] * size
-    dist.all_gather_object(found, rank)
-    agree(found == list(range(size)))
 
 
 def test_a_file_of_a_tensor_travels(rank: int, size: int) -> None:

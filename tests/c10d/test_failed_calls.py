@@ -152,11 +152,12 @@ def test_an_object_that_does_not_pickle_on_one_rank(function: str, door: Any, ra
     agree(right and still_works(size), repr(error))
 
 
-@pytest.mark.min_ranks(2)
-def test_objects_that_do_not_pickle_on_two_ranks(rank: int, size: int) -> None:
+@pytest.mark.parametrize("ranks", [2, None], ids=["two ranks", "all ranks"])
+def test_objects_that_do_not_pickle_on_several_ranks(ranks: int | None, rank: int, size: int) -> None:
     """Each gets its own error."""
-    with pytest.raises(TypeError if rank < 2 else mpicoll.MpicollError, match="pickle"):
-        mpicoll.all_gather_object([None] * size, threading.Lock() if rank < 2 else rank)
+    has_one = ranks is None or rank < ranks
+    with pytest.raises(TypeError if has_one else mpicoll.MpicollError, match="pickle"):
+        mpicoll.all_gather_object([None] * size, threading.Lock() if has_one else rank)
     agree(still_works(size))
 
 

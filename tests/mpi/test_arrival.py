@@ -12,7 +12,7 @@ import torch
 
 import mpicoll as dist
 from mpicoll._mpi import arrival, runtime
-from tests.support import agree, everyone
+from tests.support import agree
 
 pytestmark = [pytest.mark.usefixtures("world"), pytest.mark.min_ranks(2)]
 
@@ -94,17 +94,3 @@ def test_another_call_is_no_arrival(rank: int, size: int) -> None:
     error, _ = error_of(lambda: arrival.everyone(runtime.start(), operation, LIMIT_S))
     named = "rank 0" if rank else f"rank {', '.join(map(str, range(1, size)))}"
     agree(f"{operation} (rank {rank} of {size}): Timed out: {named} did not come" in str(error), repr(error))
-
-
-def test_groups_made_at_the_same_time(rank: int, size: int) -> None:
-    """Overlapping groups, in the same order on each member; nobody waits for a rank outside the group."""
-    pairs = [(first, first + 1) for first in range(size - 1)]
-    groups = [dist.new_group(list(pair), use_local_synchronization=True) for pair in pairs if rank in pair]
-    totals = []
-    for group in groups:
-        total = torch.ones(1)
-        dist.all_reduce(total, group=group)
-        totals.append(total.item())
-        dist.destroy_process_group(group)
-    agree(all(total == 2 for total in totals), totals)
-    everyone(None)
