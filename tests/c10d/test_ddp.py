@@ -16,13 +16,10 @@ from tests.support import agree, everyone
 
 ROWS = 4  # per rank
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch's own optimizers use it
-
-
-@pytest.fixture(autouse=True)
-def mpi_world(_end_of_world: None) -> None:
-    if not dist.is_initialized():
-        dist.init_process_group("mpi")
+pytestmark = [
+    pytest.mark.usefixtures("world"),
+    pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),  # torch's own optimizers use it
+]
 
 
 def network() -> nn.Module:

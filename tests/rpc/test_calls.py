@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.futures import Future
 
 from mpicoll import rpc
-from mpicoll.rpc import current_agent
+from tests.rpc.asking import HOWS, asked
 from tests.support import agree, everyone
 
 
@@ -57,16 +57,14 @@ CALLS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], Any]
 }
 
 
-@pytest.mark.parametrize("what", CALLS)
-def test_what_can_be_called(what: str, right: str) -> None:
-    function, arguments, keywords, expected = CALLS[what]
-    found = [
-        rpc.rpc_sync(right, function, arguments, keywords),
-        rpc.rpc_async(right, function, args=arguments, kwargs=keywords).wait(),
-        rpc.remote(right, function, args=arguments, kwargs=keywords).to_here(),
-    ]
-    plain = [answer.value if isinstance(answer, Base) else answer for answer in found]
-    agree(plain == [expected] * 3, plain)
+@pytest.mark.parametrize("how", HOWS)
+def test_what_can_be_called(how: str, right: str) -> None:
+    wrong = []
+    for what, (function, arguments, keywords, expected) in CALLS.items():
+        answer = asked(getattr(rpc, how), right, function, arguments, keywords)
+        if (answer.value if isinstance(answer, Base) else answer) != expected:
+            wrong.append((what, answer))
+    agree(not wrong, wrong)
 
 
 def test_to_oneself(workers: list[str], rank: int) -> None:
@@ -185,17 +183,12 @@ def unpicklable() -> Any:
 
 
 @pytest.mark.parametrize("kind", [ValueError, KeyError, RuntimeError, ZeroDivisionError, OwnError])
-@pytest.mark.parametrize("how", ["rpc_sync", "rpc_async", "remote"])
+@pytest.mark.parametrize("how", HOWS)
 def test_exceptions(how: str, kind: type[Exception], right: str) -> None:
     """Of the type that was raised, with worker and traceback; RuntimeError if that type cannot be made of a text (trap 93)."""
     said: Exception | None = None
     try:
-        if how == "rpc_sync":
-            rpc.rpc_sync(right, fail, (kind,))
-        elif how == "rpc_async":
-            rpc.rpc_async(right, fail, (kind,)).wait()
-        else:
-            rpc.remote(right, fail, (kind,)).to_here()
+        asked(getattr(rpc, how), right, fail, (kind,))
     except Exception as error:  # noqa: BLE001  what it is is what the test asks
         said = error
     text = str(said)
@@ -213,18 +206,9 @@ def leave(how: str) -> None:
 @pytest.mark.parametrize("call", ["rpc_async", "remote"])
 def test_what_is_no_exception(call: str, how: str, right: str) -> None:
     """A function that raises SystemExit, say, fails its call and nothing else: the worker goes on."""
-    ask = rpc.remote(right, leave, (how,)).to_here if call == "remote" else rpc.rpc_async(right, leave, (how,), timeout=10).wait
     with pytest.raises(RuntimeError, match="enough"):
-        ask()
+        asked(getattr(rpc, call), right, leave, (how,))
     agree(rpc.rpc_sync(right, add, (1, 1), timeout=10) == 2)
-
-
-def test_what_has_ended_is_forgotten(right: str) -> None:
-    """Not only when its time would have been up."""
-    for _ in range(3000):
-        rpc.rpc_sync(right, add, (1, 1))
-    kept = len(current_agent.get().calls._deadlines)
-    agree(kept < 2000, kept)
 
 
 def test_what_cannot_travel(right: str) -> None:
@@ -306,11 +290,6 @@ def marked(to: str, x: int) -> Any:
     return later(to, x)
 
 
-@rpc.functions.async_execution
-def never_a_future() -> int:
-    return 3
-
-
 class Marked:
     @staticmethod
     @rpc.functions.async_execution
@@ -334,6 +313,3 @@ def test_async_execution(right: str, workers: list[str], rank: int) -> None:
     found += [rref.rpc_sync().bound(workers[rank], 2), rref.rpc_async().static(workers[rank], 2).wait()]
     found += [rref.remote().bound(workers[rank], 2).to_here(), rpc.remote(right, marked, (workers[rank], 2)).to_here()]
     agree(found == [30] * 8, found)
-    with pytest.raises(RuntimeError, match=r"must return a torch\.futures\.Future"):
-        rpc.rpc_sync(right, never_a_future)
-    agree(True)

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -17,13 +16,10 @@ from tests.rpc.layers import Layer, near
 from tests.rpc.replicas import MODES, averaged, loss_of, network, rows, same
 from tests.support import agree, everyone
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning", "ignore:Grad strides")
-
-
-@pytest.fixture(autouse=True)
-def mpi_world(_end_of_world: None) -> None:
-    if not dist.is_initialized():
-        dist.init_process_group("mpi")
+pytestmark = [
+    pytest.mark.usefixtures("world"),
+    pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning", "ignore:Grad strides"),
+]
 
 
 class Hybrid(nn.Module):

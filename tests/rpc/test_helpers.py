@@ -41,18 +41,6 @@ def test_all_gather_with_a_worker_that_is_late(workers: list[str], rank: int, si
     agree(found == {name: i for i, name in enumerate(workers)}, found)
 
 
-def test_references_are_deleted_at_shutdown(rank: int, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that the program still holds is no leak."""
-    monkeypatch.setattr(api, "_ignore_rref_leak", False)
-    rpc.init_rpc(f"worker{rank}")
-    rref = rpc.remote((rank + 1) % size, list)
-    rref.to_here()
-    rpc.shutdown()
-    with pytest.raises(RuntimeError, match="after deletion"):
-        rref.to_here()
-    agree(True)
-
-
 @pytest.mark.min_ranks(2)
 def test_errors_during_shutdown_are_raised(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing() -> None:

@@ -6,12 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 import mpicoll.autograd as dist_autograd
 from mpicoll import rpc
 from mpicoll.optim import DistributedOptimizer
-from mpicoll.rpc.rref import RRef
 from tests.rpc.layers import Layer, near, through, x_of
 from tests.support import agree
 
@@ -55,33 +53,3 @@ def test_an_optimizer_that_wants_a_closure(right: str) -> None:
     with dist_autograd.context() as context_id, pytest.raises(TypeError, match="closure"):
         optimizer.step(context_id)
     agree(True)
-
-
-def looked_up(rref: RRef[torch.nn.Embedding], indices: Tensor) -> Tensor:
-    return rref.local_value()(indices)  # type: ignore[no-any-return]
-
-
-def embedding() -> torch.nn.Embedding:
-    table = torch.nn.Embedding(10, 3, sparse=True)
-    torch.nn.init.ones_(table.weight)
-    return table
-
-
-def weights(rref: RRef[torch.nn.Embedding]) -> Tensor:
-    return rref.local_value().weight.detach().clone()
-
-
-def weight_rref(rref: RRef[torch.nn.Embedding]) -> RRef[Tensor]:
-    return RRef(rref.local_value().weight)
-
-
-def test_sparse_gradients(right: str) -> None:
-    """An embedding table on another worker, looked up twice: only the rows that were used change."""
-    table = rpc.remote(right, embedding)
-    optimizer = DistributedOptimizer(torch.optim.SparseAdam, [rpc.rpc_sync(right, weight_rref, (table,))], lr=0.5)
-    with dist_autograd.context() as context_id:
-        found = [rpc.rpc_sync(right, looked_up, (table, torch.tensor(rows))) for rows in ([1, 2], [2, 7])]
-        dist_autograd.backward(context_id, [torch.stack(found).sum()])
-        optimizer.step(context_id)
-    changed = (rpc.rpc_sync(right, weights, (table,)) != 1).any(dim=1).nonzero().flatten().tolist()
-    agree(changed == [1, 2, 7], changed)

@@ -122,7 +122,7 @@ def weight_of(bag: RRef[nn.EmbeddingBag]) -> RRef[Tensor]:
     return RRef(bag.local_value().weight)
 
 
-@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adagrad], ids=lambda o: o.__name__)
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adagrad, torch.optim.SparseAdam], ids=lambda o: o.__name__)
 def test_training_a_table(optimizer: Any, right: str, rank: int) -> None:
     """Two passes in each context, whose sparse gradients add up, and a step with them; as in one process."""
     remote = rpc.remote(right, table)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import pickle
 import re
 import time
@@ -15,10 +16,11 @@ from mpicoll import rpc
 from mpicoll.errors import MpicollError
 from mpicoll.rpc import api
 from mpicoll.rpc.rref import RRef
+from tests.rpc import asking
+from tests.rpc.asking import HOWS
 from tests.support import agree, everyone
 
 ID = r"GloballyUniqueId\(created_on=\d+, local_id=\d+\)"
-HOWS = ("rpc_sync", "rpc_async", "remote")
 NO_FUTURE = r"Functions decorated with @rpc.async_function must return a torch.futures.Future object, but instead got "
 TOO_LONG = "RPC ran for more than set timeout"
 NO_AGENT = r"Current RPC agent is not set! Did you initialize the RPC framework \(e.g. by calling `rpc.init_rpc`\)\?"
@@ -68,16 +70,7 @@ def raise_lines() -> None:
     raise ValueError("\nfirst\nsecond")
 
 
-def asked(method: Any, *arguments: Any) -> None:
-    """Calls a function, or a method by a proxy, and waits for what it has returned."""
-    answer = method(*arguments)
-    if isinstance(answer, RRef):
-        answer._get_future().wait()
-        answer.to_here()
-    elif isinstance(answer, torch._C.Future):
-        answer.wait()
-
-
+asked = functools.partial(asking.asked, in_time=True)
 Refusal = tuple[str, type[Exception], str, Callable[[], object]]
 
 
@@ -167,7 +160,9 @@ def test_errors_are_printed_where_they_happen(right: str, capfd: pytest.CaptureF
     agree("first\nsecond" in printed and "in raise_lines" in printed, printed)
 
 
-def test_after_shutdown(rank: int, size: int) -> None:
+def test_after_shutdown(rank: int, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reference that the program still holds is deleted, and is no leak."""
+    monkeypatch.setattr(api, "_ignore_rref_leak", False)
     rpc.init_rpc(f"worker{rank}")
     rref = rpc.remote((rank + 1) % size, list)
     rref.to_here()
@@ -176,8 +171,8 @@ def test_after_shutdown(rank: int, size: int) -> None:
     wrong = refused(
         [
             ("to_here", RuntimeError, deleted, rref.to_here),
-            ("pickle", RuntimeError, r"Cannot call fork an UserRRef after deletion.", lambda: pickle.dumps(rref)),
             ("to_here", MpicollError, "shut down", rref.to_here),
+            ("pickle", RuntimeError, r"Cannot call fork an UserRRef after deletion.", lambda: pickle.dumps(rref)),
             ("proxy", MpicollError, "shut down", lambda: rref.rpc_sync().append(1)),
             ("remote proxy", MpicollError, "shut down", lambda: rref.remote().append(1)),
         ]

@@ -131,21 +131,17 @@ def test_shutdown_with_a_time_limit(rank: int, size: int) -> None:
     agree(rank == late or expected in said, said)
 
 
-def slow(seconds: float) -> None:
-    time.sleep(seconds)
-
-
 @pytest.mark.min_ranks(2)
 def test_shutdown_while_a_call_is_under_way(rank: int, size: int) -> None:
     """Within its time limit it waits for the call; past that, it says so, and the call fails."""
     rpc.init_rpc(f"worker{rank}")
-    said, future = "", rpc.rpc_async((rank + 1) % size, slow, (1.5,))
+    said, future = "", rpc.rpc_async((rank + 1) % size, nap, (1.5,))
     everyone(None)
     try:
         rpc.shutdown(timeout=0.3)
     except RuntimeError as error:
         said = str(error)
-    with pytest.raises(mpicoll.WorkerLeft, match=r"slow|left"):
+    with pytest.raises(mpicoll.WorkerLeft, match=r"nap|left"):
         future.wait()
     everyone(None)
     agree("under way" in said or "has come to its shutdown" in said, said)
