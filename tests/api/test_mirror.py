@@ -6,7 +6,6 @@ import importlib
 import inspect
 import pickle
 import re
-import subprocess
 import sys
 from typing import Any
 
@@ -16,7 +15,7 @@ import torch.distributed
 
 import mpicoll
 from tests.docs.reference import unlike_torch
-from tests.support import ROOT, agree, clean_environment, run
+from tests.support import ROOT, agree, run
 
 # Submodules of mpicoll that stand where torch.distributed has one of the same name, and why.
 OWN_MODULES = {
@@ -250,38 +249,26 @@ def test_the_doors_share_their_group(world: Any, rank: int, size: int) -> None:
     agree(mpicoll.get_backend() == "mpi" and mpicoll.get_rank() == rank and mpicoll.get_world_size() == size)
 
 
-@pytest.mark.launch
-def test_importing_starts_nothing() -> None:
-    """Neither torch nor mpi4py is loaded by `import mpicoll`, nor by what `python -m mpicoll.run` needs."""
-    code = (
-        "import sys, mpicoll, mpicoll._discovery.detect, mpicoll._config, mpicoll.errors\n"
-        "print([name for name in ('torch', 'mpi4py', 'numpy') if name in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=clean_environment(), timeout=60)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "[]\n", "")
+NO_MPI = "mpi = sys.modules.get('mpi4py.MPI')\nassert mpi is None or not mpi.Is_initialized()"
+IMPORTS = {
+    # what `python -m mpicoll.run` needs
+    "mpicoll": "import sys, mpicoll, mpicoll._discovery.detect, mpicoll._config, mpicoll.errors\n"
+    "assert not {'torch', 'mpi4py', 'numpy'} & sys.modules.keys()",
+    "star": "from mpicoll import *\nassert all_reduce.__module__ == 'mpicoll._api.reductions' and ReduceOp and Work\n"
+    "from mpicoll.nn import *\nassert all_reduce.__module__ == 'mpicoll.nn.reductions' and halo_exchange and RemoteModule",
+    "names": f"import sys\nfrom mpicoll import {', '.join(mpicoll.OURS)}\nimport mpicoll.nn\n"
+    "from mpicoll.nn import functional, halo_exchange, Grid\n"
+    "assert not {'mpi4py.MPI', 'torch.distributed.nn'} & sys.modules.keys()",
+    # a parent that hands its rank to a child may import it: init_rpc starts MPI, in the child
+    **{
+        name: f"import sys, mpicoll.{name}\n{NO_MPI}"
+        for name in ("rpc", "autograd", "optim", "nn", "nn.api.remote_module", "rpc.api")
+    },
+}
 
 
 @pytest.mark.launch
-def test_star_import() -> None:
-    code = "from mpicoll import *\nassert all_reduce.__module__ == 'mpicoll._api.reductions' and ReduceOp and Work\n"
-    code += "from mpicoll.nn import *\nassert all_reduce.__module__ == 'mpicoll.nn.reductions' and halo_exchange and RemoteModule"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=clean_environment(), timeout=60)
-    assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.launch
-def test_importing_names_starts_no_mpi() -> None:
-    names = ", ".join(name for name in sorted(mpicoll.OURS))
-    code = f"import sys\nfrom mpicoll import {names}\nimport mpicoll.nn\nfrom mpicoll.nn import functional, halo_exchange, Grid\n"
-    code += "assert 'mpi4py.MPI' not in sys.modules and 'torch.distributed.nn' not in sys.modules"
-    done = run([sys.executable, "-c", code])
-    assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.launch
-@pytest.mark.parametrize("name", ["rpc", "autograd", "optim", "nn", "nn.api.remote_module", "rpc.api"])
+@pytest.mark.parametrize("name", IMPORTS)
 def test_importing_starts_no_mpi(name: str) -> None:
-    """A parent that hands its rank to a child may import it: init_rpc starts MPI, in the child."""
-    code = f"import sys, mpicoll.{name}\nmpi = sys.modules.get('mpi4py.MPI')\nassert mpi is None or not mpi.Is_initialized()"
-    done = run([sys.executable, "-c", code])
-    assert done.returncode == 0, done.stderr
+    done = run([sys.executable, "-c", IMPORTS[name]])
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -212,14 +212,20 @@ def test_an_exception_in_a_done_callback_harms_nobody(rank: int, size: int) -> N
 
 @doors
 def test_dropped_works_are_harmless(door: Any, rank: int, size: int) -> None:  # traps 19, 46
-    received = [torch.zeros(4) for _ in range(50)]
-    reduced = [torch.full((4,), rank + 1.0) for _ in range(50)]
-    for index in range(50):
-        door.irecv(received[index], (rank - 1) % size, tag=index)
+    """Nobody keeps a Work, nor the tensor of a send; small and large messages arrive, also in strided tensors."""
+    counts = [4, 4, 300_000, 300_000] * 5
+    received = [torch.zeros(count, 1 + index % 3)[:, -1] for index, count in enumerate(counts)]
+    reduced = [torch.full((count,), rank + 1.0) for count in counts]
+    for index, tensor in enumerate(received):
+        door.irecv(tensor, (rank - 1) % size, tag=index)
+    gc.collect()
+    door.barrier()
+    for index, count in enumerate(counts):
         door.all_reduce(reduced[index], async_op=True)
-        door.isend(torch.full((4,), float(index)), (rank + 1) % size, tag=index)  # its tensor is dropped as well
-        if index % 10 == 0:
-            gc.collect()
+        value = torch.tensor(float(index))
+        door.isend(value.expand(count) if index % 2 else value.repeat(count), (rank + 1) % size, tag=index)
+        gc.collect()
+        torch.empty(count).fill_(-7)  # whoever gets the memory writes something else into it
     door.barrier()
     arrived = eventually(lambda: all(torch.all(t == i) for i, t in enumerate(received)))
     agree(arrived and all(torch.all(t == total(size)) for t in reduced), f"{received} {reduced}")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -18,13 +16,6 @@ def of_rank(rank: int, *shape: int, dtype: torch.dtype = torch.float32) -> Tenso
     """What rank ``rank`` contributes: small whole numbers, exact in every dtype."""
     values = torch.arange(torch.Size(shape).numel()).reshape(shape) % 5 + rank
     return (values % 2 == 0) if dtype == torch.bool else values.to(dtype)
-
-
-def ended(answer: Any, async_op: bool) -> bool:
-    """The call returned what torch promises: None, or a Work that ends (trap 1)."""
-    if not async_op:
-        return answer is None
-    return isinstance(answer, dist.Work) and answer.wait() is True and answer.is_completed() and answer.is_success()
 
 
 def same(tensor: Tensor, expected: Tensor) -> bool:
