@@ -132,31 +132,6 @@ def test_a_blocking_receive_in_one_thread_and_collectives_in_another(rank: int, 
     agree(not raised and senders == [(rank - 1) % size] and reduced[0] == total(size), f"{raised} {senders}")
 
 
-def test_500_operations_of_all_kinds_in_flight(rank: int, size: int) -> None:
-    works: list[Any] = []
-    checks: list[tuple[Tensor, Tensor]] = []
-    right, left = (rank + 1) % size, (rank - 1) % size
-    for index in range(100):
-        n = 1 + index * 7 % 50
-        reduced, sent = torch.full((n,), rank + 1.0), torch.full((n,), float(rank))
-        received, gathered, copied = torch.zeros(n), torch.zeros(size), torch.full((n,), float(rank))
-        works.append(dist.all_reduce(reduced, async_op=True))
-        works.append(dist.irecv(received, left, tag=index))
-        works.append(dist.all_gather_into_tensor(gathered, torch.tensor([float(rank)]), async_op=True))
-        works.append(dist.isend(sent, right, tag=index))
-        works.append(dist.broadcast(copied, src=index % size, async_op=True))
-        checks += [
-            (reduced, torch.full((n,), total(size))),
-            (received, torch.full((n,), float(left))),
-            (gathered, torch.arange(float(size))),
-            (copied, torch.full((n,), float(index % size))),
-        ]
-    for work in reversed(works):
-        work.wait()
-    wrong = [i for i, (got, expected) in enumerate(checks) if not torch.equal(got, expected)]
-    agree(not wrong, f"{wrong}")
-
-
 def test_threads_that_take_turns_share_a_group(rank: int, size: int) -> None:
     """Their operations are alike, so that it does not matter whose turn it is on which rank."""
     turn = threading.Lock()

@@ -82,31 +82,6 @@ def test_ranks_start_from_rank_0s_weights(rank: int, size: int) -> None:
     agree(same_bits(model))
 
 
-def test_a_hook_that_chains_collectives(rank: int, size: int) -> None:
-    """trap 45: all_reduce, then another all_reduce from its callback, as PowerSGD does."""
-
-    def hook(state, bucket):  # type: ignore[no-untyped-def]  # torch compares annotations with types, not with strings
-        mean = bucket.buffer() / size
-        second = torch.ones(1)
-
-        def again(future):  # type: ignore[no-untyped-def]
-            dist.all_reduce(second, async_op=True).get_future().add_done_callback(lambda _: seconds.append(second))
-            return future.value()[0]
-
-        return dist.all_reduce(mean, async_op=True).get_future().then(again)
-
-    seconds: list[Tensor] = []
-    model, reference = network(), network()
-    parallel = DistributedDataParallel(model)  # one bucket: else the callbacks race with the next bucket, on any backend
-    parallel.register_comm_hook(None, hook)
-    x, y = batch(0, size)
-    loss_of(parallel(share(x, rank)), share(y, rank)).backward()
-    loss_of(reference(x), y).backward()
-    dist.barrier()  # behind them all in the group's order
-    right = all(torch.allclose(p.grad, q.grad) for p, q in zip(model.parameters(), reference.parameters(), strict=True))
-    agree(right and len(seconds) == 1 and all(t.item() == size for t in seconds), seconds)
-
-
 def test_different_models_are_refused(rank: int, size: int) -> None:
     """trap 62: DDP begins with a C++ allgather of the parameters' shapes; who differs from rank 0 raises."""
     parameters = [torch.ones(3, 3 + (rank > 0))]

@@ -106,14 +106,25 @@ def test_inside_a_remote_module(mode: dict[str, Any], right: str, rank: int, siz
         agree(same(found, expected) and near(own, plain.grad), (found, expected))
 
 
-def test_gradients_that_arrive_one_after_the_other(right: str, workers: list[str], rank: int, size: int) -> None:
-    """The module is called twice, and its second input depends on its first output: it must reduce once, all of it."""
-    _mine.append(Parallel())
+@pytest.mark.parametrize("static_graph", [False, True])
+def test_gradients_that_arrive_one_after_the_other(
+    static_graph: bool, right: str, workers: list[str], rank: int, size: int
+) -> None:
+    """The module is called twice, and its second input depends on its first output: it must reduce once, all of it.
+
+    With a static graph it would reduce when the first have come, so that is refused.
+    """
+    _mine.append(Parallel(static_graph=static_graph))
     everyone(None)
     remote, between = rpc.rpc_sync(right, mine), rpc.remote(workers[(rank + 2) % size], Layer)
     with dist_autograd.context() as context_id:
         first = remote.rpc_sync().forward(rows(rank))
         second = remote.rpc_sync().forward(between.rpc_sync().forward(first))
+        if static_graph:
+            with pytest.raises(RuntimeError, match="static_graph"):
+                dist_autograd.backward(context_id, [(first * second).sum()])
+            agree(True)
+            return
         dist_autograd.backward(context_id, [(first * second).sum()])
         found = remote.rpc_sync().gradients(context_id)
         middle = between.rpc_sync().gradient(context_id)
@@ -126,19 +137,6 @@ def test_gradients_that_arrive_one_after_the_other(right: str, workers: list[str
     alone = Layer()
     loss(network(), alone, rank).backward()
     agree(same([*found, middle], [*expected, alone.weight.grad]), (found, expected))
-
-
-def test_a_static_graph_whose_gradients_arrive_one_after_the_other(right: str, workers: list[str], rank: int, size: int) -> None:
-    """It would reduce when the first have come."""
-    _mine.append(Parallel(static_graph=True))
-    everyone(None)
-    remote, between = rpc.rpc_sync(right, mine), rpc.remote(workers[(rank + 2) % size], Layer)
-    with dist_autograd.context() as context_id:
-        first = remote.rpc_sync().forward(rows(rank))
-        second = remote.rpc_sync().forward(between.rpc_sync().forward(first))
-        with pytest.raises(RuntimeError, match="static_graph"):
-            dist_autograd.backward(context_id, [(first * second).sum()])
-    agree(True)
 
 
 def test_one_rank_needs_what_another_computes(workers: list[str], rank: int, size: int) -> None:
