@@ -57,38 +57,6 @@ def test_outsiders_get_a_warning_and_none(rank: int) -> None:  # traps 1, 2, 10
 
 
 @needs_sort_ranks
-@pytest.mark.min_ranks(2)
-def test_roots_are_global_ranks(rank: int, size: int) -> None:  # traps 9, 11
-    """In a group of the last ranks, in reverse order: the root by global rank, and by group rank."""
-    ranks = list(range(1, size))[::-1]
-    group = dist.new_group(ranks, sort_ranks=False)
-    if rank >= 1:
-        assert dist.get_rank(group) == ranks.index(rank)
-        assert dist.get_process_group_ranks(group) == ranks
-        for root in ranks:
-            here = ranks.index(root)
-            for by in ({"src": root}, {"group_src": here}):
-                tensor = mine(rank)
-                dist.broadcast(tensor, group=group, **by)
-                assert same(tensor, mine(root))
-                parts = [mine(10 * r) for r in ranks] if rank == root else None
-                dist.scatter(tensor, parts, group=group, **by)
-                assert same(tensor, mine(10 * rank))
-            for by in ({"dst": root}, {"group_dst": here}):
-                tensor = mine(rank)
-                dist.reduce(tensor, group=group, **by)
-                assert same(tensor, mine(sum(ranks)) if rank == root else mine(rank))
-                parts = [torch.empty(2) for _ in ranks] if rank == root else None
-                dist.gather(mine(rank), parts, group=group, **by)
-                assert parts is None or all(same(t, mine(r)) for t, r in zip(parts, ranks, strict=True))
-        outputs = [torch.empty(2) for _ in ranks]
-        dist.all_gather(outputs, mine(rank), group=group)
-        assert all(same(t, mine(r)) for t, r in zip(outputs, ranks, strict=True))
-        dist.destroy_process_group(group)
-    agree(True)
-
-
-@needs_sort_ranks
 @pytest.mark.min_ranks(3)
 def test_ranks_of_a_group_are_sorted_unless_told_otherwise(rank: int, size: int) -> None:  # trap 11
     order = [2, 0]

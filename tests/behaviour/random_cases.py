@@ -100,6 +100,10 @@ class Case:
     def how(self) -> dict[str, Any]:
         return {"group": self.group, "async_op": self.asynchronous}
 
+    def by_rank(self, kind: str, rank: int) -> dict[str, Any]:
+        """The argument that means a group rank: ``kind`` with the global rank, or group_``kind``."""
+        return {kind: self.ranks[rank]} if self.own.random() < 0.5 else {f"group_{kind}": rank}
+
     @property
     def op(self) -> Any:
         return getattr(ReduceOp, self.reduction)
@@ -180,13 +184,13 @@ def reduce(c: Case) -> Any:
     target = c.place(c.values(c.rank, shape))
     if c.rank == c.root:
         target.wants(c.reduced(shape), c.rounded)
-    return c.door.reduce(target.tensor, c.ranks[c.root], c.op, **c.how)
+    return c.door.reduce(target.tensor, op=c.op, **c.by_rank("dst", c.root), **c.how)
 
 
 def broadcast(c: Case) -> Any:
     shape = c.shape(c.count())
     target = c.place(c.values(c.rank, shape)).wants(c.values(c.root, shape))
-    return c.door.broadcast(target.tensor, c.ranks[c.root], **c.how)
+    return c.door.broadcast(target.tensor, **c.by_rank("src", c.root), **c.how)
 
 
 def shapes_of_blocks(c: Case) -> list[tuple[int, ...]]:
@@ -233,14 +237,14 @@ def gather(c: Case) -> Any:
     source, targets = c.place(c.values(c.rank, shapes[c.rank])), None
     if c.rank == c.root:
         targets = [c.place(c.empty(s)).wants(c.values(r, s)).tensor for r, s in enumerate(shapes)]
-    return c.door.gather(source.tensor, targets, c.ranks[c.root], **c.how)
+    return c.door.gather(source.tensor, targets, **c.by_rank("dst", c.root), **c.how)
 
 
 def scatter(c: Case) -> Any:
     shapes = shapes_of_blocks(c)
     sources = [c.place(c.values(c.root, s, r)).tensor for r, s in enumerate(shapes)] if c.rank == c.root else None
     target = c.place(c.empty(shapes[c.rank])).wants(c.values(c.root, shapes[c.rank], c.rank))
-    return c.door.scatter(target.tensor, sources, c.ranks[c.root], **c.how)
+    return c.door.scatter(target.tensor, sources, **c.by_rank("src", c.root), **c.how)
 
 
 def all_to_all(c: Case) -> Any:
@@ -281,20 +285,20 @@ def all_gather_object(c: Case) -> None:
 
 def broadcast_object_list(c: Case) -> None:
     things = [thing(c, c.rank), c.rank]
-    c.door.broadcast_object_list(things, c.ranks[c.root], group=c.group)
+    c.door.broadcast_object_list(things, group=c.group, **c.by_rank("src", c.root))
     c.known(things, [thing(c, c.root), c.root])
 
 
 def gather_object(c: Case) -> None:
     results: list[Any] | None = [None] * c.size if c.rank == c.root else None
-    c.door.gather_object(thing(c, c.rank), results, c.ranks[c.root], group=c.group)
+    c.door.gather_object(thing(c, c.rank), results, group=c.group, **c.by_rank("dst", c.root))
     c.known(results, [thing(c, rank) for rank in range(c.size)] if c.rank == c.root else None)
 
 
 def scatter_object_list(c: Case) -> None:
     result = [None]
     things = [thing(c, rank) for rank in range(c.size)] if c.rank == c.root else None
-    c.door.scatter_object_list(result, things, c.ranks[c.root], group=c.group)
+    c.door.scatter_object_list(result, things, group=c.group, **c.by_rank("src", c.root))
     c.known(result, [thing(c, c.rank)])
 
 
@@ -308,18 +312,18 @@ def message(c: Case) -> Any:
     if c.rank == to:
         flat = torch.cat([values.reshape(-1), c.values(to, (surplus,))])
         target = c.place(torch.cat([torch.zeros_like(values).reshape(-1), c.values(to, (surplus,))])).wants(flat)
-        sender = None if anybody else c.ranks[c.root]
+        sender = {} if anybody else c.by_rank("src", c.root)
         if blocking:
-            c.known(c.door.recv(target.tensor, sender, c.group, tag), c.ranks[c.root])
+            c.known(c.door.recv(target.tensor, group=c.group, tag=tag, **sender), c.ranks[c.root])
         else:
-            works.append(c.door.irecv(target.tensor, sender, c.group, tag))
+            works.append(c.door.irecv(target.tensor, group=c.group, tag=tag, **sender))
     if c.rank == c.root:
-        source = c.place(values)
+        source, receiver = c.place(values), c.by_rank("dst", to)
         if blocking:
-            c.known(c.door.send(source.tensor, c.ranks[to], c.group, tag), None)
+            c.known(c.door.send(source.tensor, group=c.group, tag=tag, **receiver), None)
             source.wants(torch.zeros_like(values)).tensor.zero_()  # the program may use its memory anew
         else:
-            works.append(c.door.isend(source.tensor, c.ranks[to], c.group, tag))
+            works.append(c.door.isend(source.tensor, group=c.group, tag=tag, **receiver))
     return works
 
 
@@ -330,8 +334,8 @@ def batch_isend_irecv(c: Case) -> Any:
     source = c.place(c.values(c.rank, shape))
     target = c.place(c.empty(shape)).wants(c.values(before, shape))
     operations = [
-        c.door.P2POp(c.door.isend, source.tensor, c.ranks[after], c.group, 3),
-        c.door.P2POp(c.door.irecv, target.tensor, c.ranks[before], c.group, 3),
+        c.door.P2POp(c.door.isend, source.tensor, group=c.group, tag=3, **c.by_rank("peer", after)),
+        c.door.P2POp(c.door.irecv, target.tensor, group=c.group, tag=3, **c.by_rank("peer", before)),
     ]
     c.own.shuffle(operations)
     return c.door.batch_isend_irecv(operations)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import gc
+import inspect
 import os
 import random
 import sys
@@ -69,6 +70,8 @@ class Run:
         for ranks in [*several[1:], *([rank] for rank in everybody)]:
             handle = mpicoll.new_group(ranks)
             self.groups.append(Group(ranks, handle if self.rank in ranks else None))
+        if "sort_ranks" in inspect.signature(mpicoll.new_group).parameters:  # torch >= 2.13
+            self.groups.append(Group(everybody[::-1], mpicoll.new_group(everybody[::-1], sort_ranks=False)))
         values = torch.randint(-2, 3, (POOL,), generator=torch.Generator().manual_seed(seed), device="cpu")
         self.pools = {dtype: values.abs().to(dtype) if dtype == torch.uint8 else values.to(dtype) for dtype in DTYPES}
         for dtype in COMPLEX:
