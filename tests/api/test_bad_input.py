@@ -12,6 +12,7 @@ from torch import Tensor
 
 import mpicoll as dist
 from tests.support import agree
+from tests.support.doors import still_works
 
 pytestmark = [
     pytest.mark.usefixtures("world"),
@@ -76,12 +77,6 @@ def refused(calls: dict[str, Call], value: Any, kinds: tuple[type[Exception], ..
                 yield f"{place}: {type(error).__name__}: {error}"
         except Exception as error:  # noqa: BLE001  whatever else it is goes into the report
             yield f"{place}: {type(error).__name__}: {error}"
-
-
-def still_works(size: int) -> bool:
-    total = torch.ones(2)
-    dist.all_reduce(total)
-    return total.tolist() == [size, size]
 
 
 def test_no_tensors(rank: int, size: int) -> None:

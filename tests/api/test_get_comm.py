@@ -12,15 +12,10 @@ from tests.support import agree
 
 
 @pytest.mark.usefixtures("world")
-def test_it_has_the_ranks_of_the_world(rank: int, size: int) -> None:
+def test_it_has_the_ranks_of_the_world_and_is_made_once(rank: int, size: int) -> None:
     comm = dist.get_comm()
     agree((comm.Get_rank(), comm.Get_size()) == (rank, size))
     agree(comm.allgather(rank) == list(range(size)))
-
-
-@pytest.mark.usefixtures("world")
-def test_it_is_made_once(rank: int) -> None:
-    comm = dist.get_comm()
     if rank == 0:  # the other ranks need not call it again
         assert dist.get_comm() is comm
         assert dist.get_comm(dist.group.WORLD) is comm

@@ -7,7 +7,7 @@ import itertools
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -21,7 +21,7 @@ from mpicoll._mpi import runtime
 from mpicoll._mpi.exit_handshake import Question
 from mpicoll._progress import inquiries
 from mpicoll._progress.watchdog import watchdog
-from tests.support import agree
+from tests.support import agree, raised_by
 
 OUTSIDE = dist.GroupMember.NON_GROUP_MEMBER
 
@@ -40,14 +40,6 @@ def summed(group: Any = None, value: float = 1.0) -> float:
     tensor = torch.tensor([value])
     dist.all_reduce(tensor, group=group)
     return tensor.item()
-
-
-def raised_by(call: Callable[[], Any]) -> BaseException | None:
-    try:
-        call()
-    except Exception as error:  # noqa: BLE001  the tests look at it
-        return error
-    return None
 
 
 # -- the world ---------------------------------------------------------------------------------------------------------

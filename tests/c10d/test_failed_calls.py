@@ -13,7 +13,7 @@ import torch.distributed
 
 import mpicoll
 from tests.support import agree
-from tests.support.doors import collectives, doors
+from tests.support.doors import collectives, doors, still_works
 
 pytestmark = [
     pytest.mark.usefixtures("world"),
@@ -58,12 +58,6 @@ def object_calls(door: Any, rank: int, size: int) -> dict[str, tuple[Call, bool]
             rank == 1,
         ),
     }
-
-
-def still_works(size: int) -> bool:
-    total = torch.ones(2)
-    mpicoll.all_reduce(total)
-    return total.tolist() == [size, size]
 
 
 @doors

@@ -14,7 +14,7 @@ import torch
 import mpicoll as dist
 from mpicoll._api import groups
 from mpicoll._engine import monitored_barrier
-from tests.support import agree, everyone
+from tests.support import agree, everyone, raised_by
 from tests.support.doors import doors
 
 pytestmark = [
@@ -24,14 +24,6 @@ pytestmark = [
 ]
 
 SHORT = timedelta(seconds=0.3)
-
-
-def raised_by(call: Callable[[], Any]) -> BaseException | None:
-    try:
-        call()
-    except Exception as error:  # noqa: BLE001  the tests look at it
-        return error
-    return None
 
 
 def refused(group: Any, rank: int, size: int, cause: str) -> list[str]:

@@ -84,6 +84,15 @@ def eventually(condition: Callable[[], object], meanwhile: Callable[[], object] 
     return bool(fulfilled)
 
 
+def raised_by(call: Callable[[], object]) -> Exception | None:
+    """The exception of ``call``, for a test that must go on with the other ranks before it looks at it."""
+    try:
+        call()
+    except Exception as error:  # noqa: BLE001  the test looks at it
+        return error
+    return None
+
+
 def clean_environment(**extra: str) -> dict[str, str]:
     """This process's environment without what a launcher put there, and with the checkout importable."""
     kept = {

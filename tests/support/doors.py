@@ -102,3 +102,10 @@ def _function(door: ModuleType, name: str) -> Callable[..., Any] | None:
     home = torch.distributed.distributed_c10d if door is torch.distributed else door
     function: Callable[..., Any] | None = getattr(home, name, None)
     return function
+
+
+def still_works(size: int) -> bool:
+    """Whether the world goes on after an error (collective)."""
+    total = torch.ones(2)
+    mpicoll.all_reduce(total)
+    return total.tolist() == [size, size]
