@@ -134,6 +134,18 @@ def world(_end_of_world: None) -> Any:
     return mpicoll.group.WORLD
 
 
+@pytest.fixture
+def no_world(_end_of_world: None) -> Iterator[None]:
+    """Starts without a default process group and leaves none."""
+    import mpicoll
+
+    if mpicoll.is_initialized():
+        mpicoll.destroy_process_group()
+    yield
+    if mpicoll.is_initialized():
+        mpicoll.destroy_process_group()
+
+
 @pytest.fixture(autouse=True)
 def seed(request: pytest.FixtureRequest) -> int:
     """Seeds random, numpy and torch from the test's id, equally on all ranks, and returns that seed.

@@ -7,7 +7,6 @@ import itertools
 import threading
 import time
 import weakref
-from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -24,16 +23,6 @@ from mpicoll._progress.watchdog import watchdog
 from tests.support import agree, raised_by
 
 OUTSIDE = dist.GroupMember.NON_GROUP_MEMBER
-
-
-@pytest.fixture
-def no_world(_end_of_world: None) -> Iterator[None]:
-    """Starts without a default group and leaves none."""
-    if dist.is_initialized():
-        dist.destroy_process_group()
-    yield
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 def summed(group: Any = None, value: float = 1.0) -> float:

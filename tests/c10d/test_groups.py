@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from datetime import timedelta
 
 import pytest
@@ -16,11 +15,7 @@ from mpicoll._discovery.detect import started_by_mpi
 from mpicoll._engine.registry import registry
 from tests.support import agree, everyone, free_port
 
-
-@pytest.fixture(autouse=True)
-def mpi_world(_end_of_world: None) -> None:
-    if not dist.is_initialized():
-        dist.init_process_group("mpi")
+pytestmark = pytest.mark.usefixtures("world")
 
 
 def total(group: object = None) -> float:
@@ -28,14 +23,6 @@ def total(group: object = None) -> float:
     tensor = torch.tensor([dist.get_rank() + 1.0])
     dist.all_reduce(tensor, group=group)  # type: ignore[arg-type]
     return float(tensor)
-
-
-@pytest.fixture
-def no_world(mpi_world: None) -> Iterator[None]:
-    dist.destroy_process_group()
-    yield
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 def test_the_world(rank: int, size: int) -> None:

@@ -72,11 +72,9 @@ def test_a_rank_alone_names_several() -> None:
     assert "LaunchError: init_process_group: world_size=4 asks for 4 ranks, but the launcher" in done.stderr, done.stderr
 
 
-@pytest.mark.usefixtures("_end_of_world")
+@pytest.mark.usefixtures("no_world")
 @pytest.mark.parametrize("form", ["tutorial", "url"])
 def test_taken_without_a_warning(rank: int, size: int, form: str) -> None:
-    if dist.is_initialized():
-        dist.destroy_process_group()
     port = everyone(free_port())[0]
     url = f"tcp://127.0.0.1:{port}?rank={rank}&world_size={size}"
     arguments: dict[str, Any] = {"rank": 0, "world_size": 0} if form == "tutorial" else {"init_method": url}
@@ -85,4 +83,3 @@ def test_taken_without_a_warning(rank: int, size: int, form: str) -> None:
         dist.init_process_group("mpi", **arguments)
     texts = [str(w.message) for w in caught if "init_process_group" in str(w.message)]
     agree(not texts and (dist.get_rank(), dist.get_world_size()) == (rank, size), texts)
-    dist.destroy_process_group()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -18,12 +16,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:Please use DTensor:FutureWarning
 
 
 @pytest.fixture(autouse=True)
-def mpi_world(_end_of_world: None) -> Iterator[None]:
-    if dist.is_initialized():
-        dist.destroy_process_group()
+def mpi_world(no_world: None) -> None:
     dist.init_process_group("mpi")
-    yield
-    dist.destroy_process_group()
 
 
 def test_gather(rank: int, size: int) -> None:

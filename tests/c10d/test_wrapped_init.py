@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ import mpicoll
 from mpicoll._c10d import register
 from tests.support import LAUNCH_ENVIRONMENT, agree, run
 
-pytestmark = pytest.mark.usefixtures("_end_of_world")
 seen: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
 
 
@@ -37,16 +36,11 @@ def by_anything(inner: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @pytest.fixture(params=[by_keywords, by_anything])
-def patched(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    if dist.is_initialized():
-        dist.destroy_process_group()
+def patched(request: pytest.FixtureRequest, no_world: None, monkeypatch: pytest.MonkeyPatch) -> None:
     seen.clear()
     mine = request.param(c10d.init_process_group)
     monkeypatch.setattr(c10d, "init_process_group", mine)
     monkeypatch.setattr(dist, "init_process_group", mine)
-    yield
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 def check(size: int) -> None:
@@ -104,10 +98,8 @@ except TypeError as error:
     assert "multiple values for argument 'backend'" in lines[-1], lines
 
 
-def test_no_backend_is_named(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_backend_is_named(no_world: None, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """``mpicoll run --backend mpi``: for programs that name no backend; those that name one keep it."""
-    if dist.is_initialized():
-        dist.destroy_process_group()
     monkeypatch.setenv("MPICOLL_BACKEND", "mpi")
     dist.init_process_group()
     check(size)
