@@ -207,7 +207,7 @@ def leave(how: str) -> None:
 def test_what_is_no_exception(call: str, how: str, right: str) -> None:
     """A function that raises SystemExit, say, fails its call and nothing else: the worker goes on."""
     with pytest.raises(RuntimeError, match="enough"):
-        asked(getattr(rpc, call), right, leave, (how,))
+        asked(getattr(rpc, call), right, leave, (how,), None, 10)  # seconds
     agree(rpc.rpc_sync(right, add, (1, 1), timeout=10) == 2)
 
 
