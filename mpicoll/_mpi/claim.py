@@ -12,7 +12,8 @@ processes that both start MPI as rank 0 hang, or crash inside MPI. So a process 
 
 The file name contains the root's process id and start time, so a file left over by another job never has the same name. The
 lock ends with its process. If no such file can be made (no /proc, no writable folder, a file system without locks), every claim
-is granted, and nothing guards the rank.
+is granted, and nothing guards the rank. Other users may write in the same folder: a name that is not one of ours counts for
+nothing, and so does a file of another user.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import stat
 import tempfile
 from collections.abc import Mapping
@@ -36,6 +38,8 @@ IDENTITY = (
 )  # fmt: skip
 
 PREFIX = "mpicoll-rank-"  # of the file name; then rank, user, boot, namespace of process ids, the root's id and start time
+
+NAME = re.compile(PREFIX + r"(?P<rank>\d+)-(?P<user>\d+)-[^-]+-(?P<namespace>\d+)-(?P<pid>\d+)-(?P<start>\d+)", re.ASCII)
 
 _file: tuple[int, Path] | None = None  # this process's claim: descriptor (close-on-exec) and path of the locked file
 
@@ -85,9 +89,9 @@ def absent(environ: Mapping[str, str] = os.environ) -> list[int]:
         return []
     folder = _file[1].parent
     try:
-        claims = [_claimed(path) for path in folder.glob(f"{PREFIX}*-{os.getuid()}-*")]
+        claims = [(int(words["rank"]), int(words["pid"])) for _, words in _files(folder)]
         if str(folder) != environ.get("PMIX_SERVER_TMPDIR"):  # shared with other jobs
-            launcher = _parent(_claimed(_file[1])[1])
+            launcher = _parent(int(_words(_file[1])["pid"]))
             if not is_launcher(launcher):
                 return []
             claims = [(rank, pid) for rank, pid in claims if _start(pid) is not None and _parent(pid) == launcher]
@@ -96,10 +100,28 @@ def absent(environ: Mapping[str, str] = os.environ) -> list[int]:
     return sorted(set(range(launch.size)) - {rank for rank, _ in claims})
 
 
-def _claimed(path: Path) -> tuple[int, int]:
-    """The rank and the process in the name of a file."""
-    words = path.name.removeprefix(PREFIX).split("-")
-    return int(words[0]), int(words[-2])
+def _words(path: Path) -> re.Match[str]:
+    """What the name of a claim's file says."""
+    found = NAME.fullmatch(path.name)
+    assert found is not None
+    return found
+
+
+def _files(folder: Path) -> list[tuple[Path, re.Match[str]]]:
+    """The files of this user's claims, and what their names say."""
+    return [
+        (path, words)
+        for path in folder.glob(PREFIX + "*")
+        if (words := NAME.fullmatch(path.name)) is not None and int(words["user"]) == os.getuid() == _owner(path)
+    ]
+
+
+def _owner(path: Path) -> int | None:
+    """The user that made a file; None: it is gone."""
+    try:
+        return path.lstat().st_uid
+    except FileNotFoundError:
+        return None
 
 
 def connection_lost(environ: Mapping[str, str] = os.environ) -> bool:
@@ -118,6 +140,9 @@ def _lock(path: Path, rank: int) -> str | None:
     global _file
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        if os.fstat(descriptor).st_uid != os.getuid():
+            os.close(descriptor)
+            return None
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -144,9 +169,8 @@ def _folder(environ: Mapping[str, str]) -> Path:
 def _remove_old(folder: Path) -> None:
     """Removes files of ranks that were killed or ended without MPI_Finalize: their root process no longer exists."""
     own_namespace = str(os.stat("/proc/self/ns/pid").st_ino)
-    for path in folder.glob(f"{PREFIX}*-{os.getuid()}-*"):
-        namespace, pid, start = path.name.split("-")[-3:]
-        if namespace == own_namespace and start != _start(int(pid)):
+    for path, words in _files(folder):
+        if words["namespace"] == own_namespace and words["start"] != _start(int(words["pid"])):
             path.unlink(missing_ok=True)
 
 

@@ -62,6 +62,31 @@ def test_one_that_has_gone(tmp_path: Path) -> None:
 
 
 @pytest.mark.launch
+@pytest.mark.skipif(os.getuid() != 0, reason="only root makes files of another user")
+def test_files_of_another_user(tmp_path: Path) -> None:
+    """In a public folder their names and their content are a stranger's: they neither refuse the rank nor count as one."""
+    assert claim.take(LAUNCHED, tmp_path) is None
+    [own] = tmp_path.iterdir()
+    claim.release()
+    namespace = own.name.split("-")[-3]
+    names = [own.name, f"{claim.PREFIX}0-{os.getuid()}-x-{namespace}-notanumber-1", claim.PREFIX, f"{claim.PREFIX}x-y"]
+    for name in names:
+        (tmp_path / name).write_text("1\n")
+        os.chown(tmp_path / name, 65534, 65534)
+    assert claim.take(LAUNCHED, tmp_path) is None
+    assert claim.absent(LAUNCHED) == []
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
+
+
+@pytest.mark.launch
+def test_a_name_of_this_user_that_is_no_claim(tmp_path: Path) -> None:
+    strange = tmp_path / f"{claim.PREFIX}0-{os.getuid()}-x-{os.stat('/proc/self/ns/pid').st_ino}-notanumber-1"
+    strange.touch()
+    assert claim.take(LAUNCHED, tmp_path) is None
+    assert strange.exists()
+
+
+@pytest.mark.launch
 def test_a_child_does_not_hold_its_parents_claim(tmp_path: Path) -> None:
     """A worker of a DataLoader that outlives its rank, and the next process in the rank's place."""
     assert claim.take(LAUNCHED, tmp_path) is None
