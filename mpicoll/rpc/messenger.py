@@ -32,6 +32,7 @@ class Messenger:
         Raises:
             WorkerLeft: The worker has left, or MPI could not send to it.
             MpicollError: RPC has ended.
+            MemoryError: There is none for a message to oneself.
             Exception: Whatever pickling raises.
         """
         number = next(self._numbers)
@@ -44,6 +45,10 @@ class Messenger:
         try:
             self._transport.send(worker.id, message)
         except Exception as error:
+            if self._transport.is_here(worker.id):  # it lacks memory
+                with self._guard:
+                    self.sent -= 1
+                raise
             self.lose(worker, f"MPI could not send to it: {error}")
             raise WorkerLeft(f"worker {worker.name!r} (rank {worker.id}): {error}") from error
 

@@ -28,12 +28,16 @@ class Transport:
         self._sending: deque[tuple[list[Any], int, wire.PackedMessage]] = deque()  # requests, receiver, message
         self._testing = threading.Lock()  # held while some of _sending are not in it
         self._receiving: list[tuple[list[Any], wire.IncomingMessage]] = []
-        self._to_itself: deque[tuple[wire.PackedMessage, bytes]] = deque()
+        self._to_itself: deque[wire.IncomingMessage] = deque()
+
+    def is_here(self, rank: int) -> bool:
+        """Returns whether messages to this rank do not leave this process."""
+        return rank == self._rank
 
     def send(self, to: int, message: wire.PackedMessage) -> None:
         """Starts sending. The message is kept until its memory has left. Raises what MPI raises."""
-        if to == self._rank:
-            self._to_itself.append((message, wire.copy_blocks(message)))
+        if self.is_here(to):
+            self._to_itself.append(wire.copied(to, message))
             return
         requests = self.mailbox.send(to, message.envelope, message.blocks, message.number)
         if not self.mailbox.ended(requests):
@@ -44,7 +48,7 @@ class Transport:
         self._test_sends()
         complete = []
         while self._to_itself:
-            complete.append(wire.open_copy(self._rank, *self._to_itself.popleft()))
+            complete.append(self._to_itself.popleft())
         taken = self.mailbox.take()
         if taken is not None:
             message = wire.open_envelope(*taken)

@@ -264,16 +264,9 @@ def _tensor_in(storages: list[torch.UntypedStorage], layout: Layout) -> Tensor:
     return tensor.requires_grad_() if requires_grad else tensor
 
 
-def copy_blocks(message: PackedMessage) -> bytes:
-    """The memory of its blocks, for a message to oneself: taken now, as a send takes it."""
-    return b"".join(ctypes.string_at(address, nbytes) for address, nbytes in message.blocks)
-
-
-def open_copy(source: int, packed: PackedMessage, memory: bytes) -> IncomingMessage:
-    """What arrives of a message to oneself."""
+def copied(source: int, packed: PackedMessage) -> IncomingMessage:
+    """What arrives of a message to oneself. Its memory is taken now, as a send takes it."""
     message = open_envelope(source, bytearray(packed.envelope))
-    at = 0
-    for address, nbytes in message.blocks:
-        ctypes.memmove(address, memory[at : at + nbytes], nbytes)
-        at += nbytes
+    for (target, nbytes), (address, _) in zip(message.blocks, packed.blocks, strict=True):
+        ctypes.memmove(target, address, nbytes)
     return message

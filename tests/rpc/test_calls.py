@@ -272,13 +272,26 @@ def ends(tensor: Tensor) -> tuple[int, int, int]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_more_than_two_gib(right: str, rank: int) -> None:
-    """In one message, to another worker (trap 74)."""
+def test_more_than_two_gib(right: str, workers: list[str], rank: int) -> None:
+    """In one message, to another worker and to oneself (trap 74)."""
+    found = []
     if rank == 0:
         tensor = torch.zeros((1 << 31) + 9, dtype=torch.uint8)
         tensor[0], tensor[-1] = 3, 5
-        found = rpc.rpc_sync(right, ends, (tensor,), timeout=250)
-    agree(rank > 0 or found == (3, 5, (1 << 31) + 9))
+        found = [rpc.rpc_sync(to, ends, (tensor,), timeout=250) for to in (right, workers[0])]
+    agree(rank > 0 or found == [(3, 5, (1 << 31) + 9)] * 2, found)
+
+
+def test_no_memory_for_a_message_to_oneself(workers: list[str], rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The call fails, and this worker is not lost for that."""
+
+    def full(nbytes: int) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patched, pytest.raises(MemoryError):
+        patched.setattr(torch, "UntypedStorage", full)
+        rpc.rpc_sync(workers[rank], ends, (torch.ones(100_000),))
+    agree(rpc.rpc_sync(workers[rank], ends, (torch.ones(100_000),)) == (1, 1, 100_000))
 
 
 def later(to: str, x: int) -> Any:

@@ -47,6 +47,6 @@ def test_not_for_small_memory() -> None:
 def test_for_what_a_message_brings() -> None:
     tensor = torch.rand(16 << 20)
     packed = wire.pack(0, 1, 2, tensor, lambda tensors: None, wire.PicklingState(0, {}))
-    message = wire.open_copy(0, packed, wire.copy_blocks(packed))
+    message = wire.copied(0, packed)
     assert asked(message.storages[0].data_ptr() + (8 << 20))
     assert torch.equal(wire.unpack(message, lambda tensors, extra: tensors), tensor)
