@@ -63,6 +63,12 @@ def confirm(identity: Id) -> None:
     current_agent.get().objects.entry(identity)
 
 
+def renew(identity: Id) -> None:
+    """Gives a user that has little weight left a new one. It holds the object, and returns the rest."""
+    objects = current_agent.get().objects
+    objects.change_weight(objects.entry(identity), Fraction(1))
+
+
 def give_back(identity: Id, weight: Fraction) -> None:
     """Takes back the weight of a reference that its user has dropped. Nothing to do once RPC has ended."""
     agent = current_agent.find()

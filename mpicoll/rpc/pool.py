@@ -17,29 +17,29 @@ class Pool:
     def __init__(self, kept: int) -> None:
         self.kept = kept  # number of idle threads to keep; further ones end
         self.threads = 0
-        self._idle: list[SimpleQueue[Callable[[], None] | None]] = []  # what each idle thread is to run; None: it ends
+        self._idle: list[SimpleQueue[Callable[[], object] | None]] = []  # what each idle thread is to run; None: it ends
         self._guard = threading.Lock()  # guards all of the above
         self._closing = False
 
-    def submit(self, run: Callable[[], None]) -> None:
+    def submit(self, run: Callable[[], object]) -> None:
         """Runs ``run`` at once. There is no queue, because a function may wait for one that is submitted later."""
         with self._guard:
             if self._idle:
                 self._idle.pop().put(run)
                 return
             self.threads += 1
-        threading.Thread(target=self._loop, args=(run,), name="mpicoll rpc", daemon=True).start()
+        next_run: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
+        next_run.put(run)  # not an argument: a Thread keeps those until it ends
+        threading.Thread(target=self._loop, args=(next_run,), name="mpicoll rpc", daemon=True).start()
 
-    def _loop(self, run: Callable[[], None] | None) -> None:
-        next_run: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        while run is not None:
+    def _loop(self, next_run: SimpleQueue[Callable[[], object] | None]) -> None:
+        while (run := next_run.get()) is not None:
             run()
             del run  # frees what it refers to before this thread waits
             with self._guard:
                 if self._closing or len(self._idle) >= self.kept:
                     break
                 self._idle.append(next_run)
-            run = next_run.get()
         with self._guard:
             self.threads -= 1
 

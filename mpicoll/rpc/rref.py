@@ -4,10 +4,14 @@ Weighted reference counting (Bevan, 1987) keeps an object alive. The owner gives
 the reference on keeps one half of its weight and gives the other half away. A user that is dropped returns its weight to the
 owner. When all weight is back, the object is freed. Passing on takes no message of its own, and the order in which messages
 arrive does not matter, because a reference that is on its way has weight.
+
+A weight that has been halved often would be a long number in each call. So a user asks the owner for a whole 1 in place of the
+rest, and returns the rest (`RRef._renew`). It need not wait for the answer: until then it goes on halving the rest.
 """
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Callable
 from fractions import Fraction
@@ -29,6 +33,7 @@ if TYPE_CHECKING:
     from mpicoll.rpc.agent import Agent
 
 T = TypeVar("T")
+LARGEST_DENOMINATOR = 1 << 64  # of a weight that is not renewed
 
 
 class RRef(Generic[T]):
@@ -54,6 +59,7 @@ class RRef(Generic[T]):
 
     _entry: Entry | None  # on the owner
     _weight: Fraction  # on other workers
+    _renewing = False  # the owner has been asked for a new weight
     _fork: Id  # on other workers: id of this copy of the reference
     _made: Future[Any] | None = None  # completes when the owner has the object; None: the owner had it before
     _deleted = False  # on other workers: the weight is back at the owner
@@ -248,11 +254,34 @@ class RRef(Generic[T]):
             else:
                 self._weight = weight = self._weight / 2
                 state.undo.append(partial(self._add_weight, weight))
+                if weight.denominator > LARGEST_DENOMINATOR and not self._renewing:
+                    self._renewing = True
+                    self._agent.pool.submit(self._renew)  # in a thread that is not pickling
         return _unpickle, (self._id, self._owner.id, weight, objects.new_id(), self.confirmed_by_owner())
 
     def _add_weight(self, weight: Fraction) -> None:
         with self._agent.objects.guard:
             self._weight += weight
+
+    def _renew(self) -> CallFuture | None:
+        """Asks the owner for the weight 1, in place of what is left when it comes. None: the owner has left."""
+        self._renewing = True
+        with contextlib.suppress(MpicollError):
+            future = self._agent.call(self._owner, owner.renew, (self._id,), timeout_s=0)
+            future.when_ended(self._renewed)  # holds this reference until then
+            return future
+        return None
+
+    def _renewed(self, answer: Future[Any]) -> None:
+        try:
+            answer.value()
+        except Exception:  # noqa: BLE001  the owner has left: nobody counts any more
+            return
+        with self._agent.objects.guard:
+            rest = Fraction(1)
+            if not self._deleted:
+                rest, self._weight, self._renewing = self._weight, rest, False
+        self._agent.notify(self._owner, owner.give_back, self._id, rest)
 
 
 def _unpickle(identity: Id, owner_rank: int, weight: Fraction, fork: Id, is_confirmed: bool) -> RRef[Any]:
@@ -269,6 +298,8 @@ def _unpickle(identity: Id, owner_rank: int, weight: Fraction, fork: Id, is_conf
     else:
         rref._made = agent.call(rref._owner, owner.confirm, (identity,), timeout_s=0)
         wire.unconfirmed().append(rref._made)
+    if weight.denominator > LARGEST_DENOMINATOR and (renewed := rref._renew()) is not None:
+        wire.unconfirmed().append(renewed)
     return rref
 
 

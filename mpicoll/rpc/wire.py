@@ -19,6 +19,7 @@ import struct
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -99,6 +100,8 @@ class _Pickler(pickle.Pickler):
         compiled = scripts.reduced(obj)
         if compiled is not None:
             return compiled
+        if type(obj) is Fraction:  # the weight of a reference: Python 3.10 pickles it as decimal text, of 4300 digits at most
+            return Fraction, (obj.numerator, obj.denominator)
         if isinstance(obj, nn.Module):
             self.of_modules.update(map(id, _parameters(obj)))
             return NotImplemented
