@@ -31,10 +31,11 @@ class Runtime:
     in MPI while it holds the lock.
     """
 
-    def __init__(self, base: MPI.Intracomm, parent: Runtime | None = None, own: bool = False) -> None:
+    def __init__(self, base: MPI.Intracomm, parent: Runtime | None = None, own: bool = False, given: bool = False) -> None:
         from mpicoll._mpi.library import MPI
 
-        self.base = base
+        self.given = given  # the base is a communicator of the user, other than MPI.COMM_WORLD
+        self.base = base  # the user's own communicator until ``comm`` exists, which takes its place: the user may free it
         self.own = own  # mpicoll has made the base, so that it need not be duplicated; the program has no handle of it
         self.parent = parent  # the runtime of all ranks, if this one is of some of them; see `start_some`
         self.rank: int = base.Get_rank()
@@ -63,7 +64,9 @@ class Runtime:
             return self.base
         with self.lock:
             if self.base != MPI.COMM_WORLD:
-                return self.base.Dup()
+                comm = self.base.Dup()
+                self._replace_given(comm)
+                return comm
             if _world_comm is None:
                 _world_comm = self.base.Dup()
             return _world_comm
@@ -83,6 +86,12 @@ class Runtime:
         self.__dict__["comm"] = comm
         if self.base == MPI.COMM_WORLD:
             _world_comm = comm
+        self._replace_given(comm)
+
+    def _replace_given(self, comm: MPI.Intracomm) -> None:
+        global last_base
+        if self.given:
+            self.base = last_base = comm
 
     def free(self) -> None:
         """Frees ``comm`` if this is the runtime of a single rank (see `alone`)."""
@@ -142,7 +151,7 @@ def start(comm: MPI.Intracomm | None = None, own: bool = False) -> Runtime:
         _check_launcher(mpi)
         _warn_of_binding(mpi)
     last_base = mpi.COMM_WORLD if comm is None else comm
-    _runtime = Runtime(last_base, own=own)
+    _runtime = Runtime(last_base, own=own, given=not own and last_base != mpi.COMM_WORLD)
     return _runtime
 
 
@@ -195,8 +204,9 @@ def stop(free: bool = True) -> None:
     if not free or runtime is None or finalized():
         return
     with runtime.lock:
-        if runtime.__dict__.get("comm") not in (None, _world_comm, runtime.base):
-            runtime.comm.Free()
+        comm = runtime.__dict__.get("comm")
+        if (runtime.given and comm is not None) or comm not in (None, _world_comm, runtime.base):
+            comm.Free()
         if runtime.parent is not None:
             runtime.base.Free()
 
