@@ -6,10 +6,13 @@ A monitor proves by the job's secret that it belongs to the job. The secret trav
 from __future__ import annotations
 
 import contextlib
+import errno
 import hmac
+import resource
 import selectors
 import signal
 import socket
+import sys
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -101,13 +104,19 @@ class Reports:
         self._listener.setblocking(False)
         self.port: int = self._listener.getsockname()[1]
         selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        self._listens = True
 
     def close(self) -> None:
         """Breaks all connections: the monitors end what still runs."""
         for connection in list(self._connections):
             self._drop(connection)
-        self._selector.unregister(self._listener)
+        self._stop_listening()
         self._listener.close()
+
+    def _stop_listening(self) -> None:
+        if self._listens:
+            self._listens = False
+            self._selector.unregister(self._listener)
 
     def connected(self) -> bool:
         """Whether a monitor is still there."""
@@ -143,7 +152,14 @@ class Reports:
     def _accept(self) -> None:
         try:
             stream, _ = self._listener.accept()
-        except OSError:  # it has gone again
+        except OSError as error:  # otherwise it has gone again
+            if error.errno in (errno.EMFILE, errno.ENFILE) and not _allow_more_files():
+                self._stop_listening()
+                print(
+                    f"mpicoll.run: {error.strerror} (ulimit -n), and it needs one for each rank: it watches "
+                    f"{len(self._connections)} ranks, and mpiexec alone the others",
+                    file=sys.stderr,
+                )
             return
         processes.keep_alive(stream)
         stream.setblocking(False)
@@ -196,6 +212,15 @@ class Reports:
             at, status, returned = rest.split()
             rank.status, rank.returned, rank.ended_at = int(status), returned == "1", int(at)
         return True
+
+
+def _allow_more_files() -> bool:
+    """Raises this process's limit of open files. It does so late, so that mpiexec and the ranks keep the user's limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == hard:
+        return False
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return True
 
 
 def address_towards(hosts: Iterable[str]) -> str:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import selectors
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
 
 from mpicoll._launch.reports import Reports
+from tests.support import ROOT
 
 SECRET = "5ec2e7"
 
@@ -72,6 +76,29 @@ def test_a_killed_rank_is_the_cause_and_not_a_neighbour_that_lost_its_connection
     first = reports.first_cause()
     assert first is not None
     assert first.number == cause
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize(("hard", "known"), [(4000, "40"), (30, "some")])
+def test_more_ranks_than_files_may_be_open(hard: int, known: str) -> None:
+    """The soft limit is raised. At the hard one, those that have connected are watched, and the loop does not spin."""
+    command = [sys.executable, str(ROOT / "tests/launch/scripts/few_files.py"), "30", str(hard), "40"]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert server.stdout is not None
+    port = int(server.stdout.readline())
+    with contextlib.ExitStack() as opened:
+        streams = [opened.enter_context(socket.create_connection(("127.0.0.1", port), 5)) for _ in range(40)]
+        for rank, stream in enumerate(streams):
+            stream.sendall(f"begin secret {rank} 40 77 h\n".encode())
+        streams[5 if known == "some" else 39].sendall(b"why 1 1 RuntimeError: failed\n")
+        said, complaint = server.communicate(timeout=30)
+    count, failed, rests = said.split()
+    assert (failed, rests) == ("True", "True")
+    if known == "some":
+        assert 5 < int(count) < 30
+        assert f"it watches {count} ranks, and mpiexec alone the others" in complaint
+    else:
+        assert (count, complaint) == (known, "")
 
 
 def test_an_early_exit_with_status_0_is_no_failure_by_itself(reports: Reports) -> None:
