@@ -18,8 +18,9 @@ import os
 import selectors
 import socket
 import struct
+import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,6 +36,7 @@ from mpicoll.errors import LaunchError
 LOOPBACK = ("127.0.0.1", "::1")
 PROBE_S = 3.0  # seconds for connections; a live address answers in milliseconds, a firewall never
 ATTEMPT = timedelta(seconds=1)  # to connect, in a job that goes on when a rank dies
+LOOK_S = 0.02  # seconds after which the thread that accepts looks whether all have answered
 FURTHER_S = 0.25  # seconds for further addresses after the first has answered
 SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of a network interface
 
@@ -111,7 +113,8 @@ def _between_hosts(mpi: runtime.Runtime, comm: Any, timeout: timedelta) -> tuple
     if place.error:
         raise LaunchError(f"init_process_group: {place.error}")
     reached, tried = _reachable(place.addresses) if mpi.rank else (set(place.addresses), "")
-    answers = comm.allgather((mpi.hostname, reached, tried))
+    with _taking_connections(listeners):
+        answers = comm.allgather((mpi.hostname, reached, tried))
     common = [address for address in place.addresses if all(address in known for _, known, _ in answers)]
     if not common:
         for listener in listeners:
@@ -182,6 +185,35 @@ def _listen(names: Sequence[str]) -> list[socket.socket]:
 def _address(listener: socket.socket) -> Address:
     number, port, *_ = listener.getsockname()
     return number, port
+
+
+@contextlib.contextmanager
+def _taking_connections(listeners: Sequence[socket.socket]) -> Iterator[None]:
+    """Inside, a thread accepts and closes connections: what a listener's queue does not hold would find no answer.
+
+    The queue holds net.core.somaxconn connections and one more, 129 in many containers.
+    """
+    ended = threading.Event()
+
+    def take() -> None:
+        with selectors.DefaultSelector() as selector:
+            for listener in listeners:
+                listener.setblocking(False)
+                selector.register(listener, selectors.EVENT_READ, listener)
+            while not ended.is_set():
+                for key, _ in selector.select(LOOK_S):
+                    with contextlib.suppress(OSError):  # it has gone again
+                        key.data.accept()[0].close()
+
+    thread = threading.Thread(target=take, name="mpicoll rendezvous", daemon=True)
+    if listeners:
+        thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        if listeners:
+            thread.join()
 
 
 def _reachable(addresses: Iterable[Address]) -> tuple[set[Address], str]:

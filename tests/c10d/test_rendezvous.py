@@ -56,6 +56,15 @@ def test_one_listener_for_each_address(monkeypatch: pytest.MonkeyPatch) -> None:
         listener.close()
 
 
+def test_more_ranks_than_the_queue_of_a_listener_holds() -> None:
+    with socket.socket() as server:
+        server.bind((LOOPBACK[0], 0))
+        server.listen(1)
+        with rendezvous._taking_connections([server]):
+            found = [rendezvous._reachable([server.getsockname()]) for _ in range(10)]
+        assert found == [({server.getsockname()}, "")] * 10
+
+
 def test_addresses_that_answer_and_why_others_do_not(port: int) -> None:
     good, closed = (LOOPBACK[0], port), ("127.0.0.9", port)
     reached, tried = rendezvous._reachable([closed, good])
