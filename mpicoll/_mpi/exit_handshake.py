@@ -27,10 +27,14 @@ SHOW = -2  # the rank shows where its program is
 
 
 class Question(NamedTuple):
-    """``group``: its name. ``number``: a place in its order of collectives; 0: none; or DISMISSED or SHOW."""
+    """``group``: its name. ``number``: a place in its order of collectives; 0: none; or DISMISSED or SHOW.
+
+    ``about``: what the asking rank waits for, by a number of its own. It comes back with the answer, which may come late.
+    """
 
     group: str
     number: int = 0
+    about: int = 0
 
 
 class Answer(NamedTuple):
@@ -42,6 +46,7 @@ class Answer(NamedTuple):
         words: What it did last.
         left: The program has ended; the rank will begin no more.
         call: Its call at the place that was asked for, in words; empty if it has not come there.
+        about: Of the question.
     """
 
     group: str
@@ -49,6 +54,7 @@ class Answer(NamedTuple):
     words: str
     left: bool = True
     call: str = ""
+    about: int = 0
 
 
 _all_come = False  # True: all ranks of MPI.COMM_WORLD have made a world, and so will call `leave`
@@ -124,7 +130,8 @@ def leave(begun: Callable[[str], int]) -> None:
         if question.number == DISMISSED:
             abort.die("this rank has ended, and other ranks wait for it; it counts as dead")
         number = begun(question.group)
-        return Answer(question.group, number, words=f"its program has ended, after {number} collectives on this group")
+        words = f"its program has ended, after {number} collectives on this group"
+        return Answer(question.group, number, words, about=question.about)
 
     if runtime.finalized() or (survivors.possible() and _leave_survivors(said)):
         return

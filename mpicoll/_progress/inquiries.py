@@ -2,10 +2,14 @@
 
 A rank that waits asks a few of them in each second (exit_handshake.py). The watchdog sends the questions, receives the answers,
 and answers for this rank. From what has come, `absent` tells who is late, and who does not answer.
+
+An answer comes when the other rank has its interpreter again, and this rank may wait for something else by then. So a question
+carries the number of its wait, and an answer counts for that wait only.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import socket
 import time
@@ -37,8 +41,15 @@ class _Wait:
     def __init__(self) -> None:
         self.unanswered: dict[int, float] = {}  # when the oldest question that has no answer was sent, by rank of the world
         self.answers: dict[int, Answer] = {}
-        self.rounds = 0
+        self.asked: dict[int, float] = {}  # when a rank was asked last
+        self.id = next(_ids)
 
+    def has_come(self, rank: int, number: int) -> bool:
+        """Whether the rank has begun the collective of this number. It need not be asked again."""
+        return number > 0 and rank in self.answers and self.answers[rank].begun >= number
+
+
+_ids = itertools.count(1)
 
 # By the number of the collective; 0: messages. Of the collectives of a group only the last one is kept.
 _waits: weakref.WeakKeyDictionary[GroupState, dict[int, _Wait]] = weakref.WeakKeyDictionary()
@@ -53,19 +64,19 @@ def ask(group: GroupState, number: int, ranks: Iterable[int]) -> None:
     for other in [other for other in waits if number and other not in (0, number)]:
         del waits[other]
     wait = waits.setdefault(number, _Wait())
-    asked = list(ranks)
-    first = wait.rounds * MOST_ASKED % max(1, len(asked))
-    wait.rounds += 1
-    for rank in (asked[first:] + asked[:first])[:MOST_ASKED]:
-        exit_handshake.ask(rank, Question(group.name, number))
-        wait.unanswered.setdefault(rank, time.monotonic())
+    late = [rank for rank in ranks if not wait.has_come(rank, number)]
+    for rank in sorted(late, key=lambda rank: wait.asked.get(rank, 0.0))[:MOST_ASKED]:
+        exit_handshake.ask(rank, Question(group.name, number, wait.id))
+        wait.asked[rank] = now = time.monotonic()
+        wait.unanswered.setdefault(rank, now)
 
 
 def heard(group: GroupState, rank: int, answer: Answer) -> None:
-    """Keeps an answer that has come."""
+    """Keeps an answer that has come, unless what it is about has ended."""
     for wait in _waits.get(group, {}).values():
-        wait.unanswered.pop(rank, None)
-        wait.answers[rank] = answer
+        if wait.id == answer.about:
+            wait.unanswered.pop(rank, None)
+            wait.answers[rank] = answer
 
 
 def absent(group: GroupState, number: int, ranks: Iterable[int]) -> list[Absent]:
@@ -78,7 +89,7 @@ def absent(group: GroupState, number: int, ranks: Iterable[int]) -> list[Absent]
         if now - since > SILENT_S:
             silent = "it is stopped, its host or network is lost, or a call in its program holds Python's lock"
             found.append(Absent(rank, f"it has not answered for {now - since:.0f} s: {silent}"))
-        elif answer is not None and (number == 0 or answer.begun < number):
+        elif answer is not None and not wait.has_come(rank, number):
             found.append(Absent(rank, answer.words))
     return found
 
@@ -97,9 +108,10 @@ def own_answer(groups: Iterable[GroupState], question: Question) -> Answer | Non
     group = next((each for each in groups if each.name == question.group), None)
     where = f"its process {os.getpid()} on {socket.gethostname()} runs"
     if group is None:
-        return Answer(question.group, 0, f"it does not have this group; {where}", left=False)
+        return Answer(question.group, 0, f"it does not have this group; {where}", left=False, about=question.about)
     begun = group.history[-1][0] if group.history else 0
-    return Answer(group.name, begun, f"{_last(group)}; {where}", left=False, call=call(group, question.number))
+    its_call = call(group, question.number)
+    return Answer(group.name, begun, f"{_last(group)}; {where}", left=False, call=its_call, about=question.about)
 
 
 def call(group: GroupState, number: int) -> str:

@@ -1,0 +1,75 @@
+"""What is known of ranks of other nodes: by answers, which may come late."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import pytest
+
+from mpicoll._mpi import exit_handshake
+from mpicoll._mpi.exit_handshake import Answer, Question
+from mpicoll._progress import inquiries
+
+
+class Group:
+    """What inquiries.py reads of a group."""
+
+    name = "0"
+
+
+class Asked(NamedTuple):
+    rank: int
+    question: Question
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Asked]:
+    """The questions that are sent."""
+    found: list[Asked] = []
+    monkeypatch.setattr(exit_handshake, "ask", lambda rank, question: found.append(Asked(rank, question)))
+    return found
+
+
+def answer(question: Question, begun: int, call: str) -> Answer:
+    return Answer(question.group, begun, "words", left=False, call=call, about=question.about)
+
+
+@pytest.mark.ranks(1)
+def test_a_late_answer_is_about_the_collective_of_its_question(asked: list[Asked]) -> None:
+    group: Any = Group()
+    for number in (5, 6):
+        inquiries.ask(group, number, [1])
+    late, current = (each.question for each in asked)
+    inquiries.heard(group, 1, answer(late, 5, "all_reduce(1)"))
+    assert inquiries.other_call(group, 6, "all_reduce(2)") is None
+    assert inquiries.absent(group, 6, [1]) == []
+    inquiries.heard(group, 1, answer(current, 6, "all_reduce(3)"))
+    assert inquiries.other_call(group, 6, "all_reduce(2)") == (1, "all_reduce(3)")
+
+
+@pytest.mark.ranks(1)
+def test_an_answer_to_an_earlier_world_counts_for_nothing(asked: list[Asked]) -> None:
+    """Its groups have the same names, and its collectives the same numbers."""
+    earlier: Any = Group()
+    later: Any = Group()
+    for group in (earlier, later):
+        inquiries.ask(group, 1, [1])
+    inquiries.heard(later, 1, answer(asked[0].question, 1, "barrier()"))
+    assert inquiries.other_call(later, 1, "all_reduce(1)") is None
+
+
+@pytest.mark.ranks(1)
+def test_whoever_has_come_is_not_asked_again(asked: list[Asked]) -> None:
+    """Each round asks others, so that one that is late among many is found soon."""
+    group: Any = Group()
+    ranks = range(1, 3 * inquiries.MOST_ASKED + 1)
+    rounds = 0
+    while rounds == 0 or len(asked) == inquiries.MOST_ASKED:
+        asked.clear()
+        inquiries.ask(group, 5, ranks)
+        rounds += 1
+        for rank, question in asked:
+            inquiries.heard(group, rank, answer(question, 5 - (rank == 7), "barrier()"))
+    assert [rank for rank, _ in asked] == [7]
+    assert rounds == 4
+    assert [each.rank for each in inquiries.absent(group, 5, ranks)] == [7]
