@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -9,6 +10,9 @@ import pytest
 from mpicoll._mpi import exit_handshake
 from mpicoll._mpi.exit_handshake import Answer, Question
 from mpicoll._progress import inquiries
+from tests.support import launch
+
+STALLED = str(Path(__file__).parent / "scripts" / "stalled.py")
 
 
 class Group:
@@ -73,3 +77,13 @@ def test_whoever_has_come_is_not_asked_again(asked: list[Asked]) -> None:
     assert [rank for rank, _ in asked] == [7]
     assert rounds == 4
     assert [each.rank for each in inquiries.absent(group, 5, ranks)] == [7]
+
+
+@pytest.mark.slow
+@pytest.mark.launch
+@pytest.mark.timeout(600)
+def test_nobody_is_accused_while_ranks_stall() -> None:
+    done = launch(4, STALLED, "10000", "1", timeout_s=550)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [f"rank {rank}: 10000 collectives" for rank in range(4)]
+    assert "do not call the same" not in done.stderr
