@@ -39,7 +39,7 @@ _finalizing_pid = 0
 # MPI_Init_thread waits for all ranks, and mpi4py calls it under the interpreter lock: no thread of this process could end the job
 # when a rank does not come. So mpi4py is imported without starting MPI, and MPI is started through ctypes, which releases the
 # lock. This needs the settings that mpi4py has by default; with others mpi4py starts MPI.
-_SETTINGS = {"initialize": True, "threads": True, "thread_level": "multiple", "errors": "exception"}
+_SETTINGS = {"threads": True, "thread_level": "multiple", "errors": "exception"}
 
 # Note [After a process has died]
 # Under mpiexec --with-ft ulfm, Open MPI survives this, but MPI_Finalize of the other processes sometimes never ends (2 times
@@ -130,11 +130,16 @@ def _prepare() -> bool:
     if mpi4py.rc.finalize is None and "MPI4PY_RC_FINALIZE" not in os.environ:
         mpi4py.rc.finalize = False
         _finalize_at_exit()
-    unchanged = all(getattr(mpi4py.rc, name) == value for name, value in _SETTINGS.items())
-    if not unchanged or any(f"MPI4PY_RC_{name.upper()}" in os.environ for name in _SETTINGS):
+    if not mpi4py.rc.initialize or "MPI4PY_RC_INITIALIZE" in os.environ or not mpi4py_is_unchanged():
         return False
     mpi4py.rc.initialize = False
     return True
+
+
+def mpi4py_is_unchanged() -> bool:
+    """Whether mpi4py would start MPI as it does by default."""
+    unchanged = all(getattr(mpi4py.rc, name) == value for name, value in _SETTINGS.items())
+    return unchanged and not any(f"MPI4PY_RC_{name.upper()}" in os.environ for name in _SETTINGS)
 
 
 def _finalize_at_exit() -> None:

@@ -254,7 +254,12 @@ def _load() -> Any:
         name = "MPI_THREAD_SINGLE" if level == mpi.THREAD_SINGLE else "MPI_THREAD_FUNNELED"
         raise ThreadLevelError(
             f"MPI was initialised at {name}; mpicoll needs MPI_THREAD_SERIALIZED or MPI_THREAD_MULTIPLE. "
-            "Leave mpi4py.rc.threads and mpi4py.rc.thread_level alone (or unset MPI4PY_RC_THREAD_LEVEL)"
+            + (
+                "Another library has started MPI. Write `from mpi4py import MPI` above the line that imports or starts "
+                "that library: mpi4py then starts MPI, at MPI_THREAD_MULTIPLE, and the library uses it"
+                if library.mpi4py_is_unchanged()
+                else "Leave mpi4py.rc.threads and mpi4py.rc.thread_level alone (or unset MPI4PY_RC_THREAD_LEVEL)"
+            )
         )
     return mpi
 

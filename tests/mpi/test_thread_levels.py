@@ -39,3 +39,22 @@ def test_less_is_refused(level: str) -> None:
     done = launch(1, SCRIPT, level)
     assert done.returncode != 0
     assert f"ThreadLevelError: MPI was initialised at MPI_THREAD_{level.upper()}" in done.stderr, done.stderr
+
+
+BY_A_LIBRARY = """
+import ctypes, mpi4py
+mpi4py.rc.initialize = False
+from mpi4py import MPI  # loads the library that the solver starts
+ctypes.CDLL(MPI.__file__).MPI_Init_thread(None, None, MPI.THREAD_SINGLE, ctypes.byref(ctypes.c_int()))
+import mpicoll
+mpicoll.init_process_group()
+"""
+
+
+def test_of_another_library() -> None:
+    """A solver that calls MPI_Init. The error says which line helps; MPI4PY_RC_THREAD_LEVEL would not."""
+    done = launch(1, "-c", BY_A_LIBRARY)
+    assert done.returncode != 0
+    assert "ThreadLevelError: MPI was initialised at MPI_THREAD_SINGLE" in done.stderr, done.stderr
+    assert "Write `from mpi4py import MPI` above the line that imports or starts that library" in done.stderr
+    assert "MPI4PY_RC" not in done.stderr
