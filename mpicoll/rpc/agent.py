@@ -114,6 +114,20 @@ class Agent:
         with contextlib.suppress(MpicollError):
             self._messenger.send(wire.NOTICE, worker, 0, (function, arguments, {}))
 
+    # -- references to objects on other workers ------------------------------------------------------------------------
+
+    def delete_users(self) -> None:
+        """Gives back the weight of every one. They cannot be used afterwards."""
+        for rref in self._live_users():
+            rref._delete()
+
+    def pending_users(self) -> int:
+        """Returns the number of those whose owner has not confirmed them yet."""
+        return sum(rref._made is not None and not rref._made.done() for rref in self._live_users())
+
+    def _live_users(self) -> list[Any]:
+        return [rref for reference in list(self.users.values()) if (rref := reference()) is not None]
+
     # -- messages that arrive ------------------------------------------------------------------------------------------
 
     def _maintain(self) -> None:

@@ -187,7 +187,7 @@ def _wait_all_workers(timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -> bool:
 
 def _delete_all_user_and_unforked_owner_rrefs(timeout_millis: int = 0) -> None:
     """Ends all references here to objects on other workers; they raise when they are used. ``timeout_millis``: not needed."""
-    rref.delete_users(current_agent.get())
+    current_agent.get().delete_users()
 
 
 def _check_leaks() -> None:
@@ -380,7 +380,7 @@ def _rref_context_get_debug_info() -> dict[str, str]:
     return {
         "num_owner_rrefs": str(len(owned)),
         "num_forks": str(sum(entry.outside != 0 for entry in owned)),
-        "num_pending_users": str(rref.pending_users(agent)),
+        "num_pending_users": str(agent.pending_users()),
         "num_pending_children": "0",  # weighted counting: no reference waits for the arrival of a copy
         "num_pending_futures": str(agent.counts()[2]),
     }

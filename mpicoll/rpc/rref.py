@@ -389,20 +389,3 @@ class Proxy:
         if name not in rref._attributes:
             rref._ask(f"{name} of an RRef", self._timeout, owner.find_attribute, name).wait()
             rref._attributes = rref._attributes | {name}
-
-
-# -- all references of this worker -------------------------------------------------------------------------------------
-
-
-def delete_users(agent: Agent) -> None:
-    """Gives back the weight of every reference to an object on another worker. They cannot be used afterwards."""
-    for reference in list(agent.users.values()):
-        rref = reference()
-        if rref is not None:
-            rref._delete()
-
-
-def pending_users(agent: Agent) -> int:
-    """Returns the number of references whose owner has not confirmed them yet."""
-    live = [reference() for reference in list(agent.users.values())]
-    return sum(rref is not None and rref._made is not None and not rref._made.done() for rref in live)
