@@ -79,11 +79,11 @@ class Work(dist.Work):
 
     # -- called by the thread that runs the operation ------------------------------------------------------------------
 
-    def _complete(self, error: Exception | None = None) -> None:
-        """Completes the operation. Callbacks of its Future run in the calling thread."""
+    def _complete(self, error: Exception | None = None) -> bool:
+        """Completes the operation. Callbacks of its Future run in the calling thread. False: it has completed already."""
         with self._mutex:
             if self._done:
-                return
+                return False
             if self._completing is not None:
                 self._completing()
             self._error = error
@@ -93,6 +93,7 @@ class Work(dist.Work):
         self._help = self._on_timeout = self._culprits = None
         if future is not None:
             self._resolve(future)
+        return True
 
     def _on_completion(self, action: Callable[[], None]) -> None:
         """Calls ``action`` on completion, before any thread can see it; at once if the operation has completed."""
@@ -141,13 +142,12 @@ class Work(dist.Work):
             help_(self, seconds)
         elif self._finished.acquire(timeout=min(seconds, threading.TIMEOUT_MAX)):
             self._finished.release()
+        culprits, on_timeout = self._culprits, self._on_timeout  # None once it has completed
         if not self._done:
-            culprits = "" if self._culprits is None else self._culprits()
-            what = f"{self._where}: Timed out: no end within the timeout of {seconds:g} s. {culprits}"
+            named = "" if culprits is None else culprits()
+            what = f"{self._where}: Timed out: no end within the timeout of {seconds:g} s. {named}"
             error = OperationTimeout(what.rstrip(". "))
-            on_timeout = self._on_timeout
-            self._complete(error)
-            if on_timeout is not None:
+            if self._complete(error) and on_timeout is not None:  # otherwise the operation has ended meanwhile
                 on_timeout(error)
 
     def is_completed(self) -> bool:

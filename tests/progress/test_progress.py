@@ -142,3 +142,13 @@ def test_queue_that_is_stuck_does_not_close() -> None:
     assert not queue.idle()
     gate.set()
     assert queue.close(5)
+
+
+def test_an_operation_that_ends_at_the_time_limit_of_wait() -> None:
+    """Either it has ended, or the limit has passed, which makes the group unusable."""
+    work, failed = new_work(), list[Exception]()
+    work._on_timeout = failed.append
+    work._culprits = lambda: "it ends now" if work._complete() else ""
+    assert work.wait(1e-3) is True
+    assert failed == []
+    assert work.is_success()
