@@ -187,7 +187,7 @@ class Watch:
         self.timer.name = "time limit"
         self.timer.daemon = True
         self.timer.start()
-        faulthandler.dump_traceback_later(limit_s + 3 * GRACE_S, exit=True, file=self.stderr)
+        faulthandler.dump_traceback_later(limit_s + GRACE_S / 2, exit=True, file=self.stderr)  # before other ranks end the job
 
     def stop(self) -> None:
         if self.timer is not None:
@@ -205,16 +205,18 @@ class Watch:
 
         if pytest_timeout.is_debugging():
             return
+        faulthandler.cancel_dump_traceback_later()
         side = self.side
         where, waits_at = f"rank {side.rank} of {side.size}: {test}", side.waits_at
         if waits_at:
             self.write(f"{where}: waits for the other ranks after {limit_s:g} s, at: {waits_at}")
         else:
             self.write(f"{where}: no end after {limit_s:g} s")
-            with tempfile.TemporaryFile() as stacks:
-                faulthandler.dump_traceback(file=stacks, all_threads=True)
-                stacks.seek(0)
-                self.write(readable(stacks.read().decode(errors="replace")), f"[rank {side.rank}] ")
+        with tempfile.TemporaryFile() as stacks:  # of a rank that waits, too: the others may wait for one of its threads
+            faulthandler.dump_traceback(file=stacks, all_threads=True)
+            stacks.seek(0)
+            self.write(readable(stacks.read().decode(errors="replace")), f"[rank {side.rank}] ")
+        if not waits_at:
             self.write(self._captured(), f"[rank {side.rank}] ")
         if side.rank == 0:
             self._summary(test, limit_s)
