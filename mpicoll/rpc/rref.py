@@ -23,7 +23,7 @@ from torch.futures import Future
 from mpicoll.errors import MpicollError
 from mpicoll.rpc import current_agent, owner, wire
 from mpicoll.rpc.constants import UNSET_RPC_TIMEOUT
-from mpicoll.rpc.futures import CallFuture, CallTimedOut, completed_future, value_of
+from mpicoll.rpc.futures import CallFuture, CallTimedOut, completed_future, map_future, value_of
 from mpicoll.rpc.options import timeout_seconds
 from mpicoll.rpc.owned_objects import Entry, Id, id_text
 from mpicoll.rpc.pending_calls import name_of
@@ -187,7 +187,7 @@ class RRef(Generic[T]):
             assert self._made is not None
             return self._made
         value = self._entry.value
-        return value if self._made is None else self._made.then(lambda made: (made.value(), value_of(value))[1])
+        return value if self._made is None else map_future(self._made, lambda _: value_of(value))
 
     def _get_type(self, timeout: float = UNSET_RPC_TIMEOUT, blocking: bool = True) -> Any:
         """Returns the type of the object, or a future of it. Asks the owner once, and again only after an error."""

@@ -91,10 +91,12 @@ def test_it_waits_until_the_object_is_there(right: str, workers: list[str], rank
 
 
 def test_what_went_wrong_when_it_was_made(right: str, workers: list[str], rank: int, size: int) -> None:
-    """Raised by to_here and methods, here and on a third worker."""
-    rref = rpc.remote(right, broken)
+    """Raised by to_here and methods, here and on a third worker, and by the future of an object of one's own."""
+    rref, own = rpc.remote(right, broken), rpc.remote(workers[rank], broken)
     third = workers[(rank + 2) % size]
-    for call in (rref.to_here, rref.rpc_sync().add, lambda: rpc.rpc_sync(third, here_of, (rref,))):
+    for call in (
+        rref.to_here, rref.rpc_sync().add, lambda: rpc.rpc_sync(third, here_of, (rref,)), own.to_here, own._get_future().wait,
+    ):  # fmt: skip
         with pytest.raises(OSError, match="could not be made"):
             call()
     agree(True)
