@@ -1,9 +1,9 @@
 """What torch calls on a process group, translated for the engine; the same for both adapters.
 
-torch passes lists of one tensor (it once had several devices per process) and option objects. Methods have been renamed:
-``_allgather_base`` is now ``all_gather_single``, ``alltoall_base`` is ``all_to_all_single``. Every name that torch 2.11 to 2.15
-calls, from Python or from C++, is here. Ranks are group ranks. ``opts.asyncOp is False`` means that the caller ignores the Work:
-the operation then runs in the caller's thread and returns None.
+torch passes lists of one tensor (it once had several devices per process) and option objects. Parameters have torch's names.
+Methods have been renamed: ``_allgather_base`` is now ``all_gather_single``, ``alltoall_base`` is ``all_to_all_single``. Every
+name that torch 2.11 to 2.15 calls, from Python or from C++, is here. Ranks are group ranks. ``opts.asyncOp is False`` means that
+the caller ignores the Work: the operation then runs in the caller's thread and returns None.
 
 A comment gives our name of an operation where torch's differs. A result counts as an in-place write if it does with Gloo
 (mpicoll/_tensors/versions.py).
@@ -54,8 +54,9 @@ class Operations:
         output = _only(outputs)
         return self._wrote(self.communicator.reduce_scatter(output, _only(inputs), _op(opts), _async(opts)), [output])
 
-    def reduce_scatter_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> Answer:
-        return self._wrote(self.communicator.reduce_scatter_single(output, tensor, _op(opts), _async(opts)), [output])
+    def reduce_scatter_single(self, outputTensor: Tensor, inputTensor: Tensor, opts: Any = None) -> Answer:
+        work = self.communicator.reduce_scatter_single(outputTensor, inputTensor, _op(opts), _async(opts))
+        return self._wrote(work, [outputTensor])
 
     _reduce_scatter_base = reduce_scatter_single  # of torch <= 2.13
 
@@ -75,19 +76,19 @@ class Operations:
         return self._wrote(self.communicator.all_gather(targets, _only(tensors), _async(opts)), targets)
 
     # all_gather_coalesced
-    def allgather_coalesced(self, outputs: list[list[Tensor]], tensors: list[Tensor], opts: Any = None) -> Answer:
-        """``outputs[rank][i]`` is the i-th tensor of that rank; the engine takes ``[i][rank]``."""
-        by_tensor = [list(column) for column in zip(*outputs, strict=True)]
-        work = self.communicator.all_gather_coalesced(by_tensor, tensors, _async(opts))
+    def allgather_coalesced(self, output_lists: list[list[Tensor]], input_list: list[Tensor], opts: Any = None) -> Answer:
+        """``output_lists[rank][i]`` is the i-th tensor of that rank; the engine takes ``[i][rank]``."""
+        by_tensor = [list(column) for column in zip(*output_lists, strict=True)]
+        work = self.communicator.all_gather_coalesced(by_tensor, input_list, _async(opts))
         return self._wrote(work, [target for column in by_tensor for target in column])
 
-    def all_gather_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> Answer:
-        return self._wrote(self.communicator.all_gather_single(output, tensor, _async(opts)), [output])
+    def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Answer:
+        return self._wrote(self.communicator.all_gather_single(output, input, _async(opts)), [output])
 
     _allgather_base = all_gather_single
 
-    def all_gather_single_coalesced(self, outputs: list[Tensor], tensors: list[Tensor], opts: Any = None) -> Answer:
-        return self._wrote(self.communicator.all_gather_single_coalesced(outputs, tensors, _async(opts)), outputs)
+    def all_gather_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Answer:
+        return self._wrote(self.communicator.all_gather_single_coalesced(outputs, inputs, _async(opts)), outputs)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
@@ -113,8 +114,8 @@ class Operations:
         return self._answer(self.communicator.scatter(_only(outputs), sources, opts.rootRank, _async(opts)))
 
     # all_to_all
-    def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Answer:
-        return self._wrote(self.communicator.all_to_all(outputs, inputs, _async(opts)), outputs)
+    def alltoall(self, output_tensors: list[Tensor], input_tensors: list[Tensor], opts: Any = None) -> Answer:
+        return self._wrote(self.communicator.all_to_all(output_tensors, input_tensors, _async(opts)), output_tensors)
 
     def all_to_all_single(
         self, output: Tensor, tensor: Tensor, output_splits: Sequence[int], input_splits: Sequence[int], opts: Any = None
@@ -127,11 +128,11 @@ class Operations:
 
     alltoall_base = all_to_all_single
 
-    def send(self, tensors: Any, dst: int, tag: int = 0) -> Answer:  # isend
-        return self._answer(self.communicator.isend(_only(tensors), dst, tag))
+    def send(self, tensors: Any, dstRank: int, tag: int = 0) -> Answer:  # isend
+        return self._answer(self.communicator.isend(_only(tensors), dstRank, tag))
 
-    def recv(self, tensors: Any, src: int, tag: int = 0) -> Answer:  # irecv
-        return self._answer(self.communicator.irecv(_only(tensors), src, tag))
+    def recv(self, tensors: Any, srcRank: int, tag: int = 0) -> Answer:  # irecv
+        return self._answer(self.communicator.irecv(_only(tensors), srcRank, tag))
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Answer:  # irecv
         return self._answer(self.communicator.irecv(_only(tensors), None, tag))
