@@ -47,6 +47,7 @@ ALIVE_S = 0.05  # between two looks at the processes of the other ranks, while a
 
 # -- ranks that make a world or a group (_mpi) -----------------------------------------------------------------------------
 
+INIT_S = _scaled(30.0)  # until a rank says that MPI_Init does not return
 PATIENCE_AT_START_S = 10.0  # PATIENCE_S where programs have just begun: torch's import may take seconds longer on one rank
 ANSWER_S = 0.6  # for an answer in a roll call; longer than SHORT_LOOK_S
 NEXT_S = 0.02  # how much later the next rank asks, so that a few of many ask

@@ -9,7 +9,9 @@ from __future__ import annotations
 import atexit
 import ctypes
 import os
+import socket
 import sys
+import threading
 from collections.abc import Callable
 
 import mpi4py
@@ -17,6 +19,7 @@ import mpi4py
 from mpicoll import _cpus
 from mpicoll._discovery import binding, containers, debian, detect
 from mpicoll._mpi import claim, open_mpi
+from mpicoll._waits import INIT_S
 from mpicoll.errors import LaunchError
 
 # Variable with the pid of the process that started MPI. Its child processes read it; they inherit the launcher's variables too.
@@ -110,10 +113,30 @@ def _start() -> None:
     if start is None:
         MPI.Init_thread(level)
         return
-    if start(None, None, level, ctypes.byref(provided)) != 0:
-        raise LaunchError("MPI_Init_thread failed")
+    reminder = threading.Timer(INIT_S, _say_that_init_waits)
+    reminder.daemon = True
+    reminder.start()
+    try:
+        if start(None, None, level, ctypes.byref(provided)) != 0:
+            raise LaunchError("MPI_Init_thread failed")
+    finally:
+        reminder.cancel()
     for comm in (MPI.COMM_SELF, MPI.COMM_WORLD):
         comm.Set_errhandler(MPI.ERRORS_RETURN)  # mpi4py does so where it starts MPI: errors become exceptions
+
+
+def _say_that_init_waits() -> None:
+    """A line of the first two ranks: one of them may be the rank that the others wait for."""
+    rank = claim.rank()
+    if rank in (None, 0, 1):
+        who = "a rank" if rank is None else f"rank {rank}"
+        print(
+            f"mpicoll: {who} on {socket.gethostname()} has waited in MPI_Init for {INIT_S:g} s. MPI_Init waits for every rank: "
+            "one may have ended before it started MPI (`mpicoll run` names it), be slow to load its program, or be on a "
+            "host that cannot reach this one",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def _prepare() -> bool:
