@@ -133,11 +133,12 @@ def run(
     """Runs ``command`` outside this session's MPI job and returns status, stdout and stderr.
 
     env: added to ``clean_environment()``. fresh: ranks of ``mpicoll.run`` start as those of users do; otherwise they are forked
-    from a process that has imported torch (warm.py). Fails the test after timeout_s (longer on a busy machine), with what was
-    printed up to then; the command gets SIGTERM first, so that an mpiexec ends its ranks.
+    from a process that has imported torch (warm.py), unless another program starts mpicoll.run: it may do so on another host or
+    in a container, whose processes that server cannot make. Fails the test after timeout_s (longer on a busy machine), with what
+    was printed up to then; the command gets SIGTERM first, so that an mpiexec ends its ranks.
     """
     environ = clean_environment(**(env or {}))
-    if not fresh and "mpicoll.run" in command:
+    if not fresh and command[0] == sys.executable and "mpicoll.run" in command:
         environ |= {warm.ADDRESS: warm_server(), "PYTHONPATH": f"{WARM_RANKS}{os.pathsep}{environ['PYTHONPATH']}"}
     done = _run_once(command, timeout_s, cwd, environ)
     if done.returncode and NEVER_BEGAN in done.stderr:  # once in some hundred jobs on a busy machine, before any rank is there
