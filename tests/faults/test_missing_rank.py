@@ -61,7 +61,7 @@ def test_blocking(door: str, operation: str, clock: dict[str, str]) -> None:
     assert took < limit_s + 2 + END_S, f"{took:.1f} s\n{done.stderr}"
     assert re.search(named(operation), done.stderr), done.stderr
     assert "missing.py" in done.stderr, "the place in the program"
-    if door == "torch" and operation in MESSAGES:
+    if operation in MESSAGES and (door == "torch" or operation.endswith("_object_list")):
         assert "uncaught OperationTimeout; aborting the job" in done.stderr, "torch waits for a Work"
     else:
         assert re.search(rf"^mpicoll: \w+ on group '\w+' \(rank 0 of 2\): no end after {limit_s:g}\.", done.stderr, re.M), (
