@@ -41,27 +41,27 @@ class Operations:
     # -- reductions ----------------------------------------------------------------------------------------------------
 
     def allreduce(self, tensors: Any, opts: Any = None) -> Answer:  # all_reduce
-        return self._answer(self.communicator.all_reduce(_only(tensors), _op(opts), _async(opts)))
+        return self._answer(self.communicator.all_reduce(_only(tensors), *_how(opts)))
 
     # all_reduce_coalesced
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> Answer:
-        return self._wrote(self.communicator.all_reduce_coalesced(tensors, _op(opts), _async(opts)), tensors)
+        return self._wrote(self.communicator.all_reduce_coalesced(tensors, *_how(opts)), tensors)
 
     def reduce(self, tensors: Any, opts: Any) -> Answer:
-        return self._answer(self.communicator.reduce(_only(tensors), opts.rootRank, _op(opts), _async(opts)))
+        return self._answer(self.communicator.reduce(_only(tensors), opts.rootRank, *_how(opts)))
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Answer:
         output = _only(outputs)
-        return self._wrote(self.communicator.reduce_scatter(output, _only(inputs), _op(opts), _async(opts)), [output])
+        return self._wrote(self.communicator.reduce_scatter(output, _only(inputs), *_how(opts)), [output])
 
     def reduce_scatter_single(self, outputTensor: Tensor, inputTensor: Tensor, opts: Any = None) -> Answer:
-        work = self.communicator.reduce_scatter_single(outputTensor, inputTensor, _op(opts), _async(opts))
+        work = self.communicator.reduce_scatter_single(outputTensor, inputTensor, *_how(opts))
         return self._wrote(work, [outputTensor])
 
     _reduce_scatter_base = reduce_scatter_single  # of torch <= 2.13
 
     def reduce_scatter_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Answer:
-        work = self.communicator.reduce_scatter_single_coalesced(outputs, inputs, _op(opts), _async(opts))
+        work = self.communicator.reduce_scatter_single_coalesced(outputs, inputs, *_how(opts))
         return self._wrote(work, outputs)
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
@@ -250,12 +250,15 @@ def _only(items: Any) -> Any:
     return items[0]
 
 
-def _op(opts: Any) -> Any:
-    """Returns the kind of reduction, a key of our tables, which the options' ReduceOp is not. PREMUL_SUM keeps its factor."""
+def _how(opts: Any) -> tuple[Any, bool]:
+    """Returns the kind of reduction, a key of our tables, which the options' ReduceOp is not; and `_async`, without a hop more.
+
+    PREMUL_SUM keeps its factor.
+    """
     if opts is None:
-        return ReduceOp.SUM
+        return ReduceOp.SUM, True
     op = opts.reduceOp
-    return op if op.op == ReduceOp.PREMUL_SUM else op.op
+    return (op if op.op == ReduceOp.PREMUL_SUM else op.op), getattr(opts, "asyncOp", True)
 
 
 def _async(opts: Any) -> bool:
