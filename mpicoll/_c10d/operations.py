@@ -1,9 +1,10 @@
 """What torch calls on a process group, translated for the engine; the same for both adapters.
 
-torch passes lists of one tensor (it once had several devices per process) and option objects. Parameters have torch's names.
-Methods have been renamed: ``_allgather_base`` is now ``all_gather_single``, ``alltoall_base`` is ``all_to_all_single``. Every
-name that torch 2.11 to 2.15 calls, from Python or from C++, is here. Ranks are group ranks. ``opts.asyncOp is False`` means that
-the caller ignores the Work: the operation then runs in the caller's thread and returns None.
+torch passes lists of one tensor (it once had several devices per process) and option objects. Where a method has one form in
+torch, its parameters have torch's names. Methods have been renamed: ``_allgather_base`` is now ``all_gather_single``,
+``alltoall_base`` is ``all_to_all_single``. Every name that torch 2.11 to 2.15 calls, from Python or from C++, is here. Ranks are
+group ranks. ``opts.asyncOp is False`` means that the caller ignores the Work: the operation then runs in the caller's thread and
+returns None.
 
 A comment gives our name of an operation where torch's differs. A result counts as an in-place write if it does with Gloo
 (mpicoll/_tensors/versions.py).

@@ -193,6 +193,9 @@ def _taking_connections(listeners: Sequence[socket.socket]) -> Iterator[None]:
 
     The queue holds net.core.somaxconn connections and one more, 129 in many containers.
     """
+    if not listeners:
+        yield
+        return
     ended = threading.Event()
 
     def take() -> None:
@@ -206,14 +209,12 @@ def _taking_connections(listeners: Sequence[socket.socket]) -> Iterator[None]:
                         key.data.accept()[0].close()
 
     thread = threading.Thread(target=take, name="mpicoll rendezvous", daemon=True)
-    if listeners:
-        thread.start()
+    thread.start()
     try:
         yield
     finally:
         ended.set()
-        if listeners:
-            thread.join()
+        thread.join()
 
 
 def _reachable(addresses: Iterable[Address]) -> tuple[set[Address], str]:

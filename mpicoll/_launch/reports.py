@@ -104,7 +104,6 @@ class Reports:
         self._listener.setblocking(False)
         self.port: int = self._listener.getsockname()[1]
         selector.register(self._listener, selectors.EVENT_READ, self._accept)
-        self._listens = True
 
     def close(self) -> None:
         """Breaks all connections: the monitors end what still runs."""
@@ -114,8 +113,7 @@ class Reports:
         self._listener.close()
 
     def _stop_listening(self) -> None:
-        if self._listens:
-            self._listens = False
+        if self._listener in self._selector.get_map():
             self._selector.unregister(self._listener)
 
     def connected(self) -> bool:

@@ -57,19 +57,14 @@ class Runtime:
     @cached_property
     def comm(self) -> MPI.Intracomm:
         """A communicator for internal messages (first use is collective over all its ranks): a duplicate of the user's one."""
-        global _world_comm
         from mpicoll._mpi.library import MPI
 
         if self.own:
             return self.base
         with self.lock:
-            if self.base != MPI.COMM_WORLD:
-                comm = self.base.Dup()
-                self._replace_given(comm)
-                return comm
-            if _world_comm is None:
-                _world_comm = self.base.Dup()
-            return _world_comm
+            known = _world_comm if self.base == MPI.COMM_WORLD else None
+            self.connect(self.base.Dup() if known is None else known)
+        return self.comm
 
     @property
     def connected(self) -> bool:
@@ -80,16 +75,12 @@ class Runtime:
 
     def connect(self, comm: MPI.Intracomm) -> None:
         """Makes this duplicate of the base communicator ``comm``."""
-        global _world_comm
+        global _world_comm, last_base
         from mpicoll._mpi.library import MPI
 
         self.__dict__["comm"] = comm
         if self.base == MPI.COMM_WORLD:
             _world_comm = comm
-        self._replace_given(comm)
-
-    def _replace_given(self, comm: MPI.Intracomm) -> None:
-        global last_base
         if self.given:
             self.base = last_base = comm
 
@@ -205,7 +196,7 @@ def stop(free: bool = True) -> None:
         return
     with runtime.lock:
         comm = runtime.__dict__.get("comm")
-        if (runtime.given and comm is not None) or comm not in (None, _world_comm, runtime.base):
+        if comm not in (None, _world_comm) and (runtime.given or comm != runtime.base):
             comm.Free()
         if runtime.parent is not None:
             runtime.base.Free()

@@ -45,7 +45,7 @@ class Messenger:
         try:
             self._transport.send(worker.id, message)
         except Exception as error:
-            if self._transport.is_here(worker.id):  # it lacks memory
+            if self._transport.is_here(worker.id):  # this process lacks memory, and nothing is wrong with the worker
                 with self._guard:
                     self.sent -= 1
                 raise

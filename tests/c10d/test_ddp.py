@@ -18,7 +18,7 @@ ROWS = 4  # per rank
 
 pytestmark = [
     pytest.mark.usefixtures("world"),
-    pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),  # torch's own optimizers use it
+    pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),  # torch's optimizers call torch.jit
 ]
 
 

@@ -1,4 +1,4 @@
-"""The forms in which a group's methods can be called, read from the docstrings of torch's own class: results as with Gloo."""
+"""Calls a group's methods in every form that the docstrings of torch's class list. The results are those of Gloo."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.torch_backend import of_rank, same
 pytestmark = pytest.mark.usefixtures("world")
 
 PARAMETER = re.compile(r"(?:^|, )(\w+): (.+?)(?= = |, \w+: |$)")
-NOT_HERE = ("send", "recv", "recv_anysource", "_end_coalescing")  # messages between two ranks have one form
+NOT_HERE = ("send", "recv", "recv_anysource", "_end_coalescing")  # they have one form, and need more than one call
 NOT_OF_GLOO = ("alltoall",)
 
 

@@ -12,6 +12,8 @@ from mpicoll._mpi.exit_handshake import Answer, Question
 from mpicoll._progress import inquiries
 from tests.support import launch
 
+pytestmark = pytest.mark.ranks(1)
+
 STALLED = str(Path(__file__).parent / "scripts" / "stalled.py")
 
 
@@ -38,7 +40,6 @@ def answer(question: Question, begun: int, call: str) -> Answer:
     return Answer(question.group, begun, "words", left=False, call=call, about=question.about)
 
 
-@pytest.mark.ranks(1)
 def test_a_late_answer_is_about_the_collective_of_its_question(asked: list[Asked]) -> None:
     group: Any = Group()
     for number in (5, 6):
@@ -51,7 +52,6 @@ def test_a_late_answer_is_about_the_collective_of_its_question(asked: list[Asked
     assert inquiries.other_call(group, 6, "all_reduce(2)") == (1, "all_reduce(3)")
 
 
-@pytest.mark.ranks(1)
 def test_an_answer_to_an_earlier_world_counts_for_nothing(asked: list[Asked]) -> None:
     """Its groups have the same names, and its collectives the same numbers."""
     earlier: Any = Group()
@@ -62,7 +62,6 @@ def test_an_answer_to_an_earlier_world_counts_for_nothing(asked: list[Asked]) ->
     assert inquiries.other_call(later, 1, "all_reduce(1)") is None
 
 
-@pytest.mark.ranks(1)
 def test_whoever_has_come_is_not_asked_again(asked: list[Asked]) -> None:
     """Each round asks others, so that one that is late among many is found soon."""
     group: Any = Group()

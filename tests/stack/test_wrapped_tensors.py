@@ -30,7 +30,7 @@ def finished(*shape: int) -> Tensor:
 
 
 def unfinished(*shape: int) -> Tensor:
-    """The same, but nobody has waited for it (collective)."""
+    """Returns such values as the result of an all_reduce that nobody has waited for (collective)."""
     tensor = funcol.all_reduce(finished(*shape), "max", dist.group.WORLD)  # type: ignore[arg-type]
     assert type(tensor) is funcol.AsyncCollectiveTensor
     made.append(tensor)
