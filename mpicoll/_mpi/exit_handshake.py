@@ -87,7 +87,7 @@ def ask(rank: int, question: Question) -> None:
     comm, world = runtime.world_comm(), runtime.current()
     assert comm is not None
     assert world is not None
-    with world.lock, survivors.tolerated():
+    with world.lock, survivors.Tolerated():
         _sent[:] = [request for request in _sent if not request.Test()]
         _sent.append(comm.isend(tuple(question), rank, QUESTION))
 
@@ -99,11 +99,12 @@ def dismiss(rank: int) -> None:
 
 def answers() -> list[tuple[int, Answer]]:
     """[3] Returns the answers that have arrived, with the ranks of the world that they come from. Only one thread calls this."""
-    comm, world = runtime.world_comm(), runtime.current()
+    comm, world, received = runtime.world_comm(), runtime.current(), list[tuple[int, Answer]]()
     assert comm is not None
     assert world is not None
-    with world.lock, survivors.tolerated():
-        return _received(comm)
+    with world.lock, survivors.Tolerated():
+        received.extend(_received(comm))
+    return received
 
 
 def answer(said: Callable[[Question], Answer | None]) -> None:
@@ -114,7 +115,7 @@ def answer(said: Callable[[Question], Answer | None]) -> None:
     comm, world = runtime.world_comm(), runtime.current()
     assert comm is not None
     assert world is not None
-    with world.lock, survivors.tolerated():
+    with world.lock, survivors.Tolerated():
         _sent[:] = [request for request in _sent if not request.Test()]
         _answer(comm, said)
 
@@ -154,7 +155,7 @@ def _leave_survivors(said: Callable[[Question], Answer | None]) -> bool:
     def answer_others() -> None:
         comm = runtime.world_comm()
         if comm is not None and not library.dead_processes:
-            with survivors.tolerated():
+            with survivors.Tolerated():
                 _answer(comm, said)
 
     survivors.meet(base, goes_on=False, meanwhile=answer_others)

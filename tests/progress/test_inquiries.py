@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import Mock
 
 import pytest
 
-from mpicoll._mpi import exit_handshake
+from mpicoll._mpi import exit_handshake, library, runtime, survivors
 from mpicoll._mpi.exit_handshake import Answer, Question
+from mpicoll._mpi.library import MPI
 from mpicoll._progress import inquiries
 from tests.support import launch
 
@@ -60,6 +63,18 @@ def test_an_answer_to_an_earlier_world_counts_for_nothing(asked: list[Asked]) ->
         inquiries.ask(group, 1, [1])
     inquiries.heard(later, 1, answer(asked[0].question, 1, "barrier()"))
     assert inquiries.other_call(later, 1, "all_reduce(1)") is None
+
+
+def test_no_answer_arrives_while_a_rank_dies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """MPI then refuses to look for messages; the watchdog goes on."""
+    monkeypatch.setattr(library, "dead_processes", False)
+    monkeypatch.setattr(survivors, "possible", lambda: True)
+    comm = Mock()
+    comm.iprobe.side_effect = MPI.Exception(MPI.ERR_OTHER)
+    monkeypatch.setattr(runtime, "world_comm", lambda: comm)
+    monkeypatch.setattr(runtime, "current", lambda: Mock(lock=threading.Lock()))
+    assert exit_handshake.answers() == []
+    assert library.dead_processes
 
 
 def test_whoever_has_come_is_not_asked_again(asked: list[Asked]) -> None:
