@@ -32,6 +32,10 @@ class CollectiveMismatch(MpicollError):
     """
 
 
+class DifferentTensors(CollectiveMismatch, ValueError):
+    """The tensors of the ranks do not fit together. All ranks raise it, before a tensor changes, and the group works on."""
+
+
 class WorkerLeft(MpicollError):
     """A remote call to a worker that has left, or that left before it answered; the message names the worker.
 

@@ -32,6 +32,7 @@ def _scaled(seconds: float, least_s: float = 0.0) -> float:
 
 LOOK_S = _scaled(1.0)  # between two looks of the watchdog, of the flight recorder for a request, and of an RPC agent at processes
 SHORT_LOOK_S = 0.1  # the same for dead ranks, and in a roll call for questions
+BLOCKED_S = 0.25  # until a call counts as one that waits for ranks: of those that have left it, some may be about to end it
 ASK_AFTER_S = _scaled(1.0)  # until a rank asks others; shorter if a group's timeout is short
 PATIENCE_S = _scaled(3.0)  # until a rank names the missing; ranks of a healthy job are never level
 MOST_PATIENCE_S = _scaled(300.0)  # between two such lines of one group

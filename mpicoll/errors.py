@@ -11,7 +11,8 @@
         │                       group and rank
         ├── GroupFailed         (also a DistBackendError) the group was used after one of its operations had failed or timed out
         ├── GroupDestroyed      (also a DistError) the group was used after destroy_process_group
-        ├── CollectiveMismatch  the ranks called different collectives, or with different arguments
+        ├── CollectiveMismatch  the ranks called different collectives, or with different arguments; also a ValueError where all
+        │                       ranks raise it because their tensors do not fit together
         ├── ConcurrentCollectives   two threads of a rank were in blocking collectives of one group at once
         ├── WorkerLeft          a remote call to a worker that has ended
         └── ForkedProcess       a forked child (a DataLoader worker, say) tried to communicate

@@ -19,6 +19,7 @@ from mpicoll._algorithms.blocks import Block, block, blocks, pieces, rows
 from mpicoll._algorithms.direct import SLICE
 from mpicoll._algorithms.native import CHUNK
 from mpicoll._algorithms.windows import Windows
+from mpicoll._errors import DifferentTensors
 from mpicoll._host import thresholds, two_level
 from mpicoll._host.messages import HostMessages
 from mpicoll._host.thresholds import DIRECT, HIERARCHICAL, NATIVE, PAIRWISE, SHARED_MEMORY, Thresholds
@@ -340,7 +341,7 @@ class HostCollectives:
     def all_to_all(self, targets: Sequence[Tensor], sources: Sequence[Tensor], operation: str = "all_to_all") -> Call:
         """Rank i's ``sources[j]`` arrives in rank j's ``targets[i]``. Only the two ranks need to know the size.
 
-        If they differ about it, all ranks raise ValueError; checked only when the shared-memory window is used.
+        If they differ about it, all ranks raise CollectiveMismatch; checked only when the shared-memory window is used.
         """
         outputs, inputs = [block(target) for target in targets], [block(source) for source in sources]
         return self._all_to_all, (operation, outputs, inputs), (targets[0].dtype, None, None, (inputs, outputs))
@@ -382,9 +383,9 @@ class HostCollectives:
 
 
 def refuse_sizes(operation: str, wrong: Sequence[tuple[int, int]]) -> None:
-    """Raises ValueError if there are pairs of ranks (i, j) for which rank i sends another size than rank j expects."""
+    """Raises an error if there are pairs of ranks (i, j) for which rank i sends another size than rank j expects."""
     for i, j in wrong:
-        raise ValueError(f"{operation}: what rank {i} has for rank {j} has another size than what rank {j} expects from it")
+        raise DifferentTensors(f"{operation}: what rank {i} has for rank {j} has another size than what rank {j} expects from it")
 
 
 def _vector(memory: Tensor, dtype: torch.dtype) -> Tensor:

@@ -44,7 +44,7 @@ class Answer(NamedTuple):
         group: The name of the group.
         begun: Number of collectives that the rank has begun on it.
         words: What it did last.
-        left: The program has ended; the rank will begin no more.
+        left: Why the rank will begin no more, in words that follow its number; empty: it may begin more.
         call: Its call at the place that was asked for, in words; empty if it has not come there.
         about: Of the question.
     """
@@ -52,7 +52,7 @@ class Answer(NamedTuple):
     group: str
     begun: int
     words: str
-    left: bool = True
+    left: str = ""
     call: str = ""
     about: int = 0
 
@@ -132,7 +132,8 @@ def leave(begun: Callable[[str], int]) -> None:
             abort.die("this rank has ended, and other ranks wait for it; it counts as dead")
         number = begun(question.group)
         words = f"its program has ended, after {number} collectives on this group"
-        return Answer(question.group, number, words, about=question.about)
+        left = f"whose program has ended (after {number} collectives on this group)"
+        return Answer(question.group, number, words, left, about=question.about)
 
     if runtime.finalized() or (survivors.possible() and _leave_survivors(said)):
         return

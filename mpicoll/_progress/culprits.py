@@ -13,7 +13,7 @@ from mpicoll._progress.ledger import MOST_GROUPS, Rank
 
 
 def of_collective(group: GroupState, number: int) -> list[Absent]:
-    """Returns the members that have not begun the group's collective of this number."""
+    """Returns the members that have not begun the group's collective of this number, or have left one half done."""
     return sorted([*on_node(group, number), *inquiries.absent(group, number, group.unseen)])
 
 
@@ -24,8 +24,9 @@ def on_node(group: GroupState, number: int) -> list[Absent]:
         if rank == group.global_ranks[group.rank] or group.ledger is None or (known := group.ledger.read(rank)) is None:
             continue
         seen = known.groups.get(group.key)
-        if seen is None or seen.begun < number:
-            found.append(_absent(group, rank, known))
+        if seen is None or seen.begun < number or 0 < seen.left <= number:
+            absent = _absent(group, rank, known)
+            found.append(absent if seen is None or not seen.left else absent._replace(never=True))
     return found
 
 
@@ -48,7 +49,7 @@ def _absent(group: GroupState, rank: int, known: Rank) -> Absent:
     if seen is None and len(known.groups) >= MOST_GROUPS:
         last = "nothing is known of its calls on this group"
     else:
-        last = inquiries.last_call(*(seen[:4] if seen is not None else (0, 0, "", 0.0)))
+        last = inquiries.last_call(*(seen[:4] if seen is not None else (0, 0, "", 0.0)), 0 if seen is None else seen.left)
     if state == RUNS:
         return Absent(rank, f"{last}; its process {known.pid} runs")
     return Absent(rank, f"its process {known.pid} {state}; up to a second before that {last}", state == ENDED)

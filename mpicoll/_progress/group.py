@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from functools import partial
 from threading import Lock, get_ident
 from time import monotonic
+from types import FunctionType
 from typing import Any, TypeVar
 
 from torch import Tensor
@@ -70,8 +71,10 @@ class Group(GroupState):
         self._record((number, operation, monotonic(), signature, False))
         try:
             function(*arguments)
-        except FAILURES as raw:
-            raise self._failure(operation, raw) from raw
+        except BaseException as raw:
+            if (error := self._failure(operation, function, raw)) is raw:
+                raise
+            raise error from raw
         finally:
             self.ended = number
             queue.running.release()
@@ -114,15 +117,30 @@ class Group(GroupState):
         self._record((number, operation, monotonic(), signature, self.queue.runs_here()))
         try:
             function(*arguments)
-        except FAILURES as raw:
-            raise self._failure(operation, raw) from raw
+        except BaseException as raw:
+            if (error := self._failure(operation, function, raw)) is raw:
+                raise
+            raise error from raw
         finally:
             self.ended = number
         if resized := storages.resized(held):
             raise MpicollError(f"{self.where(operation)}: {resized}")
 
-    def _failure(self, operation: str, raw: Exception) -> Exception:
-        """Returns our error for what an algorithm raised. The group is unusable from now on."""
+    def _failure(self, operation: str, function: Callable[..., Any], raw: BaseException) -> BaseException:
+        """Returns our error for what has ended an algorithm. The group is unusable from now on, if its ranks may be out of step.
+
+        Errors of our own leave it as it is. So does a signal handler that raises if the algorithm is one call of MPI: Python runs
+        handlers after it. Everything else has left the collective half done: a handler that raises, memory that is missing.
+        """
+        if isinstance(raw, MpicollError):
+            return raw
+        if not isinstance(raw, FAILURES):
+            if not isinstance(getattr(function, "__func__", function), FunctionType):
+                return raw
+            self.left = self.queue.started
+            self.fail(MpicollError(f"{self.where(operation)}: {type(raw).__name__} has left it half done"))
+            watchdog.write(self.ledger)
+            return raw
         if isinstance(raw, MPIException):
             error: Exception = translate(raw, self.where(operation))
             self.fail(error)

@@ -28,6 +28,7 @@ class GroupState:
     broken: MpicollError | None = field(default=None, init=False)
     closer: Callable[[], None] = field(init=False)  # set by the registry
     ended: int = field(default=0, init=False)  # number of the last collective that has ended on this rank
+    left: int = field(default=0, init=False)  # number of the collective that an exception has left half done; 0: none
     refused_calls: dict[int, Refused] = field(default_factory=dict, init=False)  # by place in the order; see refusals.py
     # The number and the operation of the collective that waits for the calls of the other ranks.
     next_call: tuple[int, str] = field(default=(0, ""), init=False)

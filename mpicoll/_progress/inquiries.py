@@ -28,11 +28,11 @@ MOST_ASKED = 32  # questions of a rank about one group at one look
 
 
 class Absent(NamedTuple):
-    """A rank of the world that an operation waits for. ``ended``: its process is gone."""
+    """A rank of the world that an operation waits for. ``never``: it will not come any more."""
 
     rank: int
     words: str
-    ended: bool = False
+    never: bool = False
 
 
 class _Wait:
@@ -90,7 +90,7 @@ def absent(group: GroupState, number: int, ranks: Iterable[int]) -> list[Absent]
             silent = "it is stopped, its host or network is lost, or a call in its program holds Python's lock"
             found.append(Absent(rank, f"it has not answered for {now - since:.0f} s: {silent}"))
         elif answer is not None and not wait.has_come(rank, number):
-            found.append(Absent(rank, answer.words))
+            found.append(Absent(rank, answer.words, bool(answer.left)))
     return found
 
 
@@ -108,10 +108,13 @@ def own_answer(groups: Iterable[GroupState], question: Question) -> Answer | Non
     group = next((each for each in groups if each.name == question.group), None)
     where = f"its process {os.getpid()} on {socket.gethostname()} runs"
     if group is None:
-        return Answer(question.group, 0, f"it does not have this group; {where}", left=False, about=question.about)
+        return Answer(question.group, 0, f"it does not have this group; {where}", about=question.about)
     begun = group.history[-1][0] if group.history else 0
     its_call = call(group, question.number)
-    return Answer(group.name, begun, f"{_last(group)}; {where}", left=False, call=its_call, about=question.about)
+    if group.left:
+        left = f"on which an exception has left its collective {group.left}, {call(group, group.left)}, half done"
+        return Answer(group.name, group.left - 1, f"{_last(group)}; {where}", left, its_call, question.about)
+    return Answer(group.name, begun, f"{_last(group)}; {where}", call=its_call, about=question.about)
 
 
 def call(group: GroupState, number: int) -> str:
@@ -123,14 +126,16 @@ def call(group: GroupState, number: int) -> str:
 def _last(group: GroupState) -> str:
     entry = group.history[-1] if group.history else None
     if entry is None:
-        return last_call(0, 0, "", 0.0)
-    return last_call(entry[0], group.ended, signatures.alike(entry[1], entry[3])[1], entry[2])
+        return last_call(0, 0, "", 0.0, 0)
+    return last_call(entry[0], group.ended, signatures.alike(entry[1], entry[3])[1], entry[2], group.left)
 
 
-def last_call(begun: int, ended: int, last: str, since: float) -> str:
+def last_call(begun: int, ended: int, last: str, since: float, left: int) -> str:
     """Returns in words what a rank has done last on a group. The arguments are as in `ledger.Seen`."""
     if not last:
         return "it has begun no collective on this group"
+    if left:
+        return f"an exception has left its collective {begun} on this group, {last}, half done, and it can use the group no more"
     if ended < begun:
         return f"it is in its collective {begun} on this group, {last}, for {time.monotonic() - since:.0f} s"
     return f"its last collective on this group is number {begun}, {last}, which has ended"

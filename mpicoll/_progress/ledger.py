@@ -45,6 +45,7 @@ class Member(Protocol):
     global_ranks: tuple[int, ...]
     history: deque[Entry]
     ended: int
+    left: int
     broken: MpicollError | None
     checked: bool
     refused_calls: dict[int, Refused]
@@ -67,6 +68,7 @@ class Seen(NamedTuple):
         failed: The group is unusable on that rank.
         refused: The calls that the rank has refused, by their place in the order.
         next: The number and the operation of the collective that waits for the calls of the others; see refusals.py.
+        left: Number of the collective that an exception has left half done; 0: none.
     """
 
     begun: int
@@ -78,6 +80,7 @@ class Seen(NamedTuple):
     failed: bool
     refused: dict[str, Refused]
     next: tuple[int, str]
+    left: int
 
 
 class Rank(NamedTuple):
@@ -118,7 +121,7 @@ class Ledger:
         self._compared: dict[str, int] = {}  # number of the last collective that was compared, by group
         self._guard = Lock()  # guards the other attributes
         self._written: list[
-            tuple[str, int, int, bool, int, tuple[int, str]]
+            tuple[str, int, int, bool, int, tuple[int, str], int]
         ] = []  # the state of the groups when they were last written
         self.boards.write(json.dumps([os.getpid(), {}, {}]).encode())
 
@@ -129,7 +132,7 @@ class Ledger:
             self._write(used)
 
     def _write(self, used: Sequence[Member]) -> None:
-        state = [(g.key, _begun(g), g.ended, g.broken is not None, _refusals(g), g.next_call) for g in used]
+        state = [(g.key, _begun(g), g.ended, g.broken is not None, _refusals(g), g.next_call, g.left) for g in used]
         if state == self._written:
             return
         self._written = state
@@ -156,7 +159,7 @@ class Ledger:
         self._begun[group.key] = [*looks, begun][-LOOKS:]
         words = [word for word, _ in described]
         last, since, first = (described[-1][1], history[-1][2], history[0][0]) if history else ("", 0.0, 1)
-        return Seen(begun, group.ended, last, since, first, words, group.broken is not None, refused, group.next_call)
+        return Seen(begun, group.ended, last, since, first, words, group.broken is not None, refused, group.next_call, group.left)
 
     def read(self, rank: int) -> Rank | None:
         """Returns what a rank has written; None if it is on another node, has written nothing, or is writing."""

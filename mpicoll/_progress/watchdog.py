@@ -2,8 +2,9 @@
 
     every second     compares the calls of the ranks of this node (ledger.py); if they differ, the job ends
     after 1 second   that a call waits: asks ranks of other nodes what they have done last (inquiries.py)
-    after 3 seconds  that a blocking call waits: a line on stderr names the ranks that have not come. If the program or the
-                     process of one of them has ended, the job ends
+    every second     looks for the ranks that a call waits for. If the program or the process of one of them has ended, or an
+                     exception has left its call half done, the job ends
+    after 3 seconds  that a blocking call waits: a line on stderr names the ranks that have not come
     at the timeout   of the group, the job ends, and the line names the same ranks
 
 A thread that waits inside MPI cannot be interrupted, so that no exception can be raised in it. As with torch's NCCL watchdog,
@@ -30,7 +31,7 @@ from mpicoll._progress.inquiries import Absent
 from mpicoll._progress.ledger import Ledger, Mismatch
 from mpicoll._progress.poller import poller
 from mpicoll._progress.requests import PendingMessage
-from mpicoll._waits import ASK_AFTER_S, LOOK_S, MOST_PATIENCE_S, PATIENCE_S, SHORT_LOOK_S, STACK_S
+from mpicoll._waits import ASK_AFTER_S, BLOCKED_S, LOOK_S, MOST_PATIENCE_S, PATIENCE_S, SHORT_LOOK_S, STACK_S
 
 TIMED_BY_ITSELF = frozenset({"barrier", "monitored_barrier"})  # they may also wait longer than the group's timeout
 
@@ -161,7 +162,7 @@ class Watchdog:
             if waited_s > limit_s and not each.asynchronous and each.operation not in TIMED_BY_ITSELF:
                 limit = f"{each.operation} exceeded the group's timeout of {limit_s:g} s"
                 _end(each.operation, each.group, f"no end after {waited_s:.1f} s. {each.named()}", limit, each.absent())
-        blocked = [each for each in waiting if now - each.since > PATIENCE_S and each.group.size > 1]
+        blocked = [each for each in waiting if now - each.since > BLOCKED_S and each.group.size > 1]
         for each in blocked:
             self._look_at_peers(each, now)
         if exit_handshake.possible():
@@ -185,13 +186,12 @@ class Watchdog:
                 _end_mismatch(group, mismatch)
 
     def _look_at_peers(self, waiting: Waiting, now: float) -> None:
-        """Ends the job if the process of a rank that this call waits for has ended. Otherwise says who has not come.
+        """Ends the job if a rank that this call waits for will never come. Otherwise says who has not come.
 
         The lowest rank that waits says it. It waits twice as long before it says the same of the group's next collective.
         """
         group, absent = waiting.group, waiting.absent()
-        gone = [each for each in absent if each.ended]
-        if gone and not survivors.possible():
+        if any(each.never for each in absent) and not survivors.possible():
             _end(waiting.operation, group, waiting.named(), f"{waiting.operation} can never end")
         patience = self._patience.get(group, PATIENCE_S)
         said = self._said.get(group) == (waiting.operation, waiting.since)
@@ -218,7 +218,7 @@ class Watchdog:
             self._receive_answers(groups, waiting)
 
     def _receive_answers(self, groups: Sequence[GroupState], waiting: Sequence[Waiting]) -> None:
-        """Ends the job, or the rank that has answered, if a call waits for a rank whose program has ended."""
+        """Ends the job, or the rank that has answered, if a call waits for a rank that will begin no more."""
         for rank, answer in exit_handshake.answers():
             for group in groups:
                 if group.name == answer.group:
@@ -228,7 +228,7 @@ class Watchdog:
                     continue
                 never = answer.begun < group.queue.started if peer == EVERYBODY else peer == group.global_ranks.index(rank)
                 if never or (peer is None and group.size == 2):
-                    why = f"waits for rank {rank}, whose program has ended (after {answer.begun} collectives on this group)"
+                    why = f"waits for rank {rank}, {answer.left}"
                     if survivors.possible():
                         exit_handshake.dismiss(rank)
                     else:

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch.distributed import ReduceOp
 
+from mpicoll._errors import DifferentTensors, UnsupportedReduction
 from mpicoll._tensors import reductions
 from mpicoll._tensors.reductions import Op
-from mpicoll.errors import UnsupportedReduction
 
 # The dtypes that torch can add up, and the dtype of the sum: halves in float32, rounded once.
 EXACT = (
@@ -56,12 +56,12 @@ def counts(operation: str, headers: Tensor) -> list[int]:
     """Returns the number of values on each rank.
 
     Raises:
-        ValueError: The ranks' tensors are not alike. Every rank raises it, because all see all headers.
+        DifferentTensors: The ranks' tensors are not alike. Every rank raises it, because all see all headers.
     """
     rows: list[list[int]] = headers.tolist()
     for rank, row in enumerate(rows):
         if row[1:] != rows[0][1:]:
-            raise ValueError(
+            raise DifferentTensors(
                 f"{operation}: sparse tensors must have one dtype, shape and number of sparse dimensions on all ranks; "
                 f"rank 0 has {_described(rows[0])}, rank {rank} has {_described(row)}"
             )

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 import subprocess
+import time
 
 import pytest
 
-from tests.faults.clock import FAST, clock
+from tests.faults.clock import FAST, began, clock
 from tests.support import ROOT, is_open_mpi, launch
 
 __all__ = ["clock"]
@@ -59,6 +60,20 @@ def test_a_rank_that_stops_is_named() -> None:
     done = job("stops", timeout_s=2)
     assert done.returncode != 0
     assert re.search(f"all_reduce .* no end after .*Rank 1 has not come: {STOPPED}; .*{LAST}", done.stderr), done.stderr
+
+
+@pytest.mark.parametrize("node_size", ["2", "1"])
+def test_an_exception_that_leaves_a_collective_half_done_is_named(node_size: str) -> None:
+    """On the rank itself the group is unusable; the others, which wait in the collective, learn it within a second."""
+    done = job("leaves", MPICOLL_NODE_SIZE=node_size)
+    took_s = time.time() - began(done.stdout)
+    assert done.returncode != 0
+    assert "caught\nbarrier on group '0' (rank 1 of 2): the group is unusable" in done.stdout, done.stdout
+    assert "all_reduce on group '0' (rank 1 of 2): Late has left it half done" in done.stdout, done.stdout
+    call = r"its collective 101(?: on this group)?, all_reduce\(SUM, float32, 1048576 bytes\), half done"
+    assert re.search(f"all_reduce on group '0' .*an exception has left {call}", done.stderr), done.stderr
+    assert "all_reduce can never end; aborting the job" in done.stderr, done.stderr
+    assert took_s < 1.3 + 3, f"{took_s:.1f} s"  # until it is seen, and to show where the ranks are
 
 
 SILENT = r"it has not answered for \d s: it is stopped, its host or network is lost, or a call in its program holds Python's lock"

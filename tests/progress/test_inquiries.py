@@ -40,7 +40,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Asked]:
 
 
 def answer(question: Question, begun: int, call: str) -> Answer:
-    return Answer(question.group, begun, "words", left=False, call=call, about=question.about)
+    return Answer(question.group, begun, "words", call=call, about=question.about)
 
 
 def test_a_late_answer_is_about_the_collective_of_its_question(asked: list[Asked]) -> None:

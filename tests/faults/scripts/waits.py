@@ -18,12 +18,36 @@ MPI.COMM_WORLD.Barrier()  # the start of MPI may take longer than the timeout
 dist.init_process_group(timeout=timedelta(seconds=timeout_s))
 rank = dist.get_rank()
 api = torch.distributed if how.startswith("torch ") else mpicoll
-tensor = torch.ones(2)
+tensor, large = torch.ones(2), torch.ones(1 << 18)
 for _ in range(100):
     api.all_reduce(tensor)
 
 
+class Late(Exception):
+    """Raised by a handler of a signal."""
+
+
+def late(*_: object) -> None:
+    raise Late
+
+
+def leave() -> None:
+    """An alarm goes off in a large all_reduce that the other rank comes to later. The program catches what it raises."""
+    signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    try:
+        dist.all_reduce(large)
+    except Late:
+        print("caught\n", end="", flush=True)
+    try:
+        dist.barrier()
+    except dist.GroupFailed as error:
+        print(f"{error}\n", end="", flush=True)
+
+
 def program_of_rank_1() -> None:
+    if how == "leaves":
+        leave()
     if how == "ends its process":
         os._exit(0)
     if how == "stops":
@@ -61,6 +85,11 @@ elif how == "meets a barrier":
     dist.all_reduce(tensor)
 elif rank == 1:
     program_of_rank_1()
+elif how == "leaves":
+    time.sleep(0.7)
+    print(f"began {time.time()}\n", end="", flush=True)
+    dist.all_reduce(large)
+    dist.all_reduce(large)
 elif how == "sends nothing":
     dist.recv(tensor, 1)
 elif how == "sends nothing to irecv":
