@@ -31,12 +31,27 @@ def add(group: GroupState, operation: str, error: Exception) -> None:
     refused = group.refused_calls
     here = refused.setdefault(group.queue.issued() + 1, {})
     times, _ = here.get(operation, (0, ""))
-    here[operation] = times + 1, f"{operation}, refused: {type(error).__name__}: {error}"[:LONGEST]
+    words = " ".join(str(error).split()).rstrip(".")
+    here[operation] = times + 1, f"{operation}, refused: {type(error).__name__}: {words}"[:LONGEST]
     if len(refused) > MOST:
         del refused[next(iter(refused))]
     if not group.unsettled:
         group.unsettled = True
         group.queue.hold()
+
+
+def before(group: GroupState, rank: int, number: int, call: str) -> str:
+    """Returns a rank's call in words, with what it has refused at this place of the order before, as far as that is known.
+
+    An error that the program has caught on one rank is why the calls of the ranks differ from there on.
+    """
+    if rank == group.global_ranks[group.rank]:
+        refused = group.refused_calls.get(number, {})
+    else:
+        known = None if group.ledger is None else group.ledger.read(rank)
+        seen = None if known is None else known.groups.get(group.key)
+        refused = {} if seen is None else seen.refused.get(str(number), {})
+    return " after ".join([call, *(text for _, text in reversed(refused.values()))])
 
 
 def settle(group: GroupState, operation: str, write: Callable[[], None]) -> None:

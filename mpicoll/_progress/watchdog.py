@@ -25,7 +25,7 @@ from typing import NamedTuple
 from mpicoll._facts import in_words
 from mpicoll._mpi import abort, exit_handshake, survivors
 from mpicoll._mpi.exit_handshake import SHOW, Answer, Question
-from mpicoll._progress import culprits, current_call, expiry, inquiries, losses, stacks, threads
+from mpicoll._progress import culprits, current_call, expiry, inquiries, losses, refusals, stacks, threads
 from mpicoll._progress.group_state import EVERYBODY, GroupState
 from mpicoll._progress.inquiries import Absent
 from mpicoll._progress.ledger import Ledger, Mismatch
@@ -298,6 +298,8 @@ def _end(operation: str, group: GroupState, what: str, reason: str, others: Sequ
 def _end_mismatch(group: GroupState, mismatch: Mismatch) -> None:
     number, other, calls = mismatch
     own, refused = group.global_ranks[group.rank], any(", refused: " in call for call in calls)
+    if not refused:
+        calls = refusals.before(group, other, number, calls[0]), refusals.before(group, own, number, calls[1])
     values = "No tensor has changed." if refused else "Tensors may have wrong values."
     print(
         f"mpicoll: group {group.name!r}, collective number {number}: the ranks do not call the same. Rank {other}: {calls[0]}. "

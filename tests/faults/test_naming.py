@@ -35,6 +35,14 @@ def test_different_collectives_end_the_job(how: str) -> None:
     assert len(re.findall(r"this rank is here: \S*waits\.py:\d+ in \S+$", done.stderr, re.MULTILINE)) == 2, done.stderr
 
 
+def test_what_a_rank_has_refused_before_is_said() -> None:
+    done = job("refuses and goes on")
+    assert done.returncode != 0
+    refusal = "all_reduce, refused: TypeError: all_reduce: tensor must be a torch.Tensor, got list"
+    said = f"Rank 0: all_reduce(SUM, float32, 8 bytes). Rank 1: barrier() after {refusal}."
+    assert said in done.stderr, done.stderr
+
+
 def test_different_collectives_of_which_one_raises() -> None:
     """The error names both calls. If the program catches it, the other rank goes on with what it has got, so the job ends."""
     done = job("receives too little")

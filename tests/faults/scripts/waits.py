@@ -62,6 +62,12 @@ if "other collective" in how:
     else:
         api.all_reduce(tensor)
     time.sleep(10)
+elif how == "refuses and goes on":
+    try:
+        dist.all_reduce([tensor] if rank == 1 else tensor)  # type: ignore[arg-type]
+    except TypeError:
+        dist.barrier()
+    time.sleep(10)
 elif how == "receives too little":
     try:
         dist.broadcast(torch.ones(4 if rank == 0 else 2), 0)
