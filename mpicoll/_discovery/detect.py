@@ -33,7 +33,7 @@ FIRST_MASTER_PORT, MASTER_PORTS = 20000, 10000
 FIRST_SPECIAL_STEP = 0xFFFFFFF0  # Slurm steps from here on are shells (of sbatch, of salloc), not tasks of srun
 
 # Variables of mpicoll that pass from a rank to the processes that it starts:
-OWNER_PID = "_MPICOLL_OWNER_PID"  # pid of the rank: a process that a rank starts must not join the job as the same rank
+OWNER = "_MPICOLL_OWNER"  # the rank's process, and the variables that name it: what a rank starts must not become the same rank
 PROVIDED = "_MPICOLL_PROVIDED"  # set by provide_torch_variables, "RANK=0 WORLD_SIZE=4": a child may replace these values
 SUPERVISOR = "_MPICOLL_SUPERVISOR"  # set by mpicoll.run: how the monitor of a rank reaches it; the program does not see this
 ADDED = "_MPICOLL_ADDED"  # set by mpicoll.run for its job, one NAME=VALUE per line: a job started from inside chooses anew
@@ -165,8 +165,8 @@ def without_job(environ: Mapping[str, str]) -> dict[str, str]:
     """A copy of ``environ`` for a new MPI job, also inside a rank of another job. Settings of the user are kept."""
     provided = _provided(environ)
     provided += [name for name, _, value in _pairs(environ.get(ADDED, "").splitlines()) if environ.get(name) == value]
-    inside = detect(environ) is not None or OWNER_PID in environ
-    dropped = {OWNER_PID, PROVIDED, ADDED, SUPERVISOR, *provided}
+    inside = detect(environ) is not None or OWNER in environ
+    dropped = {OWNER, PROVIDED, ADDED, SUPERVISOR, *provided}
     if inside or TORCHRUN_MARK in environ:  # this process's rank, which a new job must not take for its own
         dropped.update(RANK_VARIABLES)
     if TORCHRUN_MARK in environ:  # the new ranks are not workers of torchrun and use a store of their own

@@ -22,7 +22,7 @@ from typing import NoReturn
 
 from mpicoll._cpus import usable_cores
 from mpicoll._discovery import allocation, mca_files
-from mpicoll._discovery.detect import ADDED, OWNER_PID, Launch, detect, without_job
+from mpicoll._discovery.detect import ADDED, OWNER, Launch, detect, without_job
 from mpicoll._discovery.find import Mpi, Mpiexec, find_mpi, find_mpiexec
 from mpicoll._discovery.launchers import LAUNCHERS, find_launcher, find_other
 from mpicoll._launch import mpiexec_reaper, supervisor
@@ -78,7 +78,7 @@ def check_once(environ: Mapping[str, str]) -> None:
     Not in a shell of sbatch, salloc or ``srun --pty``, nor in a rank that has started MPI, which may start a job of its own.
     """
     launch = detect(environ)
-    if launch is None or launch.size == 1 or OWNER_PID in environ:
+    if launch is None or launch.size == 1 or OWNER in environ:
         return
     if launch.rank > 0:
         time.sleep(OTHER_RANKS_S)

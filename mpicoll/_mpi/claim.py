@@ -187,10 +187,10 @@ def _root(environ: Mapping[str, str]) -> str | None:
 
     None if the system does not provide them.
     """
-    identity = _identity(environ)
+    own = identity(environ)
     pid = os.getpid()
     try:
-        while (parent := _parent(pid)) > 1 and _is_rank(parent, identity):
+        while (parent := _parent(pid)) > 1 and _is_rank(parent, own):
             pid = parent
         boot = Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
         return f"{boot}-{os.stat('/proc/self/ns/pid').st_ino}-{pid}-{_start(pid)}"
@@ -198,19 +198,20 @@ def _root(environ: Mapping[str, str]) -> str | None:
         return None
 
 
-def _is_rank(pid: int, identity: tuple[str | None, ...]) -> bool:
-    """True if the process has the same launcher variables and is not a launcher itself."""
+def _is_rank(pid: int, rank: str) -> bool:
+    """True if the process has these launcher variables, as `identity` returns them, and is not a launcher itself."""
     if is_launcher(pid):
         return False
     try:
         words = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
     except OSError:  # a process of another user
         return False
-    return _identity(dict(word.split("=", 1) for word in words if "=" in word)) == identity
+    return identity(dict(word.split("=", 1) for word in words if "=" in word)) == rank
 
 
-def _identity(environ: Mapping[str, str]) -> tuple[str | None, ...]:
-    return tuple(environ.get(name) for name in IDENTITY)
+def identity(environ: Mapping[str, str]) -> str:
+    """The variables that name one rank of one job, as a text."""
+    return " ".join(f"{name}={environ[name]}" for name in IDENTITY if name in environ)
 
 
 def _parent(pid: int) -> int:

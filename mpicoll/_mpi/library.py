@@ -23,7 +23,7 @@ from mpicoll._waits import INIT_S
 from mpicoll.errors import LaunchError
 
 # Variable with the pid of the process that started MPI. Its child processes read it; they inherit the launcher's variables too.
-OWNER_PID = detect.OWNER_PID
+OWNER = detect.OWNER
 
 _REMEDY_NO_MPI = (
     "no MPI library could be loaded ({reason}).\n"
@@ -52,9 +52,14 @@ dead_processes = False
 
 
 def started_by_a_rank() -> str | None:
-    """The pid of the rank that started this process instead of mpiexec; None if this process is a rank itself."""
-    owner = os.environ.get(OWNER_PID)
-    return owner if owner not in (None, str(os.getpid())) and detect.detect() is not None else None
+    """The pid of the rank that started this process instead of mpiexec; None if this process is a rank itself.
+
+    A rank may also have started a launcher, which has started this process as a rank of another job.
+    """
+    owner, _, identity = os.environ.get(OWNER, "").partition(" ")
+    if owner in ("", str(os.getpid())) or detect.detect() is None or identity != claim.identity(os.environ):
+        return None
+    return owner
 
 
 def refusal() -> str | None:
@@ -67,7 +72,7 @@ def refusal() -> str | None:
         return (
             f"process {pid} was started by a rank (process {owner}), not by mpiexec; starting MPI here would join the job as a "
             "second copy of that rank. Start ranks with `python -m mpicoll.run` or mpicoll.spawn, or, if this process really "
-            f"is a new MPI job, unset {OWNER_PID} for it"
+            f"is a new MPI job, unset {OWNER} for it"
         )
     if claim.connection_lost():
         return (
@@ -90,7 +95,7 @@ def initialize() -> None:
         _start()
         _finalize_at_exit()
         before_finalize(claim.release)
-    os.environ[OWNER_PID] = str(os.getpid())
+    os.environ[OWNER] = f"{os.getpid()} {claim.identity(os.environ)}"
 
 
 def before_finalize(call: Callable[[], None]) -> None:
@@ -195,5 +200,5 @@ except (ImportError, RuntimeError) as error:
     claim.release()
     raise LaunchError(_REMEDY_NO_MPI.format(reason=str(error).split("\n")[0]) + debian.advice(os.environ)) from error
 if MPI.Is_initialized() and not MPI.Is_finalized():
-    os.environ[OWNER_PID] = str(os.getpid())
+    os.environ[OWNER] = f"{os.getpid()} {claim.identity(os.environ)}"
     before_finalize(claim.release)

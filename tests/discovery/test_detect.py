@@ -10,7 +10,7 @@ import pytest
 from mpicoll._discovery.detect import (
     ADDED,
     OPEN_MPI_SETTINGS,
-    OWNER_PID,
+    OWNER,
     PROVIDED,
     TORCH_VARIABLES,
     Launch,
@@ -232,11 +232,11 @@ def test_it_costs_well_below_a_millisecond() -> None:
 
 @pytest.mark.parametrize("launcher", [OPENMPI, HYDRA, SRUN, PALS, FLUX, JSRUN, MVAPICH])
 def test_a_new_job_can_be_started_from_inside_a_rank(launcher: dict[str, str]) -> None:  # trap 57
-    environ = {**launcher, "PATH": "/bin", OWNER_PID: "17"}
+    environ = {**launcher, "PATH": "/bin", OWNER: "17"}
     provide_torch_variables(environ)
     clean = without_job(environ)
     assert detect(clean) is None
-    assert not {OWNER_PID, PROVIDED, *TORCH_VARIABLES} & set(clean)
+    assert not {OWNER, PROVIDED, *TORCH_VARIABLES} & set(clean)
     assert clean["PATH"] == "/bin"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,9 @@ import pytest
 import mpicoll._launch.run as run_module
 from mpicoll import _cpus
 from mpicoll._discovery import detect, find
+from tests import support
 from tests.launch.jobs import BY_ANY, run, script
-from tests.support import ROOT, launch
+from tests.support import LAUNCH_ENVIRONMENT, ROOT, launch, mpiexec
 
 
 def test_every_launcher_has_a_command() -> None:
@@ -217,7 +219,7 @@ def test_a_rank_can_start_a_job_of_its_own(tmp_path: Path) -> None:  # trap 57
     inner = script(tmp_path, WHO, "inner.py")
     outer = f"""
 import subprocess
-os.environ["_MPICOLL_OWNER_PID"] = str(os.getpid())
+os.environ["_MPICOLL_OWNER"] = str(os.getpid())
 from mpicoll._discovery.detect import provide_torch_variables
 from mpi4py import MPI
 provide_torch_variables()
@@ -228,6 +230,26 @@ MPI.COMM_WORLD.Barrier()
     done = run(tmp_path, "--quiet", "-n", "2", script(tmp_path, outer, "outer.py"))
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("['0of3 ', '1of3 ', '2of3 ']")
+
+
+AGAIN = """
+import os, sys
+import mpicoll as dist
+dist.init_process_group()
+ranks = dist.get_world_size()
+dist.destroy_process_group()
+if ranks == 1:
+    os.execv(sys.argv[1], [sys.argv[1], "-n", "2", sys.executable, *sys.argv])
+print(ranks)
+"""
+
+
+@pytest.mark.launch
+def test_a_program_that_had_a_world_of_one_starts_itself_again_under_mpiexec(tmp_path: Path) -> None:
+    again = tmp_path / "again.py"
+    again.write_text(AGAIN)
+    done = support.run([sys.executable, str(again), mpiexec()], env=LAUNCH_ENVIRONMENT)
+    assert (done.returncode, done.stdout.split()) == (0, ["2", "2"]), done.stderr
 
 
 @pytest.mark.launch

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from mpicoll._discovery.detect import OWNER_PID
 from tests.support import LAUNCH_ENVIRONMENT, mpiexec, run
 
 # A thread of Gloo may still hold a tensor when Python ends, and then now and then aborts, with or without mpicoll
@@ -22,8 +21,7 @@ OVER_MPI = ("mpirun", "mpicoll.run")
 def command(by: str, program: str, *arguments: str, ranks: int = 2) -> list[str]:
     """The command that starts ``program`` by one of ``OVER_MPI``, or by torchrun."""
     python = {
-        # without the mark of this session's own MPI, by which its children would be taken for its ranks
-        "mpirun": ["env", "-u", OWNER_PID, mpiexec(), "-n", str(ranks), sys.executable],
+        "mpirun": [mpiexec(), "-n", str(ranks), sys.executable],
         "mpicoll.run": [sys.executable, "-m", "mpicoll.run", "-n", str(ranks)],
         "torchrun": [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)],
     }[by]
