@@ -10,6 +10,7 @@ Families: "openmpi" (Open MPI, Spectrum MPI; they use PMIx) and "mpich" (MPICH, 
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shutil
@@ -176,6 +177,8 @@ def _load(chosen: Mapping[str, str], environ: Mapping[str, str]) -> Mpi:
             f" libmpi.so, or unset MPI4PY_LIBMPI{debian.advice({'MPI4PY_LIBMPI': setting})}"
         )
     if "cannot load MPI" in error:
+        if beside := library_beside_packages():
+            return _load(beside, environ)
         raise LaunchError(
             f"no MPI library was found for {sys.executable}. Install one: {INSTALL}, or set MPI4PY_LIBMPI to the path"
             f" of its libmpi.so{debian.advice(environ)}"
@@ -184,6 +187,20 @@ def _load(chosen: Mapping[str, str], environ: Mapping[str, str]) -> Mpi:
         f"mpi4py of {sys.executable} cannot load its MPI: {_first_line(error)}. Repair or install MPI: {INSTALL}"
         + debian.advice(environ)
     )
+
+
+def library_beside_packages() -> dict[str, str]:
+    """The variable by which mpi4py loads the MPI of the environment below a virtual one; empty: there is none.
+
+    Where an environment takes packages from another (``--system-site-packages``, a ``.pth`` file), mpi4py looks for MPI in the
+    upper one only. The MPI is beside the mpi4py that would be imported, or beside the package that contains it.
+    """
+    spec, sonames = importlib.util.find_spec("mpi4py"), [soname for names in SONAMES.values() for soname in names]
+    libraries = [] if spec is None or spec.origin is None else [Path(spec.origin).parents[3] / soname for soname in sonames]
+    files = [file for name in installed_wheels() for file in metadata.files(name) or () if file.name in sonames]
+    libraries += [Path(str(file.locate())) for file in files]
+    found = next((library.resolve() for library in libraries if library.exists()), None)
+    return {} if found is None else {"MPI4PY_LIBMPI": str(found)}
 
 
 def _mpi(report: Mapping[str, Any], chosen: Mapping[str, str]) -> Mpi:

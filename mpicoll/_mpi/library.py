@@ -190,8 +190,15 @@ def _finalize() -> None:
 
 _starts = _prepare()
 try:
-    from mpi4py import MPI as MPI
+    try:
+        from mpi4py import MPI as MPI
+    except RuntimeError:
+        from mpicoll._discovery import find
 
+        if "MPI4PY_LIBMPI" in os.environ or not (_beside := find.library_beside_packages()):
+            raise
+        os.environ.update(_beside)
+        from mpi4py import MPI as MPI
     if _starts:
         mpi4py.rc.initialize = True
         _start()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import site
+import venv
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from mpicoll._discovery import find
 from mpicoll._discovery.find import Mpi, Mpiexec, fits, read_version
 from mpicoll.errors import LaunchError
+from tests.support import ROOT, run
 
 OPENMPI = (Mpi("Open MPI", (5, 0, 11), "/o/lib/libmpi.so.40"), Mpiexec("/o/bin/mpiexec", "openmpi", (5, 0, 11)))
 OPENMPI4 = Mpiexec("/o/bin/mpiexec", "openmpi", (4, 1, 4))
@@ -100,9 +103,30 @@ def test_two_mpis_in_one_environment_must_be_chosen_between(monkeypatch: pytest.
 )
 def test_no_mpi_names_the_remedy(error: str, environ: dict[str, str], words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(find, "installed_wheels", dict)
+    monkeypatch.setattr(find, "library_beside_packages", dict)
     monkeypatch.setattr(find, "probe", lambda *_: {"error": error})
     with pytest.raises(LaunchError, match=words):
         find.find_mpi(None, environ)
+
+
+WORLD = """
+import mpicoll
+mpicoll.init_process_group()
+print(f"{mpicoll.get_rank()} of {mpicoll.get_world_size()}\\n", end="", flush=True)
+"""
+
+
+@pytest.mark.launch
+def test_a_virtual_environment_over_another_one_has_its_mpi(tmp_path: Path) -> None:
+    venv.create(tmp_path / "upper", symlinks=True)
+    [packages] = tmp_path.glob("upper/lib/*/site-packages")
+    (packages / "lower.pth").write_text("\n".join([str(ROOT), *site.getsitepackages()]))
+    program, python = tmp_path / "world.py", str(tmp_path / "upper" / "bin" / "python")
+    program.write_text(WORLD)
+    done = run([python, "-m", "mpicoll.run", "-n", "2", str(program)])
+    assert sorted(done.stdout.splitlines()) == ["0 of 2", "1 of 2"], done.stderr
+    alone = run([python, str(program)])
+    assert alone.stdout == "0 of 1\n", alone.stderr
 
 
 def test_a_path_that_is_no_mpi(tmp_path: Path) -> None:
