@@ -30,11 +30,11 @@ from mpicoll._device.consensus import DeviceChoices
 from mpicoll._device.messages import DeviceMessages
 from mpicoll._device.shared_memory import SharedDeviceMemory
 from mpicoll._device.staging import Part
-from mpicoll._host.collectives import HostCollectives, refuse_sizes
+from mpicoll._host.collectives import HostCollectives
 from mpicoll._mpi import runtime
 from mpicoll._mpi.channel import Channel
 from mpicoll._mpi.topology import Topology
-from mpicoll._tensors import buffers, calls
+from mpicoll._tensors import buffers, calls, checks
 from mpicoll._tensors.calls import Call, Signature
 from mpicoll._tensors.plans import Plan
 from mpicoll._tensors.reductions import Op
@@ -200,7 +200,7 @@ class DeviceCollectives:
         if way == "ipc":
             with self._shared.reaching(*targets, *sources) as window:
                 outputs, inputs = ([block(memory) for memory in side] for side in (targets, sources))
-                refuse_sizes(operation, shared_memory.all_to_all(window, outputs, inputs))
+                checks.refuse_sizes(operation, shared_memory.all_to_all(window, outputs, inputs))
         elif way == "direct":
             others = [rank for rank in range(self.size) if rank != self.rank]
             own = targets[self.rank], sources[self.rank]

@@ -19,13 +19,12 @@ from mpicoll._algorithms.blocks import Block, block, blocks, pieces, rows
 from mpicoll._algorithms.direct import SLICE
 from mpicoll._algorithms.native import CHUNK
 from mpicoll._algorithms.windows import Windows
-from mpicoll._errors import DifferentTensors
 from mpicoll._host import thresholds, two_level
 from mpicoll._host.messages import HostMessages
 from mpicoll._host.thresholds import DIRECT, HIERARCHICAL, NATIVE, PAIRWISE, SHARED_MEMORY, Thresholds
 from mpicoll._mpi.channel import IN_PLACE, Channel
 from mpicoll._mpi.datatypes import BYTE, INT_MAX, allocate, fromaddress
-from mpicoll._tensors import buffers, calls, sparse
+from mpicoll._tensors import buffers, calls, checks, sparse
 from mpicoll._tensors.calls import Call
 from mpicoll._tensors.plans import Plan
 from mpicoll._tensors.reductions import Op
@@ -361,7 +360,7 @@ class HostCollectives:
         if self._algorithm("all_to_all", nbytes, thresholds.all_to_all) == SHARED_MEMORY:
             assert self.windows.window is not None
             wrong = shared_memory.all_to_all(self.windows.window, targets, sources)
-            refuse_sizes(operation, wrong)
+            checks.refuse_sizes(operation, wrong)
             return
         others = [rank for rank in range(self.size) if rank != self.rank]
         own = targets[self.rank], sources[self.rank]
@@ -380,12 +379,6 @@ class HostCollectives:
         """Frees the windows. Called only when the program destroys the group, never by garbage collection."""
         self.windows.close()
         self.use(self.thresholds.without_windows())
-
-
-def refuse_sizes(operation: str, wrong: Sequence[tuple[int, int]]) -> None:
-    """Raises an error if there are pairs of ranks (i, j) for which rank i sends another size than rank j expects."""
-    for i, j in wrong:
-        raise DifferentTensors(f"{operation}: what rank {i} has for rank {j} has another size than what rank {j} expects from it")
 
 
 def _vector(memory: Tensor, dtype: torch.dtype) -> Tensor:

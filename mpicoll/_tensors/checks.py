@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mpicoll._errors import DifferentTensors
+
 _QUANTIZED = frozenset(
     getattr(torch, name) for name in ("quint8", "qint8", "qint32", "quint4x2", "quint2x4") if hasattr(torch, name)
 )
@@ -137,3 +139,9 @@ def splits(operation: str, what: str, given: Sequence[int] | None, rows: int, si
     if min(shares) < 0 or sum(shares) != rows:
         raise ValueError(f"{operation}: {what} {shares} must be >= 0 and add up to {rows}, the rows of dim 0")
     return shares
+
+
+def refuse_sizes(operation: str, wrong: Sequence[tuple[int, int]]) -> None:
+    """Raises an error if there are pairs of ranks (i, j) for which rank i sends another size than rank j expects."""
+    for i, j in wrong:
+        raise DifferentTensors(f"{operation}: what rank {i} has for rank {j} has another size than what rank {j} expects from it")
