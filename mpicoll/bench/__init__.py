@@ -7,5 +7,4 @@ python -m mpicoll.run -n 2 -m mpicoll.bench check                  has speed bee
 
     options.py ──► harness.py, the ways to call ──► rounds.py, their times ──► row.py ──► table.py, output.py, plot.py
                    operations.py, messages.py                                             targets.py, check.py
-    model/, a cost model of other machines
 """

@@ -28,7 +28,6 @@ from mpicoll.bench import (
     tune,
 )
 from mpicoll.bench.harness import Harness, open_harness
-from mpicoll.bench.model import command as model_command
 from mpicoll.bench.output import Output
 from mpicoll.bench.rounds import QUICK, Pace
 
@@ -43,8 +42,6 @@ def run(words: Sequence[str], description: str) -> int:
         machine_text = f"{os.cpu_count()} cores {platform.machine()}, torch {torch.__version__}"
         remote_calls.measure(args.sizes, args.repeat or Pace().rounds, machine_text, args.width)
         return 0
-    if args.what == "model":
-        return model_command.main(args) if overview.rank() == 0 else 0
     if args.what == "summary":
         return _summary(args) if overview.rank() == 0 else 0
     if args.what == "ranks":

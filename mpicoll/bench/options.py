@@ -12,7 +12,6 @@ from mpicoll._cuda import streams
 from mpicoll.bench import arguments, formulas, overview, patterns, plot, steps, tune
 from mpicoll.bench.formulas import EMPTY, REDUCTIONS
 from mpicoll.bench.messages import MESSAGES
-from mpicoll.bench.model import command as model_command
 from mpicoll.bench.operations import COLLECTIVES
 from mpicoll.bench.overview import HELP, Parser
 from mpicoll.bench.row import API, BACKEND, GLOO, NCCL, RAW
@@ -73,7 +72,6 @@ def make_parser(description: str) -> Parser:
         "step": [common, files],
         "ddp": [common, files, sizes],
         "rpc": [common, sizes],
-        "model": [],
         "ranks": [],
         "summary": [],
     }
@@ -98,7 +96,6 @@ def make_parser(description: str) -> Parser:
     parsers["tune"].add_argument("--out", metavar="FILE", default=tune.FILE, help=f"file to write; default {tune.FILE}")
     parsers["summary"].add_argument("runs", nargs="+", metavar="FILE.json", help="written by all --json or step --json")
     parsers["summary"].add_argument("--markdown", action="store_true", help="print the tables in Markdown")
-    model_command.add_arguments(parsers["model"])
     return parser
 
 

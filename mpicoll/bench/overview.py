@@ -24,7 +24,6 @@ HELP: dict[str, str | None] = {
     "step": "training steps of DDP, FSDP2, pipelines and tensor parallelism, compared with Gloo; 2 to 3 minutes",
     "ddp": "those of DDP on MLPs of several sizes, compared with Gloo",
     "rpc": "RPC, compared with torch.distributed.rpc (TensorPipe)",
-    "model": "estimate the time of each algorithm on another machine; measures nothing",
     "ranks": "what a rank costs in jobs of 2 to 32 ranks: time, open files, threads, shared memory; starts jobs of its own",
     "startup": "import, init_process_group and first collective, compared with Gloo; starts jobs of its own",
     "all": "all figures of the table of targets, and the table; some minutes",
