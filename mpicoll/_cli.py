@@ -33,7 +33,7 @@ options:
   --version   the version of mpicoll"""
 
 BENCH_RANKS = "2"  # enough for every benchmark; one rank per core would need gigabytes on a large machine
-BENCH_ALONE = ("summary", "-h", "--help")  # these start no ranks
+BENCH_ALONE = ("-h", "--help")  # these start no ranks
 
 
 @quiet_without_reader

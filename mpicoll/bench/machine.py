@@ -31,13 +31,8 @@ class Machine:
     def cores_per_rank(self) -> float:
         return self.cores / self.local_ranks
 
-    @property
-    def full(self) -> bool:
-        """No rank has a spare core, so background work takes time from the computation."""
-        return self.cores_per_rank < 2
-
     def facts(self) -> dict[str, Any]:
-        return {**asdict(self), "cores_per_rank": self.cores_per_rank, "full": self.full}
+        return {**asdict(self), "cores_per_rank": self.cores_per_rank}
 
     def lines(self) -> list[str]:
         return [

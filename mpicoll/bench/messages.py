@@ -12,9 +12,8 @@ from functools import partial
 from typing import Any
 
 from mpicoll._mpi.library import MPI
-from mpicoll.bench import raw_mpi
 from mpicoll.bench.formulas import WINDOW
-from mpicoll.bench.operations import Call, Memory, Operation, Shape
+from mpicoll.bench.operations import Call, Memory, Operation, Shape, mpi_call
 
 
 def latency(s: Shape) -> Operation:
@@ -37,7 +36,7 @@ def latency(s: Shape) -> Operation:
         return round_trip(partial(dist.send, sent, peer, group), partial(dist.recv, received, peer, group))
 
     def raw() -> Call:
-        return round_trip(raw_mpi.call("Send", sent, peer), raw_mpi.call("Recv", received, peer))
+        return round_trip(mpi_call("Send", sent, peer), mpi_call("Recv", received, peer))
 
     return Operation(memory, call_through, raw if s.moves else None)
 
@@ -55,7 +54,7 @@ def exchange(s: Shape) -> Operation:
         return exchanged(partial(dist.isend, sent, peer, group), partial(dist.irecv, received, peer, group), _wait)
 
     def raw() -> Call:
-        return exchanged(raw_mpi.call("Isend", sent, peer), raw_mpi.call("Irecv", received, peer), MPI.Request.Waitall)
+        return exchanged(mpi_call("Isend", sent, peer), mpi_call("Irecv", received, peer), MPI.Request.Waitall)
 
     return Operation(memory, call_through, raw if s.moves else None)
 
@@ -79,7 +78,7 @@ def bandwidth(s: Shape) -> Operation:
 
     def raw() -> Call:
         start, acknowledge = ("Isend", "Recv") if s.rank == 0 else ("Irecv", "Send")
-        return window(raw_mpi.call(start, x, peer), MPI.Request.Waitall, raw_mpi.call(acknowledge, done, peer))
+        return window(mpi_call(start, x, peer), MPI.Request.Waitall, mpi_call(acknowledge, done, peer))
 
     return Operation(memory, call_through, raw if s.moves else None)
 

@@ -16,7 +16,7 @@ import torch.distributed
 from torch import Tensor
 
 from mpicoll._mpi.library import MPI
-from mpicoll.bench import patterns, raw_mpi
+from mpicoll.bench import patterns
 
 CPU = torch.device("cpu")
 Call = Callable[[], object]
@@ -83,7 +83,7 @@ class Shape:
     @property
     def moves(self) -> bool:
         """Whether MPI has this dtype."""
-        return raw_mpi.has(self.name, None)
+        return mpi_has(self.name, None)
 
     @property
     def torch_op(self) -> Any:
@@ -110,8 +110,8 @@ class Shape:
         return [(tensor, self.of(self.rank, i * self.part)) for i, tensor in enumerate(tensors)]
 
     def raw(self, name: str, *words: object, op: str | None = None) -> Callable[[], Call] | None:
-        """Makes the call of MPI, see `raw_mpi.call`; None: MPI has no such datatype or operation."""
-        return partial(raw_mpi.call, name, *words, op=op) if raw_mpi.has(self.name, op) else None
+        """Makes the call of MPI, see `mpi_call`; None: MPI has no such datatype or operation."""
+        return partial(mpi_call, name, *words, op=op) if mpi_has(self.name, op) else None
 
     @property
     def exact(self) -> bool:
@@ -194,7 +194,7 @@ def all_to_all(s: Shape) -> Operation:
 
 
 def barrier(s: Shape) -> Operation:
-    return Operation(Memory(), _through("barrier"), partial(raw_mpi.call, "Barrier"))
+    return Operation(Memory(), _through("barrier"), partial(mpi_call, "Barrier"))
 
 
 NEWER = {"all_gather_into_tensor": "all_gather_single", "reduce_scatter_tensor": "reduce_scatter_single"}  # of torch >= 2.13
@@ -217,3 +217,33 @@ COLLECTIVES: dict[str, Callable[[Shape], Operation]] = {
         reduce_scatter, reduce_scatter_tensor, all_to_all, all_to_all_single, barrier,
     )
 }  # fmt: skip
+
+
+# --- plain MPI calls, as users write them with mpi4py and NumPy -------------------------------------------------------
+
+MPI_OPERATIONS = {"SUM": MPI.SUM, "PRODUCT": MPI.PROD, "MIN": MPI.MIN, "MAX": MPI.MAX}
+MPI_BITWISE = {"BAND": MPI.BAND, "BOR": MPI.BOR, "BXOR": MPI.BXOR}
+MPI_INTEGERS = {f"{sign}int{bits}": getattr(MPI, f"{sign}int{bits}_t".upper()) for sign in ("", "u") for bits in (8, 16, 32, 64)}
+MPI_FLOATS = {"float32": MPI.FLOAT, "float64": MPI.DOUBLE}
+MPI_DATATYPES: dict[str, MPI.Datatype] = {**MPI_INTEGERS, **MPI_FLOATS}  # by NumPy name
+
+
+def mpi_has(dtype: str, op: str | None) -> bool:
+    """Whether MPI has a datatype for this dtype, by its NumPy name, and this reduction of it."""
+    return dtype in MPI_DATATYPES and (op is None or op in MPI_OPERATIONS or (op in MPI_BITWISE and dtype in MPI_INTEGERS))
+
+
+def mpi_call(name: str, *words: object, op: str | None = None) -> Call:
+    """The call ``MPI.COMM_WORLD.name(*words)``, with buffers and datatypes bound in advance. The root is rank 0.
+
+    Args:
+        words: A tensor becomes its NumPy array and datatype.
+        op: The reduction, which is the last word.
+    """
+    bound = [_buffer(word) if isinstance(word, Tensor) else word for word in words]
+    return partial(getattr(MPI.COMM_WORLD, name), *bound, *([] if op is None else [{**MPI_OPERATIONS, **MPI_BITWISE}[op]]))
+
+
+def _buffer(tensor: Tensor) -> list[object]:
+    array = tensor.numpy()
+    return [array, MPI_DATATYPES[array.dtype.name]]

@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import argparse
+import math
+from argparse import ArgumentTypeError
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
 from mpicoll._cuda import streams
-from mpicoll.bench import arguments, formulas, overview, patterns, plot, steps, tune
+from mpicoll.bench import formulas, overview, patterns, tune
 from mpicoll.bench.formulas import EMPTY, REDUCTIONS
 from mpicoll.bench.messages import MESSAGES
 from mpicoll.bench.operations import COLLECTIVES
 from mpicoll.bench.overview import HELP, Parser
 from mpicoll.bench.row import API, BACKEND, GLOO, NCCL, RAW
-from mpicoll.bench.steps.models import SIDES
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = [4, 8, 64, 256, KIB, 4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB]
 # Largest default sizes. A call of bandwidth moves 64 times as much.
 MOST = {"latency": 64 * MIB, "exchange": 64 * MIB, "bandwidth": 4 * MIB}
 QUICK_SIZES = [8, 64 * KIB]
-OWN_SIZES = {"rpc": [4 * KIB, MIB, 64 * MIB], "overlap": [16 * MIB, 4 * MIB, 64 * MIB], "ddp": list(SIDES)}
 WAYS = {"mpicoll": API, "torch": BACKEND, "gloo": GLOO, "nccl": NCCL, "mpi4py": RAW}
-PLOT = "bench.svg"  # default of `all`
 
 
 def make_parser(description: str) -> Parser:
@@ -32,70 +31,36 @@ def make_parser(description: str) -> Parser:
     common = Parser(add_help=False)
     common.add_argument(
         "--repeat",
-        type=arguments.count,
+        type=count,
         metavar="N",
-        help="rounds, each of all implementations in turn; default 15 (all, check: 9; startup: 5), fewer for slow operations",
+        help="rounds, each of all implementations in turn; default 15 (tune: 7), fewer for slow operations",
     )
     common.add_argument("--quick", action="store_true", help="a quick test: few and short rounds, small sizes")
-    files = Parser(add_help=False)
-    files.add_argument("--json", metavar="FILE", help="write all figures, with the time of every round")
-    files.add_argument("--csv", metavar="FILE", help="write a line for each row and implementation")
-    files.add_argument(
-        "--plot",
-        metavar="FILE.svg",
-        help="draw one operation over size, or several compared with Gloo and MPI (needs matplotlib)",
-    )
+    common.add_argument("--json", metavar="FILE", help="write all figures, with the time of every round")
+    common.add_argument("--csv", metavar="FILE", help="write a line for each row and implementation")
     sizes = Parser(add_help=False)
-    sizes.add_argument("--sizes", "--bytes", type=arguments.size, nargs="+", metavar="S", help="8 64KiB 1MiB ...")
+    sizes.add_argument("--sizes", "--bytes", type=size, nargs="+", metavar="S", help="8 64KiB 1MiB ...")
     kinds = Parser(add_help=False)
-    kinds.add_argument("--dtypes", type=arguments.dtype, nargs="+", default=["float32"], metavar="D", help="float32 bfloat16 ...")
+    kinds.add_argument("--dtypes", type=dtype, nargs="+", default=["float32"], metavar="D", help="float32 bfloat16 ...")
     ways = Parser(add_help=False)
     ways.add_argument(
         "--impl", dest="ways", nargs="+", choices=list(WAYS), metavar="I", help=f"implementations: {' '.join(WAYS)}; default all"
     )
     ways.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where the tensors are; default cpu")
     for what in [*COLLECTIVES, *MESSAGES]:
-        parents = [common, files, ways] if what in EMPTY else [common, files, ways, sizes, kinds]
+        parents = [common, ways] if what in EMPTY else [common, ways, sizes, kinds]
         command = commands.add_parser(what, parents=parents, help=HELP.get(what))
         if what in COLLECTIVES:
             command.add_argument(
                 "--bandwidth",
-                type=arguments.bandwidth,
+                type=positive,
                 metavar="GB/s",
-                help="bandwidth of the network card of a node in each direction, or `measure`, by one stream of messages: adds "
-                "the column of the bandwidth limit",
+                help="bandwidth of the network card of a node in each direction: adds the column of the bandwidth limit",
             )
         if what in REDUCTIONS:
             command.add_argument("--ops", nargs="+", default=["SUM"], choices=patterns.OPS, metavar="OP", help="SUM AVG MAX ...")
-    rest = {
-        "overlap": [common, files, sizes],
-        "step": [common, files],
-        "ddp": [common, files, sizes],
-        "rpc": [common, sizes],
-        "ranks": [],
-        "summary": [],
-    }
-    rest |= {what: [common, files] for what in ("startup", "all", "check", "tune")}
-    parsers = {what: commands.add_parser(what, parents=rest[what], help=HELP[what]) for what in HELP if what in rest}
-    parsers["step"].add_argument(
-        "--rows", nargs="+", choices=steps.NAMES, default=steps.NAMES, metavar="ROW", help=f"{' '.join(steps.NAMES)}; default all"
-    )
-    parsers["startup"].add_argument(
-        "--ranks", type=arguments.count, default=4, metavar="N", help="ranks of the jobs that it starts; default 4"
-    )
-    parsers["ranks"].add_argument(
-        "--ranks",
-        type=arguments.count,
-        nargs="+",
-        default=[2, 4, 8, 16, 32],
-        metavar="N",
-        help="of the jobs; default 2 4 8 16 32",
-    )
-    parsers["rpc"].add_argument("--width", type=int, default=64, help="width of the network; 64 is ResNet50, less is faster")
-    parsers["all"].add_argument("--markdown", action="store_true", help="print the table of targets in Markdown")
-    parsers["tune"].add_argument("--out", metavar="FILE", default=tune.FILE, help=f"file to write; default {tune.FILE}")
-    parsers["summary"].add_argument("runs", nargs="+", metavar="FILE.json", help="written by all --json or step --json")
-    parsers["summary"].add_argument("--markdown", action="store_true", help="print the tables in Markdown")
+    tuning = commands.add_parser("tune", parents=[common], help=HELP["tune"])
+    tuning.add_argument("--out", metavar="FILE", default=tune.FILE, help=f"file to write; default {tune.FILE}")
     return parser
 
 
@@ -105,16 +70,12 @@ def read(words: Sequence[str], description: str) -> argparse.Namespace:
     if not words or words[0].startswith("-"):
         words = ["all_reduce", *words]
     args = parser.parse_args(words)
-    if args.what in ("ranks", "summary"):
-        return args
     if hasattr(args, "device"):
         _check_device(parser, args)
     if getattr(args, "sizes", None) is None:
         args.sizes = _sizes(args)
     else:
         _check_sizes(parser, args)
-    if args.what == "all" and args.plot is None and not args.quick and plot.available():
-        args.plot = PLOT
     _check_files(parser, args)
     return args
 
@@ -129,8 +90,6 @@ def _check_device(parser: Parser, args: argparse.Namespace) -> None:
 
 def _sizes(args: argparse.Namespace) -> list[int]:
     """The default sizes."""
-    if args.what in OWN_SIZES:
-        return OWN_SIZES[args.what][: 1 if args.quick else None]
     widest = max(getattr(torch, dtype).itemsize for dtype in getattr(args, "dtypes", ["float32"]))
     sizes = QUICK_SIZES if args.quick else [size for size in SIZES if size <= MOST.get(args.what, SIZES[-1])]
     return [size for size in sizes if size % widest == 0]
@@ -142,14 +101,43 @@ def _check_sizes(parser: Parser, args: argparse.Namespace) -> None:
         for size in args.sizes:
             if size % itemsize:
                 parser.error(f"--sizes {size}: sizes of {dtype} tensors are multiples of {itemsize}")
-    if args.what == "ddp" and not set(args.sizes) <= set(OWN_SIZES["ddp"]):
-        parser.error("--sizes of ddp are out of " + " ".join(formulas.spell(size).replace(" ", "") for size in OWN_SIZES["ddp"]))
 
 
 def _check_files(parser: Parser, args: argparse.Namespace) -> None:
-    for option in ("json", "csv", "plot", "out"):
+    for option in ("json", "csv", "out"):
         file = getattr(args, option, None)
         if file is not None and not Path(file).absolute().parent.is_dir():
             parser.error(f"--{option} {file}: there is no such folder")
-    if getattr(args, "plot", None) is not None and not plot.available():
-        parser.error(plot.REMEDY)
+
+
+def count(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise ArgumentTypeError(f"{text!r}: 1 or more")
+    return int(text)
+
+
+def size(text: str) -> int:
+    """In bytes."""
+    try:
+        nbytes = formulas.parse(text)
+    except ValueError as error:
+        raise ArgumentTypeError(str(error)) from None
+    if nbytes < 1:
+        raise ArgumentTypeError(f"{text!r}: a size is 1 byte or more")
+    return nbytes
+
+
+def positive(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise ArgumentTypeError(f"{text!r} is no number") from None
+    if not 0 < value < math.inf:
+        raise ArgumentTypeError(f"{text!r}: a finite number, more than 0")
+    return value
+
+
+def dtype(text: str) -> str:
+    if not isinstance(getattr(torch, text, None), torch.dtype):
+        raise ArgumentTypeError(f"{text!r} is no dtype of torch: write float32, bfloat16, int64")
+    return str(getattr(torch, text)).removeprefix("torch.")

@@ -20,15 +20,6 @@ HELP: dict[str, str | None] = {
     "latency": "messages: half a round trip",
     "exchange": "messages: isend, irecv and both waits, between two ranks",
     "bandwidth": "messages: 64 in flight",
-    "overlap": "how much of an asynchronous all_reduce overlaps with a matmul",
-    "step": "training steps of DDP, FSDP2, pipelines and tensor parallelism, compared with Gloo; 2 to 3 minutes",
-    "ddp": "those of DDP on MLPs of several sizes, compared with Gloo",
-    "rpc": "RPC, compared with torch.distributed.rpc (TensorPipe)",
-    "ranks": "what a rank costs in jobs of 2 to 32 ranks: time, open files, threads, shared memory; starts jobs of its own",
-    "startup": "import, init_process_group and first collective, compared with Gloo; starts jobs of its own",
-    "all": "all figures of the table of targets, and the table; some minutes",
-    "summary": "one table of several runs of all or step, from the files of their --json: median and spread; measures nothing",
-    "check": "compare a few ratios with their limits; exit status 1 if one is over; less than a minute",
     "tune": "find the sizes from which mpicoll's algorithms are faster than MPI's here; writes a table for MPICOLL_TUNING",
 }  # fmt: skip
 

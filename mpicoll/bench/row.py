@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from operator import sub, truediv
+from operator import truediv
 from typing import Any
 
 from mpicoll.bench import formulas
@@ -15,7 +15,7 @@ API = "mpicoll"  # mpicoll.all_reduce(tensor)
 BACKEND = "torch backend"  # torch.distributed.all_reduce(tensor), backend "mpi"
 GLOO = "Gloo"  # torch.distributed.all_reduce(tensor, group=...), backend "gloo"
 NCCL = "NCCL"  # the same, backend "nccl"; tensors on a GPU
-RAW = "MPI"  # mpi4py on NumPy memory, see bench/raw_mpi.py
+RAW = "MPI"  # mpi4py on NumPy memory, see operations.py
 FLOAT32 = "float32"  # the mpicoll API with equally many bytes of float32, for dtypes of two bytes
 COPY = "copy"  # a memory copy by one rank: the floor, see formulas.py
 COPIES = "copies"  # the same by all ranks at once
@@ -40,25 +40,9 @@ class Row:
 
     def ratio(self, way: str, to: str) -> float | None:
         """Median over the rounds of the ratio of two implementations; None if one was not measured."""
-        return self._over_rounds(truediv, way, to)
-
-    def difference(self, way: str, to: str) -> float | None:
-        """The same of the difference in seconds."""
-        return self._over_rounds(sub, way, to)
-
-    def _over_rounds(self, figure: Callable[[float, float], float], way: str, to: str) -> float | None:
         if not {way, to} <= self.times.keys():
             return None
-        return statistics.median(map(figure, self.times[way], self.times[to]))
-
-    def best_ratio(self, way: str, others: tuple[str, ...]) -> float | None:
-        """The ratio to the fastest of ``others``."""
-        return max((ratio for other in others if (ratio := self.ratio(way, other)) is not None), default=None)
-
-    def ratio_to_sum(self, way: str, others: tuple[str, ...]) -> float:
-        """Median over the rounds of the ratio to the sum of the times of ``others``."""
-        together: list[float] = [sum(parts) for parts in zip(*(self.times[other] for other in others), strict=True)]
-        return float(statistics.median(map(truediv, self.times[way], together)))
+        return float(statistics.median(map(truediv, self.times[way], self.times[to])))
 
     def algorithm_bandwidth(self, way: str) -> float:
         """Bytes per second, as the NCCL tests define it."""

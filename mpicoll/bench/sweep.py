@@ -38,29 +38,27 @@ class Sweep:
         for dtype, op in product(self.dtypes[:1] if empty else self.dtypes, ops):
             unit = getattr(torch, dtype).itemsize * (ranks if self.what in IN_PARTS else 1)
             sizes = [0] if empty else dict.fromkeys(max(unit, nbytes // unit * unit) for nbytes in self.sizes)
-            yield from (Case(self, dtype, op, nbytes) for nbytes in sizes)
+            yield from (Case(dtype, op, nbytes) for nbytes in sizes)
 
 
 class Case(NamedTuple):
-    sweep: Sweep
     dtype: str
     op: str
     nbytes: int
 
 
-def run(harness: Harness, output: Output, sweeps: Sequence[Sweep]) -> list[Row]:
+def run(harness: Harness, output: Output, sweep: Sweep) -> list[Row]:
     """Measures and prints (collective)."""
-    cases = [case for sweep in sweeps for case in sweep.cases(harness.size)]
-    steps = output.progress(cases, lambda case: f"{case.sweep.what} {case.dtype} {spell(case.nbytes)}")
+    cases = output.progress(list(sweep.cases(harness.size)), lambda case: f"{sweep.what} {case.dtype} {spell(case.nbytes)}")
     return [
         row
-        for table, rows in groupby(steps, lambda case: case[:3])
-        for row in _rows(harness, output, _table(harness, *table), rows)
+        for (dtype, op), rows in groupby(cases, lambda case: case[:2])
+        for row in _rows(harness, output, sweep, _table(harness, sweep, dtype, op), rows)
     ]
 
 
-def _rows(harness: Harness, output: Output, table: Table, cases: Iterable[Case]) -> Iterator[Row]:
-    for i, (sweep, dtype, op, nbytes) in enumerate(cases):
+def _rows(harness: Harness, output: Output, sweep: Sweep, table: Table, cases: Iterable[Case]) -> Iterator[Row]:
+    for i, (dtype, op, nbytes) in enumerate(cases):
         try:
             row = output.add(harness.row(sweep.what, KNOWN[sweep.what], nbytes, getattr(torch, dtype), op, sweep.ways))
         except Skipped as skipped:

@@ -59,27 +59,12 @@ def _time(row: Row, way: str) -> str:
 
 def spread(seconds: Sequence[float], spell: Callable[[float], str]) -> str:
     """The median, and in brackets the least and the most."""
-    return f"{spell(statistics.median(seconds))} {extremes(seconds, spell)}"
-
-
-def extremes(values: Sequence[float], spell: Callable[[float], str]) -> str:
-    """The least and the most, in brackets."""
-    return f"[{spell(min(values))},{spell(max(values))}]"
-
-
-def milli(seconds: float) -> str:
-    return f"{seconds * 1e3:.1f}"
+    return f"{spell(statistics.median(seconds))} [{spell(min(seconds))},{spell(max(seconds))}]"
 
 
 def micro(seconds: float) -> str:
     us = seconds * 1e6
     return f"{us:.2f}" if us < 10 else f"{us:.1f}" if us < 1000 else f"{us:.0f}"
-
-
-def markdown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """The lines of a table in Markdown."""
-    lines = [f"| {' | '.join(cells)} |" for cells in (heads, *rows)]
-    return [lines[0], "|---" * len(heads) + "|", *lines[1:]]
 
 
 def copy_lines(rows: Sequence[Row]) -> list[str]:

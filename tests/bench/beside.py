@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from mpicoll.bench import arguments
+from mpicoll.bench import options
 from tests.support import ROOT, run
 
 PROGRAM = Path(__file__).resolve().parent / "scripts" / "times.py"
@@ -51,7 +51,7 @@ def job(tree: Path) -> dict[str, float]:
 def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.beside", description=__doc__.split("\n")[0])
     parser.add_argument("before", type=Path, help="folder of the other tree")
-    parser.add_argument("--rounds", type=arguments.count, default=5, metavar="N", help="jobs of each tree; default 5")
+    parser.add_argument("--rounds", type=options.count, default=5, metavar="N", help="jobs of each tree; default 5")
     args = parser.parse_args(words)
     if not (args.before / "mpicoll").is_dir():
         parser.error("name a folder that holds another tree of mpicoll")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mpicoll.bench import everything, formulas, options, overview, patterns, startup, targets
+from mpicoll.bench import formulas, options, overview, patterns
 from mpicoll.bench.operations import COLLECTIVES
 from mpicoll.bench.row import API, BACKEND, COPY, GLOO, RAW, Row
 from mpicoll.bench.table import Table
@@ -20,21 +19,12 @@ from tests.support import launch
 
 BENCH = ("-m", "mpicoll.bench")
 
-# A library that does nothing, in the place of one way; and a limit that nothing keeps
+# A library that does nothing, in the place of one way
 LAZY = """
 import mpicoll.bench.__main__ as bench, {module}
 {module}.{name} = lambda *arguments: None
 bench.main(["{name}", "--quick", "--sizes", "64"])
 """
-STRICT = """
-import sys, torch
-import mpicoll.bench.__main__ as bench
-from mpicoll.bench.check import CASES, Case, Limit
-limit = Limit("/ MPI", lambda row: row.ratio("mpicoll", "MPI"), {limit})
-CASES[:] = [Case("all_reduce", 8, torch.float32, ("mpicoll", "MPI"), [limit])]
-sys.exit(bench.main(["check", "--quick"]))
-"""
-
 
 # Another device than the CPU, which is the CPU all the same
 PRETENDED = """
@@ -67,7 +57,7 @@ def test_help_needs_neither_mpi_nor_torch() -> None:
     code = f"{without}; import mpicoll.bench.__main__ as bench; bench.main(['--help'])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
     assert done.returncode == 0, done.stderr
-    assert "overlap" in done.stdout
+    assert "exchange" in done.stdout
 
 
 @pytest.mark.launch
@@ -90,9 +80,8 @@ def test_tensors_on_another_device() -> None:
 
 @pytest.mark.launch
 def test_files_hold_every_way(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    files = {name: tmp_path / f"out.{name}" for name in ("json", "csv", "png")}
-    words = ["--json", str(files["json"]), "--csv", str(files["csv"]), "--plot", str(files["png"])]
+    files = {name: tmp_path / f"out.{name}" for name in ("json", "csv")}
+    words = ["--json", str(files["json"]), "--csv", str(files["csv"])]
     result = launch(2, *BENCH, "broadcast", "--quick", "--dtypes", "float32", "bfloat16", *words)
     assert result.returncode == 0, result.stderr
     facts = json.loads(files["json"].read_text())
@@ -105,7 +94,6 @@ def test_files_hold_every_way(tmp_path: Path) -> None:
     assert facts["rows"][0]["ways"][API]["ratios"][GLOO] > 0
     lines = list(csv.DictReader(files["csv"].read_text().splitlines()))
     assert len(lines) == sum(len(row["ways"]) for row in facts["rows"])
-    assert files["png"].read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.launch
@@ -131,8 +119,7 @@ def test_dtypes_without_the_op_are_skipped_and_said() -> None:
         (["all_reduce", "--repeat", "many"], "--repeat: 'many': 1 or more"),
         (["all_reduce", "--sizes", "1MB2"], "--sizes/--bytes: '1MB2' is no size"),
         (["all_reduce", "--sizes", "0"], "--sizes/--bytes: '0': a size is 1 byte or more"),
-        (["all_reduce", "--bandwidth", "0"], "--bandwidth: '0': more than 0"),
-        (["all_reduce", "--bandwidth", "-1"], "--bandwidth: '-1': a finite number, 0 or more"),
+        (["all_reduce", "--bandwidth", "0"], "--bandwidth: '0': a finite number, more than 0"),
         (["all_reduce", "--bandwidth", "nan"], "--bandwidth: 'nan': a finite number"),
         (["all_reduce", "--bandwidth", "fast"], "--bandwidth: 'fast' is no number"),
         pytest.param(["all_reduce", "--device", "cuda"], "--device cuda: torch sees no GPU here", marks=WITHOUT_GPU),
@@ -150,14 +137,6 @@ def test_what_cannot_be_measured_is_refused_in_one_line(
     assert (said.err.count("\n"), said.out) == (1, "")
 
 
-def test_a_plot_without_matplotlib_names_the_remedy(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("mpicoll.bench.plot.available", lambda: False)
-    monkeypatch.setattr("mpicoll.bench.overview.rank", lambda: 0)
-    with pytest.raises(SystemExit):
-        options.read(["all_reduce", "--plot", "out.png"], "")
-    assert "pip install 'mpicoll[bench]'" in capsys.readouterr().err
-
-
 @pytest.mark.launch
 def test_one_rank_is_not_enough_for_messages() -> None:
     result = launch(1, *BENCH, "latency", "--quick")
@@ -166,35 +145,11 @@ def test_one_rank_is_not_enough_for_messages() -> None:
 
 
 @pytest.mark.launch
-@pytest.mark.parametrize("what", ["exchange", "bandwidth", "overlap", "ddp"])
-def test_the_others_run(what: str) -> None:
-    sizes = ["--sizes", "64KiB"] if what != "ddp" else []
-    result = launch(3 if what == "bandwidth" else 2, *BENCH, what, "--quick", *sizes)
+@pytest.mark.parametrize(("what", "ranks"), [("exchange", 2), ("bandwidth", 3)])
+def test_messages(what: str, ranks: int) -> None:
+    result = launch(ranks, *BENCH, what, "--quick", "--sizes", "64KiB")
     assert result.returncode == 0, result.stderr
-    assert {"exchange": "64 KiB", "bandwidth": "64 KiB", "overlap": "cores per rank", "ddp": "MLP 4 MiB"}[what] in result.stdout
-
-
-@pytest.mark.launch
-@pytest.mark.timeout(150)
-def test_all_measures_every_target() -> None:
-    result = launch(2, *BENCH, "all", "--quick", "--markdown", timeout_s=140)
-    assert result.returncode == 0, result.stderr
-    rows = [line.split(" | ") for line in result.stdout.splitlines() if line.startswith("| ")][1:]
-    assert [row[0].removeprefix("| ") for row in rows] == [target.number for target in targets.TARGETS]
-    without = [row[0].removeprefix("| ") for row in rows if row[5] == "-"]
-    # 64 MiB and jobs of their own: not with --quick
-    assert without == ["11", "12", "13", "14", "14", *["16"] * 4, "17"], result.stdout
-
-
-@pytest.mark.slow
-@pytest.mark.launch
-@pytest.mark.timeout(150)
-def test_jobs_of_their_own() -> None:
-    found = startup.measure(2, 1)
-    assert found.init_ratio() > 0
-    assert 0 < found.own_s() < max(found.init["mpi"])
-    assert "init_process_group, Gloo" in "\n".join(found.lines(2))
-    assert everything.crowded(3, "--sizes", "8", "--quick").size == 3
+    assert first_words(result.stdout) == ["64 KiB"], result.stdout
 
 
 @pytest.mark.launch
@@ -203,24 +158,6 @@ def test_a_wrong_result_ends_the_job_and_names_the_way(module: str, name: str, w
     result = launch(2, "-c", LAZY.format(module=module, name=name))
     assert result.returncode != 0
     assert f"{way}: wrong result on rank 1 of 2" in result.stderr
-
-
-@pytest.mark.launch
-def test_check_names_what_is_lost() -> None:
-    result = launch(2, "-c", STRICT.format(limit=0))
-    assert result.returncode == 1, result.stderr
-    assert "lost: 8 B all_reduce float32 / MPI: " in result.stdout
-    result = launch(2, "-c", STRICT.format(limit=1e9))
-    assert result.returncode == 0, result.stderr
-    assert "lost" not in result.stdout
-
-
-@pytest.mark.launch
-def test_rpc_prints_a_row_for_each_way() -> None:
-    result = launch(2, *BENCH, "rpc", "--bytes", "4096", "1048576", "--repeat", "1", "--width", "4")
-    assert result.returncode == 0, result.stderr
-    expected = ["empty call", "4096 bytes", "1048576 bytes", "64 in flight", "ResNet step, 4"]
-    assert first_words(result.stdout) == expected, result.stdout
 
 
 # --- without a launcher -----------------------------------------------------------------------------------------------
@@ -233,15 +170,11 @@ def test_sizes_are_read_and_spelled(text: str, nbytes: int) -> None:
 
 
 @pytest.mark.launch
-@pytest.mark.timeout(100)
-def test_the_bandwidth_of_the_network_is_measured_by_one_stream() -> None:
-    words = [*BENCH, "all_reduce", "--quick", "--sizes", "64KiB", "--impl", "mpicoll", "--bandwidth", "measure"]
+def test_the_limit_of_the_network_has_a_column() -> None:
+    words = [*BENCH, "all_reduce", "--quick", "--sizes", "64KiB", "--impl", "mpicoll", "--bandwidth", "0.125"]
     done = launch(2, *words, env={"MPICOLL_NODE_SIZE": "1"})
-    assert re.search(r"^network: \d\S* GB/s by one stream of messages from rank 0 to rank 1$", done.stdout, re.M), (
-        done.stdout + done.stderr
-    )
-    assert "x limit" in done.stdout
-    assert "--bandwidth measure: all ranks are on one node; give the GB/s of the network card" in launch(2, *words).stderr
+    assert "x limit" in done.stdout.splitlines()[-2], done.stdout + done.stderr
+    assert float(done.stdout.split()[-1]) > 0
 
 
 def test_the_limit_of_the_network_counts_the_bytes_of_the_busiest_card() -> None:
@@ -274,7 +207,6 @@ def test_ratios_are_medians_of_the_rounds_ratios() -> None:
     row = Row("all_reduce", 8, 2, {API: [1.0, 2.0, 3.0], RAW: [2.0, 3.0, 1.0]})
     assert row.ratio(API, RAW) == pytest.approx(2 / 3)
     assert row.ratio(API, GLOO) is None
-    assert row.difference(API, RAW) == -1
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, torch.bool, torch.complex64], ids=str)
@@ -291,15 +223,3 @@ def test_patterns_notice_what_is_wrong(dtype: torch.dtype, count: int) -> None:
         patterns.fill(x, values)
         assert not patterns.holds(x.roll(1024), values)
         assert not patterns.holds(x, patterns.block(0, 3, dtype))
-
-
-def test_targets_are_judged() -> None:
-    rows = [Row("all_reduce", 8, 2, {API: [1.4], RAW: [1.0], BACKEND: [20.0]}, "float32", "SUM")]
-    found = {outcome.target.what: outcome for outcome in targets.judge(targets.Measured(rows, full=True))}
-    assert found["all_reduce, 8 B"].verdict == "met"
-    assert found["broadcast, 8 B"].verdict == "-"
-    assert found["the same through torch.distributed"].verdict == "MISSED"
-    assert found["async all_reduce of 16 MiB beside a matmul"].at_most == targets.FULL
-    assert found["time of all_reduce, 8 B"].value == pytest.approx(1.4e6)
-    assert found["time of all_reduce, 8 B, torch"].value == pytest.approx(2e7)
-    assert len(found) == len(targets.TARGETS)  # no two have one name

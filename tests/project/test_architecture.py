@@ -16,7 +16,7 @@ from mpicoll._c10d import patches
 from tests.project.sources import MODULES, PACKAGE, changes, graph, imports, name, only_for_types, room, tree
 from tests.support import ROOT
 
-SOURCES = sorted({*MODULES, *(ROOT / "tests").rglob("*.py"), *(ROOT / "examples").rglob("*.py")})
+SOURCES = sorted({*MODULES, *(path for folder in ("benchmarks", "examples", "tests") for path in (ROOT / folder).rglob("*.py"))})
 LONGEST = 400  # lines of a file, outside tests/
 
 # A file imports its own room, rooms of lower lines, and no other. Rooms of one line do not know each other. A room stands as
@@ -60,6 +60,12 @@ def test_imports_point_downward() -> None:
         "these imports point upward or sideways (ORDER). Hand the object in as an argument or a callback, or move what is needed "
         "to a lower room:\n" + "\n".join(wrong)
     )
+
+
+def test_the_package_knows_nothing_that_is_not_in_the_wheel() -> None:
+    outside = ("benchmarks", "examples", "tests")
+    wrong = [f"{name(path)}:{line}" for path in MODULES for module, line in imports(path) if module.split(".")[0] in outside]
+    assert not wrong, f"these imports fail where the wheel is installed: {wrong}"
 
 
 def test_no_circles() -> None:

@@ -1,18 +1,26 @@
-"""`bench check`: compares a few ratios with their limits, to find lost speed. Exit status 1: a ratio is over its limit."""
+"""Has speed been lost? Compares a few ratios with their limits. Exit status 1: a ratio is over its limit.
+
+python -m mpicoll.run -n 2 -m benchmarks.check
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
+from benchmarks.session import Figure, added, make_parser, opened, to, to_better
 from mpicoll.bench.formulas import spell
 from mpicoll.bench.harness import Harness
 from mpicoll.bench.operations import COLLECTIVES
 from mpicoll.bench.output import Output
+from mpicoll.bench.rounds import Pace
 from mpicoll.bench.row import API, BACKEND, GLOO, RAW
-from mpicoll.bench.targets import KIB, MIB, Figure, added, to, to_better
+
+KIB, MIB = 1 << 10, 1 << 20
+PACE = Pace(rounds=9, round_s=0.03, row_s=2.0)
 
 # The memory of a shared machine can be three times as slow for seconds (same commit, 64 MiB: 14 ms and 48 ms, alternating), which
 # affects implementations differently. A ratio over its limit is measured again, and the smallest one counts.
@@ -90,3 +98,15 @@ def _least(harness: Harness, output: Output, case: Case) -> list[float]:
         if all(figure <= limit.at_most for figure, limit in zip(least, case.limits, strict=True)):
             break
     return least
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    args = make_parser(__doc__).parse_args(words)
+    with opened(args, PACE) as (harness, output):
+        lost = run(harness, output)
+        output.say(*(f"lost: {line}" for line in lost))
+    return 1 if lost else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,4 +1,4 @@
-"""Checks and measures training steps, and prints their table."""
+"""Checks and measures training steps, and prints their table; see steps/__init__.py."""
 
 from __future__ import annotations
 
@@ -10,19 +10,42 @@ from typing import Any
 import torch.distributed as dist
 import torch.testing._internal.distributed.fake_pg  # noqa: F401  # registers backend "fake"
 
+from benchmarks import steps
+from benchmarks.session import difference, make_parser, milli, opened
+from benchmarks.steps import data_parallel, model_parallel, models
+from benchmarks.steps.step import Means, Step, Workload, compare, reference, weight_bytes
 from mpicoll.bench.harness import Harness
 from mpicoll.bench.output import Output
-from mpicoll.bench.rounds import Call
+from mpicoll.bench.rounds import Call, Pace
 from mpicoll.bench.row import BACKEND, COPIES, GLOO, Row
-from mpicoll.bench.steps.step import Means, Step, Workload, compare, reference, weight_bytes
-from mpicoll.bench.table import milli, spread, times
+from mpicoll.bench.table import spread, times
 
+MIB = 1 << 20
 ALONE = "computation alone"  # the step with nothing communicated
 LEGEND = (
     "training steps, float32: milliseconds, median [least, most] of the rounds; exposed: exposed communication, the median of",
     "step - computation alone; x Gloo, exposed x: ratios to Gloo; copies: the collectives' bytes copied, by all ranks at once",
 )
 HEADS = f"{'':64}{'step':>24}{'per second':>16}{'exposed':>12}{'x Gloo':>9}{'exposed x':>12}"
+
+
+def rows(size: int, small: bool) -> dict[str, Workload]:
+    """The rows by the names of the option ``--rows``. size: ranks."""
+
+    def transformer(features: int = 512, depth: int = 2) -> models.Task:
+        return models.transformer(features // 4, depth, tokens=8) if small else models.transformer(features, depth)
+
+    return {
+        "mlp": data_parallel.ddp(models.mlp(512, 4) if small else models.mlp(1024, 16)),
+        "transformer": data_parallel.ddp(transformer()),
+        "buckets": data_parallel.ddp(transformer(), 4 * MIB),
+        "bf16": data_parallel.ddp(transformer(), half=True),
+        "large": data_parallel.ddp(transformer(1024)),
+        "fsdp": data_parallel.fsdp(transformer()),
+        "1f1b": model_parallel.pipeline("1F1B", transformer(depth=size)),
+        "gpipe": model_parallel.pipeline("GPipe", transformer(depth=size)),
+        "tensor": model_parallel.tensor(transformer()),
+    }
 
 
 @dataclass(frozen=True)
@@ -35,7 +58,7 @@ class StepRow:
 
     def exposed(self, way: str) -> float | None:
         """Seconds of exposed communication: the median over the rounds of the step minus computation alone."""
-        return self.row.difference(way, ALONE)
+        return difference(self.row, way, ALONE)
 
     @property
     def exposed_ratio(self) -> float | None:
@@ -59,23 +82,11 @@ class StepRow:
             lines.append(f"{name:46}{way:18}{cells}".rstrip())
         return lines
 
-    def facts(self) -> dict[str, Any]:
-        """For JSON."""
-        return {
-            "what": self.row.what,
-            "unit": self.unit,
-            "samples": self.samples,
-            "exposed_us": {way: (self.exposed(way) or 0.0) * 1e6 for way in (BACKEND, GLOO)},
-            "exposed_ratio": self.exposed_ratio,
-            "per_second": {way: self.per_second(way) for way in (BACKEND, GLOO, ALONE)},
-        }
 
-
-def run(harness: Harness, output: Output, workloads: Sequence[Workload]) -> list[Row]:
+def run(harness: Harness, output: Output, workloads: Sequence[Workload]) -> None:
     """Measures and prints (collective)."""
     output.say("", *LEGEND, HEADS)
     nothing = dist.new_group(backend="fake")
-    rows = []
     for workload in output.progress(workloads, lambda workload: workload.name):
         reason = workload.why_not(harness.size)
         if reason:
@@ -83,10 +94,7 @@ def run(harness: Harness, output: Output, workloads: Sequence[Workload]) -> list
             continue
         step_row = _row(harness, workload, nothing)
         output.add(step_row.row)
-        output.extra.setdefault("steps", []).append(step_row.facts())
         output.say(*step_row.lines())
-        rows.append(step_row.row)
-    return rows
 
 
 def _row(harness: Harness, workload: Workload, nothing: Any) -> StepRow:
@@ -121,3 +129,17 @@ def _copies(harness: Harness, workload: Workload) -> Callable[[], None]:
                 copy()
 
     return call
+
+
+def main() -> None:
+    names = list(rows(2, small=True))
+    parser = make_parser(steps.__doc__)
+    parser.add_argument("--rows", nargs="+", choices=names, default=names, metavar="ROW", help=" ".join(names))
+    args = parser.parse_args()
+    with opened(args, Pace(rounds=15, round_s=0.2, row_s=10.0)) as (harness, output):
+        found = rows(harness.size, args.quick)
+        run(harness, output, [found[name] for name in args.rows])
+
+
+if __name__ == "__main__":
+    main()

@@ -12,10 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from mpicoll.bench.formulas import spell
-from mpicoll.bench.remote_pipeline import layers
 
-MIB = 1 << 20
-SIDES = {4 * MIB: 512, 64 * MIB: 1024, 256 * MIB: 1024}  # features of a layer of the MLP, by bytes of all gradients
 HEAD = 64  # features of a head of attention
 
 
@@ -42,54 +39,14 @@ def loss(output: Tensor) -> Tensor:
     return output.square().mean()
 
 
-def mlp(nbytes: int, batch: int = 16) -> Task:
-    """Square layers with ``nbytes`` of weights in total; a key of `SIDES`."""
-    side = SIDES[nbytes]
-    return Task(f"MLP {spell(nbytes)}", "images", batch, partial(_mlp, side, nbytes // (4 * side * side)), (batch, side))
+def mlp(side: int, depth: int, batch: int = 16) -> Task:
+    """Square layers of ``side`` features."""
+    return Task(f"MLP {spell(4 * side * side * depth)}", "images", batch, partial(_mlp, side, depth), (batch, side))
 
 
 def _mlp(side: int, depth: int) -> nn.Module:
     linear = [nn.Linear(side, side, bias=False) for _ in range(depth)]
     return nn.Sequential(*(layer for pair in linear for layer in (pair, nn.ReLU())))
-
-
-def resnet50(width: int = 16, images: int = 4, pixels: int = 32) -> Task:
-    """ResNet50 with ``width`` channels after the first convolution, where the original has 64."""
-
-    def network() -> nn.Module:
-        return nn.Sequential(layers(0, width), layers(1, width))
-
-    return Task(f"ResNet50, width {width}", "images", images, network, (images, 3, pixels, pixels))
-
-
-def resnet18(width: int = 64, images: int = 4, pixels: int = 64) -> Task:
-    """ResNet-18 for 1000 classes: 11.7 million weights if ``width`` is 64."""
-    name = "ResNet-18" if width == 64 else f"ResNet-18, width {width}"
-    return Task(name, "images", images, partial(_resnet18, width), (images, 3, pixels, pixels))
-
-
-def _resnet18(width: int) -> nn.Module:
-    stem = nn.Sequential(_convolution(3, width, 7, 2), nn.ReLU(), nn.MaxPool2d(3, 2, 1))
-    stages = [_BasicBlock(width, width, 1), _BasicBlock(width, width, 1)]
-    for channels in (2 * width, 4 * width, 8 * width):
-        stages += [_BasicBlock(channels // 2, channels, 2), _BasicBlock(channels, channels, 1)]
-    return nn.Sequential(stem, *stages, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8 * width, 1000))
-
-
-class _BasicBlock(nn.Module):
-    """(n, c_in, h, w) -> (n, c_out, h / stride, w / stride)."""
-
-    def __init__(self, c_in: int, c_out: int, stride: int) -> None:
-        super().__init__()
-        self.body = nn.Sequential(_convolution(c_in, c_out, 3, stride), nn.ReLU(), _convolution(c_out, c_out, 3, 1))
-        self.shortcut = nn.Identity() if c_in == c_out else _convolution(c_in, c_out, 1, stride)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.relu(self.body(x) + self.shortcut(x))
-
-
-def _convolution(c_in: int, c_out: int, kernel: int, stride: int) -> nn.Sequential:
-    return nn.Sequential(nn.Conv2d(c_in, c_out, kernel, stride, kernel // 2, bias=False), nn.BatchNorm2d(c_out))
 
 
 def transformer(features: int, depth: int = 2, sequences: int = 2, tokens: int = 64) -> Task:

@@ -3,7 +3,7 @@
 A thread of TensorPipe polls for messages without a pause, even when idle. In the ranks it would take a core from mpicoll.rpc. So
 each rank has a child, which signals stop and continue.
 
-    python -m mpicoll.bench.tensorpipe '{"rank": 0, "size": 2, "host": ..., "port": ..., "sizes": [...], "width": 64}'
+    python -m benchmarks.tensorpipe '{"rank": 0, "size": 2, "host": ..., "port": ..., "sizes": [...]}'
 
 The child of rank 0 reads names of rows from its standard input, one per line, and answers with microseconds.
 """
@@ -31,14 +31,14 @@ PR_SET_PDEATHSIG = 1
 class Child:
     """The child of this rank (collective over the communicator; rank 0 finds a port)."""
 
-    def __init__(self, comm: Any, sizes: Sequence[int], width: int) -> None:
+    def __init__(self, comm: Any, sizes: Sequence[int]) -> None:
         one_host = len(set(comm.allgather(socket.gethostname()))) == 1
         address: Any = None
         if comm.rank == 0:
             address = ("127.0.0.1" if one_host else socket.gethostname(), free_port())
         host, port = comm.bcast(address, root=0)
-        job = {"rank": comm.rank, "size": comm.size, "host": host, "port": port, "sizes": list(sizes), "width": width}
-        command = [sys.executable, "-m", "mpicoll.bench.tensorpipe", json.dumps(job)]
+        job = {"rank": comm.rank, "size": comm.size, "host": host, "port": port, "sizes": list(sizes)}
+        command = [sys.executable, "-m", "benchmarks.tensorpipe", json.dumps(job)]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self._read("ready")
 
@@ -46,7 +46,7 @@ class Child:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line.startswith(prefix):
-            raise RuntimeError(f"bench rpc: TensorPipe's process has ended: {line.strip() or 'see above'}")
+            raise RuntimeError(f"TensorPipe's process has ended: {line.strip() or 'see above'}")
         return line.removeprefix(prefix).strip()
 
     def measure(self, row: str) -> float:
@@ -65,7 +65,7 @@ class Child:
 def main() -> None:
     from torch.distributed import rpc
 
-    from mpicoll.bench.remote_rows import microseconds, rows
+    from benchmarks.remote_calls import microseconds, rows
 
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
     if prctl is not None:  # Linux: the child ends with its rank, even if it is stopped
@@ -77,7 +77,7 @@ def main() -> None:
     warnings.showwarning = lambda *what, **more: None
     rpc.init_rpc(f"theirs{job['rank']}", rank=job["rank"], world_size=job["size"])
     print("ready", flush=True)
-    known = rows(job["sizes"], job["width"])
+    known = rows(job["sizes"])
     for line in sys.stdin:
         make, calls = known[line.strip()]
         print("microseconds", microseconds(make("theirs"), calls), flush=True)

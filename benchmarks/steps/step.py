@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from mpicoll.bench.steps.models import Task, loss
+from benchmarks.steps.models import Task, loss
 
 RATE = 1e-6  # of SGD
 

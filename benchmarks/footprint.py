@@ -1,15 +1,18 @@
-"""`bench ranks`: what a rank costs in jobs of 2, 4, 8 ... ranks: time, open files, threads, shared memory; beside raw mpi4py.
+"""How long does a start take, and what does a rank cost? Time, open files, threads, shared memory; jobs of 2, 4, 8 ... ranks.
 
-    mpiexec -n 8 python -m mpicoll.bench.footprint mpi        such a job; each rank prints what it has used after each stage
-    mpiexec -n 8 python -m mpicoll.bench.footprint raw        the same communication by mpi4py alone, without torch
+    python -m benchmarks.footprint 2 4 8 16 32
+    mpiexec -n 8 python -m benchmarks.footprint mpi FOLDER        such a job; each rank prints what it has used after each stage
+    mpiexec -n 8 python -m benchmarks.footprint raw FOLDER        the same communication by mpi4py alone, without torch
 
-    stage             mpi                                     raw
-    start             import of mpicoll, and MPI_Init         MPI_Init
-    world             init_process_group                      the communicators that a world has
-    small, large      all_reduce of 8 bytes, of 4 MiB         Allreduce
-    all_to_all        of 64 KiB for each rank                 Alltoall
-    messages          send and recv with every other rank     Sendrecv
-    rpc               init_rpc                                -
+    stage             mpi                                     gloo              raw
+    start             import of mpicoll, and MPI_Init         MPI_Init          MPI_Init
+    world             init_process_group                      likewise          the communicators that a world has
+    small, large      all_reduce of 8 bytes, of 4 MiB         likewise          Allreduce
+    all_to_all        of 64 KiB for each rank                 likewise          Alltoall
+    messages          send and recv with every other rank     likewise          Sendrecv
+    rpc               init_rpc                                -                 -
+
+The first stage begins when all ranks have imported torch; each creates a file in FOLDER to say so.
 
 What a job uses in all grows with the number of ranks. What one rank uses must not, or the job grows with its square.
 """
@@ -20,19 +23,20 @@ import importlib
 import json
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from benchmarks import jobs
 from mpicoll._cpus import read
 from mpicoll._discovery import detect
-from mpicoll.bench import jobs
 
 STAGES = ("start", "world", "small", "large", "all_to_all", "messages", "rpc")
-PROGRAMS = ("mpi", "raw")
+PROGRAMS = ("mpi", "gloo", "raw")
 LARGE, BLOCK, MESSAGE = 4 << 20, 64 << 10, 1 << 10  # bytes: of an all_reduce, of a block of all_to_all, of a message
-LIMIT_S = 600.0  # of a job; its ranks import torch one after the other if there are fewer cores
 
 Stage = tuple[str, Callable[[], Any]]
 
@@ -64,19 +68,19 @@ HEAD = (
 )
 
 
-def measure(sizes: Sequence[int], say: Callable[[str], None] = print) -> list[Use]:
+def measure(sizes: Sequence[int]) -> None:
     """Runs the jobs, and prints a line for each stage as soon as it is known. Raises jobs.ChildFailed."""
-    found: list[Use] = []
-    for line in HEAD:
-        say(line)
+    print(*HEAD, sep="\n")
     for ranks in sizes:
         for program in PROGRAMS:
-            output = jobs.job(ranks, "-m", "mpicoll.bench.footprint", program, limit_s=LIMIT_S)
-            uses = summary(ranks, program, output)
-            for use in uses:
-                say(use.line())
-            found += uses
-    return found
+            for use in job(ranks, program):
+                print(use.line(), flush=True)
+
+
+def job(ranks: int, program: str) -> list[Use]:
+    """What the ranks of a job use, by stage. Raises jobs.ChildFailed."""
+    with tempfile.TemporaryDirectory() as folder:
+        return summary(ranks, program, jobs.job(ranks, "-m", "benchmarks.footprint", program, folder))
 
 
 def summary(ranks: int, program: str, output: str) -> list[Use]:
@@ -105,10 +109,13 @@ def used() -> dict[str, int]:
     return {"files": len(os.listdir("/proc/self/fd")) - 1, "threads": len(os.listdir("/proc/self/task")), "shared": shared}
 
 
-def main(program: str) -> None:
+def rank(program: str, folder: str) -> None:
     launch = detect.detect()
     assert launch is not None
-    stages, close = (_mpi if program == "mpi" else _raw)(launch.rank, launch.size)
+    stages, close = _raw(launch.rank, launch.size) if program == "raw" else _torch(program, launch.rank, launch.size)
+    (Path(folder) / str(launch.rank)).touch()
+    while len(list(Path(folder).iterdir())) < launch.size:
+        time.sleep(0.002)
     for name, run in stages:
         began, cpu = time.perf_counter(), time.process_time()
         run()
@@ -126,7 +133,7 @@ def _barrier() -> None:
     MPI.COMM_WORLD.Barrier()
 
 
-def _mpi(rank: int, size: int) -> tuple[list[Stage], Callable[[], Any]]:
+def _torch(backend: str, rank: int, size: int) -> tuple[list[Stage], Callable[[], Any]]:
     import torch
     import torch.distributed as dist
 
@@ -148,8 +155,8 @@ def _mpi(rank: int, size: int) -> tuple[list[Stage], Callable[[], Any]]:
         importlib.import_module("mpicoll.rpc").init_rpc(f"worker{rank}", rank=rank, world_size=size)
 
     stages: list[Stage] = [
-        ("start", lambda: importlib.import_module("mpicoll._c10d.init")),  # which starts MPI
-        ("world", lambda: dist.init_process_group("mpi")),
+        ("start", lambda: importlib.import_module("mpicoll._c10d.init" if backend == "mpi" else "mpicoll._mpi.library")),
+        ("world", lambda: dist.init_process_group(backend)),
         ("small", lambda: dist.all_reduce(torch.ones(2))),
         ("large", lambda: dist.all_reduce(torch.ones(LARGE // 4))),
         ("all_to_all", all_to_all),
@@ -158,10 +165,11 @@ def _mpi(rank: int, size: int) -> tuple[list[Stage], Callable[[], Any]]:
     ]
 
     def close() -> None:
-        importlib.import_module("mpicoll.rpc").shutdown()
+        if backend == "mpi":
+            importlib.import_module("mpicoll.rpc").shutdown()
         dist.destroy_process_group()
 
-    return stages, close
+    return stages if backend == "mpi" else stages[:-1], close
 
 
 def _raw(rank: int, size: int) -> tuple[list[Stage], Callable[[], Any]]:
@@ -199,4 +207,7 @@ def _raw(rank: int, size: int) -> tuple[list[Stage], Callable[[], Any]]:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    if sys.argv[1:] and sys.argv[1] in PROGRAMS:
+        rank(*sys.argv[1:])
+    else:
+        measure([int(word) for word in sys.argv[1:]] or [2, 4, 8, 16, 32])

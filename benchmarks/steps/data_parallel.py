@@ -10,9 +10,9 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compr
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+from benchmarks.steps.models import Task, loss
+from benchmarks.steps.step import Means, Step, Workload, weight_bytes
 from mpicoll.bench.formulas import spell
-from mpicoll.bench.steps.models import Task, loss
-from mpicoll.bench.steps.step import Means, Step, Workload, weight_bytes
 
 MIB = 1 << 20
 BFLOAT16 = 1e-2  # relative error of a sum that is rounded to bfloat16

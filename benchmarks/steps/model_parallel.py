@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from mpicoll.bench.steps.models import HEAD, Task, loss
-from mpicoll.bench.steps.step import Means, Step, Workload
+from benchmarks.steps.models import HEAD, Task, loss
+from benchmarks.steps.step import Means, Step, Workload
 
 MICRO_BATCHES = 4  # for each rank
 SCHEDULES = {"1F1B": Schedule1F1B, "GPipe": ScheduleGPipe}
