@@ -77,10 +77,11 @@ class Mpiexec:
     """A launcher with the family and version that it reports. environ: makes it find its own files."""
 
     path: str
-    family: str  # "openmpi", "mpich", a name of `launchers.LAUNCHERS`, or "" for one that mpicoll does not know
+    family: str  # "openmpi", "mpich", a key of `launchers.LAUNCHERS`, or "" for one that mpicoll does not know
     version: tuple[int, ...]
     environ: Mapping[str, str] = field(default_factory=dict)
-    pmi: str = ""  # for the launcher of a scheduler: the interface that this MPI needs; "": its default
+    pmi: str = ""  # for srun: the interface that this MPI needs
+    template: tuple[str, ...] = ()  # for MPICOLL_LAUNCHER_COMMAND: its words after the program, with fields
 
     def __str__(self) -> str:
         names = {"openmpi": "Open MPI", "mpich": "MPICH (Hydra)", "": "an unknown launcher"}

@@ -1,26 +1,21 @@
-"""The launchers of schedulers, which start ranks without an mpiexec of the MPI.
+"""The launchers that are no mpiexec: srun, and the command line in MPICOLL_LAUNCHER_COMMAND.
 
-launcher   program              interface of Open MPI      interface of MPICH and its children
-srun       srun                 --mpi=pmix                 --mpi=pmi2, or cray_shasta
-pals       mpiexec of HPE       --pmi pmix                 the default of the site
-flux       flux run             -o pmi=pmix (flux-pmix)    the default (PMI-1)
-jsrun      jsrun                PMIx, always               none
+srun starts ranks of Open MPI by --mpi=pmix, and those of MPICH and its children by --mpi=pmi2 or cray_shasta.
 """
 
 from __future__ import annotations
 
-import os
 import re
+import shlex
 from collections.abc import Mapping
-from pathlib import Path
 
 from mpicoll._discovery.ask import output_of
 from mpicoll._discovery.detect import without_job
 from mpicoll._discovery.find import Mpi, Mpiexec, in_path
 from mpicoll.errors import LaunchError
 
-LAUNCHERS = ("srun", "pals", "flux", "jsrun")
-SCHEDULERS = {"srun": "SLURM_JOB_ID", "flux": "FLUX_URI", "jsrun": "LSB_JOBID", "pals": "PBS_JOBID"}  # set in a job of each
+TEMPLATE = "MPICOLL_LAUNCHER_COMMAND"
+LAUNCHERS = {"srun": "--launcher srun", "template": TEMPLATE}  # family of `Mpiexec` -> how the user chooses it
 SRUN_TIMEOUT_S = 20.0  # of srun --mpi=list; usual is 1 s
 
 
@@ -45,46 +40,32 @@ def srun_type(mpi: Mpi, types: tuple[str, ...]) -> str | None:
     return next((name for start in wanted for name in types if name.startswith(start)), None)
 
 
-def find_launcher(name: str, mpi: Mpi, environ: Mapping[str, str]) -> Mpiexec:
-    """The launcher ``name`` of `LAUNCHERS`, for ranks of ``mpi``.
+def find_srun(mpi: Mpi, environ: Mapping[str, str]) -> Mpiexec:
+    """srun, for ranks of ``mpi``.
 
     Raises:
         LaunchError: It is not installed, or it cannot start ranks of this MPI; the message names the remedy.
     """
-    path = in_path("mpiexec" if name == "pals" else name, environ)
+    path = in_path("srun", environ)
     if path is None:
-        raise LaunchError(f"--launcher {name}: no {path_name(name)} in PATH; load its module, or use --launcher mpiexec")
-    pmi = "pmix" if mpi.family == "openmpi" and name != "jsrun" else ""
-    if name == "srun":
-        types = srun_types(environ) or ()
-        pmi = srun_type(mpi, types) or ""
-        if not pmi:
-            raise LaunchError(
-                f"--launcher srun: {mpi.vendor} needs --mpi={'pmix' if mpi.family == 'openmpi' else 'pmi2'}, and this srun offers"
-                f" {', '.join(types) or 'nothing'}: each rank would be alone; use --launcher mpiexec"
-            )
-    if name == "pals" and not is_pals(path):
-        raise LaunchError(f"--launcher pals: {path} is no mpiexec of PALS (HPE); put that one first in PATH")
-    if name == "jsrun" and mpi.family != "openmpi":
-        raise LaunchError(f"--launcher jsrun: it starts ranks of Spectrum MPI and Open MPI by PMIx, and this is {mpi.vendor}")
-    return Mpiexec(str(path), name, (), pmi=pmi)
+        raise LaunchError("--launcher srun: no srun in PATH; load its module, or use --launcher mpiexec")
+    types = srun_types(environ) or ()
+    pmi = srun_type(mpi, types)
+    if pmi is None:
+        raise LaunchError(
+            f"--launcher srun: {mpi.vendor} needs --mpi={'pmix' if mpi.family == 'openmpi' else 'pmi2'}, and this srun offers"
+            f" {', '.join(types) or 'nothing'}: each rank would be alone; use --launcher mpiexec"
+        )
+    return Mpiexec(str(path), "srun", (), pmi=pmi)
 
 
-def path_name(launcher: str) -> str:
-    return "mpiexec of PALS" if launcher == "pals" else launcher
-
-
-def is_pals(path: Path) -> bool:
-    """Whether this mpiexec is that of PALS, which HPE installs in /opt/cray/pe/pals or /opt/cray/pals."""
-    return "pals" in Path(os.path.realpath(path)).parts
-
-
-def find_other(mpi: Mpi, environ: Mapping[str, str]) -> Mpiexec | None:
-    """The launcher of the scheduler of this job, for an MPI without an mpiexec; None: there is none that can start its ranks."""
-    for name, variable in SCHEDULERS.items():
-        if variable in environ:
-            try:
-                return find_launcher(name, mpi, environ)
-            except LaunchError:
-                continue  # the error about mpiexec names the remedy
-    return None
+def find_template(text: str, environ: Mapping[str, str]) -> Mpiexec:
+    """The launcher of the template ``text``. Raises LaunchError if it is not installed; the message names the remedy."""
+    try:
+        program, *words = shlex.split(text)
+    except ValueError as error:
+        raise LaunchError(f"{TEMPLATE}={text}: {error}; quote it as in a shell") from None
+    path = in_path(program, environ)
+    if path is None:
+        raise LaunchError(f"{TEMPLATE}={text}: no {program} in PATH; load its module, or correct the command")
+    return Mpiexec(str(path), "template", (), template=tuple(words))

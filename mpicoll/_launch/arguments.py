@@ -17,7 +17,6 @@ from typing import Any, NoReturn
 
 import mpicoll
 from mpicoll import _config
-from mpicoll._discovery.launchers import LAUNCHERS
 from mpicoll._waits import STOP_S
 
 EPILOG = """examples:
@@ -182,7 +181,8 @@ HELP = {
     "--quiet": "do not print the command that is run",
     "--dry-run": "print the command and do not run it",
     "--mpi": "the MPI to use; PATH: its folder, its libmpi or its mpiexec",
-    "--launcher": "what starts the ranks; default: mpiexec, or the scheduler's launcher if this MPI has no mpiexec",
+    "--launcher": "what starts the ranks; default: MPICOLL_LAUNCHER_COMMAND if it is set, otherwise mpiexec, or srun in a job of "
+    "Slurm if this MPI has no mpiexec",
     "--mpiexec-args": "options for mpiexec or the launcher, as one string: '--mca btl_tcp_if_include eth0'",
     "--mca": "a setting of Open MPI",
     "-x": "pass this environment variable to every host",
@@ -226,7 +226,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
     group = parser.add_argument_group("MPI and environment")
     _add(group, "--mpi", metavar="openmpi|mpich|PATH")
-    _add(group, "--launcher", choices=("mpiexec", *LAUNCHERS))
+    _add(group, "--launcher", choices=("mpiexec", "srun"))
     _add(group, "--mpiexec-args", default="", metavar="WORDS")
     _add(group, "--mca", hidden=("-mca",), nargs=2, action="append", default=[], metavar=("KEY", "VALUE"))
     _add(group, "-x", action="append", default=[], metavar="NAME[=VALUE]", dest="export")

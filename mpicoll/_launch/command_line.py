@@ -13,7 +13,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import mpicoll._discovery.hostfile as hostfile
+from mpicoll import _config
 from mpicoll._cpus import usable_cores
+from mpicoll._discovery.launchers import TEMPLATE
 from mpicoll._discovery.torch_facts import torch_facts
 from mpicoll._launch.arguments import ACCEPTED, make_parser, split, unknown
 from mpicoll._launch.job import NOTHING_ASKED, Program, Request
@@ -39,6 +41,7 @@ class Options:
 
     mpi: str | None = None
     launcher: str | None = None
+    template: str | None = None  # of MPICOLL_LAUNCHER_COMMAND
     dry_run: bool = False
     execute: bool = False  # become mpiexec
     grace_s: float = STOP_S  # between SIGTERM and SIGKILL
@@ -101,12 +104,13 @@ def _options(read: argparse.Namespace, notes: Sequence[str]) -> Options:
         read.nnodes, read.bind_to, read.map_by, tag, log_dir, read.fault_tolerant, read.oversubscribe,
         max_restarts=read.max_restarts,
     )  # fmt: skip
+    template = _config.get(TEMPLATE) if read.launcher is None else None
     said = [*notes, *_accepted(read.accepted)]
     if log_dir is not None:
         tag = "; --tag-output marks lines on the terminal only" if read.tag_output else ""
         said.append(f"the output of rank R goes to {log_dir}/rank-R.log{tag}")
     return Options(
-        read.mpi, read.launcher, read.dry_run, read.execute, read.grace_s, read.quiet,
+        read.mpi, read.launcher, template, read.dry_run, read.execute, read.grace_s, read.quiet,
         tuple(shlex.split(read.mpiexec_args)), tuple(exported), tuple((key, value) for key, value in read.mca), request,
         tuple(said),
     )  # fmt: skip

@@ -1,37 +1,42 @@
-"""The command line of a planned job for the launcher of a scheduler. Pure. They pass on the whole environment.
+"""The command line of a planned job for a launcher that is no mpiexec. Pure.
 
-    option               srun                         pals                 flux run                      jsrun
-    -n N                 -n N                         -n N                 -n N (*)                      (**)
-    K ranks on a node    --ntasks-per-node=K          --ppn K              -N n --tasks-per-node=K -x    --tasks_per_rs K
-    --host a,b           --nodelist=a,b -N 2          --hosts a,b          --requires=host:a,b -N 2      refused
-    --nnodes n           -N n                         --hosts a,b          -N n                          --nrs n
-    --bind-to core       --cpu-bind=cores             --cpu-bind core      -o cpu-affinity=per-task      refused
-    no --bind-to         --cpu-bind=none (***)        --cpu-bind none      -o cpu-affinity=on            --bind none
-    --tag-output         --label                      --label              --label-io                    --stdio_mode prepended
-    a rank fails         --kill-on-bad-exit=1         its default          -o exit-on-error              -X 1
-    several programs     refused                      `:`                  refused                       refused
+    option                srun                         MPICOLL_LAUNCHER_COMMAND
+    -n N                  -n N                         {ranks}
+    K ranks on a node     --ntasks-per-node=K          {per_node}
+    --nnodes n            -N n                         {nodes}
+    --host a,b            --nodelist=a,b -N 2          {hosts}
+    --bind-to core        --cpu-bind=cores             refused
+    no --bind-to          --cpu-bind=none (*)          as the user has written it
+    --tag-output          --label                      refused
+    a rank fails          --kill-on-bad-exit=1         as the user has written it
+    --map-by              refused                      refused
+    several programs      refused                      refused
 
-(*) Flux gives such a rank one core. Where every node gets equally many ranks, they share all cores of their nodes instead.
-(**) One resource set is a whole node, so every node gets equally many ranks.
-(***) With SLURM_CPUS_PER_TASK set: --cpus-per-task, which srun no longer takes from sbatch (22.05), and Slurm's own binding.
+(*) With SLURM_CPUS_PER_TASK set: --cpus-per-task, which srun no longer takes from sbatch (22.05), and Slurm's own binding.
+
+Both launchers must pass on the whole environment.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import string
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from mpicoll._discovery.find import Mpiexec
+from mpicoll._discovery.launchers import LAUNCHERS, TEMPLATE
 from mpicoll._launch.job import Placement, Program, Request
 from mpicoll.errors import LaunchError
 
 SRUN_UNITS = {
     "none": "none", "core": "cores", "socket": "sockets", "package": "sockets", "numa": "ldoms", "hwthread": "threads",
 }  # fmt: skip
-PALS_UNITS = {
-    "none": "none", "core": "core", "socket": "socket", "package": "socket", "numa": "numa", "hwthread": "thread",
-}  # fmt: skip
-FLUX_UNITS = {"none": "on", "core": "per-task"}
-JSRUN_UNITS = {"none": "none"}
+FIELDS = {  # of a template, and the option that makes each known
+    "ranks": "-n N",
+    "per_node": "--nproc-per-node K",
+    "nodes": "--nnodes N",
+    "hosts": "--host A,B or --hostfile FILE",
+}
 
 
 @dataclass(frozen=True)
@@ -72,47 +77,41 @@ def layout_of(placement: Placement | None, ranks: int, per_node: int | None, nod
 
 
 def command(
-    launcher: str,
-    pmi: str,
+    mpiexec: Mpiexec,
     counted: Sequence[tuple[Program, int]],
     layout: Layout,
+    hosts: Sequence[str],
     request: Request,
     environ: Mapping[str, str],
     extra: Sequence[str] = (),
 ) -> list[str]:
-    """The words after the path of ``launcher``.
+    """The words after the path of the launcher.
 
     Args:
-        pmi: The interface for the MPI, as `Mpiexec` has it.
+        hosts: On which the ranks run; empty: not known.
         extra: Words of the user; they override those of mpicoll.
 
     Raises:
         LaunchError: This launcher cannot do that; the message names the option.
     """
+    chosen = LAUNCHERS[mpiexec.family]
     if request.fault_tolerant:
-        raise LaunchError(
-            f"--fault-tolerant: under {launcher} a job ends when a rank dies; use --launcher mpiexec and Open MPI 5"
-        )
-    if request.map_by is not None:
-        raise LaunchError(f"--map-by {request.map_by}: give {launcher} its own option for that by --mpiexec-args")
-    if len(counted) > 1 and (launcher != "pals" or layout.hosts):
-        raise LaunchError(f"several programs: --launcher {launcher} cannot place them; use --launcher mpiexec")
-    words = [*WORDS[launcher](pmi, counted[0][1], layout, request, environ), *extra]
-    for i, (program, ranks) in enumerate(counted):
-        words += [":", "-n", str(ranks)] if i else []
-        words += program.words(launcher, request)
-    return words
-
-
-def _bound(request: Request, units: Mapping[str, str], launcher: str) -> str | None:
-    if request.bind_to is None:
-        return None
-    if request.bind_to not in units:
-        raise LaunchError(f"--bind-to {request.bind_to}: --launcher {launcher} takes {', '.join(units)}")
-    return units[request.bind_to]
+        raise LaunchError(f"--fault-tolerant: under {chosen} a job ends when a rank dies; use --launcher mpiexec and Open MPI 5")
+    if len(counted) > 1:
+        raise LaunchError(f"several programs: {chosen} cannot place them; use --launcher mpiexec")
+    ((program, ranks),) = counted
+    if mpiexec.family == "srun":
+        words = srun_words(mpiexec.pmi, ranks, layout, request, environ)
+    else:
+        words = template_words(mpiexec.template, program, ranks, layout, hosts, request)
+    return [*words, *extra, *program.words(mpiexec.family, request)]
 
 
 def srun_words(pmi: str, ranks: int, layout: Layout, request: Request, environ: Mapping[str, str]) -> list[str]:
+    if request.map_by is not None:
+        raise LaunchError(f"--map-by {request.map_by}: give srun its own option for that by --mpiexec-args")
+    if request.bind_to is not None and request.bind_to not in SRUN_UNITS:
+        raise LaunchError(f"--bind-to {request.bind_to}: --launcher srun takes {', '.join(SRUN_UNITS)}")
     # --export: sbatch --export=NONE would else hide the variables from the ranks
     words = [f"--mpi={pmi}", "--kill-on-bad-exit=1", "--export=ALL", "-n", str(ranks)]
     words += ["-N", str(layout.nodes)] if layout.nodes is not None and (layout.even or layout.hosts) else []
@@ -120,44 +119,65 @@ def srun_words(pmi: str, ranks: int, layout: Layout, request: Request, environ: 
     words += [f"--ntasks-per-node={layout.per_node}"] if layout.per_node is not None and layout.even else []
     cpus = environ.get("SLURM_CPUS_PER_TASK", "")
     words += [f"--cpus-per-task={cpus}"] if cpus.isdigit() else []
-    binding = _bound(request, SRUN_UNITS, "srun") or (None if cpus.isdigit() else "none")
+    binding = SRUN_UNITS[request.bind_to] if request.bind_to is not None else (None if cpus.isdigit() else "none")
     words += [f"--cpu-bind={binding}"] if binding else []
     return [*words, *(["--label"] if request.tag_output else [])]
 
 
-def pals_words(pmi: str, ranks: int, layout: Layout, request: Request, environ: Mapping[str, str]) -> list[str]:
-    words = ["--pmi", pmi] if pmi else []
-    words += ["--hosts", ",".join(layout.hosts)] if layout.hosts else []
-    words += ["--ppn", str(layout.per_node)] if layout.per_node is not None else []
-    binding = _bound(request, PALS_UNITS, "pals") or (None if "PALS_CPU_BIND" in environ else "none")
-    words += ["--cpu-bind", binding] if binding else []
-    return [*words, *(["--label"] if request.tag_output else []), "-n", str(ranks)]
+# --- MPICOLL_LAUNCHER_COMMAND -----------------------------------------------------------------------------------------
 
 
-def flux_words(pmi: str, ranks: int, layout: Layout, request: Request, environ: Mapping[str, str]) -> list[str]:
-    words = ["run", "-o", "exit-on-error", *(["-o", f"pmi={pmi}"] if pmi else [])]
-    words += [f"--requires=host:{','.join(layout.hosts)}"] if layout.hosts else []
-    if layout.nodes is not None and layout.even:
-        words += ["-N", str(layout.nodes), f"--tasks-per-node={layout.per_node}", "--exclusive"]
-    else:
-        words += ["-n", str(ranks)]
-    words += ["-o", f"cpu-affinity={_bound(request, FLUX_UNITS, 'flux') or 'on'}"]
-    return [*words, *(["--label-io"] if request.tag_output else [])]
+def template_words(
+    template: Sequence[str], program: Program, ranks: int, layout: Layout, hosts: Sequence[str], request: Request
+) -> list[str]:
+    """The words of the template with the values of its fields.
+
+    Raises:
+        LaunchError: The template is broken, it cannot express what the user asks for, or the value of a field is not known.
+    """
+    named = _fields(template)
+    _check_expressed(named, program, ranks, layout, request)
+    values = {"ranks": ranks, "per_node": layout.per_node, "nodes": layout.nodes, "hosts": ",".join(hosts)}
+    for name in FIELDS:
+        if name in named and not values[name]:
+            raise LaunchError(
+                f"{TEMPLATE}: {{{name}}} is not known here; give {FIELDS[name]}, or start inside a job of a scheduler"
+            )
+    return [word.format(**values) for word in template]
 
 
-def jsrun_words(pmi: str, ranks: int, layout: Layout, request: Request, environ: Mapping[str, str]) -> list[str]:
-    if layout.hosts:
-        raise LaunchError(f"--host {','.join(layout.hosts)}: jsrun takes the nodes of the job; use --nnodes and --nproc-per-node")
-    if layout.nodes is None or not layout.even:
-        raise LaunchError(f"{ranks} ranks: jsrun starts equally many on every node; give --nnodes and --nproc-per-node in a job")
-    words = ["--nrs", str(layout.nodes), "--rs_per_host", "1", "--tasks_per_rs", str(layout.per_node)]
-    words += ["--cpu_per_rs", "ALL_CPUS", "--gpu_per_rs", "ALL_GPUS", "--bind", _bound(request, JSRUN_UNITS, "jsrun") or "none"]
-    return [*words, "-X", "1", *(["--stdio_mode", "prepended"] if request.tag_output else [])]
+def _fields(template: Sequence[str]) -> set[str]:
+    """The names of the fields in the template."""
+    named = set()
+    for word in template:
+        try:
+            for _, name, form, conversion in string.Formatter().parse(word):
+                if name is not None:
+                    named.add(name + (f"!{conversion}" if conversion else "") + (f":{form}" if form else ""))
+        except ValueError as error:
+            raise LaunchError(f"{TEMPLATE}: {word}: {error}; write {{{{ and }}}} for braces that are no field") from None
+    for name in sorted(named - set(FIELDS)):
+        known = ", ".join(f"{{{field}}}" for field in FIELDS)
+        raise LaunchError(f"{TEMPLATE}: {{{name}}} is no field; use {known}, and {{{{ and }}}} for other braces")
+    return named
 
 
-WORDS: dict[str, Callable[[str, int, Layout, Request, Mapping[str, str]], list[str]]] = {
-    "srun": srun_words,
-    "pals": pals_words,
-    "flux": flux_words,
-    "jsrun": jsrun_words,
-}
+def _check_expressed(named: set[str], program: Program, ranks: int, layout: Layout, request: Request) -> None:
+    """Raises LaunchError for an option that a template with these fields would drop."""
+    for option, value in {
+        "--bind-to": request.bind_to, "--map-by": request.map_by, "--tag-output": request.tag_output,
+        "--oversubscribe": request.oversubscribe,
+    }.items():  # fmt: skip
+        if value:
+            raise LaunchError(f"{option}: {TEMPLATE} cannot express it; write that launcher's own option into it")
+    counted = program.per_node is not None or any(host.slots is not None for host in program.hosts or ())
+    for option, asked, fields in (
+        ("--host, --hostfile", program.hosts is not None, ("hosts",)),
+        ("--nproc-per-node, or a number of ranks beside a host", counted, ("per_node",)),
+        ("--nnodes", request.nodes is not None, ("nodes", "hosts")),
+    ):
+        if asked and named.isdisjoint(fields):
+            raise LaunchError(f"{option}: {TEMPLATE} lacks {{{fields[0]}}}; add it, or use --launcher mpiexec")
+    everywhere = layout.even and "per_node" in named and not named.isdisjoint(("nodes", "hosts"))
+    if "ranks" not in named and not everywhere:
+        raise LaunchError(f"{TEMPLATE} does not say how many ranks to start, here {ranks}; add {{ranks}}")

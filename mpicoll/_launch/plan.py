@@ -23,6 +23,7 @@ from mpicoll._discovery.allocation import Allocation
 from mpicoll._discovery.detect import SUPERVISOR
 from mpicoll._discovery.find import Mpi, Mpiexec
 from mpicoll._discovery.hostfile import Host
+from mpicoll._discovery.launchers import LAUNCHERS
 from mpicoll._launch import launcher_command
 from mpicoll._launch.additions import additions
 from mpicoll._launch.command import binding_words, fault_tolerance_words, hydra_command, openmpi_command, output_words
@@ -55,7 +56,7 @@ def plan(
         LaunchError: The numbers contradict each other; the message names the remedy.
     """
     notes: list[str] = []
-    launched = mpiexec.family in launcher_command.WORDS  # by the scheduler, which reads its allocation by itself
+    launched = mpiexec.family in LAUNCHERS  # these read the allocation of their scheduler by themselves
     if launched:
         site = _first_nodes_of(site, request.nodes)
         _check_counts(programs, site, mpiexec.family)
@@ -77,7 +78,8 @@ def plan(
         nodes = request.nodes if site.allocation is None else len(site.allocation.nodes)
         each = where.ranks_per_host if site.allocation is not None else per_node
         layout = launcher_command.layout_of(placements[0], total, each, nodes)
-        command = launcher_command.command(mpiexec.family, mpiexec.pmi, counted, layout, request, site.environ, extra)
+        ran_on = where.hosts[: layout.nodes]
+        command = launcher_command.command(mpiexec, counted, layout, ran_on, request, site.environ, extra)
         return Plan((mpiexec.path, *command), added, mpiexec.family, tuple(notes), tuple(placements), where.other_hosts)
     build = openmpi_command if mpiexec.family == "openmpi" else hydra_command
     forwarded = filter(FORWARDED.fullmatch, (*site.environ, *added)) if where.several_hosts else ()
@@ -126,7 +128,7 @@ def _check_counts(programs: Sequence[Program], site: Site, launcher: str) -> Non
     """Raises LaunchError if nothing says how many ranks to start: outside a job, the cores of this host do not matter."""
     for program in programs:
         if site.allocation is None and program.ranks is None and program.hosts is None and program.per_node is None:
-            raise LaunchError(f"--launcher {launcher}: outside a job of its scheduler, say how many ranks to start, with -n N")
+            raise LaunchError(f"{LAUNCHERS[launcher]}: outside a job of a scheduler, say how many ranks to start, with -n N")
 
 
 def _hosts_of(allocation: Allocation | None) -> tuple[Host, ...]:

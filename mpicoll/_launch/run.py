@@ -10,6 +10,7 @@ Exit status 2: nothing was started; standard error says why. With --exec it beco
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
 import shlex
@@ -24,7 +25,7 @@ from mpicoll._cpus import usable_cores
 from mpicoll._discovery import allocation, mca_files
 from mpicoll._discovery.detect import ADDED, OWNER, Launch, detect, without_job
 from mpicoll._discovery.find import Mpi, Mpiexec, find_mpi, find_mpiexec
-from mpicoll._discovery.launchers import LAUNCHERS, find_launcher, find_other
+from mpicoll._discovery.launchers import LAUNCHERS, find_srun, find_template
 from mpicoll._launch import mpiexec_reaper, supervisor
 from mpicoll._launch.command_line import PROG, Options, parse
 from mpicoll._launch.job import Plan, Program, Site
@@ -150,10 +151,12 @@ def _task(job_plan: Plan, environ: Mapping[str, str], options: Options) -> super
 
 def make_plan(programs: Sequence[Program], options: Options, environ: Mapping[str, str]) -> Plan:
     """The mpiexec command for ``programs``. Raises LaunchError or ValueError; the message names the remedy."""
-    mpi, mpiexec = find(options.mpi, environ, options.launcher)
+    mpi, mpiexec = find(options.mpi, environ, options.launcher, options.template)
     if options.mca and mpiexec.family in LAUNCHERS:
         key, value = options.mca[0]
-        raise LaunchError(f"--mca {key} {value}: an option of mpiexec; for {mpiexec.family} use -x OMPI_MCA_{key}={value}")
+        raise LaunchError(
+            f"--mca {key} {value}: an option of mpiexec; with {LAUNCHERS[mpiexec.family]} use -x OMPI_MCA_{key}={value}"
+        )
     if options.mca and mpiexec.family != "openmpi":
         raise LaunchError(f"--mca {' '.join(options.mca[0])}: only Open MPI has these settings, and this is {mpi.vendor}")
     extra = [*options.mpiexec_args, *(word for setting in options.mca for word in ("--mca", *setting))]
@@ -163,21 +166,28 @@ def make_plan(programs: Sequence[Program], options: Options, environ: Mapping[st
     return plan(programs, mpi, mpiexec, site, extra, names, options.request)
 
 
-def find(choice: str | None, environ: Mapping[str, str], launcher: str | None = None) -> tuple[Mpi, Mpiexec]:
-    """The MPI of ``--mpi choice``, and its mpiexec or the launcher of ``--launcher``.
+def find(
+    choice: str | None, environ: Mapping[str, str], launcher: str | None = None, template: str | None = None
+) -> tuple[Mpi, Mpiexec]:
+    """The MPI of ``--mpi choice``, and its mpiexec or another launcher.
 
-    Without ``--launcher`` that is mpiexec; if this MPI has none, the launcher of the scheduler of this job.
+    Args:
+        launcher: Of ``--launcher``. None: the one of ``template``, otherwise mpiexec, or srun in a job of Slurm if this MPI has
+            no mpiexec.
+        template: Of MPICOLL_LAUNCHER_COMMAND.
     """
     mpi = find_mpi(choice, environ)
-    if launcher in LAUNCHERS:
-        return mpi, find_launcher(launcher, mpi, environ)
+    if template is not None:
+        return mpi, find_template(template, environ)
+    if launcher == "srun":
+        return mpi, find_srun(mpi, environ)
     try:
         return mpi, find_mpiexec(mpi, environ, choice)
     except LaunchError:
-        other = find_other(mpi, environ) if launcher is None else None
-        if other is None:
-            raise
-        return mpi, other
+        if launcher is None and "SLURM_JOB_ID" in environ:
+            with contextlib.suppress(LaunchError):  # the error about mpiexec names the remedy
+                return mpi, find_srun(mpi, environ)
+        raise
 
 
 def job_environ(options: Options) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The command of each launcher of a scheduler, in made-up jobs; pure."""
+"""The commands of srun and of MPICOLL_LAUNCHER_COMMAND, in made-up jobs; pure."""
 
 from __future__ import annotations
 
@@ -14,153 +14,185 @@ from mpicoll._launch.plan import plan
 from mpicoll.errors import LaunchError
 from tests.launch.made_up import MPICH, OPENMPI, a_site, one
 
-PMI = {("srun", "Open MPI"): "pmix", ("srun", "MPICH"): "pmi2", ("pals", "Open MPI"): "pmix", ("flux", "Open MPI"): "pmix"}
-
 SLURM = {
     "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_TASKS_PER_NODE": "4(x2)", "SLURM_NTASKS": "8",
     "SLURM_JOB_CPUS_PER_NODE": "8(x2)",
 }  # fmt: skip
 PBS = {"PBS_JOBID": "7", "PBS_NODEFILE": "n1\n" * 4 + "n2\n" * 4}
-LSF = {"LSB_JOBID": "7", "LSB_MCPU_HOSTS": "batch1 1 n1 4 n2 4", "CSM_ALLOCATION_ID": "1", "LSB_DJOB_HOSTFILE": ""}
-FLUX = {"FLUX_URI": "local:///f", "FLUX_ENCLOSING_ID": "f7"}
-JOBS = {"srun": SLURM, "pals": PBS, "flux": FLUX, "jsrun": LSF}
-EACH = pytest.mark.parametrize("launcher", JOBS)
+ALL_FIELDS = "-n {ranks} -N {per_node} --nodes={nodes} -H {hosts}"
 
 
-def planned(
-    launcher: str, *programs: Program, mpi: Mpi = OPENMPI[0], environ: dict[str, str] | None = None, **options: Any
-) -> Plan:
-    mpiexec = Mpiexec(f"/s/{launcher}", launcher, (), pmi=PMI.get((launcher, mpi.vendor), ""))
-    site = a_site(**(JOBS[launcher] if environ is None else environ))
+def made(mpiexec: Mpiexec, environ: dict[str, str], *programs: Program, mpi: Mpi = OPENMPI[0], **options: Any) -> Plan:
     request = Request(**{name: options.pop(name) for name in list(options) if name in Request.__dataclass_fields__})
-    return plan(programs or (one(),), mpi, mpiexec, site, request=request, **options)
+    return plan(programs or (one(),), mpi, mpiexec, a_site(**environ), request=request, **options)
 
 
-def words(made: Plan) -> str:
+def by_srun(*programs: Program, mpi: Mpi = OPENMPI[0], environ: dict[str, str] | None = None, **options: Any) -> Plan:
+    mpiexec = Mpiexec("/s/srun", "srun", (), pmi="pmix" if mpi.family == "openmpi" else "pmi2")
+    return made(mpiexec, SLURM if environ is None else environ, *programs, mpi=mpi, **options)
+
+
+def by_template(template: str, *programs: Program, environ: dict[str, str] | None = None, **options: Any) -> Plan:
+    """In a job of PBS, unless ``environ`` says something else."""
+    mpiexec = Mpiexec("/s/aprun", "template", (), template=tuple(template.split()))
+    return made(mpiexec, PBS if environ is None else environ, *programs, **options)
+
+
+def words(planned: Plan) -> str:
     """The command without the program."""
-    text = " ".join(made.command)
-    return re.sub(r" /py -u( -m mpicoll\._launch\.rank)? x\.py$", "", text)
+    return re.sub(r" /py -u( -m mpicoll\._launch\.rank)? x\.py$", "", " ".join(planned.command))
 
 
-DEFAULTS = {
-    "srun": "/s/srun --mpi=pmix --kill-on-bad-exit=1 --export=ALL -n 8 -N 2 --ntasks-per-node=4 --cpu-bind=none",
-    "pals": "/s/pals --pmi pmix --ppn 4 --cpu-bind none -n 8",
-    "flux": "/s/flux run -o exit-on-error -o pmi=pmix -N 2 --tasks-per-node=4 --exclusive -o cpu-affinity=on",
-    "jsrun": "/s/jsrun --nrs 2 --rs_per_host 1 --tasks_per_rs 4 --cpu_per_rs ALL_CPUS --gpu_per_rs ALL_GPUS --bind none -X 1",
-}
+# --- srun ---
+
+DEFAULT = "/s/srun --mpi=pmix --kill-on-bad-exit=1 --export=ALL -n 8 -N 2 --ntasks-per-node=4 --cpu-bind=none"
 
 
-@EACH
-def test_a_whole_job(launcher: str) -> None:
-    made = planned(launcher)
-    assert words(made) == DEFAULTS[launcher]
-    assert any(note.startswith("8 ranks: the tasks of ") for note in made.notes)
-    assert made.added["MASTER_ADDR"] == "n1"
-    assert made.added.get("OMP_NUM_THREADS") == ("2" if launcher == "srun" else None)  # only Slurm says how many cores there are
-    assert made.added["OMPI_MCA_btl_tcp_flags"] == "send,inplace"  # what ranks of Open MPI need
-    assert not [name for name in made.added if name.startswith(("PRTE_", "OMPI_ALLOW", "SLURM_"))]  # what mpirun needs
-    assert made.other_hosts == ("n1", "n2")
-
-
-@pytest.mark.parametrize("launcher", ["srun", "pals", "flux"])
-def test_mpich_has_another_interface(launcher: str) -> None:
-    expected = {"srun": ("--mpi=pmix", "--mpi=pmi2"), "pals": ("--pmi pmix ", ""), "flux": ("-o pmi=pmix ", "")}[launcher]
-    made = planned(launcher, mpi=MPICH[0])
-    assert words(made) == DEFAULTS[launcher].replace(*expected)
-    assert not [name for name in made.added if name.startswith(("OMPI_", "SLURM_"))]
+def test_a_whole_job_by_srun() -> None:
+    planned = by_srun()
+    assert words(planned) == DEFAULT
+    assert any(note.startswith("8 ranks: the tasks of ") for note in planned.notes)
+    assert planned.added["MASTER_ADDR"] == "n1"
+    assert planned.added["OMP_NUM_THREADS"] == "2"
+    assert planned.added["OMPI_MCA_btl_tcp_flags"] == "send,inplace"  # what ranks of Open MPI need
+    assert not [name for name in planned.added if name.startswith(("PRTE_", "OMPI_ALLOW", "SLURM_"))]  # what mpirun needs
+    assert planned.other_hosts == ("n1", "n2")
+    mpich = by_srun(mpi=MPICH[0])
+    assert words(mpich) == DEFAULT.replace("--mpi=pmix", "--mpi=pmi2")
+    assert not [name for name in mpich.added if name.startswith(("OMPI_", "SLURM_"))]
 
 
 HOSTS = one(hosts="a:2,b:2")
-REFUSED = {
-    "6 ranks": LaunchError("6 ranks: jsrun starts equally many on every node"),
-    "hosts": LaunchError("--host a,b: jsrun takes the nodes of the job"),
-    "binding": LaunchError("--bind-to (core|numa|socket): --launcher (flux|jsrun) takes none"),
-}
-FIRST_NODE = (
-    "-n 4 -N 1 --ntasks-per-node=4", "--ppn 4 --cpu-bind none -n 4", "-N 1 --tasks-per-node=4 --exclusive",
-    "--nrs 1 --rs_per_host 1 --tasks_per_rs 4",
-)  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("program", "options", "expected"),
     [
-        (one(per_node=2), {}, ("-n 4 -N 2 --ntasks-per-node=2", "--ppn 2 --cpu-bind none -n 4",
-                               "-N 2 --tasks-per-node=2 --exclusive", "--nrs 2 --rs_per_host 1 --tasks_per_rs 2")),
-        (one(), {"nodes": 1}, FIRST_NODE),
-        (one(4), {}, FIRST_NODE),  # a node is filled before the next
-        (one(6), {}, ("-n 6 --cpu-bind", "--ppn 4 --cpu-bind none -n 6", "-o pmi=pmix -n 6 -o", REFUSED["6 ranks"])),
-        (HOSTS, {}, ("-n 4 -N 2 --nodelist=a,b --ntasks-per-node=2", "--hosts a,b --ppn 2",
-                     "--requires=host:a,b -N 2 --tasks-per-node=2", REFUSED["hosts"])),
-        (one(), {"bind_to": "core"}, ("--cpu-bind=cores", "--cpu-bind core", "-o cpu-affinity=per-task", REFUSED["binding"])),
-        (one(), {"bind_to": "numa"}, ("--cpu-bind=ldoms", "--cpu-bind numa", REFUSED["binding"], REFUSED["binding"])),
-        (one(), {"bind_to": "socket"}, ("--cpu-bind=sockets", "--cpu-bind socket", REFUSED["binding"], REFUSED["binding"])),
+        (one(per_node=2), {}, "-n 4 -N 2 --ntasks-per-node=2"),
+        (one(), {"nodes": 1}, "-n 4 -N 1 --ntasks-per-node=4"),
+        (one(4), {}, "-n 4 -N 1 --ntasks-per-node=4"),  # a node is filled before the next
+        (one(6), {}, "-n 6 --cpu-bind"),
+        (HOSTS, {}, "-n 4 -N 2 --nodelist=a,b --ntasks-per-node=2"),
+        (one(), {"bind_to": "core"}, "--cpu-bind=cores"),
+        (one(), {"bind_to": "numa"}, "--cpu-bind=ldoms"),
+        (one(), {"bind_to": "socket"}, "--cpu-bind=sockets"),
+        (one(), {"tag_output": True}, "--label"),
+        (one(), {"extra": ["--theirs"]}, "--cpu-bind=none --theirs"),
     ],
-    ids=["ranks on each node", "nodes=1", "4 ranks", "6 ranks", "named hosts", "cores", "numa", "sockets"],
-)  # fmt: skip
-def test_the_words_of_each_launcher(program: Program, options: dict[str, Any], expected: tuple[str | LaunchError, ...]) -> None:
-    """expected: of srun, pals, flux and jsrun."""
-    for launcher, said in zip(JOBS, expected, strict=True):
-        if isinstance(said, LaunchError):
-            with pytest.raises(LaunchError, match=str(said)):
-                planned(launcher, program, **options)
-        else:
-            assert said in words(planned(launcher, program, **options))
+)
+def test_the_words_of_srun(program: Program, options: dict[str, Any], expected: str) -> None:
+    assert expected in words(by_srun(program, **options))
 
 
-@EACH
-def test_the_nodes_of_a_job(launcher: str) -> None:
-    made = planned(launcher, one(per_node=2))
-    assert made.added.get("OMP_NUM_THREADS") == ("4" if launcher == "srun" else None)
-    with pytest.raises(LaunchError, match=r"--nnodes 3: .* job f?7 has 2: n1,n2"):
-        planned(launcher, nodes=3)
-    if launcher != "jsrun":
-        assert planned(launcher, HOSTS).added["MASTER_ADDR"] == "a"
-        with pytest.raises(LaunchError, match="a:2,b:1: launchers other than mpiexec"):
-            planned(launcher, one(hosts="a:2,b:1"))
-
-
-@EACH
-def test_tagged_output(launcher: str) -> None:
-    option = {"srun": "--label", "pals": "--label", "flux": "--label-io", "jsrun": "--stdio_mode prepended"}[launcher]
-    assert option in words(planned(launcher, tag_output=True))
-    assert option not in words(planned(launcher))
-
-
-@EACH
-def test_the_words_of_the_user_come_last(launcher: str) -> None:
-    assert words(planned(launcher, extra=["--theirs"])).endswith(" --theirs")
-
-
-@EACH
-def test_what_these_launchers_cannot_do(launcher: str) -> None:
-    with pytest.raises(LaunchError, match=f"--fault-tolerant: under {launcher}"):
-        planned(launcher, fault_tolerant=True)
-    with pytest.raises(LaunchError, match=f"--map-by numa: give {launcher} its own option"):
-        planned(launcher, map_by="numa")
-    if launcher == "pals":
-        assert " ".join(planned(launcher, one(1), one(7)).command).endswith("-n 1 /py -u x.py : -n 7 /py -u x.py")
-    else:
-        with pytest.raises(LaunchError, match=f"several programs: --launcher {launcher}"):
-            planned(launcher, one(1), one(7))
+def test_the_nodes_of_a_job_of_slurm() -> None:
+    assert by_srun(one(per_node=2)).added["OMP_NUM_THREADS"] == "4"
+    assert by_srun(HOSTS).added["MASTER_ADDR"] == "a"
+    with pytest.raises(LaunchError, match="--nnodes 3: Slurm job 7 has 2: n1,n2"):
+        by_srun(nodes=3)
+    with pytest.raises(LaunchError, match="a:2,b:1: launchers other than mpiexec"):
+        by_srun(one(hosts="a:2,b:1"))
 
 
 def test_srun_gives_each_task_the_cpus_of_sbatch() -> None:
-    made = planned("srun", environ={**SLURM, "SLURM_CPUS_PER_TASK": "5"})
-    assert "--cpus-per-task=5" in made.command
-    assert "--cpu-bind" not in " ".join(made.command)
-    assert made.added["OMP_NUM_THREADS"] == "5"
+    planned = by_srun(environ={**SLURM, "SLURM_CPUS_PER_TASK": "5"})
+    assert "--cpus-per-task=5" in planned.command
+    assert "--cpu-bind" not in " ".join(planned.command)
+    assert planned.added["OMP_NUM_THREADS"] == "5"
 
 
-@EACH
-def test_outside_a_job(launcher: str) -> None:
-    """srun and flux run ask for nodes themselves; the ranks find the first host by Slurm's variables, or by MPI."""
-    with pytest.raises(LaunchError, match=f"--launcher {launcher}: outside a job of its scheduler, say how many ranks"):
-        planned(launcher, environ={})
-    if launcher != "jsrun":
-        made = planned(launcher, one(6), environ={}, nodes=2)
-        assert "-n 6" in words(made) or "-N 2 --tasks-per-node=3" in words(made)
-        assert not {"MASTER_ADDR", "OMP_NUM_THREADS"} & set(made.added)
+def test_srun_outside_a_job() -> None:
+    """srun asks for nodes itself; the ranks find the first host by Slurm's variables, or by MPI."""
+    planned = by_srun(one(6), environ={}, nodes=2)
+    assert "-n 6 -N 2 --ntasks-per-node=3" in words(planned)
+    assert not {"MASTER_ADDR", "OMP_NUM_THREADS"} & set(planned.added)
+    with pytest.raises(LaunchError, match="--launcher srun: outside a job of a scheduler, say how many ranks"):
+        by_srun(environ={})
+
+
+# --- MPICOLL_LAUNCHER_COMMAND ---
+
+
+@pytest.mark.parametrize(
+    ("template", "program", "options", "expected"),
+    [
+        (ALL_FIELDS, one(), {}, "-n 8 -N 4 --nodes=2 -H n1,n2"),
+        (ALL_FIELDS, one(6), {}, "-n 6 -N 4 --nodes=2 -H n1,n2"),
+        (ALL_FIELDS, one(4), {}, "-n 4 -N 4 --nodes=1 -H n1"),
+        (ALL_FIELDS, one(per_node=2), {}, "-n 4 -N 2 --nodes=2 -H n1,n2"),
+        (ALL_FIELDS, one(), {"nodes": 1}, "-n 4 -N 4 --nodes=1 -H n1"),
+        (ALL_FIELDS, HOSTS, {}, "-n 4 -N 2 --nodes=2 -H a,b"),
+        ("--nrs {nodes} --tasks={per_node}", one(), {}, "--nrs 2 --tasks=4"),
+        ("-n {ranks} {{a}}", one(), {"extra": ["--theirs"]}, "-n 8 {a} --theirs"),
+        ("-n {ranks}", one(3), {"environ": {}}, "-n 3"),
+        ("-n {ranks} -H {hosts}", one(2, hosts="a"), {"environ": {}}, "-n 2 -H a"),
+        (ALL_FIELDS, HOSTS, {"environ": {}}, "-n 4 -N 2 --nodes=2 -H a,b"),
+    ],
+)
+def test_a_template(template: str, program: Program, options: dict[str, Any], expected: str) -> None:
+    assert words(by_template(template, program, **options)) == f"/s/aprun {expected}"
+
+
+def test_what_a_template_adds_to_the_environment() -> None:
+    planned = by_template("-n {ranks}")
+    assert planned.added["MASTER_ADDR"] == "n1"
+    assert planned.added["OMPI_MCA_btl_tcp_flags"] == "send,inplace"
+    assert planned.other_hosts == ("n1", "n2")
+
+
+@pytest.mark.parametrize(
+    ("template", "program", "options", "said"),
+    [
+        # broken
+        ("-n {ranks", one(), {}, "{ranks: expected '}' before end of string; write {{ and }} for braces that are no field"),
+        ("-n {}", one(), {}, "{} is no field; use {ranks}, {per_node}, {nodes}, {hosts}"),
+        ("-n {size}", one(), {}, "{size} is no field"),
+        ("-n {ranks.real}", one(), {}, "{ranks.real} is no field"),
+        ("-n {ranks:>4}", one(), {}, "{ranks:>4} is no field"),
+        # not known outside a job
+        (ALL_FIELDS, one(2), {"environ": {}}, "{per_node} is not known here; give --nproc-per-node K, or start inside a job"),
+        ("-n {ranks} {nodes}", one(2), {"environ": {}}, "{nodes} is not known here; give --nnodes N"),
+        ("-n {ranks} {hosts}", one(2), {"environ": {}}, "{hosts} is not known here; give --host A,B or --hostfile FILE"),
+        ("-n {ranks}", one(), {"environ": {}}, "outside a job of a scheduler, say how many ranks to start, with -n N"),
+        # the template does not express what the user asks for
+        ("-n 4", one(), {}, "does not say how many ranks to start, here 8; add {ranks}"),
+        ("{nodes} {per_node}", one(6), {}, "does not say how many ranks to start, here 6; add {ranks}"),
+        ("-n {ranks}", one(hosts="a"), {}, "--host, --hostfile: MPICOLL_LAUNCHER_COMMAND lacks {hosts}; add it"),
+        ("-n {ranks} {hosts}", HOSTS, {}, "a number of ranks beside a host: MPICOLL_LAUNCHER_COMMAND lacks {per_node}"),
+        ("-n {ranks} {hosts}", one(per_node=2), {}, "--nproc-per-node, or "),
+        ("-n {ranks}", one(), {"nodes": 1}, "--nnodes: MPICOLL_LAUNCHER_COMMAND lacks {nodes}"),
+        (ALL_FIELDS, one(), {"bind_to": "core"}, "--bind-to: MPICOLL_LAUNCHER_COMMAND cannot express it"),
+        (ALL_FIELDS, one(), {"map_by": "numa"}, "--map-by: MPICOLL_LAUNCHER_COMMAND cannot express it"),
+        (ALL_FIELDS, one(), {"tag_output": True}, "--tag-output: MPICOLL_LAUNCHER_COMMAND cannot express it"),
+        (ALL_FIELDS, one(), {"oversubscribe": True}, "--oversubscribe: MPICOLL_LAUNCHER_COMMAND cannot express it"),
+    ],
+)  # fmt: skip
+def test_a_template_that_cannot_start_the_job(template: str, program: Program, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(LaunchError, match=re.escape(said)) as raised:
+        by_template(template, program, **options)
+    assert "MPICOLL_LAUNCHER_COMMAND" in str(raised.value)
+
+
+# --- both ---
+
+
+@pytest.mark.parametrize(
+    ("planned", "chosen"),
+    [(by_srun, "--launcher srun"), (lambda *rest, **more: by_template(ALL_FIELDS, *rest, **more), "MPICOLL_LAUNCHER_COMMAND")],
+)
+def test_what_these_launchers_cannot_do(planned: Any, chosen: str) -> None:
+    with pytest.raises(LaunchError, match=f"--fault-tolerant: under {chosen}"):
+        planned(fault_tolerant=True)
+    with pytest.raises(LaunchError, match="--map-by"):
+        planned(map_by="numa")
+    with pytest.raises(LaunchError, match=f"several programs: {chosen} cannot place them; use --launcher mpiexec"):
+        planned(one(1), one(7))
+
+
+def test_srun_names_the_units_of_binding() -> None:
+    with pytest.raises(LaunchError, match="--bind-to cor: --launcher srun takes none, core, socket, package, numa, hwthread"):
+        by_srun(bind_to="cor")
+    with pytest.raises(LaunchError, match="--map-by numa: give srun its own option"):
+        by_srun(map_by="numa")
 
 
 def test_layouts() -> None:
