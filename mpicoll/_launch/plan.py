@@ -57,17 +57,18 @@ def plan(
     """
     notes: list[str] = []
     launched = mpiexec.family in LAUNCHERS  # these read the allocation of their scheduler by themselves
+    hosts_named = any(program.hosts is not None for program in programs)
+    if request.nodes is not None and (hosts_named or not launched):
+        programs = _on_first_nodes(programs, request.nodes, site)
     if launched:
-        site = _first_nodes_of(site, request.nodes)
+        site = site if hosts_named else _first_nodes_of(site, request.nodes)
         _check_counts(programs, site, mpiexec.family)
     else:
         extra = [*extra, *binding_words(request, mpi, mpiexec), *output_words(request, mpiexec)]
         extra += fault_tolerance_words(request, mpi, mpiexec)
-        if request.nodes is not None:
-            programs = _on_first_nodes(programs, request.nodes, site)
         programs = _on_allocation(programs, site)
     hosts = _allocated_hosts(programs)
-    counted = [_count(program, hosts, site, len(programs), notes) for program in programs]
+    counted = [_count(program, hosts, site, request.nodes, len(programs), notes) for program in programs]
     total = sum(ranks for _, ranks in counted)
     before = [sum(ranks for _, ranks in counted[:i]) for i in range(len(counted))]
     placements = [_place(program, ranks, hosts, before[i], total) for i, (program, ranks) in enumerate(counted)]
@@ -159,7 +160,9 @@ def _allocated_hosts(programs: Sequence[Program]) -> tuple[Host, ...] | None:
     return None
 
 
-def _count(program: Program, hosts: tuple[Host, ...] | None, site: Site, programs: int, notes: list[str]) -> tuple[Program, int]:
+def _count(
+    program: Program, hosts: tuple[Host, ...] | None, site: Site, nodes: int | None, programs: int, notes: list[str]
+) -> tuple[Program, int]:
     if program.ranks is not None:
         return program, program.ranks
     own = program.hosts if program.hosts is not None else (hosts if programs == 1 else None)
@@ -179,7 +182,7 @@ def _count(program: Program, hosts: tuple[Host, ...] | None, site: Site, program
         )
     allocation = site.allocation
     if program.per_node is not None:
-        return program, program.per_node * max(1, len(_hosts_of(allocation)))
+        return program, program.per_node * (len(_hosts_of(allocation)) or nodes or 1)
     if allocation is not None:
         notes.append(_tasks_note(allocation.tasks, allocation))
         return program, allocation.tasks

@@ -89,6 +89,7 @@ def test_the_nodes_of_a_job_of_slurm() -> None:
     assert by_srun(HOSTS).added["MASTER_ADDR"] == "a"
     with pytest.raises(LaunchError, match="--nnodes 3: Slurm job 7 has 2: n1,n2"):
         by_srun(nodes=3)
+    assert "-N 2 --nodelist=a,b " in words(by_srun(one(hosts="a,b,c"), nodes=2))  # (--nnodes had no effect on a host list)
     with pytest.raises(LaunchError, match="a:2,b:1: launchers other than mpiexec"):
         by_srun(one(hosts="a:2,b:1"))
 
@@ -104,6 +105,7 @@ def test_srun_outside_a_job() -> None:
     """srun asks for nodes itself; the ranks find the first host by Slurm's variables, or by MPI."""
     planned = by_srun(one(6), environ={}, nodes=2)
     assert "-n 6 -N 2 --ntasks-per-node=3" in words(planned)
+    assert words(by_srun(one(per_node=3), environ={}, nodes=2)) == words(planned)  # (3 ranks were started)
     assert not {"MASTER_ADDR", "OMP_NUM_THREADS"} & set(planned.added)
     with pytest.raises(LaunchError, match="--launcher srun: outside a job of a scheduler, say how many ranks"):
         by_srun(environ={})
