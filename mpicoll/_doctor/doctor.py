@@ -29,7 +29,7 @@ from mpicoll._discovery import allocation, containers, cuda_support, detect, fin
 from mpicoll._discovery.detect import Launch
 from mpicoll._discovery.find import Mpi
 from mpicoll._discovery.torch_facts import torch_facts
-from mpicoll._doctor import cluster, cuda, dump, python_packages, trial, trial_on_hosts
+from mpicoll._doctor import cluster, cuda, dump, trial, trial_on_hosts
 from mpicoll._doctor.report import Finding, Report, ranks_in_words
 from mpicoll._stdout import quiet_without_reader
 from mpicoll.errors import LaunchError
@@ -116,8 +116,6 @@ def examine(environ: Mapping[str, str], launch: Launch | None = None, job: Mappi
     report.findings += check_binding(launch, allowed(), available)
     report.findings += check_threads(environ, launch, max(usable_cores(), available or 0), torch.get("threads"))
     report.facts["cores"] = usable_cores()
-    packages = find.installed(python_packages.PACKAGES)
-    report.findings += python_packages.check(packages, environ, launch, bool(torch.get("accelerators")))
     return report
 
 

@@ -1,8 +1,7 @@
 """``mpicoll doctor dump FOLDER``: compares the flight records of a job's ranks, and says in words where the ranks part.
 
-    mpicoll doctor dump flight                 what differs, who has not come, who waits for whom
-    mpicoll doctor dump flight --json          the report for programs
-    mpicoll doctor dump flight --torch traces  also writes the records for torch's own analyser
+    mpicoll doctor dump flight           what differs, who has not come, who waits for whom
+    mpicoll doctor dump flight --json    the report for programs
 
 Exit status 0: the ranks agree; 1: they part, or a record is missing; 2: the command line is wrong, or there is no record.
 """
@@ -13,7 +12,6 @@ import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from mpicoll._doctor import torch_traces
 from mpicoll._doctor.flight_records import Call, GroupKey, GroupRecord, Record, read
 from mpicoll._doctor.report import Finding, Report, ranks_in_words
 from mpicoll._facts import difference
@@ -30,7 +28,6 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     )
     parser.add_argument("folder", type=Path, help="holds rank-0.json, rank-1.json, ...: MPICOLL_DUMP_DIR, or mpicoll-dump")
     parser.add_argument("--json", action="store_true", help="print one JSON object: works, findings, facts")
-    parser.add_argument("--torch", type=Path, metavar="OUT", help="also write traces for torch's flight recorder analyser")
     return parser
 
 
@@ -41,14 +38,8 @@ def main(argv: Sequence[str], prog: str) -> int:
     try:
         records, unreadable = read(options.folder)
         report = examine(records, unreadable)
-        if options.torch is not None:
-            torch_traces.write(records, options.torch)
     except (OSError, ValueError) as error:
         parser.error(str(error))
-    if options.torch is not None:
-        analyser = f"python -m torch.distributed.flight_recorder.fr_trace {options.torch}"
-        analyser += "" if report.facts["missing"] == [] else " --allow-incomplete-ranks"
-        report.findings.append(Finding("ok", "torch", f"traces written; `{analyser}` reads them"))
     print(report.as_json() if options.json else report.as_text("the ranks agree", "wrong"), flush=True)
     return 0 if report.works else 1
 

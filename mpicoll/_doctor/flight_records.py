@@ -31,7 +31,6 @@ class Call:
     facts: Facts
     started: float  # seconds since 1970
     ended: bool
-    asynchronous: bool
 
     def __str__(self) -> str:
         return f"#{self.number} {self.facts}"
@@ -61,7 +60,6 @@ class Record:
     reason: str
     time: float  # seconds since 1970
     place: str | None  # the call of the program that the main thread is in
-    stack: list[str]  # of the main thread, the innermost call last: "file:line in function"
     groups: dict[GroupKey, GroupRecord]
     messages: list[Mapping[str, Any]]
     pending_messages: list[Mapping[str, Any]]
@@ -93,18 +91,15 @@ def parse(rank: int, written: Mapping[str, Any]) -> Record:
         raise ValueError(f"version {written['version']} of the format; this mpicoll reads version {VERSION}")
     if written["rank"] != rank:
         raise ValueError(f"it is the record of rank {written['rank']}")
-    main: Mapping[str, Any] = next((thread for thread in written["threads"] if thread["main"]), {"at": None, "stack": []})
+    main: Mapping[str, Any] = next((thread for thread in written["threads"] if thread["main"]), {"at": None})
     return Record(
-        rank, written["world_size"], written["host"], written["reason"], written["time"], main["at"], main["stack"],
+        rank, written["world_size"], written["host"], written["reason"], written["time"], main["at"],
         {GroupKey(group["name"], tuple(group["ranks"])): _group(group) for group in written["groups"]},
         written["messages"], written["pending_messages"],
     )  # fmt: skip
 
 
 def _group(group: Mapping[str, Any]) -> GroupRecord:
-    calls = [
-        Call(each["number"], Facts.from_json(each), each["started"], each["ended"], each["asynchronous"])
-        for each in group["collectives"]
-    ]
+    calls = [Call(each["number"], Facts.from_json(each), each["started"], each["ended"]) for each in group["collectives"]]
     queued = group["issued"] - (calls[-1].number if calls else 0)
     return GroupRecord({call.number: call for call in calls}, group["error"], group["timeout_s"], queued)

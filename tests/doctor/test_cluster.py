@@ -1,4 +1,4 @@
-"""The doctor's look at scheduler, network and packages: on made-up facts and trees of files, and the trial for real."""
+"""The doctor's look at scheduler and network: on made-up facts and trees of files, and the trial for real."""
 
 from __future__ import annotations
 
@@ -6,18 +6,15 @@ import json
 import os
 import subprocess
 import sys
-from importlib import metadata
 from pathlib import Path
 
 import pytest
 
 import mpicoll._doctor.cluster as cluster
-import mpicoll._doctor.python_packages as packages
 import mpicoll._doctor.trial as trial
 import mpicoll._doctor.trial_on_hosts as trial_on_hosts
 from mpicoll._discovery import launchers
 from mpicoll._discovery.allocation import Allocation
-from mpicoll._discovery.detect import Launch
 from mpicoll._discovery.find import Mpi
 from mpicoll._doctor.cluster import Fabric
 from mpicoll._doctor.report import MARKS
@@ -26,7 +23,6 @@ from tests.support import ROOT, clean_environment
 OPENMPI = Mpi("Open MPI", (5, 0, 11), "/o/lib/libmpi.so.40")
 MPICH = Mpi("MPICH", (5, 0, 2), "/m/lib/libmpi.so.12")
 INTEL = Mpi("Intel MPI", (2021, 16), "/i/lib/libmpi.so.12")
-JOB = Launch("openmpi", 0, 2, 0, 2)
 
 # --- scheduler ---
 
@@ -152,86 +148,6 @@ def test_this_mpi_says_what_it_can_use() -> None:
     assert (components is not None) == (mpi.family == "openmpi")
     version = str(find.probe("library", clean_environment())["library_version"])
     assert cluster.transports(mpi, version, components) is not None
-
-
-# --- packages ---
-
-
-def test_packages_that_are_not_installed_are_not_mentioned() -> None:
-    assert packages.check({}, {}, None, gpus=False) == []
-
-
-@pytest.mark.parametrize(
-    ("environ", "launch", "gpus", "state", "words"),
-    [
-        ({}, None, False, "ok", "as if mpicoll were not installed"),
-        ({}, JOB, False, "note", "otherwise each rank trains alone"),
-        ({"ACCELERATE_USE_CPU": "true"}, JOB, True, "ok", 'takes the backend "mpi" in this job'),
-        ({}, JOB, True, "ok", "takes NCCL in this job"),
-    ],
-)
-def test_what_accelerate_picks(environ: dict[str, str], launch: Launch | None, gpus: bool, state: str, words: str) -> None:
-    (finding,) = packages.check({"accelerate": "1.15.0"}, environ, launch, gpus)
-    assert finding.state == state
-    assert words in finding.text
-
-
-@pytest.mark.parametrize(
-    ("environ", "launch", "expected"),
-    [
-        ({}, None, "LightningEnvironment"),
-        ({}, JOB, "MPIEnvironment"),
-        ({"TORCHELASTIC_RUN_ID": "x"}, JOB, "TorchElasticEnvironment"),
-        ({"SLURM_NTASKS": "2"}, JOB, "SLURMEnvironment"),
-        ({"SLURM_NTASKS": "2", "SLURM_JOB_NAME": "bash"}, JOB, "MPIEnvironment"),
-    ],
-)
-def test_what_lightning_picks(environ: dict[str, str], launch: Launch | None, expected: str) -> None:
-    assert packages.lightning_environment(environ, launch) == expected
-    (finding,) = packages.check({"lightning": "2.6.6"}, environ, launch, gpus=False)
-    assert expected in finding.text
-    assert (finding.state == "note") == (expected == "SLURMEnvironment")  # mpirun in a batch job
-
-
-def package(name: str) -> None:
-    try:
-        metadata.version(name)
-    except metadata.PackageNotFoundError:
-        pytest.skip(f"{name} is not installed")
-
-
-def job(tmp_path: Path, code: str, **environ: str) -> str:
-    """What rank 0 of two prints that execute ``code``."""
-    (tmp_path / "job.py").write_text(code)
-    command = [sys.executable, "-m", "mpicoll.run", "--quiet", "-n", "2", "job.py"]
-    done = subprocess.run(command, cwd=tmp_path, env=clean_environment(**environ), capture_output=True, text=True, timeout=110)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-@pytest.mark.launch
-@pytest.mark.slow
-@pytest.mark.timeout(230)
-def test_accelerate_really_picks_that(tmp_path: Path) -> None:
-    package("accelerate")
-    code = "from accelerate import Accelerator\nstate = Accelerator().state\n"
-    code += "if state.is_main_process: print(state.backend, state.num_processes, flush=True)\n"
-    assert job(tmp_path, code, ACCELERATE_USE_CPU="true").splitlines()[-1] == "mpi 2"
-    assert set(job(tmp_path, code).split()) == {"None", "1"}  # each rank alone
-
-
-@pytest.mark.launch
-@pytest.mark.slow
-@pytest.mark.timeout(120)
-def test_lightning_really_picks_that(tmp_path: Path) -> None:
-    package("lightning")
-    code = """
-from lightning.fabric.plugins import environments as found
-order = ("TorchElasticEnvironment", "SLURMEnvironment", "LSFEnvironment", "MPIEnvironment")
-name = next((name for name in order if getattr(found, name).detect()), "LightningEnvironment")
-print(name, flush=True)
-"""
-    assert set(job(tmp_path, code).split()) == {"MPIEnvironment"}
 
 
 # --- the trial ---
