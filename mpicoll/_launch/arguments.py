@@ -177,7 +177,6 @@ HELP = {
     "--log-dir": "write the output of rank R to DIR/rank-R.log on the host of that rank, and nothing to the terminal",
     "--grace": "time between SIGTERM and SIGKILL, when a job is ended; default: 5",
     "--max-restarts": "start the job again after a failure, up to N times; the program loads its last checkpoint itself",
-    "--exec": "become mpiexec (exec), and do not watch the ranks: the exit status is that of mpiexec",
     "--quiet": "do not print the command that is run",
     "--dry-run": "print the command and do not run it",
     "--mpi": "the MPI to use; PATH: its folder, its libmpi or its mpiexec",
@@ -216,7 +215,6 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("the end of the job")
     _add(group, "--grace", type=seconds, default=STOP_S, metavar="SECONDS", dest="grace_s")
     _add(group, "--max-restarts", type=restarts, metavar="N")
-    _add(group, "--exec", action="store_true", dest="execute")
 
     group = parser.add_argument_group("output")
     _add(group, "--tag-output", hidden=("-tag-output", "-prepend-rank", "-l"), action="store_true")

@@ -115,7 +115,7 @@ def openmpi_command(
             words += ["--map-by", f"ppr:{program.per_node}:node"]
         for name in names:
             words += ["-x", name]
-        words += program.words("openmpi", request)
+        words += program.words(request)
     return words
 
 
@@ -133,7 +133,7 @@ def hydra_command(
         for name in sorted(set(names) & set(added)):
             words += ["-genv", name, added[name]]
     for i, (program, ranks) in enumerate(counted):
-        words += [*([":"] if i else []), "-n", str(ranks), *program.words("mpich", request)]
+        words += [*([":"] if i else []), "-n", str(ranks), *program.words(request)]
     return words
 
 

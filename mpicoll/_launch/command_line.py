@@ -27,7 +27,7 @@ JOB_OPTIONS = {  # attribute of argparse's namespace -> option; allowed only bef
     "mpi": "--mpi", "hostfile": "--hostfile", "dry_run": "--dry-run", "quiet": "--quiet", "mpiexec_args": "--mpiexec-args",
     "export": "-x", "genv": "-genv", "mca": "--mca", "nnodes": "--nnodes", "bind_to": "--bind-to", "map_by": "--map-by",
     "tag_output": "--tag-output", "log_dir": "--log-dir", "master_addr": "--master-addr", "master_port": "--master-port",
-    "backend": "--backend", "fault_tolerant": "--fault-tolerant", "grace_s": "--grace", "execute": "--exec",
+    "backend": "--backend", "fault_tolerant": "--fault-tolerant", "grace_s": "--grace",
     "max_restarts": "--max-restarts", "oversubscribe": "--oversubscribe", "launcher": "--launcher",
 }  # fmt: skip
 PYTHON = re.compile(r"python(3(\.\d+)?)?")
@@ -43,7 +43,6 @@ class Options:
     launcher: str | None = None
     template: str | None = None  # of MPICOLL_LAUNCHER_COMMAND
     dry_run: bool = False
-    execute: bool = False  # become mpiexec
     grace_s: float = STOP_S  # between SIGTERM and SIGKILL
     quiet: bool = False
     mpiexec_args: tuple[str, ...] = ()
@@ -110,7 +109,7 @@ def _options(read: argparse.Namespace, notes: Sequence[str]) -> Options:
         tag = "; --tag-output marks lines on the terminal only" if read.tag_output else ""
         said.append(f"the output of rank R goes to {log_dir}/rank-R.log{tag}")
     return Options(
-        read.mpi, read.launcher, template, read.dry_run, read.execute, read.grace_s, read.quiet,
+        read.mpi, read.launcher, template, read.dry_run, read.grace_s, read.quiet,
         tuple(shlex.split(read.mpiexec_args)), tuple(exported), tuple((key, value) for key, value in read.mca), request,
         tuple(said),
     )  # fmt: skip

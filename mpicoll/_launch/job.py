@@ -54,8 +54,8 @@ class Program:
     python: str | None = None
     flags: tuple[str, ...] = ()
 
-    def words(self, family: str, request: Request) -> tuple[str, ...]:
-        """The command line of a rank under an mpiexec of ``family``.
+    def words(self, request: Request) -> tuple[str, ...]:
+        """The command line of a rank.
 
         `mpicoll._launch.rank` runs the program where mpiexec lacks something: no mpiexec says how each rank ended, or writes one
         plain file for each rank; Hydra lets a job continue after a rank has failed before MPI_Init, and mixes the lines of ranks.
@@ -65,7 +65,7 @@ class Program:
             by_rank = (sys.executable, "-m", "mpicoll._launch.rank", *to_file, "--exec")
             return (by_rank if to_file or request.supervised else ()) + self.command
         # -u, as in torchrun: output does not stay in a buffer, where it is lost if the job is killed
-        rank = ("-m", "mpicoll._launch.rank", *to_file) if family == "mpich" or to_file or request.supervised else ()
+        rank = ("-m", "mpicoll._launch.rank", *to_file) if to_file or request.supervised else ()
         return (self.python, "-u", *self.flags, *rank, *self.command)
 
 

@@ -104,7 +104,7 @@ def command(
         words = srun_words(mpiexec.pmi, ranks, layout, request, environ)
     else:
         words = template_words(mpiexec.template, program, ranks, layout, hosts, request)
-    return [*words, *extra, *program.words(mpiexec.family, request)]
+    return [*words, *extra, *program.words(request)]
 
 
 def srun_words(pmi: str, ranks: int, layout: Layout, request: Request, environ: Mapping[str, str]) -> list[str]:

@@ -4,9 +4,9 @@
     --exec          the program is an executable, not a script
 
 `mpicoll.run` starts every program by it, in a child of a process that reports how the child ends (`mpicoll._launch.monitor`).
-`mpicoll.spawn` and `mpicoll.run --exec` use it under Hydra only, without a monitor. Hydra lets the job continue if a rank fails
-before MPI_Init (a module is missing on one host, say); the other ranks then wait in MPI_Init for ever. Here such a rank tells
-Hydra to end the job with its exit status. mpiexec of Open MPI does that by itself.
+
+Hydra lets the job continue if a rank fails before MPI_Init (a module is missing on one host, say); the other ranks then wait in
+MPI_Init for ever. Here such a rank tells Hydra to end the job with its exit status. mpiexec of Open MPI does that by itself.
 
 The program is `__main__`, as usual: it is executed in the namespace of this module, so that pickle and multiprocessing find it.
 """

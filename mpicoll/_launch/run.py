@@ -5,7 +5,7 @@
     python -m mpicoll.run -n 1 server.py : -n 3 worker.py args...    several programs, one job, with `:` between them
 
 It prints the mpiexec command and runs it (`mpicoll._launch.supervisor`): the exit status is that of the rank that failed first.
-Exit status 2: nothing was started; standard error says why. With --exec it becomes mpiexec, whose status may be 0 after a loss.
+Exit status 2: nothing was started; standard error says why.
 """
 
 from __future__ import annotations
@@ -19,14 +19,13 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import NoReturn
 
 from mpicoll._cpus import usable_cores
 from mpicoll._discovery import allocation, mca_files
 from mpicoll._discovery.detect import ADDED, OWNER, Launch, detect, without_job
 from mpicoll._discovery.find import Mpi, Mpiexec, find_mpi, find_mpiexec
 from mpicoll._discovery.launchers import LAUNCHERS, find_srun, find_template
-from mpicoll._launch import mpiexec_reaper, supervisor
+from mpicoll._launch import supervisor
 from mpicoll._launch.command_line import PROG, Options, parse
 from mpicoll._launch.job import Plan, Program, Site
 from mpicoll._launch.plan import plan
@@ -47,11 +46,8 @@ def main(argv: Sequence[str] | None = None, prog: str = PROG) -> int:
     try:
         options, programs = parse(sys.argv[1:] if argv is None else argv, prog)
         check_once(os.environ)
-        supervised = not options.execute and supervisor.possible()
-        options = replace(options, request=replace(options.request, supervised=supervised))
+        options = replace(options, request=replace(options.request, supervised=True))
         environ = job_environ(options)
-        if options.execute and options.request.max_restarts:
-            raise LaunchError("--max-restarts: after --exec nobody is left to start the job again; leave one of them out")
         job_plan = make_plan(programs, options, environ)
     except BrokenPipeError:  # from --help, with Python 3.11.2 for example; later ones drop it
         raise
@@ -63,8 +59,6 @@ def main(argv: Sequence[str] | None = None, prog: str = PROG) -> int:
         return 0
     try:
         _announce(job_plan, options)
-        if not supervised:
-            _execute(job_plan, environ)
         return _supervise(programs, job_plan, environ, options)
     except LaunchError as error:  # before a restart
         print(f"mpicoll.run: {error}", file=sys.stderr)
@@ -100,13 +94,6 @@ def _announce(job_plan: Plan, options: Options) -> None:
         print(f"mpicoll.run: {spell(job_plan)}", file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
-
-
-def _execute(job_plan: Plan, environ: Mapping[str, str]) -> NoReturn:
-    """Becomes mpiexec."""
-    if job_plan.family == "openmpi":
-        mpiexec_reaper.start(os.getpid())
-    os.execve(job_plan.command[0], list(job_plan.command), full_environ(job_plan, environ))
 
 
 def _supervise(programs: Sequence[Program], job_plan: Plan, environ: Mapping[str, str], options: Options) -> int:

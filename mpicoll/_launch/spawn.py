@@ -104,7 +104,7 @@ class SpawnContext:
     def _wait(self, timeout: float | None) -> int | None:
         """The exit status of mpiexec; None after ``timeout`` seconds.
 
-        Ends an mpiexec that does not end after a failure (see `mpicoll._launch.mpiexec_reaper`).
+        Ends an mpiexec that does not end after a failure: Open MPI 5 may hang for ever if a rank fails while others start MPI.
         """
         end = None if timeout is None else time.monotonic() + timeout
         failed_at = None

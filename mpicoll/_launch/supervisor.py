@@ -27,14 +27,12 @@ import selectors
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mpicoll._discovery.detect import SUPERVISOR
 from mpicoll._launch import leftovers, processes
-from mpicoll._launch.mpiexec_reaper import children
 from mpicoll._launch.reports import Reports, address_towards, shell_status, signal_name
 from mpicoll._waits import GONE_S, KILL_S, LAST_REPORTS_S, LEFT_BEHIND_S, SETTLE_S
 
@@ -43,11 +41,6 @@ NOT_STARTED = 213  # of Open MPI's mpiexec: 256 - 43, PRTE_ERR_SILENT; also for 
 ENDING = frozenset((signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT))
 OF_THE_USER = frozenset((signal.SIGUSR1, signal.SIGUSR2))
 PASSED_ON = ENDING | OF_THE_USER
-
-
-def possible() -> bool:
-    """Whether this system has what the supervisor needs: Linux."""
-    return sys.platform == "linux" and hasattr(os, "fork")
 
 
 @dataclass(frozen=True)
@@ -205,7 +198,7 @@ class _Job:
 
     def _kill_mpiexec(self) -> None:
         """Kills mpiexec, and what it has started here: an ssh to a lost host would keep standard error open for minutes."""
-        left = children(self.mpiexec.pid) or []
+        left = processes.children(self.mpiexec.pid)
         self.mpiexec.kill()
         for pid in left:
             with contextlib.suppress(ProcessLookupError):

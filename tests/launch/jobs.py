@@ -25,7 +25,7 @@ BY_ALL = pytest.mark.parametrize("by", [*FAKES, REAL])
 ON_FAKE = """
 import pathlib, sys
 from mpicoll._discovery.find import Mpi, Mpiexec
-from mpicoll._launch import mpiexec_reaper, run, supervisor
+from mpicoll._launch import run, supervisor
 
 def take(reports, connection, line, take=supervisor.Reports._take):
     known = take(reports, connection, line)
@@ -38,7 +38,7 @@ by, path, *words = sys.argv[1:]
 vendor, version = {"openmpi": ("Open MPI", (5, 0, 11)), "mpich": ("MPICH", (5, 0, 2))}[by]
 run.find = lambda *_: (Mpi(vendor, version, None), Mpiexec(path, by, version))
 supervisor.SETTLE_S = supervisor.KILL_S = supervisor.LAST_REPORTS_S = 0.5
-supervisor.LEFT_BEHIND_S = mpiexec_reaper.LEFT_BEHIND_S = run.FIRST_PAUSE_S = run.OTHER_RANKS_S = 0.5
+supervisor.LEFT_BEHIND_S = run.FIRST_PAUSE_S = run.OTHER_RANKS_S = 0.5
 sys.exit(run.main(words))
 """
 
@@ -202,4 +202,4 @@ def start(
         command(folder, by, *words, variant=variant), cwd=folder, env=environ,
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace",
     )  # fmt: skip
-    return Job(process, folder, by != REAL and "--exec" not in options)
+    return Job(process, folder, by != REAL)

@@ -300,7 +300,7 @@ def test_what_a_rank_that_fails_was_doing(
     assert by != REAL or "faulthandler" not in program or "in fail" in done.stderr
 
 
-# --- again, and instead ---
+# --- again ---
 
 RESTARTED = """
 count, most = (int(os.environ[f"TORCHELASTIC_{name}"]) for name in ("RESTART_COUNT", "MAX_RESTARTS"))
@@ -353,26 +353,6 @@ def test_an_mpiexec_that_fails_before_a_rank_begins(
     mpiexec.chmod(0o755)
     done = run(tmp_path, "--quiet", *options, "-n", "2", "--no-python", "true", by=family)
     assert (done.returncode, done.stderr) == (status, said)
-
-
-@BY_ALL
-def test_exec_becomes_mpiexec(by: str, tmp_path: Path) -> None:
-    job = start(tmp_path, "--exec", by=by, fault=WAIT)
-    job.wait_for("pids")
-    names = Path(f"/proc/{job.process.pid}/cmdline").read_text().replace("\0", " ")
-    assert re.search("fake_mpiexec.py" if by != REAL else r"^\S*(mpiexec|mpirun|prterun)", names)
-    job.process.terminate()
-    assert "mpicoll.run: " not in job.end()[2]
-
-
-@BY_FAKES
-def test_an_mpiexec_that_hangs_after_exec_is_killed(by: str, tmp_path: Path) -> None:
-    """Open MPI's, if a rank fails while others start MPI."""
-    job = start(tmp_path, "--exec", by=by, variant="hangs" if by == "openmpi" else "usual")
-    returned, last, errors = job.end()
-    assert returned == (-signal.SIGKILL if by == "openmpi" else 0), errors
-    assert ("all ranks have ended, but mpiexec" in last) == (by == "openmpi"), errors
-    job.nothing_is_left(1)
 
 
 @BY_ANY
