@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mpicoll.rpc import scripts, sparse
+from mpicoll.rpc import sparse
 from mpicoll.rpc.huge_pages import ask_for_large
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ CALL, RESULT, ERROR, NOTICE, LEAVING, READY = range(6)
 HEADER = struct.Struct("<BIIQIQ")  # kind, storages, other blocks, bytes of the pickle, number of the message, number of the call
 INLINE_BYTES = 16 * 1024  # bytes; a block that is smaller travels inside the envelope: one message costs less than two
 LAYOUTS = (torch.strided, *sparse.LAYOUTS)  # tensors of other layouts are pickled
+SCRIPTED = (torch.jit.ScriptFunction, torch.jit.ScriptModule)
 INLINE_PICKLE_BYTES = 1 << 20  # bytes; a longer pickle becomes a block, so that the envelope is short
 
 _local = threading.local()  # of the message that this thread is pickling: pickling_state; unpickling: tensors, unconfirmed
@@ -97,9 +98,11 @@ class _Pickler(pickle.Pickler):
         self.of_modules: set[int] = set()  # parameters that arrive with their module, and stay parameters
 
     def reducer_override(self, obj: Any) -> Any:
-        compiled = scripts.reduced(obj)
-        if compiled is not None:
-            return compiled
+        if isinstance(obj, SCRIPTED):
+            raise TypeError(
+                f"a {type(obj).__name__} cannot be pickled: mpicoll.rpc carries no TorchScript, which torch has retired; pass "
+                "the Python function or module, and compile it with torch.compile where it runs"
+            )
         if type(obj) is Fraction:  # the weight of a reference: Python 3.10 pickles it as decimal text, of 4300 digits at most
             return Fraction, (obj.numerator, obj.denominator)
         if isinstance(obj, nn.Module):

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-
 from mpicoll._mpi import process_state
 from mpicoll._mpi.process_state import ENDED
 
@@ -164,8 +162,7 @@ def describe(error: BaseException, by: WorkerInfo) -> RemoteError:
         trace = "".join(traceback.format_exception(error))
         text = f"On {by}:\n{NEWLINE.sub(chr(10), repr(error))}\n{trace}"
     error.__traceback__ = error.__context__ = error.__cause__ = None
-    kind = RuntimeError if isinstance(error, torch.jit.Error) else type(error)  # as what C++ raises arrives in torch
-    return RemoteError(kind, text)
+    return RemoteError(type(error), text)
 
 
 def _reference(kind: type[BaseException]) -> Any:

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.futures import Future
 
 from mpicoll import rpc
+from mpicoll.nn import RemoteModule
 from tests.rpc.asking import HOWS, asked
 from tests.support import agree, everyone
 
@@ -220,6 +221,27 @@ def test_what_cannot_travel(right: str) -> None:
     with pytest.raises((AttributeError, TypeError, Exception), match=r"lambda|local|pickle"):
         rpc.rpc_sync(right, lambda: 1)
     agree(rpc.rpc_sync(right, add, (1, 1)) == 2)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated")
+def test_torchscript_does_not_travel(right: str) -> None:
+    """Neither as what is called, nor as an argument or an answer, nor to make a RemoteModule."""
+    function, module = torch.jit.script(relu), torch.jit.script(nn.Linear(2, 2))
+    for call in (
+        lambda: rpc.rpc_sync(right, function, (torch.ones(1),)), lambda: rpc.rpc_async(right, add, (module, 1)),
+        lambda: rpc.remote(right, module), lambda: RemoteModule(right, function), lambda: rpc.rpc_sync(right, scripted),
+    ):  # fmt: skip
+        with pytest.raises(TypeError, match=r"mpicoll\.rpc carries no TorchScript, which torch has retired"):
+            call()
+    agree(rpc.rpc_sync(right, add, (1, 1)) == 2)
+
+
+def relu(x: Tensor) -> Tensor:
+    return x.relu()
+
+
+def scripted() -> Any:
+    return torch.jit.script(relu)
 
 
 def test_timeouts(right: str) -> None:

@@ -6,7 +6,7 @@ PROFILER = "torch's legacy profiler records remote events by torch's own agent"
 WORLDS = "all ranks of MPI take part in RPC from init_rpc to shutdown; none comes later"
 ONE_BACKEND = "mpicoll.rpc has one backend: none can be registered, and there is no class TensorPipeAgent"
 NODES = "the autograd graph has no nodes that send and receive: DistAutogradContext has no _send_functions"
-SCRIPTED = "RemoteModule takes no TorchScript interface"
+SCRIPTED = "mpicoll.rpc carries no TorchScript, which torch has retired"
 
 # By the name of the class: (reason, patterns of names of tests). docs/reference/rpc.md has a table of what differs and why.
 LEFT_OUT: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
@@ -18,6 +18,7 @@ LEFT_OUT: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
         (PROFILER, ("test_profiler_*", "test_rpc_profiling_*", "test_rref_type_blocking", "test_rref_type_non_blocking")),
         (PROFILER, ("test_disable_gil_profiling", "test_server_process_global_profiler")),
         (ONE_BACKEND, ("test_register_rpc_backend_*", "test_duplicate_name")),
+        (SCRIPTED, ("test_rref_get_future", "test_wait_all_exit_early_script_function", "test_*_torchscript")),
         ("replaces a function inside torch's _all_gather", ("test_shutdown_errors",)),
         ("replaces torch's pickler; tensors travel beside the pickle here", ("test_use_rpc_pickler",)),
         ("expects a refusal of RRef.backward on a user, which runs on the owner here", ("test_user_rref_backward",)),
@@ -33,6 +34,7 @@ LEFT_OUT: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
         (PROFILER, ("test_dist_autograd_profiling",)),
         (NODES, ("test_graph_for_*", "test_clean_context_during_backward", "test_no_graph_with_tensors_not_require_grad*")),
         (NODES, ("test_rpc_complex_args", "test_remote_complex_args")),
+        (SCRIPTED, ("test_backward_simple_script_call", "test_trainer_ps_torchscript_functions")),
         (
             "expects gradients without a copy where mpicoll makes one",
             ("test_no_grad_copy", "test_grad_copy_sparse_indices_extra_ref"),
@@ -41,6 +43,7 @@ LEFT_OUT: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
     ),
     "TensorPipeAgentDistAutogradTest": (
         (NODES, ("test_graph_for_*", "test_no_graph_with_tensors_not_require_grad*", "test_*_complex_args_sparse")),
+        (SCRIPTED, ("test_backward_simple_script_call_sparse",)),
     ),
     "RemoteModuleTest": ((SCRIPTED, ("test_*_script",)),),
     "ThreeWorkersRemoteModuleTest": (

@@ -30,7 +30,7 @@ NOT_SUPPORTED = (
 class RemoteModule(nn.Module):
     """A module made on a worker, and called like one that is here (not collective).
 
-    It is torch.distributed.nn.RemoteModule over mpicoll.rpc, without TorchScript interfaces.
+    It is torch.distributed.nn.RemoteModule over mpicoll.rpc, without TorchScript.
 
     Args:
         remote_device: ``"worker1/cpu"``, ``"worker1"``, ``"rank:1/cuda:0"``: the worker and its device. Tensors of the CPU are
@@ -80,14 +80,15 @@ class RemoteModule(nn.Module):
 
     def _place(self, remote_device: str, interface: Any) -> None:
         if interface is not None:
-            raise ValueError("RemoteModule: TorchScript interfaces are not supported over MPI; leave _module_interface_cls out")
+            raise ValueError(
+                "RemoteModule takes no TorchScript interface, torch has retired them: leave out _module_interface_cls"
+            )
         super().__init__()
         if not api._is_current_rpc_agent_set():
             raise AssertionError("RemoteModule only works in RPC.")
         place = _remote_device(remote_device)
         self.on: str | int = place.worker_name() if place.worker_name() is not None else place.rank()  # type: ignore[assignment]
         self.device = str(place.device())
-        self.is_scriptable = False
         agent = api._get_current_rpc_agent()
         self.is_device_map_set = bool(agent._get_device_map(agent.get_worker_info(self.on)))
 
