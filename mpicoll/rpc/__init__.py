@@ -2,8 +2,8 @@
 
 The way of a call:
 
-    caller    api -> agent -> pending_calls, messenger -> wire (pickling), transport -> ../_mpi/mailbox
-    callee    service (which thread) -> transport -> agent -> handler -> messenger -> ...
+    caller    api -> agent -> pending_calls, transport -> wire (pickling), ../_mpi/mailbox
+    callee    service (which thread) -> transport -> agent -> transport -> ...
     caller    service -> transport -> agent -> pending_calls
 
 References: rref on the users' side, owner and owned_objects on the owner's side. The graceful end: drain.

@@ -20,27 +20,29 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.futures import Future
 
 from mpicoll._mpi.mailbox import Mailbox
 from mpicoll._mpi.runtime import Runtime
 from mpicoll._waits import LOOK_S
 from mpicoll.autograd import contexts
-from mpicoll.errors import MpicollError
+from mpicoll.errors import MpicollError, WorkerLeft
 from mpicoll.rpc import wire
+from mpicoll.rpc.functions import checked_future, is_async_execution
 from mpicoll.rpc.futures import CallFuture
-from mpicoll.rpc.handler import Handler
-from mpicoll.rpc.messenger import Messenger
 from mpicoll.rpc.options import DeviceMaps, MPIRpcBackendOptions
 from mpicoll.rpc.owned_objects import OwnedObjects
 from mpicoll.rpc.pending_calls import PendingCall, PendingCalls, name_of
-from mpicoll.rpc.pool import Pool
-from mpicoll.rpc.service import Service, Task
-from mpicoll.rpc.transport import Transport
-from mpicoll.rpc.workers import WorkerInfo, Workers, describe, this_process
+from mpicoll.rpc.service import Pool, Service, Task
+from mpicoll.rpc.transport import Messenger, Transport
+from mpicoll.rpc.workers import WorkerInfo, Workers, describe, report, this_process
 
 
 class Agent:
     """Made by init_rpc, ended by shutdown (making it is collective over the ranks of ``runtime``)."""
+
+    is_static_group = True  # all workers take part from init_rpc to shutdown
 
     def __init__(self, runtime: Runtime, name: str, options: MPIRpcBackendOptions) -> None:
         self.options = options
@@ -127,6 +129,26 @@ class Agent:
 
     def _live_users(self) -> list[Any]:
         return [rref for reference in list(self.users.values()) if (rref := reference()) is not None]
+
+    # -- what libraries ask, as of torch's RpcAgent --------------------------------------------------------------------
+
+    def get_worker_info(self, worker: str | int | None = None) -> WorkerInfo:
+        """Returns the worker of this name or rank; None: this one. Raises RuntimeError if there is none."""
+        return self.me if worker is None else self.workers.find(worker)
+
+    def get_worker_infos(self) -> list[WorkerInfo]:
+        return list(self.workers.all)
+
+    def get_metrics(self) -> dict[str, str]:
+        """Returns the numbers of pending and running calls, and of threads."""
+        return {
+            "agent.client_active_calls": str(self.counts()[2]),
+            "agent.server_active_calls": str(self.handler.running),
+            "agent.thread_pool_size": str(self.pool.threads),
+            "agent.num_idle_threads": str(self.pool.idle()),
+        }
+
+    get_debug_info = get_metrics
 
     # -- messages that arrive ------------------------------------------------------------------------------------------
 
@@ -225,3 +247,70 @@ class Agent:
 def _no_inference_mode() -> contextlib.AbstractContextManager[Any]:
     """The thread that receives an answer may be in inference mode; the one that waits for it need not be."""
     return torch.inference_mode(False) if torch.is_inference_mode_enabled() else contextlib.nullcontext()
+
+
+class Handler:
+    """Runs the calls of other workers, each in the thread that calls `run`, and answers them: steps [2] and [3]."""
+
+    def __init__(self, me: WorkerInfo, workers: Workers, messenger: Messenger) -> None:
+        self.running = 0  # calls that have begun and have not been answered
+        self._me, self._workers, self._messenger = me, workers, messenger
+        self._guard = threading.Lock()  # guards running
+
+    def begin(self) -> None:
+        """Counts a call that is going to run."""
+        with self._guard:
+            self.running += 1
+
+    def run(self, message: wire.IncomingMessage) -> None:
+        """[2] Unpacks and calls. Never raises: an error, SystemExit included, is the answer to the caller."""
+        context: contexts.Context | None = None
+
+        def accept(tensors: list[Tensor], extra: contexts.Extra) -> list[Tensor]:
+            nonlocal context
+            if extra is not None:
+                context = contexts.registry.find_or_make(extra[0])
+            return contexts.accept(tensors, extra, message.source)
+
+        try:
+            function, arguments, keywords = wire.unpack(message, accept)
+            for confirmation in message.unconfirmed:
+                with contextlib.suppress(WorkerLeft):  # raised again where the function uses the reference
+                    confirmation.wait()
+            with contexts.entered(context):
+                result = function(*arguments, **keywords)
+            if is_async_execution(function):
+                checked_future(function, result).add_done_callback(partial(self._answer_with_value, message, context))
+                return
+        except BaseException as error:  # noqa: BLE001  raised at the caller
+            self._answer(message, context, wire.ERROR, report(error, self._me))
+        else:
+            self._answer(message, context, wire.RESULT, result)
+
+    def _answer_with_value(self, message: wire.IncomingMessage, context: contexts.Context | None, future: Future[Any]) -> None:
+        try:
+            result = future.value()
+        except Exception as error:  # noqa: BLE001  raised at the caller
+            self._answer(message, context, wire.ERROR, describe(error, self._me))
+        else:
+            self._answer(message, context, wire.RESULT, result)
+
+    def _answer(self, message: wire.IncomingMessage, context: contexts.Context | None, kind: int, result: Any) -> None:
+        """[3] Sends the result or the error back."""
+        try:
+            if message.kind == wire.NOTICE:
+                return
+            caller = self._workers.find(message.source)
+            with contexts.entered(context):
+                try:
+                    self._messenger.send(kind, caller, message.call, result)
+                except WorkerLeft:
+                    return
+                except Exception as error:  # noqa: BLE001  the result cannot be pickled: raised at the caller
+                    self._messenger.send(wire.ERROR, caller, message.call, describe(error, self._me))
+        except MpicollError:
+            return  # RPC has ended here, and all calls with it
+        finally:
+            self._messenger.count_received()
+            with self._guard:
+                self.running -= 1

@@ -18,7 +18,6 @@ from mpicoll._mpi import abort, runtime, time_limit
 from mpicoll.autograd import contexts
 from mpicoll.errors import WorkerLeft
 from mpicoll.rpc import current_agent, futures, gathering, rref
-from mpicoll.rpc.agent_facade import CurrentAgent
 from mpicoll.rpc.constants import DEFAULT_RPC_TIMEOUT_SEC, DEFAULT_SHUTDOWN_TIMEOUT, UNSET_RPC_TIMEOUT
 from mpicoll.rpc.drain import drain
 from mpicoll.rpc.options import MPIRpcBackendOptions, RpcBackendOptions, TensorPipeRpcBackendOptions, timeout_seconds
@@ -229,7 +228,7 @@ def get_worker_info(worker_name: str | int | None = None) -> WorkerInfo:
         >>> rpc.get_worker_info("worker1")
         WorkerInfo(id=1, name=worker1)
     """
-    return CurrentAgent(current_agent.get()).get_worker_info(worker_name)
+    return current_agent.get().get_worker_info(worker_name)
 
 
 def get_rpc_timeout() -> float:
@@ -368,9 +367,9 @@ def _is_current_rpc_agent_set() -> bool:
     return current_agent.find() is not None
 
 
-def _get_current_rpc_agent() -> CurrentAgent:
+def _get_current_rpc_agent() -> Agent:
     """This worker's agent, to be asked who takes part. Raises: RuntimeError: there is none."""
-    return CurrentAgent(current_agent.get_for_rref())
+    return current_agent.get_for_rref()
 
 
 def _rref_context_get_debug_info() -> dict[str, str]:
@@ -388,5 +387,4 @@ def _rref_context_get_debug_info() -> dict[str, str]:
 
 def _get_debug_info() -> dict[str, str]:
     """Numbers about references, calls under way and autograd contexts. Raises: RuntimeError: RPC is not initialised."""
-    agent = CurrentAgent(current_agent.get())
-    return _rref_context_get_debug_info() | agent.get_debug_info() | autograd._get_debug_info()
+    return _rref_context_get_debug_info() | current_agent.get().get_debug_info() | autograd._get_debug_info()

@@ -12,10 +12,10 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from queue import SimpleQueue
 
 from mpicoll._mpi.backoff import Backoff, Naps
 from mpicoll.rpc.futures import CallFuture
-from mpicoll.rpc.pool import Pool
 from mpicoll.rpc.transport import Transport
 from mpicoll.rpc.wire import IncomingMessage
 
@@ -26,6 +26,54 @@ NAPS = Naps(50e-6, 1e-3, share=0.1, idle_after_s=1.0, idle_s=20e-3)  # idle: 50 
 OTHER_RECEIVES_S = 50e-6  # pause of a thread that finds another one receiving
 REST_S = 1e-3  # seconds after which a resting serving thread looks whether a caller still receives
 STAND_BY_LOOKS = 100  # looks of the standby thread after the last call; then it sleeps until there is one
+
+
+class Pool:
+    """Runs functions in threads: as many as are needed. Up to a number, idle ones are kept for the next function.
+
+    The thread that has become idle last is used first. Its memory (malloc gives each thread an arena) and its caches are warm:
+    with the thread that has been idle longest, a pipeline of large gradients spent half its time on first touches of memory.
+    """
+
+    def __init__(self, kept: int) -> None:
+        self.kept = kept  # number of idle threads to keep; further ones end
+        self.threads = 0
+        self._idle: list[SimpleQueue[Callable[[], object] | None]] = []  # what each idle thread is to run; None: it ends
+        self._guard = threading.Lock()  # guards all of the above
+        self._closing = False
+
+    def submit(self, run: Callable[[], object]) -> None:
+        """Runs ``run`` at once. There is no queue, because a function may wait for one that is submitted later."""
+        with self._guard:
+            if self._idle:
+                self._idle.pop().put(run)
+                return
+            self.threads += 1
+        next_run: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
+        next_run.put(run)  # not an argument: a Thread keeps those until it ends
+        threading.Thread(target=self._loop, args=(next_run,), name="mpicoll rpc", daemon=True).start()
+
+    def _loop(self, next_run: SimpleQueue[Callable[[], object] | None]) -> None:
+        while (run := next_run.get()) is not None:
+            run()
+            del run  # frees what it refers to before this thread waits
+            with self._guard:
+                if self._closing or len(self._idle) >= self.kept:
+                    break
+                self._idle.append(next_run)
+        with self._guard:
+            self.threads -= 1
+
+    def idle(self) -> int:
+        with self._guard:
+            return len(self._idle)
+
+    def close(self) -> None:
+        """Ends the idle threads at once, and each other thread after what it runs."""
+        with self._guard:
+            self._closing = True
+            while self._idle:
+                self._idle.pop().put(None)
 
 
 @dataclass

@@ -14,20 +14,18 @@ from __future__ import annotations
 import ctypes
 import io
 import itertools
+import mmap
 import pickle
 import struct
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-
-from mpicoll.rpc import sparse
-from mpicoll.rpc.huge_pages import ask_for_large
 
 if TYPE_CHECKING:
     from mpicoll._mpi.mailbox import Block
@@ -38,7 +36,10 @@ CALL, RESULT, ERROR, NOTICE, LEAVING, READY = range(6)
 
 HEADER = struct.Struct("<BIIQIQ")  # kind, storages, other blocks, bytes of the pickle, number of the message, number of the call
 INLINE_BYTES = 16 * 1024  # bytes; a block that is smaller travels inside the envelope: one message costs less than two
-LAYOUTS = (torch.strided, *sparse.LAYOUTS)  # tensors of other layouts are pickled
+ROW_WISE = (torch.sparse_csr, torch.sparse_bsr)
+COLUMN_WISE = (torch.sparse_csc, torch.sparse_bsc)
+SPARSE = (torch.sparse_coo, *ROW_WISE, *COLUMN_WISE)
+LAYOUTS = (torch.strided, *SPARSE)  # tensors of other layouts are pickled
 SCRIPTED = (torch.jit.ScriptFunction, torch.jit.ScriptModule)
 INLINE_PICKLE_BYTES = 1 << 20  # bytes; a longer pickle becomes a block, so that the envelope is short
 
@@ -144,7 +145,7 @@ def pack(
     try:
         _Pickler(file, state, found).dump(obj)
         layouts, storages, kept = _lay_out(state)
-        forms = [sparse.form_of(tensor) for tensor in state.tensors]
+        forms = [_form_of(tensor) for tensor in state.tensors]
         head = pickle.dumps((layouts, forms if any(forms) else None, extra(state.tensors)), 5)
     except BaseException:
         for take_back in state.undo:
@@ -174,7 +175,7 @@ def _lay_out(state: PicklingState) -> tuple[list[Layout], list[Block], list[Any]
     """How each tensor, or part of a sparse one, lies in the storages of the message, and the part of each that is used."""
     used: dict[int, list[int]] = {}  # by storage: index in the message, first byte, byte after the last
     views = []
-    for tensor in itertools.chain.from_iterable(map(sparse.parts, state.tensors)):
+    for tensor in itertools.chain.from_iterable(map(_parts, state.tensors)):
         target = None
         if tensor.is_cuda:
             target = state.device_map.get(tensor.device)
@@ -244,7 +245,7 @@ def unpack(message: IncomingMessage, accept: Callable[[list[Tensor], Any], list[
     (head,) = struct.unpack_from("<I", message.pickled)
     layouts, forms, extra = pickle.loads(message.pickled[4 : 4 + head])
     strided = [_tensor_in(message.storages, layout) for layout in layouts]
-    tensors = accept(sparse.joined(forms, strided) if forms else strided, extra)
+    tensors = accept(_joined(forms, strided) if forms else strided, extra)
     before = getattr(_local, "tensors", None), getattr(_local, "unconfirmed", None)
     _local.tensors, _local.unconfirmed = tensors, message.unconfirmed
     try:
@@ -276,3 +277,70 @@ def copied(source: int, packed: PackedMessage) -> IncomingMessage:
     for (target, nbytes), (address, _) in zip(message.blocks, packed.blocks, strict=True):
         ctypes.memmove(target, address, nbytes)
     return message
+
+
+# -- sparse tensors, as the strided ones that they consist of ------------------------------------------------------------
+
+
+class Form(NamedTuple):
+    """How strided tensors make a sparse one. ``coalesced``: for COO."""
+
+    layout: torch.layout
+    shape: tuple[int, ...]
+    coalesced: bool
+    requires_grad: bool
+
+
+def _form_of(tensor: Tensor) -> Form | None:
+    """None: it is strided."""
+    if tensor.layout not in SPARSE:
+        return None
+    coalesced = tensor.layout is torch.sparse_coo and tensor.is_coalesced()
+    return Form(tensor.layout, tuple(tensor.shape), coalesced, tensor.requires_grad)
+
+
+def _parts(tensor: Tensor) -> list[Tensor]:
+    """The strided tensors that it consists of, their memory as it is; itself if it is strided."""
+    plain = tensor.detach()
+    if tensor.layout is torch.sparse_coo:
+        return [plain._indices(), plain._values()]
+    if tensor.layout in ROW_WISE:
+        return [plain.crow_indices(), plain.col_indices(), plain.values()]
+    if tensor.layout in COLUMN_WISE:
+        return [plain.ccol_indices(), plain.row_indices(), plain.values()]
+    return [tensor]
+
+
+def _joined(forms: list[Form | None], strided: list[Tensor]) -> list[Tensor]:
+    """The tensors of these forms, which use up the strided ones in turn."""
+    left = iter(strided)
+    return [next(left) if form is None else _made(form, left) for form in forms]
+
+
+def _made(form: Form, left: Iterator[Tensor]) -> Tensor:
+    options: dict[str, Any] = {"requires_grad": form.requires_grad, "check_invariants": False}  # they were checked there
+    if form.layout is torch.sparse_coo:
+        indices, values = next(left), next(left)
+        return torch.sparse_coo_tensor(indices, values, form.shape, is_coalesced=form.coalesced, **options)
+    compressed, plain, values = next(left), next(left), next(left)
+    return torch.sparse_compressed_tensor(compressed, plain, values, form.shape, layout=form.layout, **options)
+
+
+# -- large pages ---------------------------------------------------------------------------------------------------------
+
+# The first touch of a page costs more than writing it: 64 MiB in pages of 4 KiB take five times as long as a copy into memory
+# that is in use. Kernels whose transparent huge pages are set to "madvise" (Debian's and Ubuntu's) give large ones to who asks.
+WORTH_BYTES = 4 << 20  # below this, malloc tends to return memory that has been touched before
+
+_ADVICE = getattr(mmap, "MADV_HUGEPAGE", None)  # Linux
+_madvise = ctypes.CDLL(None).madvise
+_madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+
+
+def ask_for_large(address: int, nbytes: int) -> None:
+    """For the whole pages within this memory. Changes nothing but the time that the first touch takes; may be refused."""
+    if nbytes < WORTH_BYTES or _ADVICE is None:
+        return
+    first = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
+    last = (address + nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+    _madvise(first, last - first, _ADVICE)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from mpicoll.rpc import wire
-from mpicoll.rpc.huge_pages import WORTH_BYTES, ask_for_large
+from mpicoll.rpc.wire import WORTH_BYTES, ask_for_large
 
 SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 pytestmark = pytest.mark.skipif(not SETTING.exists(), reason="this kernel has no transparent huge pages")

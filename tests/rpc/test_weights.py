@@ -11,8 +11,8 @@ import pytest
 
 from mpicoll import rpc
 from mpicoll.rpc import current_agent
-from mpicoll.rpc.pool import Pool
 from mpicoll.rpc.rref import LARGEST_DENOMINATOR, RRef
+from mpicoll.rpc.service import Pool
 from tests.support import agree, eventually, everyone
 
 PASSES = 1000

@@ -90,7 +90,7 @@ class RemoteModule(nn.Module):
         self.on: str | int = place.worker_name() if place.worker_name() is not None else place.rank()  # type: ignore[assignment]
         self.device = str(place.device())
         agent = api._get_current_rpc_agent()
-        self.is_device_map_set = bool(agent._get_device_map(agent.get_worker_info(self.on)))
+        self.is_device_map_set = bool(agent.options.device_maps.get(agent.get_worker_info(self.on).name))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Returns the answer of the module's ``forward``; waits for it.
