@@ -7,7 +7,7 @@
 # `torch.autograd.grad` ends before AccumulateGrad, so there the hooks do not run and the gradients are not reduced.
 #
 # So a run that reaches a DDP module is a `torch.autograd.backward`, in which AccumulateGrad runs. For its duration the ``.grad``
-# of all parameters of the module is lent (lending.py): it starts as the gradient in the context, and its value at the end goes
+# of all parameters of the module is lent (runs.py): it starts as the gradient in the context, and its value at the end goes
 # to the context. So everything that DDP does in a backward pass of one process (buckets, communication hooks, no_sync, join,
 # static graphs, unused parameters that other ranks have used) works here, and overlaps with the backward pass as usual.
 #

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mpicoll import autograd, rpc
-from mpicoll.autograd.lending import lent
+from mpicoll.autograd.runs import lent
 from mpicoll.rpc import RRef
 
 

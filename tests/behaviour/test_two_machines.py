@@ -67,7 +67,7 @@ BEHAVIOUR = tuple(f"behaviour/test_{name}" for name in ("movement", "layouts", "
     [
         ("tensors", "api/test_gathers", "api/test_objects", "api/test_p2p", "progress/test_work", *BEHAVIOUR),
         ("c10d/test_collectives",),
-        ("rpc/test_calls", "rpc/test_rref", "rpc/test_autograd", "rpc/test_optim"),
+        ("rpc/test_calls", "rpc/test_rref", "rpc/test_autograd"),
     ],
     ids=["collectives and messages", "torch.distributed", "remote calls"],
 )

@@ -12,26 +12,9 @@ from torch import Tensor
 
 import mpicoll.autograd as dist_autograd
 from mpicoll import rpc
-from mpicoll.autograd import contexts
-from tests.rpc.asking import HOWS, asked
-from tests.rpc.layers import Layer, apply, near, one_process, through, x_of
+from mpicoll.optim import DistributedOptimizer
+from tests.rpc.layers import Layer, near, one_process, through, x_of
 from tests.support import agree
-
-
-@pytest.mark.parametrize("what", ["function", "method"])
-@pytest.mark.parametrize("how", HOWS)
-def test_one_call(how: str, what: str, right: str, rank: int) -> None:
-    layer, x = rpc.remote(right, Layer), x_of(rank)
-    with dist_autograd.context() as context_id:
-        if what == "function":
-            y = asked(getattr(rpc, how), right, apply, (layer, x))
-        else:
-            y = asked(getattr(layer, how)().forward, x)
-        dist_autograd.backward(context_id, [y.square().sum()])
-        mine, theirs = dist_autograd.get_gradients(context_id)[x], layer.rpc_sync().gradient(context_id)
-    expected = one_process(x, 1)
-    good = near(mine, expected[0]) and near(theirs, expected[1][0])
-    agree(good and x.grad is None and layer.rpc_sync().own_gradient() is None, (mine, theirs, expected))
 
 
 def test_nested_calls_around_the_ring(workers: list[str], rank: int, size: int) -> None:
@@ -207,20 +190,148 @@ def test_a_received_tensor_changed_in_place(right: str, rank: int) -> None:
     agree(near(found, 9 * one_process(x, 1)[0]))
 
 
-def test_what_torch_names_besides(workers: list[str], right: str, rank: int) -> None:
-    """Programs look at contexts by torch's private names."""
-    with pytest.raises(RuntimeError, match="retrieve the autograd context"):
-        dist_autograd._current_context()
+# -- whose memory gradients of a context are, and what hooks see of them
+
+
+class _GivesAway(torch.autograd.Function):
+    """Its gradient is a tensor that the program goes on to use."""
+
+    kept = torch.full((4,), 2.0)
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return _GivesAway.kept
+
+
+def test_gradients_that_others_hold(workers: list[str], rank: int) -> None:
+    """What get_gradients has returned, what a hook has kept, what a Function has returned: nothing adds to them."""
+    seen: list[Tensor] = []
+    x = torch.ones(4, requires_grad=True)
+    x.register_hook(seen.append)
     with dist_autograd.context() as context_id:
-        rpc.rpc_sync(right, torch.add, (torch.ones(2), 1))
-        now = dist_autograd._current_context()
-        good = [isinstance(now, dist_autograd.DistAutogradContext), now._context_id() == context_id]
-        good += [dist_autograd._retrieve_context(context_id) is now, workers.index(right) in now._known_worker_ids()]
-        good += [context_id >> 48 == rank, dist_autograd._get_max_id() >> 48 == rank]
-        good += [int(dist_autograd._get_debug_info()["num_autograd_contexts"]) >= 1]
-        dist_autograd._is_valid_context(context_id)
-    with pytest.raises(RuntimeError, match="Could not find autograd context with id"):
-        dist_autograd._is_valid_context(context_id)
-    made = dist_autograd._new_context()
-    dist_autograd._release_context(made._context_id())
-    agree(all(good) and contexts.current() is None, good)
+        dist_autograd.backward(context_id, [(3 * x).sum()])
+        first = dist_autograd.get_gradients(context_id)[x]
+        dist_autograd.backward(context_id, [(5 * x).sum()])
+        dist_autograd.backward(context_id, [_GivesAway.apply(x).sum()])  # type: ignore[no-untyped-call]
+        dist_autograd.backward(context_id, [(7 * x).sum()])
+        last = dist_autograd.get_gradients(context_id)[x]
+    values = [float(t[0]) for t in (first, *seen, _GivesAway.kept, last)]
+    agree(values == [3, 3, 5, 2, 7, 2, 17], values)
+
+
+class _Notes(torch.autograd.Function):
+    """Where the memory of the gradient is that it returns."""
+
+    where = 0
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        _Notes.where = (gradient._values() if gradient.is_sparse else gradient).data_ptr()
+        return gradient
+
+
+@pytest.mark.parametrize("kind", ["dense", "embedding", "embedding_bag"])
+def test_gradients_are_handed_on(kind: str, workers: list[str]) -> None:
+    """Without a copy, where the engine has made them for nobody else; a program that overwrites its indices changes nothing."""
+    x, indices = torch.ones(10, 3, requires_grad=True), torch.tensor([1, 2, 2])
+    with dist_autograd.context() as context_id:
+        y = _Notes.apply(x)  # type: ignore[no-untyped-call]
+        if kind == "dense":
+            y = y[1:3] * 1
+        elif kind == "embedding":
+            y = torch.nn.functional.embedding(indices, y, sparse=True)
+        else:
+            y = torch.nn.functional.embedding_bag(indices, y, torch.tensor([0, 1]), mode="sum", sparse=True)
+        dist_autograd.backward(context_id, [(y * 3).sum()])
+        found = dist_autograd.get_gradients(context_id)[x]
+    values = found._values() if found.is_sparse else found
+    indices.fill_(9)
+    rows = found.to_dense().sum(dim=1).nonzero().flatten().tolist()
+    agree(values.data_ptr() == _Notes.where and rows == [1, 2], (values.data_ptr(), _Notes.where, rows))
+
+
+def test_hooks_of_leaves_run_once(right: str, workers: list[str], rank: int, size: int) -> None:
+    """With the whole gradient, though it arrives in two parts, one after the other."""
+    layer, between = rpc.remote(right, Hooked), rpc.remote(workers[(rank + 2) % size], Layer)
+    with dist_autograd.context() as context_id:
+        y = layer.rpc_sync().forward(x_of(rank))
+        z = layer.rpc_sync().forward(between.rpc_sync().forward(y))
+        dist_autograd.backward(context_id, [(y * z).sum()])
+        found, counts = layer.rpc_sync().gradient(context_id), layer.rpc_sync().seen()
+    alone, plain = Hooked(), Layer()
+    y = alone(x_of(rank))
+    (y * alone(plain(y))).sum().backward()
+    agree(near(found, alone.weight.grad) and counts == alone.seen() == ["tensor", "before", "after"], (found, counts))
+
+
+class Hooked(Layer):
+    """Its tensor hook takes no part of a gradient for the whole: it halves what is large."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[str] = []
+        node = self.weight.expand_as(self.weight).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+        node.register_prehook(lambda gradients: self.calls.append("before"))  # type: ignore[union-attr,arg-type,return-value]
+        node.register_hook(lambda *gradients: self.calls.append("after"))  # type: ignore[union-attr]
+        self.weight.register_hook(self._clip)
+        self.node = node
+
+    def _clip(self, gradient: Tensor) -> Tensor:
+        self.calls.append("tensor")
+        return gradient / gradient.norm()
+
+    def seen(self) -> list[str]:
+        return self.calls
+
+
+# -- DistributedOptimizer: the steps of one process, with the gradients of the context (traps 87, 88)
+
+
+OWN_TESTS = {"Optimizer", "LBFGS", "SparseAdam"}  # the base; wants a closure; wants sparse gradients
+OPTIMIZERS = sorted(
+    name
+    for name, kind in vars(torch.optim).items()
+    if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer) and name not in OWN_TESTS
+)
+OPTIONS: dict[str, dict[str, Any]] = {"SGD": {"lr": 0.1, "momentum": 0.9}, "Adam": {"lr": 0.1, "amsgrad": True}}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_optimizer(name: str, workers: list[str], rank: int, size: int) -> None:
+    """Three steps over parameters on every worker equal one process; .grad stays what it was."""
+    kind, options = getattr(torch.optim, name), OPTIONS.get(name, {})
+    layers = [rpc.remote(worker, Layer, (k,)) for k, worker in enumerate(workers)]
+    optimizer = DistributedOptimizer(kind, [p for layer in layers for p in layer.rpc_sync().parameter_rrefs()], **options)
+    modules = [Layer(k) for k in range(size)]
+    plain = kind([module.weight for module in modules], **options)
+    for step in range(3):
+        x = x_of(100 * rank + step)
+        with dist_autograd.context() as context_id:
+            y = rpc.rpc_sync(layers[0].owner(), through, (layers, x))
+            dist_autograd.backward(context_id, [y.square().sum()])
+            optimizer.step(context_id)
+        y = x.detach()
+        for module in modules:
+            y = module(y)
+        plain.zero_grad()
+        y.square().sum().backward()
+        plain.step()
+    found = [layer.rpc_sync().parameter_rrefs()[0].to_here() for layer in layers]
+    good = all(near(a.detach(), m.weight.detach()) for a, m in zip(found, modules, strict=True))
+    agree(good and all(layer.rpc_sync().own_gradient() is None for layer in layers), found)
+
+
+def test_an_optimizer_that_wants_a_closure(right: str) -> None:
+    """There is none across workers: torch's own error, here."""
+    optimizer = DistributedOptimizer(torch.optim.LBFGS, rpc.remote(right, Layer).rpc_sync().parameter_rrefs())
+    with dist_autograd.context() as context_id, pytest.raises(TypeError, match="closure"):
+        optimizer.step(context_id)
+    agree(True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,8 +14,17 @@ from torch.futures import Future
 
 from mpicoll import rpc
 from mpicoll.nn import RemoteModule
-from tests.rpc.asking import HOWS, asked
 from tests.support import agree, everyone
+
+HOWS = ("rpc_sync", "rpc_async", "remote")
+
+
+def asked(call: Any, *arguments: Any) -> Any:
+    """Calls one of these functions; returns the answer itself, however it comes."""
+    answer = call(*arguments)
+    if isinstance(answer, rpc.RRef):
+        return answer.to_here()
+    return answer.wait() if isinstance(answer, torch._C.Future) else answer
 
 
 def add(a: Any, b: Any, *, times: int = 1) -> Any:
@@ -27,58 +35,11 @@ def who() -> str:
     return rpc.get_worker_info().name
 
 
-class Base:
-    def __init__(self, value: int) -> None:
-        self.value = value
-
-    def more(self, n: int) -> int:
-        return self.value + n
-
-    @classmethod
-    def made(cls, value: int) -> Base:
-        return cls(value)
-
-    @staticmethod
-    def twice(value: int) -> int:
-        return 2 * value
-
-    def __call__(self, n: int) -> int:
-        return self.value * n
-
-
-CALLS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], Any]] = {
-    "a function": (add, (1, 2), {"times": 3}, 9),
-    "a builtin": (min, (3, 1, 2), {}, 1),
-    "a bound method": (Base(5).more, (2,), {}, 7),
-    "a class method": (Base.made, (4,), {}, 4),
-    "a static method": (Base.twice, (4,), {}, 8),
-    "an object": (Base(5), (3,), {}, 15),
-    "a constructor": (Base, (6,), {}, 6),
-    "a method of a builtin type": (str.upper, ("abc",), {}, "ABC"),
-}
-
-
-@pytest.mark.parametrize("how", HOWS)
-def test_what_can_be_called(how: str, right: str) -> None:
-    wrong = []
-    for what, (function, arguments, keywords, expected) in CALLS.items():
-        answer = asked(getattr(rpc, how), right, function, arguments, keywords)
-        if (answer.value if isinstance(answer, Base) else answer) != expected:
-            wrong.append((what, answer))
-    agree(not wrong, wrong)
-
-
 def test_to_oneself(workers: list[str], rank: int) -> None:
     """Arguments are copies here, too, as for any other worker."""
     x = torch.zeros(3)
     answer = rpc.rpc_sync(workers[rank], torch.Tensor.add_, (x, 1))
     agree(bool((x == 0).all()) and bool((answer == 1).all()) and rpc.rpc_sync(rank, who) == workers[rank], (x, answer))
-
-
-def test_ten_thousand_in_flight(right: str, rank: int) -> None:
-    futures = [rpc.rpc_async(right, add, (torch.tensor(i), rank), timeout=0) for i in range(10_000)]
-    answers = [int(future.wait()) for future in futures]
-    agree(answers == [i + rank for i in range(10_000)])
 
 
 def nested(depth: int, names: list[str], mine: int) -> list[str]:
@@ -162,12 +123,6 @@ def test_an_answer_is_for_who_asks(right: str) -> None:
 def nap(seconds: float) -> float:
     time.sleep(seconds)
     return seconds
-
-
-def test_calls_run_beside_each_other(right: str) -> None:
-    began = time.monotonic()
-    answers = [future.wait() for future in [rpc.rpc_async(right, nap, (0.5,)) for _ in range(8)]]
-    agree(answers == [0.5] * 8 and time.monotonic() - began < 3, time.monotonic() - began)
 
 
 class OwnError(Exception):
@@ -274,20 +229,6 @@ def test_bad_arguments(right: str, workers: list[str], rank: int, size: int) -> 
     agree(True)
 
 
-def multiply(tensor: Tensor) -> tuple[Tensor, Tensor]:
-    tensor *= 2
-    return tensor, tensor[1:]
-
-
-def test_strided_and_shared(right: str) -> None:
-    """A transposed tensor in; two tensors that share memory out (trap 92)."""
-    x = torch.arange(100_000.0).reshape(1000, 100).t()
-    whole, part = rpc.rpc_sync(right, multiply, (x,))
-    same = torch.equal(whole, 2 * x) and whole.stride() == x.stride()
-    whole[1, 0] = -1
-    agree(same and part[0, 0].item() == -1, (whole.stride(), part[0, 0]))
-
-
 def ends(tensor: Tensor) -> tuple[int, int, int]:
     return int(tensor[0]), int(tensor[-1]), tensor.numel()
 
@@ -317,35 +258,89 @@ def test_no_memory_for_a_message_to_oneself(workers: list[str], rank: int, monke
     agree(rpc.rpc_sync(workers[rank], ends, (torch.ones(100_000),)) == (1, 1, 100_000))
 
 
-def later(to: str, x: int) -> Any:
-    return rpc.rpc_async(to, add, (x, 1)).then(lambda future: future.value() * 10)
+# -- what an error says, and where
 
 
-@rpc.functions.async_execution
-def marked(to: str, x: int) -> Any:
-    return later(to, x)
+class Picky(Exception):
+    def __init__(self, code: bool, text: str) -> None:
+        if not isinstance(code, bool):
+            raise TypeError("a bool is needed")
+        super().__init__(text)
 
 
-class Marked:
-    @staticmethod
-    @rpc.functions.async_execution
-    def static(to: str, x: int) -> Any:
-        return later(to, x)
-
-    @rpc.functions.async_execution
-    def bound(self, to: str, x: int) -> Any:
-        return later(to, x)
-
-    @classmethod
-    @rpc.functions.async_execution
-    def of_class(cls, to: str, x: int) -> Any:
-        return later(to, x)
+class Exits(Exception):
+    def __init__(self, *arguments: Any) -> None:
+        if len(arguments) == 1:
+            raise SystemExit("made again")
+        super().__init__("for a reason")
 
 
-def test_async_execution(right: str, workers: list[str], rank: int) -> None:
-    """Answered when the future is; by itself, as a method of any kind, and through an RRef."""
-    found = [rpc.rpc_sync(right, call, (workers[rank], 2)) for call in (marked, Marked.static, Marked.of_class, Marked().bound)]
-    rref = rpc.remote(right, Marked)
-    found += [rref.rpc_sync().bound(workers[rank], 2), rref.rpc_async().static(workers[rank], 2).wait()]
-    found += [rref.remote().bound(workers[rank], 2).to_here(), rpc.remote(right, marked, (workers[rank], 2)).to_here()]
-    agree(found == [30] * 8, found)
+def raise_picky() -> None:
+    raise Picky(True, "for a reason")
+
+
+def raise_exits() -> None:
+    raise Exits(1, 2)
+
+
+def raise_lines() -> None:
+    raise ValueError("\nfirst\nsecond")
+
+
+@pytest.mark.parametrize("function", [raise_picky, raise_exits])
+def test_a_constructor_that_fails_at_the_caller(function: Any, right: str) -> None:
+    """The original's text and traceback are there, and the constructor's error."""
+    for call in (lambda: rpc.rpc_sync(right, function), lambda: rpc.remote(right, function).to_here()):
+        with pytest.raises(RuntimeError) as raised:
+            call()
+        text = str(raised.value)
+        assert "Failed to create original exception type. Error msg was" in text
+        assert f"Original exception on remote side was On WorkerInfo(id={rpc.get_worker_info(right).id}" in text
+        assert f"in {function.__name__}" in text
+        assert "for a reason" in text
+    agree(True)
+
+
+def test_errors_are_printed_where_they_happen(right: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """With their lines as lines: on the worker's standard error, and in what the caller gets."""
+    everyone(None)
+    with pytest.raises(ValueError, match=r"On WorkerInfo(.|\n)*ValueError\('\nfirst\nsecond'\)\nTraceback(.|\n)*in raise_lines"):
+        rpc.rpc_sync(right, raise_lines)
+    everyone(None)
+    printed = capfd.readouterr().err
+    agree("first\nsecond" in printed and "in raise_lines" in printed, printed)
+
+
+# -- several at once: torch.futures.wait_all and collect_all end at the first error, as with torch's own RPC (trap 85)
+
+
+_released = threading.Event()
+
+
+def wait_until_released() -> bool:
+    return _released.wait(30)
+
+
+@pytest.mark.parametrize("collect", ["wait_all", "collect_all"])
+def test_the_first_error_ends_the_wait(collect: str, right: str) -> None:
+    """Of a call that is behind one that has not ended; of its own type, with the text from there."""
+    _released.clear()
+    agree(True)  # everybody has cleared it before anybody calls
+    began = time.monotonic()
+    futures = [rpc.rpc_async(right, wait_until_released), rpc.rpc_async(right, fail, (ValueError,))]
+    with pytest.raises(ValueError, match="for a reason"):
+        torch.futures.wait_all(futures) if collect == "wait_all" else torch.futures.collect_all(futures).wait()
+    took, left = time.monotonic() - began, not futures[0].done()
+    agree(took < 20 and left, (took, left))
+    _released.set()
+    agree(futures[0].wait())
+
+
+def test_of_calls_and_other_futures(right: str) -> None:
+    """Answers in the order of the futures; callbacks of the whole; none at all; futures of other kinds among them or alone."""
+    other: Future[Any] = Future()
+    futures: list[Any] = [rpc.rpc_async(right, add, (i, 1)) for i in range(5)]
+    chained = torch.futures.collect_all([*futures, other]).then(lambda whole: [f.wait() for f in whole.value()])
+    other.set_result(9)
+    found = [chained.wait(), torch.futures.wait_all([*futures, other]), torch.futures.wait_all([other])]
+    agree(found == [[1, 2, 3, 4, 5, 9], [1, 2, 3, 4, 5, 9], [9]] and torch.futures.wait_all([]) == [], found)

@@ -1,4 +1,4 @@
-"""RemoteModule: a module on another worker that is called, trained and passed on like one that is here (trap 86)."""
+"""RemoteModule: what PyTorch's own tests of it, which run over mpicoll, leave out (trap 86)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import mpicoll.nn
-from mpicoll import autograd, optim, rpc
+from mpicoll import rpc
 from mpicoll.nn import RemoteModule
 from tests.support import agree
 
@@ -19,15 +19,10 @@ class Scaled(nn.Module):
     def __init__(self, factor: float, bias: float = 0.0) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.full((3,), factor))
-        self.inner = nn.Linear(3, 3)
         self.bias = bias
 
     def forward(self, x: Tensor, y: Any = 0, *, times: int = 1) -> tuple[Tensor, str]:
         return (self.weight * x + self.bias + y) * times, "trains" if self.training else "evaluates"
-
-
-class NoModule:
-    pass
 
 
 @pytest.fixture(params=["name", "name/cpu", "rank/cpu"])
@@ -36,35 +31,11 @@ def module(request: pytest.FixtureRequest, right: str, rank: int, size: int) -> 
     return RemoteModule(other + request.param[4:], Scaled, (2.0,), {"bias": 1.0})
 
 
-def test_forward(module: RemoteModule) -> None:
-    x = torch.ones(3)
-    found = [module(x)[0], module(x, 1, times=2)[0], module.forward(x, y=1)[0], module.forward_async(x, 4).wait()[0]]
-    agree([tensor[0].item() for tensor in found] == [3.0, 8.0, 4.0, 7.0], found)
-
-
 def test_modes(module: RemoteModule) -> None:
     """There, where it counts, and in the answer: train and eval return the RemoteModule."""
     x = torch.ones(3)
     said = [module(x)[1], module.eval()(x)[1], module.train()(x)[1], module.train(False)(x)[1]]
     agree(said == ["trains", "evaluates", "trains", "evaluates"] and not module.training, said)
-
-
-def test_it_trains(module: RemoteModule) -> None:
-    """DistributedOptimizer over its parameters, against the same steps here."""
-    here = Scaled(2.0, 1.0)
-    parameters = module.remote_parameters(recurse=False)
-    optimizer = optim.DistributedOptimizer(torch.optim.SGD, parameters, lr=0.1)
-    local = torch.optim.SGD([here.weight], lr=0.1)
-    x = torch.arange(3.0)
-    for _ in range(3):
-        with autograd.context() as context_id:
-            autograd.backward(context_id, [module(x)[0].pow(2).sum()])
-            optimizer.step(context_id)
-        local.zero_grad()
-        here(x)[0].pow(2).sum().backward()
-        local.step()
-    found = parameters[0].to_here()
-    agree(torch.allclose(found, here.weight) and len(module.remote_parameters()) == 3, (found, here.weight))
 
 
 def call(module: RemoteModule, x: Tensor) -> Tensor:
@@ -94,8 +65,6 @@ def test_passed_on(module: RemoteModule, right: str) -> None:
 
 
 def test_mistakes(right: str) -> None:
-    with pytest.raises(ValueError, match=r"returns an instance of <class nn.Module>.*NoModule"):
-        RemoteModule(right, NoModule)(1)  # type: ignore[arg-type]
     with pytest.raises(RuntimeError, match="could not find destination"):
         RemoteModule("nobody/cpu", Scaled, (1.0,))
     with pytest.raises(ValueError, match="Could not parse remote_device"):

@@ -9,6 +9,7 @@ import pickle
 import threading
 import time
 import weakref
+from fractions import Fraction
 from typing import Any, ClassVar
 
 import pytest
@@ -16,7 +17,8 @@ import torch
 
 from mpicoll import rpc
 from mpicoll.rpc import current_agent
-from mpicoll.rpc.rref import RRef
+from mpicoll.rpc.rref import LARGEST_DENOMINATOR, RRef
+from mpicoll.rpc.service import Pool
 from tests.support import agree, eventually, everyone
 
 collected = functools.partial(eventually, meanwhile=gc.collect)
@@ -52,34 +54,6 @@ def here_of(rref: RRef[Any]) -> Any:
     return rref.to_here()
 
 
-def add_to(rref: RRef[Thing], n: int) -> int:
-    return rref.local_value().add(n)
-
-
-def asks(rref: RRef[Any]) -> tuple[bool, str, int]:
-    return rref.is_owner(), rref.owner_name(), rref.owner().id
-
-
-def test_of_ones_own(workers: list[str], rank: int) -> None:
-    value = [1]
-    rref = RRef(value)
-    good = rref.is_owner() and rref.confirmed_by_owner() and rref.owner_name() == workers[rank] and rref.owner().id == rank
-    agree(good and rref.local_value() is value and rref.to_here() is value and "OwnerRRef" in repr(rref), rref)
-
-
-def test_of_another(right: str, rank: int, size: int) -> None:
-    """What it is here and there; the object stays where it is, copies come."""
-    rref = rpc.remote(right, Thing, (5,))
-    found = [rref.rpc_sync().add(1), rref.rpc_async().add(1).wait(), rref.remote().add(1).to_here()]
-    found += [rref.to_here().value, rpc.rpc_sync(right, add_to, (rref, 2)), rref.to_here().value]
-    agree(found == [6, 7, 8, 8, 10, 10], found)
-    agree(rpc.rpc_sync(right, asks, (rref,)) == (True, right, (rank + 1) % size))
-    agree(rref.is_owner() == (size == 1) and rref.owner_name() == right and eventually(rref.confirmed_by_owner), rref)
-    if size > 1:
-        with pytest.raises(RuntimeError, match=r"can't call localValue\(\) on user"):
-            rref.local_value()
-
-
 def test_it_waits_until_the_object_is_there(right: str, workers: list[str], rank: int, size: int) -> None:
     """to_here, here, at the owner and on a third worker, whose question reaches the owner before the object does (trap 90)."""
     rref = rpc.remote(right, Thing, (3, 0.3))
@@ -103,10 +77,14 @@ def test_what_went_wrong_when_it_was_made(right: str, workers: list[str], rank: 
 
 
 def test_methods_that_fail(right: str) -> None:
-    """tests/rpc/test_texts.py has those that take too long or are not there."""
+    """A method that is not there is named at the call, by every proxy. (PyTorch's own tests have those that take too long.)"""
     rref = rpc.remote(right, Thing)
     for call in (rref.rpc_sync().fail, lambda: rref.remote().fail().to_here()):
         with pytest.raises(LookupError, match="not here"):
+            call()
+    missing = [proxy().not_there for proxy in (rref.rpc_sync, rref.rpc_async, rref.remote)]  # naming it is fine
+    for call in (missing[0], lambda: missing[1]().wait(), missing[2]):
+        with pytest.raises(AttributeError, match="has no attribute 'not_there'"):
             call()
     with pytest.raises(RuntimeError, match="RPC ran for more than set timeout"):
         rpc.remote(right, Thing, (1, 0.5)).to_here(timeout=0.1)
@@ -205,20 +183,6 @@ def test_forks(order: str, workers: list[str], rank: int, size: int) -> None:
     agree(collected(lambda: not current_agent.get().objects.all()), current_agent.get().objects.all())
 
 
-def test_back_at_the_owner(right: str, workers: list[str], rank: int) -> None:
-    """The owner's own object comes back to it as itself."""
-    thing = Thing(4)
-    rref = RRef(thing)
-    found = rpc.rpc_sync(right, rpc.rpc_sync, (workers[rank], add_to, (rref, 3)))
-    agree(found == 7 and thing.value == 7, (found, thing.value))
-    back = rpc.rpc_sync(right, pass_back, (rref,))
-    agree(back.local_value() is thing and back.is_owner())
-
-
-def pass_back(rref: RRef[Any]) -> RRef[Any]:
-    return rref
-
-
 def test_a_failed_pickle_gives_the_weight_back(right: str, rank: int) -> None:
     """A call that could not be sent has given nothing away."""
     everyone(None)
@@ -275,3 +239,96 @@ def test_a_reference_lives_as_long_as_its_calls(right: str) -> None:
     references = [rpc.remote(right, list, ((i,),)).remote().__len__() for i in range(30)]
     gc.collect()
     agree([f.wait() for f in futures] == [1] * 30 and [r.to_here() for r in references] == [1] * 30)
+
+
+# -- a reference that is passed on and on: its weight stays a short number, and its object is freed when the last user drops it
+
+
+PASSES = 1000
+MANY_BITS = 4 * LARGEST_DENOMINATOR.bit_length()  # what is passed on before the owner has answered may exceed it
+
+
+def bits(rref: Any) -> int:
+    """Of the weight that has arrived with this reference, or that it has been given since."""
+    return 0 if rref.is_owner() else int(rref._weight.denominator.bit_length())
+
+
+def hop(rref: Any, hops: int) -> int:
+    """Passes the reference on to the next worker that does not own the object, and returns the longest weight on the way."""
+    names = [worker.name for worker in current_agent.get().workers.all]
+    others = [name for name in names if name != rref.owner_name()]
+    after = others[(others.index(rpc.get_worker_info().name) + 1) % len(others)]
+    return max(bits(rref), rpc.rpc_sync(after, hop, (rref, hops - 1)) if hops else 0)
+
+
+def outside(identity: Any) -> list[Fraction]:
+    return [entry.outside for entry in current_agent.get().objects.all() if entry.id == identity]
+
+
+def is_freed(rref_id: Any, owner: str) -> bool:
+    return rpc.rpc_sync(owner, outside, (rref_id,)) == []
+
+
+def test_one_user_passes_it_on_often(right: str, workers: list[str], rank: int, size: int) -> None:
+    rref: RRef[Any] | None = rpc.remote(right, list)
+    longest = []
+    for _ in range(PASSES):
+        rpc.rpc_sync(workers[(rank + 2) % size], bits, (rref,))
+        longest.append(bits(rref))
+    identity, rref = rref._id, None
+    gc.collect()
+    agree(size == 1 or max(longest) < MANY_BITS, max(longest))
+    agree(eventually(lambda: is_freed(identity, right)))
+
+
+@pytest.mark.min_ranks(2)  # the owner gives each reference a weight of its own
+def test_each_user_passes_it_on(right: str, workers: list[str]) -> None:
+    """A chain: nobody keeps a reference for longer than the next call takes."""
+    rref: RRef[Any] | None = rpc.remote(right, list)
+    longest = 0
+    for _ in range(8):
+        longest = max(longest, hop(rref, 20))
+    identity, rref = rref._id, None
+    gc.collect()
+    everyone("has passed it on")
+    agree(longest < MANY_BITS, longest)
+    agree(eventually(lambda: is_freed(identity, right)))
+
+
+def test_while_the_owner_does_not_answer(
+    right: str, workers: list[str], rank: int, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Passing on does not wait, the long weight travels, and nothing is freed too early."""
+    rref: RRef[Any] | None = rpc.remote(right, list)
+    rref.to_here()
+    with monkeypatch.context() as patched:
+        patched.setattr(RRef, "_renew", lambda self: None)
+        for _ in range(PASSES):
+            rpc.rpc_sync(workers[(rank + 2) % size], bits, (rref,))
+        everyone("has passed it on")
+    agree(size == 1 or bits(rref) > PASSES, bits(rref))
+    if size > 1:
+        renewed = rref._renew()
+        assert renewed is not None
+        renewed.wait()
+    agree(eventually(lambda: bits(rref) < MANY_BITS) and rref.to_here() == [], bits(rref))
+    identity, rref = rref._id, None
+    gc.collect()
+    agree(eventually(lambda: is_freed(identity, right)))
+
+
+class Callback:
+    def __call__(self) -> None: ...
+
+
+def test_an_idle_thread_keeps_nothing() -> None:
+    """What it ran may hold the last reference to an object."""
+    pool = Pool(1)
+    for _ in range(2):  # by a new thread, and by an idle one
+        ran = Callback()
+        gone = weakref.ref(ran)
+        pool.submit(ran)
+        del ran
+        assert eventually(lambda: pool.idle() == 1)
+        assert eventually(lambda gone=gone: gone() is None)  # type: ignore[misc]
+    pool.close()

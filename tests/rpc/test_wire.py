@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import mmap
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import hypothesis
@@ -16,6 +18,7 @@ from torch import Tensor, nn
 
 from mpicoll.rpc import wire
 from mpicoll.rpc.transport import Transport
+from mpicoll.rpc.wire import WORTH_BYTES, ask_for_large
 
 DTYPES = [
     torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8,
@@ -184,3 +187,49 @@ def test_what_a_lost_worker_will_not_take() -> None:
     transport.arrived()
     assert not transport.busy()
     assert mailbox.kept == [message]
+
+
+# -- large pages are asked for where they pay, and only there
+
+
+SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+has_large_pages = pytest.mark.skipif(not SETTING.exists(), reason="this kernel has no transparent huge pages")
+
+
+def asked(address: int) -> bool:
+    """What the kernel has noted of the memory there: "hg" is madvise(MADV_HUGEPAGE)."""
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        head = line.split()[0]
+        if "-" in head and not head.endswith(":"):
+            first, last = (int(end, 16) for end in head.split("-"))
+            inside = first <= address < last
+        elif inside and head == "VmFlags:":
+            return "hg" in line.split()
+    raise AssertionError(f"no memory at {address:#x}")
+
+
+@has_large_pages
+def test_large_pages_for_whole_ones_within() -> None:
+    memory = mmap.mmap(-1, WORTH_BYTES + 4 * mmap.PAGESIZE)
+    start = np.frombuffer(memory, np.uint8).ctypes.data
+    ask_for_large(start + 1, WORTH_BYTES + mmap.PAGESIZE)
+    found = [asked(start), asked(start + mmap.PAGESIZE), asked(start + WORTH_BYTES), asked(start + WORTH_BYTES + mmap.PAGESIZE)]
+    assert found == [False, True, True, False]
+
+
+@has_large_pages
+def test_no_large_pages_for_small_memory() -> None:
+    memory = mmap.mmap(-1, WORTH_BYTES)
+    start = np.frombuffer(memory, np.uint8).ctypes.data
+    ask_for_large(start, WORTH_BYTES - 1)
+    assert not asked(start)
+
+
+@has_large_pages
+def test_large_pages_for_what_a_message_brings() -> None:
+    tensor = torch.rand(16 << 20)
+    packed = wire.pack(0, 1, 2, tensor, lambda tensors: None, wire.PicklingState(0, {}))
+    message = wire.copied(0, packed)
+    assert asked(message.storages[0].data_ptr() + (8 << 20))
+    assert torch.equal(wire.unpack(message, lambda tensors, extra: tensors), tensor)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 import subprocess
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -13,10 +15,31 @@ import torch
 
 import mpicoll
 from mpicoll import rpc
-from mpicoll.rpc import current_agent
-from mpicoll.rpc.workers import this_process
+from mpicoll.errors import MpicollError
+from mpicoll.rpc import api, current_agent
+from mpicoll.rpc.futures import CallFuture
+from mpicoll.rpc.options import DeviceMaps
+from mpicoll.rpc.pending_calls import PendingCall, PendingCalls
+from mpicoll.rpc.rref import RRef
+from mpicoll.rpc.workers import Workers, this_process
 from tests.rpc.test_calls import add, nap, who
 from tests.support import agree, everyone
+
+NO_AGENT = r"Current RPC agent is not set! Did you initialize the RPC framework \(e.g. by calling `rpc.init_rpc`\)\?"
+Refusal = tuple[str, type[Exception], str, Callable[[], object]]
+
+
+def refused(refusals: list[Refusal]) -> list[str]:
+    """Which calls have not raised this error with these words."""
+    wrong = []
+    for name, kind, words, call in refusals:
+        try:
+            call()
+            wrong.append(f"{name}: nothing was raised")
+        except Exception as error:  # noqa: BLE001  whatever else it is goes into the report
+            if not isinstance(error, kind) or not re.search(words, str(error)):
+                wrong.append(f"{name}: {error!r}")
+    return wrong
 
 
 def test_names_and_numbers_are_checked(rank: int, size: int) -> None:
@@ -45,10 +68,26 @@ def test_options(rank: int, size: int) -> None:
             rpc.rpc_sync((rank + 1) % size, nap, (0.5,))
         everyone(None)
         rpc.shutdown()
-    for keywords in ({"num_worker_threads": 0}, {"rpc_timeout": -1}, {"device_maps": {"a": {0: 1, 1: 1}}}):
-        with pytest.raises(ValueError, match=r"num_worker_threads must be positive|RPC Timeout must be non-negative|1-to-1"):
-            rpc.MPIRpcBackendOptions(**keywords)  # type: ignore[arg-type]
-    agree(True)
+    make: Any = rpc.TensorPipeRpcBackendOptions
+    foreign, over_tensorpipe = Foreign(), {"backend": rpc.BackendType.TENSORPIPE}
+    wrong = refused(
+        [
+            ("threads", ValueError, "num_worker_threads must be positive", lambda: make(num_worker_threads=0)),
+            ("timeout", ValueError, "RPC Timeout must be non-negative", lambda: make(rpc_timeout=-1)),
+            ("timedelta", TypeError, "rpc_timeout must be a number of seconds", lambda: make(rpc_timeout=timedelta(seconds=3))),
+            ("map", ValueError, "1-to-1", lambda: make(device_maps={"a": {0: 1, 1: 1}})),
+            ("foreign", TypeError, "Could not infer backend", lambda: rpc.init_rpc("me", rpc_backend_options=foreign)),
+            (
+                "foreign, over TensorPipe", TypeError, "`rpc_backend_options` must be a `TensorPipeRpcBackendOptions`",
+                lambda: rpc.init_rpc("me", rpc_backend_options=foreign, **over_tensorpipe),
+            ),
+        ]
+    )  # fmt: skip
+    agree(not wrong, wrong)
+
+
+class Foreign(rpc.RpcBackendOptions):
+    """Options of another backend."""
 
 
 def forward(names: list[str], depth: int) -> None:
@@ -71,18 +110,6 @@ def test_shutdown_waits_for_what_calls_cause(rank: int, size: int) -> None:
     rpc.shutdown()
     total = sum(everyone(len(_seen)))
     agree(total == 61, total)
-
-
-def test_a_rank_that_comes_late(rank: int, size: int) -> None:
-    """It is served, and serves, until it comes to its shutdown."""
-    rpc.init_rpc(f"worker{rank}")
-    if rank == 0:
-        time.sleep(0.5)
-        answers = [rpc.rpc_sync(r, who) for r in range(size)]
-    else:
-        answers = [f"worker{r}" for r in range(size)]
-    rpc.shutdown()
-    agree(answers == [f"worker{r}" for r in range(size)], answers)
 
 
 @pytest.mark.min_ranks(2)
@@ -213,3 +240,144 @@ def test_a_callee_whose_process_has_ended(rank: int, size: int) -> None:
     rpc.shutdown(graceful=False)
     expected = r"worker 'worker1' \(rank 1\) has left before it answered sleep: its process \d+ on host here has ended"
     agree(rank > 0 or re.fullmatch(expected, said), said)
+
+
+@pytest.mark.min_ranks(2)
+def test_all_gather_with_a_worker_that_is_late(workers: list[str], rank: int, size: int) -> None:
+    """It raises on every worker. (It returned what was there: without the late one's object, or nothing.)"""
+    everyone(None)
+    if rank == 1:
+        time.sleep(1.0)
+    late = "worker1" if rank == 0 else "worker0"
+    with pytest.raises(RuntimeError, match=rf"nothing has come from workers \['{late}'\] within 0.30 seconds"):
+        api._all_gather(rank, timeout=0.3)
+    everyone(None)
+    found = api._all_gather(rank)
+    agree(found == {name: i for i, name in enumerate(workers)}, found)
+
+
+@pytest.mark.min_ranks(2)
+def test_errors_during_shutdown_are_raised(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing() -> None:
+        raise RuntimeError("simulation")
+
+    rpc.init_rpc(f"worker{rank}")
+    if rank > 0:
+        monkeypatch.setattr(api, "_delete_all_user_and_unforked_owner_rrefs", failing)
+        with pytest.raises(RuntimeError, match="simulation"):
+            rpc.shutdown()
+    else:
+        rpc.shutdown()
+    assert not rpc._is_current_rpc_agent_set()
+    agree(True)
+
+
+def test_a_world_of_one(rank: int, size: int) -> None:
+    """Each rank by itself, as often as it likes: nobody waits for another, and names need not differ."""
+    for turn in range(rank + 1):
+        rpc.init_rpc("me", rank=0, world_size=1)
+        rref = rpc.remote("me", add, (turn, 1))
+        found = rref.to_here(), rpc.rpc_sync(0, add, (2, 2)), len(rpc._get_current_rpc_agent().get_worker_infos())
+        assert found == (turn + 1, 4, 1)
+        with pytest.raises(RuntimeError, match="could not find destination"):
+            rpc.rpc_sync(1, add, (1, 1))
+        rpc.shutdown()
+    if size > 1 and rank > 0:
+        with pytest.raises(ValueError, match=f"rank=1, but MPI says {rank}|world_size=1, but MPI says"):
+            rpc.init_rpc("me", rank=1, world_size=1)
+    rpc.init_rpc(f"worker{rank}")
+    answer = rpc.rpc_sync((rank + 1) % size, add, (1, 1))
+    rpc.shutdown()
+    agree(answer == 2)
+
+
+# -- device maps: a call goes by the caller's, its answer by the same one the other way round
+
+
+def cuda(*pairs: tuple[int, int]) -> dict[torch.device, torch.device]:
+    return {torch.device("cuda", here): torch.device("cuda", there) for here, there in pairs}
+
+
+def test_the_callers_map_serves_both_ways() -> None:
+    everybody = {"a": {"b": cuda((0, 1))}, "b": {}}
+    a, b = DeviceMaps("a", everybody), DeviceMaps("b", everybody)
+    assert a.to("b", answer=False) == cuda((0, 1))
+    assert b.to("a", answer=True) == b.to("a", answer=False) == cuda((1, 0))
+    assert a.to("a", answer=False) == {}
+
+
+def test_each_ones_own_map_is_for_its_own_calls() -> None:
+    everybody = {"a": {"b": cuda((0, 1))}, "b": {"a": cuda((1, 1), (0, 0))}}
+    b = DeviceMaps("b", everybody)
+    assert b.to("a", answer=False) == cuda((1, 1), (0, 0))
+    assert b.to("a", answer=True) == cuda((1, 0), (0, 0))
+
+
+def test_a_map_for_nobody(rank: int, size: int) -> None:
+    """Named on all ranks, whoever has it."""
+    options = rpc.MPIRpcBackendOptions(device_maps={"nobody": {0: 0}} if rank == size - 1 else {})
+    with pytest.raises(
+        ValueError, match=rf"Node worker{size - 1} has invalid target node names in its device maps: 'nobody'; the"
+    ):
+        rpc.init_rpc(f"worker{rank}", rank=rank, world_size=size, rpc_backend_options=options)
+    rpc.init_rpc(f"worker{rank}", rank=rank, world_size=size)
+    rpc.shutdown()
+    agree(True)
+
+
+# -- before init_rpc and after shutdown
+
+
+def test_after_shutdown(rank: int, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reference that the program still holds is deleted, and is no leak."""
+    monkeypatch.setattr(api, "_ignore_rref_leak", False)
+    rpc.init_rpc(f"worker{rank}")
+    rref = rpc.remote((rank + 1) % size, list)
+    rref.to_here()
+    rpc.shutdown()
+    deleted = r"has been deleted. Cannot call to_here\(\) on it after deletion."
+    wrong = refused(
+        [
+            ("to_here", RuntimeError, deleted, rref.to_here),
+            ("to_here", MpicollError, "shut down", rref.to_here),
+            ("pickle", RuntimeError, r"Cannot call fork an UserRRef after deletion.", lambda: pickle.dumps(rref)),
+            ("proxy", MpicollError, "shut down", lambda: rref.rpc_sync().append(1)),
+            ("remote proxy", MpicollError, "shut down", lambda: rref.remote().append(1)),
+        ]
+    )
+    agree(not wrong, wrong)
+
+
+def test_without_rpc() -> None:
+    refusals: list[Refusal] = [
+        ("RRef", RuntimeError, NO_AGENT, lambda: RRef(1)),
+        ("agent", RuntimeError, NO_AGENT, api._get_current_rpc_agent),
+    ]
+    for call in (lambda: rpc.rpc_sync("worker0", list), rpc.shutdown, rpc.get_worker_info):
+        refusals.append(("call", RuntimeError, r"has not been initialized|agent is not set", call))
+    for name in ("", "x" * 128, "ü"):
+        refusals.append((name, RuntimeError, "Worker name must match", lambda name=name: rpc.init_rpc(name)))
+    wrong = refused(refusals)
+    agree(not wrong and not rpc._is_current_rpc_agent_set(), wrong)
+
+
+# -- pending calls, and what is known of a callee's process
+
+
+def test_deadlines_of_completed_calls_are_dropped() -> None:
+    workers = Workers([("a", 0), ("b", 1)])
+    calls = PendingCalls(workers)
+    for _ in range(3000):
+        calls.take(calls.add(PendingCall(CallFuture(lambda future: None), workers.all[0], "f", 60.0)))
+    assert len(calls._deadlines) < 2000
+
+
+def test_what_is_known_of_a_process() -> None:
+    """Its state, if it is on the node of this one."""
+    mine = this_process("one")
+    assert Workers([("a", 0)], {0: mine}).process(0) == f"its process {mine.pid} on host one runs"
+    there = mine._replace(hostname="two", node=("two",))
+    workers = Workers([("a", 0), ("b", 1), ("c", 2)], {0: mine, 1: there})
+    assert workers.process(1) == f"its process {mine.pid} on host two cannot be seen from this node"
+    assert workers.process(2) == "nothing is known of its process"
+    assert not any(workers.has_ended(rank) for rank in range(3))
