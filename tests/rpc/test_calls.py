@@ -199,6 +199,20 @@ def scripted() -> Any:
     return torch.jit.script(relu)
 
 
+def test_a_function_that_the_callee_does_not_have(right: str, rank: int, size: int) -> None:
+    """It does not travel; the error says so."""
+    if size > 1 and rank == 1:
+        del globals()["only_on_some"]
+    everyone(None)
+    if size > 1 and rank == 0:
+        with pytest.raises(RuntimeError, match=r"only_on_some.*RPC pickler does not serialize function code"):
+            rpc.rpc_sync(1, only_on_some)
+    agree(True)
+
+
+def only_on_some() -> None: ...
+
+
 def test_timeouts(right: str) -> None:
     """Of the call, of the agent; 0 is for ever. The answer that comes late is dropped."""
     with pytest.raises(RuntimeError, match="RPC ran for more than set timeout"):

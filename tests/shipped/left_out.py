@@ -18,7 +18,7 @@ LEFT_OUT: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
         (PROFILER, ("test_profiler_*", "test_rpc_profiling_*", "test_rref_type_blocking", "test_rref_type_non_blocking")),
         (PROFILER, ("test_disable_gil_profiling", "test_server_process_global_profiler")),
         (ONE_BACKEND, ("test_register_rpc_backend_*", "test_duplicate_name")),
-        (SCRIPTED, ("test_rref_get_future", "test_wait_all_exit_early_script_function", "test_*_torchscript")),
+        (SCRIPTED, ("test_rref_get_future", "test_wait_all_exit_early_script_function", "test_*_torchscript", "test_*_jit_call")),
         ("replaces a function inside torch's _all_gather", ("test_shutdown_errors",)),
         ("replaces torch's pickler; tensors travel beside the pickle here", ("test_use_rpc_pickler",)),
         ("expects a refusal of RRef.backward on a user, which runs on the owner here", ("test_user_rref_backward",)),
