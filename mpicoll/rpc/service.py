@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from queue import SimpleQueue
 
@@ -25,44 +27,113 @@ SPIN_S, YIELD_S = 200e-6, 500e-6  # without a message: spin until then, yield th
 NAPS = Naps(50e-6, 1e-3, share=0.1, idle_after_s=1.0, idle_s=20e-3)  # idle: 50 looks a second, about 1 % of a core
 OTHER_RECEIVES_S = 50e-6  # pause of a thread that finds another one receiving
 REST_S = 1e-3  # seconds after which a resting serving thread looks whether a caller still receives
+MOST_THREADS = 1000  # of a worker; a thread costs some 100 KB
+MOST_NESTED = 20  # functions that a waiting thread runs one inside the other: a dozen frames each, of Python's 1000
 STAND_BY_LOOKS = 100  # looks of the standby thread after the last call; then it sleeps until there is one
 
 
 class Pool:
-    """Runs functions in threads: as many as are needed. Up to a number, idle ones are kept for the next function.
+    """Runs functions in threads: as many as are needed. Up to ``kept`` idle ones are kept for the next function.
+
+    A function may wait for one that is submitted later. So each has a thread of its own, and those that wait for answers
+    (`waiting`) do not count: a chain of calls cannot block itself. While ``most`` others are busy, functions wait in a queue, and
+    also if the system gives no more threads (a container has a limit). Threads that wait for answers then run them.
 
     The thread that has become idle last is used first. Its memory (malloc gives each thread an arena) and its caches are warm:
     with the thread that has been idle longest, a pipeline of large gradients spent half its time on first touches of memory.
     """
 
-    def __init__(self, kept: int) -> None:
-        self.kept = kept  # number of idle threads to keep; further ones end
+    def __init__(self, kept: int, most: int = MOST_THREADS) -> None:
+        self.kept, self._most = kept, max(kept, most) + 1  # one receives
         self.threads = 0
+        self._waiting = 0  # threads that wait for answers
         self._idle: list[SimpleQueue[Callable[[], object] | None]] = []  # what each idle thread is to run; None: it ends
+        self._queue: deque[Callable[[], object]] = deque()  # empty while a thread is idle
         self._guard = threading.Lock()  # guards all of the above
         self._closing = False
+        self._local = threading.local()  # ``depth``: how many functions a thread of the pool runs one inside the other
 
     def submit(self, run: Callable[[], object]) -> None:
-        """Runs ``run`` at once. There is no queue, because a function may wait for one that is submitted later."""
+        """Runs ``run``, at once if there is a thread for it. Raises RuntimeError if the system gives not even one thread."""
+        with self._guard:
+            if not self._idle and self.threads - self._waiting >= self._most:
+                self._queue.append(run)
+                return
+        if not self.submit_now(run):
+            with self._guard:
+                if self._idle:
+                    self._idle.pop().put(run)
+                elif self.threads:
+                    self._queue.append(run)
+                else:
+                    raise RuntimeError("mpicoll.rpc: the system starts no thread; look at its limit of processes (ulimit -u)")
+
+    def submit_now(self, run: Callable[[], object]) -> bool:
+        """Runs ``run`` at once, also past ``most`` threads. Returns False if the system gives no more."""
         with self._guard:
             if self._idle:
                 self._idle.pop().put(run)
-                return
+                return True
             self.threads += 1
         next_run: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
         next_run.put(run)  # not an argument: a Thread keeps those until it ends
-        threading.Thread(target=self._loop, args=(next_run,), name="mpicoll rpc", daemon=True).start()
+        try:
+            threading.Thread(target=self._loop, args=(next_run,), name="mpicoll rpc", daemon=True).start()
+        except RuntimeError:
+            with self._guard:
+                self.threads -= 1
+            return False
+        return True
 
     def _loop(self, next_run: SimpleQueue[Callable[[], object] | None]) -> None:
+        self._local.depth = 1
         while (run := next_run.get()) is not None:
             run()
             del run  # frees what it refers to before this thread waits
             with self._guard:
-                if self._closing or len(self._idle) >= self.kept:
+                if self._queue:
+                    next_run.put(self._queue.popleft())
+                elif self._closing or len(self._idle) >= self.kept:
                     break
-                self._idle.append(next_run)
+                else:
+                    self._idle.append(next_run)
         with self._guard:
             self.threads -= 1
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Inside, the calling thread waits for answers, and another one may run the next function of the queue."""
+        own = getattr(self._local, "depth", 0) == 1
+        with self._guard:
+            self._waiting += own
+            run = self._queue.popleft() if own and self._queue else None
+        if run is not None:
+            self.submit(run)
+        try:
+            yield
+        finally:
+            with self._guard:
+                self._waiting -= own
+
+    def run_queued(self) -> bool:
+        """Runs a function that the system gives no thread for, in the calling thread, which waits. False: there is none."""
+        depth = getattr(self._local, "depth", 0)
+        with self._guard:
+            refused = self._queue and self.threads - self._waiting < self._most
+            run = self._queue.pop() if refused and depth < MOST_NESTED else None
+        if run is None:
+            return False
+        self._local.depth = depth + 1
+        try:
+            run()
+        finally:
+            self._local.depth = depth
+        return True
+
+    def is_full(self) -> bool:
+        """True if the next function would wait in the queue."""
+        with self._guard:
+            return bool(self._queue) or (not self._idle and self.threads - self._waiting >= self._most)
 
     def idle(self) -> int:
         with self._guard:
@@ -136,15 +207,18 @@ class Service:
         backoff = Backoff(SPIN_S, YIELD_S, NAPS)
         while self._server == thread and not self._stopping:
             tasks = [] if self._waiting else self._tasks()
-            for task in tasks[:-1]:  # they may wait for each other
+            came = bool(tasks)
+            here = tasks.pop() if came and not self._pool.is_full() else None  # full: nobody could serve in this thread's place
+            for task in tasks:  # they may wait for each other
                 self._pool.submit(task.run)
-            if tasks:
+            if here is not None:
                 self._busy_since = time.monotonic()
                 if not self._wake.is_set():
                     self._wake.set()
-                tasks[-1].run()
+                here.run()
                 if self._server == thread:  # otherwise another thread serves by now
                     self._busy_since = None
+            if came:
                 backoff.reset()
             elif self._waiting:
                 time.sleep(REST_S)
@@ -164,8 +238,8 @@ class Service:
             if since is None:
                 quiet += 1
             elif time.monotonic() - since > (CROWDED_MOMENT_S if self._is_crowded() else MOMENT_S):
-                self._busy_since = self._server = None
-                self._pool.submit(self._serve)
+                if self._pool.submit_now(self._serve):  # which takes over from the thread that is busy
+                    self._busy_since = None
                 quiet = 0
 
     def help(self, future: CallFuture) -> None:
@@ -174,18 +248,19 @@ class Service:
         with self._guard:
             self._waiting += 1
         try:
-            while not future.ended and not self._stopping:
-                tasks = self._tasks()
-                for task in tasks:
-                    if task.is_quick:
-                        task.run()
-                    else:
-                        self._pool.submit(task.run)
-                        time.sleep(0)  # lets that thread have the interpreter's lock
-                if tasks:
-                    backoff.reset()
-                elif not future.ended:
-                    backoff.pause(self._transport.busy())
+            with self._pool.waiting():
+                while not future.ended and not self._stopping:
+                    tasks = self._tasks()
+                    for task in tasks:
+                        if task.is_quick:
+                            task.run()
+                        else:
+                            self._pool.submit(task.run)
+                            time.sleep(0)  # lets that thread have the interpreter's lock
+                    if tasks or (not future.ended and self._pool.run_queued()):
+                        backoff.reset()
+                    elif not future.ended:
+                        backoff.pause(self._transport.busy())
         finally:
             with self._guard:
                 self._waiting -= 1

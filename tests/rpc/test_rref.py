@@ -18,7 +18,6 @@ import torch
 from mpicoll import rpc
 from mpicoll.rpc import current_agent
 from mpicoll.rpc.rref import LARGEST_DENOMINATOR, RRef
-from mpicoll.rpc.service import Pool
 from tests.support import agree, eventually, everyone
 
 collected = functools.partial(eventually, meanwhile=gc.collect)
@@ -315,20 +314,3 @@ def test_while_the_owner_does_not_answer(
     identity, rref = rref._id, None
     gc.collect()
     agree(eventually(lambda: is_freed(identity, right)))
-
-
-class Callback:
-    def __call__(self) -> None: ...
-
-
-def test_an_idle_thread_keeps_nothing() -> None:
-    """What it ran may hold the last reference to an object."""
-    pool = Pool(1)
-    for _ in range(2):  # by a new thread, and by an idle one
-        ran = Callback()
-        gone = weakref.ref(ran)
-        pool.submit(ran)
-        del ran
-        assert eventually(lambda: pool.idle() == 1)
-        assert eventually(lambda gone=gone: gone() is None)  # type: ignore[misc]
-    pool.close()

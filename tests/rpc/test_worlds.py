@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import re
 import subprocess
+import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -158,18 +159,26 @@ def test_shutdown_with_a_time_limit(rank: int, size: int) -> None:
     agree(rank == late or expected in said, said)
 
 
+_may_end = threading.Event()
+
+
+def wait_for_the_test() -> None:
+    _may_end.wait(50)
+
+
 @pytest.mark.min_ranks(2)
 def test_shutdown_while_a_call_is_under_way(rank: int, size: int) -> None:
     """Within its time limit it waits for the call; past that, it says so, and the call fails."""
     rpc.init_rpc(f"worker{rank}")
-    said, future = "", rpc.rpc_async((rank + 1) % size, nap, (1.5,))
+    said, future = "", rpc.rpc_async((rank + 1) % size, wait_for_the_test)
     everyone(None)
     try:
         rpc.shutdown(timeout=0.3)
     except RuntimeError as error:
         said = str(error)
-    with pytest.raises(mpicoll.WorkerLeft, match=r"nap|left"):
+    with pytest.raises(mpicoll.WorkerLeft, match=r"wait_for_the_test|left"):
         future.wait()
+    _may_end.set()
     everyone(None)
     agree("under way" in said or "has come to its shutdown" in said, said)
 
