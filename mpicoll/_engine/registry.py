@@ -105,7 +105,7 @@ class Registry:
         if not self._groups:
             atexit.unregister(self._at_exit)
             atexit.register(self._at_exit)
-            _watch_for_finalize()
+            _watch_for_end()
         if agreed.checks:
             checked.enable(communicator)
         communicator.key, communicator.ledger = str(tag), ledger
@@ -199,7 +199,7 @@ class Registry:
             self._world = None
 
     def _at_exit(self) -> None:
-        """Runs before MPI_Finalize, during which none of our threads may be inside MPI."""
+        """Ends what is under way. Functions of atexit that were registered before may still use the groups."""
         if runtime.finalized():
             return
         deadline = time.monotonic() + EXIT_S
@@ -215,6 +215,9 @@ class Registry:
             poller.cancel_all(communicator)
         poller.close()
         watchdog.stop()
+
+    def at_end(self) -> None:
+        """Waits for the other ranks, before MPI_Finalize and after all functions of atexit."""
         exit_handshake.leave(self._collectives_started)
 
     def _collectives_started(self, name: str) -> int:
@@ -222,7 +225,9 @@ class Registry:
         return self._started.get(name, 0) if communicator is None else communicator.queue.started
 
     def at_finalize(self) -> None:
-        """Ends the open groups when the program calls MPI_Finalize."""
+        """Ends the open groups when the program calls MPI_Finalize. Later, at the end of Python, nothing can use them."""
+        if sys.is_finalizing():
+            return
         for communicator in self._groups.values():
             communicator.queue.close(EXIT_S)
             poller.cancel_all(communicator)
@@ -259,8 +264,9 @@ registry = Registry()
 
 
 @cache
-def _watch_for_finalize() -> None:
+def _watch_for_end() -> None:
     library.before_finalize(registry.at_finalize)
+    library.at_end(registry.at_end)
 
 
 os.register_at_fork(after_in_child=registry.after_fork_in_child)

@@ -36,6 +36,9 @@ _REMEDY_NO_MPI = (
 # mpi4py finalises MPI when the interpreter ends, in any process. In a child that was forked from a rank and ends by sys.exit,
 # MPI_Finalize talks over the parent's connections and takes the job down. So mpicoll finalises MPI itself, at exit, in the
 # process that started MPI, unless the program has imported mpi4py.MPI before mpicoll or has set who finalises.
+#
+# Functions of atexit run in the reverse order of their registration, and those that a program has registered before it started
+# MPI may communicate: framework managers do. So MPI must end after all of them, while Python still works (see `at_end`).
 _finalizing_pid = 0
 
 # Note [Starting MPI without the interpreter lock]
@@ -174,7 +177,48 @@ def _finalize_at_exit() -> None:
     global _finalizing_pid
     if not _finalizing_pid and mpi4py.rc.finalize is not True:
         _finalizing_pid = os.getpid()
-        atexit.register(_finalize)
+        at_end(_finalize)
+
+
+class _End:
+    """Runs functions when it is deleted. It takes the place of sys.__interactivehook__, and does the same.
+
+    Python sets this name and some others of sys to None as the first thing after the functions of atexit. Modules are still whole
+    then, but nothing can be imported, and threads do not run any more.
+    """
+
+    def __init__(self, calls: list[Callable[[], None]]) -> None:
+        self._calls, self._pid = calls, os.getpid()
+        self._interactive = getattr(sys, "__interactivehook__", None)
+
+    def __call__(self) -> None:
+        if self._interactive is not None:
+            self._interactive()
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing():  # a program has set another one
+            atexit.register(_run_last, self._calls, self._pid)
+        else:
+            _run_last(self._calls, self._pid)
+
+
+_calls_at_end: list[Callable[[], None]] = []
+
+
+def at_end(call: Callable[[], None]) -> None:
+    """Calls ``call`` in this process, not in forked children, after all functions of atexit; what comes last here runs first.
+
+    No other thread runs then. What ``call`` uses must have been imported.
+    """
+    if not _calls_at_end:
+        sys.__interactivehook__ = _End(_calls_at_end)
+    _calls_at_end.append(call)
+
+
+def _run_last(calls: list[Callable[[], None]], pid: int) -> None:
+    if os.getpid() == pid:
+        while calls:
+            calls.pop()()
 
 
 def _finalize() -> None:
@@ -203,7 +247,7 @@ try:
         mpi4py.rc.initialize = True
         _start()
 except (ImportError, RuntimeError) as error:
-    atexit.unregister(_finalize)
+    _calls_at_end.clear()
     claim.release()
     raise LaunchError(_REMEDY_NO_MPI.format(reason=str(error).split("\n")[0]) + debian.advice(os.environ)) from error
 if MPI.Is_initialized() and not MPI.Is_finalized():

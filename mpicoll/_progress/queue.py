@@ -151,14 +151,20 @@ class CollectiveQueue:
             return self.started + self._waiting
 
     def close(self, timeout_s: float) -> bool:
-        """Ends the thread after the queued operations. Returns False if that takes longer than ``timeout_s``."""
+        """Ends the thread after the queued operations. Returns False if that takes longer than ``timeout_s``.
+
+        A later operation starts another thread.
+        """
+        if self._thread is None or threading.get_ident() == self.thread_id:
+            return True
         with self._guard:
             self._closing = True
             self._wake.notify()
-        if self._thread is None or threading.get_ident() == self.thread_id:
-            return True
         self._thread.join(min(timeout_s, threading.TIMEOUT_MAX))
-        return not self._thread.is_alive()
+        if self._thread.is_alive():
+            return False
+        self._thread, self._closing = None, False
+        return True
 
     def idle(self) -> bool:
         """True if the thread has ended, or was never started."""

@@ -31,6 +31,7 @@ def job(case: str, **environ: str) -> subprocess.CompletedProcess[str]:
         "dropped_isend",
         "collective_that_ends",
         "daemon_thread",
+        "handler",
         "users_mpi",
         "users_finalize",
         "users_finalize_first",
@@ -41,6 +42,10 @@ def test_clean_end(case: str) -> None:
     assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
     if case == "collective_that_ends":
         assert "the callback ran" in done.stdout
+    if case == "handler":
+        assert sorted(line for line in done.stdout.splitlines() if "handler" in line) == [
+            f"handler of rank {rank}: 2.0 1.0 [0, 1]" for rank in range(2)
+        ]
     if case == "users_finalize_first":
         assert done.stdout.count("MPI has been finalised") == 2, done.stdout
 

@@ -5,6 +5,7 @@ Prints "end of rank R" as its last line; what comes after that is mpicoll's and 
 
 from __future__ import annotations
 
+import atexit
 import sys
 import threading
 import time
@@ -96,7 +97,31 @@ def daemon_thread(rank: int) -> None:
     time.sleep(0.05)
 
 
+def handler(rank: int) -> None:
+    """A function of atexit that was registered before MPI, see below, uses the group in all ways. Rank 0 comes to it later."""
+    dist.all_reduce(torch.ones(1 << 20), async_op=True)  # starts a thread
+
+
+def clean_up() -> None:
+    rank = dist.get_rank()
+    if rank == 0:
+        time.sleep(1)
+    dist.barrier()
+    tensor, received = torch.ones(1 << 20), torch.zeros(1)
+    work, sent = dist.all_reduce(tensor, async_op=True), dist.isend(torch.ones(1), 1 - rank)
+    dist.recv(received, 1 - rank)
+    assert work is not None
+    work.wait()
+    sent.wait()
+    names = [None, None]
+    dist.all_gather_object(names, rank)
+    print(f"handler of rank {rank}: {tensor[-1].item()} {received.item()} {names}\n", end="", flush=True)
+    dist.destroy_process_group()
+
+
 def main(case: str) -> None:
+    if case == "handler":
+        atexit.register(clean_up)
     if case == "without_finalize":
         import mpi4py
 
