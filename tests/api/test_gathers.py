@@ -51,23 +51,6 @@ def test_all_gather_into_slices_of_what_is_gathered(rank: int, size: int) -> Non
     agree(same(flat, torch.arange(1.0, size + 1).view(-1, 1).expand(-1, 4).contiguous()), flat)
 
 
-def test_all_gather_coalesced(rank: int, size: int) -> None:
-    for async_op in (False, True):
-        shapes = [(2, 3), (4,), ()]
-        outputs = [[torch.empty(shape) for shape in shapes] for _ in range(size)]
-        inputs = [of_rank(rank, torch.float32, shape, salt=i) for i, shape in enumerate(shapes)]
-        answer = dist.all_gather_coalesced(outputs, inputs, async_op=async_op)
-        assert isinstance(answer, torch.futures.Future) if async_op else answer is None  # trap 4
-        if async_op:
-            answer.wait()
-        good = [
-            same(tensor, of_rank(r, torch.float32, shape, salt=i))
-            for r, tensors in enumerate(outputs)
-            for i, (tensor, shape) in enumerate(zip(tensors, shapes, strict=True))
-        ]
-        agree(all(good), good)
-
-
 @doors
 @pytest.mark.parametrize("form", ["concat", "stack"])
 def test_all_gather_single_in_place(form: str, door: Any, rank: int, size: int) -> None:  # trap 35
@@ -130,23 +113,6 @@ def test_all_to_all_single_in_place(rank: int, size: int) -> None:
     dist.all_to_all(tensors, tensors)
     expected = torch.cat([block(source, rank, 2) for source in range(size)])
     agree(same(mine, expected) and same(torch.cat(tensors), expected))
-
-
-def test_splits_count_rows(rank: int, size: int) -> None:  # trap 37
-    """Rows of dim 0, whatever their shape; all rows to one rank; nothing at all."""
-    for width in ((), (5,), (2, 3)):
-        total = size * 2
-        gives = [0] * size
-        gives[-1] = total
-        takes = [total] * size if rank == size - 1 else [0] * size
-        output = torch.empty(sum(takes), *width)
-        dist.all_to_all_single(output, of_rank(rank, torch.float32, (total, *width)), takes, gives)
-        if rank == size - 1:
-            assert same(output, torch.cat([of_rank(r, torch.float32, (total, *width)) for r in range(size)]))
-        nothing = torch.empty(0, *width)
-        dist.all_to_all_single(nothing, torch.empty(0, *width), [0] * size, [0] * size)
-        dist.all_to_all_single(nothing, torch.empty(0, *width))
-    agree(True)
 
 
 def test_wrong_splits(rank: int, size: int) -> None:  # trap 37

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import itertools
 import threading
 import time
 import weakref
@@ -124,15 +123,6 @@ def test_a_communicator_of_the_users_own_as_the_world(rank: int, size: int) -> N
 
 
 @pytest.mark.usefixtures("no_world")
-def test_a_world_of_one(rank: int, size: int) -> None:
-    dist.init_process_group(comm=MPI.COMM_SELF)
-    work = dist.irecv(received := torch.zeros(2), 0)
-    dist.isend(torch.ones(2) * rank, 0).wait()
-    work.wait()
-    agree(summed(value=rank) == rank == received[0] and dist.get_world_size() == 1)
-
-
-@pytest.mark.usefixtures("no_world")
 def test_the_applications_own_messages_do_not_mix_with_ours(rank: int, size: int) -> None:  # trap 52
     request = MPI.COMM_WORLD.Irecv(bytearray(8), MPI.ANY_SOURCE, MPI.ANY_TAG)
     dist.init_process_group()
@@ -175,26 +165,6 @@ def test_3000_groups_in_a_row(rank: int, size: int) -> None:  # trap 51
         if group is not OUTSIDE:
             dist.destroy_process_group(group)
     agree(summed() == size and len(registry._groups) == before)
-
-
-@pytest.mark.usefixtures("world")
-def test_groups_of_every_subset(rank: int, size: int) -> None:  # trap 48
-    """All ranks call, members talk."""
-    subsets = [s for n in range(1, size + 1) for s in itertools.combinations(range(size), n)][:20]
-    made = [dist.new_group(list(subset)) for subset in subsets]
-    for subset, group in zip(subsets, made, strict=True):
-        inside = rank in subset
-        agree((group is not OUTSIDE) == inside)
-        if inside:
-            right = summed(group, rank) == sum(subset) and dist.get_rank(group) == subset.index(rank)
-            assert right
-            assert dist.get_process_group_ranks(group) == list(subset)
-        else:
-            assert (dist.get_rank(group), dist.get_world_size(group)) == (-1, -1)
-    for group in made:
-        if group is not OUTSIDE:
-            dist.destroy_process_group(group)
-    agree(summed() == size)
 
 
 @pytest.mark.usefixtures("world")

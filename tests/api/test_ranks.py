@@ -139,17 +139,10 @@ def test_barrier_takes_device_ids(door: Any) -> None:  # trap 8
         agree(isinstance(work, dist.Work) and work.wait())
 
 
-def test_monitored_barriers_with_time_to_spare() -> None:
-    for timeout in (None, 50, timedelta(seconds=50)):
-        for wait_all_ranks in (False, True):
-            assert dist.monitored_barrier(timeout=timeout, wait_all_ranks=wait_all_ranks) is None
-    agree(True)
-
-
-@pytest.mark.min_ranks(2)
-def test_monitored_barrier_of_a_group(rank: int, size: int) -> None:
-    group = dist.new_group([0, 1])
-    if rank < 2:
-        dist.monitored_barrier(group, timedelta(seconds=30), wait_all_ranks=True)
-        dist.destroy_process_group(group)
+def test_monitored_barriers_with_time_to_spare(rank: int, size: int) -> None:
+    some = dist.new_group(list(range(max(1, size - 1))))
+    for group in [None, some] if rank < max(1, size - 1) else [None]:
+        for timeout in (None, 50, timedelta(seconds=50)):
+            for wait_all_ranks in (False, True):
+                assert dist.monitored_barrier(group, timeout, wait_all_ranks) is None
     agree(True)
