@@ -62,9 +62,8 @@ def test_help_needs_neither_mpi_nor_torch() -> None:
 
 
 @pytest.mark.launch
-@pytest.mark.parametrize("words", [(), ("all_reduce",)], ids=["default", "named"])
-def test_all_reduce_prints_a_row_for_each_size(words: tuple[str, ...]) -> None:
-    result = launch(2, *BENCH, *words, "--sizes", "8", "4KiB", "--repeat", "2", "--quick")
+def test_all_reduce_is_the_default_and_prints_a_row_for_each_size() -> None:
+    result = launch(2, *BENCH, "--sizes", "8", "4KiB", "--repeat", "2", "--quick")
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith("2 ranks, ")
     assert first_words(result.stdout) == ["8 B", "4 KiB"], result.stdout
@@ -139,8 +138,9 @@ def test_what_cannot_be_measured_is_refused_in_one_line(
 
 
 @pytest.mark.launch
-def test_one_rank_is_not_enough_for_messages() -> None:
-    result = launch(1, *BENCH, "latency", "--quick")
+@pytest.mark.parametrize("what", ["latency", "tune"])
+def test_one_rank_is_not_enough(what: str) -> None:
+    result = launch(1, *BENCH, what, "--quick")
     assert result.returncode == 1
     assert "needs two ranks" in result.stderr
 

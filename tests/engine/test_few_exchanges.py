@@ -19,18 +19,8 @@ from mpicoll._mpi.library import MPI
 from tests.support import agree, everyone
 
 COLLECTIVES = {
-    "allgather",
-    "Allgather",
-    "bcast",
-    "allreduce",
-    "gather",
-    "scatter",
-    "alltoall",
-    "Dup",
-    "Split",
-    "Split_type",
-    "Create_group",
-}
+    "allgather", "Allgather", "bcast", "allreduce", "gather", "scatter", "alltoall", "Dup", "Split", "Split_type", "Create_group",
+}  # fmt: skip
 counts: Counter[str] = Counter()
 
 

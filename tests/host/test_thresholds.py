@@ -143,10 +143,3 @@ def test_tune_writes_a_table_that_is_read(tmp_path: Path, ranks: int, node_size:
     found = thresholds.load(file)[table]
     assert set(found) == set(WINDOW_FROM) - (thresholds.EVEN if (ranks, table) == (3, BETWEEN) else set())
     assert {n for sizes in found.values() for n in sizes} == {number}
-
-
-@pytest.mark.launch
-def test_tune_wants_two_ranks() -> None:
-    done = launch(1, "-m", "mpicoll.bench", "tune", "--quick")
-    assert done.returncode == 1
-    assert "bench tune: needs two ranks or more" in done.stderr
