@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from mpicoll._discovery import detect, mca_files
+from mpicoll._discovery import detect
 from mpicoll._discovery.find import Mpi, Mpiexec
 from mpicoll._launch.job import Plan, Program, Request
 from mpicoll._mpi import open_mpi
@@ -59,10 +58,6 @@ def test_ranks_fill_the_hosts_in_order(program: Program, placement: dict[str, in
 def test_more_ranks_than_places_is_an_error_that_says_what_to_do(mpi: tuple[Mpi, Mpiexec]) -> None:
     with pytest.raises(LaunchError, match=r"6 ranks .* hosts a:2,b:3 have 5 places; raise .* or lower -n"):
         planned(one(6, hosts="a:2,b:3"), mpi=mpi)
-
-
-def test_without_hosts_nproc_per_node_is_the_number_of_ranks() -> None:
-    assert planned(one(per_node=4)).command[1:3] == ("-n", "4")
 
 
 def test_several_programs() -> None:
@@ -147,13 +142,6 @@ def test_what_the_user_has_set_is_never_overridden() -> None:
     assert bound.command[:3] == ("/o/bin/mpiexec", "--bind-to", "numa")
 
 
-def test_settings_files_are_read(tmp_path: Path) -> None:
-    (tmp_path / ".openmpi").mkdir()
-    (tmp_path / ".openmpi" / "mca-params.conf").write_text("# mine\nbtl = tcp,self\n#osc=x\n")
-    assert mca_files.names({"HOME": str(tmp_path)}) == {"OMPI_MCA_btl"}
-    assert mca_files.names({}) == frozenset()
-
-
 @pytest.mark.parametrize(
     ("ranks", "cores", "environ", "threads"),
     [(2, 8, {}, "4"), (3, 8, {}, "2"), (4, 2, {}, "1"), (1, 8, {}, None), (2, 8, {"OMP_NUM_THREADS": "3"}, None)],
@@ -162,10 +150,6 @@ def test_threads(ranks: int, cores: int, environ: dict[str, str], threads: str |
     made = planned(one(ranks), site=a_site(cores=cores, **environ))
     assert made.added.get("OMP_NUM_THREADS") == threads
     assert any("OMP_NUM_THREADS" in note for note in made.notes) == (threads is not None)
-
-
-def test_threads_follow_slurms_cpus_per_task() -> None:
-    assert planned(one(2), site=a_site(SLURM_CPUS_PER_TASK="5")).added["OMP_NUM_THREADS"] == "5"
 
 
 def test_the_master_is_the_first_host() -> None:

@@ -108,13 +108,3 @@ def test_an_early_exit_with_status_0_is_no_failure_by_itself(reports: Reports) -
     first = reports.first_cause()
     assert first is not None
     assert "os._exit" in first.how()
-
-
-def test_how_a_rank_ended_and_what_it_was_doing(reports: Reports) -> None:
-    """An exception says itself what matters."""
-    begin = f"begin {SECRET} {{}} 3 77 h\n"
-    was = "was 0.4 it was in its collective 100 on group '0', barrier()\n"
-    say(reports, begin.format(0) + was + "ended 20 -9 0\n", close=True)
-    say(reports, begin.format(1) + "why 30 1 ValueError: no data\n" + was + "ended 40 1 0\n", close=True)
-    killed = "killed by SIGKILL; 0.4 s before, it was in its collective 100 on group '0', barrier()"
-    assert [rank.how() for rank in reports.ranks.values()] == [killed, "ValueError: no data"]

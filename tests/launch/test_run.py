@@ -26,10 +26,6 @@ def test_every_launcher_has_a_command() -> None:
     assert set(run_module.OUTER_COMMANDS) == {launcher for launcher, _ in detect._READERS}
 
 
-def test_usable_cores() -> None:
-    assert 1 <= _cpus.usable_cores() <= (os.cpu_count() or 1)
-
-
 def test_srun_stands_in_for_a_missing_mpiexec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_mpiexec(*_: object) -> Mpiexec:
         raise LaunchError("no mpiexec")
