@@ -59,11 +59,6 @@ def test_the_allocation_of_each_scheduler(environ: dict[str, str], expected: All
     assert find(environ, files, flux) == expected
 
 
-def test_its_name() -> None:
-    assert str(find(PBS, files)) == "PBS job 1234.pbs01"
-    assert str(find({"PE_HOSTFILE": GRID_ENGINE["PE_HOSTFILE"]}, files)) == "Grid Engine job"
-
-
 @pytest.mark.parametrize("text", ["", "no JSON", "{}", "[]", '{"execution": {"R_lite": [], "nodelist": ["a"]}}'])
 def test_texts_that_are_no_resources_of_flux(text: str) -> None:
     assert flux_nodes(text) == ()

@@ -6,21 +6,13 @@ import os
 import sys
 from pathlib import Path
 
-import pytest
-
-from mpicoll._discovery.ask import Ended, ask, output_of, run
-from mpicoll._discovery.probe import MARK
+from mpicoll._discovery.ask import Ended, ask, output_of
 from tests.launch.jobs import runs
 from tests.support import eventually
 
 
 def python(code: str) -> list[str]:
     return [sys.executable, "-c", code]
-
-
-def test_the_last_report_counts() -> None:
-    code = f"print('noise'); print({MARK!r} + '1'); print({MARK!r} + '{{\"size\": 2}}'); print('more noise')"
-    assert ask(python(code), os.environ, 20) == {"size": 2}
 
 
 def test_without_a_report_the_last_words_say_why() -> None:
@@ -47,8 +39,3 @@ def test_a_tool_that_is_missing_or_hangs_says_nothing() -> None:
     assert (
         output_of(python("import sys; print('out'); print('err', file=sys.stderr); sys.exit(1)"), os.environ, 20) == "out\nerr\n"
     )
-
-
-def test_a_command_that_cannot_be_started_raises() -> None:
-    with pytest.raises(OSError, match="nowhere"):
-        run(["/nowhere/tool"], os.environ, 5)

@@ -21,18 +21,10 @@ def _no_hardware_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_cpus, "read", lambda path: "")  # each CPU is a core, whatever this machine has
 
 
-@pytest.mark.parametrize(
-    ("mask", "environ", "expected"),
-    [
-        (ONE, {}, {binding.YIELD_SETTING: "1"}),
-        (ONE, {binding.YIELD_SETTING: "0"}, {binding.YIELD_SETTING: "0"}),
-        (TWO, {}, {}),
-    ],
-    ids=["bound", "the user decides", "not bound"],
-)
-def test_what_is_set(mask: set[int], environ: dict[str, str], expected: dict[str, str]) -> None:
-    binding.prepare(environ, mask)
-    assert environ == expected
+def test_what_the_user_has_set_stays() -> None:
+    environ = {binding.YIELD_SETTING: "0"}
+    binding.prepare(environ, ONE)
+    assert environ == {binding.YIELD_SETTING: "0"}
 
 
 @pytest.mark.parametrize(("neighbours", "expected"), [(6, {}), (7, {binding.YIELD_SETTING: "1"})])
@@ -104,16 +96,6 @@ def test_cores_are_left_over(launcher: str, remedy: str) -> None:
     assert (finding.state, finding.topic) == ("note", "binding")
     assert "bound each rank to one core" in finding.text
     assert remedy in finding.remedy
-
-
-def test_open_mpi_was_started_before() -> None:
-    text = binding.advice(OPEN_MPI, ONE, 2, waits_busily=True)
-    assert text is not None
-    assert "20 ms" in text
-    assert f"Use {binding.YIELD_SETTING}=1" in text  # no word of --bind-to: no core is left over
-    text = binding.advice(OPEN_MPI, ONE, 8, waits_busily=True)
-    assert text is not None
-    assert "--bind-to none" in text
 
 
 def test_the_doctor_on_ranks_that_need_nothing() -> None:

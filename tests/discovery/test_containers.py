@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
 from mpicoll._discovery import containers
@@ -16,10 +14,6 @@ def prepared(monkeypatch: pytest.MonkeyPatch, what: str | None, **environ: str) 
     monkeypatch.setattr(containers, "apart", lambda environ, launch: what)
     containers.prepare(environ, LAUNCH)
     return environ
-
-
-def test_nothing_is_set_where_the_ranks_share(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert prepared(monkeypatch, None) == {}
 
 
 @pytest.mark.parametrize("what", [containers.PROCESSES, containers.SHARED_MEMORY])
@@ -84,10 +78,3 @@ def test_a_rank_without_neighbours(seen: dict[str | int, tuple[int, int] | None]
 
 def test_mpiexec_of_mpich_with_a_port_tells_no_rank(seen: dict[str | int, tuple[int, int] | None]) -> None:
     assert apart(None, PMI_PORT="host:4711", PMI_ID="0") == containers.PROCESSES
-
-
-def test_this_process_and_its_parent_share_their_memory() -> None:
-    own = containers._shared_memory("self")
-    assert own is not None
-    assert own == containers._shared_memory(os.getpid())
-    assert containers._parent(os.getpid()) == os.getppid()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import timeit
 from typing import Any
 
 import pytest
@@ -223,11 +222,6 @@ def test_a_child_of_a_rank_gets_its_own_values_not_its_parents() -> None:
     child["MASTER_ADDR"] = "mine"
     provide_torch_variables(child)
     assert (child["RANK"], child["WORLD_SIZE"], child["MASTER_ADDR"]) == ("1", "2", "mine")
-
-
-def test_it_costs_well_below_a_millisecond() -> None:
-    """It runs at every `import torch`. The best of many, as other processes may hold the core."""
-    assert min(timeit.repeat(lambda: provide_torch_variables(dict(SRUN)), number=1, repeat=200)) < 0.5e-3
 
 
 @pytest.mark.parametrize("launcher", [OPENMPI, HYDRA, SRUN, PALS, FLUX, JSRUN, MVAPICH])

@@ -18,14 +18,6 @@ def text(memory: Memory) -> str | None:
     return None if written is None else written.text
 
 
-def test_the_last_text_is_read() -> None:
-    memory = Memory()
-    assert memory.read() is None
-    for word in ("one", "two", "", "four"):
-        memory.write(word)
-        assert text(memory) == word
-
-
 def test_a_text_that_is_too_long_is_cut() -> None:
     memory = Memory()
     memory.write("x" * (MOST + 1))

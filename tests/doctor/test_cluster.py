@@ -42,14 +42,6 @@ def test_the_types_of_srun_are_read() -> None:
     assert launchers.read_srun_types("srun: error: cannot connect") is None
 
 
-def test_srun_is_asked(tmp_path: Path) -> None:
-    (tmp_path / "srun").write_text("#!/bin/sh\n[ $1 = --mpi=list ] && printf 'srun: MPI types are...\\nsrun: pmix\\n' >&2\n")
-    (tmp_path / "srun").chmod(0o755)
-    environ = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
-    assert launchers.srun_types(environ) == ("pmix",)
-    assert launchers.srun_types({**os.environ, "PATH": str(tmp_path / "nowhere")}) is None
-
-
 def test_a_slurm_job_and_whether_srun_fits_the_mpi() -> None:
     allocation = Allocation("Slurm", "7", tuple((f"n{i}", 4) for i in range(1, 7)), 24)
     job, srun = cluster.check_scheduler(allocation, OPENMPI, ("none", "pmi2", "pmix_v4"))

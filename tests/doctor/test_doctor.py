@@ -113,16 +113,6 @@ def test_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "--shm-size" in checked(16 * 2**20).remedy
 
 
-def test_the_report() -> None:
-    report = doctor.Report([Finding("ok", "a", "fine", ("because",)), Finding("note", "b", "look")])
-    assert report.works
-    assert report.as_text() == "ok    a: fine\n      because\nnote  b: look\neverything needed is here"
-    report.findings.append(Finding("fail", "c", "broken", remedy="mend it"))
-    assert not report.works
-    assert report.as_text().endswith("FAIL  c: broken\n      -> mend it\n1 thing will not work; see FAIL above")
-    assert json.loads(report.as_json())["findings"][2]["remedy"] == "mend it"
-
-
 # --- the real thing ---
 
 
