@@ -30,17 +30,10 @@ mpicoll.destroy_process_group()
 
 @pytest.mark.launch
 @pytest.mark.skipif(not is_open_mpi(), reason="Open MPI's variable")
-@pytest.mark.parametrize(
-    ("env", "many"),
-    [
-        pytest.param({}, False, id="ours"),
-        pytest.param({"OMPI_MCA_pml_ob1_send_pipeline_depth": "3"}, True, id="default", marks=pytest.mark.slow),
-    ],
-)
-def test_a_large_message_goes_in_few_looks(env: dict[str, str], many: bool) -> None:
+def test_a_large_message_goes_in_few_looks() -> None:
     """A poller that shares its core with a computation looks about once a millisecond."""
-    result = launch(2, "-c", SEND, env=env, fresh=True)
+    result = launch(2, "-c", SEND, fresh=True)
     assert result.returncode == 0, result.stderr
     looks = re.search(r"looks: (\d+)", result.stdout)
     assert looks is not None, result.stdout
-    assert (int(looks[1]) > MOST) is many, result.stdout
+    assert int(looks[1]) <= MOST, result.stdout
