@@ -96,33 +96,6 @@ def test_a_group_that_is_none_is_a_type_error(door: Any, rank: int, size: int) -
     agree(not wrong and still_works(size), "\n".join(wrong))
 
 
-def test_what_torch_refuses_with_an_error_of_its_own(rank: int, size: int) -> None:
-    """torch wraps neither isend and irecv nor what makes groups. None of them sends anything."""
-    dist, one = torch.distributed, torch.ones(2)
-    own: dict[type[Exception], list[Call]] = {
-        ValueError: [
-            lambda group: dist.isend(one, 0, group=group),
-            lambda group: dist.irecv(one, 0, group=group),
-            lambda group: dist.P2POp(dist.isend, one, 0, group),
-            lambda group: dist.destroy_process_group(group),
-            lambda group: dist.get_rank(group),
-        ],
-        AttributeError: [
-            lambda group: dist.isend(one, group_dst=0, group=group),
-            lambda group: dist.irecv(one, group=group),
-            lambda group: dist.get_world_size(group),
-            lambda group: dist.new_subgroups(1, group),
-        ],
-    }
-    for kind, functions in own.items():
-        for function in functions:
-            with pytest.raises(kind):
-                function("x")
-    with pytest.raises((ValueError, AttributeError)):  # by torch's version
-        dist.monitored_barrier("x")  # type: ignore[arg-type]
-    agree(still_works(size))
-
-
 @pytest.mark.min_ranks(2)
 @doors
 @pytest.mark.parametrize(

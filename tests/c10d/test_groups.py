@@ -38,27 +38,6 @@ def test_the_world(rank: int, size: int) -> None:
     )
 
 
-def test_local_synchronization(no_world: None, rank: int, size: int) -> None:
-    """trap 50: only members call; torch's own "mpi" refuses this.
-
-    In a world of its own: torch 2.15 numbers later groups differently on members and others, and the store's keys with them.
-    """
-    dist.init_process_group("mpi")
-    right = True
-    if rank < max(1, size - 1):
-        ranks = list(range(max(1, size - 1)))
-        group = dist.new_group(ranks, use_local_synchronization=True)
-        right = total(group) == sum(r + 1.0 for r in ranks)
-        dist.destroy_process_group(group)
-    outside = dist.new_group([0], use_local_synchronization=True)
-    if rank == 0:
-        right = right and total(outside) == 1
-        dist.destroy_process_group(outside)
-    else:
-        right = right and outside in (None, dist.GroupMember.NON_GROUP_MEMBER)
-    agree(right, outside)
-
-
 def test_groups_of_members_only_come_and_go(no_world: None, rank: int, size: int) -> None:
     """torch <= 2.13 names such a group by how many there are: after the first of two was destroyed, by the second one's name.
 
@@ -82,13 +61,6 @@ def test_init_barrier_needs_the_store(rank: int, size: int, monkeypatch: pytest.
     right = total(group) == size * (size + 1) / 2
     dist.destroy_process_group(group)
     agree(right)
-
-
-def test_subgroups_by_helper(rank: int, size: int) -> None:
-    mine, everything = dist.new_subgroups(1)
-    got = (dist.get_world_size(mine), dist.get_rank(mine), dist.get_backend(mine), len(everything))
-    dist.destroy_process_group(mine)
-    agree(got == (1, 0, "mpi", size), got)
 
 
 def test_a_new_world_after_the_old(no_world: None, rank: int, size: int) -> None:
@@ -212,17 +184,6 @@ def test_variables_are_there_afterwards(no_world: None, rank: int, monkeypatch: 
     dist.init_process_group("mpi")
     got = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
     agree(got[1] > 0 and got[0], got)
-
-
-def test_excepthooks_do_not_pile_up(no_world: None, rank: int) -> None:
-    import sys
-
-    before = sys.excepthook
-    for _ in range(3):
-        dist.init_process_group("mpi")
-        inside = sys.excepthook
-        dist.destroy_process_group()
-    agree(sys.excepthook is before and inside is not before, (before, sys.excepthook))
 
 
 def test_abort_does_not_wait(rank: int, size: int) -> None:

@@ -100,9 +100,3 @@ def test_the_store_of_one_host_listens_on_loopback(door: object) -> None:
     agree(opened <= {"0100007F"} and (opened or dist.get_rank() or "0100007F" in before), opened)
     mpicoll.destroy_process_group()
     everyone("the store is closed")
-
-
-def test_one_store_serves_all_ranks() -> None:
-    store, rank, size = rendezvous.meet()
-    store.set(f"from {rank}", str(rank))
-    agree([int(store.get(f"from {other}")) for other in range(size)] == list(range(size)))

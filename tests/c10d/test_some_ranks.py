@@ -37,12 +37,6 @@ def test_asked_for(arguments: dict[str, Any], environ: dict[str, str], expected:
     assert some_ranks.asked_for(arguments, 4, environ) is expected
 
 
-@pytest.mark.parametrize("place", [{}, {"init_method": "env://"}, {"init_method": "mpi://"}, {"init_method": None}])
-def test_no_place_to_meet(place: dict[str, Any]) -> None:
-    with pytest.raises(LaunchError, match=r"rank=1, world_size=2, but MPI has 4 ranks.*tcp://"):
-        some_ranks.asked_for({**TWO, **place}, 4, {})
-
-
 def test_a_rank_beyond_the_world() -> None:
     with pytest.raises(ValueError, match="rank=2 with world_size=2"):
         some_ranks.asked_for({"rank": 2, "world_size": 2, **TCP}, 4, {})

@@ -60,45 +60,11 @@ def test_idle_threads_burn_no_core(rank: int, size: int) -> None:  # trap 70
     agree(share < BUSY, f"{share:.0%} of a core with one receive pending")
 
 
-@pytest.mark.usefixtures("world")
-def test_the_main_thread_may_be_away(rank: int, size: int) -> None:  # trap 69
-    """A large reduction and a large message get on while the program computes and never calls us."""
-    tensor, received = torch.full((1 << 21,), rank + 1.0), torch.zeros(1 << 20)
-    works = [dist.all_reduce(tensor, async_op=True), dist.irecv(received, (rank - 1) % size, tag=6)]
-    works.append(dist.isend(torch.full((1 << 20,), float(rank)), (rank + 1) % size, tag=6))
-    deadline = time.monotonic() + 20
-    while not all(work._done for work in works) and time.monotonic() < deadline:
-        torch.ones(64, 64) @ torch.ones(64, 64)
-        time.sleep(0.001)
-    agree(all(work._done for work in works) and received[-1] == (rank - 1) % size, f"{works}")
-
-
 # -- without MPI -------------------------------------------------------------------------------------------------------
 
 
 def new_work() -> Work:
     return Work("test", [], 10.0)
-
-
-def test_queue_keeps_the_order() -> None:
-    queue, done = CollectiveQueue("test"), []
-    gate = threading.Event()
-    works = [queue.start(gate.wait, new_work())]  # type: ignore[arg-type]
-    works += [queue.start(lambda i=i: done.append(i), new_work()) for i in range(5)]  # type: ignore[misc]
-    assert queue.pending == 6
-    assert not works[-1].is_completed()
-    gate.set()
-    queue.run(lambda: done.append("sync"), new_work)
-    assert done == [0, 1, 2, 3, 4, "sync"]
-    assert queue.close(5)
-    assert queue.pending == 0
-
-
-def test_queue_runs_at_once_when_nothing_is_before() -> None:
-    queue, where = CollectiveQueue("test"), []
-    queue.run(lambda: where.append(threading.current_thread()), new_work)
-    assert where == [threading.main_thread()]
-    assert queue.idle()
 
 
 def test_queue_hands_the_error_to_who_waits() -> None:
@@ -114,24 +80,6 @@ def test_queue_hands_the_error_to_who_waits() -> None:
         work.result()
     with pytest.raises(ZeroDivisionError):
         queue.run(lambda: 1 // 0, new_work)  # type: ignore[arg-type, return-value]
-    assert queue.close(5)
-
-
-def test_what_a_callback_starts_goes_first() -> None:
-    queue, done, gate = CollectiveQueue("test"), [], threading.Event()
-    first = new_work()
-
-    def callback(_: object) -> None:
-        queue.start(lambda: done.append("from the callback"), new_work())
-        queue.run(lambda: done.append("synchronously"), new_work)
-        queue.start(lambda: done.append("another"), new_work())
-
-    first.get_future().add_done_callback(callback)
-    queue.start(gate.wait, first)  # type: ignore[arg-type]
-    last = queue.start(lambda: done.append("from the program"), new_work())
-    gate.set()
-    last.wait()
-    assert done == ["from the callback", "synchronously", "another", "from the program"]
     assert queue.close(5)
 
 

@@ -85,15 +85,6 @@ def test_wait_that_expires(operation: str, door: Any, rank: int, size: int) -> N
     dist.destroy_process_group(other)
 
 
-@pytest.mark.parametrize("operation", ["barrier", "monitored_barrier"])
-def test_a_barrier_that_expires(operation: str, rank: int, size: int) -> None:
-    group, wrong = dist.new_group(), []
-    if rank == 0:
-        wrong = expired(raised_by(lambda: getattr(dist, operation)(group, timeout=SHORT)), operation, group, size)
-    agree(not wrong, wrong)
-    dist.destroy_process_group(group)
-
-
 def test_a_barrier_may_wait_longer_than_the_group(rank: int, size: int) -> None:
     group = dist.new_group(timeout=timedelta(seconds=0.3))
     if rank == 0:
