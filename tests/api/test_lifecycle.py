@@ -6,7 +6,6 @@ import gc
 import threading
 import time
 import weakref
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -15,7 +14,6 @@ from mpi4py import MPI
 
 import mpicoll as dist
 from mpicoll._engine.registry import registry
-from mpicoll._mpi import runtime
 from mpicoll._mpi.exit_handshake import Question
 from mpicoll._progress import inquiries
 from mpicoll._progress.watchdog import watchdog
@@ -49,16 +47,6 @@ def test_a_group_of_an_earlier_world_is_not_taken_for_its_namesake(no_world: Non
     (first, *_), (second, *_) = begun
     assert first == second
     assert begun == [(first, 1, True), (first, 0, True)]
-
-
-@pytest.mark.usefixtures("no_world")
-def test_init_destroy_init(rank: int, size: int) -> None:  # trap 53
-    for _ in range(10):
-        dist.init_process_group()
-        agree(summed() == size and (dist.get_rank(), dist.get_world_size()) == (rank, size))
-        dist.all_reduce(torch.ones(1), async_op=True).wait()
-        dist.destroy_process_group()
-        agree(not dist.is_initialized() and not MPI.Is_finalized() and runtime.current() is None)
 
 
 @pytest.mark.usefixtures("world")
@@ -136,16 +124,6 @@ def test_the_applications_own_messages_do_not_mix_with_ours(rank: int, size: int
     agree(not request.Test(), "a message of ours came to the application's receive")
     MPI.COMM_WORLD.Send(bytearray(8), (rank + 1) % size, 1)
     request.Wait()
-
-
-@pytest.mark.usefixtures("no_world")
-def test_the_timeout_reaches_the_engine(rank: int, size: int) -> None:  # trap 59
-    dist.init_process_group(timeout=timedelta(seconds=77))
-    group = dist.new_group(timeout=timedelta(seconds=55))
-    found = [registry.find(g.group_name) for g in (dist.group.WORLD, group)]  # type: ignore[union-attr]
-    timeouts = [c.timeout_s for c in found if c]
-    group.set_timeout(timedelta(seconds=56))
-    agree([*timeouts, registry.find(group.group_name).timeout_s] == [77, 55, 56], timeouts)  # type: ignore[union-attr]
 
 
 # -- groups ------------------------------------------------------------------------------------------------------------

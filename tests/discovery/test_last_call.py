@@ -62,31 +62,14 @@ def test_what_a_program_writes_outlives_it_and_its_children_write_nothing(monkey
 NOW = 1000.0
 
 
-def a_group(name: str, issued: int, ended: int, asynchronous: bool = False, ago_s: float = 0) -> Any:
-    """A group of the ranks 4, 5 and 6 that has begun ``issued`` barriers, of which so many have ended."""
-    history = [(number, "barrier", NOW - ago_s, (), asynchronous) for number in range(1, issued + 1)]
-    return SimpleNamespace(name=name, history=history, ended=ended, global_ranks=[4, 5, 6])
-
-
-@pytest.mark.parametrize(
-    ("groups", "peers", "words"),
-    [
-        ([], [], "it had begun no collective"),
-        ([a_group("0", 0, 0)], [], "it had begun no collective"),
-        ([a_group("0", 3, 3)], [], "it was outside of collectives; its last was collective 3 on group '0', barrier()"),
-        ([a_group("0", 4, 3)], [], "it was in its collective 4 on group '0', barrier()"),
-        ([a_group("0", 4, 3, ago_s=7.2)], [], "it was in its collective 4 on group '0', barrier(), for 7 s"),
-        ([a_group("0", 4, 3, True)], [], "its collective 4 on group '0', barrier(), was under way"),
-        (
-            [a_group("dp", 1, 1)],
-            [1, None],
-            "it was in recv on group 'dp' with rank 5 and it was in recv on group 'dp' with any rank",
-        ),
-    ],
-)
-def test_what_a_rank_does_in_words(
-    groups: list[Any], peers: list[int | None], words: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_rank_does_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a rank without a collective, and of one with two messages. For the rest: launch/test_supervisor.py."""
     monkeypatch.setattr(current_call, "time", SimpleNamespace(monotonic=lambda: NOW))
-    messages = {thread: ("recv", groups[0], NOW, peer) for thread, peer in enumerate(peers)}
-    assert current_call.in_words(messages, lambda: groups) == words
+    history = [(1, "barrier", NOW, (), False)]
+    idle: Any = SimpleNamespace(name="0", history=[], ended=0, global_ranks=[4, 5, 6])
+    group: Any = SimpleNamespace(name="dp", history=history, ended=1, global_ranks=[4, 5, 6])
+    assert current_call.in_words({}, list) == "it had begun no collective"
+    assert current_call.in_words({}, lambda: [idle]) == "it had begun no collective"
+    messages = {thread: ("recv", group, NOW, peer) for thread, peer in enumerate((1, None))}
+    said = current_call.in_words(messages, lambda: [group])
+    assert said == "it was in recv on group 'dp' with rank 5 and it was in recv on group 'dp' with any rank"

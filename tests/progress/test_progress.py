@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import mpicoll as dist
-from mpicoll._progress.queue import CollectiveQueue
 from mpicoll._progress.work import Work
 from tests.support import agree
 
@@ -60,41 +59,9 @@ def test_idle_threads_burn_no_core(rank: int, size: int) -> None:  # trap 70
     agree(share < BUSY, f"{share:.0%} of a core with one receive pending")
 
 
-# -- without MPI -------------------------------------------------------------------------------------------------------
-
-
-def new_work() -> Work:
-    return Work("test", [], 10.0)
-
-
-def test_queue_hands_the_error_to_who_waits() -> None:
-    queue = CollectiveQueue("test")
-    work = queue.start(lambda: 1 // 0, new_work())  # type: ignore[arg-type, return-value]
-    for _ in range(2):
-        with pytest.raises(ZeroDivisionError):
-            work.wait()
-    assert isinstance(work.exception(), ZeroDivisionError)
-    assert work.is_completed()
-    assert not work.is_success()
-    with pytest.raises(ZeroDivisionError):
-        work.result()
-    with pytest.raises(ZeroDivisionError):
-        queue.run(lambda: 1 // 0, new_work)  # type: ignore[arg-type, return-value]
-    assert queue.close(5)
-
-
-def test_queue_that_is_stuck_does_not_close() -> None:
-    queue, gate = CollectiveQueue("test"), threading.Event()
-    queue.start(gate.wait, new_work())  # type: ignore[arg-type]
-    assert not queue.close(0.05)
-    assert not queue.idle()
-    gate.set()
-    assert queue.close(5)
-
-
 def test_an_operation_that_ends_at_the_time_limit_of_wait() -> None:
     """Either it has ended, or the limit has passed, which makes the group unusable."""
-    work, failed = new_work(), list[Exception]()
+    work, failed = Work("test", [], 10.0), list[Exception]()
     work._on_timeout = failed.append
     work._culprits = lambda: "it ends now" if work._complete() else ""
     assert work.wait(1e-3) is True

@@ -178,5 +178,7 @@ def test_the_default_comes_from_the_environment(door: Any, monkeypatch: pytest.M
     door.init_process_group("mpi")
     named = door.new_group(timeout=timedelta(seconds=80))
     timeouts = [groups.of(group).timeout_s for group in (None, door.new_group(), named)]  # type: ignore[union-attr]
-    agree(timeouts == [70.5, 70.5, 80], timeouts)
+    named.set_timeout(timedelta(seconds=81))
+    timeouts.append(groups.of(named).timeout_s)  # type: ignore[union-attr]
+    agree(timeouts == [70.5, 70.5, 80, 81], timeouts)
     door.destroy_process_group()
