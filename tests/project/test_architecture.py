@@ -5,8 +5,6 @@ from __future__ import annotations
 import ast
 import graphlib
 import re
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -175,19 +173,6 @@ def test_the_mirror_shows_no_private_room() -> None:
 
 
 # -- files -----------------------------------------------------------------------------------------------------------------
-
-
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
-
-
-@pytest.mark.parametrize("page", PAGES, ids=name)
-def test_links_lead_somewhere(page: Path) -> None:
-    """In a clone, too. (Two pictures were there, and ignored by git.)"""
-    links = re.findall(r"\]\(([^)#:]+)[^):]*\)", page.read_text())
-    assert not [link for link in links if not (page.parent / link).exists()]
-    ignored = ["git", "check-ignore", *(str(page.parent / link) for link in links)]
-    if links and (ROOT / ".git").exists() and shutil.which("git"):
-        assert subprocess.run(ignored, cwd=ROOT, capture_output=True, text=True).stdout == ""
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=name)
