@@ -165,5 +165,8 @@ def test_the_way_that_was_asked_for_is_taken(request: pytest.FixtureRequest, dev
     mpicoll.send(x, (rank + 1) % size)
     assert request_ is not None
     request_.wait()
-    host = groups.of(None).host  # type: ignore[union-attr]
-    agree(host.taken[way] > 0 and host.parcels.taken[way] > 0, (host.taken, host.parcels.taken))  # type: ignore[attr-defined]
+    group = groups.of(None)
+    assert group is not None
+    assert group.devices is not None
+    collectives, messages = group.devices.taken, group.devices.messages.taken
+    agree(collectives[way] > 0 and messages[way] > 0, (collectives, messages))
