@@ -104,38 +104,3 @@ def test_commands_print_what_is_shown(console: list[Job], tmp_path: Path) -> Non
 def test_a_session_answers_what_is_shown(page: Path) -> None:
     done = run([sys.executable, str(Path(__file__).parent / "scripts/session.py"), str(page)])
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-# What decides whether an output is the one that a page shows.
-
-STEPS = "2 steps of 0.4 ms, 100% during backward, 7,000 tokens/s"
-SLOWER = "2 steps of 31 ms, 87% during backward, 1.5 tokens/s"
-MORE, LATER = SLOWER.replace("2", "3"), SLOWER.replace("during", "after")
-MISSING, SURPLUS = "shown, not printed: ", "printed, not shown: "
-
-
-@pytest.mark.parametrize(
-    ("vary", "shown", "stdout", "stderr", "difference"),
-    [
-        (None, "a\nb", "b\na", "noise\n", ""),
-        (None, "a", "a  ", "", ""),
-        (None, "a", "a\na", "", f"{SURPLUS}a"),
-        (None, "a\na", "a", "", f"{MISSING}a"),
-        (None, "a\nerror: ... on ...", "a", "noise\nerror: x on y\n", ""),
-        (None, "...\nb", "a\nb", "", ""),
-        (None, "...\nb", "a", "", f"{MISSING}b"),
-        (None, "a.c", "abc", "", f"{MISSING}a.c\n{SURPLUS}abc"),
-        ("numbers", "took 1.5 us", "took  23 us", "", ""),
-        ("numbers", "took 1.5 us", "took 4e-06 us", "", ""),
-        ("numbers", "took 1.5 us", "took long", "", f"{MISSING}took 1.5 us\n{SURPLUS}took long"),
-        ("times", STEPS, SLOWER, "", ""),
-        ("times", STEPS, MORE, "", f"{MISSING}{STEPS}\n{SURPLUS}{MORE}"),
-        ("times", STEPS, LATER, "", f"{MISSING}{STEPS}\n{SURPLUS}{LATER}"),
-    ],
-)
-def test_differences(vary: str | None, shown: str, stdout: str, stderr: str, difference: str, tmp_path: Path) -> None:
-    comment = f"<!-- {vary} vary -->\n" if vary else ""
-    page = tmp_path / "page.md"
-    page.write_text(f"{comment}```console\n$ mpicoll run -n 1 first.py\n{shown}\n```\n")
-    (job,) = blocks.jobs(page)
-    assert blocks.differences(job, f"{stdout}\n", stderr) == difference
