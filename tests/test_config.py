@@ -25,6 +25,8 @@ def test_unset_and_empty_give_the_default() -> None:
         *(("MPICOLL_OVERRIDE_MPI", text, False) for text in ("0", "false")),
         ("MPICOLL_PROBE_TIMEOUT", "2.5", 2.5),
         ("MPICOLL_TIMEOUT", "0.5", 0.5),
+        ("MPICOLL_WINDOW_FROM", "12", 12),
+        ("MPICOLL_LOG", "INFO", "info"),
     ],
 )
 def test_a_value(variable: str, text: str, value: object) -> None:
@@ -41,28 +43,14 @@ SECONDS = r"a number of at least {} \(seconds\)"
         ("MPICOLL_OVERRIDE_MPI", ["maybe"], "1 or 0"),
         ("MPICOLL_PROBE_TIMEOUT", ["soon", "-1", "0", "nan"], SECONDS.format(0.1)),
         ("MPICOLL_TIMEOUT", ["0", "-3", "inf", "nan", "1 min"], SECONDS.format(0.001)),
+        ("MPICOLL_WINDOW_FROM", ["1.5", "-1"], "a whole number of at least 1"),
+        ("MPICOLL_LOG", ["loud", "2"], "one of info, debug"),
     ],
 )
 def test_a_bad_value_names_variable_text_and_what_is_allowed(variable: str, texts: list[str], allowed: str) -> None:
     for text in texts:
         with pytest.raises(ValueError, match=rf"^{variable}='{text}' is not allowed; use {allowed}"):
             _config.get(variable, {variable: text})
-
-
-def test_words_and_whole_numbers() -> None:
-    word = _config.Variable("MPICOLL_X", str, "a test", "a", choices=("a", "b"))
-    assert word.parse("b") == "b"
-    with pytest.raises(ValueError, match="use one of a, b"):
-        word.parse("c")
-    whole = _config.Variable("MPICOLL_Y", int, "a test", 1, "bytes", minimum=0)
-    assert whole.parse("12") == 12
-    with pytest.raises(ValueError, match="a whole number of at least 0"):
-        whole.parse("1.5")
-
-
-def test_an_unknown_name_is_a_key_error() -> None:
-    with pytest.raises(KeyError, match="MPICOLL_NO_SUCH_THING"):
-        _config.get("MPICOLL_NO_SUCH_THING", {})
 
 
 def test_problems_lists_misspelt_names_and_bad_values() -> None:
