@@ -6,12 +6,10 @@ Gloo. None of them imports mpicoll.
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support import run
 from tests.support.jobs import OVER_MPI, attempt, command, same_training, trained
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -46,10 +44,13 @@ def test_trains_as_over_gloo(name: str, by: str, folder: Path) -> None:
     same_training(found, expected, "mpi")
 
 
-def test_ignite_knows_no_mpi_without_an_mpi_launcher() -> None:
-    done = run([sys.executable, str(SCRIPTS / "ignite_train.py"), "mpi"], HUNG_S)
-    assert done.returncode != 0, done.stdout
-    assert "ValueError: Unknown backend 'mpi'" in done.stderr, done.stderr
+@pytest.mark.parametrize("backend", ["gloo", "mpi"])
+def test_the_default_backend_of_the_job(backend: str) -> None:
+    """``mpicoll run --backend mpi`` sets this variable; Lightning's strategy "ddp" reads torch's table of default backends."""
+    script = str(SCRIPTS / "lightning_ddp.py")
+    expected = trained("torchrun", script, "ddp", timeout_s=HUNG_S)
+    env = (("MPICOLL_BACKEND", "mpi"),) if backend == "mpi" else ()
+    same_training(trained("mpirun", script, "ddp", timeout_s=HUNG_S, env=env), expected, backend)
 
 
 @pytest.mark.parametrize(("use_cpu", "size"), [("0", 1), ("1", 2)])

@@ -5,7 +5,7 @@ import sys
 import torch
 from lightning.pytorch import LightningModule, Trainer, seed_everything
 from lightning.pytorch.plugins.environments import MPIEnvironment
-from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy
+from lightning.pytorch.strategies import DDPStrategy
 from report import RATE, SAMPLES, STEPS, problem, report
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -28,14 +28,10 @@ class Regression(LightningModule):
 
 def main(asked: str) -> None:
     seed_everything(0)
-    strategies = {
-        "mpi": lambda: DDPStrategy(process_group_backend="mpi"),
-        "ddp": lambda: "ddp",
-        "fsdp": lambda: FSDPStrategy(process_group_backend="mpi"),
-    }
+    strategy = DDPStrategy(process_group_backend="mpi") if asked == "mpi" else asked
     plugins = [MPIEnvironment()] if MPIEnvironment.detect() else []  # under torchrun: what Lightning finds itself
     trainer = Trainer(
-        accelerator="cpu", devices=2, strategy=strategies[asked](), plugins=plugins, max_epochs=STEPS, logger=False,
+        accelerator="cpu", devices=2, strategy=strategy, plugins=plugins, max_epochs=STEPS, logger=False,
         enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
     )  # fmt: skip
     model = Regression()
