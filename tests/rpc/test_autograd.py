@@ -135,50 +135,6 @@ def test_two_passes_at_once(right: str, rank: int) -> None:
     agree(near(gradient, 4 * expected), (gradient, expected))
 
 
-def test_retain_graph(right: str, rank: int) -> None:
-    """Two passes add up; after one without retain_graph there is nothing left to go through."""
-    layer, x = rpc.remote(right, Layer), x_of(rank)
-    with dist_autograd.context() as context_id:
-        loss = layer.rpc_sync().forward(x).square().sum()
-        dist_autograd.backward(context_id, [loss], retain_graph=True)
-        dist_autograd.backward(context_id, [loss])
-        found = dist_autograd.get_gradients(context_id)[x]
-        with pytest.raises(RuntimeError, match="backward through the graph a second time"):
-            dist_autograd.backward(context_id, [loss])
-    agree(near(found, 2 * one_process(x, 1)[0]))
-
-
-class Refuses(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x * 1
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
-        raise ArithmeticError("no gradient of this")
-
-
-def refuse(x: Tensor) -> Tensor:
-    return Refuses.apply(x)  # type: ignore[no-any-return]
-
-
-def test_errors_surface_at_the_caller(right: str, workers: list[str], rank: int, size: int) -> None:
-    x = x_of(rank)
-    with dist_autograd.context() as context_id:
-        y = rpc.rpc_sync(right, refuse, (x,))
-        for _ in range(3):  # nothing of it stays
-            with pytest.raises(RuntimeError, match=r"Error on Node [0-9]+: no gradient of this") as caught:
-                dist_autograd.backward(context_id, [y.sum()], retain_graph=True)
-            assert "ArithmeticError" in str(caught.value)
-        with pytest.raises(ArithmeticError, match="no gradient of this"):  # it is this worker's own
-            dist_autograd.backward(context_id, [refuse(x).sum()])
-    with pytest.raises(RuntimeError, match="Could not find autograd context with id"):
-        dist_autograd.get_gradients(context_id)
-    with pytest.raises(RuntimeError, match="Could not find autograd context with id"):
-        dist_autograd.backward(12345, [x.sum()])
-    agree(True)
-
-
 def test_a_received_tensor_changed_in_place(right: str, rank: int) -> None:
     """It is no leaf: in-place operations are recorded like any other."""
     layer, x = rpc.remote(right, Layer), x_of(rank)
@@ -327,11 +283,3 @@ def test_optimizer(name: str, workers: list[str], rank: int, size: int) -> None:
     found = [layer.rpc_sync().parameter_rrefs()[0].to_here() for layer in layers]
     good = all(near(a.detach(), m.weight.detach()) for a, m in zip(found, modules, strict=True))
     agree(good and all(layer.rpc_sync().own_gradient() is None for layer in layers), found)
-
-
-def test_an_optimizer_that_wants_a_closure(right: str) -> None:
-    """There is none across workers: torch's own error, here."""
-    optimizer = DistributedOptimizer(torch.optim.LBFGS, rpc.remote(right, Layer).rpc_sync().parameter_rrefs())
-    with dist_autograd.context() as context_id, pytest.raises(TypeError, match="closure"):
-        optimizer.step(context_id)
-    agree(True)

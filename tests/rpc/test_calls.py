@@ -213,20 +213,6 @@ def test_a_function_that_the_callee_does_not_have(right: str, rank: int, size: i
 def only_on_some() -> None: ...
 
 
-def test_timeouts(right: str) -> None:
-    """Of the call, of the agent; 0 is for ever. The answer that comes late is dropped."""
-    with pytest.raises(RuntimeError, match="RPC ran for more than set timeout"):
-        rpc.rpc_sync(right, nap, (0.6,), timeout=0.1)
-    future = rpc.rpc_async(right, nap, (0.6,), timeout=0.1)
-    with pytest.raises(RuntimeError, match="RPC ran for more than set timeout"):
-        torch.futures.wait_all([future])
-    assert rpc.get_rpc_timeout() == 60
-    rpc._set_rpc_timeout(0.1)
-    with pytest.raises(RuntimeError, match=r"100 ms.*nap.*worker"):
-        rpc.rpc_sync(right, nap, (0.6,))
-    agree(rpc.rpc_sync(right, nap, (0.3,), timeout=0) == 0.3)
-
-
 def test_bad_arguments(right: str, workers: list[str], rank: int, size: int) -> None:
     with pytest.raises(RuntimeError, match=r"unknown destination worker 'nobody'.*worker0"):
         rpc.rpc_sync("nobody", who)
@@ -270,59 +256,6 @@ def test_no_memory_for_a_message_to_oneself(workers: list[str], rank: int, monke
         with pytest.raises(MemoryError):
             rpc.rpc_sync(workers[rank], ends, (torch.ones(100_000),))
     agree(rpc.rpc_sync(workers[rank], ends, (torch.ones(100_000),)) == (1, 1, 100_000))
-
-
-# -- what an error says, and where
-
-
-class Picky(Exception):
-    def __init__(self, code: bool, text: str) -> None:
-        if not isinstance(code, bool):
-            raise TypeError("a bool is needed")
-        super().__init__(text)
-
-
-class Exits(Exception):
-    def __init__(self, *arguments: Any) -> None:
-        if len(arguments) == 1:
-            raise SystemExit("made again")
-        super().__init__("for a reason")
-
-
-def raise_picky() -> None:
-    raise Picky(True, "for a reason")
-
-
-def raise_exits() -> None:
-    raise Exits(1, 2)
-
-
-def raise_lines() -> None:
-    raise ValueError("\nfirst\nsecond")
-
-
-@pytest.mark.parametrize("function", [raise_picky, raise_exits])
-def test_a_constructor_that_fails_at_the_caller(function: Any, right: str) -> None:
-    """The original's text and traceback are there, and the constructor's error."""
-    for call in (lambda: rpc.rpc_sync(right, function), lambda: rpc.remote(right, function).to_here()):
-        with pytest.raises(RuntimeError) as raised:
-            call()
-        text = str(raised.value)
-        assert "Failed to create original exception type. Error msg was" in text
-        assert f"Original exception on remote side was On WorkerInfo(id={rpc.get_worker_info(right).id}" in text
-        assert f"in {function.__name__}" in text
-        assert "for a reason" in text
-    agree(True)
-
-
-def test_errors_are_printed_where_they_happen(right: str, capfd: pytest.CaptureFixture[str]) -> None:
-    """With their lines as lines: on the worker's standard error, and in what the caller gets."""
-    everyone(None)
-    with pytest.raises(ValueError, match=r"On WorkerInfo(.|\n)*ValueError\('\nfirst\nsecond'\)\nTraceback(.|\n)*in raise_lines"):
-        rpc.rpc_sync(right, raise_lines)
-    everyone(None)
-    printed = capfd.readouterr().err
-    agree("first\nsecond" in printed and "in raise_lines" in printed, printed)
 
 
 # -- several at once: torch.futures.wait_all and collect_all end at the first error, as with torch's own RPC (trap 85)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import gc
-import pickle
 import threading
 import time
 import weakref
@@ -36,13 +34,6 @@ class Thing:
     def add(self, n: int) -> int:
         self.value += n
         return self.value
-
-    def slow(self, seconds: float) -> str:
-        time.sleep(seconds)
-        return "awake"
-
-    def fail(self) -> None:
-        raise LookupError("not here")
 
 
 def broken() -> None:
@@ -75,21 +66,6 @@ def test_what_went_wrong_when_it_was_made(right: str, workers: list[str], rank: 
     agree(True)
 
 
-def test_methods_that_fail(right: str) -> None:
-    """A method that is not there is named at the call, by every proxy. (PyTorch's own tests have those that take too long.)"""
-    rref = rpc.remote(right, Thing)
-    for call in (rref.rpc_sync().fail, lambda: rref.remote().fail().to_here()):
-        with pytest.raises(LookupError, match="not here"):
-            call()
-    missing = [proxy().not_there for proxy in (rref.rpc_sync, rref.rpc_async, rref.remote)]  # naming it is fine
-    for call in (missing[0], lambda: missing[1]().wait(), missing[2]):
-        with pytest.raises(AttributeError, match="has no attribute 'not_there'"):
-            call()
-    with pytest.raises(RuntimeError, match="RPC ran for more than set timeout"):
-        rpc.remote(right, Thing, (1, 0.5)).to_here(timeout=0.1)
-    agree(rref.rpc_sync(timeout=0).slow(0.1) == "awake")
-
-
 def test_a_call_that_is_never_sent(right: str, workers: list[str], rank: int) -> None:
     """Its argument cannot be pickled: nothing of the reference is left, on the caller, on the owner, or on both in one."""
     for to in (right, workers[rank]):
@@ -102,37 +78,9 @@ def test_a_call_that_is_never_sent(right: str, workers: list[str], rank: int) ->
     agree(not current_agent.get().objects.all(), current_agent.get().objects.all())
 
 
-def test_pickled_only_in_calls(right: str) -> None:
-    """Elsewhere nobody would keep the object alive."""
-    for rref in (RRef(1), rpc.remote(right, Thing)):
-        for attempt in (pickle.dumps, copy.copy, copy.deepcopy):
-            with pytest.raises(RuntimeError, match="can only be pickled when using RPC"):
-                attempt(rref)
-    agree(True)
-
-
 def alive() -> int:
     gc.collect()
     return len(Thing.alive)
-
-
-def test_it_goes_with_the_last_user(right: str, workers: list[str], rank: int) -> None:
-    """Its object, on another worker; not before."""
-    everyone(None)
-    rref = rpc.remote(right, Thing)
-    rref.rpc_sync().add(1)
-    second = rref
-    everyone(None)
-    seen = [rpc.rpc_sync(right, alive)]
-    del rref
-    seen.append(rpc.rpc_sync(right, alive))
-    everyone(None)
-    del second
-    gone = collected(lambda: rpc.rpc_sync(right, alive) == 0)
-    agree(
-        seen == [1, 1] and gone and collected(lambda: not current_agent.get().objects.all()),
-        (seen, current_agent.get().objects.all()),
-    )
 
 
 _kept: list[Any] = []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import mmap
 import threading
 import time
 from pathlib import Path
@@ -18,7 +17,6 @@ from torch import Tensor, nn
 
 from mpicoll.rpc import wire
 from mpicoll.rpc.transport import Transport
-from mpicoll.rpc.wire import WORTH_BYTES, ask_for_large
 
 DTYPES = [
     torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8,
@@ -189,7 +187,7 @@ def test_what_a_lost_worker_will_not_take() -> None:
     assert mailbox.kept == [message]
 
 
-# -- large pages are asked for where they pay, and only there
+# -- large pages are asked for where they pay
 
 
 SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
@@ -207,23 +205,6 @@ def asked(address: int) -> bool:
         elif inside and head == "VmFlags:":
             return "hg" in line.split()
     raise AssertionError(f"no memory at {address:#x}")
-
-
-@has_large_pages
-def test_large_pages_for_whole_ones_within() -> None:
-    memory = mmap.mmap(-1, WORTH_BYTES + 4 * mmap.PAGESIZE)
-    start = np.frombuffer(memory, np.uint8).ctypes.data
-    ask_for_large(start + 1, WORTH_BYTES + mmap.PAGESIZE)
-    found = [asked(start), asked(start + mmap.PAGESIZE), asked(start + WORTH_BYTES), asked(start + WORTH_BYTES + mmap.PAGESIZE)]
-    assert found == [False, True, True, False]
-
-
-@has_large_pages
-def test_no_large_pages_for_small_memory() -> None:
-    memory = mmap.mmap(-1, WORTH_BYTES)
-    start = np.frombuffer(memory, np.uint8).ctypes.data
-    ask_for_large(start, WORTH_BYTES - 1)
-    assert not asked(start)
 
 
 @has_large_pages
