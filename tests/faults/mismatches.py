@@ -56,9 +56,6 @@ OTHERS = ("all_gather", "all_gather_into_tensor", "all_to_all", "all_to_all_sing
 OPERATIONS = tuple(dict.fromkeys([*REDUCTIONS, *ROOTED, *OTHERS, "barrier"]))
 
 
-KINDS = ("dtype", "count", "reduction", "root", "operation")  # what the calls of a pair differ in
-
-
 def pairs(large: bool = False) -> list[tuple[Call, Call]]:
     """Another dtype of equal or larger size, more elements, another reduction, another root, another collective.
 
@@ -75,14 +72,3 @@ def pairs(large: bool = False) -> list[tuple[Call, Call]]:
         if operation in ROOTED:
             found.append((usual, usual._replace(root=1)))
     return found + [(Call(one, count=few), Call(other, count=few)) for one, other in combinations(OPERATIONS, 2)]
-
-
-def kind(usual: Call, other: Call) -> str:
-    """Returns which of KINDS this pair is."""
-    if usual.operation != other.operation:
-        return "operation"
-    return next(
-        name
-        for name, field in zip(KINDS, ("dtype", "count", "op", "root"), strict=False)
-        if getattr(usual, field) != getattr(other, field)
-    )

@@ -97,13 +97,6 @@ def test_the_example_is_refused_with_mpich() -> None:
 
 @survivable
 @pytest.mark.slow
-def test_the_example_runs_by_its_first_line() -> None:
-    job = programs.shown(EXAMPLE)
-    programs.printed_as_shown(job, run(job.argv, timeout_s=120))
-
-
-@survivable
-@pytest.mark.slow
 @pytest.mark.parametrize("_", range(5))
 @pytest.mark.parametrize("victims", ["1@30", "1@30 2@30", "1@30 0@30+150"])
 def test_the_example_survives(victims: str, _: int) -> None:

@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.clock import FAST
-from tests.faults.mismatches import Call, kind, pairs
+from tests.faults.mismatches import Call, pairs
 from tests.support import ROOT, launch
 
-pytestmark = pytest.mark.launch
+pytestmark = [pytest.mark.launch, pytest.mark.slow]
 
 SCRIPT = str(ROOT / "tests" / "faults" / "scripts" / "mismatched.py")
 JOBS = 3  # at a time: they often wait
@@ -37,13 +36,13 @@ def outcome(pair: tuple[Call, Call], ranks: Sequence[str], stderr: str) -> str:
     return BY_MPI if "Fatal error in internal_" in stderr else OTHER
 
 
-def find(size: str, indices: Sequence[int], door: str, **environ: str) -> dict[int, tuple[str, str]]:
+def find(size: str, indices: Sequence[int], door: str) -> dict[int, tuple[str, str]]:
     """Makes these pairs of calls. Returns the outcome of each one, and what was seen. A pair that ends the job is its last."""
     all_pairs, found, left = pairs(large=size == "large"), dict[int, tuple[str, str]](), list(indices)
     while left:
         with tempfile.TemporaryDirectory() as name:
             try:
-                stderr = launch(2, SCRIPT, door, size, name, *map(str, left), env=environ, timeout_s=100).stderr
+                stderr = launch(2, SCRIPT, door, size, name, *map(str, left), timeout_s=100).stderr
             except pytest.fail.Exception as hang:
                 stderr = str(hang)
             files = {index: sorted(Path(name).glob(f"{index}-*")) for index in left}
@@ -57,14 +56,6 @@ def find(size: str, indices: Sequence[int], door: str, **environ: str) -> dict[i
     return found
 
 
-def test_another_reduction_and_another_root_are_named() -> None:
-    """Through MPI they return on all ranks; the ledger ends the job."""
-    indices = [next(i for i, pair in enumerate(pairs()) if kind(*pair) == name) for name in ("reduction", "root")]
-    found = find("small", indices, "mpicoll", **FAST)
-    assert [found[index][0] for index in indices] == [NAMED, NAMED], found
-
-
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("size", "door"), [("small", "torch"), ("large", "mpicoll")])
 def test_every_pair_ends_in_an_error(size: str, door: str) -> None:

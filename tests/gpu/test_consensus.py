@@ -85,14 +85,6 @@ def test_rank_0_is_told(
     agree(ways(agreed()) == expected and here.trials == 0, here)
 
 
-def test_what_is_not_allowed_is_refused_on_all_ranks(here: Rank, rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    if rank == 0:
-        monkeypatch.setenv("MPICOLL_CUDA_AWARE", "perhaps")
-    with pytest.raises(ValueError, match="MPICOLL_CUDA_AWARE='perhaps' is not allowed; use 1 or 0"):
-        agreed()
-    agree(True)
-
-
 @pytest.mark.parametrize("question", ["claimed", "proven"])
 def test_a_rank_that_cannot_tell(question: str, here: Rank, rank: int, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Holds up nobody: all ranks say who, and why."""
