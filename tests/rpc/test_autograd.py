@@ -17,19 +17,6 @@ from tests.rpc.layers import Layer, near, one_process, through, x_of
 from tests.support import agree
 
 
-def test_nested_calls_around_the_ring(workers: list[str], rank: int, size: int) -> None:
-    """Each worker twice."""
-    layers = [rpc.remote(workers[(rank + k) % size], Layer) for k in range(2 * size)]
-    x = x_of(rank)
-    with dist_autograd.context() as context_id:
-        y = rpc.rpc_sync(layers[0].owner(), through, (layers, x))
-        dist_autograd.backward(context_id, [y.square().sum()])
-        mine = dist_autograd.get_gradients(context_id)[x]
-        theirs = [layer.rpc_sync().gradient(context_id) for layer in layers]
-    gradient, weights = one_process(x, len(layers))
-    agree(near(mine, gradient) and all(near(a, b) for a, b in zip(theirs, weights, strict=True)), (mine, gradient))
-
-
 def test_used_twice_and_not_at_all(right: str, workers: list[str], rank: int, size: int) -> None:
     """A tensor sent to two workers, an answer used twice, another that no loss depends on: it keeps nobody waiting (trap 88)."""
     other = workers[(rank + 2) % size]

@@ -143,16 +143,3 @@ def test_training_a_table(optimizer: Any, right: str, rank: int) -> None:
             plain(*arguments).sum().backward()
         alone.step()
     agree(torch.allclose(weight.to_here(), plain.weight), weight.to_here())
-
-
-def test_csr(right: str, rank: int) -> None:
-    """Torch follows CSR tensors through a few operations; where it does, a remote call is no other."""
-    x, vector = DENSE.to_sparse_csr().requires_grad_(), torch.ones(4, 1, dtype=torch.float64, requires_grad=True)
-    with dist_autograd.context() as context_id:
-        answer = rpc.rpc_sync(right, torch.mm, (x, vector))
-        dist_autograd.backward(context_id, [answer.sum()])
-        found = dist_autograd.get_gradients(context_id)
-    a, b = DENSE.to_sparse_csr().requires_grad_(), torch.ones(4, 1, dtype=torch.float64, requires_grad=True)
-    torch.mm(a, b).sum().backward()
-    assert a.grad is not None
-    agree(near(found[x].to_dense(), a.grad.to_dense()) and near(found[vector], b.grad), found)

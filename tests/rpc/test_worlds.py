@@ -43,8 +43,8 @@ def test_names_and_numbers_are_checked(rank: int, size: int) -> None:
 
 def test_options(rank: int, size: int) -> None:
     """torch's keywords, for ours and for TensorPipe's."""
-    for of in (rpc.MPIRpcBackendOptions, rpc.TensorPipeRpcBackendOptions):
-        options = of(num_worker_threads=3, rpc_timeout=0.2, init_method="env://", device_maps={}, devices=[])
+    for made in (rpc.MPIRpcBackendOptions, rpc.TensorPipeRpcBackendOptions):
+        options = made(num_worker_threads=3, rpc_timeout=0.2, init_method="env://", device_maps={}, devices=[])
         rpc.init_rpc(f"worker{rank}", rank=rank, world_size=size, rpc_backend_options=options)
         with pytest.raises(RuntimeError, match="200 ms"):
             rpc.rpc_sync((rank + 1) % size, nap, (0.5,))
@@ -178,19 +178,6 @@ def test_the_others_wait_for_each_other(rank: int, size: int) -> None:
     if rank < size - 1:
         rpc.shutdown()
     agree(answers == [f"worker{r}" for r in range(size - 1)], answers)
-
-
-def test_without_and_beside_a_process_group(right: str, rank: int, size: int) -> None:
-    """Collectives and calls, in both orders of initialisation; RPC outlives the group."""
-    began = not mpicoll.is_initialized()
-    if began:
-        mpicoll.init_process_group(timeout=timedelta(seconds=50))
-    total = torch.ones(1)
-    work: Any = mpicoll.all_reduce(total, async_op=True)
-    answer = rpc.rpc_sync(right, add, (total.new_ones(2), 1))
-    work.wait()
-    mpicoll.destroy_process_group()
-    agree(total.item() == size and answer.tolist() == [2, 2] and rpc.rpc_sync(right, add, (1, 1)) == 2, (total, answer))
 
 
 def test_an_idle_agent_costs_little(workers: list[str]) -> None:
