@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -105,23 +105,62 @@ def test_mpicoll_run_is_the_only_task(nodes: slurm.Slurm, tmp_path: Path) -> Non
     assert [said["host"] for said in where.ranks(done)] == ["mpihost1"] * 2
 
 
-EXAMPLE = ROOT / "examples" / "slurm"
+# --- the batch script of docs/sites.md ---
+
+PAGE = (ROOT / "docs" / "sites.md").read_text()
+BEFORE = """
+import pathlib, signal, time, torch
+import mpicoll as dist
+dist.init_process_group()
+rank, steps, asked = dist.get_rank(), 100000, False
+def ask(number, frame):
+    global asked
+    asked = True
+def train(step):
+    pathlib.Path(f"trains-{rank}").touch()
+    time.sleep(0.02)
+def save(step):
+    pathlib.Path(f"saved-{rank}").write_text(str(step))
+"""
+
+
+def block(kind: str, words: str) -> str:
+    """The block of code of that kind, in the page, that has these words."""
+    (found,) = [text for text in re.findall(rf"^```{kind}\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL) if words in text]
+    return str(found)
+
+
+def submitted(nodes: slurm.Slurm, folder: Path, *words: str) -> tuple[str, Callable[[], str]]:
+    """The number of a job on two nodes, and what tells what it has printed."""
+    options = ("--parsable", "--ntasks-per-node=1", "--time=10", "--output=output")
+    done = nodes.run("sbatch", *options, *words, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    output = folder / "output"
+    return done.stdout.strip(), lambda: output.read_text() if output.exists() else ""
+
+
+def test_a_checkpoint_before_the_time_limit(nodes: slurm.Slurm, tmp_path: Path) -> None:
+    """Script and loop are those of the page; USR1 is sent to the batch script, as --signal=B:USR1 does before the limit."""
+    (tmp_path / "train.py").write_text(BEFORE + block("python", "signal.SIGUSR1") + "dist.destroy_process_group()\n")
+    (tmp_path / "batch").write_text(block("sh", "#SBATCH"))
+    job, said = submitted(nodes, tmp_path, "batch")
+    slurm.wait_for(lambda: len(list(tmp_path.glob("trains-*"))) == 2, "no ranks", said)
+    assert nodes.run("scancel", "--signal=USR1", "--batch", job, cwd=tmp_path).returncode == 0
+    slurm.wait_for(lambda: not nodes.queue(), "the job goes on", said)
+    assert sorted(path.name for path in tmp_path.glob("saved-*")) == ["saved-0", "saved-1"], said()
+    assert len({path.read_text() for path in tmp_path.glob("saved-*")}) == 1, "the ranks stop after the same step"
+    shown = nodes.run("scontrol", "show", "job", job, cwd=tmp_path).stdout
+    assert "JobState=COMPLETED" in shown, shown + said()
+    assert "ExitCode=0:0" in shown
 
 
 def test_the_example_goes_on_after_the_time_limit(nodes: slurm.Slurm, tmp_path: Path) -> None:
     """examples/slurm: USR1, a checkpoint, back into the queue, and on from there."""
-    for file in EXAMPLE.iterdir():
+    for file in (ROOT / "examples" / "slurm").iterdir():
         if file.is_file():
             shutil.copy(file, tmp_path)
     steps = 150
-    options = ("--parsable", "--ntasks-per-node=1", "--time=10", "--output=output")
-    words = ("submit.sbatch", "--steps", str(steps), "--pause", "0.05")
-    done = nodes.run("sbatch", *options, *words, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    job, output = done.stdout.strip(), tmp_path / "output"
-
-    def said() -> str:
-        return output.read_text() if output.exists() else ""
+    job, said = submitted(nodes, tmp_path, "submit.sbatch", "--steps", str(steps), "--pause", "0.05")
 
     def shown() -> str:
         return nodes.run("scontrol", "show", "job", job, cwd=tmp_path).stdout
