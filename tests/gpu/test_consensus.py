@@ -98,8 +98,3 @@ def test_a_rank_that_cannot_tell(question: str, here: Rank, rank: int, size: int
     with pytest.raises(MpicollError, match=rf"rank {fails} cannot tell .* OSError: no libmpi.so to ask; set MPICOLL_CUDA_AWARE"):
         agreed()
     agree(True)
-
-
-def test_this_mpi_claims_nothing_without_a_driver() -> None:
-    """As it is here: asked in earnest."""
-    agree(not consensus.claimed.__wrapped__() or streams.seen())

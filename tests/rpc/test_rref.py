@@ -136,17 +136,11 @@ def test_a_failed_pickle_gives_the_weight_back(right: str, rank: int) -> None:
     rref: Any = rpc.remote(right, Thing)
     rref.rpc_sync().add(1)
     with pytest.raises(TypeError):
-        rpc.rpc_sync(right, keep, (rref, iter_of_locks()))
+        rpc.rpc_sync(right, keep, (rref, [threading.Lock()]))
     everyone(None)
     rref = None
     gone = collected(lambda: not current_agent.get().objects.all() and alive() == 0)  # the thread that drops it may come last
     agree(gone, (current_agent.get().objects.all(), alive()))
-
-
-def iter_of_locks() -> Any:
-    import threading
-
-    return [threading.Lock()]
 
 
 def test_backward_of_a_local_graph(right: str, rank: int) -> None:

@@ -277,14 +277,12 @@ def cuda(*pairs: tuple[int, int]) -> dict[torch.device, torch.device]:
 
 
 def test_the_callers_map_serves_both_ways() -> None:
+    """If both have one, each one's own is for its own calls."""
     everybody = {"a": {"b": cuda((0, 1))}, "b": {}}
     a, b = DeviceMaps("a", everybody), DeviceMaps("b", everybody)
     assert a.to("b", answer=False) == cuda((0, 1))
     assert b.to("a", answer=True) == b.to("a", answer=False) == cuda((1, 0))
     assert a.to("a", answer=False) == {}
-
-
-def test_each_ones_own_map_is_for_its_own_calls() -> None:
     everybody = {"a": {"b": cuda((0, 1))}, "b": {"a": cuda((1, 1), (0, 0))}}
     b = DeviceMaps("b", everybody)
     assert b.to("a", answer=False) == cuda((1, 1), (0, 0))

@@ -11,17 +11,9 @@ from mpicoll._algorithms import direct, hierarchical, pairwise, shared_memory
 from mpicoll._engine.communicator import Communicator
 
 CALLS = (
-    "Allreduce",
-    "Bcast",
-    "Reduce",
-    "Allgather",
-    "Allgatherv",
-    "Reduce_scatter",
-    "Reduce_scatter_block",
-    "Scan",
-    "Exscan",
+    "Allreduce", "Bcast", "Reduce", "Allgather", "Allgatherv", "Reduce_scatter", "Reduce_scatter_block", "Scan", "Exscan",
     "barrier",
-)
+)  # fmt: skip
 ALGORITHMS = {
     "direct": (direct, ("all_reduce", "reduce_scatter", "all_gather", "broadcast")),
     "hierarchical": (hierarchical, ("all_reduce", "reduce_scatter", "all_gather", "broadcast")),
