@@ -261,25 +261,18 @@ def test_no_memory_for_a_message_to_oneself(workers: list[str], rank: int, monke
 # -- several at once: torch.futures.wait_all and collect_all end at the first error, as with torch's own RPC (trap 85)
 
 
-_released = threading.Event()
-
-
-def wait_until_released() -> bool:
-    return _released.wait(30)
-
-
 @pytest.mark.parametrize("collect", ["wait_all", "collect_all"])
 def test_the_first_error_ends_the_wait(collect: str, right: str) -> None:
     """Of a call that is behind one that has not ended; of its own type, with the text from there."""
-    _released.clear()
+    _arrived.clear()
     agree(True)  # everybody has cleared it before anybody calls
     began = time.monotonic()
-    futures = [rpc.rpc_async(right, wait_until_released), rpc.rpc_async(right, fail, (ValueError,))]
+    futures = [rpc.rpc_async(right, wait_for_it), rpc.rpc_async(right, fail, (ValueError,))]
     with pytest.raises(ValueError, match="for a reason"):
         torch.futures.wait_all(futures) if collect == "wait_all" else torch.futures.collect_all(futures).wait()
     took, left = time.monotonic() - began, not futures[0].done()
     agree(took < 20 and left, (took, left))
-    _released.set()
+    _arrived.set()
     agree(futures[0].wait())
 
 
