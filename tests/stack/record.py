@@ -101,7 +101,7 @@ def records() -> list[dict[str, Any]]:
 # What the summary says of each section, in its own order.
 SECTIONS = {
     "Data parallel": "DDP with its options, communication hooks, PowerSGD, join; ZeroRedundancyOptimizer, post-local SGD",
-    "Fully sharded": "FSDP2 `fully_shard`, HSDP, mixed precision, CPU offload; FSDP1, which FSDP2 supersedes, in short",
+    "Fully sharded": "FSDP2 `fully_shard`, HSDP, mixed precision, CPU offload. Nothing tests FSDP1, which torch has deprecated",
     "Meshes and DTensor": "`init_device_mesh` 1D to 3D, every redistribute, DTensor operations with gradients, `split_group`",
     "Tensor and context parallel": "`parallelize_module`, sequence and loss parallel, ring attention; TP x DP x PP",
     "Pipelines": "GPipe, 1F1B, interleaved, BFS, zero bubble, DualPipeV; the tracer; stages in DDP and FSDP2",
