@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 from typing import Any
 
@@ -17,6 +16,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from tests.stack.meshes import drawn, grids, line, numbers, place, share_of
 from tests.stack.sharded import TORCH
 from tests.support import agree, everyone
+from tests.support.tensors import reduced
 from tests.support.torch_backend import same
 
 SECTION = "Meshes and DTensor"
@@ -31,8 +31,6 @@ LEGAL = {  # of each dtype, the reductions that torch and MPI can do
     torch.bool: ["max", "min", "sum"],
     torch.complex64: ["sum"],
 }
-REDUCE = {"sum": torch.add, "avg": torch.add, "max": torch.maximum, "min": torch.minimum, "product": torch.mul}
-BITWISE = {"band": torch.bitwise_and, "bor": torch.bitwise_or, "bxor": torch.bitwise_xor}
 DISTRIBUTE = "distribute_tensor: Shard, Replicate, even and uneven"
 LOCAL = "from_local, to_local, full_tensor, with gradients"
 LINE = "redistribute: every pair of Shard, Replicate and Partial, 1D"
@@ -51,16 +49,6 @@ def tuples(ndim: int) -> list[tuple[Placement, ...]]:
 
 def parts_of(local: Tensor, mesh: DeviceMesh, *placements: Placement, **more: Any) -> DTensor:
     return DTensor.from_local(local, mesh, placements, run_check=False, **more)
-
-
-def reduced(parts: list[Tensor], op: str) -> Tensor:
-    """All ranks' parts together, as one process does it."""
-    function = {**REDUCE, **BITWISE}[op]
-    if parts[0].dtype == torch.bool:
-        function = torch.logical_or if op in ("sum", "max") else torch.logical_and
-    wide = [part.double() if part.is_floating_point() else part for part in parts]
-    total = functools.reduce(function, wide)
-    return (total / len(parts) if op == "avg" else total).to(parts[0].dtype)
 
 
 def near(found: Tensor, expected: Tensor, atol: float = 1e-12) -> bool:
@@ -85,20 +73,6 @@ def test_each_rank_gets_its_share(dtype: torch.dtype, rank: int, size: int) -> N
             if not all(same(found, expected) for found, expected in pairs):
                 wrong.append((grid, placements, full.shape, full.stride(), pairs))
     agree(not wrong, wrong[:2])
-
-
-@pytest.mark.feature("distribute_tensor: Partial")
-@pytest.mark.parametrize("op", ["sum", "avg", "max", "min"])
-def test_partial_comes_together(op: str, size: int) -> None:
-    """What was cut into partial values reduces to itself."""
-    part, full = Partial(op), drawn(3, 5)
-    wrong = []
-    for grid in grids(size, 2):
-        mesh = init_device_mesh("cpu", grid)
-        for placements in [(part, part), (part, Replicate()), (part, Shard(1)), (Shard(0), part)]:
-            back = distribute_tensor(full, mesh, placements).full_tensor()
-            wrong += [] if near(back, full) else [(grid, placements, back)]
-    agree(not wrong, wrong)
 
 
 @pytest.mark.feature("a mesh of some ranks: the others hold nothing")
@@ -136,11 +110,11 @@ def test_uneven_shares_and_gradient_placements(rank: int, size: int) -> None:
 def test_every_pair(dtype: torch.dtype, rank: int, size: int) -> None:
     """From shards and replicas to each other, from every Partial to them; sizes that the ranks divide and do not."""
     wrong = []
-    ops = [op for op in LEGAL[dtype] if op not in BITWISE or TORCH >= (2, 13)]
+    ops = [op for op in LEGAL[dtype] if not op.startswith("b") or TORCH >= (2, 13)]
     for shape in [(2 * size, 3 * size), (size + 1, 5), (1, 2 * size - 1), (3, 0)]:
         full, parts = numbers(*shape, dtype=dtype), [numbers(*shape, dtype=dtype, start=r) for r in range(size)]
         sources = [(distribute_tensor(full, line(size), [source]), full) for source in WHOLES]
-        sources += [(parts_of(parts[rank].clone(), line(size), Partial(op)), reduced(parts, op)) for op in ops]
+        sources += [(parts_of(parts[rank].clone(), line(size), Partial(op)), reduced(op.upper(), parts)) for op in ops]
         for (source, expected), target in itertools.product(sources, WHOLES):
             found = source.redistribute(placements=[target])
             if not same(found.to_local(), share_of(expected, (size,), (rank,), [target])) or found.placements != (target,):
@@ -162,18 +136,14 @@ def test_every_pair_on_grids(ndim: int, size: int) -> None:
     agree(not wrong, wrong[:2])
 
 
-@pytest.mark.parametrize(
-    "flattened",
-    [
-        pytest.param(False, marks=pytest.mark.feature(GRIDS)),
-        pytest.param(True, marks=pytest.mark.feature("redistribute: flattened meshes merge two collectives into one")),
-    ],
-)
-@pytest.mark.parametrize("op", ["sum", "avg", "max", "min"])
-def test_partials_on_grids(op: str, flattened: bool, rank: int, size: int) -> None:
+@pytest.mark.feature(GRIDS)
+@pytest.mark.feature("distribute_tensor: Partial")
+@pytest.mark.feature("redistribute: flattened meshes merge two collectives into one")
+@pytest.mark.parametrize("flattened", [False, True])
+def test_partials_on_grids(flattened: bool, rank: int, size: int) -> None:
     """Parts over both dimensions of the mesh, or over one beside shards over the other; with both flattened into one too."""
     wrong = []
-    for grid in grids(size, 2):
+    for grid, op in itertools.product(grids(size, 2), ["sum", "avg", "max", "min"]):
         mesh = init_device_mesh("cpu", grid, mesh_dim_names=("dp", "tp"))
         if flattened:
             mesh["dp", "tp"]._flatten("both")
@@ -181,13 +151,12 @@ def test_partials_on_grids(op: str, flattened: bool, rank: int, size: int) -> No
         mine = share_of(full[place(mesh)[1]], grid, place(mesh), [Shard(0), Replicate()])
         mixed = parts_of(mine, mesh, Shard(0), Partial(op), shape=torch.Size([4, 6]), stride=(6, 1))
         both = parts_of(full[rank], mesh, Partial(op), Partial(op))
-        sources = [(both, reduced(full, op)), (mixed, reduced(full[: grid[1]], op))]
+        cut = distribute_tensor(full[0], mesh, [Partial(op), Shard(1)])
+        sources = [(both, reduced(op.upper(), full)), (mixed, reduced(op.upper(), full[: grid[1]])), (cut, full[0])]
         for (source, expected), target in itertools.product(sources, tuples(2)):
             found = source.redistribute(placements=target).to_local()
             if not near(found, share_of(expected, grid, place(mesh), target)):
                 wrong.append((grid, source.placements, target, found, expected))
-        gathered = distribute_tensor(full[0], mesh, [Shard(0)] * 2).full_tensor()
-        wrong += [] if same(gathered, full[0]) else [(grid, gathered)]
     agree(not wrong, wrong[:2])
 
 
@@ -215,29 +184,18 @@ def test_gradients_of_redistribute(rank: int, size: int) -> None:
 
 
 @pytest.mark.feature(WAYS)
-def test_asynchronous(rank: int, size: int) -> None:
-    """async_op=True: several under way at once, waited for by their first use."""
-    fulls = [numbers(size + 1, 3, dtype=torch.float64, start=i) for i in range(4)]
-    tensors = [distribute_tensor(full, line(size), [Shard(0)]) for full in fulls]
-    moved = [t.redistribute(placements=[Replicate()], async_op=True) for t in tensors]
+def test_asynchronous_and_in_another_dtype(rank: int, size: int) -> None:
+    """Several under way, waited for by their first use; gathered as bfloat16, the gradient reduced in float32."""
+    total, fulls = size * (size + 1) // 2, [numbers(2 * size, 3, start=i) for i in range(4)]
     parts = [parts_of(full * (rank + 1), line(size), Partial()) for full in fulls]
     summed = [t.redistribute(placements=[Shard(1)], async_op=True) for t in parts]
-    total = size * (size + 1) // 2
-    right = [torch.equal(m.to_local() + 0, full) for m, full in zip(moved, fulls, strict=True)]
-    right += [torch.equal((s * 1).full_tensor(), full * total) for s, full in zip(summed, fulls, strict=True)]
-    agree(all(right), (moved, summed))
-
-
-@pytest.mark.feature(WAYS)
-def test_communication_in_another_dtype(rank: int, size: int) -> None:
-    """forward_dtype and backward_dtype: gathered as bfloat16, the gradient reduced in float32."""
-    full = numbers(2 * size, 3)
-    tensor = distribute_tensor(full, line(size), [Shard(0)]).requires_grad_()
+    tensor = distribute_tensor(fulls[0], line(size), [Shard(0)]).requires_grad_()
     moved = tensor.redistribute(placements=[Replicate()], forward_dtype=torch.bfloat16, backward_dtype=torch.float32)
     local = moved.to_local(grad_placements=[Partial()])
     (local * (rank + 1)).sum().backward()
-    right = same(local.detach(), full.bfloat16()) and tensor.grad.dtype == torch.float32
-    agree(right and bool((tensor.grad.full_tensor() == size * (size + 1) // 2).all()), (local, tensor.grad))
+    right = [torch.equal((s * 1).full_tensor(), full * total) for s, full in zip(summed, fulls, strict=True)]
+    right += [same(local.detach(), fulls[0].bfloat16()), tensor.grad.dtype == torch.float32]
+    agree(all(right) and bool((tensor.grad.full_tensor() == total).all()), (right, local, tensor.grad))
 
 
 @pytest.mark.feature("redistribute: Shard to Partial")
@@ -268,16 +226,10 @@ def test_shard_dimension_all_to_all(rank: int, size: int) -> None:
 @pytest.mark.parametrize("name", ["zeros", "ones", "full", "empty"])
 def test_factories(name: str, size: int) -> None:
     """dtensor.zeros(...) on each rank makes its share only."""
-    args, wrong = ((size + 1, 3), *[2.5] * (name == "full")), []
-    for grid, placements in itertools.product(grids(size, 2), tuples(2)):
-        mesh = init_device_mesh("cpu", grid)
-        tensor, full = getattr(dtensor, name)(*args, device_mesh=mesh, placements=placements), getattr(torch, name)(*args)
-        share = share_of(full, grid, place(mesh), placements)
-        right = tensor.to_local().shape == share.shape
-        if name != "empty":
-            right = right and same(tensor.to_local(), share) and same(tensor.full_tensor(), full)
-        wrong += [] if right else [(grid, placements, tensor)]
-    agree(not wrong, wrong[:3])
+    args, mesh = ((size + 1, 3), *[2.5] * (name == "full")), line(size)
+    tensor = getattr(dtensor, name)(*args, device_mesh=mesh, placements=[Shard(0)])
+    share = share_of(getattr(torch, name)(*args), (size,), place(mesh), [Shard(0)])
+    agree(tensor.to_local().shape == share.shape and (name == "empty" or same(tensor.to_local(), share)), tensor)
 
 
 @pytest.mark.feature("random numbers in DTensors, as on Gloo")
