@@ -1,4 +1,4 @@
-"""Tensor, data and pipeline parallelism together: each along its own dimension of one mesh, against one process.
+"""Pipeline, data and tensor parallelism together: each along its own dimension of one mesh, against one process.
 
 mesh pp x dp x tp on 8 ranks (2 each):  ranks 0..3 hold the first part, 4..7 the second
                                         ranks 0 1 | 2 3 | 4 5 | 6 7 share out the columns and rows of a part's weights
@@ -8,12 +8,14 @@ mesh pp x dp x tp on 8 ranks (2 each):  ranks 0..3 hold the first part, 4..7 the
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed import pipelining
+from torch.distributed import config, pipelining
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage
@@ -22,23 +24,39 @@ from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.stack import pipes
-from tests.support import agree
+from tests.stack.meshes import grids
+from tests.stack.record import refused_alike
+from tests.support import agree, everyone
 
-SECTION = "Tensor and context parallel"
-
-MESHES = [(1, 1, 1), (2, 1, 1), (1, 2, 1), (1, 1, 2), (1, 2, 2), (2, 1, 2), (2, 2, 1), (2, 2, 2)]  # pp, dp, tp
-meshes = pytest.mark.parametrize(
-    "shape",
-    [
-        pytest.param(shape, marks=pytest.mark.ranks(shape[0] * shape[1] * shape[2]), id="x".join(map(str, shape)))
-        for shape in MESHES
-    ],
-)
-KINDS = [
-    pytest.param("Schedule1F1B", 1, "loop", id="1F1B"),
-    pytest.param("ScheduleInterleaved1F1B", 2, "loop", id="Interleaved1F1B"),
-    pytest.param("ScheduleZBVZeroBubble", 2, "v", id="ZBVZeroBubble"),
+PIPELINES, TENSORS = "Pipelines", "Tensor and context parallel"  # sections of the tables in docs
+NAMES = ("pp", "dp", "tp")
+KINDS = {  # parts per rank, how they lie; the last three make the gradients of inputs and of weights one after the other
+    "1F1B": (1, "loop"),
+    "Interleaved1F1B": (2, "loop"),
+    "ZBVZeroBubble": (2, "v"),
+    "DualPipeV": (2, "v"),
+    "InterleavedZeroBubble": (2, "loop"),
+}
+WITH_DDP = [
+    pytest.mark.feature("a pipeline of stages in DDP, dp x pp mesh", section=PIPELINES),
+    pytest.mark.feature("tensor parallel with DDP on a 2D mesh", section=TENSORS),
+    pytest.mark.feature("TP x DDP x PP together", section=TENSORS),
 ]
+FULLY_SHARDED = [
+    pytest.mark.feature("a pipeline of fully sharded stages (FSDP2), dp x pp mesh", section=PIPELINES),
+    pytest.mark.feature("TP x FSDP2 x PP together", section=TENSORS),
+]
+FOR_EACH_EDGE = [
+    pytest.mark.feature("a group for each edge of the pipeline (`pipeline_per_edge_p2p`)", section=PIPELINES),
+    pytest.mark.skipif(not hasattr(config, "pipeline_per_edge_p2p"), reason="needs torch >= 2.15"),
+]
+CASES = [
+    *(pytest.param("DDP", kind, marks=WITH_DDP) for kind in list(KINDS)[:2]),
+    *(pytest.param("reshard", kind, marks=FULLY_SHARDED) for kind in list(KINDS)[:2]),
+    *(pytest.param("keep", kind, marks=FULLY_SHARDED) for kind in list(KINDS)[:4]),
+    *(pytest.param("keep, a group for each edge", kind, marks=FOR_EACH_EDGE) for kind in list(KINDS)[1:4]),
+]
+PLAN = {"up": ColwiseParallel(), "down": RowwiseParallel()}
 
 
 class Block(nn.Module):
@@ -52,53 +70,71 @@ class Block(nn.Module):
         return x + self.down(torch.tanh(self.up(x)))
 
 
-PLAN = {"up": ColwiseParallel(), "down": RowwiseParallel()}
+def wrapped(way: str, part: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    in_shards = mesh["tp"].size() > 1
+    if in_shards:
+        part = parallelize_module(part, mesh["tp"], PLAN)
+    if way == "DDP":
+        given: dict[str, Any] = {"device_mesh": mesh["dp"]} if in_shards else {"process_group": mesh.get_group("dp")}
+        return DistributedDataParallel(part, **given)
+    return fully_shard(part, mesh=mesh["dp"], reshard_after_forward=way == "reshard")
 
 
-def check(shape: tuple[int, ...], name: str, per_rank: int, style: str, wrap: Any, cut: Any = None) -> None:
-    """Three steps with parts of ``wrap(tensor parallel part, mesh of dp)``; ``cut``: a rank's share of a gradient, not scaled."""
-    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("pp", "dp", "tp"))
-    pp, dp, _ = shape
-    dp_rank, count, micro = mesh.get_local_rank("dp"), per_rank * pp, 2 * per_rank * pp
+def cut(name: str, gradient: Tensor, mesh: DeviceMesh) -> Tensor:
+    """The rank's share of a gradient."""
+    dim = {"up.weight": 0, "up.bias": 0, "down.weight": 1}.get(name.split(".", 1)[1])
+    return gradient if dim is None else gradient.chunk(mesh.size(), dim)[mesh.get_local_rank()]
+
+
+def differences(shape: tuple[int, ...], way: str, kind: str, backend: str = "mpi") -> str:
+    """What differs from one process after three steps. For DDP shapes are given: torch infers them outside of ``no_sync``.
+
+    DDP takes the shards for its parameters. Such a module does not list them any more, so that the schedule divides nothing.
+    """
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=NAMES, backend_override=dict.fromkeys(NAMES, backend))
+    (pp, dp, tp), (per_rank, style) = shape, KINDS[kind]
+    dp_rank, count, micro, unscaled = mesh.get_local_rank("dp"), per_rank * pp, 2 * per_rank * pp, way == "DDP" and tp > 1
     parts: list[nn.Module] = [Block() for _ in range(count)]
     data = pipes.batches(3, dp * micro, 4)
     mine = pipes.own(parts, pipes.places(mesh.get_local_rank("pp"), pp, per_rank, style))
-    mine = {index: wrap(parallelize_module(part, mesh["tp"], PLAN), mesh["dp"]) for index, part in mine.items()}
+    mine = {index: wrapped(way, part, mesh) for index, part in mine.items()}
     group = mesh.get_group("pp")
-    held = [
-        PipelineStage(part, index, count, pipes.CPU, group=group, **pipes.linear_shapes(index)) for index, part in mine.items()
-    ]
-    schedule = getattr(pipelining, name)(held[0] if per_rank == 1 else held, micro, loss_fn=mse_loss, scale_grads=cut is None)
-    got = pipes.piped(schedule, mine, count, pipes.share(data, dp_rank, dp))
+    with config.patch(pipeline_per_edge_p2p=True) if "edge" in way else contextlib.nullcontext():
+        held = [PipelineStage(part, i, count, pipes.CPU, group=group, **pipes.linear_shapes(i)) for i, part in mine.items()]
+        made = getattr(pipelining, f"Schedule{kind}")
+        schedule = made(held[0] if per_rank == 1 else held, micro, loss_fn=mse_loss, scale_grads=not unscaled)
+        got = pipes.piped(schedule, mine, count, pipes.share(data, dp_rank, dp))
     expected = []
-    steps = pipes.alone(parts, data, dp * micro, mse_loss, divisor=None if cut is None else dp)
+    steps = pipes.alone(parts, data, dp * micro, mse_loss, divisor=dp if unscaled else None)
     for step in pipes.share_of_steps(steps, dp_rank, dp):
-        shares = step.gradients if cut is None else {name: cut(name, g, mesh["tp"]) for name, g in step.gradients.items()}
+        shares = {name: cut(name, g, mesh["tp"]) if unscaled else g for name, g in step.gradients.items()}
         expected.append(step._replace(gradients=shares))
-    wrong = pipes.differences(got, expected, mine, count)
-    agree(not wrong, wrong)
+    return pipes.differences(got, expected, mine, count)
 
 
-@meshes
-@pytest.mark.feature("TP x FSDP2 x PP together")
-@pytest.mark.parametrize(("name", "per_rank", "style"), KINDS)
-def test_fully_shard(shape: tuple[int, ...], name: str, per_rank: int, style: str) -> None:
+@pytest.mark.ranks(1, 2, 3, 4, 8)
+@pytest.mark.parametrize(("way", "kind"), CASES)
+def test_trains_as_one_process_does(way: str, kind: str, size: int) -> None:
     """Every rank talks in three groups at once: a mix-up of two of them changes a number or hangs."""
-    check(shape, name, per_rank, style, lambda part, mesh: fully_shard(part, mesh=mesh, reshard_after_forward=False))
+    for shape in grids(size, 3):
+        if max(shape) < 4 and shape[2] < 3:
+            wrong = differences(shape, way, kind)
+            agree(not wrong, f"{shape}: {wrong}")
 
 
-@meshes
-@pytest.mark.feature("tensor parallel with DDP on a 2D mesh")
-@pytest.mark.feature("TP x DDP x PP together")
-@pytest.mark.parametrize(("name", "per_rank", "style"), KINDS[:2])
-def test_ddp(shape: tuple[int, ...], name: str, per_rank: int, style: str) -> None:
-    """DDP takes the shards for its parameters; a rank's gradients are its share of what one process has.
+@pytest.mark.parametrize(
+    ("way", "stages"),
+    [
+        pytest.param("reshard", "FSDP2 stages with reshard_after_forward=True", marks=pytest.mark.ranks(2, 4)),
+        pytest.param("DDP", "stages in DDP", marks=pytest.mark.ranks(4)),
+    ],
+)
+def test_with_a_split_backward(way: str, stages: str, request: pytest.FixtureRequest, size: int) -> None:
+    """torch's gradients are wrong, over Gloo too: parameters are freed in between, or DDP does not hear of all gradients."""
 
-    Not scaled: such a module does not list its parameters any more, so that the schedule has nothing to divide.
-    """
+    def call(group: Any) -> None:
+        wrong = everyone(differences((2, size // 2, 1), way, "InterleavedZeroBubble", dist.get_backend(group)))
+        assert not any(wrong), "wrong gradients"
 
-    def cut(name: str, gradient: Tensor, mesh: DeviceMesh) -> Tensor:
-        dim = {"up.weight": 0, "up.bias": 0, "down.weight": 1}.get(name.split(".", 1)[1])
-        return gradient if dim is None else gradient.chunk(mesh.size(), dim)[mesh.get_local_rank()]
-
-    check(shape, name, per_rank, style, lambda part, mesh: DistributedDataParallel(part, device_mesh=mesh), cut)
+    what = f"schedules with a split backward (zero bubble, DualPipeV) of {stages}"
+    agree("gradients" in refused_alike(what, call, request.node, AssertionError))
