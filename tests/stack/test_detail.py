@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed import DebugLevel
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
+from torch.distributed.tensor import init_device_mesh
 
 import mpicoll
 from mpicoll._c10d.names import BACKEND_SUBCLASSES
@@ -46,35 +46,22 @@ in_detail = pytest.mark.parametrize("level", [DebugLevel.DETAIL], indirect=True,
 @pytest.mark.feature("TORCH_DISTRIBUTED_DEBUG=INFO, DETAIL: every operation, DDP, fully_shard, meshes")
 @levels
 def test_everything_works(level: DebugLevel, rank: int, size: int) -> None:
-    """Collectives, messages, objects, subgroups, Gloo beside, both doors: the same answers as without it."""
+    """Collectives, messages, objects, subgroups, Gloo beside, both doors, training: the same answers as without it."""
     wrong = exercise(dist.group.WORLD, rank, size)
     pair: Any = dist.new_group(list(range((size + 1) // 2)))
     if rank < (size + 1) // 2:
         wrong += exercise(pair, rank, (size + 1) // 2)
     gloo = dist.new_group(backend="gloo")
     wrong += ["gloo"] * (total(gloo) != size) + ["world"] * (total() != size)
-    mine = torch.ones(3)
-    mpicoll.all_reduce(mine)
+    mpicoll.all_reduce(mine := torch.ones(3))
     wrong += ["mpicoll.all_reduce"] * (mine.tolist() != [size] * 3)
     works = [dist.all_reduce(torch.ones(1000), async_op=True) for _ in range(5)]
     wrong += ["asynchronous"] * (not all(work.wait() and work.is_completed() for work in works))  # type: ignore[union-attr]
-    mesh = init_device_mesh("cpu", (size,))
-    whole = torch.arange(15.0).reshape(5, 3)
-    turned = distribute_tensor(whole, mesh, [Shard(0)]).redistribute(mesh, [Shard(1)]).redistribute(mesh, [Replicate()])
-    wrong += ["DTensor"] * (not torch.equal(turned.to_local(), whole))
+    mesh, reference = init_device_mesh("cpu", (size,)), sharded.alone(2, size)
+    for model in (sharded.ddp(sharded.network()), sharded.sharded(sharded.network(), mesh=mesh)):
+        sharded.train(model, sharded.sgd(model.parameters()), range(2), rank, size)
+        wrong += sharded.differences(model.parameters(), reference.parameters())
     agree(not wrong and dist.get_debug_level() == level, wrong)
-
-
-@pytest.mark.feature("TORCH_DISTRIBUTED_DEBUG=INFO, DETAIL: every operation, DDP, fully_shard, meshes")
-@levels
-@pytest.mark.parametrize("kind", ["DDP", "fully_shard"])
-def test_training(kind: str, level: DebugLevel, rank: int, size: int) -> None:
-    """Two steps as in one process."""
-    mesh = init_device_mesh("cpu", (size,))
-    model = sharded.ddp(sharded.network()) if kind == "DDP" else sharded.sharded(sharded.network(), mesh=mesh)
-    sharded.train(model, sharded.sgd(model.parameters()), range(2), rank, size)
-    wrong = sharded.differences(model.parameters(), sharded.alone(2, size).parameters())
-    agree(not wrong, wrong)
 
 
 def said_by(call: Callable[[], Any]) -> str:

@@ -1,4 +1,7 @@
-"""Groups of MPI and of Gloo beside each other in a world of either: interleaved, under DDP and meshes, destroyed in any order."""
+"""Groups of MPI and of Gloo beside each other in a world of either: interleaved, under DDP and meshes, destroyed in any order.
+
+And one group with two backends: each operation goes to the backend of the device that its tensors are on.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
+from torch.nn.parallel import DistributedDataParallel
 
+import mpicoll
+from mpicoll._c10d.names import BACKEND_SUBCLASSES
 from tests.stack import sharded
 from tests.stack.conftest import end_world
 from tests.stack.exercise import exercise, total
@@ -17,8 +23,12 @@ from tests.support import agree
 
 SECTION = "Mixed backends and debugging"
 BACKENDS = ["mpi", "gloo"]
+MIXTURES = pytest.mark.feature("two backends in one group: 'cpu:mpi,cuda:gloo', 'cpu:gloo,cuda:mpi'")
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*all_gather_tensor.*deprecated:FutureWarning"),
+]
 
 
 @pytest.fixture(params=BACKENDS)
@@ -139,12 +149,54 @@ def test_monitored_barrier(world: str, rank: int, size: int) -> None:
 @pytest.mark.feature("what torch says about groups: get_pg_count, get_process_group_ranks, group_desc")
 def test_what_torch_says(world: str, rank: int, size: int) -> None:
     """The same for both backends; numbered alike on members and on others."""
-    before, half, said = dist.get_pg_count(), list(range(0, size, 2)), []
-    for backend in BACKENDS:
-        group: Any = dist.new_group(half, backend=backend, group_desc=f"half of {backend}")
-        if rank in half:
-            ranks = (dist.get_group_rank(group, rank), dist.get_global_rank(group, len(half) - 1), group.size())
-            said.append((group.group_desc, ranks, dist.get_process_group_ranks(group)))
-    mine = (rank // 2, half[-1], len(half))
-    expected = [(f"half of {backend}", mine, half) for backend in BACKENDS] if rank in half else []
-    agree(said == expected and dist.get_pg_count() == before + 2, (said, dist.get_pg_count() - before))
+    before, half = dist.get_pg_count(), list(range(0, size, 2))
+    groups: list[Any] = [dist.new_group(half, backend=backend, group_desc="half") for backend in BACKENDS]
+    said = [(g.group_desc, dist.get_group_rank(g, rank), dist.get_process_group_ranks(g)) for g in groups if rank in half]
+    agree(said == [("half", rank // 2, half)] * len(said) and dist.get_pg_count() == before + 2, said)
+
+
+# -- two backends in one group -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["cpu:mpi,cuda:gloo", "cpu:gloo,cuda:mpi"])
+def mixture(request: pytest.FixtureRequest, no_world: None) -> str:
+    """The world is made with this backend string."""
+    dist.init_process_group(request.param)
+    return request.param  # type: ignore[no-any-return]
+
+
+@MIXTURES
+def test_a_mixture_does_each_kind_of_operation(mixture: str, rank: int, size: int) -> None:
+    """Collectives, lists, messages, objects, C++ callers and both doors, on CPU tensors; an inherited mixture; DDP."""
+    world: Any = dist.group.WORLD
+    carrier = world._get_backend(torch.device("cpu"))
+    agree(dist.get_backend() == dist.get_backend_config() == mixture, dist.get_backend())
+    agree(("gloo" in carrier.name().lower() if mixture.startswith("cpu:gloo") else hasattr(carrier, "communicator")), carrier)
+    wrong = [exercise(group, rank, size) for group in (world, dist.new_group(list(range(size))))]
+    mpicoll.all_reduce(ours := torch.tensor([float(rank + 1)]))
+    agree(not any(wrong) and ours.item() == size * (size + 1) / 2, (wrong, ours))
+    model = DistributedDataParallel(torch.nn.Linear(4, 1, bias=False))
+    model(torch.full((1, 4), float(rank))).sum().backward()
+    agree(model.module.weight.grad.tolist() == [[(size - 1) / 2] * 4], model.module.weight.grad)
+
+
+@MIXTURES
+def test_an_error_leaves_nothing(no_world: None, rank: int, size: int) -> None:
+    """A backend that this torch does not have: torch's or our words, and the next init works."""
+    with pytest.raises((RuntimeError, AssertionError, ValueError)):
+        dist.init_process_group("cpu:mpi,cuda:there_is_no_such_backend")
+    agree(not dist.is_initialized())
+    with pytest.raises(ValueError, match="device"):
+        dist.init_process_group("cpu:mpi,cpu:gloo")
+    agree(not dist.is_initialized())
+    dist.init_process_group("mpi")
+    agree(total() == size)
+
+
+@MIXTURES
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_nccl_without_a_gpu_says_so(no_world: None, rank: int, size: int) -> None:
+    """The string is accepted and handed to NCCL, which has the last word."""
+    with pytest.raises((RuntimeError, ValueError), match=r"NCCL|GPU|nccl"):
+        dist.init_process_group("cpu:mpi,cuda:nccl")
+    agree(not dist.is_initialized(), BACKEND_SUBCLASSES)

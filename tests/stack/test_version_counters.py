@@ -1,8 +1,12 @@
-"""Through torch.distributed, the same results count as in-place writes as with a Gloo group, in each form of each operation."""
+"""Through torch.distributed, the same results count as in-place writes as with a Gloo group, in each form of each operation.
+
+And the classic collectives take what functional ones return, an AsyncCollectiveTensor: a tensor round the one with the memory.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -10,16 +14,16 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from torch import Tensor
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh, zeros
 
 import mpicoll
 from tests.stack.operations import Operation, operations, waited
 from tests.support import agree
 
-SECTION = "Mixed backends and debugging"
+SECTION, FUNCTIONAL = "Mixed backends and debugging", "Functional collectives and torch.compile"
+counters = pytest.mark.feature("version counters: what autograd counts as an in-place write, as with Gloo")
 
 pytestmark = [
-    pytest.mark.feature("version counters: what autograd counts as an in-place write, as with Gloo"),
     pytest.mark.filterwarnings("ignore:.*(is|will be) deprecated.*:FutureWarning"),
     pytest.mark.filterwarnings("ignore:Sparse invariant checks"),  # torch 2.11
 ]
@@ -51,6 +55,7 @@ def counted(operation: Operation, group: Any) -> list[bool]:
     return [tensor._version > start for tensor, start in zip(operation.tensors, before, strict=True)]
 
 
+@counters
 @pytest.mark.parametrize("async_op", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("make", [contiguous, strided])
 def test_the_same_counts_as_with_gloo(
@@ -70,6 +75,7 @@ def test_the_same_counts_as_with_gloo(
     agree(any(any(expected) for _, expected in seen.values()) and not wrong, f"mpi, gloo: {wrong}")
 
 
+@counters
 @pytest.mark.parametrize("make", [contiguous, strided, halves])
 def test_the_end_of_an_operation_counts_as_no_write(make: Callable[..., Tensor], rank: int, size: int) -> None:  # trap 27
     """autograd saves the output of a collective that is under way; had its end counted as a write, backward would refuse."""
@@ -89,6 +95,7 @@ def test_the_end_of_an_operation_counts_as_no_write(make: Callable[..., Tensor],
     agree(not wrong, wrong)
 
 
+@counters
 def test_sparse_and_functional(gloo: Any) -> None:  # trap 27
     """all_reduce of a sparse tensor, and functional collectives in place. Others write new tensors, which nobody has saved."""
     seen = []
@@ -106,6 +113,7 @@ def test_sparse_and_functional(gloo: Any) -> None:  # trap 27
     agree(seen[0] == seen[1], seen)
 
 
+@counters
 @pytest.mark.parametrize("placement", [Replicate(), Shard(0)], ids=str)
 def test_distribute_tensor_while_views_are_out(placement: Any, rank: int, size: int) -> None:
     """DTensor broadcasts into the program's own tensor; its pieces from chunk(), taken before, can still be used."""
@@ -118,12 +126,54 @@ def test_distribute_tensor_while_views_are_out(placement: Any, rank: int, size: 
     agree(torch.equal(tensor.grad, torch.ones(8 * size)) and torch.equal(whole, torch.arange(8.0 * size)), tensor.grad)
 
 
-def test_mpicolls_own_functions_count_all_writes(rank: int, size: int) -> None:  # trap 27
-    """all_reduce through mpicoll, and the same through torch.distributed."""
-    versions = []
-    for library in (mpicoll, dist):
-        tensor = torch.ones(4)
+# -- tensors that are not finished -------------------------------------------------------------------------------------
+
+through_both_doors = pytest.mark.parametrize("library", [dist, mpicoll], ids=["torch", "mpicoll"])
+
+
+made: list[Tensor] = []
+
+
+def finished(*shape: int) -> Tensor:
+    return torch.randint(100, shape).float()
+
+
+def unfinished(*shape: int) -> Tensor:
+    """Returns such values as the result of an all_reduce that nobody has waited for (collective)."""
+    tensor = funcol.all_reduce(finished(*shape), "max", dist.group.WORLD)  # type: ignore[arg-type]
+    assert type(tensor) is funcol.AsyncCollectiveTensor
+    made.append(tensor)
+    return tensor
+
+
+@pytest.mark.feature("AsyncCollectiveTensor given to the classic collectives", section=FUNCTIONAL)
+@through_both_doors
+@pytest.mark.parametrize("async_op", [False, True], ids=["sync", "async"])
+def test_unfinished_tensors(library: ModuleType, async_op: bool, rank: int, size: int) -> None:
+    """It is waited for and unwrapped, whether it is read or written: it has no memory at its own address."""
+    wrong = {}
+    for name in operations(0, size, finished, async_op):  # rank 0 has all of them
+        results = []
+        for make, door in ((finished, dist), (unfinished, library)):
+            torch.manual_seed(0)  # the same numbers in both, and on all ranks
+            operation = operations(rank, size, make, async_op, door).get(name)
+            if operation is not None:
+                waited(operation.call(None))
+                results.append([tensor.tolist() for tensor in operation.tensors])
+        if results and results[0] != results[1]:
+            wrong[name] = results
+        while made:
+            funcol.wait_tensor(made.pop())  # those that only some ranks have used
+    agree(not wrong, wrong)
+
+
+@pytest.mark.feature("a DTensor given to a classic collective is refused", section=FUNCTIONAL)
+@through_both_doors
+def test_dtensors_are_refused(library: ModuleType, rank: int, size: int) -> None:
+    """By an error that says so, on every rank, and the group goes on; torch's own is a NotImplementedError of its dispatcher."""
+    tensor = zeros(size, 3, device_mesh=init_device_mesh("cpu", (size,)), placements=[Shard(0)])
+    with pytest.raises((TypeError, NotImplementedError), match=r"DTensor|sharding strategy"):
         library.all_reduce(tensor)
-        library.all_reduce(tensor, async_op=True).wait()
-        versions.append(tensor._version)
-    agree(versions == [2, 0], versions)
+    one = torch.ones(1)
+    library.all_reduce(one)
+    agree(one.item() == size)
