@@ -36,10 +36,10 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),
 ]
 
-RESUMED = "checkpoint: a whole training (model, optimizer, schedule, generators) resumed bit for bit"
 Make = Callable[[int], Any]
 FULL = StateDictOptions(full_state_dict=True)
 RANK_0 = StateDictOptions(full_state_dict=True, cpu_offload=True)
+RATES = {0: 0.3, 2: 0.2}  # of a layer
 BROADCAST = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
 
 
@@ -56,6 +56,13 @@ def hybrid(size: int) -> nn.Module:
     shape = (2, size // 2) if size % 2 == 0 else (1, size)
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard"))
     return sharded.sharded(sharded.network(), mesh=mesh)
+
+
+def from_nothing(size: int) -> nn.Module:
+    """On the meta device first: this rank has never had the weights."""
+    with torch.device("meta"):
+        model = fully_sharded(size)
+    return model.to_empty(device="cpu")
 
 
 def begun(make: Make, rank: int | None, size: int, steps: int = 2) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -78,7 +85,7 @@ def differing(found: Any, expected: Any, key: str = "") -> list[str]:
 
 
 @pytest.mark.feature("state_dict: get_state_dict(full_state_dict) of DDP and of fully_shard is one process's")
-@pytest.mark.parametrize("make", [replicated, fully_sharded, hybrid], ids=lambda make: make.__name__)
+@pytest.mark.parametrize("make", [replicated, hybrid], ids=lambda make: make.__name__)
 def test_full(make: Make, rank: int, size: int) -> None:
     """Names without prefixes, plain tensors, momenta by parameter's name; on all ranks, or with cpu_offload on rank 0 alone."""
     model, made = begun(make, rank, size)
@@ -95,24 +102,6 @@ def test_full(make: Make, rank: int, size: int) -> None:
     agree(not wrong, wrong)
 
 
-@pytest.mark.feature("state_dict: sharded states, cpu_offload, flatten_optimizer_state_dict")
-@pytest.mark.parametrize("flat", [False, True])
-def test_sharded(flat: bool, rank: int, size: int) -> None:
-    """Each rank keeps its own shards, as DTensors; a copy of them, set later, brings the moment back."""
-    model, made = begun(fully_sharded, rank, size)
-    options = StateDictOptions(cpu_offload=True, flatten_optimizer_state_dict=flat)
-    state, moments = get_state_dict(model, made, options=options)
-    kept = [sharded.whole(p.detach()).clone() for p in model.parameters()]
-    right = all(isinstance(value, DTensor) for value in state.values())
-    right = right and (("state.0.weight.exp_avg" in moments) if flat else set(moments) == {"state", "param_groups"})
-    state = {name: value.clone() for name, value in state.items()}
-    sharded.train(model, made, range(2, 4), rank, size)
-    other, others = begun(fully_sharded, rank, size, steps=1)
-    set_state_dict(other, others, model_state_dict=state, optim_state_dict=moments, options=options)
-    wrong = sharded.differences(other.parameters(), kept, 0)
-    agree(right and not wrong, (wrong, list(moments)))
-
-
 def hand_over(how: str, model: nn.Module, made: Any, to: nn.Module, optimizer: Any, rank: int, path: Path) -> None:
     """The whole state of one into the other."""
     if how == "dcp":
@@ -122,6 +111,13 @@ def hand_over(how: str, model: nn.Module, made: Any, to: nn.Module, optimizer: A
         dcp.load(found, checkpoint_id=path)
         set_state_dict(to, optimizer, model_state_dict=found["model"], optim_state_dict=found["optimizer"])
         return
+    if how in ("sharded", "flat"):
+        shards = StateDictOptions(cpu_offload=True, flatten_optimizer_state_dict=how == "flat")
+        state, moments = get_state_dict(model, made, options=shards)
+        assert all(isinstance(value, DTensor) for value in state.values()), state
+        assert ("state.0.weight.exp_avg" in moments) if how == "flat" else set(moments) == {"state", "param_groups"}, moments
+        set_state_dict(to, optimizer, model_state_dict=state, optim_state_dict=moments, options=shards)
+        return
     state, moments = get_state_dict(model, made, options=FULL)
     if how == "broadcast" and rank:
         state, moments = {}, {}
@@ -130,14 +126,25 @@ def hand_over(how: str, model: nn.Module, made: Any, to: nn.Module, optimizer: A
     set_optimizer_state_dict(to, optimizer, moments, options=options)
 
 
-@pytest.mark.feature(
-    "state_dict: training resumed equals training that never stopped, DDP, fully_shard and from one to the other"
-)
-@pytest.mark.parametrize("how", ["dcp", "full", "broadcast"])
+RESUMED = "state_dict: training resumed equals training that never stopped, DDP, fully_shard and from one to the other"
+SHARDS = "state_dict: sharded states, cpu_offload, flatten_optimizer_state_dict"
+META = "state_dict: broadcast_from_rank0 into a model from the meta device"
+
+
 @pytest.mark.parametrize(
-    ("before", "after"),
-    [(replicated, replicated), (replicated, fully_sharded), (fully_sharded, hybrid)],
-    ids=lambda make: make.__name__,
+    ("how", "before", "after"),
+    [
+        *(
+            pytest.param(how, before, after, marks=pytest.mark.feature(RESUMED), id=f"{how}-{before.__name__}-{after.__name__}")
+            for how in ("dcp", "full", "broadcast")
+            for before, after in ((replicated, replicated), (replicated, fully_sharded), (fully_sharded, hybrid))
+        ),
+        *(
+            pytest.param(how, fully_sharded, fully_sharded, marks=pytest.mark.feature(SHARDS), id=how)
+            for how in ("sharded", "flat")
+        ),
+        pytest.param("broadcast", replicated, from_nothing, marks=pytest.mark.feature(META), id="meta"),
+    ],
 )
 def test_resumed(how: str, before: Make, after: Make, rank: int, size: int, shared_path: Path) -> None:
     """Two steps, the state into a model that is fresh on every rank, and two more; from rank 0 alone, or from every rank."""
@@ -153,32 +160,17 @@ def test_resumed(how: str, before: Make, after: Make, rank: int, size: int, shar
     agree(not wrong, wrong)
 
 
-@pytest.mark.feature("state_dict: broadcast_from_rank0 into a model from the meta device")
-def test_into_nothing(rank: int, size: int) -> None:
-    """Only rank 0 has ever had the weights; the others get their shards of them."""
-    torch.manual_seed(rank)
-    state = sharded.network().state_dict() if rank == 0 else {}
-    with torch.device("meta"):
-        model = sharded.sharded(sharded.network(), mesh=init_device_mesh("cpu", (size,)))
-    model.to_empty(device="cpu")
-    set_model_state_dict(model, state, options=BROADCAST)
-    wrong = sharded.differences(model.parameters(), sharded.network().parameters(), 0)
-    agree(not wrong, wrong)
-
-
 @pytest.mark.feature("state_dict: frozen parameters, strict=False, a part of the model")
-@pytest.mark.parametrize("make", [replicated, fully_sharded], ids=lambda make: make.__name__)
-def test_parts(make: Make, rank: int, size: int) -> None:
+def test_parts(rank: int, size: int) -> None:
     """What is left out stays what it was."""
-    model = make(size)
-    layers: Any = model.module if isinstance(model, DistributedDataParallel) else model
-    for parameter in layers[0].parameters():
+    model: Any = fully_sharded(size)
+    for parameter in model[0].parameters():
         parameter.requires_grad_(False)
     trained = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, ignore_frozen_params=True))
     changed = {name: value + 1 for name, value in trained.items()}
-    before = {name: sharded.whole(value).clone() for name, value in layers.state_dict().items()}
+    before = {name: sharded.whole(value).clone() for name, value in model.state_dict().items()}
     set_model_state_dict(model, changed, options=StateDictOptions(full_state_dict=True, strict=False))
-    after = {name: sharded.whole(value) for name, value in layers.state_dict().items()}
+    after = {name: sharded.whole(value) for name, value in model.state_dict().items()}
     wrong = [name for name in before if not torch.equal(after[name], before[name] + (name.partition(".")[0] != "0"))]
     agree(set(trained) == {name for name in before if not name.startswith("0.")} and not wrong, (wrong, list(trained)))
 
@@ -215,14 +207,9 @@ class Everything:
             self.epoch += 1
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        pytest.param(replicated, marks=pytest.mark.feature("checkpoint: Stateful objects")),
-        pytest.param(fully_sharded, marks=pytest.mark.feature(RESUMED)),
-    ],
-    ids=lambda make: make.__name__,
-)
+@pytest.mark.feature("checkpoint: Stateful objects")
+@pytest.mark.feature("checkpoint: a whole training (model, optimizer, schedule, generators) resumed bit for bit")
+@pytest.mark.parametrize("make", [replicated, fully_sharded], ids=lambda make: make.__name__)
 def test_a_whole_training(make: Make, rank: int, size: int, shared_path: Path) -> None:
     """Each rank's random numbers go on where that rank's were; the learning rate has been halved once before and once after."""
     never_stopped = Everything(make, size)
@@ -242,17 +229,14 @@ def test_a_whole_training(make: Make, rank: int, size: int, shared_path: Path) -
 def test_parameter_groups(rank: int, size: int) -> None:
     """Groups with their own learning rates keep them, by parameters' names."""
     model, other = fully_sharded(size), fully_sharded(size)
-    optimizer, plain = (torch.optim.SGD(groups_of(m, rates), momentum=0.9) for m, rates in ((model, (0.3, 0.2)), (other, (0, 0))))
+    optimizer, plain = (
+        torch.optim.SGD([{"params": list(m[i].parameters()), "lr": lr * (m is model)} for i, lr in RATES.items()], momentum=0.9)
+        for m in (model, other)
+    )
     sharded.train(model, optimizer, range(1), rank, size)
     state: Any = get_optimizer_state_dict(model, optimizer, options=FULL)
     found = {name: group["lr"] for group in state["param_groups"] for name in group["params"]}
     set_optimizer_state_dict(other, plain, state, options=FULL)
     rates = [group["lr"] for group in plain.param_groups]
-    momenta = [[o.state[p]["momentum_buffer"] for g in o.param_groups for p in g["params"]] for o in (plain, optimizer)]
-    wrong = sharded.differences(momenta[0], momenta[1], 0)
-    names = {"0.weight": 0.3, "0.bias": 0.3, "2.weight": 0.2, "2.bias": 0.2}
-    agree(found == names and rates == [0.3, 0.2] and not wrong, (found, rates, wrong))
-
-
-def groups_of(model: Any, rates: tuple[float, ...]) -> list[dict[str, Any]]:
-    return [{"params": list(model[layer].parameters()), "lr": rate} for layer, rate in zip((0, 2), rates, strict=True)]
+    names = {f"{layer}.{name}": rate for layer, rate in RATES.items() for name in ("weight", "bias")}
+    agree(found == names and rates == list(RATES.values()), (found, rates))
