@@ -1,13 +1,12 @@
 """torch.distributed._functional_collectives and torch.distributed.nn.functional on MPI: values and gradients of every function.
 
 A function's values are compared with those that one process makes of all ranks' tensors; its gradients with numeric ones
-(tests/support/gradients.py), which see the function of all ranks.
+(tests/support/gradients.py), which see the function of all ranks. What comes back is waited for when it is used, if ever.
 """
 
 from __future__ import annotations
 
 import functools
-import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -21,9 +20,11 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from tests.stack.record import refused_alike
 from tests.stack.sharded import TORCH
-from tests.support import agree
+from tests.support import agree, launch
 from tests.support.gradients import check, of_ranks
+from tests.support.tensors import reduced
 from tests.support.torch_backend import DTYPES, of_rank, same
+from tests.tensors.test_reductions import LEGAL
 
 SECTION = "Functional collectives and torch.compile"
 since_2_15 = pytest.mark.skipif(TORCH < (2, 15), reason="needs torch >= 2.15")
@@ -169,46 +170,25 @@ def test_values(name: str, size: int) -> None:
         agree(torch.equal(got.view(torch.uint8), EVERY[name].expected([part.view(torch.uint8) for part in given], 0)), got)
 
 
-REDUCTIONS: dict[str, Callable[[Any, Any], Any]] = {
-    "sum": operator.add, "product": operator.mul, "min": torch.minimum, "max": torch.maximum,
-    "band": operator.and_, "bor": operator.or_, "bxor": operator.xor,
-}  # fmt: skip
-BITWISE = ("band", "bor", "bxor")
-
-
 @pytest.mark.feature("functional all_reduce: sum, avg, product, min, max, band, bor, bxor; every dtype")
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.complex64], ids=str)
 def test_reductions(dtype: torch.dtype, rank: int, size: int) -> None:
-    """all_reduce and reduce_scatter by each operation; the input stays as it was. avg is rounded once, in bf16 and fp16 too."""
-    floating, parts, world = dtype.is_floating_point, [of_rank(r, 2 * size, 3).to(dtype) for r in range(size)], dist.group.WORLD
-    combine = {**REDUCTIONS, **({"sum": operator.or_, "product": operator.and_} if dtype == torch.bool else {})}
-    ops = [op for op in combine if not (floating and op in BITWISE) and (op == "sum" or not dtype.is_complex)]
-    wrong = []
-    for op in ops:
-        got = funcol.all_reduce(parts[rank], op.upper(), world), SCATTERS[-1](parts[rank], op, 0, world)
-        expected = functools.reduce(combine[op], parts)
-        right = same(funcol.wait_tensor(got[0]), expected) and same(funcol.wait_tensor(got[1]), expected.chunk(size)[rank])
-        wrong += [] if right and torch.equal(parts[rank], of_rank(rank, 2 * size, 3).to(dtype)) else [(op, got)]
+    """all_reduce and reduce_scatter by each operation; the input stays as it was."""
+    parts, world, wrong = [of_rank(r, 2 * size, 3).to(dtype) for r in range(size)], dist.group.WORLD, []
+    for op in LEGAL[dtype]:
+        if op != "PREMUL_SUM":
+            got = funcol.all_reduce(parts[rank], op, world), SCATTERS[-1](parts[rank], op.lower(), 0, world)
+            expected = reduced(op, parts)
+            right = same(funcol.wait_tensor(got[0]), expected) and same(funcol.wait_tensor(got[1]), expected.chunk(size)[rank])
+            wrong += [] if right and torch.equal(parts[rank], of_rank(rank, 2 * size, 3).to(dtype)) else [(op, got)]
     agree(not wrong, wrong)
-    if floating or dtype.is_complex:
-        got = funcol.all_reduce(parts[rank], "avg", world), SCATTERS[-1](parts[rank], "avg", 0, world)
-        mean = torch.stack([part.to(torch.complex128 if dtype.is_complex else torch.float64) for part in parts]).mean(0).to(dtype)
-        pairs = zip(got, (mean, mean.chunk(size)[rank]), strict=True)
-        agree(all(g.dtype == dtype and torch.allclose(g, e, rtol=1e-6) for g, e in pairs), got)
 
 
 @pytest.mark.feature("functional all_reduce: sum, avg, product, min, max, band, bor, bxor; every dtype")
 def test_what_is_refused(size: int) -> None:
     """avg of bools is our TypeError on every rank, before anything moves, through C++ too; the group works on."""
-    said = ""
-    try:
+    with pytest.raises(TypeError, match=r"all_reduce: AVG on torch\.bool: it needs a number"):
         funcol.wait_tensor(funcol.all_reduce(torch.ones(2, dtype=torch.bool), "avg", dist.group.WORLD))
-    except Exception as error:  # noqa: BLE001  its type is what is asked
-        said = f"{isinstance(error, TypeError)} {error}"
-    agree(said.startswith("True all_reduce: AVG on torch.bool: it needs a number"), said)
-    if size > 1:
-        with pytest.raises(AssertionError, match="multiple of group_size"):
-            SCATTERS[-1](torch.ones(size + 1), "sum", 0, dist.group.WORLD)
     agree(funcol.all_reduce(torch.ones(2), "sum", dist.group.WORLD).tolist() == [size, size])
 
 
@@ -234,7 +214,6 @@ def test_layouts(kind: str, size: int) -> None:
 def test_shapes(rank: int, size: int) -> None:
     """0-dim tensors gather to a vector of the group's size; empty ones take part."""
     world = dist.group.WORLD
-    agree(funcol.all_reduce(torch.tensor(rank + 1.0), "sum", world).item() == size * (size + 1) / 2)
     agree(GATHERS[-1](torch.tensor(rank), 0, world).tolist() == list(range(size)))
     empty = torch.empty(0, 3)
     got = [funcol.all_reduce(empty, "sum", world), GATHERS[-1](empty, 0, world), SCATTERS[-1](empty, "sum", 0, world)]
@@ -281,25 +260,6 @@ def test_groups(kind: str, size: int) -> None:
 # -- gradients ---------------------------------------------------------------------------------------------------------
 
 
-class _Wrong(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        x = x.clone()
-        dist.all_reduce(x)
-        return x
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return gradient  # right for one rank, or for a loss that only rank 0 counts
-
-
-@pytest.mark.min_ranks(2)
-def test_the_check_finds_a_wrong_gradient() -> None:
-    """An all_reduce whose backward forgets the other ranks."""
-    with pytest.raises(pytest.fail.Exception, match="Jacobian mismatch"):
-        check(_Wrong.apply, of_ranks(2))
-
-
 WITH_GRADIENTS = "functional, by gradcheck: all_reduce, all_gather, reduce_scatter, all_to_all, permute, *_autograd"
 COALESCED_GRADIENTS = "functional: gradients by gradcheck: *_coalesced"
 GRADIENTS: dict[str, Callable[[Tensor, Any, list[int]], Any]] = {
@@ -307,10 +267,6 @@ GRADIENTS: dict[str, Callable[[Tensor, Any, list[int]], Any]] = {
     "all_gather_tensor_autograd": lambda x, group, ranks: funcol.all_gather_tensor_autograd(x, 0, group),
     "reduce_scatter_tensor_autograd": lambda x, group, ranks: funcol.reduce_scatter_tensor_autograd(x, "sum", 0, group),
     "all_to_all_single_autograd": lambda x, group, ranks: funcol.all_to_all_single_autograd(x, None, None, group),
-    "used twice": lambda x, group, ranks: (y := funcol.all_reduce(x, "sum", group)) * (dist.get_rank() + 1) + y * x,
-    "one after the other": lambda x, group, ranks: GATHERS[-1](
-        SCATTERS[-1](x, "sum", 0, group) * (dist.get_rank() + 1), 0, group
-    ),
 }
 
 
@@ -327,25 +283,13 @@ def test_gradients(name: str, size: int) -> None:
     check(lambda x: GRADIENTS[name](x * x, dist.group.WORLD, list(range(size))), of_ranks(*shape))
 
 
-@pytest.mark.feature(WITH_GRADIENTS)
-def test_gradients_of_a_mesh_dimension_and_of_complex_numbers(rank: int, size: int) -> None:
-    """Each row of a mesh for itself; the other rows' inputs have no influence."""
-    mesh = init_device_mesh("cpu", (size // 2, 2) if size % 2 == 0 else (1, size))
-    check(lambda x: GATHERS[-1](x * x, 0, (mesh, 1)) * (rank + 1), of_ranks(2))
-    check(lambda x: funcol.all_reduce(x * x, "sum", (mesh, 0)) * (rank + 1), of_ranks(2, dtype=torch.complex128))
-
-
 @pytest.mark.feature("functional, by gradcheck: all_reduce avg, min, max, premul_sum")
 @since_2_15
 @pytest.mark.parametrize("op", ["avg", "min", "max", "premul_sum"])
 def test_other_reductions(op: str) -> None:
-    """The extremum's gradient goes to the rank that has it; where all ranks hold the maximum, each gets its share."""
+    """The extremum's gradient goes to the rank that has it."""
     reduction = dist._make_nccl_premul_sum(0.5) if op == "premul_sum" else op
-    check(lambda x: funcol.all_reduce(x * x, reduction, dist.group.WORLD), of_ranks(3))
     check(lambda x: funcol.all_reduce_coalesced([x * x, x], reduction, dist.group.WORLD), of_ranks(3))
-    tied = torch.ones(2, requires_grad=True)
-    funcol.all_reduce(tied, "max", dist.group.WORLD).sum().backward()
-    agree(torch.allclose(tied.grad, torch.ones(2)), tied.grad)
 
 
 # -- torch.distributed.nn.functional -----------------------------------------------------------------------------------
@@ -398,21 +342,15 @@ NN_TWICE = "nn.functional: gradients of the gradients, by gradgradcheck"
 NN_UNEVEN = "nn.functional: gradients by gradcheck: all_to_all and all_to_all_single of uneven sizes"
 
 
-def nn_feature(name: str, twice: bool) -> Any:
-    feature = NN_UNEVEN if name.startswith("all_to_all") else NN_TWICE if twice else NN_GRADIENTS
-    return pytest.param(name, twice, marks=pytest.mark.feature(feature), id=f"{name}{' twice' * twice}")
+def nn_features(name: str) -> list[Any]:
+    return [pytest.mark.feature(line) for line in ([NN_UNEVEN] if name.startswith("all_to_all") else [NN_GRADIENTS, NN_TWICE])]
 
 
-@pytest.mark.parametrize(
-    ("name", "twice"),
-    [
-        *(nn_feature(name, False) for name in NN),
-        *(nn_feature(name, True) for name in ("broadcast", "scatter", "reduce", "reduce_scatter", "all_gather", "all_reduce")),
-    ],
-)
-def test_gradients_of_nn_functional(name: str, twice: bool, size: int) -> None:
+@pytest.mark.parametrize("name", [pytest.param(name, marks=nn_features(name)) for name in NN])
+def test_gradients_of_nn_functional(name: str, size: int) -> None:
     """torch builds each backward of the functions themselves, which are differentiable again."""
-    shape = {"all_to_all": (2, 1), "all_to_all_single": (size + 2, 1)}.get(name, (1,) if twice else (3,))
+    shape = {"all_to_all": (2, 1), "all_to_all_single": (size + 2, 1)}.get(name, (1,))
+    twice = name in ("broadcast", "scatter", "reduce", "reduce_scatter", "all_gather", "all_reduce")
     check(lambda x: NN[name].call(x * x, dist.group.WORLD, list(range(size))), of_ranks(*shape), twice=twice)
 
 
@@ -430,36 +368,26 @@ def test_values_of_nn_functional(name: str, rank: int, size: int) -> None:
 
 
 @pytest.mark.feature("nn.functional: in a subgroup")
-@pytest.mark.parametrize("name", ["all_reduce", "all_gather", "broadcast", "reduce", "all_to_all"])
-def test_subgroups(name: str, rank: int, size: int) -> None:
-    """Even and odd ranks each for themselves; torch < 2.15 forgets the gradient of broadcast's src where its rank differs."""
+def test_subgroups(rank: int, size: int) -> None:
+    """Even and odd ranks each for themselves."""
     ranks = list(range(rank % 2, size, 2))
     group = dist.new_group(ranks, use_local_synchronization=True)
-    if name != "broadcast" or TORCH >= (2, 15):
-        check(lambda x: NN[name].call(x * x, group, ranks), of_ranks(2))
-    else:
-        beside = dist.new_group(ranks, use_local_synchronization=True, backend="gloo")
-        gradients = []
-        for one in (group, beside):
-            x = of_ranks(2)[rank].requires_grad_()
-            NN[name].call(x * x, one, ranks).sum().backward()
-            gradients.append(x.grad)
-        agree(torch.equal(*gradients), gradients)
-        dist.destroy_process_group(beside)
+    for name in ("all_reduce", "all_gather", "reduce", "all_to_all"):
+        check(lambda x, name=name: NN[name].call(x * x, group, ranks), of_ranks(2))
     dist.destroy_process_group(group)
 
 
 @pytest.mark.feature("nn.functional: all_reduce MAX, MIN, PRODUCT as on Gloo")
-@pytest.mark.parametrize("op", ["MAX", "MIN", "PRODUCT"])
-def test_other_reductions_of_nn_functional(op: str, rank: int, size: int) -> None:
+def test_other_reductions_of_nn_functional(rank: int, size: int) -> None:
     """torch reduces the gradients by the same operation, which is not the derivative; on MPI it is at least the same numbers."""
     beside, said = dist.new_group(backend="gloo"), []
     for group in (dist.group.WORLD, beside):
-        x = of_ranks(4)[rank].requires_grad_()
-        y = dnf.all_reduce(x * x, getattr(dist.ReduceOp, op), group=group)
-        (y * torch.arange(1.0, 5.0) * (rank + 1)).sum().backward()
-        said.append((y.detach(), x.grad))
-    agree(all(torch.allclose(a, b) for a, b in zip(*said, strict=True)), said)
+        for op in (dist.ReduceOp.MAX, dist.ReduceOp.MIN, dist.ReduceOp.PRODUCT):
+            x = of_ranks(4)[rank].requires_grad_()
+            y = dnf.all_reduce(x * x, op, group=group)
+            (y * torch.arange(1.0, 5.0) * (rank + 1)).sum().backward()
+            said += [y.detach(), x.grad]
+    agree(all(torch.allclose(a, b) for a, b in zip(said[:6], said[6:], strict=True)), said)
     dist.destroy_process_group(beside)
 
 
@@ -475,3 +403,151 @@ def test_all_gather_base(rank: int, size: int, request: pytest.FixtureRequest) -
         dnf._all_gather_base(torch.empty(3 * size, dtype=torch.float64), x, group=group).sum().backward()
 
     refused_alike("backward of torch.distributed.nn.functional._all_gather_base", backward, request.node, RuntimeError)
+
+
+# -- what functional collectives return: tensors that are waited for when they are used, if ever -----------------------
+
+USED = "functional: AsyncCollectiveTensor used at once, viewed, chained, late"
+COMPILED = "functional: ops of compiled graphs: all_reduce_, broadcast_, *_out, *_coalesced_; legacy c10d_functional"
+MESSAGES = "functional: isend, irecv, batch_p2p_ops"
+native: Any = torch.ops._c10d_functional  # what compiled graphs call
+legacy: Any = torch.ops.c10d_functional
+
+
+def summed(size: int, *shape: int) -> Tensor:
+    return torch.stack([of_rank(r, *shape) for r in range(size)]).sum(0)
+
+
+def gathered(size: int, *shape: int) -> Tensor:
+    return torch.cat([of_rank(r, *shape) for r in range(size)])
+
+
+def world_name() -> str:
+    world = dist.group.WORLD
+    assert world is not None
+    return world.group_name
+
+
+def begun(rank: int, *shape: int) -> Any:
+    """A sum that is under way."""
+    return funcol.all_reduce(of_rank(rank, *shape), "sum", dist.group.WORLD)
+
+
+USES: dict[str, Callable[[Any], Any]] = {
+    "add": lambda t: (t + 0).tolist(),
+    "numpy": lambda t: t.numpy().tolist(),
+    "item": lambda t: [t[i].item() for i in range(3)],
+    "out": lambda t: torch.add(t, 0, out=torch.empty(3)).tolist(),
+    "list": lambda t: torch.stack([t, t])[1].tolist(),
+    "twice": lambda t: (funcol.wait_tensor(t), funcol.wait_tensor(t))[1].tolist(),
+    "in place": lambda t: t.add_(0).tolist(),
+}
+
+
+@pytest.mark.feature(USED)
+def test_first_use_waits(rank: int, size: int) -> None:
+    """Any use sees the finished values. What no collective has made is given back."""
+    expected = summed(size, 3).tolist()
+    for how, use in USES.items():
+        tensor = begun(rank, 3)
+        agree(type(tensor) is funcol.AsyncCollectiveTensor and use(tensor) == expected, how)
+    agree(torch.equal(funcol.wait_tensor(of_rank(rank, 3)), of_rank(rank, 3)))
+
+
+@pytest.mark.feature(USED)
+@pytest.mark.parametrize("view", [lambda t: t.view(6, 4), lambda t: t[1:, ::2].t()], ids=["view", "slice"])
+def test_views_do_not_wait(view: Callable[[Tensor], Tensor], rank: int, size: int) -> None:
+    """A view of an unfinished tensor is unfinished too, and right when it is used."""
+    tensor: Any = view(begun(rank, 4, 6))
+    unfinished = type(tensor) is funcol.AsyncCollectiveTensor and not tensor.completed
+    agree(unfinished and torch.equal(tensor, view(summed(size, 4, 6))), tensor)
+
+
+@pytest.mark.feature(USED)
+def test_many_under_way_used_in_any_order(rank: int, size: int) -> None:
+    """Each wait finds its own operation (by the output's storage, trap 81), whatever else is under way or was waited for."""
+    tensors = [begun(rank, 3 + i) for i in range(20)]
+    rest = [GATHERS[-1](of_rank(rank, 2), 0, dist.group.WORLD) for _ in range(5)]
+    order = [i for i in reversed(range(20)) if i % 3] + [i for i in range(20) if i % 3 == 0]
+    wrong = [i for i in order if not torch.equal(tensors[i], summed(size, 3 + i))]
+    agree(not wrong and all(torch.equal(tensor, gathered(size, 2)) for tensor in rest), wrong)
+
+
+@pytest.mark.feature(USED)
+def test_the_input_may_go_before_the_result_is_used(rank: int, size: int) -> None:
+    """The operation holds its input; new tensors of the same size must not land in it."""
+    length, results = 200_000, []
+    for i in range(4):
+        given = torch.full((length,), float(rank + i))
+        results.append(GATHERS[-1](given, 0, dist.group.WORLD))
+        del given
+        torch.full((length,), -1.0)
+    expected = [torch.arange(float(size)).repeat_interleave(length) + i for i in range(4)]
+    wrong = [i for i, result in enumerate(results) if not torch.equal(result, expected[i])]
+    agree(not wrong, wrong)
+
+
+@pytest.mark.feature("functional: collectives that nobody waits for, while the program runs and at its end")
+@pytest.mark.launch
+@pytest.mark.parametrize("how", ["destroy", "no destroy"])
+def test_nobody_waits(how: str) -> None:
+    """Dropped results do no harm, groups are destroyed under them, and the program ends well, with and without destroy."""
+    done = launch(2, "tests/c10d/scripts/unwaited.py", how)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("through") == 2, done.stdout
+
+
+@pytest.mark.feature(COMPILED)
+def test_in_place_ops(rank: int, size: int) -> None:
+    """What inductor makes of functional collectives: same storage, results where the input or out was."""
+    tensor, pair, told, out = of_rank(rank, 4), [of_rank(rank, 4), of_rank(rank, 2, 2)], of_rank(rank, 4), torch.empty(4 * size)
+    answers = [native.all_reduce_(tensor, "sum", world_name()), *native.all_reduce_coalesced_(pair, "max", world_name())]
+    answers += [native.broadcast_(told, size - 1, world_name())]
+    answers += [native.all_gather_into_tensor_out(of_rank(rank, 4), size, world_name(), out=out)]
+    found = [tensor, *pair, told, out]
+    expected = [summed(size, 4), of_rank(size - 1, 4), of_rank(size - 1, 2, 2), of_rank(size - 1, 4), gathered(size, 4)]
+    if hasattr(native, "reduce_scatter_tensor_out"):
+        found.append(torch.empty(2))
+        answers.append(native.reduce_scatter_tensor_out(of_rank(rank, 2 * size), "sum", size, world_name(), out=found[-1]))
+        expected.append(summed(size, 2 * size).chunk(size)[rank])
+    places = [native.wait_tensor(answer).data_ptr() for answer in answers]
+    agree(places == [t.data_ptr() for t in found] and all(map(torch.equal, found, expected)), found)
+
+
+@pytest.mark.feature(COMPILED)
+def test_legacy_ops(rank: int, size: int) -> None:
+    """The older namespace, which names a group by tag and ranks."""
+    world = ("", list(range(size)), size)
+    found = [
+        legacy.all_reduce(of_rank(rank, 3), "sum", *world),
+        legacy.broadcast(of_rank(rank, 3), size - 1, *world),
+        legacy.all_gather_into_tensor(of_rank(rank, 3), *world),
+        legacy.reduce_scatter_tensor(of_rank(rank, 2 * size), "sum", *world),
+        legacy.all_to_all_single(of_rank(rank, size), None, None, *world),
+    ]
+    swapped = torch.cat([of_rank(r, size)[rank : rank + 1] for r in range(size)])
+    expected = [summed(size, 3), of_rank(size - 1, 3), gathered(size, 3), summed(size, 2 * size).chunk(size)[rank], swapped]
+    agree(all(map(torch.equal, map(legacy.wait_tensor, found), expected)), found)
+
+
+@pytest.mark.feature(MESSAGES)
+@pytest.mark.skipif(not hasattr(native, "isend"), reason="needs torch >= 2.13")
+@pytest.mark.parametrize("batch", [False, True], ids=["one by one", "batch"])
+def test_messages_as_ops(batch: bool, rank: int, size: int) -> None:
+    """A ring of messages that are waited for by their tensors."""
+    arrived, mine, right, left = torch.zeros(3), of_rank(rank, 3), (rank + 1) % size, (rank - 1) % size
+    if batch:
+        outcome = native.batch_p2p_ops(["isend", "irecv"], [right, left], [0, 0], [mine, arrived], world_name())
+    else:
+        outcome = [native.isend(mine, right, 5, world_name()), native.irecv(arrived, left, 5, world_name())]
+    for tensor in (*reversed(outcome), mine):  # torch registers a send twice
+        native.wait_tensor(tensor)
+    agree(torch.equal(arrived, of_rank(left, 3)), arrived)
+
+
+@pytest.mark.feature("functional: wait_tensors: several at once")
+@pytest.mark.skipif(not hasattr(funcol, "wait_tensors"), reason="needs torch >= 2.15")
+def test_wait_tensors(rank: int, size: int) -> None:
+    tensors = native.all_reduce_coalesced([of_rank(rank, 3), of_rank(rank, 5)], "sum", world_name())
+    first, second = funcol.wait_tensors(tensors)
+    agree(torch.equal(first, summed(size, 3)) and torch.equal(second, summed(size, 5)), (first, second))
