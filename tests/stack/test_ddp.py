@@ -1,6 +1,6 @@
-"""What is special to DistributedDataParallel: its groups, what it exchanges besides gradients, dtypes and layouts of gradients.
+"""What is special to DistributedDataParallel: groups, what it exchanges besides gradients, dtypes of gradients, torch's hooks.
 
-That it trains as one process does, under its options and with any hook, is in test_training.py.
+And what is special to ZeroRedundancyOptimizer. That both train as one process does, under all options, is in test_training.py.
 """
 
 from __future__ import annotations
@@ -14,14 +14,22 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import PostLocalSGDState, post_localSGD_hook
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.distributed.device_mesh import init_device_mesh
+from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.stack.sharded import (
     ROWS,
+    SMALL,
+    MakeOptimizer,
+    adam,
     backward,
     batch,
     bits,
+    ddp,
     differences,
     gradients,
     loss_of,
@@ -30,16 +38,19 @@ from tests.stack.sharded import (
     sgd,
     share,
     train,
+    zero,
 )
 from tests.support import agree, everyone
 
 SECTION = "Data parallel"
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:Sparse invariant", "ignore:Complex modules"),
+    pytest.mark.filterwarnings("ignore:Sparse invariant", "ignore:Complex modules", "ignore:.*TorchScript:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*torch.ao.quantization"),
 ]
 
 feature = pytest.mark.feature
+FP32 = torch.float32
 
 
 def by_ranks(rank: int, size: int) -> dict[str, Any]:
@@ -59,13 +70,11 @@ def by_mesh(rank: int, size: int) -> dict[str, Any]:
     ],
     ids=["process_group", "device_mesh"],
 )
-@pytest.mark.parametrize("hooked", [False, True], ids=["", "hook"])
-def test_groups_train_by_themselves(hooked: bool, options: Callable[..., dict[str, Any]], rank: int, size: int) -> None:
+def test_groups_train_by_themselves(options: Callable[..., dict[str, Any]], rank: int, size: int) -> None:
     """Even and odd ranks: two models at once, from other weights, on other data; a group's rank 0 is not rank 0."""
     parallel = DistributedDataParallel(model := network(), **options(rank, size))
     group = parallel.process_group
-    if hooked:
-        parallel.register_comm_hook(group, default_hooks.allreduce_hook)
+    parallel.register_comm_hook(group, default_hooks.allreduce_hook)
     members, color = dist.get_world_size(group), min(dist.get_process_group_ranks(group))
     steps = range(10 * color, 10 * color + 3)
     train(parallel, sgd(model.parameters()), steps, dist.get_rank(group), members)
@@ -198,7 +207,7 @@ def words_of(rank: int, step: int) -> Tensor:
 
 @feature("DDP: sparse gradients (nn.Embedding(sparse=True))")
 @pytest.mark.parametrize("hooked", [False, True], ids=["", "hook"])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
 def test_sparse_gradients(dtype: torch.dtype, hooked: bool, rank: int, size: int) -> None:
     """Each rank's gradient has other rows; the mean has them all, and is sparse still. A hook's bucket is the gradient itself."""
     model, reference = Words().to(dtype), Words().to(dtype)
@@ -213,7 +222,7 @@ def test_sparse_gradients(dtype: torch.dtype, hooked: bool, rank: int, size: int
         sparse = all(m.table.weight.grad.is_sparse for m in (model, reference))  # type: ignore[union-attr]
         for m in (model, reference):
             torch.optim.SGD(m.parameters(), lr=0.05).step()
-    tolerance = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 3e-2}[dtype]
+    tolerance = {torch.float64: 1e-12, torch.bfloat16: 3e-2}[dtype]
     bad = differences(model.parameters(), reference.parameters(), tolerance)
     agree(same_bits(model.parameters()) and sparse and not bad, bad)
 
@@ -232,3 +241,181 @@ def test_an_overflow_on_one_rank_skips_the_step_on_all(rank: int, size: int) -> 
     scaler.update()
     bad = differences(model.parameters(), before.parameters(), 0)
     agree(not bad and scaler.get_scale() == 2.0, (bad, scaler.get_scale()))
+
+
+# -- communication hooks that come with torch: what they do to the mean of gradients, or in its place to the models -------
+
+
+def reduced(hook: Any, rank: int, size: int, state: Any = None, mb: float = SMALL, group: Any = None) -> list[Tensor]:
+    """The gradients of a second step, reduced by the hook: a function, one of torch's in C++, or none."""
+    parallel = DistributedDataParallel(network(FP32), bucket_cap_mb=mb, process_group=group)
+    if isinstance(hook, dist.BuiltinCommHookType):
+        parallel._register_builtin_comm_hook(hook)
+    elif hook is not None:
+        parallel.register_comm_hook(state, lambda state, bucket: hook(state, bucket))
+    for step in range(2):
+        parallel.zero_grad()
+        backward(parallel, step, rank, size, FP32)
+    return gradients(parallel)
+
+
+def local(rank: int, size: int) -> list[Tensor]:
+    """What ``rank`` brings to the second of those steps."""
+    model = network(FP32)
+    backward(model, 1, rank, size, FP32)
+    return gradients(model)
+
+
+@feature("DDP hooks: allreduce_hook, built-in ALLREDUCE")
+def test_allreduce_hook(rank: int, size: int) -> None:
+    """By None, by the group, and in C++: the same bits; without a hook DDP multiplies by 1/size in place of dividing."""
+    hook, built_in = default_hooks.allreduce_hook, dist.BuiltinCommHookType.ALLREDUCE
+    hooked = [reduced(hook, rank, size), reduced(hook, rank, size, dist.group.WORLD), reduced(built_in, rank, size)]
+    right = [bits(found) == bits(hooked[0]) for found in hooked]
+    far = differences(hooked[0], reduced(None, rank, size), 1e-6)
+    agree(same_bits(hooked[0]) and all(right) and not far, (right, far))
+
+
+@feature("DDP hooks: fp16_compress, bf16_compress, their wrappers, built-in FP16_COMPRESS")
+@pytest.mark.parametrize("name", ["fp16", "bf16"])
+def test_compression(name: str, rank: int, size: int) -> None:
+    """What every rank's gradient, rounded and divided, sums up to; the sum is rounded once. Likewise a hook in C++."""
+    dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}[name]
+    hook, wrapper = getattr(default_hooks, f"{name}_compress_hook"), getattr(default_hooks, f"{name}_compress_wrapper")
+    compressed = reduced(hook, rank, size)
+    others = [reduced(wrapper(default_hooks.allreduce_hook), rank, size)]
+    if name == "fp16":
+        others.append(reduced(dist.BuiltinCommHookType.FP16_COMPRESS, rank, size))
+    parts = [[g.to(dtype).div_(size).float() for g in local(r, size)] for r in range(size)]
+    expected = [sum(column).to(dtype).float() for column in zip(*parts, strict=True)]  # type: ignore[union-attr]
+    step = torch.finfo(dtype).eps if size > 2 else 0  # the fp32 sum of more than two depends on the order
+    far = differences(compressed, expected, 1e-7 if step else 0, step)
+    equal = [bits(other) == bits(compressed) for other in others]
+    agree(same_bits(compressed) and not far and all(equal), (far, equal))
+
+
+@feature("DDP hooks: an error in a hook arrives at backward()")
+@pytest.mark.parametrize("where", ["hook", "callback"])
+def test_an_error_in_a_hook(where: str, rank: int, size: int) -> None:
+    """The group goes on."""
+
+    def fails(*_: Any) -> Any:
+        raise ArithmeticError("of the hook's own")
+
+    def late(state: Any, bucket: Any) -> Future[Tensor]:
+        return dist.all_reduce(bucket.buffer(), async_op=True).get_future().then(fails)  # type: ignore[no-any-return]
+
+    said = ""
+    try:
+        reduced(fails if where == "hook" else late, rank, size)
+    except Exception as error:  # noqa: BLE001  of which type, torch decides
+        said = str(error)
+    dist.all_reduce(total := torch.ones(1))
+    agree("of the hook's own" in said and total.item() == size, said)
+
+
+def trained(hook: Any, state: Any, rank: int, size: int) -> nn.Module:
+    model = network(FP32, (8, 8, 3))
+    model[3] = nn.Tanh()  # with a LayerNorm the gradients of one step lose more in fp16 than the test allows
+    parallel = DistributedDataParallel(model, bucket_cap_mb=SMALL)
+    if hook is not None:
+        parallel.register_comm_hook(state, lambda state, bucket: hook(state, bucket))
+    train(parallel, torch.optim.SGD(parallel.parameters(), lr=0.05), range(6), rank, size, FP32)
+    return parallel
+
+
+@feature("DDP hooks: PowerSGD")
+@pytest.mark.parametrize("name", ["fp32", "fp16", "bf16"])
+def test_powersgd_of_several_buckets(name: str, rank: int, size: int) -> None:
+    """The callbacks of one bucket and the all-reduces of the next must come in one order on all ranks, or they would be added
+    to each other. With rank 8 nothing is lost, so that the means must come out; in halves by torch's wrappers.
+    """
+    hook = powerSGD_hook if name == "fp32" else getattr(default_hooks, f"{name}_compress_wrapper")(powerSGD_hook)
+    standard = {"start_powerSGD_iter": 2, "min_compression_rate": 0.5, "orthogonalization_epsilon": 1e-8}
+    model = trained(hook, PowerSGDState(dist.group.WORLD, matrix_approximation_rank=8, **standard), rank, size)
+    tolerance = {"fp32": 1e-4, "fp16": 1e-2, "bf16": 5e-2}[name]
+    bad = differences(model.parameters(), trained(None, None, rank, size).parameters(), tolerance)
+    agree(same_bits(model.parameters()) and not bad, bad)
+
+
+@feature("DDP hooks: post_localSGD, with PostLocalSGDOptimizer")
+@pytest.mark.parametrize("neighbours", [True, False], ids=["gradients-of-neighbours", "own-gradients"])
+def test_post_local_sgd(neighbours: bool, rank: int, size: int) -> None:
+    """DDP for two steps; then gradients are averaged among neighbours, or not at all, and models among all, now and then.
+
+    The models of neighbours differ at the end, as they do on Gloo.
+    """
+    from torch.distributed.optim import PostLocalSGDOptimizer
+
+    start, period, steps, models = 2, 2, 6, []  # the models were averaged before the last step
+    pairs = [list(range(first, min(first + 2, size))) for first in range(0, size, 2)]
+    for backend in ("mpi", "gloo"):
+        everybody, pair = dist.new_group(backend=backend), [dist.new_group(ranks, backend=backend) for ranks in pairs][rank // 2]
+        parallel = DistributedDataParallel(network(), process_group=everybody)
+        state = PostLocalSGDState(everybody, pair, start, post_local_gradient_allreduce=neighbours)
+        parallel.register_comm_hook(state, post_localSGD_hook)
+        averager = PeriodicModelAverager(period, warmup_steps=start, process_group=everybody)
+        optimizer = PostLocalSGDOptimizer(sgd(parallel.parameters()), averager)
+        train(parallel, optimizer, range(steps), rank, size)
+        models.append(list(parallel.parameters()))
+        dist.destroy_process_group(pair)
+        dist.destroy_process_group(everybody)
+    bad = differences(*models)
+    apart = size > (2 if neighbours else 1)
+    agree(not bad and averager.step == steps and same_bits(models[0]) != apart, bad)
+
+
+# -- ZeroRedundancyOptimizer: each rank keeps the state of its share of the parameters ---------------------------------
+
+# Its two hooks that overlap the step with the backward pass are not for Gloo, which may hang in them: callbacks that broadcast
+# must run in one order on all ranks. Ours do.
+
+
+@feature("ZeroRedundancyOptimizer: consolidate_state_dict, load_state_dict")
+def test_state_is_consolidated_and_loaded_on_a_part_of_the_ranks(rank: int, size: int) -> None:
+    """Even and odd ranks by themselves: owners are group ranks, broadcasts name global ones (trap 9).
+
+    The last rank of each gathers the state; each rank takes its share of it back.
+    """
+    lists = [list(range(odd, size, 2)) for odd in range(min(size, 2))]
+    group, ranks = [dist.new_group(each) for each in lists][rank % 2], lists[rank % 2]
+    members, place, last = len(ranks), rank // 2, ranks[-1]
+    model, reference = network(), network()
+    optimizer, whole = zero(model.parameters(), adam, process_group=group), adam(reference.parameters())
+    train(ddp(model, group), optimizer, range(3), place, members)
+    optimizer.consolidate_state_dict(to=dist.get_group_rank(group, last))
+    holder = [optimizer.state_dict() if rank == last else None]
+    dist.broadcast_object_list(holder, src=last, group=group)
+    resumed = copy.deepcopy(model)
+    again = zero(resumed.parameters(), adam, process_group=group)
+    again.load_state_dict(holder[0])
+    train(ddp(resumed, group), again, range(3, 5), place, members)
+    train(reference, whole, range(5), None, members)
+    dist.destroy_process_group(group)
+    wrong = differences(resumed.parameters(), reference.parameters(), 1e-9)
+    agree(not wrong, wrong)
+
+
+@feature("ZeroRedundancyOptimizer overlapped with DDP (hook_with_zero_step, interleaved), which Gloo refuses")
+@pytest.mark.parametrize(
+    ("static", "shard_buckets", "make"),
+    [(False, False, sgd), (True, False, sgd), (False, True, adam), (True, True, adam)],
+    ids=["dynamic", "static_graph", "shard_buckets", "static-shard_buckets"],
+)
+@pytest.mark.parametrize("name", ["hook_with_zero_step", "hook_with_zero_step_interleaved"])
+def test_overlapped_with_ddp(name: str, static: bool, shard_buckets: bool, make: MakeOptimizer, rank: int, size: int) -> None:
+    """Broadcasts from the callbacks of all-reduces. The first two passes (three if static) only look at the buckets."""
+    from torch.distributed.algorithms.ddp_comm_hooks import ddp_zero_hook
+
+    idle = 3 if static else 2
+    model, reference = network(), network()
+    parallel = ddp(model, static_graph=static, bucket_cap_mb=SMALL)
+    optimizer = zero(parallel.parameters(), make, overlap_with_ddp=True)
+    hook = getattr(ddp_zero_hook, name)(default_hooks.allreduce_hook, parallel, optimizer, shard_buckets=shard_buckets)
+    parallel.register_comm_hook(None, hook)
+    for step in range(idle + 4):
+        model.zero_grad()
+        backward(parallel, step, rank, size)
+    train(reference, make(reference.parameters()), range(idle, idle + 4), None, size)
+    bad = differences(model.parameters(), reference.parameters(), 1e-9)
+    agree(same_bits(model.parameters()) and not bad, bad)

@@ -18,7 +18,7 @@ from torch.distributed._composable import replicate
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule
-from torch.futures import Future, collect_all
+from torch.futures import Future
 
 from tests.stack.sharded import (
     SMALL,
@@ -130,12 +130,6 @@ def scattered(bucket: Any) -> Future[Tensor]:
     return reduced.then(gather)
 
 
-def in_pieces(bucket: Any) -> Future[Tensor]:
-    """One all-reduce for each parameter of the bucket, under way together."""
-    works = [dist.all_reduce(g.div_(dist.get_world_size()), async_op=True) for g in bucket.gradients()]
-    return collect_all([work.get_future() for work in works]).then(lambda _: bucket.buffer())
-
-
 def blocking(bucket: Any) -> Future[Tensor]:
     """The callback does not come back before two more collectives have ended, each in the thread that would carry it out."""
     size = dist.get_world_size()
@@ -146,16 +140,6 @@ def blocking(bucket: Any) -> Future[Tensor]:
         return future.value()[0] * (sizes[0] / size)  # type: ignore[no-any-return]
 
     return dist.all_reduce(bucket.buffer().div_(size), async_op=True).get_future().then(more)
-
-
-def by_broadcast(bucket: Any) -> Future[Tensor]:
-    """Rank 0 reduces and broadcasts, in this thread; the Future is complete at once."""
-    flat = bucket.buffer().div_(dist.get_world_size())
-    dist.reduce(flat, 0)
-    dist.broadcast(flat, 0)
-    done: Future[Tensor] = Future()
-    done.set_result(flat)
-    return done
 
 
 def by_hand(async_op: bool) -> Way:
@@ -298,7 +282,7 @@ WAYS = [
     ddp_row(HALVES, "float16", with_ddp(bucket_cap_mb=SMALL), torch.float16),
     ddp_row("DDP: delay_all_reduce_named_params", "delayed", delayed, FP32),
     ddp_row("DDP: device_mesh", "mesh", on_a_mesh),
-    *(ddp_row(OWN_HOOK, hook.__name__, with_hook(hook)) for hook in (scattered, in_pieces, blocking, by_broadcast)),
+    *(ddp_row(OWN_HOOK, hook.__name__, with_hook(hook)) for hook in (scattered, blocking)),
     ddp_row(OWN_HOOK, "one-bucket", with_hook(scattered, mb=25)),
     ddp_row(IN_BACKWARD, "in-backward", by_hand(async_op=False)),
     ddp_row(IN_BACKWARD, "in-backward-async", by_hand(async_op=True)),
