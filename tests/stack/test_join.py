@@ -33,17 +33,15 @@ feature = pytest.mark.feature
 
 
 class ShadowHook(JoinHook):
-    """What a rank that is through does while others go on, and what it does at the end."""
+    """What a rank that is through does while others go on, and at the end: the highest of the last to join tells the others."""
 
     def __init__(self, mean: RunningMean) -> None:
         self.mean = mean
 
     def main_hook(self) -> None:
-        self.mean.shadowed += 1
         self.mean.collect(torch.zeros(2))
 
     def post_hook(self, is_last_joiner: bool) -> None:
-        """The last to join have seen everything: the highest of them tells the others."""
         mean = self.mean
         mean.last = is_last_joiner
         teller = torch.tensor([dist.get_rank(mean.group) if is_last_joiner else -1])
@@ -54,40 +52,28 @@ class ShadowHook(JoinHook):
 class RunningMean(Joinable):
     """The mean of what all ranks have given, however many inputs each has."""
 
-    def __init__(self, group: Any = None, async_op: bool = False) -> None:
+    join_device = torch.device("cpu")
+    join_process_group: Any = None
+
+    def __init__(self, group: Any = None) -> None:
         super().__init__()
-        self.group = dist.group.WORLD if group is None else group
-        self.async_op = async_op
+        self.group = self.join_process_group = dist.group.WORLD if group is None else group
         self.sums = torch.zeros(2)  # of the inputs, and how many they were
-        self.steps = self.shadowed = 0
         self.last: bool | None = None
-        self.told: dict[str, Any] = {}
 
     def __call__(self, value: float) -> None:
         Join.notify_join_context(self)
-        self.steps += 1
         self.collect(torch.tensor([value, 1.0]))
 
     def collect(self, share: Tensor) -> None:
         """Two collectives, so that hooks out of order would mix them up."""
-        work = dist.all_reduce(share, group=self.group, async_op=self.async_op)
-        most = share.clone() if not self.async_op else torch.zeros(2)
-        dist.all_reduce(most, op=dist.ReduceOp.MAX, group=self.group)
-        if work is not None:
-            work.wait()
+        work: Any = dist.all_reduce(share, group=self.group, async_op=True)
+        dist.all_reduce(torch.zeros(2), op=dist.ReduceOp.MAX, group=self.group)
+        work.wait()
         self.sums += share
 
     def join_hook(self, **kwargs: Any) -> JoinHook:
-        self.told = kwargs
         return ShadowHook(self)
-
-    @property
-    def join_device(self) -> torch.device:
-        return torch.device("cpu")
-
-    @property
-    def join_process_group(self) -> Any:
-        return self.group
 
 
 def inputs(rank: int) -> list[float]:
@@ -107,8 +93,8 @@ def test_joinables_of_ones_own(parts: int, rank: int, size: int) -> None:
     """Hooks run in the order of the list, which is the order of the collectives in a step; a rank shadows the steps it lacks."""
     members = [list(range(start, size, parts)) for start in range(parts)]
     group, mine = [dist.new_group(ranks) for ranks in members][rank % parts], members[rank % parts]
-    first, second = RunningMean(group), RunningMean(group, async_op=True)
-    with Join([first, second], word="given"):
+    first, second = RunningMean(group), RunningMean(group)
+    with Join([first, second]):
         for value in inputs(rank):
             first(value)
             second(-value)
@@ -116,9 +102,7 @@ def test_joinables_of_ones_own(parts: int, rank: int, size: int) -> None:
     dist.destroy_process_group(group)
     values = [value for r in mine for value in inputs(r)]
     right = first.sums.tolist() == [sum(values), len(values)] and second.sums.tolist() == [-sum(values), len(values)]
-    told = first.told == second.told == {"word": "given"} and first.last == (rank == mine[-1])
-    shadowed = first.shadowed == second.shadowed == 2 * (mine[-1] - rank)
-    agree(right and told and shadowed and total.item() == size, (first.sums, second.sums, first.told, first.shadowed))
+    agree(right and first.last == (rank == mine[-1]) and total.item() == size, (first.sums, second.sums, first.last))
 
 
 @feature("Join: throw_on_early_termination, errors inside")
@@ -137,7 +121,7 @@ def test_leaving_early(what: str, rank: int, size: int) -> None:
     early = "Rank 0 exhausted all inputs" if rank == 0 else "at least one rank that exhausted inputs"
     dist.all_reduce(total := torch.ones(1))
     right = (early if what == "early" else "inside") in said and mean.last is None
-    agree(right and mean.steps == 1 and total.item() == size, (said, mean.last, mean.steps))
+    agree(right and mean.sums[1].item() == size and total.item() == size, (said, mean.last, mean.sums))
 
 
 def batches_of(rank: int) -> int:

@@ -23,7 +23,6 @@ NAMES = ("pp", "dp", "tp")
 COORDINATES = "init_device_mesh 1D, 2D, 3D: coordinates, groups"
 SLICES = "mesh slices, nested, with their names"
 FLATTENED = "flattened, unflattened and concatenated meshes"
-FROM_GROUP = "DeviceMesh.from_group"
 SPLIT = "`split_group`"
 on_cpu = pytest.mark.skipif(TORCH < (2, 15), reason="needs torch >= 2.15")
 
@@ -69,9 +68,10 @@ def test_every_dimension_has_its_group(ndim: int, rank: int, size: int) -> None:
 
 
 @pytest.mark.feature(SLICES)
+@pytest.mark.feature(FLATTENED)
 @pytest.mark.parametrize("ndim", [2, 3])
-def test_slices_share_the_groups_of_the_mesh(ndim: int, rank: int, size: int) -> None:
-    """mesh["tp"] is 1D with the mesh's own group; a pair of names is 2D and can be sliced again; no group is made anew."""
+def test_slices_share_the_groups_and_flattened_dimensions_talk_as_one(ndim: int, rank: int, size: int) -> None:
+    """mesh["tp"] is 1D with the mesh's own group. A pair of names is 2D; flattened, it is one 1D group, made once."""
     wrong: list[Any] = []
     for mesh, ranks in meshes(size, ndim):
         before = dist.distributed_c10d._world.group_count
@@ -80,25 +80,13 @@ def test_slices_share_the_groups_of_the_mesh(ndim: int, rank: int, size: int) ->
             found = (line.mesh_dim_names, line.mesh.tolist(), line.get_local_rank(), line.get_group() is mesh.get_group(name))
             expected = ((name,), along(ranks, rank, dim), mesh.get_local_rank(dim), True)
             wrong += [] if found == expected else [(ranks.shape, found)]
-        pair = mesh[NAMES[-ndim], "tp"]
+        pair = mesh["dp", "tp"]
         right = pair.ndim == 2 and pair["tp"].get_group() is mesh.get_group("tp")
         wrong += [] if right and dist.distributed_c10d._world.group_count == before else [(ranks.shape, pair)]
-        with pytest.raises(KeyError, match="ep"):  # an unknown name, on every rank, before any communication
-            mesh["ep"]
-    agree(not wrong, wrong)
-
-
-@pytest.mark.feature(FLATTENED)
-@pytest.mark.parametrize("ndim", [2, 3])
-def test_flattened_dimensions_talk_as_one(ndim: int, rank: int, size: int) -> None:
-    """mesh["dp", "tp"]._flatten(): a 1D group over both, with ranks in row-major order; flattened twice, the same group."""
-    wrong: list[Any] = []
-    for mesh, ranks in meshes(size, ndim):
-        flat, again = (mesh["dp", "tp"]._flatten("dp_tp") for _ in range(2))
-        expected = (ranks if ndim == 2 else ranks[spot(ranks, rank)[0]]).flatten().tolist()
-        found = (flat.mesh.tolist(), reaches(flat.get_group(), rank), flat.get_local_rank(), flat.mesh_dim_names)
-        right = found == (expected, expected, expected.index(rank), ("dp_tp",)) and again.get_group() is flat.get_group()
-        wrong += [] if right else [(ranks.shape, found, expected)]
+        flat, again = (pair._flatten("dp_tp") for _ in range(2))
+        both = (ranks if ndim == 2 else ranks[spot(ranks, rank)[0]]).flatten().tolist()
+        told = (flat.mesh.tolist(), reaches(flat.get_group(), rank), flat.get_local_rank(), again.get_group() is flat.get_group())
+        wrong += [] if told == (both, both, both.index(rank), True) else [(ranks.shape, told, both)]
     agree(not wrong, wrong)
 
 
@@ -137,15 +125,14 @@ def test_ranks_in_any_order_stand_as_on_gloo(rank: int, size: int) -> None:
     agree(not wrong, wrong)
 
 
-@pytest.mark.feature(FROM_GROUP)
+@pytest.mark.feature("DeviceMesh.from_group")
 def test_from_one_group(rank: int, size: int) -> None:
-    """The world, and a group of the program's own."""
-    world = DeviceMesh.from_group(dist.group.WORLD, "cpu", mesh_dim_names=("world",))
+    """A group of the program's own."""
     halves = [dist.new_group(list(range(half, size, 2))) for half in range(min(2, size))]
     mine = DeviceMesh.from_group(halves[rank % 2], "cpu")
-    found = (world.get_group() is dist.group.WORLD, mine.mesh.tolist(), reaches(mine.get_group(), rank), mine.get_local_rank())
     same_half = list(range(rank % 2, size, 2))
-    agree(found == (True, same_half, same_half, rank // 2), found)
+    found = (mine.mesh.tolist(), reaches(mine.get_group(), rank), mine.get_local_rank())
+    agree(found == (same_half, same_half, rank // 2), found)
 
 
 @pytest.mark.feature("DeviceMesh pickled, compared, printed")
