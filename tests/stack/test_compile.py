@@ -1,19 +1,31 @@
-"""torch.compile of functions that communicate over MPI, functional and classic, through both doors: the numbers of eager."""
+"""torch.compile over MPI: functions that communicate, functional and classic, have the numbers of eager, through both doors.
+
+DDP, FSDP2 and DTensor have the weights that one process gets on the whole batch.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib
+import itertools
+import shutil
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
+import torch._dynamo
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
-from torch import Tensor
+from torch import Tensor, nn
 from torch._C._distributed_c10d import _get_work_registry_size
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch._dynamo.utils import counters
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
 
-from tests.stack.compiled import CONFIG, DOORS, FILTERS, backends, compiled, fresh, module  # noqa: F401
+from tests.stack.sharded import ROWS, differences, same_bits, sgd, train
 from tests.support import agree
 from tests.support.torch_backend import of_rank
 
@@ -23,7 +35,54 @@ FUNCTIONAL = "functional collectives, fullgraph, gradients"
 CLASSIC = "compiled dist.all_reduce, all_gather_into_tensor, ...: fullgraph, through both doors"
 MESSAGES = "compiled isend, irecv, batch_isend_irecv: fullgraph (TORCHDYNAMO_ENABLE_P2P_COMPILATION=1)"
 
-pytestmark = [*FILTERS, pytest.mark.usefixtures("fresh")]
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*is deprecated"),
+    pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace"),
+    pytest.mark.filterwarnings("ignore:.*combination of ranks:FutureWarning"),
+    pytest.mark.usefixtures("fresh"),
+]
+
+DOORS = pytest.mark.parametrize("door", ["torch.distributed", "mpicoll"])
+CONFIG: Any = torch._dynamo.config
+
+INDUCTOR = [  # C++ compiled by g++, collectives in place; half a minute each where its cache is cold
+    pytest.mark.slow,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler"),
+]
+
+
+def on(backend: str, feature: str, *values: Any, **options: Any) -> Any:
+    """A case on that backend, as a line of the tables of its own."""
+    marks = [pytest.mark.feature(feature), *options.pop("marks", ()), *(INDUCTOR if backend == "inductor" else ())]
+    return pytest.param(backend, *values, marks=marks, **options)
+
+
+def backends(feature: str, inductor: str, *names: str) -> Any:
+    """``names``: those that need no compiler, aot_eager if none is given."""
+    cases = [on(name, feature) for name in names or ("aot_eager",)]
+    return pytest.mark.parametrize("backend", [*cases, on("inductor", f"inductor: {inductor}")])
+
+
+@pytest.fixture
+def fresh() -> Iterator[None]:
+    """No compiled code and no counts of other tests."""
+    torch._dynamo.reset()
+    counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
+def module(door: str) -> Any:
+    """``import mpicoll as dist`` or ``import torch.distributed as dist``."""
+    return importlib.import_module(door)
+
+
+def compiled(function: Callable[..., Any], backend: str, **options: Any) -> Callable[..., Any]:
+    """In one graph, unless told otherwise."""
+    return torch.compile(function, backend=backend, **{"fullgraph": True, **options})
+
 
 NEW = hasattr(funcol, "all_gather_single")  # torch < 2.13 gathers contiguous tensors only, and in a graph along dim 0 only
 all_gather = getattr(funcol, "all_gather_single", funcol.all_gather_tensor)
@@ -158,11 +217,6 @@ def breaking(door: str, size: int) -> dict[str, Callable[[Tensor], Any]]:
         work.wait()
         return y + z
 
-    def barrier(x: Tensor) -> Tensor:
-        y = x * 2
-        d.barrier()
-        return y + 1
-
     def messages(x: Tensor) -> Tensor:
         z = torch.empty_like(x)
         sent = d.isend(x, (d.get_rank() + 1) % size)
@@ -184,7 +238,7 @@ def breaking(door: str, size: int) -> dict[str, Callable[[Tensor], Any]]:
         d.all_to_all(parts, [y[: d.get_rank() + 1] for _ in range(size)])
         return torch.cat(parts) + 1
 
-    return {f.__name__: f for f in (broadcast, asynchronous, barrier, messages, batch, uneven)}
+    return {f.__name__: f for f in (broadcast, asynchronous, messages, batch, uneven)}
 
 
 @pytest.mark.feature("compiled functions with what breaks the graph: broadcast, barrier, async_op, messages; both doors")
@@ -256,3 +310,105 @@ def test_another_world(rank: int, size: int) -> None:
         dist.destroy_process_group()
         dist.init_process_group("mpi")
         agree(torch.equal(call(x), expected))
+
+
+# -- models ------------------------------------------------------------------------------------------------------------
+
+STEPS = 3
+
+
+class Layers(nn.Module):
+    """Of its own class: what torch.nn.Sequential does, dynamo does not compile."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        torch.manual_seed(11)
+        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in itertools.pairwise((6, width, width, width, 3)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return x
+
+
+Way = Callable[[Layers, Any], Any]  # the model and the compiler of its graphs -> what to train
+
+
+def with_ddp(mb: float) -> Way:
+    return lambda model, backend: torch.compile(DistributedDataParallel(model, bucket_cap_mb=mb), backend=backend)
+
+
+def of_a_compiled_module(model: Layers, backend: Any) -> Any:
+    """Once under no_sync, which leaves nothing behind but a graph."""
+    parallel = DistributedDataParallel(torch.compile(model, backend=backend, fullgraph=True))  # type: ignore[arg-type]
+    with parallel.no_sync():
+        parallel(torch.ones(ROWS, 6)).sum().backward()
+    return parallel
+
+
+def layer_by_layer(model: Layers, backend: Any) -> Any:
+    for layer in model.layers:
+        layer.compile(backend=backend)
+        fully_shard(layer)  # type: ignore[arg-type]
+    return fully_shard(model)
+
+
+def as_a_whole(model: Layers, backend: Any) -> Any:
+    for layer in model.layers:
+        fully_shard(layer)  # type: ignore[arg-type]
+    return torch.compile(fully_shard(model), backend=backend)
+
+
+COMPILED_DDP = "compiled DDP: ddp_optimizer (graphs split at buckets), python_reducer, no_optimization"
+MODELS = {  # feature, way, its options, width of the layers, number of graphs
+    # Buckets of 1 MiB, layers of more: DDPOptimizer splits the graph, so that all-reduces overlap with backward.
+    "ddp_optimizer": (COMPILED_DDP, with_ddp(1), {"optimize_ddp": "ddp_optimizer"}, 530, 3),
+    "no_optimization": (COMPILED_DDP, with_ddp(1), {"optimize_ddp": "no_optimization"}, 6, 1),
+    # Gradients are all-reduced by functional collectives in the compiled backward.
+    "python_reducer": (COMPILED_DDP, with_ddp(0.0001), {"optimize_ddp": "python_reducer", "compiled_autograd": True}, 6, None),
+    "module": ("DDP of a compiled module, no_sync", of_a_compiled_module, {}, 6, 1),
+    "fsdp-layers": ("compiled FSDP2: layer by layer, and the whole model", layer_by_layer, {}, 6, None),
+    "fsdp-whole": ("compiled FSDP2: layer by layer, and the whole model", as_a_whole, {}, 6, None),
+}
+
+
+@pytest.mark.parametrize(
+    ("backend", "way", "options", "width", "graphs"),
+    [
+        on(backend, "inductor: DDP and FSDP2" if backend == "inductor" else feature, *values, id=f"{backend}-{name}")
+        for backend in ("aot_eager", "inductor")
+        for name, (feature, *values) in MODELS.items()
+    ],
+)
+def test_trains_as_one_process_does(
+    backend: str, way: Way, options: dict[str, Any], width: int, graphs: int | None, rank: int, size: int
+) -> None:
+    """The weights of one process, and the same bits on all ranks."""
+    model, reference, counter = Layers(width), Layers(width), CompileCounterWithBackend(backend)
+    with CONFIG.patch(**options):
+        parallel = way(model, counter)
+        train(parallel, sgd(model.parameters()), range(STEPS), rank, size, torch.float32)
+    train(reference, sgd(reference.parameters()), range(STEPS), None, size, torch.float32)
+    bad = differences(model.parameters(), reference.parameters(), 1e-6, 1e-4)
+    agree(same_bits(model.parameters()) and not bad and graphs in (None, counter.frame_count), (bad, counter.frame_count))
+
+
+@backends("compiled DTensor, fullgraph", "DTensor")
+def test_dtensor(backend: str, rank: int, size: int) -> None:
+    """Redistributions in the graph become functional collectives."""
+    mesh = init_device_mesh("cpu", (size,))
+
+    def function(x: DTensor) -> tuple[Tensor, ...]:
+        y = x.redistribute(placements=[Replicate()]) * 2
+        z = (x @ x.t().redistribute(placements=[Replicate()])).redistribute(placements=[Shard(1)])
+        total = DTensor.from_local(x.to_local().sum(0), mesh, [Partial()]).redistribute(placements=[Replicate()])
+        return y.to_local(), z.to_local(), total.to_local()
+
+    whole = of_rank(1, 2 * size + 1, 3).double()
+    got = []
+    for call in (compiled(function, backend), function):
+        x = distribute_tensor(whole, mesh, [Shard(0)]).requires_grad_()
+        outcome = call(x)
+        sum(part.square().sum() for part in outcome).backward()  # type: ignore[union-attr]
+        got.append([part.detach() for part in outcome] + [x.grad.full_tensor()])  # type: ignore[union-attr]
+    agree(all(torch.allclose(a, b) for a, b in zip(*got, strict=True)), got)
