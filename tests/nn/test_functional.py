@@ -253,6 +253,9 @@ def test_errors_are_alike(rank: int, size: int) -> None:
         (lambda: nnf.all_reduce(x.double() if odd else x), f"rank {size - 1}: SUM of torch.float64 (2, 2)"),
         (lambda: nnf.all_reduce(x, ReduceOp.MAX if odd else ReduceOp.SUM), f"rank {size - 1}: MAX"),
         (lambda: nnf.all_reduce("x" if odd else x), f"TypeError: all_reduce: wrong on some rank\n  rank {size - 1}"),
+        (lambda: nnf.all_reduce(x, dist._make_nccl_premul_sum(2.0)), "PREMUL_SUM has no gradient"),
+        (lambda: nnf.reduce(x, 0, 0), "must be a torch.distributed.ReduceOp"),
+        (lambda: nnf.reduce_scatter(x, [x] * size, dist._make_nccl_premul_sum(2.0)), "PREMUL_SUM has no gradient"),
         (lambda: nnf.broadcast(x, src=int(odd)), "rank 1"),
         (lambda: nnf.broadcast(x, src=size), f"ValueError: broadcast: src: global rank {size}"),
         (lambda: nnf.reduce_scatter(torch.empty(3 if odd else 2, 2), [x] * size), "(3, 2)"),
@@ -278,20 +281,6 @@ def test_errors_are_alike(rank: int, size: int) -> None:
 
 def _shifted(size: int) -> list[int]:
     return [1, 3, *[2] * (size - 2)]
-
-
-@pytest.mark.feature(UNFIT)
-@pytest.mark.parametrize("name", ["all_reduce", "reduce", "reduce_scatter"])
-def test_what_has_no_gradient_is_refused(name: str, size: int) -> None:
-    """torch would apply the factor to the gradients as well, or not at all."""
-    x = torch.ones(1)
-    args = {"all_reduce": (x,), "reduce": (x, 0), "reduce_scatter": (x, [x] * size)}[name]
-    for op, words in (
-        (dist._make_nccl_premul_sum(2.0), "PREMUL_SUM has no gradient"),
-        (0, "must be a torch.distributed.ReduceOp"),
-    ):
-        with pytest.raises((TypeError, ValueError), match=words):
-            getattr(nnf, name)(*args, op)
 
 
 @pytest.mark.feature(ALONE)

@@ -67,26 +67,16 @@ def test_a_grid_of_some_ranks(rank: int, size: int) -> None:
 
 
 @pytest.mark.feature("mpicoll.nn.Grid: from a DeviceMesh")
-@pytest.mark.parametrize("axes", [1, 2])
-def test_a_mesh_for_a_shape(axes: int, rank: int, size: int) -> None:
-    mesh = init_device_mesh("cpu", shape_of(size, axes))
-    grid = Grid(mesh, periodic=True)
+def test_a_mesh_for_a_shape(rank: int, size: int) -> None:
+    """And a row of a mesh: data parallel over one dimension, the domain split over the other, a grid for each replica."""
+    mesh = init_device_mesh("cpu", shape_of(size, 2), mesh_dim_names=("replica", "domain"))
+    grid, row = Grid(mesh, periodic=True), Grid(mesh["domain"], dims=(0,))
     agree(grid.shape == tuple(mesh.mesh.shape) and list(grid.coordinates) == list(mesh.get_coordinate() or ()), grid)
+    agree(list(row.ranks) == mesh["domain"].mesh.tolist() and rank in row.ranks, row)
+    agree(row.whole(torch.tensor([float(rank)])).tolist() == [float(r) for r in row.ranks])
     with pytest.raises(ValueError, match="group must be None"):
         Grid(mesh, group=dist.group.WORLD)
-    grid.close()
-
-
-@pytest.mark.feature("mpicoll.nn.Grid: from a DeviceMesh")
-@pytest.mark.min_ranks(2)
-def test_a_row_of_a_mesh(rank: int, size: int) -> None:
-    """Data parallel over one dimension of the mesh, the domain split over the other: a grid for each replica."""
-    if size % 2:
-        return
-    mesh = init_device_mesh("cpu", (size // 2, 2), mesh_dim_names=("replica", "domain"))
-    grid = Grid(mesh["domain"], dims=(0,))
-    agree(grid.ranks == (rank - rank % 2, rank - rank % 2 + 1), grid)
-    agree(grid.whole(torch.tensor([float(rank)])).tolist() == [float(r) for r in grid.ranks])
+    row.close()
     grid.close()
 
 

@@ -84,19 +84,6 @@ def test_gradcheck(width: int | tuple[int, int], periodic: bool, size: int) -> N
     grid.close()
 
 
-@pytest.mark.feature("halo_exchange: gradcheck and gradgradcheck")
-@periodic_or_not
-def test_gradcheck_with_corners(periodic: bool, size: int) -> None:
-    """The second exchange carries the first one's halos; complex numbers."""
-    grid = Grid(shape_of(size, 2), periodic=periodic)
-
-    def both(x: Tensor) -> Tensor:
-        return halo_exchange(halo_exchange(x * x, grid, 0, 1), grid, 1, (1, 0))
-
-    check(both, of_ranks(1, 2, dtype=torch.complex128))
-    grid.close()
-
-
 class Convolutions(torch.nn.Module):
     """Three layers of convolutions of 3, 5 and 3, without padding of their own: ``pad`` widens their input."""
 
