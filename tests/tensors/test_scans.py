@@ -4,19 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.distributed import ReduceOp
 
 import mpicoll as dist
 from tests.support import agree
 
 pytestmark = pytest.mark.usefixtures("world")
-
-
-def test_empty_tensors_and_no_dimension(rank: int) -> None:
-    empty, number = torch.zeros(0, 3), torch.tensor(rank)
-    dist.scan(empty)
-    dist.scan(number)
-    agree(empty.shape == (0, 3) and number == rank * (rank + 1) // 2, number)
 
 
 def test_the_order_is_that_of_the_group(rank: int, size: int) -> None:
@@ -33,8 +25,6 @@ def test_the_order_is_that_of_the_group(rank: int, size: int) -> None:
 
 
 def test_what_has_no_answer_is_refused() -> None:
-    with pytest.raises(dist.UnsupportedReduction, match=r"scan: AVG on torch\.bool"):
-        dist.scan(torch.ones(2, dtype=torch.bool), ReduceOp.AVG)
     with pytest.raises(ValueError, match=r"exscan: .*sparse"):
         dist.exscan(torch.ones(2).to_sparse())
     with pytest.raises(TypeError, match="exscan"):
