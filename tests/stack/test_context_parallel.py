@@ -110,7 +110,7 @@ def test_ring_attention(rotation: str, causal: bool, balance: bool, rank: int, s
 
     Balanced, rank r holds the r-th and the r-th last of 2n pieces of the tokens; unsharding restores their order.
     """
-    options.enable_load_balance = balance
+    options.enable_load_balance, options.convert_to_f32 = balance, False
     cp.set_rotate_method(rotation)
     mesh, group = line(size), line(size).get_group()
     *inputs, weight = [drawn(2, 3, 2 * TOKENS * size, 8, seed=i) for i in range(4)]  # an even number of tokens per rank
