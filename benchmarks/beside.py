@@ -1,7 +1,7 @@
 """Times this tree beside another one: has a change made an operation slower?
 
     git worktree add ../before COMMIT
-    python -m tests.bench.beside ../before --rounds 5
+    python -m benchmarks.beside ../before --rounds 5
 
 Jobs of the two trees alternate, each with the MPI of this environment and 2 ranks. For each operation it prints the least time in
 each tree, in microseconds per call, and their ratio. A ratio below 1: this tree is faster. Nothing else should run meanwhile.
@@ -19,7 +19,7 @@ from pathlib import Path
 from mpicoll.bench import options
 from tests.support import ROOT, run
 
-PROGRAM = Path(__file__).resolve().parent / "scripts" / "times.py"
+PROGRAM = Path(__file__).resolve().parent / "times.py"
 JOB_S = 120.0  # limit
 
 
@@ -49,7 +49,7 @@ def job(tree: Path) -> dict[str, float]:
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.bench.beside", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.beside", description=__doc__.split("\n")[0])
     parser.add_argument("before", type=Path, help="folder of the other tree")
     parser.add_argument("--rounds", type=options.count, default=5, metavar="N", help="jobs of each tree; default 5")
     args = parser.parse_args(words)

@@ -1,6 +1,6 @@
 """Measures collectives between hosts beside the bandwidth limit, and writes the table of docs/reference/bandwidth.md.
 
-    python -m tests.cluster.bandwidth --mbit 100 --layouts 4x1 2x2 --sizes 16MiB --operations all_reduce
+    python -m benchmarks.bandwidth --mbit 100 --layouts 4x1 2x2 --sizes 16MiB --operations all_reduce
     ... --write                    also puts the figures into the page, beside those of other runs
 
 The hosts are network namespaces of this machine (tests/support/hosts.py), each with a rate limit on its card (`tc tbf`). Each
@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -127,4 +126,4 @@ def write(found: Figures) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -1,4 +1,4 @@
-"""The time of each operation, for tests/bench/beside.py: microseconds of a call, as JSON in the file that is named (2 ranks).
+"""The time of each operation, for benchmarks/beside.py: microseconds of a call, as JSON in the file that is named (2 ranks).
 
 Uses public names of mpicoll only, and nothing of this tree, so that it runs on other trees.
 """
