@@ -170,6 +170,13 @@ TABLE = (
         home="_mpi/abort.py",
     ),
     Patch(
+        ("sys.__interactivehook__",),
+        what="object that does the same, and ends MPI when Python deletes it",
+        why="MPI must end after all functions of atexit, see Note [Who finalises]",
+        when="MPI starts",
+        home="_mpi/library.py",
+    ),
+    Patch(
         ("os._exit",),
         what="function that ends the process by SIGKILL if the status is not 0",
         why="see Note [Only a killed rank is noticed]",
