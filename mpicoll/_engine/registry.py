@@ -218,7 +218,7 @@ class Registry:
 
     def at_end(self) -> None:
         """Waits for the other ranks, before MPI_Finalize and after all functions of atexit."""
-        exit_handshake.leave(self._collectives_started)
+        exit_handshake.leave(self._collectives_started, recorder.look)
 
     def _collectives_started(self, name: str) -> int:
         communicator = self._groups.get(name)

@@ -120,10 +120,12 @@ def answer(said: Callable[[Question], Answer | None]) -> None:
         _answer(comm, said)
 
 
-def leave(begun: Callable[[str], int]) -> None:
+def leave(begun: Callable[[str], int], meanwhile: Callable[[], None]) -> None:
     """[2] Waits until all ranks of MPI.COMM_WORLD have called this, and answers meanwhile (collective, at the program's end).
 
-    ``begun`` returns the number of collectives that this rank has begun on the group of a name.
+    Args:
+        begun: Returns the number of collectives that this rank has begun on the group of a name.
+        meanwhile: Called again and again until then.
     """
     comm = runtime.world_comm()
 
@@ -135,7 +137,7 @@ def leave(begun: Callable[[str], int]) -> None:
         left = f"whose program has ended (after {number} collectives on this group)"
         return Answer(question.group, number, words, left, about=question.about)
 
-    if runtime.finalized() or (survivors.possible() and _leave_survivors(said)):
+    if runtime.finalized() or (survivors.possible() and _leave_survivors(said, meanwhile)):
         return
     if not _all_come or comm is None or comm.Get_size() == 1:
         return
@@ -144,16 +146,18 @@ def leave(begun: Callable[[str], int]) -> None:
         _answer(comm, said)
         _received(comm)  # too late; they would hide what has come after them from the next line
         arrival.turn_away(comm)
+        meanwhile()
         backoff.pause()
 
 
-def _leave_survivors(said: Callable[[Question], Answer | None]) -> bool:
+def _leave_survivors(said: Callable[[Question], Answer | None], meanwhile: Callable[[], None]) -> bool:
     """`leave` for a job that goes on when a rank dies. Returns False if not all ranks of the last world will call it."""
     base = survivors.root()
     if base == MPI.COMM_WORLD and not _all_come:
         return False
 
     def answer_others() -> None:
+        meanwhile()
         comm = runtime.world_comm()
         if comm is not None and not library.dead_processes:
             with survivors.Tolerated():

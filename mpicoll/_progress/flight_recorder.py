@@ -63,6 +63,7 @@ class FlightRecorder:
         self._folder: Path | None = None  # MPICOLL_DUMP_DIR at the start: the program may change its current directory
         self._request = 0.0  # when the file `request` was last touched, as far as this rank knows; 0: never
         self._expired = False
+        self._looked = 0.0  # when `look` has looked
 
     def start(self, rank: int, size: int, groups: Callable[[], Iterable[GroupState]]) -> None:
         """Starts the thread. ``rank`` and ``size``: of the world; ``groups`` returns the open groups."""
@@ -140,13 +141,23 @@ class FlightRecorder:
             signalled = waiting.poll(None if self._folder is None else LOOK_S * 1000)
             if self._stopping:
                 return
-            if signalled:
-                time.sleep(SETTLE_S)
-                os.read(self._pipe[0], PIPE)  # the stack of the main thread, which is in the record as well
-                self._answer("SIGUSR2")
-            elif self._requested_at() > self._request:
-                self._request = self._requested_at()
-                self._answer("a request by another rank or by `touch request`")
+            self._look(bool(signalled))
+
+    def look(self) -> None:
+        """Looks for requests in the calling thread, once in a while: at the end of Python no other thread runs."""
+        if self._thread is not None and self._pipe is not None and time.monotonic() - self._looked > LOOK_S / 4:
+            self._looked = time.monotonic()
+            self._look(bool(select.select([self._pipe[0]], [], [], 0)[0]))
+
+    def _look(self, signalled: bool) -> None:
+        assert self._pipe is not None
+        if signalled:
+            time.sleep(SETTLE_S)
+            os.read(self._pipe[0], PIPE)  # the stack of the main thread, which is in the record as well
+            self._answer("SIGUSR2")
+        elif self._requested_at() > self._request:
+            self._request = self._requested_at()
+            self._answer("a request by another rank or by `touch request`")
 
     def _answer(self, reason: str) -> None:
         try:
