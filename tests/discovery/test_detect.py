@@ -171,14 +171,6 @@ def test_started_by_mpi(environ: dict[str, str], expected: bool) -> None:
     assert started_by_mpi(environ) is expected
 
 
-def test_a_job_that_a_worker_of_torchrun_starts_is_not_torchruns() -> None:
-    worker = {
-        "RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "MASTER_ADDR": "node1",
-        "MASTER_PORT": "29500", "TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_USE_AGENT_STORE": "True", "PATH": "/bin",
-    }  # fmt: skip
-    assert without_job(worker) == {"PATH": "/bin"}
-
-
 def test_open_mpis_settings_are_for_its_ranks() -> None:
     for environ in (OPENMPI, SRUN, {**OPENMPI, "OMPI_MCA_smsc": "cma"}):
         changed: dict[str, str] = dict(environ)
@@ -234,27 +226,34 @@ def test_a_new_job_can_be_started_from_inside_a_rank(launcher: dict[str, str]) -
     assert clean["PATH"] == "/bin"
 
 
-def test_user_settings_survive() -> None:
-    settings = {
-        "OMPI_MCA_btl": "^ofi", "OMPI_ALLOW_RUN_AS_ROOT": "1", "PRTE_MCA_hwloc_default_binding_policy": "none",
-        "HYDRA_LAUNCHER": "ssh", "PMIX_MCA_gds": "hash", "SLURM_JOB_ID": "77", "SLURM_JOB_NODELIST": "gpu[03-04]",
-        "SLURM_NTASKS": "8", "SLURM_TASKS_PER_NODE": "4(x2)", "MPI4PY_LIBMPI": "/x/libmpi.so.40",
-        "OMP_NUM_THREADS": "3", "MASTER_ADDR": "mine", "MASTER_PORT": "1",
-    }  # fmt: skip
-    assert without_job(settings) == settings
-    clean = without_job({**OPENMPI, **settings})
-    assert {name: clean.get(name) for name in settings} == settings
+SETTINGS = {
+    "OMPI_MCA_btl": "^ofi", "OMPI_ALLOW_RUN_AS_ROOT": "1", "PRTE_MCA_hwloc_default_binding_policy": "none",
+    "HYDRA_LAUNCHER": "ssh", "PMIX_MCA_gds": "hash", "SLURM_JOB_ID": "77", "SLURM_JOB_NODELIST": "gpu[03-04]",
+    "SLURM_NTASKS": "8", "SLURM_TASKS_PER_NODE": "4(x2)", "MPI4PY_LIBMPI": "/x/libmpi.so.40",
+    "OMP_NUM_THREADS": "3", "MASTER_ADDR": "mine", "MASTER_PORT": "1",
+}  # fmt: skip
+TORCHRUN = {
+    "RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "MASTER_ADDR": "node1",
+    "MASTER_PORT": "29500", "TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_USE_AGENT_STORE": "True",
+}  # fmt: skip
 
 
-def test_torch_variables_of_the_shell_stay_outside_a_job() -> None:
-    assert without_job({"RANK": "0", "WORLD_SIZE": "1"}) == {"RANK": "0", "WORLD_SIZE": "1"}
-
-
-def test_what_an_outer_run_has_chosen_is_chosen_anew() -> None:
-    outer = {**HYDRA, "OMP_NUM_THREADS": "8", "MASTER_PORT": "4000", ADDED: "OMP_NUM_THREADS=8\nMASTER_PORT=4001"}
-    clean = without_job(outer)
-    assert "OMP_NUM_THREADS" not in clean
-    assert clean["MASTER_PORT"] == "4000"  # changed since: the user's
+@pytest.mark.parametrize(
+    ("environ", "stays"),
+    [
+        (SETTINGS, SETTINGS),
+        ({**OPENMPI, **SETTINGS}, SETTINGS),
+        ({"RANK": "0", "WORLD_SIZE": "1"}, {"RANK": "0", "WORLD_SIZE": "1"}),  # of the shell, outside a job
+        ({**TORCHRUN, "PATH": "/bin"}, {"PATH": "/bin"}),  # a worker of torchrun starts a job
+        # an outer mpicoll.run has chosen both; the port has changed since, and is the user's
+        (
+            {**HYDRA, "OMP_NUM_THREADS": "8", "MASTER_PORT": "4000", ADDED: "OMP_NUM_THREADS=8\nMASTER_PORT=4001"},
+            {"HYDRA_LAUNCHER": "ssh", "MASTER_PORT": "4000"},
+        ),
+    ],
+)
+def test_what_a_job_inside_another_one_inherits(environ: dict[str, str], stays: dict[str, str]) -> None:
+    assert without_job(environ) == stays
 
 
 @pytest.mark.parametrize(

@@ -241,33 +241,68 @@ def test_a_job_on_this_host_alone(mpi: tuple[Mpi, Mpiexec]) -> None:
     assert ("slot:oversubscribe" in crowded.values()) == (mpi is OPENMPI)
 
 
+# --- cores: those of the hosts of the ranks, not those of the host on which mpicoll.run is called ---
+
+ALLOCATED = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2],n7", "SLURM_TASKS_PER_NODE": "4(x2),2", "SLURM_NTASKS": "10"}
+CPUS_16 = {**ALLOCATED, "SLURM_JOB_CPUS_PER_NODE": "16(x3)"}
+
+
+@pytest.mark.parametrize(
+    ("program", "environ", "threads", "crowded"),
+    [
+        (one(), CPUS_16, "4", False),  # as the login node has 2 cores, this was 1, and ranks gave their cores away
+        (one(), {**ALLOCATED, "SLURM_JOB_CPUS_PER_NODE": "16(x2),8"}, "2", False),
+        (one(), {**ALLOCATED, "SLURM_JOB_CPUS_PER_NODE": "2(x3)"}, "1", True),
+        (one(8, hosts="n1:4,n7:4"), CPUS_16, "4", False),
+        (one(4, hosts="here:4"), CPUS_16, "1", True),  # outside the allocation
+        (one(), ALLOCATED, None, False),  # an old Slurm: the ranks choose
+        (one(8, hosts="a:4,b:4"), {}, None, False),
+        (one(4), {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n3", "SLURM_JOB_CPUS_PER_NODE": "8"}, "2", False),
+        (one(4), {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "here", "SLURM_JOB_CPUS_PER_NODE": "8"}, "1", True),
+    ],
+)
+def test_the_cores_are_those_of_the_hosts_of_the_ranks(
+    program: Program, environ: dict[str, str], threads: str | None, crowded: bool
+) -> None:
+    made = planned(program, site=a_site(cores=2, **environ))
+    assert made.added.get("OMP_NUM_THREADS") == threads
+    assert ("OMPI_MCA_mpi_yield_when_idle" in made.added) == crowded
+    assert ("PRTE_MCA_rmaps_default_mapping_policy" in made.added) == crowded
+    (note,) = (note for note in made.notes if "OMP_NUM_THREADS" in note)
+    assert ("for each rank: its share of the cores of its host" in note) == (threads is None)
+
+
 # --- a number of nodes ---
 
 SLURM_3 = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-3]", "SLURM_TASKS_PER_NODE": "4(x3)", "SLURM_NTASKS": "12"}
 
 
-def test_the_first_nodes_of_a_host_list() -> None:
-    made = planned(one(hosts="a:2,b:2,c:2"), request=Request(nodes=2))
-    assert where(made) == [{"a": 2, "b": 2}]
-    assert where(planned(one(hosts="a,b", per_node=3), request=Request(nodes=2))) == [{"a": 3, "b": 3}]
-    with pytest.raises(LaunchError, match="--nnodes 3: the host list has 2: a,b"):
-        planned(one(hosts="a,b"), request=Request(nodes=3))
+@pytest.mark.parametrize(
+    ("program", "nodes", "environ", "expected"),
+    [
+        (one(hosts="a:2,b:2,c:2"), 2, {}, {"a": 2, "b": 2}),
+        (one(hosts="a,b", per_node=3), 2, {}, {"a": 3, "b": 3}),
+        (one(hosts="a,b"), 3, {}, "--nnodes 3: the host list has 2: a,b"),
+        (one(), 2, SLURM_3, {"n1": 4, "n2": 4}),
+        (one(per_node=1), 2, SLURM_3, {"n1": 1, "n2": 1}),
+        (one(), 4, SLURM_3, "--nnodes 4: Slurm job 7 has 3: n1,n2,n3"),
+        (one(2), 1, {}, None),
+        (one(2), 2, {}, r"--nnodes 2: nothing says which nodes; name them with --host .* or --hostfile"),
+    ],
+)
+def test_a_number_of_nodes(program: Program, nodes: int, environ: dict[str, str], expected: dict[str, int] | str | None) -> None:
+    """expected: the ranks of the first nodes, or the error."""
+    site, request = a_site(**environ), Request(nodes=nodes)
+    if isinstance(expected, str):
+        with pytest.raises(LaunchError, match=expected):
+            planned(program, site=site, request=request)
+    else:
+        assert where(planned(program, site=site, request=request)) == [expected]
 
 
-def test_the_nodes_of_a_slurm_job() -> None:
+def test_a_number_of_nodes_that_changes_nothing_or_has_no_meaning() -> None:
     site = a_site(**SLURM_3)
-    whole = planned(one(), site=site, request=Request(nodes=3))
-    assert whole.command == planned(one(), site=site).command
-    assert where(planned(one(), site=site, request=Request(nodes=2))) == [{"n1": 4, "n2": 4}]
-    assert where(planned(one(per_node=1), site=site, request=Request(nodes=2))) == [{"n1": 1, "n2": 1}]
-    with pytest.raises(LaunchError, match="--nnodes 4: Slurm job 7 has 3: n1,n2,n3"):
-        planned(one(), site=site, request=Request(nodes=4))
-
-
-def test_several_nodes_that_nobody_names_are_an_error() -> None:
-    assert where(planned(one(2), request=Request(nodes=1))) == [None]
-    with pytest.raises(LaunchError, match=r"--nnodes 2: nothing says which nodes; name them with --host .* or --hostfile"):
-        planned(one(2), request=Request(nodes=2))
+    assert planned(one(), site=site, request=Request(nodes=3)).command == planned(one(), site=site).command
     with pytest.raises(LaunchError, match="several programs"):
         planned(one(1), one(1), request=Request(nodes=1))
 
