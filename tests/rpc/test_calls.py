@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,7 +14,7 @@ from torch.futures import Future
 
 from mpicoll import rpc
 from mpicoll.nn import RemoteModule
-from tests.support import agree, everyone
+from tests.support import agree, everyone, raised_by
 
 HOWS = ("rpc_sync", "rpc_async", "remote")
 
@@ -76,16 +76,12 @@ def test_a_call_that_waits_for_another(right: str) -> None:
     agree(all(future.wait() for future in waiting))
 
 
-def wait_or_bring(what: str) -> bool:
-    return _arrived.wait(20) if what == "wait" else _arrived.set() is None
-
-
 def test_two_that_come_at_once(workers: list[str], rank: int) -> None:
     """To oneself: both are there in one look, and the first waits for the second."""
     for _ in range(20):
         _arrived.clear()
-        futures = [rpc.rpc_async(workers[rank], wait_or_bring, (what,)) for what in ("wait", "bring")]
-        assert all(torch.futures.wait_all(futures))
+        waiting, _ = [rpc.rpc_async(workers[rank], function) for function in (wait_for_it, bring_it)]
+        assert waiting.wait()
     agree(True)
 
 
@@ -142,28 +138,21 @@ def unpicklable() -> Any:
 @pytest.mark.parametrize("how", HOWS)
 def test_exceptions(how: str, kind: type[Exception], right: str) -> None:
     """Of the type that was raised, with worker and traceback; RuntimeError if that type cannot be made of a text (trap 93)."""
-    said: Exception | None = None
-    try:
-        asked(getattr(rpc, how), right, fail, (kind,))
-    except Exception as error:  # noqa: BLE001  what it is is what the test asks
-        said = error
-    text = str(said)
+    said = raised_by(lambda: asked(getattr(rpc, how), right, fail, (kind,)))
     good = type(said) is (RuntimeError if kind is OwnError else kind)
-    agree(good and "for a reason" in text and right in text and "in fail" in text, repr(said))
+    agree(good and all(words in str(said) for words in ("for a reason", right, "in fail")), repr(said))
 
 
-def leave(how: str) -> None:
-    if how == "exit":
-        sys.exit("enough")
-    raise KeyboardInterrupt("enough")
+def leave(kind: type[BaseException]) -> None:
+    raise kind("enough")
 
 
-@pytest.mark.parametrize("how", ["exit", "interrupt"])
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])
 @pytest.mark.parametrize("call", ["rpc_async", "remote"])
-def test_what_is_no_exception(call: str, how: str, right: str) -> None:
+def test_what_is_no_exception(call: str, kind: type[BaseException], right: str) -> None:
     """A function that raises SystemExit, say, fails its call and nothing else: the worker goes on."""
     with pytest.raises(RuntimeError, match="enough"):
-        asked(getattr(rpc, call), right, leave, (how,), None, 10)  # seconds
+        asked(getattr(rpc, call), right, leave, (kind,), None, 10)  # seconds
     agree(rpc.rpc_sync(right, add, (1, 1), timeout=10) == 2)
 
 
@@ -213,19 +202,19 @@ def test_a_function_that_the_callee_does_not_have(right: str, rank: int, size: i
 def only_on_some() -> None: ...
 
 
-def test_bad_arguments(right: str, workers: list[str], rank: int, size: int) -> None:
-    with pytest.raises(RuntimeError, match=r"unknown destination worker 'nobody'.*worker0"):
-        rpc.rpc_sync("nobody", who)
-    with pytest.raises(RuntimeError, match="unknown destination worker"):
-        rpc.rpc_sync(size, who)
-    with pytest.raises(ValueError, match="Cannot get WorkerInfo"):
-        rpc.rpc_sync(1.5, who)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="callable"):
-        rpc.rpc_sync(right, 3)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="timeout"):
-        rpc.rpc_sync(right, who, timeout=-2)
-    with pytest.raises(RuntimeError, match="already initialized"):
-        rpc.init_rpc("again")
+def test_bad_arguments(right: str, workers: list[str], size: int) -> None:
+    call: Any = rpc.rpc_sync
+    refused: list[tuple[type[Exception], str, Callable[[], object]]] = [
+        (RuntimeError, r"unknown destination worker 'nobody'.*worker0", lambda: call("nobody", who)),
+        (RuntimeError, "unknown destination worker", lambda: call(size, who)),
+        (ValueError, "Cannot get WorkerInfo", lambda: call(1.5, who)),
+        (TypeError, "callable", lambda: call(right, 3)),
+        (ValueError, "timeout", lambda: call(right, who, timeout=-2)),
+        (RuntimeError, "already initialized", lambda: rpc.init_rpc("again")),
+    ]
+    for kind, words, function in refused:
+        with pytest.raises(kind, match=words):
+            function()
     agree(True)
 
 
