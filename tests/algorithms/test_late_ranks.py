@@ -6,7 +6,9 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
@@ -30,56 +32,53 @@ def windows_of(size: int) -> list[Window]:
     return [Window(segment, rank, size, CHUNK, lambda: Backoff().pause, 10) for rank in range(size)]
 
 
+@contextmanager
+def ahead(program: Callable[..., None], *arguments: object) -> Iterator[None]:
+    """Runs the program of a rank that gets as far as it can before the body begins, and must end after the body."""
+    with ThreadPoolExecutor() as pool:
+        ended = pool.submit(program, *arguments)
+        wait([ended], 0.3)
+        yield
+        ended.result(30)
+
+
 def test_a_rank_that_is_late_in_a_barrier() -> None:
     """Another rank has left the barrier, and lays down what comes next. (The late one took that for another collective.)"""
     waiting, late = threading.Event(), threading.Event()
 
-    def wait() -> None:
+    def pause() -> None:
         waiting.set()
         late.wait(10)
 
     windows = windows_of(2)
-    windows[1].pause, windows[1].spins = lambda: wait, 0
-    sent, received, errors = torch.arange(2.0 * CHUNK), torch.zeros(2 * CHUNK), []
+    windows[1].pause, windows[1].spins = lambda: pause, 0
+    sent, received = torch.arange(2.0 * CHUNK), torch.zeros(2 * CHUNK)
 
     def program(window: Window, tensor: torch.Tensor) -> None:
-        try:
-            assert shared_memory.barrier(window, 30)
-            window.call = 7
-            shared_memory.broadcast(window, block(tensor), 0)
-        except Exception as error:  # noqa: BLE001  raised below
-            errors.append(error)
+        assert shared_memory.barrier(window, 30)
+        window.call = 7
+        shared_memory.broadcast(window, block(tensor), 0)
 
-    slow = threading.Thread(target=program, args=(windows[1], received))
-    slow.start()
-    assert waiting.wait(10)
-    fast = threading.Thread(target=program, args=(windows[0], sent))
-    fast.start()
-    fast.join(0.5)
-    late.set()
-    slow.join(30)
-    fast.join(30)
-    assert not errors
+    with ahead(program, windows[1], received):
+        assert waiting.wait(10)
+        with ahead(program, windows[0], sent):
+            late.set()
     assert received.equal(sent)
 
 
 def test_a_rank_that_comes_to_a_broadcast_when_the_root_is_in_the_next_barrier() -> None:
     """The root waits for nobody before its barrier. (The late rank took the barrier for the broadcast, and raised.)"""
     root, other = windows_of(2)
-    sent, received, ended = torch.arange(CHUNK / 4), torch.zeros(CHUNK // 4), []
+    sent, received = torch.arange(CHUNK / 4), torch.zeros(CHUNK // 4)
 
     def program(window: Window, tensor: torch.Tensor) -> None:
         window.call = 7
         shared_memory.broadcast(window, block(tensor), 0)
-        ended.append(shared_memory.barrier(window, 30))
+        assert shared_memory.barrier(window, 30)
 
-    thread = threading.Thread(target=program, args=(root, sent))
-    thread.start()
-    thread.join(0.3)
-    assert root.turn == 3, "two turns of the broadcast and the barrier"
-    program(other, received)
-    thread.join(30)
-    assert ended == [True, True]
+    with ahead(program, root, sent):
+        assert root.turn == 3, "two turns of the broadcast and the barrier"
+        program(other, received)
     assert received.equal(sent)
 
 
@@ -87,30 +86,26 @@ def test_a_rank_that_comes_to_a_broadcast_when_the_root_is_in_the_next_barrier()
 def test_a_rank_that_is_late_in_a_barrier_while_another_one_is_in_a_later_barrier(broadcasts: int) -> None:
     """A root waits for nobody. (The late rank took the word of the later barrier for data, and raised.)"""
     fast, late = windows_of(2)
-    sent, received, ended = torch.arange(CHUNK / 8), torch.zeros(CHUNK // 8), []
+    sent, received = torch.arange(CHUNK / 8), torch.zeros(CHUNK // 8)
     late.turn = 1
     late.lay_barrier(0)
     late.take(0)
 
     def program() -> None:
-        ended.append(shared_memory.barrier(fast, 30))
+        assert shared_memory.barrier(fast, 30)
         fast.call = 7
         for _ in range(broadcasts):
             shared_memory.broadcast(fast, block(sent), 0)
-        ended.append(shared_memory.barrier(fast, 30))
+        assert shared_memory.barrier(fast, 30)
 
-    thread = threading.Thread(target=program)
-    thread.start()
-    thread.join(0.3)
-    assert fast.turn == 2 + broadcasts
-    late.check_barrier(0)
-    late.call = 7
-    for _ in range(broadcasts):
-        shared_memory.broadcast(late, block(received), 0)
-        assert received.equal(sent)
-    assert shared_memory.barrier(late, 30)
-    thread.join(30)
-    assert ended == [True, True]
+    with ahead(program):
+        assert fast.turn == 2 + broadcasts
+        late.check_barrier(0)
+        late.call = 7
+        for _ in range(broadcasts):
+            shared_memory.broadcast(late, block(received), 0)
+            assert received.equal(sent)
+        assert shared_memory.barrier(late, 30)
 
 
 def test_a_rank_that_is_late_while_the_others_raise_in_the_next_collective() -> None:
@@ -161,19 +156,13 @@ def test_a_rank_that_comes_to_a_broadcast_when_its_root_is_two_broadcasts_on() -
     late, root = (hierarchical.Nodes(window, rail, [[0, 1], [2]], node=0) for window in windows_of(2))
     roots, sent, received = [1, 1, 2], [torch.arange(3.0) for _ in range(3)], [torch.zeros(3) for _ in range(3)]
 
-    def program() -> None:
+    def program(nodes: hierarchical.Nodes, tensors: list[torch.Tensor]) -> None:
         for number, rank in enumerate(roots):
-            root.window.call = number
-            hierarchical.broadcast(root, block(sent[number]), rank)
+            nodes.window.call = number
+            hierarchical.broadcast(nodes, block(tensors[number]), rank)
 
-    thread = threading.Thread(target=program)
-    thread.start()
-    thread.join(0.3)
-    for number, rank in enumerate(roots):
-        late.window.call = number
-        hierarchical.broadcast(late, block(received[number]), rank)
-    thread.join(30)
-    assert not thread.is_alive()
+    with ahead(program, root, sent):
+        program(late, received)
     assert all(tensor.equal(sent[0]) for tensor in received[:2])
 
 
