@@ -166,13 +166,3 @@ def test_a_second_thread_in_a_group_is_told_so(world: Any, api: Any, queued: boo
     training.join(PATIENCE_S)
     api.broadcast(second, src=0)
     agree(torch.all(first == size), f"{first}")
-
-
-def test_a_callback_is_no_second_thread(rank: int, size: int) -> None:
-    """It runs in a thread of ours, in its place in the order."""
-    tensor, after = torch.ones(1 << 20), torch.ones(1)
-    work = dist.all_reduce(tensor, async_op=True)
-    future = work.get_future().then(lambda _: dist.all_reduce(after))
-    dist.broadcast(tensor, src=0)
-    future.wait()
-    agree(after.item() == size and torch.all(tensor == size), f"{after} {tensor[:3]}")
