@@ -123,7 +123,7 @@ class Pool:
             run = self._queue.pop() if refused and depth < MOST_NESTED else None
         if run is None:
             return False
-        self._local.depth = depth + 1
+        self._local.depth = max(depth, 1) + 1  # 1 is that of the pool's own threads, which `waiting` counts
         try:
             run()
         finally:

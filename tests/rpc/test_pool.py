@@ -93,6 +93,24 @@ def test_the_system_gives_no_more_threads() -> None:
 
 
 @pytest.mark.usefixtures("few_threads")
+def test_a_thread_of_the_program_that_runs_what_waits_is_none_of_the_pool() -> None:
+    pool, go, seen = Pool(2), threading.Event(), list[int]()
+
+    def waits() -> None:
+        with pool.waiting():
+            seen.append(pool._waiting)
+
+    for _ in range(2):
+        pool.submit(lambda: go.wait(20))
+    pool.submit(waits)
+    assert pool.run_queued()
+    assert seen == [0]
+    go.set()
+    assert eventually(lambda: pool.idle() == 2)
+    pool.close()
+
+
+@pytest.mark.usefixtures("few_threads")
 def test_the_system_gives_no_thread() -> None:
     for _ in range(2):
         threading.Thread(target=int).start()
