@@ -171,7 +171,7 @@ TABLE = (
     ),
     Patch(
         ("sys.__interactivehook__",),
-        what="object that does the same, and ends MPI when Python deletes it",
+        what="object that calls the hook before it, and ends MPI when Python deletes it",
         why="MPI must end after all functions of atexit, see Note [Who finalises]",
         when="MPI starts",
         home="_mpi/library.py",

@@ -181,7 +181,7 @@ def _finalize_at_exit() -> None:
 
 
 class _End:
-    """Runs functions when it is deleted. It takes the place of sys.__interactivehook__, and does the same.
+    """Runs functions when it is deleted. It takes the place of sys.__interactivehook__, and calls the hook that was there.
 
     Python sets this name and some others of sys to None as the first thing after the functions of atexit. Modules are still whole
     then, but nothing can be imported, and threads do not run any more.

@@ -1,9 +1,9 @@
 """Looks at the operations under way, and ends the job if one of them cannot end.
 
-    every second     compares the calls of the ranks of this node (ledger.py); if they differ, the job ends
+    every second     compares the calls of the ranks of this node (ledger.py); if they differ, the job ends. Looks at the ranks
+                     that a call waits for; if the program or the process of one of them has ended, or an exception has left
+                     its call half done, the job ends
     after 1 second   that a call waits: asks ranks of other nodes what they have done last (inquiries.py)
-    every second     looks for the ranks that a call waits for. If the program or the process of one of them has ended, or an
-                     exception has left its call half done, the job ends
     after 3 seconds  that a blocking call waits: a line on stderr names the ranks that have not come
     at the timeout   of the group, the job ends, and the line names the same ranks
 
