@@ -329,7 +329,7 @@ def _made(form: Form, left: Iterator[Tensor]) -> Tensor:
 # -- large pages ---------------------------------------------------------------------------------------------------------
 
 # The first touch of a page costs more than writing it: 64 MiB in pages of 4 KiB take five times as long as a copy into memory
-# that is in use. Kernels whose transparent huge pages are set to "madvise" (Debian's and Ubuntu's) give large ones to who asks.
+# that is in use. Where transparent huge pages are set to "madvise" (Debian, Ubuntu), memory must ask for large pages to get them.
 WORTH_BYTES = 4 << 20  # below this, malloc tends to return memory that has been touched before
 
 _ADVICE = getattr(mmap, "MADV_HUGEPAGE", None)  # Linux
