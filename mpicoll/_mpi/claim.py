@@ -10,6 +10,12 @@ processes that both start MPI as rank 0 hang, or crash inside MPI. So a process 
     not locked, and written                 that process ended without MPI_Finalize        refused: Open MPI would hang
     missing, or empty                       no process is, or it has finalised MPI         granted
 
+A program may start MPI after another one in its rank: `mpirun -n 2 sh -c "python one.py; python two.py"`. MPI_Init of the second
+must not begin while MPI_Finalize of the first still runs in another rank. Open MPI's server would take the end of that process
+for the arrival of the next one in its rank, and hand out old addresses; the ranks hang (openpmix issues 3931 and 4113). So a rank
+marks its file when its MPI_Finalize begins, and who starts MPI in the same job on the same node waits until no file is marked.
+Hydra ends the connection of a rank in which MPI has ended; only a process that skips the functions of C's atexit keeps it.
+
 The file name contains the root's process id and start time, so a file left over by another job never has the same name. The
 lock ends with its process. If no such file can be made (no /proc, no writable folder, a file system without locks), every claim
 is granted, and nothing guards the rank. Other users may write in the same folder: a name that is not one of ours counts for
@@ -22,8 +28,10 @@ import contextlib
 import fcntl
 import os
 import re
+import select
 import stat
 import tempfile
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -37,9 +45,14 @@ IDENTITY = (
     "FLUX_JOB_ID", "FLUX_TASK_RANK", "JSM_NAMESPACE_RANK",
 )  # fmt: skip
 
+ENDING = "-ending"  # the mark, after the file name
+ENDING_S = 5.0  # seconds. MPI_Finalize takes 50 ms. A program that called it and goes on keeps its mark.
+
 PREFIX = "mpicoll-rank-"  # of the file name; then rank, user, boot, namespace of process ids, the root's id and start time
 
-NAME = re.compile(PREFIX + r"(?P<rank>\d+)-(?P<user>\d+)-[^-]+-(?P<namespace>\d+)-(?P<pid>\d+)-(?P<start>\d+)", re.ASCII)
+NAME = re.compile(
+    PREFIX + r"(?P<rank>\d+)-(?P<user>\d+)-[^-]+-(?P<namespace>\d+)-(?P<pid>\d+)-(?P<start>\d+)(?P<ending>-ending)?", re.ASCII
+)
 
 _file: tuple[int, Path] | None = None  # this process's claim: descriptor (close-on-exec) and path of the locked file
 
@@ -60,13 +73,14 @@ def take(environ: Mapping[str, str] = os.environ, folder: Path | None = None) ->
     folder = folder or _folder(environ)
     try:
         _remove_old(folder)
+        _wait_for_ends(folder, int(root.split("-")[-2]), environ)
         return _lock(folder / f"{PREFIX}{launch.rank}-{os.getuid()}-{root}", launch.rank)
     except OSError:  # no such folder, no space, or no locks: no guard
         return None
 
 
 def release() -> None:
-    """Gives the claim back. Called if MPI has not started after all, or is being finalised."""
+    """Gives the claim back. Called if MPI has not started after all, or has been finalised."""
     global _file
     if _file is not None:
         descriptor, path = _file
@@ -74,6 +88,21 @@ def release() -> None:
         with contextlib.suppress(OSError):  # mpirun has removed its folder already
             path.unlink()
         os.close(descriptor)
+
+
+def ending() -> None:
+    """Gives the claim back at the beginning of MPI_Finalize, and marks the file until `release` or the end of the process."""
+    global _file
+    if _file is None:
+        return
+    descriptor, path = _file
+    marked = path.with_name(path.name + ENDING)
+    try:
+        path.rename(marked)
+    except OSError:  # mpirun has removed its folder already
+        release()
+        return
+    _file = descriptor, marked
 
 
 def rank(environ: Mapping[str, str] = os.environ) -> int | None:
@@ -87,17 +116,24 @@ def absent(environ: Mapping[str, str] = os.environ) -> list[int]:
     launch = detect.detect(environ)
     if launch is None or _file is None or launch.local_size != launch.size:
         return []
-    folder = _file[1].parent
     try:
-        claims = [(int(words["rank"]), int(words["pid"])) for _, words in _files(folder)]
-        if str(folder) != environ.get("PMIX_SERVER_TMPDIR"):  # shared with other jobs
-            launcher = _parent(int(_words(_file[1])["pid"]))
-            if not is_launcher(launcher):
-                return []
-            claims = [(rank, pid) for rank, pid in claims if _start(pid) is not None and _parent(pid) == launcher]
+        claims = _files_of_job(_file[1].parent, int(_words(_file[1])["pid"]), environ)
     except (OSError, ValueError):
         return []
-    return sorted(set(range(launch.size)) - {rank for rank, _ in claims})
+    if claims is None:
+        return []
+    return sorted(set(range(launch.size)) - {int(words["rank"]) for _, words in claims if not words["ending"]})
+
+
+def _files_of_job(folder: Path, root: int, environ: Mapping[str, str]) -> list[tuple[Path, re.Match[str]]] | None:
+    """The files of the job's ranks on this node, with what their names say. None: unknown. ``root``: pid of this rank's root."""
+    files = _files(folder)
+    if str(folder) == environ.get("PMIX_SERVER_TMPDIR"):  # made by Open MPI's mpirun for this job
+        return files
+    launcher = _parent(root)
+    if not is_launcher(launcher):
+        return None
+    return [(path, words) for path, words in files if _is_child(int(words["pid"]), launcher)]
 
 
 def _words(path: Path) -> re.Match[str]:
@@ -125,7 +161,7 @@ def _owner(path: Path) -> int | None:
 
 
 def connection_lost(environ: Mapping[str, str] = os.environ) -> bool:
-    """True if Hydra's connection, an inherited file descriptor, was closed on the way to this process."""
+    """True if Hydra's connection, an inherited file descriptor, was closed on the way to this process, or by Hydra."""
     number = environ.get("PMI_FD", "")
     if not number.isdigit():
         return False
@@ -133,7 +169,11 @@ def connection_lost(environ: Mapping[str, str] = os.environ) -> bool:
         mode = os.fstat(int(number)).st_mode
     except OSError:
         return True
-    return not (stat.S_ISSOCK(mode) or stat.S_ISFIFO(mode))
+    if not (stat.S_ISSOCK(mode) or stat.S_ISFIFO(mode)):
+        return True
+    poll = select.poll()
+    poll.register(int(number), 0)
+    return bool(poll.poll(0))  # POLLHUP
 
 
 def _lock(path: Path, rank: int) -> str | None:
@@ -164,6 +204,27 @@ def _folder(environ: Mapping[str, str]) -> Path:
     """The folder that Open MPI's mpirun makes for this job and removes after it; otherwise the folder for temporary files."""
     session = environ.get("PMIX_SERVER_TMPDIR", "")
     return Path(session if session and os.access(session, os.W_OK | os.X_OK) else tempfile.gettempdir())
+
+
+def _wait_for_ends(folder: Path, root: int, environ: Mapping[str, str]) -> None:
+    """Waits until no rank of this job on this node is in MPI_Finalize."""
+    deadline = time.monotonic() + ENDING_S
+    while time.monotonic() < deadline:
+        files = _files_of_job(folder, root, environ) or []
+        if not any(words["ending"] and _is_locked(path) for path, words in files):
+            return
+        time.sleep(0.01)
+
+
+def _is_locked(path: Path) -> bool:
+    try:
+        with path.open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # gone
+        return False
+    return False
 
 
 def _remove_old(folder: Path) -> None:
@@ -212,6 +273,13 @@ def _is_rank(pid: int, rank: str) -> bool:
 def identity(environ: Mapping[str, str]) -> str:
     """The variables that name one rank of one job, as a text."""
     return " ".join(f"{name}={environ[name]}" for name in IDENTITY if name in environ)
+
+
+def _is_child(pid: int, parent: int) -> bool:
+    try:
+        return _parent(pid) == parent
+    except OSError:  # it has ended
+        return False
 
 
 def _parent(pid: int) -> int:

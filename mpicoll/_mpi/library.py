@@ -79,9 +79,10 @@ def refusal() -> str | None:
         )
     if claim.connection_lost():
         return (
-            f"process {pid} was started by a rank without the connection to mpiexec (PMI_FD={os.environ['PMI_FD']} is not open "
-            "here: multiprocessing's start method 'spawn' closes it). Start MPI in the process that mpiexec started, or use "
-            "the start method 'fork' before MPI has started"
+            f"process {pid} has no connection to mpiexec (PMI_FD={os.environ['PMI_FD']} is closed). If a rank started this "
+            "process by multiprocessing's method 'spawn', that closed it: start MPI in the process that mpiexec started, or use "
+            "the method 'fork' before MPI has started. If another program ran MPI in this rank before, start this one by an "
+            "mpiexec of its own: under MPICH's mpiexec, MPI runs once in a rank"
         )
     if (taken := claim.take()) is not None:
         return (
@@ -97,7 +98,7 @@ def initialize() -> None:
     if not MPI.Is_initialized():
         _start()
         _finalize_at_exit()
-        before_finalize(claim.release)
+        before_finalize(claim.ending)
     os.environ[OWNER] = f"{os.getpid()} {claim.identity(os.environ)}"
 
 
@@ -226,6 +227,7 @@ def _finalize() -> None:
         return
     if not dead_processes:
         MPI.Finalize()
+        claim.release()
         return
     libc = ctypes.CDLL(None)
     if hasattr(libc, "on_exit"):  # glibc; it calls _exit(status) first of all that exit() calls, after Python has flushed
@@ -252,4 +254,4 @@ except (ImportError, RuntimeError) as error:
     raise LaunchError(_REMEDY_NO_MPI.format(reason=str(error).split("\n")[0]) + debian.advice(os.environ)) from error
 if MPI.Is_initialized() and not MPI.Is_finalized():
     os.environ[OWNER] = f"{os.getpid()} {claim.identity(os.environ)}"
-    before_finalize(claim.release)
+    before_finalize(claim.ending)

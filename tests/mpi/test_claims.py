@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -59,6 +62,28 @@ def test_one_that_has_gone(tmp_path: Path) -> None:
     refused = claim.take(LAUNCHED, tmp_path)
     assert refused is not None
     assert "was rank 3 and ended without MPI_Finalize" in refused
+
+
+@pytest.mark.launch
+def test_one_that_is_finalising(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who starts MPI in the same job waits for it; ranks of other jobs in a public folder do not."""
+    monkeypatch.setattr(claim, "ENDING_S", 0.3)
+    environ = {**LAUNCHED, "PMIX_SERVER_TMPDIR": str(tmp_path)}
+    other = {"OMPI_COMM_WORLD_RANK": "2"}
+
+    def wait_s(environ: dict[str, str]) -> float:
+        begin = time.monotonic()
+        assert in_child(tmp_path, {**environ, **other}, ends="finalize") is None
+        return time.monotonic() - begin
+
+    assert claim.take(environ, tmp_path) is None
+    claim.ending()
+    assert in_child(tmp_path, environ, ends="finalize") is None
+    assert wait_s(environ) > 0.3
+    assert wait_s(LAUNCHED) < 0.3
+    claim.release()
+    assert list(tmp_path.iterdir()) == []
+    assert wait_s(environ) < 0.3
 
 
 @pytest.mark.launch
@@ -145,6 +170,10 @@ def test_a_lost_connection_to_hydra(tmp_path: Path) -> None:
     os.close(reader)
     os.close(writer)
     assert claim.connection_lost({"PMI_FD": str(writer)})
+    here, hydra = socket.socketpair()
+    assert not claim.connection_lost({"PMI_FD": str(here.fileno())})
+    hydra.close()  # at the end of PMI_Finalize, of a process that ended normally
+    assert claim.connection_lost({"PMI_FD": str(here.fileno())})
     with open(tmp_path / "file", "w") as other:  # the number is another file's now
         assert claim.connection_lost({"PMI_FD": str(other.fileno())})
 
@@ -176,12 +205,15 @@ def test_a_job(case: str, method: str, api: str) -> None:
     said = done.stdout + done.stderr
     if method == "spawn" and not is_open_mpi():  # multiprocessing closes Hydra's connection
         assert done.returncode != 0, said
-        assert "was started by a rank without the connection to mpiexec" in done.stderr, said
+        assert "has no connection to mpiexec" in done.stderr, said
     elif case == "one":
         assert done.returncode == 0, said
         assert done.stdout.count("joined: 2 ranks") == 2, said
     elif case == "again":
-        assert done.stdout.count("joined: 2 ranks") == 4, said
+        assert done.stdout.count("refused: None") == 2, said
+        claimed, ended = (re.findall(word + r" at ([\d.]+)", done.stdout) for word in ("claimed", "ended"))
+        assert len(claimed) == len(ended) == 2
+        assert min(map(float, claimed)) > max(map(float, ended)), said
     else:
         assert done.returncode != 0, said
         assert "LaunchError: process" in done.stderr, said
