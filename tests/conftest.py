@@ -9,8 +9,6 @@ A test is written once for any number of ranks (1 too): it derives each rank's c
 ends in ``agree`` (tests/support/__init__.py). What cannot run everywhere is deselected by a mark, never skipped.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import random

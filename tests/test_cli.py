@@ -1,7 +1,5 @@
 """The command ``mpicoll``: its commands, and that it imports no more than it needs."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The table of MPICOLL_* variables: what is read, what is refused, and that the table is the only place."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

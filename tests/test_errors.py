@@ -1,7 +1,5 @@
 """The error classes: what they are for programs that catch Python's errors and torch's."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import sys

@@ -1,7 +1,5 @@
 """Calls of collectives as plain values: their words, their comparison, and their way through JSON."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """What mpicoll logs, when, and where to."""
 
-from __future__ import annotations
-
 import logging
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Groups over several nodes, which are pretended here: jobs in which every MPICOLL_NODE_SIZE ranks are a node of their own."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Ranks of a window that are late: what others have announced meanwhile is never taken for something else."""
 
-from __future__ import annotations
-
 import random
 import sys
 import threading

@@ -1,7 +1,5 @@
 """Blocks that only their sender and their receiver know."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

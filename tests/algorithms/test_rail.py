@@ -1,7 +1,5 @@
 """The calls of a rail: blocking where a message is small, tested where it is large."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

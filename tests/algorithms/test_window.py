@@ -1,7 +1,5 @@
 """A node's shared window: any sequence of operations, sizes on both sides of every edge, and what happens where there is none."""
 
-from __future__ import annotations
-
 import os
 import random
 import time

@@ -1,7 +1,5 @@
 """What is wrong is said on every rank, before a byte moves: which call, what was given, what is allowed. The group works on."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from typing import Any

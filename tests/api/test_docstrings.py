@@ -1,7 +1,5 @@
 """The examples in public docstrings, run on two ranks. tests/project/test_docstrings.py says which there must be."""
 
-from __future__ import annotations
-
 import doctest
 import sys
 from collections.abc import Iterator

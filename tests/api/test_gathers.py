@@ -1,8 +1,6 @@
 """Gather, scatter, all-gather, reduce-scatter, all-to-all: blocks of different sizes, lists in the wrong place, one tensor
 for all blocks, in-place slices."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

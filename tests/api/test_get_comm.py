@@ -1,7 +1,5 @@
 """mpicoll.get_comm: the mpi4py communicator of a group."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.distributed

@@ -1,7 +1,5 @@
 """mpicoll.info: the doctor's facts inside a program."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

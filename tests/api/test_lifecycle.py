@@ -1,7 +1,5 @@
 """The world and its groups: made, used, destroyed, made again; nothing collective that not all members call."""
 
-from __future__ import annotations
-
 import gc
 import threading
 import time

@@ -1,7 +1,5 @@
 """Many groups at once: what they cost, and the error when MPI has no communicator left."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import threading

@@ -1,7 +1,5 @@
 """Every public name of torch.distributed is here, with torch's signature where it is ours and torch's own object elsewhere."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import operator

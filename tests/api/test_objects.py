@@ -1,7 +1,5 @@
 """Python objects of any size, tensors inside, what cannot be pickled, and from whom they come."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Messages between two ranks: tags, order, any source, sizes that differ, messages to oneself, dropped handles."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from mpi4py import MPI

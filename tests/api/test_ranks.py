@@ -1,7 +1,5 @@
 """Which rank is meant: global and group ranks, groups of some, ranks outside a group, and what they get back."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from datetime import timedelta

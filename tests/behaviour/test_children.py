@@ -1,7 +1,5 @@
 """Processes that a rank starts: forked ones compute and never touch MPI, spawned ones do not join the job (trap 57)."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support import ROOT, launch

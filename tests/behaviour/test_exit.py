@@ -1,7 +1,5 @@
 """The end of a program that has left something undone: no hang, no crash, no noise (traps 54, 55)."""
 
-from __future__ import annotations
-
 import subprocess
 import time
 

@@ -3,8 +3,6 @@
 Each test is a job of its own, in which rank 1 fails and the others wait for it.
 """
 
-from __future__ import annotations
-
 import platform
 import re
 import subprocess

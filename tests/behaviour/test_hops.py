@@ -8,8 +8,6 @@ The *depth* is the number of these functions that have not returned when memory 
 The group has run the operation before, so nothing is counted that happens on first use.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 Two ranks, uint8; each test says what it needs of memory, both ranks and MPI's own buffers together.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,8 +1,6 @@
 """In place means in place: same storage, views see it, neighbours stay, autograd is told; what has no memory of its own for
 each element is read, but not written."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import hypothesis.strategies as st

@@ -1,8 +1,6 @@
 """What only travels, in every dtype and memory layout on both sides: bits arrive as they left, where the receiver put its
 tensor, whatever lies between its elements."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import pytest

@@ -3,8 +3,6 @@
 Otherwise ranks would be in different collectives: they would hang, or get bytes of one another that mean something else.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from itertools import count
 

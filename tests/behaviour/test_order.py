@@ -1,7 +1,5 @@
 """One order per group, none between groups: what is started first is carried out first, and nothing else is assumed."""
 
-from __future__ import annotations
-
 import re
 import threading
 import time

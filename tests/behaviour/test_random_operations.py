@@ -1,7 +1,5 @@
 """2,000 random operations; 100,000 by the command in random_operations.py."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 import pytest

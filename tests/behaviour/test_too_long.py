@@ -3,8 +3,6 @@
 Note [Messages that are too long] in mpicoll/_mpi/open_mpi.py says when Open MPI would write there.
 """
 
-from __future__ import annotations
-
 import sys
 
 import pytest

@@ -1,7 +1,5 @@
 """Two machines for real: own host names, addresses and shared memory, so that ranks have nothing but TCP between them."""
 
-from __future__ import annotations
-
 import shlex
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The benchmarks run, check their results first and print what they say they print; figures are not tested."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re

@@ -1,7 +1,5 @@
 """The scripts of benchmarks/ run and print what they are for; figures are not tested."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -4,8 +4,6 @@ Every way of starting is tried with mpicoll and, for comparison, with ``TORCH_DE
 load it: the processes, their backend and the losses must be what they are there, but for mpirun, where MPI carries the job.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from pathlib import Path

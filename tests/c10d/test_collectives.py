@@ -3,8 +3,6 @@
 Their results, of all dtypes, operations, layouts and groups, are compared by tests/behaviour/test_random_operations.py.
 """
 
-from __future__ import annotations
-
 from datetime import timedelta
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A fault inside DistributedDataParallel. That it trains as one process does: tests/stack/test_training.py and test_ddp.py."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """Calls that torch's own Python code refuses before mpicoll is called, and their like at the other door."""
 
-from __future__ import annotations
-
 import re
 import threading
 from collections.abc import Callable

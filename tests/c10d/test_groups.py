@@ -1,7 +1,5 @@
 """Groups made by torch's new_group on an mpi world: members, order, other backends beside it, a new world after the old."""
 
-from __future__ import annotations
-
 import os
 from datetime import timedelta
 

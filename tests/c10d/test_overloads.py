@@ -1,7 +1,5 @@
 """Calls a group's methods in every form that the docstrings of torch's class list. The results are those of Gloo."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from datetime import timedelta

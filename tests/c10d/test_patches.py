@@ -1,7 +1,5 @@
 """The table of patches, compared with what torch holds once a group of ours has been made."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from types import FunctionType

@@ -1,7 +1,5 @@
 """What `import torch` does with mpicoll installed: little, silently, whatever the state of MPI."""
 
-from __future__ import annotations
-
 import inspect
 import subprocess
 import sys

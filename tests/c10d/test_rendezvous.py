@@ -1,7 +1,5 @@
 """On which address rank 0's store listens, and how the other ranks find it, whatever names resolve to."""
 
-from __future__ import annotations
-
 import os
 import socket
 from collections.abc import Iterator

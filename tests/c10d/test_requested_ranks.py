@@ -1,7 +1,5 @@
 """The ranks that a call of init_process_group names: never a world of one for a program that means several."""
 
-from __future__ import annotations
-
 import sys
 import warnings
 from pathlib import Path

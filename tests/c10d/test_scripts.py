@@ -1,7 +1,5 @@
 """Unmodified torch scripts under plain mpirun and under mpicoll.run."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time

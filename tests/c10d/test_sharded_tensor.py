@@ -1,7 +1,5 @@
 """ShardedTensor.gather on "mpi": torch takes the device for its buffers from the list of devices that the backend claims."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.distributed as dist

@@ -1,7 +1,5 @@
 """shrink_group where all ranks live, on every MPI. Where ranks have died: tests/faults/test_fault_tolerant.py."""
 
-from __future__ import annotations
-
 import pytest
 import torch.distributed
 

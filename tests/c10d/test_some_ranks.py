@@ -1,7 +1,5 @@
 """A world of some of MPI's ranks, which meet at the store that they were given; RPC goes on over all of them."""
 
-from __future__ import annotations
-
 import datetime
 from pathlib import Path
 from typing import Any

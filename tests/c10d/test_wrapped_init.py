@@ -1,7 +1,5 @@
 """Programs and libraries that put a function of their own round torch's init_process_group."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`mpicoll run` and `mpicoll doctor` on hosts of network namespaces, which are reached by ssh (tests/support/hosts.py)."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

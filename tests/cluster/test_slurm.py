@@ -1,7 +1,5 @@
 """Jobs of a real Slurm on two hosts of network namespaces (tests/support/slurm.py)."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import sys

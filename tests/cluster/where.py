@@ -1,7 +1,5 @@
 """Reads what scripts/where.py prints."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """``python -m tests.companions.notebook NOTEBOOK`` runs a notebook, and writes its outputs anew; with a path: to that file."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -5,8 +5,6 @@ killed, all later ones wait for ever. Therefore it is built here beforehand, in 
 in TORCH_EXTENSIONS_DIR, where that is set.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterator

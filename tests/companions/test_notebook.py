@@ -5,8 +5,6 @@ plot. The texts are compared, ranks' lines in any order. Of a plot it is only co
 of a machine decide about its bytes.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import sys

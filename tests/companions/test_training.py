@@ -4,8 +4,6 @@ Each program in scripts/ runs under mpirun and ``python -m mpicoll.run`` with th
 Gloo. None of them imports mpicoll.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

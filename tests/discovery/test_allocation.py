@@ -1,7 +1,5 @@
 """The nodes of a scheduler's job, from variables and files as the schedulers make them."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from pathlib import Path

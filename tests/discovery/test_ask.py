@@ -1,7 +1,5 @@
 """Processes with a time limit: their reports, their last words, and that none of them stays behind."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Ranks that are bound to one core: what is set for them, and what the user is told."""
 
-from __future__ import annotations
-
 import pytest
 
 from mpicoll import _cpus

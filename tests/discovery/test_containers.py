@@ -1,7 +1,5 @@
 """Settings for ranks in containers of their own; tests/launch/test_containers.py starts such ranks."""
 
-from __future__ import annotations
-
 import pytest
 
 from mpicoll._discovery import containers

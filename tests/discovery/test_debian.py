@@ -1,7 +1,5 @@
 """MPICH of Debian and Ubuntu, which an mpi4py wheel finds under the name libmpi.so.12 only."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Which launcher started a process, from environments as the launchers really set them (traps 76-80)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

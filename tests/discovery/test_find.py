@@ -1,7 +1,5 @@
 """Which MPI, and which mpiexec belongs to it: known by what they say, refused with the remedy."""
 
-from __future__ import annotations
-
 import site
 import venv
 from pathlib import Path

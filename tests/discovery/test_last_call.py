@@ -1,7 +1,5 @@
 """The memory in which a rank leaves what it was doing last."""
 
-from __future__ import annotations
-
 import os
 from types import SimpleNamespace
 from typing import Any

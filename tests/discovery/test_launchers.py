@@ -1,7 +1,5 @@
 """Whether srun can start the ranks of an MPI, and which program a template names; the launchers are small programs."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

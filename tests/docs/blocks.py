@@ -15,8 +15,6 @@ A comment <!-- needs Open MPI 5 --> or <!-- needs companions --> stands before c
 (tests/companions/requirements.txt).
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 import sys

@@ -1,7 +1,5 @@
 """The examples, and the blocks of docs/examples that show what each prints. These are the only place where it stands."""
 
-from __future__ import annotations
-
 import dataclasses
 import subprocess
 from pathlib import Path

@@ -6,8 +6,6 @@ the docstrings.
 They are not the texts of ``--help``, because every version of Python lays those out in another way.
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 import textwrap

@@ -1,7 +1,5 @@
 """What the pages show: their commands print it, and their Python sessions are doctests. blocks.py says which blocks these are."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import sys

@@ -1,7 +1,5 @@
 """Runs several programs in one job of mpicoll.run, one after the other: a job of its own costs each some seconds of a core."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The doctor's look at scheduler and network: on made-up facts and trees of files, and the trial for real."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

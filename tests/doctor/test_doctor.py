@@ -1,7 +1,5 @@
 """The doctor: each check on made-up facts, and the real report on this machine, alone and as a job."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """``mpicoll doctor dump``: each finding on made-up records, and real records of all collectives."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ On a busy machine each exchange takes until every rank has had the processor: 50
 them. An exchange of objects (`allgather`) is two collectives of MPI, of the sizes and of the contents; `Allgather` is one.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """The clock of jobs in which ranks wait: how fast the time of fault reports runs, and when they began."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Pairs of collective calls that do not belong together: every kind of collective, each with another argument or another kind."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import combinations
 from types import ModuleType

@@ -1,7 +1,5 @@
 """Jobs that go on when a rank dies: Open MPI with --with-ft ulfm. The jobs are in scripts/losing.py."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from collections import Counter

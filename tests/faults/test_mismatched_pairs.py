@@ -1,7 +1,5 @@
 """Without MPICOLL_CHECK: no pair of calls that do not belong together (mismatches.py) returns on all ranks with nothing said."""
 
-from __future__ import annotations
-
 import re
 import tempfile
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """With MPICOLL_CHECK=1 every mismatch of collectives raises on all ranks, and no tensor has changed."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from datetime import timedelta
 from types import ModuleType

@@ -3,8 +3,6 @@
 Asynchronous ones and barriers raise OperationTimeout. A blocking one is inside MPI: then the job ends.
 """
 
-from __future__ import annotations
-
 import re
 import time
 

@@ -1,7 +1,5 @@
 """What waits for another rank names it; ranks that call different collectives end the job. Each test is a job of its own."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import time

@@ -1,7 +1,5 @@
 """What one rank refuses, and its program catches, is named on the other rank, whether mpicoll or torch's own code refuses it."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -3,8 +3,6 @@
 python -m pytest -m launch --runslow tests/faults      all of it, with the MPI of this environment
 """
 
-from __future__ import annotations
-
 import os
 import re
 import signal

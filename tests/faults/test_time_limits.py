@@ -3,8 +3,6 @@
 Where an exception can be raised, it is. A call that is inside MPI cannot be interrupted: then the job ends.
 """
 
-from __future__ import annotations
-
 import re
 import time
 

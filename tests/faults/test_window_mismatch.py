@@ -1,7 +1,5 @@
 """Without MPICOLL_CHECK: different collectives that meet in shared memory raise on all ranks, before a result is touched."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -5,8 +5,6 @@ not told to) ends in a segmentation fault. Kernels of the program's run only whe
 copies to pinned memory arrive only when they are waited for. A kernel on tensors of two devices is an error, as on a GPU.
 """
 
-from __future__ import annotations
-
 import math
 import mmap
 import os

@@ -3,8 +3,6 @@
 What did not run stands in the report as not run, with the reason. Exit status 0: all that ran passed.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -9,8 +9,6 @@
 A path or a benchmark may be {"not run": reason} instead, and a time the reason itself. What a report lacks was not run.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

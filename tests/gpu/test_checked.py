@@ -1,7 +1,5 @@
 """The full check of collectives on tensors of a GPU."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.distributed import ReduceOp

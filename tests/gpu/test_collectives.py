@@ -3,8 +3,6 @@
 No GPU is needed: see fake_gpu.py and ways.py.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from functools import partial

@@ -1,7 +1,5 @@
 """What becomes of GPU memory is decided once, when the world is made, by the weakest rank (traps 65, 68)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import pytest

@@ -1,7 +1,5 @@
 """CPU tensors in a world whose ranks have GPUs take the way, and the number of MPI calls, that they take in one without."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import count
 

@@ -3,8 +3,6 @@
 No GPU is needed: the trial's memory is a pretended GPU's here, which MPI can read, cannot read, or reads wrongly.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import time

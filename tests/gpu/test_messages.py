@@ -1,7 +1,5 @@
 """Messages between two ranks, which have their tensors on GPUs: order, waiting, slots (traps 63, 64)."""
 
-from __future__ import annotations
-
 from functools import partial
 from random import Random
 

@@ -1,7 +1,5 @@
 """The table of docs/guides/gpus.md says what the reports say: what passed, how fast it was, what was not run and why."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from mpicoll.bench import row

@@ -3,8 +3,6 @@
 Chunks are small here, so that all of them take many turns.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """Which algorithm each operation takes, without MPI: at the sizes around each threshold, on one node and on several."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """reduce_scatter encodes 8 and 16 bits some elements at a time: as int32 or float32 a whole input took four times its memory."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

@@ -1,7 +1,5 @@
 """What decides between algorithms: the table, the file that `bench tune` writes, the variables, and that rank 0's count."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

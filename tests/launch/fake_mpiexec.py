@@ -15,8 +15,6 @@ VARIANT: "usual"; "hangs": does not end after its ranks, nor by SIGTERM; "return
 does not end by one.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

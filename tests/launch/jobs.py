@@ -1,7 +1,5 @@
 """Jobs that tests start by ``mpicoll.run``: on the MPI that is installed, or on a made-up mpiexec of either family."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Made-up MPIs and sites, and the plan of a job there."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """MPI is the truth, the environment is the check (traps 76 to 79): a launch that cannot work says so, and what would."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """A container for each rank, as `mpiexec -n 2 docker run ...` makes it: made of namespaces, without a container engine."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

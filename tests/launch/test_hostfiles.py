@@ -1,7 +1,5 @@
 """Host lists in either syntax, and the samples in hostfiles/: each is parsed, and makes the command it promises."""
 
-from __future__ import annotations
-
 import re
 import shlex
 

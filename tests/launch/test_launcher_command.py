@@ -1,7 +1,5 @@
 """The commands of srun and of MPICOLL_LAUNCHER_COMMAND, in made-up jobs; pure."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Shared memory is removed only if MPI made it for this user since the job began, and nobody uses it."""
 
-from __future__ import annotations
-
 import mmap
 import os
 import time

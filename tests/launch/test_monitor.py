@@ -1,7 +1,5 @@
 """The monitor of a rank, `mpicoll._launch.monitor`, without a launcher."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """The options of mpicoll.run, each as users of torchrun, Open MPI's mpirun and MPICH's mpiexec type them; pure."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import sys

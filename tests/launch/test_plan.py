@@ -1,7 +1,5 @@
 """The mpiexec command that is made for every situation; pure, for a made-up machine."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 

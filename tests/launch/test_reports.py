@@ -1,7 +1,5 @@
 """Who may report to the supervisor, and which report is the first cause."""
 
-from __future__ import annotations
-
 import contextlib
 import selectors
 import socket

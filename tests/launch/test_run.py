@@ -1,7 +1,5 @@
 """`python -m mpicoll.run`: its command line, and the jobs that it starts, on a made-up mpiexec or on MPI."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """mpicoll.spawn in the place of torch.multiprocessing.spawn; the scripts are run as users run them."""
 
-from __future__ import annotations
-
 import os
 import queue
 import subprocess

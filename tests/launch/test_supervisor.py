@@ -4,8 +4,6 @@ On a made-up mpiexec of either family, without MPI (fake_mpiexec.py), and on the
 part, otherwise on request (--runslow).
 """
 
-from __future__ import annotations
-
 import os
 import re
 import signal

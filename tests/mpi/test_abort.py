@@ -1,7 +1,5 @@
 """MPI_Abort that does not end the process."""
 
-from __future__ import annotations
-
 import re
 import time
 

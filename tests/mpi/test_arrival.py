@@ -1,7 +1,5 @@
 """Ranks that wait for each other before they make a group: the missing are named, all raise, and all may try again."""
 
-from __future__ import annotations
-
 import re
 import time
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """The back-off: its stages, and that a thread that has waited long leaves its core to others."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

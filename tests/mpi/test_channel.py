@@ -1,7 +1,5 @@
 """How a channel waits for its messages."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

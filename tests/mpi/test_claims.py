@@ -1,7 +1,5 @@
 """One process is one rank: whoever starts MPI as a rank that another process has is told so, and does not hang (trap 57)."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import re

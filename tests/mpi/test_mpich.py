@@ -1,7 +1,5 @@
 """A fault of MPICH 4.0 that mpicoll goes around. The test is right on every MPI."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """MPI has no communicator left: the error names the remedy, which helps."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support import launch

@@ -1,7 +1,5 @@
 """Settings that mpicoll gives Open MPI before it starts."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """How often a rank that computes must look after a large message until it has gone."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """MPI_Init that waits for a rank says so."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """MPI_THREAD_MULTIPLE and MPI_THREAD_SERIALIZED work; less is refused, and different levels where MPI fails (traps 55, 70)."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support import ROOT, is_open_mpi, launch

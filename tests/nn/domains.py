@@ -1,7 +1,5 @@
 """What the tests of mpicoll.nn share: one process's view of a domain that a Grid splits, errors that ranks must raise alike."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """mpicoll.nn.functional: each collective's gradient against the numeric one of all ranks together, and what torch gets wrong."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """mpicoll.nn.Grid: places, neighbours and parts, against MPI's own Cartesian communicators and torch's tensor_split."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """mpicoll.nn.halo_exchange against one process on the whole domain: values, gradients, convolutions, and what must be refused."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """mpicoll.nn.functional's send, recv and sendrecv: the gradient goes home, whichever way the ranks go through their graphs."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.distributed as dist

@@ -1,7 +1,5 @@
 """The record of what a rank has called last: its content, and the ways in which it comes to be written."""
 
-from __future__ import annotations
-
 import json
 import signal
 import threading

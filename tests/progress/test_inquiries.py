@@ -1,7 +1,5 @@
 """What is known of ranks of other nodes: by answers, which may come late."""
 
-from __future__ import annotations
-
 import threading
 from pathlib import Path
 from typing import Any, NamedTuple

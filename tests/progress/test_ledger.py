@@ -1,7 +1,5 @@
 """The ledger: equal calls have equal words, boards are read whole or not at all, and different calls are found."""
 
-from __future__ import annotations
-
 import mmap
 import time
 from collections import deque

@@ -1,7 +1,5 @@
 """Who drives what is under way: threads that come when needed, sleep when idle, and go with the world."""
 
-from __future__ import annotations
-
 import threading
 import time
 

@@ -1,7 +1,5 @@
 """Operations that do not end in time raise, and say which, where; the group is refused from then on (traps 42, 61, 75)."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Callable

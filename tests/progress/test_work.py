@@ -1,7 +1,5 @@
 """The handle of an operation under way: it completes by itself, once, for as many threads and callbacks as ask."""
 
-from __future__ import annotations
-
 import gc
 import threading
 import time

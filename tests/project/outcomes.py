@@ -1,7 +1,5 @@
 """What the lines that an example prints must show, on any number of ranks."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 

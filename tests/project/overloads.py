@@ -6,8 +6,6 @@ Type checkers choose among the three forms of a function: it returns None, with 
 The functions themselves are written once, without them. The docstrings are there because editors show those of the stub.
 """
 
-from __future__ import annotations
-
 import ast
 import copy
 import importlib

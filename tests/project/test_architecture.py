@@ -1,7 +1,5 @@
 """The rooms: what may import what, read from the source. Each failure says what to do."""
 
-from __future__ import annotations
-
 import ast
 import graphlib
 import re

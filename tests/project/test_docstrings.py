@@ -1,7 +1,5 @@
 """Each public docstring has the sections that help() and editors show. Their examples run in tests/api/test_docstrings.py."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import re

@@ -3,8 +3,6 @@
 outcomes.py judges what they print. The scripts in scripts/ compare what they compute with one process.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re

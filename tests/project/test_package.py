@@ -3,8 +3,6 @@
 `bash .ci/run package` builds the package and checks what is in it.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import shutil

@@ -4,8 +4,6 @@ The checkers read mpicoll as an installed package: from PYTHONPATH, with the mar
 `bash .ci/run lint` runs this file; the rest of the suite does not collect it (conftest.py).
 """
 
-from __future__ import annotations
-
 import ast
 import importlib
 import importlib.util

@@ -1,7 +1,5 @@
 """A process that is forked from one that has imported torch behaves as one that mpiexec starts."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Each test is an RPC world of its own: every rank a worker, "worker0", "worker1" ..."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """What the tests of distributed autograd differentiate: a layer wherever it is, and the same in one process."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -1,7 +1,5 @@
 """Distributed autograd: the gradients of one process, in the context, on the worker that has the leaf (88)."""
 
-from __future__ import annotations
-
 import threading
 import time
 from typing import Any

@@ -1,7 +1,5 @@
 """rpc_sync, rpc_async, remote: what can be called, what comes back, and how it fails (traps 84-86, 89, 91-94)."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

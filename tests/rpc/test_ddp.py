@@ -1,7 +1,5 @@
 """DistributedDataParallel in a distributed autograd context: the context gets the reduced gradients, ``.grad`` stays."""
 
-from __future__ import annotations
-
 import copy
 import threading
 from collections.abc import Callable

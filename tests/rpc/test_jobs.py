@@ -1,7 +1,5 @@
 """Jobs of their own: without a launcher, with workers that a program starts itself, that leave, and that do not answer."""
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What torch.distributed.rpc, .autograd and .optim name is here, with torch's signatures, or left out, and it is said why."""
 
-from __future__ import annotations
-
 import inspect
 from typing import Any
 

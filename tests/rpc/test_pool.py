@@ -1,7 +1,5 @@
 """The threads in which a worker runs calls: as many as are needed, up to a bound, or to what the system gives."""
 
-from __future__ import annotations
-
 import threading
 import weakref
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """RemoteModule: what PyTorch's own tests of it, which run over mpicoll, leave out (trap 86)."""
 
-from __future__ import annotations
-
 import pickle
 from typing import Any
 

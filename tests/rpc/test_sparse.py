@@ -1,7 +1,5 @@
 """Sparse tensors in remote calls, and sparse gradients on their way back."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Objects to messages and back, within one process."""
 
-from __future__ import annotations
-
 import math
 import threading
 import time

@@ -1,7 +1,5 @@
 """An RPC world from init_rpc to shutdown: who takes part, who leaves, what is left (traps 86, 91)."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import threading

@@ -1,7 +1,5 @@
 """``python -m tests.shipped [SUITE...] [-n RANKS]``: torch's suites, each in a job of its own, and a table of their outcomes."""
 
-from __future__ import annotations
-
 import argparse
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """These tests are collected only with ``--shipped``: their modules are large, and torch changes them with each release."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

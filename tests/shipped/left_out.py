@@ -1,7 +1,5 @@
 """The tests of torch that do not run over mpicoll, and why. A pattern that matches no test is an error."""
 
-from __future__ import annotations
-
 PROFILER = "torch's legacy profiler records remote events by torch's own agent"
 WORLDS = "all ranks of MPI take part in RPC from init_rpc to shutdown; none comes later"
 ONE_BACKEND = "mpicoll.rpc has one backend: none can be registered, and there is no class TensorPipeAgent"

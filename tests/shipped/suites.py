@@ -1,7 +1,5 @@
 """The classes of torch's tests, for one process that runs them all: imported over mpicoll, and with mpicoll's number of ranks."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import functools

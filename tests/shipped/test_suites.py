@@ -1,7 +1,5 @@
 """Each test of torch's suites, as one test of this session; each is a world from init to destroy."""
 
-from __future__ import annotations
-
 import fnmatch
 from datetime import timedelta
 from pathlib import Path

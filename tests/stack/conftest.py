@@ -1,7 +1,5 @@
 """Every test here runs in a world that an unmodified torch script would have: init_process_group("mpi")."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

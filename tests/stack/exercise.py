@@ -1,7 +1,5 @@
 """Each kind of operation once, in any group of any backend, with what it must give."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

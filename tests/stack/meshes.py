@@ -1,7 +1,5 @@
 """What the tests on meshes share: the shapes that a number of ranks allows, and one process's answer to compare with."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 

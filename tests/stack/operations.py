@@ -1,7 +1,5 @@
 """Every operation of torch.distributed once, with the tensors that it takes: for tests that ask the same of each."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

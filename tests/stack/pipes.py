@@ -5,8 +5,6 @@ Every rank holds all parts of ``alone`` (made from the test's seed, so equal eve
     parts 0 1 2 3 on 2 ranks   "loop": rank 0 has 0, 2; rank 1 has 1, 3        "v": rank 0 has 0, 3; rank 1 has 1, 2
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple

@@ -9,8 +9,6 @@ A line of the table is a `feature` mark, of which a test may have several; its s
 test that calls `refused_alike`: the error, equal on Gloo, stands in a table of its own.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import re

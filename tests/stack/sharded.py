@@ -4,8 +4,6 @@ Every rank knows the whole batch of every step and takes its share of it. Shares
 means is the mean of the whole.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any

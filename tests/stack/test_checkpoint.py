@@ -1,7 +1,5 @@
 """torch.distributed.checkpoint over MPI: what was saved is what is loaded, in the background, by other numbers of ranks."""
 
-from __future__ import annotations
-
 import itertools
 from concurrent.futures import Future
 from pathlib import Path

@@ -3,8 +3,6 @@
 DDP, FSDP2 and DTensor have the weights that one process gets on the whole batch.
 """
 
-from __future__ import annotations
-
 import importlib
 import itertools
 import shutil

@@ -4,8 +4,6 @@ On the CPU torch's ``context_parallel`` serves attention by the MATH backend wit
 CPU's flash kernel as well, causal or not, forward and backward, if it is called by hand, as it is here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -3,8 +3,6 @@
 And what is special to ZeroRedundancyOptimizer. That both train as one process does, under all options, is in test_training.py.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """torch's debugging aids over MPI: TORCH_DISTRIBUTED_DEBUG, its check for mismatches, NaN check, flight recorder, timeouts."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable

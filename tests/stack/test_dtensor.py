@@ -1,7 +1,5 @@
 """DTensor over MPI: how tensors are dealt out, move between every two placements and come together again, with gradients."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

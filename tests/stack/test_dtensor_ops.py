@@ -1,7 +1,5 @@
 """Operations on sharded DTensors over MPI, forward and backward, equal to the same operation in one process."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """torch.distributed.elastic's `record`: the error file that torchrun's agent reads, beside our ending of the job."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

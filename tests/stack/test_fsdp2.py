@@ -3,8 +3,6 @@
 That it trains as one process does, under its options, is in test_training.py; its state is in test_state_dict.py.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

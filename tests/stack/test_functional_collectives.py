@@ -4,8 +4,6 @@ A function's values are compared with those that one process makes of all ranks'
 (tests/support/gradients.py), which see the function of all ranks. What comes back is waited for when it is used, if ever.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple

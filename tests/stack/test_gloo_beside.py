@@ -3,8 +3,6 @@
 And one group with two backends: each operation goes to the backend of the device that its tensors are on.
 """
 
-from __future__ import annotations
-
 from datetime import timedelta
 from typing import Any
 

@@ -1,7 +1,5 @@
 """DeviceMesh over MPI: where every rank stands, whom its groups reach; slices, flattened and unflattened meshes; split_group."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Iterator
 from datetime import timedelta

@@ -3,8 +3,6 @@
 What arrives is what pickle makes of it on one process.
 """
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Callable
 from types import ModuleType

@@ -4,8 +4,6 @@ Each schedule posts its messages in an order of its own, sends and receives of b
 delivers one of them to the wrong receive, or waits in the wrong place, shows here.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 import itertools

@@ -1,7 +1,5 @@
 """torch.profiler shows each MPI operation as an event, named and marked as Gloo's is, with its arguments beside it."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable

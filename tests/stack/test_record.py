@@ -1,7 +1,5 @@
 """The tables of what stands on MPI say what the records say."""
 
-from __future__ import annotations
-
 from tests.stack import record
 
 FOUND = record.records()

@@ -1,7 +1,5 @@
 """What torch cannot do on the CPU, whatever the backend: calls that fail alike on MPI and on Gloo, for a table in docs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -3,8 +3,6 @@
 Everything is compared with one process that trains on the whole batches and never stops.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

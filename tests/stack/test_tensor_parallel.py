@@ -1,7 +1,5 @@
 """Tensor parallelism over MPI: parallelize_module's plans train as one process does, alone and beside FSDP2."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 from collections.abc import Callable

@@ -6,8 +6,6 @@ mesh pp x dp x tp on 8 ranks (2 each):  ranks 0..3 hold the first part, 4..7 the
                                         0 4 | 1 5 | 2 6 | 3 7 are pipelines
 """
 
-from __future__ import annotations
-
 import contextlib
 from typing import Any
 

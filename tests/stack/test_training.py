@@ -3,8 +3,6 @@
 What is special to one way (its dtypes on the wire, its groups, its errors) is in the files test_ddp*.py and test_fsdp*.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial

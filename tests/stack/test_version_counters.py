@@ -3,8 +3,6 @@
 And the classic collectives take what functional ones return, an AsyncCollectiveTensor: a tensor round the one with the memory.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any

@@ -1,7 +1,5 @@
 """A small transformer, its plan for tensor parallelism with sequences split, and training beside one process."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

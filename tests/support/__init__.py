@@ -1,7 +1,5 @@
 """What every test may use: ``agree`` and ``everyone`` among the ranks of this session, ``launch`` for another job."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import os

@@ -1,7 +1,5 @@
 """How busy this machine is. The tests' time limits grow with it."""
 
-from __future__ import annotations
-
 import os
 
 from mpicoll import _cpus

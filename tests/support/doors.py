@@ -1,7 +1,5 @@
 """The two doors, mpicoll and torch.distributed: a mark for tests of both, and a call of each collective through either."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Sequence
 from datetime import timedelta

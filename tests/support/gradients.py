@@ -11,8 +11,6 @@ is as well. Between the two, nothing but the function's own backward carries gra
 ``everyone`` (mpi4py beside what is under test), and both are differentiable twice.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -8,8 +8,6 @@ Needs root and `unshare`, `nsenter`, `ip`, `ssh`, `sshd` (Debian: util-linux, ip
 runs an sshd, by which mpiexec reaches it; keys and settings are made for the occasion, and nobody's own are read.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Jobs of two ranks by several launchers, and the lines of JSON that their ranks print. For tests marked ``launch``."""
 
-from __future__ import annotations
-
 import functools
 import json
 import subprocess

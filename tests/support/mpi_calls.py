@@ -1,7 +1,5 @@
 """Which MPI calls and algorithms a group's collectives use, in order: for tests that compare ranks or groups."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

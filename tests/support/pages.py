@@ -3,8 +3,6 @@
 A page has the table between two lines, ``<!-- NAME -->`` and ``<!-- /NAME -->``. The figures lie in a JSON file beside the pages.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

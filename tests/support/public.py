@@ -1,7 +1,5 @@
 """The public functions and classes of mpicoll, by the name that a program uses, for the tests of their docstrings."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 from typing import Any

@@ -4,8 +4,6 @@ Needs root and Debian's slurm-wlm, munge and libpmix2. Settings, keys, sockets a
 of a Slurm that this machine may have is read or changed. Each host pretends to have `CPUS` CPUs.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

@@ -4,8 +4,6 @@ Values are small whole numbers, exact in every dtype, so that the order of a sum
 arbitrary bit patterns, for what only travels.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable, Sequence
 from functools import reduce

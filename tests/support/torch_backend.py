@@ -1,7 +1,5 @@
 """Helpers for tests of the torch backend: every rank's contribution, and the values that torch promises to return."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.distributed as dist

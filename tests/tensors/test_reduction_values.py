@@ -1,7 +1,5 @@
 """Reductions of values that go wrong easily: NaN, infinities, signed zeros, overflow, rounding, bits; and of many chunks."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,8 +1,6 @@
 """Every dtype x every reduction x every memory layout, against what one process computes; what has no right answer is
 refused on every rank before a byte moves."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Iterator
 from typing import NamedTuple

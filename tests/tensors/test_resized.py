@@ -1,7 +1,5 @@
 """A tensor that is resized, or whose storage is freed, while an operation uses it: an error at wait, nothing overwritten."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from types import ModuleType

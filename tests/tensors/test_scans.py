@@ -1,7 +1,5 @@
 """scan and exscan: the reduction of the ranks up to this one. Each dtype, op and layout is in test_reductions.py."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

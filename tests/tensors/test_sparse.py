@@ -1,7 +1,5 @@
 """all_reduce of sparse tensors: the dense sum, whatever places each rank holds, the same bits on every rank."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from pathlib import Path

@@ -3,8 +3,6 @@
 Groups are made afresh, so that each test sees the first use; values are whole numbers, exact in any order of summation.
 """
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 from collections import Counter

@@ -1,7 +1,5 @@
 """python children.py CASE... on 2 ranks: processes that a rank starts. The ranks communicate before, meanwhile and after."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import subprocess

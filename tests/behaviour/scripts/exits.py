@@ -3,8 +3,6 @@
 Prints "end of rank R" as its last line; what comes after that is mpicoll's and MPI's business.
 """
 
-from __future__ import annotations
-
 import atexit
 import sys
 import threading

@@ -3,8 +3,6 @@
 Nobody prints "survived" who should not: a rank that goes on where the job should have ended says so.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

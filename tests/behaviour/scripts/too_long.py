@@ -4,8 +4,6 @@ too_long.py [first] [mpi4py] [torch]    first: import torch before all others; m
                                         torch: the same once more through torch.distributed
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from typing import Any

@@ -3,8 +3,6 @@
 PLACE: a port, or a folder for `again`.
 """
 
-from __future__ import annotations
-
 import datetime
 import importlib
 import os

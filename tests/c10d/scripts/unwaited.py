@@ -3,8 +3,6 @@
 mpirun -n 2 python tests/c10d/scripts/unwaited.py destroy
 """
 
-from __future__ import annotations
-
 import gc
 import sys
 

@@ -5,8 +5,6 @@ words, a script and arguments. A program finds what a process of its own has: ar
 random numbers, torch's settings, and no process group. A rank that has run it to its end leaves a file ``ended-RANK``.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Runs the Python sessions of a page as one doctest: ``python session.py PAGE``."""
 
-from __future__ import annotations
-
 import doctest
 import sys
 from pathlib import Path

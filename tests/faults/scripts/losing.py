@@ -1,7 +1,5 @@
 """python losing.py CASE under mpirun --with-ft ulfm: ranks die, the others say what they get, shrink and go on."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """Tensors on a GPU: collected where torch sees one, or with ``--device cpu``, which tries the tests themselves."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Which device: the world's, a barrier's, several of one rank, NCCL's side of a mixed group, RPC's maps."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

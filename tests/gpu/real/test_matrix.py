@@ -1,7 +1,5 @@
 """Every operation x dtype x layout on a GPU's tensors, through both doors, against what one process computes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Order with the caller's streams (traps 63, 64): slow kernels before, consumers right after, memory that is recycled."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any

@@ -12,8 +12,6 @@ METHOD   multiprocessing's start method
 API      mpicoll, torch or rpc: what starts MPI
 """
 
-from __future__ import annotations
-
 import importlib
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """init_process_group and init_rpc while MPI has no communicator left, and afterwards. MPICH has 2048 of them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any

@@ -3,8 +3,6 @@
 Prints "rank R at LEVEL: all is well". LEVEL: multiple, serialized, funneled, single; rank r takes the r-th, modulo.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import threading

@@ -1,7 +1,5 @@
 """python transports.py: prints the setting `btl` of Open MPI that is in force after mpicoll has started it."""
 
-from __future__ import annotations
-
 import ctypes
 
 from mpicoll._discovery import probe

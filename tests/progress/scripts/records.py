@@ -1,7 +1,5 @@
 """One rank of a job whose flight records are written, in the way that the first argument names."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -3,8 +3,6 @@
 Other ranks are at their shutdown meanwhile, and are called afterwards.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """Rank 0 waits for worker "slow" in all the ways there are, and says what it learns: waiting.py busy | stopped."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -3,8 +3,6 @@
 async_checkpoint.py FOLDER
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

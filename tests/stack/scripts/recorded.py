@@ -3,8 +3,6 @@
 recorded.py raises | exits
 """
 
-from __future__ import annotations
-
 import sys
 
 import torch
