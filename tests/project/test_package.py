@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 import mpicoll
+from benchmarks import gpu_table
 from tests.docs import reference
-from tests.support import ROOT
+from tests.support import ROOT, pages
 
 PROJECT = (ROOT / "pyproject.toml").read_text()
 RECIPES = ROOT / "docs" / "recipes"
@@ -105,6 +106,11 @@ def test_the_description_has_no_relative_links(address: str, expected: str, monk
 def test_the_tables_are_made_of_the_source(page: Path) -> None:
     text = page.read_text()
     assert reference.made(text) == text, "`python -m tests.docs.reference` makes the tables anew"
+
+
+def test_the_table_of_gpus_is_made_of_the_reports() -> None:
+    shown = pages.shown(gpu_table.PAGE, gpu_table.NAME)
+    assert shown == gpu_table.markdown(gpu_table.reports()), "`python -m benchmarks.gpu_table --write` makes it anew"
 
 
 def test_the_tests_that_prove_a_trap_are_there() -> None:

@@ -1,4 +1,4 @@
-"""Makes the table of docs/guides/gpus.md from the reports that run.py wrote beside this file: ``python tests/gpu/table.py``.
+"""Makes the table of docs/guides/gpus.md from the reports of tests/gpu/run.py: ``python -m benchmarks.gpu_table``.
 
     machine     {gpu, gpus, torch, cuda}
     device      "cuda"; a trial of the tests themselves on the "cpu" says nothing here
@@ -11,16 +11,11 @@ A path or a benchmark may be {"not run": reason} instead, and a time the reason 
 
 import argparse
 import json
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parent.parent
-sys.path.insert(0, str(ROOT))
-
-from tests.support import pages  # noqa: E402
+from tests.support import ROOT, pages
 
 PAGE = ROOT / "docs" / "guides" / "gpus.md"
 NAME = "gpu table"  # in the page
@@ -51,7 +46,7 @@ def main() -> None:
         print(made, end="")
 
 
-def reports(folder: Path = HERE) -> list[Part]:
+def reports(folder: Path = ROOT / "tests" / "gpu") -> list[Part]:
     """Those of a GPU."""
     found = [json.loads(path.read_text()) for path in sorted(folder.glob("report-*.json"))]
     return [report for report in found if report["device"] == "cuda"]
