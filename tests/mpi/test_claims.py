@@ -15,6 +15,7 @@ import pytest
 from mpicoll._mpi import claim
 from tests.support import ROOT, is_open_mpi, launch, run
 
+pytestmark = pytest.mark.launch
 SCRIPT = str(ROOT / "tests" / "mpi" / "scripts" / "claims.py")
 LAUNCHED = {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4", "PMIX_NAMESPACE": "job@1"}
 
@@ -44,7 +45,6 @@ def in_child(folder: Path, environ: dict[str, str], ends: str = "at once") -> st
     return reader.recv()  # type: ignore[no-any-return]
 
 
-@pytest.mark.launch
 def test_a_second_process_is_refused(tmp_path: Path) -> None:
     assert claim.take(LAUNCHED, tmp_path) is None
     assert claim.take(LAUNCHED, tmp_path) is None  # the same process again
@@ -52,7 +52,6 @@ def test_a_second_process_is_refused(tmp_path: Path) -> None:
     assert in_child(tmp_path, {**LAUNCHED, "OMPI_COMM_WORLD_RANK": "2"}) is None
 
 
-@pytest.mark.launch
 def test_one_that_has_gone(tmp_path: Path) -> None:
     assert in_child(tmp_path, LAUNCHED, ends="finalize") is None
     assert list(tmp_path.iterdir()) == []
@@ -62,7 +61,6 @@ def test_one_that_has_gone(tmp_path: Path) -> None:
     assert "was rank 3 and ended without MPI_Finalize" in refused
 
 
-@pytest.mark.launch
 def test_one_that_is_finalising(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who starts MPI in the same job waits for it; ranks of other jobs in a public folder do not."""
     monkeypatch.setattr(claim, "ENDING_S", 0.3)
@@ -84,7 +82,6 @@ def test_one_that_is_finalising(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert wait_s(environ) < 0.3
 
 
-@pytest.mark.launch
 @pytest.mark.skipif(os.getuid() != 0, reason="only root makes files of another user")
 def test_files_of_another_user(tmp_path: Path) -> None:
     """In a public folder their names and their content are a stranger's: they neither refuse the rank nor count as one."""
@@ -101,7 +98,6 @@ def test_files_of_another_user(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
 
 
-@pytest.mark.launch
 def test_a_name_of_this_user_that_is_no_claim(tmp_path: Path) -> None:
     strange = tmp_path / f"{claim.PREFIX}0-{os.getuid()}-x-{os.stat('/proc/self/ns/pid').st_ino}-notanumber-1"
     strange.touch()
@@ -109,7 +105,6 @@ def test_a_name_of_this_user_that_is_no_claim(tmp_path: Path) -> None:
     assert strange.exists()
 
 
-@pytest.mark.launch
 def test_a_child_does_not_hold_its_parents_claim(tmp_path: Path) -> None:
     """A worker of a DataLoader that outlives its rank, and the next process in the rank's place."""
     assert claim.take(LAUNCHED, tmp_path) is None
@@ -122,7 +117,6 @@ def test_a_child_does_not_hold_its_parents_claim(tmp_path: Path) -> None:
     os.waitpid(pid, 0)
 
 
-@pytest.mark.launch
 def test_no_launcher_no_folder_and_a_shell_of_srun(tmp_path: Path) -> None:
     assert claim.take({}, tmp_path) is None
     assert claim.take(LAUNCHED, tmp_path / "missing") is None
@@ -131,7 +125,6 @@ def test_no_launcher_no_folder_and_a_shell_of_srun(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.launch
 def test_what_is_left_over_is_removed(tmp_path: Path) -> None:
     assert in_child(tmp_path, LAUNCHED) is None
     (left,) = tmp_path.iterdir()
@@ -143,7 +136,6 @@ def test_what_is_left_over_is_removed(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([left.name, foreign.name])
 
 
-@pytest.mark.launch
 def test_the_root_of_a_rank() -> None:
     """The same in a shell's program and in what that starts; another where the variables are another job's."""
     code = "import os; from mpicoll._mpi import claim; print(claim._root(os.environ), flush=True)"
@@ -160,7 +152,6 @@ def test_the_root_of_a_rank() -> None:
     assert len(set(roots(PMIX_NAMESPACE="other@1"))) == 2
 
 
-@pytest.mark.launch
 def test_a_lost_connection_to_hydra(tmp_path: Path) -> None:
     reader, writer = os.pipe()
     assert not claim.connection_lost({})
@@ -181,7 +172,6 @@ def test_a_lost_connection_to_hydra(tmp_path: Path) -> None:
 AT_NIGHT = [("two", "spawn", "mpicoll"), ("two", "fork", "torch"), ("one", "fork", "mpicoll"), ("parent", "fork", "torch")]
 
 
-@pytest.mark.launch
 @pytest.mark.timeout(150)
 @pytest.mark.parametrize(
     ("case", "method", "api"),
