@@ -45,7 +45,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--as-if-arm", action="store_true", help="shared memory with the fences that Arm's processors need")
     parser.addoption("--way", default=None, help="direct, ipc or staged: how CUDA tensors should travel in tests/gpu/real")
     parser.addoption("--device", default="cuda", help="device of tests/gpu/real; cpu tries these tests without a GPU")
-    parser.addoption("--record", action="store_true", help="keep the results of tests/stack and tests/nn in docs/stack")
 
 
 @pytest.hookimpl(trylast=True)
@@ -59,13 +58,6 @@ def pytest_configure(config: pytest.Config) -> None:
         streams.seen = lambda: True  # messages are announced, and large collectives ask; no evidence of anything more
     if config.getoption("--as-if-arm"):
         shared_segment.ORDERED = frozenset()
-    if config.getoption("--record") and spmd.side().rank == 0:
-        from mpi4py import MPI
-
-        from tests.stack.record import Recorder
-
-        vendor, version = MPI.get_vendor()
-        config.pluginmanager.register(Recorder(f"{vendor} {'.'.join(map(str, version))}", spmd.side().size), "record")
 
 
 def pytest_collection_finish() -> None:

@@ -17,12 +17,6 @@ from tests.nn.domains import refused_alike
 from tests.support import agree
 from tests.support.gradients import check, of_ranks
 
-SECTION = "Autograd in the mpicoll API"
-REDUCED = "mpicoll.nn.functional: gradients of SUM, AVG, PRODUCT, MIN, MAX"
-VALUES = "mpicoll.nn.functional: values, any dtype and strides"
-UNFIT = "mpicoll.nn.functional: ranks that do not fit together: one error, on every rank"
-ALONE = "mpicoll.nn.functional: one rank alone wants a gradient"
-BESIDE = "mpicoll.nn.functional: beside no_grad, checkpoint and torch.compile"
 reductions = pytest.mark.parametrize("name", ["SUM", "AVG", "PRODUCT", "MIN", "MAX"])
 SCANS = {"scan": nnf.scan, "exscan": nnf.exscan}
 scans = pytest.mark.parametrize("name", SCANS)
@@ -77,14 +71,12 @@ SOME = ["broadcast", "gather", "all_gather uneven", "reduce", "all_reduce", "red
 some = pytest.mark.parametrize("name", [*SOME, "all_to_all_single", "scan", "exscan"])
 
 
-@pytest.mark.feature("mpicoll.nn.functional: gradcheck and gradgradcheck of each collective, even and uneven")
 @pytest.mark.parametrize("name", COLLECTIVES)
 def test_gradients(name: str) -> None:
     """The backward of a collective is another collective: the wrong one, or one that is not there, gives wrong numbers."""
     check(COLLECTIVES[name], of_ranks(2), twice=last() < 2)
 
 
-@pytest.mark.feature(REDUCED)
 @reductions
 def test_gradients_of_reductions(name: str) -> None:
     """torch's backward reduces the gradients by the op itself, or ignores it: right for SUM alone."""
@@ -97,7 +89,6 @@ def test_gradients_of_reductions(name: str) -> None:
     check(reduced, of_ranks(1), twice=last() < 2)
 
 
-@pytest.mark.feature(REDUCED)
 def test_gradient_of_a_product_with_zeros() -> None:
     """Where one rank has a zero, only its gradient is not zero; product / own value would give NaN there."""
     x = of_ranks(3).abs() + 0.5
@@ -105,7 +96,6 @@ def test_gradient_of_a_product_with_zeros() -> None:
     check(lambda x: nnf.all_reduce(x, ReduceOp.PRODUCT), x, twice=last() < 2)
 
 
-@pytest.mark.feature(REDUCED)
 @pytest.mark.parametrize("name", ["MIN", "MAX"])
 def test_ranks_that_tie_share_the_gradient(name: str, rank: int, size: int) -> None:
     """As torch.amax has it: the sum of the gradients is that of the result, not as many times it as ranks tie."""
@@ -118,7 +108,6 @@ def test_ranks_that_tie_share_the_gradient(name: str, rank: int, size: int) -> N
     agree(torch.equal(y, extreme) and torch.equal(x.grad, stacked.grad[rank]), f"{x.grad} {stacked.grad}")
 
 
-@pytest.mark.feature(VALUES)
 @reductions
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int32, torch.uint8, torch.bool])
 def test_values_of_reductions(name: str, dtype: torch.dtype, rank: int, size: int) -> None:
@@ -138,7 +127,6 @@ def test_values_of_reductions(name: str, dtype: torch.dtype, rank: int, size: in
     agree(not everywhere.requires_grad)
 
 
-@pytest.mark.feature(VALUES)
 @scans
 @pytest.mark.parametrize("shape", [(), (0,), (3, 2)])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.int64])
@@ -154,7 +142,6 @@ def test_values_of_scans(name: str, shape: tuple[int, ...], dtype: torch.dtype, 
         agree(torch.equal(x.grad, alone.grad[rank]), x.grad)
 
 
-@pytest.mark.feature(VALUES)
 @scans
 def test_the_gradient_of_a_scan_loses_no_digits(name: str, rank: int, size: int) -> None:
     """Rank 0 has a gradient of 1e16. The sum of all gradients minus those of the ranks before would be 0 on the other ranks."""
@@ -165,7 +152,6 @@ def test_the_gradient_of_a_scan_loses_no_digits(name: str, rank: int, size: int)
     agree(x.grad.item() == ones or (name == "scan" and rank == 0 and x.grad.item() >= 1e16), x.grad)
 
 
-@pytest.mark.feature(VALUES)
 def test_an_average_of_halves_does_not_overflow(size: int) -> None:
     """60000 x 2 is no float16; neither value nor gradient may become infinite."""
     x = torch.full((3,), 60000.0, dtype=torch.float16, requires_grad=True)
@@ -176,14 +162,12 @@ def test_an_average_of_halves_does_not_overflow(size: int) -> None:
         agree(gradient.isfinite().all() and gradient.dtype == torch.float16, gradient)
 
 
-@pytest.mark.feature(VALUES)
 @some
 def test_complex_and_transposed(name: str) -> None:
     """Conjugates, and strides that are not row-major, on the way there and on the way back."""
     check(lambda x: COLLECTIVES[name](x.t().conj()), of_ranks(1, 2, dtype=torch.complex128))
 
 
-@pytest.mark.feature(VALUES)
 def test_given_outputs_are_filled_and_returned(rank: int, size: int) -> None:
     """As torch does it: who goes on with the tensor that was passed as output has the values, and the gradient."""
     x = torch.full((size, 2), float(rank), requires_grad=True)
@@ -203,7 +187,6 @@ def test_given_outputs_are_filled_and_returned(rank: int, size: int) -> None:
     agree(torch.equal(x.grad, torch.full((size, 2), 2.0)), x.grad)
 
 
-@pytest.mark.feature("mpicoll.nn.functional: scatter from one rank's list alone")
 def test_scatter_where_receivers_have_nothing(rank: int, size: int) -> None:
     """torch documents None for the receivers, and fails on it."""
     tensors = [torch.arange(r + 1, dtype=torch.float64).requires_grad_() for r in range(size)]
@@ -214,7 +197,6 @@ def test_scatter_where_receivers_have_nothing(rank: int, size: int) -> None:
     agree(found == [[r + 1.0] * (r + 1) if rank == size - 1 else None for r in range(size)], found)
 
 
-@pytest.mark.feature("mpicoll.nn.functional: groups whose ranks are not the world's")
 @pytest.mark.min_ranks(2)
 def test_src_and_dst_are_global_ranks(rank: int, size: int) -> None:
     """In the group of all ranks but 0, rank 1 is group rank 0: torch 2.13 throws its gradient away there."""
@@ -239,7 +221,6 @@ def test_src_and_dst_are_global_ranks(rank: int, size: int) -> None:
     dist.destroy_process_group(group)
 
 
-@pytest.mark.feature(UNFIT)
 @pytest.mark.min_ranks(2)
 def test_errors_are_alike(rank: int, size: int) -> None:
     """Without it MPI waits for ever, or takes the bytes for something else; the group must work on afterwards."""
@@ -281,7 +262,6 @@ def _shifted(size: int) -> list[int]:
     return [1, 3, *[2] * (size - 2)]
 
 
-@pytest.mark.feature(ALONE)
 @some
 def test_one_rank_alone_requires_grad(name: str, rank: int, size: int) -> None:
     """Backward is a collective: if the results of the others did not require grad, that rank would wait for ever."""
@@ -296,7 +276,6 @@ def test_one_rank_alone_requires_grad(name: str, rank: int, size: int) -> None:
     agree(rank != size - 1 or torch.equal(*gradients), gradients)
 
 
-@pytest.mark.feature(ALONE)
 def test_one_rank_alone_has_a_second_derivative(rank: int, size: int) -> None:
     """Elsewhere the loss is linear: the gradient that comes back does not require grad there, and yet must go back again."""
     x = torch.full((2,), rank + 1.0, dtype=torch.float64, requires_grad=True)
@@ -309,7 +288,6 @@ def test_one_rank_alone_has_a_second_derivative(rank: int, size: int) -> None:
     agree(torch.allclose(second, torch.tensor(6 * total * size).double()), second)
 
 
-@pytest.mark.feature(BESIDE)
 def test_without_grad_there_is_no_graph(rank: int, size: int) -> None:
     x = torch.ones(2, requires_grad=True)
     with torch.no_grad():
@@ -325,7 +303,6 @@ def layer(x: Tensor) -> Tensor:
     return nnf.all_reduce(x.sin() * 2, ReduceOp.AVG).cos() * 3
 
 
-@pytest.mark.feature(BESIDE)
 @pytest.mark.parametrize("how", ["checkpoint", "compile"])
 def test_recomputed_or_compiled(how: str, rank: int, size: int) -> None:
     """Activation checkpointing runs the forward's collectives again, inside the backward; the compiler must not trace into MPI.
@@ -344,7 +321,6 @@ def test_recomputed_or_compiled(how: str, rank: int, size: int) -> None:
     agree(right, x.grad)
 
 
-@pytest.mark.feature("mpicoll.nn: in a Gloo group beside the MPI world")
 def test_in_a_gloo_group(size: int) -> None:
     """Door 1 hands other backends on to torch; the gradients are ours there, too."""
     gloo = dist.new_group(backend="gloo")
@@ -363,7 +339,6 @@ def test_in_a_gloo_group(size: int) -> None:
     dist.destroy_process_group(gloo)
 
 
-@pytest.mark.feature("mpicoll.nn.functional: a contrastive loss over all ranks equals one process")
 def test_contrastive_loss(rank: int, size: int) -> None:
     """What all_gather with gradients is used for: each rank has its rows of the batch, of uneven numbers, the loss wants all."""
     rows = [2 + r % 2 for r in range(size)]

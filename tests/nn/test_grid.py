@@ -15,12 +15,7 @@ from tests.nn.domains import raised, refused_alike, shape_of
 from tests.support import agree, everyone
 from tests.support.gradients import check, of_ranks
 
-SECTION = "Autograd in the mpicoll API"
-PLACES = "mpicoll.nn.Grid: coordinates and neighbours as MPI's Cartesian communicators have them"
-PARTS = "mpicoll.nn.Grid: part and whole, uneven, differentiable"
 
-
-@pytest.mark.feature(PLACES)
 @pytest.mark.parametrize("axes", [1, 2, 3])
 @pytest.mark.parametrize("periodic", [False, True, "first"])
 def test_places_are_mpis(axes: int, periodic: bool | str, rank: int, size: int) -> None:
@@ -45,7 +40,6 @@ def test_places_are_mpis(axes: int, periodic: bool | str, rank: int, size: int) 
     grid.close()
 
 
-@pytest.mark.feature(PLACES)
 @pytest.mark.min_ranks(2)
 def test_a_grid_of_some_ranks(rank: int, size: int) -> None:
     """Each half of the world has its own grid at the same time; ranks in the world and in the grid differ."""
@@ -64,7 +58,6 @@ def test_a_grid_of_some_ranks(rank: int, size: int) -> None:
             dist.destroy_process_group(group)
 
 
-@pytest.mark.feature("mpicoll.nn.Grid: from a DeviceMesh")
 def test_a_mesh_for_a_shape(rank: int, size: int) -> None:
     """And a row of a mesh: data parallel over one dimension, the domain split over the other, a grid for each replica."""
     mesh = init_device_mesh("cpu", shape_of(size, 2), mesh_dim_names=("replica", "domain"))
@@ -78,7 +71,6 @@ def test_a_mesh_for_a_shape(rank: int, size: int) -> None:
     grid.close()
 
 
-@pytest.mark.feature(PARTS)
 @pytest.mark.parametrize(("axes", "dims"), [(1, None), (1, (0,)), (2, None), (2, (0, -1)), (2, (2, 0)), (3, None)])
 def test_parts_make_the_whole(axes: int, dims: tuple[int, ...] | None, rank: int, size: int) -> None:
     """Every element is on one rank, where tensor_split puts it, and comes back to its place, for extents that do not divide."""
@@ -95,7 +87,6 @@ def test_parts_make_the_whole(axes: int, dims: tuple[int, ...] | None, rank: int
     grid.close()
 
 
-@pytest.mark.feature(PARTS)
 def test_the_whole_of_parts_of_any_extents(rank: int, size: int) -> None:
     """Not only of those that ``part`` makes."""
     grid = Grid((size,), dims=(1,))
@@ -105,7 +96,6 @@ def test_the_whole_of_parts_of_any_extents(rank: int, size: int) -> None:
     grid.close()
 
 
-@pytest.mark.feature(PARTS)
 def test_the_gradient_of_the_whole() -> None:
     size = dist.get_world_size()
     grid = Grid(shape_of(size, 2))
@@ -113,7 +103,6 @@ def test_the_gradient_of_the_whole() -> None:
     grid.close()
 
 
-@pytest.mark.feature("mpicoll.nn.Grid: one clear error on every rank")
 def test_what_makes_no_grid(rank: int, size: int) -> None:
     """The same words on all ranks, though one alone is wrong; and the next grid works."""
     odd = rank == size - 1

@@ -16,10 +16,6 @@ from tests.nn.domains import attached, bounds, cut, refused_alike, shape_of, une
 from tests.support import agree
 from tests.support.gradients import check, of_ranks
 
-SECTION = "Autograd in the mpicoll API"
-DOMAIN = "halo_exchange: 1D, any width, dtype and strides, uneven parts, periodic or not"
-LAYERS = "halo_exchange: layers of convolutions of 3 and 5 equal one process on the whole domain, 1D, 2D, 3D"
-UNFIT = "halo_exchange: ranks that do not fit together: one error, on every rank"
 periodic_or_not = pytest.mark.parametrize("periodic", [False, True], ids=["zeros", "periodic"])
 WIDTHS = [1, 3, (2, 1), (0, 2), (3, 0), 0]
 DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool, torch.complex64, torch.float8_e4m3fn]
@@ -29,7 +25,6 @@ def pair(width: int | tuple[int, int]) -> tuple[int, int]:
     return (width, width) if isinstance(width, int) else width
 
 
-@pytest.mark.feature(DOMAIN)
 @periodic_or_not
 @pytest.mark.parametrize("width", WIDTHS, ids=str)
 def test_one_dimension(width: int | tuple[int, int], periodic: bool, rank: int, size: int) -> None:
@@ -53,7 +48,6 @@ def test_one_dimension(width: int | tuple[int, int], periodic: bool, rank: int, 
     grid.close()
 
 
-@pytest.mark.feature(DOMAIN)
 @periodic_or_not
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_dtypes(dtype: torch.dtype, periodic: bool, rank: int, size: int) -> None:
@@ -72,7 +66,6 @@ def test_dtypes(dtype: torch.dtype, periodic: bool, rank: int, size: int) -> Non
     grid.close()
 
 
-@pytest.mark.feature("halo_exchange: gradcheck and gradgradcheck")
 @periodic_or_not
 @pytest.mark.parametrize("width", [1, (2, 1), (0, 2)], ids=str)
 def test_gradcheck(width: int | tuple[int, int], periodic: bool, size: int) -> None:
@@ -129,7 +122,6 @@ def convolved(grid: Grid, along: dict[int, list[int]], periodic: bool) -> None:
     grid.close()
 
 
-@pytest.mark.feature(LAYERS)
 @periodic_or_not
 @pytest.mark.parametrize("axes", [1, 2, pytest.param(3, marks=pytest.mark.ranks(1, 8))])
 def test_convolutions(axes: int, periodic: bool, size: int) -> None:
@@ -139,7 +131,6 @@ def test_convolutions(axes: int, periodic: bool, size: int) -> None:
     convolved(grid, {2 + axis: uneven(extent, ranks) for axis, ranks in enumerate(grid.shape)}, periodic)
 
 
-@pytest.mark.feature(LAYERS)
 def test_periodic_along_one_axis_only(size: int) -> None:
     """A channel: round along one axis, walls along the other; the axes split dims in an order of their own."""
     grid = Grid(shape_of(size, 2), dims=(-1, 0), periodic=(True, False))
@@ -151,7 +142,6 @@ def test_periodic_along_one_axis_only(size: int) -> None:
     grid.close()
 
 
-@pytest.mark.feature("halo_exchange: beside the program's own messages, from any source")
 @pytest.mark.min_ranks(2)
 def test_a_receive_from_anybody_is_left_alone(rank: int, size: int) -> None:
     """It must get the message that was meant for it, not a halo that comes first."""
@@ -170,7 +160,6 @@ def test_a_receive_from_anybody_is_left_alone(rank: int, size: int) -> None:
     grid.close()
 
 
-@pytest.mark.feature("halo_exchange: a DeviceMesh in the place of a Grid")
 def test_a_mesh(rank: int, size: int) -> None:
     """One grid is made for a mesh, however often it is used; made anew where the world was."""
     for _ in range(2):
@@ -186,7 +175,6 @@ def test_a_mesh(rank: int, size: int) -> None:
         dist.init_process_group("mpi")
 
 
-@pytest.mark.feature("halo_exchange: one rank alone wants a gradient, or has a second one")
 def test_one_rank_alone_requires_grad(rank: int, size: int) -> None:
     """A frozen border: the neighbours must send the gradients home all the same."""
     grid = Grid((size,), periodic=True)
@@ -206,7 +194,6 @@ def test_one_rank_alone_requires_grad(rank: int, size: int) -> None:
     grid.close()
 
 
-@pytest.mark.feature(UNFIT)
 @pytest.mark.min_ranks(2)
 def test_errors_are_alike(rank: int, size: int) -> None:
     """Before a halo moves, in the same words everywhere, and the grid works on: a message of another size would be garbage."""
@@ -245,7 +232,6 @@ def test_errors_are_alike(rank: int, size: int) -> None:
     grid.close()
 
 
-@pytest.mark.feature(UNFIT)
 @pytest.mark.ranks(4, 8)
 def test_only_ranks_of_a_line_must_fit(rank: int, size: int) -> None:
     """Along rows the ranks of a row must have equal heights; other rows may have others. An error in one row reaches all."""

@@ -10,9 +10,6 @@ from mpicoll.nn.functional import all_reduce, recv, send, sendrecv
 from tests.support import agree
 from tests.support.gradients import check, of_ranks
 
-SECTION = "Autograd in the mpicoll API"
-FEATURE = "mpicoll.nn.functional: send, recv, sendrecv"
-
 
 def ring() -> tuple[int, int]:
     """The rank before this one, and the one after; on one rank itself."""
@@ -20,7 +17,6 @@ def ring() -> tuple[int, int]:
     return (rank - 1) % size, (rank + 1) % size
 
 
-@pytest.mark.feature(f"{FEATURE}: gradcheck, twice")
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
 def test_round_the_ring(dtype: torch.dtype) -> None:
     """Two steps round, something nonlinear before, between and after."""
@@ -33,7 +29,6 @@ def test_round_the_ring(dtype: torch.dtype) -> None:
     check(twice_round, of_ranks(1, 2, dtype=dtype), twice=dist.get_world_size() < 3)
 
 
-@pytest.mark.feature(f"{FEATURE}: gradcheck, twice")
 def test_to_all_others_in_any_order() -> None:
     """Each rank sends to all, itself too, by one tag; takes them in another order; shapes differ by message."""
     rank, size = dist.get_rank(), dist.get_world_size()
@@ -47,7 +42,6 @@ def test_to_all_others_in_any_order() -> None:
     check(everywhere, of_ranks(2), twice=size < 3)
 
 
-@pytest.mark.feature(f"{FEATURE}: a pipeline by hand equals one process")
 @pytest.mark.min_ranks(2)
 def test_pipeline(rank: int, size: int) -> None:
     """A layer on each rank, several micro-batches under way: the first ranks have no loss, only tokens."""
@@ -75,7 +69,6 @@ def test_pipeline(rank: int, size: int) -> None:
     agree(rank > 0 or torch.allclose(first.grad, expected.grad, rtol=1e-10))
 
 
-@pytest.mark.feature(f"{FEATURE}: gradcheck, twice")
 @pytest.mark.min_ranks(2)
 def test_a_second_derivative_that_only_one_rank_has(rank: int, size: int) -> None:
     """Elsewhere the loss is linear, and the graph of the first gradient would end where it came in."""
@@ -91,7 +84,6 @@ def test_a_second_derivative_that_only_one_rank_has(rank: int, size: int) -> Non
         agree(first.eq(2 * (rank + 1.0)).all() and second.eq(2).all(), f"{first} {second}")
 
 
-@pytest.mark.feature(f"{FEATURE}: gradcheck, twice")
 @pytest.mark.min_ranks(2)
 def test_a_second_derivative_through_nothing_is_refused(rank: int, size: int) -> None:
     """Rank 1's received tensor leads back to nothing of rank 1: the second derivative would miss what went through it."""
@@ -108,7 +100,6 @@ def test_a_second_derivative_through_nothing_is_refused(rank: int, size: int) ->
     agree(rank != 0 or (x.grad.tolist() == [12.0, 12.0]))
 
 
-@pytest.mark.feature(f"{FEATURE}: a pipeline by hand equals one process")
 @pytest.mark.min_ranks(2)
 def test_messages_and_gradients_meet(rank: int, size: int) -> None:
     """1F1B: rank 1's next message is on its way to rank 0 while that waits for the gradient of its last one, by the same tag."""
@@ -128,7 +119,6 @@ def test_messages_and_gradients_meet(rank: int, size: int) -> None:
         agree(True)
 
 
-@pytest.mark.feature(f"{FEATURE}: any dtype, shape and strides; who wants no gradient sends none")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64, torch.float8_e5m2])
 def test_the_receiver_allocates(dtype: torch.dtype, rank: int, size: int) -> None:
     """Shape and dtype come with the message: scalars, empty, transposed and expanded tensors, twenty dimensions."""
@@ -144,7 +134,6 @@ def test_the_receiver_allocates(dtype: torch.dtype, rank: int, size: int) -> Non
     agree(sendrecv(expanded, right, left).shape == (2, 3))
 
 
-@pytest.mark.feature(f"{FEATURE}: any dtype, shape and strides; who wants no gradient sends none")
 def test_only_what_requires_grad_has_a_gradient(rank: int, size: int) -> None:
     """Rank 0's tensor requires none: nothing travels back to it, and nobody waits for it."""
     left, right = ring()
@@ -156,7 +145,6 @@ def test_only_what_requires_grad_has_a_gradient(rank: int, size: int) -> None:
     agree((x.grad is None) if rank == 0 else x.grad.tolist() == [4.0, 4.0], x.grad)
 
 
-@pytest.mark.feature(f"{FEATURE}: any dtype, shape and strides; who wants no gradient sends none")
 def test_large_messages_both_ways(rank: int, size: int) -> None:
     """All ranks send before they receive, forwards and backwards: more than MPI keeps in its own buffers."""
     left, right = ring()
@@ -169,7 +157,6 @@ def test_large_messages_both_ways(rank: int, size: int) -> None:
     agree(x.grad.eq(2 * (rank + 1)).all(), x.grad)
 
 
-@pytest.mark.feature(f"{FEATURE}: any dtype, shape and strides; who wants no gradient sends none")
 def test_a_message_of_another_kind(rank: int, size: int) -> None:
     """Of a plain send: its first bytes are no shape."""
     left, right = ring()
@@ -180,7 +167,6 @@ def test_a_message_of_another_kind(rank: int, size: int) -> None:
     agree(sendrecv(torch.tensor(rank), right, left).item() == left)
 
 
-@pytest.mark.feature(f"{FEATURE}: in a group, beside collectives")
 def test_in_a_group(rank: int, size: int) -> None:
     group = dist.new_group(list(range(size)))
     left, right = ring()

@@ -26,7 +26,6 @@ from tests.stack.meshes import line
 from tests.stack.scripts import resume
 from tests.support import agree, everyone, launch
 
-SECTION = "State"
 LINE: list[Placement] = [Shard(0), Shard(1), Replicate()]
 
 pytestmark = [
@@ -92,7 +91,6 @@ def reloaded(state: dict[str, Any], **how: Any) -> list[str]:
     return differing(loaded, state)
 
 
-@pytest.mark.feature("checkpoint: DTensors on a 2D mesh, loaded with other placements")
 @pytest.mark.min_ranks(2)
 def test_two_dimensions(size: int, shared_path: Path) -> None:
     """Every placement of the save into every one of the load, without a collective on the data."""
@@ -109,9 +107,6 @@ def test_two_dimensions(size: int, shared_path: Path) -> None:
     agree(not wrong, wrong)
 
 
-@pytest.mark.feature("checkpoint: save and load, plain tensors and objects")
-@pytest.mark.feature("checkpoint: DTensors, Replicate and Shard, uneven and empty shards")
-@pytest.mark.feature("checkpoint: Gloo's and MPI's are interchangeable")
 def test_through_either_backend(rank: int, size: int, shared_path: Path) -> None:
     """Saved through one backend, loaded through the other; both plan the same files.
 
@@ -151,7 +146,6 @@ OPTIONS: list[tuple[dict[str, Any], dict[str, Any]]] = [  # of FileSystemWriter,
 ]
 
 
-@pytest.mark.feature("checkpoint: options of FileSystemWriter and of the planners")
 @pytest.mark.parametrize(("files", "plans"), OPTIONS)
 def test_options(files: dict[str, Any], plans: dict[str, Any], size: int, shared_path: Path) -> None:
     """The same twice, over the first: plans and files that are kept from one save to the next are not taken for the new ones."""
@@ -165,7 +159,6 @@ def test_options(files: dict[str, Any], plans: dict[str, Any], size: int, shared
     agree(not wrong, wrong)
 
 
-@pytest.mark.feature("checkpoint: no_dist, and without collectives")
 def test_each_rank_for_itself(rank: int, shared_path: Path) -> None:
     """Ranks at different times: a collective somewhere inside would hang. Without collectives, load finds the rank's own."""
     state, wrong = {"mine": torch.full((rank + 2,), float(rank)), "step": rank}, []
@@ -183,7 +176,6 @@ class Unpicklable:
         raise TypeError("this cannot be pickled")
 
 
-@pytest.mark.feature("checkpoint: an error on one rank is raised on all")
 @pytest.mark.min_ranks(2)
 @pytest.mark.parametrize("when", ["save", "load"])
 def test_errors_arrive_everywhere(when: str, rank: int, size: int, shared_path: Path) -> None:
@@ -211,7 +203,6 @@ def future_of(answer: Any) -> Future[Any]:
     return answer if isinstance(answer, Future) else answer.upload_completion
 
 
-@pytest.mark.feature("checkpoint: async_save in a thread while training goes on")
 @pytest.mark.parametrize("staging", ["default", "async"])
 def test_async_save(staging: str, rank: int, size: int, shared_path: Path) -> None:
     """What is saved is the moment of the call, though training has overwritten it, and neither holds up the other."""
@@ -242,7 +233,6 @@ def test_async_save(staging: str, rank: int, size: int, shared_path: Path) -> No
     agree(not wrong, wrong)
 
 
-@pytest.mark.feature("checkpoint: async_save in a process beside each rank; saves under way at the end of the program")
 @pytest.mark.launch
 @pytest.mark.timeout(120)
 def test_async_save_in_a_process(shared_path: Path) -> None:
@@ -283,7 +273,6 @@ WHOLES = {"odd": torch.arange(33.0).reshape(11, 3), "few": torch.arange(6).resha
 SAVED_AND_LOADED = {f"{name} {i} {j}": (whole, i, j) for name, whole in WHOLES.items() for i in LINE for j in LINE}
 
 
-@pytest.mark.feature("checkpoint: saved by some ranks, loaded by fewer or more (4 and 2)")
 @pytest.mark.min_ranks(2)
 def test_other_number_of_ranks(parts: list[Part], shared_path: Path) -> None:
     """Between every two numbers of ranks, and every two placements: pieces come from several files, or from a part of one."""
@@ -304,7 +293,6 @@ def test_other_number_of_ranks(parts: list[Part], shared_path: Path) -> None:
     agree(not wrong, wrong)
 
 
-@pytest.mark.feature("checkpoint: fully_shard and AdamW resumed on fewer ranks, then on more")
 @pytest.mark.min_ranks(2)
 def test_training_goes_on(parts: list[Part], size: int, shared_path: Path) -> None:
     """All ranks, then half of them, then all again; at the end the parameters are those of one process that never stopped."""
@@ -315,7 +303,6 @@ def test_training_goes_on(parts: list[Part], size: int, shared_path: Path) -> No
         agree(not wrong, wrong)
 
 
-@pytest.mark.feature("checkpoint: saved by a job of 4 ranks, loaded by a job of 2")
 @pytest.mark.launch
 @pytest.mark.timeout(120)
 def test_another_job(shared_path: Path) -> None:
@@ -326,8 +313,6 @@ def test_another_job(shared_path: Path) -> None:
         assert done.stdout.count(f"steps {first} to {first + 2}") == ranks, done.stdout + done.stderr
 
 
-@pytest.mark.feature("checkpoint: into a torch.save file and back (format_utils)")
-@pytest.mark.feature("checkpoint: a torch.save file read by rank 0 and broadcast")
 def test_formats(rank: int, size: int, shared_path: Path) -> None:
     """A sharded checkpoint becomes one file that torch.load reads, and a file a checkpoint that every rank reads its shard of.
 

@@ -27,12 +27,6 @@ from tests.stack.sharded import ROWS, differences, same_bits, sgd, train
 from tests.support import agree
 from tests.support.torch_backend import of_rank
 
-SECTION = "Functional collectives and torch.compile"
-
-FUNCTIONAL = "functional collectives, fullgraph, gradients"
-CLASSIC = "compiled dist.all_reduce, all_gather_into_tensor, ...: fullgraph, through both doors"
-MESSAGES = "compiled isend, irecv, batch_isend_irecv: fullgraph (TORCHDYNAMO_ENABLE_P2P_COMPILATION=1)"
-
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*is deprecated"),
     pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),
@@ -51,16 +45,13 @@ INDUCTOR = [  # C++ compiled by g++, collectives in place; half a minute each wh
 ]
 
 
-def on(backend: str, feature: str, *values: Any, **options: Any) -> Any:
-    """A case on that backend, as a line of the tables of its own."""
-    marks = [pytest.mark.feature(feature), *options.pop("marks", ()), *(INDUCTOR if backend == "inductor" else ())]
-    return pytest.param(backend, *values, marks=marks, **options)
+def on(backend: str, *values: Any, **options: Any) -> Any:
+    return pytest.param(backend, *values, marks=INDUCTOR if backend == "inductor" else (), **options)
 
 
-def backends(feature: str, inductor: str, *names: str) -> Any:
-    """``names``: those that need no compiler, aot_eager if none is given."""
-    cases = [on(name, feature) for name in names or ("aot_eager",)]
-    return pytest.mark.parametrize("backend", [*cases, on("inductor", f"inductor: {inductor}")])
+def backends(*names: str) -> Any:
+    """``names``: those that need no compiler."""
+    return pytest.mark.parametrize("backend", [*names, on("inductor")])
 
 
 @pytest.fixture
@@ -120,7 +111,7 @@ def functional(x: Tensor, size: int, other: torch.dtype = torch.bfloat16) -> lis
     ]
 
 
-@backends("compiled functional collectives, fullgraph: eager, aot_eager", FUNCTIONAL, "eager", "aot_eager")
+@backends("eager", "aot_eager")
 def test_functional(backend: str, rank: int, size: int) -> None:
     """All of them in one graph.
 
@@ -138,7 +129,6 @@ def by_group(x: Tensor, group: Any) -> Tensor:
     return funcol.all_reduce(x * 2, "sum", group) + 1
 
 
-@pytest.mark.feature("compiled functional collectives: subgroups, meshes, names; other groups in later calls")
 def test_groups(rank: int, size: int) -> None:
     """One compiled function called with one group after the other must not keep the first."""
     mesh = dist.init_device_mesh("cpu", (size // 2, 2) if size % 2 == 0 else (size, 1))
@@ -150,7 +140,7 @@ def test_groups(rank: int, size: int) -> None:
         agree(torch.equal(call(x, group), by_group(x, group)), group)
 
 
-@backends("compiled functional collectives: gradients equal to eager's", FUNCTIONAL)
+@backends("aot_eager")
 def test_gradients(backend: str, rank: int, size: int) -> None:
     def function(x: Tensor, w: Tensor) -> Tensor:
         y = funcol.all_reduce(x @ w, "sum", dist.group.WORLD).relu()
@@ -188,7 +178,7 @@ def classic(door: str, size: int) -> Callable[[Tensor], list[Tensor]]:
     return function
 
 
-@backends(CLASSIC, "classic collectives, fullgraph, through both doors", "eager", "aot_eager")
+@backends("eager", "aot_eager")
 @DOORS
 def test_classic(backend: str, door: str, rank: int, size: int) -> None:
     """dynamo puts functional collectives in their place; mpicoll.* must show it torch's functions there."""
@@ -239,7 +229,6 @@ def breaking(door: str, size: int) -> dict[str, Callable[[Tensor], Any]]:
     return {f.__name__: f for f in (broadcast, asynchronous, messages, batch, uneven)}
 
 
-@pytest.mark.feature("compiled functions with what breaks the graph: broadcast, barrier, async_op, messages; both doors")
 @DOORS
 @pytest.mark.parametrize("name", breaking("torch.distributed", 1))
 def test_graph_breaks(name: str, door: str, rank: int, size: int) -> None:
@@ -252,7 +241,7 @@ def test_graph_breaks(name: str, door: str, rank: int, size: int) -> None:
     agree(not entered(), entered())
 
 
-@backends(MESSAGES, "isend, irecv, batch_isend_irecv, fullgraph")
+@backends("aot_eager")
 @pytest.mark.skipif(not hasattr(CONFIG, "enable_p2p_compilation"), reason="needs torch >= 2.13")
 @DOORS
 @pytest.mark.parametrize("name", ["messages", "batch"])
@@ -272,8 +261,6 @@ def test_messages_in_the_graph(backend: str, name: str, door: str, rank: int, si
     agree(_get_work_registry_size() == unwaited, _get_work_registry_size())
 
 
-@pytest.mark.feature("functional: collectives started by dist.*(async_op=True) and waited for by their tensor")
-@pytest.mark.feature("a collective begun before a compiled function and waited for in it; both doors")
 @DOORS
 def test_begun_outside(door: str, rank: int, size: int) -> None:
     """wait_tensor in the graph finds what was started before it (allow_inflight_collective_as_graph_input_ctx)."""
@@ -292,7 +279,6 @@ def test_begun_outside(door: str, rank: int, size: int) -> None:
             agree(torch.equal(call(y), total * total))
 
 
-@pytest.mark.feature("compiled functions after the world was destroyed and made again")
 def test_another_world(rank: int, size: int) -> None:
     """The graph names its group; the next world's may be another."""
 
@@ -357,26 +343,21 @@ def as_a_whole(model: Layers, backend: Any) -> Any:
     return torch.compile(fully_shard(model), backend=backend)
 
 
-COMPILED_DDP = "compiled DDP: ddp_optimizer (graphs split at buckets), python_reducer, no_optimization"
-MODELS = {  # feature, way, its options, width of the layers, number of graphs
+MODELS = {  # way, its options, width of the layers, number of graphs
     # Buckets of 1 MiB, layers of more: DDPOptimizer splits the graph, so that all-reduces overlap with backward.
-    "ddp_optimizer": (COMPILED_DDP, with_ddp(1), {"optimize_ddp": "ddp_optimizer"}, 530, 3),
-    "no_optimization": (COMPILED_DDP, with_ddp(1), {"optimize_ddp": "no_optimization"}, 6, 1),
+    "ddp_optimizer": (with_ddp(1), {"optimize_ddp": "ddp_optimizer"}, 530, 3),
+    "no_optimization": (with_ddp(1), {"optimize_ddp": "no_optimization"}, 6, 1),
     # Gradients are all-reduced by functional collectives in the compiled backward.
-    "python_reducer": (COMPILED_DDP, with_ddp(0.0001), {"optimize_ddp": "python_reducer", "compiled_autograd": True}, 6, None),
-    "module": ("DDP of a compiled module, no_sync", of_a_compiled_module, {}, 6, 1),
-    "fsdp-layers": ("compiled FSDP2: layer by layer, and the whole model", layer_by_layer, {}, 6, None),
-    "fsdp-whole": ("compiled FSDP2: layer by layer, and the whole model", as_a_whole, {}, 6, None),
+    "python_reducer": (with_ddp(0.0001), {"optimize_ddp": "python_reducer", "compiled_autograd": True}, 6, None),
+    "module": (of_a_compiled_module, {}, 6, 1),
+    "fsdp-layers": (layer_by_layer, {}, 6, None),
+    "fsdp-whole": (as_a_whole, {}, 6, None),
 }
 
 
 @pytest.mark.parametrize(
     ("backend", "way", "options", "width", "graphs"),
-    [
-        on(backend, "inductor: DDP and FSDP2" if backend == "inductor" else feature, *values, id=f"{backend}-{name}")
-        for backend in ("aot_eager", "inductor")
-        for name, (feature, *values) in MODELS.items()
-    ],
+    [on(backend, *values, id=f"{backend}-{name}") for backend in ("aot_eager", "inductor") for name, values in MODELS.items()],
 )
 def test_trains_as_one_process_does(
     backend: str, way: Way, options: dict[str, Any], width: int, graphs: int | None, rank: int, size: int
@@ -391,7 +372,7 @@ def test_trains_as_one_process_does(
     agree(same_bits(model.parameters()) and not bad and graphs in (None, counter.frame_count), (bad, counter.frame_count))
 
 
-@backends("compiled DTensor, fullgraph", "DTensor")
+@backends("aot_eager")
 def test_dtensor(backend: str, rank: int, size: int) -> None:
     """Redistributions in the graph become functional collectives."""
     mesh = init_device_mesh("cpu", (size,))

@@ -24,7 +24,6 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from tests.stack.meshes import drawn, grids, line
 from tests.support import agree
 
-SECTION = "Tensor and context parallel"
 TOKENS, SEQUENCE = 4, 2  # tokens per rank and half of the ring's balanced share; the dimension of the sequence
 FORWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
@@ -64,7 +63,6 @@ class Layer(nn.Module):
         return self.out(F.scaled_dot_product_attention(q, k, v, is_causal=self.causal).transpose(1, 2).flatten(2))
 
 
-@pytest.mark.feature("context_parallel: attention without mask, MATH backend; buffers sharded and restored")
 @pytest.mark.parametrize("rotation", ["allgather", "alltoall"])
 def test_context_parallel(rotation: str, rank: int, size: int, options: Any) -> None:
     """Tokens over cp, sequences over dp: outputs, and the parameters' gradients summed over all ranks, are one process's."""
@@ -98,9 +96,6 @@ def test_context_parallel(rotation: str, rank: int, size: int, options: Any) -> 
     agree(not wrong, wrong[:2])
 
 
-@pytest.mark.feature("ring attention (the CPU's flash kernel): causal, load balance, both rotations, forward and backward")
-@pytest.mark.feature("rotation of keys and values: all_gather, all_to_all")
-@pytest.mark.feature("sharding with load balance and back")
 @pytest.mark.parametrize("rotation", ["allgather", "alltoall"])
 @pytest.mark.parametrize(("causal", "balance"), [(False, False), (True, False), (True, True)], ids=["full", "causal", "balanced"])
 def test_ring_attention(rotation: str, causal: bool, balance: bool, rank: int, size: int, options: Any) -> None:
@@ -125,7 +120,6 @@ def test_ring_attention(rotation: str, causal: bool, balance: bool, rank: int, s
     agree(max(far) < 1e-12, far)
 
 
-@pytest.mark.feature("heads for tokens: attention between two all-to-alls of DTensors")
 @pytest.mark.parametrize("causal", [False, True])
 def test_heads_for_tokens(causal: bool, rank: int, size: int) -> None:
     """Shard(sequence) -> Shard(heads) -> attention with any kernel and mask -> Shard(sequence), with gradients."""
@@ -148,7 +142,6 @@ def test_heads_for_tokens(causal: bool, rank: int, size: int) -> None:
     agree(max(far) < 1e-12, far)
 
 
-@pytest.mark.feature("FlexAttention: gathered keys and values; forward with a mask")
 @pytest.mark.parametrize("balance", [False, True])
 def test_flex_attention(balance: bool, rank: int, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A causal BlockMask, cut for each rank's queries; blocks have 128 tokens."""

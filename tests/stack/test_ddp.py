@@ -40,14 +40,12 @@ from tests.stack.sharded import (
 )
 from tests.support import agree, everyone
 
-SECTION = "Data parallel"
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:Sparse invariant", "ignore:Complex modules", "ignore:.*TorchScript:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:.*torch.ao.quantization"),
 ]
 
-feature = pytest.mark.feature
 FP32 = torch.float32
 
 
@@ -60,14 +58,7 @@ def by_mesh(rank: int, size: int) -> dict[str, Any]:
     return {"device_mesh": init_device_mesh("cpu", (size // columns, columns), mesh_dim_names=("dp", "other"))["dp"]}
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        pytest.param(by_ranks, marks=feature("DDP: process_group= a part of the ranks")),
-        pytest.param(by_mesh, marks=feature("DDP: device_mesh")),
-    ],
-    ids=["process_group", "device_mesh"],
-)
+@pytest.mark.parametrize("options", [by_ranks, by_mesh], ids=["process_group", "device_mesh"])
 def test_groups_train_by_themselves(options: Callable[..., dict[str, Any]], rank: int, size: int) -> None:
     """Even and odd ranks: two models at once, from other weights, on other data; a group's rank 0 is not rank 0."""
     parallel = DistributedDataParallel(model := network(), **options(rank, size))
@@ -84,7 +75,6 @@ def test_groups_train_by_themselves(options: Callable[..., dict[str, Any]], rank
     agree(equal and not bad, bad)
 
 
-@feature("DDP: different models on the ranks are an error")
 @pytest.mark.min_ranks(2)
 def test_different_models(rank: int, size: int) -> None:
     """One parameter more on the last rank: all ranks are told, and the group goes on."""
@@ -111,7 +101,6 @@ class Branches(nn.Module):
         return self.branches[way](torch.tanh(self.trunk(x)))  # type: ignore[no-any-return]
 
 
-@feature("DDP: find_unused_parameters")
 @pytest.mark.parametrize("skip", [False, True], ids=["reduce-unused", "skip-unused"])
 def test_ranks_take_different_ways(skip: bool, rank: int, size: int) -> None:
     """Other parameters are used on each rank and in each step: who used none of a layer gets the others' mean."""
@@ -134,7 +123,6 @@ def test_ranks_take_different_ways(skip: bool, rank: int, size: int) -> None:
     agree(same_bits(model.parameters()) and not wrong, wrong)
 
 
-@feature("DDP: buffers from rank 0")
 def test_buffers(rank: int, size: int) -> None:
     """BatchNorm's running means: in every forward pass from rank 0's."""
     norm, reference = (nn.BatchNorm1d(6).double() for _ in range(2))
@@ -170,7 +158,6 @@ class ManyDtypes(nn.Module):
         return total
 
 
-@feature("DDP: parameters of several dtypes, bf16, fp16 and complex ones")
 @pytest.mark.parametrize("views", [False, True], ids=["copies", "views"])
 def test_dtypes(views: bool, rank: int, size: int) -> None:
     """One bucket for each dtype; complex gradients reach the backend as they are, from C++ (trap 24)."""
@@ -203,7 +190,6 @@ def words_of(rank: int, step: int) -> Tensor:
     return torch.randint(0, 6 + 5 * (rank % 3), (ROWS, 3), generator=generator)
 
 
-@feature("DDP: sparse gradients (nn.Embedding(sparse=True))")
 @pytest.mark.parametrize("hooked", [False, True], ids=["", "hook"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
 def test_sparse_gradients(dtype: torch.dtype, hooked: bool, rank: int, size: int) -> None:
@@ -225,7 +211,6 @@ def test_sparse_gradients(dtype: torch.dtype, hooked: bool, rank: int, size: int
     agree(same_bits(model.parameters()) and sparse and not bad, bad)
 
 
-@feature("DDP: GradScaler, an overflow on one rank")
 def test_an_overflow_on_one_rank_skips_the_step_on_all(rank: int, size: int) -> None:
     """inf from one rank must come through the sum to everybody, or the replicas part (trap 33)."""
     model = network(torch.float32)
@@ -264,7 +249,6 @@ def local(rank: int, size: int) -> list[Tensor]:
     return gradients(model)
 
 
-@feature("DDP hooks: allreduce_hook, built-in ALLREDUCE")
 def test_allreduce_hook(rank: int, size: int) -> None:
     """By None, by the group, and in C++: the same bits; without a hook DDP multiplies by 1/size in place of dividing."""
     hook, built_in = default_hooks.allreduce_hook, dist.BuiltinCommHookType.ALLREDUCE
@@ -274,7 +258,6 @@ def test_allreduce_hook(rank: int, size: int) -> None:
     agree(same_bits(hooked[0]) and all(right) and not far, (right, far))
 
 
-@feature("DDP hooks: fp16_compress, bf16_compress, their wrappers, built-in FP16_COMPRESS")
 @pytest.mark.parametrize("name", ["fp16", "bf16"])
 def test_compression(name: str, rank: int, size: int) -> None:
     """What every rank's gradient, rounded and divided, sums up to; the sum is rounded once. Likewise a hook in C++."""
@@ -292,7 +275,6 @@ def test_compression(name: str, rank: int, size: int) -> None:
     agree(same_bits(compressed) and not far and all(equal), (far, equal))
 
 
-@feature("DDP hooks: an error in a hook arrives at backward()")
 @pytest.mark.parametrize("where", ["hook", "callback"])
 def test_an_error_in_a_hook(where: str, rank: int, size: int) -> None:
     """The group goes on."""
@@ -322,7 +304,6 @@ def trained(hook: Any, state: Any, rank: int, size: int) -> nn.Module:
     return parallel
 
 
-@feature("DDP hooks: PowerSGD")
 @pytest.mark.parametrize("name", ["fp32", "fp16", "bf16"])
 def test_powersgd_of_several_buckets(name: str, rank: int, size: int) -> None:
     """The callbacks of one bucket and the all-reduces of the next must come in one order on all ranks, or they would be added
@@ -336,7 +317,6 @@ def test_powersgd_of_several_buckets(name: str, rank: int, size: int) -> None:
     agree(same_bits(model.parameters()) and not bad, bad)
 
 
-@feature("DDP hooks: post_localSGD, with PostLocalSGDOptimizer")
 @pytest.mark.parametrize("neighbours", [True, False], ids=["gradients-of-neighbours", "own-gradients"])
 def test_post_local_sgd(neighbours: bool, rank: int, size: int) -> None:
     """DDP for two steps; then gradients are averaged among neighbours, or not at all, and models among all, now and then.
@@ -369,7 +349,6 @@ def test_post_local_sgd(neighbours: bool, rank: int, size: int) -> None:
 # must run in one order on all ranks. Ours do.
 
 
-@feature("ZeroRedundancyOptimizer: consolidate_state_dict, load_state_dict")
 def test_state_is_consolidated_and_loaded_on_a_part_of_the_ranks(rank: int, size: int) -> None:
     """Even and odd ranks by themselves: owners are group ranks, broadcasts name global ones (trap 9).
 
@@ -394,7 +373,6 @@ def test_state_is_consolidated_and_loaded_on_a_part_of_the_ranks(rank: int, size
     agree(not wrong, wrong)
 
 
-@feature("ZeroRedundancyOptimizer overlapped with DDP (hook_with_zero_step, interleaved), which Gloo refuses")
 @pytest.mark.parametrize(
     ("static", "shard_buckets", "make"),
     [(False, False, sgd), (True, False, sgd), (False, True, adam), (True, True, adam)],

@@ -18,8 +18,6 @@ from tests.stack import sharded
 from tests.stack.exercise import exercise, total
 from tests.support import agree, everyone, launch
 
-SECTION = "Mixed backends and debugging"
-
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:.*(is|will be) deprecated.*:FutureWarning"),
@@ -41,7 +39,6 @@ levels = pytest.mark.parametrize("level", [DebugLevel.INFO, DebugLevel.DETAIL], 
 in_detail = pytest.mark.parametrize("level", [DebugLevel.DETAIL], indirect=True, ids=["DETAIL"])
 
 
-@pytest.mark.feature("TORCH_DISTRIBUTED_DEBUG=INFO, DETAIL: every operation, DDP, fully_shard, meshes")
 @levels
 def test_everything_works(level: DebugLevel, rank: int, size: int) -> None:
     """Collectives, messages, objects, subgroups, Gloo beside, both doors, training: the same answers as without it."""
@@ -78,7 +75,6 @@ MISMATCHES: dict[str, Callable[[int], Any]] = {
 }
 
 
-@pytest.mark.feature("TORCH_DISTRIBUTED_DEBUG=DETAIL: mismatched collectives are told, with both ranks' calls")
 @wrapped
 @pytest.mark.min_ranks(2)
 @in_detail
@@ -91,7 +87,6 @@ def test_mismatches(what: str, level: DebugLevel, rank: int, size: int) -> None:
     agree(not exercise(dist.group.WORLD, rank, size))
 
 
-@pytest.mark.feature("TORCH_DISTRIBUTED_DEBUG=DETAIL: a rank that does not come is named")
 @wrapped
 @pytest.mark.min_ranks(2)
 @in_detail
@@ -103,7 +98,6 @@ def test_missing_ranks(level: DebugLevel, rank: int, size: int) -> None:
     agree(named == (rank == 0) and total() == size, said)
 
 
-@pytest.mark.feature("TORCH_DIST_INIT_BARRIER=1")
 def test_barrier_after_init(no_world: None, rank: int, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """trap 49: the world's barrier, and those of groups of both backends, go through the store."""
     monkeypatch.setenv("TORCH_DIST_INIT_BARRIER", "1")
@@ -112,7 +106,6 @@ def test_barrier_after_init(no_world: None, rank: int, size: int, monkeypatch: p
     agree(total() == size and all(total(group) == size for group in groups))
 
 
-@pytest.mark.feature("TORCH_DIST_NAN_CHECK=1")
 @wrapped
 def test_nan_check(rank: int, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """NaN on its way into MPI raises, on the rank that has it, before a byte moves."""
@@ -123,7 +116,6 @@ def test_nan_check(rank: int, size: int, monkeypatch: pytest.MonkeyPatch) -> Non
     agree("NaN found" in said[0] and "NaN found" in said[1] and not exercise(group, rank, size), said)
 
 
-@pytest.mark.feature("the flight recorder shows MPI's operations, and which have not ended")
 @pytest.mark.skipif(not hasattr(NATIVE, "_reset_fr_trace"), reason="needs torch >= 2.15")
 def test_flight_recorder(rank: int, size: int) -> None:
     """A dump of a program that works has no operation that looks as if it were under way, synchronous ones included."""
@@ -142,7 +134,6 @@ def test_flight_recorder(rank: int, size: int) -> None:
     agree(all(entry["retired"] for entry in mine), mine)
 
 
-@pytest.mark.feature("set_timeout for a group that exists")
 @pytest.mark.skipif(not hasattr(dist, "set_timeout"), reason="needs torch >= 2.14")
 @pytest.mark.min_ranks(2)
 def test_set_timeout(rank: int, size: int) -> None:
@@ -159,7 +150,6 @@ def test_set_timeout(rank: int, size: int) -> None:
     agree(("no end within the timeout of 0.5 s" in said) == (rank == 0) and total() == size, said)
 
 
-@pytest.mark.feature("TORCH_DISTRIBUTED_DEBUG=DETAIL and TORCH_CPP_LOG_LEVEL=INFO in the environment of a job")
 @pytest.mark.launch
 @pytest.mark.timeout(90)
 def test_a_job_in_detail() -> None:

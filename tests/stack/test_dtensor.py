@@ -17,7 +17,6 @@ from tests.support import agree, everyone
 from tests.support.tensors import reduced
 from tests.support.torch_backend import same
 
-SECTION = "Meshes and DTensor"
 WHOLES: list[Placement] = [Shard(0), Shard(1), Replicate()]  # the placements that hold values, not parts of a sum
 LEGAL = {  # of each dtype, the reductions that torch and MPI can do
     torch.float32: ["sum", "avg", "max", "min", "product"],
@@ -29,11 +28,6 @@ LEGAL = {  # of each dtype, the reductions that torch and MPI can do
     torch.bool: ["max", "min", "sum"],
     torch.complex64: ["sum"],
 }
-DISTRIBUTE = "distribute_tensor: Shard, Replicate, even and uneven"
-LOCAL = "from_local, to_local, full_tensor, with gradients"
-LINE = "redistribute: every pair of Shard, Replicate and Partial, 1D"
-GRIDS = "redistribute: every pair of Shard, Replicate and Partial, 2D and 3D"
-WAYS = "redistribute: gradients, once and twice; asynchronous; in another dtype"
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*not have complete support on cpu:UserWarning"),
@@ -53,7 +47,6 @@ def near(found: Tensor, expected: Tensor, atol: float = 1e-12) -> bool:
     return found.shape == expected.shape and torch.allclose(found, expected, rtol=0, atol=atol)
 
 
-@pytest.mark.feature(DISTRIBUTE)
 @pytest.mark.parametrize("dtype", [dtype for dtype in LEGAL if dtype != torch.float16], ids=str)
 def test_each_rank_gets_its_share(dtype: torch.dtype, rank: int, size: int) -> None:
     """Chunks as torch.chunk makes them, the last smaller or empty; strided tensors by what they mean. Rank 0's data count."""
@@ -73,7 +66,6 @@ def test_each_rank_gets_its_share(dtype: torch.dtype, rank: int, size: int) -> N
     agree(not wrong, wrong[:2])
 
 
-@pytest.mark.feature("a mesh of some ranks: the others hold nothing")
 @pytest.mark.min_ranks(2)
 def test_on_some_of_the_ranks(rank: int, size: int) -> None:
     """The last rank is not in the mesh: its share is empty, it waits for nobody."""
@@ -88,7 +80,6 @@ def test_on_some_of_the_ranks(rank: int, size: int) -> None:
     agree(right, tensor.to_local())
 
 
-@pytest.mark.feature(LOCAL)
 def test_uneven_shares_and_gradient_placements(rank: int, size: int) -> None:
     """from_local with shape and stride given; to_local(grad_placements=Partial) sums the ranks' gradients."""
     full = drawn(2 * size + 1, 3)
@@ -103,7 +94,6 @@ def test_uneven_shares_and_gradient_placements(rank: int, size: int) -> None:
 # -- redistribute ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.feature(LINE)
 @pytest.mark.parametrize("dtype", LEGAL, ids=str)
 def test_every_pair(dtype: torch.dtype, rank: int, size: int) -> None:
     """From shards and replicas to each other, from every Partial to them; sizes that the ranks divide and do not."""
@@ -120,7 +110,6 @@ def test_every_pair(dtype: torch.dtype, rank: int, size: int) -> None:
     agree(not wrong, wrong[:2])
 
 
-@pytest.mark.feature(GRIDS)
 @pytest.mark.parametrize("ndim", [2, 3])
 def test_every_pair_on_grids(ndim: int, size: int) -> None:
     """Each mesh dimension from any placement to any other, both dimensions on one tensor dimension too."""
@@ -134,9 +123,6 @@ def test_every_pair_on_grids(ndim: int, size: int) -> None:
     agree(not wrong, wrong[:2])
 
 
-@pytest.mark.feature(GRIDS)
-@pytest.mark.feature("distribute_tensor: Partial")
-@pytest.mark.feature("redistribute: flattened meshes merge two collectives into one")
 @pytest.mark.parametrize("flattened", [False, True])
 def test_partials_on_grids(flattened: bool, rank: int, size: int) -> None:
     """Parts over both dimensions of the mesh, or over one beside shards over the other; with both flattened into one too."""
@@ -158,7 +144,6 @@ def test_partials_on_grids(flattened: bool, rank: int, size: int) -> None:
     agree(not wrong, wrong[:2])
 
 
-@pytest.mark.feature(WAYS)
 def test_gradients_of_redistribute(rank: int, size: int) -> None:
     """The gradient comes back in the source's placement, with the values of one process."""
     full, weight = drawn(size + 1, 5), drawn(size + 1, 5, seed=1)
@@ -181,7 +166,6 @@ def test_gradients_of_redistribute(rank: int, size: int) -> None:
     agree(not wrong, wrong[:2])
 
 
-@pytest.mark.feature(WAYS)
 def test_asynchronous_and_in_another_dtype(rank: int, size: int) -> None:
     """Several under way, waited for by their first use; gathered as bfloat16, the gradient reduced in float32."""
     total, fulls = size * (size + 1) // 2, [numbers(2 * size, 3, start=i) for i in range(4)]
@@ -196,7 +180,6 @@ def test_asynchronous_and_in_another_dtype(rank: int, size: int) -> None:
     agree(all(right) and bool((tensor.grad.full_tensor() == total).all()), (right, local, tensor.grad))
 
 
-@pytest.mark.feature("redistribute: Shard to Partial")
 @pytest.mark.skipif(TORCH < (2, 15), reason="needs torch >= 2.15")
 def test_shards_become_parts(size: int) -> None:
     """Zeros where other ranks' shards are; the sum is the tensor."""
@@ -205,7 +188,6 @@ def test_shards_become_parts(size: int) -> None:
     agree(parts.placements == (Partial(),) and same(parts.full_tensor(), full), parts)
 
 
-@pytest.mark.feature("all_to_all of shards, in torch's own operator")
 def test_shard_dimension_all_to_all(rank: int, size: int) -> None:
     """torch.ops._dtensor.shard_dim_alltoall, which torch itself takes on accelerators only, works on MPI's CPU groups."""
     full, name = drawn(2 * size, 3, 3 * size), line(size).get_group().group_name
@@ -220,7 +202,6 @@ def test_shard_dimension_all_to_all(rank: int, size: int) -> None:
 # -- factories, modules ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.feature("factories: zeros, ones, full, empty")
 @pytest.mark.parametrize("name", ["zeros", "ones", "full", "empty"])
 def test_factories(name: str, size: int) -> None:
     """dtensor.zeros(...) on each rank makes its share only."""
@@ -230,7 +211,6 @@ def test_factories(name: str, size: int) -> None:
     agree(tensor.to_local().shape == share.shape and (name == "empty" or same(tensor.to_local(), share)), tensor)
 
 
-@pytest.mark.feature("random numbers in DTensors, as on Gloo")
 def test_random_numbers_are_those_on_gloo(rank: int, size: int) -> None:
     """On the CPU torch draws with each rank's own generator; the same seeds give the same numbers on either backend."""
     said = []
@@ -246,7 +226,6 @@ def test_random_numbers_are_those_on_gloo(rank: int, size: int) -> None:
     agree(sane and all(torch.equal(a, b) for a, b in zip(*said, strict=True)), said)
 
 
-@pytest.mark.feature("distribute_module")
 def test_modules_without_a_function_are_replicated(rank: int, size: int) -> None:
     """Parameters and buffers become rank 0's on every rank."""
     torch.manual_seed(rank)

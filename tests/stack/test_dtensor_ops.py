@@ -14,7 +14,6 @@ from torch.distributed.tensor import Placement, Replicate, Shard, distribute_ten
 from tests.stack.meshes import drawn, grids, whole
 from tests.support import agree
 
-SECTION = "Meshes and DTensor"
 S0, S1, S2, R = Shard(0), Shard(1), Shard(2), Replicate()
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")
@@ -39,37 +38,33 @@ def difference(
     return wrong[0] if wrong else None
 
 
-# By feature: the inputs on n ranks (or their shapes), and operations that lead to other collectives, reductions or layouts.
+# The inputs on n ranks (or their shapes), and operations that lead to other collectives, reductions or layouts.
 # Inputs 0 and 1 are placed in every way that their dimensions allow, the others replicated.
-OPERATIONS: list[tuple[str, Callable[[int], Sequence[Any]], dict[str, Callable[..., Tensor]]]] = [
-    ("matmul and its kin", lambda n: [(5, 6), (7, 6), (7,)], {"linear with bias": F.linear}),
-    ("elementwise", lambda n: [(5, 4), (5, 4)], {
+OPERATIONS: list[tuple[Callable[[int], Sequence[Any]], dict[str, Callable[..., Tensor]]]] = [
+    (lambda n: [(5, 6), (7, 6), (7,)], {"linear with bias": F.linear}),
+    (lambda n: [(5, 4), (5, 4)], {
         "broadcast, activations": lambda a, b: F.gelu(a) * b[:1] - (b.abs() + 1).log1p(),
     }),
-    ("reductions, softmax, norms", lambda n: [(3 * n - 1, 3 * n - 1, 2 * n)], {
+    (lambda n: [(3 * n - 1, 3 * n - 1, 2 * n)], {
         "mean of two, kept": lambda a: a.mean((0, 2), keepdim=True),
         "infinity norm": lambda a: torch.linalg.vector_norm(a.detach(), ord=float("inf")),
         "product": lambda a: a.detach().prod(1),
         "all, any": lambda a: torch.stack([(a > -9).all(), (a > 9).any()]),
         "log_softmax": lambda a: F.log_softmax(a, 0),
     }),
-    ("views, slices, cat", lambda n: [(2 * n, 2 * n, 2 * n)], {
+    (lambda n: [(2 * n, 2 * n, 2 * n)], {
         "slice": lambda a: a[1:, :3],
         "cat": lambda a: torch.cat([a, 2 * a.transpose(0, 2)], 1),
     }),
     # each rank finds some of the indices, masks the rest and sums
-    ("embedding, gather, indices", lambda n: [(4 * n + 7, 3), torch.tensor([[0, 3, 10], [7, 3, 1]] * n)], {
+    (lambda n: [(4 * n + 7, 3), torch.tensor([[0, 3, 10], [7, 3, 1]] * n)], {
         "embedding": lambda w, i: F.embedding(i, w),
     }),
-    ("losses", lambda n: [(2 * n, 5), torch.tensor([0, 4] * n)], {  # torch itself refuses rows that the ranks cannot share evenly
+    (lambda n: [(2 * n, 5), torch.tensor([0, 4] * n)], {  # torch itself refuses rows that the ranks cannot share evenly
         "cross entropy": F.cross_entropy,
     }),
 ]  # fmt: skip
-CASES = [
-    pytest.param(function, given, id=name, marks=pytest.mark.feature(f"operations, forward and backward: {feature}"))
-    for feature, given, functions in OPERATIONS
-    for name, function in functions.items()
-]
+CASES = [pytest.param(function, given, id=name) for given, functions in OPERATIONS for name, function in functions.items()]
 
 
 @pytest.mark.parametrize(("function", "given"), CASES)
@@ -83,7 +78,6 @@ def test_operations(function: Callable[..., Tensor], given: Callable[[int], Sequ
     agree(not wrong, wrong[:2])
 
 
-@pytest.mark.feature("operations, forward and backward: 2D meshes")
 def test_on_two_dimensions(size: int) -> None:
     """A small network's forward and backward with rows over one mesh dimension and columns over the other."""
     inputs = [drawn(6, 4, seed=0), drawn(4, 8, seed=1), drawn(8, 3, seed=2)]
@@ -96,7 +90,6 @@ def test_on_two_dimensions(size: int) -> None:
     agree(not any(found), found)
 
 
-@pytest.mark.feature("convolution of DTensors: images dealt out, images split by width")
 def test_convolution_of_shared_images(size: int) -> None:
     """Each rank convolves its images; the weights' gradients are summed over the ranks."""
     inputs = [drawn(2 * size, 3, 6, 5, seed=0), drawn(4, 3, 3, 3, seed=1), drawn(4, seed=2)]
@@ -105,7 +98,6 @@ def test_convolution_of_shared_images(size: int) -> None:
     agree(what is None, what)
 
 
-@pytest.mark.feature("operations in bfloat16, int64 and bool")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.int64, torch.bool], ids=str)
 def test_dtypes(dtype: torch.dtype, size: int) -> None:
     """Sums over ranks of small whole numbers are exact in every dtype; all and any of bools."""

@@ -7,12 +7,10 @@ import pytest
 
 from tests.support import launch
 
-SECTION = "State"
 SCRIPT = "tests/stack/scripts/recorded.py"
 HUNG_S = 60  # seconds; the scripts take 3 to 10
 
 
-@pytest.mark.feature("elastic's record: the job ends, and says by whose fault")
 @pytest.mark.launch
 @pytest.mark.timeout(90)
 @pytest.mark.parametrize("how", ["raises", "exits"])

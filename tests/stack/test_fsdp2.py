@@ -33,8 +33,6 @@ from tests.stack.sharded import (
 )
 from tests.support import agree
 
-SECTION = "Fully sharded"
-
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 needs_2_13 = pytest.mark.skipif(TORCH < (2, 13), reason="needs torch >= 2.13")
 
@@ -57,7 +55,6 @@ class Watched:
         return reduce_scatter(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
 
 
-@pytest.mark.feature("fully_shard: reduce_scatter AVG (the default), PREMUL_SUM, SUM")
 @pytest.mark.min_ranks(2)  # FSDP does not communicate when alone, and divides by the factor twice
 @pytest.mark.parametrize("how", ["default", "divide_factor", "force_sum", "force_sum_divide_factor"])
 @pytest.mark.parametrize("dtype", [FP32, torch.float64], ids=["float32", "float64"])
@@ -79,7 +76,6 @@ def test_reductions_of_gradients(dtype: torch.dtype, how: str, rank: int, size: 
     agree(not bad and watched.seen == [(expected, dtype)] * 3, (bad, watched.seen))
 
 
-@pytest.mark.feature("fully_shard: gradient clipping (clip_grad_norm_ with norms 2, inf)")
 @pytest.mark.parametrize("norm", [2.0, float("inf")])
 def test_clips_by_the_norm_over_all_ranks(norm: float, rank: int, size: int) -> None:
     """A norm of the local shards would clip each rank by another factor; the largest element needs MAX, not SUM."""
@@ -94,7 +90,6 @@ def test_clips_by_the_norm_over_all_ranks(norm: float, rank: int, size: int) -> 
     agree(not bad and right > 0.05, (bad, right))
 
 
-@pytest.mark.feature("fully_shard: evaluation under no_grad and inference_mode, between steps of training")
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode], ids=["no_grad", "inference_mode"])
 def test_evaluates_between_steps(mode: Any, rank: int, size: int) -> None:
     """The gather of an evaluation must see the newest weights and leave none behind that autograd may not use."""
@@ -111,7 +106,6 @@ def test_evaluates_between_steps(mode: Any, rank: int, size: int) -> None:
     agree(not bad, bad)
 
 
-@pytest.mark.feature("fully_shard: goes on after an exception (reset_iter_state)")
 @needs_2_13
 def test_goes_on_after_an_exception(rank: int, size: int) -> None:
     """What was gathered for the step that failed must not be used in the next."""
@@ -132,7 +126,6 @@ def test_goes_on_after_an_exception(rank: int, size: int) -> None:
     agree(not bad, bad)
 
 
-@pytest.mark.feature("fully_shard: frozen parameters, also of another dtype")
 @pytest.mark.parametrize("dtype", [torch.float64, BF16, pytest.param(torch.int8, marks=needs_2_13)], ids=str)
 def test_frozen_parameters(dtype: torch.dtype, rank: int, size: int) -> None:
     """With two dtypes in one group FSDP gathers bytes; what is frozen gets no gradient and keeps every bit."""
@@ -160,7 +153,6 @@ def plane(shape: tuple[int, ...], *names: str) -> DeviceMesh:
     return init_device_mesh("cpu", shape, mesh_dim_names=names or ("replicate", "shard"))
 
 
-@pytest.mark.feature("fully_shard: mixed precision (bf16, fp16; param_dtype, reduce_dtype, output_dtype), also HSDP")
 @pytest.mark.parametrize(
     ("param", "reduce", "output"), [(BF16, BF16, FP32), (BF16, FP32, FP32), (FP16, FP32, FP16), (FP16, FP16, FP32)], ids=str
 )
@@ -190,7 +182,6 @@ def test_mixed_precision(param: torch.dtype, reduce: torch.dtype, output: torch.
     agree(not bad, bad)
 
 
-@pytest.mark.feature("fully_shard: on the mesh of a subgroup")
 @pytest.mark.min_ranks(2)
 def test_some_ranks_train_and_others_do_not(rank: int, size: int) -> None:
     """A mesh from a process group that leaves rank 0 out."""

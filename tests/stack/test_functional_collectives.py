@@ -16,7 +16,7 @@ import torch.distributed.nn.functional as dnf
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from tests.stack.record import refused_alike
+from tests.stack.refused import refused_alike
 from tests.stack.sharded import TORCH
 from tests.support import agree, launch
 from tests.support.gradients import check, of_ranks
@@ -24,7 +24,6 @@ from tests.support.tensors import reduced
 from tests.support.torch_backend import DTYPES, of_rank, same
 from tests.tensors.test_reductions import LEGAL
 
-SECTION = "Functional collectives and torch.compile"
 since_2_15 = pytest.mark.skipif(TORCH < (2, 15), reason="needs torch >= 2.15")
 
 pytestmark = [
@@ -110,24 +109,15 @@ for scatter in SCATTERS_OF_MANY:
         lambda x, group, ranks, f=scatter: f([x, x.t()], "sum", [0, 1], group),
         lambda p, r: [scattered(p, r), scattered([part.t() for part in p], r, 1)],
     )
-FEATURES: dict[str, dict[str, Case]] = {
-    "functional all_gather_tensor / all_gather_single, gather_dim; every dtype": {
-        name: case for f in GATHERS for name, case in of_dims(f, lambda p, r, dim: torch.cat(p, dim)).items()
-    },
-    "functional reduce_scatter_tensor / reduce_scatter_single, scatter_dim; sum, avg, max": {
-        name: case for f in SCATTERS for name, case in of_dims(f, scattered, "sum").items()
-    },
-    "functional all_to_all_single: even and uneven splits, empty ones too": {
-        "all_to_all_single": Case(lambda x, group, ranks: funcol.all_to_all_single(x, None, None, group), swapped),
-        "all_to_all_single, uneven": Case(functools.partial(uneven, exchange=funcol.all_to_all_single), uneven_expected),
-    },
-    "functional permute_tensor": {"permute_tensor": Case(permuted, lambda p, r: p[r - 1].flatten())},
-    "functional broadcast, from each rank": {"broadcast": Case(from_each, lambda p, r: torch.stack(p))},
-    "functional *_coalesced: several tensors, several dtypes and shapes, as one": COALESCED,
-}
-EVERY = {
+EVERY: dict[str, Case] = {
     "all_reduce": Case(lambda x, group, ranks: funcol.all_reduce(x, "sum", group), total),
-    **{name: case for cases in FEATURES.values() for name, case in cases.items()},
+    **{name: case for f in GATHERS for name, case in of_dims(f, lambda p, r, dim: torch.cat(p, dim)).items()},
+    **{name: case for f in SCATTERS for name, case in of_dims(f, scattered, "sum").items()},
+    "all_to_all_single": Case(lambda x, group, ranks: funcol.all_to_all_single(x, None, None, group), swapped),
+    "all_to_all_single, uneven": Case(functools.partial(uneven, exchange=funcol.all_to_all_single), uneven_expected),
+    "permute_tensor": Case(permuted, lambda p, r: p[r - 1].flatten()),
+    "broadcast": Case(from_each, lambda p, r: torch.stack(p)),
+    **COALESCED,
 }
 DIFFERENTIABLE = {name: case for name, case in EVERY.items() if name not in COALESCED and name != "broadcast"}
 
@@ -150,10 +140,7 @@ def wrong(case: Case, given: list[Tensor], group: Any, ranks: list[int] | None =
 # -- values ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=pytest.mark.feature(feature)) for feature, cases in FEATURES.items() for name in cases],
-)
+@pytest.mark.parametrize("name", [name for name in EVERY if name != "all_reduce"])  # whose values are in test_reductions
 def test_values(name: str, size: int) -> None:
     """In every dtype that the operation takes. Blocks lie in rank order; a reduction is in new memory."""
     dtypes = [dtype for dtype in [*DTYPES, torch.complex64] if dtype != torch.bool or "reduce" not in name]  # those are below
@@ -168,7 +155,6 @@ def test_values(name: str, size: int) -> None:
         agree(torch.equal(got.view(torch.uint8), EVERY[name].expected([part.view(torch.uint8) for part in given], 0)), got)
 
 
-@pytest.mark.feature("functional all_reduce: sum, avg, product, min, max, band, bor, bxor; every dtype")
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.complex64], ids=str)
 def test_reductions(dtype: torch.dtype, rank: int, size: int) -> None:
     """all_reduce and reduce_scatter by each operation; the input stays as it was."""
@@ -182,7 +168,6 @@ def test_reductions(dtype: torch.dtype, rank: int, size: int) -> None:
     agree(not wrong, wrong)
 
 
-@pytest.mark.feature("functional all_reduce: sum, avg, product, min, max, band, bor, bxor; every dtype")
 def test_what_is_refused(size: int) -> None:
     """avg of bools is our TypeError on every rank, before anything moves, through C++ too; the group works on."""
     with pytest.raises(TypeError, match=r"all_reduce: AVG on torch\.bool: it needs a number"):
@@ -198,7 +183,6 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-@pytest.mark.feature("functional: any shape and layout: 0-dim, empty, transposed, strided, expanded, channels-last, conj")
 @pytest.mark.parametrize("kind", LAYOUTS)
 def test_layouts(kind: str, size: int) -> None:
     """trap 83: what inductor hands over is not always contiguous; the values count, not the memory's order."""
@@ -208,7 +192,6 @@ def test_layouts(kind: str, size: int) -> None:
     agree(not any(found.values()), found)
 
 
-@pytest.mark.feature("functional: any shape and layout: 0-dim, empty, transposed, strided, expanded, channels-last, conj")
 def test_shapes(rank: int, size: int) -> None:
     """0-dim tensors gather to a vector of the group's size; empty ones take part."""
     world = dist.group.WORLD
@@ -220,7 +203,6 @@ def test_shapes(rank: int, size: int) -> None:
     agree(torch.equal(funcol.all_reduce(images[rank], "sum", world), total(images, rank)))
 
 
-@pytest.mark.feature("functional *_coalesced: several tensors, several dtypes and shapes, as one")
 def test_several_dtypes_as_one(rank: int, size: int) -> None:
     """trap 82: all_gather_tensor becomes a coalesced one on the way on torch 2.13."""
     shapes = [(torch.float32, (3,)), (torch.int64, (2, 2)), (torch.bfloat16, ()), (torch.float64, (0, 4))]
@@ -241,8 +223,6 @@ GROUPS: dict[str, Callable[[DeviceMesh], Any]] = {
 }
 
 
-@pytest.mark.feature("functional: groups given as ProcessGroup, DeviceMesh, (mesh, dim), name, ranks")
-@pytest.mark.feature("a mesh as the group of a functional collective", section="Meshes and DTensor")
 @pytest.mark.parametrize("kind", GROUPS)
 def test_groups(kind: str, size: int) -> None:
     """Rows of a mesh work each for itself, whatever names them (trap 81: C++ finds the group by its name)."""
@@ -258,8 +238,6 @@ def test_groups(kind: str, size: int) -> None:
 # -- gradients ---------------------------------------------------------------------------------------------------------
 
 
-WITH_GRADIENTS = "functional, by gradcheck: all_reduce, all_gather, reduce_scatter, all_to_all, permute, *_autograd"
-COALESCED_GRADIENTS = "functional: gradients by gradcheck: *_coalesced"
 GRADIENTS: dict[str, Callable[[Tensor, Any, list[int]], Any]] = {
     **{name: case.call for name, case in {**DIFFERENTIABLE, **COALESCED}.items()},
     "all_gather_tensor_autograd": lambda x, group, ranks: funcol.all_gather_tensor_autograd(x, 0, group),
@@ -268,20 +246,13 @@ GRADIENTS: dict[str, Callable[[Tensor, Any, list[int]], Any]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.feature(COALESCED_GRADIENTS if name in COALESCED else WITH_GRADIENTS))
-        for name in GRADIENTS
-    ],
-)
+@pytest.mark.parametrize("name", GRADIENTS)
 def test_gradients(name: str, size: int) -> None:
     """Several tensors of different shapes are one operation in the backward as well."""
     shape = (1, size) if "dim 1" in name else (size + 2 * ("uneven" in name), 1)
     check(lambda x: GRADIENTS[name](x * x, dist.group.WORLD, list(range(size))), of_ranks(*shape))
 
 
-@pytest.mark.feature("functional, by gradcheck: all_reduce avg, min, max, premul_sum")
 @since_2_15
 @pytest.mark.parametrize("op", ["avg", "min", "max", "premul_sum"])
 def test_other_reductions(op: str) -> None:
@@ -333,18 +304,9 @@ NN: dict[str, Case] = {
     "all_reduce": Case(lambda x, g, ranks: dnf.all_reduce(x, group=g), total),
     "all_reduce avg": Case(lambda x, g, ranks: dnf.all_reduce(x, dist.ReduceOp.AVG, g), lambda p, r: total(p, r) / len(p)),
 }
-NN_GRADIENTS = (
-    "nn.functional, by gradcheck: broadcast, gather, scatter, reduce, reduce_scatter, all_gather, all_to_all, all_reduce"
-)
-NN_TWICE = "nn.functional: gradients of the gradients, by gradgradcheck"
-NN_UNEVEN = "nn.functional: gradients by gradcheck: all_to_all and all_to_all_single of uneven sizes"
 
 
-def nn_features(name: str) -> list[Any]:
-    return [pytest.mark.feature(line) for line in ([NN_UNEVEN] if name.startswith("all_to_all") else [NN_GRADIENTS, NN_TWICE])]
-
-
-@pytest.mark.parametrize("name", [pytest.param(name, marks=nn_features(name)) for name in NN])
+@pytest.mark.parametrize("name", NN)
 def test_gradients_of_nn_functional(name: str, size: int) -> None:
     """torch builds each backward of the functions themselves, which are differentiable again."""
     shape = {"all_to_all": (2, 1), "all_to_all_single": (size + 2, 1)}.get(name, (1,))
@@ -352,7 +314,6 @@ def test_gradients_of_nn_functional(name: str, size: int) -> None:
     check(lambda x: NN[name].call(x * x, dist.group.WORLD, list(range(size))), of_ranks(*shape), twice=twice)
 
 
-@pytest.mark.feature("nn.functional: values; strided inputs and gradients")
 @pytest.mark.parametrize("name", NN)
 def test_values_of_nn_functional(name: str, rank: int, size: int) -> None:
     """Results for a transposed input, whose values stay; the gradient of a sum, which is one expanded element."""
@@ -365,7 +326,6 @@ def test_values_of_nn_functional(name: str, rank: int, size: int) -> None:
     agree(said is None and torch.allclose(mine.grad, gradient[rank]), (said, mine.grad, gradient[rank]))
 
 
-@pytest.mark.feature("nn.functional: in a subgroup")
 def test_subgroups(rank: int, size: int) -> None:
     """Even and odd ranks each for themselves."""
     ranks = list(range(rank % 2, size, 2))
@@ -375,7 +335,6 @@ def test_subgroups(rank: int, size: int) -> None:
     dist.destroy_process_group(group)
 
 
-@pytest.mark.feature("nn.functional: all_reduce MAX, MIN, PRODUCT as on Gloo")
 def test_other_reductions_of_nn_functional(rank: int, size: int) -> None:
     """torch reduces the gradients by the same operation, which is not the derivative; on MPI it is at least the same numbers."""
     beside, said = dist.new_group(backend="gloo"), []
@@ -389,8 +348,7 @@ def test_other_reductions_of_nn_functional(rank: int, size: int) -> None:
     dist.destroy_process_group(beside)
 
 
-@pytest.mark.feature("nn.functional: _all_gather_base (values)")
-def test_all_gather_base(rank: int, size: int, request: pytest.FixtureRequest) -> None:
+def test_all_gather_base(rank: int, size: int) -> None:
     """Its values; its backward is written for NCCL alone."""
     inputs = of_ranks(3)
     output = dnf._all_gather_base(torch.empty(3 * size, dtype=torch.float64), inputs[rank])
@@ -400,14 +358,11 @@ def test_all_gather_base(rank: int, size: int, request: pytest.FixtureRequest) -
         x = inputs[rank].clone().requires_grad_()
         dnf._all_gather_base(torch.empty(3 * size, dtype=torch.float64), x, group=group).sum().backward()
 
-    refused_alike("backward of torch.distributed.nn.functional._all_gather_base", backward, request.node, RuntimeError)
+    refused_alike(backward, RuntimeError)
 
 
 # -- what functional collectives return: tensors that are waited for when they are used, if ever -----------------------
 
-USED = "functional: AsyncCollectiveTensor used at once, viewed, chained, late"
-COMPILED = "functional: ops of compiled graphs: all_reduce_, broadcast_, *_out, *_coalesced_; legacy c10d_functional"
-MESSAGES = "functional: isend, irecv, batch_p2p_ops"
 native: Any = torch.ops._c10d_functional  # what compiled graphs call
 legacy: Any = torch.ops.c10d_functional
 
@@ -442,7 +397,6 @@ USES: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.feature(USED)
 def test_first_use_waits(rank: int, size: int) -> None:
     """Any use sees the finished values. What no collective has made is given back."""
     expected = summed(size, 3).tolist()
@@ -452,7 +406,6 @@ def test_first_use_waits(rank: int, size: int) -> None:
     agree(torch.equal(funcol.wait_tensor(of_rank(rank, 3)), of_rank(rank, 3)))
 
 
-@pytest.mark.feature(USED)
 @pytest.mark.parametrize("view", [lambda t: t.view(6, 4), lambda t: t[1:, ::2].t()], ids=["view", "slice"])
 def test_views_do_not_wait(view: Callable[[Tensor], Tensor], rank: int, size: int) -> None:
     """A view of an unfinished tensor is unfinished too, and right when it is used."""
@@ -461,7 +414,6 @@ def test_views_do_not_wait(view: Callable[[Tensor], Tensor], rank: int, size: in
     agree(unfinished and torch.equal(tensor, view(summed(size, 4, 6))), tensor)
 
 
-@pytest.mark.feature(USED)
 def test_many_under_way_used_in_any_order(rank: int, size: int) -> None:
     """Each wait finds its own operation (by the output's storage, trap 81), whatever else is under way or was waited for."""
     tensors = [begun(rank, 3 + i) for i in range(20)]
@@ -471,7 +423,6 @@ def test_many_under_way_used_in_any_order(rank: int, size: int) -> None:
     agree(not wrong and all(torch.equal(tensor, gathered(size, 2)) for tensor in rest), wrong)
 
 
-@pytest.mark.feature(USED)
 def test_the_input_may_go_before_the_result_is_used(rank: int, size: int) -> None:
     """The operation holds its input; new tensors of the same size must not land in it."""
     length, results = 200_000, []
@@ -485,7 +436,6 @@ def test_the_input_may_go_before_the_result_is_used(rank: int, size: int) -> Non
     agree(not wrong, wrong)
 
 
-@pytest.mark.feature("functional: collectives that nobody waits for, while the program runs and at its end")
 @pytest.mark.launch
 @pytest.mark.parametrize("how", ["destroy", "no destroy"])
 def test_nobody_waits(how: str) -> None:
@@ -495,7 +445,6 @@ def test_nobody_waits(how: str) -> None:
     assert done.stdout.count("through") == 2, done.stdout
 
 
-@pytest.mark.feature(COMPILED)
 def test_in_place_ops(rank: int, size: int) -> None:
     """What inductor makes of functional collectives: same storage, results where the input or out was."""
     tensor, pair, told, out = of_rank(rank, 4), [of_rank(rank, 4), of_rank(rank, 2, 2)], of_rank(rank, 4), torch.empty(4 * size)
@@ -512,7 +461,6 @@ def test_in_place_ops(rank: int, size: int) -> None:
     agree(places == [t.data_ptr() for t in found] and all(map(torch.equal, found, expected)), found)
 
 
-@pytest.mark.feature(COMPILED)
 def test_legacy_ops(rank: int, size: int) -> None:
     """The older namespace, which names a group by tag and ranks."""
     world = ("", list(range(size)), size)
@@ -528,7 +476,6 @@ def test_legacy_ops(rank: int, size: int) -> None:
     agree(all(map(torch.equal, map(legacy.wait_tensor, found), expected)), found)
 
 
-@pytest.mark.feature(MESSAGES)
 @pytest.mark.skipif(not hasattr(native, "isend"), reason="needs torch >= 2.13")
 @pytest.mark.parametrize("batch", [False, True], ids=["one by one", "batch"])
 def test_messages_as_ops(batch: bool, rank: int, size: int) -> None:
@@ -543,7 +490,6 @@ def test_messages_as_ops(batch: bool, rank: int, size: int) -> None:
     agree(torch.equal(arrived, of_rank(left, 3)), arrived)
 
 
-@pytest.mark.feature("functional: wait_tensors: several at once")
 @pytest.mark.skipif(not hasattr(funcol, "wait_tensors"), reason="needs torch >= 2.15")
 def test_wait_tensors(rank: int, size: int) -> None:
     tensors = native.all_reduce_coalesced([of_rank(rank, 3), of_rank(rank, 5)], "sum", world_name())

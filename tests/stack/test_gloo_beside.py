@@ -19,9 +19,7 @@ from tests.stack.conftest import end_world
 from tests.stack.exercise import exercise, total
 from tests.support import agree
 
-SECTION = "Mixed backends and debugging"
 BACKENDS = ["mpi", "gloo"]
-MIXTURES = pytest.mark.feature("two backends in one group: 'cpu:mpi,cuda:gloo', 'cpu:gloo,cuda:mpi'")
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),
@@ -38,7 +36,6 @@ def world(request: pytest.FixtureRequest) -> str:
     return request.param  # type: ignore[no-any-return]
 
 
-@pytest.mark.feature("groups of the other backend in an MPI world and in a Gloo world")
 @pytest.mark.filterwarnings("ignore:.*(is|will be) deprecated.*:FutureWarning")
 def test_each_kind_of_operation(world: str, rank: int, size: int) -> None:
     """On all ranks, on the even and on the odd ones; ranks are the group's."""
@@ -54,7 +51,6 @@ def test_each_kind_of_operation(world: str, rank: int, size: int) -> None:
     agree(dist.get_backend() == world and not any(wrong.values()), wrong)
 
 
-@pytest.mark.feature("both backends interleaved, asynchronously, in opposite orders on the ranks")
 def test_interleaved(world: str, rank: int, size: int) -> None:
     """Even ranks start Gloo's first, odd ones MPI's: whoever waits for one must not hold up the other."""
     groups = [dist.new_group(backend=backend) for backend in BACKENDS]
@@ -71,8 +67,6 @@ def test_interleaved(world: str, rank: int, size: int) -> None:
     agree(not wrong, wrong)
 
 
-@pytest.mark.feature("DDP on a group of either backend, two at once")
-@pytest.mark.feature("fully_shard on Gloo's mesh in an MPI world, on MPI's mesh in a Gloo world")
 def test_training_on_either(world: str, rank: int, size: int) -> None:
     """Both train as one process does; two models' reducers at work on two backends in one backward."""
     reference, wrong, pair = sharded.alone(3, size), [], []
@@ -91,8 +85,6 @@ def test_training_on_either(world: str, rank: int, size: int) -> None:
     agree(not wrong, wrong)
 
 
-@pytest.mark.feature("a DeviceMesh with a backend for each dimension (backend_override)")
-@pytest.mark.feature("a dimension of a mesh on another backend", section="Meshes and DTensor")
 @pytest.mark.parametrize("inner", BACKENDS)
 def test_meshes_of_two_backends(world: str, inner: str, rank: int, size: int) -> None:
     """DTensors are redistributed over both dimensions, one by MPI and one by Gloo."""
@@ -109,7 +101,6 @@ def test_meshes_of_two_backends(world: str, inner: str, rank: int, size: int) ->
     agree(right and torch.equal(sums.full_tensor(), 2 * whole.sum(0)) and backends == [outer, inner], backends)
 
 
-@pytest.mark.feature("groups destroyed in any order, and the world with groups of both left over")
 @pytest.mark.parametrize("first", BACKENDS)
 def test_destroyed_in_any_order(world: str, first: str, rank: int, size: int) -> None:
     """One group's end does not touch the others; the last ends with the world, and the next world is as good as new."""
@@ -128,7 +119,6 @@ def test_destroyed_in_any_order(world: str, first: str, rank: int, size: int) ->
     agree(not wrong, wrong)
 
 
-@pytest.mark.feature("monitored_barrier on Gloo's groups")
 def test_monitored_barrier(world: str, rank: int, size: int) -> None:
     """Gloo's own names the rank that does not come; MPI's groups are not touched by its failure."""
     gloo: Any = dist.new_group(backend="gloo", timeout=timedelta(seconds=30))
@@ -144,7 +134,6 @@ def test_monitored_barrier(world: str, rank: int, size: int) -> None:
     agree(named == (size > 1 and rank == 0) and total(ours) == size, said)
 
 
-@pytest.mark.feature("what torch says about groups: get_pg_count, get_process_group_ranks, group_desc")
 def test_what_torch_says(world: str, rank: int, size: int) -> None:
     """The same for both backends; numbered alike on members and on others."""
     before, half = dist.get_pg_count(), list(range(0, size, 2))
@@ -163,7 +152,6 @@ def mixture(request: pytest.FixtureRequest, no_world: None) -> str:
     return request.param  # type: ignore[no-any-return]
 
 
-@MIXTURES
 def test_a_mixture_does_each_kind_of_operation(mixture: str, rank: int, size: int) -> None:
     """Collectives, lists, messages, objects, C++ callers and both doors, on CPU tensors; an inherited mixture; DDP."""
     world: Any = dist.group.WORLD
@@ -178,7 +166,6 @@ def test_a_mixture_does_each_kind_of_operation(mixture: str, rank: int, size: in
     agree(model.module.weight.grad.tolist() == [[(size - 1) / 2] * 4], model.module.weight.grad)
 
 
-@MIXTURES
 def test_an_error_leaves_nothing(no_world: None, rank: int, size: int) -> None:
     """A backend that this torch does not have: torch's or our words, and the next init works."""
     with pytest.raises((RuntimeError, AssertionError, ValueError)):
@@ -191,7 +178,6 @@ def test_an_error_leaves_nothing(no_world: None, rank: int, size: int) -> None:
     agree(total() == size)
 
 
-@MIXTURES
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 def test_nccl_without_a_gpu_says_so(no_world: None, rank: int, size: int) -> None:
     """The string is accepted and handed to NCCL, which has the last word."""

@@ -24,12 +24,9 @@ from tests.stack.sharded import (
 )
 from tests.support import agree
 
-SECTION = "Data parallel"
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*torch.jit:DeprecationWarning", "ignore:Detected uneven inputs", "ignore:.*TorchScript:DeprecationWarning"
 )
-
-feature = pytest.mark.feature
 
 
 class ShadowHook(JoinHook):
@@ -81,14 +78,7 @@ def inputs(rank: int) -> list[float]:
     return [rank + 0.5 * i for i in range(2 * rank + 1)]
 
 
-@pytest.mark.parametrize(
-    "parts",
-    [
-        pytest.param(1, marks=feature("Join with several Joinables of one's own, uneven inputs")),
-        pytest.param(2, marks=[feature("Join in subgroups, two of them at a time"), pytest.mark.min_ranks(2)]),
-    ],
-    ids=["world", "halves"],
-)
+@pytest.mark.parametrize("parts", [pytest.param(1, id="world"), pytest.param(2, marks=pytest.mark.min_ranks(2), id="halves")])
 def test_joinables_of_ones_own(parts: int, rank: int, size: int) -> None:
     """Hooks run in the order of the list, which is the order of the collectives in a step; a rank shadows the steps it lacks."""
     members = [list(range(start, size, parts)) for start in range(parts)]
@@ -105,7 +95,6 @@ def test_joinables_of_ones_own(parts: int, rank: int, size: int) -> None:
     agree(right and first.last == (rank == mine[-1]) and total.item() == size, (first.sums, second.sums, first.last))
 
 
-@feature("Join: throw_on_early_termination, errors inside")
 @pytest.mark.parametrize("what", ["error", pytest.param("early", marks=pytest.mark.min_ranks(2))])
 def test_leaving_early(what: str, rank: int, size: int) -> None:
     """The first rank to run out makes all raise in the same step; an error leaves without a hook. The group goes on."""
@@ -129,7 +118,6 @@ def batches_of(rank: int) -> int:
     return 2 + rank
 
 
-@feature("DDP: join with uneven inputs")
 @pytest.mark.parametrize("divide_by_world", [True, False], ids=["divide-by-world", "divide-by-active"])
 def test_model_join(divide_by_world: bool, rank: int, size: int) -> None:
     """model.join(): the last step is the last rank's alone, and the weights that it ends with are everybody's, as on Gloo."""
@@ -144,7 +132,6 @@ def test_model_join(divide_by_world: bool, rank: int, size: int) -> None:
     agree(same_bits(trained[0]) and not bad, bad)
 
 
-@feature("Join of DDP, ZeroRedundancyOptimizer and one's own Joinable")
 def test_join_of_several(rank: int, size: int) -> None:
     """As Gloo does it, within rounding: a rank that is through goes on to step and to hand out its share of the
     parameters, with the gradients of its last batch, since DDP gives it no others.

@@ -16,12 +16,7 @@ from tests.stack.meshes import grids, place
 from tests.stack.sharded import TORCH
 from tests.support import agree
 
-SECTION = "Meshes and DTensor"
 NAMES = ("pp", "dp", "tp")
-COORDINATES = "init_device_mesh 1D, 2D, 3D: coordinates, groups"
-SLICES = "mesh slices, nested, with their names"
-FLATTENED = "flattened, unflattened and concatenated meshes"
-SPLIT = "`split_group`"
 on_cpu = pytest.mark.skipif(TORCH < (2, 15), reason="needs torch >= 2.15")
 
 
@@ -47,7 +42,6 @@ def meshes(size: int, ndim: int) -> Iterator[tuple[DeviceMesh, torch.Tensor]]:
         yield init_device_mesh("cpu", shape, mesh_dim_names=NAMES[-ndim:]), torch.arange(size).reshape(shape)
 
 
-@pytest.mark.feature(COORDINATES)
 @pytest.mark.parametrize("ndim", [1, 2, 3])
 def test_every_dimension_has_its_group(ndim: int, rank: int, size: int) -> None:
     """Each dimension's group is of MPI and reaches the ranks along that dimension, and those alone."""
@@ -65,8 +59,6 @@ def test_every_dimension_has_its_group(ndim: int, rank: int, size: int) -> None:
     agree(not wrong, wrong)
 
 
-@pytest.mark.feature(SLICES)
-@pytest.mark.feature(FLATTENED)
 @pytest.mark.parametrize("ndim", [2, 3])
 def test_slices_share_the_groups_and_flattened_dimensions_talk_as_one(ndim: int, rank: int, size: int) -> None:
     """mesh["tp"] is 1D with the mesh's own group. A pair of names is 2D; flattened, it is one 1D group, made once."""
@@ -88,7 +80,6 @@ def test_slices_share_the_groups_and_flattened_dimensions_talk_as_one(ndim: int,
     agree(not wrong, wrong)
 
 
-@pytest.mark.feature(FLATTENED)
 def test_unflattened_and_concatenated_dimensions_have_groups(rank: int, size: int) -> None:
     """A 1D world is cut into dp x tp afterwards; two 1D slices put together are the 2D slice."""
     wrong: list[Any] = []
@@ -106,7 +97,6 @@ def test_unflattened_and_concatenated_dimensions_have_groups(rank: int, size: in
     agree(not wrong, wrong)
 
 
-@pytest.mark.feature("meshes of ranks in any order, of some of the ranks")
 def test_ranks_in_any_order_stand_as_on_gloo(rank: int, size: int) -> None:
     """Transposed, and in no order at all: torch sorts the ranks of each group and keeps the coordinates; both as with Gloo."""
     wrong: list[Any] = []
@@ -123,7 +113,6 @@ def test_ranks_in_any_order_stand_as_on_gloo(rank: int, size: int) -> None:
     agree(not wrong, wrong)
 
 
-@pytest.mark.feature("DeviceMesh.from_group")
 def test_from_one_group(rank: int, size: int) -> None:
     """A group of the program's own."""
     halves = [dist.new_group(list(range(half, size, 2))) for half in range(min(2, size))]
@@ -133,7 +122,6 @@ def test_from_one_group(rank: int, size: int) -> None:
     agree(found == (same_half, same_half, rank // 2), found)
 
 
-@pytest.mark.feature("DeviceMesh pickled, compared, printed")
 def test_a_pickled_mesh_finds_its_groups(size: int) -> None:
     """What a checkpoint or a copied model does with a mesh."""
     mesh = init_device_mesh("cpu", (1, size), mesh_dim_names=("dp", "tp"))
@@ -145,7 +133,6 @@ def test_a_pickled_mesh_finds_its_groups(size: int) -> None:
 
 
 @on_cpu
-@pytest.mark.feature(SPLIT)
 def test_parts_of_the_world(rank: int, size: int) -> None:
     """Each part in the order that was given; its ranks, timeout, description and name are those that torch means."""
     parts = [list(range(size))[start::2][::-1] for start in range(min(2, size))]
@@ -161,7 +148,6 @@ def test_parts_of_the_world(rank: int, size: int) -> None:
 
 
 @on_cpu
-@pytest.mark.feature(SPLIT)
 @pytest.mark.min_ranks(2)
 def test_those_left_over_and_a_part_of_a_part(rank: int, size: int) -> None:
     """A rank in no part gets torch's sentinel and waits for nobody. To split a part, its own ranks are given."""
@@ -178,7 +164,6 @@ def test_those_left_over_and_a_part_of_a_part(rank: int, size: int) -> None:
 
 
 @on_cpu
-@pytest.mark.feature(SPLIT)
 @pytest.mark.parametrize("kind", ["bound to a device", "DETAIL", "cpu:mpi,cuda:gloo", "cpu:gloo,cuda:mpi"])
 def test_worlds_of_all_kinds(kind: str, no_world: None, rank: int, size: int) -> None:
     """torch hides our half of the group in a wrapper, or another backend splits as well; on who is left over, too.

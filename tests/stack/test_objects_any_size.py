@@ -15,7 +15,6 @@ import torch.distributed
 import mpicoll
 from tests.support import agree
 
-SECTION = "State"
 BIG = 50_000_000  # bytes
 Of = Callable[[int], Any]  # the object of each rank
 
@@ -94,19 +93,9 @@ def wrong(function: Callable[..., dict[int, Any]], dist: ModuleType, of: Of, ran
     return [(root, sender) for root, sender, got in pairs if sender < 0 or not equal(got, pickle.loads(pickle.dumps(of(sender))))]
 
 
-FEATURES = {
-    "objects: all_gather_object, gather_object; another size on every rank": [all_gather, gather],
-    "objects: broadcast_object_list, scatter_object_list": [broadcast, scatter],
-    "objects: send_object_list, recv_object_list, use_batch": [send, send_in_a_batch],
-}
 CASES = [
-    pytest.param(
-        function,
-        marks=[pytest.mark.feature(feature), *[pytest.mark.min_ranks(2)] * (function in (send, send_in_a_batch))],
-        id=function.__name__,
-    )
-    for feature, functions in FEATURES.items()
-    for function in functions
+    pytest.param(function, marks=[pytest.mark.min_ranks(2)] * (function in (send, send_in_a_batch)), id=function.__name__)
+    for function in (all_gather, gather, broadcast, scatter, send, send_in_a_batch)
 ]
 
 
@@ -118,7 +107,6 @@ def test_another_size_on_every_rank(function: Any, dist: ModuleType, size: int) 
     agree(not any(found), found)
 
 
-@pytest.mark.feature("objects in subgroups, several groups at a time")
 @through_both_doors
 def test_in_subgroups(dist: ModuleType, rank: int, size: int) -> None:
     """Even and odd ranks each among themselves, roots by group rank; then all together again."""
@@ -131,7 +119,6 @@ def test_in_subgroups(dist: ModuleType, rank: int, size: int) -> None:
     agree(not any(found), (mine, found))
 
 
-@pytest.mark.feature("objects of 50 MB on one rank, small ones on the others")
 @through_both_doors
 def test_large_and_small(dist: ModuleType, size: int) -> None:
     """Each rank pads to the largest, which only one has."""
@@ -141,7 +128,6 @@ def test_large_and_small(dist: ModuleType, size: int) -> None:
     agree(not any(found), found)
 
 
-@pytest.mark.feature("objects of more than 2 GiB")
 @pytest.mark.slow
 @pytest.mark.ranks(2)
 @pytest.mark.timeout(240)

@@ -33,8 +33,6 @@ from torch.nn.functional import mse_loss
 from tests.stack import pipes
 from tests.support import agree, needs_sort_ranks
 
-SECTION = "Pipelines"
-
 # Before 2.13 every activation had to have a gradient, was received as a contiguous one, and all ranks had to give shapes or none.
 since_2_13 = pytest.mark.skipif(not hasattr(stage, "InferenceMode"), reason="needs torch >= 2.13")
 both = pytest.mark.parametrize("kind", [ScheduleGPipe, Schedule1F1B])
@@ -68,11 +66,7 @@ def named(kind: Kind, *more: str) -> str:
     return "-".join([kind.name.removeprefix("Schedule"), str(kind.per_rank), *more])
 
 
-CASES = [
-    pytest.param(kind, micro, marks=pytest.mark.feature(f"`{kind.name}`"), id=named(kind, micro))
-    for kind in KINDS
-    for micro in kind.micro.split()
-]
+CASES = [pytest.param(kind, micro, id=named(kind, micro)) for kind in KINDS for micro in kind.micro.split()]
 
 
 def number(text: str, size: int) -> int:
@@ -104,14 +98,12 @@ def test_trains_like_one_process(kind: Kind, text: str, rank: int, size: int) ->
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=named)
-@pytest.mark.feature("activations of 256 KiB, ranks of uneven speed")
 def test_large_and_late_messages(kind: Kind, rank: int, size: int, seed: int) -> None:
     """trap 21: a large message leaves only when its receive is posted; whoever waits for it before posting his own stops all."""
     drawn = random.Random(seed + rank)
     scheduled(kind, number(kind.micro.split()[-1], size), 2**13, rank, size, lambda: drawn.uniform(0, 4e-3))
 
 
-@pytest.mark.feature("losses that are summed (`scale_grads=False`)")
 @pytest.mark.parametrize("kind", [KINDS[1], KINDS[5]], ids=named)
 def test_unscaled_gradients(kind: Kind, rank: int, size: int) -> None:
     """Gradients are added over the micro-batches, not averaged."""
@@ -148,7 +140,6 @@ class Text(nn.Module):
         return torch.tanh(self.table(tokens))
 
 
-@pytest.mark.feature("shapes inferred at run time, given, or given by some ranks only")
 @pytest.mark.parametrize("given", ["none", "all", pytest.param("some", marks=since_2_13)])
 @both
 def test_shapes(kind: Any, given: str, rank: int, size: int) -> None:
@@ -168,7 +159,6 @@ def test_shapes(kind: Any, given: str, rank: int, size: int) -> None:
     check(kind, [Text(), *layers], data, rank, size, shapes=shapes)
 
 
-@pytest.mark.feature("activations in float32, bfloat16, float16")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_dtypes(dtype: torch.dtype, rank: int, size: int) -> None:
     """The same operations on the same numbers: equal to the last bit, or a message was changed on its way."""
@@ -191,7 +181,6 @@ class Layout(nn.Module):
         return torch.stack([x, x * 2], -1)[..., 1]  # every other element of its storage
 
 
-@pytest.mark.feature("activations that are not contiguous")
 @pytest.mark.parametrize("layout", ["transposed", "channels_last", pytest.param("every_other", marks=since_2_13)])
 def test_layouts(layout: str, rank: int, size: int) -> None:
     """torch receives into a tensor with the sender's strides (from 2.13 on): memory order is not the order of elements."""
@@ -216,11 +205,7 @@ class Several(nn.Module):
 
 @pytest.mark.parametrize(
     "plain",
-    [
-        pytest.param(True, marks=pytest.mark.feature("several inputs and outputs, keyword arguments")),
-        pytest.param(False, marks=[since_2_13, pytest.mark.feature("integers and masks beside the activations")]),
-    ],
-    ids=["activations", "masks"],
+    [pytest.param(True, id="activations"), pytest.param(False, marks=since_2_13, id="masks")],
 )
 @both
 def test_several_tensors(kind: Any, plain: bool, rank: int, size: int) -> None:
@@ -234,7 +219,6 @@ def test_several_tensors(kind: Any, plain: bool, rank: int, size: int) -> None:
 
 
 @since_2_13
-@pytest.mark.feature("the batch in another dimension (`TensorChunkSpec`)")
 def test_batch_in_another_dimension(rank: int, size: int) -> None:
     """Inputs are cut along dim 1 and the outputs joined along it."""
     parts, x = [nn.Linear(4, 4, dtype=torch.float64) for _ in range(size)], torch.randn(2, 6, 4, dtype=torch.float64)
@@ -246,7 +230,6 @@ def test_batch_in_another_dimension(rank: int, size: int) -> None:
 
 
 @needs_sort_ranks
-@pytest.mark.feature("a pipeline in a group whose ranks are in another order")
 @both
 def test_backwards_group(kind: Any, rank: int, size: int) -> None:
     """Stage 0 on the last rank: peers are looked up as ranks of the group and asked for as global ones."""
@@ -259,7 +242,6 @@ def test_backwards_group(kind: Any, rank: int, size: int) -> None:
 # -- forward only ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.feature("`schedule.eval`, in turn with steps")
 @pytest.mark.parametrize("order", ["step eval step eval", pytest.param("eval step eval step", marks=since_2_13)])
 @pytest.mark.parametrize("per_rank", [1, pytest.param(2, marks=pytest.mark.min_ranks(2))])
 def test_eval_between_steps(per_rank: int, order: str, rank: int, size: int) -> None:
@@ -312,7 +294,6 @@ def traced(model: Chain, count: int, x: Tensor) -> Any:
 
 
 @pytest.mark.filterwarnings("ignore")  # of torch.export
-@pytest.mark.feature("the tracer: `pipeline`, `SplitPoint`, `pipe_split`, `build_stage`")
 def test_traced_stages(rank: int, size: int) -> None:
     """Here stages know their shapes from the trace and greet their neighbours in a batch of sends and receives."""
     micro, count = 2 * size, 2 * size
@@ -328,7 +309,6 @@ def test_traced_stages(rank: int, size: int) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")  # of torch.export
-@pytest.mark.feature("skip connections between stages, forward only")
 def test_skip_connections(rank: int, size: int) -> None:
     """Stage 0 sends to all; torch has no backward for this."""
     model, x = Chain(size, skip=True), torch.randn(6, 4, dtype=torch.float64)

@@ -17,10 +17,7 @@ from mpicoll._progress import spans
 from tests.stack.operations import operations, waited
 from tests.support import agree, everyone
 
-SECTION = "Mixed backends and debugging"
-
 pytestmark = [
-    pytest.mark.feature("torch.profiler: a span for each operation with bytes, dtype, group"),
     pytest.mark.filterwarnings("ignore:.*Profiler clears events"),
     pytest.mark.filterwarnings("ignore:.*(is|will be) deprecated.*:FutureWarning"),
 ]

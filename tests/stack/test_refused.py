@@ -1,4 +1,4 @@
-"""What torch cannot do on the CPU, whatever the backend: calls that fail alike on MPI and on Gloo, for a table in docs."""
+"""What torch cannot do on the CPU, whatever the backend (docs/reference/compatibility.md): it fails alike on MPI and on Gloo."""
 
 from typing import Any
 
@@ -13,13 +13,12 @@ from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel.distributed import _MixedPrecision
 
-from tests.stack.record import refused_alike
+from tests.stack.refused import refused_alike
 from tests.stack.sharded import TORCH, network, raised_anywhere
 from tests.support import agree
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning", "ignore:.*torch.ao.quantization")
 
-DATA, FULLY, COMPILED = "Data parallel", "Fully sharded", "Functional collectives and torch.compile"
 CUDA_BUILD = torch.version.cuda is not None or torch.version.hip is not None
 
 on_cpu_alone = pytest.mark.skipif(torch.accelerator.is_available(), reason="there is an accelerator")
@@ -76,36 +75,21 @@ def compiled_objects(group: Any) -> None:
     torch.compile(function, backend="eager")(torch.ones(2))
 
 
-COMPRESSION = "DDP hooks: fp16_compress, bf16_compress, their wrappers, built-in FP16_COMPRESS"
-BF16_HOOK = "register_comm_hook(bf16_compress_hook) in a build without CUDA"
-OFFLOAD = "fully_shard: CPUOffloadPolicy(pin_memory=False)"
-PINNED = "fully_shard: CPUOffloadPolicy(pin_memory=True), the default"
-CLIPPING = "fully_shard: gradient clipping (clip_grad_norm_ with norms 2, inf)"
-EMPTY = "fully_shard: clip_grad_norm_(norm_type=inf) where a rank's shard is empty"
-REFUSED = "compiled functions: what torch refuses, as on Gloo"
-IN_COMPILED, OBJECTS = (
-    "torch.distributed.nn.functional under torch.compile",
-    "all_gather_object and the like in a compiled function",
-)
-ROWS: list[Any] = [  # section, feature, what the table of limits says, the call, its error, words of it ("|": or), where it runs
-    (DATA, "DDP: mixed_precision", "DDP(mixed_precision=...)", mixed_precision, RuntimeError, "", [on_cpu_alone]),
-    (DATA, "SyncBatchNorm", "SyncBatchNorm", sync_batch_norm, ValueError, "GPU", []),
-    (DATA, COMPRESSION, BF16_HOOK, bf16_by_its_own_name, TypeError, "BF16", [of_a_cpu_build]),
-    (FULLY, OFFLOAD, PINNED, pinned_offload, RuntimeError, "accelerator|driver", [on_cpu_alone]),  # driver: a torch for CUDA
-    (FULLY, CLIPPING, EMPTY, largest_of_nothing, RuntimeError, "empty tensor", [pytest.mark.min_ranks(2)]),
-    (COMPILED, REFUSED, IN_COMPILED, compiled_nn_functional, Exception, "", [needs_2_13]),
-    (COMPILED, REFUSED, OBJECTS, compiled_objects, Exception, "", [needs_2_13]),
+ROWS: list[Any] = [  # the call, its error, words of it ("|": or), where it runs
+    (mixed_precision, RuntimeError, "", on_cpu_alone),
+    (sync_batch_norm, ValueError, "GPU", ()),
+    (bf16_by_its_own_name, TypeError, "BF16", of_a_cpu_build),
+    (pinned_offload, RuntimeError, "accelerator|driver", on_cpu_alone),  # driver: a torch for CUDA
+    (largest_of_nothing, RuntimeError, "empty tensor", pytest.mark.min_ranks(2)),
+    (compiled_nn_functional, Exception, "", needs_2_13),
+    (compiled_objects, Exception, "", needs_2_13),
 ]
 
 
 @pytest.mark.parametrize(
-    ("what", "call", "error", "words"),
-    [
-        pytest.param(*values, id=values[1].__name__, marks=[pytest.mark.feature(feature, section=section), *marks])
-        for section, feature, *values, marks in ROWS
-    ],
+    ("call", "error", "words"), [pytest.param(*values, id=values[0].__name__, marks=marks) for *values, marks in ROWS]
 )
-def test_refused_on_any_backend(what: str, call: Any, error: Any, words: str, request: pytest.FixtureRequest) -> None:
+def test_refused_on_any_backend(call: Any, error: Any, words: str) -> None:
     """A fault of ours would say something else than Gloo, or nothing."""
-    said = refused_alike(what, call, request.node, error)
+    said = refused_alike(call, error)
     agree(any(word in said for word in words.split("|")), said)

@@ -27,8 +27,6 @@ from torch.nn.parallel import DistributedDataParallel
 from tests.stack import sharded
 from tests.support import agree
 
-SECTION = "State"
-
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*TypedStorage is deprecated:UserWarning"),
     pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),
@@ -82,7 +80,6 @@ def differing(found: Any, expected: Any, key: str = "") -> list[str]:
     return [] if alike else [f"{key}: {found} for {expected}"]
 
 
-@pytest.mark.feature("state_dict: get_state_dict(full_state_dict) of DDP and of fully_shard is one process's")
 @pytest.mark.parametrize("make", [replicated, hybrid], ids=lambda make: make.__name__)
 def test_full(make: Make, rank: int, size: int) -> None:
     """Names without prefixes, plain tensors, momenta by parameter's name; on all ranks, or with cpu_offload on rank 0 alone."""
@@ -124,24 +121,16 @@ def hand_over(how: str, model: nn.Module, made: Any, to: nn.Module, optimizer: A
     set_optimizer_state_dict(to, optimizer, moments, options=options)
 
 
-RESUMED = "state_dict: training resumed equals training that never stopped, DDP, fully_shard and from one to the other"
-SHARDS = "state_dict: sharded states, cpu_offload, flatten_optimizer_state_dict"
-META = "state_dict: broadcast_from_rank0 into a model from the meta device"
-
-
 @pytest.mark.parametrize(
     ("how", "before", "after"),
     [
         *(
-            pytest.param(how, before, after, marks=pytest.mark.feature(RESUMED), id=f"{how}-{before.__name__}-{after.__name__}")
+            pytest.param(how, before, after, id=f"{how}-{before.__name__}-{after.__name__}")
             for how in ("dcp", "full", "broadcast")
             for before, after in ((replicated, replicated), (replicated, fully_sharded), (fully_sharded, hybrid))
         ),
-        *(
-            pytest.param(how, fully_sharded, fully_sharded, marks=pytest.mark.feature(SHARDS), id=how)
-            for how in ("sharded", "flat")
-        ),
-        pytest.param("broadcast", replicated, from_nothing, marks=pytest.mark.feature(META), id="meta"),
+        *(pytest.param(how, fully_sharded, fully_sharded, id=how) for how in ("sharded", "flat")),
+        pytest.param("broadcast", replicated, from_nothing, id="meta"),
     ],
 )
 def test_resumed(how: str, before: Make, after: Make, rank: int, size: int, shared_path: Path) -> None:
@@ -158,7 +147,6 @@ def test_resumed(how: str, before: Make, after: Make, rank: int, size: int, shar
     agree(not wrong, wrong)
 
 
-@pytest.mark.feature("state_dict: frozen parameters, strict=False, a part of the model")
 def test_parts(rank: int, size: int) -> None:
     """What is left out stays what it was."""
     model: Any = fully_sharded(size)
@@ -205,8 +193,6 @@ class Everything:
             self.epoch += 1
 
 
-@pytest.mark.feature("checkpoint: Stateful objects")
-@pytest.mark.feature("checkpoint: a whole training (model, optimizer, schedule, generators) resumed bit for bit")
 @pytest.mark.parametrize("make", [replicated, fully_sharded], ids=lambda make: make.__name__)
 def test_a_whole_training(make: Make, rank: int, size: int, shared_path: Path) -> None:
     """Each rank's random numbers go on where that rank's were; the learning rate has been halved once before and once after."""
@@ -223,7 +209,6 @@ def test_a_whole_training(make: Make, rank: int, size: int, shared_path: Path) -
     agree(not wrong and rates[0] == rates[1] and resumed.epoch == 6, (wrong, rates))
 
 
-@pytest.mark.feature("state_dict: get_optimizer_state_dict with several parameter groups")
 def test_parameter_groups(rank: int, size: int) -> None:
     """Groups with their own learning rates keep them, by parameters' names."""
     model, other = fully_sharded(size), fully_sharded(size)

@@ -36,11 +36,6 @@ from tests.stack.transformers import (
 )
 from tests.support import agree
 
-SECTION = "Tensor and context parallel"
-PLANS = "parallelize_module: ColwiseParallel, RowwiseParallel"
-LOSS = "loss_parallel: cross entropy over sharded classes"
-LENGTH = 6  # tokens per rank where sequences are split
-
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning"),
     pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),
@@ -59,7 +54,6 @@ def trained_alike(model: Any, reference: nn.Module, loss_of: Callable[[nn.Module
     agree(not wrong and losses[0] == pytest.approx(losses[1]), (wrong, losses))
 
 
-@pytest.mark.feature(PLANS)
 @pytest.mark.parametrize("uneven", [0, 1], ids=["even", "uneven"])
 def test_perceptron(uneven: int, rank: int, size: int) -> None:
     """Columns, then rows: one all_reduce forward, one backward; hidden units that the ranks do not share evenly as well."""
@@ -72,7 +66,6 @@ def test_perceptron(uneven: int, rank: int, size: int) -> None:
     trained_alike(model, reference)
 
 
-@pytest.mark.feature("CommDebugMode counts the collectives")
 @pytest.mark.min_ranks(2)
 def test_collectives_are_counted(rank: int, size: int) -> None:
     """One all_reduce in the forward of a column-row pair, and one in its backward."""
@@ -87,7 +80,6 @@ def test_collectives_are_counted(rank: int, size: int) -> None:
     agree(counts == [1, 1] and forward.get_total_counts() == 1, counts)
 
 
-@pytest.mark.feature("tensor parallel under torch.compile")
 @pytest.mark.slow
 def test_compiled(rank: int, size: int) -> None:
     """aot_eager, fullgraph: the collectives of the plan find MPI's groups by name inside the graph."""
@@ -106,7 +98,6 @@ class Two(nn.Module):
         return a * scale, a + b
 
 
-@pytest.mark.feature("parallelize_module: PrepareModuleInput, PrepareModuleOutput")
 def test_prepare_module(rank: int, size: int) -> None:
     """Inputs come sharded and are needed whole, outputs leave sharded; what is no tensor passes."""
     mesh, module = init_device_mesh("cpu", (size,)), Two()
@@ -126,9 +117,6 @@ def test_prepare_module(rank: int, size: int) -> None:
     agree(right and module.seen == (a.shape, b.shape), (scaled, added))
 
 
-@pytest.mark.feature("attention: heads shared out")
-@pytest.mark.feature("parallelize_module: SequenceParallel")
-@pytest.mark.feature("a transformer: embedding, sequence parallel blocks, loss parallel")
 @pytest.mark.parametrize("split_logits", [False, True], ids=["whole-logits", "loss-parallel"])
 def test_transformer(split_logits: bool, rank: int, size: int) -> None:
     """Vocabulary by rows, heads, hidden units and tokens by rank, logits by class: three steps equal one process's."""
@@ -145,8 +133,6 @@ def test_transformer(split_logits: bool, rank: int, size: int) -> None:
     agree(not wrong and losses == pytest.approx(expected), (wrong, losses, expected))
 
 
-@pytest.mark.feature("optimizers and gradient clipping on DTensors", section="Meshes and DTensor")
-@pytest.mark.feature("tensor parallel with FSDP2 on a 2D mesh")
 def test_with_fsdp(rank: int, size: int) -> None:
     """Rows over dp, layers over tp: parameters sharded twice, gradients averaged over dp, clipped over all; one process."""
     wrong = []
@@ -172,7 +158,6 @@ def test_with_fsdp(rank: int, size: int) -> None:
     agree(not wrong, wrong[:2])
 
 
-@pytest.mark.feature("tensor parallel in bfloat16")
 def test_bfloat16(rank: int, size: int) -> None:
     """Sums over ranks are accumulated in float32 and rounded once; every rank has the same bits."""
     mesh = init_device_mesh("cpu", (size,))
@@ -190,7 +175,6 @@ def test_bfloat16(rank: int, size: int) -> None:
 # -- the ends of a network ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.feature(LOSS)
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_loss_parallel(reduction: str, size: int) -> None:
     """Classes that the ranks do not share evenly, ignored rows; loss and gradient."""
@@ -208,7 +192,6 @@ def test_loss_parallel(reduction: str, size: int) -> None:
     agree(right, (found, expected, sharded.grad, plain.grad))
 
 
-@pytest.mark.feature("embedding split by rows (masked sums) and by columns")
 @pytest.mark.parametrize("style", [RowwiseParallel, ColwiseParallel], ids=["rows", "columns"])
 def test_embedding(style: Any, size: int) -> None:
     """A vocabulary that the ranks do not share evenly; repeated words, whose gradients add up; the output sharded or whole."""

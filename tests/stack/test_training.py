@@ -5,7 +5,6 @@ What is special to one way (its dtypes on the wire, its groups, its errors) is i
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
 from typing import Any
 
 import pytest
@@ -38,8 +37,6 @@ from tests.stack.sharded import (
     zero,
 )
 from tests.support import agree
-
-DATA, FULLY = "Data parallel", "Fully sharded"  # sections of the tables in docs
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning", "ignore:.*TorchScript:DeprecationWarning"),
@@ -246,62 +243,46 @@ def convolutions(dtype: torch.dtype) -> nn.Sequential:
     return layers.to(dtype).to(memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
 
 
-def param(section: str, feature: str, name: str, *values: Any, marks: Any = ()) -> Any:
-    return pytest.param(*values, id=name, marks=[pytest.mark.feature(feature, section=section), *marks])
+def row(name: str, way: Way, dtype: Any = FP64, make: Any = sgd, build: Any = network, marks: Any = ()) -> Any:
+    return pytest.param(way, dtype, make, build, id=name, marks=marks)
 
 
-def row(
-    section: str, feature: str, name: str, way: Way, dtype: Any = FP64, make: Any = sgd, build: Any = network, marks: Any = ()
-) -> Any:
-    return param(section, feature, name, way, dtype, make, build, marks=marks)
-
-
-ddp_row, fsdp_row = partial(row, DATA), partial(row, FULLY)
-MANY = "DDP: many buckets, rebuilt in the order of use"
-HALVES = "DDP: parameters of several dtypes, bf16, fp16 and complex ones"
-OWN_HOOK = "DDP hooks: one's own, with any collectives, chained in callbacks"
-IN_BACKWARD = "Optimizer in the backward pass: register_post_accumulate_grad_hook, with one's own all_reduce"
-EQUAL = "fully_shard: equal to one process on the whole batch, shards of uneven sizes"
-RESHARD = "fully_shard: reshard_after_forward True, False, int"
-PREFETCH = "fully_shard: set_modules_to_forward_prefetch, set_modules_to_backward_prefetch"
-HSDP = "fully_shard: HSDP on a 2D mesh (replicate x shard)"
-REPLICATE = "replicate (torch.distributed._composable): training, gradient sync off"
 STATIC = {"static_graph": True, "gradient_as_bucket_view": True, "bucket_cap_mb": SMALL}
 OFFLOAD = {"offload_policy": CPUOffloadPolicy(pin_memory=False)}
 WAYS = [
-    ddp_row("DDP equals one process", "ddp", with_ddp()),
-    ddp_row(MANY, "buckets", with_ddp(bucket_cap_mb=SMALL)),
-    ddp_row("DDP: static_graph", "static", with_ddp(**STATIC)),
-    ddp_row("DDP: gradient_as_bucket_view", "views", with_ddp(gradient_as_bucket_view=True)),
-    ddp_row("DDP: find_unused_parameters", "unused", with_ddp(find_unused_parameters=True)),
-    ddp_row("DDP: convolutions in channels_last", "channels-last", with_ddp(gradient_as_bucket_view=True), build=convolutions),
-    ddp_row("DDP: activation checkpointing", "checkpointed", checkpointed(with_ddp(bucket_cap_mb=SMALL))),
-    ddp_row(HALVES, "bfloat16", with_ddp(bucket_cap_mb=SMALL), torch.bfloat16),
-    ddp_row(HALVES, "float16", with_ddp(bucket_cap_mb=SMALL), torch.float16),
-    ddp_row("DDP: delay_all_reduce_named_params", "delayed", delayed, FP32),
-    ddp_row("DDP: device_mesh", "mesh", on_a_mesh),
-    *(ddp_row(OWN_HOOK, hook.__name__, with_hook(hook)) for hook in (scattered, blocking)),
-    ddp_row(OWN_HOOK, "one-bucket", with_hook(scattered, mb=25)),
-    ddp_row(IN_BACKWARD, "in-backward", by_hand(async_op=False)),
-    ddp_row(IN_BACKWARD, "in-backward-async", by_hand(async_op=True)),
-    ddp_row("ZeroRedundancyOptimizer", "zero", with_zero()),
-    ddp_row("ZeroRedundancyOptimizer", "zero-views", with_zero(parameters_as_bucket_view=True), make=adam),
-    fsdp_row(EQUAL, "fsdp", with_fsdp(), make=adam),
-    fsdp_row(EQUAL, "fsdp-float32", with_fsdp(), FP32),
-    fsdp_row(RESHARD, "reshard", with_fsdp(reshard_after_forward=True)),
-    fsdp_row(RESHARD, "keep", with_fsdp(reshard_after_forward=False)),
-    fsdp_row(RESHARD, "reshard-to-pairs", with_fsdp(reshard_after_forward=2), marks=[pytest.mark.ranks(4, 8)]),
-    fsdp_row(RESHARD, "hybrid-to-pairs", hybrid(4, reshard_after_forward=2), marks=[pytest.mark.ranks(4, 8)]),
-    fsdp_row("fully_shard: CPUOffloadPolicy(pin_memory=False)", "offload", with_fsdp(**OFFLOAD)),
-    fsdp_row("fully_shard: activation checkpointing (wrapper)", "fsdp-checkpointed", checkpointed(with_fsdp())),
-    fsdp_row(PREFETCH, "prefetch", with_fsdp(prefetching)),
-    fsdp_row("fully_shard: set_custom_all_gather, set_custom_reduce_scatter", "own-collectives", with_fsdp(of_ones_own)),
-    fsdp_row("fully_shard: set_allocate_memory_from_process_group_for_comm", "memory", with_fsdp(memory_of_the_group)),
-    fsdp_row("fully_shard: set_separate_reduce_scatter_group", "two-groups", with_fsdp(two_groups), marks=since((2, 13))),
-    fsdp_row(HSDP, "hybrid", hybrid(2)),
-    fsdp_row(HSDP, "hybrid-float32", hybrid(2), FP32),
-    fsdp_row(HSDP, "hybrid-columns", hybrid(1)),
-    fsdp_row(REPLICATE, "replicate", lambda model, make: with_optimizer(replicate(model), make)),
+    row("ddp", with_ddp()),
+    row("buckets", with_ddp(bucket_cap_mb=SMALL)),
+    row("static", with_ddp(**STATIC)),
+    row("views", with_ddp(gradient_as_bucket_view=True)),
+    row("unused", with_ddp(find_unused_parameters=True)),
+    row("channels-last", with_ddp(gradient_as_bucket_view=True), build=convolutions),
+    row("checkpointed", checkpointed(with_ddp(bucket_cap_mb=SMALL))),
+    row("bfloat16", with_ddp(bucket_cap_mb=SMALL), torch.bfloat16),
+    row("float16", with_ddp(bucket_cap_mb=SMALL), torch.float16),
+    row("delayed", delayed, FP32),
+    row("mesh", on_a_mesh),
+    *(row(hook.__name__, with_hook(hook)) for hook in (scattered, blocking)),
+    row("one-bucket", with_hook(scattered, mb=25)),
+    row("in-backward", by_hand(async_op=False)),
+    row("in-backward-async", by_hand(async_op=True)),
+    row("zero", with_zero()),
+    row("zero-views", with_zero(parameters_as_bucket_view=True), make=adam),
+    row("fsdp", with_fsdp(), make=adam),
+    row("fsdp-float32", with_fsdp(), FP32),
+    row("reshard", with_fsdp(reshard_after_forward=True)),
+    row("keep", with_fsdp(reshard_after_forward=False)),
+    row("reshard-to-pairs", with_fsdp(reshard_after_forward=2), marks=[pytest.mark.ranks(4, 8)]),
+    row("hybrid-to-pairs", hybrid(4, reshard_after_forward=2), marks=[pytest.mark.ranks(4, 8)]),
+    row("offload", with_fsdp(**OFFLOAD)),
+    row("fsdp-checkpointed", checkpointed(with_fsdp())),
+    row("prefetch", with_fsdp(prefetching)),
+    row("own-collectives", with_fsdp(of_ones_own)),
+    row("memory", with_fsdp(memory_of_the_group)),
+    row("two-groups", with_fsdp(two_groups), marks=since((2, 13))),
+    row("hybrid", hybrid(2)),
+    row("hybrid-float32", hybrid(2), FP32),
+    row("hybrid-columns", hybrid(1)),
+    row("replicate", lambda model, make: with_optimizer(replicate(model), make)),
 ]
 
 
@@ -354,24 +335,20 @@ def same(last: bool) -> bool:
 
 
 ONCE = {"set_requires_gradient_sync": same, "set_is_last_backward": same}
-NO_SYNC = "DDP: no_sync (gradient accumulation)"
-ADDING = "fully_shard: gradient accumulation (set_requires_gradient_sync, set_is_last_backward)"
-IN_ROWS = "fully_shard: HSDP accumulation (set_requires_all_reduce)"
-FINALIZED = "fully_shard: finalize_backward(async_op=True)"
 hybrid_sync = calling(set_requires_all_reduce=same, set_is_last_backward=same)
 
 
 @pytest.mark.parametrize(
     ("wrap", "between", "once"),
     [
-        param(DATA, NO_SYNC, "ddp", lambda m: ddp(m, bucket_cap_mb=SMALL), no_sync, True),
-        param(DATA, NO_SYNC, "views", lambda m: ddp(m, gradient_as_bucket_view=True), no_sync, True),
-        param(FULLY, ADDING, "fsdp-once", sharded, calling(**ONCE), True),
-        param(FULLY, ADDING, "fsdp-each-time", sharded, calling(set_is_last_backward=same), False),
-        param(FULLY, ADDING, "fsdp-stays-gathered", sharded, calling(**ONCE, set_reshard_after_backward=same), True),
-        param(FULLY, IN_ROWS, "hybrid", lambda m: sharded(m, mesh=plane(2)), hybrid_sync, False),
-        param(FULLY, FINALIZED, "finalized", sharded, finalized, False, marks=since((2, 15))),
-        param(FULLY, REPLICATE, "replicate", replicate, calling(set_requires_gradient_sync=same), True),
+        pytest.param(lambda m: ddp(m, bucket_cap_mb=SMALL), no_sync, True, id="ddp"),
+        pytest.param(lambda m: ddp(m, gradient_as_bucket_view=True), no_sync, True, id="views"),
+        pytest.param(sharded, calling(**ONCE), True, id="fsdp-once"),
+        pytest.param(sharded, calling(set_is_last_backward=same), False, id="fsdp-each-time"),
+        pytest.param(sharded, calling(**ONCE, set_reshard_after_backward=same), True, id="fsdp-stays-gathered"),
+        pytest.param(lambda m: sharded(m, mesh=plane(2)), hybrid_sync, False, id="hybrid"),
+        pytest.param(sharded, finalized, False, id="finalized", marks=since((2, 15))),
+        pytest.param(replicate, calling(set_requires_gradient_sync=same), True, id="replicate"),
     ],
 )
 def test_gradients_add_up(wrap: Callable[[nn.Module], Any], between: Between, once: bool, rank: int, size: int) -> None:

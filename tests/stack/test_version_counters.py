@@ -18,9 +18,6 @@ import mpicoll
 from tests.stack.operations import Operation, operations, waited
 from tests.support import agree
 
-SECTION, FUNCTIONAL = "Mixed backends and debugging", "Functional collectives and torch.compile"
-counters = pytest.mark.feature("version counters: what autograd counts as an in-place write, as with Gloo")
-
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*(is|will be) deprecated.*:FutureWarning"),
     pytest.mark.filterwarnings("ignore:Sparse invariant checks"),  # torch 2.11
@@ -53,7 +50,6 @@ def counted(operation: Operation, group: Any) -> list[bool]:
     return [tensor._version > start for tensor, start in zip(operation.tensors, before, strict=True)]
 
 
-@counters
 @pytest.mark.parametrize("async_op", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("make", [contiguous, strided])
 def test_the_same_counts_as_with_gloo(
@@ -73,7 +69,6 @@ def test_the_same_counts_as_with_gloo(
     agree(any(any(expected) for _, expected in seen.values()) and not wrong, f"mpi, gloo: {wrong}")
 
 
-@counters
 @pytest.mark.parametrize("make", [contiguous, strided, halves])
 def test_the_end_of_an_operation_counts_as_no_write(make: Callable[..., Tensor], rank: int, size: int) -> None:  # trap 27
     """autograd saves the output of a collective that is under way; had its end counted as a write, backward would refuse."""
@@ -93,7 +88,6 @@ def test_the_end_of_an_operation_counts_as_no_write(make: Callable[..., Tensor],
     agree(not wrong, wrong)
 
 
-@counters
 def test_sparse_and_functional(gloo: Any) -> None:  # trap 27
     """all_reduce of a sparse tensor, and functional collectives in place. Others write new tensors, which nobody has saved."""
     seen = []
@@ -111,7 +105,6 @@ def test_sparse_and_functional(gloo: Any) -> None:  # trap 27
     agree(seen[0] == seen[1], seen)
 
 
-@counters
 @pytest.mark.parametrize("placement", [Replicate(), Shard(0)], ids=str)
 def test_distribute_tensor_while_views_are_out(placement: Any, rank: int, size: int) -> None:
     """DTensor broadcasts into the program's own tensor; its pieces from chunk(), taken before, can still be used."""
@@ -144,7 +137,6 @@ def unfinished(*shape: int) -> Tensor:
     return tensor
 
 
-@pytest.mark.feature("AsyncCollectiveTensor given to the classic collectives", section=FUNCTIONAL)
 @through_both_doors
 @pytest.mark.parametrize("async_op", [False, True], ids=["sync", "async"])
 def test_unfinished_tensors(library: ModuleType, async_op: bool, rank: int, size: int) -> None:
@@ -165,7 +157,6 @@ def test_unfinished_tensors(library: ModuleType, async_op: bool, rank: int, size
     agree(not wrong, wrong)
 
 
-@pytest.mark.feature("a DTensor given to a classic collective is refused", section=FUNCTIONAL)
 @through_both_doors
 def test_dtensors_are_refused(library: ModuleType, rank: int, size: int) -> None:
     """By an error that says so, on every rank, and the group goes on; torch's own is a NotImplementedError of its dispatcher."""
