@@ -32,7 +32,7 @@ def main(words: list[str]) -> None:
     _choose_threads()
     monitor.start()
     words = _take_options(words)
-    _write_lines()
+    write_lines()
     try:
         if words[0] == "-m":
             sys.argv[:] = words[1:]
@@ -88,7 +88,7 @@ def _redirect(folder: str) -> None:
     os.close(file)
 
 
-def _write_lines() -> None:
+def write_lines() -> None:
     """Writes each line in one piece.
 
     `python -u` writes the end of a line on its own. Hydra passes on, and tags, the pieces that it reads, so the lines of two

@@ -10,7 +10,7 @@ from multiprocessing import spawn as multiprocessing_spawn
 from pathlib import Path
 
 from mpicoll._discovery import detect
-from mpicoll._launch.rank import abort_job
+from mpicoll._launch.rank import abort_job, write_lines
 from mpicoll.errors import LaunchError
 
 importing = False  # True while this rank imports the script: a spawn call then lacks its `if __name__` guard
@@ -22,6 +22,7 @@ def main(folder_name: str) -> None:
     launch = detect.detect()
     if launch is None:
         raise LaunchError("this rank was not started by mpiexec")
+    write_lines()
     detect.provide_torch_variables()
     folder = Path(folder_name)
     _write(folder / f"pid-{launch.rank}", str(os.getpid()).encode())

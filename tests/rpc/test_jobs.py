@@ -49,7 +49,7 @@ def test_a_child_of_each_rank_is_the_worker(by: str) -> None:
         assert f"child: {TRAINED}" in done.stdout, done.stdout + done.stderr
         assert done.returncode == 0, done.stderr
     else:
-        assert "multiprocessing's start method 'spawn' closes it" in done.stderr, done.stdout + done.stderr
+        assert "by multiprocessing's method 'spawn', that closed it" in done.stderr, done.stdout + done.stderr
         assert done.returncode == 1, done.stderr
 
 

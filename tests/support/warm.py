@@ -141,6 +141,7 @@ def become(environ: dict[str, str], folder: str, cores: list[int], files: dict[i
     """Takes over the client's environment, directory, cores and open files (number there: number here)."""
     os.environ.clear()
     os.environ.update(environ)
+    sys.stdout.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]  # Hydra mixes parts of lines
     os.chdir(folder)
     os.sched_setaffinity(0, cores)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that runs tests in the background has SIGINT ignored
