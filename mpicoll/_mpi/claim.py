@@ -13,7 +13,8 @@ processes that both start MPI as rank 0 hang, or crash inside MPI. So a process 
 A program may start MPI after another one in its rank: `mpirun -n 2 sh -c "python one.py; python two.py"`. MPI_Init of the second
 must not begin while MPI_Finalize of the first still runs in another rank. Open MPI's server would take the end of that process
 for the arrival of the next one in its rank, and hand out old addresses; the ranks hang (openpmix issues 3931 and 4113). So a rank
-marks its file when its MPI_Finalize begins, and who starts MPI in the same job on the same node waits until no file is marked.
+marks its file when its MPI_Finalize begins. A process that starts MPI in the same job on the same node waits until no file is
+marked.
 Hydra ends the connection of a rank in which MPI has ended; only a process that skips the functions of C's atexit keeps it.
 
 The file name contains the root's process id and start time, so a file left over by another job never has the same name. The
@@ -51,7 +52,8 @@ ENDING_S = 5.0  # seconds. MPI_Finalize takes 50 ms. A program that called it an
 PREFIX = "mpicoll-rank-"  # of the file name; then rank, user, boot, namespace of process ids, the root's id and start time
 
 NAME = re.compile(
-    PREFIX + r"(?P<rank>\d+)-(?P<user>\d+)-[^-]+-(?P<namespace>\d+)-(?P<pid>\d+)-(?P<start>\d+)(?P<ending>-ending)?", re.ASCII
+    PREFIX + r"(?P<rank>\d+)-(?P<user>\d+)-[^-]+-(?P<namespace>\d+)-(?P<pid>\d+)-(?P<start>\d+)" + rf"(?P<ending>{ENDING})?",
+    re.ASCII,
 )
 
 _file: tuple[int, Path] | None = None  # this process's claim: descriptor (close-on-exec) and path of the locked file
@@ -73,8 +75,9 @@ def take(environ: Mapping[str, str] = os.environ, folder: Path | None = None) ->
     folder = folder or _folder(environ)
     try:
         _remove_old(folder)
-        _wait_for_ends(folder, int(root.split("-")[-2]), environ)
-        return _lock(folder / f"{PREFIX}{launch.rank}-{os.getuid()}-{root}", launch.rank)
+        path = folder / f"{PREFIX}{launch.rank}-{os.getuid()}-{root}"
+        _wait_for_ends(path, environ)
+        return _lock(path, launch.rank)
     except OSError:  # no such folder, no space, or no locks: no guard
         return None
 
@@ -117,7 +120,7 @@ def absent(environ: Mapping[str, str] = os.environ) -> list[int]:
     if launch is None or _file is None or launch.local_size != launch.size:
         return []
     try:
-        claims = _files_of_job(_file[1].parent, int(_words(_file[1])["pid"]), environ)
+        claims = _files_of_job(_file[1], environ)
     except (OSError, ValueError):
         return []
     if claims is None:
@@ -125,12 +128,12 @@ def absent(environ: Mapping[str, str] = os.environ) -> list[int]:
     return sorted(set(range(launch.size)) - {int(words["rank"]) for _, words in claims if not words["ending"]})
 
 
-def _files_of_job(folder: Path, root: int, environ: Mapping[str, str]) -> list[tuple[Path, re.Match[str]]] | None:
-    """The files of the job's ranks on this node, with what their names say. None: unknown. ``root``: pid of this rank's root."""
-    files = _files(folder)
-    if str(folder) == environ.get("PMIX_SERVER_TMPDIR"):  # made by Open MPI's mpirun for this job
+def _files_of_job(own: Path, environ: Mapping[str, str]) -> list[tuple[Path, re.Match[str]]] | None:
+    """The files of the job's ranks on this node, with what their names say. None: unknown. ``own``: the file of this rank."""
+    files = _files(own.parent)
+    if str(own.parent) == environ.get("PMIX_SERVER_TMPDIR"):  # made by Open MPI's mpirun for this job
         return files
-    launcher = _parent(root)
+    launcher = _parent(int(_words(own)["pid"]))
     if not is_launcher(launcher):
         return None
     return [(path, words) for path, words in files if _is_child(int(words["pid"]), launcher)]
@@ -206,11 +209,11 @@ def _folder(environ: Mapping[str, str]) -> Path:
     return Path(session if session and os.access(session, os.W_OK | os.X_OK) else tempfile.gettempdir())
 
 
-def _wait_for_ends(folder: Path, root: int, environ: Mapping[str, str]) -> None:
-    """Waits until no rank of this job on this node is in MPI_Finalize."""
+def _wait_for_ends(own: Path, environ: Mapping[str, str]) -> None:
+    """Waits until no rank of this job on this node is in MPI_Finalize. ``own``: the file of this rank."""
     deadline = time.monotonic() + ENDING_S
     while time.monotonic() < deadline:
-        files = _files_of_job(folder, root, environ) or []
+        files = _files_of_job(own, environ) or []
         if not any(words["ending"] and _is_locked(path) for path, words in files):
             return
         time.sleep(0.01)

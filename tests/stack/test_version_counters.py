@@ -159,7 +159,7 @@ def test_unfinished_tensors(library: ModuleType, async_op: bool, rank: int, size
 
 @through_both_doors
 def test_dtensors_are_refused(library: ModuleType, rank: int, size: int) -> None:
-    """By an error that says so, on every rank, and the group goes on; torch's own is a NotImplementedError of its dispatcher."""
+    """Every rank raises an error that says so, and the group goes on. torch's dispatcher raises NotImplementedError."""
     tensor = zeros(size, 3, device_mesh=init_device_mesh("cpu", (size,)), placements=[Shard(0)])
     with pytest.raises((TypeError, NotImplementedError), match=r"DTensor|sharding strategy"):
         library.all_reduce(tensor)

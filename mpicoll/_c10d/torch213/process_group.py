@@ -64,7 +64,7 @@ class MpiProcessGroup(Operations, ProcessGroup):  # type: ignore[misc]  # names 
 # Note [Overloads]
 # Libraries call methods of a group in all forms that torch's class takes: allreduce(tensor, op), allreduce([tensor], op=...,
 # timeout=...), broadcast(tensor, root), ... torch.distributed and C++ use one form, whose last argument is an options object.
-# The other forms are converted to this one here. torch's own methods convert them, too, but need a backend in C++.
+# The other forms are converted to this one here. torch's own methods also convert them, but they need a backend in C++.
 _OPTIONS = frozenset(kind for name, kind in vars(c10d).items() if name.endswith("Options") and isinstance(kind, type))
 _OUTPUTS, _INPUTS = ("output_tensors", "output_tensor", "output"), ("input_tensors", "input_tensor", "input")
 _SPLITS = (("output_split_sizes",), ("input_split_sizes",))
