@@ -1,4 +1,8 @@
-"""Messages between two ranks. The caller posts them to MPI at once, so that they keep MPI's order."""
+"""Messages between two ranks. The caller posts them to MPI at once, so that they keep MPI's order.
+
+Note [MPICH's messages that are too long]: MPICH 5 raises no error if the message had come before the receive, and the receive
+takes any rank. It writes nothing past the end, and its status has the size of the whole message. So we compare the sizes.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ from torch import Tensor
 from mpicoll._host.matching import MatchedReceive, Unmatched
 from mpicoll._mpi.channel import ANY_SOURCE, Channel, Status
 from mpicoll._mpi.datatypes import BYTE, INT_MAX, fromaddress, spec
+from mpicoll._mpi.errors import truncated
 from mpicoll._mpi.runtime import OWN_TAGS
 from mpicoll._tensors import buffers
 from mpicoll._tensors.calls import PreparedMessage, Transfer
@@ -59,6 +64,8 @@ class HostMessages:
             pause = self._channel.pause()
             while not self._channel.test(request, status):
                 pause()
+        if src is None and status.Get_elements(BYTE) > memory.nbytes:
+            raise truncated()  # Note [MPICH's messages that are too long]
         return int(status.Get_source())
 
     def send_call(self, memory: Tensor, dst: int, tag: int) -> PreparedMessage:
@@ -83,7 +90,7 @@ class HostMessages:
             return MatchedReceive(self.unmatched, own if memory is tensor else tensor, own, peer, OWN_TAGS + tag)
         with self._channel.lock:
             request = self._channel.comm.Irecv(spec(memory.data_ptr(), memory.nbytes), peer, OWN_TAGS + tag)
-        return _Receive(self._channel, request, tensor, memory)
+        return _Receive(self._channel, request, tensor, memory, src is None)
 
 
 class _Send:
@@ -104,8 +111,9 @@ class _Send:
 class _Receive:
     moved = False
 
-    def __init__(self, channel: Channel, request: Any, tensor: Tensor, memory: Tensor) -> None:
+    def __init__(self, channel: Channel, request: Any, tensor: Tensor, memory: Tensor, anybody: bool) -> None:
         self.source = -1
+        self._anybody = anybody
         self._channel = channel
         self._request = request
         self._tensor, self._memory = tensor, memory
@@ -115,6 +123,8 @@ class _Receive:
         if not self._channel.test(self._request, self._status):
             return False
         self.source = self._status.Get_source()
+        if self._anybody and self._status.Get_elements(BYTE) > self._memory.nbytes:
+            raise truncated()  # Note [MPICH's messages that are too long]
         if self._memory is not self._tensor:
             buffers.copy_into(self._tensor, self._memory)
         return True

@@ -52,17 +52,22 @@ def test_largest_tag(rank: int, size: int) -> None:  # trap 14
 
 
 @pytest.mark.parametrize("count", [9, 100, BIG])
-@pytest.mark.parametrize("call", ["recv", "irecv", "any source"])
-def test_smaller_buffer(call: str, count: int, rank: int, size: int) -> None:  # trap 16
-    """TruncationError, which names sizes; the group and the next message are unharmed."""
+@pytest.mark.parametrize("call", ["recv", "irecv", "any source", "any source, irecv"])
+@pytest.mark.parametrize("early", [False, True])
+def test_smaller_buffer(call: str, count: int, early: bool, rank: int, size: int) -> None:  # trap 16
+    """TruncationError, which names sizes; the group and the next message are unharmed. ``early``: MPI has the message before."""
     after, before = (rank + 1) % size, (rank - 1) % size
     work = dist.isend(ones(rank, count), after)
+    if early:
+        behind = dist.isend(ones(rank), after, tag=1)
+        dist.irecv(torch.empty(4), before, tag=1).wait()
+        behind.wait()
     buffer = torch.empty(8, dtype=torch.float32)
     text = rf"\(rank {rank} of {size}\): .*longer than the tensor .*, of 32 bytes \(shape \(8,\), torch.float32\)"
 
     def receive() -> None:
-        if call == "irecv" or size == 1:
-            dist.irecv(buffer, before).wait()
+        if call.endswith("irecv") or size == 1:
+            dist.irecv(buffer, before if call == "irecv" else None).wait()
         else:
             dist.recv(buffer, before if call == "recv" else None)
 
