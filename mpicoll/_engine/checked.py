@@ -23,6 +23,7 @@ from mpicoll import _config
 from mpicoll._facts import Facts, difference
 from mpicoll._mpi.backoff import Backoff
 from mpicoll._mpi.datatypes import BYTE
+from mpicoll._progress.attendance import Nobody
 from mpicoll._progress.work import Work
 from mpicoll._tensors import calls, signatures
 from mpicoll._tensors.calls import Call
@@ -63,6 +64,8 @@ def enable(group: Communicator) -> None:
         run(operation, (_agree, (group, call, group.timeout_s), ()), [])
 
     group.checked = True
+    group.attendance.close()  # rank 0 waits for the calls, and raises at the timeout
+    group.attendance = Nobody()
     group.run = checked  # type: ignore[method-assign]
     group.refused = refused  # type: ignore[method-assign]
 

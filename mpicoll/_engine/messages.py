@@ -6,6 +6,7 @@ from torch import Tensor
 from torch.autograd import profiler
 
 from mpicoll._engine.collectives import Collectives
+from mpicoll._mpi.runtime import OWN_TAGS
 from mpicoll._progress import spans
 from mpicoll._progress.poller import pending
 from mpicoll._progress.requests import MessageWork, too_long
@@ -51,7 +52,7 @@ class Messages(Collectives):
         assert src is not None
         function, arguments = messages.recv_call(tensor, src, tag)
         try:
-            self.guarded("recv", function, arguments, src)
+            self.guarded("recv", function, arguments, src, arguments[2])
         except TruncationError as error:
             raise too_long(self, "recv", tensor) from error
         return src
@@ -66,7 +67,7 @@ class Messages(Collectives):
             work.wait()
             return work.source_rank()
         try:
-            source: int = self.guarded("recv", self.host.messages.recv, (memory, src, tag), src)
+            source: int = self.guarded("recv", self.host.messages.recv, (memory, src, tag), src, OWN_TAGS + tag)
         except TruncationError as error:
             raise too_long(self, "recv", tensor) from error
         buffers.copy_back([tensor], [memory])

@@ -28,7 +28,7 @@ from mpicoll._mpi.channel import Channel
 from mpicoll._mpi.errors import MPIException, not_made
 from mpicoll._mpi.runtime import Runtime
 from mpicoll._mpi.topology import Topology
-from mpicoll._progress import threads
+from mpicoll._progress import attendance, threads
 from mpicoll._progress.flight_recorder import recorder
 from mpicoll._progress.ledger import Ledger
 from mpicoll._progress.poller import poller
@@ -109,6 +109,9 @@ class Registry:
         if agreed.checks:
             checked.enable(communicator)
         communicator.key, communicator.ledger = str(tag), ledger
+        if ledger is not None and not communicator.checked and not survivors.possible():
+            key = tag << 31 | zlib.adler32(repr(global_ranks).encode()) & 0x7FFFFFFF
+            communicator.attendance = attendance.of_group(ledger.boards, key, global_ranks, communicator.rank)
         seen = {runtime_.rank} if ledger is None else {*ledger.boards.ranks}
         communicator.unseen = tuple(rank for rank in communicator.global_ranks if rank not in seen)
         communicator.closer = lambda: self.close(communicator)
@@ -187,6 +190,7 @@ class Registry:
             communicator.host.close()
             if communicator.devices is not None:
                 communicator.devices.close()
+        communicator.attendance.close()
         if ended and not runtime.finalized():
             communicator.channel.free()
         if not self._groups:

@@ -1,6 +1,7 @@
-"""A board for each rank of a node, in shared memory: its rank writes a text, and all ranks of the node can read it.
+"""A board for each rank of a node, in shared memory: its rank writes a text and numbers, and all ranks of the node can read them.
 
-Nobody waits. A reader that meets a text while it is written gets nothing, and reads again later.
+Nobody waits. A reader that meets a text while it is written gets nothing, and reads again later. A number has a key, which every
+rank finds for itself: no rank hands out places.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ WORD = 8  # bytes; written and read as a whole
 VERSION, LENGTH, CHECKSUM = range(3)  # words; the version is odd while the text is written, 0: nothing was written
 TEXT = 3 * WORD  # offset of the text
 _ASKED = NBYTES - 1  # offset of a byte that any rank of the node sets
-MOST = _ASKED - TEXT  # bytes of a text
+NUMBERS = 256  # of a rank: a key (0: free) and the number with this key
+_NUMBERS = NBYTES - WORD - 2 * WORD * NUMBERS  # offset of the numbers
+MOST = _NUMBERS - TEXT  # bytes of a text
 
 
 class Boards:
@@ -34,7 +37,7 @@ class Boards:
     def __init__(self, segment: Segment, ranks: Sequence[int], own: int) -> None:
         self.ranks = tuple(ranks)
         self._memory, self._fence = segment.memory, segment.fence
-        self._words = memoryview(segment.memory)[: NBYTES * len(ranks)].cast("q")
+        self.words = memoryview(segment.memory)[: NBYTES * len(ranks)].cast("q")
         self._first = {rank: place * NBYTES for place, rank in enumerate(ranks)}
         self._mine = self._first[own]
         self._version = 0
@@ -43,7 +46,7 @@ class Boards:
         """Replaces the text of this rank. Raises ValueError if it is longer than MOST."""
         if len(text) > MOST:
             raise ValueError(f"a text of {len(text)} bytes does not fit on a board")
-        words, first, at = self._words, self._mine, self._mine // WORD
+        words, first, at = self.words, self._mine, self._mine // WORD
         self._version += 2
         words[at + VERSION] = self._version - 1
         self._order()
@@ -54,7 +57,7 @@ class Boards:
 
     def read(self, rank: int) -> bytes | None:
         """Returns the text of a rank; None if it has not written one, or is writing it."""
-        words, first, at = self._words, self._first[rank], self._first[rank] // WORD
+        words, first, at = self.words, self._first[rank], self._first[rank] // WORD
         version = words[at + VERSION]
         if version == 0 or version % 2:
             return None
@@ -63,6 +66,26 @@ class Boards:
         text = self._memory[first + TEXT : first + TEXT + nbytes]
         self._order()
         return text if words[at + VERSION] == version and zlib.crc32(text) == checksum else None
+
+    def take(self, key: int) -> int | None:
+        """Gives this rank a number, 0 at first. Returns its index in ``words``; None: no place is free."""
+        words, begin = self.words, (self._mine + _NUMBERS) // WORD
+        for at in range(begin, begin + 2 * NUMBERS, 2):
+            if words[at] == 0:
+                words[at + 1] = 0
+                self._order()
+                words[at] = key
+                return at + 1
+        return None
+
+    def give(self, index: int) -> None:
+        """Frees the place of a number of this rank."""
+        self.words[index - 1] = 0
+
+    def find(self, rank: int, key: int) -> int | None:
+        """Returns the index in ``words`` of a rank's number; None: it has none with this key."""
+        words, begin = self.words, (self._first[rank] + _NUMBERS) // WORD
+        return next((at + 1 for at in range(begin, begin + 2 * NUMBERS, 2) if words[at] == key), None)
 
     def ask(self, rank: int) -> None:
         """Asks a rank to show where its program is."""

@@ -160,6 +160,11 @@ class Channel:
             message = comm.Improbe(src, tag, status)
         return None if message is None else Arrived(message, status.Get_source(), status.Get_elements(MPI.BYTE))
 
+    def has_come(self, src: int, tag: int) -> bool:
+        """Whether a message from ``src`` (or ANY_SOURCE) with ``tag`` has come; another thread may receive it first."""
+        with self.lock:
+            return bool(self.comm.Iprobe(src, tag))
+
     def cancel(self, request: MPI.Request) -> bool:
         """Cancels a receive. Returns False if its message is already on its way: MPI still uses the memory then."""
         with self.lock, contextlib.suppress(*([MPI.Exception] if survivors.lost() else [])):

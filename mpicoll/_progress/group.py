@@ -14,13 +14,14 @@ from torch import Tensor
 from torch.autograd import profiler
 
 from mpicoll._algorithms.window import DifferentCalls
+from mpicoll._mpi.channel import ANY_SOURCE
 from mpicoll._mpi.errors import MPIException, translate
-from mpicoll._progress import culprits, refusals, spans
+from mpicoll._progress import attendance, culprits, refusals, spans
 from mpicoll._progress.group_state import GroupState
 from mpicoll._progress.watchdog import inside, watchdog
 from mpicoll._progress.work import Work, found_by_tensors
 from mpicoll._tensors import checks, storages
-from mpicoll._tensors.calls import Call
+from mpicoll._tensors.calls import Call, Signature
 from mpicoll._tensors.storages import Held
 from mpicoll.errors import CollectiveMismatch, ConcurrentCollectives, GroupDestroyed, MpicollError, PeerLost, TruncationError
 
@@ -68,8 +69,12 @@ class Group(GroupState):
             return self._run_in_turn(operation, call, tensors, async_op, tensors if reads is None else reads)
         number = queue.started = queue.started + 1
         function, arguments, signature = call
-        self._record((number, operation, monotonic(), signature, False))
+        now, members = monotonic(), self.attendance
+        members.words[members.place] = number
+        self._record((number, operation, now, signature, False))
         try:
+            if now > members.due:
+                self._attend(operation, signature, number)
             function(*arguments)
         except BaseException as raw:
             if (error := self._failure(operation, function, raw)) is raw:
@@ -114,8 +119,12 @@ class Group(GroupState):
             raise lost
         number = self.queue.started
         function, arguments, signature = call
-        self._record((number, operation, monotonic(), signature, self.queue.runs_here()))
+        now, members = monotonic(), self.attendance
+        members.words[members.place] = number
+        self._record((number, operation, now, signature, self.queue.runs_here()))
         try:
+            if now > members.due:
+                self._attend(operation, signature, number)
             function(*arguments)
         except BaseException as raw:
             if (error := self._failure(operation, function, raw)) is raw:
@@ -125,6 +134,19 @@ class Group(GroupState):
             self.ended = number
         if resized := storages.resized(held):
             raise MpicollError(f"{self.where(operation)}: {resized}")
+
+    def _attend(self, operation: str, signature: Signature, number: int) -> None:
+        """Waits for the members of this node. An exception leaves the collective before MPI has begun."""
+        try:
+            self.attendance.wait(operation, signature, number, lambda: self.broken)
+        except BaseException as raw:
+            self._leave(operation, raw)
+            raise
+
+    def _leave(self, operation: str, raw: BaseException) -> None:
+        self.left = self.queue.started
+        self.fail(MpicollError(f"{self.where(operation)}: {type(raw).__name__} has left it half done"))
+        watchdog.write(self.ledger)
 
     def _failure(self, operation: str, function: Callable[..., Any], raw: BaseException) -> BaseException:
         """Returns our error for what has ended an algorithm. The group is unusable from now on, if its ranks may be out of step.
@@ -137,9 +159,7 @@ class Group(GroupState):
         if not isinstance(raw, FAILURES):
             if not isinstance(getattr(function, "__func__", function), FunctionType):
                 return raw
-            self.left = self.queue.started
-            self.fail(MpicollError(f"{self.where(operation)}: {type(raw).__name__} has left it half done"))
-            watchdog.write(self.ledger)
+            self._leave(operation, raw)
             return raw
         if isinstance(raw, MPIException):
             error: Exception = translate(raw, self.where(operation))
@@ -151,18 +171,22 @@ class Group(GroupState):
         self.fail(CollectiveMismatch(what))
         return CollectiveMismatch(f"{what} {watchdog.calls(self, self.queue.started)}")
 
-    def guarded(self, operation: str, function: Callable[..., T], arguments: Sequence[Any], peer: int | None) -> T:
+    def guarded(self, operation: str, function: Callable[..., T], arguments: Sequence[Any], peer: int | None, tag: int = -1) -> T:
         """Calls ``function(*arguments)``, a message, in this thread under the watchdog.
 
         Args:
             peer: The group rank that it waits for; None: a receive from any rank.
+            tag: MPI's tag of a receive, which MPI is called for when the message has come; see attendance.py.
 
         Raises:
             MpicollError: MPI's error. The group is unusable afterwards, except after a message that was too long.
         """
         thread = get_ident()
-        inside[thread] = (operation, self, monotonic(), peer)
+        now = monotonic()
+        inside[thread] = (operation, self, now, peer)
         try:
+            if tag >= 0 and now > self.receives.due:
+                self._await_message(peer, tag)
             return function(*arguments)
         except MPIException as raw:
             error = translate(raw, self.where(operation))
@@ -171,6 +195,12 @@ class Group(GroupState):
             raise error from raw
         finally:
             del inside[thread]
+
+    def _await_message(self, peer: int | None, tag: int) -> None:
+        pause, src = attendance.backoff().pause, ANY_SOURCE if peer is None else peer
+        while not self.channel.has_come(src, tag) and self.broken is None:
+            pause()
+        self.receives.looked()
 
     def _work(self, operation: str, tensors: list[Tensor]) -> Work:
         """Returns the handle of an operation that is about to start."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from mpicoll._mpi.channel import Channel
 from mpicoll._progress import expiry
+from mpicoll._progress.attendance import Looks, Nobody
 from mpicoll._progress.ledger import Entry, Ledger, Refused
 from mpicoll._progress.queue import CollectiveQueue
 from mpicoll.errors import GroupFailed, MpicollError, OperationTimeout, PeerLost
@@ -36,6 +37,8 @@ class GroupState:
     checked: bool = field(default=False, init=False)  # ranks compare their calls before each collective
     key: str = field(default="", init=False)  # a name that is equal on all members; set by the registry, with the ledger
     ledger: Ledger | None = field(default=None, init=False)  # None: the ranks of the node cannot see each other's calls
+    attendance: Nobody = field(default_factory=Nobody, init=False)  # set by the registry, with the ledger
+    receives: Looks = field(default_factory=Looks, init=False)
     # Members whose calls are not on a board of this node; ranks of the world. Set by the registry, with the ledger.
     unseen: tuple[int, ...] = field(default=(), init=False)
 

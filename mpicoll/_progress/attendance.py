@@ -1,0 +1,119 @@
+"""Waits without a core until the ranks of this node have come to a collective, before MPI is called.
+
+MPI's collectives keep a core busy until the last rank comes, and a signal handler of Python cannot run meanwhile. So each rank
+shows on its board how many collectives of the group it has begun, and a rank that is early sleeps between two looks:
+
+    [1] at every collective, a rank stores its number in the words of its board
+    [2] it looks at the numbers of those that the operation needs, unless it comes in a quick succession
+    [3] it calls MPI
+
+[1] takes 0.05 us and [2] some microseconds. A tight loop of small collectives looks once in 0.5 ms; what begins in between and
+then waits keeps its core busy, as a rank does that waits for another node.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Callable, Iterable
+from time import monotonic
+from typing import Any
+
+from mpicoll._mpi.backoff import Backoff, Naps
+from mpicoll._mpi.boards import Boards
+from mpicoll._tensors.calls import Signature
+
+SUCCESSION_S = 2e-3  # between two looks in a quick succession
+STEADY = 8  # looks in a quick succession until there is not one for each call
+LOOK_S = 0.5e-3  # from then on between two looks
+MADE_S = 1.0  # for another member to show its number, after the group has been made
+POLLS = frozenset({"barrier", "monitored_barrier"})  # they sleep by themselves, and return at a timeout
+NAPS = Naps(50e-6, 2e-3, 0.05, idle_after_s=1.0, idle_s=2e-3)
+YIELD_S = 3e-3
+
+
+class Looks:
+    """When a call looks before it goes into MPI: the first ones, and one in LOOK_S of a quick succession."""
+
+    def __init__(self) -> None:
+        self.due = 0.0  # time of the next look
+        self._looked, self._succession = 0.0, 0
+
+    def looked(self) -> None:
+        now = monotonic()
+        self._succession = self._succession + 1 if now - self._looked < SUCCESSION_S else 0
+        self._looked = now
+        self.due = now + LOOK_S if self._succession >= STEADY else 0.0
+
+
+def backoff() -> Backoff:
+    """For a rank that may wait for minutes: after some milliseconds it takes some percent of a core."""
+    return Backoff(yield_s=YIELD_S, naps=NAPS)
+
+
+class Nobody(Looks):
+    """The attendance of a group that has no other member on this node: no look is ever due."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words: memoryview[int] = memoryview(array("q", [0]))
+        self.place = 0  # of this rank's number in ``words``
+        self.due = math.inf
+
+    def wait(self, operation: str, signature: Signature, number: int, given_up: Callable[[], Any]) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class Attendance(Nobody):
+    """The numbers of one group. ``members``: of this node, their ranks of the boards by group rank. ``own``: this group rank."""
+
+    def __init__(self, boards: Boards, key: int, members: dict[int, int], own: int, place: int) -> None:
+        super().__init__()
+        self.words, self.place, self.due = boards.words, place, 0.0
+        self._boards, self._key, self._own = boards, key, own
+        self._members = {member: rank for member, rank in members.items() if member != own}
+        self._places: dict[int, int] = {}  # by group rank, once found
+
+    def close(self) -> None:
+        """Gives the place back. Whoever still waits for it goes on."""
+        self._boards.give(self.place)
+
+    def wait(self, operation: str, signature: Signature, number: int, given_up: Callable[[], Any]) -> None:
+        """Returns once those members of this node that the operation needs have begun it, or ``given_up()`` is true."""
+        if operation in POLLS:
+            return
+        for member in self._needed(operation, signature):
+            place = self._places.get(member)
+            if place is None or (self.words[place] < number and self.words[place - 1] == self._key):
+                self._wait_for(member, number, given_up)
+        self.looked()
+
+    def _needed(self, operation: str, signature: Signature) -> Iterable[int]:
+        root = signature[2] if len(signature) > 2 else None
+        if operation in ("scan", "exscan"):
+            return [member for member in self._members if member < self._own]
+        if root is None:
+            return self._members
+        if operation.startswith(("broadcast", "scatter")):
+            return [root] if root in self._members else []
+        return self._members if root == self._own else []
+
+    def _wait_for(self, member: int, number: int, given_up: Callable[[], Any]) -> None:
+        pause, begin, words = backoff().pause, monotonic(), self.words
+        while (place := self._places.get(member) or self._boards.find(self._members[member], self._key)) is None:
+            if given_up() or monotonic() - begin > MADE_S:  # it may have closed the group
+                return
+            pause()
+        self._places[member] = place
+        while words[place] < number and words[place - 1] == self._key and not given_up():
+            pause()
+
+
+def of_group(boards: Boards, key: int, global_ranks: tuple[int, ...], own: int) -> Nobody:
+    """The attendance of a group. A rank that has no place left on its board looks at nobody, and nobody waits for it for long."""
+    members = {member: rank for member, rank in enumerate(global_ranks) if rank in boards.ranks}
+    place = boards.take(key) if len(members) > 1 else None
+    return Nobody() if place is None else Attendance(boards, key, members, own, place)
