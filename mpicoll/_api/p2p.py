@@ -18,6 +18,7 @@ from mpicoll._tensors.versions import count_write
 
 if TYPE_CHECKING:
     from mpicoll._engine.communicator import Communicator
+    from mpicoll._progress.requests import MessageWork
     from mpicoll._progress.work import Work
 
 
@@ -160,7 +161,7 @@ def irecv(
     group: ProcessGroup | None = None,
     tag: int = 0,
     group_src: int | None = None,
-) -> Work | None:
+) -> MessageWork | None:
     """Starts a receive; use the tensor after the Work's ``wait()`` has returned (not collective).
 
     Unlike Gloo's, it can receive from its own rank.
@@ -173,11 +174,13 @@ def irecv(
         group_src: Rank within the group.
 
     Returns:
-        A Work; None with a warning on a rank outside the group.
+        A Work; None with a warning on a rank outside the group. After ``wait()``, its ``received_nbytes()`` is the size of the
+        message, and its ``source_rank()`` the sender's rank within the group.
 
     Raises:
         ValueError: The source is not in the group.
         TruncationError: From ``wait()``: the message is longer than the tensor.
+        CollectiveMismatch: From ``wait()``, only with MPICOLL_CHECK=1: another dtype or a shorter message.
         OperationTimeout: From ``wait()``: nothing came in time.
 
     Example:

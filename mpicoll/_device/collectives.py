@@ -224,7 +224,7 @@ class DeviceCollectives:
 
     def all_reduce_packed(self, memories: Sequence[Tensor], plan: Plan) -> Call:
         """Reduces several tensors of one dtype as one message, on the device of the first one."""
-        signature = plan, sum(memory.nbytes for memory in memories)
+        signature = None, None, None, [(plan, memory.nbytes) for memory in memories]
         return self._call(memories, signature, self._all_reduce_packed, memories, plan)
 
     def _all_reduce_packed(self, memories: Sequence[Tensor], plan: Plan) -> None:

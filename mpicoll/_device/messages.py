@@ -34,13 +34,14 @@ from mpicoll._mpi.channel import ANY_SOURCE, Channel, Status
 from mpicoll._mpi.datatypes import BYTE, spec
 from mpicoll._mpi.errors import truncated
 from mpicoll._mpi.runtime import OWN_TAGS
-from mpicoll._tensors import buffers
+from mpicoll._tensors import buffers, headers
 from mpicoll._tensors.calls import Transfer
 
 Steps: TypeAlias = Generator[None, None, None]  # yields while a step has not ended; next() tries again
 
 HEADER_BYTES = 4096
-HEADER = struct.Struct("qqq")  # bytes of the message, its number, bytes of the record that follows (0: direct or staged)
+HEADER = struct.Struct("qqq")  # bytes of the message, its number, bytes of the record at RECORD (0: direct or staged)
+RECORD = HEADER.size + headers.NBYTES  # between them: what headers.py says about the tensor
 PIECE = 4 << 20  # bytes; the bus of a GPU moves a piece in 0.1 ms, MPI in 0.5 ms
 AHEAD = 3  # pieces under way: one on the sender's bus, one in MPI, one on the receiver's bus
 SHARED_FROM = 64 << 10  # bytes; for smaller messages, notices take longer than two copies over the bus
@@ -54,6 +55,7 @@ class DeviceMessages:
     def __init__(self, channel: Channel, direct: bool, near: list[bool]) -> None:
         self.channel = channel
         self.direct = direct  # MPI takes GPU memory
+        self.checked = False  # every message has a header, which is compared; set by _engine/checked.py
         self.near = near  # for each rank, whether it and this rank can share GPU memory
         with channel.lock:
             self.data_comm = channel.comm.Dup()
@@ -113,8 +115,8 @@ class _Message:
     """One end of a message. ``_steps`` does the remaining work."""
 
     def __init__(self, messages: DeviceMessages, memory: Tensor, peer: int) -> None:
-        self.source = -1
-        self.moved = False
+        self.source, self.nbytes = -1, 0
+        self.moved, self.wrong = False, ""
         self._messages = messages
         self._peer = peer
         self._memory = buffers.raw(memory)
@@ -150,7 +152,7 @@ class _Sending(_Message):
         flat = self._memory
         for _, event in self._marks if now else ():
             streams.arrived(event)
-        if flat.nbytes < HEADER_BYTES and streams.passed(self._marks):
+        if flat.nbytes < HEADER_BYTES and not messages.checked and streams.passed(self._marks):
             self._held, event = streams.fetch(flat, streams.MESSAGES_OUT)
             streams.arrived(event)
             self._steps = self._ended(messages.post(self._held, dst, tag, data=False))
@@ -158,9 +160,9 @@ class _Sending(_Message):
         number = next(messages.numbers[dst])
         slots = self._slots()
         record = b"" if slots is None else slots.record(dst)
-        slots = slots if 0 < len(record) <= HEADER_BYTES - HEADER.size else None
+        slots = slots if 0 < len(record) <= HEADER_BYTES - RECORD else None
         record = b"" if slots is None else record
-        header = HEADER.pack(flat.nbytes, number, len(record)) + record
+        header = HEADER.pack(flat.nbytes, number, len(record)) + headers.of(memory) + record
         self._held = torch.frombuffer(bytearray(header.ljust(HEADER_BYTES, b"\0")), dtype=torch.uint8)
         announced = messages.post(self._held, dst, tag, data=False)
         self._steps = self._send(announced, number, slots)
@@ -237,10 +239,13 @@ class _Receiving(_Message):
         else:
             nbytes, number, length = unpacked(HEADER, self._header)
             fits = nbytes <= self._memory.nbytes
-            record = self._header[HEADER.size : HEADER.size + length].numpy().tobytes()
+            record = self._header[RECORD : RECORD + length].numpy().tobytes()
             yield from self._body(nbytes, number, record, fits)
+        self.nbytes = nbytes
         if not fits:
             raise truncated()
+        if self._messages.checked:
+            self.wrong = headers.difference(self._header[HEADER.size : RECORD].numpy().tobytes(), self._plain)
         if self._plain is not self._tensor:
             copy_back = lambda: buffers.copy_back([self._tensor], [self._plain])  # noqa: E731
             event = streams.launch(self._memory.device, copy_back, streams.MESSAGES)

@@ -64,6 +64,9 @@ def enable(group: Communicator) -> None:
         run(operation, (_agree, (group, call, group.timeout_s), ()), [])
 
     group.checked = True
+    group.host.messages.checked = True
+    if group.devices is not None:
+        group.devices.messages.checked = True
     group.attendance.close()  # rank 0 waits for the calls, and raises at the timeout
     group.attendance = Nobody()
     group.run = checked  # type: ignore[method-assign]

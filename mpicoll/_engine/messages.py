@@ -37,11 +37,13 @@ class Messages(Collectives):
     def _send(self, tensor: Tensor, dst: int, tag: int) -> None:
         self._check("send", "dst", dst, tag)
         memory = buffers.readable("send", tensor)
-        if self.backend("send", memory) is self.host:
-            self.guarded("send", self.host.messages.send, (memory, dst, tag), dst)
-        else:
+        if self.backend("send", memory) is not self.host:
             assert self.devices is not None
             pending(self, "send", self.devices.messages.send(memory, dst, tag), tensor, dst).wait()
+        elif self.checked:
+            pending(self, "send", self.host.messages.isend(tensor, memory, dst, tag), tensor, dst).wait()
+        else:
+            self.guarded("send", self.host.messages.send, (memory, dst, tag), dst)
 
     def recv(self, tensor: Tensor, src: int | None, tag: int = 0) -> int:
         """Receives a message from ``src`` (None: any rank) into the front of the tensor. Returns the sender's group rank."""
@@ -62,7 +64,7 @@ class Messages(Collectives):
         self._check("recv", "src", 0 if src is None else src, tag)
         memory = buffers.writable("recv", tensor)
         backend = self.backend("recv", memory)
-        if backend is not self.host or self.host.messages.unmatched is not None:
+        if backend is not self.host or self.checked or self.host.messages.unmatched is not None:
             work = pending(self, "recv", backend.messages.irecv(tensor, memory, src, tag), tensor, src)
             work.wait()
             return work.source_rank()

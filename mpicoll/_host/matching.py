@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from mpicoll._mpi.channel import ANY_SOURCE, Arrived, Channel
-from mpicoll._mpi.datatypes import spec
+from mpicoll._mpi.datatypes import post_with_header, spec
 from mpicoll._mpi.errors import truncated
-from mpicoll._tensors import buffers
+from mpicoll._tensors import buffers, headers
 
 
 class Unmatched:
@@ -60,15 +60,17 @@ class Unmatched:
 class MatchedReceive:
     """A receive from ``src``, a group rank or ANY_SOURCE."""
 
-    moved = False
+    moved, wrong = False, ""
 
-    def __init__(self, unmatched: Unmatched, tensor: Tensor, memory: Tensor, src: int, tag: int) -> None:
-        self.source = -1
+    def __init__(
+        self, unmatched: Unmatched, tensor: Tensor, memory: Tensor, src: int, tag: int, header: bytearray | None = None
+    ) -> None:
+        self.source, self.nbytes = -1, 0
         self.src = src
         self.tag = tag
         self.matched = False
         self._unmatched = unmatched
-        self._tensor, self._memory = tensor, memory
+        self._tensor, self._memory, self._header = tensor, memory, header
         self._request: Any = None
         # Memory for a message that is too long. It is still received, so that its sender ends.
         self._surplus: Tensor | None = None
@@ -79,13 +81,16 @@ class MatchedReceive:
 
     def start(self, arrived: Arrived, lock: AbstractContextManager[object]) -> None:
         """Receives the message into this receive's memory, or into ``_surplus`` if it is too long."""
-        self.source = arrived.source
-        address = self._memory.data_ptr()
-        if arrived.nbytes > self._memory.nbytes:
-            self._surplus = torch.empty(arrived.nbytes, dtype=torch.uint8, device="cpu")
-            address = self._surplus.data_ptr()
+        self.source, self.nbytes = arrived.source, arrived.nbytes - len(self._header or b"")
+        address, receive = self._memory.data_ptr(), arrived.message.Irecv
         with lock:
-            self._request = arrived.message.Irecv(spec(address, arrived.nbytes))
+            if self.nbytes > self._memory.nbytes:
+                self._surplus = torch.empty(arrived.nbytes, dtype=torch.uint8, device="cpu")
+                self._request = receive(spec(self._surplus.data_ptr(), arrived.nbytes))
+            elif self._header is None:
+                self._request = receive(spec(address, arrived.nbytes))
+            else:
+                self._request = post_with_header(receive, self._header, address, self.nbytes)
         self.matched = True
 
     def test(self) -> bool:
@@ -94,6 +99,8 @@ class MatchedReceive:
         if self._surplus is not None:
             self._surplus = None
             raise truncated()
+        if self._header is not None:
+            self.wrong = headers.difference(self._header, self._memory)
         buffers.copy_back([self._tensor], [self._memory])
         return True
 

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from mpicoll._host.matching import MatchedReceive, Unmatched
 from mpicoll._mpi.channel import ANY_SOURCE, Channel, Status
-from mpicoll._mpi.datatypes import BYTE, INT_MAX, fromaddress, spec
+from mpicoll._mpi.datatypes import BYTE, INT_MAX, fromaddress, post_with_header, spec
 from mpicoll._mpi.errors import truncated
 from mpicoll._mpi.runtime import OWN_TAGS
-from mpicoll._tensors import buffers
+from mpicoll._tensors import buffers, headers
 from mpicoll._tensors.calls import PreparedMessage, Transfer
 
 
@@ -27,6 +27,7 @@ class HostMessages:
         self._size: int = channel.comm.Get_size()
         self._tag_ub = channel.runtime.tag_ub
         self._serialized = channel.runtime.serialized
+        self.checked = False  # each message has a header; set by _engine/checked.py. send and recv are not allowed then
         # The receives that we match ourselves; None: MPI matches them.
         self.unmatched = Unmatched(channel) if channel.runtime.overruns else None
 
@@ -39,6 +40,7 @@ class HostMessages:
             and type(tag) is int
             and 0 <= tag <= self._tag_ub
             and not self._serialized
+            and not self.checked
             and tensor.nbytes <= INT_MAX
         )
 
@@ -78,28 +80,36 @@ class HostMessages:
         return self._channel.comm.Recv, ([fromaddress(memory.data_ptr(), nbytes), nbytes, BYTE], src, OWN_TAGS + tag)
 
     def isend(self, tensor: Tensor, memory: Tensor, dst: int, tag: int) -> Transfer:
+        comm, header = self._channel.comm, bytearray(headers.of(memory)) if self.checked else None
         with self._channel.lock:
-            request = self._channel.comm.Isend(spec(memory.data_ptr(), memory.nbytes), dst, OWN_TAGS + tag)
-        return _Send(self._channel, request, memory)
+            if header is None:
+                request = comm.Isend(spec(memory.data_ptr(), memory.nbytes), dst, OWN_TAGS + tag)
+            else:
+                request = post_with_header(comm.Isend, header, memory.data_ptr(), memory.nbytes, dst, OWN_TAGS + tag)
+        return _Send(self._channel, request, memory, header)
 
     def irecv(self, tensor: Tensor, memory: Tensor, src: int | None, tag: int) -> Transfer:
         """Starts a receive from ``src``; None: any rank. A packed copy is copied back into ``tensor`` when it has arrived."""
-        peer = ANY_SOURCE if src is None else src
+        peer, comm = ANY_SOURCE if src is None else src, self._channel.comm
+        header = bytearray(headers.NBYTES) if self.checked else None
         if self.unmatched is not None:
             own = memory.data  # an alias: the message may come after the program has resized the tensor
-            return MatchedReceive(self.unmatched, own if memory is tensor else tensor, own, peer, OWN_TAGS + tag)
+            return MatchedReceive(self.unmatched, own if memory is tensor else tensor, own, peer, OWN_TAGS + tag, header)
         with self._channel.lock:
-            request = self._channel.comm.Irecv(spec(memory.data_ptr(), memory.nbytes), peer, OWN_TAGS + tag)
-        return _Receive(self._channel, request, tensor, memory, src is None)
+            if header is None:
+                request = comm.Irecv(spec(memory.data_ptr(), memory.nbytes), peer, OWN_TAGS + tag)
+            else:
+                request = post_with_header(comm.Irecv, header, memory.data_ptr(), memory.nbytes, peer, OWN_TAGS + tag)
+        return _Receive(self._channel, request, tensor, memory, header, src is None)
 
 
 class _Send:
-    source, moved = -1, False
+    source, moved, nbytes, wrong = -1, False, 0, ""
 
-    def __init__(self, channel: Channel, request: Any, memory: Tensor) -> None:
+    def __init__(self, channel: Channel, request: Any, memory: Tensor, header: bytearray | None) -> None:
         self._channel = channel
         self._request = request
-        self._memory = memory  # MPI reads it until the request has ended
+        self._memory, self._header = memory, header  # MPI reads them until the request has ended
 
     def test(self) -> bool:
         return self._channel.test(self._request)
@@ -109,22 +119,30 @@ class _Send:
 
 
 class _Receive:
-    moved = False
+    moved, wrong = False, ""
 
-    def __init__(self, channel: Channel, request: Any, tensor: Tensor, memory: Tensor, anybody: bool) -> None:
+    def __init__(
+        self, channel: Channel, request: Any, tensor: Tensor, memory: Tensor, header: bytearray | None, anybody: bool
+    ) -> None:
         self.source = -1
         self._anybody = anybody
         self._channel = channel
         self._request = request
-        self._tensor, self._memory = tensor, memory
+        self._tensor, self._memory, self._header = tensor, memory, header
         self._status = Status()
+
+    @property
+    def nbytes(self) -> int:
+        return int(self._status.Get_elements(BYTE)) - len(self._header or b"")
 
     def test(self) -> bool:
         if not self._channel.test(self._request, self._status):
             return False
         self.source = self._status.Get_source()
-        if self._anybody and self._status.Get_elements(BYTE) > self._memory.nbytes:
+        if self._anybody and self.nbytes > self._memory.nbytes:
             raise truncated()  # Note [MPICH's messages that are too long]
+        if self._header is not None:
+            self.wrong = headers.difference(self._header, self._memory)
         if self._memory is not self._tensor:
             buffers.copy_into(self._tensor, self._memory)
         return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -33,9 +34,25 @@ def _large(nbytes: int) -> MPI.Datatype:
     return whole
 
 
-def spec(address: int, nbytes: int) -> list[object]:
+def spec(address: int, nbytes: int) -> list[Any]:
     """Describes memory to MPI as one message of any size, so that large messages need no protocol of their own."""
     memory = fromaddress(address, nbytes)
     if nbytes <= INT_MAX:
         return [memory, nbytes, MPI.BYTE]
     return [memory, 1, _large(nbytes)]
+
+
+def post_with_header(
+    post: Callable[..., MPI.Request], header: bytearray, address: int, nbytes: int, *envelope: int
+) -> MPI.Request:
+    """Posts one message of two parts: ``header``, and ``nbytes`` of memory. Both must live until it has ended.
+
+    ``post``: Isend or Irecv, whose last arguments are ``envelope``.
+    """
+    _, count, datatype = spec(address, nbytes)
+    places = [MPI.Get_address(header), address]
+    whole = MPI.Datatype.Create_struct([len(header), count], places, [MPI.BYTE, datatype]).Commit()
+    try:
+        return post([MPI.BOTTOM, 1, whole], *envelope)
+    finally:
+        whole.Free()  # MPI keeps it until the message has ended

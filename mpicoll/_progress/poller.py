@@ -19,7 +19,7 @@ from mpicoll._progress.requests import MessageWork, PendingMessage
 from mpicoll._progress.work import Work
 from mpicoll._tensors import storages
 from mpicoll._tensors.calls import Transfer
-from mpicoll.errors import CommunicationError, GroupDestroyed
+from mpicoll.errors import GroupDestroyed, MpicollError
 
 FIRST_NAP_S = 100e-6  # seconds before the poller's first look: a thread that calls wait at once polls alone
 LONGEST_NAP_S = 1e-3  # seconds that a finished message waits for the poller at most; 1000 looks a second take 1 % of a core
@@ -158,7 +158,7 @@ def pending(group: GroupState, operation: str, transfer: Transfer, tensor: Tenso
             message.held = storages.hold([tensor])
             poller.add(work, message)
             return work
-    except CommunicationError as error:
+    except MpicollError as error:
         work._complete(error)
     else:  # a small message has often ended at once
         work._complete()

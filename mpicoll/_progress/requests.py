@@ -13,7 +13,7 @@ from mpicoll._progress.work import Work
 from mpicoll._tensors import storages
 from mpicoll._tensors.calls import Transfer
 from mpicoll._tensors.storages import Held
-from mpicoll.errors import MpicollError, TruncationError
+from mpicoll.errors import CollectiveMismatch, MpicollError, TruncationError
 
 
 @dataclass(eq=False)
@@ -42,6 +42,8 @@ class PendingMessage:
             abandoned.append(self)
             self.group.fail(error)
             raise
+        if self.transfer.wrong:
+            raise CollectiveMismatch(f"{self.group.where(self.operation)}: {self.transfer.wrong}")
         if resized := storages.resized(self.held):
             raise MpicollError(f"{self.group.where(self.operation)}: {resized}")
         return True
@@ -58,7 +60,7 @@ abandoned: deque[PendingMessage] = deque()
 
 
 class MessageWork(Work):
-    """The Work of a message. It knows the sender."""
+    """The Work of a message. It knows the sender, and the size of what has been received."""
 
     message: PendingMessage
 
@@ -66,6 +68,10 @@ class MessageWork(Work):
         return self.message.transfer.source
 
     _source_rank = source_rank
+
+    def received_nbytes(self) -> int:
+        """Returns the size of the message, which may be less than that of the tensor, once a receive has ended."""
+        return self.message.transfer.nbytes
 
 
 def too_long(group: GroupState, operation: str, tensor: Tensor) -> TruncationError:

@@ -50,11 +50,17 @@ class Transfer(Protocol):
 
     Attributes:
         source: The sender's group rank, once a receive has ended.
+        nbytes: The size of the message, once a receive has ended.
+        wrong: What is wrong with the message for its tensor, once a receive of a checked group has ended; see headers.py.
         moved: Set by `test` when the message has moved but not ended; cleared by the reader.
     """
 
     source: int
+    wrong: str
     moved: bool
+
+    @property
+    def nbytes(self) -> int: ...
 
     def test(self) -> bool:
         """Moves the message forward. Returns True once it has ended; the tensor then holds a received message.

@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed import ProcessGroup, distributed_c10d
+from torch.distributed import ProcessGroup, Work, distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
 
 from mpicoll._api import p2p
@@ -141,7 +141,7 @@ class Swap:
     def _swap(self, to_left: Tensor, to_right: Tensor, from_left: Tensor, from_right: Tensor) -> None:
         """Fills from_left and from_right, which are contiguous: zeros at a border."""
         to_left, to_right = to_left.contiguous(), to_right.contiguous()
-        works = []
+        works: list[Work | None] = []
         # Up and down have different tags: on a periodic axis of two ranks, both neighbours are the same rank.
         for peer, receives, tag in ((self.left, from_left, self.tag), (self.right, from_right, self.tag + 1)):
             if peer is None:

@@ -5,6 +5,8 @@ import torch
 from mpi4py import MPI
 
 import mpicoll as dist
+from mpicoll._api import groups
+from mpicoll._host.matching import Unmatched
 from tests.support import agree, needs_sort_ranks
 from tests.support.tensors import of_rank, same
 
@@ -82,6 +84,21 @@ def test_smaller_buffer(call: str, count: int, early: bool, rank: int, size: int
     total = torch.ones(2)
     dist.all_reduce(total)
     agree(same(again, ones(before, 8)) and same(total, ones(size, 2)), again)
+
+
+@pytest.mark.parametrize("matched_here", [False, True])
+def test_the_size_of_a_shorter_message(rank: int, size: int, matched_here: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It fills the front (trap 16). "matched_here": as if MPI wrote too long messages past the end."""
+    communicator = groups.of(None)
+    assert communicator is not None
+    if matched_here:
+        monkeypatch.setattr(communicator.host.messages, "unmatched", Unmatched(communicator.channel))
+    buffer = torch.full((8,), -1.0)
+    work = dist.irecv(buffer, (rank - 1) % size)
+    dist.isend(ones(rank, 3), (rank + 1) % size).wait()
+    work.wait()
+    expected = torch.tensor([*[float((rank - 1) % size)] * 3, *[-1.0] * 5])
+    agree(work.received_nbytes() == 12 and same(buffer, expected), (work.received_nbytes(), buffer))
 
 
 def test_message_to_oneself(rank: int, size: int) -> None:  # trap 13

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from datetime import timedelta
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -12,7 +13,8 @@ import torch.distributed
 import mpicoll
 from mpicoll._api import groups
 from mpicoll._engine import checked
-from mpicoll.errors import CollectiveMismatch, OperationTimeout
+from mpicoll._host.matching import Unmatched
+from mpicoll.errors import CollectiveMismatch, OperationTimeout, TruncationError
 from tests.faults.mismatches import pairs
 from tests.support import agree, everyone
 
@@ -65,6 +67,64 @@ def test_what_fits_works(group: Any, rank: int, size: int, api: ModuleType) -> N
     tensor = torch.tensor([rank])
     api.all_reduce(tensor, group=group)
     agree(tensor.item() == sum(range(size)))
+
+
+def test_sizes_in_a_coalesced_call(group: Any, rank: int) -> None:
+    """The ranks' tensors have the same number of elements together."""
+    for sizes in ((8, 16), (16, 8)), ((8, 8), (16,)), ((8, 8), (4, 12)):
+        tensors = [torch.ones(n) for n in sizes[rank > 0]]
+        with pytest.raises(CollectiveMismatch, match="32 bytes"):
+            mpicoll.all_reduce_coalesced(tensors, group=group)
+        agree(all(tensor.eq(1).all() for tensor in tensors), tensors)
+
+
+MESSAGES = {
+    "another dtype": (torch.ones(4), torch.zeros(4, dtype=torch.int32), "16 bytes of float32, and its tensor 16 bytes of int32"),
+    "larger elements": (
+        torch.ones(4),
+        torch.zeros(2, dtype=torch.float64),
+        "16 bytes of float32, and its tensor 16 bytes of float64",
+    ),
+    "too short": (torch.ones(4), torch.zeros(6), "16 bytes of float32, and its tensor 24 bytes of float32"),
+    "nothing": (torch.ones(0), torch.zeros(3, 2).t(), "0 bytes of float32, and its tensor 24 bytes of float32"),
+}
+
+
+@pytest.mark.parametrize("way", ["blocking", "asynchronous", "from any rank", "matched here"])
+@pytest.mark.parametrize("case", MESSAGES)
+def test_messages(group: Any, rank: int, case: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The receiver raises, and the next message is right. "matched here": as if MPI wrote too long messages past the end."""
+    communicator = groups.of(group)
+    assert communicator is not None
+    if way == "matched here":
+        monkeypatch.setattr(communicator.host.messages, "unmatched", Unmatched(communicator.channel))
+    sent, received, words = MESSAGES[case]
+    source = None if way == "from any rank" else 0
+    if rank == 0:
+        if way == "asynchronous":
+            mpicoll.isend(sent, 1, group=group).wait()
+        else:
+            mpicoll.send(sent, 1, group=group)
+        mpicoll.send(torch.arange(5.0), 1, group=group)
+    elif rank == 1:
+        receive = partial(mpicoll.recv, received.clone(), source, group=group)
+        if way == "asynchronous":
+            receive = mpicoll.irecv(received.clone(), source, group=group).wait
+        with pytest.raises(CollectiveMismatch, match=words):
+            receive()
+        mpicoll.recv(right := torch.zeros(5), 0, group=group)
+        assert right.equal(torch.arange(5.0))
+    mpicoll.barrier(group)
+
+
+@pytest.mark.parametrize("n", [3, 1 << 20])
+def test_a_message_that_is_too_long(group: Any, rank: int, n: int) -> None:
+    if rank == 0:
+        mpicoll.send(torch.ones(n + 1), 1, group=group)
+    elif rank == 1:
+        with pytest.raises(TruncationError):
+            mpicoll.recv(torch.zeros(n), 0, group=group)
+    mpicoll.barrier(group)
 
 
 def test_both_calls_are_named_and_no_data_moves(group: Any, rank: int, size: int) -> None:

@@ -44,3 +44,19 @@ def test_another_reduction_and_another_kind_of_device(engine: Communicator) -> N
     agree(torch.equal(plain(tensor), values(engine.rank, 6)), tensor)
     engine.all_reduce(tensor)
     agree(torch.equal(plain(tensor), total(engine.size, 6)), tensor)
+
+
+@pytest.mark.parametrize("n", [6, 600, 20_000])
+def test_messages(engine: Communicator, n: int) -> None:
+    """A message of another size is received, and its receiver raises."""
+    checked.enable(engine)
+    for short in (1, 0):
+        received = on_gpu(9, n)
+        request = engine.irecv(received, (engine.rank - 1) % engine.size)
+        engine.send(on_gpu(engine.rank, n - short), (engine.rank + 1) % engine.size)
+        if short:
+            with pytest.raises(CollectiveMismatch, match=f"has {4 * (n - 1)} bytes of float32, and its tensor {4 * n} bytes"):
+                request.wait()
+        else:
+            request.wait()
+            agree(torch.equal(plain(received), values((engine.rank - 1) % engine.size, n)), received)
