@@ -161,7 +161,11 @@ def run(arguments: list[str]) -> None:
     import torch
 
     numpy.random.seed()  # noqa: NPY002
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", torch.get_num_threads())))
+    threads = int(os.environ.get("OMP_NUM_THREADS", torch.get_num_threads()))
+    torch.set_num_threads(threads)
+    # torch makes its pool of threads anew when a forked process first uses it. Two threads that do so at once end the process
+    # (pthreadpool-cpp.cc: "Invalid thread pool!"). A rank that has a monitor is its child.
+    os.register_at_fork(after_in_child=lambda: torch.set_num_threads(threads))
     first = arguments[0]
     sys.argv[:] = arguments[1:] if first == "-m" else arguments
     sys.path[0] = {"-c": "", "-m": os.getcwd()}.get(first, os.path.dirname(os.path.abspath(first)))
