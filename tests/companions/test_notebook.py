@@ -43,6 +43,10 @@ def texts(output: dict[str, Any]) -> list[str]:
 @notebooks
 def test_it_prints_what_it_shows(notebook: Path, tmp_path: Path) -> None:
     new = tmp_path / notebook.name
-    done = run([sys.executable, "-m", "tests.companions.notebook", str(notebook), str(new)], TIME_LIMIT_S)
+    environment = {"MPLCONFIGDIR": str(tmp_path)}  # another environment's list of fonts may lack some, and matplotlib says so
+    run(
+        [sys.executable, "-c", "import matplotlib.font_manager"], TIME_LIMIT_S, env=environment
+    )  # it says so, too, if this takes long
+    done = run([sys.executable, "-m", "tests.companions.notebook", str(notebook), str(new)], TIME_LIMIT_S, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     assert shown(new) == shown(notebook)
