@@ -125,7 +125,13 @@ def _handing_over(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
             answer = method(self, *args, **kwargs)
             if _last_work.work is _COMPLETED:
                 return None
-            return answer if _last_work.work is None or answer is None else _last_work.work
+            if _last_work.work is None or answer is None:
+                return answer
+            work = _last_work.work
+            for given in (*args, *kwargs.values()):
+                if isinstance(given, timedelta) and isinstance(work, Work):
+                    work._timeout_s = given.total_seconds()
+            return work
         finally:
             _last_work.expected, _last_work.work = False, None
 
@@ -138,12 +144,12 @@ def _handing_over(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
 
 def _straight(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
-    def wrapped(self: ProcessGroup, output: Tensor, tensor: Tensor, *args: Any) -> Any:
-        backend = self._get_backend(tensor.device)
+    def wrapped(self: ProcessGroup, output: Tensor, input: Tensor, *args: Any, **kwargs: Any) -> Any:
+        backend = self._get_backend(input.device)
         if isinstance(backend, MpiBackend):
-            work = backend.gather_single(output, tensor, *args)
+            work = backend.gather_single(output, input, *args, **kwargs)
             return None if work is _COMPLETED else work
-        return method(self, output, tensor, *args)
+        return method(self, output, input, *args, **kwargs)
 
     dynamo.disable(wrapped)
     return wrapped

@@ -43,6 +43,8 @@ COLLECTIVES = {
         )
     },
     **OLDER_NAMES,
+    "gather_single": "gather",
+    "gather_into_tensor": "gather",
     "all_gather_object": "all_gather",
     "gather_object": "all_gather",
     "broadcast_object_list": "broadcast",

@@ -99,13 +99,13 @@ class Operations:
         targets = outputs[0] if outputs else None
         return self._wrote(self.communicator.gather(_only(tensors), targets, opts.rootRank, _async(opts)), targets or [])
 
-    def gather_single(self, output: Tensor | None, tensor: Tensor, opts: Any) -> Answer:
+    def gather_single(self, output: Tensor | None, tensor: Tensor, opts: Any = None) -> Answer:
         """Rank i's tensor arrives as the i-th block of the root's ``output``."""
-        targets = None
-        if self.communicator.rank == opts.rootRank:
+        targets, root = None, 0 if opts is None else opts.rootRank
+        if self.communicator.rank == root:
             assert output is not None
             targets = _blocks(output, tensor, self.communicator.size)
-        work = self.communicator.gather(tensor, targets, opts.rootRank, _async(opts))
+        work = self.communicator.gather(tensor, targets, root, _async(opts))
         return self._wrote(work, [] if targets is None or output is None else [output])
 
     gather_into_tensor = gather_single

@@ -17,8 +17,8 @@ from tests.support.torch_backend import of_rank, same
 pytestmark = pytest.mark.usefixtures("world")
 
 PARAMETER = re.compile(r"(?:^|, )(\w+): (.+?)(?= = |, \w+: |$)")
-NOT_HERE = ("send", "recv", "recv_anysource", "_end_coalescing")  # they have one form, and need more than one call
-NOT_OF_GLOO = ("alltoall",)
+NOT_HERE = ("send", "recv", "recv_anysource", "_end_coalescing", "reconfigure")  # one form each; they need more than one call
+NOT_OF_GLOO = ("alltoall", "gather_single", "gather_into_tensor")
 
 
 class Tensors:
@@ -63,6 +63,10 @@ def gathered_flat(t: Tensors) -> list[Any]:
     return [t.new(t.size), t.own()]
 
 
+def gathered_flat_on_root(t: Tensors) -> list[Any]:
+    return [t.new(t.size) if t.rank == 0 else torch.empty(0), t.own()]
+
+
 def gathered_flat_lists(t: Tensors) -> list[Any]:
     return [[t.new(t.size)], [t.own()]]
 
@@ -98,6 +102,8 @@ FORMS: dict[str, Callable[[Tensors], list[Any]]] = {
     "allgather_into_tensor_coalesced(outputs, inputs, opts)": gathered_flat_lists,
     "gather(output_tensors, input_tensors, opts)": lambda t: [t.on_root(lambda: [t.for_each(t.new)]), [t.own()]],
     "gather(output_tensors, input_tensor, root, timeout)": lambda t: [t.on_root(lambda: t.for_each(t.new)), t.own(), 0],
+    "gather_single(output, input, opts)": gathered_flat_on_root,
+    "gather_into_tensor(output, input, opts)": gathered_flat_on_root,
     "scatter(output_tensors, input_tensors, opts)": lambda t: [[t.new()], t.on_root(lambda: [t.for_each(t.own)])],
     "scatter(output_tensor, input_tensors, root, timeout)": lambda t: [t.new(), t.on_root(lambda: t.for_each(t.own)), 0],
     "reduce_scatter(output_tensors, input_tensors, opts)": lambda t: [[t.new()], [t.for_each(t.own)]],

@@ -23,6 +23,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from mpicoll._c10d.names import BACKEND_SUBCLASSES
 from tests.stack.sharded import ROWS, differences, same_bits, sgd, train
 from tests.support import agree
 from tests.support.torch_backend import of_rank
@@ -249,8 +250,9 @@ def test_messages_in_the_graph(backend: str, name: str, door: str, rank: int, si
     """mpicoll.isend and irecv go into the graph; mpicoll.batch_isend_irecv, whose P2POp is not torch's, breaks it.
 
     No Work is left in torch's registry, which torch would report when the process ends. torch's own isend leaves one under the
-    tensor that is sent, with Gloo as well.
+    tensor that is sent, and torch 2.14's batch_isend_irecv one for good, both with Gloo as well.
     """
+    left = 1 if name == "batch" and door == "torch.distributed" and BACKEND_SUBCLASSES else 0
     function, unwaited = breaking(door, size)[name], _get_work_registry_size()
     x = of_rank(rank, size + 1, 3)
     expected = function(x)
@@ -258,7 +260,7 @@ def test_messages_in_the_graph(backend: str, name: str, door: str, rank: int, si
         call = compiled(function, backend, fullgraph=name == "messages" or door == "torch.distributed")
         agree(torch.equal(call(x), expected))
     torch.ops._c10d_functional.wait_tensor(x)
-    agree(_get_work_registry_size() == unwaited, _get_work_registry_size())
+    agree(_get_work_registry_size() == unwaited + left, _get_work_registry_size())
 
 
 @DOORS
