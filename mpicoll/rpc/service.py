@@ -238,8 +238,9 @@ class Service:
             if since is None:
                 quiet += 1
             elif time.monotonic() - since > (CROWDED_MOMENT_S if self._is_crowded() else MOMENT_S):
-                if self._pool.submit_now(self._serve):  # which takes over from the thread that is busy
-                    self._busy_since = None
+                self._busy_since = None  # before the next line: the thread that takes over may be in a call of its own at once
+                if not self._pool.submit_now(self._serve):
+                    self._busy_since = since  # again, in a moment
                 quiet = 0
 
     def help(self, future: CallFuture) -> None:
