@@ -17,7 +17,7 @@ from mpicoll._algorithms.blocks import Block
 from mpicoll._algorithms.window import DifferentCalls
 from mpicoll._mpi.backoff import Backoff
 from mpicoll._mpi.channel import Arrived, Channel, Status
-from mpicoll._mpi.datatypes import BYTE, spec
+from mpicoll._mpi.datatypes import BYTE, room, spec
 from mpicoll._mpi.errors import MPIException, truncated
 
 # Bytes between nodes from which messages, and the collectives of rails, are tested instead of waited for, so that the core is
@@ -54,7 +54,7 @@ class Exchange:
         with channel.lock:
             self._requests: list[Any] = []
             if not channel.runtime.overruns:
-                self._requests += [comm.Irecv(spec(*memory), peer, TAG) for peer, memory in self._receives]
+                self._requests += [comm.Irecv(room(*memory), peer, TAG) for peer, memory in self._receives]
             self._requests += [comm.Isend(spec(*memory), peer, TAG) for peer, memory in sends]
 
     def wait(self) -> None:

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from time import monotonic
+from typing import Any, TypeVar
+
 from torch import Tensor
 from torch.autograd import profiler
 
 from mpicoll._engine.collectives import Collectives
+from mpicoll._mpi.channel import ANY_SOURCE
+from mpicoll._mpi.errors import truncated
 from mpicoll._mpi.runtime import OWN_TAGS
-from mpicoll._progress import spans
+from mpicoll._progress import attendance, spans
 from mpicoll._progress.poller import pending
 from mpicoll._progress.requests import MessageWork, too_long
 from mpicoll._progress.work import Work
 from mpicoll._tensors import buffers, checks
 from mpicoll.errors import TruncationError
+
+T = TypeVar("T")
 
 
 class Messages(Collectives):
@@ -53,8 +61,10 @@ class Messages(Collectives):
             return self._recv(tensor, src, tag)
         assert src is not None
         function, arguments = messages.recv_call(tensor, src, tag)
+        if monotonic() > self.receives.due:
+            function, arguments = self._when_come, (function, arguments, tensor.nbytes, src, tag)
         try:
-            self.guarded("recv", function, arguments, src, arguments[2])
+            self.guarded("recv", function, arguments, src)
         except TruncationError as error:
             raise too_long(self, "recv", tensor) from error
         return src
@@ -69,11 +79,25 @@ class Messages(Collectives):
             work.wait()
             return work.source_rank()
         try:
-            source: int = self.guarded("recv", self.host.messages.recv, (memory, src, tag), src, OWN_TAGS + tag)
+            arguments = self.host.messages.recv, (memory, src, tag), memory.nbytes, src, tag
+            source: int = self.guarded("recv", self._when_come, arguments, src)
         except TruncationError as error:
             raise too_long(self, "recv", tensor) from error
         buffers.copy_back([tensor], [memory])
         return source
+
+    def _when_come(self, receive: Callable[..., T], arguments: Sequence[Any], nbytes: int, src: int | None, tag: int) -> T:
+        """Calls MPI's receive, of ``nbytes``, when the message has come; see attendance.py."""
+        pause, peer = attendance.backoff().pause, ANY_SOURCE if src is None else src
+        while (size := self.channel.waiting_nbytes(peer, OWN_TAGS + tag)) is None and self.broken is None:
+            pause()
+        self.receives.looked()
+        if size is None:
+            self.check_usable("recv")
+        elif size > nbytes:  # Intel MPI 2021.18 does not say so after a probe
+            self.host.messages.drop(size, src, tag)
+            raise truncated()
+        return receive(*arguments)
 
     @spans.spanned("isend")
     def isend(self, tensor: Tensor, dst: int, tag: int = 0) -> Work:

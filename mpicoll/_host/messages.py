@@ -1,18 +1,20 @@
 """Messages between two ranks. The caller posts them to MPI at once, so that they keep MPI's order.
 
-Note [MPICH's messages that are too long]: MPICH 5 raises no error if the message had come before the receive, and the receive
+Note [Messages that are too long, unnoticed]: MPICH 5 raises no error if the message had come before the receive, and the receive
 takes any rank. It writes nothing past the end, and its status has the size of the whole message. So we compare the sizes.
+A receive of no bytes has one byte (`datatypes.room`), for a similar reason.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from mpicoll._host.matching import MatchedReceive, Unmatched
 from mpicoll._mpi.channel import ANY_SOURCE, Channel, Status
-from mpicoll._mpi.datatypes import BYTE, INT_MAX, fromaddress, post_with_header, spec
+from mpicoll._mpi.datatypes import BYTE, INT_MAX, fromaddress, post_with_header, room, spec
 from mpicoll._mpi.errors import truncated
 from mpicoll._mpi.runtime import OWN_TAGS
 from mpicoll._tensors import buffers, headers
@@ -41,7 +43,7 @@ class HostMessages:
             and 0 <= tag <= self._tag_ub
             and not self._serialized
             and not self.checked
-            and tensor.nbytes <= INT_MAX
+            and 0 < tensor.nbytes <= INT_MAX
         )
 
     def send(self, memory: Tensor, dst: int, tag: int) -> None:
@@ -56,7 +58,7 @@ class HostMessages:
 
     def recv(self, memory: Tensor, src: int | None, tag: int) -> int:
         """Receives, and returns the sender's rank. Allowed only if ``unmatched`` is None."""
-        buffer = spec(memory.data_ptr(), memory.nbytes)
+        buffer = room(memory.data_ptr(), memory.nbytes)
         peer, status = ANY_SOURCE if src is None else src, Status()
         if not self._serialized:
             self._channel.comm.Recv(buffer, peer, OWN_TAGS + tag, status)
@@ -66,9 +68,13 @@ class HostMessages:
             pause = self._channel.pause()
             while not self._channel.test(request, status):
                 pause()
-        if src is None and status.Get_elements(BYTE) > memory.nbytes:
-            raise truncated()  # Note [MPICH's messages that are too long]
+        if (src is None or memory.nbytes == 0) and status.Get_elements(BYTE) > memory.nbytes:
+            raise truncated()  # Note [Messages that are too long, unnoticed]
         return int(status.Get_source())
+
+    def drop(self, nbytes: int, src: int | None, tag: int) -> None:
+        """Receives a message that no tensor of its receiver can hold, so that its sender ends."""
+        self.recv(torch.empty(nbytes, dtype=torch.uint8, device="cpu"), src, tag)
 
     def send_call(self, memory: Tensor, dst: int, tag: int) -> PreparedMessage:
         """Returns one MPI call, for a tensor that `is_usual`."""
@@ -97,10 +103,10 @@ class HostMessages:
             return MatchedReceive(self.unmatched, own if memory is tensor else tensor, own, peer, OWN_TAGS + tag, header)
         with self._channel.lock:
             if header is None:
-                request = comm.Irecv(spec(memory.data_ptr(), memory.nbytes), peer, OWN_TAGS + tag)
+                request = comm.Irecv(room(memory.data_ptr(), memory.nbytes), peer, OWN_TAGS + tag)
             else:
                 request = post_with_header(comm.Irecv, header, memory.data_ptr(), memory.nbytes, peer, OWN_TAGS + tag)
-        return _Receive(self._channel, request, tensor, memory, header, src is None)
+        return _Receive(self._channel, request, tensor, memory, header)
 
 
 class _Send:
@@ -121,11 +127,8 @@ class _Send:
 class _Receive:
     moved, wrong = False, ""
 
-    def __init__(
-        self, channel: Channel, request: Any, tensor: Tensor, memory: Tensor, header: bytearray | None, anybody: bool
-    ) -> None:
+    def __init__(self, channel: Channel, request: Any, tensor: Tensor, memory: Tensor, header: bytearray | None) -> None:
         self.source = -1
-        self._anybody = anybody
         self._channel = channel
         self._request = request
         self._tensor, self._memory, self._header = tensor, memory, header
@@ -139,8 +142,8 @@ class _Receive:
         if not self._channel.test(self._request, self._status):
             return False
         self.source = self._status.Get_source()
-        if self._anybody and self.nbytes > self._memory.nbytes:
-            raise truncated()  # Note [MPICH's messages that are too long]
+        if self.nbytes > self._memory.nbytes:
+            raise truncated()  # Note [Messages that are too long, unnoticed]
         if self._header is not None:
             self.wrong = headers.difference(self._header, self._memory)
         if self._memory is not self._tensor:

@@ -160,10 +160,11 @@ class Channel:
             message = comm.Improbe(src, tag, status)
         return None if message is None else Arrived(message, status.Get_source(), status.Get_elements(MPI.BYTE))
 
-    def has_come(self, src: int, tag: int) -> bool:
-        """Whether a message from ``src`` (or ANY_SOURCE) with ``tag`` has come; another thread may receive it first."""
+    def waiting_nbytes(self, src: int, tag: int) -> int | None:
+        """Returns the size of the first message from ``src`` (or ANY_SOURCE) with ``tag``, which stays; None: none has come."""
+        status = Status()
         with self.lock:
-            return bool(self.comm.Iprobe(src, tag))
+            return int(status.Get_elements(MPI.BYTE)) if self.comm.Iprobe(src, tag, status) else None
 
     def cancel(self, request: MPI.Request) -> bool:
         """Cancels a receive. Returns False if its message is already on its way: MPI still uses the memory then."""

@@ -14,9 +14,8 @@ from torch import Tensor
 from torch.autograd import profiler
 
 from mpicoll._algorithms.window import DifferentCalls
-from mpicoll._mpi.channel import ANY_SOURCE
 from mpicoll._mpi.errors import MPIException, translate
-from mpicoll._progress import attendance, culprits, refusals, spans
+from mpicoll._progress import culprits, refusals, spans
 from mpicoll._progress.group_state import GroupState
 from mpicoll._progress.watchdog import inside, watchdog
 from mpicoll._progress.work import Work, found_by_tensors
@@ -171,22 +170,18 @@ class Group(GroupState):
         self.fail(CollectiveMismatch(what))
         return CollectiveMismatch(f"{what} {watchdog.calls(self, self.queue.started)}")
 
-    def guarded(self, operation: str, function: Callable[..., T], arguments: Sequence[Any], peer: int | None, tag: int = -1) -> T:
+    def guarded(self, operation: str, function: Callable[..., T], arguments: Sequence[Any], peer: int | None) -> T:
         """Calls ``function(*arguments)``, a message, in this thread under the watchdog.
 
         Args:
             peer: The group rank that it waits for; None: a receive from any rank.
-            tag: MPI's tag of a receive, which MPI is called for when the message has come; see attendance.py.
 
         Raises:
             MpicollError: MPI's error. The group is unusable afterwards, except after a message that was too long.
         """
         thread = get_ident()
-        now = monotonic()
-        inside[thread] = (operation, self, now, peer)
+        inside[thread] = (operation, self, monotonic(), peer)
         try:
-            if tag >= 0 and now > self.receives.due:
-                self._await_message(peer, tag)
             return function(*arguments)
         except MPIException as raw:
             error = translate(raw, self.where(operation))
@@ -195,12 +190,6 @@ class Group(GroupState):
             raise error from raw
         finally:
             del inside[thread]
-
-    def _await_message(self, peer: int | None, tag: int) -> None:
-        pause, src = attendance.backoff().pause, ANY_SOURCE if peer is None else peer
-        while not self.channel.has_come(src, tag) and self.broken is None:
-            pause()
-        self.receives.looked()
 
     def _work(self, operation: str, tensors: list[Tensor]) -> Work:
         """Returns the handle of an operation that is about to start."""

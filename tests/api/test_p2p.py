@@ -101,6 +101,27 @@ def test_the_size_of_a_shorter_message(rank: int, size: int, matched_here: bool,
     agree(work.received_nbytes() == 12 and same(buffer, expected), (work.received_nbytes(), buffer))
 
 
+@pytest.mark.parametrize("call", ["recv", "irecv", "any source"])
+@pytest.mark.parametrize("count", [1, 9, BIG])
+def test_no_room(call: str, count: int, rank: int, size: int) -> None:  # trap 16
+    """A message to a tensor without elements is too long, an empty one is not."""
+    after, before = (rank + 1) % size, (rank - 1) % size
+    work = [dist.isend(torch.ones(n, dtype=torch.uint8), after) for n in (count, 0)]
+
+    def receive() -> None:
+        if call == "irecv" or size == 1:
+            dist.irecv(torch.empty(0), before).wait()
+        else:
+            dist.recv(torch.empty(0), before if call == "recv" else None)
+
+    with pytest.raises(dist.TruncationError, match="of 0 bytes"):
+        receive()
+    receive()
+    for each in work:
+        each.wait()
+    agree(True)
+
+
 def test_message_to_oneself(rank: int, size: int) -> None:  # trap 13
     """By isend and irecv in either order, small and large; the blocking calls would wait for ever and say so."""
     for count in (0, 3, BIG):
