@@ -217,6 +217,7 @@ class _Receiving(_Message):
     def __init__(self, messages: DeviceMessages, tensor: Tensor, memory: Tensor, src: int, tag: int) -> None:
         super().__init__(messages, memory, src)
         self._tensor, self._plain = tensor, memory
+        self._expected = headers.of(memory) if messages.checked else b""
         self._status = Status()
         self._header = streams.pinned((HEADER_BYTES,), torch.uint8)
         self._request = messages.expect(self._header, src, tag, data=False)
@@ -245,7 +246,7 @@ class _Receiving(_Message):
         if not fits:
             raise truncated()
         if self._messages.checked:
-            self.wrong = headers.difference(self._header[HEADER.size : RECORD].numpy().tobytes(), self._plain)
+            self.wrong = headers.difference(self._header[HEADER.size : RECORD].numpy().tobytes(), self._expected)
         if self._plain is not self._tensor:
             copy_back = lambda: buffers.copy_back([self._tensor], [self._plain])  # noqa: E731
             event = streams.launch(self._memory.device, copy_back, streams.MESSAGES)

@@ -100,7 +100,7 @@ class MatchedReceive:
             self._surplus = None
             raise truncated()
         if self._header is not None:
-            self.wrong = headers.difference(self._header, self._memory)
+            self.wrong = headers.difference(self._header, headers.of(self._memory))
         buffers.copy_back([self._tensor], [self._memory])
         return True
 

@@ -132,6 +132,7 @@ class _Receive:
         self._channel = channel
         self._request = request
         self._tensor, self._memory, self._header = tensor, memory, header
+        self._room, self._expected = memory.nbytes, b"" if header is None else headers.of(memory)  # it may be resized meanwhile
         self._status = Status()
 
     @property
@@ -142,10 +143,10 @@ class _Receive:
         if not self._channel.test(self._request, self._status):
             return False
         self.source = self._status.Get_source()
-        if self.nbytes > self._memory.nbytes:
+        if self.nbytes > self._room:
             raise truncated()  # Note [Messages that are too long, unnoticed]
         if self._header is not None:
-            self.wrong = headers.difference(self._header, self._memory)
+            self.wrong = headers.difference(self._header, self._expected)
         if self._memory is not self._tensor:
             buffers.copy_into(self._tensor, self._memory)
         return True

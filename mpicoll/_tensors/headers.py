@@ -15,17 +15,14 @@ NBYTES = HEADER.size
 
 
 def of(tensor: Tensor) -> bytes:
-    return HEADER.pack(tensor.nbytes, _name(tensor))
+    return HEADER.pack(tensor.nbytes, str(tensor.dtype).removeprefix("torch.").encode())
 
 
-def difference(header: bytes | bytearray, tensor: Tensor) -> str:
-    """Returns what is wrong if ``tensor`` receives a message with this header, or an empty string."""
+def difference(sent: bytes | bytearray, expected: bytes) -> str:
+    """Returns what is wrong with a message that has the first header if its receive has the second one, or an empty string."""
+    return "" if sent == expected else f"the message has {_in_words(sent)}, and its tensor {_in_words(expected)}"
+
+
+def _in_words(header: bytes | bytearray) -> str:
     nbytes, name = HEADER.unpack(header)
-    name = name.rstrip(b"\0")
-    if (nbytes, name) == (tensor.nbytes, _name(tensor)):
-        return ""
-    return f"the message has {nbytes} bytes of {name.decode()}, and its tensor {tensor.nbytes} bytes of {_name(tensor).decode()}"
-
-
-def _name(tensor: Tensor) -> bytes:
-    return str(tensor.dtype).removeprefix("torch.").encode()
+    return f"{nbytes} bytes of {name.rstrip(bytes(1)).decode()}"
