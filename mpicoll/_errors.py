@@ -29,7 +29,7 @@ class CollectiveMismatch(MpicollError):
     """The ranks called different collectives, or one with different arguments; the message has each rank's call.
 
     Look for a branch that depends on the rank or on its data. MPICOLL_CHECK=1 compares the calls before anything moves, and a
-    receiver then raises it for a message of another dtype or size.
+    receiver then raises it for a message of another dtype, or a shorter one.
     """
 
 

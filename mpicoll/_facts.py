@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+MOST_LISTED = 16
 Blocks = dict[int, int]  # bytes, by group rank
 
 
@@ -29,8 +31,8 @@ class Facts(NamedTuple):
         words = [word for word in (self.reduction, self.dtype) if word]
         if self.nbytes is not None:
             words.append(f"{self.nbytes} bytes")
-        if self.sizes and min(self.sizes) != max(self.sizes):
-            words.append(f"blocks of {list(self.sizes)} bytes")
+        if self.sizes and (min(self.sizes) != max(self.sizes) or not self.operation):
+            words.append(f"blocks of {_listed(self.sizes)} bytes")
         if self.root is not None:
             words.append(f"root {self.root}")
         words += [f"to rank {rank}: {nbytes} bytes" for rank, nbytes in (self.sends or {}).items()]
@@ -55,6 +57,14 @@ class Facts(NamedTuple):
         known["sizes"] = tuple(known.get("sizes", ()))
         known["parts"] = tuple(cls.from_json(part) for part in known.get("parts", ()))
         return cls(**known)
+
+
+def _listed(sizes: tuple[int, ...]) -> str:
+    """All of a few sizes; of many the first ones and a checksum, because a rank's board has a limit."""
+    if len(sizes) <= MOST_LISTED:
+        return str(list(sizes))
+    first = ", ".join(map(str, sizes[:MOST_LISTED]))
+    return f"[{first}, ...] ({len(sizes)}, checksum {zlib.crc32(repr(sizes).encode()):x})"
 
 
 def difference(calls: Mapping[int, Facts]) -> str:

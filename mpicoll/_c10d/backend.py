@@ -129,7 +129,7 @@ def _handing_over(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
                 return answer
             work = _last_work.work
             for given in (*args, *kwargs.values()):
-                if isinstance(given, timedelta) and isinstance(work, Work):
+                if isinstance(given, timedelta) and given > timedelta(0) and isinstance(work, Work):  # 0: that of the group
                     work._timeout_s = given.total_seconds()
             return work
         finally:

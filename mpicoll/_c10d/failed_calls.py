@@ -118,7 +118,7 @@ def _before_it_began(function: str, error: BaseException, places: Sequence[str])
     """
     if "mpicoll" in places or UNPICKLES in places or places.count("logger") > 1:
         return False
-    return isinstance(error, REFUSALS if function == COLLECTIVES[function] else ValueError)
+    return isinstance(error, ValueError if "object" in function else REFUSALS)
 
 
 def no_group(default: Communicator, function: str, group: Any) -> TypeError:

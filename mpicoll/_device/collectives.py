@@ -224,7 +224,8 @@ class DeviceCollectives:
 
     def all_reduce_packed(self, memories: Sequence[Tensor], plan: Plan) -> Call:
         """Reduces several tensors of one dtype as one message, on the device of the first one."""
-        signature = None, None, None, [(plan, memory.nbytes) for memory in memories]
+        sizes = tuple(memory.nbytes for memory in memories)
+        signature = plan, sum(sizes), None, sizes
         return self._call(memories, signature, self._all_reduce_packed, memories, plan)
 
     def _all_reduce_packed(self, memories: Sequence[Tensor], plan: Plan) -> None:

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from time import monotonic
-from typing import Any, TypeVar
 
 from torch import Tensor
 from torch.autograd import profiler
 
 from mpicoll._engine.collectives import Collectives
 from mpicoll._mpi.channel import ANY_SOURCE
-from mpicoll._mpi.errors import truncated
 from mpicoll._mpi.runtime import OWN_TAGS
 from mpicoll._progress import attendance, spans
 from mpicoll._progress.poller import pending
-from mpicoll._progress.requests import MessageWork, too_long
+from mpicoll._progress.requests import MessageWork, PendingMessage, too_long
 from mpicoll._progress.work import Work
 from mpicoll._tensors import buffers, checks
-from mpicoll.errors import TruncationError
-
-T = TypeVar("T")
+from mpicoll.errors import MpicollError, TruncationError
 
 
 class Messages(Collectives):
@@ -49,7 +44,8 @@ class Messages(Collectives):
             assert self.devices is not None
             pending(self, "send", self.devices.messages.send(memory, dst, tag), tensor, dst).wait()
         elif self.checked:
-            pending(self, "send", self.host.messages.isend(tensor, memory, dst, tag), tensor, dst).wait()
+            transfer = self.host.messages.isend(tensor, memory, dst, tag)
+            self.guarded("send", self._carry_out, (PendingMessage(self, "send", transfer, tensor, dst),), dst)
         else:
             self.guarded("send", self.host.messages.send, (memory, dst, tag), dst)
 
@@ -62,7 +58,7 @@ class Messages(Collectives):
         assert src is not None
         function, arguments = messages.recv_call(tensor, src, tag)
         if monotonic() > self.receives.due:
-            function, arguments = self._when_come, (function, arguments, tensor.nbytes, src, tag)
+            function, arguments = self._recv_when_come, (tensor, src, tag)
         try:
             self.guarded("recv", function, arguments, src)
         except TruncationError as error:
@@ -74,30 +70,49 @@ class Messages(Collectives):
         self._check("recv", "src", 0 if src is None else src, tag)
         memory = buffers.writable("recv", tensor)
         backend = self.backend("recv", memory)
-        if backend is not self.host or self.checked or self.host.messages.unmatched is not None:
+        if backend is self.host and self.checked:
+            message = PendingMessage(self, "recv", backend.messages.irecv(tensor, memory, src, tag), tensor, src)
+            self.guarded("recv", self._carry_out, (message,), src)
+            return message.transfer.source
+        if backend is not self.host or self.host.messages.unmatched is not None:
             work = pending(self, "recv", backend.messages.irecv(tensor, memory, src, tag), tensor, src)
             work.wait()
             return work.source_rank()
         try:
-            arguments = self.host.messages.recv, (memory, src, tag), memory.nbytes, src, tag
-            source: int = self.guarded("recv", self._when_come, arguments, src)
+            source = self.guarded("recv", self._recv_when_come, (memory, src, tag), src)
         except TruncationError as error:
             raise too_long(self, "recv", tensor) from error
         buffers.copy_back([tensor], [memory])
         return source
 
-    def _when_come(self, receive: Callable[..., T], arguments: Sequence[Any], nbytes: int, src: int | None, tag: int) -> T:
-        """Calls MPI's receive, of ``nbytes``, when the message has come; see attendance.py."""
-        pause, peer = attendance.backoff().pause, ANY_SOURCE if src is None else src
-        while (size := self.channel.waiting_nbytes(peer, OWN_TAGS + tag)) is None and self.broken is None:
-            pause()
-        self.receives.looked()
-        if size is None:
+    def _recv_when_come(self, memory: Tensor, src: int | None, tag: int) -> int:
+        """Calls MPI's receive when the message has come; see attendance.py. Returns the sender's rank."""
+        pause, channel = attendance.backoff().pause, self.channel
+        while True:
             self.check_usable("recv")
-        elif size > nbytes:  # Intel MPI 2021.18 does not say so after a probe
-            self.host.messages.drop(size, src, tag)
-            raise truncated()
-        return receive(*arguments)
+            if (found := channel.first(ANY_SOURCE if src is None else src, OWN_TAGS + tag)) is None:
+                pause()
+                continue
+            source, nbytes = found
+            self.receives.looked()
+            if nbytes <= memory.nbytes:
+                self.host.messages.recv(memory, source, tag)
+                return source
+            # Intel MPI 2021.18 cuts it in silence after a probe. The message is taken, because another thread may receive, too.
+            if (arrived := channel.arrived(channel.comm, source, OWN_TAGS + tag)) is not None:
+                self.host.messages.take(arrived, memory)
+                return source
+
+    def _carry_out(self, message: PendingMessage) -> None:
+        pause = attendance.backoff().pause
+        try:
+            while not message.test():
+                pause()
+        except MpicollError:
+            raise
+        except BaseException:  # of a signal's handler; MPI still uses the memory
+            message.cancel()
+            raise
 
     @spans.spanned("isend")
     def isend(self, tensor: Tensor, dst: int, tag: int = 0) -> Work:

@@ -103,7 +103,8 @@ class HostCollectives:
 
     def all_reduce_packed(self, memories: Sequence[Tensor], plan: Plan) -> Call:
         """Reduces several tensors of one dtype as one message."""
-        return self._all_reduce_packed, (memories, plan), (None, None, None, [(plan, memory.nbytes) for memory in memories])
+        sizes = tuple(memory.nbytes for memory in memories)
+        return self._all_reduce_packed, (memories, plan), (plan, sum(sizes), None, sizes)
 
     def _all_reduce_packed(self, memories: Sequence[Tensor], plan: Plan) -> None:
         extents = [block(memory) for memory in memories]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mpicoll._host.matching import MatchedReceive, Unmatched
-from mpicoll._mpi.channel import ANY_SOURCE, Channel, Status
+from mpicoll._mpi.channel import ANY_SOURCE, Arrived, Channel, Status
 from mpicoll._mpi.datatypes import BYTE, INT_MAX, fromaddress, post_with_header, room, spec
 from mpicoll._mpi.errors import truncated
 from mpicoll._mpi.runtime import OWN_TAGS
@@ -56,25 +56,25 @@ class HostMessages:
             request = self._channel.comm.Isend(spec(memory.data_ptr(), nbytes), dst, OWN_TAGS + tag)
         self._channel.wait_all([request])
 
-    def recv(self, memory: Tensor, src: int | None, tag: int) -> int:
-        """Receives, and returns the sender's rank. Allowed only if ``unmatched`` is None."""
-        buffer = room(memory.data_ptr(), memory.nbytes)
-        peer, status = ANY_SOURCE if src is None else src, Status()
+    def recv(self, memory: Tensor, src: int, tag: int) -> None:
+        """Receives a message that is not too long. Allowed only if ``unmatched`` is None."""
+        buffer = spec(memory.data_ptr(), memory.nbytes)
         if not self._serialized:
-            self._channel.comm.Recv(buffer, peer, OWN_TAGS + tag, status)
-        else:
-            with self._channel.lock:
-                request = self._channel.comm.Irecv(buffer, peer, OWN_TAGS + tag)
-            pause = self._channel.pause()
-            while not self._channel.test(request, status):
-                pause()
-        if (src is None or memory.nbytes == 0) and status.Get_elements(BYTE) > memory.nbytes:
-            raise truncated()  # Note [Messages that are too long, unnoticed]
-        return int(status.Get_source())
+            self._channel.comm.Recv(buffer, src, OWN_TAGS + tag)
+            return
+        with self._channel.lock:
+            request = self._channel.comm.Irecv(buffer, src, OWN_TAGS + tag)
+        self._channel.wait_all([request])
 
-    def drop(self, nbytes: int, src: int | None, tag: int) -> None:
-        """Receives a message that no tensor of its receiver can hold, so that its sender ends."""
-        self.recv(torch.empty(nbytes, dtype=torch.uint8, device="cpu"), src, tag)
+    def take(self, arrived: Arrived, memory: Tensor) -> None:
+        """Receives a message that has been taken out of MPI's queue; one that is too long elsewhere, so that its sender ends."""
+        fits = arrived.nbytes <= memory.nbytes
+        target = memory if fits else torch.empty(arrived.nbytes, dtype=torch.uint8, device="cpu")
+        with self._channel.lock:
+            request = arrived.message.Irecv(spec(target.data_ptr(), arrived.nbytes))
+        self._channel.wait_all([request])
+        if not fits:
+            raise truncated()
 
     def send_call(self, memory: Tensor, dst: int, tag: int) -> PreparedMessage:
         """Returns one MPI call, for a tensor that `is_usual`."""

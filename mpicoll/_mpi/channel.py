@@ -160,11 +160,16 @@ class Channel:
             message = comm.Improbe(src, tag, status)
         return None if message is None else Arrived(message, status.Get_source(), status.Get_elements(MPI.BYTE))
 
-    def waiting_nbytes(self, src: int, tag: int) -> int | None:
-        """Returns the size of the first message from ``src`` (or ANY_SOURCE) with ``tag``, which stays; None: none has come."""
+    def first(self, src: int, tag: int) -> tuple[int, int] | None:
+        """Returns sender and size of the first message from ``src`` (or ANY_SOURCE) that has come; the message stays."""
         status = Status()
         with self.lock:
-            return int(status.Get_elements(MPI.BYTE)) if self.comm.Iprobe(src, tag, status) else None
+            return (status.Get_source(), status.Get_elements(MPI.BYTE)) if self.comm.Iprobe(src, tag, status) else None
+
+    def progress(self) -> None:
+        """Lets MPI move messages forward, those of the program's own communicators too."""
+        with self.lock:
+            self.comm.Iprobe()
 
     def cancel(self, request: MPI.Request) -> bool:
         """Cancels a receive. Returns False if its message is already on its way: MPI still uses the memory then."""

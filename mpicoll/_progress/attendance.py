@@ -60,7 +60,7 @@ class Nobody(Looks):
         self.place = 0  # of this rank's number in ``words``
         self.due = math.inf
 
-    def wait(self, operation: str, signature: Signature, number: int, given_up: Callable[[], Any]) -> None:
+    def wait(self, operation: str, signature: Signature, number: int, look: Callable[[], Any]) -> None:
         pass
 
     def close(self) -> None:
@@ -76,19 +76,24 @@ class Attendance(Nobody):
         self._boards, self._key, self._own = boards, key, own
         self._members = {member: rank for member, rank in members.items() if member != own}
         self._places: dict[int, int] = {}  # by group rank, once found
+        self._absent: set[int] = set()  # group ranks that had no number in time, since they have no place left, or are stopped
 
     def close(self) -> None:
         """Gives the place back. Whoever still waits for it goes on."""
         self._boards.give(self.place)
 
-    def wait(self, operation: str, signature: Signature, number: int, given_up: Callable[[], Any]) -> None:
-        """Returns once those members of this node that the operation needs have begun it, or ``given_up()`` is true."""
+    def wait(self, operation: str, signature: Signature, number: int, look: Callable[[], Any]) -> None:
+        """Returns once those members of this node that the operation needs have begun it, or ``look()`` is true.
+
+        ``look`` is called between two looks at a number. It has to move MPI's messages forward: a member may come only after it
+        has received one that this rank has started to send.
+        """
         if operation in POLLS:
             return
         for member in self._needed(operation, signature):
             place = self._places.get(member)
             if place is None or (self.words[place] < number and self.words[place - 1] == self._key):
-                self._wait_for(member, number, given_up)
+                self._wait_for(member, number, look)
         self.looked()
 
     def _needed(self, operation: str, signature: Signature) -> Iterable[int]:
@@ -101,14 +106,15 @@ class Attendance(Nobody):
             return [root] if root in self._members else []
         return self._members if root == self._own else []
 
-    def _wait_for(self, member: int, number: int, given_up: Callable[[], Any]) -> None:
+    def _wait_for(self, member: int, number: int, look: Callable[[], Any]) -> None:
         pause, begin, words = backoff().pause, monotonic(), self.words
         while (place := self._places.get(member) or self._boards.find(self._members[member], self._key)) is None:
-            if given_up() or monotonic() - begin > MADE_S:  # it may have closed the group
+            if look() or member in self._absent or monotonic() - begin > MADE_S:
+                self._absent.add(member)
                 return
             pause()
         self._places[member] = place
-        while words[place] < number and words[place - 1] == self._key and not given_up():
+        while words[place] < number and words[place - 1] == self._key and not look():
             pause()
 
 

@@ -137,10 +137,15 @@ class Group(GroupState):
     def _attend(self, operation: str, signature: Signature, number: int) -> None:
         """Waits for the members of this node. An exception leaves the collective before MPI has begun."""
         try:
-            self.attendance.wait(operation, signature, number, lambda: self.broken)
+            self.attendance.wait(operation, signature, number, self._still_waits)
         except BaseException as raw:
             self._leave(operation, raw)
             raise
+
+    def _still_waits(self) -> bool:
+        """Moves messages forward. Returns True if the group has failed meanwhile."""
+        self.channel.progress()
+        return self.broken is not None
 
     def _leave(self, operation: str, raw: BaseException) -> None:
         self.left = self.queue.started

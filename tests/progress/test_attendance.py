@@ -79,6 +79,23 @@ def test_a_root_does_not_wait(rank: int, size: int) -> None:
 
 @world
 @pytest.mark.min_ranks(2)
+def test_messages_move_while_it_waits(rank: int, size: int) -> None:
+    """The last rank comes only after it has received what rank 0, which waits for it, has begun to send through MPI itself."""
+    comm, memory = dist.get_comm(), bytearray(40_000_000)
+    begin = time.monotonic()
+    if rank == 0:
+        sent = comm.Isend(memory, size - 1)
+    elif rank == size - 1:
+        time.sleep(0.1)
+        comm.Recv(memory, 0)
+    dist.all_reduce(torch.ones(1))
+    if rank == 0:
+        sent.Wait()
+    agree(time.monotonic() - begin < 5, time.monotonic() - begin)
+
+
+@world
+@pytest.mark.min_ranks(2)
 def test_an_exception_while_it_waits(rank: int, size: int) -> None:
     """The rank has not taken part, so that its group is unusable; another group works on."""
     group = dist.new_group()
@@ -129,6 +146,19 @@ def test_what_ends_the_wait(ends: str) -> None:
         given_up.set()
     thread.join(10)
     assert done.is_set()
+
+
+def test_a_member_without_a_place_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mpicoll._progress.attendance.MADE_S", 0.2)
+    boards = boards_of(2)
+    attendance, begin = of_group(boards[0], 5, (0, 1), 0), time.monotonic()
+    for number in range(1, 6):
+        attendance.wait("all_reduce", (None, 8), number, lambda: False)
+    assert 0.2 < time.monotonic() - begin < 0.6
+    late = of_group(boards[1], 5, (0, 1), 1)
+    late.words[late.place] = 6
+    attendance.wait("all_reduce", (None, 8), 6, lambda: False)
+    assert time.monotonic() - begin < 0.7
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -112,7 +113,7 @@ def _overloaded(name: str) -> Callable[..., Any]:
             if value is not None:
                 setattr(options, _IN_OPTIONS[word], value)
         work = ours(self, *values, options)
-        if rest["timeout"] is not None and isinstance(work, Work):
+        if rest["timeout"] is not None and rest["timeout"] > timedelta(0) and isinstance(work, Work):  # 0: that of the group
             work._timeout_s = rest["timeout"].total_seconds()
         return work
 
