@@ -72,7 +72,7 @@ Intracomm = type("Intracomm", (), {"__module__": "mpi4py.MPI"})
 for info in pkgutil.iter_modules([os.path.dirname(mpicoll._api.__file__)], "mpicoll._api."):
     module = importlib.import_module(info.name)  # it imports these names for type checkers only
     vars(module).update(Work=torch.distributed.Work, Op=torch.distributed.ReduceOp, Store=torch.distributed.Store)
-    vars(module).update(MPI=SimpleNamespace(Intracomm=Intracomm))
+    vars(module).update(MPI=SimpleNamespace(Intracomm=Intracomm), MessageWork=torch.distributed.Work)
 
 # -- other projects --------------------------------------------------------------------------------------------------------
 
