@@ -1,11 +1,11 @@
 """Random operations of both doors against a one-process oracle.
 
-    python -m mpicoll.run -n 4 -m tests.behaviour.random_operations --count 100000 --seed 7
+    python -m mpicoll.run -n 4 -m tests.behaviour.random_operations --count 100000 --seed 7 [--stalls]
 
 A round has 1 to 8 operations, now and then 200. All ranks draw the same ones from (seed, round), and each rank computes the
 inputs of all ranks, so that it knows every result. Asynchronous operations are waited for at the end of the round, in an order
 of each rank's own. A failure prints the command that repeats its round. Memory, descriptors and threads are compared after the
-first half and at the end.
+first half and at the end. With --stalls each rank's process is stopped now and then, up to 4 s: no rank may be accused.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import gc
 import inspect
 import os
 import random
+import subprocess
 import sys
 import threading
 import time
@@ -29,6 +30,15 @@ import torch
 import mpicoll
 from tests.behaviour.random_cases import COMPLEX, DTYPES, OPERATIONS, POOL, Case
 
+STALLER = """
+import os, random, signal, sys, time
+rank, own = int(sys.argv[1]), random.Random(sys.argv[2])
+while os.getppid() == rank:
+    time.sleep(own.uniform(0, 4))
+    os.kill(rank, signal.SIGSTOP)
+    time.sleep(own.choice([0.01, 0.2, 1.5, 4]))
+    os.kill(rank, signal.SIGCONT)
+"""
 USUAL, MOST = 8, 200  # operations of a round
 MEMORY = 16 << 20  # bytes by which a process may grow in the second half: each group remembers its last calls
 
@@ -168,11 +178,14 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=2000, help="number of operations")
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--first", type=int, default=0, help="the first round")
+    parser.add_argument("--stalls", action="store_true")
     arguments = parser.parse_args()
     mpicoll.init_process_group()
     seed = [arguments.seed]
     mpicoll.broadcast_object_list(seed, 0)
     rank = mpicoll.get_rank()
+    if arguments.stalls:
+        subprocess.Popen([sys.executable, "-c", STALLER, str(os.getpid()), f"{seed} {rank}"], stdin=subprocess.DEVNULL)
     grown = run(seed[0], arguments.count, arguments.first, lambda text: print(text, flush=True) if rank == 0 else None)
     mpicoll.destroy_process_group()
     sys.exit(f"rank {rank}: {grown}" if grown else 0)
