@@ -1,5 +1,5 @@
 # pyright: reportOverlappingOverload=false
-"""The functions with ``async_op`` as type checkers see them. Made by ``python -m tests.project.overloads``; do not edit.
+"""The functions with ``async_op`` as type checkers see them. Made by ``python -m benchmarks.overloads``; do not edit.
 
 A call without ``async_op`` fits the first two forms, which therefore overlap; checkers take the first one that fits. On a rank
 outside the group the result is None, with a warning, whatever ``async_op`` is.

@@ -13,7 +13,7 @@ import pytest
 
 import mpicoll
 from benchmarks import gpu_table
-from tests.docs import reference
+from benchmarks import reference_tables as reference
 from tests.support import ROOT, pages
 
 PROJECT = (ROOT / "pyproject.toml").read_text()
@@ -105,7 +105,7 @@ def test_the_description_has_no_relative_links(address: str, expected: str, monk
 @pytest.mark.parametrize("page", reference.PAGES, ids=lambda page: page.stem)
 def test_the_tables_are_made_of_the_source(page: Path) -> None:
     text = page.read_text()
-    assert reference.made(text) == text, "`python -m tests.docs.reference` makes the tables anew"
+    assert reference.made(text) == text, "`python -m benchmarks.reference_tables` makes the tables anew"
 
 
 def test_the_table_of_gpus_is_made_of_the_reports() -> None:

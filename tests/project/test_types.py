@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 import mpicoll
-from tests.project import overloads
+from benchmarks import overloads
 from tests.support import ROOT
 
 MODULES = ("mpicoll", "mpicoll.nn", "mpicoll.nn.functional", "mpicoll.rpc", "mpicoll.autograd", "mpicoll.optim", "mpicoll.errors")
@@ -66,7 +66,7 @@ except (LaunchError, dist.RankRaised) as error:
     print(error)
 
 
-# What functions with ``async_op`` return. The overloads of the others are made by the same lines (overloads.py).
+# What functions with ``async_op`` return. The overloads of the others are made by the same lines (benchmarks/overloads.py).
 def start(x: torch.Tensor, xs: list[torch.Tensor], group: dist.ProcessGroup, later: bool) -> None:
     assert_type(dist.all_reduce(x), None)
     assert_type(dist.all_reduce(x, async_op=False), None)

@@ -1,6 +1,6 @@
 """Makes mpicoll/_overloads.pyi from the functions of mpicoll that have ``async_op``.
 
-    python -m tests.project.overloads && ruff format mpicoll/_overloads.pyi        writes it; tests/project/test_types.py compares
+    python -m benchmarks.overloads && ruff format mpicoll/_overloads.pyi        writes it; tests/project/test_types.py compares
 
 Type checkers choose among the three forms of a function: it returns None, with ``async_op=True`` a Work, and with a bool either.
 The functions themselves are written once, without them. The docstrings are there because editors show those of the stub.
@@ -16,10 +16,10 @@ from typing import Any
 import mpicoll
 from tests.support import ROOT
 
-COMMAND = "python -m tests.project.overloads && ruff format mpicoll/_overloads.pyi"
+COMMAND = "python -m benchmarks.overloads && ruff format mpicoll/_overloads.pyi"
 STUB = ROOT / "mpicoll/_overloads.pyi"
 HEAD = '''
-"""The functions with ``async_op`` as type checkers see them. Made by ``python -m tests.project.overloads``; do not edit.
+"""The functions with ``async_op`` as type checkers see them. Made by ``python -m benchmarks.overloads``; do not edit.
 
 A call without ``async_op`` fits the first two forms, which therefore overlap; checkers take the first one that fits. On a rank
 outside the group the result is None, with a warning, whatever ``async_op`` is.

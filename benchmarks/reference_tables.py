@@ -1,7 +1,7 @@
 """Makes tables of docs/reference: command-line.md from the parsers, settings.md from the table of settings, operations.md from
 the docstrings.
 
-    python -m tests.docs.reference        writes them; tests/project/test_package.py compares
+    python -m benchmarks.reference_tables        writes them; tests/project/test_package.py compares
 
 They are not the texts of ``--help``, because every version of Python lays those out in another way.
 """
