@@ -18,9 +18,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks import pages
 from mpicoll.bench.formulas import network_factor, parse, spell
 from mpicoll.bench.machine import mpi_name
-from tests.support import ROOT, hosts, pages
+from tests.support import ROOT, hosts
 
 PAGE, FIGURES = (ROOT / "docs" / "reference" / f"bandwidth.{kind}" for kind in ("md", "json"))
 NAME = "bandwidth"  # of the table in the page

@@ -15,7 +15,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.support import ROOT, pages
+from benchmarks import pages
+from tests.support import ROOT
 
 PAGE = ROOT / "docs" / "guides" / "gpus.md"
 NAME = "gpu table"  # in the page

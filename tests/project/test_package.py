@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 import mpicoll
-from benchmarks import gpu_table
+from benchmarks import gpu_table, pages
 from benchmarks import reference_tables as reference
-from tests.support import ROOT, pages
+from tests.support import ROOT
 
 PROJECT = (ROOT / "pyproject.toml").read_text()
 RECIPES = ROOT / "docs" / "recipes"
