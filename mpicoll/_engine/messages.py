@@ -17,6 +17,10 @@ from mpicoll._progress.work import Work
 from mpicoll._tensors import buffers, checks
 from mpicoll.errors import MpicollError, TruncationError
 
+# Bytes from which a send is tested until it has ended: MPI's own waits for the receiver with a busy core. Smaller messages leave
+# at once, or the tests would take longer than they do.
+TESTED_FROM = 64 << 10
+
 
 class Messages(Collectives):
     """send, recv, isend, irecv. ``src`` and ``dst`` are group ranks; tags are 0 to this MPI's TAG_UB - 16."""
@@ -30,7 +34,8 @@ class Messages(Collectives):
     def send(self, tensor: Tensor, dst: int, tag: int = 0) -> None:
         """Sends, and returns when the tensor may be changed again. The receiver may not have it yet."""
         messages = self.host.messages
-        if messages.is_usual(tensor, dst, tag) and self.broken is None and not profiler._is_profiler_enabled:
+        usual = messages.is_usual(tensor, dst, tag) and tensor.nbytes < TESTED_FROM
+        if usual and self.broken is None and not profiler._is_profiler_enabled:
             function, arguments = messages.send_call(tensor, dst, tag)
             self.guarded("send", function, arguments, dst)
         else:
@@ -43,7 +48,7 @@ class Messages(Collectives):
         if self.backend("send", memory) is not self.host:
             assert self.devices is not None
             pending(self, "send", self.devices.messages.send(memory, dst, tag), tensor, dst).wait()
-        elif self.checked:
+        elif self.checked or memory.nbytes >= TESTED_FROM:
             transfer = self.host.messages.isend(tensor, memory, dst, tag)
             self.guarded("send", self._carry_out, (PendingMessage(self, "send", transfer, tensor, dst),), dst)
         else:

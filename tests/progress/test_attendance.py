@@ -34,6 +34,14 @@ def by_message(rank: int, size: int) -> None:
         dist.recv(torch.ones(1), 0)
 
 
+def to_late(rank: int, size: int) -> None:
+    if rank == 0:
+        for other in range(1, size):
+            dist.recv(torch.ones(1 << 20), other)
+    else:
+        dist.send(torch.ones(1 << 20), 0)
+
+
 CALLS: dict[str, Callable[[int, int], Any]] = {
     "all_reduce": lambda rank, size: dist.all_reduce(torch.ones(1)),
     "large": lambda rank, size: dist.all_reduce(torch.ones(1 << 20)),
@@ -42,6 +50,7 @@ CALLS: dict[str, Callable[[int, int], Any]] = {
     "gather": lambda rank, size: dist.all_gather([torch.ones(1) for _ in range(size)], torch.ones(1)),
     "work": lambda rank, size: dist.all_reduce(torch.ones(1), async_op=True).wait(),
     "recv": by_message,
+    "send": to_late,
 }
 
 
