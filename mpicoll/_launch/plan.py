@@ -7,8 +7,8 @@ What is added to the environment: `mpicoll._launch.additions`.
 # Note [Who reads the allocation]
 Both kinds of mpiexec read Slurm's allocation, with the counts of all of Slurm's options; nothing is added there. Of the others,
 Open MPI 5 reads PBS_NODEFILE only, Open MPI 4 what it was built with, and Hydra PBS_NODEFILE (MPICH 5.0.2 of PyPI ran on one host
-in a job of LSF or Grid Engine). Therefore the hosts of all other schedulers are on the command line. mpiexec starts its daemons
-by ssh, unless it was built with the scheduler's library.
+in a job of LSF). Therefore the hosts of all other schedulers are on the command line. mpiexec starts its daemons by ssh, unless
+it was built with the scheduler's library.
 """
 
 from __future__ import annotations

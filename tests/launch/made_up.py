@@ -1,6 +1,5 @@
 """Made-up MPIs and sites, and the plan of a job there."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import mpicoll._discovery.hostfile as hostfile
@@ -13,16 +12,9 @@ OPENMPI = (Mpi("Open MPI", (5, 0, 11), "/o/lib/libmpi.so.40"), Mpiexec("/o/bin/m
 OPENMPI4 = (Mpi("Open MPI", (4, 1, 4), "/o/lib/libmpi.so.40"), Mpiexec("/o/bin/mpiexec", "openmpi", (4, 1, 4)))
 MPICH = (Mpi("MPICH", (5, 0, 2), "/m/lib/libmpi.so.12"), Mpiexec("/m/bin/mpiexec", "mpich", (5, 0, 2)))
 
-FLUX_R = """{"version": 1, "execution": {"R_lite": [{"rank": "0-1", "children": {"core": "0-3"}}], "starttime": 0.0,
-"expiration": 0.0, "nodelist": ["n[1-2]"]}}"""
-
-
-def flux(environ: Mapping[str, str]) -> str:
-    return FLUX_R
-
 
 def a_site(cores: int = 8, uid: int = 1000, settings: frozenset[str] = frozenset(), **environ: str) -> Site:
-    return Site(environ, cores, uid, ("here", "here.example.org"), lambda: 12345, settings, allocation.find(environ, str, flux))
+    return Site(environ, cores, uid, ("here", "here.example.org"), lambda: 12345, settings, allocation.find(environ, str))
 
 
 def one(ranks: int | None = None, hosts: str | None = None, per_node: int | None = None, name: str = "x.py") -> Program:

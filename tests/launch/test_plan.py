@@ -186,8 +186,6 @@ def test_in_a_slurm_allocation(mpi: tuple[Mpi, Mpiexec]) -> None:
 SCHEDULERS = {
     "PBS job 7.pbs": {"PBS_JOBID": "7.pbs", "PBS_NODEFILE": "n1\nn1\nn1\nn1\nn2\nn2\nn2\nn2\n"},
     "LSF job 7": {"LSB_JOBID": "7", "LSB_MCPU_HOSTS": "n1 4 n2 4 ", "LSB_DJOB_HOSTFILE": ""},
-    "Grid Engine job 7": {"JOB_ID": "7", "PE_HOSTFILE": "n1 4 all.q@n1 UNDEFINED\nn2 4 all.q@n2 UNDEFINED\n"},
-    "Flux job f7": {"FLUX_URI": "local:///run/flux/local", "FLUX_ENCLOSING_ID": "f7"},
 }
 EACH_SCHEDULER = pytest.mark.parametrize("job", SCHEDULERS)
 
