@@ -17,9 +17,9 @@ from mpicoll._progress.work import Work
 from mpicoll._tensors import buffers, checks
 from mpicoll.errors import MpicollError, TruncationError
 
-# Bytes from which a send is tested until it has ended: MPI's own waits for the receiver with a busy core. Smaller messages leave
-# at once, or the tests would take longer than they do.
-TESTED_FROM = 64 << 10
+# Bytes from which a send is tested until it has ended: MPI's own waits for the receiver with a busy core. That costs 20 % in a
+# ping-pong of 64 KiB, 6 % in one of 1 MiB.
+TESTED_FROM = 1 << 20
 
 
 class Messages(Collectives):
