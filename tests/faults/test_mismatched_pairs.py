@@ -63,4 +63,5 @@ def test_every_pair_ends_in_an_error(size: str, door: str) -> None:
         parts = list(pool.map(lambda start: find(size, every[start::JOBS], door), range(JOBS)))
     found = {index: ends for part in parts for index, ends in part.items()}
     assert len(found) == len(every)
-    assert not {str(pairs()[index]): seen for index, (ends, seen) in found.items() if ends == OTHER}
+    wrong = [f"{' / '.join(map(str, pairs()[index]))}: {seen}" for index, (ends, seen) in found.items() if ends == OTHER]
+    assert not wrong, "\n".join(wrong)
