@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mpicoll._mpi.channel import ANY_SOURCE, Arrived, Channel
-from mpicoll._mpi.datatypes import post_with_header, spec
+from mpicoll._mpi.datatypes import post, spec
 from mpicoll._mpi.errors import truncated
 from mpicoll._tensors import buffers, headers
 
@@ -82,15 +82,11 @@ class MatchedReceive:
     def start(self, arrived: Arrived, lock: AbstractContextManager[object]) -> None:
         """Receives the message into this receive's memory, or into ``_surplus`` if it is too long."""
         self.source, self.nbytes = arrived.source, arrived.nbytes - len(self._header or b"")
-        address, receive = self._memory.data_ptr(), arrived.message.Irecv
+        target = self._memory
+        if self.nbytes > target.nbytes:
+            target = self._surplus = torch.empty(self.nbytes, dtype=torch.uint8, device="cpu")
         with lock:
-            if self.nbytes > self._memory.nbytes:
-                self._surplus = torch.empty(arrived.nbytes, dtype=torch.uint8, device="cpu")
-                self._request = receive(spec(self._surplus.data_ptr(), arrived.nbytes))
-            elif self._header is None:
-                self._request = receive(spec(address, arrived.nbytes))
-            else:
-                self._request = post_with_header(receive, self._header, address, self.nbytes)
+            self._request = post(arrived.message.Irecv, self._header, spec(target.data_ptr(), self.nbytes))
         self.matched = True
 
     def test(self) -> bool:

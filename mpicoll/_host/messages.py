@@ -1,20 +1,19 @@
-"""Messages between two ranks. The caller posts them to MPI at once, so that they keep MPI's order.
+"""Messages between two ranks. The thread of the caller posts them to MPI at once. So they keep MPI's order.
 
-Note [Messages that are too long, unnoticed]: MPICH 5 raises no error if the message had come before the receive, and the receive
-takes any rank. It writes nothing past the end, and its status has the size of the whole message. So we compare the sizes.
-A receive of no bytes has one byte (`datatypes.room`), for a similar reason.
+Note [Messages that are too long, unnoticed]: MPICH 5 raises no error for a small message that has come before a receive from any
+rank. It writes nothing past the end, and its status has the size of the whole message. So we compare the sizes. Intel MPI 2021.18
+raises no error after a probe (`recv_matched`), and none in a receive of no bytes (`datatypes.room`).
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from mpicoll._host.matching import MatchedReceive, Unmatched
-from mpicoll._mpi.channel import ANY_SOURCE, Arrived, Channel, Status
-from mpicoll._mpi.datatypes import BYTE, INT_MAX, fromaddress, post_with_header, room, spec
+from mpicoll._mpi.channel import ANY_SOURCE, Channel, Status
+from mpicoll._mpi.datatypes import BYTE, INT_MAX, fromaddress, post, room, spec
 from mpicoll._mpi.errors import truncated
 from mpicoll._mpi.runtime import OWN_TAGS
 from mpicoll._tensors import buffers, headers
@@ -66,15 +65,13 @@ class HostMessages:
             request = self._channel.comm.Irecv(buffer, src, OWN_TAGS + tag)
         self._channel.wait_all([request])
 
-    def take(self, arrived: Arrived, memory: Tensor) -> None:
-        """Receives a message that has been taken out of MPI's queue; one that is too long elsewhere, so that its sender ends."""
-        fits = arrived.nbytes <= memory.nbytes
-        target = memory if fits else torch.empty(arrived.nbytes, dtype=torch.uint8, device="cpu")
-        with self._channel.lock:
-            request = arrived.message.Irecv(spec(target.data_ptr(), arrived.nbytes))
-        self._channel.wait_all([request])
-        if not fits:
-            raise truncated()
+    def recv_matched(self, memory: Tensor, src: int | None, tag: int) -> int:
+        """Receives a message that may be too long, whatever MPI says about it. Returns the sender's rank."""
+        peer = ANY_SOURCE if src is None else src
+        receive, pause = MatchedReceive(Unmatched(self._channel), memory, memory, peer, OWN_TAGS + tag), self._channel.pause()
+        while not receive.test():
+            pause()
+        return receive.source
 
     def send_call(self, memory: Tensor, dst: int, tag: int) -> PreparedMessage:
         """Returns one MPI call, for a tensor that `is_usual`."""
@@ -86,26 +83,22 @@ class HostMessages:
         return self._channel.comm.Recv, ([fromaddress(memory.data_ptr(), nbytes), nbytes, BYTE], src, OWN_TAGS + tag)
 
     def isend(self, tensor: Tensor, memory: Tensor, dst: int, tag: int) -> Transfer:
-        comm, header = self._channel.comm, bytearray(headers.of(memory)) if self.checked else None
+        header = bytearray(headers.of(memory)) if self.checked else None
         with self._channel.lock:
-            if header is None:
-                request = comm.Isend(spec(memory.data_ptr(), memory.nbytes), dst, OWN_TAGS + tag)
-            else:
-                request = post_with_header(comm.Isend, header, memory.data_ptr(), memory.nbytes, dst, OWN_TAGS + tag)
+            content = spec(memory.data_ptr(), memory.nbytes)
+            request = post(self._channel.comm.Isend, header, content, dst, OWN_TAGS + tag)
         return _Send(self._channel, request, memory, header)
 
     def irecv(self, tensor: Tensor, memory: Tensor, src: int | None, tag: int) -> Transfer:
         """Starts a receive from ``src``; None: any rank. A packed copy is copied back into ``tensor`` when it has arrived."""
-        peer, comm = ANY_SOURCE if src is None else src, self._channel.comm
+        peer = ANY_SOURCE if src is None else src
         header = bytearray(headers.NBYTES) if self.checked else None
         if self.unmatched is not None:
             own = memory.data  # an alias: the message may come after the program has resized the tensor
             return MatchedReceive(self.unmatched, own if memory is tensor else tensor, own, peer, OWN_TAGS + tag, header)
         with self._channel.lock:
-            if header is None:
-                request = comm.Irecv(room(memory.data_ptr(), memory.nbytes), peer, OWN_TAGS + tag)
-            else:
-                request = post_with_header(comm.Irecv, header, memory.data_ptr(), memory.nbytes, peer, OWN_TAGS + tag)
+            content = room(memory.data_ptr(), memory.nbytes)
+            request = post(self._channel.comm.Irecv, header, content, peer, OWN_TAGS + tag)
         return _Receive(self._channel, request, tensor, memory, header)
 
 

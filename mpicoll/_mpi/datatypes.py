@@ -50,17 +50,19 @@ def room(address: int, nbytes: int) -> list[Any]:
     return spec(address, nbytes) if nbytes else [bytearray(1), 1, MPI.BYTE]
 
 
-def post_with_header(
-    post: Callable[..., MPI.Request], header: bytearray, address: int, nbytes: int, *envelope: int
-) -> MPI.Request:
-    """Posts one message of two parts: ``header``, and ``nbytes`` of memory. Both must live until it has ended.
+def post(function: Callable[..., MPI.Request], header: bytearray | None, content: list[Any], *envelope: int) -> MPI.Request:
+    """Posts one message: ``header``, if there is one, and behind it ``content``. Both must live until the message has ended.
 
-    ``post``: Isend or Irecv, whose last arguments are ``envelope``.
+    Args:
+        function: Isend or Irecv, whose last arguments are ``envelope``.
+        content: As `spec` or `room` describes it.
     """
-    _, count, datatype = spec(address, nbytes)
-    places = [MPI.Get_address(header), address]
+    if header is None:
+        return function(content, *envelope)
+    memory, count, datatype = content
+    places = [MPI.Get_address(header), MPI.Get_address(memory)]
     whole = MPI.Datatype.Create_struct([len(header), count], places, [MPI.BYTE, datatype]).Commit()
     try:
-        return post([MPI.BOTTOM, 1, whole], *envelope)
+        return function([MPI.BOTTOM, 1, whole], *envelope)
     finally:
         whole.Free()  # MPI keeps it until the message has ended
