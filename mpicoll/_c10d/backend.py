@@ -128,9 +128,10 @@ def _handing_over(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
             if _last_work.work is None or answer is None:
                 return answer
             work = _last_work.work
-            for given in (*args, *kwargs.values()):
-                if isinstance(given, timedelta) and given > timedelta(0) and isinstance(work, Work):  # 0: that of the group
-                    work._timeout_s = given.total_seconds()
+            if isinstance(work, Work):
+                for argument in (*args, *kwargs.values()):
+                    if isinstance(argument, timedelta):
+                        work.limit(argument)
             return work
         finally:
             _last_work.expected, _last_work.work = False, None

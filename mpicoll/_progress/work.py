@@ -77,6 +77,11 @@ class Work(dist.Work):
         state = "pending" if not self._done else "failed" if self._error else "completed"
         return f"<Work {self._where}: {state}>"
 
+    def limit(self, timeout: timedelta | None) -> None:
+        """Gives the operation a time limit of its own. None, 0 and less (torch's unset): that of its group."""
+        if timeout is not None and timeout > timedelta(0):
+            self._timeout_s = timeout.total_seconds()
+
     # -- called by the thread that runs the operation ------------------------------------------------------------------
 
     def _complete(self, error: Exception | None = None) -> bool:

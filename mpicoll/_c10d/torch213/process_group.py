@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -65,7 +64,7 @@ class MpiProcessGroup(Operations, ProcessGroup):  # type: ignore[misc]  # names 
 # Note [Overloads]
 # Libraries call methods of a group in all forms that torch's class takes: allreduce(tensor, op), allreduce([tensor], op=...,
 # timeout=...), broadcast(tensor, root), ... torch.distributed and C++ use one form, whose last argument is an options object.
-# The other forms are converted to this one here. torch's own methods also convert them, but they need a backend in C++.
+# The other forms are converted to this form here. The methods of torch's class do this as well, but only over a backend in C++.
 _OPTIONS = frozenset(kind for name, kind in vars(c10d).items() if name.endswith("Options") and isinstance(kind, type))
 _OUTPUTS, _INPUTS = ("output_tensors", "output_tensor", "output"), ("input_tensors", "input_tensor", "input")
 _SPLITS = (("output_split_sizes",), ("input_split_sizes",))
@@ -113,8 +112,8 @@ def _overloaded(name: str) -> Callable[..., Any]:
             if value is not None:
                 setattr(options, _IN_OPTIONS[word], value)
         work = ours(self, *values, options)
-        if rest["timeout"] is not None and rest["timeout"] > timedelta(0) and isinstance(work, Work):  # 0: that of the group
-            work._timeout_s = rest["timeout"].total_seconds()
+        if isinstance(work, Work):
+            work.limit(rest["timeout"])
         return work
 
     return method
