@@ -18,7 +18,7 @@ from mpicoll._algorithms.rail import Rail
 from mpicoll._algorithms.window import LINE, Window
 from mpicoll._mpi import runtime, shared_segment
 from mpicoll._mpi.backoff import Backoff
-from mpicoll._mpi.channel import ANY_SOURCE, Channel
+from mpicoll._mpi.channel import Channel
 from mpicoll._mpi.topology import Topology
 from mpicoll._waits import ALIVE_S
 
@@ -143,7 +143,7 @@ class Windows:
             backoff.pause()
             if time.monotonic() > ask_at:
                 # No thread is inside MPI while this one waits, so ask it: ULFM reports a dead rank only from an MPI call.
-                self._channel.comm.Iprobe(ANY_SOURCE)
+                self._channel.progress()
                 ask_at = time.monotonic() + ALIVE_S
 
         return wait

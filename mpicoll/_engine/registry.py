@@ -106,12 +106,12 @@ class Registry:
             atexit.unregister(self._at_exit)
             atexit.register(self._at_exit)
             _watch_for_end()
-        if agreed.checks:
-            checked.enable(communicator)
         communicator.key, communicator.ledger = str(tag), ledger
-        if ledger is not None and not communicator.checked and not survivors.possible():
+        if ledger is not None and not survivors.possible():
             key = tag << 31 | zlib.adler32(repr(global_ranks).encode()) & 0x7FFFFFFF
             communicator.attendance = attendance.of_group(ledger.boards, key, global_ranks, communicator.rank)
+        if agreed.checks:
+            checked.enable(communicator)
         seen = {runtime_.rank} if ledger is None else {*ledger.boards.ranks}
         communicator.unseen = tuple(rank for rank in communicator.global_ranks if rank not in seen)
         communicator.closer = lambda: self.close(communicator)
