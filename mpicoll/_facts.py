@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-MOST_LISTED = 16
+MOST_LISTED = 16  # sizes
 Blocks = dict[int, int]  # bytes, by group rank
 
 
@@ -31,7 +31,8 @@ class Facts(NamedTuple):
         words = [word for word in (self.reduction, self.dtype) if word]
         if self.nbytes is not None:
             words.append(f"{self.nbytes} bytes")
-        if self.sizes and (min(self.sizes) != max(self.sizes) or not self.operation):
+        part = not self.operation  # of a coalesced operation: its tensors may differ in number alone
+        if self.sizes and (part or min(self.sizes) != max(self.sizes)):
             words.append(f"blocks of {_listed(self.sizes)} bytes")
         if self.root is not None:
             words.append(f"root {self.root}")

@@ -43,10 +43,9 @@ def texts(output: dict[str, Any]) -> list[str]:
 @notebooks
 def test_it_prints_what_it_shows(notebook: Path, tmp_path: Path) -> None:
     new = tmp_path / notebook.name
-    environment = {"MPLCONFIGDIR": str(tmp_path)}  # another environment's list of fonts may lack some, and matplotlib says so
-    run(
-        [sys.executable, "-c", "import matplotlib.font_manager"], TIME_LIMIT_S, env=environment
-    )  # it says so, too, if this takes long
+    # matplotlib prints a warning if its list of fonts was made in an environment with other fonts, or takes long to make.
+    environment = {"MPLCONFIGDIR": str(tmp_path)}
+    run([sys.executable, "-c", "import matplotlib.font_manager"], TIME_LIMIT_S, env=environment)
     done = run([sys.executable, "-m", "tests.companions.notebook", str(notebook), str(new)], TIME_LIMIT_S, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     assert shown(new) == shown(notebook)

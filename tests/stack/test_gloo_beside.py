@@ -167,7 +167,7 @@ def test_a_mixture_does_each_kind_of_operation(mixture: str, rank: int, size: in
 
 
 def test_an_error_leaves_nothing(no_world: None, rank: int, size: int) -> None:
-    """A backend that this torch does not have: the error is torch's or ours, and the next init works."""
+    """init_process_group raises for a backend that this torch lacks. The next call works."""
     with pytest.raises((RuntimeError, AssertionError, ValueError)):
         dist.init_process_group("cpu:mpi,cuda:there_is_no_such_backend")
     agree(not dist.is_initialized())
