@@ -31,8 +31,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import jobs
-from mpicoll._cpus import read
-from mpicoll._discovery import detect
+from mpicoll._base import launcher
+from mpicoll._base.cpus import read
 
 STAGES = ("start", "world", "small", "large", "all_to_all", "messages", "rpc")
 PROGRAMS = ("mpi", "gloo", "raw")
@@ -110,7 +110,7 @@ def used() -> dict[str, int]:
 
 
 def rank(program: str, folder: str) -> None:
-    launch = detect.detect()
+    launch = launcher.detect()
     assert launch is not None
     stages, close = _raw(launch.rank, launch.size) if program == "raw" else _torch(program, launch.rank, launch.size)
     (Path(folder) / str(launch.rank)).touch()

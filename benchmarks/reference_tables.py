@@ -12,9 +12,9 @@ import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from mpicoll import _config
-from mpicoll._doctor import doctor, dump
+from mpicoll._base import config
 from mpicoll._launch import arguments
+from mpicoll._launch.doctor import checks, dump
 from mpicoll.bench import options, overview
 from mpicoll.bench.messages import MESSAGES
 from mpicoll.bench.operations import COLLECTIVES
@@ -41,7 +41,7 @@ def run() -> Iterator[str]:
 
 
 def doctor_options() -> Iterator[str]:
-    yield from (*HEADS, *map(row, shown(doctor.make_parser("mpicoll doctor")._actions)))
+    yield from (*HEADS, *map(row, shown(checks.make_parser("mpicoll doctor")._actions)))
 
 
 def dump_options() -> Iterator[str]:
@@ -123,7 +123,7 @@ def unlike_torch() -> dict[str, str]:
 
 
 def settings() -> Iterator[str]:
-    yield from _config.table().splitlines()
+    yield from config.table().splitlines()
 
 
 FIELDS: dict[str, Callable[[], Iterator[str]]] = {

@@ -132,21 +132,23 @@ from mpicoll._overloads import (
     scan as scan,
     scatter as scatter,
 )
-from mpicoll.errors import (
+from mpicoll._base.errors import (
     CollectiveMismatch as CollectiveMismatch,
-    CommunicationError as CommunicationError,
     ConcurrentCollectives as ConcurrentCollectives,
     ForkedProcess as ForkedProcess,
-    GroupDestroyed as GroupDestroyed,
-    GroupFailed as GroupFailed,
     LaunchError as LaunchError,
     MpicollError as MpicollError,
-    OperationTimeout as OperationTimeout,
-    PeerLost as PeerLost,
     ThreadLevelError as ThreadLevelError,
-    TruncationError as TruncationError,
     UnsupportedReduction as UnsupportedReduction,
     WorkerLeft as WorkerLeft,
+)
+from mpicoll._base.torch_errors import (
+    CommunicationError as CommunicationError,
+    GroupDestroyed as GroupDestroyed,
+    GroupFailed as GroupFailed,
+    OperationTimeout as OperationTimeout,
+    PeerLost as PeerLost,
+    TruncationError as TruncationError,
 )
 
 __version__: str

@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 import torch
 
-from mpicoll._cuda import streams
+from mpicoll._device import streams
 from mpicoll._mpi import abort, shared_segment
 from tests.support import everyone, spmd, warm, warm_server
 
@@ -32,7 +32,7 @@ hypothesis.settings.register_profile("spmd", derandomize=True, database=None, de
 hypothesis.settings.load_profile("spmd")
 
 # Folders whose tests need no other rank, unless they are marked: what they show on one rank holds on any number.
-ALONE = {"discovery", "docs", "doctor", "launch", "project"}
+ALONE = {"base", "docs", "doctor", "launch", "project"}
 ON_REQUEST = {"slow": "--runslow", "companion": "--companions"}  # marks of tests that run only with an option
 
 

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 import mpicoll
-from mpicoll import _cli, _config, _stdout
+from mpicoll import __main__ as command
+from mpicoll._base import config
+from mpicoll._base.stdout import quiet_without_reader
 from mpicoll._launch import run
 from tests.support import clean_environment
 
@@ -28,22 +30,22 @@ def start(*words: str, cwd: Path | None = None, timeout_s: float = 80) -> subpro
 
 def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     for words in ([], ["--help"], ["-h"]):
-        assert _cli.main(words) == 0
+        assert command.main(words) == 0
         said = capsys.readouterr().out
-        assert all(f"\n  {command} " in said for command in _cli.COMMANDS)
-    assert _cli.main(["--version"]) == 0
+        assert all(f"\n  {command} " in said for command in command.COMMANDS)
+    assert command.main(["--version"]) == 0
     assert capsys.readouterr().out == f"mpicoll {importlib.metadata.version('mpicoll')}\n"
 
 
 def test_an_unknown_command_names_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
-    assert _cli.main(["train"]) == 2
+    assert command.main(["train"]) == 2
     assert "'train' is not a command; use one of run, doctor, bench, settings" in capsys.readouterr().err
 
 
 def test_settings(capsys: pytest.CaptureFixture[str]) -> None:
-    assert _cli.main(["settings"]) == 0
-    assert capsys.readouterr().out == _config.table() + "\n"
-    assert _cli.main(["settings", "x"]) == 2
+    assert command.main(["settings"]) == 0
+    assert capsys.readouterr().out == config.table() + "\n"
+    assert command.main(["settings", "x"]) == 2
     assert "takes no arguments" in capsys.readouterr().err
 
 
@@ -58,22 +60,22 @@ def test_settings(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_options_for_the_ranks_come_before_the_benchmark(words: list[str], launcher: list[str], bench: list[str]) -> None:
-    assert _cli.split_bench(words) == (launcher, bench)
+    assert command.split_bench(words) == (launcher, bench)
 
 
 def test_the_benchmark_runs_on_two_ranks_by_default() -> None:
-    assert _cli.bench_command([], ["latency"]) == ["-n", "2", "-m", "mpicoll.bench", "latency"]
-    assert _cli.bench_command(["-N", "3"], []) == ["-N", "3", "-m", "mpicoll.bench"]
-    assert _cli.bench_command(["--quiet"], []) == ["--quiet", "-n", "2", "-m", "mpicoll.bench"]
+    assert command.bench_command([], ["latency"]) == ["-n", "2", "-m", "mpicoll.bench", "latency"]
+    assert command.bench_command(["-N", "3"], []) == ["-N", "3", "-m", "mpicoll.bench"]
+    assert command.bench_command(["--quiet"], []) == ["--quiet", "-n", "2", "-m", "mpicoll.bench"]
 
 
 def test_options_for_ranks_are_refused_where_none_are_started(capsys: pytest.CaptureFixture[str]) -> None:
-    assert _cli.main(["bench", "-n", "2", "--help"]) == 2
+    assert command.main(["bench", "-n", "2", "--help"]) == 2
     assert "-n 2" in capsys.readouterr().err
 
 
 def test_a_broken_connection_is_an_error() -> None:
-    @_stdout.quiet_without_reader
+    @quiet_without_reader
     def main() -> int:
         raise BrokenPipeError("of a socket")
 
@@ -113,7 +115,7 @@ def test_a_reader_that_leaves_early(line: str) -> None:
 
 @pytest.mark.launch
 def test_nothing_heavy_is_imported() -> None:
-    code = "import sys, mpicoll._cli as cli\nfor words in (['--version'], ['--help'], ['settings']): cli.main(words)\n"
+    code = "import sys, mpicoll.__main__ as cli\nfor words in (['--version'], ['--help'], ['settings']): cli.main(words)\n"
     code += "print([name for name in ('torch', 'mpi4py', 'numpy') if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=clean_environment(), timeout=60)
     assert done.stdout.endswith("\n[]\n"), done.stderr

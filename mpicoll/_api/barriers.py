@@ -12,7 +12,7 @@ from mpicoll._api import groups
 from mpicoll._c10d import dynamo
 
 if TYPE_CHECKING:
-    from mpicoll._progress.work import Work
+    from mpicoll._engine.work import Work
 
 
 def barrier(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
+from mpicoll._base.errors import MpicollError
 from mpicoll._mpi import runtime
-from mpicoll.errors import MpicollError
 
 
 def dump_flight_record(folder: str | os.PathLike[str] | None = None) -> str:
@@ -34,6 +34,6 @@ def dump_flight_record(folder: str | os.PathLike[str] | None = None) -> str:
         raise runtime.forked_error()
     if runtime.current() is None:
         raise MpicollError("dump_flight_record: there is no process group; call init_process_group first")
-    from mpicoll._progress.flight_recorder import recorder  # it needs MPI, which `from mpicoll import ...` does not start
+    from mpicoll._faults.flight_recorder import recorder  # it needs MPI, which `from mpicoll import ...` does not start
 
     return recorder.dump("dump_flight_record", None if folder is None else os.fspath(folder))

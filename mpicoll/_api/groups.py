@@ -13,11 +13,11 @@ from torch.compiler import is_dynamo_compiling
 from torch.distributed import GroupMember, ProcessGroup, distributed_c10d
 from torch.nn import Parameter
 
+from mpicoll._base.torch_errors import GroupDestroyed
 from mpicoll._c10d import register, torch_world
 from mpicoll._c10d.torch_world import world as _world
 from mpicoll._mpi import runtime
 from mpicoll._tensors import checks
-from mpicoll.errors import GroupDestroyed
 
 if TYPE_CHECKING:  # the engine starts MPI, which belongs to init_process_group, not to `from mpicoll import all_reduce`
     from mpi4py import MPI

@@ -9,9 +9,9 @@ import sys
 from typing import Any
 
 import mpicoll
-from mpicoll import _config, _cpus
+from mpicoll._base import config, cpus, launcher, probe
 from mpicoll._c10d import dynamo
-from mpicoll._discovery import detect, probe, probe_torch
+from mpicoll._launch.find import probe_torch
 
 
 def info() -> dict[str, Any]:
@@ -38,7 +38,7 @@ def info() -> dict[str, Any]:
         >>> facts["mpi"]["thread_level"], facts["job"]["size"]
         ('MULTIPLE', 2)
     """
-    launch = detect.detect()
+    launch = launcher.detect()
     return {
         "mpicoll": mpicoll.__version__,
         "python": platform.python_version(),
@@ -46,9 +46,9 @@ def info() -> dict[str, Any]:
         "mpi": probe.loaded() if "mpi4py.MPI" in sys.modules else None,
         "job": None if launch is None else vars(launch).copy(),
         "host": socket.gethostname(),
-        "cores": _cpus.usable_cores(),
-        "settings": _config.in_force(os.environ),
-        "problems": _config.problems(os.environ),
+        "cores": cpus.usable_cores(),
+        "settings": config.in_force(os.environ),
+        "problems": config.problems(os.environ),
     }
 
 

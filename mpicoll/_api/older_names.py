@@ -12,7 +12,7 @@ from mpicoll._api.reductions import SUM, reduce_scatter_single
 from mpicoll._c10d.older_names import name_as_called
 
 if TYPE_CHECKING:
-    from mpicoll._progress.work import Work
+    from mpicoll._engine.work import Work
     from mpicoll._tensors.reductions import Op
 
 

@@ -18,8 +18,8 @@ from mpicoll._tensors.versions import count_write
 
 if TYPE_CHECKING:
     from mpicoll._engine.communicator import Communicator
-    from mpicoll._progress.requests import MessageWork
-    from mpicoll._progress.work import Work
+    from mpicoll._engine.requests import MessageWork
+    from mpicoll._engine.work import Work
 
 
 def send(

@@ -15,7 +15,7 @@ from mpicoll._api import groups
 from mpicoll._c10d import dynamo
 
 if TYPE_CHECKING:
-    from mpicoll._progress.work import Work
+    from mpicoll._engine.work import Work
     from mpicoll._tensors.reductions import Op
 
 SUM = ReduceOp.SUM

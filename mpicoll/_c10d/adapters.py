@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
+from mpicoll._base.errors import LaunchError
 from mpicoll._c10d import ddp, dynamo, excepthooks, failed_calls, names, torch_world
 from mpicoll._engine.registry import registry
 from mpicoll._mpi import runtime
-from mpicoll.errors import LaunchError
 
 if TYPE_CHECKING:
     from mpicoll._engine.communicator import Communicator
@@ -86,4 +86,4 @@ def _on_close(communicator: Communicator) -> None:
 @functools.cache
 def _keep_dynamo_out() -> None:
     """Once, when our modules have been loaded: torch.compile runs them as they are."""
-    dynamo.disable_package(*(f"mpicoll.{room}" for room in ("_c10d", "_engine", "_progress", "_host", "_device", "_tensors")))
+    dynamo.disable_package(*(f"mpicoll.{room}" for room in ("_c10d", "_engine", "_faults", "_host", "_device", "_tensors")))

@@ -32,7 +32,7 @@ from torch.distributed import Work as TorchWork
 from mpicoll._c10d import dynamo, patches
 from mpicoll._c10d.names import WORK_METHODS
 from mpicoll._c10d.operations import Answer, Operations
-from mpicoll._progress.work import Work
+from mpicoll._engine.work import Work
 
 if TYPE_CHECKING:
     from mpicoll._engine.communicator import Communicator

@@ -24,8 +24,8 @@ import torch
 
 from mpicoll._c10d import patches
 from mpicoll._c10d.operations import Operations
+from mpicoll._engine.work import Work
 from mpicoll._mpi import survivors
-from mpicoll._progress.work import Work
 
 c10d: Any = torch._C._distributed_c10d  # whose stubs lack what is used here
 

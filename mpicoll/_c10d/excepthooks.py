@@ -11,8 +11,8 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from mpicoll._base.torch_errors import OperationTimeout
 from mpicoll._mpi import abort
-from mpicoll.errors import OperationTimeout
 
 _replaced: tuple[Callable[..., Any], Callable[..., Any]] | None = None  # sys.excepthook before torch's init, and torch's
 

@@ -9,7 +9,7 @@ costs nothing more:
     a function under an older name      the error has this name
     anything else                       torch's error
 
-What is refused before a collective has begun is told to the other ranks, as if mpicoll had refused it (_progress/refusals.py).
+What is refused before a collective has begun is told to the other ranks, as if mpicoll had refused it (_faults/refusals.py).
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from typing import TYPE_CHECKING, Any
 from torch._C._distributed_c10d import Backend
 from torch.distributed import GroupMember, ProcessGroup
 
+from mpicoll._base.errors import MpicollError
 from mpicoll._c10d import dynamo, patches, torch_world
 from mpicoll._c10d.older_names import OLDER_NAMES, name_as_called
 from mpicoll._engine.collectives import REFUSALS
 from mpicoll._engine.registry import registry
-from mpicoll.errors import MpicollError
 
 if TYPE_CHECKING:
     from mpicoll._engine.communicator import Communicator

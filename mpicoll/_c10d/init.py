@@ -16,7 +16,8 @@ from typing import Any
 
 from mpicoll._c10d import adapters, excepthooks, names, requested_ranks, some_ranks, timeouts, torch_world
 from mpicoll._c10d.member_names import named_by_members
-from mpicoll._mpi import abort, arrival, runtime, survivors
+from mpicoll._faults import arrival
+from mpicoll._mpi import abort, runtime, survivors
 from mpicoll._mpi.errors import MPIException, translate
 from mpicoll._tensors import checks
 

@@ -21,8 +21,8 @@ from torch.distributed import ReduceOp
 from torch.distributed import Work as TorchWork
 from torch.futures import Future, collect_all
 
+from mpicoll._base.torch_errors import GroupFailed
 from mpicoll._tensors.versions import count_write
-from mpicoll.errors import GroupFailed
 
 if TYPE_CHECKING:
     from mpicoll._engine.communicator import Communicator

@@ -198,7 +198,7 @@ TABLE = (
         what="wrapper that ends our open events first",
         why="see Note [Events under way when the profiler stops]",
         when="the first event of mpicoll in a profile",
-        home="_progress/spans.py",
+        home="_engine/spans.py",
     ),
     Patch(
         ("torch.nn.parallel.distributed.DistributedDataParallel._ddp_init_helper",),

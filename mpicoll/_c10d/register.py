@@ -33,7 +33,7 @@ def autoload() -> None:
             return
         _wrap()  # first: the wrappers report any failure below
         _register(c10d)
-        from mpicoll._discovery.detect import provide_open_mpi_settings, provide_torch_variables
+        from mpicoll._base.launcher import provide_open_mpi_settings, provide_torch_variables
 
         provide_torch_variables()
         if "mpi4py.MPI" not in sys.modules:  # importing it starts MPI
@@ -62,8 +62,8 @@ def ensure() -> None:
 
 
 def _register(c10d: Any) -> None:
-    from mpicoll._config import get
-    from mpicoll._discovery.detect import started_by_mpi
+    from mpicoll._base.config import get
+    from mpicoll._base.launcher import started_by_mpi
 
     registry = c10d.Backend
     if names.OURS in registry.backend_list:
@@ -113,7 +113,7 @@ def _wrap() -> None:
 
 def _for_world(arguments: dict[str, Any]) -> wrapping.Handler | None:
     """The handler for a call of init_process_group; None if it names another backend."""
-    from mpicoll._config import get
+    from mpicoll._base.config import get
 
     if arguments.get("backend") is None and (backend := get("MPICOLL_BACKEND")):
         arguments["backend"] = backend

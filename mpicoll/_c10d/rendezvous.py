@@ -28,10 +28,11 @@ from typing import Any, NamedTuple
 from torch._C._distributed_c10d import Store, TCPStore
 from torch.distributed.constants import default_pg_timeout
 
-from mpicoll._mpi import arrival, runtime, survivors, thread_levels, time_limit
+from mpicoll._base.errors import LaunchError
+from mpicoll._faults import arrival, time_limit
+from mpicoll._mpi import runtime, survivors, thread_levels
 from mpicoll._mpi.errors import MPIException, not_made
 from mpicoll._tensors import checks
-from mpicoll.errors import LaunchError
 
 LOOPBACK = ("127.0.0.1", "::1")
 PROBE_S = 3.0  # seconds for connections; a live address answers in milliseconds, a firewall never

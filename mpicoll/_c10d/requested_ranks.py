@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
-from mpicoll._discovery import detect
-from mpicoll._mpi import arrival, runtime
-from mpicoll.errors import LaunchError
+from mpicoll._base import launcher
+from mpicoll._base.errors import LaunchError
+from mpicoll._faults import arrival
+from mpicoll._mpi import runtime
 
 NAMES = ("rank", "world_size")
 UNNAMED = (-1, None)
@@ -43,7 +44,7 @@ def unified(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 def warn_of_contradictions(arguments: Mapping[str, Any], mpi: runtime.Runtime) -> None:
     """Warns if arguments or environment differ from MPI: an outer torchrun, a batch shell or a habit has left them there."""
-    launch = detect.detect()  # agrees with MPI, but differs from `mpi` if the world is a communicator of the user's own
+    launch = launcher.detect()  # agrees with MPI, but differs from `mpi` if the world is a communicator of the user's own
     for argument, variable, truth, launched in (
         ("rank", "RANK", mpi.rank, launch and launch.rank),
         ("world_size", "WORLD_SIZE", mpi.size, launch and launch.size),

@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
+from mpicoll._base.errors import LaunchError
+from mpicoll._base.torch_errors import CommunicationError
 from mpicoll._c10d import torch_world
 from mpicoll._c10d.wrapping import SHRINK_NAMES
 from mpicoll._engine.registry import registry
 from mpicoll._mpi import runtime, survivors
-from mpicoll.errors import CommunicationError, LaunchError
 
 if TYPE_CHECKING:
     from mpicoll._engine.communicator import Communicator

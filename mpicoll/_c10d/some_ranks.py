@@ -19,8 +19,9 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed.constants import default_pg_timeout
 from torch.distributed.rendezvous import rendezvous
 
-from mpicoll._mpi import runtime, time_limit
-from mpicoll.errors import LaunchError
+from mpicoll._base.errors import LaunchError
+from mpicoll._faults import time_limit
+from mpicoll._mpi import runtime
 
 ELSEWHERE = ("env:", "mpi:")  # init methods by which all of MPI's ranks meet
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from torch.distributed.constants import default_pg_timeout
 
-from mpicoll import _config
-from mpicoll._mpi import time_limit
+from mpicoll._base import config
+from mpicoll._faults import time_limit
 
 
 def complete(arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -19,7 +19,7 @@ def complete(arguments: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ValueError: MPICOLL_TIMEOUT has a value that is not allowed.
     """
-    seconds = None if arguments.get("timeout") is not None else _config.get("MPICOLL_TIMEOUT")
+    seconds = None if arguments.get("timeout") is not None else config.get("MPICOLL_TIMEOUT")
     return dict(arguments) if seconds is None else {**arguments, "timeout": timedelta(seconds=seconds)}
 
 
@@ -30,5 +30,5 @@ def limit(arguments: Mapping[str, Any]) -> float:
 
 
 def end_job_after(operation: str, arguments: Mapping[str, Any]) -> AbstractContextManager[None]:
-    """See `mpicoll._mpi.time_limit.end_job_after`."""
+    """See `mpicoll._faults.time_limit.end_job_after`."""
     return time_limit.end_job_after(operation, limit(arguments))

@@ -22,21 +22,20 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from mpicoll._algorithms import direct, native, pairwise, shared_memory
-from mpicoll._algorithms.blocks import Block, block, blocks
-from mpicoll._cuda import streams
-from mpicoll._device import staging
+from mpicoll._device import staging, streams
 from mpicoll._device.consensus import DeviceChoices
 from mpicoll._device.messages import DeviceMessages
 from mpicoll._device.shared_memory import SharedDeviceMemory
 from mpicoll._device.staging import Part
+from mpicoll._host.algorithms import direct, native, pairwise, shared_memory
+from mpicoll._host.algorithms.blocks import Block, block, blocks
 from mpicoll._host.collectives import HostCollectives
+from mpicoll._host.plans import Plan
 from mpicoll._mpi import runtime
 from mpicoll._mpi.channel import Channel
 from mpicoll._mpi.topology import Topology
 from mpicoll._tensors import buffers, calls, checks
 from mpicoll._tensors.calls import Call, Signature
-from mpicoll._tensors.plans import Plan
 from mpicoll._tensors.reductions import Op
 
 SMALL = 64 << 10  # bytes; smaller operations are staged

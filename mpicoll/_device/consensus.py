@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
-from mpicoll import _config
-from mpicoll._cuda import streams
+from mpicoll._base import config
+from mpicoll._base.errors import MpicollError
+from mpicoll._device import streams
 from mpicoll._mpi.channel import Channel
 from mpicoll._mpi.library import MPI
-from mpicoll.errors import MpicollError
 
 
 class DeviceChoices(NamedTuple):
@@ -37,13 +37,13 @@ def seen() -> bool:
 
 
 def settle_in() -> None:
-    """Prepares a background thread for MPI calls; see Note [Threads] in _cuda/streams.py."""
+    """Prepares a background thread for MPI calls; see Note [Threads] in _device/streams.py."""
     streams.settle_in()
 
 
 def settings() -> tuple[bool | None, bool]:
     """Returns two environment settings: whether MPI takes GPU memory (None: find out), and whether ranks may share GPU memory."""
-    return _config.get("MPICOLL_CUDA_AWARE"), _config.get("MPICOLL_CUDA_IPC")
+    return config.get("MPICOLL_CUDA_AWARE"), config.get("MPICOLL_CUDA_IPC")
 
 
 def agree(channel: Channel, wanted: tuple[bool | None, bool], gpus: Sequence[bool]) -> DeviceChoices | None:
@@ -93,7 +93,8 @@ def _raise_for(answers: list[tuple[bool, str]]) -> None:
 @cache
 def claimed() -> bool:
     """True if this rank's MPI claims that it takes GPU memory."""
-    from mpicoll._discovery import cuda_support, probe
+    from mpicoll._base import probe
+    from mpicoll._launch.find import cuda_support
 
     library = probe.loaded_library()
     started: dict[str, Any] = {
@@ -108,6 +109,6 @@ def claimed() -> bool:
 @cache
 def proven() -> bool:
     """True if a trial job of two ranks on this host could send GPU memory. It runs once and takes some seconds."""
-    from mpicoll._discovery import cuda_support
+    from mpicoll._launch.find import cuda_support
 
     return cuda_support.verdict(cuda_support.prove(os.environ)).moves

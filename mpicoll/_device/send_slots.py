@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mpicoll._cuda import ipc
+from mpicoll._device import ipc
 
 SLOTS = 4
 

@@ -8,10 +8,10 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from mpicoll._algorithms.windows import Windows
-from mpicoll._cuda import ipc, streams
+from mpicoll._device import ipc, streams
 from mpicoll._device.staging import Part
 from mpicoll._device.window import DeviceWindow
+from mpicoll._host.algorithms.windows import Windows
 from mpicoll._mpi import shared_segment
 from mpicoll._mpi.channel import Channel
 from mpicoll._tensors import buffers

@@ -4,7 +4,7 @@
     chunk k                 pinned -> MPI -> pinned     (this thread)
     chunk k - 1                              pinned -> device
 
-Called inside _cuda/streams.internal_streams.
+Called inside _device/streams.internal_streams.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 
 from torch import Tensor
 
-from mpicoll._algorithms.blocks import pieces
-from mpicoll._cuda import streams
+from mpicoll._device import streams
+from mpicoll._host.algorithms.blocks import pieces
 
 CHUNK = 8 << 20  # bytes; the bus of a GPU takes some 0.3 ms for it, the launch of a copy 10 us
 

@@ -19,16 +19,17 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 from torch._C._distributed_c10d import DebugLevel, get_debug_level
 
-from mpicoll import _config
-from mpicoll._facts import Facts, difference
+from mpicoll._base import config
+from mpicoll._base.errors import CollectiveMismatch
+from mpicoll._base.facts import Facts, difference
+from mpicoll._base.torch_errors import OperationTimeout
+from mpicoll._base.waits import ANSWER_OF_FIRST_S
+from mpicoll._engine.work import Work
+from mpicoll._faults.attendance import Nobody
 from mpicoll._mpi.backoff import Backoff
 from mpicoll._mpi.datatypes import BYTE
-from mpicoll._progress.attendance import Nobody
-from mpicoll._progress.work import Work
 from mpicoll._tensors import calls, signatures
 from mpicoll._tensors.calls import Call
-from mpicoll._waits import ANSWER_OF_FIRST_S
-from mpicoll.errors import CollectiveMismatch, OperationTimeout
 
 if TYPE_CHECKING:
     from mpicoll._engine.communicator import Communicator
@@ -38,13 +39,13 @@ CALL, ANSWER = 3, 4  # tags on the group's own communicator; monitored_barrier.p
 
 def wanted() -> bool:
     """True if this rank's environment asks for the check. Raises ValueError: MPICOLL_CHECK has a value that is not allowed."""
-    check: bool | None = _config.get("MPICOLL_CHECK")
+    check: bool | None = config.get("MPICOLL_CHECK")
     return get_debug_level() == DebugLevel.DETAIL if check is None else check
 
 
 def compares() -> bool:
     """True if this rank's environment lets the watchdogs compare calls once a second."""
-    return _config.get("MPICOLL_CHECK") is not False
+    return config.get("MPICOLL_CHECK") is not False
 
 
 def enable(group: Communicator) -> None:

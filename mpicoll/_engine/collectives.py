@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from mpicoll._engine.group import Group
 from mpicoll._host.collectives import HostCollectives
-from mpicoll._progress.group import Group
 from mpicoll._tensors import checks
 from mpicoll._tensors.calls import Call
 

@@ -5,23 +5,23 @@ itself. Without it, the collective has ended when it returns None. Each operatio
 
     check      the arguments, before a byte moves (_tensors/checks.py), and get the memory of the tensor (_tensors/buffers.py)
     prepare    the backend of the memory's device returns a Call (_host/collectives.py, _device/collectives.py)
-    run        the Call runs in the group's order (_progress/group.py)
+    run        the Call runs in the group's order (_engine/group.py)
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from mpicoll._base.torch_errors import OperationTimeout
 from mpicoll._engine.exchanges import Exchanges
 from mpicoll._engine.gathers import Gathers
 from mpicoll._engine.messages import Messages
 from mpicoll._engine.monitored_barrier import monitored_barrier
 from mpicoll._engine.reductions import Reductions
 from mpicoll._engine.scans import Scans
-from mpicoll._progress import culprits
-from mpicoll._progress.work import Work
+from mpicoll._engine.work import Work
+from mpicoll._faults import culprits
 from mpicoll._tensors import checks
-from mpicoll.errors import OperationTimeout
 
 
 class Communicator(Reductions, Scans, Gathers, Exchanges, Messages):

@@ -18,7 +18,7 @@ class Agreed(NamedTuple):
 
     Attributes:
         checks: Ranks compare their calls before each collective (_engine/checked.py).
-        compares: The watchdogs of a node compare them once a second (_progress/ledger.py).
+        compares: The watchdogs of a node compare them once a second (_faults/ledger.py).
         topology: Of the ranks of the channel.
     """
 

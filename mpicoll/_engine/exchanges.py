@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from mpicoll._engine.collectives import REFUSALS, Collectives, copying_back
-from mpicoll._progress.work import Work
+from mpicoll._engine.work import Work
 from mpicoll._tensors import buffers, checks
 from mpicoll._tensors.buffers import are_dense_cpu, is_dense_cpu
 

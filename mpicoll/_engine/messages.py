@@ -7,15 +7,17 @@ from time import monotonic
 from torch import Tensor
 from torch.autograd import profiler
 
+from mpicoll._base.errors import MpicollError
+from mpicoll._base.torch_errors import TruncationError
+from mpicoll._engine import spans
 from mpicoll._engine.collectives import Collectives
+from mpicoll._engine.poller import pending
+from mpicoll._engine.requests import MessageWork, PendingMessage, too_long
+from mpicoll._engine.work import Work
+from mpicoll._faults import attendance
 from mpicoll._mpi.channel import ANY_SOURCE
 from mpicoll._mpi.runtime import OWN_TAGS
-from mpicoll._progress import attendance, spans
-from mpicoll._progress.poller import pending
-from mpicoll._progress.requests import MessageWork, PendingMessage, too_long
-from mpicoll._progress.work import Work
 from mpicoll._tensors import buffers, checks
-from mpicoll.errors import MpicollError, TruncationError
 
 # Bytes. A send of this size or more is tested until it has ended, because MPI's own send keeps a core busy while it waits for the
 # receiver. The tests make a ping-pong of 64 KiB 20 % slower, and one of 1 MiB 6 %.

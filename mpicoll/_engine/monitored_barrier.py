@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from mpicoll._base.torch_errors import OperationTimeout
+from mpicoll._base.waits import ANSWER_OF_FIRST_S
 from mpicoll._mpi.backoff import Backoff
 from mpicoll._mpi.datatypes import spec
-from mpicoll._waits import ANSWER_OF_FIRST_S
-from mpicoll.errors import OperationTimeout
 
 if TYPE_CHECKING:
-    from mpicoll._progress.group_state import GroupState
+    from mpicoll._faults.group_state import GroupState
 
 ARRIVED, ANSWER = 1, 2  # tags on the group's own communicator
 

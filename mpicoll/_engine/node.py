@@ -7,8 +7,7 @@ import sys
 
 import torch
 
-from mpicoll import _cpus
-from mpicoll._discovery import binding, detect
+from mpicoll._base import binding, cpus, launcher
 from mpicoll._mpi.topology import Topology
 
 
@@ -22,19 +21,19 @@ def provide(rank: int, topology: Topology) -> None:
     reads OMPI_COMM_WORLD_LOCAL_SIZE and MPI_LOCALNRANKS, and has divided the cores already; srun sets neither.
     """
     nodes = topology.nodes
-    if detect.detect() is not None:
-        detect.provide_node_rank([*dict.fromkeys(nodes)].index(nodes[rank]))
-    if nodes.count(nodes[rank]) > 1 and not any(name in os.environ for name in detect.THREAD_SETTINGS):
+    if launcher.detect() is not None:
+        launcher.provide_node_rank([*dict.fromkeys(nodes)].index(nodes[rank]))
+    if nodes.count(nodes[rank]) > 1 and not any(name in os.environ for name in launcher.THREAD_SETTINGS):
         _share_cores(rank, topology.share)
 
 
 def _share_cores(rank: int, share: int) -> None:
-    allowed, threads = _cpus.allowed(), torch.get_num_threads()
-    share = min(share, binding.threads(os.environ, allowed, detect.detect()) or share)
-    if threads not in (len(allowed), _cpus.count(allowed)) or share >= threads:
+    allowed, threads = cpus.allowed(), torch.get_num_threads()
+    share = min(share, binding.threads(os.environ, allowed, launcher.detect()) or share)
+    if threads not in (len(allowed), cpus.count(allowed)) or share >= threads:
         return
     torch.set_num_threads(share)
-    detect.provide_threads(share)
+    launcher.provide_threads(share)
     if rank == 0:
         print(
             f"mpicoll: torch computes with {share} thread{'s' * (share > 1)} in each rank instead of {threads}, because the ranks"

@@ -9,11 +9,12 @@ from torch import Tensor
 from torch.distributed import ReduceOp
 
 from mpicoll._engine.collectives import REFUSALS, Collectives, copying_back
-from mpicoll._progress.work import Work
-from mpicoll._tensors import buffers, calls, checks, plans, sparse
+from mpicoll._engine.work import Work
+from mpicoll._host import plans
+from mpicoll._host.plans import SUM_PLANS
+from mpicoll._tensors import buffers, calls, checks, sparse
 from mpicoll._tensors.buffers import is_dense_cpu
 from mpicoll._tensors.calls import Call
-from mpicoll._tensors.plans import SUM_PLANS
 from mpicoll._tensors.reductions import Op
 
 SUM = ReduceOp.SUM

@@ -13,30 +13,30 @@ from contextlib import ExitStack
 from functools import cache
 from typing import Any
 
-import mpicoll._log as log
-from mpicoll._algorithms.windows import Windows
+import mpicoll._base.log as log
+from mpicoll._base.log import Algorithms
+from mpicoll._base.torch_errors import GroupDestroyed
+from mpicoll._base.waits import EXIT_S
 from mpicoll._device import consensus as devices
 from mpicoll._engine import checked, node, report
 from mpicoll._engine.communicator import Communicator
 from mpicoll._engine.consensus import Agreed, agree
+from mpicoll._engine.poller import poller
+from mpicoll._engine.queue import CollectiveQueue
+from mpicoll._faults import arrival, attendance, exit_handshake, time_limit
+from mpicoll._faults.flight_recorder import recorder
+from mpicoll._faults.ledger import Ledger
+from mpicoll._faults.watchdog import watchdog
 from mpicoll._host import thresholds
+from mpicoll._host.algorithms.windows import Windows
 from mpicoll._host.collectives import HostCollectives
 from mpicoll._host.thresholds import HIERARCHICAL, Choices
-from mpicoll._log import Algorithms
-from mpicoll._mpi import abort, arrival, boards, exit_handshake, library, runtime, survivors, time_limit
+from mpicoll._mpi import abort, boards, library, runtime, survivors, threads
 from mpicoll._mpi.channel import Channel
 from mpicoll._mpi.errors import MPIException, not_made
 from mpicoll._mpi.runtime import Runtime
 from mpicoll._mpi.topology import Topology
-from mpicoll._progress import attendance, threads
-from mpicoll._progress.flight_recorder import recorder
-from mpicoll._progress.ledger import Ledger
-from mpicoll._progress.poller import poller
-from mpicoll._progress.queue import CollectiveQueue
-from mpicoll._progress.watchdog import watchdog
 from mpicoll._tensors import checks
-from mpicoll._waits import EXIT_S
-from mpicoll.errors import GroupDestroyed
 
 REMEMBERED = 4096  # closed groups whose number of collectives is still known at exit
 
@@ -75,7 +75,7 @@ class Registry:
     def _create(self, name: str, ranks: Sequence[int] | None, timeout_s: float, made: ExitStack) -> Communicator:
         log.start()
         runtime_ = runtime.start()
-        recorder.start(runtime_.rank, runtime_.size, lambda: list(self._groups.values()))
+        recorder.start(runtime_.rank, runtime_.size, lambda: list(self._groups.values()), poller.under_way)
         global_ranks = tuple(range(runtime_.size) if ranks is None else ranks)
         tag = self._tag(global_ranks)
         if ranks is not None and runtime_.connected:

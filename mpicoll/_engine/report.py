@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mpicoll._discovery import detect
+from mpicoll._base import launcher
+from mpicoll._base.log import logger
 from mpicoll._host.thresholds import NEVER
-from mpicoll._log import logger
 from mpicoll._mpi.library import MPI
 from mpicoll._mpi.runtime import Runtime
 from mpicoll._mpi.topology import Topology
@@ -14,7 +14,7 @@ from mpicoll._mpi.topology import Topology
 
 def world(runtime: Runtime, topology: Topology, devices: str) -> None:
     """Logs one INFO line about the first group that a process makes. ``devices`` says how device memory travels."""
-    launch = detect.detect()
+    launch = launcher.detect()
     level = "MULTIPLE" if runtime.thread_level == MPI.THREAD_MULTIPLE else "SERIALIZED"
     vendor, version = MPI.get_vendor()
     ranks, nodes = len(topology.nodes), len(set(topology.nodes))

@@ -6,8 +6,9 @@ from torch import Tensor
 
 from mpicoll._engine.collectives import REFUSALS, Collectives, copying_back
 from mpicoll._engine.reductions import SUM
-from mpicoll._progress.work import Work
-from mpicoll._tensors import buffers, checks, plans
+from mpicoll._engine.work import Work
+from mpicoll._host import plans
+from mpicoll._tensors import buffers, checks
 from mpicoll._tensors.reductions import Op
 
 

@@ -14,19 +14,19 @@ from ctypes import memmove
 import torch
 from torch import Tensor
 
-from mpicoll._algorithms import direct, hierarchical, native, pairwise, shared_memory
-from mpicoll._algorithms.blocks import Block, block, blocks, pieces, rows
-from mpicoll._algorithms.direct import SLICE
-from mpicoll._algorithms.native import CHUNK
-from mpicoll._algorithms.windows import Windows
 from mpicoll._host import thresholds, two_level
+from mpicoll._host.algorithms import direct, hierarchical, native, pairwise, shared_memory
+from mpicoll._host.algorithms.blocks import Block, block, blocks, pieces, rows
+from mpicoll._host.algorithms.direct import SLICE
+from mpicoll._host.algorithms.native import CHUNK
+from mpicoll._host.algorithms.windows import Windows
 from mpicoll._host.messages import HostMessages
+from mpicoll._host.plans import Plan
 from mpicoll._host.thresholds import DIRECT, HIERARCHICAL, NATIVE, PAIRWISE, SHARED_MEMORY, Thresholds
 from mpicoll._mpi.channel import IN_PLACE, Channel
 from mpicoll._mpi.datatypes import BYTE, INT_MAX, allocate, fromaddress
 from mpicoll._tensors import buffers, calls, checks, sparse
 from mpicoll._tensors.calls import Call
-from mpicoll._tensors.plans import Plan
 from mpicoll._tensors.reductions import Op
 
 ENCODED = 4 << 20  # elements of 8 or 16 bits that a reduce_scatter encodes at a time, which may take four times their memory

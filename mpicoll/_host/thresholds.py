@@ -17,8 +17,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from mpicoll import _config
-from mpicoll._algorithms.window import LINE, parts
+from mpicoll._base import config
+from mpicoll._host.algorithms.window import LINE, parts
 
 NATIVE, SHARED_MEMORY, HIERARCHICAL, DIRECT, PAIRWISE = "native", "shared_memory", "hierarchical", "direct", "pairwise"
 PAGE = 4096  # bytes
@@ -225,16 +225,16 @@ def choices(library: str = "") -> Choices:
     """
     table = next((measured for name, measured in MEASURED.items() if library.startswith(name)), WINDOW_FROM)
     between, apart = BETWEEN_FROM, APART_FROM
-    if path := _config.get("MPICOLL_TUNING"):
+    if path := config.get("MPICOLL_TUNING"):
         tuned = load(Path(path))
         table, between, apart = {**table, **tuned[WITHIN]}, {**between, **tuned[BETWEEN]}, {**apart, **tuned[APART]}
-    if (everywhere := _config.get("MPICOLL_WINDOW_FROM")) is not None:
+    if (everywhere := config.get("MPICOLL_WINDOW_FROM")) is not None:
         table = {operation: {2: everywhere} for operation in WINDOW_FROM}
         between = {operation: {2: everywhere} for operation in BETWEEN_FROM}
         apart = {operation: {2: everywhere} for operation in APART_FROM}
     return Choices(
-        window_bytes=_config.get("MPICOLL_WINDOW_BYTES"),
-        node_size=_config.get("MPICOLL_NODE_SIZE"),
+        window_bytes=config.get("MPICOLL_WINDOW_BYTES"),
+        node_size=config.get("MPICOLL_NODE_SIZE"),
         window_from=table,
         between_from=between,
         apart_from=apart,

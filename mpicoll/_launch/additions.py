@@ -18,7 +18,7 @@
     more than one rank on a host     OMP_NUM_THREADS                       see `thread_count`
 
 More ranks than cores: by the allocation, or by this host if all ranks are here. Of other hosts nothing is known; their ranks
-choose OMP_NUM_THREADS (`mpicoll._launch.rank`) and yield_when_idle (`mpicoll._discovery.binding`) when they start.
+choose OMP_NUM_THREADS (`mpicoll._launch.rank`) and yield_when_idle (`mpicoll._base.binding`) when they start.
 
 # Note [Why no binding]
 Open MPI binds each rank to one core if a job has one or two ranks. The threads of torch and the communication thread of mpicoll
@@ -30,9 +30,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mpicoll._discovery.detect import OPEN_MPI_4_PROVIDERS, OPEN_MPI_SETTINGS, OPEN_MPI_WITHOUT_CARDS
-from mpicoll._discovery.find import Mpi
-from mpicoll._discovery.slurm import allocated_cpus
+from mpicoll._base.launcher import OPEN_MPI_4_PROVIDERS, OPEN_MPI_SETTINGS, OPEN_MPI_WITHOUT_CARDS
+from mpicoll._base.slurm import allocated_cpus
+from mpicoll._launch.find.installations import Mpi
 from mpicoll._launch.job import KEEPALIVE, Request, Site, Where
 
 # Settings by which the user may have chosen a binding: then no binding is added.

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import mpicoll
-from mpicoll import _config
-from mpicoll._waits import STOP_S
+from mpicoll._base import config
+from mpicoll._base.waits import STOP_S
 
 EPILOG = """examples:
   python -m mpicoll.run -n 4 train.py --epochs 3
@@ -230,7 +230,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     _add(group, "-x", action="append", default=[], metavar="NAME[=VALUE]", dest="export")
     _add(group, "-genv", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"))
     _add(group, "--fault-tolerant", action="store_true")
-    _add(group, "--backend", choices=_config.choices("MPICOLL_BACKEND"))
+    _add(group, "--backend", choices=config.choices("MPICOLL_BACKEND"))
     _add(group, "--master-addr", metavar="HOST")
     _add(group, "--master-port", type=port, metavar="PORT")
 

@@ -18,9 +18,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from mpicoll._discovery.find import Mpi, Mpiexec
+from mpicoll._base.errors import LaunchError
+from mpicoll._launch.find.installations import Mpi, Mpiexec
 from mpicoll._launch.job import Placement, Program, Request, Where
-from mpicoll.errors import LaunchError
 
 Counted = Sequence[tuple[Program, int]]
 Placements = Sequence[Placement | None]

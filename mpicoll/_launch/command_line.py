@@ -12,15 +12,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import mpicoll._discovery.hostfile as hostfile
-from mpicoll import _config
-from mpicoll._cpus import usable_cores
-from mpicoll._discovery.launchers import TEMPLATE
-from mpicoll._discovery.torch_facts import torch_facts
+import mpicoll._launch.find.hostfile as hostfile
+from mpicoll._base import config
+from mpicoll._base.cpus import usable_cores
+from mpicoll._base.errors import LaunchError
+from mpicoll._base.waits import STOP_S
 from mpicoll._launch.arguments import ACCEPTED, make_parser, split, unknown
+from mpicoll._launch.find.launchers import TEMPLATE
+from mpicoll._launch.find.torch_facts import torch_facts
 from mpicoll._launch.job import NOTHING_ASKED, Program, Request
-from mpicoll._waits import STOP_S
-from mpicoll.errors import LaunchError
 
 PROG = "python -m mpicoll.run"
 JOB_OPTIONS = {  # attribute of argparse's namespace -> option; allowed only before the first program
@@ -103,7 +103,7 @@ def _options(read: argparse.Namespace, notes: Sequence[str]) -> Options:
         read.nnodes, read.bind_to, read.map_by, tag, log_dir, read.fault_tolerant, read.oversubscribe,
         max_restarts=read.max_restarts,
     )  # fmt: skip
-    template = _config.get(TEMPLATE) if read.launcher is None else None
+    template = config.get(TEMPLATE) if read.launcher is None else None
     said = [*notes, *_accepted(read.accepted)]
     if log_dir is not None:
         tag = "; --tag-output marks lines on the terminal only" if read.tag_output else ""

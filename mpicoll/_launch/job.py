@@ -6,8 +6,8 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from mpicoll._discovery.allocation import Allocation
-from mpicoll._discovery.hostfile import Host
+from mpicoll._launch.find.allocation import Allocation
+from mpicoll._launch.find.hostfile import Host
 
 Placement = tuple[tuple[str, int], ...]  # (host, ranks there) in rank order
 # A connection between hosts breaks if the other host does not answer: after time + probes * intvl seconds.

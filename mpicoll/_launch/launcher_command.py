@@ -23,10 +23,10 @@ import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from mpicoll._discovery.find import Mpiexec
-from mpicoll._discovery.launchers import LAUNCHERS, TEMPLATE
+from mpicoll._base.errors import LaunchError
+from mpicoll._launch.find.installations import Mpiexec
+from mpicoll._launch.find.launchers import LAUNCHERS, TEMPLATE
 from mpicoll._launch.job import Placement, Program, Request
-from mpicoll.errors import LaunchError
 
 SRUN_UNITS = {
     "none": "none", "core": "cores", "socket": "sockets", "package": "sockets", "numa": "ldoms", "hwthread": "threads",

@@ -1,8 +1,8 @@
 """The monitor of a rank: the parent of its program, which tells `mpicoll._launch.supervisor` how the program ends.
 
     mpiexec ──► monitor ──fork──► program
-                  │  ▲               │ pipe: `mpicoll._discovery.last_words`
-     TCP, lines   ▼  │ waitpid ◄─────┘ memory: `mpicoll._discovery.last_call`
+                  │  ▲               │ pipe: `mpicoll._base.last_words`
+     TCP, lines   ▼  │ waitpid ◄─────┘ memory: `mpicoll._base.last_call`
               supervisor
 
 The exit status of mpiexec does not say how each rank ended, and is 0 after some losses. The monitor is the parent of the program
@@ -14,7 +14,7 @@ supervisor breaks, that is, when the supervisor has died, or cannot be reached f
 died: Hydra goes on without its daemon on another host.
 
 Lines to the supervisor: `begin SECRET RANK SIZE PID HOST`, `why TIME STATUS TEXT`, `was SECONDS TEXT` (what the program was doing
-that long before its end: `mpicoll._discovery.last_call`), `ended TIME STATUS RETURNED`.
+that long before its end: `mpicoll._base.last_call`), `ended TIME STATUS RETURNED`.
 Lines from it: `end` (SIGTERM, and SIGKILL after the grace), `kill`, `signal NUMBER` (for the program).
 """
 
@@ -25,9 +25,10 @@ import signal
 import time
 from typing import TYPE_CHECKING
 
-from mpicoll._discovery import detect, last_call, last_words
+from mpicoll._base import last_call, last_words
+from mpicoll._base.launcher import SUPERVISOR, detect
+from mpicoll._base.waits import CONNECT_S
 from mpicoll._launch import leftovers, processes
-from mpicoll._waits import CONNECT_S
 
 if TYPE_CHECKING:
     import selectors
@@ -42,7 +43,7 @@ FOR_THE_PROGRAM = frozenset(
 
 def start() -> None:
     """Forks, if `mpicoll.run` has asked for a monitor: returns in the child only, which then runs the program."""
-    words = os.environ.pop(detect.SUPERVISOR, None)
+    words = os.environ.pop(SUPERVISOR, None)
     if words is None:
         return
     began_s = time.time()
@@ -184,7 +185,7 @@ class Monitor:
         import selectors
         import socket
 
-        launch = detect.detect()
+        launch = detect()
         if launch is None:
             return
         try:

@@ -19,16 +19,16 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from mpicoll._discovery.allocation import Allocation
-from mpicoll._discovery.detect import SUPERVISOR
-from mpicoll._discovery.find import Mpi, Mpiexec
-from mpicoll._discovery.hostfile import Host
-from mpicoll._discovery.launchers import LAUNCHERS
+from mpicoll._base.errors import LaunchError
+from mpicoll._base.launcher import SUPERVISOR
 from mpicoll._launch import launcher_command
 from mpicoll._launch.additions import additions
 from mpicoll._launch.command import binding_words, fault_tolerance_words, hydra_command, openmpi_command, output_words
+from mpicoll._launch.find.allocation import Allocation
+from mpicoll._launch.find.hostfile import Host
+from mpicoll._launch.find.installations import Mpi, Mpiexec
+from mpicoll._launch.find.launchers import LAUNCHERS
 from mpicoll._launch.job import LOCAL, NOTHING_ASKED, Placement, Plan, Program, Request, Site, Where
-from mpicoll.errors import LaunchError
 
 # Variables that other hosts get. mpirun of Open MPI passes on OMPI_* by itself, Hydra everything.
 FORWARDED = re.compile(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mpicoll._cpus import read
+from mpicoll._base.cpus import read
 from mpicoll._launch.job import KEEPALIVE
 
 if TYPE_CHECKING:

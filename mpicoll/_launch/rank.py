@@ -21,10 +21,9 @@ import sys
 import time
 from types import TracebackType
 
-from mpicoll import _cpus
-from mpicoll._discovery import binding, detect, last_words
+from mpicoll._base import binding, cpus, last_words, launcher
+from mpicoll._base.waits import LAST_WORDS_S
 from mpicoll._launch import monitor
-from mpicoll._waits import LAST_WORDS_S
 
 
 def main(words: list[str]) -> None:
@@ -60,9 +59,9 @@ def main(words: list[str]) -> None:
 
 def _choose_threads() -> None:
     """Sets OMP_NUM_THREADS if neither the user nor `mpicoll.run` has done so, which knows no cores of other hosts."""
-    threads = binding.threads(os.environ, _cpus.allowed(), detect.detect())
-    if threads is not None and not any(name in os.environ for name in detect.THREAD_SETTINGS):
-        detect.provide_threads(threads)
+    threads = binding.threads(os.environ, cpus.allowed(), launcher.detect())
+    if threads is not None and not any(name in os.environ for name in launcher.THREAD_SETTINGS):
+        launcher.provide_threads(threads)
 
 
 def _take_options(words: list[str]) -> list[str]:
@@ -79,7 +78,7 @@ def _take_options(words: list[str]) -> list[str]:
 
 def _redirect(folder: str) -> None:
     """Redirects file descriptors 1 and 2 to the file of this rank, with the output of C code and of child processes."""
-    launch = detect.detect()
+    launch = launcher.detect()
     os.makedirs(folder, exist_ok=True)
     name = f"rank-{launch.rank if launch is not None else 0}.log"
     file = os.open(os.path.join(folder, name), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o666)
@@ -105,7 +104,7 @@ def abort_job(status: int) -> None:
     After MPI_Init, MPI_Abort ends the job.
     """
     mpi = sys.modules.get("mpi4py.MPI")
-    launch = detect.detect()
+    launch = launcher.detect()
     started = mpi is not None and mpi.Is_initialized()
     if launch is None or launch.launcher != "hydra" or "PMI_FD" not in os.environ or started:
         return  # srun --mpi=pmi2 sets PMI_FD, too, and speaks another protocol

@@ -20,18 +20,19 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from mpicoll._cpus import usable_cores
-from mpicoll._discovery import allocation, mca_files
-from mpicoll._discovery.detect import ADDED, OWNER, Launch, detect, without_job
-from mpicoll._discovery.find import Mpi, Mpiexec, find_mpi, find_mpiexec
-from mpicoll._discovery.launchers import LAUNCHERS, find_srun, find_template
+from mpicoll._base import mca_files
+from mpicoll._base.cpus import usable_cores
+from mpicoll._base.errors import LaunchError
+from mpicoll._base.launcher import ADDED, OWNER, Launch, detect, without_job
+from mpicoll._base.stdout import quiet_without_reader
+from mpicoll._base.waits import FIRST_PAUSE_S, LONGEST_PAUSE_S, OTHER_RANKS_S
 from mpicoll._launch import supervisor
 from mpicoll._launch.command_line import PROG, Options, parse
+from mpicoll._launch.find import allocation
+from mpicoll._launch.find.installations import Mpi, Mpiexec, find_mpi, find_mpiexec
+from mpicoll._launch.find.launchers import LAUNCHERS, find_srun, find_template
 from mpicoll._launch.job import Plan, Program, Site
 from mpicoll._launch.plan import plan
-from mpicoll._stdout import quiet_without_reader
-from mpicoll._waits import FIRST_PAUSE_S, LONGEST_PAUSE_S, OTHER_RANKS_S
-from mpicoll.errors import LaunchError
 
 # How a launcher that `detect` tells from others is called
 OUTER_COMMANDS = {

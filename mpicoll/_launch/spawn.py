@@ -29,11 +29,12 @@ from typing import Any
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
 import mpicoll._launch.run as run
-from mpicoll._discovery import detect, terminate
+from mpicoll._base import launcher
+from mpicoll._base.errors import LaunchError, MpicollError
+from mpicoll._base.waits import STOP_S
 from mpicoll._launch import command_line, spawn_rank
+from mpicoll._launch.find import terminate
 from mpicoll._launch.job import Program
-from mpicoll._waits import STOP_S
-from mpicoll.errors import LaunchError, MpicollError
 
 POLL_S = 0.02
 UNPICKLABLE = pickle.PicklingError, AttributeError, TypeError, RuntimeError
@@ -216,7 +217,7 @@ def _check(nprocs: int, start_method: str) -> None:
         )
     if spawn_rank.importing:
         raise LaunchError('spawn was called while a rank imports the script; put the call under `if __name__ == "__main__":`')
-    launch = detect.detect()
+    launch = launcher.detect()
     # A Slurm step of one task may be the shell of `srun --pty bash`, from which ranks may be started.
     if launch is not None and (launch.launcher != "slurm" or launch.size > 1):
         raise LaunchError(

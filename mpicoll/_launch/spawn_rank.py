@@ -9,9 +9,9 @@ import traceback
 from multiprocessing import spawn as multiprocessing_spawn
 from pathlib import Path
 
-from mpicoll._discovery import detect
+from mpicoll._base import launcher
+from mpicoll._base.errors import LaunchError
 from mpicoll._launch.rank import abort_job, write_lines
-from mpicoll.errors import LaunchError
 
 importing = False  # True while this rank imports the script: a spawn call then lacks its `if __name__` guard
 
@@ -19,11 +19,11 @@ importing = False  # True while this rank imports the script: a spawn call then 
 def main(folder_name: str) -> None:
     """The program of each rank. After a failure it skips MPI_Finalize, which would wait for the other ranks."""
     global importing
-    launch = detect.detect()
+    launch = launcher.detect()
     if launch is None:
         raise LaunchError("this rank was not started by mpiexec")
     write_lines()
-    detect.provide_torch_variables()
+    launcher.provide_torch_variables()
     folder = Path(folder_name)
     _write(folder / f"pid-{launch.rank}", str(os.getpid()).encode())
     code, text = 1, None

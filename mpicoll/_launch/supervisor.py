@@ -31,10 +31,10 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from mpicoll._discovery.detect import SUPERVISOR
+from mpicoll._base.launcher import SUPERVISOR
+from mpicoll._base.waits import GONE_S, KILL_S, LAST_REPORTS_S, LEFT_BEHIND_S, SETTLE_S
 from mpicoll._launch import leftovers, processes
 from mpicoll._launch.reports import Reports, address_towards, shell_status, signal_name
-from mpicoll._waits import GONE_S, KILL_S, LAST_REPORTS_S, LEFT_BEHIND_S, SETTLE_S
 
 NOT_STARTED = 213  # of Open MPI's mpiexec: 256 - 43, PRTE_ERR_SILENT; also for options that it does not know
 

@@ -20,9 +20,9 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, NoReturn
 
-from mpicoll._discovery import last_words
+from mpicoll._base import last_words
+from mpicoll._base.waits import ABORT_S, FORWARDING_S
 from mpicoll._mpi import runtime
-from mpicoll._waits import ABORT_S, FORWARDING_S
 
 _os_exit = os._exit
 _before: tuple[Callable[..., Any], Callable[..., Any]] | None = None

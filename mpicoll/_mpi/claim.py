@@ -36,8 +36,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from mpicoll._discovery import detect
-from mpicoll._discovery.containers import is_launcher
+from mpicoll._base.containers import is_launcher
+from mpicoll._base.launcher import detect
 
 # These variables name one rank of one job, under any launcher. A process with the same values as its parent is the same rank.
 IDENTITY = (
@@ -65,7 +65,7 @@ def take(environ: Mapping[str, str] = os.environ, folder: Path | None = None) ->
     Returns None if the claim is granted or cannot be checked, otherwise a text that says which process is that rank.
     """
     global _file
-    launch = detect.detect(environ)
+    launch = detect(environ)
     # The task of `srun --pty bash` is a shell, in which MPI programs run one after the other or side by side.
     if _file is not None or launch is None or (launch.launcher, launch.size) == ("slurm", 1):
         return None
@@ -110,13 +110,13 @@ def ending() -> None:
 
 def rank(environ: Mapping[str, str] = os.environ) -> int | None:
     """The rank of this process as the launcher says; None: unknown."""
-    launch = detect.detect(environ)
+    launch = detect(environ)
     return None if launch is None else launch.rank
 
 
 def absent(environ: Mapping[str, str] = os.environ) -> list[int]:
     """The ranks of this job that have not started MPI through mpicoll. Empty if unknown, as for a job of several hosts."""
-    launch = detect.detect(environ)
+    launch = detect(environ)
     if launch is None or _file is None or launch.local_size != launch.size:
         return []
     try:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from mpicoll._base.torch_errors import CommunicationError, PeerLost, TruncationError
+from mpicoll._base.waits import NOTICE_S
 from mpicoll._mpi import survivors
 from mpicoll._mpi.library import MPI
-from mpicoll._waits import NOTICE_S
-from mpicoll.errors import CommunicationError, PeerLost, TruncationError
 
 MPIException = MPI.Exception
 LACKS = "Too many communicators", "context ID because of fragmentation"  # in MPICH's errors; the second: free ones differ by rank

@@ -16,14 +16,13 @@ from collections.abc import Callable
 
 import mpi4py
 
-from mpicoll import _cpus
-from mpicoll._discovery import binding, containers, debian, detect
+from mpicoll._base import binding, containers, cpus, debian, launcher
+from mpicoll._base.errors import LaunchError
+from mpicoll._base.waits import INIT_S
 from mpicoll._mpi import claim, open_mpi
-from mpicoll._waits import INIT_S
-from mpicoll.errors import LaunchError
 
 # Variable with the pid of the process that started MPI. Its child processes read it; they inherit the launcher's variables too.
-OWNER = detect.OWNER
+OWNER = launcher.OWNER
 
 _REMEDY_NO_MPI = (
     "no MPI library could be loaded ({reason}).\n"
@@ -60,7 +59,7 @@ def started_by_a_rank() -> str | None:
     A rank may also have started a launcher, which has started this process as a rank of another job.
     """
     owner, _, identity = os.environ.get(OWNER, "").partition(" ")
-    if owner in ("", str(os.getpid())) or detect.detect() is None or identity != claim.identity(os.environ):
+    if owner in ("", str(os.getpid())) or launcher.detect() is None or identity != claim.identity(os.environ):
         return None
     return owner
 
@@ -116,7 +115,7 @@ def _start() -> None:
     """Starts MPI; see Note [Starting MPI without the interpreter lock]."""
     vendor, version = MPI.get_vendor()
     if vendor == "Open MPI":
-        open_mpi.before_start(version, os.environ, detect.detect())
+        open_mpi.before_start(version, os.environ, launcher.detect())
     level, provided = MPI.THREAD_MULTIPLE, ctypes.c_int()
     start = getattr(ctypes.CDLL(MPI.__file__), "MPI_Init_thread", None)  # looks in the libraries that this one has loaded, too
     if start is None:
@@ -154,8 +153,8 @@ def _prepare() -> bool:
         return False
     for name, value in open_mpi.SETTINGS.items():  # see Note [Messages that are too long] in open_mpi.py
         os.environ.setdefault(name, value)
-    binding.prepare(os.environ, _cpus.allowed(), detect.detect())
-    containers.prepare(os.environ, detect.detect())
+    binding.prepare(os.environ, cpus.allowed(), launcher.detect())
+    containers.prepare(os.environ, launcher.detect())
     if refusal() is not None:
         mpi4py.rc.initialize = False
         return False
@@ -239,9 +238,9 @@ try:
     try:
         from mpi4py import MPI as MPI
     except RuntimeError:
-        from mpicoll._discovery import find
+        from mpicoll._base import wheels
 
-        if "MPI4PY_LIBMPI" in os.environ or not (_beside := find.library_beside_packages()):
+        if "MPI4PY_LIBMPI" in os.environ or not (_beside := wheels.library_beside_packages()):
             raise
         os.environ.update(_beside)
         from mpi4py import MPI as MPI

@@ -31,10 +31,10 @@ from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from functools import cache
 
-from mpicoll._discovery import detect, mca_files, probe
-from mpicoll._discovery.detect import Launch
+from mpicoll._base import launcher, mca_files, probe
+from mpicoll._base.launcher import Launch
 
-SETTINGS = detect.OPEN_MPI_SETTINGS
+SETTINGS = launcher.OPEN_MPI_SETTINGS
 
 # Bits of a transport's flags (opal/mca/btl/btl.h), alike in Open MPI 4 and 5.
 _SEND, _PUT, _GET = 1, 2, 4
@@ -49,15 +49,15 @@ def before_start(version: tuple[int, ...], environ: MutableMapping[str, str], la
     Args:
         version: Of the Open MPI that has been loaded.
     """
-    one_host = launch is not None and launch.launcher in detect.OF_OPEN_MPI and launch.local_size == launch.size
-    name, value = detect.OPEN_MPI_WITHOUT_CARDS
+    one_host = launch is not None and launch.launcher in launcher.OF_OPEN_MPI and launch.local_size == launch.size
+    name, value = launcher.OPEN_MPI_WITHOUT_CARDS
     if version < (5,):
-        name, value = detect.OPEN_MPI_4_PROVIDERS
+        name, value = launcher.OPEN_MPI_4_PROVIDERS
     elif not one_host:
         return
     if name in environ or name in mca_files.names(environ) | mca_files.site_names(probe.loaded_library() or ""):
         return
-    detect.provide_here(name, value, environ)
+    launcher.provide_here(name, value, environ)
 
 
 @cache

@@ -13,10 +13,9 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
-from mpicoll import _cpus
-from mpicoll._discovery import binding, detect
+from mpicoll._base import binding, cpus, launcher
+from mpicoll._base.errors import ForkedProcess, LaunchError, ThreadLevelError
 from mpicoll._mpi import open_mpi
-from mpicoll.errors import ForkedProcess, LaunchError, ThreadLevelError
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -258,7 +257,7 @@ def _load() -> Any:
 def _check_launcher(mpi: Any) -> None:
     """Checks the launcher's variables against MPI, whose size counts: N singletons instead of N ranks must be noticed."""
     size = mpi.COMM_WORLD.Get_size()
-    launch = detect.detect()
+    launch = launcher.detect()
     if launch is not None and launch.size not in (None, size):
         library = mpi.Get_library_version().split("\n")[0].rstrip("\0 ")
         raise LaunchError(
@@ -272,7 +271,7 @@ def _check_launcher(mpi: Any) -> None:
 def check_environment() -> None:
     """Refuses a world of one rank if WORLD_SIZE asks for more and no MPI launcher started this process."""
     world_size = os.environ.get("WORLD_SIZE", "")
-    if world_size.isdigit() and not detect.started_by_mpi():
+    if world_size.isdigit() and not launcher.started_by_mpi():
         _check_size(int(world_size), f"WORLD_SIZE={world_size}")
 
 
@@ -299,12 +298,12 @@ def _check_size(asked: int, source: str) -> None:
     if asked <= 1 or MPI.COMM_WORLD.Get_size() > 1:
         return
     remedy = f"`python -m mpicoll.run -n {asked} script.py` (or mpirun, or srun)"
-    if detect.TORCHRUN_MARK in os.environ:
+    if launcher.TORCHRUN_MARK in os.environ:
         raise LaunchError(
             f"torchrun started {asked} processes, but MPI sees 1 rank: MPI jobs are started by mpiexec. Use {remedy} "
             "instead of torchrun"
         )
-    launch = detect.detect()
+    launch = launcher.detect()
     started = "no MPI launcher started this process" if launch is None else f"the launcher ({launch.launcher}) started 1 rank"
     raise LaunchError(
         f"{source} asks for {asked} ranks, but {started}, and MPI sees 1 rank. Start the ranks with {remedy}, or from Python "
@@ -315,12 +314,12 @@ def _check_size(asked: int, source: str) -> None:
 
 @cache
 def _warn_of_binding(mpi: Any) -> None:
-    """Warns once, on rank 0; see Note [One core for a rank] in `mpicoll._discovery.binding`."""
-    launch = detect.detect()
+    """Warns once, on rank 0; see Note [One core for a rank] in `mpicoll._base.binding`."""
+    launch = launcher.detect()
     if launch is None or mpi.COMM_WORLD.Get_rank() != 0:
         return
     waits_busily = mpi.get_vendor()[0] == "Open MPI" and os.environ.get(binding.YIELD_SETTING) is None
-    text = binding.advice(launch, _cpus.allowed(), binding.cores_for_ranks(launch, os.environ), waits_busily)
+    text = binding.advice(launch, cpus.allowed(), binding.cores_for_ranks(launch, os.environ), waits_busily)
     if text is not None:
         warnings.warn(f"mpicoll: {text}", stacklevel=3)
 

@@ -33,11 +33,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 
+from mpicoll._base.waits import DEATHS_S
 from mpicoll._mpi import library, runtime
 from mpicoll._mpi.backoff import Backoff
 from mpicoll._mpi.library import MPI
 from mpicoll._mpi.runtime import Runtime
-from mpicoll._waits import DEATHS_S
 
 SETTING = "OMPI_MCA_mpi_ft_enable"  # set by mpirun --with-ft ulfm
 LOOKS = 8  # Open MPI looks at its events in one of some calls only; 4 were needed

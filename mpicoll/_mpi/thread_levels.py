@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from mpicoll._base.errors import ThreadLevelError
 from mpicoll._mpi.library import MPI
 from mpicoll._mpi.runtime import Runtime
-from mpicoll.errors import ThreadLevelError
 
 NAMES = {
     MPI.THREAD_SINGLE: "MPI_THREAD_SINGLE",

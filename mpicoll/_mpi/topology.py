@@ -6,7 +6,7 @@ import socket
 from collections.abc import Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from mpicoll import _cpus
+from mpicoll._base import cpus
 from mpicoll._mpi import survivors
 from mpicoll._mpi.library import MPI
 
@@ -48,7 +48,7 @@ class Topology(NamedTuple):
 def own_facts(comm: Intracomm) -> Facts:
     """The facts about this rank of a communicator (collective)."""
     node = socket.gethostname() if survivors.possible() else _first_of_node(comm)
-    return Facts(node, sum(1 << core for core in _cpus.allowed()), _cpus.quota())
+    return Facts(node, sum(1 << core for core in cpus.allowed()), cpus.quota())
 
 
 def topology_of(ranks: Sequence[Facts], own: int, node_size: int = 0) -> Topology:
@@ -76,7 +76,7 @@ def _crowded(node: Sequence[Facts]) -> bool:
 def _share(own: Facts, node: Iterable[Facts]) -> int:
     """This rank's part of its cores, of which other ranks of the node may use some, too."""
     sharing = sum(bool(own.cores & other.cores) for other in node)
-    cores = _cpus.count(_cpus.allowed())
+    cores = cpus.count(cpus.allowed())
     return max(1, min(cores, own.quota or cores) // sharing)
 
 

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from mpicoll._base.errors import MpicollError
 from mpicoll._tensors import checks
-from mpicoll.errors import MpicollError
 
 STRIDED = torch.strided
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mpicoll._tensors import buffers
 
-# What must be alike on all ranks; signatures.py describes it, and _facts.py compares. Fields at the end may be missing.
+# What must be alike on all ranks; signatures.py describes it, and _base/facts.py compares. Fields at the end may be missing.
 #     (plan of a reduction or dtype, bytes or None, root or None, sizes)
 # sizes: the size of each rank's block; or (sends, receives), blocks whose size only sender and receiver know
 Signature: TypeAlias = "tuple[Any, ...]"

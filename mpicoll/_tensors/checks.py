@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mpicoll._errors import DifferentTensors
+from mpicoll._base.errors import DifferentTensors
 
 _QUANTIZED = frozenset(
     getattr(torch, name) for name in ("quint8", "qint8", "qint32", "quint4x2", "quint2x4") if hasattr(torch, name)

@@ -6,16 +6,17 @@ reductions.py. Halves are summed in float32 and rounded once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.distributed import ReduceOp
 
-from mpicoll._algorithms.shared_memory import Combine
 from mpicoll._tensors.reductions import COMPLEX, FLOATS, HALVES, INTEGERS, OPS, WIDE_UNSIGNED, Reduction, unsigned_truncated
 from mpicoll._tensors.reductions import TABLE as TABLE_OF_MPI
+
+Combine: TypeAlias = "Callable[[Sequence[Tensor], Tensor], None]"
 
 
 class Kernel(NamedTuple):

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ReduceOp
 
-from mpicoll.errors import UnsupportedReduction
+from mpicoll._base.errors import UnsupportedReduction
 
 Op = ReduceOp | ReduceOp.RedOpType
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 
-from mpicoll._facts import Blocks, Facts
+import torch
+
+from mpicoll._base.facts import Blocks, Facts
 from mpicoll._tensors.calls import Signature
-from mpicoll._tensors.plans import Plan
 
 MOST_KNOWN = 4096  # calls whose description is kept
 
@@ -20,7 +21,7 @@ def facts(operation: str, signature: Signature) -> Facts:
     what, nbytes, root, sizes = (*signature, None, None, None, None)[:4]
     if isinstance(sizes, list):
         return Facts(operation, parts=tuple(facts("", part) for part in sizes))
-    reduction, dtype = (what.op_name, what.dtype) if isinstance(what, Plan) else ("", what)
+    reduction, dtype = ("", what) if what is None or isinstance(what, torch.dtype) else (what.op_name, what.dtype)
     known = Facts(operation, reduction, "" if dtype is None else str(dtype).removeprefix("torch."), nbytes, root)
     if sizes is None:
         return known

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ReduceOp
 
-from mpicoll._errors import DifferentTensors, UnsupportedReduction
+from mpicoll._base.errors import DifferentTensors, UnsupportedReduction
 from mpicoll._tensors import reductions
 from mpicoll._tensors.reductions import Op
 

@@ -25,11 +25,11 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 from torch.futures import Future
 
+from mpicoll._base.errors import MpicollError
 from mpicoll.autograd import contexts
 from mpicoll.autograd.contexts import Context, MessageId, Receipt
 from mpicoll.autograd.observed import Observed, Observers, install
 from mpicoll.autograd.runs import Run
-from mpicoll.errors import MpicollError
 
 ROOTS: MessageId = (-1, -1)  # stands for the roots of the pass, among the messages
 

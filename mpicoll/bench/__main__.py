@@ -17,7 +17,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from mpicoll._stdout import quiet_without_reader
+from mpicoll._base.stdout import quiet_without_reader
 from mpicoll.bench import overview
 
 

@@ -15,14 +15,14 @@ import torch.distributed
 
 import mpicoll
 from mpicoll._api import groups
-from mpicoll._cuda import streams
+from mpicoll._base.errors import UnsupportedReduction
+from mpicoll._device import streams
 from mpicoll.bench import formulas
 from mpicoll.bench.control import ControlChannel
 from mpicoll.bench.formulas import REDUCTIONS, spell
 from mpicoll.bench.operations import CPU, Memory, Operation, Shape
 from mpicoll.bench.rounds import Call, Pace, Rounds
 from mpicoll.bench.row import API, BACKEND, BUS, COPIES, COPY, FLOAT32, GLOO, NCCL, RAW, Row
-from mpicoll.errors import UnsupportedReduction
 
 WAYS = (API, BACKEND, GLOO, RAW)
 FLOORS = (COPY, COPIES, BUS)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 import mpicoll
-import mpicoll._cpus as cores_here
+import mpicoll._base.cpus as cores_here
 from mpicoll.bench.control import ControlChannel
 
 

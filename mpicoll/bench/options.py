@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from mpicoll._cuda import streams
+from mpicoll._device import streams
 from mpicoll.bench import formulas, overview, patterns, tune
 from mpicoll.bench.formulas import EMPTY, REDUCTIONS
 from mpicoll.bench.messages import MESSAGES

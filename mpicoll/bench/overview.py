@@ -6,7 +6,7 @@ import argparse
 import time
 from typing import IO, Any, NoReturn
 
-from mpicoll._discovery import detect
+from mpicoll._base import launcher
 
 LAST_WORDS_S = 1.0  # other ranks exit later than rank 0; otherwise its error message could be lost with the job
 HELP: dict[str, str | None] = {
@@ -42,7 +42,7 @@ class Parser(argparse.ArgumentParser):
 
 def rank() -> int:
     """The rank of this process, before MPI has started."""
-    launch = detect.detect()
+    launch = launcher.detect()
     return launch.rank if launch is not None else 0
 
 

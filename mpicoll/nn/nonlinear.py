@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mpicoll._base.errors import UnsupportedReduction
 from mpicoll._tensors import buffers, checks, reductions
 from mpicoll._tensors.reductions import Op
-from mpicoll.errors import UnsupportedReduction
 from mpicoll.nn import linear_collectives
 from mpicoll.nn.linear import Linear, apply
 from mpicoll.nn.linear_collectives import Shapes

@@ -21,8 +21,8 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from mpicoll._api import reductions
+from mpicoll._base.errors import UnsupportedReduction
 from mpicoll._tensors import checks
-from mpicoll.errors import UnsupportedReduction
 
 # Note [Agreement by one sum]
 # One sum tells whether all ranks hold the same value: rank r adds value * w(r) - value * w(r + 1), where w are random numbers

@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 from torch.distributed import ProcessGroup, ReduceOp
 
+from mpicoll._base.errors import UnsupportedReduction
 from mpicoll._tensors.reductions import Op
-from mpicoll.errors import UnsupportedReduction
 from mpicoll.nn import linear_collectives
 from mpicoll.nn.linear import apply
 from mpicoll.nn.nonlinear import checked_name

@@ -23,11 +23,11 @@ import torch
 from torch import Tensor
 from torch.futures import Future
 
+from mpicoll._base.errors import MpicollError, WorkerLeft
+from mpicoll._base.waits import LOOK_S
 from mpicoll._mpi.mailbox import Mailbox
 from mpicoll._mpi.runtime import Runtime
-from mpicoll._waits import LOOK_S
 from mpicoll.autograd import contexts
-from mpicoll.errors import MpicollError, WorkerLeft
 from mpicoll.rpc import wire
 from mpicoll.rpc.functions import checked_future, is_async_execution
 from mpicoll.rpc.futures import CallFuture

@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.futures import Future
 
-from mpicoll import _config, autograd
-from mpicoll._mpi import abort, runtime, time_limit
+from mpicoll import autograd
+from mpicoll._base import config
+from mpicoll._base.errors import WorkerLeft
+from mpicoll._faults import time_limit
+from mpicoll._mpi import abort, runtime
 from mpicoll.autograd import contexts
-from mpicoll.errors import WorkerLeft
 from mpicoll.rpc import current_agent, futures, gathering, rref
 from mpicoll.rpc.constants import DEFAULT_RPC_TIMEOUT_SEC, DEFAULT_SHUTDOWN_TIMEOUT, UNSET_RPC_TIMEOUT
 from mpicoll.rpc.drain import drain
@@ -92,7 +94,7 @@ def init_rpc(
     limit_s = _limit(rpc_backend_options)
     with time_limit.end_job_after("init_rpc", limit_s):
         ranks = _runtime(rank, world_size)
-        from mpicoll._mpi import arrival
+        from mpicoll._faults import arrival
         from mpicoll.rpc.agent import Agent
 
         abort.install()
@@ -109,7 +111,7 @@ def init_rpc(
 def _limit(options: Any) -> float:
     """The limit of init_rpc, as in torch the timeout of calls."""
     if options is None:
-        limit_s: float = _config.get("MPICOLL_TIMEOUT") or DEFAULT_RPC_TIMEOUT_SEC
+        limit_s: float = config.get("MPICOLL_TIMEOUT") or DEFAULT_RPC_TIMEOUT_SEC
         return limit_s
     return float(options.rpc_timeout) or math.inf
 

@@ -13,9 +13,9 @@ import contextlib
 import time
 from typing import TYPE_CHECKING
 
+from mpicoll._base.errors import WorkerLeft
+from mpicoll._base.waits import HAS_COME_S
 from mpicoll._mpi.backoff import Backoff
-from mpicoll._waits import HAS_COME_S
-from mpicoll.errors import WorkerLeft
 from mpicoll.rpc import current_agent
 
 if TYPE_CHECKING:

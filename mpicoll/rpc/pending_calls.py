@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
-from mpicoll.errors import MpicollError, WorkerLeft
+from mpicoll._base.errors import MpicollError, WorkerLeft
 from mpicoll.rpc.futures import CallFuture, CallTimedOut
 from mpicoll.rpc.workers import WorkerInfo, Workers
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from torch.futures import Future
 
-from mpicoll.errors import MpicollError
+from mpicoll._base.errors import MpicollError
 from mpicoll.rpc import current_agent, owner, wire
 from mpicoll.rpc.constants import UNSET_RPC_TIMEOUT
 from mpicoll.rpc.futures import CallFuture, CallTimedOut, completed_future, map_future, value_of

@@ -9,10 +9,10 @@ from collections import deque
 from functools import partial
 from typing import Any
 
+from mpicoll._base.errors import WorkerLeft
 from mpicoll._mpi.backoff import Backoff
 from mpicoll._mpi.mailbox import Mailbox
 from mpicoll.autograd import contexts
-from mpicoll.errors import WorkerLeft
 from mpicoll.rpc import wire
 from mpicoll.rpc.options import DeviceMaps
 from mpicoll.rpc.pending_calls import PendingCalls

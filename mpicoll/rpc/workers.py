@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mpicoll._mpi import process_state
-from mpicoll._mpi.process_state import ENDED
+from mpicoll._faults import process_state
+from mpicoll._faults.process_state import ENDED
 
 NAME = re.compile(r"[A-Za-z0-9_:-]{1,127}")
 NEWLINE = re.compile(r"(?<!\\)\\n")  # as repr writes it

@@ -12,9 +12,9 @@ from mpi4py import MPI
 
 import mpicoll as dist
 from mpicoll._engine.registry import registry
-from mpicoll._mpi.exit_handshake import Question
-from mpicoll._progress import inquiries
-from mpicoll._progress.watchdog import watchdog
+from mpicoll._faults import inquiries
+from mpicoll._faults.exit_handshake import Question
+from mpicoll._faults.watchdog import watchdog
 from tests.support import agree, raised_by
 
 OUTSIDE = dist.GroupMember.NON_GROUP_MEMBER

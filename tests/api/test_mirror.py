@@ -204,7 +204,7 @@ def test_names_that_nobody_has() -> None:
 NO_MPI = "mpi = sys.modules.get('mpi4py.MPI')\nassert mpi is None or not mpi.Is_initialized()"
 IMPORTS = {
     # what `python -m mpicoll.run` needs
-    "mpicoll": "import sys, mpicoll, mpicoll._discovery.detect, mpicoll._config, mpicoll.errors\n"
+    "mpicoll": "import sys, mpicoll, mpicoll._base.launcher, mpicoll._base.config, mpicoll.errors\n"
     "assert not {'torch', 'mpi4py', 'numpy'} & sys.modules.keys()",
     "star": "from mpicoll import *\nassert all_reduce.__module__ == 'mpicoll._api.reductions' and ReduceOp and Work\n"
     "from mpicoll.nn import *\nassert all_reduce.__module__ == 'mpicoll.nn.reductions' and halo_exchange and RemoteModule",

@@ -6,7 +6,7 @@ Not counted: C functions, functions of torch and of Python, and comprehensions (
 The *depth* is the number of these functions that have not returned when memory moves; the other ones only prepare.
 
 The group has run the operation before, so nothing is counted that happens on first use. Nor is a look at the other ranks counted,
-which is due before few calls of a quick succession (_progress/attendance.py).
+which is due before few calls of a quick succession (_faults/attendance.py).
 """
 
 import math
@@ -139,7 +139,7 @@ def test_a_small_tensor_through_torch(tracer: Tracer) -> None:
 
 
 def test_a_small_tensor_on_a_gpu(gpu: Gpu, rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pretended GPU, which is a subclass of Tensor. So this begins at the communicator, and counts no hop of _cuda."""
+    """A pretended GPU, which is a subclass of Tensor. So this begins at the communicator, and counts no hop of _device."""
     communicator = group_that_goes("staged", monkeypatch)
     assert communicator.devices is not None
     tensor, tracer, communicator.attendance.due = on_gpu(rank, 2), Tracer(), math.inf

@@ -73,7 +73,7 @@ def test_what_messages_promise_holds_where_receives_match_first() -> None:
         *options,
         "tests/api/test_p2p.py",
         "tests/api/test_gathers.py",
-        "tests/progress/test_work.py::test_dropped_works_are_harmless",
+        "tests/engine/test_work.py::test_dropped_works_are_harmless",
         "tests/behaviour/test_random_operations.py",
         timeout_s=150,
         env={**user, "OMPI_MCA_btl_vader_single_copy_mechanism": "cma"},

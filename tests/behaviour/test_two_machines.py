@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mpicoll._cli import main
+from mpicoll.__main__ import main
 from tests.docs import blocks
 from tests.support import ROOT, hosts, is_open_mpi, run
 
@@ -42,7 +42,7 @@ def test_both_write_flight_records(machines: hosts.Hosts, monkeypatch: pytest.Mo
     """The rank whose operation expires reaches the ranks of the other machine through the folder."""
     folder = machines.folder / "flight"
     monkeypatch.setenv("MPICOLL_DUMP_DIR", str(folder))
-    script = "tests/progress/scripts/records.py"
+    script = "tests/faults/scripts/records.py"
     done = machines.launch("--quiet", "--hostfile", str(machines.hostfile(1)), "-n", "2", script, "expires", timeout_s=60)
     assert "flight records of 2 of 2 ranks" in done.stderr
     assert main(["doctor", "dump", str(folder)]) == 1

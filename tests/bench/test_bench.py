@@ -30,7 +30,7 @@ PRETENDED = """
 import torch
 import mpicoll.bench.__main__ as bench
 from mpicoll.bench import options
-from mpicoll._cuda import streams
+from mpicoll._device import streams
 settled = []
 options._check_device = lambda made, found: setattr(found, "ways", list(options.WAYS))
 streams.own_device = lambda place: torch.device("cpu", 0)

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from mpicoll._c10d.operations import Operations
-from mpicoll._progress.work import Work
+from mpicoll._engine.work import Work
 from tests.support import agree
 
 

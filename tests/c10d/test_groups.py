@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
+from mpicoll._base.launcher import started_by_mpi
 from mpicoll._c10d import names
-from mpicoll._discovery.detect import started_by_mpi
 from mpicoll._engine.registry import registry
 from tests.support import agree, everyone, free_port
 

@@ -9,8 +9,8 @@ import pytest
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
+from mpicoll._base import launcher
 from mpicoll._c10d import names, register
-from mpicoll._discovery import detect
 from tests.support import run
 
 BUDGET_S = 0.005  # how much slower `import torch` may become
@@ -27,7 +27,7 @@ def test_names_of_one_backend_among_others() -> None:
 
 
 def test_torch_knows_us() -> None:
-    launched = detect.started_by_mpi()
+    launched = launcher.started_by_mpi()
     assert dist.is_mpi_available() is launched
     assert dist.is_backend_available("mpicoll")
     for name in ("mpi", "cpu:mpi,cuda:mpi"):
@@ -83,7 +83,7 @@ def test_the_start_loads_no_files_that_a_world_of_cpus_does_not_need() -> None:
     """Each file takes 0.2 ms of every rank's start. Few programs call shrink_group. On loopback no host name is resolved."""
     code = (
         "import sys, torch.distributed as dist; dist.init_process_group('mpi'); "
-        "names = 'mpicoll._device.collectives', 'mpicoll._discovery.cuda_support', 'mpicoll._c10d.shrink', 'encodings.idna'; "
+        "names = 'mpicoll._device.collectives', 'mpicoll._launch.find.cuda_support', 'mpicoll._c10d.shrink', 'encodings.idna'; "
         "print([name for name in names if name in sys.modules]); dist.destroy_process_group()"
     )
     done = python(code, CUDA_VISIBLE_DEVICES="")
@@ -111,7 +111,7 @@ def test_import_torch_is_not_slower(tmp_path: Path) -> None:
 def test_a_failure_is_kept_for_the_one_who_asks() -> None:
     code = """
 import sys
-sys.modules["mpicoll._discovery.detect"] = None
+sys.modules["mpicoll._base.launcher"] = None
 import torch
 import torch.distributed as dist
 print("imported")
@@ -124,7 +124,7 @@ except RuntimeError as error:
     lines = done.stdout.splitlines()
     assert (done.returncode, done.stderr, lines[0]) == (0, "", "imported"), done
     assert "could not register" in lines[1], done
-    assert "mpicoll._discovery.detect" in lines[1], done
+    assert "mpicoll._base.launcher" in lines[1], done
 
 
 @pytest.mark.launch

@@ -7,7 +7,7 @@ from torch.distributed._shard import sharded_tensor
 from torch.distributed._shard.sharding_spec import ChunkShardingSpec
 
 from mpicoll._c10d import names
-from mpicoll._cuda import streams
+from mpicoll._device import streams
 from tests.support import agree, everyone
 
 pytestmark = pytest.mark.filterwarnings("ignore:Please use DTensor:FutureWarning")

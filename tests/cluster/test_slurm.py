@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mpicoll import _cpus
+from mpicoll._base import cpus
 from tests.cluster import where
 from tests.support import LAUNCH_ENVIRONMENT, ROOT, mpiexec, slurm
 
@@ -47,7 +47,7 @@ def test_ranks_of_a_plain_srun_use_the_cores_of_their_tasks(nodes: slurm.Slurm, 
     unset = ("env", "-u", "OMP_NUM_THREADS", "-u", "MKL_NUM_THREADS")
     tasks = ("-N", "2", "--ntasks-per-node=2", "--cpus-per-task=3")
     done = nodes.run("srun", "-K", f"--mpi={nodes.pmi}", *tasks, *unset, sys.executable, where.SCRIPT, cwd=tmp_path)
-    assert [said["threads"] for said in where.ranks(done)] == [max(1, min(3, _cpus.usable_cores() // 2))] * 4
+    assert [said["threads"] for said in where.ranks(done)] == [max(1, min(3, cpus.usable_cores() // 2))] * 4
 
 
 @LAUNCHERS

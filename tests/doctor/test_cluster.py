@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-import mpicoll._doctor.cluster as cluster
-import mpicoll._doctor.trial as trial
-import mpicoll._doctor.trial_on_hosts as trial_on_hosts
-from mpicoll._discovery import launchers
-from mpicoll._discovery.allocation import Allocation
-from mpicoll._discovery.find import Mpi
-from mpicoll._doctor.cluster import Fabric
-from mpicoll._doctor.report import MARKS
+import mpicoll._launch.doctor.cluster as cluster
+import mpicoll._launch.doctor.trial as trial
+import mpicoll._launch.doctor.trial_on_hosts as trial_on_hosts
+from mpicoll._launch.doctor.cluster import Fabric
+from mpicoll._launch.doctor.report import MARKS
+from mpicoll._launch.find import launchers
+from mpicoll._launch.find.allocation import Allocation
+from mpicoll._launch.find.installations import Mpi
 from tests.support import ROOT, clean_environment
 
 OPENMPI = Mpi("Open MPI", (5, 0, 11), "/o/lib/libmpi.so.40")
@@ -131,12 +131,12 @@ def test_a_fabric_and_whether_this_mpi_can_use_it(
 
 @pytest.mark.launch
 def test_this_mpi_says_what_it_can_use() -> None:
-    from mpicoll._discovery import find
+    from mpicoll._launch.find import installations
 
-    mpi = find.find_mpi(None, os.environ)
+    mpi = installations.find_mpi(None, os.environ)
     components = cluster.ompi_components(mpi, os.environ)
     assert (components is not None) == (mpi.family == "openmpi")
-    version = str(find.probe("library", clean_environment())["library_version"])
+    version = str(installations.probe("library", clean_environment())["library_version"])
     assert cluster.transports(mpi, version, components) is not None
 
 
@@ -156,7 +156,7 @@ def test_the_finding_of_a_trial(found: dict[str, object], state: str, words: str
     finding = trial.check(found)
     assert finding.state == state
     assert words in finding.text
-    assert finding.state == "ok" or "mpicoll._doctor.trial" in finding.remedy
+    assert finding.state == "ok" or "mpicoll._launch.doctor.trial" in finding.remedy
 
 
 RIGHT = {"ranks": 2, "wrong": 0, "median_s": {"8": 6e-6}, "hosts": ["a", "b"], "ran_on": ["a1", "b1"]}

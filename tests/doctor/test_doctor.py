@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-import mpicoll._doctor.doctor as doctor
-from mpicoll._discovery import find
-from mpicoll._discovery.detect import Launch
-from mpicoll._discovery.find import Mpi
-from mpicoll._doctor.report import Finding
+import mpicoll._launch.doctor.checks as doctor
+from mpicoll._base.launcher import Launch
+from mpicoll._launch.doctor.report import Finding
+from mpicoll._launch.find import installations
+from mpicoll._launch.find.installations import Mpi
 from tests.support import run
 
 OPENMPI = Mpi("Open MPI", (5, 0, 11), "/o/lib/libmpi.so.40")
@@ -79,11 +79,11 @@ def test_a_check(check: Callable[..., list[Finding]], facts: list[Any], states: 
 
 def test_a_hanging_or_dying_mpi_takes_nobody_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = tmp_path / "probe.py"
-    monkeypatch.setattr(find, "PROBE", script)
+    monkeypatch.setattr(installations, "PROBE", script)
     script.write_text("import time; time.sleep(60)")
-    assert "did not answer within 0.5 s" in find.probe("start", os.environ, 0.5)["error"]
+    assert "did not answer within 0.5 s" in installations.probe("start", os.environ, 0.5)["error"]
     script.write_text("import os, sys; print('last words', file=sys.stderr, flush=True); os.abort()")
-    report = find.probe("start", os.environ, 20)
+    report = installations.probe("start", os.environ, 20)
     assert "status -6" in report["error"]
     assert "last words" in report["error"]
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import mpicoll as dist
-from mpicoll._cli import main
-from mpicoll._doctor import dump
-from mpicoll._facts import Facts
+from mpicoll.__main__ import main
+from mpicoll._base.facts import Facts
+from mpicoll._launch.doctor import dump
 from tests.faults.mismatches import OPERATIONS, Call
 from tests.support import agree, everyone
 

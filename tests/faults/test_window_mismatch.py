@@ -9,9 +9,9 @@ import torch.distributed
 from torch import Tensor
 
 import mpicoll
-from mpicoll._algorithms.shared_memory import all_reduce_flat, barrier
-from mpicoll._algorithms.window import DifferentCalls, Window
 from mpicoll._api import groups
+from mpicoll._host.algorithms.shared_memory import all_reduce_flat, barrier
+from mpicoll._host.algorithms.window import DifferentCalls, Window
 from mpicoll._mpi import runtime, shared_segment
 from mpicoll._mpi.backoff import Backoff
 from tests.support import agree, everyone

@@ -1,4 +1,4 @@
-"""A GPU that is not there, for tests: what `mpicoll._cuda` does with one, on memory that nobody else may touch.
+"""A GPU that is not there, for tests: what `mpicoll._device` does with one, on memory that nobody else may touch.
 
 A tensor of its says an address at which there is nothing: whoever copies from there without asking (memmove, or an MPI that was
 not told to) ends in a segmentation fault. Kernels of the program's run only when somebody waits for them, as late as they may;
@@ -18,8 +18,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from mpicoll._algorithms import native
-from mpicoll._cuda import ipc, streams
+from mpicoll._device import ipc, streams
+from mpicoll._host.algorithms import native
 from mpicoll._mpi import datatypes
 
 FAR = 1 << 47  # above all addresses that a process can have
@@ -131,7 +131,7 @@ class Gpu:
         """How often this thread is inside `internal_streams`."""
         return getattr(self._here, "inside", 0)
 
-    # -- as _cuda/streams.py --------------------------------------------------------------------------------------------
+    # -- as _device/streams.py --------------------------------------------------------------------------------------------
 
     def capturing(self) -> bool:
         return self.captured
@@ -209,7 +209,7 @@ class Gpu:
     def wait_for_internal(self, device: torch.device) -> None:
         self.counts["wait_for_internal"] += 1
 
-    # -- as _cuda/ipc.py ------------------------------------------------------------------------------------------------
+    # -- as _device/ipc.py ------------------------------------------------------------------------------------------------
 
     def allocate(self, device: torch.device, nbytes: int) -> Tensor | None:
         file = os.memfd_create("gpu")
@@ -237,7 +237,7 @@ def mapped(file: int, nbytes: int, device: torch.device) -> Tensor:
 
 
 def take_its_place(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of what `mpicoll._cuda` asks of torch."""
+    """Of what `mpicoll._device` asks of torch."""
     for module in (streams, ipc):
         for name in vars(Gpu).keys() & vars(module).keys():
             if not name.startswith("_"):

@@ -20,7 +20,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 sys.path.insert(0, str(ROOT))
 
-from mpicoll._discovery import terminate  # noqa: E402
+from mpicoll._launch.find import terminate  # noqa: E402
 
 ARCHIVES = ROOT.parent / "shared" / "gpu"
 FACTS = """

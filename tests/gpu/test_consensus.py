@@ -5,8 +5,7 @@ from dataclasses import dataclass
 import pytest
 
 from mpicoll._api import groups
-from mpicoll._cuda import streams
-from mpicoll._device import consensus
+from mpicoll._device import consensus, streams
 from mpicoll._device.consensus import DeviceChoices
 from mpicoll._engine.consensus import agree as agree_on_choices
 from mpicoll.errors import MpicollError

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from mpicoll._discovery import cuda_support, probe_cuda
-from mpicoll._discovery.cuda_support import Proof
+from mpicoll._launch.find import cuda_support, probe_cuda
+from mpicoll._launch.find.cuda_support import Proof
 
 MOVES = ("send 8 bytes", "send 4 MiB", "isend and irecv", "broadcast", "all_gather", "all_gather of uneven sizes")
 ALL = (*MOVES, "all_reduce")

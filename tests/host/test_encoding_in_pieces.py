@@ -6,7 +6,7 @@ from torch import Tensor
 
 import mpicoll as dist
 from mpicoll._host import collectives
-from mpicoll._tensors.plans import Plan
+from mpicoll._host.plans import Plan
 from tests.support import agree
 
 pytestmark = [pytest.mark.usefixtures("world"), pytest.mark.min_ranks(2)]

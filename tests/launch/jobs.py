@@ -22,7 +22,7 @@ BY_ALL = pytest.mark.parametrize("by", [*FAKES, REAL])
 # `mpicoll.run` on a made-up mpiexec. It waits shorter, and leaves a file for each monitor that has said that it is there.
 ON_FAKE = """
 import pathlib, sys
-from mpicoll._discovery.find import Mpi, Mpiexec
+from mpicoll._launch.find.installations import Mpi, Mpiexec
 from mpicoll._launch import run, supervisor
 
 def take(reports, connection, line, take=supervisor.Reports._take):

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-import mpicoll._discovery.hostfile as hostfile
-from mpicoll._discovery import allocation
-from mpicoll._discovery.find import Mpi, Mpiexec
+import mpicoll._launch.find.hostfile as hostfile
+from mpicoll._launch.find import allocation
+from mpicoll._launch.find.installations import Mpi, Mpiexec
 from mpicoll._launch.job import Plan, Program, Site
 from mpicoll._launch.plan import plan
 

@@ -50,7 +50,7 @@ mpich = pytest.mark.skipif(is_open_mpi(), reason="an option of MPICH")
     ],
 )
 def test_ranks_in_containers_of_their_own(own: str, options: list[str], environ: dict[str, str]) -> None:
-    """Before: a crash (Open MPI) or a hang (MPICH); see Note [A container for each rank] in _discovery/containers.py."""
+    """Before: a crash (Open MPI) or a hang (MPICH); see Note [A container for each rank] in _base/containers.py."""
     command = [mpiexec(), *options, "-n", "2", *OWN[own], sys.executable, SCRIPT]
     done = run(command, 60, env={**LAUNCH_ENVIRONMENT, **environ})
     assert (done.returncode, done.stdout.split()) == (0, ["right"]), done.stdout + done.stderr

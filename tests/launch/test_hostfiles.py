@@ -5,9 +5,9 @@ import shlex
 
 import pytest
 
-import mpicoll._discovery.hostfile as hostfile
-from mpicoll._discovery.hostfile import Host
+import mpicoll._launch.find.hostfile as hostfile
 from mpicoll._launch import command_line
+from mpicoll._launch.find.hostfile import Host
 from mpicoll._launch.job import Program
 from mpicoll._launch.plan import plan
 from tests.launch.made_up import MPICH, OPENMPI, a_site

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from mpicoll._discovery.find import Mpi, Mpiexec
+from mpicoll._launch.find.installations import Mpi, Mpiexec
 from mpicoll._launch.job import Plan, Program, Request
 from mpicoll._launch.plan import plan
 from mpicoll.errors import LaunchError

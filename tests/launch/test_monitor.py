@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from mpicoll._discovery.detect import SUPERVISOR
+from mpicoll._base.launcher import SUPERVISOR
 from tests.support import ROOT
 
 pytestmark = pytest.mark.launch

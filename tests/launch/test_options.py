@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 import mpicoll
-from mpicoll._discovery.hostfile import Host
 from mpicoll._launch import command_line
 from mpicoll._launch.arguments import ACCEPTED, REPLACED, sets_ranks
 from mpicoll._launch.command_line import Options
+from mpicoll._launch.find.hostfile import Host
 from mpicoll._launch.job import Program, Request
 from mpicoll.errors import LaunchError
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from mpicoll._discovery import detect
-from mpicoll._discovery.find import Mpi, Mpiexec
+from mpicoll._base import launcher
+from mpicoll._launch.find.installations import Mpi, Mpiexec
 from mpicoll._launch.job import Plan, Program, Request
 from mpicoll._mpi import open_mpi
 from mpicoll.errors import LaunchError
@@ -111,7 +111,7 @@ def test_a_fabric_is_left_alone_where_several_hosts_take_part() -> None:
 
 
 def test_open_mpi_4_does_without_the_provider_net() -> None:
-    name, value = detect.OPEN_MPI_4_PROVIDERS
+    name, value = launcher.OPEN_MPI_4_PROVIDERS
     for program in one(2), one(2, "a,b"):
         assert planned(program, mpi=OPENMPI4).added[name] == value
         assert name not in planned(program).added

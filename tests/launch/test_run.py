@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 import mpicoll._launch.run as run_module
-from mpicoll import _cpus
-from mpicoll._discovery import detect, find
-from mpicoll._discovery.find import Mpiexec
+from mpicoll._base import cpus
+from mpicoll._base.launcher import _READERS
+from mpicoll._launch.find import installations
+from mpicoll._launch.find.installations import Mpiexec
 from mpicoll.errors import LaunchError
 from tests import support
 from tests.launch.jobs import BY_ANY, BY_FAKES, FAKE, run, script
@@ -21,7 +22,7 @@ from tests.support import mpiexec as real_mpiexec
 
 
 def test_every_launcher_has_a_command() -> None:
-    assert set(run_module.OUTER_COMMANDS) == {launcher for launcher, _ in detect._READERS}
+    assert set(run_module.OUTER_COMMANDS) == {launcher for launcher, _ in _READERS}
 
 
 def test_srun_stands_in_for_a_missing_mpiexec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,13 +220,13 @@ else:
 @pytest.mark.launch
 def test_a_rank_starts_more_processes_than_there_are_cores(tmp_path: Path) -> None:
     """(--oversubscribe had no effect. Open MPI refused them with "not enough slots", as under plain mpiexec.)"""
-    count = _cpus.usable_cores() + 1
+    count = cpus.usable_cores() + 1
     done = run(tmp_path, "--oversubscribe", "-n", "1", script(tmp_path, SPAWNS), str(count))
     assert done.stdout.strip() == str([[float(count)] * 2] * count), done.stderr
 
 
 @pytest.mark.launch
-@pytest.mark.skipif(_cpus.usable_cores() < 2, reason="two ranks need a core each")
+@pytest.mark.skipif(cpus.usable_cores() < 2, reason="two ranks need a core each")
 @pytest.mark.parametrize(
     "words", ["", "--bind-to hwthread", pytest.param("--bind-to none", marks=pytest.mark.slow)], ids=["free", "bound", "none"]
 )
@@ -267,7 +268,7 @@ def test_a_rank_can_start_a_job_of_its_own(tmp_path: Path) -> None:  # trap 57
     outer = f"""
 import subprocess
 os.environ["_MPICOLL_OWNER"] = str(os.getpid())
-from mpicoll._discovery.detect import provide_torch_variables
+from mpicoll._base.launcher import provide_torch_variables
 from mpi4py import MPI
 provide_torch_variables()
 if MPI.COMM_WORLD.rank == 0:
@@ -308,7 +309,7 @@ def test_the_only_rank_of_an_mpiexec_starts_a_job(tmp_path: Path) -> None:
 @pytest.mark.launch
 @pytest.mark.parametrize("kind", ["family", "folder", "library", "mpiexec"])
 def test_the_mpi_can_be_named_by_family_folder_library_or_mpiexec(kind: str, tmp_path: Path) -> None:
-    mpi, mpiexec = run_module.find(None, find.without_job(os.environ))
+    mpi, mpiexec = run_module.find(None, installations.without_job(os.environ))
     folder = str(Path(mpiexec.path).parent.parent)
     choice = {"family": mpi.family, "folder": folder, "library": mpi.library_file, "mpiexec": mpiexec.path}[kind]
     assert choice is not None

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mpicoll._discovery import detect
+from mpicoll._base import launcher
 from mpicoll._launch.spawn import spawn
 from mpicoll.errors import LaunchError
 from tests.launch.jobs import runs
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.timeout(120)
 def python(folder: Path, text: str, timeout_s: float = 100, way: str = "script.py") -> subprocess.CompletedProcess[str]:
     """Runs ``text`` as a script under plain python. way: "-" and "-c" do without a file. On a busy machine timeout_s grows."""
     (folder / "script.py").write_text(text)
-    environ = {**detect.without_job(os.environ), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TMPDIR": str(folder)}
+    environ = {**launcher.without_job(os.environ), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TMPDIR": str(folder)}
     command = [sys.executable, way, *([text] if way == "-c" else [])]
     given, limit_s = text if way == "-" else None, busy.longer(timeout_s)
     return subprocess.run(command, input=given, cwd=folder, env=environ, capture_output=True, text=True, timeout=limit_s)
@@ -156,7 +156,7 @@ def test_a_rank_cannot_spawn(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_refused_before_anything_starts(
     function: Any, options: dict[str, Any], error: type[Exception], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(detect, "detect", lambda environ=None: None)
+    monkeypatch.setattr(launcher, "detect", lambda environ=None: None)
     monkeypatch.setitem(sys.modules, "cloudpickle", None)  # importing it raises ImportError
     with pytest.raises(error, match=message):
         spawn(function, **{"nprocs": 2, **options})

@@ -224,7 +224,7 @@ def test_a_job_needs_no_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 # --- what a rank was doing ---
 
 WRITES = """
-from mpicoll._discovery import last_call
+from mpicoll._launch.find import last_call
 if rank == 1: last_call.write("it was in its FOURTH"); exec(sys.argv[2])
 time.sleep(60)
 """

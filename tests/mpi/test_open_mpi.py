@@ -6,17 +6,17 @@ from pathlib import Path
 import pytest
 from mpi4py import MPI
 
-from mpicoll._discovery import detect, mca_files
+from mpicoll._base import launcher, mca_files
 from mpicoll._mpi import open_mpi
 from tests.support import LAUNCH_ENVIRONMENT, ROOT, is_open_mpi, mpiexec, run
 
 SCRIPT = str(ROOT / "tests" / "mpi" / "scripts" / "transports.py")
-ONE_HOST = detect.Launch("openmpi", 0, 4, 0, 4)
-NAME, VALUE = detect.OPEN_MPI_WITHOUT_CARDS
+ONE_HOST = launcher.Launch("openmpi", 0, 4, 0, 4)
+NAME, VALUE = launcher.OPEN_MPI_WITHOUT_CARDS
 
 
 def started(
-    environ: dict[str, str], launch: detect.Launch | None = ONE_HOST, version: tuple[int, ...] = (5, 0, 11)
+    environ: dict[str, str], launch: launcher.Launch | None = ONE_HOST, version: tuple[int, ...] = (5, 0, 11)
 ) -> str | None:
     """The setting with which Open MPI starts."""
     changed = dict(environ)
@@ -27,9 +27,9 @@ def started(
 def test_only_ranks_of_one_host_do_without_network_cards(tmp_path: Path) -> None:
     home = {"HOME": str(tmp_path)}
     assert started(home) == VALUE
-    assert started(home, detect.Launch("slurm", 0, 2, 0, 2)) == VALUE
-    assert started(home, detect.Launch("openmpi", 0, 4, 0, 2)) is None
-    assert started(home, detect.Launch("slurm", 0, 4, 0, None)) is None
+    assert started(home, launcher.Launch("slurm", 0, 2, 0, 2)) == VALUE
+    assert started(home, launcher.Launch("openmpi", 0, 4, 0, 2)) is None
+    assert started(home, launcher.Launch("slurm", 0, 4, 0, None)) is None
     assert started(home, None) is None
     assert started(home, version=(4, 1, 4)) is None  # a site's list of transports without openib would no longer hold
 
@@ -50,9 +50,9 @@ def test_a_setting_of_the_user_or_of_the_site_stays(tmp_path: Path, monkeypatch:
 
 
 def test_open_mpi_4_does_without_the_provider_net() -> None:
-    """It lost messages after one that was too long: tests/algorithms/test_pairwise.py waited for ever."""
-    name, value = detect.OPEN_MPI_4_PROVIDERS
-    for launch in ONE_HOST, detect.Launch("openmpi", 0, 4, 0, 2), None:
+    """It lost messages after one that was too long: tests/host/test_pairwise.py waited for ever."""
+    name, value = launcher.OPEN_MPI_4_PROVIDERS
+    for launch in ONE_HOST, launcher.Launch("openmpi", 0, 4, 0, 2), None:
         environ: dict[str, str] = {}
         open_mpi.before_start((4, 1, 4), environ, launch)
         assert environ[name] == value
@@ -67,7 +67,7 @@ def test_open_mpi_4_does_without_the_provider_net() -> None:
 def test_a_job_that_a_rank_starts_chooses_anew() -> None:
     environ: dict[str, str] = {}
     open_mpi.before_start((5, 0, 11), environ, ONE_HOST)
-    assert NAME not in detect.without_job({**environ, "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "4"})
+    assert NAME not in launcher.without_job({**environ, "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "4"})
 
 
 @pytest.mark.launch

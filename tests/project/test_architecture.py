@@ -13,36 +13,28 @@ from tests.project.sources import MODULES, PACKAGE, changes, graph, imports, nam
 from tests.support import ROOT
 
 SOURCES = sorted({*MODULES, *(path for folder in ("benchmarks", "examples", "tests") for path in (ROOT / folder).rglob("*.py"))})
-LONGEST = 400  # lines of a file, outside tests/
-
-# A file imports its own room, rooms of lower lines, and no other. Rooms of one line do not know each other. A room stands as
-# low as its imports allow: rpc, autograd and optim below the engine, which they must not need.
-ORDER = (
-    {"__main__"},
-    {"_cli"},
-    {"bench", "nn"},
-    {"_api"},
-    {"_c10d"},
-    {"_engine"},
-    {"_progress"},
-    {"_device"},  # stages GPU memory through the host's collectives
-    {"_host"},
-    {"_tensors", "optim"},
-    {"_algorithms", "rpc", "doctor", "run"},
-    {"_mpi", "_launch", "_doctor", "_log"},
-    {"_discovery", "autograd"},
-    {"errors"},
-    {"_torch_errors"},
-    {"__init__", "_config", "_cpus", "_cuda", "_errors", "_facts", "_stdout", "_waits"},  # import none of our modules
+# A file imports its own room, rooms of lower lines, and no other. Rooms of one line do not know each other.
+# Each room has a budget of lines. One idea is one file, however long, so that no file has one. A commit that removes lines lowers
+# the budget of the room; a commit that raises it says why.
+BUDGET = (
+    {"__main__": 120},
+    {"bench": 1650, "nn": 1970},
+    {"_api": 1780},
+    {"_c10d": 2850},
+    {"_engine": 2460, "optim": 100},
+    {"_device": 1390, "rpc": 3090},  # _device stages GPU memory through the host's collectives
+    {"_host": 2660, "_faults": 2160, "doctor": 10, "run": 10},
+    {"_tensors": 1130, "_mpi": 2340, "_launch": 5110, "autograd": 1070, "errors": 70},
+    {"__init__": 170, "_base": 1620},
 )
-FLOOR = {room: floor for floor, rooms in enumerate(ORDER) for room in rooms}
+FLOOR = {room: floor for floor, rooms in enumerate(BUDGET) for room in rooms}
 
 
 def test_every_room_has_a_floor() -> None:
     missing = {room(path) for path in MODULES} - set(FLOOR)
-    assert not missing, f"add {missing} to ORDER, at the lowest floor that its imports allow"
+    assert not missing, f"add {missing} to BUDGET, at the lowest floor that its imports allow"
     gone = set(FLOOR) - {room(path) for path in MODULES}
-    assert not gone, f"remove {gone} from ORDER: there is no such file or folder"
+    assert not gone, f"remove {gone} from BUDGET: there is no such file or folder"
 
 
 def test_imports_point_downward() -> None:
@@ -53,7 +45,7 @@ def test_imports_point_downward() -> None:
             if package == "mpicoll" and other != room(path) and FLOOR.get(other, FLOOR["__init__"]) <= FLOOR[room(path)]:
                 wrong.append(f"{name(path)}:{line} imports {module}")
     assert not wrong, (
-        "these imports point upward or sideways (ORDER). Hand the object in as an argument or a callback, or move what is needed "
+        "these imports point upward or sideways. Hand the object in as an argument or a callback, or move what is needed "
         "to a lower room:\n" + "\n".join(wrong)
     )
 
@@ -62,6 +54,12 @@ def test_the_package_knows_nothing_that_is_not_in_the_wheel() -> None:
     outside = ("benchmarks", "examples", "tests")
     wrong = [f"{name(path)}:{line}" for path in MODULES for module, line in imports(path) if module.split(".")[0] in outside]
     assert not wrong, f"these imports fail where the wheel is installed: {wrong}"
+
+
+@pytest.mark.parametrize(("home", "budget"), [each for rooms in BUDGET for each in rooms.items()])
+def test_no_room_grows_past_its_budget(home: str, budget: int) -> None:
+    lines = sum(path.read_text().count("\n") for path in MODULES if room(path) == home)
+    assert lines <= budget, f"{home} has {lines} lines, {lines - budget} more than its budget"
 
 
 def test_no_circles() -> None:
@@ -78,7 +76,7 @@ def test_no_circles() -> None:
 # -- libraries -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("library", "home"), [("mpi4py", "_mpi"), ("torch.cuda", "_cuda")])
+@pytest.mark.parametrize(("library", "home"), [("mpi4py", "_mpi"), ("torch.cuda", "_device")])
 def test_one_room_for_each_library(library: str, home: str) -> None:
     wrong = [
         f"{name(path)}:{line} imports {module}"
@@ -94,18 +92,18 @@ def test_torch_cuda_is_used_in_its_room_only() -> None:
     wrong = [
         f"{name(path)}:{node.lineno}"
         for path in MODULES
-        if room(path) != "_cuda"
+        if str(path.relative_to(PACKAGE)) not in ("_device/streams.py", "_device/ipc.py")
         for node in ast.walk(tree(path))
         if isinstance(node, ast.Attribute) and ast.unparse(node) == "torch.cuda"
     ]
-    assert not wrong, "only _cuda uses torch.cuda; add there what is needed:\n" + "\n".join(wrong)
+    assert not wrong, "only streams.py and ipc.py of _device use torch.cuda; add there what is needed:\n" + "\n".join(wrong)
 
 
 def test_algorithms_and_mpi_know_nothing_of_torch_distributed() -> None:
     wrong = [
         f"{name(path)}:{line} imports {module}"
         for path in MODULES
-        if room(path) in ("_mpi", "_algorithms")
+        if room(path) == "_mpi" or path.parent.name == "algorithms"
         for module, line in imports(path)
         if module.startswith("torch.distributed")
     ]
@@ -131,7 +129,7 @@ def test_torch_and_python_are_changed_in_the_table_only() -> None:
 # -- GPUs ----------------------------------------------------------------------------------------------------------------
 
 GPU_WORDS = re.compile(r"(?i)\b(cuda|gpus?|streams|is_cuda|is_cpu)\b")
-CPU_ROOMS = {"_api", "_c10d", "_engine", "_progress", "_host", "_tensors", "_algorithms", "_mpi"}
+CPU_ROOMS = {"_api", "_c10d", "_engine", "_faults", "_host", "_tensors", "_mpi"}
 KNOW_GPUS = {  # file: reason
     "_api/groups.py": "a mixed group takes tensors of one kind of device only",
     "_api/information.py": "names the facts about torch that it returns",
@@ -151,7 +149,7 @@ def test_files_of_the_cpu_do_not_know_that_gpus_exist() -> None:
         if (match := GPU_WORDS.search(path.read_text()))
     }
     wrong = {file: match.group() for file, match in found.items() if file not in KNOW_GPUS}
-    assert not wrong, f"{wrong}: move what concerns GPUs to _device or _cuda, or name the file with a reason in KNOW_GPUS"
+    assert not wrong, f"{wrong}: move what concerns GPUs to _device, or name the file with a reason in KNOW_GPUS"
     gone = set(KNOW_GPUS) - set(found)
     assert not gone, f"well done; now delete {gone} from KNOW_GPUS"
 
@@ -176,8 +174,6 @@ def test_the_mirror_shows_no_private_room() -> None:
 @pytest.mark.parametrize("path", SOURCES, ids=name)
 def test_one_file(path: Path) -> None:
     text = path.read_text()
-    lines = text.count("\n")
-    assert lines <= LONGEST or path.is_relative_to(ROOT / "tests"), f"{lines} lines"
     if text.strip():
         assert ast.get_docstring(tree(path)), "a module says what it is for"
     for node in ast.walk(tree(path)):

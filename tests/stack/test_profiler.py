@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
 
 import mpicoll
-from mpicoll._progress import spans
+from mpicoll._engine import spans
 from tests.stack.operations import operations, waited
 from tests.support import agree, everyone
 

@@ -17,7 +17,7 @@ import torch
 import torch.distributed
 from mpi4py import MPI
 
-from mpicoll._discovery.detect import TORCH_VARIABLES
+from mpicoll._base.launcher import TORCH_VARIABLES
 from tests.support import busy, spmd, warm
 
 # torch 2.11 and 2.12 have no sort_ranks: new_group always sorts there.

@@ -13,7 +13,7 @@ from torch.distributed import ProcessGroup
 
 from mpicoll._c10d.names import devices
 from mpicoll._c10d.operations import Operations
-from mpicoll._progress.work import Work
+from mpicoll._engine.work import Work
 
 if TYPE_CHECKING:
     from mpicoll._engine.communicator import Communicator

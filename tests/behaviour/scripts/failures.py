@@ -15,7 +15,7 @@ import torch
 from mpi4py import MPI
 
 import mpicoll as dist
-from mpicoll._waits import PATIENCE_S
+from mpicoll._base.waits import PATIENCE_S
 
 CULPRIT = 1
 LONG_S = 100.0  # longer than any test waits

@@ -11,7 +11,7 @@ from mpi4py import MPI
 
 import mpicoll
 import mpicoll as dist
-from mpicoll._waits import LOOK_S, PATIENCE_S
+from mpicoll._base.waits import LOOK_S, PATIENCE_S
 
 how, timeout_s = sys.argv[1], float(sys.argv[2])
 MPI.COMM_WORLD.Barrier()  # the start of MPI may take longer than the timeout

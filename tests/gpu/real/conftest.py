@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mpicoll._cuda import streams
+from mpicoll._device import streams
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -2,7 +2,7 @@
 
 import ctypes
 
-from mpicoll._discovery import probe
+from mpicoll._base import probe
 from mpicoll._mpi import open_mpi, runtime
 
 runtime.start()

@@ -1,0 +1,210 @@
+"""The ``MPICOLL_*`` environment variables: name, type, default, unit, meaning. No other module reads them from the environment.
+
+    timeout_s = config.get("MPICOLL_PROBE_TIMEOUT")    # the value or the default; a ValueError says what is allowed
+
+A new variable is a new row in `VARIABLES`. Each call reads the environment, so a test may set a variable after the import.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+TRUE, FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+
+
+@dataclass(frozen=True)
+class Variable:
+    """One environment variable. default: a value of type ``kind``; None: unset has a meaning of its own, see ``meaning``."""
+
+    name: str
+    kind: type[bool] | type[int] | type[float] | type[str]
+    meaning: str
+    default: bool | int | float | str | None = None
+    unit: str = ""
+    choices: tuple[str, ...] = ()  # allowed words, for a str
+    minimum: float | None = None  # smallest allowed value, for a number
+
+    def parse(self, text: str) -> bool | int | float | str:
+        """The value of ``text``. Raises ValueError if it is not allowed."""
+        word = text.strip()
+        if self.kind is bool:
+            if word.lower() not in TRUE + FALSE:
+                raise ValueError(f"{self.name}={text!r} is not allowed; use 1 or 0")
+            return word.lower() in TRUE
+        if self.kind is str:
+            if not self.choices:
+                return word
+            if word.lower() not in self.choices:
+                raise ValueError(f"{self.name}={text!r} is not allowed; use one of {', '.join(self.choices)}")
+            return word.lower()
+        try:
+            number = int(word) if self.kind is int else float(word)
+        except ValueError:
+            number = math.nan
+        least = -math.inf if self.minimum is None else self.minimum
+        if not least <= number < math.inf:  # also for nan
+            what = "a whole number" if self.kind is int else "a number"
+            limit = "" if self.minimum is None else f" of at least {least:g}"
+            unit = f" ({self.unit})" if self.unit else ""
+            raise ValueError(f"{self.name}={text!r} is not allowed; use {what}{limit}{unit}")
+        return number
+
+
+VARIABLES = (
+    Variable(
+        "MPICOLL_OVERRIDE_MPI",
+        bool,
+        default=False,
+        meaning="use the backend name 'mpi' for mpicoll even if torch was built with MPI",
+    ),
+    Variable(
+        "MPICOLL_BACKEND",
+        str,
+        meaning="backend of torch.distributed.init_process_group, and of a lone init_device_mesh, where the program names "
+        "none, or names torch's default of a device (`mpicoll run --backend`); unset: the default of torch, gloo or nccl",
+        choices=("mpi", "cpu:mpi,cuda:nccl"),
+    ),
+    Variable(
+        "MPICOLL_CHECK",
+        bool,
+        meaning="1: ranks compare their calls before each collective; 0: they never do; unset: the ranks of a node compare them "
+        "once a second, and before each collective if TORCH_DISTRIBUTED_DEBUG=DETAIL (rank 0 decides)",
+    ),
+    Variable(
+        "MPICOLL_CUDA_AWARE",
+        bool,
+        meaning="whether this MPI takes GPU memory (for `mpicoll.doctor`, and on rank 0 for a world whose ranks have GPUs); "
+        "unset: decided by evidence and by a trial of two ranks",
+    ),
+    Variable(
+        "MPICOLL_CUDA_IPC",
+        bool,
+        default=True,
+        meaning="whether ranks of one node open the GPU memory of each other where MPI does not take it (rank 0 decides)",
+    ),
+    Variable(
+        "MPICOLL_DUMP_DIR",
+        str,
+        meaning="folder in which every rank writes what it has called last when an operation expires, or when the file `request` "
+        "in it is touched; unset: no record on expiry",
+    ),
+    Variable(
+        "MPICOLL_LAUNCHER_COMMAND",
+        str,
+        meaning="command line that starts the ranks of `mpicoll run`, with the fields {ranks}, {per_node}, {nodes} and {hosts}; "
+        "unset: mpiexec (`mpicoll run --launcher` overrides it)",
+    ),
+    Variable(
+        "MPICOLL_LOG",
+        str,
+        meaning="prints to standard error; info: one line on rank 0 about MPI, launcher, ranks, nodes and GPU path; debug: on "
+        "every rank, also the algorithm of each operation; unset: nothing",
+        choices=("info", "debug"),
+    ),
+    Variable(
+        "MPICOLL_PROBE_TIMEOUT",
+        float,
+        default=60.0,
+        unit="seconds",
+        meaning="time limit of mpicoll.run and mpicoll.doctor for loading and starting MPI or torch in a trial process",
+        minimum=0.1,
+    ),
+    Variable(
+        "MPICOLL_TIMEOUT",
+        float,
+        unit="seconds",
+        meaning="timeout of groups for which the program gives none, and limit of init_rpc without options; unset: the defaults "
+        "of torch, 1800 seconds for groups and 60 for init_rpc",
+        minimum=0.001,
+    ),
+    Variable(
+        "MPICOLL_WINDOW_BYTES",
+        int,
+        default=64 << 20,
+        unit="bytes",
+        meaning="maximum of shared memory of one group on a node, taken on first use; 0: none, MPI moves all data "
+        "(rank 0 decides)",
+        minimum=0,
+    ),
+    Variable(
+        "MPICOLL_WINDOW_FROM",
+        int,
+        unit="bytes",
+        meaning="message size from which mpicoll's own algorithms replace those of MPI (shared memory, rails between nodes, "
+        "direct exchange); unset: as measured (rank 0 decides)",
+        minimum=1,
+    ),
+    Variable(
+        "MPICOLL_NODE_SIZE",
+        int,
+        default=0,
+        unit="ranks",
+        meaning="treats every group of this many ranks of a host as a node, to try the algorithms between nodes; 0: "
+        "real nodes (rank 0 decides)",
+        minimum=0,
+    ),
+    Variable(
+        "MPICOLL_TUNING",
+        str,
+        default="",
+        meaning="path of a table that `python -m mpicoll.bench tune` has written for this machine (rank 0 decides)",
+    ),
+)
+
+_BY_NAME = {variable.name: variable for variable in VARIABLES}
+
+
+def get(name: str, environ: Mapping[str, str] = os.environ) -> Any:
+    """The value of variable ``name``: from the environment if it is set and not empty, else the default.
+
+    Raises:
+        KeyError: The table has no such variable.
+        ValueError: The value in the environment is not allowed.
+    """
+    variable = _BY_NAME.get(name)
+    if variable is None:
+        raise KeyError(f"{name} is no variable of mpicoll; those are {', '.join(_BY_NAME)}")
+    text = environ.get(name, "")
+    return variable.parse(text) if text.strip() else variable.default
+
+
+def in_force(environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
+    """The value of each variable: set, or the default. Leaves out variables that have a value that is not allowed."""
+    values = {}
+    for name in _BY_NAME:
+        with contextlib.suppress(ValueError):  # `problems` names it
+            values[name] = get(name, environ)
+    return values
+
+
+def choices(name: str) -> tuple[str, ...]:
+    """The allowed words of variable ``name``; empty: any."""
+    return _BY_NAME[name].choices
+
+
+def problems(environ: Mapping[str, str] = os.environ) -> list[str]:
+    """A sentence for each MPICOLL_* variable that is set and has an unknown name or a value that is not allowed."""
+    sentences = []
+    for name in sorted(name for name in environ if name.startswith("MPICOLL_")):
+        try:
+            get(name, environ)
+        except KeyError:
+            sentences.append(f"{name} is set, but mpicoll has no such variable; those are {', '.join(_BY_NAME)}")
+        except ValueError as error:
+            sentences.append(str(error))
+    return sentences
+
+
+def table() -> str:
+    """The variables as a Markdown table, for the documentation."""
+    rows = ["| variable | type | default | meaning |", "|---|---|---|---|"]
+    for variable in VARIABLES:
+        default = "unset" if variable.default is None else f"{variable.default:d}" if variable.kind is bool else variable.default
+        unit = f" {variable.unit}" if variable.unit and variable.default is not None else ""
+        rows.append(f"| `{variable.name}` | {variable.kind.__name__} | {default}{unit} | {variable.meaning} |")
+    return "\n".join(rows)

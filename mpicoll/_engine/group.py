@@ -1,0 +1,265 @@
+"""Runs the operations of a group in their order, with watchdog entries, translated errors, profiler events and numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from threading import Lock, get_ident
+from time import monotonic
+from types import FunctionType
+from typing import Any, TypeVar
+
+from torch import Tensor
+from torch.autograd import profiler
+
+from mpicoll._base.errors import CollectiveMismatch, ConcurrentCollectives, MpicollError
+from mpicoll._base.torch_errors import GroupDestroyed, PeerLost, TruncationError
+from mpicoll._engine import spans
+from mpicoll._engine.poller import poller
+from mpicoll._engine.queue import CollectiveQueue
+from mpicoll._engine.work import Work, found_by_tensors
+from mpicoll._faults import culprits, refusals
+from mpicoll._faults.group_state import GroupState
+from mpicoll._faults.watchdog import inside, watchdog
+from mpicoll._host.algorithms.window import DifferentCalls
+from mpicoll._mpi.errors import MPIException, translate
+from mpicoll._tensors import checks, storages
+from mpicoll._tensors.calls import Call, Signature
+from mpicoll._tensors.storages import Held
+
+T = TypeVar("T")
+FAILURES = MPIException, DifferentCalls
+
+
+class Group(GroupState):
+    """A group that runs operations."""
+
+    queue: CollectiveQueue
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._waiting_guard = Lock()  # guards _waiting_calls
+        self._waiting_calls: dict[int, str] = {}  # the blocking collective that waits for its turn, by thread
+        watchdog.add(self, poller.under_way)
+
+    def set_timeout(self, timeout_s: float) -> None:
+        """Sets the timeout of operations that start from now on. Raises ValueError if it is negative."""
+        checks.timeout("set_timeout", timeout_s)
+        self.timeout_s = timeout_s
+        watchdog.watch(timeout_s)
+
+    def run(
+        self,
+        operation: str,
+        call: Call,
+        tensors: list[Tensor],
+        async_op: bool = False,
+        reads: Sequence[Tensor] | None = None,
+    ) -> Work | None:
+        """Runs a collective in its turn: at once in this thread if the group is idle, otherwise after the queued operations.
+
+        Args:
+            call: The MPI calls, and the copies into ``tensors``.
+            tensors: The tensors that the operation writes.
+            async_op: Run it in the queue's thread and return its Work.
+            reads: The memory that it reads, kept until it has ended and shown to the profiler; None: ``tensors``.
+
+        Raises:
+            MpicollError: MPI's error. The group is unusable afterwards.
+        """
+        queue = self.queue
+        waits = async_op or self.broken is not None or queue.pending or profiler._is_profiler_enabled
+        if waits or not queue.running.acquire(False):
+            return self._run_in_turn(operation, call, tensors, async_op, tensors if reads is None else reads)
+        number = queue.started = queue.started + 1
+        function, arguments, signature = call
+        now, members = monotonic(), self.attendance
+        members.words[members.place] = number
+        self._record((number, operation, now, signature, False))
+        try:
+            if now > members.due:
+                self._attend(operation, signature, number)
+            function(*arguments)
+        except BaseException as raw:
+            if (error := self._failure(operation, function, raw)) is raw:
+                raise
+            raise error from raw
+        finally:
+            self.ended = number
+            queue.running.release()
+        return None
+
+    def _run_in_turn(
+        self, operation: str, call: Call, tensors: list[Tensor], async_op: bool, reads: Sequence[Tensor]
+    ) -> Work | None:
+        self.check_usable(operation)
+        if self.unsettled:
+            refusals.settle(self, operation, lambda: watchdog.write(self.ledger))
+        held: Held = {}
+        if async_op:
+            held = storages.hold([*tensors, *reads])
+            call = storages.aliased(call, held)
+        step = partial(self._step, operation, call, reads, held)
+        span = self._span(operation, reads) if profiler._is_profiler_enabled else None
+
+        def begin() -> Work:
+            return self.queue.start(step, self._work(operation, tensors))
+
+        if async_op:
+            return found_by_tensors(begin() if span is None else spans.asynchronous(span, begin))
+        try:
+            self.queue.run(step, lambda: self._work(operation, tensors), lambda: self._waiting(operation))
+        finally:
+            if span is not None:
+                span.end()
+        return None
+
+    def _step(self, operation: str, call: Call, reads: Sequence[Tensor], held: Held) -> None:
+        """Runs the call in the queue's order; the argument ``reads`` keeps the memory until the operation has ended."""
+        self.check_usable(operation)  # an earlier operation may have failed since this one was queued
+        if freed := storages.freed(held):
+            lost = MpicollError(f"{self.where(operation)}: {freed}. This rank did not take part in it")
+            self.fail(lost)
+            raise lost
+        number = self.queue.started
+        function, arguments, signature = call
+        now, members = monotonic(), self.attendance
+        members.words[members.place] = number
+        self._record((number, operation, now, signature, self.queue.runs_here()))
+        try:
+            if now > members.due:
+                self._attend(operation, signature, number)
+            function(*arguments)
+        except BaseException as raw:
+            if (error := self._failure(operation, function, raw)) is raw:
+                raise
+            raise error from raw
+        finally:
+            self.ended = number
+        if resized := storages.resized(held):
+            raise MpicollError(f"{self.where(operation)}: {resized}")
+
+    def _attend(self, operation: str, signature: Signature, number: int) -> None:
+        """Waits for the members of this node. An exception leaves the collective before MPI has begun."""
+        try:
+            self.attendance.wait(operation, signature, number, self._still_waits)
+        except BaseException as raw:
+            self._leave(operation, raw)
+            raise
+
+    def _still_waits(self) -> bool:
+        """Moves messages forward. Returns True if the group has failed meanwhile."""
+        self.channel.progress()
+        return self.broken is not None
+
+    def _leave(self, operation: str, raw: BaseException) -> None:
+        self.left = self.queue.started
+        self.fail(MpicollError(f"{self.where(operation)}: {type(raw).__name__} has left it half done"))
+        watchdog.write(self.ledger)
+
+    def _failure(self, operation: str, function: Callable[..., Any], raw: BaseException) -> BaseException:
+        """Returns our error for what has ended an algorithm. The group is unusable from now on, if its ranks may be out of step.
+
+        Errors of our own leave it as it is. So does a signal handler that raises if the algorithm is one call of MPI: Python runs
+        handlers after it. Everything else has left the collective half done: a handler that raises, memory that is missing.
+        """
+        if isinstance(raw, MpicollError):
+            return raw
+        if not isinstance(raw, FAILURES):
+            if not isinstance(getattr(function, "__func__", function), FunctionType):
+                return raw
+            self._leave(operation, raw)
+            return raw
+        if isinstance(raw, MPIException):
+            error: Exception = translate(raw, self.where(operation))
+            self.fail(error)
+            if not isinstance(error, PeerLost) and (calls := watchdog.different_calls(self, self.queue.started)):
+                error.args = (f"{error}. The ranks do not call the same collective. {calls}",)
+            return error
+        what = " ".join(filter(None, [f"{self.where(operation)}: the ranks do not call the same collective.", str(raw)]))
+        self.fail(CollectiveMismatch(what))
+        return CollectiveMismatch(f"{what} {watchdog.calls(self, self.queue.started)}")
+
+    def guarded(self, operation: str, function: Callable[..., T], arguments: Sequence[Any], peer: int | None) -> T:
+        """Calls ``function(*arguments)``, a message, in this thread under the watchdog.
+
+        Args:
+            peer: The group rank that it waits for; None: a receive from any rank.
+
+        Raises:
+            MpicollError: MPI's error. The group is unusable afterwards, except after a message that was too long.
+        """
+        thread = get_ident()
+        inside[thread] = (operation, self, monotonic(), peer)
+        try:
+            return function(*arguments)
+        except MPIException as raw:
+            error = translate(raw, self.where(operation))
+            if not isinstance(error, TruncationError):
+                self.fail(error)
+            raise error from raw
+        finally:
+            del inside[thread]
+
+    def _work(self, operation: str, tensors: list[Tensor]) -> Work:
+        """Returns the handle of an operation that is about to start."""
+        work = Work(self.where(operation), tensors, self.timeout_s)
+        work._on_timeout = self.fail
+        work._culprits = partial(culprits.of_group, self)
+        return work
+
+    def refused(self, operation: str, error: Exception) -> None:
+        """Called when this rank refuses the arguments of a collective, before it communicates. Tells the other ranks."""
+        if self.ledger is not None and self.ledger.compares and self.size > 1:
+            refusals.add(self, operation, error)
+            watchdog.write(self.ledger)
+
+    @contextmanager
+    def _waiting(self, operation: str) -> Iterator[None]:
+        """Registers a blocking collective of this thread while it waits for its turn. Does nothing in callbacks.
+
+        If two threads are in blocking collectives of one group at once, their order may differ on another rank. Data of
+        different operations would then meet. Threads that take a lock for each call are never here at the same time.
+
+        Raises:
+            ConcurrentCollectives: Another thread is in a blocking collective of this group.
+        """
+        thread = get_ident()
+        if thread == self.queue.thread_id:  # a callback has a fixed place in the order
+            yield
+            return
+        with self._waiting_guard:
+            others = [other for number, other in self._waiting_calls.items() if number != thread]
+            current = self.under_way()
+            if current is not None and not current[4]:
+                others.append(current[1])
+            if others:
+                raise ConcurrentCollectives(
+                    f"{self.where(operation)}: another thread of this rank is in {others[0]} on the same group. On another rank "
+                    "the two may have another order, and data of different operations would meet. Give one of the threads a "
+                    "group of its own: new_group(), called by all ranks"
+                )
+            self._waiting_calls[thread] = operation
+        try:
+            yield
+        finally:
+            with self._waiting_guard:
+                del self._waiting_calls[thread]
+
+    def _span(self, operation: str, inputs: Sequence[Tensor]) -> spans.Span:
+        if operation == "all_reduce" and inputs[0].is_sparse:
+            operation = "sparse_all_reduce"
+        return spans.Span(operation, self, inputs, self.queue.issued() + 1)
+
+    def end(self, timeout_s: float) -> bool:
+        """Ends the queue after the queued operations and refuses further use.
+
+        Returns False if the group has failed before, or if an operation does not end.
+        """
+        if not isinstance(self.broken, GroupDestroyed):
+            failed = self.broken is not None
+            ended = self.queue.close(0.1 if failed else timeout_s)
+            self.broken = GroupDestroyed("the group has been destroyed")
+            return ended and not failed
+        return False

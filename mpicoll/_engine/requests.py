@@ -1,0 +1,83 @@
+"""Pending messages: the objects that must live until a message has ended, and the Work by which the program waits for it."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from mpicoll._base.errors import CollectiveMismatch, MpicollError
+from mpicoll._base.torch_errors import TruncationError
+from mpicoll._engine.work import Work
+from mpicoll._faults.group_state import GroupState
+from mpicoll._mpi.errors import MPIException, translate
+from mpicoll._tensors import storages
+from mpicoll._tensors.calls import Transfer
+from mpicoll._tensors.storages import Held
+
+
+@dataclass(eq=False)
+class PendingMessage:
+    """A message under way in a group. ``peer``: the group rank on the other side; None: any rank."""
+
+    group: GroupState
+    operation: str
+    transfer: Transfer
+    tensor: Tensor
+    peer: int | None
+    held: Held = field(default_factory=dict)
+
+    def test(self) -> bool:
+        """Works like `Transfer.test`, with mpicoll's errors for MPI's, and an error if the tensor was resized meanwhile."""
+        try:
+            if not self.transfer.test():
+                return False
+        except MPIException as raw:
+            error = translate(raw, self.group.where(self.operation))
+            if isinstance(error, TruncationError):
+                raise too_long(self.group, self.operation, self.tensor) from raw
+            self.group.fail(error)
+            raise error from raw
+        except Exception as error:  # from a device: the peer waits for a message that does not come, and MPI may still write
+            abandoned.append(self)
+            self.group.fail(error)
+            raise
+        if self.transfer.wrong:
+            raise CollectiveMismatch(f"{self.group.where(self.operation)}: {self.transfer.wrong}")
+        if resized := storages.resized(self.held):
+            raise MpicollError(f"{self.group.where(self.operation)}: {resized}")
+        return True
+
+    def cancel(self) -> None:
+        """Cancels a receive. MPI keeps a send, and a message that has begun to move; we then keep its memory."""
+        if not self.transfer.cancel():
+            abandoned.append(self)
+
+
+# Messages that MPI keeps for ever. Their memory is never freed, because MPI may still use it. Only groups that are closed or fail
+# with messages under way add to it.
+abandoned: deque[PendingMessage] = deque()
+
+
+class MessageWork(Work):
+    """The Work of a message. It knows the sender, and the size of what has been received."""
+
+    message: PendingMessage
+
+    def source_rank(self) -> int:
+        return self.message.transfer.source
+
+    _source_rank = source_rank
+
+    def received_nbytes(self) -> int:
+        """Returns the size of the message, which may be less than that of the tensor, once a receive has ended."""
+        return self.message.transfer.nbytes
+
+
+def too_long(group: GroupState, operation: str, tensor: Tensor) -> TruncationError:
+    """Returns the error for a message that is longer than the tensor of its receive."""
+    return TruncationError(
+        f"{group.where(operation)}: the message is longer than the tensor that should receive it, of "
+        f"{tensor.nbytes} bytes (shape {tuple(tensor.shape)}, {tensor.dtype}); the tensor's content is undefined now"
+    )

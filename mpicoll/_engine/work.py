@@ -1,0 +1,215 @@
+"""The handle of an operation under way. It completes by itself, even if the program does not call wait."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import NoReturn
+
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import _allow_inflight_collective_as_graph_input, _register_work
+from torch.futures import Future
+
+from mpicoll._base.torch_errors import OperationTimeout
+from mpicoll._mpi import runtime
+from mpicoll._tensors import checks
+
+
+class WorkFuture(Future[list[Tensor]]):
+    """The Future of a Work. Its ``wait`` waits for the Work, so that a callback may wait in the thread that runs operations."""
+
+    def __init__(self, work: Work) -> None:
+        # The devices of its value. Callbacks run after work launched on them before; torch refuses a value on another device.
+        super().__init__(devices=sorted({t.device for t in work._tensors if t.device.type != "cpu"}, key=str))
+        self._work = work
+
+    def wait(self) -> list[Tensor]:
+        self._work._settle()
+        return super().wait()
+
+
+class _Failure:
+    """The value of a Future that has failed.
+
+    Python's Futures have no errors in C++: DDP's reducer takes the first tensor in the value, and crashes if there is none. It
+    finds tensors by pickling, which raises here.
+    """
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise self.error
+
+
+def _raise(value: _Failure) -> NoReturn:
+    raise value.error
+
+
+class Work(dist.Work):
+    """One operation: pending, then completed with a result or with an exception.
+
+    The thread that starts the operation makes it. The thread that runs the operation completes it, once. ``_mutex`` guards the
+    step from pending to completed and the making of the Future. ``_finished`` is held until that step.
+    """
+
+    def __init__(self, where: str, tensors: list[Tensor], timeout_s: float) -> None:
+        super().__init__()
+        self._where = where
+        self._tensors = tensors
+        self._timeout_s = timeout_s
+        self._done = False
+        self._error: Exception | None = None
+        self._future: Future[list[Tensor]] | None = None
+        self._completing: Callable[[], None] | None = None  # called on completion, before any thread can see it
+        self._mutex = threading.Lock()
+        self._finished = threading.Lock()
+        self._finished.acquire()
+        # Set by the queue or the poller. In _help the waiting thread moves the operation forward, or waits for it.
+        # _on_timeout makes the group unusable. _culprits says which ranks it waits for.
+        self._help: Callable[[Work, float | None], None] | None = None
+        self._on_timeout: Callable[[OperationTimeout], None] | None = None
+        self._culprits: Callable[[], str] | None = None
+
+    def __repr__(self) -> str:
+        state = "pending" if not self._done else "failed" if self._error else "completed"
+        return f"<Work {self._where}: {state}>"
+
+    def limit(self, timeout: timedelta | None) -> None:
+        """Gives the operation a time limit of its own. None, 0 and less (torch's unset): that of its group."""
+        if timeout is not None and timeout > timedelta(0):
+            self._timeout_s = timeout.total_seconds()
+
+    # -- called by the thread that runs the operation ------------------------------------------------------------------
+
+    def _complete(self, error: Exception | None = None) -> bool:
+        """Completes the operation. Callbacks of its Future run in the calling thread. False: it has completed already."""
+        with self._mutex:
+            if self._done:
+                return False
+            if self._completing is not None:
+                self._completing()
+            self._error = error
+            self._done = True
+            future = self._future
+        self._finished.release()
+        self._help = self._on_timeout = self._culprits = None
+        if future is not None:
+            self._resolve(future)
+        return True
+
+    def _on_completion(self, action: Callable[[], None]) -> None:
+        """Calls ``action`` on completion, before any thread can see it; at once if the operation has completed."""
+        with self._mutex:
+            if not self._done:
+                self._completing = action
+                return
+        action()
+
+    def _resolve(self, future: Future[list[Tensor]]) -> None:
+        if self._error is None:
+            future.set_result(self._tensors)
+        elif any(tensor.device.type != "cpu" for tensor in self._tensors):
+            future.set_exception(self._error)  # type: ignore[arg-type]
+        else:
+            future._set_unwrap_func(_raise)
+            future.set_result(_Failure(self._error))  # type: ignore[arg-type]
+
+    # -- the user's side -----------------------------------------------------------------------------------------------
+
+    def wait(self, timeout: timedelta | float | None = None) -> bool:
+        """Blocks until the operation has completed. Returns True on every call.
+
+        Args:
+            timeout: A timedelta, or seconds; None or 0: the group's timeout.
+
+        Raises:
+            ValueError: The timeout is negative.
+            OperationTimeout: The operation did not end in time. MPI cannot cancel a collective, so the group becomes unusable.
+            Exception: The operation's own error, on every call.
+        """
+        self._settle(timeout)
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def _settle(self, timeout: timedelta | float | None = None) -> None:
+        """Blocks until the operation has completed or failed. Completes it with OperationTimeout if it takes too long."""
+        if self._done:
+            return
+        _refuse_in_forked_child()
+        seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+        checks.timeout("wait", seconds or 0)
+        seconds = seconds or self._timeout_s
+        if help_ := self._help:
+            help_(self, seconds)
+        elif self._finished.acquire(timeout=min(seconds, threading.TIMEOUT_MAX)):
+            self._finished.release()
+        culprits, on_timeout = self._culprits, self._on_timeout  # None once it has completed
+        if not self._done:
+            named = "" if culprits is None else culprits()
+            what = f"{self._where}: Timed out: no end within the timeout of {seconds:g} s. {named}"
+            error = OperationTimeout(what.rstrip(". "))
+            if self._complete(error) and on_timeout is not None:  # otherwise the operation has ended meanwhile
+                on_timeout(error)
+
+    def is_completed(self) -> bool:
+        """True once the operation has completed or failed. Each call moves the operation forward."""
+        if not self._done and (help_ := self._help):
+            _refuse_in_forked_child()
+            help_(self, None)
+        return self._done
+
+    def is_success(self) -> bool:
+        """True if the operation has completed without an error. Never raises."""
+        return self._done and self._error is None
+
+    def exception(self) -> Exception | None:
+        """Returns the operation's error; None while it is pending, or if it succeeded."""
+        return self._error
+
+    def result(self) -> list[Tensor]:
+        """Waits for the operation and returns the tensors that it wrote."""
+        self.wait()
+        return self._tensors
+
+    def source_rank(self) -> int:
+        """Returns the sender's group rank for a completed receive, otherwise -1."""
+        return -1
+
+    _source_rank = source_rank
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    block_current_stream = synchronize
+
+    def get_future(self) -> Future[list[Tensor]]:
+        """Returns a Future of the list of tensors. Its callbacks run in the thread that completes the operation."""
+        with self._mutex:
+            resolved = self._done and self._future is None
+            future = self._future = self._future or WorkFuture(self)
+        if resolved:
+            self._resolve(future)
+        return future
+
+    get_future_result = get_future
+
+
+def found_by_tensors(work: Work) -> Work:
+    """Returns ``work``, registered so that torch's wait_tensor finds it by its tensors, if the program asks for that.
+
+    Inside torch's allow_inflight_collective_as_graph_input_ctx() a compiled function waits for operations started before it.
+    """
+    if _allow_inflight_collective_as_graph_input():
+        for tensor in work._tensors:
+            _register_work(tensor, work)
+    return work
+
+
+def _refuse_in_forked_child() -> None:
+    """Raises in a forked child: operations under way at the fork belong to the parent."""
+    if runtime.in_forked_child():
+        raise runtime.forked_error()

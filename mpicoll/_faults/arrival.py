@@ -1,0 +1,293 @@
+"""Waits until the ranks that make a group together have all come, and names those that have not.
+
+MPI's own calls that make a communicator wait for ever. So the ranks meet before them, without a store:
+
+    the first rank   receives an empty message from each other rank, then sends each an empty message
+    another rank     sends an empty message to the first rank, and receives one from it
+
+Nothing else is sent if all ranks come. A rank that waits calls the roll, once after some seconds, and once at the time limit:
+
+    [1] it asks every other rank                    [2] a rank that waits in the same call answers
+    [3] ranks without an answer are missing:
+        after some seconds, the lowest rank that waits names them on stderr; a rank that a lower one has asked asks nobody
+        at the limit, it tells this to all ranks, and raises
+                                                    [4] a rank that is told so raises too, also one that comes too late
+
+A rank whose program has ended says so to all who wait for it (`turn_away`), and they raise at once.
+
+So all ranks raise, and may try again together. Every attempt has a tag of its own; messages of earlier ones are never received.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import zlib
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+from mpicoll._base.torch_errors import OperationTimeout
+from mpicoll._base.waits import ANSWER_S, LEAST_MEETING_S, NEXT_S, PATIENCE_AT_START_S, PATIENCE_S, SHORT_LOOK_S
+from mpicoll._faults import time_limit
+from mpicoll._mpi import library, survivors
+from mpicoll._mpi.backoff import Backoff
+from mpicoll._mpi.errors import not_made
+from mpicoll._mpi.library import MPI
+from mpicoll._mpi.runtime import Runtime
+
+FIRST_TAG = 16  # those below belong to other messages on the same communicator
+ASK, HERE, MISSING, LEFT = "ask", "here", "missing", "left"
+
+_sent: list[MPI.Request] = []  # messages of roll calls; nobody waits for them
+
+
+# The communicator and the tag of each attempt with a roll call. Its messages may come when nobody waits for them any more, and
+# MPICH's MPI_Finalize fails if messages on MPI_COMM_WORLD have not been received.
+_called: list[tuple[MPI.Intracomm, int]] = []
+
+
+class _State:
+    """What is remembered of a communicator: how often its ranks have met, and a duplicate of it that is being made."""
+
+    def __init__(self) -> None:
+        self.attempts: Counter[tuple[str, tuple[int, ...]]] = Counter()
+        self.duplicate: tuple[MPI.Intracomm, MPI.Request] | None = None
+
+
+def everyone(runtime: Runtime, operation: str, limit_s: float) -> None:
+    """Returns once all ranks of the runtime have called this; afterwards it has its ``comm`` (collective).
+
+    Raises:
+        OperationTimeout: A rank has not come within the limit. Raised on all ranks, with its number.
+        CommunicationError: MPI has no communicator left.
+    """
+    if runtime.size == 1 or survivors.possible():  # there MPI fails when a rank dies, and survivors.py waits for the others
+        return
+    if not runtime.connected:
+        try:
+            _connect(runtime, operation, limit_s)
+        except MPI.Exception as raw:
+            raise not_made(raw, operation) from raw
+    members(runtime, range(runtime.size), operation, limit_s)
+
+
+def _connect(runtime: Runtime, operation: str, limit_s: float) -> None:
+    """The first meeting of all ranks of the runtime: makes its ``comm``.
+
+    Messages on the communicator of the user could match receives of the user, which those of a duplication do not.
+    """
+    state = _state(runtime.base)
+    with runtime.lock:
+        state.duplicate = state.duplicate or runtime.base.Idup()
+    comm, request = state.duplicate
+    roll_call = _RollCall(runtime, runtime.base, range(runtime.size), operation, limit_s)
+    try:
+        # Ranks come here tens of milliseconds apart: they load our modules first. A rank that yields instead of sleeping still
+        # runs half of the time, on a core that a loading rank needs.
+        roll_call.wait(lambda: _ended(runtime, [request]), PATIENCE_AT_START_S, Backoff(yield_s=0.0))
+    except MPI.Exception:
+        state.duplicate = None
+        raise
+    state.duplicate = None
+    runtime.connect(comm)
+    roll_call.look()  # the others may have given up before this rank came
+
+
+def members(runtime: Runtime, ranks: Sequence[int], operation: str, limit_s: float) -> None:
+    """Returns once these ranks of the runtime have called this (collective over them). It must have its ``comm``.
+
+    Raises:
+        OperationTimeout: A rank has not come within the limit. Raised on all ranks, with its number.
+    """
+    if len(ranks) == 1 or survivors.possible():
+        return
+    comm, roll_call = runtime.comm, _RollCall(runtime, runtime.comm, ranks, operation, limit_s)
+    first, tag, empty = ranks[0], roll_call.tag, [bytearray(1), 0, MPI.BYTE]
+    leads = first == runtime.rank
+    others = [rank for rank in ranks if rank != first]
+    with runtime.lock:
+        awaited = [comm.Irecv(empty, rank, tag) for rank in (others if leads else [first])]
+        sent = [] if leads else [comm.Isend(empty, first, tag)]
+    try:
+        roll_call.wait(lambda: _ended(runtime, awaited), PATIENCE_S)
+        roll_call.look()  # the others may have asked, or given up, before this rank came
+        if leads:
+            with runtime.lock:
+                sent = [comm.Isend(empty, rank, tag) for rank in others]
+    except OperationTimeout:
+        with runtime.lock:
+            for request in awaited:
+                if request:
+                    request.Cancel()
+                    request.Wait()
+        raise
+    finally:
+        _keep(runtime, sent)
+
+
+def turn_away(comm: MPI.Intracomm) -> None:
+    """Tells all ranks that wait for this one that its program has ended. Receives whatever has come on ``comm`` for meetings."""
+    status = MPI.Status()
+    while comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG, status) and status.tag >= FIRST_TAG:
+        source, tag = status.source, status.tag
+        met = (tag - FIRST_TAG) % 2 == 0  # the empty message of a meeting; otherwise one of its roll call
+        if met:
+            comm.Recv([bytearray(1), 0, MPI.BYTE], source, tag)
+        if met or comm.recv(source=source, tag=tag)[0] == ASK:
+            _sent.append(comm.isend((LEFT,), source, tag + met))
+
+
+class _RollCall:
+    """The waiting of one rank for the other ranks of an attempt."""
+
+    def __init__(self, runtime: Runtime, comm: MPI.Intracomm, ranks: Sequence[int], operation: str, limit_s: float) -> None:
+        self._runtime, self._comm, self._operation, self._limit_s = runtime, comm, operation, limit_s
+        self._others = [rank for rank in ranks if rank != runtime.rank]
+        attempts, key = _state(comm).attempts, (operation, tuple(ranks))
+        attempts[key] += 1
+        number = zlib.crc32(repr((key, attempts[key])).encode())
+        self.tag = FIRST_TAG + 2 * (number % ((runtime.tag_ub - FIRST_TAG) // 2))  # the next one is that of the roll call
+        self._present: set[int] = set()
+
+    def wait(self, done: Callable[[], bool], patience_s: float, backoff: Backoff | None = None) -> None:
+        """Returns once ``done`` is true. ``patience_s``: until the missing are named. ``backoff``: None: the default.
+
+        Raises:
+            OperationTimeout: The limit has passed here or on another rank.
+        """
+        with time_limit.suspended():
+            self._wait(done, backoff or Backoff(), patience_s)
+
+    def _wait(self, done: Callable[[], bool], backoff: Backoff, patience_s: float) -> None:
+        begun = looked = time.monotonic()
+        patience_s += NEXT_S * sum(rank < self._runtime.rank for rank in self._others)
+        asked = False
+        while not done():
+            now = time.monotonic()
+            if now - begun > max(self._limit_s, LEAST_MEETING_S):
+                break
+            if now - looked > SHORT_LOOK_S:
+                looked = now
+                self.look()
+            if now - begun > patience_s and not asked and self._is_lowest():
+                asked = True
+                if self._answered(done):
+                    return
+                self._name_missing(now - begun)
+            backoff.pause()
+        else:
+            return
+        if self._answered(done):
+            return
+        missing = self._missing()
+        self._send(self._others, MISSING, missing, self._limit_s)
+        raise self._error(missing, self._limit_s)
+
+    def _answered(self, done: Callable[[], bool]) -> bool:
+        """Calls the roll: asks all other ranks, and receives their answers. Returns whether ``done`` has become true."""
+        self._keep_for_finalize()
+        self._send(self._others, ASK)
+        deadline = time.monotonic() + ANSWER_S
+        while time.monotonic() < deadline:
+            self.look()
+            if done():
+                return True
+            time.sleep(1e-3)
+        return False
+
+    def _missing(self) -> list[int]:
+        return [rank for rank in self._others if rank not in self._present]
+
+    def _is_lowest(self) -> bool:
+        """Whether no lower rank is known to wait, too."""
+        return self._runtime.rank < min(self._present, default=self._runtime.size)
+
+    def _name_missing(self, waited_s: float) -> None:
+        missing = self._missing()
+        if missing and self._is_lowest():
+            who = f"Rank {missing[0]} has" if len(missing) == 1 else f"Ranks {', '.join(map(str, missing))} have"
+            print(f"mpicoll: {self._where()} has waited for {waited_s:.0f} s. {who} not come", file=sys.stderr, flush=True)
+
+    def look(self) -> None:
+        """Receives what other ranks have sent, and answers. Raises OperationTimeout if one has given up or ended."""
+        asked, status = [], MPI.Status()
+        while True:
+            with self._runtime.lock:
+                if not self._comm.iprobe(MPI.ANY_SOURCE, self.tag + 1, status):
+                    break
+                kind, *rest = self._comm.recv(source=status.source, tag=self.tag + 1)
+            self._present.add(status.source)
+            if kind == LEFT:
+                self._send(self._others, MISSING, [status.source], None)
+                raise self._error([status.source], None)
+            if kind == MISSING:
+                raise self._error(*rest)
+            if kind == ASK:
+                asked.append(status.source)
+        self._send(asked, HERE)
+
+    def _send(self, ranks: Sequence[int], *message: Any) -> None:
+        with self._runtime.lock:
+            requests = [self._comm.isend(message, rank, self.tag + 1) for rank in ranks]
+        _keep(self._runtime, requests)
+
+    def _where(self) -> str:
+        return f"{self._operation} (rank {self._runtime.rank} of {self._runtime.size})"
+
+    def _error(self, missing: Sequence[int], limit_s: float | None) -> OperationTimeout:
+        """``limit_s``: None: the programs of the missing ranks have ended."""
+        self._keep_for_finalize()
+        ranks = ", ".join(map(str, missing))
+        if limit_s is None:
+            text = f"rank {ranks} cannot come: its program has ended"
+        elif missing:
+            text = f"Timed out: rank {ranks} did not come within the timeout of {limit_s:g} s"
+        else:
+            text = f"Timed out: no end within the timeout of {limit_s:g} s, although all ranks have come"
+        return OperationTimeout(f"{self._where()}: {text}")
+
+    def _keep_for_finalize(self) -> None:
+        _drain_at_finalize()
+        if (self._comm, self.tag) not in _called:
+            _called.append((self._comm, self.tag))
+
+
+def _ended(runtime: Runtime, requests: list[MPI.Request]) -> bool:
+    with runtime.lock:
+        return bool(MPI.Request.Testall(requests))
+
+
+def _keep(runtime: Runtime, requests: list[MPI.Request]) -> None:
+    """Keeps the memory of messages that are on their way."""
+    with runtime.lock:
+        _sent[:] = [request for request in (*_sent, *requests) if not request.Test()]
+
+
+def _state(comm: MPI.Intracomm) -> _State:
+    """The state of a communicator. MPI frees it with the communicator, whose handle it may give to another one."""
+    state = comm.Get_attr(_keyval())
+    if not isinstance(state, _State):
+        state = _State()
+        comm.Set_attr(_keyval(), state)
+    return state
+
+
+@cache
+def _drain_at_finalize() -> None:
+    library.before_finalize(_drain)
+
+
+def _drain() -> None:
+    """Receives what has come of roll calls."""
+    status = MPI.Status()
+    for comm, tag in _called:
+        if comm == MPI.COMM_WORLD:
+            while comm.Iprobe(MPI.ANY_SOURCE, tag + 1, status):
+                comm.recv(source=status.source, tag=tag + 1)
+
+
+@cache
+def _keyval() -> int:
+    return MPI.Comm.Create_keyval()

@@ -1,0 +1,74 @@
+"""Says for which ranks an operation waits, and what they have done last, as far as the ledger of this node and answers tell."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from mpicoll._faults import inquiries, process_state
+from mpicoll._faults.group_state import GroupState
+from mpicoll._faults.inquiries import Absent
+from mpicoll._faults.ledger import MOST_GROUPS, Rank
+from mpicoll._faults.process_state import ENDED, RUNS
+
+
+def of_collective(group: GroupState, number: int) -> list[Absent]:
+    """Returns the members that have not begun the group's collective of this number, or have left one half done."""
+    return sorted([*on_node(group, number), *inquiries.absent(group, number, group.unseen)])
+
+
+def on_node(group: GroupState, number: int) -> list[Absent]:
+    """The same of this node's members only."""
+    found = []
+    for rank in group.global_ranks:
+        if rank == group.global_ranks[group.rank] or group.ledger is None or (known := group.ledger.read(rank)) is None:
+            continue
+        seen = known.groups.get(group.key)
+        if seen is None or seen.begun < number or 0 < seen.left <= number:
+            absent = _absent(group, rank, known)
+            found.append(absent if seen is None or not seen.left else absent._replace(never=True))
+    return found
+
+
+def of_message(group: GroupState, peer: int) -> list[Absent]:
+    """Returns the group rank that a message waits for."""
+    rank = group.global_ranks[peer]
+    known = None if group.ledger is None else group.ledger.read(rank)
+    if known is not None:
+        return [_absent(group, rank, known)]
+    return inquiries.absent(group, 0, [rank]) or [Absent(rank, "its calls are not known")]
+
+
+def other_side(group: GroupState, peer: int | None) -> str:
+    """Returns the rank that a message waits for, in words. ``peer``: its group rank; None: any rank."""
+    return "It waits for any rank" if peer is None else described(of_message(group, peer), "is the other side")
+
+
+def _absent(group: GroupState, rank: int, known: Rank) -> Absent:
+    state, seen = process_state.of(known.pid), known.groups.get(group.key)
+    if seen is None and len(known.groups) >= MOST_GROUPS:
+        last = "nothing is known of its calls on this group"
+    else:
+        last = inquiries.last_call(*(seen[:4] if seen is not None else (0, 0, "", 0.0)), 0 if seen is None else seen.left)
+    if state == RUNS:
+        return Absent(rank, f"{last}; its process {known.pid} runs")
+    return Absent(rank, f"its process {known.pid} {state}; up to a second before that {last}", state == ENDED)
+
+
+def described(absent: Iterable[Absent], verb: str = "has not come") -> str:
+    """Returns a sentence for each of these ranks; empty if there are none."""
+    return ". ".join(f"Rank {rank} {verb}: {words}" for rank, words, _ in absent)
+
+
+def of_group(group: GroupState) -> str:
+    """Returns who has not come to the collective that the group is in; empty if that is not known."""
+    entry = group.under_way()
+    if entry is None:
+        return ""
+    number = entry[0]
+    if absent := of_collective(group, number):
+        return described(absent)
+    return (
+        ""
+        if group.ledger is None
+        else f"Every rank of this node has begun its collective {number} on this group; the calls may differ"
+    )

@@ -1,0 +1,183 @@
+"""Questions between ranks about a group: the ranks that wait ask, and running ranks and ended ones answer.
+
+One rank has one batch less than the others, or calls sys.exit, and the others wait in a collective that it will never call. Or a
+rank of another node, whose calls cannot be seen from here, is late. So:
+
+    a rank that has been blocked for some time [1] asks the ranks that it waits for, a few in each second
+    a rank that runs                           [2] answers within a second, from the thread of its watchdog
+    a rank that has come to its end            [2] answers as well, while it waits in `leave` for the others to come too,
+                                                   before MPI_Finalize
+    the rank that has asked                    [3] knows from the answer whether that rank is late, or will never come
+
+A rank that is stopped, or has been lost, does not answer. A healthy job exchanges only the messages of one barrier, at its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from mpicoll._faults import arrival
+from mpicoll._mpi import abort, library, runtime, survivors
+from mpicoll._mpi.backoff import Backoff
+from mpicoll._mpi.library import MPI
+
+QUESTION, ANSWER = 1, 2  # tags on the runtime's own communicator
+DISMISSED = -1  # instead of a place in the order: the rank counts as dead from now on
+SHOW = -2  # the rank shows where its program is
+
+
+class Question(NamedTuple):
+    """``group``: its name. ``number``: a place in its order of collectives; 0: none; or DISMISSED or SHOW.
+
+    ``about``: what the asking rank waits for, by a number of its own. It comes back with the answer, which may come late.
+    """
+
+    group: str
+    number: int = 0
+    about: int = 0
+
+
+class Answer(NamedTuple):
+    """What a rank says of itself.
+
+    Attributes:
+        group: The name of the group.
+        begun: Number of collectives that the rank has begun on it.
+        words: What it did last.
+        left: Why the rank will begin no more, in words that follow its number; empty: it may begin more.
+        call: Its call at the place that was asked for, in words; empty if it has not come there.
+        about: Of the question.
+    """
+
+    group: str
+    begun: int
+    words: str
+    left: str = ""
+    call: str = ""
+    about: int = 0
+
+
+_all_come = False  # True: all ranks of MPI.COMM_WORLD have made a world, and so will call `leave`
+_sent: list[MPI.Request] = []  # questions and answers in flight
+
+
+def expect_all() -> None:
+    """Records that there is a world of all ranks of MPI.COMM_WORLD. Each of these ranks calls this.
+
+    A job may have only worlds of some ranks, or RPC alone. Some ranks would then wait in `leave` for others that never come.
+    """
+    global _all_come
+    _all_come = True
+
+
+def possible() -> bool:
+    """True if the ranks of this world can ask each other: the world is MPI.COMM_WORLD, not a communicator of the user."""
+    world = runtime.current()
+    return (
+        world is not None
+        and not survivors.lost()
+        and world.size > 1
+        and runtime.world_comm() is not None
+        and world.base == MPI.COMM_WORLD
+    )
+
+
+def ask(rank: int, question: Question) -> None:
+    """[1] Sends a question to one rank of the world."""
+    comm, world = runtime.world_comm(), runtime.current()
+    assert comm is not None
+    assert world is not None
+    with world.lock, survivors.Tolerated():
+        _sent[:] = [request for request in _sent if not request.Test()]
+        _sent.append(comm.isend(tuple(question), rank, QUESTION))
+
+
+def dismiss(rank: int) -> None:
+    """Tells a rank that has ended, and that others wait for, to die, so that they get PeerLost."""
+    ask(rank, Question("", DISMISSED))
+
+
+def answers() -> list[tuple[int, Answer]]:
+    """[3] Returns the answers that have arrived, with the ranks of the world that they come from. Only one thread calls this."""
+    comm, world, received = runtime.world_comm(), runtime.current(), list[tuple[int, Answer]]()
+    assert comm is not None
+    assert world is not None
+    with world.lock, survivors.Tolerated():
+        received.extend(_received(comm))
+    return received
+
+
+def answer(said: Callable[[Question], Answer | None]) -> None:
+    """[2] Answers the questions that have arrived. ``said`` returns this rank's answer; None: it has none.
+
+    Only one thread calls this at a time.
+    """
+    comm, world = runtime.world_comm(), runtime.current()
+    assert comm is not None
+    assert world is not None
+    with world.lock, survivors.Tolerated():
+        _sent[:] = [request for request in _sent if not request.Test()]
+        _answer(comm, said)
+
+
+def leave(begun: Callable[[str], int], meanwhile: Callable[[], None]) -> None:
+    """[2] Waits until all ranks of MPI.COMM_WORLD have called this, and answers meanwhile (collective, at the program's end).
+
+    Args:
+        begun: Returns the number of collectives that this rank has begun on the group of a name.
+        meanwhile: Called again and again until then.
+    """
+    comm = runtime.world_comm()
+
+    def said(question: Question) -> Answer:
+        if question.number == DISMISSED:
+            abort.die("this rank has ended, and other ranks wait for it; it counts as dead")
+        number = begun(question.group)
+        words = f"its program has ended, after {number} collectives on this group"
+        left = f"whose program has ended (after {number} collectives on this group)"
+        return Answer(question.group, number, words, left, about=question.about)
+
+    if runtime.finalized() or (survivors.possible() and _leave_survivors(said, meanwhile)):
+        return
+    if not _all_come or comm is None or comm.Get_size() == 1:
+        return
+    barrier, backoff = comm.Ibarrier(), Backoff()
+    while not barrier.Test():
+        _answer(comm, said)
+        _received(comm)  # too late; they would hide what has come after them from the next line
+        arrival.turn_away(comm)
+        meanwhile()
+        backoff.pause()
+
+
+def _leave_survivors(said: Callable[[Question], Answer | None], meanwhile: Callable[[], None]) -> bool:
+    """`leave` for a job that goes on when a rank dies. Returns False if not all ranks of the last world will call it."""
+    base = survivors.root()
+    if base == MPI.COMM_WORLD and not _all_come:
+        return False
+
+    def answer_others() -> None:
+        meanwhile()
+        comm = runtime.world_comm()
+        if comm is not None and not library.dead_processes:
+            with survivors.Tolerated():
+                _answer(comm, said)
+
+    survivors.meet(base, goes_on=False, meanwhile=answer_others)
+    return True
+
+
+def _received(comm: MPI.Intracomm) -> list[tuple[int, Answer]]:
+    received, status = list[tuple[int, Answer]](), MPI.Status()
+    while comm.iprobe(MPI.ANY_SOURCE, ANSWER, status):
+        received.append((status.source, Answer(*comm.recv(source=status.source, tag=ANSWER))))
+    return received
+
+
+def _answer(comm: MPI.Intracomm, said: Callable[[Question], Answer | None]) -> None:
+    status = MPI.Status()
+    while comm.iprobe(MPI.ANY_SOURCE, QUESTION, status):
+        found = said(Question(*comm.recv(source=status.source, tag=QUESTION)))
+        if found is not None:
+            _sent.append(comm.isend(tuple(found), status.source, ANSWER))

@@ -1,0 +1,102 @@
+"""The state of a group: its name, its ranks, its queue, and whether it can still be used."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from torch import Tensor
+
+from mpicoll._base.errors import MpicollError
+from mpicoll._base.torch_errors import GroupFailed, OperationTimeout, PeerLost
+from mpicoll._faults import expiry
+from mpicoll._faults.attendance import Looks, Nobody
+from mpicoll._faults.ledger import Entry, Ledger, Refused
+from mpicoll._mpi.channel import Channel
+
+EVERYBODY = -1  # the peer of a collective
+
+
+class Order(Protocol):
+    """What is read here of a group's queue (`_engine/queue.py`)."""
+
+    history: deque[Entry]
+    started: int
+
+    def issued(self) -> int: ...
+
+    def hold(self, count: int = 1) -> None: ...
+
+
+class PendingMessage(Protocol):
+    """What is read here of a message that the program does not wait for (`_engine/requests.py`)."""
+
+    group: GroupState
+    operation: str
+    tensor: Tensor
+    peer: int | None
+
+
+Messages = Callable[[], Iterable[PendingMessage]]
+
+
+@dataclass(eq=False, repr=False)
+class GroupState:
+    """One process group, seen from one of its ranks."""
+
+    name: str
+    channel: Channel
+    global_ranks: tuple[int, ...]  # of each group rank
+    timeout_s: float  # of operations without a timeout of their own
+    queue: Order  # keeps the order of the group's collectives
+    # The error that later use raises (group destroyed, an operation failed, process forked); None: usable.
+    broken: MpicollError | None = field(default=None, init=False)
+    closer: Callable[[], None] = field(init=False)  # set by the registry
+    ended: int = field(default=0, init=False)  # number of the last collective that has ended on this rank
+    left: int = field(default=0, init=False)  # number of the collective that an exception has left half done; 0: none
+    refused_calls: dict[int, Refused] = field(default_factory=dict, init=False)  # by place in the order; see refusals.py
+    # The number and the operation of the collective that waits for the calls of the other ranks.
+    next_call: tuple[int, str] = field(default=(0, ""), init=False)
+    unsettled: bool = field(default=False, init=False)  # the last of them may be another rank's call
+    checked: bool = field(default=False, init=False)  # ranks compare their calls before each collective
+    key: str = field(default="", init=False)  # a name that is equal on all members; set by the registry, with the ledger
+    ledger: Ledger | None = field(default=None, init=False)  # None: the ranks of the node cannot see each other's calls
+    attendance: Nobody = field(default_factory=Nobody, init=False)  # set by the registry, with the ledger
+    receives: Looks = field(default_factory=Looks, init=False)
+    # Members whose calls are not on a board of this node; ranks of the world. Set by the registry, with the ledger.
+    unseen: tuple[int, ...] = field(default=(), init=False)
+
+    def __post_init__(self) -> None:
+        self.rank: int = self.channel.comm.Get_rank()
+        self.size: int = self.channel.comm.Get_size()
+        self.history: deque[Entry] = self.queue.history
+        self._record = self.history.append
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r}: rank {self.rank} of {self.size}{', unusable' if self.broken else ''}>"
+
+    def where(self, operation: str) -> str:
+        """Returns the words by which errors name an operation of this group on this rank."""
+        return f"{operation} on group {self.name!r} (rank {self.rank} of {self.size})"
+
+    def check_usable(self, operation: str) -> None:
+        """Raises the error in ``broken``, if there is one."""
+        if self.broken is not None:
+            error = type(self.broken)(f"{self.where(operation)}: {self.broken}")
+            error.__dict__.update(self.broken.__dict__)  # ranks of a PeerLost
+            raise error
+
+    def under_way(self) -> Entry | None:
+        """Returns the collective that this rank is in."""
+        last = self.history[-1] if self.history else None
+        return last if last is not None and last[0] > self.ended else None
+
+    def fail(self, error: Exception) -> None:
+        """Makes the group unusable: after an error inside MPI, or a timeout, ranks may be out of step."""
+        if self.broken is None:
+            failed = GroupFailed(f"the group is unusable since an operation failed: {error}")
+            self.broken = error if isinstance(error, PeerLost) else failed
+            if isinstance(error, OperationTimeout):
+                expiry.expired(str(error), ends_job=False)

@@ -1,0 +1,141 @@
+"""Questions to ranks whose calls cannot be seen from here, because they are on other nodes: what each has done last.
+
+A rank that waits asks a few of them in each second (exit_handshake.py). The watchdog sends the questions, receives the answers,
+and answers for this rank. From what has come, `absent` tells who is late, and who does not answer.
+
+An answer comes when the other rank has its interpreter again, and this rank may wait for something else by then. So a question
+carries the number of its wait, and an answer counts for that wait only.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import time
+import weakref
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from mpicoll._base.waits import SILENT_S
+from mpicoll._faults import exit_handshake
+from mpicoll._faults.exit_handshake import Answer, Question
+from mpicoll._faults.group_state import GroupState
+from mpicoll._faults.ledger import newest
+from mpicoll._tensors import signatures
+
+MOST_ASKED = 32  # questions of a rank about one group at one look
+
+
+class Absent(NamedTuple):
+    """A rank of the world that an operation waits for. ``never``: it will not come any more."""
+
+    rank: int
+    words: str
+    never: bool = False
+
+
+class _Wait:
+    """What is known of the other ranks while this rank waits in one collective of a group, or in its messages."""
+
+    def __init__(self) -> None:
+        self.unanswered: dict[int, float] = {}  # when the oldest question that has no answer was sent, by rank of the world
+        self.answers: dict[int, Answer] = {}
+        self.asked: dict[int, float] = {}  # when a rank was asked last
+        self.id = next(_ids)
+
+    def has_come(self, rank: int, number: int) -> bool:
+        """Whether the rank has begun the collective of this number. It need not be asked again."""
+        return number > 0 and rank in self.answers and self.answers[rank].begun >= number
+
+
+_ids = itertools.count(1)
+
+# By the number of the collective; 0: messages. Of the collectives of a group only the last one is kept.
+_waits: weakref.WeakKeyDictionary[GroupState, dict[int, _Wait]] = weakref.WeakKeyDictionary()
+
+
+def ask(group: GroupState, number: int, ranks: Iterable[int]) -> None:
+    """Asks some of these ranks where they are, others at the next call.
+
+    ``number``: of the collective that waits; 0: a message waits.
+    """
+    waits = _waits.setdefault(group, {})
+    for other in [other for other in waits if number and other not in (0, number)]:
+        del waits[other]
+    wait = waits.setdefault(number, _Wait())
+    late = [rank for rank in ranks if not wait.has_come(rank, number)]
+    for rank in sorted(late, key=lambda rank: wait.asked.get(rank, 0.0))[:MOST_ASKED]:
+        exit_handshake.ask(rank, Question(group.name, number, wait.id))
+        wait.asked[rank] = now = time.monotonic()
+        wait.unanswered.setdefault(rank, now)
+
+
+def heard(group: GroupState, rank: int, answer: Answer) -> None:
+    """Keeps an answer that has come, unless what it is about has ended."""
+    for wait in _waits.get(group, {}).values():
+        if wait.id == answer.about:
+            wait.unanswered.pop(rank, None)
+            wait.answers[rank] = answer
+
+
+def absent(group: GroupState, number: int, ranks: Iterable[int]) -> list[Absent]:
+    """Returns which of these ranks have not begun the collective of this number, or do not answer, as far as is known."""
+    wait, now, found = _waits.get(group, {}).get(number), time.monotonic(), list[Absent]()
+    if wait is None:
+        return found
+    for rank in ranks:
+        answer, since = wait.answers.get(rank), wait.unanswered.get(rank, now)
+        if now - since > SILENT_S:
+            silent = "it is stopped, its host or network is lost, or a call in its program holds Python's lock"
+            found.append(Absent(rank, f"it has not answered for {now - since:.0f} s: {silent}"))
+        elif answer is not None and not wait.has_come(rank, number):
+            found.append(Absent(rank, answer.words, bool(answer.left)))
+    return found
+
+
+def other_call(group: GroupState, number: int, own: str) -> tuple[int, str] | None:
+    """Returns a rank that calls something else than ``own`` at this place of the order, and its call."""
+    wait = _waits.get(group, {}).get(number)
+    for rank, answer in () if wait is None else wait.answers.items():
+        if answer.call and answer.call != own:
+            return rank, answer.call
+    return None
+
+
+def own_answer(groups: Iterable[GroupState], question: Question) -> Answer | None:
+    """Returns what this rank answers."""
+    group = next((each for each in groups if each.name == question.group), None)
+    where = f"its process {os.getpid()} on {socket.gethostname()} runs"
+    if group is None:
+        return Answer(question.group, 0, f"it does not have this group; {where}", about=question.about)
+    begun = group.history[-1][0] if group.history else 0
+    its_call = call(group, question.number)
+    if group.left:
+        left = f"on which an exception has left its collective {group.left}, {call(group, group.left)}, half done"
+        return Answer(group.name, group.left - 1, f"{_last(group)}; {where}", left, its_call, question.about)
+    return Answer(group.name, begun, f"{_last(group)}; {where}", call=its_call, about=question.about)
+
+
+def call(group: GroupState, number: int) -> str:
+    """Returns this rank's call at a place of the order, in words; empty if it is not known."""
+    entry = next((entry for entry in newest(group, number - 1) if entry[0] == number), None) if number > 0 else None
+    return "" if entry is None else signatures.alike(entry[1], entry[3])[1]
+
+
+def _last(group: GroupState) -> str:
+    entry = group.history[-1] if group.history else None
+    if entry is None:
+        return last_call(0, 0, "", 0.0, 0)
+    return last_call(entry[0], group.ended, signatures.alike(entry[1], entry[3])[1], entry[2], group.left)
+
+
+def last_call(begun: int, ended: int, last: str, since: float, left: int) -> str:
+    """Returns in words what a rank has done last on a group. The arguments are as in `ledger.Seen`."""
+    if not last:
+        return "it has begun no collective on this group"
+    if left:
+        return f"an exception has left its collective {begun} on this group, {last}, half done, and it can use the group no more"
+    if ended < begun:
+        return f"it is in its collective {begun} on this group, {last}, for {time.monotonic() - since:.0f} s"
+    return f"its last collective on this group is number {begun}, {last}, which has ended"

@@ -1,0 +1,257 @@
+"""What the ranks of a node have called last: each rank writes it to its board once a second, and the others read it there.
+
+    [1] at every full second of the node's clock the watchdog of each rank takes the newest entries from the history of its
+        groups, and writes for each of them a number that is equal for equal calls, and the call of its last collective in words
+    [2] it compares them with those of the nearest lower rank of each group on this node
+
+All ranks do this at the same time, so that their entries overlap even where thousands of collectives run in a second.
+A collective itself does nothing for the ledger: the cost is a millisecond for 2000 new entries, in the watchdog's thread.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from threading import Lock
+from typing import NamedTuple, Protocol, TypeAlias, TypeVar
+
+from mpicoll._base.errors import MpicollError
+from mpicoll._base.torch_errors import GroupDestroyed
+from mpicoll._base.waits import BOARD_S, LOOK_S, RAISES_S
+from mpicoll._mpi.boards import MOST, Boards
+from mpicoll._tensors import signatures
+from mpicoll._tensors.calls import Signature
+
+REMEMBERED = 2000  # collectives of a group whose calls are kept
+LOOKS = max(1, round(BOARD_S / LOOK_S))  # whose entries stand on a board
+PATIENT_LOOKS = round(RAISES_S / LOOK_S)  # after an error on one rank; the programs may go on
+MOST_TEXTS, MOST_GROUPS = 200, 100  # on a board
+
+
+# A collective that this rank has begun: (its number on the group, operation, start time, signature, asynchronous).
+Entry: TypeAlias = "tuple[int, str, float, Signature, bool]"
+
+# What a rank has refused at one place of the order: how often, and the last time in words, by operation.
+Refused: TypeAlias = "dict[str, tuple[int, str]]"
+
+
+class Member(Protocol):
+    """What the ledger reads of a group (`GroupState`). ``key`` is a name that is equal on all ranks."""
+
+    key: str
+    rank: int
+    global_ranks: tuple[int, ...]
+    history: deque[Entry]
+    ended: int
+    left: int
+    broken: MpicollError | None
+    checked: bool
+    refused_calls: dict[int, Refused]
+    next_call: tuple[int, str]
+
+
+M = TypeVar("M", bound=Member)
+
+
+class Seen(NamedTuple):
+    """A group as another rank has written it.
+
+    Attributes:
+        begun: Number of the last collective that the rank has begun.
+        ended: Number of the last one that has ended there.
+        last: The call of the last one that it has begun.
+        since: When it began, by the node's clock.
+        first: Number of the first collective in ``calls``.
+        calls: A number for each call; equal numbers are equal calls.
+        failed: The group is unusable on that rank.
+        refused: The calls that the rank has refused, by their place in the order.
+        next: The number and the operation of the collective that waits for the calls of the others; see refusals.py.
+        left: Number of the collective that an exception has left half done; 0: none.
+    """
+
+    begun: int
+    ended: int
+    last: str
+    since: float
+    first: int
+    calls: list[int]
+    failed: bool
+    refused: dict[str, Refused]
+    next: tuple[int, str]
+    left: int
+
+
+class Rank(NamedTuple):
+    """What another rank has written. ``texts``: calls in words, by their numbers."""
+
+    pid: int
+    groups: dict[str, Seen]
+    texts: dict[str, str]
+
+    def call(self, key: str, number: int) -> str:
+        """Returns the rank's call at this place of a group's order; empty if it is not known."""
+        seen = self.groups.get(key)
+        if seen is None or not seen.first <= number <= seen.begun:
+            return ""
+        return seen.last if number == seen.begun else self.texts.get(str(seen.calls[number - seen.first]), "another call")
+
+
+class Mismatch(NamedTuple):
+    """Two ranks of a group that have made different calls at one place of the order."""
+
+    number: int
+    other: int  # global rank
+    calls: tuple[str, str]  # of the other and of this rank
+
+
+class Ledger:
+    """The boards of this rank's node. All groups of a world share it; ranks are those of the world.
+
+    Attributes:
+        compares: Different calls end the job.
+    """
+
+    def __init__(self, boards: Boards, compares: bool) -> None:
+        self.boards = boards
+        self.compares = compares
+        self._begun: dict[str, list[int]] = {}  # number of the last collective at the last looks, by group
+        self._one_failed: dict[str, int] = {}  # looks since the group became unusable on one of the two ranks, by group
+        self._compared: dict[str, int] = {}  # number of the last collective that was compared, by group
+        self._guard = Lock()  # guards the other attributes
+        self._written: list[
+            tuple[str, int, int, bool, int, tuple[int, str], int]
+        ] = []  # the state of the groups when they were last written
+        self.boards.write(json.dumps([os.getpid(), {}, {}]).encode())
+
+    def write(self, groups: Iterable[Member]) -> None:
+        """[1] Writes the last calls on these groups. Leaves out what does not fit: the groups that were used least recently."""
+        used = sorted((group for group in groups if group.history or group.refused_calls), key=_last_use)[-MOST_GROUPS:]
+        with self._guard:
+            self._write(used)
+
+    def _write(self, used: Sequence[Member]) -> None:
+        state = [(g.key, _begun(g), g.ended, g.broken is not None, _refusals(g), g.next_call, g.left) for g in used]
+        if state == self._written:
+            return
+        self._written = state
+        texts: dict[str, str] = {}
+        begun, self._begun = self._begun, {}
+        rows = [(group.key, self._row(group, begun.get(group.key, []), texts)) for group in used]
+        while len(text := json.dumps([os.getpid(), dict(rows), texts]).encode()) > MOST:
+            if texts:
+                texts.clear()
+            else:
+                rows = rows[len(rows) // 2 + 1 :]
+        self.boards.write(text)
+
+    def _row(self, group: Member, looks: list[int], texts: dict[str, str]) -> Seen:
+        """Reads the history once, and before the refusals: what a rank refuses at a place comes before its call there."""
+        history = newest(group, min(_begun(group) - 1, looks[0] if looks else 0))
+        begun = history[-1][0] if history else 0
+        described = [signatures.alike(entry[1], entry[3]) for entry in history]
+        for word, text in reversed(described):
+            if len(texts) >= MOST_TEXTS:
+                break
+            texts[str(word)] = text
+        refused = {str(number): calls.copy() for number, calls in group.refused_calls.copy().items()}
+        self._begun[group.key] = [*looks, begun][-LOOKS:]
+        words = [word for word, _ in described]
+        last, since, first = (described[-1][1], history[-1][2], history[0][0]) if history else ("", 0.0, 1)
+        return Seen(begun, group.ended, last, since, first, words, group.broken is not None, refused, group.next_call, group.left)
+
+    def read(self, rank: int) -> Rank | None:
+        """Returns what a rank has written; None if it is on another node, has written nothing, or is writing."""
+        text = self.boards.read(rank) if rank in self.boards.ranks else None
+        if text is None:
+            return None
+        pid, groups, texts = json.loads(text)
+        return Rank(pid, {key: Seen(*row) for key, row in groups.items()}, texts)
+
+    def calls(self, group: Member, number: int) -> dict[int, str]:
+        """Returns the calls at this place of the order, by global rank, of the members on this node that have written them."""
+        found = {}
+        for rank in group.global_ranks:
+            known = self.read(rank)
+            if known is not None and (call := known.call(group.key, number)):
+                found[rank] = call
+        return found
+
+    def compare(self, groups: Iterable[M]) -> Iterator[tuple[M, Mismatch]]:
+        """[2] Compares the calls of each group with those of the nearest lower member on this node. Yields mismatches."""
+        known: dict[int, Rank | None] = {}
+        for group in groups:
+            lower = [rank for rank in group.global_ranks[: group.rank] if rank in self.boards.ranks]
+            if not lower or group.checked or isinstance(group.broken, GroupDestroyed):
+                continue
+            if lower[-1] not in known:
+                known[lower[-1]] = self.read(lower[-1])
+            other = known[lower[-1]]
+            if other is not None and (mismatch := self._compare(group, lower[-1], other)) is not None:
+                yield group, mismatch
+
+    def _compare(self, group: Member, rank: int, other: Rank) -> Mismatch | None:
+        seen = other.groups.get(group.key)
+        if seen is None:
+            return None
+        failures = seen.failed + (group.broken is not None)
+        looks = self._one_failed[group.key] = self._one_failed.get(group.key, 0) + 1 if failures == 1 else 0
+        if failures == 2 or 0 < looks <= PATIENT_LOOKS:
+            return None
+        for entry in newest(group, max(self._compared.get(group.key, 0), seen.first - 1)):
+            number = entry[0]
+            if number > seen.begun:
+                break
+            self._compared[group.key] = number
+            word, text = signatures.alike(entry[1], entry[3])
+            if seen.calls[number - seen.first] != word:
+                return Mismatch(number, rank, (other.call(group.key, number), text))
+        return _refused(group, rank, other)
+
+
+def _refused(group: Member, rank: int, other: Rank) -> Mismatch | None:
+    """Returns the place at which one of the two ranks has called what the other one has refused, and has not come further."""
+    seen = other.groups[group.key]
+    for number in {*group.refused_calls.copy(), *map(int, seen.refused)}:
+        entries = newest(group, number - 1)  # before the refusals, see `Ledger._row`
+        mine, theirs = group.refused_calls.get(number, {}), seen.refused.get(str(number), {})
+        if seen.begun < number and entries and entries[0][0] == number:
+            call = signatures.alike(entries[0][1], entries[0][3])[1]
+            if refused := more_often(call, theirs, mine):
+                return Mismatch(number, rank, (refused, call))
+        if not entries and (call := other.call(group.key, number)) and (refused := more_often(call, mine, theirs)):
+            return Mismatch(number, rank, (call, refused))
+    return None
+
+
+def more_often(call: str, refused: Refused, others: Refused) -> str:
+    """Returns the last refusal of this operation if one rank has refused it more often than another; otherwise nothing."""
+    operation = operation_of(call)
+    times, text = refused.get(operation, (0, ""))
+    return text if times > others.get(operation, (0, ""))[0] else ""
+
+
+def operation_of(call: str) -> str:
+    """Returns the operation of a call in words."""
+    return call.partition("(")[0]
+
+
+def _begun(group: Member) -> int:
+    return group.history[-1][0] if group.history else 0
+
+
+def _refusals(group: Member) -> int:
+    return sum(times for refused in group.refused_calls.copy().values() for times, _ in refused.copy().values())
+
+
+def _last_use(group: Member) -> float:
+    return group.history[-1][2] if group.history else 0.0
+
+
+def newest(group: Member, after: int) -> list[Entry]:
+    """The entries of the group's history with higher numbers than ``after``, the oldest first."""
+    history = group.history.copy()
+    count = min(REMEMBERED, len(history), max(0, history[-1][0] - after)) if history else 0
+    return list(islice(history, len(history) - count, None))

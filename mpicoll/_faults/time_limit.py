@@ -1,0 +1,120 @@
+"""Ends the job when a call of MPI does not return in time, and no exception can be raised in it.
+
+Ranks wait for each other in `mpicoll._faults.arrival`, which raises at the limit. This module is for what that cannot limit: the
+start of MPI, and the making of communicators once all ranks have come (one of them may be stopped in the middle).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from mpicoll._base import last_words
+from mpicoll._base.waits import AFTER_LIMIT_S, FORWARDING_S, LEAST_LIMIT_S
+from mpicoll._mpi import abort, claim
+
+LONGEST_S = 1e6  # threads cannot wait for much longer
+
+
+class _Limit(NamedTuple):
+    deadline: float
+    operation: str
+    limit_s: float
+
+
+_limits: dict[int, _Limit] = {}  # what each thread is in; a thread writes only its own entry
+_changed = threading.Condition()  # guards the two variables below
+_thread: threading.Thread | None = None
+_wakes_at = 0.0
+
+
+@contextlib.contextmanager
+def end_job_after(operation: str, limit_s: float) -> Iterator[None]:
+    """Ends the job if the body does not end within ``limit_s`` seconds. Within another limit of this thread it does nothing."""
+    caller = threading.get_ident()
+    if caller in _limits:
+        yield
+        return
+    _begin(caller, operation, limit_s)
+    try:
+        yield
+    finally:
+        del _limits[caller]
+
+
+@contextlib.contextmanager
+def suspended() -> Iterator[None]:
+    """The limit around the caller does not hold in the body, which ends by itself, and begins anew after it."""
+    caller = threading.get_ident()
+    limit = _limits.get(caller)
+    if limit is None:
+        yield
+        return
+    _limits[caller] = limit._replace(deadline=math.inf)
+    try:
+        yield
+    finally:
+        _begin(caller, limit.operation, limit.limit_s)
+
+
+def _begin(caller: int, operation: str, limit_s: float) -> None:
+    """Begins a limit. The thread sleeps on when the body has ended, so that the next limit costs 2 us, not 100."""
+    global _thread
+    deadline = time.monotonic() + max(limit_s, LEAST_LIMIT_S) + AFTER_LIMIT_S
+    _limits[caller] = _Limit(deadline, operation, limit_s)
+    with _changed:
+        if _thread is None:
+            _thread = threading.Thread(target=_loop, name="mpicoll time limit", daemon=True)
+            _thread.start()
+        elif deadline < _wakes_at:
+            _changed.notify()
+
+
+def _loop() -> None:
+    global _thread, _wakes_at
+    with _changed:
+        while limits := list(_limits.values()):
+            first = min(limits)
+            remaining = first.deadline - time.monotonic()
+            if remaining <= 0:
+                _end(first)
+            _wakes_at = first.deadline
+            _changed.wait(min(remaining, LONGEST_S))
+        _thread = None
+
+
+def stop() -> None:
+    """Ends the thread, if no limit is under way. The next limit starts it again."""
+    with _changed:
+        thread = _thread
+        _changed.notify()
+    if thread is not None and not _limits:
+        thread.join()
+
+
+def _end(limit: _Limit) -> None:
+    text = f"{limit.operation}: Timed out: no end within the timeout of {limit.limit_s:g} s"
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is not None and mpi.Is_initialized():
+        abort.abort(f"{text}, although all of its ranks had come: one of them is stopped, or MPI hangs")
+    absent = claim.absent()
+    cause = f"rank {', '.join(map(str, absent))} has not started MPI" if absent else "not every rank has started MPI"
+    last_words.why(f"{text}: {cause}")
+    print(f"mpicoll: rank {claim.rank()}: {text}: {cause}; aborting the job", file=sys.stderr, flush=True)
+    time.sleep(FORWARDING_S)
+    os._exit(1)
+
+
+def _after_fork_in_child() -> None:
+    global _thread, _changed
+    _thread, _changed = None, threading.Condition()
+    _limits.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,328 @@
+"""Looks at the operations under way, and ends the job if one of them cannot end.
+
+    every second     compares the calls of the ranks of this node (ledger.py); if they differ, the job ends. Looks at the ranks
+                     that a call waits for; if the program or the process of one of them has ended, or an exception has left
+                     its call half done, the job ends
+    after 1 second   that a call waits: asks ranks of other nodes what they have done last (inquiries.py)
+    after 3 seconds  that a blocking call waits: a line on stderr names the ranks that have not come
+    at the timeout   of the group, the job ends, and the line names the same ranks
+
+A thread that waits inside MPI cannot be interrupted, so that no exception can be raised in it. As with torch's NCCL watchdog,
+another thread looks on, says what waits and where the program is, and aborts the job. Asynchronous operations and barriers have
+no timeout here, since their ``wait`` raises OperationTimeout.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
+
+from mpicoll._base.facts import in_words
+from mpicoll._base.waits import ASK_AFTER_S, BLOCKED_S, LOOK_S, MOST_PATIENCE_S, PATIENCE_S, SHORT_LOOK_S, STACK_S
+from mpicoll._faults import culprits, current_call, exit_handshake, expiry, inquiries, losses, refusals, stacks
+from mpicoll._faults.exit_handshake import SHOW, Answer, Question
+from mpicoll._faults.group_state import EVERYBODY, GroupState, Messages, PendingMessage
+from mpicoll._faults.inquiries import Absent
+from mpicoll._faults.ledger import Ledger, Mismatch
+from mpicoll._mpi import abort, survivors, threads
+
+TIMED_BY_ITSELF = frozenset({"barrier", "monitored_barrier"})  # they may also wait longer than the group's timeout
+
+# Blocking messages under way, by thread: (operation, group, start time, group rank that it waits for, or None for any rank).
+# A thread writes only its own entry, and is in one message at a time. Collectives are in the history of their group.
+inside: dict[int, tuple[str, GroupState, float, int | None]] = {}
+
+
+class Waiting(NamedTuple):
+    """An operation under way. ``peer``: as in `inside`; EVERYBODY: a collective."""
+
+    operation: str
+    group: GroupState
+    since: float
+    peer: int | None
+    asynchronous: bool = False
+    number: int = 0  # of a collective
+
+    def absent(self) -> list[Absent]:
+        """The ranks of this node that it waits for."""
+        if self.peer == EVERYBODY:
+            return culprits.of_collective(self.group, self.number)
+        return [] if self.peer is None else culprits.of_message(self.group, self.peer)
+
+    def named(self) -> str:
+        """The same in words."""
+        return culprits.of_group(self.group) if self.peer == EVERYBODY else culprits.other_side(self.group, self.peer)
+
+
+class Watchdog:
+    """Looks at all operations under way from its own thread, which starts with the first group and ends with the last one."""
+
+    def __init__(self) -> None:
+        self._groups: weakref.WeakSet[GroupState] = weakref.WeakSet()
+        self._guard = threading.Lock()  # guards _groups
+        self._thread: threading.Thread | None = None
+        self._wake = threading.Event()
+        self._stopping = False
+        self._look_s = LOOK_S
+        self._second = 0.0  # of the last look at the ledgers
+        self._said: weakref.WeakKeyDictionary[GroupState, tuple[str, float]] = weakref.WeakKeyDictionary()  # the last wait named
+        self._patience: weakref.WeakKeyDictionary[GroupState, float] = weakref.WeakKeyDictionary()  # seconds to the next line
+        self._asked = 0  # rounds of questions to ranks of this node; a rank asks one after the other
+        self._messages: Messages = tuple
+        self._pending: set[PendingMessage] = set()  # at the last look
+
+    def add(self, group: GroupState, messages: Messages) -> None:
+        """Watches a group as long as it lives. ``messages`` returns those under way, of all groups."""
+        self._messages = messages
+        with self._guard:
+            self._groups.add(group)
+        self.watch(group.timeout_s)
+
+    def watch(self, timeout_s: float) -> None:
+        """Starts the thread if necessary, and makes it look often enough for this timeout."""
+        self._look_s = min(self._look_s, max(0.05, timeout_s / 10), SHORT_LOOK_S if survivors.possible() else LOOK_S)
+        self._wake.set()
+        if self._thread is None:
+            self._stopping = False
+            self._thread = threading.Thread(target=self._loop, name="mpicoll watchdog", daemon=True)
+            self._thread.start()
+
+    def write(self, ledger: Ledger | None) -> None:
+        """Writes the board of this rank now."""
+        if ledger is not None:
+            ledger.write([each for each in self._all() if each.ledger is ledger])
+
+    def calls(self, group: GroupState, number: int) -> str:
+        """Returns what the ranks of this node call at this place of the order, in words. Waits until all have written it."""
+        return in_words(self._calls(group, number))
+
+    def different_calls(self, group: GroupState, number: int) -> str:
+        """The same if they differ; otherwise nothing."""
+        found = self._calls(group, number)
+        return in_words(found) if len(set(found.values())) > 1 else ""
+
+    def _calls(self, group: GroupState, number: int) -> dict[int, str]:
+        ledger, deadline, found = group.ledger, time.monotonic() + STACK_S, dict[int, str]()
+        if ledger is None:
+            return found
+        self.write(ledger)
+        while time.monotonic() < deadline and len(found) < sum(rank in ledger.boards.ranks for rank in group.global_ranks):
+            time.sleep(0.01)
+            found = ledger.calls(group, number)
+        return found
+
+    def stop(self) -> None:
+        """Ends the thread, after the last group of a world. What this rank has called stays on its board."""
+        for ledger in {group.ledger for group in self._all()}:
+            self.write(ledger)
+        with self._guard:
+            self._groups.clear()  # the next world has groups of the same names, and a program may keep these
+        thread, self._thread = self._thread, None
+        self._look_s = LOOK_S
+        if thread is not None:
+            self._stopping = True
+            self._wake.set()
+            thread.join()
+
+    def forget(self) -> None:
+        """Resets the state in a forked child, which does not have the parent's threads."""
+        self._thread = None
+        self._guard = threading.Lock()
+        self._groups.clear()
+        inside.clear()
+
+    def _loop(self) -> None:
+        while not self._stopping:
+            # All ranks of a node look at the ledger at the same moment: at each full second of the clock that they share.
+            look_s = min(self._look_s, LOOK_S - time.monotonic() % LOOK_S)
+            if self._wake.wait(look_s):  # a group with a shorter timeout, or the end
+                self._wake.clear()
+                continue
+            self._look()  # a function of its own: a group that is closed while this thread sleeps is not kept by its variables
+
+    def _look(self) -> None:
+        """Looks once at all groups, operations and boards."""
+        now, groups = time.monotonic(), self._all()
+        if survivors.possible():
+            threads.entering()
+            losses.look(groups)
+        waiting = _under_way(groups)
+        current_call.write(inside, self._all)
+        self._exchange(groups, waiting)
+        if now // LOOK_S != self._second:
+            self._second = now // LOOK_S
+            self._read_ledgers(groups)
+        for each in waiting:
+            waited_s, limit_s = now - each.since, each.group.timeout_s
+            if waited_s > limit_s and not each.asynchronous and each.operation not in TIMED_BY_ITSELF:
+                limit = f"{each.operation} exceeded the group's timeout of {limit_s:g} s"
+                _end(each.operation, each.group, f"no end after {waited_s:.1f} s. {each.named()}", limit, each.absent())
+        blocked = [each for each in waiting if now - each.since > BLOCKED_S and each.group.size > 1]
+        for each in blocked:
+            self._look_at_peers(each, now)
+        if exit_handshake.possible():
+            self._ask(waiting, now)
+
+    def _all(self) -> list[GroupState]:
+        with self._guard:
+            return list(self._groups)
+
+    def _read_ledgers(self, groups: list[GroupState]) -> None:
+        """Writes and compares what the ranks of this node have called. Ends the job if their calls differ."""
+        by_ledger: dict[Ledger, list[GroupState]] = {}
+        for group in groups:
+            if group.ledger is not None:
+                by_ledger.setdefault(group.ledger, []).append(group)
+        for ledger, sharing in by_ledger.items():
+            ledger.write(sharing)
+            if ledger.boards.asked():
+                _show_stacks(sharing[0], "another rank asks where this one is")
+            for group, mismatch in ledger.compare(sharing) if ledger.compares else ():
+                _end_mismatch(group, mismatch)
+
+    def _look_at_peers(self, waiting: Waiting, now: float) -> None:
+        """Ends the job if a rank that this call waits for will never come. Otherwise says who has not come.
+
+        The lowest rank that waits says it. It waits twice as long before it says the same of the group's next collective.
+        """
+        group, absent = waiting.group, waiting.absent()
+        if any(each.never for each in absent) and not survivors.possible():
+            _end(waiting.operation, group, waiting.named(), f"{waiting.operation} can never end")
+        patience = self._patience.get(group, PATIENCE_S)
+        said = self._said.get(group) == (waiting.operation, waiting.since)
+        if not absent or said or waiting.asynchronous or now - waiting.since < patience:
+            return
+        self._said[group] = waiting.operation, waiting.since
+        self._patience[group] = min(2 * patience, MOST_PATIENCE_S)
+        missing = {each.rank for each in absent}
+        lowest = next(rank for rank in group.global_ranks if rank not in missing)
+        if waiting.peer != EVERYBODY or group.ledger is None or lowest == group.global_ranks[group.rank]:
+            where = group.where(waiting.operation)
+            print(f"mpicoll: {where} has waited for {now - waiting.since:.0f} s. {waiting.named()}", file=sys.stderr, flush=True)
+
+    def _exchange(self, groups: Sequence[GroupState], waiting: Sequence[Waiting]) -> None:
+        """Answers other ranks, and receives their answers. Calls nothing of MPI in a job on one node in which no rank waits."""
+        if not exit_handshake.possible():
+            return
+        elsewhere = any(group.unseen for group in groups)
+        if elsewhere or waiting:
+            threads.entering()
+        if elsewhere:
+            exit_handshake.answer(partial(_answer, groups))
+        if elsewhere or waiting:
+            self._receive_answers(groups, waiting)
+
+    def _receive_answers(self, groups: Sequence[GroupState], waiting: Sequence[Waiting]) -> None:
+        """Ends the job, or the rank that has answered, if a call waits for a rank that will begin no more."""
+        for rank, answer in exit_handshake.answers():
+            for group in groups:
+                if group.name == answer.group:
+                    inquiries.heard(group, rank, answer)
+            for operation, group, _, peer, *_ in waiting if answer.left else ():
+                if group.name != answer.group or rank not in group.global_ranks:
+                    continue
+                never = answer.begun < group.queue.started if peer == EVERYBODY else peer == group.global_ranks.index(rank)
+                if never or (peer is None and group.size == 2):
+                    why = f"waits for rank {rank}, {answer.left}"
+                    if survivors.possible():
+                        exit_handshake.dismiss(rank)
+                    else:
+                        _end(operation, group, why, f"{operation} can never end")
+
+    def _ask(self, waiting: Sequence[Waiting], now: float) -> None:
+        """Asks the ranks that calls wait for; of those on this node only whether their programs have ended."""
+        before, self._pending = self._pending, set(self._messages())
+        for message in before & self._pending:
+            if message.peer is not None and (rank := message.group.global_ranks[message.peer]) in message.group.unseen:
+                inquiries.ask(message.group, 0, [rank])
+        for each in waiting:
+            group, waited_s = each.group, now - each.since
+            if group.size == 1 or waited_s < min(ASK_AFTER_S, group.timeout_s / 4):
+                continue
+            peers = group.global_ranks if each.peer in (None, EVERYBODY) else [group.global_ranks[each.peer]]
+            unseen = [rank for rank in group.unseen if rank in peers]
+            if unseen:
+                inquiries.ask(group, each.number, unseen)
+                self._compare(each)
+            seen = [rank for rank in peers if rank not in unseen and rank != group.global_ranks[group.rank]]
+            if seen and waited_s > PATIENCE_S:
+                start = sum(rank < group.global_ranks[group.rank] for rank in seen)  # so that not all ask the same one
+                exit_handshake.ask(seen[(start + self._asked) % len(seen)], Question(group.name))
+        self._asked += 1
+
+    def _compare(self, waiting: Waiting) -> None:
+        """Ends the job if a rank of another node has answered that it makes another call than this rank."""
+        group, number = waiting.group, waiting.number
+        if number and not group.checked and group.ledger is not None and group.ledger.compares:
+            own = inquiries.call(group, number)
+            if own and (other := inquiries.other_call(group, number, own)) is not None:
+                _end_mismatch(group, Mismatch(number, other[0], (other[1], own)))
+
+
+def _answer(groups: Sequence[GroupState], question: Question) -> Answer | None:
+    """Answers another rank."""
+    if question.number != SHOW:
+        return inquiries.own_answer(groups, question)
+    group = next((group for group in groups if group.name == question.group), None)
+    if group is not None:
+        _show_stacks(group, "another rank asks where this one is")
+    return None
+
+
+def _under_way(groups: list[GroupState]) -> list[Waiting]:
+    waiting = [Waiting(*entry) for entry in list(inside.values())]
+    for group in groups:
+        if (current := group.under_way()) is not None:
+            number, operation, since, _, asynchronous = current
+            waiting.append(Waiting(operation, group, since, EVERYBODY, asynchronous, number))
+    return waiting
+
+
+def _show_stacks(group: GroupState, what: str) -> None:
+    stacks.show(f"rank {group.global_ranks[group.rank]} (group {group.name!r}): {what}")
+
+
+def _end(operation: str, group: GroupState, what: str, reason: str, others: Sequence[Absent] = ()) -> None:
+    """Ends the job. Before that, this rank and ``others`` on this node show where they are."""
+    stacks.show(f"{group.where(operation)}: {what}")
+    expiry.expired(reason, ends_job=True)
+    _show_others(group, [each.rank for each in others])
+    abort.abort(reason)
+
+
+def _end_mismatch(group: GroupState, mismatch: Mismatch) -> None:
+    number, other, calls = mismatch
+    own, refused = group.global_ranks[group.rank], any(", refused: " in call for call in calls)
+    if not refused:
+        calls = refusals.before(group, other, number, calls[0]), refusals.before(group, own, number, calls[1])
+    values = "No tensor has changed." if refused else "Tensors may have wrong values."
+    print(
+        f"mpicoll: group {group.name!r}, collective number {number}: the ranks do not call the same. Rank {other}: {calls[0]}. "
+        f"Rank {own}: {calls[1]}. {values} With MPICOLL_CHECK=1 all ranks raise CollectiveMismatch before a tensor changes",
+        file=sys.stderr,
+        flush=True,
+    )
+    expiry.expired("the ranks call different collectives", ends_job=True)
+    _show_stacks(group, "the calls differ")
+    _show_others(group, [other])
+    abort.abort("the ranks call different collectives")
+
+
+def _show_others(group: GroupState, ranks: Sequence[int]) -> None:
+    """Asks ranks to show where they are, and gives them time for it."""
+    seen = () if group.ledger is None else group.ledger.boards.ranks
+    for rank in ranks:
+        if rank in seen and group.ledger is not None:
+            group.ledger.boards.ask(rank)
+        elif exit_handshake.possible():
+            exit_handshake.ask(rank, Question(group.name, SHOW))
+    if ranks:
+        time.sleep(STACK_S)
+
+
+watchdog = Watchdog()

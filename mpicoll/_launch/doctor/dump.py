@@ -1,0 +1,197 @@
+"""``mpicoll doctor dump FOLDER``: compares the flight records of a job's ranks, and says in words where the ranks part.
+
+    mpicoll doctor dump flight           what differs, who has not come, who waits for whom
+    mpicoll doctor dump flight --json    the report for programs
+
+Exit status 0: the ranks agree; 1: they part, or a record is missing; 2: the command line is wrong, or there is no record.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from mpicoll._base.facts import difference
+from mpicoll._base.waits import PATIENCE_S
+from mpicoll._launch.doctor.flight_records import Call, GroupKey, GroupRecord, Record, read
+from mpicoll._launch.doctor.report import Finding, Report, ranks_in_words
+
+ONE_JOB_S = 60.0  # seconds between the records of one job
+
+Members = Mapping[int, GroupRecord]  # by global rank
+
+
+def make_parser(prog: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=prog, description="Compares what the ranks of a job have called last, and says where they part."
+    )
+    parser.add_argument("folder", type=Path, help="holds rank-0.json, rank-1.json, ...: MPICOLL_DUMP_DIR, or mpicoll-dump")
+    parser.add_argument("--json", action="store_true", help="print one JSON object: works, findings, facts")
+    return parser
+
+
+def main(argv: Sequence[str], prog: str) -> int:
+    """Prints the report. Returns 0 if the ranks agree, else 1."""
+    parser = make_parser(prog)
+    options = parser.parse_args(argv)
+    try:
+        records, unreadable = read(options.folder)
+        report = examine(records, unreadable)
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
+    print(report.as_json() if options.json else report.as_text("the ranks agree", "wrong"), flush=True)
+    return 0 if report.works else 1
+
+
+def examine(records: Mapping[int, Record], unreadable: Sequence[Finding] = ()) -> Report:
+    """Returns the report on these ranks' records."""
+    report = Report([*unreadable], {"ranks": sorted(records), "missing": _missing(records)})
+    if not records:
+        return report
+    report.findings += check_records(records)
+    for key in sorted({key for record in records.values() for key in record.groups}):
+        report.findings += check_group(key, records)
+    for record in records.values():
+        report.findings += check_messages(record, records)
+    return report
+
+
+def _missing(records: Mapping[int, Record]) -> list[int]:
+    world_size = max((record.world_size for record in records.values()), default=0)
+    return [rank for rank in range(world_size) if rank not in records]
+
+
+def check_records(records: Mapping[int, Record]) -> list[Finding]:
+    """Which ranks have written, when, and why."""
+    ranks, first, last = sorted(records), *_span(records)
+    hosts = {record.host for record in records.values()}
+    text = f"{ranks_in_words(ranks)} on {len(hosts)} host{'s' * (len(hosts) > 1)}"
+    reasons = tuple(sorted({record.reason for record in records.values()}))
+    findings = [Finding("ok", "records", f"{text}; written because of", reasons)]
+    sizes = sorted({record.world_size for record in records.values()})
+    remedy = "empty the folder before each job"
+    if len(sizes) > 1:
+        return [*findings, Finding("fail", "records", f"of jobs of {' and '.join(map(str, sizes))} ranks", remedy=remedy)]
+    if last.time - first.time > ONE_JOB_S:
+        text = f"{ranks_in_words([first.rank])} wrote {last.time - first.time:.0f} s before rank {last.rank}: of an earlier job?"
+        findings.append(Finding("note", "records", text, remedy=remedy))
+    if missing := _missing(records):
+        text = f"none from {ranks_in_words(missing)} (of {sizes[0]})"
+        cause = "such a rank has ended, is stopped, cannot write here, or is in a call that keeps the interpreter lock of Python"
+        findings.append(Finding("fail", "records", text, (cause,)))
+    return findings
+
+
+def _span(records: Mapping[int, Record]) -> tuple[Record, Record]:
+    by_time = sorted(records.values(), key=lambda record: record.time)
+    return by_time[0], by_time[-1]
+
+
+def check_group(key: GroupKey, records: Mapping[int, Record]) -> list[Finding]:
+    """Where the ranks of a group part."""
+    members = {rank: records[rank].groups[key] for rank in key.ranks if rank in records and key in records[rank].groups}
+    if not members:
+        return []  # a record of another job
+    topic = f"group {key.name!r}"
+    if key.ranks != tuple(range(records[next(iter(members))].world_size)):
+        topic += f" of {ranks_in_words(key.ranks)}"
+    findings = [
+        Finding("fail", topic, f"unusable on rank {rank}: {group.error}") for rank, group in members.items() if group.error
+    ]
+    mismatch = _mismatch(topic, key, members)
+    findings += mismatch
+    findings += _waiting(topic, key, members, records, alike=not mismatch)
+    if findings:
+        return findings
+    lasts = {group.last for group in members.values()} - {None}
+    furthest = max(lasts, key=lambda call: call.number, default=None)  # type: ignore[union-attr]
+    text = "no collective yet" if furthest is None else f"alike on {ranks_in_words(list(members))}, up to {furthest}"
+    return [Finding("ok", topic, text)]
+
+
+def _mismatch(topic: str, key: GroupKey, members: Members) -> list[Finding]:
+    """The first collective that the ranks call in different ways."""
+    for number in sorted({number for group in members.values() for number in group.calls}):
+        calls = {key.ranks.index(rank): group.calls[number] for rank, group in members.items() if number in group.calls}
+        if difference({rank: call.facts for rank, call in calls.items()}):
+            ranks_by_call: dict[str, list[int]] = {}
+            for rank, call in calls.items():
+                ranks_by_call.setdefault(str(call.facts), []).append(key.ranks[rank])
+            evidence = tuple(f"{ranks_in_words(ranks)}: {text}" for text, ranks in ranks_by_call.items())
+            remedy = "start the program with MPICOLL_CHECK=1: every rank then raises at this call"
+            return [Finding("fail", topic, f"the ranks do not call the same collective #{number}", evidence, remedy)]
+    return []
+
+
+def _waiting(topic: str, key: GroupKey, members: Members, records: Mapping[int, Record], alike: bool) -> Iterator[Finding]:
+    """For each collective in which ranks wait: who waits, and who has not come. ``alike``: all ranks call the same.
+
+    A rank waits if it is in a call for PATIENCE_S, or for the group's timeout if that is shorter.
+    """
+    waiting: dict[int, list[int]] = {}
+    for rank, group in members.items():
+        last = group.last
+        if last is not None and not last.ended and records[rank].time - last.started >= min(PATIENCE_S, group.timeout_s):
+            waiting.setdefault(last.number, []).append(rank)
+    for number, ranks in sorted(waiting.items()):
+        call = members[ranks[0]].calls[number]
+        waited = max(records[rank].time - members[rank].calls[number].started for rank in ranks)
+        absent = [rank for rank in key.ranks if rank in records and _last(members.get(rank)) < number]
+        unknown = [rank for rank in key.ranks if rank not in records]
+        text = f"{ranks_in_words(ranks)} {'waits' if len(ranks) == 1 else 'wait'} in {call} for {waited:.0f} s; "
+        if absent:
+            text += f"{ranks_in_words(absent)} {'has' if len(absent) == 1 else 'have'} not come"
+        elif unknown:
+            text += f"of {ranks_in_words(unknown)} there is no record"
+        else:
+            text += "every rank has come" + (": MPI, or the network, does not end it" if alike else "")
+        evidence = [_position(rank, members.get(rank), records[rank]) for rank in [*absent, *ranks]]
+        yield Finding("fail", topic, text, tuple(evidence))
+
+
+def _last(group: GroupRecord | None) -> int:
+    return 0 if group is None or group.last is None else group.last.number
+
+
+def _position(rank: int, group: GroupRecord | None, record: Record) -> str:
+    """What a rank did last on a group, and where its program is."""
+    if group is None:
+        done = "has no such group (destroyed, or never made)"
+    elif group.last is None:
+        done = "has called nothing on this group"
+    else:
+        done = f"{'ended' if group.last.ended else 'is in'} {_ago(group.last, record)}"
+        done += f", with {group.queued} more queued" if group.queued else ""
+    return f"rank {rank} {done}; its program is {_place(record)}"
+
+
+def _ago(call: Call, record: Record) -> str:
+    return f"{call}, begun {record.time - call.started:.0f} s before its record"
+
+
+def _place(record: Record) -> str:
+    return "at its end, or outside Python" if record.place is None else f"at {record.place}"
+
+
+def check_messages(record: Record, records: Mapping[int, Record]) -> list[Finding]:
+    """Messages that a rank is blocked in, and those that it has posted."""
+    findings = []
+    timeouts_s = {key.name: group.timeout_s for key, group in record.groups.items()}
+    for message in record.messages:
+        waited = record.time - message["started"]
+        if waited < min(PATIENCE_S, timeouts_s.get(message["group"], PATIENCE_S)):
+            continue
+        peer = message["peer"]
+        who = "any rank" if peer is None else f"rank {peer}"
+        text = f"rank {record.rank} waits in {message['operation']} for {who} on group {message['group']!r} for {waited:.0f} s"
+        evidence = [f"the program of rank {record.rank} is {_place(record)}"]
+        if peer in records:
+            evidence.append(f"the program of rank {peer} is {_place(records[peer])}")
+        findings.append(Finding("fail", "messages", text, tuple(evidence)))
+    if record.pending_messages:
+        listed = [f"{each['operation']} of {each['nbytes']} bytes, {each['dtype']}, on group {each['group']!r}"
+                  for each in record.pending_messages]  # fmt: skip
+        text = f"rank {record.rank} has {len(listed)} under way that it does not wait for here"
+        findings.append(Finding("note", "messages", text, tuple(listed[:10])))
+    return findings

@@ -1,0 +1,194 @@
+"""Whether this MPI accepts GPU memory. A wrong yes is a segmentation fault, so the answer rests on evidence.
+
+    claims   answers of the library, how it was built, its settings, and whether a CUDA driver is here
+    prove    if the library claims support: a job of its own (_launch/find/probe_cuda.py) in which two ranks send GPU memory
+    decide   both, and MPICOLL_CUDA_AWARE, which has the last word
+
+Imports neither torch nor MPI, because the doctor uses it too.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mpicoll._base import config
+from mpicoll._base.cpus import read as read_text
+from mpicoll._base.launcher import without_job
+from mpicoll._launch.find.ask import Ended, output_of, run
+from mpicoll._launch.find.probe_cuda import BEGUN, PASSED, WRONG
+
+PROBE = Path(__file__).parent / "probe_cuda.py"
+LAST_MOVE, REDUCTION = "all_gather of uneven sizes", "all_reduce"  # the last trials of probe_cuda.py: of moves, and of reductions
+ON = ("1", "2", "3", "on", "yes", "true", "enable", "cuda")
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Whether a library says that it is CUDA-aware. evidence: sentences."""
+
+    aware: bool
+    evidence: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Proof:
+    """The trials that passed, by name, and why the next one did not."""
+
+    passed: tuple[str, ...] = ()
+    failed: str = ""
+
+    def __str__(self) -> str:
+        words = f"two ranks sent GPU memory here: {', '.join(self.passed)}" if self.passed else "no trial passed"
+        return f"{words}; {self.failed}" if self.failed else words
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Operations of MPI that may get GPU memory. moves: messages, and collectives that do not reduce. reduces: reductions too."""
+
+    moves: bool
+    reduces: bool
+    evidence: tuple[str, ...] = ()
+
+
+def driver_loads() -> bool:
+    """Whether the library of the CUDA driver can be loaded (which touches no GPU)."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
+
+
+def decide(
+    started: Mapping[str, Any],
+    environ: Mapping[str, str],
+    driver: bool,
+    trial: Callable[[Mapping[str, str]], Proof] | None = None,
+) -> Verdict:
+    """The verdict with its evidence.
+
+    Args:
+        started: Report of a started MPI: vendor, library_version, library_file, cuda_query.
+        driver: `driver_loads`.
+        trial: Called if the library claims support and the user has not decided; None: `prove`.
+    """
+    claim = claims(started, environ, driver)
+    override = config.get("MPICOLL_CUDA_AWARE", environ)
+    if override is not None:
+        return Verdict(bool(override), False, (f"MPICOLL_CUDA_AWARE={int(override)} decides", *claim.evidence))
+    if not claim.aware:
+        return Verdict(False, False, claim.evidence)
+    proven = verdict((trial or prove)(environ))
+    return Verdict(proven.moves, proven.reduces, (*claim.evidence, *proven.evidence))
+
+
+def verdict(proof: Proof) -> Verdict:
+    """The verdict of a trial alone."""
+    reduces = REDUCTION in proof.passed
+    return Verdict(reduces or proof.passed[-1:] == (LAST_MOVE,), reduces, (str(proof),))
+
+
+# -- the claim of a library --------------------------------------------------------------------------------------------
+
+
+def claims(started: Mapping[str, Any], environ: Mapping[str, str], driver: bool, thorough: bool = True) -> Claim:
+    """The claim of a library. Each MPI makes it in its own way; the query alone is not enough, as Open MPI 4 always answers 1.
+
+    Args:
+        thorough: Keep collecting evidence after the answer is certain.
+    """
+    answers: Mapping[str, int] = started.get("cuda_query") or {}
+    asked = any(answer > 0 for answer in answers.values())
+    evidence = [f"{name}() answers {answer}" for name, answer in answers.items()]
+    evidence.append(
+        "the CUDA driver's library (libcuda.so.1) loads" if driver else "no CUDA driver here (libcuda.so.1 does not load)"
+    )
+    vendor = f"{started.get('vendor', '')} {started.get('library_version', '')}".lower()
+    library = started.get("library_file")
+    if "open mpi" in vendor or "spectrum" in vendor:
+        if not (thorough or (asked and driver)):
+            return Claim(False, tuple(evidence))
+        built, words = _openmpi_build(library, environ)
+        return Claim(built and asked and driver, (*evidence, words))
+    if "cray" in vendor:
+        on, words = _switched(environ, "MPICH_GPU_SUPPORT_ENABLED")
+        linked = "libmpi_gtl_cuda" in read_text("/proc/self/maps")
+        evidence += [words, f"libmpi_gtl_cuda, which carries GPU memory, is {'' if linked else 'not '}loaded"]
+        return Claim(on and linked and driver, tuple(evidence))
+    if "intel" in vendor:
+        on, words = _switched(environ, "I_MPI_OFFLOAD")
+        return Claim(on and driver, (*evidence, words))
+    if "mvapich" in vendor:
+        on, words = _switched(environ, "MVP_USE_CUDA", "MV2_USE_CUDA")
+        return Claim(on and asked and driver, (*evidence, words))
+    on, words = _switched(environ, "MPIR_CVAR_ENABLE_GPU", "MPICH_GPU_SUPPORT_ENABLED", default=True)
+    return Claim(on and asked and driver, (*evidence, words))
+
+
+def _switched(environ: Mapping[str, str], *names: str, default: bool = False) -> tuple[bool, str]:
+    """Whether the first of these variables that is set means yes, and a sentence about it."""
+    for name in names:
+        if name in environ:
+            return environ[name].strip().lower() in ON, f"{name}={environ[name]}"
+    return default, f"{names[0]} is not set"
+
+
+def _openmpi_build(library_file: str | None, environ: Mapping[str, str]) -> tuple[bool, str]:
+    """Whether the library was built with CUDA, by ompi_info, which reads its configuration; and a sentence about it."""
+    ompi_info = _beside(library_file, "ompi_info")
+    if ompi_info is None:
+        return False, "no ompi_info beside the library to tell how it was built"
+    own = {} if "OPAL_PREFIX" in environ else {"OPAL_PREFIX": str(ompi_info.parent.parent)}
+    command = [str(ompi_info), "--parsable", "--all"]
+    said = output_of(command, {**without_job(environ), **own}, 30)
+    if said is None:
+        return False, f"{ompi_info} does not run"
+    lines = [line for line in said.splitlines() if "built_with_cuda_support:value:" in line]
+    if not lines:
+        return False, f"{ompi_info} says nothing about CUDA"
+    return any(line.endswith(":true") for line in lines), f"{ompi_info.name}: {lines[0]}"
+
+
+def _beside(library_file: str | None, program: str) -> Path | None:
+    files = [parent / "bin" / program for parent in Path(library_file or "/nowhere/lib/libmpi.so").parents[1:4]]
+    return next((file for file in files if os.access(file, os.X_OK)), None)
+
+
+# -- the trial ---------------------------------------------------------------------------------------------------------
+
+
+def prove(environ: Mapping[str, str], program: Path = PROBE) -> Proof:
+    """Runs ``program`` as a new job of two ranks on this host, for at most MPICOLL_PROBE_TIMEOUT; takes a few seconds."""
+    limit = config.get("MPICOLL_PROBE_TIMEOUT", environ)
+    command = [sys.executable, "-m", "mpicoll.run", "--quiet", "-n", "2", str(program)]
+    fresh = {name: value for name, value in without_job(environ).items() if not name.startswith("SLURM_")}  # on this host
+    try:
+        ended = run(command, fresh, limit)
+    except OSError as error:
+        return Proof(failed=f"the trial could not be started: {error}")
+    return read(ended, limit)
+
+
+def read(trial: Ended, limit_s: float) -> Proof:
+    lines, status = trial.output.splitlines(), trial.status
+    passed = tuple(line.removeprefix(PASSED) for line in lines if line.startswith(PASSED))
+    wrong = [line.removeprefix(WRONG) for line in lines if line.startswith(WRONG)]
+    if wrong:
+        return Proof(passed, f"what arrived was wrong: {', '.join(wrong)}")
+    if status == 0:
+        return Proof(passed)
+    begun = [line.removeprefix(BEGUN) for line in lines if line.startswith(BEGUN)]
+    where = begun[-1] if begun else "its start"
+    if status is None:
+        return Proof(passed, f"the trial had not ended after {limit_s:g} s, in {where} (MPICOLL_PROBE_TIMEOUT)")
+    last = [line for line in trial.errors.splitlines() if "Error: " in line][-1:] or trial.errors.strip().splitlines()[-1:]
+    crash = " (a segmentation fault)" if status in (139, -signal.SIGSEGV) else ""
+    return Proof(passed, f"the trial ended with status {status}{crash} in {where}{': ' + last[0] if last and not begun else ''}")

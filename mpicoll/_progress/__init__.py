@@ -1,1 +1,0 @@
-"""Order and completion of operations: queues, the poller, Works, the watchdog, profiler events."""

@@ -1,0 +1,73 @@
+"""The memory in which a rank leaves what it was doing last."""
+
+import os
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mpicoll._base import last_call
+from mpicoll._base.last_call import MOST, NBYTES, Memory
+from mpicoll._faults import current_call
+
+
+def text(memory: Memory) -> str | None:
+    written = memory.read()
+    return None if written is None else written.text
+
+
+def test_a_text_that_is_too_long_is_cut() -> None:
+    memory = Memory()
+    memory.write("x" * (MOST + 1))
+    memory.write("\N{SNOWMAN}" * MOST)
+    assert len((text(memory) or "").encode()) <= MOST + 2  # the end of a snowman
+    memory.write("y" * (MOST + 1))
+    assert text(memory) == "y" * MOST
+
+
+@pytest.mark.parametrize("done", range(0, 40, 3))
+def test_a_writer_that_is_killed_leaves_the_text_before(done: int) -> None:
+    """``done``: bytes of the third write that have reached the memory."""
+    memory = Memory()
+    memory.write("the first text")
+    memory.write("the second text")
+    before = memory._memory[:]
+    memory.write("the third text")
+    after = memory._memory[:]
+    first = next(place for place in range(NBYTES) if before[place] != after[place])
+    memory._memory[:] = after[: first + done] + before[first + done :]
+    assert text(memory) == ("the third text" if memory._memory[:] == after else "the second text")
+
+
+def test_what_a_program_writes_outlives_it_and_its_children_write_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(last_call, "_memory", None)
+    monkeypatch.setattr(last_call, "_owner", 0)
+    memory = Memory()
+    pid = os.fork()
+    if pid == 0:
+        last_call.write("nobody reads this")
+        last_call.use(memory)
+        last_call.write("of the rank")
+        if os.fork() == 0:
+            last_call.write("of its child")
+            os._exit(0)
+        os.wait()
+        os._exit(0)
+    os.waitpid(pid, 0)
+    assert text(memory) == "of the rank"
+
+
+NOW = 1000.0
+
+
+def test_what_a_rank_does_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a rank without a collective, and of one with two messages. For the rest: launch/test_supervisor.py."""
+    monkeypatch.setattr(current_call, "time", SimpleNamespace(monotonic=lambda: NOW))
+    history = [(1, "barrier", NOW, (), False)]
+    idle: Any = SimpleNamespace(name="0", history=[], ended=0, global_ranks=[4, 5, 6])
+    group: Any = SimpleNamespace(name="dp", history=history, ended=1, global_ranks=[4, 5, 6])
+    assert current_call.in_words({}, list) == "it had begun no collective"
+    assert current_call.in_words({}, lambda: [idle]) == "it had begun no collective"
+    messages = {thread: ("recv", group, NOW, peer) for thread, peer in enumerate((1, None))}
+    said = current_call.in_words(messages, lambda: [group])
+    assert said == "it was in recv on group 'dp' with rank 5 and it was in recv on group 'dp' with any rank"

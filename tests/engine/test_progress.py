@@ -1,0 +1,67 @@
+"""Who drives what is under way: threads that come when needed, sleep when idle, and go with the world."""
+
+import threading
+import time
+
+import pytest
+import torch
+
+import mpicoll as dist
+from mpicoll._engine.work import Work
+from tests.support import agree
+
+IDLE_S = 1.0
+BUSY = 0.3  # of a core: far above what 1000 wake-ups a second cost, far below a spinning thread
+
+
+def ours() -> list[str]:
+    return sorted(thread.name for thread in threading.enumerate() if thread.name.startswith("mpicoll"))
+
+
+def test_threads_come_when_needed_and_go_with_the_world(rank: int, size: int) -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    agree(ours() == [], f"{ours()}")
+    for _ in range(2):
+        dist.init_process_group()
+        dist.all_reduce(torch.ones(3))
+        dist.barrier()
+        agree(
+            ours() == ["mpicoll flight recorder", "mpicoll time limit", "mpicoll watchdog"],
+            f"synchronous calls need no thread: {ours()}",
+        )
+        dist.all_reduce(torch.ones(3), async_op=True).wait()
+        received = torch.zeros(1)
+        work = dist.irecv(received, (rank - 1) % size, tag=1)
+        seen = ours()
+        dist.barrier()
+        dist.isend(torch.ones(1), (rank + 1) % size, tag=1).wait()
+        work.wait()
+        agree([name.split()[1] for name in seen] == ["flight", "poller", "queue", "time", "watchdog"], f"{seen}")
+        dist.destroy_process_group()
+        agree(ours() == [], f"{ours()}")
+
+
+@pytest.mark.usefixtures("world")
+def test_idle_threads_burn_no_core(rank: int, size: int) -> None:  # trap 70
+    dist.all_reduce(torch.ones(3), async_op=True).wait()
+    received = torch.zeros(1)
+    work = dist.irecv(received, (rank - 1) % size, tag=5)
+    dist.barrier()
+    before, began = time.process_time(), time.monotonic()
+    time.sleep(IDLE_S)
+    share = (time.process_time() - before) / (time.monotonic() - began)
+    dist.barrier()
+    dist.isend(torch.ones(1), (rank + 1) % size, tag=5)
+    work.wait()
+    agree(share < BUSY, f"{share:.0%} of a core with one receive pending")
+
+
+def test_an_operation_that_ends_at_the_time_limit_of_wait() -> None:
+    """Either it has ended, or the limit has passed, which makes the group unusable."""
+    work, failed = Work("test", [], 10.0), list[Exception]()
+    work._on_timeout = failed.append
+    work._culprits = lambda: "it ends now" if work._complete() else ""
+    assert work.wait(1e-3) is True
+    assert failed == []
+    assert work.is_success()

@@ -1,0 +1,101 @@
+"""What is known of ranks of other nodes: by answers, which may come late."""
+
+import threading
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest.mock import Mock
+
+import pytest
+
+from mpicoll._faults import exit_handshake, inquiries
+from mpicoll._faults.exit_handshake import Answer, Question
+from mpicoll._mpi import library, runtime, survivors
+from mpicoll._mpi.library import MPI
+from tests.support import launch
+
+pytestmark = pytest.mark.ranks(1)
+
+STALLED = str(Path(__file__).parent / "scripts" / "stalled.py")
+
+
+class Group:
+    """What inquiries.py reads of a group."""
+
+    name = "0"
+
+
+class Asked(NamedTuple):
+    rank: int
+    question: Question
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Asked]:
+    """The questions that are sent."""
+    found: list[Asked] = []
+    monkeypatch.setattr(exit_handshake, "ask", lambda rank, question: found.append(Asked(rank, question)))
+    return found
+
+
+def answer(question: Question, begun: int, call: str) -> Answer:
+    return Answer(question.group, begun, "words", call=call, about=question.about)
+
+
+def test_a_late_answer_is_about_the_collective_of_its_question(asked: list[Asked]) -> None:
+    group: Any = Group()
+    for number in (5, 6):
+        inquiries.ask(group, number, [1])
+    late, current = (each.question for each in asked)
+    inquiries.heard(group, 1, answer(late, 5, "all_reduce(1)"))
+    assert inquiries.other_call(group, 6, "all_reduce(2)") is None
+    assert inquiries.absent(group, 6, [1]) == []
+    inquiries.heard(group, 1, answer(current, 6, "all_reduce(3)"))
+    assert inquiries.other_call(group, 6, "all_reduce(2)") == (1, "all_reduce(3)")
+
+
+def test_an_answer_to_an_earlier_world_counts_for_nothing(asked: list[Asked]) -> None:
+    """Its groups have the same names, and its collectives the same numbers."""
+    earlier: Any = Group()
+    later: Any = Group()
+    for group in (earlier, later):
+        inquiries.ask(group, 1, [1])
+    inquiries.heard(later, 1, answer(asked[0].question, 1, "barrier()"))
+    assert inquiries.other_call(later, 1, "all_reduce(1)") is None
+
+
+def test_no_answer_arrives_while_a_rank_dies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """MPI then refuses to look for messages; the watchdog goes on."""
+    monkeypatch.setattr(library, "dead_processes", False)
+    monkeypatch.setattr(survivors, "possible", lambda: True)
+    comm = Mock()
+    comm.iprobe.side_effect = MPI.Exception(MPI.ERR_OTHER)
+    monkeypatch.setattr(runtime, "world_comm", lambda: comm)
+    monkeypatch.setattr(runtime, "current", lambda: Mock(lock=threading.Lock()))
+    assert exit_handshake.answers() == []
+    assert library.dead_processes
+
+
+def test_whoever_has_come_is_not_asked_again(asked: list[Asked]) -> None:
+    """Each round asks others, so that one that is late among many is found soon."""
+    group: Any = Group()
+    ranks = range(1, 3 * inquiries.MOST_ASKED + 1)
+    rounds = 0
+    while rounds == 0 or len(asked) == inquiries.MOST_ASKED:
+        asked.clear()
+        inquiries.ask(group, 5, ranks)
+        rounds += 1
+        for rank, question in asked:
+            inquiries.heard(group, rank, answer(question, 5 - (rank == 7), "barrier()"))
+    assert [rank for rank, _ in asked] == [7]
+    assert rounds == 4
+    assert [each.rank for each in inquiries.absent(group, 5, ranks)] == [7]
+
+
+@pytest.mark.slow
+@pytest.mark.launch
+@pytest.mark.timeout(600)
+def test_nobody_is_accused_while_ranks_stall() -> None:
+    done = launch(4, STALLED, "10000", "1", timeout_s=550)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [f"rank {rank}: 10000 collectives" for rank in range(4)]
+    assert "do not call the same" not in done.stderr
