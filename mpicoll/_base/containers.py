@@ -20,8 +20,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, MutableMapping
 from functools import cache
-from pathlib import Path
 
+from mpicoll._base import cpus, processes
 from mpicoll._base.launcher import Launch
 
 # The processes of a launcher that a rank starts are other ranks, although their variables may look the same (_mpi/claim.py).
@@ -73,7 +73,7 @@ def _not_shared() -> str | None:
 def _above() -> Iterator[int]:
     """The launcher among this process's ancestors."""
     pid = os.getpid()
-    while (pid := _parent(pid)) > 0:
+    while (pid := processes.parent(pid)) > 0:
         if is_launcher(pid):
             yield pid
             return
@@ -84,27 +84,13 @@ def _visible() -> Iterator[int]:
     return (int(name) for name in os.listdir("/proc") if name.isdigit() and is_launcher(int(name)))
 
 
-def _parent(pid: int) -> int:
-    """0: there is none here, or the system does not tell."""
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    except (OSError, ValueError, IndexError):
-        return 0
-
-
 def is_launcher(pid: int) -> bool:
     """Whether the process is one of a launcher. False if it has ended, or the system does not tell."""
-    try:
-        return Path(f"/proc/{pid}/comm").read_text().strip() in LAUNCHER_PROGRAMS
-    except OSError:
-        return False
+    return cpus.read(f"/proc/{pid}/comm") in LAUNCHER_PROGRAMS
 
 
 def _in_namespace() -> bool:
-    try:
-        return os.stat("/proc/self/ns/pid").st_ino != INITIAL_NAMESPACE
-    except OSError:
-        return False
+    return processes.namespace("pid") not in (0, INITIAL_NAMESPACE)
 
 
 def _shared_memory(process: int | str) -> tuple[int, int] | None:

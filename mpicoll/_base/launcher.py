@@ -46,23 +46,6 @@ NODE_VARIABLES = ("GROUP_RANK", "NODE_RANK")  # the number of the node: as torch
 RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", *NODE_VARIABLES)
 TORCH_VARIABLES = (*RANK_VARIABLES, "MASTER_ADDR", "MASTER_PORT")
 
-# The first four: Open MPI writes no message past the end of its receive; Note [Messages that are too long] in _mpi/open_mpi.py
-# says how and why.
-OPEN_MPI_SETTINGS = {
-    "OMPI_MCA_smsc": "^cma,knem,xpmem",  # shared memory, Open MPI 5
-    "OMPI_MCA_btl_vader_single_copy_mechanism": "none",  # the same, Open MPI 4
-    "OMPI_MCA_btl_self_flags": "send,inplace",
-    "OMPI_MCA_btl_tcp_flags": "send,inplace",
-    # Pieces of a message (32 KiB in a node) that are under way at a time; Open MPI's default is 3. A rank that computes sends the
-    # next ones when its poller looks again: 4 MiB took 32 ms (2 ranks on 2 cores), and take 3 ms.
-    "OMPI_MCA_pml_ob1_send_pipeline_depth": "64",
-}
-# For ranks on one host. Open MPI 5 with libfabric looks for network cards when it starts: 1.3 s instead of 0.3 s, mostly asleep.
-OPEN_MPI_WITHOUT_CARDS = ("OMPI_MCA_btl", "^ofi")
-# For Open MPI 4, Note [The provider net] in _mpi/open_mpi.py. It is the default of Open MPI 5.
-OPEN_MPI_4_PROVIDERS = ("OMPI_MCA_mtl_ofi_provider_exclude", "shm,sockets,tcp,udp,rstream,usnic,net")
-OF_OPEN_MPI = ("openmpi", "jsrun", "pals", "flux", "slurm", "pmix")  # the launchers that may start ranks of Open MPI
-
 # Variables by which a launcher identifies a process in a running job. A trailing * stands for any ending. Left out: settings of
 # the user (OMPI_MCA_btl, OMPI_ALLOW_RUN_AS_ROOT, PMIX_MCA_*, HYDRA_LAUNCHER, I_MPI_FABRICS) and of the allocation (SLURM_JOB_*).
 JOB_VARIABLES = (
@@ -147,18 +130,6 @@ def provide_here(name: str, value: str, environ: MutableMapping[str, str]) -> No
     """Sets a variable for this rank and the programs that it starts; a job that it starts chooses anew."""
     environ[name] = value
     environ[ADDED] = "\n".join(filter(None, (environ.get(ADDED), f"{name}={value}")))
-
-
-def provide_open_mpi_settings(environ: MutableMapping[str, str] = os.environ) -> None:
-    """Sets `OPEN_MPI_SETTINGS` where they are unset, in a rank that a launcher of Open MPI may have started.
-
-    For programs in which another package starts MPI before mpicoll does (MPIEnvironment of Lightning). Call it before MPI starts:
-    afterwards the variables would describe settings that are not in force.
-    """
-    launch = detect(environ)
-    if launch is not None and launch.launcher in OF_OPEN_MPI:
-        for name, value in OPEN_MPI_SETTINGS.items():
-            environ.setdefault(name, value)
 
 
 def without_job(environ: Mapping[str, str]) -> dict[str, str]:

@@ -33,11 +33,12 @@ def autoload() -> None:
             return
         _wrap()  # first: the wrappers report any failure below
         _register(c10d)
-        from mpicoll._base.launcher import provide_open_mpi_settings, provide_torch_variables
+        from mpicoll._base import open_mpi_settings
+        from mpicoll._base.launcher import provide_torch_variables
 
         provide_torch_variables()
         if "mpi4py.MPI" not in sys.modules:  # importing it starts MPI
-            provide_open_mpi_settings()
+            open_mpi_settings.provide()
         _failure = None
     except Exception as error:  # noqa: BLE001  import torch must not break; raised by `ensure`
         _failure = error

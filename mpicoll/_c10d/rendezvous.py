@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 from torch._C._distributed_c10d import Store, TCPStore
 from torch.distributed.constants import default_pg_timeout
 
+from mpicoll._base import processes
 from mpicoll._base.errors import LaunchError
 from mpicoll._faults import arrival, time_limit
 from mpicoll._mpi import runtime, survivors, thread_levels
@@ -135,10 +136,7 @@ def _place(hostname: str, names: Sequence[str]) -> tuple[Place, list[socket.sock
 
 def _host(hostname: str) -> tuple[str, ...]:
     """Identifies the network of this process: two containers may have the same host name."""
-    with contextlib.suppress(OSError):
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return hostname, boot, str(os.stat("/proc/self/ns/net").st_ino)
-    return (hostname,)
+    return hostname, processes.boot(), str(processes.namespace("net"))
 
 
 def _own_names(hostname: str) -> list[str]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from mpicoll._faults import inquiries, process_state
+from mpicoll._base import processes
+from mpicoll._base.processes import ENDED, RUNS
+from mpicoll._faults import inquiries
 from mpicoll._faults.group_state import GroupState
 from mpicoll._faults.inquiries import Absent
 from mpicoll._faults.ledger import MOST_GROUPS, Rank
-from mpicoll._faults.process_state import ENDED, RUNS
 
 
 def of_collective(group: GroupState, number: int) -> list[Absent]:
@@ -44,7 +45,7 @@ def other_side(group: GroupState, peer: int | None) -> str:
 
 
 def _absent(group: GroupState, rank: int, known: Rank) -> Absent:
-    state, seen = process_state.of(known.pid), known.groups.get(group.key)
+    state, seen = processes.state(known.pid), known.groups.get(group.key)
     if seen is None and len(known.groups) >= MOST_GROUPS:
         last = "nothing is known of its calls on this group"
     else:

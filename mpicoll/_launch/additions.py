@@ -5,12 +5,8 @@
     Open MPI, more ranks than cores, oversubscribe, yield_when_idle        it refuses, and waiting ranks would block others
         or --oversubscribe
     Open MPI, more ranks than slots  oversubscribe                         it refuses, e.g. PBS jobs without mpiprocs
-    Open MPI 5, this host only       btl=^ofi, osc=^ucx                    starts in 0.3 s, not 1.3, and without
-                                                                           warnings; several hosts may need both
-    Open MPI 4                       no provider "net" of libfabric        Note [The provider net] in _mpi/open_mpi.py
+    Open MPI                         settings of the ranks                 mpicoll._base.open_mpi_settings
     Open MPI 5, several hosts        oob_tcp_keepalive_*                   notices a host that is gone after 11 s, not never
-    Open MPI                         no get and put between ranks          Note [Messages that are too long] in
-                                                                           _mpi/open_mpi.py
     MPICH in a Slurm allocation      SLURM_MPI_TYPE=none                   Hydra's own srun must not start PMI for it
     in a task of srun                SLURM_OVERLAP=1                       an srun of mpiexec would wait for that task's CPUs
     another launcher                 of these, what ranks of Open MPI need
@@ -30,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mpicoll._base.launcher import OPEN_MPI_4_PROVIDERS, OPEN_MPI_SETTINGS, OPEN_MPI_WITHOUT_CARDS
+from mpicoll._base import open_mpi_settings
 from mpicoll._base.slurm import allocated_cpus
 from mpicoll._launch.find.installations import Mpi
 from mpicoll._launch.job import KEEPALIVE, Request, Site, Where
@@ -101,11 +97,9 @@ def _add_open_mpi_settings(added: dict[str, str], where: Where, mpi: Mpi, site: 
     """The settings for ranks of Open MPI under any launcher."""
     if mpi.family != "openmpi":
         return
-    settings = dict(OPEN_MPI_SETTINGS)
-    if mpi.vendor == "Open MPI" and mpi.version[:1] < (5,):
-        settings |= dict([OPEN_MPI_4_PROVIDERS])
-    elif mpi.vendor == "Open MPI" and not where.several_hosts:
-        settings |= dict([OPEN_MPI_WITHOUT_CARDS, ("OMPI_MCA_osc", "^ucx")])
+    settings = dict(open_mpi_settings.ALWAYS)
+    if mpi.vendor == "Open MPI":
+        settings |= open_mpi_settings.of_version(mpi.version, one_host=not where.several_hosts)
     added.update({name: value for name, value in settings.items() if not site.decided(name)})
 
 

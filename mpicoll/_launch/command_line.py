@@ -18,8 +18,8 @@ from mpicoll._base.cpus import usable_cores
 from mpicoll._base.errors import LaunchError
 from mpicoll._base.waits import STOP_S
 from mpicoll._launch.arguments import ACCEPTED, make_parser, split, unknown
+from mpicoll._launch.find.installations import torch_facts
 from mpicoll._launch.find.launchers import TEMPLATE
-from mpicoll._launch.find.torch_facts import torch_facts
 from mpicoll._launch.job import NOTHING_ASKED, Program, Request
 
 PROG = "python -m mpicoll.run"

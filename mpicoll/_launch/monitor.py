@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 from mpicoll._base import last_call, last_words
 from mpicoll._base.launcher import SUPERVISOR, detect
 from mpicoll._base.waits import CONNECT_S
-from mpicoll._launch import leftovers, processes
+from mpicoll._launch import leftovers, linux
 
 if TYPE_CHECKING:
     import selectors
@@ -56,7 +56,7 @@ def start() -> None:
     if child == 0:
         os.close(told)
         os.close(answer)
-        processes.end_with_parent(monitor, signal.SIGKILL)
+        linux.end_with_parent(monitor, signal.SIGKILL)
         last_words.use(tell, answered, launcher)
         last_call.use(memory)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
@@ -102,7 +102,7 @@ class Monitor:
             self._watch_child(selector)
             selector.register(self.told, selectors.EVENT_READ, self._hear_program)
             self._connect(selector)
-            processes.end_with_parent(self.launcher, signal.SIGCHLD)  # which wakes this loop
+            linux.end_with_parent(self.launcher, signal.SIGCHLD)  # which wakes this loop
             while not self._ended():
                 if os.getppid() != self.launcher and not self.told_to_end:
                     self._say(f"why {time.time_ns()} 1 its parent, mpiexec or a daemon of it, was lost")
@@ -190,7 +190,7 @@ class Monitor:
             return
         try:
             self._connection = socket.create_connection((self.address, self.port), CONNECT_S)
-            processes.keep_alive(self._connection)
+            linux.keep_alive(self._connection)
         except OSError:
             self._connection = None
             return

@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from mpicoll._launch import processes
+from mpicoll._launch import linux
 from mpicoll._launch.monitor import LOOPBACK
 
 LONGEST_LINE = 1 << 14  # bytes
@@ -159,7 +159,7 @@ class Reports:
                     file=sys.stderr,
                 )
             return
-        processes.keep_alive(stream)
+        linux.keep_alive(stream)
         stream.setblocking(False)
         connection = Connection(stream)
         self._connections.add(connection)

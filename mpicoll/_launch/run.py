@@ -20,7 +20,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from mpicoll._base import mca_files
+from mpicoll._base import open_mpi_settings
 from mpicoll._base.cpus import usable_cores
 from mpicoll._base.errors import LaunchError
 from mpicoll._base.launcher import ADDED, OWNER, Launch, detect, without_job
@@ -216,7 +216,7 @@ def this_site(environ: Mapping[str, str]) -> Site:
         os.getuid(),
         tuple(dict.fromkeys((name, name.partition(".")[0]))),
         free_port,
-        mca_files.names(environ),
+        open_mpi_settings.decided(environ),
         allocation.find(environ),
         slurm_task(os.environ) is not None,
     )

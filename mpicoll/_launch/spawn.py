@@ -33,7 +33,7 @@ from mpicoll._base import launcher
 from mpicoll._base.errors import LaunchError, MpicollError
 from mpicoll._base.waits import STOP_S
 from mpicoll._launch import command_line, spawn_rank
-from mpicoll._launch.find import terminate
+from mpicoll._launch.find import ask
 from mpicoll._launch.job import Program
 
 POLL_S = 0.02
@@ -116,13 +116,13 @@ class SpawnContext:
             if failed_at is None and any(self._folder.glob("failure-*")):
                 failed_at = now
             if failed_at is not None and now - failed_at > STOP_S:
-                terminate.end(self.process)
+                ask.end(self.process)
             time.sleep(POLL_S)
         return status
 
     def stop(self) -> None:
         """Ends the ranks: SIGTERM first, then SIGKILL."""
-        terminate.end(self.process)
+        ask.end(self.process)
         self._forget()
 
     def _forget(self) -> None:

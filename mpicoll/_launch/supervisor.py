@@ -31,9 +31,10 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from mpicoll._base import processes
 from mpicoll._base.launcher import SUPERVISOR
 from mpicoll._base.waits import GONE_S, KILL_S, LAST_REPORTS_S, LEFT_BEHIND_S, SETTLE_S
-from mpicoll._launch import leftovers, processes
+from mpicoll._launch import leftovers, linux
 from mpicoll._launch.reports import Reports, address_towards, shell_status, signal_name
 
 NOT_STARTED = 213  # of Open MPI's mpiexec: 256 - 43, PRTE_ERR_SILENT; also for options that it does not know
@@ -74,7 +75,7 @@ class Supervisor:
     def __init__(self) -> None:
         nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # a shell script ignores SIGINT for its background jobs, too
         passed_on = PASSED_ON - {signal.SIGHUP} if nohup else PASSED_ON
-        self.signals = processes.Signals(passed_on | {signal.SIGCHLD})
+        self.signals = linux.Signals(passed_on | {signal.SIGCHLD})
 
     def run(self, task: Task) -> Outcome:
         """Runs the job until it has ended on all hosts. Raises OSError if mpiexec cannot be started."""
@@ -94,7 +95,7 @@ class Supervisor:
 
 
 class _Job:
-    def __init__(self, task: Task, selector: selectors.BaseSelector, signals: processes.Signals) -> None:
+    def __init__(self, task: Task, selector: selectors.BaseSelector, signals: linux.Signals) -> None:
         self.task, self.selector, self.signals = task, selector, signals
         self.told_by, self.told_at = 0, 0  # the signal that told this process to end the job, and when (ns)
         self.next_step: tuple[float, int] | None = None  # when, and a number of `_step`
@@ -111,7 +112,7 @@ class _Job:
 
         def in_child() -> None:
             self.signals.restore()
-            processes.end_with_parent(me, signal.SIGTERM)
+            linux.end_with_parent(me, signal.SIGTERM)
 
         # In the process group of this process: mpiexec may read from the terminal.
         self.mpiexec = subprocess.Popen(list(self.task.command), env=environ, preexec_fn=in_child)
@@ -134,7 +135,7 @@ class _Job:
         """Hydra kills the monitors and ends at once. Their ranks get a signal then, and still use their memory for a moment."""
         here, deadline = socket.gethostname(), time.monotonic() + GONE_S
         pids = [rank.pid for rank in self.reports.ranks.values() if rank.host == here]
-        while any(map(processes.alive, pids)) and time.monotonic() < deadline:
+        while any(processes.state(pid) != processes.ENDED for pid in pids) and time.monotonic() < deadline:
             time.sleep(0.01)
 
     def _over(self) -> bool:

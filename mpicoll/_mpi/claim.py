@@ -36,6 +36,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from mpicoll._base import processes
 from mpicoll._base.containers import is_launcher
 from mpicoll._base.launcher import detect
 
@@ -133,10 +134,10 @@ def _files_of_job(own: Path, environ: Mapping[str, str]) -> list[tuple[Path, re.
     files = _files(own.parent)
     if str(own.parent) == environ.get("PMIX_SERVER_TMPDIR"):  # made by Open MPI's mpirun for this job
         return files
-    launcher = _parent(int(_words(own)["pid"]))
+    launcher = processes.parent(int(_words(own)["pid"]))
     if not is_launcher(launcher):
         return None
-    return [(path, words) for path, words in files if _is_child(int(words["pid"]), launcher)]
+    return [(path, words) for path, words in files if processes.parent(int(words["pid"])) == launcher]
 
 
 def _words(path: Path) -> re.Match[str]:
@@ -232,18 +233,10 @@ def _is_locked(path: Path) -> bool:
 
 def _remove_old(folder: Path) -> None:
     """Removes files of ranks that were killed or ended without MPI_Finalize: their root process no longer exists."""
-    own_namespace = str(os.stat("/proc/self/ns/pid").st_ino)
+    own_namespace = str(processes.namespace("pid"))
     for path, words in _files(folder):
-        if words["namespace"] == own_namespace and words["start"] != _start(int(words["pid"])):
+        if words["namespace"] == own_namespace and words["start"] != processes.start(int(words["pid"])):
             path.unlink(missing_ok=True)
-
-
-def _start(pid: int) -> str | None:
-    """Start time of a process, in ticks since boot; None if no process has this number."""
-    try:
-        return _status(pid)[19]
-    except OSError:
-        return None
 
 
 def _root(environ: Mapping[str, str]) -> str | None:
@@ -253,13 +246,10 @@ def _root(environ: Mapping[str, str]) -> str | None:
     """
     own = identity(environ)
     pid = os.getpid()
-    try:
-        while (parent := _parent(pid)) > 1 and _is_rank(parent, own):
-            pid = parent
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
-        return f"{boot}-{os.stat('/proc/self/ns/pid').st_ino}-{pid}-{_start(pid)}"
-    except (OSError, IndexError, ValueError):
-        return None
+    while (parent := processes.parent(pid)) > 1 and _is_rank(parent, own):
+        pid = parent
+    boot = processes.boot()
+    return f"{boot[:8]}-{processes.namespace('pid')}-{pid}-{processes.start(pid)}" if boot else None
 
 
 def _is_rank(pid: int, rank: str) -> bool:
@@ -276,22 +266,6 @@ def _is_rank(pid: int, rank: str) -> bool:
 def identity(environ: Mapping[str, str]) -> str:
     """The variables that name one rank of one job, as a text."""
     return " ".join(f"{name}={environ[name]}" for name in IDENTITY if name in environ)
-
-
-def _is_child(pid: int, parent: int) -> bool:
-    try:
-        return _parent(pid) == parent
-    except OSError:  # it has ended
-        return False
-
-
-def _parent(pid: int) -> int:
-    return int(_status(pid)[1])
-
-
-def _status(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat from the third on: state, parent, ..., [19] start time in ticks since boot."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
 def _after_fork_in_child() -> None:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 import mpi4py
 
-from mpicoll._base import binding, containers, cpus, debian, launcher
+from mpicoll._base import binding, containers, cpus, launcher, open_mpi_settings, packages
 from mpicoll._base.errors import LaunchError
 from mpicoll._base.waits import INIT_S
 from mpicoll._mpi import claim, open_mpi
@@ -151,7 +151,7 @@ def _prepare() -> bool:
     """Prepares the import of mpi4py.MPI. Returns whether this module starts MPI after the import."""
     if "mpi4py.MPI" in sys.modules:
         return False
-    for name, value in open_mpi.SETTINGS.items():  # see Note [Messages that are too long] in open_mpi.py
+    for name, value in open_mpi_settings.ALWAYS.items():  # see Note [Messages that are too long] in open_mpi.py
         os.environ.setdefault(name, value)
     binding.prepare(os.environ, cpus.allowed(), launcher.detect())
     containers.prepare(os.environ, launcher.detect())
@@ -238,9 +238,7 @@ try:
     try:
         from mpi4py import MPI as MPI
     except RuntimeError:
-        from mpicoll._base import wheels
-
-        if "MPI4PY_LIBMPI" in os.environ or not (_beside := wheels.library_beside_packages()):
+        if "MPI4PY_LIBMPI" in os.environ or not (_beside := packages.library_beside_packages()):
             raise
         os.environ.update(_beside)
         from mpi4py import MPI as MPI
@@ -250,7 +248,7 @@ try:
 except (ImportError, RuntimeError) as error:
     _calls_at_end.clear()
     claim.release()
-    raise LaunchError(_REMEDY_NO_MPI.format(reason=str(error).split("\n")[0]) + debian.advice(os.environ)) from error
+    raise LaunchError(_REMEDY_NO_MPI.format(reason=str(error).split("\n")[0]) + packages.advice_of_debian(os.environ)) from error
 if MPI.Is_initialized() and not MPI.Is_finalized():
     os.environ[OWNER] = f"{os.getpid()} {claim.identity(os.environ)}"
     before_finalize(claim.ending)

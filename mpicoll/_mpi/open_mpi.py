@@ -31,10 +31,8 @@ from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from functools import cache
 
-from mpicoll._base import launcher, mca_files, probe
+from mpicoll._base import launcher, open_mpi_settings, probe
 from mpicoll._base.launcher import Launch
-
-SETTINGS = launcher.OPEN_MPI_SETTINGS
 
 # Bits of a transport's flags (opal/mca/btl/btl.h), alike in Open MPI 4 and 5.
 _SEND, _PUT, _GET = 1, 2, 4
@@ -49,15 +47,11 @@ def before_start(version: tuple[int, ...], environ: MutableMapping[str, str], la
     Args:
         version: Of the Open MPI that has been loaded.
     """
-    one_host = launch is not None and launch.launcher in launcher.OF_OPEN_MPI and launch.local_size == launch.size
-    name, value = launcher.OPEN_MPI_WITHOUT_CARDS
-    if version < (5,):
-        name, value = launcher.OPEN_MPI_4_PROVIDERS
-    elif not one_host:
-        return
-    if name in environ or name in mca_files.names(environ) | mca_files.site_names(probe.loaded_library() or ""):
-        return
-    launcher.provide_here(name, value, environ)
+    one_host = launch is not None and launch.launcher in open_mpi_settings.LAUNCHERS and launch.local_size == launch.size
+    decided = open_mpi_settings.decided(environ, probe.loaded_library() or "")
+    for name, value in open_mpi_settings.of_version(version, one_host).items():
+        if name not in environ and name not in decided:
+            launcher.provide_here(name, value, environ)
 
 
 @cache
@@ -66,7 +60,7 @@ def overruns() -> bool:
 
     If the environment does not tell, asks MPI for the settings in force, through its tool interface (MPI_T, 1 ms).
     """
-    if all(os.environ.get(name) == value for name, value in SETTINGS.items()):
+    if all(os.environ.get(name) == value for name, value in open_mpi_settings.ALWAYS.items()):
         return False
     file = probe.loaded_library()
     if file is None:

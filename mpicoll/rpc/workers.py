@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pickle
 import re
@@ -10,11 +9,10 @@ import sys
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from mpicoll._faults import process_state
-from mpicoll._faults.process_state import ENDED
+from mpicoll._base import processes
+from mpicoll._base.processes import ENDED
 
 NAME = re.compile(r"[A-Za-z0-9_:-]{1,127}")
 NEWLINE = re.compile(r"(?<!\\)\\n")  # as repr writes it
@@ -60,10 +58,7 @@ class Process(NamedTuple):
 
 def this_process(hostname: str) -> Process:
     """Returns the process that calls this."""
-    node = [hostname]
-    with contextlib.suppress(OSError):
-        node += [Path("/proc/sys/kernel/random/boot_id").read_text().strip(), str(os.stat("/proc/self/ns/pid").st_ino)]
-    return Process(os.getpid(), hostname, tuple(node))
+    return Process(os.getpid(), hostname, (hostname, processes.boot(), str(processes.namespace("pid"))))
 
 
 class Workers:
@@ -115,7 +110,7 @@ class Workers:
 
     def _state(self, rank: int) -> str:
         mine, other = self._processes.get(self._me), self._processes.get(rank)
-        return "" if mine is None or other is None or mine.node != other.node else process_state.of(other.pid)
+        return "" if mine is None or other is None or mine.node != other.node else processes.state(other.pid)
 
 
 @dataclass(frozen=True)

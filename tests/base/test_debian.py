@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mpicoll._base import debian
+from mpicoll._base import packages
 from mpicoll._launch.find import installations
 from mpicoll.errors import LaunchError
 
@@ -12,14 +12,15 @@ from mpicoll.errors import LaunchError
 def test_the_advice_names_each_command(tmp_path: Path) -> None:
     library = tmp_path / "x86_64-linux-gnu" / "libmpich.so.12"
     pattern = str(tmp_path / "*" / library.name)
-    assert debian.advice({}, pattern) == debian.advice({"MPI4PY_LIBMPI": str(library)}, pattern) == ""  # not installed
+    for environ in ({}, {"MPI4PY_LIBMPI": str(library)}):
+        assert packages.advice_of_debian(environ, pattern) == ""  # not installed
     library.parent.mkdir()
     library.touch()
     for environ in ({}, {"MPI4PY_LIBMPI": str(library)}):
-        text = debian.advice(environ, pattern)
+        text = packages.advice_of_debian(environ, pattern)
         assert f"ln -sf {library} " in text
         assert "export LD_LIBRARY_PATH=" in text
-    assert debian.advice({"MPI4PY_LIBMPI": "/opt/lib/libmpi.so.40"}, pattern) == ""  # another one is asked for
+    assert packages.advice_of_debian({"MPI4PY_LIBMPI": "/opt/lib/libmpi.so.40"}, pattern) == ""  # another one is asked for
 
 
 def test_a_library_that_cannot_be_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,16 +4,15 @@ from typing import Any
 
 import pytest
 
+from mpicoll._base import open_mpi_settings
 from mpicoll._base.launcher import (
     ADDED,
-    OPEN_MPI_SETTINGS,
     OWNER,
     PROVIDED,
     TORCH_VARIABLES,
     Launch,
     detect,
     provide_node_rank,
-    provide_open_mpi_settings,
     provide_threads,
     provide_torch_variables,
     started_by_mpi,
@@ -172,11 +171,11 @@ def test_started_by_mpi(environ: dict[str, str], expected: bool) -> None:
 def test_open_mpis_settings_are_for_its_ranks() -> None:
     for environ in (OPENMPI, SRUN, {**OPENMPI, "OMPI_MCA_smsc": "cma"}):
         changed: dict[str, str] = dict(environ)
-        provide_open_mpi_settings(changed)
-        assert changed == {**OPEN_MPI_SETTINGS, **environ}
+        open_mpi_settings.provide(changed)
+        assert changed == {**open_mpi_settings.ALWAYS, **environ}
     for environ in ({}, SBATCH, HYDRA, MVAPICH):
         changed = dict(environ)
-        provide_open_mpi_settings(changed)
+        open_mpi_settings.provide(changed)
         assert changed == environ
 
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from mpicoll._mpi import open_mpi
+from mpicoll._base import open_mpi_settings
 from tests.support import is_open_mpi, launch, run
 
 SCRIPT = "tests/behaviour/scripts/too_long.py"
@@ -55,7 +55,7 @@ def test_under_mpicoll_run() -> None:
 @open_mpi_only
 def test_a_value_of_the_users(name: str, value: str) -> None:
     """It is kept, and receives match first."""
-    assert name in open_mpi.SETTINGS
+    assert name in open_mpi_settings.ALWAYS
     result = launch(2, SCRIPT, "mpicoll", timeout_s=90, env={name: value})
     assert result.returncode == 0, result.stderr
     assert all_refused(result.stdout, matched_first=True), result.stdout
@@ -66,7 +66,7 @@ def test_what_messages_promise_holds_where_receives_match_first() -> None:
     """Order, tags, any source, dropped handles, groups: the tests of messages, with settings of the user's that let Open MPI
     write beyond a receive."""
     options = ("-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider")
-    user = dict.fromkeys(open_mpi.SETTINGS, "")
+    user = dict.fromkeys(open_mpi_settings.ALWAYS, "")
     user |= {"OMPI_MCA_btl_self_flags": "send,put,get,inplace", "OMPI_MCA_btl_tcp_flags": "send,put,inplace"}
     result = launch(
         3,

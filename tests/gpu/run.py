@@ -20,7 +20,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 sys.path.insert(0, str(ROOT))
 
-from mpicoll._launch.find import terminate  # noqa: E402
+from mpicoll._launch.find import ask  # noqa: E402
 
 ARCHIVES = ROOT.parent / "shared" / "gpu"
 FACTS = """
@@ -169,7 +169,7 @@ def start(words: list[str], environ: Mapping[str, str], limit_s: float) -> tuple
             status = process.wait(limit_s)
         except subprocess.TimeoutExpired:
             status = 124
-            terminate.end(process)
+            ask.end(process)
         output.seek(0)
         return status, output.read()
 

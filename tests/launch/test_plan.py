@@ -5,10 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from mpicoll._base import launcher
+from mpicoll._base import open_mpi_settings
 from mpicoll._launch.find.installations import Mpi, Mpiexec
 from mpicoll._launch.job import Plan, Program, Request
-from mpicoll._mpi import open_mpi
 from mpicoll.errors import LaunchError
 from tests.launch.made_up import MPICH, OPENMPI, OPENMPI4, a_site, one, planned
 
@@ -111,7 +110,7 @@ def test_a_fabric_is_left_alone_where_several_hosts_take_part() -> None:
 
 
 def test_open_mpi_4_does_without_the_provider_net() -> None:
-    name, value = launcher.OPEN_MPI_4_PROVIDERS
+    ((name, value),) = open_mpi_settings.of_version((4, 1, 4), one_host=True).items()
     for program in one(2), one(2, "a,b"):
         assert planned(program, mpi=OPENMPI4).added[name] == value
         assert name not in planned(program).added
@@ -120,10 +119,10 @@ def test_open_mpi_4_does_without_the_provider_net() -> None:
 
 def test_open_mpi_does_not_write_beyond_a_receive() -> None:
     for mpi in (OPENMPI, OPENMPI4):
-        assert planned(one(2, "a,b"), mpi=mpi).added.items() >= open_mpi.SETTINGS.items()
-    assert not set(open_mpi.SETTINGS) & set(planned(one(2), mpi=MPICH).added)
+        assert planned(one(2, "a,b"), mpi=mpi).added.items() >= open_mpi_settings.ALWAYS.items()
+    assert not set(open_mpi_settings.ALWAYS) & set(planned(one(2), mpi=MPICH).added)
     added = planned(one(2), site=a_site(OMPI_MCA_smsc="cma")).added
-    assert set(open_mpi.SETTINGS) - set(added) == {"OMPI_MCA_smsc"}
+    assert set(open_mpi_settings.ALWAYS) - set(added) == {"OMPI_MCA_smsc"}
 
 
 def test_what_the_user_has_set_is_never_overridden() -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from mpicoll._base import processes
 from mpicoll._mpi import claim
 from tests.support import ROOT, is_open_mpi, launch, run
 
@@ -25,7 +26,7 @@ LAUNCHED = {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4", "PMIX_NAME
 @pytest.fixture(autouse=True)
 def _this_process_holds_nothing(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[None]:
     monkeypatch.setattr(claim, "_file", None)  # the session's own
-    root = f"boot-{os.stat('/proc/self/ns/pid').st_ino}-{os.getpid()}-{claim._start(os.getpid())}"
+    root = f"boot-{processes.namespace('pid')}-{os.getpid()}-{processes.start(os.getpid())}"
     if "root_of_a_rank" not in request.node.name:
         monkeypatch.setattr(claim, "_root", lambda environ: root)  # this process has no launcher's variables
     yield
@@ -99,7 +100,7 @@ def test_files_of_another_user(tmp_path: Path) -> None:
 
 
 def test_a_name_of_this_user_that_is_no_claim(tmp_path: Path) -> None:
-    strange = tmp_path / f"{claim.PREFIX}0-{os.getuid()}-x-{os.stat('/proc/self/ns/pid').st_ino}-notanumber-1"
+    strange = tmp_path / f"{claim.PREFIX}0-{os.getuid()}-x-{processes.namespace('pid')}-notanumber-1"
     strange.touch()
     assert claim.take(LAUNCHED, tmp_path) is None
     assert strange.exists()

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 from mpi4py import MPI
 
-from mpicoll._base import launcher, mca_files
+from mpicoll._base import launcher, open_mpi_settings
 from mpicoll._mpi import open_mpi
 from tests.support import LAUNCH_ENVIRONMENT, ROOT, is_open_mpi, mpiexec, run
 
 SCRIPT = str(ROOT / "tests" / "mpi" / "scripts" / "transports.py")
 ONE_HOST = launcher.Launch("openmpi", 0, 4, 0, 4)
-NAME, VALUE = launcher.OPEN_MPI_WITHOUT_CARDS
+NAME, VALUE = next(iter(open_mpi_settings.of_version((5,), one_host=True).items()))
 
 
 def started(
@@ -42,7 +42,7 @@ def test_a_setting_of_the_user_or_of_the_site_stays(tmp_path: Path, monkeypatch:
     (tmp_path / "etc").mkdir()
     (tmp_path / "etc" / "openmpi-mca-params.conf").write_text("# btl = self\nbtl_tcp_if_include = eth0\n")
     library = str(tmp_path / "lib" / "libmpi.so.40")
-    assert mca_files.site_names(library) == {"OMPI_MCA_btl_tcp_if_include"}
+    assert open_mpi_settings.decided({}, library) == {"OMPI_MCA_btl_tcp_if_include"}
     monkeypatch.setattr(open_mpi.probe, "loaded_library", lambda: library)
     assert started({}) == VALUE
     (tmp_path / "etc" / "openmpi-mca-params.conf").write_text("btl=self,sm\n")
@@ -51,7 +51,7 @@ def test_a_setting_of_the_user_or_of_the_site_stays(tmp_path: Path, monkeypatch:
 
 def test_open_mpi_4_does_without_the_provider_net() -> None:
     """It lost messages after one that was too long: tests/host/test_pairwise.py waited for ever."""
-    name, value = launcher.OPEN_MPI_4_PROVIDERS
+    ((name, value),) = open_mpi_settings.of_version((4, 1, 4), one_host=True).items()
     for launch in ONE_HOST, launcher.Launch("openmpi", 0, 4, 0, 2), None:
         environ: dict[str, str] = {}
         open_mpi.before_start((4, 1, 4), environ, launch)

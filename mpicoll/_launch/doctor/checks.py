@@ -27,13 +27,12 @@ from mpicoll._base import config, containers, launcher
 from mpicoll._base.cpus import allowed, usable_cores
 from mpicoll._base.errors import LaunchError
 from mpicoll._base.launcher import Launch
+from mpicoll._base.packages import installed_wheels
 from mpicoll._base.stdout import quiet_without_reader
-from mpicoll._base.wheels import installed_wheels
 from mpicoll._launch.doctor import cluster, cuda, dump, trial, trial_on_hosts
 from mpicoll._launch.doctor.report import Finding, Report, ranks_in_words
 from mpicoll._launch.find import allocation, cuda_support, installations, launchers
-from mpicoll._launch.find.installations import Mpi
-from mpicoll._launch.find.torch_facts import torch_facts
+from mpicoll._launch.find.installations import Mpi, torch_facts
 
 MINIMUM_SHARED_MEMORY = 64 * 2**20  # bytes; below it MPI itself may fail to start a few ranks
 USUAL_SHARED_MEMORY = 1 * 2**30  # bytes; DataLoader workers and large messages of MPI on one host need about that

@@ -3,6 +3,7 @@
     run          the process with its output and exit status
     output_of    what a tool prints
     ask          the report of a program that prints one
+    end          ends a process that runs too long
 
 A report is a line that begins with `MARK` and goes on with a JSON object.
 """
@@ -20,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mpicoll._base.probe import MARK
-from mpicoll._launch.find import terminate
+from mpicoll._base.waits import STOP_S
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ def run(command: Sequence[str], environ: Mapping[str, str], timeout_s: float, ke
     """
     # Files, not pipes: a process that outlives the command would keep a pipe open.
     with tempfile.TemporaryFile("w+", errors="replace") as output, tempfile.TemporaryFile("w+", errors="replace") as errors:
-        process = subprocess.Popen(
+        process: subprocess.Popen[bytes] = subprocess.Popen(
             command, env=dict(environ), stdin=subprocess.DEVNULL, stdout=output, stderr=errors,
             close_fds=not keep_files, start_new_session=True,
         )  # fmt: skip
@@ -58,13 +59,24 @@ def run(command: Sequence[str], environ: Mapping[str, str], timeout_s: float, ke
         except subprocess.TimeoutExpired:
             status = None
         finally:
-            terminate.end(process)  # after Ctrl-C too, which does not reach the new session
+            end(process)  # after Ctrl-C too, which does not reach the new session
         if status is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # what an mpiexec that was killed has left
         output.seek(0)
         errors.seek(0)
         return Ended(output.read(), errors.read(), status)
+
+
+def end(mpiexec: subprocess.Popen[bytes]) -> None:
+    """Ends a job: SIGTERM first, so that mpiexec can end its ranks, then SIGKILL. Does nothing if it has ended."""
+    if mpiexec.poll() is None:
+        mpiexec.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            mpiexec.wait(STOP_S)
+    if mpiexec.poll() is None:
+        mpiexec.kill()
+        mpiexec.wait()
 
 
 def output_of(command: Sequence[str], environ: Mapping[str, str], timeout_s: float) -> str | None:

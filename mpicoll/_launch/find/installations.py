@@ -19,13 +19,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mpicoll._base import config, debian
+from mpicoll._base import config
 from mpicoll._base.errors import LaunchError
 from mpicoll._base.launcher import without_job
-from mpicoll._base.wheels import SONAMES, WHEELS, installed_wheels, library_beside_packages
+from mpicoll._base.packages import SONAMES, WHEELS, advice_of_debian, installed_wheels, library_beside_packages
+from mpicoll._base.probe import MARK
 from mpicoll._launch.find.ask import ask, output_of
 
 PROBE = Path(__file__).parents[2] / "_base" / "probe.py"
+PROBE_OF_TORCH = Path(__file__).parent / "probe_torch.py"
 VERSION_TIMEOUT_S = 20.0  # for `mpiexec --version`, which usually takes 10 ms
 
 MPIEXECS = {
@@ -152,18 +154,18 @@ def _load(chosen: Mapping[str, str], environ: Mapping[str, str]) -> Mpi:
     if setting:
         raise LaunchError(
             f"mpi4py cannot load the MPI library {setting} (MPI4PY_LIBMPI): {_first_line(error)}. Name another"
-            f" libmpi.so, or unset MPI4PY_LIBMPI{debian.advice({'MPI4PY_LIBMPI': setting})}"
+            f" libmpi.so, or unset MPI4PY_LIBMPI{advice_of_debian({'MPI4PY_LIBMPI': setting})}"
         )
     if "cannot load MPI" in error:
         if beside := library_beside_packages():
             return _load(beside, environ)
         raise LaunchError(
             f"no MPI library was found for {sys.executable}. Install one: {INSTALL}, or set MPI4PY_LIBMPI to the path"
-            f" of its libmpi.so{debian.advice(environ)}"
+            f" of its libmpi.so{advice_of_debian(environ)}"
         )
     raise LaunchError(
         f"mpi4py of {sys.executable} cannot load its MPI: {_first_line(error)}. Repair or install MPI: {INSTALL}"
-        + debian.advice(environ)
+        + advice_of_debian(environ)
     )
 
 
@@ -313,3 +315,11 @@ def in_path(name: str, environ: Mapping[str, str]) -> Path | None:
 
 def _first_line(error: str) -> str:
     return next((line.strip() for line in error.splitlines() if line.strip()), "no reason given")
+
+
+def torch_facts(environ: Mapping[str, str]) -> dict[str, Any]:
+    """What `probe_torch.facts` returns; or "error"."""
+    # without_job drops the number of threads that mpicoll.run has chosen; here it is a fact about the present job
+    threads = {name: environ[name] for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS") if name in environ}
+    limit_s = config.get("MPICOLL_PROBE_TIMEOUT")
+    return ask([sys.executable, str(PROBE_OF_TORCH), MARK], {**without_job(environ), **threads}, limit_s)

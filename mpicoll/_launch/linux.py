@@ -8,10 +8,8 @@ import signal
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mpicoll._base.cpus import read
 from mpicoll._launch.job import KEEPALIVE
 
 if TYPE_CHECKING:
@@ -31,20 +29,6 @@ def end_with_parent(parent: int, number: int) -> None:
         prctl(PR_SET_PDEATHSIG, int(number), 0, 0, 0)
     if os.getppid() != parent:  # it has ended before
         os.kill(os.getpid(), number)
-
-
-def alive(pid: int) -> bool:
-    """Whether the process runs, or is stopped. A zombie has ended."""
-    return read(f"/proc/{pid}/stat").rpartition(")")[2].split()[:1] not in ([], ["Z"], ["X"])
-
-
-def children(pid: int) -> list[int]:
-    """The living children of ``pid``, without zombies; empty if they cannot be read or the process has ended."""
-    try:
-        lists = [(task / "children").read_text() for task in Path(f"/proc/{pid}/task").iterdir()]
-    except OSError:
-        return []
-    return [int(child) for text in lists for child in text.split() if alive(int(child))]
 
 
 @dataclass(frozen=True)

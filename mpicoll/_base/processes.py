@@ -1,0 +1,54 @@
+"""Processes of this host, as Linux shows them in /proc. Of a process that has ended, or elsewhere, nothing is known."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from mpicoll._base.cpus import read
+
+RUNS, ENDED = "runs", "has ended"
+STATES = {"T": "is stopped (SIGSTOP)", "t": "is stopped by a debugger", "Z": ENDED, "X": ENDED, "": ENDED}
+
+
+def _field(pid: int, number: int) -> str:
+    """A field of /proc/PID/stat, counted from the third one on; empty: unknown."""
+    fields = read(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    return fields[number] if number < len(fields) else ""
+
+
+def state(pid: int) -> str:
+    """RUNS, ENDED, "is stopped (SIGSTOP)" or "is stopped by a debugger". A zombie has ended."""
+    return STATES.get(_field(pid, 0), RUNS)
+
+
+def parent(pid: int) -> int:
+    """The number of the process that started this one; 0: none, or unknown."""
+    return int(_field(pid, 1) or 0)
+
+
+def start(pid: int) -> str:
+    """When the process started, in ticks since the start of the host; empty: unknown."""
+    return _field(pid, 19)
+
+
+def children(pid: int) -> list[int]:
+    """The living children of ``pid``, without zombies; empty if they cannot be read."""
+    try:
+        lists = [(task / "children").read_text() for task in Path(f"/proc/{pid}/task").iterdir()]
+    except OSError:
+        return []
+    return [int(child) for text in lists for child in text.split() if state(int(child)) != ENDED]
+
+
+def boot() -> str:
+    """Identifies this start of this host; empty: unknown."""
+    return read("/proc/sys/kernel/random/boot_id")
+
+
+def namespace(kind: str) -> int:
+    """Identifies this process's namespace of this kind ("pid", "net"); 0: unknown."""
+    try:
+        return os.stat(f"/proc/self/ns/{kind}").st_ino
+    except OSError:
+        return 0
