@@ -9,7 +9,8 @@ costs nothing more:
     a function under an older name      the error has this name
     anything else                       torch's error
 
-What is refused before a collective has begun is told to the other ranks, as if mpicoll had refused it (_faults/refusals.py).
+What is refused before a collective has begun takes its place in the order, as if mpicoll had refused it: Note [A refusal is a
+call] in _engine/group.py.
 """
 
 from __future__ import annotations

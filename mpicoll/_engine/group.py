@@ -19,17 +19,24 @@ from mpicoll._engine import spans
 from mpicoll._engine.poller import poller
 from mpicoll._engine.queue import CollectiveQueue
 from mpicoll._engine.work import Work, found_by_tensors
-from mpicoll._faults import culprits, refusals
+from mpicoll._faults import culprits
 from mpicoll._faults.group_state import GroupState
 from mpicoll._faults.watchdog import inside, watchdog
 from mpicoll._host.algorithms.window import DifferentCalls
 from mpicoll._mpi.errors import MPIException, translate
-from mpicoll._tensors import checks, storages
+from mpicoll._tensors import checks, signatures, storages
 from mpicoll._tensors.calls import Call, Signature
 from mpicoll._tensors.storages import Held
 
 T = TypeVar("T")
 FAILURES = MPIException, DifferentCalls
+
+# Note [A refusal is a call]
+# A program may catch the ValueError of a wrong argument and go on. If the other ranks have made the call, they wait in it, and
+# the next collective of this rank would meet them there, with the data of another operation. So a refused call takes its number,
+# as any other call does. The watchdogs find within a second that the ranks differ at this number, name the error, and end the
+# job; if all ranks have refused, nothing differs. Meanwhile the next collective of this rank waits until all ranks of the node
+# have come to it, so that no byte moves. A barrier does not wait: it moves none.
 
 
 class Group(GroupState):
@@ -94,8 +101,6 @@ class Group(GroupState):
         self, operation: str, call: Call, tensors: list[Tensor], async_op: bool, reads: Sequence[Tensor]
     ) -> Work | None:
         self.check_usable(operation)
-        if self.unsettled:
-            refusals.settle(self, operation, lambda: watchdog.write(self.ledger))
         held: Held = {}
         if async_op:
             held = storages.hold([*tensors, *reads])
@@ -210,10 +215,23 @@ class Group(GroupState):
         return work
 
     def refused(self, operation: str, error: Exception) -> None:
-        """Called when this rank refuses the arguments of a collective, before it communicates. Tells the other ranks."""
-        if self.ledger is not None and self.ledger.compares and self.size > 1:
-            refusals.add(self, operation, error)
-            watchdog.write(self.ledger)
+        """Gives a collective whose arguments this rank refuses its place in the order, see Note [A refusal is a call]."""
+        known_to_all = isinstance(error, MpicollError)  # all ranks raise it, from inside the collective
+        if known_to_all or self.broken is not None or self.size == 1 or self.ledger is None or not self.ledger.compares:
+            return
+        step, queue = partial(self._refuse, operation, signatures.refused(error)), self.queue
+        if queue.pending or queue.running.locked():
+            queue.start(step, self._work(operation, []))
+        else:
+            queue.run(step, lambda: self._work(operation, []))
+
+    def _refuse(self, operation: str, signature: Signature) -> None:
+        number, members = self.queue.started, self.attendance
+        members.words[members.place] = number
+        self._record((number, operation, monotonic(), signature, False))
+        self.ended = number
+        members.wait_for_all(number + 1)
+        watchdog.write(self.ledger)
 
     @contextmanager
     def _waiting(self, operation: str) -> Iterator[None]:

@@ -129,11 +129,6 @@ class CollectiveQueue:
         elif seconds is not None and work._finished.acquire(timeout=min(seconds, threading.TIMEOUT_MAX)):
             work._finished.release()
 
-    def hold(self, count: int = 1) -> None:
-        """Makes the group count as busy, so that its next operation does not take the short way; -1: no longer."""
-        with self._guard:
-            self.pending += count
-
     def runs_here(self) -> bool:
         """True if the calling thread is the thread of this queue."""
         return threading.get_ident() == self.thread_id

@@ -63,6 +63,9 @@ class Nobody(Looks):
     def wait(self, operation: str, signature: Signature, number: int, look: Callable[[], Any]) -> None:
         pass
 
+    def wait_for_all(self, number: int) -> None:
+        pass
+
     def close(self) -> None:
         pass
 
@@ -76,7 +79,12 @@ class Attendance(Nobody):
         self._boards, self._key, self._own = boards, key, own
         self._members = {member: rank for member, rank in members.items() if member != own}
         self._places: dict[int, int] = {}  # by group rank, once found
+        self._for_all = 0  # number of the collective that waits for every member
         self._absent: set[int] = set()  # group ranks that had no number in time, since they have no place left, or are stopped
+
+    def wait_for_all(self, number: int) -> None:
+        """Lets the collective of this number wait for every member, whatever it needs."""
+        self._for_all, self.due = number, 0.0
 
     def close(self) -> None:
         """Gives the place back. Whoever still waits for it goes on."""
@@ -90,7 +98,7 @@ class Attendance(Nobody):
         """
         if operation in POLLS:
             return
-        for member in self._needed(operation, signature):
+        for member in self._members if number == self._for_all else self._needed(operation, signature):
             place = self._places.get(member)
             if place is None or (self.words[place] < number and self.words[place - 1] == self._key):
                 self._wait_for(member, number, look)

@@ -13,7 +13,7 @@ from mpicoll._base.errors import MpicollError
 from mpicoll._base.torch_errors import GroupFailed, OperationTimeout, PeerLost
 from mpicoll._faults import expiry
 from mpicoll._faults.attendance import Looks, Nobody
-from mpicoll._faults.ledger import Entry, Ledger, Refused
+from mpicoll._faults.ledger import Entry, Ledger
 from mpicoll._mpi.channel import Channel
 
 EVERYBODY = -1  # the peer of a collective
@@ -26,8 +26,6 @@ class Order(Protocol):
     started: int
 
     def issued(self) -> int: ...
-
-    def hold(self, count: int = 1) -> None: ...
 
 
 class PendingMessage(Protocol):
@@ -56,10 +54,6 @@ class GroupState:
     closer: Callable[[], None] = field(init=False)  # set by the registry
     ended: int = field(default=0, init=False)  # number of the last collective that has ended on this rank
     left: int = field(default=0, init=False)  # number of the collective that an exception has left half done; 0: none
-    refused_calls: dict[int, Refused] = field(default_factory=dict, init=False)  # by place in the order; see refusals.py
-    # The number and the operation of the collective that waits for the calls of the other ranks.
-    next_call: tuple[int, str] = field(default=(0, ""), init=False)
-    unsettled: bool = field(default=False, init=False)  # the last of them may be another rank's call
     checked: bool = field(default=False, init=False)  # ranks compare their calls before each collective
     key: str = field(default="", init=False)  # a name that is equal on all members; set by the registry, with the ledger
     ledger: Ledger | None = field(default=None, init=False)  # None: the ranks of the node cannot see each other's calls

@@ -34,9 +34,6 @@ MOST_TEXTS, MOST_GROUPS = 200, 100  # on a board
 # A collective that this rank has begun: (its number on the group, operation, start time, signature, asynchronous).
 Entry: TypeAlias = "tuple[int, str, float, Signature, bool]"
 
-# What a rank has refused at one place of the order: how often, and the last time in words, by operation.
-Refused: TypeAlias = "dict[str, tuple[int, str]]"
-
 
 class Member(Protocol):
     """What the ledger reads of a group (`GroupState`). ``key`` is a name that is equal on all ranks."""
@@ -49,8 +46,6 @@ class Member(Protocol):
     left: int
     broken: MpicollError | None
     checked: bool
-    refused_calls: dict[int, Refused]
-    next_call: tuple[int, str]
 
 
 M = TypeVar("M", bound=Member)
@@ -67,8 +62,6 @@ class Seen(NamedTuple):
         first: Number of the first collective in ``calls``.
         calls: A number for each call; equal numbers are equal calls.
         failed: The group is unusable on that rank.
-        refused: The calls that the rank has refused, by their place in the order.
-        next: The number and the operation of the collective that waits for the calls of the others; see refusals.py.
         left: Number of the collective that an exception has left half done; 0: none.
     """
 
@@ -79,8 +72,6 @@ class Seen(NamedTuple):
     first: int
     calls: list[int]
     failed: bool
-    refused: dict[str, Refused]
-    next: tuple[int, str]
     left: int
 
 
@@ -121,19 +112,17 @@ class Ledger:
         self._one_failed: dict[str, int] = {}  # looks since the group became unusable on one of the two ranks, by group
         self._compared: dict[str, int] = {}  # number of the last collective that was compared, by group
         self._guard = Lock()  # guards the other attributes
-        self._written: list[
-            tuple[str, int, int, bool, int, tuple[int, str], int]
-        ] = []  # the state of the groups when they were last written
+        self._written: list[tuple[str, int, int, bool, int]] = []  # the state of the groups when they were last written
         self.boards.write(json.dumps([os.getpid(), {}, {}]).encode())
 
     def write(self, groups: Iterable[Member]) -> None:
         """[1] Writes the last calls on these groups. Leaves out what does not fit: the groups that were used least recently."""
-        used = sorted((group for group in groups if group.history or group.refused_calls), key=_last_use)[-MOST_GROUPS:]
+        used = sorted((group for group in groups if group.history), key=_last_use)[-MOST_GROUPS:]
         with self._guard:
             self._write(used)
 
     def _write(self, used: Sequence[Member]) -> None:
-        state = [(g.key, _begun(g), g.ended, g.broken is not None, _refusals(g), g.next_call, g.left) for g in used]
+        state = [(group.key, _begun(group), group.ended, group.broken is not None, group.left) for group in used]
         if state == self._written:
             return
         self._written = state
@@ -148,7 +137,6 @@ class Ledger:
         self.boards.write(text)
 
     def _row(self, group: Member, looks: list[int], texts: dict[str, str]) -> Seen:
-        """Reads the history once, and before the refusals: what a rank refuses at a place comes before its call there."""
         history = newest(group, min(_begun(group) - 1, looks[0] if looks else 0))
         begun = history[-1][0] if history else 0
         described = [signatures.alike(entry[1], entry[3]) for entry in history]
@@ -156,11 +144,10 @@ class Ledger:
             if len(texts) >= MOST_TEXTS:
                 break
             texts[str(word)] = text
-        refused = {str(number): calls.copy() for number, calls in group.refused_calls.copy().items()}
         self._begun[group.key] = [*looks, begun][-LOOKS:]
         words = [word for word, _ in described]
         last, since, first = (described[-1][1], history[-1][2], history[0][0]) if history else ("", 0.0, 1)
-        return Seen(begun, group.ended, last, since, first, words, group.broken is not None, refused, group.next_call, group.left)
+        return Seen(begun, group.ended, last, since, first, words, group.broken is not None, group.left)
 
     def read(self, rank: int) -> Rank | None:
         """Returns what a rank has written; None if it is on another node, has written nothing, or is writing."""
@@ -208,42 +195,11 @@ class Ledger:
             word, text = signatures.alike(entry[1], entry[3])
             if seen.calls[number - seen.first] != word:
                 return Mismatch(number, rank, (other.call(group.key, number), text))
-        return _refused(group, rank, other)
-
-
-def _refused(group: Member, rank: int, other: Rank) -> Mismatch | None:
-    """Returns the place at which one of the two ranks has called what the other one has refused, and has not come further."""
-    seen = other.groups[group.key]
-    for number in {*group.refused_calls.copy(), *map(int, seen.refused)}:
-        entries = newest(group, number - 1)  # before the refusals, see `Ledger._row`
-        mine, theirs = group.refused_calls.get(number, {}), seen.refused.get(str(number), {})
-        if seen.begun < number and entries and entries[0][0] == number:
-            call = signatures.alike(entries[0][1], entries[0][3])[1]
-            if refused := more_often(call, theirs, mine):
-                return Mismatch(number, rank, (refused, call))
-        if not entries and (call := other.call(group.key, number)) and (refused := more_often(call, mine, theirs)):
-            return Mismatch(number, rank, (call, refused))
-    return None
-
-
-def more_often(call: str, refused: Refused, others: Refused) -> str:
-    """Returns the last refusal of this operation if one rank has refused it more often than another; otherwise nothing."""
-    operation = operation_of(call)
-    times, text = refused.get(operation, (0, ""))
-    return text if times > others.get(operation, (0, ""))[0] else ""
-
-
-def operation_of(call: str) -> str:
-    """Returns the operation of a call in words."""
-    return call.partition("(")[0]
+        return None
 
 
 def _begun(group: Member) -> int:
     return group.history[-1][0] if group.history else 0
-
-
-def _refusals(group: Member) -> int:
-    return sum(times for refused in group.refused_calls.copy().values() for times, _ in refused.copy().values())
 
 
 def _last_use(group: Member) -> float:

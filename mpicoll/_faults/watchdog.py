@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from mpicoll._base.facts import in_words
 from mpicoll._base.waits import ASK_AFTER_S, BLOCKED_S, LOOK_S, MOST_PATIENCE_S, PATIENCE_S, SHORT_LOOK_S, STACK_S
-from mpicoll._faults import culprits, current_call, exit_handshake, expiry, inquiries, losses, refusals, stacks
+from mpicoll._faults import culprits, current_call, exit_handshake, expiry, inquiries, losses, stacks
 from mpicoll._faults.exit_handshake import SHOW, Answer, Question
 from mpicoll._faults.group_state import EVERYBODY, GroupState, Messages, PendingMessage
 from mpicoll._faults.inquiries import Absent
@@ -298,8 +298,6 @@ def _end(operation: str, group: GroupState, what: str, reason: str, others: Sequ
 def _end_mismatch(group: GroupState, mismatch: Mismatch) -> None:
     number, other, calls = mismatch
     own, refused = group.global_ranks[group.rank], any(", refused: " in call for call in calls)
-    if not refused:
-        calls = refusals.before(group, other, number, calls[0]), refusals.before(group, own, number, calls[1])
     values = "No tensor has changed." if refused else "Tensors may have wrong values."
     print(
         f"mpicoll: group {group.name!r}, collective number {number}: the ranks do not call the same. Rank {other}: {calls[0]}. "

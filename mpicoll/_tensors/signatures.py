@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -14,10 +15,24 @@ from mpicoll._base.facts import Blocks, Facts
 from mpicoll._tensors.calls import Signature
 
 MOST_KNOWN = 4096  # calls whose description is kept
+LONGEST = 300  # characters of an error in words
+
+
+class Refused(NamedTuple):
+    """The signature of a call whose arguments this rank has refused."""
+
+    error: str
+
+
+def refused(error: Exception) -> Refused:
+    """Returns the signature of a call that has raised this error before it communicated."""
+    return Refused(f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(".")[:LONGEST])
 
 
 def facts(operation: str, signature: Signature) -> Facts:
     """Returns a signature's plain values."""
+    if isinstance(signature, Refused):
+        return Facts(operation, refusal=signature.error)
     what, nbytes, root, sizes = (*signature, None, None, None, None)[:4]
     if isinstance(sizes, list):
         return Facts(operation, parts=tuple(facts("", part) for part in sizes))
@@ -34,7 +49,12 @@ _known: dict[tuple[str, Signature], tuple[int, str]] = {}  # results of `alike`
 
 
 def alike(operation: str, signature: Signature) -> tuple[int, str]:
-    """Returns what all ranks must have alike: as a number that is equal for equal calls, and in words."""
+    """Returns what all ranks must have alike: as a number that is equal for equal calls, and in words.
+
+    Refusals of one operation are alike whatever their errors say, which may name the rank.
+    """
+    if isinstance(signature, Refused):
+        return zlib.crc32(f"{operation}, refused".encode()), str(facts(operation, signature))
     if len(signature) > 3 and isinstance(signature[3], tuple) and isinstance(signature[3][0], list):
         signature = signature[:3]  # of blocks whose size only sender and receiver know
     try:

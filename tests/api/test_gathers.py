@@ -86,17 +86,12 @@ def test_in_place_gather_and_scatter(rank: int, size: int) -> None:
 def test_lists_in_the_wrong_place(rank: int, size: int) -> None:  # trap 5
     """Given where nothing is received or sent, or missing where it is; on that rank, before a byte moves."""
     few = [torch.zeros(2) for _ in range(size)]
-    if rank == 0:
-        for missing in (None, []):
-            with pytest.raises(ValueError, match="gather: gather_list must be given on dst"):
-                dist.gather(torch.zeros(2), missing, 0)
-            with pytest.raises(ValueError, match="scatter: scatter_list must be given on src"):
-                dist.scatter(torch.zeros(2), missing, 0)
-    else:
-        with pytest.raises(ValueError, match=f"gather: gather_list must be None on rank {rank}"):
-            dist.gather(torch.zeros(2), few, 0)
-        with pytest.raises(ValueError, match=f"scatter: scatter_list must be None on rank {rank}"):
-            dist.scatter(torch.zeros(2), few, 0)
+    for missing in (None, []):
+        given, where = (missing, "given on {}") if rank == 0 else (few, f"None on rank {rank}")
+        with pytest.raises(ValueError, match=f"gather: gather_list must be {where.format('dst')}"):
+            dist.gather(torch.zeros(2), given, 0)
+        with pytest.raises(ValueError, match=f"scatter: scatter_list must be {where.format('src')}"):
+            dist.scatter(torch.zeros(2), given, 0)
     dist.barrier()
     agree(True)
 

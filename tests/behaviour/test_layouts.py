@@ -121,6 +121,9 @@ def test_shared_memory_is_not_written(kind: str, rank: int, size: int) -> None: 
         if receives(name, rank, size) and not (name == "broadcast" and size == 1):
             with pytest.raises(ValueError, match=r"share memory, so it cannot be overwritten; pass tensor.contiguous\(\)"):
                 call()
+        elif size > 1:  # this rank may call it; here it refuses, too
+            with pytest.raises(TypeError, match=name):
+                getattr(dist, name)(None, *([] if name == "gather" else [0]))
         assert bool((tensor == 0).all())
     total = torch.ones(1)
     dist.all_reduce(total)

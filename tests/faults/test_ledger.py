@@ -4,7 +4,6 @@ import mmap
 import time
 from collections import deque
 from contextlib import suppress
-from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +12,6 @@ import torch
 
 import mpicoll
 from mpicoll._api import groups
-from mpicoll._faults import refusals
 from mpicoll._faults.ledger import PATIENT_LOOKS, REMEMBERED, Ledger
 from mpicoll._mpi.boards import MOST, NBYTES, Boards
 from mpicoll._mpi.shared_segment import Segment
@@ -43,8 +41,6 @@ def member(rank: int, calls: list[tuple[str, tuple[Any, ...]]], first: int = 1, 
         "left": 0,
         "broken": None,
         "checked": False,
-        "refused_calls": {},
-        "next_call": (0, ""),
     }
     return SimpleNamespace(**{**values, **more})
 
@@ -92,17 +88,17 @@ def test_failed_groups_are_compared_if_the_other_rank_goes_on() -> None:
     assert compare(member(0, reduce_(8)), destroyed, looks=PATIENT_LOOKS + 1) == []
 
 
-def test_refusals_of_what_the_other_rank_has_called() -> None:
-    refused = {3: {"all_reduce": (1, "all_reduce, refused: ValueError: a test")}}
-    usual, ahead = reduce_(8, 2), reduce_(8, 4)
-    expected = ("all_reduce, refused: ValueError: a test", "all_reduce(float32, 8 bytes)")
-    assert [m.calls for m in compare(member(0, usual, refused_calls=refused), member(1, ahead))] == [expected]
-    assert [m.calls for m in compare(member(0, ahead), member(1, usual, refused_calls=refused))] == [expected[::-1]]
-    both = member(0, usual, refused_calls=refused), member(1, ahead, refused_calls=refused)
-    assert compare(*both) == [], "the other rank has refused, too, and gone on"
-    assert compare(member(0, ahead, refused_calls=refused), member(1, usual)) == [], "this rank has gone on"
-    other = [*usual, ("broadcast", (torch.float32, 8, 0))]
-    assert compare(member(0, usual, refused_calls=refused), member(1, other)) == [], "the other rank has not called it"
+def test_a_refusal_is_a_call() -> None:
+    texts = "all_reduce, refused: ValueError: a test", "all_reduce(float32, 8 bytes)"
+    refusal = [("all_reduce", signatures.refused(ValueError("a test")))]
+    alone, called = [*reduce_(8, 2), *refusal], reduce_(8, 3)
+    assert [m.calls for m in compare(member(0, alone), member(1, called))] == [texts]
+    assert [m.calls for m in compare(member(0, called), member(1, alone))] == [texts[::-1]]
+    assert compare(member(0, alone), member(1, reduce_(8, 2))) == [], "the other rank has not come there"
+    other_words = [*reduce_(8, 2), ("all_reduce", signatures.refused(ValueError("a test of rank 1"))), *reduce_(8)]
+    assert compare(member(0, alone), member(1, other_words)) == [], "the other rank has refused, too"
+    other_call = [*reduce_(8, 2), ("broadcast", signatures.refused(ValueError("a test")))]
+    assert len(compare(member(0, alone), member(1, other_call))) == 1
 
 
 class Growing(deque[Any]):
@@ -113,36 +109,6 @@ class Growing(deque[Any]):
         return deque(self, self.maxlen)
 
     meanwhile: Any = staticmethod(lambda: None)
-
-
-def test_this_rank_refuses_a_call_and_makes_it_while_the_ranks_are_compared() -> None:
-    """As the other rank has done. (Its own refusals were read before its calls, and the job ended.)"""
-    refused = {3: {"all_reduce": (1, "all_reduce, refused: ValueError: a test")}}
-    upper = member(1, reduce_(8, 2))
-    upper.history = Growing(upper.history, REMEMBERED)
-
-    def program() -> None:
-        if next(reads) == 1:  # the calls have been compared; the refusals come next
-            upper.refused_calls.update(refused)
-            upper.history.extend(member(1, reduce_(8), first=3).history)
-
-    boards, reads = two_boards(), count()
-    first, second = Ledger(boards[0], True), Ledger(boards[1], True)
-    first.write([member(0, reduce_(8, 2), refused_calls=refused)])
-    second.write([upper])
-    upper.history.meanwhile = program
-    assert list(second.compare([upper])) == []
-    assert upper.history[-1][0] == 3
-
-
-@pytest.mark.parametrize(("next_call", "settled"), [((0, ""), False), ((2, "broadcast"), False), ((3, "broadcast"), True)])
-def test_a_refusal_is_settled_by_what_the_other_rank_calls_at_its_place(next_call: tuple[int, str], settled: bool) -> None:
-    """Not by what it has called before. (The board may still show the operation that waited at an earlier place.)"""
-    boards = two_boards()
-    first, second = Ledger(boards[0], True), Ledger(boards[1], True)
-    first.write([member(0, reduce_(8, 2), next_call=next_call)])
-    refused = {3: {"all_reduce": (1, "all_reduce, refused: ValueError: a test")}}
-    assert refusals._settled(member(1, reduce_(8, 2), refused_calls=refused, ledger=second), 3) is settled
 
 
 def test_a_collective_begins_while_the_board_is_written() -> None:

@@ -78,11 +78,10 @@ elif how == "goes on":
     if rank == 1:
         time.sleep(3 * PATIENCE_S)  # it comes late
     dist.all_reduce(tensor)
-    if rank == 1:
-        try:
-            dist.reduce(tensor, 7)
-        except ValueError:
-            print("caught\n", end="", flush=True)
+    try:
+        dist.reduce(tensor, 7 + rank)
+    except ValueError:
+        print("caught\n", end="", flush=True)
     tensor.fill_(rank)
     dist.broadcast(tensor, 1)
     print(f"survived with {tensor.tolist()}\n", end="", flush=True)
