@@ -137,7 +137,7 @@ class Ledger:
         self.boards.write(text)
 
     def _row(self, group: Member, looks: list[int], texts: dict[str, str]) -> Seen:
-        history = newest(group, min(_begun(group) - 1, looks[0] if looks else 0))
+        history = newest(group, min(_begun(group) - 1, looks[0] if len(looks) == LOOKS else 0))
         begun = history[-1][0] if history else 0
         described = [signatures.alike(entry[1], entry[3]) for entry in history]
         for word, text in reversed(described):

@@ -12,7 +12,7 @@ import torch
 
 import mpicoll
 from mpicoll._api import groups
-from mpicoll._faults.ledger import PATIENT_LOOKS, REMEMBERED, Ledger
+from mpicoll._faults.ledger import LOOKS, PATIENT_LOOKS, REMEMBERED, Ledger
 from mpicoll._mpi.boards import MOST, NBYTES, Boards
 from mpicoll._mpi.shared_segment import Segment
 from mpicoll._tensors import signatures
@@ -99,6 +99,17 @@ def test_a_refusal_is_a_call() -> None:
     assert compare(member(0, alone), member(1, other_words)) == [], "the other rank has refused, too"
     other_call = [*reduce_(8, 2), ("broadcast", signatures.refused(ValueError("a test")))]
     assert len(compare(member(0, alone), member(1, other_call))) == 1
+
+
+def test_the_first_calls_stand_on_the_board_for_some_looks() -> None:
+    """A rank that comes to them seconds later still finds them there. (They were gone at the second look.)"""
+    first, second = (Ledger(boards, True) for boards in two_boards())
+    for calls in range(1, LOOKS + 1):
+        first.write([member(0, reduce_(8, calls))])
+        assert [mismatch.number for _, mismatch in second.compare([member(1, reduce_(16))])] == [1]
+        second._compared.clear()
+    first.write([member(0, reduce_(8, LOOKS + 1))])
+    assert list(second.compare([member(1, reduce_(16))])) == []
 
 
 class Growing(deque[Any]):
