@@ -15,16 +15,15 @@ from typing import Any
 from mpicoll._base.torch_errors import OperationTimeout
 from mpicoll._engine.exchanges import Exchanges
 from mpicoll._engine.gathers import Gathers
+from mpicoll._engine.meeting import meet
 from mpicoll._engine.messages import Messages
-from mpicoll._engine.monitored_barrier import monitored_barrier
 from mpicoll._engine.reductions import Reductions
-from mpicoll._engine.scans import Scans
 from mpicoll._engine.work import Work
 from mpicoll._faults import culprits
 from mpicoll._tensors import checks
 
 
-class Communicator(Reductions, Scans, Gathers, Exchanges, Messages):
+class Communicator(Reductions, Gathers, Exchanges, Messages):
     """The operations of a process group over MPI."""
 
     def barrier(self, async_op: bool = False, timeout_s: float | None = None) -> Work | None:
@@ -50,7 +49,8 @@ class Communicator(Reductions, Scans, Gathers, Exchanges, Messages):
     def monitored_barrier(self, timeout_s: float | None = None, wait_all_ranks: bool = False) -> None:
         """Waits as `barrier` does, and names the ranks that did not come (collective)."""
         checks.timeout("monitored_barrier", timeout_s or 0)
-        self.run("monitored_barrier", (monitored_barrier, (self, timeout_s or self.timeout_s, wait_all_ranks), ()), [])
+        arguments = self, "monitored_barrier", None, timeout_s or self.timeout_s, bool, wait_all_ranks
+        self.run("monitored_barrier", (meet, arguments, ()), [])
 
     def get_comm(self) -> Any:
         """Returns the mpi4py communicator for the program's own MPI calls (collective on first use)."""

@@ -1,4 +1,4 @@
-"""Collectives that bring the tensor of one rank, or of every rank, to all ranks."""
+"""Collectives that bring the tensor of one rank to all ranks, of every rank to one or to all, or one to each rank."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mpicoll._tensors.calls import Call
 
 
 class Gathers(Collectives):
-    """broadcast and all_gather."""
+    """broadcast, all_gather, gather, scatter."""
 
     def broadcast(self, tensor: Tensor, src: int, async_op: bool = False) -> Work | None:
         """Copies the tensor of ``src`` into every rank's tensor (collective)."""
@@ -112,3 +112,60 @@ class Gathers(Collectives):
         target = buffers.writable(operation, output)
         backend = self.backend(operation, target, source)
         return copying_back(backend, backend.all_gather_single(target, source), [output], [target]), source
+
+    def gather(self, tensor: Tensor, outputs: Sequence[Tensor] | None, dst: int, async_op: bool = False) -> Work | None:
+        """Rank i's tensor arrives in ``outputs[i]`` on ``dst``; sizes may differ (collective)."""
+        try:
+            dst = checks.group_rank("gather", "dst", dst, self.size)
+            if self.rank != dst:
+                if outputs is not None and checks.given(outputs):
+                    raise ValueError(f"gather: gather_list must be None on rank {self.rank}; only dst (rank {dst}) receives")
+                memory = tensor if is_dense_cpu(tensor) else buffers.readable("gather", tensor)
+                call = self.backend("gather", memory).gather(None, memory, dst)
+                return self.run("gather", call, [], async_op, reads=[memory])
+            if is_dense_cpu(tensor) and outputs is not None and self._fits(outputs, tensor, dst):
+                return self.run("gather", self.host.gather(outputs, tensor, dst), list(outputs), async_op, reads=[tensor])
+            if not checks.given(outputs):
+                raise ValueError("gather: gather_list must be given on dst, one tensor per rank")
+            memory = buffers.readable("gather", tensor)
+            targets = checks.tensors("gather", "gather_list", outputs, self.size)
+            checks.same_dtype("gather", ("tensor", tensor), *((f"gather_list[{i}]", t) for i, t in enumerate(targets)))
+            checks.same_numel("gather", "tensor", tensor.numel(), f"gather_list[{dst}]", targets[dst].numel())
+            memories = [buffers.writable("gather", target) for target in targets]
+            backend = self.backend("gather", memory, *memories)
+            call = copying_back(backend, backend.gather(memories, memory, dst), targets, memories)
+            return self.run("gather", call, targets, async_op, reads=[memory])
+        except REFUSALS as error:
+            self.refused("gather", error)
+            raise
+
+    def scatter(self, tensor: Tensor, inputs: Sequence[Tensor] | None, src: int, async_op: bool = False) -> Work | None:
+        """``inputs[i]`` on ``src`` arrives in rank i's tensor; sizes may differ (collective)."""
+        try:
+            src = checks.group_rank("scatter", "src", src, self.size)
+            dense, sources = is_dense_cpu(tensor), None
+            if self.rank != src:
+                if inputs is not None and checks.given(inputs):
+                    raise ValueError(f"scatter: scatter_list must be None on rank {self.rank}; only src (rank {src}) sends")
+                if dense:
+                    return self.run("scatter", self.host.scatter(tensor, None, src), [tensor], async_op, ())
+            elif dense and inputs is not None and self._fits(inputs, tensor, src):
+                return self.run("scatter", self.host.scatter(tensor, inputs, src), [tensor], async_op, list(inputs))
+            memory = buffers.writable("scatter", tensor)
+            if self.rank == src:
+                if inputs is None or not checks.given(inputs):
+                    raise ValueError("scatter: scatter_list must be given on src, one tensor per rank")
+                listed = checks.tensors("scatter", "scatter_list", inputs, self.size)
+                checks.same_dtype("scatter", ("tensor", tensor), *((f"scatter_list[{i}]", t) for i, t in enumerate(listed)))
+                checks.same_numel("scatter", "tensor", tensor.numel(), f"scatter_list[{src}]", listed[src].numel())
+                sources = [buffers.readable("scatter", t) for t in listed]
+            backend = self.backend("scatter", memory, *(sources or []))
+            call = copying_back(backend, backend.scatter(memory, sources, src), [tensor], [memory])
+            return self.run("scatter", call, [tensor], async_op, reads=sources or [])
+        except REFUSALS as error:
+            self.refused("scatter", error)
+            raise
+
+    def _fits(self, tensors: Sequence[Tensor], tensor: Tensor, rank: int) -> bool:
+        """True for a list of one dense CPU tensor per rank in which ``tensors[rank]`` is as large as ``tensor``."""
+        return are_dense_cpu(tensors, self.size, tensor.dtype) and tensors[rank].nbytes == tensor.nbytes

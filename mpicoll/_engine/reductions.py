@@ -22,7 +22,7 @@ PACKED_BYTES = 64 << 10  # tensors up to this size are packed into one message; 
 
 
 class Reductions(Collectives):
-    """all_reduce, reduce, reduce_scatter."""
+    """all_reduce, reduce, reduce_scatter, and prefix reductions: over the ranks up to this one."""
 
     def all_reduce(self, tensor: Tensor, op: Op = SUM, async_op: bool = False) -> Work | None:
         """Reduces elementwise over all ranks, in place. The result has the same bits on every rank (collective).
@@ -156,3 +156,23 @@ class Reductions(Collectives):
         target = buffers.writable(operation, output)
         backend = self.backend(operation, target, source)
         return copying_back(backend, backend.reduce_scatter_single(target, source, plan), [output], [target]), source
+
+    def scan(self, tensor: Tensor, op: Op = SUM, async_op: bool = False) -> Work | None:
+        """Reduces elementwise over ranks 0 to this one, in place (collective)."""
+        return self._scan("scan", tensor, op, async_op)
+
+    def exscan(self, tensor: Tensor, op: Op = SUM, async_op: bool = False) -> Work | None:
+        """Reduces elementwise over the ranks before this one, in place. Rank 0 keeps its values (collective)."""
+        return self._scan("exscan", tensor, op, async_op)
+
+    def _scan(self, operation: str, tensor: Tensor, op: Op, async_op: bool) -> Work | None:
+        try:
+            checks.movable(operation, tensor)
+            plan = plans.lookup(operation, tensor.dtype, op)
+            memory = buffers.writable(operation, tensor)
+            backend = self.backend(operation, memory)
+            call = copying_back(backend, backend.scan(memory, plan, operation == "exscan"), [tensor], [memory])
+            return self.run(operation, call, [tensor], async_op)
+        except REFUSALS as error:
+            self.refused(operation, error)
+            raise

@@ -11,7 +11,7 @@ import torch
 
 import mpicoll as dist
 from mpicoll._api import groups
-from mpicoll._engine import monitored_barrier
+from mpicoll._engine import meeting
 from tests.support import agree, everyone, raised_by
 from tests.support.doors import doors
 
@@ -109,7 +109,7 @@ def test_monitored_barrier_names_who_did_not_come(all_of_them: bool, rank: int, 
 
 
 def test_monitored_barrier_when_rank_0_is_missing(rank: int, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(monitored_barrier, "ANSWER_OF_FIRST_S", 0.5)
+    monkeypatch.setattr(meeting, "ANSWER_OF_FIRST_S", 0.5)
     group, error = dist.new_group(), None
     if rank != 0:
         error = raised_by(lambda: dist.monitored_barrier(group, timedelta(seconds=0.2)))

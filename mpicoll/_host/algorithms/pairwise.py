@@ -29,7 +29,7 @@ from mpicoll._mpi.errors import MPIException, truncated
 TESTED_FROM = 64 << 10
 PIECE = 256 << 10  # bytes; see Note [Pieces]
 REST_S = 1.0  # seconds; a rank sends all pieces before it waits for any of them
-TAG = 0  # below OWN_TAGS; monitored_barrier.py and checked.py have 1 to 4
+TAG = 0  # below OWN_TAGS; _engine/meeting.py has 1 and 2
 
 
 class Exchange:
