@@ -1,13 +1,11 @@
 """Communication that takes part in autograd: torch.distributed.nn over MPI, messages, and halo exchange on a grid of ranks.
 
     functional           collectives with torch's signatures, scan, exscan, send, recv, sendrecv; all are names of this, too
-    reductions           those that reduce
-    scans                scan, exscan
+    reductions           those that reduce, with scan and exscan
     grid, halo           Grid, halo_exchange
     preflight            what the ranks check together before data moves
     linear               makes a linear map and its adjoint differentiable
     linear_collectives   the collectives as linear maps
-    nonlinear            AVG, PRODUCT, MIN, MAX
     messages             send, recv, sendrecv
     api                  RemoteModule, over mpicoll.rpc
 

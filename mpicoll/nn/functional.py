@@ -30,8 +30,7 @@ from mpicoll.nn.linear import apply
 from mpicoll.nn.linear_collectives import Shape, Shapes
 from mpicoll.nn.messages import recv, send, sendrecv
 from mpicoll.nn.preflight import Preflight, description
-from mpicoll.nn.reductions import all_reduce, reduce, reduce_scatter
-from mpicoll.nn.scans import exscan, scan
+from mpicoll.nn.reductions import all_reduce, exscan, reduce, reduce_scatter, scan
 
 __all__ = [
     "_all_gather_base",
@@ -144,7 +143,8 @@ def scatter(tensors: Sequence[Tensor] | None, src: int = 0, group: ProcessGroup 
             checks.same_dtype("scatter", *((f"tensors[{i}]", t) for i, t in enumerate(given)))
         ranks.equal = f"from rank {src}"
     shapes, dtype = _offered(given, ranks, src)
-    return apply(linear_collectives.scatter(group, ranks.rank, root, shapes, dtype), given, ranks.requires_grad)[0]
+    outputs = None if given else [torch.empty(shapes[ranks.rank], dtype=dtype)]
+    return apply(linear_collectives.scatter(group, ranks.rank, root, shapes, outputs), given, ranks.requires_grad)[0]
 
 
 def all_gather(tensor: Tensor, group: ProcessGroup | None = None) -> tuple[Tensor, ...]:
@@ -207,7 +207,7 @@ def _all_gather_base(output_tensor: Tensor, input_tensor: Tensor, group: Process
         checks.writable(name, output_tensor, "output_tensor")
         ranks.equal = description(input_tensor)
     shapes = tuple(input_tensor.shape), tuple(output_tensor.shape)
-    linear = linear_collectives.all_gather_single(group, *shapes, output_tensor)
+    linear = linear_collectives.all_gather_single(group, *shapes, [output_tensor])
     return apply(linear, [input_tensor], ranks.requires_grad)[0]
 
 
@@ -296,7 +296,7 @@ def all_to_all_single(
         ranks.equal = f"{input.dtype}, rows of {row} elements"
         ranks.about = f"{ranks.equal}, sends {sends}, receives {receives} rows"
     shapes = tuple(input.shape), tuple(output.shape)
-    linear = linear_collectives.all_to_all_single(group, *shapes, sends, receives, output)
+    linear = linear_collectives.all_to_all_single(group, shapes, sends, receives, [output])
     return apply(linear, [input], ranks.requires_grad)[0]
 
 
