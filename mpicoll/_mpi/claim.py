@@ -122,46 +122,32 @@ def absent(environ: Mapping[str, str] = os.environ) -> list[int]:
         return []
     try:
         claims = _files_of_job(_file[1], environ)
-    except (OSError, ValueError):
+    except OSError:
         return []
-    if claims is None:
-        return []
-    return sorted(set(range(launch.size)) - {int(words["rank"]) for _, words in claims if not words["ending"]})
+    started = {int(words["rank"]) for _, words in claims if not words["ending"]}
+    return sorted(set(range(launch.size)) - started) if claims else []
 
 
-def _files_of_job(own: Path, environ: Mapping[str, str]) -> list[tuple[Path, re.Match[str]]] | None:
-    """The files of the job's ranks on this node, with what their names say. None: unknown. ``own``: the file of this rank."""
+def _files_of_job(own: Path, environ: Mapping[str, str]) -> list[tuple[Path, re.Match[str]]]:
+    """The files of the job's ranks on this node, with what their names say. Empty: unknown. ``own``: the file of this rank."""
     files = _files(own.parent)
     if str(own.parent) == environ.get("PMIX_SERVER_TMPDIR"):  # made by Open MPI's mpirun for this job
         return files
-    launcher = processes.parent(int(_words(own)["pid"]))
-    if not is_launcher(launcher):
-        return None
-    return [(path, words) for path, words in files if processes.parent(int(words["pid"])) == launcher]
-
-
-def _words(path: Path) -> re.Match[str]:
-    """What the name of a claim's file says."""
-    found = NAME.fullmatch(path.name)
-    assert found is not None
-    return found
+    own_words = NAME.fullmatch(own.name)
+    assert own_words is not None
+    launcher = processes.parent(int(own_words["pid"]))
+    return [each for each in files if processes.parent(int(each[1]["pid"])) == launcher] if is_launcher(launcher) else []
 
 
 def _files(folder: Path) -> list[tuple[Path, re.Match[str]]]:
     """The files of this user's claims, and what their names say."""
-    return [
-        (path, words)
-        for path in folder.glob(PREFIX + "*")
-        if (words := NAME.fullmatch(path.name)) is not None and int(words["user"]) == os.getuid() == _owner(path)
-    ]
-
-
-def _owner(path: Path) -> int | None:
-    """The user that made a file; None: it is gone."""
-    try:
-        return path.lstat().st_uid
-    except FileNotFoundError:
-        return None
+    files = []
+    for path in folder.glob(PREFIX + "*"):
+        words = NAME.fullmatch(path.name)
+        with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+            if words is not None and int(words["user"]) == os.getuid() == path.lstat().st_uid:
+                files.append((path, words))
+    return files
 
 
 def connection_lost(environ: Mapping[str, str] = os.environ) -> bool:
@@ -182,26 +168,28 @@ def connection_lost(environ: Mapping[str, str] = os.environ) -> bool:
 
 def _lock(path: Path, rank: int) -> str | None:
     global _file
-    while True:
+    with contextlib.ExitStack() as unless_granted:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        unless_granted.callback(os.close, descriptor)
         if os.fstat(descriptor).st_uid != os.getuid():
-            os.close(descriptor)
             return None
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            owner = os.pread(descriptor, 32, 0).decode().strip()
-            os.close(descriptor)
-            return f"process {owner or '?'} is rank {rank} already"
-        if os.fstat(descriptor).st_nlink:
-            break
-        os.close(descriptor)  # the owner removed the file between the open and the lock
-    if owner := os.pread(descriptor, 32, 0).decode().strip():
-        os.close(descriptor)
-        return f"process {owner} was rank {rank} and ended without MPI_Finalize"
-    os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+            return f"process {_written(descriptor) or '?'} is rank {rank} already"
+        if not os.fstat(descriptor).st_nlink:  # the owner removed the file between the open and the lock
+            return _lock(path, rank)
+        if owner := _written(descriptor):
+            return f"process {owner} was rank {rank} and ended without MPI_Finalize"
+        os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+        unless_granted.pop_all()
     _file = descriptor, path
     return None
+
+
+def _written(descriptor: int) -> str:
+    """The process that has claimed the rank; empty: none."""
+    return os.pread(descriptor, 32, 0).decode().strip()
 
 
 def _folder(environ: Mapping[str, str]) -> Path:
@@ -214,8 +202,7 @@ def _wait_for_ends(own: Path, environ: Mapping[str, str]) -> None:
     """Waits until no rank of this job on this node is in MPI_Finalize. ``own``: the file of this rank."""
     deadline = time.monotonic() + ENDING_S
     while time.monotonic() < deadline:
-        files = _files_of_job(own, environ) or []
-        if not any(words["ending"] and _is_locked(path) for path, words in files):
+        if not any(words["ending"] and _is_locked(path) for path, words in _files_of_job(own, environ)):
             return
         time.sleep(0.01)
 
