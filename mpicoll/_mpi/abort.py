@@ -98,9 +98,7 @@ def abort(reason: str, cause: str = "") -> None:
     rank = f"rank {world.rank} of {world.size} ({world.hostname})"
     if survivors.possible():
         die(f"{rank}: {reason}; this rank ends, and the others go on")
-    print(f"mpicoll: {rank}: {reason}; aborting the job", file=sys.stderr)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    _say(f"{rank}: {reason}; aborting the job")
     time.sleep(FORWARDING_S)
     # A thread of C, which needs no interpreter lock. It calls _exit(1).
     faulthandler.dump_traceback_later(ABORT_S, exit=True, file=open(os.devnull, "w"))  # noqa: SIM115  open until the end
@@ -109,8 +107,12 @@ def abort(reason: str, cause: str = "") -> None:
 
 def die(text: str) -> NoReturn:
     """Ends this process, so that the other ranks notice: Note [Only a killed rank is noticed]."""
+    _say(text)
+    while True:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _say(text: str) -> None:
     print(f"mpicoll: {text}", file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
-    while True:
-        os.kill(os.getpid(), signal.SIGKILL)
