@@ -31,7 +31,8 @@ from torch.distributed.constants import default_pg_timeout
 from mpicoll._base import processes
 from mpicoll._base.errors import LaunchError
 from mpicoll._faults import arrival, time_limit
-from mpicoll._mpi import runtime, survivors, thread_levels
+from mpicoll._mpi import runtime, survivors
+from mpicoll._mpi.channel import check_levels
 from mpicoll._mpi.errors import MPIException, not_made
 from mpicoll._tensors import checks
 
@@ -89,7 +90,7 @@ def _meet(mpi: runtime.Runtime, comm: Any, timeout: timedelta) -> Store:
         store, error = _open(place.addresses[0], listeners, timeout) if listeners else (None, place.error)
     said = comm.allgather((mpi.thread_level, _host(mpi.hostname), place, error))
     mpi.thread_levels = tuple(level for level, *_ in said)
-    thread_levels.check(mpi.thread_levels)
+    check_levels(mpi.thread_levels)
     if len({host for _, host, *_ in said}) == 1:
         _, _, place, error = said[0]
         address: Address = place.addresses[0] if place.addresses else ("", 0)

@@ -18,7 +18,7 @@ from mpicoll._engine.requests import MessageWork, PendingMessage
 from mpicoll._engine.work import Work
 from mpicoll._faults import culprits
 from mpicoll._faults.group_state import GroupState
-from mpicoll._mpi import threads
+from mpicoll._mpi import runtime
 from mpicoll._mpi.backoff import Backoff
 from mpicoll._tensors import storages
 from mpicoll._tensors.calls import Transfer
@@ -90,7 +90,7 @@ class Poller:
                 time.sleep(nap)
                 idle = 0
                 if not self._waiting:
-                    threads.entering()
+                    runtime.entering()
                     nap = FIRST_NAP_S if self.poll() else min(nap * 2, LONGEST_NAP_S)
             elif idle < WARM_NAPS:
                 time.sleep(LONGEST_NAP_S)

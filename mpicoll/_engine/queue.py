@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 from mpicoll._engine.work import Work
 from mpicoll._faults.ledger import REMEMBERED, Entry
-from mpicoll._mpi import threads
+from mpicoll._mpi import runtime
 from mpicoll._tensors import signatures
 
 # Note [Which thread runs what]
@@ -109,7 +109,7 @@ class CollectiveQueue:
 
     def _carry_out(self, operation: Callable[[], None], work: Work) -> None:
         error: Exception | None = None
-        threads.entering()
+        runtime.entering()
         with self.running:
             with self._guard:
                 self._waiting -= 1

@@ -31,7 +31,7 @@ from mpicoll._host import thresholds
 from mpicoll._host.algorithms.windows import Windows
 from mpicoll._host.collectives import HostCollectives
 from mpicoll._host.thresholds import HIERARCHICAL, Choices
-from mpicoll._mpi import abort, boards, library, runtime, survivors, threads
+from mpicoll._mpi import abort, boards, library, runtime, survivors
 from mpicoll._mpi.channel import Channel
 from mpicoll._mpi.errors import MPIException, not_made
 from mpicoll._mpi.runtime import Runtime
@@ -90,7 +90,7 @@ class Registry:
         if agreed.devices is not None:
             from mpicoll._device.collectives import DeviceCollectives
 
-            threads.prepare_with(devices.settle_in)
+            runtime.prepare_threads_with(devices.settle_in)
             with runtime_.lock:
                 own = channel.comm.Dup()
             own_channel = Channel(runtime_, own)

@@ -29,7 +29,7 @@ from mpicoll._faults.exit_handshake import SHOW, Answer, Question
 from mpicoll._faults.group_state import EVERYBODY, GroupState, Messages, PendingMessage
 from mpicoll._faults.inquiries import Absent
 from mpicoll._faults.ledger import Ledger, Mismatch
-from mpicoll._mpi import abort, survivors, threads
+from mpicoll._mpi import abort, runtime, survivors
 
 TIMED_BY_ITSELF = frozenset({"barrier", "monitored_barrier"})  # they may also wait longer than the group's timeout
 
@@ -149,7 +149,7 @@ class Watchdog:
         """Looks once at all groups, operations and boards."""
         now, groups = time.monotonic(), self._all()
         if survivors.possible():
-            threads.entering()
+            runtime.entering()
             losses.look(groups)
         waiting = _under_way(groups)
         current_call.write(inside, self._all)
@@ -211,7 +211,7 @@ class Watchdog:
             return
         elsewhere = any(group.unseen for group in groups)
         if elsewhere or waiting:
-            threads.entering()
+            runtime.entering()
         if elsewhere:
             exit_handshake.answer(partial(_answer, groups))
         if elsewhere or waiting:

@@ -7,6 +7,16 @@
 Blocking and non-blocking collectives do not match in MPI. So all ranks of a group use the same kind; they agree on it when the
 channel is made.
 
+# Note [Thread levels]
+# Open MPI works with different levels on different ranks. MPICH does not: after five blocking collectives on a communicator it
+# uses shared memory for them, but only below MPI_THREAD_MULTIPLE. So ranks with different levels use different algorithms: they
+# wait for ever, receive wrong data or abort. Non-blocking calls do not avoid this, because MPICH itself uses these collectives
+# to make a communicator.
+
+# Note [MPI_Reduce in place]
+# MPICH 4.0.2 (Debian 12) ends with SIGSEGV in MPI_Reduce of some KiB, if the root passes MPI_IN_PLACE and is not rank 0. So the
+# root passes a copy there. MPICH 5.0.2 and Intel MPI 2021.18 have no such fault.
+
 # Note [Waiting for large messages]
 # MPI_Wait of Open MPI keeps its core busy until the message has come, if there are cores enough for the ranks of the host. Other
 # threads, of torch, the kernel's network or another program, then wait for a core. On 4 hosts that share 2 cores (1 Gbit/s), an
@@ -25,10 +35,14 @@ from collections.abc import Callable, Sequence
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
-from mpicoll._mpi import mpich, survivors, thread_levels
+from mpicoll._base.errors import ThreadLevelError
+from mpicoll._mpi import survivors
 from mpicoll._mpi.backoff import Backoff
 from mpicoll._mpi.library import MPI
-from mpicoll._mpi.runtime import Runtime
+from mpicoll._mpi.runtime import Runtime, level_name
+
+VENDOR, VERSION = MPI.get_vendor()
+FAULTY_REDUCE = VENDOR == "MPICH" and VERSION[:2] == (4, 0)  # see Note [MPI_Reduce in place]
 
 IN_PLACE = MPI.IN_PLACE
 ANY_SOURCE: int = MPI.ANY_SOURCE
@@ -41,6 +55,31 @@ class Arrived(NamedTuple):
     message: MPI.Message
     source: int
     nbytes: int
+
+
+def reduce_at_any_root(reduce: Callable[..., Any]) -> Callable[..., Any]:
+    """The Reduce or Ireduce of a communicator, which takes MPI_IN_PLACE at any root."""
+    if not FAULTY_REDUCE:
+        return reduce
+
+    def call(source: Any, target: Any, op: Any, root: int) -> Any:
+        if source is MPI.IN_PLACE and root != 0:
+            memory, *count_and_datatype = target
+            source = [bytes(memory), *count_and_datatype]
+        return reduce(source, target, op, root)  # a request keeps the copy
+
+    return call
+
+
+def check_levels(levels: Sequence[int]) -> None:
+    """Raises ThreadLevelError if the levels of a communicator's ranks differ and MPI needs equal ones; Note [Thread levels]."""
+    different = next((rank for rank, level in enumerate(levels) if level != levels[0]), None)
+    if different is not None and VENDOR != "Open MPI":
+        raise ThreadLevelError(
+            f"MPI was initialised at {level_name(levels[0])} on rank 0 and at {level_name(levels[different])} on rank "
+            f"{different}, and {VENDOR} {'.'.join(map(str, VERSION))} then uses different algorithms on them. Set the same "
+            "mpi4py.rc.thread_level (or MPI4PY_RC_THREAD_LEVEL) on all ranks"
+        )
 
 
 class Channel:
@@ -59,11 +98,11 @@ class Channel:
         self.program_comm: MPI.Intracomm | None = None  # for the program's own calls, see `make_program_comm`
         self.kept: list[object] = []  # memory of messages that had not ended when an error was raised: MPI may still use it
         #: True if MPI is serialized on any rank. All ranks then make non-blocking calls, so that the calls match.
-        self.serialized = thread_levels.serialized_anywhere(runtime, comm)
+        self.serialized = self._serialized_anywhere()
         # One attribute per collective, bound once: a lookup on every call would take a tenth of the call's time.
         self.Allreduce = self._collective("Allreduce")
         self.Bcast = self._collective("Bcast")
-        self.Reduce = mpich.at_any_root(self._collective("Reduce"))
+        self.Reduce = reduce_at_any_root(self._collective("Reduce"))
         self.Allgather = self._collective("Allgather")
         self.Allgatherv = self._with_error(self._collective("Allgatherv"))
         self.Reduce_scatter = self._collective("Reduce_scatter")
@@ -79,6 +118,20 @@ class Channel:
     def pause(self) -> Callable[[], None]:
         """Makes the function that is called between two tests of a pending request. That function backs off."""
         return Backoff().pause
+
+    def _serialized_anywhere(self) -> bool:
+        """Returns whether MPI is serialized on any rank (collective, unless all levels are known).
+
+        Raises:
+            ThreadLevelError: On all ranks; see `check_levels`.
+        """
+        levels: Sequence[int] = self.runtime.thread_levels
+        if not levels or len(set(levels)) > 1:  # unknown, or other ranks of the world may have the lower ones
+            with self.lock:
+                # Not allreduce of objects, for which mpi4py makes another communicator.
+                levels = self.comm.allgather(self.runtime.thread_level)
+            check_levels(levels)
+        return any(level < MPI.THREAD_MULTIPLE for level in levels)
 
     def _collective(self, name: str) -> Callable[..., None]:
         if not self.serialized:
@@ -100,7 +153,7 @@ class Channel:
         def call(*arguments: Any) -> None:
             collective(*arguments)
             with self.lock:
-                if self.comm.Is_revoked() or survivors.any_failed(self.comm):
+                if self.comm.Is_revoked() or survivors.failed(self.comm):
                     raise MPI.Exception(MPI.ERR_PROC_FAILED)
 
         return call

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from mpicoll._mpi import library
+from mpicoll._mpi import library, survivors
 from mpicoll._mpi.backoff import Backoff
 from mpicoll._mpi.datatypes import spec
 from mpicoll._mpi.errors import not_made
@@ -116,10 +116,9 @@ class Mailbox:
         """Records which processes have died, so that the others can continue. Raises the error if it has another cause."""
         try:
             self._comm.Ack_failed()  # receives from any source work again
-            failed = self._comm.Get_failed()
-            gone = MPI.Group.Translate_ranks(failed, None, self._comm.Get_group())
+            gone = survivors.failed(self._comm)
         except (MPI.Exception, NotImplementedError):  # an MPI without these calls
-            gone = []
+            gone = ()
         self.dead += [rank for rank in gone if rank not in self.dead]
         if not self.dead:
             raise error

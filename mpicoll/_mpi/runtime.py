@@ -8,12 +8,12 @@ import sys
 import threading
 import warnings
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
-from mpicoll._base import binding, cpus, launcher
+from mpicoll._base import binding, cpus, launcher, probe
 from mpicoll._base.errors import ForkedProcess, LaunchError, ThreadLevelError
 from mpicoll._mpi import open_mpi
 
@@ -36,7 +36,8 @@ class Runtime:
         self.given = given  # the base is a communicator of the user, other than MPI.COMM_WORLD
         self.base = base  # the user's own communicator until ``comm`` exists, which takes its place: the user may free it
         self.own = own  # mpicoll has made the base, so that it need not be duplicated; the program has no handle of it
-        self.parent = parent  # the runtime of all ranks, if this one is of some of them; see `start_some`
+        self.parent = parent  # the runtime of all ranks, if this one is of some of them; see `start_some` and `alone`
+        self._of_all, self._of_one = base == MPI.COMM_WORLD, base == MPI.COMM_SELF
         self.rank: int = base.Get_rank()
         self.size: int = base.Get_size()
         self.thread_level: int = MPI.Query_thread()
@@ -56,66 +57,50 @@ class Runtime:
     @cached_property
     def comm(self) -> MPI.Intracomm:
         """A communicator for internal messages (first use is collective over all its ranks): a duplicate of the user's one."""
-        from mpicoll._mpi.library import MPI
-
         if self.own:
             return self.base
         with self.lock:
-            known = _world_comm if self.base == MPI.COMM_WORLD else None
+            known = _world_comm if self._of_all else None
             self.connect(self.base.Dup() if known is None else known)
         return self.comm
 
     @property
     def connected(self) -> bool:
         """Whether ``comm`` has been made."""
-        from mpicoll._mpi.library import MPI
-
-        return "comm" in self.__dict__ or (self.base == MPI.COMM_WORLD and _world_comm is not None)
+        return "comm" in self.__dict__ or (self._of_all and _world_comm is not None)
 
     def connect(self, comm: MPI.Intracomm) -> None:
         """Makes this duplicate of the base communicator ``comm``."""
         global _world_comm, last_base
-        from mpicoll._mpi.library import MPI
-
         self.__dict__["comm"] = comm
-        if self.base == MPI.COMM_WORLD:
+        if self._of_all:
             _world_comm = comm
         if self.given:
             self.base = last_base = comm
 
     def free(self) -> None:
         """Frees ``comm`` if this is the runtime of a single rank (see `alone`)."""
-        from mpicoll._mpi.library import MPI
-
-        if self.base == MPI.COMM_SELF and "comm" in self.__dict__:
+        if self._of_one and "comm" in self.__dict__:
             with self.lock:
                 self.comm.Free()
             del self.comm
 
     @cached_property
-    def _node(self) -> tuple[int, int]:
+    def local_rank(self) -> int:
+        """This rank's number among the ranks that share its memory (first use is collective)."""
         from mpicoll._mpi.library import MPI
 
         with self.lock:
             node = self.comm.Split_type(MPI.COMM_TYPE_SHARED)
-            rank, size = node.Get_rank(), node.Get_size()
+            rank = node.Get_rank()
             node.Free()
-        return rank, size
-
-    @property
-    def local_rank(self) -> int:
-        """This rank's number among the ranks that share its memory (first use is collective)."""
-        return self._node[0]
-
-    @property
-    def local_size(self) -> int:
-        """Number of ranks that share this rank's memory (first use is collective)."""
-        return self._node[1]
+        return rank
 
 
 _runtime: Runtime | None = None
 last_base: MPI.Intracomm | None = None  # the communicator of the last world
 _world_comm: MPI.Intracomm | None = None  # duplicate of MPI.COMM_WORLD; kept for ever, because the ranks meet on it at exit
+_preparations: list[Callable[[], None]] = []  # see `entering`
 _forked = False
 
 
@@ -149,10 +134,7 @@ def alone() -> Runtime:
     """The runtime of this rank alone, in a job of any size. Starts MPI if it is not running; no other rank takes part."""
     from mpicoll._mpi.library import MPI
 
-    lock = start().lock  # both runtimes make their MPI calls under this lock
-    runtime = Runtime(MPI.COMM_SELF)
-    runtime.lock = lock
-    return runtime
+    return Runtime(MPI.COMM_SELF, start())
 
 
 def start_some(ranks: Sequence[int]) -> Runtime:
@@ -170,12 +152,18 @@ def subset(ranks: Sequence[int]) -> MPI.Intracomm:
     """Makes a communicator of some ranks of the current world, in this order (collective over them)."""
     world = start()
     with world.lock:
-        group = world.base.Get_group()
-        members = group.Incl(list(ranks))
-        comm = world.base.Create_group(members, zlib.crc32(repr(list(ranks)).encode()) % world.tag_ub)
+        return create_group(world.base, ranks, zlib.crc32(repr(list(ranks)).encode()) % world.tag_ub)
+
+
+def create_group(base: MPI.Intracomm, ranks: Sequence[int], tag: int) -> MPI.Intracomm:
+    """MPI_Comm_create_group, with numbers of ranks (collective over them). The caller holds the lock."""
+    group = base.Get_group()
+    members = group.Incl(list(ranks))
+    try:
+        return base.Create_group(members, tag)
+    finally:
         members.Free()
         group.Free()
-    return comm
 
 
 def everyone() -> Runtime:
@@ -218,6 +206,18 @@ def finalized() -> bool:
     return bool(MPI.Is_finalized())
 
 
+def prepare_threads_with(preparation: Callable[[], None]) -> None:
+    """Makes our background threads call ``preparation`` before each operation. Adding it again does nothing."""
+    if preparation not in _preparations:
+        _preparations.append(preparation)
+
+
+def entering() -> None:
+    """Runs the preparations. A background thread calls this before it calls MPI."""
+    for preparation in _preparations:
+        preparation()
+
+
 def in_forked_child() -> bool:
     """True in a process that was forked after its parent had started MPI. Such a process must not call MPI."""
     return _forked
@@ -241,9 +241,8 @@ def _load() -> Any:
     library.initialize()
     level = mpi.Query_thread()
     if level < mpi.THREAD_SERIALIZED:
-        name = "MPI_THREAD_SINGLE" if level == mpi.THREAD_SINGLE else "MPI_THREAD_FUNNELED"
         raise ThreadLevelError(
-            f"MPI was initialised at {name}; mpicoll needs MPI_THREAD_SERIALIZED or MPI_THREAD_MULTIPLE. "
+            f"MPI was initialised at {level_name(level)}; mpicoll needs MPI_THREAD_SERIALIZED or MPI_THREAD_MULTIPLE. "
             + (
                 "Another library has started MPI. Write `from mpi4py import MPI` above the line that imports or starts "
                 "that library: mpi4py then starts MPI, at MPI_THREAD_MULTIPLE, and the library uses it"
@@ -254,11 +253,16 @@ def _load() -> Any:
     return mpi
 
 
+def level_name(level: int) -> str:
+    from mpicoll._mpi.library import MPI
+
+    return next(f"MPI_THREAD_{name}" for name in probe.THREAD_LEVELS if level == getattr(MPI, f"THREAD_{name}"))
+
+
 def _check_launcher(mpi: Any) -> None:
     """Checks the launcher's variables against MPI, whose size counts: N singletons instead of N ranks must be noticed."""
-    size = mpi.COMM_WORLD.Get_size()
-    launch = launcher.detect()
-    if launch is not None and launch.size not in (None, size):
+    size, launch = mpi.COMM_WORLD.Get_size(), launcher.detect()
+    if launch is not None and launch.size != size:
         library = mpi.Get_library_version().split("\n")[0].rstrip("\0 ")
         raise LaunchError(
             f"the launcher ({launch.launcher}) says {launch.size} ranks, but MPI sees {size}: this mpiexec does not belong to "

@@ -59,11 +59,14 @@ def lost(within_s: float = 0.0) -> tuple[int, ...]:
     if not possible() or world is None or runtime.finalized():
         return ()
     deadline = time.monotonic() + within_s
-    while not (ranks := _failed(world)) and time.monotonic() < deadline:
+    while True:
+        with world.lock:
+            ranks = failed(world.base)
+        if ranks:
+            library.dead_processes = True  # see Note [After a process has died]
+        if ranks or time.monotonic() >= deadline:
+            return ranks
         time.sleep(1e-3)
-    if ranks:
-        library.dead_processes = True  # see Note [After a process has died]
-    return ranks
 
 
 def create_group(base: MPI.Intracomm, ranks: Sequence[int], tag: int) -> MPI.Intracomm:
@@ -71,15 +74,9 @@ def create_group(base: MPI.Intracomm, ranks: Sequence[int], tag: int) -> MPI.Int
 
     So in a job that goes on when a rank dies, the members first wait for each other by messages, which fail then.
     """
-    group = base.Get_group()
-    members = group.Incl(list(ranks))
-    try:
-        if possible():
-            _assemble(base, ranks, tag)
-        return base.Create_group(members, tag)
-    finally:
-        members.Free()
-        group.Free()
+    if possible():
+        _assemble(base, ranks, tag)
+    return runtime.create_group(base, ranks, tag)
 
 
 def _assemble(base: MPI.Intracomm, ranks: Sequence[int], tag: int) -> None:
@@ -128,32 +125,20 @@ class Tolerated:
         return True
 
 
-def any_failed(comm: MPI.Intracomm) -> bool:
-    """Returns whether a rank of this communicator has died, as far as this rank knows. The caller holds the lock."""
-    failed = _noticed(comm)
-    found = failed.Get_size() > 0
-    failed.Free()
-    return found
-
-
-def _noticed(comm: MPI.Intracomm) -> MPI.Group:
+def failed(comm: MPI.Intracomm) -> tuple[int, ...]:
+    """Returns the ranks of this communicator that have died, as far as this rank knows. The caller holds the lock."""
     for _ in range(LOOKS):
         MPI.COMM_SELF.Iprobe()
-    return comm.Get_failed()
-
-
-def _failed(world: Runtime) -> tuple[int, ...]:
-    with world.lock:
-        failed = _noticed(world.base)
-        try:
-            if failed.Get_size() == 0:
-                return ()
-            group = world.base.Get_group()
-            ranks = MPI.Group.Translate_ranks(failed, None, group)
-            group.Free()
-            return tuple(sorted(ranks))
-        finally:
-            failed.Free()
+    dead = comm.Get_failed()
+    try:
+        if dead.Get_size() == 0:
+            return ()
+        group = comm.Get_group()
+        ranks = MPI.Group.Translate_ranks(dead, None, group)
+        group.Free()
+        return tuple(sorted(ranks))
+    finally:
+        dead.Free()
 
 
 @contextmanager

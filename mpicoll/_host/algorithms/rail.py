@@ -12,8 +12,7 @@ from torch import Tensor
 from mpicoll._host.algorithms import direct
 from mpicoll._host.algorithms.blocks import Block, block
 from mpicoll._host.algorithms.pairwise import TESTED_FROM, Exchange
-from mpicoll._mpi import mpich
-from mpicoll._mpi.channel import IN_PLACE, Channel
+from mpicoll._mpi.channel import IN_PLACE, Channel, reduce_at_any_root
 from mpicoll._mpi.datatypes import BYTE, fromaddress, spec
 
 LEAST_SLICE = 8 << 10  # bytes of a rank's slice from which an all_reduce is made of messages
@@ -29,7 +28,7 @@ class Rail:
         # Messages under way and their memory, which MPI uses even if an error ends the collective.
         self._unfinished: dict[int, tuple[Exchange, object]] = {}
         self._allreduce = self._collective("Allreduce")
-        self._reduce = self._collective("Reduce", mpich.at_any_root)
+        self._reduce = self._collective("Reduce", reduce_at_any_root)
 
     def _collective(
         self, name: str, safe: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda call: call
