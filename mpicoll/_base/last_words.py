@@ -1,34 +1,110 @@
-"""What a rank says about its own end, to the monitor that `mpicoll.run` has put above it; nothing under another launcher.
+"""What a rank leaves to the monitor that `mpicoll.run` has put above it; nothing under another launcher.
 
-`why`: the first line of an exception, the reason of an abort, or the exit status of sys.exit. `returned`: the program has come to
-its end; without this word, exit status 0 is that of os._exit(0).
+Through a pipe it says how it ends. `why`: the first line of an exception, the reason of an abort, or the exit status of sys.exit.
+`returned`: the program has come to its end; without this word, exit status 0 is that of os._exit(0).
+
+A rank that is killed cannot say anything. So about once a second it writes what it does to memory that outlives it (`doing`). The
+monitor reads it after the program has ended. The memory is one anonymous page, made before the monitor forks the program: it has
+no name and no file descriptor, and a program that the rank starts does not have it.
+
+    place 0, place 1     checksum | number of the write | time | bytes | text
+
+Writes go to the two places in turn. So a program that is killed while it writes leaves the text before.
 """
 
 from __future__ import annotations
 
+import mmap
 import os
 import select
+import struct
+import time
+import zlib
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 from mpicoll._base.waits import MONITOR_S
 
 LONGEST = 1000  # characters; a write to a pipe of up to 4096 bytes is one piece
 
-_pipes: tuple[int, int] | None = None  # to the monitor, and from it
-_owner = 0  # a forked child has the pipes, too, and is not the rank
-_launcher = 0  # mpiexec, or its daemon on this host
+NBYTES = 4096
+_PLACE = NBYTES // 2  # bytes
+_CHECKSUM = struct.Struct("=I")  # of all that follows
+_HEADER = struct.Struct("=QdI")  # number of the write; when, by the clock that the processes of a host share; bytes of the text
+MOST = _PLACE - _CHECKSUM.size - _HEADER.size  # bytes of a text
+
+
+class Written(NamedTuple):
+    """A text, and when it was written (time.monotonic)."""
+
+    at_s: float
+    text: str
+
+
+class Memory:
+    """Memory that a process shares with the processes that it forks."""
+
+    def __init__(self) -> None:
+        self._memory = mmap.mmap(-1, NBYTES)
+        self._number = 0  # of writes
+
+    def write(self, text: str) -> None:
+        """Replaces the text. Cuts a longer one than MOST."""
+        self._number += 1
+        data = text.encode(errors="replace")[:MOST]
+        body = _HEADER.pack(self._number, time.monotonic(), len(data)) + data
+        first = self._number % 2 * _PLACE
+        self._memory[first : first + _CHECKSUM.size + len(body)] = _CHECKSUM.pack(zlib.crc32(body)) + body
+
+    def read(self) -> Written | None:
+        """Returns the last complete text; None if there is none."""
+        written = dict(filter(None, (self._read(place * _PLACE) for place in (0, 1))))
+        return written[max(written)] if written else None
+
+    def _read(self, first: int) -> tuple[int, Written] | None:
+        (checksum,) = _CHECKSUM.unpack_from(self._memory, first)
+        body = self._memory[first + _CHECKSUM.size : first + _PLACE]
+        number, at_s, nbytes = _HEADER.unpack_from(body)
+        if zlib.crc32(body[: _HEADER.size + nbytes]) != checksum:
+            return None
+        return number, Written(at_s, body[_HEADER.size : _HEADER.size + nbytes].decode(errors="replace"))
+
+
+class Monitor(NamedTuple):
+    """How this rank reaches its monitor."""
+
+    told: int  # file descriptor of the pipe to it
+    answers: int  # and of the one from it
+    launcher: int  # its parent: mpiexec, or the daemon of mpiexec on this host
+    memory: Memory
+    rank: int  # the process. A forked child has all of this, too, and is not the rank
+
+
+_monitor: Monitor | None = None
 _blocking: Callable[[], Iterable[tuple[str, str]]] = tuple  # the operations in which a thread is: name, and in words
 
 
-def use(to_monitor: int, from_monitor: int, launcher: int = 0) -> None:
-    """Sends the words of this process to a pipe. The monitor, a child of ``launcher``, answers each line by one byte."""
-    global _pipes, _owner, _launcher
-    _pipes, _owner, _launcher = (to_monitor, from_monitor), os.getpid(), launcher
+def use(told: int, answers: int, launcher: int, memory: Memory) -> None:
+    """Makes this process the rank of a monitor, a child of ``launcher``, which answers each line by one byte."""
+    global _monitor
+    _monitor = Monitor(told, answers, launcher, memory, os.getpid())
+
+
+def monitored() -> Monitor | None:
+    """The monitor of this process, if it is a rank that has one."""
+    return _monitor if _monitor is not None and _monitor.rank == os.getpid() else None
 
 
 def launcher_pid() -> int:
     """The process that has started this rank, or its monitor."""
-    return _launcher if _launcher and _owner == os.getpid() else os.getppid()
+    monitor = monitored()
+    return os.getppid() if monitor is None else monitor.launcher
+
+
+def doing(text: str) -> None:
+    """Replaces what the monitor will read if this rank is killed."""
+    if (monitor := monitored()) is not None:
+        monitor.memory.write(text)
 
 
 def ask(blocking: Callable[[], Iterable[tuple[str, str]]]) -> None:
@@ -60,10 +136,10 @@ def returned() -> None:
 
 def _write(line: str) -> None:
     """Returns when the monitor has passed the line on: an abort that follows may kill the monitor too."""
-    if _pipes is not None and os.getpid() == _owner:
+    if (monitor := monitored()) is not None:
         try:
-            os.write(_pipes[0], line.encode(errors="replace") + b"\n")
-            if select.select([_pipes[1]], [], [], MONITOR_S)[0]:
-                os.read(_pipes[1], 1)
+            os.write(monitor.told, line.encode(errors="replace") + b"\n")
+            if select.select([monitor.answers], [], [], MONITOR_S)[0]:
+                os.read(monitor.answers, 1)
         except OSError:  # the monitor has been killed: nobody listens
             return

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 
-from mpicoll._base import last_call, last_words
+from mpicoll._base import last_words
 from mpicoll._faults.group_state import GroupState
 from mpicoll._faults.ledger import Entry
 from mpicoll._tensors import signatures
@@ -21,9 +21,9 @@ Groups = Callable[[], Iterable[GroupState]]
 
 def write(messages: Messages, groups: Groups) -> None:
     """Writes it for the monitor of this rank. Does nothing under other launchers than `mpicoll.run`."""
-    if last_call.wanted():
+    if last_words.monitored() is not None:
         last_words.ask(partial(_blocking, messages, groups))
-        last_call.write(in_words(messages, groups))
+        last_words.doing(in_words(messages, groups))
 
 
 def in_words(messages: Messages, groups: Groups) -> str:

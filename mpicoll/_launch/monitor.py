@@ -1,8 +1,8 @@
 """The monitor of a rank: the parent of its program, which tells `mpicoll._launch.supervisor` how the program ends.
 
     mpiexec ──► monitor ──fork──► program
-                  │  ▲               │ pipe: `mpicoll._base.last_words`
-     TCP, lines   ▼  │ waitpid ◄─────┘ memory: `mpicoll._base.last_call`
+                  │  ▲               │ pipe and memory:
+     TCP, lines   ▼  │ waitpid ◄─────┘ `mpicoll._base.last_words`
               supervisor
 
 The exit status of mpiexec does not say how each rank ended, and is 0 after some losses. The monitor is the parent of the program
@@ -14,7 +14,7 @@ supervisor breaks, that is, when the supervisor has died, or cannot be reached f
 died: Hydra goes on without its daemon on another host.
 
 Lines to the supervisor: `begin SECRET RANK SIZE PID HOST`, `why TIME STATUS TEXT`, `was SECONDS TEXT` (what the program was doing
-that long before its end: `mpicoll._base.last_call`), `ended TIME STATUS RETURNED`.
+that long before its end: `mpicoll._base.last_words`), `ended TIME STATUS RETURNED`.
 Lines from it: `end` (SIGTERM, and SIGKILL after the grace), `kill`, `signal NUMBER` (for the program).
 """
 
@@ -25,7 +25,7 @@ import signal
 import time
 from typing import TYPE_CHECKING
 
-from mpicoll._base import last_call, last_words
+from mpicoll._base import last_words
 from mpicoll._base.launcher import SUPERVISOR, detect
 from mpicoll._base.waits import CONNECT_S
 from mpicoll._launch import leftovers, linux
@@ -49,7 +49,7 @@ def start() -> None:
     began_s = time.time()
     told, tell = os.pipe()
     answered, answer = os.pipe()
-    memory = last_call.Memory()
+    memory = last_words.Memory()
     monitor, launcher = os.getpid(), os.getppid()
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, FOR_THE_PROGRAM)  # one would end the monitor before it ignores them
     child = os.fork()
@@ -57,8 +57,7 @@ def start() -> None:
         os.close(told)
         os.close(answer)
         linux.end_with_parent(monitor, signal.SIGKILL)
-        last_words.use(tell, answered, launcher)
-        last_call.use(memory)
+        last_words.use(tell, answered, launcher, memory)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         return
     for number in FOR_THE_PROGRAM:
@@ -80,7 +79,7 @@ class Monitor:
     """
 
     def __init__(
-        self, child: int, pipes: tuple[int, int], memory: last_call.Memory, words: str, began_s: float, launcher: int
+        self, child: int, pipes: tuple[int, int], memory: last_words.Memory, words: str, began_s: float, launcher: int
     ) -> None:
         self.child, (self.told, self.answer), self.memory = child, pipes, memory
         self.address, port, self.secret, grace = words.split()

@@ -225,8 +225,8 @@ def test_a_job_needs_no_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 # --- what a rank was doing ---
 
 WRITES = """
-from mpicoll._launch.find import last_call
-if rank == 1: last_call.write("it was in its FOURTH"); exec(sys.argv[2])
+from mpicoll._base import last_words
+if rank == 1: last_words.doing("it was in its FOURTH"); exec(sys.argv[2])
 time.sleep(60)
 """
 OPERATION = """

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from mpicoll._base import last_call
-from mpicoll._base.last_call import MOST, NBYTES, Memory
+from mpicoll._base import last_words
+from mpicoll._base.last_words import MOST, NBYTES, Memory
 from mpicoll._faults import current_call
 
 
@@ -40,16 +40,15 @@ def test_a_writer_that_is_killed_leaves_the_text_before(done: int) -> None:
 
 
 def test_what_a_program_writes_outlives_it_and_its_children_write_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(last_call, "_memory", None)
-    monkeypatch.setattr(last_call, "_owner", 0)
+    monkeypatch.setattr(last_words, "_monitor", None)
     memory = Memory()
     pid = os.fork()
     if pid == 0:
-        last_call.write("nobody reads this")
-        last_call.use(memory)
-        last_call.write("of the rank")
+        last_words.doing("nobody reads this")
+        last_words.use(-1, -1, 0, memory)
+        last_words.doing("of the rank")
         if os.fork() == 0:
-            last_call.write("of its child")
+            last_words.doing("of its child")
             os._exit(0)
         os.wait()
         os._exit(0)
