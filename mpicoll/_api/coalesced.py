@@ -11,7 +11,7 @@ from torch.futures import Future
 
 from mpicoll._api import groups
 from mpicoll._c10d import dynamo
-from mpicoll._tensors.versions import count_write
+from mpicoll._tensors.buffers import count_write
 
 if TYPE_CHECKING:
     from mpicoll._engine.communicator import Communicator

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as torch_dist
 from torch import Tensor
 
-# For a list of tensors; mpicoll/_tensors/versions.py says why. A function of ours around it would cost 2 % of a small operation.
+# For a list of tensors; mpicoll/_tensors/buffers.py says why. A function of ours around it would cost 2 % of a small operation.
 from torch._C import _increment_version as count_writes
 from torch.distributed import ProcessGroup
 

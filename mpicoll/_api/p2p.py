@@ -14,7 +14,7 @@ from torch.distributed import GroupMember, ProcessGroup
 from mpicoll._api import groups
 from mpicoll._c10d import dynamo
 from mpicoll._tensors import checks
-from mpicoll._tensors.versions import count_write
+from mpicoll._tensors.buffers import count_write
 
 if TYPE_CHECKING:
     from mpicoll._engine.communicator import Communicator

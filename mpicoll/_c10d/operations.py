@@ -7,7 +7,7 @@ group ranks. ``opts.asyncOp is False`` means that the caller ignores the Work: t
 returns None.
 
 A comment gives our name of an operation where torch's differs. A result counts as an in-place write if it does with Gloo
-(mpicoll/_tensors/versions.py).
+(mpicoll/_tensors/buffers.py).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch.distributed import Work as TorchWork
 from torch.futures import Future, collect_all
 
 from mpicoll._base.torch_errors import GroupFailed
-from mpicoll._tensors.versions import count_write
+from mpicoll._tensors.buffers import count_write
 
 if TYPE_CHECKING:
     from mpicoll._engine.communicator import Communicator

@@ -34,14 +34,14 @@ from mpicoll._mpi.channel import ANY_SOURCE, Channel, Status
 from mpicoll._mpi.datatypes import BYTE, spec
 from mpicoll._mpi.errors import truncated
 from mpicoll._mpi.runtime import OWN_TAGS
-from mpicoll._tensors import buffers, headers
+from mpicoll._tensors import buffers, signatures
 from mpicoll._tensors.calls import Transfer
 
 Steps: TypeAlias = Generator[None, None, None]  # yields while a step has not ended; next() tries again
 
 HEADER_BYTES = 4096
 HEADER = struct.Struct("qqq")  # bytes of the message, its number, bytes of the record at RECORD (0: direct or staged)
-RECORD = HEADER.size + headers.NBYTES  # between them: what headers.py says about the tensor
+RECORD = HEADER.size + signatures.HEADER.size  # between them: what signatures.py says about the tensor
 PIECE = 4 << 20  # bytes; the bus of a GPU moves a piece in 0.1 ms, MPI in 0.5 ms
 AHEAD = 3  # pieces under way: one on the sender's bus, one in MPI, one on the receiver's bus
 SHARED_FROM = 64 << 10  # bytes; for smaller messages, notices take longer than two copies over the bus
@@ -162,7 +162,7 @@ class _Sending(_Message):
         record = b"" if slots is None else slots.record(dst)
         slots = slots if 0 < len(record) <= HEADER_BYTES - RECORD else None
         record = b"" if slots is None else record
-        header = HEADER.pack(flat.nbytes, number, len(record)) + headers.of(memory) + record
+        header = HEADER.pack(flat.nbytes, number, len(record)) + signatures.header(memory) + record
         self._held = torch.frombuffer(bytearray(header.ljust(HEADER_BYTES, b"\0")), dtype=torch.uint8)
         announced = messages.post(self._held, dst, tag, data=False)
         self._steps = self._send(announced, number, slots)
@@ -217,7 +217,7 @@ class _Receiving(_Message):
     def __init__(self, messages: DeviceMessages, tensor: Tensor, memory: Tensor, src: int, tag: int) -> None:
         super().__init__(messages, memory, src)
         self._tensor, self._plain = tensor, memory
-        self._expected = headers.of(memory) if messages.checked else b""
+        self._expected = signatures.header(memory) if messages.checked else b""
         self._status = Status()
         self._header = streams.pinned((HEADER_BYTES,), torch.uint8)
         self._request = messages.expect(self._header, src, tag, data=False)
@@ -246,7 +246,7 @@ class _Receiving(_Message):
         if not fits:
             raise truncated()
         if self._messages.checked:
-            self.wrong = headers.difference(self._header[HEADER.size : RECORD].numpy().tobytes(), self._expected)
+            self.wrong = signatures.difference(self._header[HEADER.size : RECORD].numpy().tobytes(), self._expected)
         if self._plain is not self._tensor:
             copy_back = lambda: buffers.copy_back([self._tensor], [self._plain])  # noqa: E731
             event = streams.launch(self._memory.device, copy_back, streams.MESSAGES)

@@ -16,7 +16,7 @@ from torch import Tensor
 from mpicoll._mpi.channel import ANY_SOURCE, Arrived, Channel
 from mpicoll._mpi.datatypes import post, spec
 from mpicoll._mpi.errors import truncated
-from mpicoll._tensors import buffers, headers
+from mpicoll._tensors import buffers, signatures
 
 
 class Unmatched:
@@ -96,7 +96,7 @@ class MatchedReceive:
             self._surplus = None
             raise truncated()
         if self._header is not None:
-            self.wrong = headers.difference(self._header, headers.of(self._memory))
+            self.wrong = signatures.difference(self._header, signatures.header(self._memory))
         buffers.copy_back([self._tensor], [self._memory])
         return True
 

@@ -16,7 +16,7 @@ from mpicoll._mpi.channel import ANY_SOURCE, Channel, Status
 from mpicoll._mpi.datatypes import BYTE, INT_MAX, fromaddress, post, room, spec
 from mpicoll._mpi.errors import truncated
 from mpicoll._mpi.runtime import OWN_TAGS
-from mpicoll._tensors import buffers, headers
+from mpicoll._tensors import buffers, signatures
 from mpicoll._tensors.calls import PreparedMessage, Transfer
 
 
@@ -83,7 +83,7 @@ class HostMessages:
         return self._channel.comm.Recv, ([fromaddress(memory.data_ptr(), nbytes), nbytes, BYTE], src, OWN_TAGS + tag)
 
     def isend(self, tensor: Tensor, memory: Tensor, dst: int, tag: int) -> Transfer:
-        header = bytearray(headers.of(memory)) if self.checked else None
+        header = bytearray(signatures.header(memory)) if self.checked else None
         with self._channel.lock:
             content = spec(memory.data_ptr(), memory.nbytes)
             request = post(self._channel.comm.Isend, header, content, dst, OWN_TAGS + tag)
@@ -92,7 +92,7 @@ class HostMessages:
     def irecv(self, tensor: Tensor, memory: Tensor, src: int | None, tag: int) -> Transfer:
         """Starts a receive from ``src``; None: any rank. A packed copy is copied back into ``tensor`` when it has arrived."""
         peer = ANY_SOURCE if src is None else src
-        header = bytearray(headers.NBYTES) if self.checked else None
+        header = bytearray(signatures.HEADER.size) if self.checked else None
         if self.unmatched is not None:
             own = memory.data  # an alias: the message may come after the program has resized the tensor
             return MatchedReceive(self.unmatched, own if memory is tensor else tensor, own, peer, OWN_TAGS + tag, header)
@@ -125,7 +125,8 @@ class _Receive:
         self._channel = channel
         self._request = request
         self._tensor, self._memory, self._header = tensor, memory, header
-        self._room, self._expected = memory.nbytes, b"" if header is None else headers.of(memory)  # it may be resized meanwhile
+        # Now: the memory may be resized meanwhile.
+        self._room, self._expected = memory.nbytes, b"" if header is None else signatures.header(memory)
         self._status = Status()
 
     @property
@@ -139,7 +140,7 @@ class _Receive:
         if self.nbytes > self._room:
             raise truncated()  # Note [Messages that are too long, unnoticed]
         if self._header is not None:
-            self.wrong = headers.difference(self._header, self._expected)
+            self.wrong = signatures.difference(self._header, self._expected)
         if self._memory is not self._tensor:
             buffers.copy_into(self._tensor, self._memory)
         return True

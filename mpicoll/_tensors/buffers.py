@@ -7,7 +7,20 @@ every rank. Memory is a plain contiguous tensor: the tensor itself or a packed c
     writable    memory with the tensor's values, for an operation that overwrites the tensor
     copy_back   copies the values of a packed copy into the tensor, which keeps its storage and strides
 
-The caller of the engine decides whether autograd counts the result as a write (versions.py).
+# Note [Version counters]
+# The engine bypasses autograd when it writes memory, and counts nothing. Its callers count, after they have started the operation
+# and before they return to the program. The program cannot have saved the result in between, whichever thread completes the
+# operation.
+#
+#     mpicoll's functions         count every tensor that the operation writes on this rank
+#     torch.distributed           counts the tensors that Gloo counts, see Note [What Gloo counts]
+
+# Note [What Gloo counts]
+# Measured with torch 2.13 and tested by tests/stack/test_version_counters.py. Gloo counts a result that it copies from its own
+# buffer into the tensor: all_gather in each form, gather, reduce_scatter in each form, all_to_all of lists, the coalesced
+# forms, all_reduce of sparse tensors. It does not count a result that it receives in place: all_reduce, reduce, broadcast,
+# scatter, all_to_all_single, recv. Programs rely on both. DTensor's distribute_tensor broadcasts into memory to which the program
+# may hold views from chunk() or split(); autograd refuses those views once their base counts as written.
 """
 
 from __future__ import annotations
@@ -16,6 +29,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch._C import _increment_version
 from torch.nn import Parameter
 
 from mpicoll._base.errors import MpicollError
@@ -141,7 +155,7 @@ def _is_backed(tensor: Tensor) -> bool:
 
 
 def uncounted(tensor: Tensor) -> Tensor:
-    """Returns an alias of the tensor. A write to it does not raise the tensor's version counter; see _tensors/versions.py."""
+    """Returns an alias of the tensor. A write to it does not raise the tensor's version counter; see Note [Version counters]."""
     if tensor.is_inference():
         return tensor
     return tensor.data if type(tensor) is Tensor or type(tensor) is Parameter else tensor.detach()
@@ -166,3 +180,11 @@ def overlap(a: Tensor, b: Tensor) -> bool:
     """True if two contiguous tensors share memory. MPI forbids that between a buffer that it reads and one that it writes."""
     first, second = a.data_ptr(), b.data_ptr()
     return first < second + b.nbytes and second < first + a.nbytes and a.nbytes > 0 and b.nbytes > 0
+
+
+def count_write(*tensors: Tensor) -> None:
+    """Raises the tensors' version counters, so that autograd refuses a backward pass that needs their former values.
+
+    Inference tensors have no counter and are skipped.
+    """
+    _increment_version(tensors)  # torch.autograd.graph.increment_version takes a quarter of a microsecond longer to call it

@@ -51,7 +51,7 @@ class Transfer(Protocol):
     Attributes:
         source: The sender's group rank, once a receive has ended.
         nbytes: The size of the message, once a receive has ended.
-        wrong: What is wrong with the message for its tensor, once a receive of a checked group has ended; see headers.py.
+        wrong: What is wrong with the message for its tensor, once a receive of a checked group has ended; see signatures.py.
         moved: Set by `test` when the message has moved but not ended; cleared by the reader.
     """
 

@@ -46,10 +46,11 @@ def one_by_one(two: Any) -> Combine:
     return combine
 
 
+added = one_by_one(torch.add)
+
+
 def averaged(parts: Sequence[Tensor], out: Tensor) -> None:
-    torch.add(parts[0], parts[1], out=out)
-    for part in parts[2:]:
-        out.add_(part)
+    added(parts, out)
     out.div_(len(parts))
 
 
@@ -74,7 +75,7 @@ def quotient(entry: Reduction) -> Combine:
     assert divide is not None
 
     def combine(parts: Sequence[Tensor], out: Tensor) -> None:
-        one_by_one(torch.add)(parts, out)
+        added(parts, out)
         divide(out, out, len(parts))
 
     return combine

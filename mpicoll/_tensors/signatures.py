@@ -1,15 +1,21 @@
-"""What must be alike on all ranks of a collective, as plain values, which another rank can read.
+"""What an operation says about itself to other ranks, which compare it.
 
-A signature (`calls.Signature`) is a tuple that costs nothing to make. `Facts` is the same as plain values.
+A collective: its signature (`calls.Signature`), a tuple that costs nothing to make, and the same as plain values (`Facts`).
+
+A message of a checked group (MPICOLL_CHECK=1): a header, in front of the tensor and in the same message. MPI compares neither
+dtypes nor sizes: float32 arrives as int32, and a message that is too short fills the front. Only the receiver can notice it, once
+the message has come.
 """
 
 from __future__ import annotations
 
+import struct
 import zlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from mpicoll._base.facts import Blocks, Facts
 from mpicoll._tensors.calls import Signature
@@ -27,6 +33,8 @@ class Refused(NamedTuple):
 def refused(error: Exception) -> Refused:
     """Returns the signature of a call that has raised this error before it communicated."""
     return Refused(f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(".")[:LONGEST])
+
+HEADER = struct.Struct("q24s")  # bytes of the tensor, name of its dtype
 
 
 def facts(operation: str, signature: Signature) -> Facts:
@@ -74,3 +82,17 @@ def _blocks(listed: Sequence[tuple[int, object]]) -> Blocks:
     if listed and isinstance(listed[0][1], tuple):
         return {rank: block[1] for rank, block in listed}  # type: ignore[index]
     return {rank: nbytes for rank, (_, nbytes) in enumerate(listed)}  # type: ignore[misc]
+
+
+def header(tensor: Tensor) -> bytes:
+    return HEADER.pack(tensor.nbytes, str(tensor.dtype).removeprefix("torch.").encode())
+
+
+def difference(sent: bytes | bytearray, expected: bytes) -> str:
+    """Returns what is wrong with a message that has the first header if its receive has the second one, or an empty string."""
+    return "" if sent == expected else f"the message has {_in_words(sent)}, and its tensor {_in_words(expected)}"
+
+
+def _in_words(header: bytes | bytearray) -> str:
+    nbytes, name = HEADER.unpack(header)
+    return f"{nbytes} bytes of {name.rstrip(bytes(1)).decode()}"
