@@ -18,7 +18,7 @@ share both (docker --ipc=host --pid=host, the defaults of Apptainer) keep shared
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping
 from functools import cache
 
 from mpicoll._base import cpus, processes
@@ -62,7 +62,7 @@ def apart(environ: Mapping[str, str], launch: Launch | None) -> str | None:
 @cache
 def _not_shared() -> str | None:
     """Compares with the launcher of this host. A launcher inside the container has started all ranks there."""
-    launchers = list(_above()) or list(_visible())
+    launchers = _launchers()
     if not launchers:
         return PROCESSES if _in_namespace() else None
     own = _shared_memory("self")
@@ -70,18 +70,13 @@ def _not_shared() -> str | None:
     return SHARED_MEMORY if others and own not in others else None
 
 
-def _above() -> Iterator[int]:
-    """The launcher among this process's ancestors."""
+def _launchers() -> list[int]:
+    """The launcher among this process's ancestors, or all that it sees: a daemon that starts containers is no launcher."""
     pid = os.getpid()
     while (pid := processes.parent(pid)) > 0:
         if is_launcher(pid):
-            yield pid
-            return
-
-
-def _visible() -> Iterator[int]:
-    """All launchers that this process sees. If a daemon starts the containers, no launcher is among the ancestors."""
-    return (int(name) for name in os.listdir("/proc") if name.isdigit() and is_launcher(int(name)))
+            return [pid]
+    return [int(name) for name in os.listdir("/proc") if name.isdigit() and is_launcher(int(name))]
 
 
 def is_launcher(pid: int) -> bool:

@@ -108,8 +108,7 @@ def provide_torch_variables(environ: MutableMapping[str, str] = os.environ) -> N
     launch = detect(environ)
     if launch is None:
         return
-    ours = _provided(environ)  # inherited from a rank that started this process: may be out of date
-    for name in ours:
+    for name in _provided(environ):  # inherited from a rank that started this process: may be out of date
         del environ[name]
     values = _torch_values(launch, environ)
     environ.pop(PROVIDED, None)
@@ -134,8 +133,7 @@ def provide_here(name: str, value: str, environ: MutableMapping[str, str]) -> No
 
 def without_job(environ: Mapping[str, str]) -> dict[str, str]:
     """A copy of ``environ`` for a new MPI job, also inside a rank of another job. Settings of the user are kept."""
-    provided = _provided(environ)
-    provided += [name for name, _, value in _pairs(environ.get(ADDED, "").splitlines()) if environ.get(name) == value]
+    provided = _provided(environ) + _unchanged(environ.get(ADDED, "").splitlines(), environ)
     inside = detect(environ) is not None or OWNER in environ
     dropped = {OWNER, PROVIDED, ADDED, SUPERVISOR, *provided}
     if inside or TORCHRUN_MARK in environ:  # this process's rank, which a new job must not take for its own
@@ -263,9 +261,9 @@ def _provide(values: Mapping[str, str], environ: MutableMapping[str, str]) -> No
 
 def _provided(environ: Mapping[str, str]) -> list[str]:
     """The variables that provide_torch_variables set, in this process or a parent, and that have not changed since."""
-    pairs = _pairs(environ.get(PROVIDED, "").split())
-    return [name for name, _, value in pairs if name in TORCH_VARIABLES and environ.get(name) == value]
+    return [name for name in _unchanged(environ.get(PROVIDED, "").split(), environ) if name in TORCH_VARIABLES]
 
 
-def _pairs(items: Iterable[str]) -> list[tuple[str, str, str]]:
-    return [item.partition("=") for item in items]
+def _unchanged(items: Iterable[str], environ: Mapping[str, str]) -> list[str]:
+    """The names of those NAME=VALUE that are true."""
+    return [name for name, _, value in (item.partition("=") for item in items) if environ.get(name) == value]

@@ -21,9 +21,6 @@ from mpicoll._base.errors import LaunchError
 from mpicoll._base.waits import INIT_S
 from mpicoll._mpi import claim, open_mpi
 
-# Variable with the pid of the process that started MPI. Its child processes read it; they inherit the launcher's variables too.
-OWNER = launcher.OWNER
-
 _REMEDY_NO_MPI = (
     "no MPI library could be loaded ({reason}).\n"
     "On a cluster, load the site's MPI first (`module load openmpi`, say); elsewhere install one beside mpicoll:\n"
@@ -58,7 +55,7 @@ def started_by_a_rank() -> str | None:
 
     A rank may also have started a launcher, which has started this process as a rank of another job.
     """
-    owner, _, identity = os.environ.get(OWNER, "").partition(" ")
+    owner, _, identity = os.environ.get(launcher.OWNER, "").partition(" ")
     if owner in ("", str(os.getpid())) or launcher.detect() is None or identity != claim.identity(os.environ):
         return None
     return owner
@@ -74,7 +71,7 @@ def refusal() -> str | None:
         return (
             f"process {pid} was started by a rank (process {owner}), not by mpiexec; starting MPI here would join the job as a "
             "second copy of that rank. Start ranks with `python -m mpicoll.run` or mpicoll.spawn, or, if this process really "
-            f"is a new MPI job, unset {OWNER} for it"
+            f"is a new MPI job, unset {launcher.OWNER} for it"
         )
     if claim.connection_lost():
         return (
@@ -98,7 +95,7 @@ def initialize() -> None:
         _start()
         _finalize_at_exit()
         before_finalize(claim.ending)
-    os.environ[OWNER] = f"{os.getpid()} {claim.identity(os.environ)}"
+    os.environ[launcher.OWNER] = f"{os.getpid()} {claim.identity(os.environ)}"
 
 
 def before_finalize(call: Callable[[], None]) -> None:
@@ -250,5 +247,5 @@ except (ImportError, RuntimeError) as error:
     claim.release()
     raise LaunchError(_REMEDY_NO_MPI.format(reason=str(error).split("\n")[0]) + packages.advice_of_debian(os.environ)) from error
 if MPI.Is_initialized() and not MPI.Is_finalized():
-    os.environ[OWNER] = f"{os.getpid()} {claim.identity(os.environ)}"
+    os.environ[launcher.OWNER] = f"{os.getpid()} {claim.identity(os.environ)}"
     before_finalize(claim.ending)

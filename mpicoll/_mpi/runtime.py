@@ -30,14 +30,14 @@ class Runtime:
     in MPI while it holds the lock.
     """
 
-    def __init__(self, base: MPI.Intracomm, parent: Runtime | None = None, own: bool = False, given: bool = False) -> None:
+    def __init__(self, base: MPI.Intracomm, parent: Runtime | None = None, own: bool = False) -> None:
         from mpicoll._mpi.library import MPI
 
-        self.given = given  # the base is a communicator of the user, other than MPI.COMM_WORLD
         self.base = base  # the user's own communicator until ``comm`` exists, which takes its place: the user may free it
         self.own = own  # mpicoll has made the base, so that it need not be duplicated; the program has no handle of it
         self.parent = parent  # the runtime of all ranks, if this one is of some of them; see `start_some` and `alone`
         self._of_all, self._of_one = base == MPI.COMM_WORLD, base == MPI.COMM_SELF
+        self.given = parent is None and not own and not self._of_all  # the base is a communicator of the user
         self.rank: int = base.Get_rank()
         self.size: int = base.Get_size()
         self.thread_level: int = MPI.Query_thread()
@@ -126,7 +126,7 @@ def start(comm: MPI.Intracomm | None = None, own: bool = False) -> Runtime:
         _check_launcher(mpi)
         _warn_of_binding(mpi)
     last_base = mpi.COMM_WORLD if comm is None else comm
-    _runtime = Runtime(last_base, own=own, given=not own and last_base != mpi.COMM_WORLD)
+    _runtime = Runtime(last_base, own=own)
     return _runtime
 
 

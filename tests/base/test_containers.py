@@ -36,8 +36,7 @@ def test_other_values_of_the_user_stay(monkeypatch: pytest.MonkeyPatch) -> None:
 def seen(monkeypatch: pytest.MonkeyPatch) -> dict[str | int, tuple[int, int] | None]:
     """/dev/shm of each process; a number is a launcher's. Of a machine whose namespace is not the initial one."""
     folders: dict[str | int, tuple[int, int] | None] = {"self": (1, 1)}
-    monkeypatch.setattr(containers, "_above", lambda: iter(()))
-    monkeypatch.setattr(containers, "_visible", lambda: iter([pid for pid in folders if isinstance(pid, int)]))
+    monkeypatch.setattr(containers, "_launchers", lambda: [pid for pid in folders if isinstance(pid, int)])
     monkeypatch.setattr(containers, "_shared_memory", folders.__getitem__)
     monkeypatch.setattr(containers, "_in_namespace", lambda: True)
     containers._not_shared.cache_clear()
