@@ -1,4 +1,4 @@
-"""broadcast, and the two forms of all_gather."""
+"""broadcast, and the two forms of all_gather. The second one has a newer and an older name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch._C import _increment_version as count_writes
 from torch.distributed import ProcessGroup
 
 from mpicoll._api import groups
-from mpicoll._c10d import dynamo
+from mpicoll._c10d import dynamo, names
 
 if TYPE_CHECKING:
     from mpicoll._engine.work import Work
@@ -132,6 +132,39 @@ def all_gather_single(
     work = communicator.all_gather_single(output_tensor, input_tensor, async_op)
     count_writes((output_tensor,))
     return work
+
+
+def all_gather_into_tensor(
+    output_tensor: Tensor, input_tensor: Tensor, group: ProcessGroup | None = None, async_op: bool = False
+) -> Work | None:
+    """Gathers the tensors of all ranks into one tensor, on all ranks (collective). `all_gather_single` is the newer name.
+
+    Returns when the output is filled.
+
+    Args:
+        output_tensor: Has (number of ranks) x (elements of the input): concatenated, (n * k, ...), or stacked, (n, k, ...).
+        input_tensor: This rank's. Same shape and dtype on all ranks. May be this rank's part of the output.
+        group: None means the default group.
+        async_op: Return a Work at once instead of waiting.
+
+    Returns:
+        A Work with ``async_op=True``: leave both tensors alone until its ``wait()`` has returned. Otherwise None.
+
+    Raises:
+        ValueError, OperationTimeout, GroupFailed: As for `all_gather_single`.
+
+    Example:
+        >>> output = torch.empty(2, 3)
+        >>> dist.all_gather_into_tensor(output, torch.full((3,), 0.5))
+        >>> output
+        tensor([[0.5000, 0.5000, 0.5000],
+                [0.5000, 0.5000, 0.5000]])
+    """
+    try:
+        return all_gather_single(output_tensor, input_tensor, group, async_op)
+    except Exception as error:
+        names.name_as_called(error, "all_gather_into_tensor")
+        raise
 
 
 _all_gather_single: Any = getattr(torch_dist, "all_gather_single", torch_dist.all_gather_into_tensor)

@@ -27,7 +27,7 @@ from torch.distributed import GroupMember, ProcessGroup
 
 from mpicoll._base.errors import MpicollError
 from mpicoll._c10d import dynamo, patches, torch_world
-from mpicoll._c10d.older_names import OLDER_NAMES, name_as_called
+from mpicoll._c10d.names import OLDER_NAMES, name_as_called
 from mpicoll._engine.collectives import REFUSALS
 from mpicoll._engine.registry import registry
 

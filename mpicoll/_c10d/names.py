@@ -27,6 +27,9 @@ WORK_METHODS = (
     "recv", "recv_anysource", "barrier", "_end_coalescing",
 )  # fmt: skip
 
+# Functions that had another name before torch 2.13. torch calls the backend by the newer name, or by a third one.
+OLDER_NAMES = {"all_gather_into_tensor": "all_gather_single", "reduce_scatter_tensor": "reduce_scatter_single"}
+
 _aliases: set[str] = {OURS, "mpi"}
 _hidden: dict[str, Any] = {}  # plugins that torch sees only inside `visible`; see Note [Hidden plugins]
 
@@ -106,3 +109,9 @@ def _plugins() -> dict[str, Any]:
     c10d: Any = sys.modules["torch.distributed.distributed_c10d"]
     plugins: dict[str, Any] = c10d.Backend._plugins
     return plugins
+
+
+def name_as_called(error: BaseException, older_name: str) -> None:
+    """Puts the name by which the program has called a function into the words of mpicoll's error."""
+    newer_name = OLDER_NAMES[older_name]
+    error.args = tuple(word.replace(newer_name, older_name) if isinstance(word, str) else word for word in error.args)

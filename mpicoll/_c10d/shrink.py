@@ -46,7 +46,7 @@ def world(timeout_s: float | None = None) -> Any:
 
 
 def shrink_group(original: Callable[..., Any], arguments: dict[str, Any]) -> Any:
-    """Makes a group again without some of its ranks (collective over the other ones). Returns it; see `_api.shrink`."""
+    """Makes a group again without some of its ranks (collective over the other ones). Returns it; see `_api.shrink_group`."""
     return without(*(arguments.get(name) for name in SHRINK_NAMES[:3]))
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup, ReduceOp
 
-from mpicoll._api import exchanges, gathers, reductions, scans
+from mpicoll._api import exchanges, gathers, reductions
 from mpicoll._tensors.reductions import Op
 from mpicoll.nn.linear import Linear, Tensors
 
@@ -152,9 +152,9 @@ def scan(group: Group, rank: int, size: int, is_inclusive: bool, is_backwards: b
             else tensor.detach().clone(memory_format=torch.contiguous_format)
         )
         if is_inclusive:
-            scans.scan(result, group=group)
+            reductions.scan(result, group=group)
         else:
-            scans.exscan(result, group=group)
+            reductions.exscan(result, group=group)
             if rank == 0:
                 result.zero_()
         return (_mirrored(result, group, rank, size) if is_backwards else result,)
