@@ -1,25 +1,42 @@
-"""init_process_group("mpi") and new_group(backend="mpi"): what the wrappers of `register` do around torch's own functions.
+"""Groups of mpicoll: what the wrappers of `register` do around torch's init_process_group and new_group.
 
     user ──► wrapper ──► [1] start MPI ──► [2] rank and size from MPI, "mpi" -> "mpicoll", env:// -> mpi:// ──► torch's function
                                                                                           │
-                         [4] the backend's name as requested, excepthooks  ◄── [3] `adapters.create`, on members only
+                         [4] the backend's name as requested, excepthooks  ◄── [3] `create` makes the adapter, on members only
 
 torch takes the bare name "mpi" for a backend without store, timeout, rank and subgroups of members only; under the name of the
 plugin it treats ours like any other backend. If one of [1] to [4] fails, a second try works.
+
+The adapter is the object that torch calls: torch <= 2.13 takes a ProcessGroup subclass (torch213/), torch >= 2.14 a Backend
+subclass (backend.py). An adapter knows its maker only by the callbacks that it is handed.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
-from typing import Any
+import functools
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
 
-from mpicoll._c10d import adapters, excepthooks, names, requested_ranks, some_ranks, timeouts, torch_world
-from mpicoll._c10d.member_names import named_by_members
-from mpicoll._faults import arrival
+from mpicoll._base.errors import LaunchError
+from mpicoll._base.torch_errors import OperationTimeout
+from mpicoll._c10d import ddp, dynamo, failed_calls, names, requested_ranks, torch_world, wrapping
+from mpicoll._engine.registry import registry
+from mpicoll._faults import arrival, time_limit
 from mpicoll._mpi import abort, runtime, survivors
 from mpicoll._mpi.errors import MPIException, translate
 from mpicoll._tensors import checks
+
+if TYPE_CHECKING:
+    from mpicoll._engine.communicator import Communicator
+
+# The Python half of each group's adapter, None until it is made. TORCH_DISTRIBUTED_DEBUG=DETAIL wraps the C++ half and drops
+# this one, and the methods with it.
+_alive: dict[Communicator, Any] = {}
+
+# -- around torch's functions ------------------------------------------------------------------------------------------------
 
 
 def init_process_group(original: Callable[..., Any], arguments: dict[str, Any]) -> None:
@@ -41,41 +58,35 @@ def init_process_group(original: Callable[..., Any], arguments: dict[str, Any]) 
         return
     translated = names.translate(arguments.get("backend"))
     if translated is not None:
-        arguments = timeouts.complete(arguments)
-    limit_s = timeouts.limit(arguments)
+        arguments = wrapping.complete(arguments)
+    limit_s = wrapping.limit(arguments)
     checks.timeout("init_process_group", limit_s)
     mpi = survivors.start()  # has been started by the import of this module, within the limit
     arguments = requested_ranks.unified(arguments)
     runtime.check_environment()
     runtime.check_named("init_process_group", arguments.get("rank"), arguments.get("world_size"))
     if translated is None:  # another backend, by mpi://
-        with named("init_process_group"), excepthooks.outside_torch(), undone_on_failure(), names.visible():
+        with _hooks_outside_torch(), _undone_on_failure("init_process_group"):
             original(**arguments)
         return
-    with timeouts.end_job_after("init_process_group", arguments):
+    with time_limit.end_job_after("init_process_group", limit_s):
         _init_over_mpi(original, arguments, translated, mpi, limit_s)
 
 
 def _init_over_mpi(
     original: Callable[..., Any], arguments: dict[str, Any], translated: str, mpi: runtime.Runtime, limit_s: float
 ) -> None:
-    some = some_ranks.asked_for(arguments, mpi.size)
-    if some:
-        arguments = some_ranks.meet(arguments)
+    if requested_ranks.asks_for_some(arguments, mpi.size):
+        arguments = requested_ranks.meet_some(arguments)
         mpi = runtime.start()
     requested_ranks.warn_of_contradictions(arguments, mpi)
     arguments.update(rank=mpi.rank, world_size=mpi.size)
     method = arguments.get("init_method")
     if arguments.get("store") is None and (method is None or str(method).startswith("env:")):
         arguments["init_method"] = "mpi://"
-    with contextlib.ExitStack() as around:
-        for context in (
-            named("init_process_group"), excepthooks.outside_torch(), undone_on_failure(), some_ranks.left_on_failure(some),
-            names.visible(),
-        ):  # fmt: skip
-            around.enter_context(context)
+    with _hooks_outside_torch(), _undone_on_failure("init_process_group"):
         arrival.everyone(mpi, "init_process_group", limit_s)
-        with adapters.mixing(translated) as passed:
+        with _mixing(translated) as passed:
             original(**{**arguments, "backend": passed})
         torch_world.record_backend(torch_world.default_group(), str(arguments.get("backend")), passed)
 
@@ -93,11 +104,11 @@ def new_group(original: Callable[..., Any], arguments: dict[str, Any]) -> Any:
     requested = str(arguments.get("backend") or torch_world.backend_of(world))
     translated = names.translate(requested)
     assert translated is not None  # the wrapper asked
-    arguments = timeouts.complete(arguments)
-    requested_ranks.start_beside(world, arguments, timeouts.limit(arguments))
+    arguments = wrapping.complete(arguments)
+    requested_ranks.start_beside(world, arguments, wrapping.limit(arguments))
     by_members = arguments.get("use_local_synchronization")
-    with named("new_group"), undone_on_failure(), names.visible():
-        with adapters.mixing(translated) as passed, named_by_members() if by_members else contextlib.nullcontext():
+    with _undone_on_failure("new_group"):
+        with _mixing(translated) as passed, torch_world.named_by_members() if by_members else contextlib.nullcontext():
             group = original(**{**arguments, "backend": passed})
         torch_world.record_backend(group, requested, passed)
         abort.install()
@@ -105,28 +116,126 @@ def new_group(original: Callable[..., Any], arguments: dict[str, Any]) -> Any:
 
 
 @contextlib.contextmanager
-def named(operation: str) -> Iterator[None]:
-    """Turns an error of MPI into mpicoll's, PeerLost for example."""
-    try:
-        yield
-    except MPIException as raw:
-        raise translate(raw, operation) from raw
+def _undone_on_failure(operation: str) -> Iterator[None]:
+    """Inside, torch can make groups of ours. If the body raises, none is left, neither its communicator nor in torch's tables.
 
-
-@contextlib.contextmanager
-def undone_on_failure() -> Iterator[None]:
-    """If the body raises: closes the communicators that it made, and removes its groups from torch's tables."""
+    An error of MPI becomes mpicoll's, PeerLost for example.
+    """
     world = torch_world.world
     fresh, group_count = world.default_pg is None, world.group_count
-    before = set(adapters.alive)
+    before = set(_alive)
     try:
-        yield
-    except BaseException:
-        made = [communicator for communicator in adapters.alive if communicator not in before]
+        with names.visible():
+            yield
+    except BaseException as error:
+        made = [communicator for communicator in _alive if communicator not in before]
         for communicator in made:
-            del adapters.alive[communicator]
+            del _alive[communicator]
             communicator.close()
         torch_world.forget({communicator.name for communicator in made}, group_count)
         if fresh:
             torch_world.forget_world()
+            current = runtime.current()
+            if current is not None and current.parent is not None:
+                runtime.stop()  # MPI's world is all ranks again
+        if isinstance(error, MPIException):
+            raise translate(error, operation) from error
         raise
+
+
+# Note [Our excepthooks are outside]
+# An uncaught exception ends the job (_mpi/abort.py). init_process_group of torch sets a hook that adds the rank to the traceback,
+# and never removes it. Ours goes outside: torch holds stderr back while it calls the hook that it found, and a hook that ends the
+# process inside would lose the text.
+_replaced: tuple[Callable[..., Any], Callable[..., Any]] | None = None  # sys.excepthook before torch's init, and torch's
+
+
+@contextlib.contextmanager
+def _hooks_outside_torch() -> Iterator[None]:
+    """Sets our hooks outside the one that torch's init_process_group sets in the body.
+
+    If the body raises, they are as before. After a timeout they are set: an uncaught one ends the job, where the ranks that came
+    would otherwise wait in MPI_Finalize for the one that did not.
+    """
+    global _replaced
+    installed = abort.uninstall()  # set by init_rpc, or after a timeout
+    before = sys.excepthook
+    try:
+        yield
+    except BaseException as error:
+        if installed or isinstance(error, OperationTimeout):
+            abort.install()
+        raise
+    _replaced = (before, sys.excepthook)
+    abort.install()
+
+
+# -- adapters ----------------------------------------------------------------------------------------------------------------
+
+
+def create(options: Any) -> Any:
+    """Makes the adapter over a new communicator; torch calls it on members only.
+
+    Raises:
+        LaunchError: torch and MPI disagree about this rank's place in the group.
+    """
+    ranks = list(options.global_ranks_in_group) or None
+    runtime.start()
+    communicator = registry.create(options.group_id, ranks, options.timeout.total_seconds())
+    _alive[communicator] = None
+    if (communicator.rank, communicator.size) != (options.group_rank, options.group_size):
+        raise LaunchError(
+            f"group {options.group_id!r}: torch says rank {options.group_rank} of {options.group_size}, MPI says "
+            f"{communicator.rank} of {communicator.size}; launch with `python -m mpicoll.run` or mpirun, and let "
+            "init_process_group take rank and size from MPI"
+        )
+    _alive[communicator] = _adapt(communicator, options)
+    names.serve(communicator.devices is not None)
+    ddp.install()
+    failed_calls.install()
+    _keep_dynamo_out()
+    return _alive[communicator]
+
+
+def _split(parent: Communicator, ranks: Sequence[int], name: str, timeout_s: float) -> Any:
+    """Makes the adapter over a new communicator of these ranks of ``parent``, in this order (collective over them)."""
+    communicator = registry.create(name, [parent.global_ranks[rank] for rank in ranks], timeout_s)
+    _alive[communicator] = _adapt(communicator, None)
+    return _alive[communicator]
+
+
+def _adapt(communicator: Communicator, options: Any) -> Any:
+    if names.BACKEND_SUBCLASSES:
+        from mpicoll._c10d.backend import MpiBackend
+
+        return MpiBackend(communicator, _on_close, _split)
+    from mpicoll._c10d import torch213
+
+    return torch213.adapt(communicator, _on_close, options)
+
+
+def _mixing(translated: str) -> AbstractContextManager[str]:
+    """Gives the backend string for torch, which can make a group with several backends by itself from 2.14 on."""
+    if names.BACKEND_SUBCLASSES:
+        return contextlib.nullcontext(translated)
+    from mpicoll._c10d import torch213
+
+    return torch213.mixing(translated)
+
+
+def _on_close(communicator: Communicator) -> None:
+    """Called by an adapter when torch gives its group up. With the default group, the excepthooks go too."""
+    global _replaced
+    _alive.pop(communicator, None)
+    default = torch_world.default_group()
+    if default is not None and torch_world.name_of(default) == communicator.name:
+        abort.uninstall()
+        if _replaced is not None and sys.excepthook is _replaced[1]:  # the program has set no hook of its own since
+            sys.excepthook = _replaced[0]  # otherwise torch would add the rank twice after the next init
+        _replaced = None
+
+
+@functools.cache
+def _keep_dynamo_out() -> None:
+    """Once, when our modules have been loaded: torch.compile runs them as they are."""
+    dynamo.disable_package(*(f"mpicoll.{room}" for room in ("_c10d", "_engine", "_faults", "_host", "_device", "_tensors")))

@@ -148,15 +148,15 @@ TABLE = (
     Patch(
         (f"{C10D}._hash_ranks_to_str",),
         what="function that counts the groups of the same ranks",
-        why="see mpicoll/_c10d/member_names.py",
+        why="see Note [Names that members agree on]",
         when="torch makes a group with use_local_synchronization=True",
         undone="when that group is made",
-        home="_c10d/member_names.py",
+        home="_c10d/torch_world.py",
     ),
     Patch(
         (f"{C10D}._world",),
         what="entries of its tables: a backend's name as the user gave it; no entry of a group that could not be made",
-        why="see `torch_world.record_backend` and `init.undone_on_failure`",
+        why="see `torch_world.record_backend` and `init._undone_on_failure`",
         when="an mpicoll group is made or fails",
         undone="destroy_process_group",
         home="_c10d/torch_world.py",
@@ -190,7 +190,7 @@ TABLE = (
         why="torch sets a hook of its own and never removes it",
         when="the default group is destroyed",
         undone="it is the undoing",
-        home="_c10d/excepthooks.py",
+        home="_c10d/init.py",
     ),
     # -- on first use ------------------------------------------------------------------------------------------------------
     Patch(

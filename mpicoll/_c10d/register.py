@@ -91,9 +91,9 @@ def _register(c10d: Any) -> None:
 
 def _create(options: Any, backend_options: Any) -> Any:
     """Makes the adapter of a group. torch calls it on members only, with DistributedBackendOptions."""
-    from mpicoll._c10d import adapters
+    from mpicoll._c10d import init
 
-    return adapters.create(options)
+    return init.create(options)
 
 
 def _rendezvous(url: str, **kwargs: Any) -> Iterator[tuple[Any, int, int]]:
@@ -143,10 +143,10 @@ def _for_shrink(arguments: dict[str, Any]) -> wrapping.Handler | None:
 def _handler(name: str, arguments: dict[str, Any]) -> wrapping.Handler:
     """Loads `mpicoll._c10d.init`, which starts MPI (with all ranks), or `shrink`, and returns its function of this name."""
     ensure()
-    from mpicoll._c10d import timeouts
+    from mpicoll._faults import time_limit
 
     handler: wrapping.Handler
-    with timeouts.end_job_after(name, timeouts.complete(arguments)), _collections_put_off():
+    with time_limit.end_job_after(name, wrapping.limit(wrapping.complete(arguments))), _collections_put_off():
         if name == "shrink_group":
             from mpicoll._c10d import shrink
 

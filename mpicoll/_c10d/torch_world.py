@@ -6,11 +6,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Container, Iterator
+import hashlib
+from collections import Counter
+from collections.abc import Container, Iterator, Sequence
 from typing import Any
 
 from torch.distributed import distributed_c10d
 
+from mpicoll._c10d import patches
 from mpicoll._c10d.names import OURS
 
 c10d: Any = distributed_c10d  # its annotations do not cover what is private
@@ -49,14 +52,30 @@ def record_backend(group: Any, requested: str, passed: str) -> None:
         world.pg_backend_config[group] = world.pg_backend_config[group].replace(f":{OURS}", ":mpi")
 
 
+# Note [Names that members agree on]
+# torch names a group that its members alone make (``use_local_synchronization=True``) by a hash of the ranks and of a number in
+# which members can differ. torch <= 2.13 takes the number of groups that the rank has: after one was destroyed, the name of
+# another comes again and is refused. torch 2.15 takes the number of groups that the rank has made, and the members then count
+# the world's groups differently from the other ranks. Ours is the number of groups that these ranks have made, which all members
+# know.
+_made: Counter[tuple[int, ...]] = Counter()  # number of groups by their ranks
+
+
 @contextlib.contextmanager
-def group_count_kept() -> Iterator[None]:
-    """Groups made inside are not counted."""
+def named_by_members() -> Iterator[None]:
+    """Inside, torch names a new group by its ranks and by how many groups these have made; it does not count the group."""
     count = world.group_count
     try:
-        yield
+        with patches.replaced(f"{patches.C10D}._hash_ranks_to_str", _name):
+            yield
     finally:
         world.group_count = count
+
+
+def _name(ranks: Sequence[int]) -> str:
+    _made[tuple(ranks)] += 1
+    number = _made[tuple(ranks)]
+    return hashlib.sha1(f"{'_'.join(map(str, ranks))} {number}".encode(), usedforsecurity=False).hexdigest()
 
 
 def forget(names: Container[str], group_count: int) -> None:

@@ -11,6 +11,7 @@ import functools
 import inspect
 import threading
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 # The order in which torch takes them (2.11 to 2.15; before that, too).
@@ -77,3 +78,23 @@ def _in_form(original: Callable[..., Any], positional: tuple[str, ...], /, **arg
             break
         front.append(arguments.pop(name))
     return original(*front, **arguments)
+
+
+def complete(arguments: Arguments) -> Arguments:
+    """Returns the arguments with MPICOLL_TIMEOUT as the timeout, if it is set and they have none.
+
+    Raises:
+        ValueError: MPICOLL_TIMEOUT has a value that is not allowed.
+    """
+    from mpicoll._base.config import get
+
+    seconds = None if arguments.get("timeout") is not None else get("MPICOLL_TIMEOUT")
+    return arguments if seconds is None else {**arguments, "timeout": timedelta(seconds=seconds)}
+
+
+def limit(arguments: Arguments) -> float:
+    """The timeout in seconds. One of another type is left to torch, which refuses it."""
+    from torch.distributed.constants import default_pg_timeout
+
+    timeout = arguments.get("timeout")
+    return (timeout if isinstance(timeout, timedelta) else default_pg_timeout).total_seconds()

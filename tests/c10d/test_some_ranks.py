@@ -8,7 +8,7 @@ import pytest
 import torch.distributed as dist
 
 from mpicoll import LaunchError
-from mpicoll._c10d import some_ranks
+from mpicoll._c10d import requested_ranks
 from tests.support import ROOT, free_port, launch
 
 SCRIPT = str(ROOT / "tests" / "c10d" / "scripts" / "some_ranks.py")
@@ -32,25 +32,25 @@ TCP = {"init_method": "tcp://localhost:1"}
     ],
 )
 def test_asked_for(arguments: dict[str, Any], environ: dict[str, str], expected: bool) -> None:
-    assert some_ranks.asked_for(arguments, 4, environ) is expected
+    assert requested_ranks.asks_for_some(arguments, 4, environ) is expected
 
 
 def test_a_rank_beyond_the_world() -> None:
     with pytest.raises(ValueError, match="rank=2 with world_size=2"):
-        some_ranks.asked_for({"rank": 2, "world_size": 2, **TCP}, 4, {})
+        requested_ranks.asks_for_some({"rank": 2, "world_size": 2, **TCP}, 4, {})
 
 
 def test_a_member_that_does_not_come() -> None:
     second = datetime.timedelta(seconds=1)
     with pytest.raises(LaunchError, match=r"rank 0, 2 has not come to the store within 1 s"):
-        some_ranks._exchange(dist.HashStore(), 1, 3, 7, second)
+        requested_ranks._exchange(dist.HashStore(), 1, 3, 7, second)
 
 
 def test_two_processes_of_one_rank() -> None:
     store = dist.HashStore()
     store.add("0/1/claimed", 1)
     with pytest.raises(LaunchError, match="two processes have come as rank 1 of a world of 3"):
-        some_ranks._exchange(store, 1, 3, 7, datetime.timedelta(seconds=1))
+        requested_ranks._exchange(store, 1, 3, 7, datetime.timedelta(seconds=1))
 
 
 @pytest.mark.launch
