@@ -15,217 +15,111 @@ from typing import Any, NamedTuple
 from mpicoll._c10d.names import WORK_METHODS
 
 ORIGINAL = "_mpicoll_original"  # attribute of a function that `wrap` has put in place: the function before it
-
-
-class Patch(NamedTuple):
-    """One change."""
-
-    targets: tuple[str, ...]  # dotted names; a torch that lacks one is left alone
-    what: str
-    why: str
-    when: str
-    home: str  # the file that makes the change, below mpicoll/
-    undone: str = "never"
-    copies: tuple[str, ...] = ()  # other places that hold the same function, imported by name
-
-
 C10D = "torch.distributed.distributed_c10d"
 GROUP = f"{C10D}.ProcessGroup"
 
-TABLE = (
-    # -- at `import torch` -------------------------------------------------------------------------------------------------
-    Patch(
-        (f"{C10D}.init_process_group",),
-        what="wrapper that looks at the backend string and at init_method",
-        why='starts MPI for "mpi" and for mpi://; torch takes the bare name "mpi" for a backend without store and rank',
-        when="import torch",
-        undone="never; other calls go on as they came",
-        home="_c10d/register.py",
-        copies=("torch.distributed.init_process_group", "torch.distributed.device_mesh.init_process_group"),
-    ),
-    Patch(
-        (f"{C10D}._new_group_with_tag",),
-        what="wrapper that looks at the backend string",
-        why="every function that makes a group ends here: new_group, new_subgroups, DeviceMesh",
-        when="import torch",
-        undone="never; other calls go on as they came",
-        home="_c10d/register.py",
-    ),
-    Patch(
-        (f"{C10D}.shrink_group",),
-        what="wrapper that looks at the backend of the group",
-        why="torch makes the new group of backends in C++ only; see `shrink`",
-        when="import torch, torch >= 2.13",
-        undone="never; other groups go on as they came",
-        home="_c10d/register.py",
-        copies=("torch.distributed.shrink_group",),
-    ),
-    Patch(
-        (f"{C10D}._MPI_AVAILABLE",),
-        what="True",
-        why="is_mpi_available() reads it; see Note [When MPI is available]",
-        when="import torch, in a rank that an MPI launcher started",
-        home="_c10d/register.py",
-    ),
-    Patch(
-        (f"{C10D}.Backend._plugins",),
-        what="our two plugins are taken out, and are back while torch makes an mpicoll group",
-        why="see Note [Hidden plugins]",
-        when="import torch, torch <= 2.13",
-        home="_c10d/names.py",
-    ),
-    Patch(
-        (f"{C10D}.Backend.default_device_backend_map",),
-        what="the backend of MPICOLL_BACKEND for its kinds of device",
-        why="programs name the backend that get_default_backend_for_device returns",
-        when="import torch, where MPICOLL_BACKEND is set (`mpicoll run --backend`)",
-        home="_c10d/names.py",
-    ),
-    # -- with the first group ----------------------------------------------------------------------------------------------
-    Patch(
-        (f"{C10D}.Backend.backend_capability",),
-        what='the kinds of device of "mpi"',
-        why="see `names.serve`",
-        when="a group is made",
-        home="_c10d/names.py",
-    ),
-    Patch(
-        tuple(f"{GROUP}.{name}" for name in WORK_METHODS),
-        what="wrapper that returns our Work",
-        why="see Note [The Work behind the Work]",
-        when="the first mpicoll group, torch >= 2.14",
-        undone="never; for other backends it returns what torch returned",
-        home="_c10d/backend.py",
-    ),
-    Patch(
-        (f"{GROUP}.gather_single", f"{GROUP}.gather_into_tensor"),
-        what="wrapper that calls our backend directly",
-        why="C++ does not look for these methods on a Python backend",
-        when="the first mpicoll group, torch >= 2.14",
-        undone="never; other backends are called as before",
-        home="_c10d/backend.py",
-    ),
-    Patch(
-        (f"{GROUP}.split_group",),
-        what="wrapper that returns None on ranks outside the new group",
-        why="C++ does not take None from a Python backend, which returns a stand-in there",
-        when="the first mpicoll group, torch >= 2.14",
-        home="_c10d/backend.py",
-    ),
-    Patch(
-        ("torch.nn.parallel.distributed.DistributedDataParallel._register_builtin_comm_hook",),
-        what="wrapper that registers torch's Python form of the FP16_COMPRESS hook for mpicoll groups",
-        why="see Note [A Future that C++ cannot read]",
-        when="the first mpicoll group",
-        undone="never; other groups get the C++ hook",
-        home="_c10d/ddp.py",
-    ),
-    Patch(
-        ("torch._C._distributed_c10d.Reducer._set_forward_pass_work_handle",),
-        what="wrapper that hands over a Work of torch's that holds our Future",
-        why="see Note [A Work whose Python part is gone]",
-        when="the first mpicoll group",
-        undone="never; other Works go on as they came",
-        home="_c10d/ddp.py",
-    ),
-    Patch(
-        ("torch.distributed.c10d_logger._get_msg_dict",),
-        what="wrapper that looks at the call that has failed",
-        why="see mpicoll/_c10d/failed_calls.py",
-        when="the first mpicoll group",
-        undone="never; it looks at calls on mpicoll groups only",
-        home="_c10d/failed_calls.py",
-    ),
-    Patch(
-        ("torch.ops._c10d_functional.all_gather_into_tensor_out", "torch.ops._c10d_functional.batch_p2p_ops"),
-        what="kernels for tensors on the CPU",
-        why="the C++ ones ask the group for a backend in C++",
-        when="the first mpicoll group, torch <= 2.13",
-        undone="never; they serve groups of every backend",
-        home="_c10d/torch213/functional_ops.py",
-    ),
-    # -- for a while -------------------------------------------------------------------------------------------------------
-    Patch(
-        (f"{C10D}._hash_ranks_to_str",),
-        what="function that counts the groups of the same ranks",
-        why="see Note [Names that members agree on]",
-        when="torch makes a group with use_local_synchronization=True",
-        undone="when that group is made",
-        home="_c10d/torch_world.py",
-    ),
-    Patch(
-        (f"{C10D}._world",),
-        what="entries of its tables: a backend's name as the user gave it; no entry of a group that could not be made",
-        why="see `torch_world.record_backend` and `init._undone_on_failure`",
-        when="an mpicoll group is made or fails",
-        undone="destroy_process_group",
-        home="_c10d/torch_world.py",
-    ),
-    Patch(
-        ("sys.excepthook", "threading.excepthook"),
-        what="hook that calls the one before, then aborts the job",
-        why="an exception on one rank, in any thread, would leave the others waiting",
-        when="an mpicoll group is made",
-        undone="the default group is destroyed",
-        home="_mpi/abort.py",
-    ),
-    Patch(
-        ("sys.__interactivehook__",),
-        what="object that calls the hook before it, and ends MPI when Python deletes it",
-        why="MPI must end after all functions of atexit, see Note [Who finalises]",
-        when="MPI starts",
-        home="_mpi/library.py",
-    ),
-    Patch(
-        ("os._exit",),
-        what="function that ends the process by SIGKILL if the status is not 0",
-        why="see Note [Only a killed rank is noticed]",
-        when="an mpicoll group is made, in a job that goes on when a rank dies",
-        undone="the default group is destroyed",
-        home="_mpi/abort.py",
-    ),
-    Patch(
-        ("sys.excepthook",),
-        what="the hook from before init_process_group",
-        why="torch sets a hook of its own and never removes it",
-        when="the default group is destroyed",
-        undone="it is the undoing",
-        home="_c10d/init.py",
-    ),
-    # -- on first use ------------------------------------------------------------------------------------------------------
-    Patch(
-        ("torch.autograd.profiler._disable_profiler",),
-        what="wrapper that ends our open events first",
-        why="see Note [Events under way when the profiler stops]",
-        when="the first event of mpicoll in a profile",
-        home="_engine/spans.py",
-    ),
-    Patch(
-        ("torch.nn.parallel.distributed.DistributedDataParallel._ddp_init_helper",),
-        what="wrapper that records the module",
-        why="distributed autograd must know which gradients DDP reduces",
-        when="the first distributed backward pass",
-        home="autograd/observed.py",
-    ),
-    Patch(
-        ("torch._C._collect_all",),
-        what="function that ends at the first error of a CallFuture",
-        why="Python cannot end a Future with an error",
-        when="init_rpc",
-        undone="never; Futures of other kinds are still collected by C++",
-        home="rpc/futures.py",
-    ),
-    Patch(
-        ("sys.meta_path",),
-        what="finder, in front of the others",
-        why="gives torch.distributed's submodules their second name: mpicoll.fsdp",
-        when="import mpicoll",
-        undone="never; it answers for names below mpicoll only",
-        home="__init__.py",
-    ),
-)
+# By the moment of the change and the file below mpicoll/ that makes it: the target, a dotted name, and what stands in its place,
+# and why. A torch that lacks the target is left alone. Calls that do not concern mpicoll go on as they came. A change is never
+# undone, unless its moment names an end.
+_TABLE: dict[tuple[str, str], dict[str, str]] = {
+    ("import torch", "_c10d/register.py"): {
+        f"{C10D}.init_process_group": 'starts MPI if the backend string names it, or for mpi://; torch takes the bare name "mpi" '
+        "for a backend without store and rank",
+        f"{C10D}._new_group_with_tag": "looks at the backend string; every function that makes a group ends here: new_group, "
+        "new_subgroups, DeviceMesh",
+    },
+    ("import torch, torch >= 2.13", "_c10d/register.py"): {
+        f"{C10D}.shrink_group": "looks at the backend of the group; torch makes the new group of backends in C++ only: `shrink`",
+    },
+    ("import torch, torch <= 2.13", "_c10d/names.py"): {
+        f"{C10D}.Backend._plugins": "our two plugins are there only while torch makes an mpicoll group: Note [Hidden plugins]",
+    },
+    ("import torch, in a rank that an MPI launcher started", "_c10d/register.py"): {
+        f"{C10D}._MPI_AVAILABLE": "True; is_mpi_available() reads it: Note [When MPI is available]",
+    },
+    ("import torch, where MPICOLL_BACKEND is set (`mpicoll run --backend`)", "_c10d/names.py"): {
+        f"{C10D}.Backend.default_device_backend_map": "that backend for its kinds of device; programs name the backend that "
+        "get_default_backend_for_device returns",
+    },
+    ("the first mpicoll group", "_c10d/names.py"): {
+        f"{C10D}.Backend.backend_capability": 'the kinds of device of "mpi": `names.serve`'
+    },
+    ("the first mpicoll group", "_c10d/ddp.py"): {
+        "torch.nn.parallel.distributed.DistributedDataParallel._register_builtin_comm_hook": "registers torch's Python form of "
+        "the FP16_COMPRESS hook: Note [A Future that C++ cannot read]",
+        "torch._C._distributed_c10d.Reducer._set_forward_pass_work_handle": "hands over a Work of torch that holds our Future: "
+        "Note [A Work whose Python part is gone]",
+    },
+    ("the first mpicoll group", "_c10d/failed_calls.py"): {
+        "torch.distributed.c10d_logger._get_msg_dict": "looks at the call that has failed: mpicoll/_c10d/failed_calls.py",
+    },
+    ("the first mpicoll group, torch >= 2.14", "_c10d/backend.py"): {
+        **{f"{GROUP}.{name}": "returns our Work: Note [The Work behind the Work]" for name in WORK_METHODS},
+        f"{GROUP}.gather_single": "calls our backend directly; C++ does not look for this method on a Python backend",
+        f"{GROUP}.gather_into_tensor": "the same",
+        f"{GROUP}.split_group": "returns None on ranks outside the new group, where our backend returns a stand-in; C++ does not "
+        "take None from a Python backend",
+    },
+    ("the first mpicoll group, torch <= 2.13", "_c10d/torch213/functional_ops.py"): {
+        "torch.ops._c10d_functional.all_gather_into_tensor_out": "kernel for tensors on the CPU, of groups of every backend; "
+        "that of C++ asks the group for a backend in C++",
+        "torch.ops._c10d_functional.batch_p2p_ops": "the same",
+    },
+    ("while torch makes a group with use_local_synchronization=True", "_c10d/torch_world.py"): {
+        f"{C10D}._hash_ranks_to_str": "counts the groups of the same ranks: Note [Names that members agree on]",
+    },
+    ("an mpicoll group is made or fails, until destroy_process_group", "_c10d/torch_world.py"): {
+        f"{C10D}._world": "entries of its tables: the name of a backend as the user gave it (`torch_world.record_backend`), and "
+        "no group that could not be made",
+    },
+    ("MPI starts", "_mpi/library.py"): {
+        "sys.__interactivehook__": "object that calls the hook before it, and ends MPI when Python deletes it: MPI must end "
+        "after all functions of atexit, see Note [Who finalises]",
+    },
+    ("an mpicoll group is made, until the default group is destroyed", "_mpi/abort.py"): {
+        "sys.excepthook": "calls the hook before it, then aborts the job: an exception of one rank would leave others waiting",
+        "threading.excepthook": "the same, in any thread",
+        "os._exit": "in a job that goes on when a rank dies, ends the process by SIGKILL if the status is not 0: "
+        "Note [Only a killed rank is noticed]",
+    },
+    ("the default group is destroyed", "_c10d/init.py"): {
+        "sys.excepthook": "the hook from before init_process_group; torch sets a hook of its own and never removes it",
+    },
+    ("the first event of mpicoll in a profile", "_engine/spans.py"): {
+        "torch.autograd.profiler._disable_profiler": "ends our open events first: "
+        "Note [Events under way when the profiler stops]",
+    },
+    ("the first distributed backward pass", "autograd/observed.py"): {
+        "torch.nn.parallel.distributed.DistributedDataParallel._ddp_init_helper": "records the module; distributed autograd must "
+        "know which gradients DDP reduces",
+    },
+    ("init_rpc", "rpc/futures.py"): {
+        "torch._C._collect_all": "ends at the first error of a CallFuture, because Python cannot end a Future with an error; "
+        "Futures of other kinds are still collected by C++",
+    },
+    ("import mpicoll", "__init__.py"): {
+        "sys.meta_path": "a finder in front of the others gives torch.distributed's submodules their second name, mpicoll.fsdp; "
+        "it answers for names below mpicoll only",
+    },
+}
 
-_BY_TARGET = {target: patch for patch in TABLE for target in patch.targets}
+
+class Patch(NamedTuple):
+    """One change: an entry of the table above."""
+
+    target: str
+    home: str
+    when: str
+
+
+TABLE = [Patch(target, home, when) for (when, home), targets in _TABLE.items() for target in targets]
+
+# Other places that hold the same function, imported by name.
+_COPIES = {
+    f"{C10D}.init_process_group": ("torch.distributed.init_process_group", "torch.distributed.device_mesh.init_process_group"),
+    f"{C10D}.shrink_group": ("torch.distributed.shrink_group",),
+}
+_PLACES = {patch.target: (patch.target, *_COPIES.get(patch.target, ())) for patch in TABLE}
 
 
 def wrap(target: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
@@ -234,7 +128,7 @@ def wrap(target: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) 
     Raises:
         KeyError: The target is not in TABLE.
     """
-    places = [resolve(place) for place in (target, *_BY_TARGET[target].copies)]
+    places = [resolve(place) for place in _PLACES[target]]
     owner, name = places[0]
     original = getattr(owner, name, None)
     if original is None or hasattr(original, ORIGINAL):
@@ -258,7 +152,7 @@ def assign(target: str, value: object) -> None:
     Raises:
         KeyError: The target is not in TABLE.
     """
-    owner, name = resolve(_BY_TARGET[target].targets[0])
+    owner, name = resolve(_PLACES[target][0])
     setattr(owner, name, value)
 
 

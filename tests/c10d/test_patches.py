@@ -34,18 +34,18 @@ def of_mpicoll(function: FunctionType) -> bool:
 
 @pytest.mark.usefixtures("world")
 def test_every_function_of_ours_in_torch_is_in_the_table() -> None:
-    places = [patches.resolve(target) for patch in patches.TABLE for target in patch.targets]
+    places = [patches.resolve(patch.target) for patch in patches.TABLE]
     known = {id(getattr(owner, name, None)) for owner, name in places}
     found = [name for name, function in functions_in_torch() if of_mpicoll(function)]
     assert "torch.distributed.distributed_c10d.init_process_group" in found
     assert not [name for name, function in functions_in_torch() if of_mpicoll(function) and id(function) not in known]
 
 
-@pytest.mark.parametrize("patch", patches.TABLE, ids=lambda patch: f"{patch.targets[0]}-{patch.home}")
+@pytest.mark.parametrize("patch", patches.TABLE, ids=lambda patch: f"{patch.target}-{patch.home}")
 def test_an_entry_names_a_file_and_an_attribute(patch: patches.Patch) -> None:
-    owner, name = patches.resolve(patch.targets[0])
+    owner, name = patches.resolve(patch.target)
     assert (ROOT / "mpicoll" / patch.home).is_file()
-    assert hasattr(owner, name) or "2.14" in patch.when, patch.targets[0]
+    assert hasattr(owner, name) or "2.14" in patch.when, patch.target
 
 
 def test_a_patch_outside_the_table_is_refused() -> None:
