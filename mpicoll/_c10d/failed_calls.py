@@ -19,7 +19,8 @@ import functools
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from torch._C._distributed_c10d import Backend
@@ -34,6 +35,7 @@ from mpicoll._engine.registry import registry
 if TYPE_CHECKING:
     from mpicoll._engine.communicator import Communicator
 
+OBJECTS = ("all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list")
 # torch's functions, and the collective of mpicoll with which each begins.
 COLLECTIVES = {
     **{
@@ -43,17 +45,12 @@ COLLECTIVES = {
             "gather", "reduce", "reduce_scatter", "reduce_scatter_single", "scatter",
         )
     },
-    **OLDER_NAMES,
-    "gather_single": "gather",
-    "gather_into_tensor": "gather",
-    "all_gather_object": "all_gather",
-    "gather_object": "all_gather",
-    "broadcast_object_list": "broadcast",
-    "scatter_object_list": "broadcast",
+    **OLDER_NAMES, "gather_single": "gather", "gather_into_tensor": "gather",
+    **dict(zip(OBJECTS, ("all_gather", "all_gather", "broadcast", "broadcast"), strict=True)),
 }  # fmt: skip
+MESSAGES = ("send", "recv", "send_object_list", "recv_object_list")
 LOGGER = "torch.distributed.c10d_logger"
 PICKLES, UNPICKLES = "_object_to_tensor", "_tensor_to_object"  # functions of torch
-MESSAGES = ("send", "recv", "send_object_list", "recv_object_list")
 
 
 def install() -> None:
@@ -65,12 +62,9 @@ def _describing(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def _get_msg_dict(func_name: str, *args: Any, **kwargs: Any) -> Any:
         error = sys.exc_info()[1]
-        if error is not None and func_name in OLDER_NAMES:
-            name_as_called(error, func_name)
         if error is not None and (func_name in COLLECTIVES or func_name in MESSAGES):
-            arguments = _by_name(func_name, args, kwargs)
-            if "group" in arguments:
-                _look(func_name, arguments, error)
+            name_as_called(error, func_name)
+            _look(func_name, _by_name(func_name, args, kwargs), error)
         return original(func_name, *args, **kwargs)
 
     dynamo.disable(_get_msg_dict)
@@ -89,37 +83,37 @@ def _by_name(function: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> di
 
 def _look(function: str, arguments: dict[str, Any], error: BaseException) -> None:
     """Tells the other ranks. Raises the error that the program gets instead of ``error``, if there is a better one."""
-    group = arguments["group"]
-    default = _communicator(torch_world.default_group())
-    if group is not None and not isinstance(group, (ProcessGroup, Backend)) and group != GroupMember.NON_GROUP_MEMBER:
-        if default is not None:
-            raise no_group(default, function, group) from None
+    group, default = arguments.get("group"), torch_world.default_group()
+    is_group = group is None or isinstance(group, (ProcessGroup, Backend)) or group == GroupMember.NON_GROUP_MEMBER
+    communicator = registry.find(torch_world.name_of(default if group is None or not is_group else group) or "")
+    if communicator is None or "group" not in arguments:  # another backend's
         return
-    communicator = default if group is None else _communicator(group)
-    if communicator is None:
-        return
-    places = list(_places(error))
-    if PICKLES in places:
+    if not is_group:
+        raise no_group(communicator, function, group) from None
+    places = _places(error)
+    if places[PICKLES]:
         _fail_everywhere(communicator, function, arguments, error)
-    elif function in COLLECTIVES and _before_it_began(function, error, places):
-        communicator.refused(COLLECTIVES[function], error)  # type: ignore[arg-type]
+    elif function in COLLECTIVES and isinstance(error, ValueError if function in OBJECTS else REFUSALS) and _is_new(places):
+        communicator.refused(COLLECTIVES[function], error)
 
 
-def _places(error: BaseException) -> Iterator[str]:
-    """Yields the functions through which the error has come: those of torch by name, those of mpicoll as "mpicoll"."""
+def _places(error: BaseException) -> Counter[str]:
+    """Counts the functions through which the error has come: those of torch by name, and those of mpicoll and of torch's log."""
+    places: Counter[str] = Counter()
     for frame, _ in traceback.walk_tb(error.__traceback__):
         module = str(frame.f_globals.get("__name__"))
-        yield "mpicoll" if module.startswith("mpicoll.") else "logger" if module == LOGGER else frame.f_code.co_name
+        ours, log = module.startswith("mpicoll."), module == LOGGER
+        places["mpicoll" if ours else "torch's log" if log else frame.f_code.co_name] += 1
+    return places
 
 
-def _before_it_began(function: str, error: BaseException, places: Sequence[str]) -> bool:
-    """Whether torch's code has refused the arguments of a collective, or of the first collective of a function for objects.
+def _is_new(places: Counter[str]) -> bool:
+    """Whether a call has been refused before its collective began, and nobody has been told.
 
-    Not if the error comes from mpicoll, or from a function of torch inside this one, for which this has been asked before.
+    What mpicoll refuses it has told itself, a function of torch inside this one has been asked before, and what does not unpickle
+    has come by a collective.
     """
-    if "mpicoll" in places or UNPICKLES in places or places.count("logger") > 1:
-        return False
-    return isinstance(error, ValueError if "object" in function else REFUSALS)
+    return not places["mpicoll"] and not places[UNPICKLES] and places["torch's log"] == 1
 
 
 def no_group(default: Communicator, function: str, group: Any) -> TypeError:
@@ -130,19 +124,11 @@ def no_group(default: Communicator, function: str, group: Any) -> TypeError:
     return error
 
 
-def _communicator(group: Any) -> Communicator | None:
-    """Returns the communicator of a group; None if it is another backend's."""
-    return registry.find(torch_world.name_of(group) or "")
-
-
-class _Refusal:
+class _Refusal(str):
     """Travels in place of an object that does not pickle. Unpickling it raises the error."""
 
-    def __init__(self, text: str) -> None:
-        self._text = text
-
     def __reduce__(self) -> Any:
-        return _raise, (self._text,)
+        return _raise, (str(self),)
 
 
 def _raise(text: str) -> None:
@@ -151,15 +137,11 @@ def _raise(text: str) -> None:
 
 def _fail_everywhere(communicator: Communicator, function: str, arguments: dict[str, Any], error: BaseException) -> None:
     """Makes the call again with refusals: torch pickles all objects before it sends anything, so the other ranks still wait."""
-    text = f"{communicator.where(function)}: an object does not pickle there: {type(error).__name__}: {error}"
-    refusal, sent = _Refusal(text), dict(arguments)
-    if "obj" in sent:
-        sent["obj"] = refusal
-    else:
-        name = "scatter_object_input_list" if "scatter_object_input_list" in sent else "object_list"
-        sent[name] = [refusal] * len(sent[name])
+    refusal = _Refusal(f"{communicator.where(function)}: an object does not pickle there: {type(error).__name__}: {error}")
+    name = next(name for name in ("obj", "scatter_object_input_list", "object_list") if name in arguments)
+    sent = refusal if name == "obj" else [refusal] * len(arguments[name])
     try:
-        getattr(torch_world.c10d, function)(**sent)
+        getattr(torch_world.c10d, function)(**{**arguments, name: sent})
     except MpicollError as raised:
-        if UNPICKLES not in _places(raised):  # otherwise the program gets `error`
+        if not _places(raised)[UNPICKLES]:  # otherwise the program gets `error`
             raise

@@ -59,7 +59,7 @@ def leave_mpi_to_torch() -> None:
 # torch makes one of our groups.
 def hide_plugins() -> None:
     """Takes our plugins out of torch's table, where the table changes what other backends do."""
-    plugins = _plugins()
+    plugins = _backends()._plugins
     if "GLOO" not in plugins:
         _hidden.update({name: plugins.pop(name) for name in (OURS.upper(), "MPI") if name in plugins})
 
@@ -67,7 +67,7 @@ def hide_plugins() -> None:
 @contextlib.contextmanager
 def visible() -> Iterator[None]:
     """Inside, torch can make groups of our backend."""
-    plugins = _plugins()
+    plugins = _backends()._plugins
     plugins.update(_hidden)
     try:
         yield
@@ -88,8 +88,7 @@ def serve(gpus: bool) -> None:
     if it finds no GPU (ShardedTensor.gather).
     """
     if "mpi" in _aliases:
-        c10d: Any = sys.modules["torch.distributed.distributed_c10d"]
-        c10d.Backend.backend_capability["mpi"] = devices() if gpus else ["cpu"]
+        _backends().backend_capability["mpi"] = devices() if gpus else ["cpu"]
 
 
 def serve_by_default(backend: str | None) -> None:
@@ -99,19 +98,18 @@ def serve_by_default(backend: str | None) -> None:
     """
     if backend is None or "mpi" not in _aliases:
         return
-    c10d: Any = sys.modules["torch.distributed.distributed_c10d"]
     pairs = [part.rpartition(":") for part in backend.split(",")]
     for kinds, _, name in pairs:
-        c10d.Backend.default_device_backend_map.update(dict.fromkeys([kinds] if kinds else devices(), name))
+        _backends().default_device_backend_map.update(dict.fromkeys([kinds] if kinds else devices(), name))
 
 
-def _plugins() -> dict[str, Any]:
-    c10d: Any = sys.modules["torch.distributed.distributed_c10d"]
-    plugins: dict[str, Any] = c10d.Backend._plugins
-    return plugins
+def _backends() -> Any:
+    """torch's class with the tables of backends."""
+    return sys.modules["torch.distributed.distributed_c10d"].Backend
 
 
-def name_as_called(error: BaseException, older_name: str) -> None:
-    """Puts the name by which the program has called a function into the words of mpicoll's error."""
-    newer_name = OLDER_NAMES[older_name]
-    error.args = tuple(word.replace(newer_name, older_name) if isinstance(word, str) else word for word in error.args)
+def name_as_called(error: BaseException, name: str) -> None:
+    """Puts the name by which the program has called a function into the words of mpicoll's error, if it is an older one."""
+    if name in OLDER_NAMES:
+        newer = OLDER_NAMES[name]
+        error.args = tuple(word.replace(newer, name) if isinstance(word, str) else word for word in error.args)
