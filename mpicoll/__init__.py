@@ -30,11 +30,11 @@ OURS: dict[str, str] = {
     "P2POp": "mpicoll._api.p2p",
     # collectives
     "all_gather": "mpicoll._api.gathers",
-    "all_gather_coalesced": "mpicoll._api.coalesced",
+    "all_gather_coalesced": "mpicoll._api.gathers",
     "all_gather_into_tensor": "mpicoll._api.gathers",
     "all_gather_single": "mpicoll._api.gathers",
     "all_reduce": "mpicoll._api.reductions",
-    "all_reduce_coalesced": "mpicoll._api.coalesced",
+    "all_reduce_coalesced": "mpicoll._api.reductions",
     "all_to_all": "mpicoll._api.exchanges",
     "all_to_all_single": "mpicoll._api.exchanges",
     "barrier": "mpicoll._api.barriers",
@@ -47,9 +47,9 @@ OURS: dict[str, str] = {
     "reduce_scatter_tensor": "mpicoll._api.reductions",
     "scatter": "mpicoll._api.exchanges",
     # groups and objects
-    "split_group": "mpicoll._api.regrouping",
-    "shrink": "mpicoll._api.regrouping",
-    "shrink_group": "mpicoll._api.regrouping",
+    "split_group": "mpicoll._api.groups",
+    "shrink": "mpicoll._api.groups",
+    "shrink_group": "mpicoll._api.groups",
     "recv_object_list": "mpicoll._api.p2p",
     # not in torch.distributed
     "scan": "mpicoll._api.reductions",

@@ -96,7 +96,12 @@ from torch.distributed import (
 
 from mpicoll import autograd as autograd, errors as errors, nn as nn, optim as optim, rpc as rpc
 from mpicoll._api.barriers import monitored_barrier as monitored_barrier
-from mpicoll._api.groups import init_process_group as init_process_group
+from mpicoll._api.groups import (
+    init_process_group as init_process_group,
+    shrink as shrink,
+    shrink_group as shrink_group,
+    split_group as split_group,
+)
 from mpicoll._api.information import dump_flight_record as dump_flight_record, get_comm as get_comm, info as info
 from mpicoll._api.p2p import (
     P2POp as P2POp,
@@ -107,7 +112,6 @@ from mpicoll._api.p2p import (
     recv_object_list as recv_object_list,
     send as send,
 )
-from mpicoll._api.regrouping import shrink as shrink, shrink_group as shrink_group, split_group as split_group
 from mpicoll._launch.spawn import RankExited as RankExited, RankRaised as RankRaised, spawn as spawn
 from mpicoll._overloads import (
     all_gather as all_gather,

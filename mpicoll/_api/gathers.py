@@ -1,4 +1,4 @@
-"""broadcast, and the two forms of all_gather. The second one has a newer and an older name."""
+"""broadcast, and the forms of all_gather, one of which has a newer and an older name."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch import Tensor
 # For a list of tensors; mpicoll/_tensors/buffers.py says why. A function of ours around it would cost 2 % of a small operation.
 from torch._C import _increment_version as count_writes
 from torch.distributed import ProcessGroup
+from torch.futures import Future
 
 from mpicoll._api import groups
 from mpicoll._c10d import dynamo, names
@@ -168,6 +169,51 @@ def all_gather_into_tensor(
 
 
 _all_gather_single: Any = getattr(torch_dist, "all_gather_single", torch_dist.all_gather_into_tensor)
+
+
+def all_gather_coalesced(
+    output_tensor_lists: list[list[Tensor]],
+    input_tensor_list: list[Tensor],
+    group: ProcessGroup | None = None,
+    async_op: bool = False,
+) -> Future[list[Tensor]] | None:
+    """Gathers each tensor of a list on all ranks, in one operation (collective). See `all_gather`.
+
+    Returns when all outputs are filled. As in torch, ``async_op=True`` gives a Future here, not a Work.
+
+    Args:
+        output_tensor_lists: One list per rank; ``output_tensor_lists[i][k]`` gets rank i's ``input_tensor_list[k]``.
+        input_tensor_list: This rank's tensors.
+        group: None means the default group.
+        async_op: Return a Future of the tensors at once instead of waiting.
+
+    Returns:
+        A Future with ``async_op=True``: leave the tensors alone until its ``wait()`` has returned. Otherwise None.
+
+    Raises:
+        ValueError: There is not one list per rank, or not one output per input.
+        OperationTimeout, GroupFailed: As for `all_gather`.
+
+    Example:
+        >>> rank = dist.get_rank()  # 0 or 1
+        >>> outputs = [[torch.empty(1), torch.empty(2)] for _ in range(2)]  # on 2 ranks
+        >>> dist.all_gather_coalesced(outputs, [torch.full((1,), 1.0 + rank), torch.full((2,), 3.0 + rank)])
+        >>> outputs
+        [[tensor([1.]), tensor([3., 3.])], [tensor([2.]), tensor([4., 4.])]]
+    """
+    communicator = groups.of_all(group, input_tensor_list)
+    if communicator is None:
+        return torch_dist.all_gather_coalesced(output_tensor_lists, input_tensor_list, group, async_op)  # type: ignore[no-any-return]
+    per_rank = [list(tensors) for tensors in output_tensor_lists]
+    if len(per_rank) != communicator.size or any(len(tensors) != len(input_tensor_list) for tensors in per_rank):
+        raise ValueError(
+            f"all_gather_coalesced: output_tensor_lists must be {communicator.size} lists, one per rank, of "
+            f"{len(input_tensor_list)} tensors each, one per input; got lists of {[len(tensors) for tensors in per_rank]}"
+        )
+    per_input = [list(tensors) for tensors in zip(*per_rank, strict=True)]
+    work = communicator.all_gather_coalesced(per_input, input_tensor_list, async_op)
+    count_writes([tensor for tensors in per_input for tensor in tensors])
+    return None if work is None else work.get_future()
 
 
 dynamo.skip_frames(__name__)

@@ -10,6 +10,7 @@ from torch import Tensor
 # For a list of tensors; mpicoll/_tensors/buffers.py says why. A function of ours around it would cost 2 % of a small operation.
 from torch._C import _increment_version as count_writes
 from torch.distributed import ProcessGroup, ReduceOp, distributed_c10d
+from torch.futures import Future
 
 from mpicoll._api import groups
 from mpicoll._c10d import dynamo, names
@@ -208,6 +209,39 @@ def reduce_scatter_tensor(
 
 
 _reduce_scatter_single: Any = getattr(torch_dist, "reduce_scatter_single", torch_dist.reduce_scatter_tensor)
+
+
+def all_reduce_coalesced(
+    tensors: list[Tensor], op: Op = ReduceOp.SUM, group: ProcessGroup | None = None, async_op: bool = False
+) -> Future[list[Tensor]] | None:
+    """Reduces each tensor of a list over all ranks, in one operation (collective). See `all_reduce`.
+
+    Returns when all tensors hold their results. As in torch, ``async_op=True`` gives a Future here, not a Work.
+
+    Args:
+        tensors: Overwritten. Lists of the same length on all ranks, of one dtype; shapes may differ within the list.
+        op: As for `all_reduce`.
+        group: None means the default group.
+        async_op: Return a Future of the tensors at once instead of waiting.
+
+    Returns:
+        A Future with ``async_op=True``: leave the tensors alone until its ``wait()`` has returned. Otherwise None.
+
+    Raises:
+        UnsupportedReduction, OperationTimeout, GroupFailed: As for `all_reduce`.
+
+    Example:
+        >>> tensors = [torch.ones(1), torch.full((2,), 2.0)]
+        >>> dist.all_reduce_coalesced(tensors)  # on 2 ranks
+        >>> tensors
+        [tensor([2.]), tensor([4., 4.])]
+    """
+    communicator = groups.of_all(group, tensors)
+    if communicator is None:
+        return torch_dist.all_reduce_coalesced(tensors, op, group, async_op)  # type: ignore[no-any-return]
+    work = communicator.all_reduce_coalesced(groups.as_list(tensors), op, async_op)
+    count_writes(groups.as_list(tensors))
+    return None if work is None else work.get_future()
 
 
 def scan(tensor: Tensor, op: Op = SUM, group: ProcessGroup | None = None, async_op: bool = False) -> Work | None:
