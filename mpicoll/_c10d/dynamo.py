@@ -24,7 +24,6 @@ from typing import Any
 import torch
 
 WHY = "mpicoll communicates here, through MPI"
-METHODS = classmethod, staticmethod
 
 
 def disable_package(*packages: str) -> None:
@@ -70,10 +69,7 @@ def _functions(module: ModuleType) -> Iterator[FunctionType]:
     owners: list[ModuleType | type] = [module, *own]
     for owner in owners:
         for value in list(vars(owner).values()):
-            plain: Any = value
-            if isinstance(value, property):
-                plain = value.fget
-            elif isinstance(value, METHODS):
-                plain = value.__func__
+            kept: Any = value.fget if isinstance(value, property) else value
+            plain = kept.__func__ if isinstance(kept, (classmethod, staticmethod)) else kept
             if isinstance(plain, FunctionType) and plain.__code__.co_filename == module.__file__:
                 yield plain

@@ -181,37 +181,37 @@ def create(options: Any) -> Any:
     """
     ranks = list(options.global_ranks_in_group) or None
     runtime.start()
-    communicator = registry.create(options.group_id, ranks, options.timeout.total_seconds())
+    return _make(options.group_id, ranks, options.timeout.total_seconds(), options)
+
+
+def _split(parent: Communicator, ranks: Sequence[int], name: str, timeout_s: float) -> Any:
+    """Makes the adapter over a new communicator of these ranks of ``parent``, in this order (collective over them)."""
+    return _make(name, [parent.global_ranks[rank] for rank in ranks], timeout_s)
+
+
+def _make(name: str, ranks: Sequence[int] | None, timeout_s: float, options: Any = None) -> Any:
+    communicator = registry.create(name, ranks, timeout_s)
     _alive[communicator] = None
-    if (communicator.rank, communicator.size) != (options.group_rank, options.group_size):
+    place = communicator.rank, communicator.size
+    if options is not None and place != (options.group_rank, options.group_size):
         raise LaunchError(
-            f"group {options.group_id!r}: torch says rank {options.group_rank} of {options.group_size}, MPI says "
+            f"group {name!r}: torch says rank {options.group_rank} of {options.group_size}, MPI says "
             f"{communicator.rank} of {communicator.size}; launch with `python -m mpicoll.run` or mpirun, and let "
             "init_process_group take rank and size from MPI"
         )
-    _alive[communicator] = _adapt(communicator, options)
+    if names.BACKEND_SUBCLASSES:
+        from mpicoll._c10d.backend import MpiBackend
+
+        _alive[communicator] = MpiBackend(communicator, _on_close, _split)
+    else:
+        from mpicoll._c10d import torch213
+
+        _alive[communicator] = torch213.adapt(communicator, _on_close, options)
     names.serve(communicator.devices is not None)
     ddp.install()
     failed_calls.install()
     _keep_dynamo_out()
     return _alive[communicator]
-
-
-def _split(parent: Communicator, ranks: Sequence[int], name: str, timeout_s: float) -> Any:
-    """Makes the adapter over a new communicator of these ranks of ``parent``, in this order (collective over them)."""
-    communicator = registry.create(name, [parent.global_ranks[rank] for rank in ranks], timeout_s)
-    _alive[communicator] = _adapt(communicator, None)
-    return _alive[communicator]
-
-
-def _adapt(communicator: Communicator, options: Any) -> Any:
-    if names.BACKEND_SUBCLASSES:
-        from mpicoll._c10d.backend import MpiBackend
-
-        return MpiBackend(communicator, _on_close, _split)
-    from mpicoll._c10d import torch213
-
-    return torch213.adapt(communicator, _on_close, options)
 
 
 def _mixing(translated: str) -> AbstractContextManager[str]:

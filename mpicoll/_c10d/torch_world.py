@@ -81,19 +81,14 @@ def _name(ranks: Sequence[int]) -> str:
 def forget(names: Container[str], group_count: int) -> None:
     """Removes the groups of these names from all tables, as destroy_process_group does."""
     world.group_count = group_count  # torch names groups by it, and all ranks must have the same
-    for group, name in list(world.pg_names.items()):
-        if name in names:
-            _forget(group, name)
-
-
-def _forget(group: Any, name: str) -> None:
-    for table in _tables():
-        table.pop(group, None)
-    for tagged in world.tags_to_pg.values():
-        if group in tagged:
-            tagged.remove(group)
-    with contextlib.suppress(RuntimeError):  # torch had not yet registered the name
-        c10d._unregister_process_group(name)
+    for group, name in [each for each in world.pg_names.items() if each[1] in names]:
+        for table in _tables():
+            table.pop(group, None)
+        for tagged in world.tags_to_pg.values():
+            if group in tagged:
+                tagged.remove(group)
+        with contextlib.suppress(RuntimeError):  # torch had not yet registered the name
+            c10d._unregister_process_group(name)
 
 
 def forget_world() -> None:
