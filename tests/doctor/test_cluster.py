@@ -10,7 +10,6 @@ import pytest
 
 import mpicoll._launch.doctor.cluster as cluster
 import mpicoll._launch.doctor.trial as trial
-import mpicoll._launch.doctor.trial_on_hosts as trial_on_hosts
 from mpicoll._launch.doctor.cluster import Fabric
 from mpicoll._launch.doctor.report import MARKS
 from mpicoll._launch.find import launchers
@@ -178,7 +177,7 @@ RIGHT = {"ranks": 2, "wrong": 0, "median_s": {"8": 6e-6}, "hosts": ["a", "b"], "
     ],
 )
 def test_the_finding_of_a_trial_on_hosts(found: dict[str, object], state: str, words: str) -> None:
-    finding = trial_on_hosts.check("FILE", {**RIGHT, **found})
+    finding = trial.check_hosts("FILE", {**RIGHT, **found})
     assert finding.state == state
     assert words in finding.text
     assert finding.state == "ok" or "--hostfile FILE" in finding.remedy

@@ -20,6 +20,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import mpicoll._base.binding as binding
@@ -29,7 +30,7 @@ from mpicoll._base.errors import LaunchError
 from mpicoll._base.launcher import Launch
 from mpicoll._base.packages import installed_wheels
 from mpicoll._base.stdout import quiet_without_reader
-from mpicoll._launch.doctor import cluster, cuda, dump, trial, trial_on_hosts
+from mpicoll._launch.doctor import cluster, dump, trial
 from mpicoll._launch.doctor.report import Finding, Report, ranks_in_words
 from mpicoll._launch.find import allocation, cuda_support, installations, launchers
 from mpicoll._launch.find.installations import Mpi, torch_facts
@@ -88,12 +89,10 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m mpicoll.docto
 def try_hosts(path: str, facts: dict[str, Any]) -> Finding:
     """The trial on the hosts of that file; its result joins ``facts``."""
     try:
-        facts["trial_on_hosts"] = trial_on_hosts.run(path, os.environ)
+        facts["trial_on_hosts"] = trial.run_on_hosts(path, os.environ)
     except (OSError, ValueError) as error:
-        return Finding(
-            "fail", trial_on_hosts.TOPIC, f"cannot read the hosts: {error}", remedy="write one host a line: node01 slots=4"
-        )
-    return trial_on_hosts.check(path, facts["trial_on_hosts"])
+        return Finding("fail", trial.HOSTS, f"cannot read the hosts: {error}", remedy="write one host a line: node01 slots=4")
+    return trial.check_hosts(path, facts["trial_on_hosts"])
 
 
 def examine(environ: Mapping[str, str], launch: Launch | None = None, job: Mapping[str, Any] | None = None) -> Report:
@@ -110,7 +109,7 @@ def examine(environ: Mapping[str, str], launch: Launch | None = None, job: Mappi
         report.findings += [*check_job(launch, job), *check_container(environ, launch)]
     verdict = None if mpi is None else cuda_support.decide(started, environ, cuda_support.driver_loads())
     report.facts["gpu_memory"] = None if verdict is None else asdict(verdict)
-    report.findings += cuda.check(torch, verdict, environ)
+    report.findings += check_gpus(torch, verdict, environ)
     report.findings += check_shared_memory(SHARED_MEMORY)
     available = None if launch is None else binding.cores_for_ranks(launch, environ)
     report.findings += check_binding(launch, allowed(), available)
@@ -242,6 +241,34 @@ def check_container(environ: Mapping[str, str], launch: Launch) -> list[Finding]
     """Whether this rank shares with the other ranks of its host what shared memory needs."""
     found = containers.advice(environ, launch)
     return [] if found is None else [Finding("note", "container", found[0], remedy=found[1])]
+
+
+def check_gpus(torch: Mapping[str, Any], verdict: cuda_support.Verdict | None, environ: Mapping[str, str]) -> list[Finding]:
+    """The GPUs, and the path that GPU tensors would take. verdict: of the MPI; None: there is no MPI."""
+    findings = [_gpus(torch)]
+    if verdict is None:
+        return findings
+    near = ", or, between ranks of one node, from GPU to GPU (CUDA IPC)" if config.get("MPICOLL_CUDA_IPC", environ) else ""
+    text = (
+        "this MPI takes GPU memory: it gets tensors on a GPU directly, if that holds on every rank"
+        if verdict.moves
+        else f"no evidence that MPI takes GPU memory: tensors on a GPU travel through pinned host memory{near}"
+    )
+    return [*findings, Finding("ok", "CUDA-aware MPI", text, verdict.evidence)]
+
+
+def _gpus(torch: Mapping[str, Any]) -> Finding:
+    if "error" in torch:
+        return Finding("note", "GPU", "unknown, as torch cannot be imported")
+    kinds = [f"built for {name} {torch[key]}" for name, key in (("CUDA", "cuda"), ("ROCm", "hip")) if torch[key]]
+    built = f"torch is {(*kinds, 'a CPU build')[0]}"
+    if torch["accelerators"]:
+        return Finding("ok", "GPU", f"{torch['accelerators']} x {torch['accelerator']}; {built}")
+    files = sorted(str(path) for path in Path("/dev").glob("nvidia[0-9]*"))
+    if torch["cuda"] and files:
+        text = f"{built} and a GPU is here ({files[0]}), but torch cannot use it"
+        return Finding("note", "GPU", text, remedy="compare `nvidia-smi` with torch's CUDA version")
+    return Finding("ok", "GPU", f"none in use; {built}")
 
 
 def check_shared_memory(path: str) -> list[Finding]:

@@ -9,17 +9,20 @@ Exit status 0: the ranks agree; 1: they part, or a record is missing; 2: the com
 from __future__ import annotations
 
 import argparse
+import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from mpicoll._base.facts import difference
+from mpicoll._base.facts import Facts, difference
 from mpicoll._base.waits import PATIENCE_S
-from mpicoll._launch.doctor.flight_records import Call, GroupKey, GroupRecord, Record, read
 from mpicoll._launch.doctor.report import Finding, Report, ranks_in_words
 
+VERSION = 1  # of the format
+NAME = re.compile(r"rank-(\d+)\.json")
 ONE_JOB_S = 60.0  # seconds between the records of one job
-
-Members = Mapping[int, GroupRecord]  # by global rank
 
 
 def make_parser(prog: str) -> argparse.ArgumentParser:
@@ -64,7 +67,8 @@ def _missing(records: Mapping[int, Record]) -> list[int]:
 
 def check_records(records: Mapping[int, Record]) -> list[Finding]:
     """Which ranks have written, when, and why."""
-    ranks, first, last = sorted(records), *_span(records)
+    ranks, by_time = sorted(records), sorted(records.values(), key=lambda record: record.time)
+    first, last = by_time[0], by_time[-1]
     hosts = {record.host for record in records.values()}
     text = f"{ranks_in_words(ranks)} on {len(hosts)} host{'s' * (len(hosts) > 1)}"
     reasons = tuple(sorted({record.reason for record in records.values()}))
@@ -81,11 +85,6 @@ def check_records(records: Mapping[int, Record]) -> list[Finding]:
         cause = "such a rank has ended, is stopped, cannot write here, or is in a call that keeps the interpreter lock of Python"
         findings.append(Finding("fail", "records", text, (cause,)))
     return findings
-
-
-def _span(records: Mapping[int, Record]) -> tuple[Record, Record]:
-    by_time = sorted(records.values(), key=lambda record: record.time)
-    return by_time[0], by_time[-1]
 
 
 def check_group(key: GroupKey, records: Mapping[int, Record]) -> list[Finding]:
@@ -110,7 +109,7 @@ def check_group(key: GroupKey, records: Mapping[int, Record]) -> list[Finding]:
     return [Finding("ok", topic, text)]
 
 
-def _mismatch(topic: str, key: GroupKey, members: Members) -> list[Finding]:
+def _mismatch(topic: str, key: GroupKey, members: Mapping[int, GroupRecord]) -> list[Finding]:
     """The first collective that the ranks call in different ways."""
     for number in sorted({number for group in members.values() for number in group.calls}):
         calls = {key.ranks.index(rank): group.calls[number] for rank, group in members.items() if number in group.calls}
@@ -124,8 +123,10 @@ def _mismatch(topic: str, key: GroupKey, members: Members) -> list[Finding]:
     return []
 
 
-def _waiting(topic: str, key: GroupKey, members: Members, records: Mapping[int, Record], alike: bool) -> Iterator[Finding]:
-    """For each collective in which ranks wait: who waits, and who has not come. ``alike``: all ranks call the same.
+def _waiting(
+    topic: str, key: GroupKey, members: Mapping[int, GroupRecord], records: Mapping[int, Record], alike: bool
+) -> Iterator[Finding]:
+    """For each collective in which ranks wait: who waits, and who has not come. alike: all ranks call the same.
 
     A rank waits if it is in a call for PATIENCE_S, or for the group's timeout if that is shorter.
     """
@@ -161,13 +162,10 @@ def _position(rank: int, group: GroupRecord | None, record: Record) -> str:
     elif group.last is None:
         done = "has called nothing on this group"
     else:
-        done = f"{'ended' if group.last.ended else 'is in'} {_ago(group.last, record)}"
+        begun_s = record.time - group.last.started
+        done = f"{'ended' if group.last.ended else 'is in'} {group.last}, begun {begun_s:.0f} s before its record"
         done += f", with {group.queued} more queued" if group.queued else ""
     return f"rank {rank} {done}; its program is {_place(record)}"
-
-
-def _ago(call: Call, record: Record) -> str:
-    return f"{call}, begun {record.time - call.started:.0f} s before its record"
 
 
 def _place(record: Record) -> str:
@@ -195,3 +193,95 @@ def check_messages(record: Record, records: Mapping[int, Record]) -> list[Findin
         text = f"rank {record.rank} has {len(listed)} under way that it does not wait for here"
         findings.append(Finding("note", "messages", text, tuple(listed[:10])))
     return findings
+
+
+# --- the records, as `_faults/flight_recorder.py` writes them ----------------------------------------------------------
+
+
+class GroupKey(NamedTuple):
+    """What a group is called on all of its ranks. ``ranks``: global ranks, by group rank."""
+
+    name: str
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Call:
+    """A collective that a rank has begun."""
+
+    number: int
+    facts: Facts
+    started: float  # seconds since 1970
+    ended: bool
+
+    def __str__(self) -> str:
+        return f"#{self.number} {self.facts}"
+
+
+@dataclass(frozen=True)
+class GroupRecord:
+    """One group as one of its ranks saw it."""
+
+    calls: dict[int, Call]  # by number, ascending
+    error: str | None
+    timeout_s: float
+    queued: int  # collectives that the program has started, and that have not begun
+
+    @property
+    def last(self) -> Call | None:
+        return next(reversed(self.calls.values()), None)
+
+
+@dataclass(frozen=True)
+class Record:
+    """What one rank has written."""
+
+    rank: int
+    world_size: int
+    host: str
+    reason: str
+    time: float  # seconds since 1970
+    place: str | None  # the call of the program that the main thread is in
+    groups: dict[GroupKey, GroupRecord]
+    messages: list[Mapping[str, Any]]
+    pending_messages: list[Mapping[str, Any]]
+
+
+def read(folder: Path) -> tuple[dict[int, Record], list[Finding]]:
+    """Returns the records by rank, and a finding for each file that cannot be read.
+
+    Raises:
+        ValueError: The folder does not exist, or no file in it is named like a record.
+    """
+    if not folder.is_dir():
+        raise ValueError(f"{folder} is not a folder")
+    files = sorted((int(match[1]), path) for path in folder.iterdir() if (match := NAME.fullmatch(path.name)))
+    if not files:
+        raise ValueError(f"{folder} holds no flight record: no file is named rank-R.json")
+    records, findings = {}, []
+    for rank, path in files:
+        try:
+            records[rank] = parse(rank, json.loads(path.read_text()))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            findings.append(Finding("fail", "records", f"{path.name} cannot be read: {type(error).__name__}: {error}"))
+    return records, findings
+
+
+def parse(rank: int, written: Mapping[str, Any]) -> Record:
+    """Returns the record in the content of a file. ValueError, KeyError or TypeError: it is none, or of another version."""
+    if written["version"] != VERSION:
+        raise ValueError(f"version {written['version']} of the format; this mpicoll reads version {VERSION}")
+    if written["rank"] != rank:
+        raise ValueError(f"it is the record of rank {written['rank']}")
+    main: Mapping[str, Any] = next((thread for thread in written["threads"] if thread["main"]), {"at": None})
+    return Record(
+        rank, written["world_size"], written["host"], written["reason"], written["time"], main["at"],
+        {GroupKey(group["name"], tuple(group["ranks"])): _group(group) for group in written["groups"]},
+        written["messages"], written["pending_messages"],
+    )  # fmt: skip
+
+
+def _group(group: Mapping[str, Any]) -> GroupRecord:
+    calls = [Call(each["number"], Facts.from_json(each), each["started"], each["ended"]) for each in group["collectives"]]
+    queued = group["issued"] - (calls[-1].number if calls else 0)
+    return GroupRecord({call.number: call for call in calls}, group["error"], group["timeout_s"], queued)
