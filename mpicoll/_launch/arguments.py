@@ -1,4 +1,6 @@
-"""The options of ``python -m mpicoll.run``: its own, and those that users of torchrun and mpirun type.
+"""The command line of ``python -m mpicoll.run``: options of the job, then programs with options of their own.
+
+Its options, and those that users of torchrun and mpirun type:
 
     own and translated    -n, --nproc-per-node, --nnodes, --host, --hostfile, --bind-to, --map-by, --tag-output, --log-dir, ...
     accepted, no effect   `ACCEPTED`: MPI or mpicoll.run does this by itself, such as --rdzv-backend
@@ -12,12 +14,28 @@ from __future__ import annotations
 import argparse
 import difflib
 import functools
-from collections.abc import Sequence
+import math
+import os
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, NoReturn
 
 import mpicoll
+import mpicoll._launch.find.hostfile as hostfile
 from mpicoll._base import config
+from mpicoll._base.cpus import usable_cores
+from mpicoll._base.errors import LaunchError
 from mpicoll._base.waits import STOP_S
+from mpicoll._launch.find.installations import torch_facts
+from mpicoll._launch.find.launchers import TEMPLATE
+from mpicoll._launch.job import NOTHING_ASKED, Program, Request
+
+PROG = "python -m mpicoll.run"
 
 EPILOG = """examples:
   python -m mpicoll.run -n 4 train.py --epochs 3
@@ -61,6 +79,11 @@ REPLACED = {
 }
 LONGEST_GRACE_S = 86400
 PROGRAM_OPTIONS = ("-m", "--module", "--no-python", "--no_python", "-h", "--help", "--version")
+# What may stand before each program, named as in argparse's namespace; all else holds for the whole job.
+OF_EACH_PROGRAM = ("module", "no_python", "program", "ranks", "per_node", "host", "accepted", "node_rank")
+PYTHON = re.compile(r"python(3(\.\d+)?)?")
+PYTHON_FLAGS = re.compile(r"-[bBdEIOPqRsSuvx]+")  # options of the interpreter that take no value
+RANKS_PER_NODE = re.compile(r"ppr:(\d+):node")
 
 
 class Parser(argparse.ArgumentParser):
@@ -70,24 +93,27 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"mpicoll.run: {message} (`{self.prog} --help` lists the options)\n")
 
 
-def count(text: str, words: str = "") -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of ranks; use 1 or more{words}")
-    return int(text)
+def whole(what: str, least: int = 1, most: float = math.inf) -> Callable[[str], int]:
+    """Reads a whole number. what: the end of the message about another text, such as "a port; use 1 to 65535"."""
+
+    def read(text: str) -> int:
+        if not text.isdigit() or not least <= int(text) <= most:
+            raise argparse.ArgumentTypeError(f"{text!r} is not {what}")
+        return int(text)
+
+    return read
 
 
 def count_or_device(text: str) -> int | str:
-    return text if text in ("gpu", "cpu", "auto") else count(text, ", or gpu, cpu, auto")
+    return text if text in ("gpu", "cpu", "auto") else whole("a number of ranks; use 1 or more, or gpu, cpu, auto")(text)
 
 
 def nodes(text: str) -> int:
     """A number of nodes, or MIN:MAX as in torchrun if both are equal."""
     least, _, most = text.partition(":")
-    if not least.isdigit() or int(least) < 1 or (most and not most.isdigit()):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of nodes; use 1 or more")
-    if most and int(most) != int(least):
+    if least.isdigit() and most.isdigit() and int(most) != int(least):
         raise argparse.ArgumentTypeError(f"{text!r}: an MPI job cannot grow or shrink; give one number of nodes")
-    return int(least)
+    return whole("a number of nodes; use 1 or more")(least if not most or most.isdigit() else text)
 
 
 def first_node(text: str) -> int:
@@ -99,12 +125,6 @@ def first_node(text: str) -> int:
     return 0
 
 
-def port(text: str) -> int:
-    if not text.isdigit() or not 0 < int(text) < 65536:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a port; use 1 to 65535, or leave it out and a free one is taken")
-    return int(text)
-
-
 def seconds(text: str) -> float:
     try:
         number = float(text)
@@ -113,21 +133,6 @@ def seconds(text: str) -> float:
     if not 0 <= number <= LONGEST_GRACE_S:  # also for nan
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds; use 0 to {LONGEST_GRACE_S}")
     return number
-
-
-def restarts(text: str) -> int:
-    if not text.isdigit():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of restarts; use 0 or more")
-    return int(text)
-
-
-class Accept(argparse.Action):
-    """Records an option that has no effect."""
-
-    def __call__(
-        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: str | None = None
-    ) -> None:
-        namespace.accepted = [*namespace.accepted, self.option_strings[0]]
 
 
 def _add(group: Any, *names: str, hidden: Sequence[str] = (), **settings: Any) -> None:
@@ -200,7 +205,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     _add(group, "program", nargs=argparse.REMAINDER, metavar="script.py args...")
 
     group = parser.add_argument_group("how many ranks, and where")
-    _add(group, "-n", "-np", "--np", "--nproc", type=count, metavar="N", dest="ranks")
+    _add(group, "-n", "-np", "--np", "--nproc", type=whole("a number of ranks; use 1 or more"), metavar="N", dest="ranks")
     per_node = ("--ppn", "-perhost", "--npernode", "-npernode")
     units = "K|gpu|cpu|auto"
     _add(group, "-N", "-ppn", "--nproc-per-node", hidden=per_node, type=count_or_device, metavar=units, dest="per_node")
@@ -214,7 +219,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
     group = parser.add_argument_group("the end of the job")
     _add(group, "--grace", type=seconds, default=STOP_S, metavar="SECONDS", dest="grace_s")
-    _add(group, "--max-restarts", type=restarts, metavar="N")
+    _add(group, "--max-restarts", type=whole("a number of restarts; use 0 or more", least=0), metavar="N")
 
     group = parser.add_argument_group("output")
     _add(group, "--tag-output", hidden=("-tag-output", "-prepend-rank", "-l"), action="store_true")
@@ -232,6 +237,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     _add(group, "--fault-tolerant", action="store_true")
     _add(group, "--backend", choices=config.choices("MPICOLL_BACKEND"))
     _add(group, "--master-addr", metavar="HOST")
+    port = whole("a port; use 1 to 65535, or leave it out and a free one is taken", most=65535)
     _add(group, "--master-port", type=port, metavar="PORT")
 
 
@@ -239,8 +245,10 @@ def _add_accepted(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(accepted=[])
     for name, (length, _) in ACCEPTED.items():
         names = dict.fromkeys([name, _underscored(name), *([name[1:]] if name in ONE_DASH else [])])
-        suppressed: dict[str, Any] = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
-        parser.add_argument(*names, action=Accept, nargs=length, dest="accepted", **suppressed)
+        noted: dict[str, Any] = {"action": "append_const", "const": name}
+        if length:
+            noted = {"action": "append", "type": lambda _, name=name: name}
+        parser.add_argument(*names, dest="accepted", default=argparse.SUPPRESS, help=argparse.SUPPRESS, **noted)
     for name in ("--node-rank", "--node_rank"):
         parser.add_argument(name, type=first_node, dest="node_rank", help=argparse.SUPPRESS)
 
@@ -299,3 +307,179 @@ def unknown(option: str) -> str:
         f"{option} is not an option of mpicoll.run{guess} An option of mpiexec goes into --mpiexec-args '{name} ...',"
         " and the options of the program stand after it"
     )
+
+
+# --- what was typed ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of the whole job. notes: sentences for the user about some of them."""
+
+    mpi: str | None = None
+    launcher: str | None = None
+    template: str | None = None  # of MPICOLL_LAUNCHER_COMMAND
+    dry_run: bool = False
+    grace_s: float = STOP_S  # between SIGTERM and SIGKILL
+    quiet: bool = False
+    mpiexec_args: tuple[str, ...] = ()
+    exported: tuple[str, ...] = ()  # NAME or NAME=VALUE
+    mca: tuple[tuple[str, str], ...] = ()  # settings of Open MPI
+    request: Request = NOTHING_ASKED
+    notes: tuple[str, ...] = ()
+
+
+def parse(argv: Sequence[str], prog: str = PROG) -> tuple[Options, list[Program]]:
+    """Options of the job, and its programs. Exits on --help and on errors, as argparse does."""
+    parts: list[list[str]] = [[]]
+    for word in argv:
+        if word == ":":
+            parts.append([])
+        else:
+            parts[-1].append(word)
+    parser = make_parser(prog)
+    if any(not part for part in parts[1:]):
+        parser.error("a program is missing beside a `:`")
+    read = [_read(parser, part) for part in parts]
+    _check_later(parser, read[1:])
+    first = read[0]
+    notes: list[str] = []
+    programs = [_program(parser, part, notes) for part in read]
+    if first.hostfile is not None:
+        programs[0] = replace(programs[0], hosts=hostfile.read(first.hostfile))
+    return _options(first, notes), programs
+
+
+def _read(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:
+    options, program = split(words)
+    if program and program[0].startswith("-") and program[0] not in ("-", "--"):
+        parser.error(unknown(program[0]))
+    read = parser.parse_args(options)
+    read.program = program
+    placed = RANKS_PER_NODE.fullmatch(read.map_by or "")
+    if placed is not None and read.per_node is None and int(placed[1]) > 0:
+        read.per_node, read.map_by = int(placed[1]), None
+    return read
+
+
+def _check_later(parser: argparse.ArgumentParser, later: Iterable[argparse.Namespace]) -> None:
+    unset = vars(parser.parse_args([]))
+    for read in map(vars, later):
+        for action in parser._actions:
+            name = action.dest
+            if name in unset and name not in OF_EACH_PROGRAM and read[name] != unset[name]:
+                parser.error(f"{action.option_strings[0]} holds for the whole job: give it before the first program")
+
+
+def _options(read: argparse.Namespace, notes: Sequence[str]) -> Options:
+    exported = [*read.export, *(f"{name}={value}" for name, value in read.genv)]
+    variables = {"MASTER_ADDR": read.master_addr, "MASTER_PORT": read.master_port, "MPICOLL_BACKEND": read.backend}
+    exported += [f"{name}={value}" for name, value in variables.items() if value]
+    log_dir = None if read.log_dir is None else os.path.abspath(read.log_dir)
+    tag = read.tag_output and log_dir is None
+    request = Request(
+        read.nnodes, read.bind_to, read.map_by, tag, log_dir, read.fault_tolerant, read.oversubscribe,
+        max_restarts=read.max_restarts,
+    )  # fmt: skip
+    template = config.get(TEMPLATE) if read.launcher is None else None
+    said = [*notes, *_accepted(read.accepted)]
+    if log_dir is not None:
+        tag = "; --tag-output marks lines on the terminal only" if read.tag_output else ""
+        said.append(f"the output of rank R goes to {log_dir}/rank-R.log{tag}")
+    return Options(
+        read.mpi, read.launcher, template, read.dry_run, read.grace_s, read.quiet,
+        tuple(shlex.split(read.mpiexec_args)), tuple(exported), tuple((key, value) for key, value in read.mca), request,
+        tuple(said),
+    )  # fmt: skip
+
+
+def _accepted(options: Iterable[str]) -> list[str]:
+    """A sentence for each reason why options have no effect."""
+    by_reason: dict[str, list[str]] = {}
+    for option in dict.fromkeys(options):
+        by_reason.setdefault(ACCEPTED[option][1], []).append(option)
+    return [f"{', '.join(names)}: without effect, {reason}" for reason, names in by_reason.items()]
+
+
+# --- the programs -----------------------------------------------------------------------------------------------------
+
+
+def _program(parser: argparse.ArgumentParser, read: argparse.Namespace, notes: list[str]) -> Program:
+    words, flags = list(read.program), tuple[str, ...]()
+    if words[:1] == ["--"]:
+        words = words[1:]
+    if not words:
+        parser.error("-m needs the name of a module" if read.module else "no program: give script.py, or -m module")
+    hosts = hostfile.parse_list(read.host) if read.host else None
+    if words[0].startswith("-"):
+        parser.error(f"{words[0]} is no option of mpicoll.run and no script")
+    module = read.module
+    if not module and not read.no_python and PYTHON.fullmatch(Path(words[0]).name):
+        flags, module, words = drop_python(words)
+    if hosts is None and read.hostfile is None:
+        _check_exists(words[0], read.no_python, module)
+    if module:
+        words = ["-m", *words]
+    interpreter = None if read.no_python else python()
+    return Program(tuple(words), read.ranks, hosts, _per_node(read.per_node, notes), interpreter, flags)
+
+
+def drop_python(words: Sequence[str]) -> tuple[tuple[str, ...], bool, list[str]]:
+    """Splits ``python -W error -m package args...`` into options of the interpreter, whether -m follows, and the rest.
+
+    Raises:
+        LaunchError: It is another interpreter than this one, or it would not run a file or a module.
+    """
+    name, rest = words[0], list(words[1:])
+    if "/" in name and os.path.realpath(name) != os.path.realpath(sys.executable):
+        raise LaunchError(
+            f"{name}: mpicoll.run starts programs with its own Python, {sys.executable}; leave {name} out, or start mpicoll.run"
+            f" by it: {name} -m mpicoll.run ..."
+        )
+    flags: list[str] = []
+    while rest and rest[0].startswith("-"):
+        if rest[0] == "-m" and len(rest) > 1:
+            return tuple(flags), True, rest[1:]
+        if rest[0] in ("-W", "-X") and len(rest) > 1:
+            flags, rest = [*flags, *rest[:2]], rest[2:]
+        elif PYTHON_FLAGS.fullmatch(rest[0]) or rest[0].startswith(("-W", "-X")):
+            flags, rest = [*flags, *(rest[:1] if rest[0] != "-u" else [])], rest[1:]  # -u is always added
+        else:
+            raise LaunchError(f"{name} {rest[0]}: only a script or a module can be started; write the program to a file")
+    if not rest:
+        raise LaunchError(f"{' '.join(words)}: a script or a module is missing; a Python prompt cannot run on several ranks")
+    return tuple(flags), False, rest
+
+
+def _check_exists(program: str, no_python: bool, module: bool) -> None:
+    """Raises LaunchError for a program that is missing here. Otherwise N ranks would each print "can't open file"."""
+    if no_python and shutil.which(program) is None:
+        raise LaunchError(f"{program}: no such program in PATH or here")
+    if not module and not no_python and not Path(program).exists():
+        raise LaunchError(f"{program}: no such file in {os.getcwd()}; a module is started by -m, another program by --no-python")
+
+
+def python() -> str:
+    if not sys.executable:
+        raise LaunchError("this Python does not know its own path (sys.executable is empty); start it by its full path")
+    return os.path.abspath(sys.executable)
+
+
+def _per_node(request: int | str | None, notes: list[str]) -> int | None:
+    """Ranks on each node for a number, ``gpu``, ``cpu`` or ``auto``; the words refer to this node."""
+    if request is None or isinstance(request, int):
+        return request
+    gpus = 0 if request == "cpu" else count_gpus()
+    if request == "gpu" and gpus == 0:
+        raise LaunchError("--nproc-per-node gpu: torch sees no GPU on this node; use cpu, auto or a number")
+    ranks, unit = (gpus, "GPU") if gpus else (usable_cores(), "usable core")
+    notes.append(f"--nproc-per-node {request}: {ranks}, one rank for each {unit} of this node")
+    return ranks
+
+
+def count_gpus() -> int:
+    """Number of GPUs that torch sees, asked in a process of its own. Raises LaunchError if torch does not answer."""
+    facts = torch_facts(os.environ)
+    if "error" in facts:
+        raise LaunchError(f"--nproc-per-node: torch does not say how many GPUs are here: {facts['error']}; give a number")
+    return int(facts["accelerators"])

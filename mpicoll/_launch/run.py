@@ -27,7 +27,7 @@ from mpicoll._base.launcher import ADDED, OWNER, Launch, detect, without_job
 from mpicoll._base.stdout import quiet_without_reader
 from mpicoll._base.waits import FIRST_PAUSE_S, LONGEST_PAUSE_S, OTHER_RANKS_S
 from mpicoll._launch import supervisor
-from mpicoll._launch.command_line import PROG, Options, parse
+from mpicoll._launch.arguments import PROG, Options, parse
 from mpicoll._launch.find import allocation
 from mpicoll._launch.find.installations import Mpi, Mpiexec, find_mpi, find_mpiexec
 from mpicoll._launch.find.launchers import LAUNCHERS, find_srun, find_template

@@ -32,7 +32,7 @@ import mpicoll._launch.run as run
 from mpicoll._base import launcher
 from mpicoll._base.errors import LaunchError, MpicollError
 from mpicoll._base.waits import STOP_S
-from mpicoll._launch import command_line, spawn_rank
+from mpicoll._launch import arguments, spawn_rank
 from mpicoll._launch.find import ask
 from mpicoll._launch.job import Program
 
@@ -268,9 +268,9 @@ def _pickled(task: tuple[Any, ...], interactive: bool) -> bytes:
 
 
 def _start(folder: Path, nprocs: int) -> subprocess.Popen[bytes]:
-    options = command_line.Options(quiet=True)
+    options = arguments.Options(quiet=True)
     environ = run.job_environ(options)
     where = str(Path(__file__).resolve().parents[2])
     code = RANK_CODE.format(where=where, folder=str(folder))
-    job_plan = run.make_plan([Program((command_line.python(), "-u", "-c", code), nprocs)], options, environ)
+    job_plan = run.make_plan([Program((arguments.python(), "-u", "-c", code), nprocs)], options, environ)
     return subprocess.Popen(job_plan.command, env=run.full_environ(job_plan, environ), stdin=subprocess.DEVNULL)

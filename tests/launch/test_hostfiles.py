@@ -6,7 +6,7 @@ import shlex
 import pytest
 
 import mpicoll._launch.find.hostfile as hostfile
-from mpicoll._launch import command_line
+from mpicoll._launch import arguments
 from mpicoll._launch.find.hostfile import Host
 from mpicoll._launch.job import Program
 from mpicoll._launch.plan import plan
@@ -16,9 +16,9 @@ from tests.support import ROOT
 SAMPLES = ROOT / "hostfiles"
 
 
-def words(line: str) -> tuple[command_line.Options, list[Program]]:
+def words(line: str) -> tuple[arguments.Options, list[Program]]:
     """The sample's command line as mpicoll.run reads it; its scripts need not exist here."""
-    return command_line.parse([word.replace("hostfiles/", f"{SAMPLES}/") for word in shlex.split(line)[3:]])
+    return arguments.parse([word.replace("hostfiles/", f"{SAMPLES}/") for word in shlex.split(line)[3:]])
 
 
 @pytest.mark.parametrize("name", ["openmpi.txt", "mpich.txt"])
@@ -31,7 +31,7 @@ def test_the_slurm_script_runs_on_its_allocation() -> None:
     options = dict(re.findall(r"^#SBATCH --([\w-]+)=(\S+)", text, re.MULTILINE))
     line = next(line for line in text.splitlines() if line.startswith("python -m mpicoll.run"))
     words = ["--no-python", "true", *shlex.split(line)[4:]]  # a program that exists; the options are none
-    _, programs = command_line.parse(words)
+    _, programs = arguments.parse(words)
     ranks = int(options["nodes"]) * int(options["ntasks-per-node"])
     allocation = a_site(
         SLURM_JOB_ID="7",

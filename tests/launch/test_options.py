@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 import mpicoll
-from mpicoll._launch import command_line
-from mpicoll._launch.arguments import ACCEPTED, REPLACED, sets_ranks
-from mpicoll._launch.command_line import Options
+from mpicoll._launch import arguments
+from mpicoll._launch.arguments import ACCEPTED, REPLACED, Options, sets_ranks
 from mpicoll._launch.find.hostfile import Host
 from mpicoll._launch.job import Program, Request
 from mpicoll.errors import LaunchError
@@ -25,7 +24,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def parse(line: str) -> tuple[Options, Program]:
-    options, (program,) = command_line.parse(shlex.split(line))
+    options, (program,) = arguments.parse(shlex.split(line))
     return options, program
 
 
@@ -46,7 +45,7 @@ def test_a_leading_python_is_dropped_and_its_options_are_kept(
     line: str, flags: tuple[str, ...], command: tuple[str, ...]
 ) -> None:
     _, program = parse(f"-n 2 {line}")
-    assert (program.python, program.flags, program.command) == (command_line.python(), flags, command)
+    assert (program.python, program.flags, program.command) == (arguments.python(), flags, command)
     assert program.words(Request())[1:] == ("-u", *flags, *command)
 
 
@@ -82,7 +81,7 @@ def test_no_python_keeps_python() -> None:
 
 
 def test_several_programs() -> None:
-    _, programs = command_line.parse(shlex.split("-n 1 t.py a : -n 2 --host b -m mod -n 3 -- t.py"))
+    _, programs = arguments.parse(shlex.split("-n 1 t.py a : -n 2 --host b -m mod -n 3 -- t.py"))
     assert [(p.command, p.ranks, p.hosts) for p in programs] == [
         (("t.py", "a"), 1, None), (("-m", "mod", "-n", "3", "--", "t.py"), 2, (Host("b", None),))
     ]  # fmt: skip
@@ -116,15 +115,15 @@ def test_the_number_of_nodes() -> None:
 
 
 def test_ranks_on_each_node_by_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command_line, "usable_cores", lambda: 6)
-    monkeypatch.setattr(command_line, "count_gpus", lambda: 0)
+    monkeypatch.setattr(arguments, "usable_cores", lambda: 6)
+    monkeypatch.setattr(arguments, "count_gpus", lambda: 0)
     options, program = parse("--nproc-per-node cpu t.py")
     assert program.per_node == 6
     assert options.notes == ("--nproc-per-node cpu: 6, one rank for each usable core of this node",)
     assert parse("--nproc-per-node auto t.py")[1].per_node == 6
     with pytest.raises(LaunchError, match="torch sees no GPU on this node; use cpu, auto or a number"):
         parse("--nproc-per-node gpu t.py")
-    monkeypatch.setattr(command_line, "count_gpus", lambda: 4)
+    monkeypatch.setattr(arguments, "count_gpus", lambda: 4)
     for word in ("gpu", "auto"):
         assert parse(f"--nproc_per_node={word} t.py")[1].per_node == 4
 
@@ -222,7 +221,7 @@ def test_a_launcher_that_is_named_overrides_the_template(monkeypatch: pytest.Mon
 )
 def test_what_is_refused_and_the_remedy(line: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        command_line.parse(shlex.split(line))
+        arguments.parse(shlex.split(line))
     assert ended.value.code == 2
     said = capsys.readouterr().err
     assert re.search(words, said), said
