@@ -27,6 +27,7 @@ from collections.abc import Mapping, MutableMapping
 
 from mpicoll._base import cpus, last_words
 from mpicoll._base.launcher import Launch
+from mpicoll._base.slurm import cpus_per_task
 
 YIELD_SETTING = "OMPI_MCA_mpi_yield_when_idle"  # 1: Open MPI yields its core while it waits
 
@@ -37,28 +38,27 @@ def is_bound(mask: set[int]) -> bool:
 
 
 def prepare(environ: MutableMapping[str, str], mask: set[int], launch: Launch | None = None) -> None:
-    """Sets `YIELD_SETTING` before MPI starts, for a rank that has no core of its own. A value of the user stays."""
-    if is_bound(mask) or _is_crowded(environ, mask, launch):
+    """Sets `YIELD_SETTING` before MPI starts, for a rank that is known to have no core of its own. A value of the user stays."""
+    ranks = launch.local_size if launch is not None else None
+    if is_bound(mask) or (
+        launch is not None and ranks is not None and ranks > (cores_for_ranks(launch, environ) or cpus.count(mask))
+    ):
         environ.setdefault(YIELD_SETTING, "1")
-
-
-def _is_crowded(environ: Mapping[str, str], mask: set[int], launch: Launch | None) -> bool:
-    """Whether this host has fewer cores for the ranks of the job than ranks, as far as that is known before MPI starts."""
-    if launch is None or launch.local_size is None:
-        return False
-    return launch.local_size > (cores_for_ranks(launch, environ) or cpus.count(mask))
 
 
 def threads(environ: Mapping[str, str], mask: set[int], launch: Launch | None) -> int | None:
     """This rank's share of the cores of its host, before MPI starts; None: it has no neighbours, or their number is unknown."""
     if launch is None or launch.local_size is None or launch.local_size == 1:
         return None
-    per_task = environ.get("SLURM_CPUS_PER_TASK", "")
-    if launch.launcher == "slurm" and per_task.isdigit() and int(per_task) > 0:
-        return int(per_task)
+    if launch.launcher == "slurm" and (per_task := cpus_per_task(environ)) is not None:
+        return per_task
     cores = cpus.count(mask)
-    available = cores_for_ranks(launch, environ) or cores
-    return max(1, min(cores, available // launch.local_size))
+    return min(cores, share(cores_for_ranks(launch, environ) or cores, launch.local_size))
+
+
+def share(cores: int, ranks: int) -> int:
+    """Threads of each of the ranks that share these cores. (torchrun sets 1, which leaves cores idle if there are more.)"""
+    return max(1, cores // ranks)
 
 
 def cores_for_ranks(launch: Launch, environ: Mapping[str, str]) -> int | None:

@@ -21,6 +21,12 @@ def allocated_cpus(environ: Mapping[str, str]) -> dict[str, int]:
     return dict(zip(hosts, cpus, strict=True)) if len(cpus) == len(hosts) else {}
 
 
+def cpus_per_task(environ: Mapping[str, str]) -> int | None:
+    """Number of CPUs of each task, as ``--cpus-per-task`` has set it; None: it has not."""
+    number = environ.get("SLURM_CPUS_PER_TASK", "")
+    return int(number) or None if number.isdigit() else None
+
+
 def tasks_per_node(text: str) -> list[int]:
     """``"4(x2),3"`` is ``[4, 4, 3]``; an empty list if the text is something else."""
     counts: list[int] = []
@@ -34,8 +40,7 @@ def tasks_per_node(text: str) -> list[int]:
 
 def first_host(nodelist: str) -> str | None:
     """``"node[07-09,12],big1"`` is ``"node07"``; None for an empty list."""
-    hosts = expand_hosts(nodelist, limit=1)
-    return hosts[0] if hosts else None
+    return next(iter(expand_hosts(nodelist, limit=1)), None)
 
 
 def expand_hosts(nodelist: str, limit: int | None = None) -> list[str]:

@@ -27,7 +27,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mpicoll._base import open_mpi_settings
-from mpicoll._base.slurm import allocated_cpus
+from mpicoll._base.binding import YIELD_SETTING, share
+from mpicoll._base.launcher import THREADS
+from mpicoll._base.slurm import allocated_cpus, cpus_per_task
 from mpicoll._launch.find.installations import Mpi
 from mpicoll._launch.job import KEEPALIVE, Request, Site, Where
 
@@ -49,58 +51,53 @@ def additions(
         notes: Sentences for the user, to which those about threads are appended.
         extra: Words for mpiexec, among which may be options about binding; None: another launcher starts the ranks.
     """
-    added: dict[str, str] = {}
-    if extra is None:
-        _add_open_mpi_settings(added, where, mpi, site)
-    else:
-        _add_settings(added, where, mpi, site, extra, request.oversubscribe)
-    _add_torch_variables(added, where, site, notes)
-    if site.in_step and not site.decided("SLURM_OVERLAP"):
-        added["SLURM_OVERLAP"] = "1"
+    wanted: dict[str, str] = {}
+    cores = _cores(where, site)
+    if mpi.family == "openmpi":
+        if extra is not None:
+            wanted |= _for_mpirun(where, mpi, site, request, extra, cores)
+        wanted |= open_mpi_settings.ALWAYS
+        if mpi.vendor == "Open MPI":
+            wanted |= open_mpi_settings.of_version(mpi.version, one_host=not where.several_hosts)
+    elif extra is not None and "SLURM_JOB_ID" in site.environ:
+        wanted["SLURM_MPI_TYPE"] = "none"
+    if where.first_host:
+        wanted["MASTER_ADDR"] = where.first_host
+    wanted["MASTER_PORT"] = str(site.free_port())
+    if THREADS not in site.environ and where.ranks_per_host > 1:
+        threads, why = thread_count(where, site, cores)
+        wanted |= {} if threads is None else {THREADS: str(threads)}
+        number = "" if threads is None else f"={threads}"
+        notes.append(f"{THREADS}{number} for each rank: {why} (set it yourself for another number)")
+    if site.in_step:
+        wanted["SLURM_OVERLAP"] = "1"
+    added = {name: value for name, value in wanted.items() if not site.decided(name)}
     if request.max_restarts is not None:
         added["TORCHELASTIC_RESTART_COUNT"] = str(request.restart)
         added["TORCHELASTIC_MAX_RESTARTS"] = str(request.max_restarts)
     return added
 
 
-def _add_settings(added: dict[str, str], where: Where, mpi: Mpi, site: Site, extra: Sequence[str], oversubscribe: bool) -> None:
-    def add(name: str, value: str) -> None:
-        if not site.decided(name):
-            added[name] = value
-
-    if mpi.family == "mpich":
-        if "SLURM_JOB_ID" in site.environ:
-            add("SLURM_MPI_TYPE", "none")
-        return
+def _for_mpirun(where: Where, mpi: Mpi, site: Site, request: Request, extra: Sequence[str], cores: int | None) -> dict[str, str]:
+    """The settings for the mpiexec of Open MPI itself, and those of ranks without cores of their own."""
+    wanted: dict[str, str] = {}
     prrte = mpi.vendor == "Open MPI" and mpi.version[:1] >= (5,)  # from 5 on PRRTE starts the ranks; it has settings of its own
     if site.uid == 0:
-        add("OMPI_ALLOW_RUN_AS_ROOT", "1")
-        add("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
-    cores = _cores(where, site)
-    crowded = oversubscribe or (where.ranks_here > site.cores if cores is None else where.ranks_per_host > cores)
+        wanted |= dict.fromkeys(("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"), "1")
+    crowded = request.oversubscribe or (where.ranks_here > site.cores if cores is None else where.ranks_per_host > cores)
     if crowded or _more_than_slots(where, site):
         if prrte:  # by slot: otherwise PRRTE of Open MPI 5.0.11 starts all ranks on the first host, also with --host a:2,b:2
-            add("PRTE_MCA_rmaps_default_mapping_policy", "slot:oversubscribe")
+            wanted["PRTE_MCA_rmaps_default_mapping_policy"] = "slot:oversubscribe"
         else:
-            add("OMPI_MCA_rmaps_base_oversubscribe", "1")
+            wanted["OMPI_MCA_rmaps_base_oversubscribe"] = "1"
     if crowded:
-        add("OMPI_MCA_mpi_yield_when_idle", "1")
-    if not any(site.decided(name) for name in BINDING_SETTINGS) and not any(word.startswith(BINDING_OPTIONS) for word in extra):
-        add(BINDING_SETTINGS[0] if prrte else BINDING_SETTINGS[1], "none")
+        wanted[YIELD_SETTING] = "1"
+    binding = request.bind_to is not None or request.map_by is not None or any(map(site.decided, BINDING_SETTINGS))
+    if not binding and not any(word.startswith(BINDING_OPTIONS) for word in extra):
+        wanted[BINDING_SETTINGS[0] if prrte else BINDING_SETTINGS[1]] = "none"
     if prrte and where.several_hosts:
-        for name, number in KEEPALIVE.items():
-            add(f"PRTE_MCA_oob_tcp_keepalive_{name}", str(number))
-    _add_open_mpi_settings(added, where, mpi, site)
-
-
-def _add_open_mpi_settings(added: dict[str, str], where: Where, mpi: Mpi, site: Site) -> None:
-    """The settings for ranks of Open MPI under any launcher."""
-    if mpi.family != "openmpi":
-        return
-    settings = dict(open_mpi_settings.ALWAYS)
-    if mpi.vendor == "Open MPI":
-        settings |= open_mpi_settings.of_version(mpi.version, one_host=not where.several_hosts)
-    added.update({name: value for name, value in settings.items() if not site.decided(name)})
+        wanted |= {f"PRTE_MCA_oob_tcp_keepalive_{name}": str(number) for name, number in KEEPALIVE.items()}
+    return wanted
 
 
 def _more_than_slots(where: Where, site: Site) -> bool:
@@ -109,35 +106,19 @@ def _more_than_slots(where: Where, site: Site) -> bool:
     return allocation is not None and where.ranks_per_host > min(slots for _, slots in allocation.nodes)
 
 
-def _add_torch_variables(added: dict[str, str], where: Where, site: Site, notes: list[str]) -> None:
-    if "MASTER_ADDR" not in site.environ and where.first_host:
-        added["MASTER_ADDR"] = where.first_host
-    if "MASTER_PORT" not in site.environ:
-        added["MASTER_PORT"] = str(site.free_port())
-    if "OMP_NUM_THREADS" not in site.environ and where.ranks_per_host > 1:
-        threads, why = thread_count(where, site)
-        if threads is not None:
-            added["OMP_NUM_THREADS"] = str(threads)
-        notes.append(
-            f"OMP_NUM_THREADS{'' if threads is None else f'={threads}'} for each rank: {why} (set it yourself for another number)"
-        )
-
-
-def thread_count(where: Where, site: Site) -> tuple[int | None, str]:
-    """Threads of one rank, and why; None: the ranks choose when they start.
+def thread_count(where: Where, site: Site, cores: int | None) -> tuple[int | None, str]:
+    """Threads of one rank (`binding.share`), and why; None: the ranks choose when they start.
 
     As in torchrun, they are set only if OMP_NUM_THREADS is unset and a host has more than one rank: otherwise torch would start
-    as many threads as there are cores in every rank. torchrun sets 1, which leaves cores idle. Here the ranks share the cores,
-    and get 1 only if there are not more cores than ranks.
+    as many threads as there are cores in every rank.
     """
-    per_task = site.environ.get("SLURM_CPUS_PER_TASK", "")
-    if per_task.isdigit() and int(per_task) > 0:
-        return int(per_task), f"Slurm gives each task {per_task} CPUs"
-    cores = _cores(where, site)
+    per_task = cpus_per_task(site.environ)
+    if per_task is not None:
+        return per_task, f"Slurm gives each task {per_task} CPUs"
     if cores is None:
         return None, f"its share of the cores of its host, which has up to {where.ranks_per_host} ranks"
     place = "on each host" if where.several_hosts else "here"
-    return max(1, cores // where.ranks_per_host), f"{cores} usable cores {place}, {where.ranks_per_host} ranks on a host"
+    return share(cores, where.ranks_per_host), f"{cores} usable cores {place}, {where.ranks_per_host} ranks on a host"
 
 
 def _cores(where: Where, site: Site) -> int | None:

@@ -21,9 +21,8 @@ from dataclasses import replace
 
 from mpicoll._base.errors import LaunchError
 from mpicoll._base.launcher import SUPERVISOR
-from mpicoll._launch import launcher_command
 from mpicoll._launch.additions import additions
-from mpicoll._launch.command import binding_words, fault_tolerance_words, hydra_command, openmpi_command, output_words
+from mpicoll._launch.command import Job, command
 from mpicoll._launch.find.allocation import Allocation
 from mpicoll._launch.find.hostfile import Host
 from mpicoll._launch.find.installations import Mpi, Mpiexec
@@ -57,79 +56,50 @@ def plan(
     """
     notes: list[str] = []
     launched = mpiexec.family in LAUNCHERS  # these read the allocation of their scheduler by themselves
-    hosts_named = any(program.hosts is not None for program in programs)
-    if request.nodes is not None and (hosts_named or not launched):
-        programs = _on_first_nodes(programs, request.nodes, site)
-    if launched:
-        site = site if hosts_named else _first_nodes_of(site, request.nodes)
-        _check_counts(programs, site, mpiexec.family)
-    else:
-        extra = [*extra, *binding_words(request, mpi, mpiexec), *output_words(request, mpiexec)]
-        extra += fault_tolerance_words(request, mpi, mpiexec)
-        programs = _on_allocation(programs, site)
-    hosts = _allocated_hosts(programs)
-    counted = [_count(program, hosts, site, request.nodes, len(programs), notes) for program in programs]
-    total = sum(ranks for _, ranks in counted)
-    before = [sum(ranks for _, ranks in counted[:i]) for i in range(len(counted))]
-    placements = [_place(program, ranks, hosts, before[i], total) for i, (program, ranks) in enumerate(counted)]
+    programs, site = _on_first_nodes(programs, site, request.nodes, launched)
+    programs = programs if launched else _on_allocation(programs, site)
+    hosts = _common_hosts(programs)
+    counted = [(program, _count(program, site, request.nodes, len(programs), mpiexec.family, notes)) for program in programs]
+    total, before, placements = sum(ranks for _, ranks in counted), 0, []
+    for program, ranks in counted:
+        placements.append(_place(program, ranks, hosts, before, total))
+        before += ranks
     per_node = programs[0].per_node if len(programs) == 1 else None
     where = _where(placements, total, site, per_node, launched)
     added = {**mpi.environ, **mpiexec.environ, **additions(where, mpi, site, request, notes, None if launched else extra)}
-    if launched:
-        nodes = request.nodes if site.allocation is None else len(site.allocation.nodes)
-        each = where.ranks_per_host if site.allocation is not None else per_node
-        layout = launcher_command.layout_of(placements[0], total, each, nodes)
-        ran_on = where.hosts[: layout.nodes]
-        command = launcher_command.command(mpiexec, counted, layout, ran_on, request, site.environ, extra)
-        return Plan((mpiexec.path, *command), added, mpiexec.family, tuple(notes), tuple(placements), where.other_hosts)
-    build = openmpi_command if mpiexec.family == "openmpi" else hydra_command
     forwarded = filter(FORWARDED.fullmatch, (*site.environ, *added)) if where.several_hosts else ()
     supervisor = (SUPERVISOR,) if where.several_hosts and request.supervised else ()
     names = sorted({*forwarded, *exported, *supervisor})
-    command = [mpiexec.path, *extra, *build(counted, placements, added, names, where, request)]
-    return Plan(tuple(command), added, mpiexec.family, tuple(notes), tuple(placements), where.other_hosts)
+    words = command(Job(mpi, mpiexec, site, request, counted, placements, where, added, names, extra))
+    return Plan(words, added, mpiexec.family, tuple(notes), tuple(placements), where.other_hosts)
 
 
 # --- how many ranks, and where ----------------------------------------------------------------------------------------
 
 
-def _on_first_nodes(programs: Sequence[Program], nodes: int, site: Site) -> list[Program]:
-    """The program, on the first ``nodes`` hosts of its list or of the scheduler's job."""
-    if len(programs) > 1:
+def _on_first_nodes(programs: Sequence[Program], site: Site, nodes: int | None, launched: bool) -> tuple[Sequence[Program], Site]:
+    """The programs and the site with the first ``nodes`` hosts of the user's list, or nodes of the scheduler's job; None: all."""
+    if nodes is None:
+        return programs, site
+    listed, allocation = any(program.hosts is not None for program in programs), site.allocation
+    if len(programs) > 1 and (listed or not launched):
         raise LaunchError("--nnodes: several programs with `:` between them are placed by --host or --hostfile")
-    program = programs[0]
-    if program.hosts is not None:
-        known, source = program.hosts, "the host list has"
-    else:
-        known, source = _hosts_of(site.allocation), f"{site.allocation} has"
-    if not known and nodes > 1:
+    known = (programs[0].hosts or ()) if listed else _hosts_of(allocation)
+    if not known and nodes > 1 and not launched:
         raise LaunchError(
             f"--nnodes {nodes}: nothing says which nodes; name them with --host node1,node2 or --hostfile FILE, or start inside a"
             " job of a scheduler. mpicoll.run is started once, on one of them"
         )
     if known and nodes > len(known):
-        raise LaunchError(f"--nnodes {nodes}: {source} {len(known)}: {','.join(host.name for host in known)}")
-    if program.hosts is None and nodes in (len(known), 1 if not known else 0):
-        return [program]  # the whole allocation, or all ranks are here
-    return [replace(program, hosts=known[:nodes])]
-
-
-def _first_nodes_of(site: Site, nodes: int | None) -> Site:
-    """The site with the first ``nodes`` nodes of its allocation; None: all."""
-    allocation = site.allocation
-    if allocation is None or nodes is None or nodes == len(allocation.nodes):
-        return site
-    if nodes > len(allocation.nodes):
-        raise LaunchError(f"--nnodes {nodes}: {allocation} has {len(allocation.nodes)}: {','.join(dict(allocation.nodes))}")
+        source = "the host list" if listed else allocation
+        raise LaunchError(f"--nnodes {nodes}: {source} has {len(known)}: {','.join(host.name for host in known)}")
+    if not listed and nodes >= len(known):  # the whole allocation, or all ranks are here
+        return programs, site
+    if listed or not launched:
+        return [replace(programs[0], hosts=known[:nodes])], site
+    assert allocation is not None
     first = allocation.nodes[:nodes]
-    return replace(site, allocation=replace(allocation, nodes=first, tasks=sum(slots for _, slots in first)))
-
-
-def _check_counts(programs: Sequence[Program], site: Site, launcher: str) -> None:
-    """Raises LaunchError if nothing says how many ranks to start: outside a job, the cores of this host do not matter."""
-    for program in programs:
-        if site.allocation is None and program.ranks is None and program.hosts is None and program.per_node is None:
-            raise LaunchError(f"{LAUNCHERS[launcher]}: outside a job of a scheduler, say how many ranks to start, with -n N")
+    return programs, replace(site, allocation=replace(allocation, nodes=first, tasks=sum(slots for _, slots in first)))
 
 
 def _hosts_of(allocation: Allocation | None) -> tuple[Host, ...]:
@@ -149,7 +119,7 @@ def _on_allocation(programs: Sequence[Program], site: Site) -> Sequence[Program]
     return [replace(programs[0], hosts=hosts), *programs[1:]]
 
 
-def _allocated_hosts(programs: Sequence[Program]) -> tuple[Host, ...] | None:
+def _common_hosts(programs: Sequence[Program]) -> tuple[Host, ...] | None:
     """The host list before the first program, which all programs share; None: there is none, or each program has its own."""
     if all(program.hosts is None for program in programs[1:]):
         return programs[0].hosts
@@ -160,40 +130,32 @@ def _allocated_hosts(programs: Sequence[Program]) -> tuple[Host, ...] | None:
     return None
 
 
-def _count(
-    program: Program, hosts: tuple[Host, ...] | None, site: Site, nodes: int | None, programs: int, notes: list[str]
-) -> tuple[Program, int]:
+def _count(program: Program, site: Site, nodes: int | None, programs: int, family: str, notes: list[str]) -> int:
+    """How many ranks run the program."""
+    hosts, allocation = program.hosts, site.allocation
     if program.ranks is not None:
-        return program, program.ranks
-    own = program.hosts if program.hosts is not None else (hosts if programs == 1 else None)
-    if own is not None:
-        if program.per_node is not None:
-            return program, program.per_node * len(own)
-        ranks = sum(host.slots or 1 for host in own)
-        if site.allocation is not None and own == _hosts_of(site.allocation):
-            notes.append(_tasks_note(ranks, site.allocation))
-        if any(host.slots is None for host in own):
-            notes.append(f"{ranks} ranks: one for each host without a number (-n or --nproc-per-node sets another)")
-        return program, ranks
-    if programs > 1:
+        return program.ranks
+    if hosts is None and programs > 1:
         raise LaunchError(
             f"{' '.join(program.command)}: say how many ranks of it to start, with -n N; several programs with `:`"
             " between them each need one"
         )
-    allocation = site.allocation
     if program.per_node is not None:
-        return program, program.per_node * (len(_hosts_of(allocation)) or nodes or 1)
-    if allocation is not None:
-        notes.append(_tasks_note(allocation.tasks, allocation))
-        return program, allocation.tasks
-    notes.append(
-        f"{site.cores} rank{'s' * (site.cores > 1)}: one for each core that this process may use (-n sets another number)"
-    )
-    return program, site.cores
-
-
-def _tasks_note(ranks: int, allocation: Allocation) -> str:
-    return f"{ranks} rank{'s' * (ranks > 1)}: the tasks of {allocation} (-n sets another number)"
+        return program.per_node * (len(_hosts_of(allocation) if hosts is None else hosts) or nodes or 1)
+    ranks = site.cores
+    if hosts is not None:
+        ranks = sum(host.slots or 1 for host in hosts)
+    elif allocation is not None:
+        ranks = allocation.tasks
+    if allocation is not None and hosts in (None, _hosts_of(allocation)):
+        notes.append(f"{ranks} rank{'s' * (ranks > 1)}: the tasks of {allocation} (-n sets another number)")
+    elif hosts is None and family in LAUNCHERS:  # where the cores of this host do not matter
+        raise LaunchError(f"{LAUNCHERS[family]}: outside a job of a scheduler, say how many ranks to start, with -n N")
+    elif hosts is None:
+        notes.append(f"{ranks} rank{'s' * (ranks > 1)}: one for each core that this process may use (-n sets another number)")
+    if hosts is not None and any(host.slots is None for host in hosts):
+        notes.append(f"{ranks} ranks: one for each host without a number (-n or --nproc-per-node sets another)")
+    return ranks
 
 
 def _place(program: Program, ranks: int, common: tuple[Host, ...] | None, before: int, total: int) -> Placement | None:
@@ -238,20 +200,16 @@ def _where(placements: Sequence[Placement | None], ranks: int, site: Site, per_n
     per_host: Counter[str] = Counter()
     for placement in placements:
         per_host.update(dict(placement or ()))
-    if per_host:
-        first = next(iter(per_host))
-        local = sum(count for host, count in per_host.items() if site.is_here(host))
-        several = len(per_host) > 1 or local == 0
-        address = first if first not in LOCAL else site.names[0]
-        others = tuple(host for host in per_host if not site.is_here(host))
-        return Where(address if several else "localhost", several, local, max(per_host.values()), others, tuple(per_host))
     nodes = site.allocation.nodes if site.allocation is not None else ()
+    if not per_host and (len(nodes) > 1 or (launched and nodes and not site.is_here(nodes[0][0].partition(".")[0]))):
+        spread = math.ceil(ranks / len(nodes)) if sum(n for _, n in nodes) < ranks else max(n for _, n in nodes)
+        per_host.update({name: min(per_node or spread, ranks) for name, _ in nodes})  # the most that one of them may get
+    if per_host:
+        first, others = next(iter(per_host)), tuple(host for host in per_host if not site.is_here(host))
+        several = len(per_host) > 1 or others != ()
+        address = first if first not in LOCAL else site.names[0]
+        here = sum(count for host, count in per_host.items() if host not in others)
+        return Where(address if several else "localhost", several, here, max(per_host.values()), others, tuple(per_host))
     if launched and not nodes:
         return Where("", True, 0, per_node or 1)  # the ranks find the first host by the variables of the scheduler, or by MPI
-    if len(nodes) > 1 or (launched and not site.is_here(nodes[0][0].partition(".")[0])):
-        on_a_node = math.ceil(ranks / len(nodes)) if sum(n for _, n in nodes) < ranks else max(n for _, n in nodes)
-        on_a_node = per_node or on_a_node
-        others = tuple(name for name, _ in nodes if not site.is_here(name))
-        hosts, most = tuple(name for name, _ in nodes), min(on_a_node, ranks)
-        return Where(nodes[0][0], True, most if len(others) < len(nodes) else 0, most, others, hosts)
     return Where("localhost", False, ranks, ranks, hosts=tuple(name for name, _ in nodes))

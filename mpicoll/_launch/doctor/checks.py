@@ -316,7 +316,7 @@ def check_threads(environ: Mapping[str, str], launch: Launch | None, cores: int,
         return [Finding("ok", "threads", text)]
     text = f"{ranks} ranks here with {threads} thread{'s' * (threads > 1)} each on {cores} usable core{'s' * (cores > 1)}"
     if ranks * threads > cores and threads > 1:
-        remedy = f"OMP_NUM_THREADS={max(1, cores // ranks)}"
+        remedy = f"OMP_NUM_THREADS={binding.share(cores, ranks)}"
         return [Finding("note", "threads", f"{text} ({setting}): more than the cores; expect slow ranks", remedy=remedy)]
     if ranks > cores:
         return [Finding("note", "threads", f"{text} ({setting}): more ranks than cores; right for tests, slow for work")]
