@@ -31,7 +31,8 @@ from mpicoll._base.binding import YIELD_SETTING, share
 from mpicoll._base.launcher import THREADS
 from mpicoll._base.slurm import allocated_cpus, cpus_per_task
 from mpicoll._launch.find.installations import Mpi
-from mpicoll._launch.job import KEEPALIVE, Request, Site, Where
+from mpicoll._launch.job import Request, Site, Where
+from mpicoll._launch.linux import KEEPALIVE
 
 # Settings by which the user may have chosen a binding: then no binding is added.
 BINDING_SETTINGS = (

@@ -10,8 +10,6 @@ from mpicoll._launch.find.allocation import Allocation
 from mpicoll._launch.find.hostfile import Host
 
 Placement = tuple[tuple[str, int], ...]  # (host, ranks there) in rank order
-# A connection between hosts breaks if the other host does not answer: after time + probes * intvl seconds.
-KEEPALIVE = {"time": 5, "intvl": 2, "probes": 3}
 LOCAL = ("localhost", "127.0.0.1")
 
 

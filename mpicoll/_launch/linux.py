@@ -10,8 +10,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mpicoll._launch.job import KEEPALIVE
-
 if TYPE_CHECKING:
     import socket
 
@@ -19,6 +17,8 @@ PR_SET_PDEATHSIG = 1
 SFD_NONBLOCK, SFD_CLOEXEC = os.O_NONBLOCK, os.O_CLOEXEC
 SIGSET_BYTES = 128  # sigset_t of glibc and of musl
 SIGNAL_INFO = struct.Struct("=Iii116x")  # signalfd_siginfo: number, errno, code, ...
+# A connection between hosts breaks if the other host does not answer: after time + probes * intvl seconds.
+KEEPALIVE = {"time": 5, "intvl": 2, "probes": 3}
 FROM_KERNEL = 0x80  # si_code of a signal of the terminal, which the whole process group gets
 
 

@@ -20,6 +20,7 @@ Lines from it: `end` (SIGTERM, and SIGKILL after the grace), `kill`, `signal NUM
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -115,8 +116,8 @@ class Monitor:
             self._hear_program(selector)
         assert self.status is not None
         well = self.status == 0 and self.returned
-        if not well:
-            self._say_last_call()
+        if not well and (written := self.memory.read()) is not None:
+            self._say(f"was {time.monotonic() - written.at_s:.1f} {written.text}")
         self._say(f"ended {time.time_ns()} {self.status} {int(self.returned)}")
         if not well and (self.address != LOOPBACK or self._connection is None):  # else the supervisor removes them
             leftovers.remove(self.began_s)
@@ -128,18 +129,14 @@ class Monitor:
 
     def _watch_child(self, selector: selectors.BaseSelector) -> None:
         import selectors
-        import socket
 
         null = os.open(os.devnull, os.O_RDWR)
         for number in (0, 1, 2):  # who reads the output of the program must see its end when the program closes it
             os.dup2(null, number)
-        wake, woken = socket.socketpair()
-        wake.setblocking(False)
-        woken.setblocking(False)
-        signal.set_wakeup_fd(wake.fileno())
+        woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(wake)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        self._wake = wake
-        selector.register(woken, selectors.EVENT_READ, lambda _: woken.recv(100))
+        selector.register(woken, selectors.EVENT_READ, lambda _: os.read(woken, 100))
 
     def _ended(self) -> bool:
         if self.status is None:
@@ -165,18 +162,8 @@ class Monitor:
                 self.returned = True
             else:
                 self._say(f"why {time.time_ns()} {text}")
-            self._answer()
-
-    def _answer(self) -> None:
-        try:
-            os.write(self.answer, b".")
-        except OSError:  # the program has ended
-            return
-
-    def _say_last_call(self) -> None:
-        written = self.memory.read()
-        if written is not None:
-            self._say(f"was {time.monotonic() - written.at_s:.1f} {written.text}")
+            with contextlib.suppress(OSError):  # the program has ended
+                os.write(self.answer, b".")
 
     # --- the supervisor ---
 
@@ -188,22 +175,18 @@ class Monitor:
         if launch is None:
             return
         try:
-            self._connection = socket.create_connection((self.address, self.port), CONNECT_S)
-            linux.keep_alive(self._connection)
+            connection = socket.create_connection((self.address, self.port), CONNECT_S)
+            linux.keep_alive(connection)
         except OSError:
-            self._connection = None
             return
-        host = socket.gethostname() or "?"
-        self._say(f"begin {self.secret} {launch.rank} {launch.size} {self.child} {host}")
-        if self._connection is not None:
-            selector.register(self._connection, selectors.EVENT_READ, self._hear_supervisor)
+        self._connection = connection
+        self._say(f"begin {self.secret} {launch.rank} {launch.size} {self.child} {socket.gethostname() or '?'}")
+        selector.register(connection, selectors.EVENT_READ, self._hear_supervisor)
 
     def _say(self, line: str) -> None:
         if self._connection is not None:
-            try:
+            with contextlib.suppress(OSError):  # the supervisor has died; `_hear_supervisor` sees that, too
                 self._connection.sendall(line.encode(errors="replace") + b"\n")
-            except OSError:  # the supervisor has died; `_hear_supervisor` sees that, too
-                return
 
     def _hear_supervisor(self, selector: selectors.BaseSelector) -> None:
         assert self._connection is not None

@@ -30,7 +30,12 @@ def main(words: list[str]) -> None:
     """Runs the program, and ends the process as ``python words...`` does. Ends the job too if MPI has not started."""
     _choose_threads()
     monitor.start()
-    words = _take_options(words)
+    if words[0] == "--log-dir":
+        _redirect(words[1])
+        words = words[2:]
+    if words[0] == "--exec":
+        last_words.returned()  # what an executable does cannot be told from its exit status
+        os.execvp(words[1], words[1:])
     write_lines()
     try:
         if words[0] == "-m":
@@ -62,18 +67,6 @@ def _choose_threads() -> None:
     threads = binding.threads(os.environ, cpus.allowed(), launcher.detect())
     if threads is not None and not any(name in os.environ for name in launcher.THREAD_SETTINGS):
         launcher.provide_threads(threads)
-
-
-def _take_options(words: list[str]) -> list[str]:
-    """Carries out the options before the program, and returns the program. Does not return for --exec."""
-    while words[0] in ("--log-dir", "--exec"):
-        if words[0] == "--log-dir":
-            _redirect(words[1])
-            words = words[2:]
-        else:
-            last_words.returned()  # what an executable does cannot be told from its exit status
-            os.execvp(words[1], words[1:])
-    return words
 
 
 def _redirect(folder: str) -> None:

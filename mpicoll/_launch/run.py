@@ -23,7 +23,7 @@ from dataclasses import replace
 from mpicoll._base import open_mpi_settings
 from mpicoll._base.cpus import usable_cores
 from mpicoll._base.errors import LaunchError
-from mpicoll._base.launcher import ADDED, OWNER, Launch, detect, without_job
+from mpicoll._base.launcher import ADDED, OWNER, detect, without_job
 from mpicoll._base.stdout import quiet_without_reader
 from mpicoll._base.waits import FIRST_PAUSE_S, LONGEST_PAUSE_S, OTHER_RANKS_S
 from mpicoll._launch import supervisor
@@ -101,11 +101,11 @@ def _supervise(programs: Sequence[Program], job_plan: Plan, environ: Mapping[str
     """Runs mpiexec, again after a failure if the user wants that. Returns the exit status, and prints what has ended the job."""
     watch, request = supervisor.Supervisor(), options.request
     while True:
-        task = _task(job_plan, environ, options)
-        outcome = watch.run(task)
-        if _failed_by_itself(outcome, task, options):
+        full = full_environ(job_plan, environ)
+        outcome = watch.run(job_plan, full, options.grace_s)
+        if _failed_by_itself(outcome, job_plan.family, options):
             print(f"mpicoll.run: {outcome.cause}; it is started once more", file=sys.stderr, flush=True)
-            outcome = watch.run(task)
+            outcome = watch.run(job_plan, full, options.grace_s)
         if outcome.cause:
             print(f"mpicoll.run: {outcome.cause}", file=sys.stderr, flush=True)
         if outcome.status == 0 or outcome.signal or request.restart == (request.max_restarts or 0):
@@ -121,20 +121,14 @@ def _supervise(programs: Sequence[Program], job_plan: Plan, environ: Mapping[str
         _announce(job_plan, options)
 
 
-def _failed_by_itself(outcome: supervisor.Outcome, task: supervisor.Task, options: Options) -> bool:
+def _failed_by_itself(outcome: supervisor.Outcome, family: str, options: Options) -> bool:
     """Whether Open MPI's mpiexec has failed before it started a rank, and not because of an option of the user.
 
     On a busy machine that happens now and then: prterun ends with this status and says nothing.
     """
     request = options.request
     of_the_user = options.mpiexec_args or options.mca or request.bind_to or request.map_by
-    return task.family == "openmpi" and outcome.status == supervisor.NOT_STARTED and not outcome.begun and not of_the_user
-
-
-def _task(job_plan: Plan, environ: Mapping[str, str], options: Options) -> supervisor.Task:
-    tolerant = "--with-ft" in job_plan.command
-    full = full_environ(job_plan, environ)
-    return supervisor.Task(job_plan.command, full, job_plan.family, job_plan.other_hosts, options.grace_s, tolerant)
+    return family == "openmpi" and outcome.status == supervisor.NOT_STARTED and not outcome.begun and not of_the_user
 
 
 def make_plan(programs: Sequence[Program], options: Options, environ: Mapping[str, str]) -> Plan:
@@ -218,14 +212,8 @@ def this_site(environ: Mapping[str, str]) -> Site:
         free_port,
         open_mpi_settings.decided(environ),
         allocation.find(environ),
-        slurm_task(os.environ) is not None,
+        (launch := detect(os.environ)) is not None and launch.launcher == "slurm",
     )
-
-
-def slurm_task(environ: Mapping[str, str]) -> Launch | None:
-    """This process as a task of srun; None: it is none, as in the shell of sbatch or salloc."""
-    launch = detect(environ)
-    return launch if launch is not None and launch.launcher == "slurm" else None
 
 
 def home() -> str:

@@ -21,6 +21,7 @@ How a job ends:
 from __future__ import annotations
 
 import contextlib
+import enum
 import os
 import secrets
 import selectors
@@ -28,13 +29,14 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mpicoll._base import processes
 from mpicoll._base.launcher import SUPERVISOR
 from mpicoll._base.waits import GONE_S, KILL_S, LAST_REPORTS_S, LEFT_BEHIND_S, SETTLE_S
 from mpicoll._launch import leftovers, linux
+from mpicoll._launch.job import Plan
 from mpicoll._launch.reports import Reports, address_towards, shell_status, signal_name
 
 NOT_STARTED = 213  # of Open MPI's mpiexec: 256 - 43, PRTE_ERR_SILENT; also for options that it does not know
@@ -57,16 +59,12 @@ class Outcome:
     begun: bool = True
 
 
-@dataclass(frozen=True)
-class Task:
-    """What to run. tolerant: a job that goes on without ranks that were lost by a signal (``--with-ft``)."""
+class Step(enum.IntEnum):
+    """What ends a job that does not end by itself, one after the other."""
 
-    command: Sequence[str]
-    environ: Mapping[str, str]
-    family: str  # of the mpiexec
-    other_hosts: Sequence[str]
-    grace_s: float
-    tolerant: bool = False
+    END_RANKS = 1
+    KILL_RANKS = 2
+    KILL_MPIEXEC = 3
 
 
 class Supervisor:
@@ -77,10 +75,15 @@ class Supervisor:
         passed_on = PASSED_ON - {signal.SIGHUP} if nohup else PASSED_ON
         self.signals = linux.Signals(passed_on | {signal.SIGCHLD})
 
-    def run(self, task: Task) -> Outcome:
-        """Runs the job until it has ended on all hosts. Raises OSError if mpiexec cannot be started."""
+    def run(self, plan: Plan, environ: Mapping[str, str], grace_s: float) -> Outcome:
+        """Runs the job until it has ended on all hosts. Raises OSError if mpiexec cannot be started.
+
+        Args:
+            environ: Of mpiexec.
+            grace_s: Between SIGTERM and SIGKILL.
+        """
         with selectors.DefaultSelector() as selector:
-            return _Job(task, selector, self.signals).run()
+            return _Job(plan, grace_s, selector, self.signals).run(environ)
 
     def pause(self, seconds: float) -> int:
         """Waits. Returns the signal that ended the wait, or 0."""
@@ -95,19 +98,20 @@ class Supervisor:
 
 
 class _Job:
-    def __init__(self, task: Task, selector: selectors.BaseSelector, signals: linux.Signals) -> None:
-        self.task, self.selector, self.signals = task, selector, signals
+    def __init__(self, plan: Plan, grace_s: float, selector: selectors.BaseSelector, signals: linux.Signals) -> None:
+        self.plan, self.grace_s, self.selector, self.signals = plan, grace_s, selector, signals
+        self.tolerant = "--with-ft" in plan.command  # goes on without ranks that were lost by a signal
         self.told_by, self.told_at = 0, 0  # the signal that told this process to end the job, and when (ns)
-        self.next_step: tuple[float, int] | None = None  # when, and a number of `_step`
+        self.next_step: tuple[float, Step] | None = None  # when
         self.began_s = time.time()
         self.ended_by_us = False
         self.given_up = False
 
-    def run(self) -> Outcome:
+    def run(self, environ: Mapping[str, str]) -> Outcome:
         secret = secrets.token_hex(16)
-        address = address_towards(self.task.other_hosts)
+        address = address_towards(self.plan.other_hosts)
         self.reports = Reports(self.selector, address, secret)
-        environ = {**self.task.environ, SUPERVISOR: f"{address} {self.reports.port} {secret} {self.task.grace_s:g}"}
+        environ = {**environ, SUPERVISOR: f"{address} {self.reports.port} {secret} {self.grace_s:g}"}
         me = os.getpid()
 
         def in_child() -> None:
@@ -115,11 +119,10 @@ class _Job:
             linux.end_with_parent(me, signal.SIGTERM)
 
         # In the process group of this process: mpiexec may read from the terminal.
-        self.mpiexec = subprocess.Popen(list(self.task.command), env=environ, preexec_fn=in_child)
+        self.mpiexec = subprocess.Popen(self.plan.command, env=environ, preexec_fn=in_child)
         self.selector.register(self.signals, selectors.EVENT_READ, self._take_signals)
         while not self._over():
-            now = time.monotonic()
-            limit = None if self.next_step is None else max(0.0, self.next_step[0] - now)
+            limit = None if self.next_step is None else max(0.0, self.next_step[0] - time.monotonic())
             for key, _ in self.selector.select(limit):
                 key.data()
             self._advance(time.monotonic())
@@ -153,15 +156,15 @@ class _Job:
                 continue
             if each.number in ENDING and not self.told_by:
                 self.told_by, self.told_at = each.number, time.time_ns()
-                self._plan(self.task.grace_s, 3)
-            if each.number in OF_THE_USER and self.task.family == "mpich":  # Hydra would die of it
+                self._in(self.grace_s, Step.KILL_RANKS)
+            if each.number in OF_THE_USER and self.plan.family == "mpich":  # Hydra would die of it
                 self.reports.tell(f"signal {each.number}")
             elif not each.from_terminal and self.mpiexec.poll() is None:
                 # Hydra would die of SIGHUP and leave its proxies.
-                number = signal.SIGTERM if each.number == signal.SIGHUP and self.task.family == "mpich" else each.number
+                number = signal.SIGTERM if each.number == signal.SIGHUP and self.plan.family == "mpich" else each.number
                 self.mpiexec.send_signal(number)
 
-    def _plan(self, delay_s: float, step: int) -> None:
+    def _in(self, delay_s: float, step: Step) -> None:
         """Plans a step, unless a later one is planned, or the same one sooner."""
         at = time.monotonic() + delay_s
         if self.next_step is None or self.next_step[1] < step or (self.next_step[1] == step and at < self.next_step[0]):
@@ -169,31 +172,30 @@ class _Job:
 
     def _advance(self, now: float) -> None:
         if self.next_step is not None and now >= self.next_step[0]:
-            self._step(self.next_step[1])
+            self._take(self.next_step[1])
         elif self.mpiexec.poll() is not None:
             if self.reports.connected() and self.next_step is None:
-                self._plan(LAST_REPORTS_S, 2)
+                self._in(LAST_REPORTS_S, Step.END_RANKS)
         elif self.reports.all_ended():
-            self._plan(LEFT_BEHIND_S, 5)
-        elif self.reports.failed() and not self.task.tolerant and self.next_step is None:
-            self._plan(SETTLE_S, 2)
+            self._in(LEFT_BEHIND_S, Step.KILL_MPIEXEC)
+        elif self.reports.failed() and not self.tolerant and self.next_step is None:
+            self._in(SETTLE_S, Step.END_RANKS)
 
-    def _step(self, step: int) -> None:
-        running = self.mpiexec.poll() is None
+    def _take(self, step: Step) -> None:
         self.next_step = None
-        if step == 2:
+        running = self.mpiexec.poll() is None
+        self.ended_by_us |= running and step != Step.KILL_RANKS
+        if step == Step.END_RANKS:
             if running:
-                self.ended_by_us = True
                 self.mpiexec.terminate()
             self.reports.tell("end")
-            self._plan(self.task.grace_s, 3)
-        elif step == 3:
+            self._in(self.grace_s, Step.KILL_RANKS)
+        elif step == Step.KILL_RANKS:
             self.reports.tell("kill")
-            self._plan(KILL_S, 5)
+            self._in(KILL_S, Step.KILL_MPIEXEC)
         elif running:
-            self.ended_by_us = True
             self._kill_mpiexec()
-            self._plan(KILL_S, 6)
+            self._in(KILL_S, Step.KILL_MPIEXEC)
         else:
             self.given_up = True  # a host that does not answer
 
@@ -209,7 +211,7 @@ class _Job:
 
     def _outcome(self) -> Outcome:
         status, ranks = self.mpiexec.returncode, self.reports.ranks
-        if self.task.tolerant and any(rank.status == 0 for rank in ranks.values()):
+        if self.tolerant and any(rank.status == 0 for rank in ranks.values()):
             status = 0
             for number in [number for number, rank in ranks.items() if rank.lost or (rank.status or 0) < 0]:
                 del ranks[number]
