@@ -21,7 +21,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -33,7 +33,7 @@ from mpicoll._base.errors import LaunchError
 from mpicoll._base.waits import STOP_S
 from mpicoll._launch.find.installations import torch_facts
 from mpicoll._launch.find.launchers import TEMPLATE
-from mpicoll._launch.job import NOTHING_ASKED, Program, Request
+from mpicoll._launch.job import Program, Request
 
 PROG = "python -m mpicoll.run"
 
@@ -209,7 +209,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     per_node = ("--ppn", "-perhost", "--npernode", "-npernode")
     units = "K|gpu|cpu|auto"
     _add(group, "-N", "-ppn", "--nproc-per-node", hidden=per_node, type=count_or_device, metavar=units, dest="per_node")
-    _add(group, "--nnodes", type=nodes, metavar="N")
+    _add(group, "--nnodes", type=nodes, metavar="N", dest="nodes")
     hosts = group.add_mutually_exclusive_group()
     _add(hosts, "--hostfile", "-f", hidden=("--machinefile", "-machinefile", "-hostfile"), metavar="FILE")
     _add(hosts, "-H", "--host", hidden=("--hosts", "-host", "-hosts"), metavar="A,B", dest="host")
@@ -312,24 +312,7 @@ def unknown(option: str) -> str:
 # --- what was typed ----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Options:
-    """The options of the whole job. notes: sentences for the user about some of them."""
-
-    mpi: str | None = None
-    launcher: str | None = None
-    template: str | None = None  # of MPICOLL_LAUNCHER_COMMAND
-    dry_run: bool = False
-    grace_s: float = STOP_S  # between SIGTERM and SIGKILL
-    quiet: bool = False
-    mpiexec_args: tuple[str, ...] = ()
-    exported: tuple[str, ...] = ()  # NAME or NAME=VALUE
-    mca: tuple[tuple[str, str], ...] = ()  # settings of Open MPI
-    request: Request = NOTHING_ASKED
-    notes: tuple[str, ...] = ()
-
-
-def parse(argv: Sequence[str], prog: str = PROG) -> tuple[Options, list[Program]]:
+def parse(argv: Sequence[str], prog: str = PROG) -> tuple[Request, list[Program]]:
     """Options of the job, and its programs. Exits on --help and on errors, as argparse does."""
     parts: list[list[str]] = [[]]
     for word in argv:
@@ -347,7 +330,7 @@ def parse(argv: Sequence[str], prog: str = PROG) -> tuple[Options, list[Program]
     programs = [_program(parser, part, notes) for part in read]
     if first.hostfile is not None:
         programs[0] = replace(programs[0], hosts=hostfile.read(first.hostfile))
-    return _options(first, notes), programs
+    return _request(first, notes), programs
 
 
 def _read(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:
@@ -371,26 +354,24 @@ def _check_later(parser: argparse.ArgumentParser, later: Iterable[argparse.Names
                 parser.error(f"{action.option_strings[0]} holds for the whole job: give it before the first program")
 
 
-def _options(read: argparse.Namespace, notes: Sequence[str]) -> Options:
+def _request(read: argparse.Namespace, notes: Sequence[str]) -> Request:
     exported = [*read.export, *(f"{name}={value}" for name, value in read.genv)]
     variables = {"MASTER_ADDR": read.master_addr, "MASTER_PORT": read.master_port, "MPICOLL_BACKEND": read.backend}
     exported += [f"{name}={value}" for name, value in variables.items() if value]
-    log_dir = None if read.log_dir is None else os.path.abspath(read.log_dir)
-    tag = read.tag_output and log_dir is None
-    request = Request(
-        read.nnodes, read.bind_to, read.map_by, tag, log_dir, read.fault_tolerant, read.oversubscribe,
-        max_restarts=read.max_restarts,
-    )  # fmt: skip
-    template = config.get(TEMPLATE) if read.launcher is None else None
     said = [*notes, *_accepted(read.accepted)]
-    if log_dir is not None:
+    if read.log_dir is not None:
         tag = "; --tag-output marks lines on the terminal only" if read.tag_output else ""
-        said.append(f"the output of rank R goes to {log_dir}/rank-R.log{tag}")
-    return Options(
-        read.mpi, read.launcher, template, read.dry_run, read.grace_s, read.quiet,
-        tuple(shlex.split(read.mpiexec_args)), tuple(exported), tuple((key, value) for key, value in read.mca), request,
-        tuple(said),
-    )  # fmt: skip
+        read.tag_output, read.log_dir = False, os.path.abspath(read.log_dir)
+        said.append(f"the output of rank R goes to {read.log_dir}/rank-R.log{tag}")
+    typed = {field.name: getattr(read, field.name) for field in fields(Request) if hasattr(read, field.name)}
+    return replace(
+        Request(**typed),
+        template=config.get(TEMPLATE) if read.launcher is None else None,
+        mpiexec_args=tuple(shlex.split(read.mpiexec_args)),
+        exported=tuple(exported),
+        mca=tuple((key, value) for key, value in read.mca),
+        notes=tuple(said),
+    )
 
 
 def _accepted(options: Iterable[str]) -> list[str]:

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from mpicoll._base.waits import STOP_S
 from mpicoll._launch.find.allocation import Allocation
 from mpicoll._launch.find.hostfile import Host
 
@@ -17,6 +18,15 @@ LOCAL = ("localhost", "127.0.0.1")
 class Request:
     """Options of the user for the whole job; None: not set."""
 
+    mpi: str | None = None
+    launcher: str | None = None
+    template: str | None = None  # of MPICOLL_LAUNCHER_COMMAND
+    dry_run: bool = False
+    quiet: bool = False
+    grace_s: float = STOP_S  # between SIGTERM and SIGKILL
+    mpiexec_args: tuple[str, ...] = ()
+    exported: tuple[str, ...] = ()  # NAME or NAME=VALUE
+    mca: tuple[tuple[str, str], ...] = ()  # settings of Open MPI
     nodes: int | None = None
     bind_to: str | None = None
     map_by: str | None = None
@@ -27,6 +37,7 @@ class Request:
     restart: int = 0  # 1 for the first restart
     max_restarts: int | None = None
     supervised: bool = False  # a monitor for each rank; `mpicoll._launch.monitor`
+    notes: tuple[str, ...] = ()  # sentences for the user about some options
 
 
 NOTHING_ASKED = Request()

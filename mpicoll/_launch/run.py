@@ -27,11 +27,11 @@ from mpicoll._base.launcher import ADDED, OWNER, detect, without_job
 from mpicoll._base.stdout import quiet_without_reader
 from mpicoll._base.waits import FIRST_PAUSE_S, LONGEST_PAUSE_S, OTHER_RANKS_S
 from mpicoll._launch import supervisor
-from mpicoll._launch.arguments import PROG, Options, parse
+from mpicoll._launch.arguments import PROG, parse
 from mpicoll._launch.find import allocation
 from mpicoll._launch.find.installations import Mpi, Mpiexec, find_mpi, find_mpiexec
 from mpicoll._launch.find.launchers import LAUNCHERS, find_srun, find_template
-from mpicoll._launch.job import Plan, Program, Site
+from mpicoll._launch.job import Plan, Program, Request, Site
 from mpicoll._launch.plan import plan
 
 # How a launcher that `detect` tells from others is called
@@ -45,22 +45,22 @@ OUTER_COMMANDS = {
 def main(argv: Sequence[str] | None = None, prog: str = PROG) -> int:
     """Runs the command line and returns the exit status; 2: nothing was started. prog: the name of the command in --help."""
     try:
-        options, programs = parse(sys.argv[1:] if argv is None else argv, prog)
+        request, programs = parse(sys.argv[1:] if argv is None else argv, prog)
         check_once(os.environ)
-        options = replace(options, request=replace(options.request, supervised=True))
-        environ = job_environ(options)
-        job_plan = make_plan(programs, options, environ)
+        request = replace(request, supervised=True)
+        environ = job_environ(request)
+        job_plan = make_plan(programs, request, environ)
     except BrokenPipeError:  # from --help, with Python 3.11.2 for example; later ones drop it
         raise
     except (LaunchError, ValueError, OSError) as error:
         print(f"mpicoll.run: {error}", file=sys.stderr)
         return 2
-    if options.dry_run:
+    if request.dry_run:
         print(spell(job_plan))
         return 0
     try:
-        _announce(job_plan, options)
-        return _supervise(programs, job_plan, environ, options)
+        _announce(job_plan, request)
+        return _supervise(programs, job_plan, environ, request)
     except LaunchError as error:  # before a restart
         print(f"mpicoll.run: {error}", file=sys.stderr)
     except OSError as error:
@@ -88,24 +88,24 @@ def check_once(environ: Mapping[str, str]) -> None:
     )
 
 
-def _announce(job_plan: Plan, options: Options) -> None:
-    if not options.quiet:
-        for note in (*options.notes, *job_plan.notes):
+def _announce(job_plan: Plan, request: Request) -> None:
+    if not request.quiet:
+        for note in (*request.notes, *job_plan.notes):
             print(f"mpicoll.run: {note}", file=sys.stderr)
         print(f"mpicoll.run: {spell(job_plan)}", file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
 
 
-def _supervise(programs: Sequence[Program], job_plan: Plan, environ: Mapping[str, str], options: Options) -> int:
+def _supervise(programs: Sequence[Program], job_plan: Plan, environ: Mapping[str, str], request: Request) -> int:
     """Runs mpiexec, again after a failure if the user wants that. Returns the exit status, and prints what has ended the job."""
-    watch, request = supervisor.Supervisor(), options.request
+    watch = supervisor.Supervisor()
     while True:
         full = full_environ(job_plan, environ)
-        outcome = watch.run(job_plan, full, options.grace_s)
-        if _failed_by_itself(outcome, job_plan.family, options):
+        outcome = watch.run(job_plan, full, request.grace_s)
+        if _failed_by_itself(outcome, job_plan.family, request):
             print(f"mpicoll.run: {outcome.cause}; it is started once more", file=sys.stderr, flush=True)
-            outcome = watch.run(job_plan, full, options.grace_s)
+            outcome = watch.run(job_plan, full, request.grace_s)
         if outcome.cause:
             print(f"mpicoll.run: {outcome.cause}", file=sys.stderr, flush=True)
         if outcome.status == 0 or outcome.signal or request.restart == (request.max_restarts or 0):
@@ -116,36 +116,34 @@ def _supervise(programs: Sequence[Program], job_plan: Plan, environ: Mapping[str
         print(f"mpicoll.run: {text}", file=sys.stderr, flush=True)
         if number := watch.pause(delay_s):
             return 128 + number
-        options = replace(options, request=request)
-        job_plan = make_plan(programs, options, environ)  # another MASTER_PORT: the old one may still be taken
-        _announce(job_plan, options)
+        job_plan = make_plan(programs, request, environ)  # another MASTER_PORT: the old one may still be taken
+        _announce(job_plan, request)
 
 
-def _failed_by_itself(outcome: supervisor.Outcome, family: str, options: Options) -> bool:
+def _failed_by_itself(outcome: supervisor.Outcome, family: str, request: Request) -> bool:
     """Whether Open MPI's mpiexec has failed before it started a rank, and not because of an option of the user.
 
     On a busy machine that happens now and then: prterun ends with this status and says nothing.
     """
-    request = options.request
-    of_the_user = options.mpiexec_args or options.mca or request.bind_to or request.map_by
+    of_the_user = request.mpiexec_args or request.mca or request.bind_to or request.map_by
     return family == "openmpi" and outcome.status == supervisor.NOT_STARTED and not outcome.begun and not of_the_user
 
 
-def make_plan(programs: Sequence[Program], options: Options, environ: Mapping[str, str]) -> Plan:
+def make_plan(programs: Sequence[Program], request: Request, environ: Mapping[str, str]) -> Plan:
     """The mpiexec command for ``programs``. Raises LaunchError or ValueError; the message names the remedy."""
-    mpi, mpiexec = find(options.mpi, environ, options.launcher, options.template)
-    if options.mca and mpiexec.family in LAUNCHERS:
-        key, value = options.mca[0]
+    mpi, mpiexec = find(request.mpi, environ, request.launcher, request.template)
+    if request.mca and mpiexec.family in LAUNCHERS:
+        key, value = request.mca[0]
         raise LaunchError(
             f"--mca {key} {value}: an option of mpiexec; with {LAUNCHERS[mpiexec.family]} use -x OMPI_MCA_{key}={value}"
         )
-    if options.mca and mpiexec.family != "openmpi":
-        raise LaunchError(f"--mca {' '.join(options.mca[0])}: only Open MPI has these settings, and this is {mpi.vendor}")
-    extra = [*options.mpiexec_args, *(word for setting in options.mca for word in ("--mca", *setting))]
-    names = tuple(item.partition("=")[0] for item in options.exported)
+    if request.mca and mpiexec.family != "openmpi":
+        raise LaunchError(f"--mca {' '.join(request.mca[0])}: only Open MPI has these settings, and this is {mpi.vendor}")
+    extra = [*request.mpiexec_args, *(word for setting in request.mca for word in ("--mca", *setting))]
+    names = tuple(item.partition("=")[0] for item in request.exported)
     site = this_site(environ)
-    site = replace(site, settings=site.settings | {f"OMPI_MCA_{key}" for key, _ in options.mca})
-    return plan(programs, mpi, mpiexec, site, extra, names, options.request)
+    site = replace(site, settings=site.settings | {f"OMPI_MCA_{key}" for key, _ in request.mca})
+    return plan(programs, mpi, mpiexec, site, extra, names, request)
 
 
 def find(
@@ -172,12 +170,12 @@ def find(
         raise
 
 
-def job_environ(options: Options) -> dict[str, str]:
+def job_environ(request: Request) -> dict[str, str]:
     """The environment of a new job: ours without variables of a job that this process may be part of, plus -x NAME=VALUE."""
     environ = without_job(os.environ)
     if not environ.get("HOME"):
         environ["HOME"] = home()
-    for item in options.exported:
+    for item in request.exported:
         name, equals, value = item.partition("=")
         if equals:
             environ[name] = value

@@ -34,7 +34,7 @@ from mpicoll._base.errors import LaunchError, MpicollError
 from mpicoll._base.waits import STOP_S
 from mpicoll._launch import arguments, spawn_rank
 from mpicoll._launch.find import ask
-from mpicoll._launch.job import Program
+from mpicoll._launch.job import NOTHING_ASKED, Program
 
 POLL_S = 0.02
 UNPICKLABLE = pickle.PicklingError, AttributeError, TypeError, RuntimeError
@@ -268,9 +268,8 @@ def _pickled(task: tuple[Any, ...], interactive: bool) -> bytes:
 
 
 def _start(folder: Path, nprocs: int) -> subprocess.Popen[bytes]:
-    options = arguments.Options(quiet=True)
-    environ = run.job_environ(options)
+    environ = run.job_environ(NOTHING_ASKED)
     where = str(Path(__file__).resolve().parents[2])
     code = RANK_CODE.format(where=where, folder=str(folder))
-    job_plan = run.make_plan([Program((arguments.python(), "-u", "-c", code), nprocs)], options, environ)
+    job_plan = run.make_plan([Program((arguments.python(), "-u", "-c", code), nprocs)], NOTHING_ASKED, environ)
     return subprocess.Popen(job_plan.command, env=run.full_environ(job_plan, environ), stdin=subprocess.DEVNULL)

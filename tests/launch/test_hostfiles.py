@@ -8,7 +8,7 @@ import pytest
 import mpicoll._launch.find.hostfile as hostfile
 from mpicoll._launch import arguments
 from mpicoll._launch.find.hostfile import Host
-from mpicoll._launch.job import Program
+from mpicoll._launch.job import Program, Request
 from mpicoll._launch.plan import plan
 from tests.launch.made_up import MPICH, OPENMPI, a_site
 from tests.support import ROOT
@@ -16,7 +16,7 @@ from tests.support import ROOT
 SAMPLES = ROOT / "hostfiles"
 
 
-def words(line: str) -> tuple[arguments.Options, list[Program]]:
+def words(line: str) -> tuple[Request, list[Program]]:
     """The sample's command line as mpicoll.run reads it; its scripts need not exist here."""
     return arguments.parse([word.replace("hostfiles/", f"{SAMPLES}/") for word in shlex.split(line)[3:]])
 

@@ -9,7 +9,7 @@ import pytest
 
 import mpicoll
 from mpicoll._launch import arguments
-from mpicoll._launch.arguments import ACCEPTED, REPLACED, Options, sets_ranks
+from mpicoll._launch.arguments import ACCEPTED, REPLACED, sets_ranks
 from mpicoll._launch.find.hostfile import Host
 from mpicoll._launch.job import Program, Request
 from mpicoll.errors import LaunchError
@@ -23,7 +23,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def parse(line: str) -> tuple[Options, Program]:
+def parse(line: str) -> tuple[Request, Program]:
     options, (program,) = arguments.parse(shlex.split(line))
     return options, program
 
@@ -107,11 +107,11 @@ def test_the_number_of_ranks_and_their_hosts(spelling: str, known: dict[str, obj
     options, program = parse(f"{spelling} t.py")
     nothing = {"ranks": None, "per_node": None, "hosts": None}
     assert {name: getattr(program, name) for name in nothing} == {**nothing, **known}
-    assert options.request == Request()
+    assert options == Request()
 
 
 def test_the_number_of_nodes() -> None:
-    assert [parse(f"{spelling} t.py")[0].request.nodes for spelling in ("--nnodes 2", "--nnodes=2:2")] == [2, 2]
+    assert [parse(f"{spelling} t.py")[0].nodes for spelling in ("--nnodes 2", "--nnodes=2:2")] == [2, 2]
 
 
 def test_ranks_on_each_node_by_device(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,7 +142,7 @@ def test_a_line_of_torchrun() -> None:
     assert options.notes == (
         "--standalone, --rdzv-backend, --rdzv-endpoint, --rdzv-id: without effect, MPI brings the ranks together",
     )
-    assert options.request.max_restarts == 3
+    assert options.max_restarts == 3
 
 
 @pytest.mark.parametrize("name", ACCEPTED)
@@ -167,9 +167,9 @@ def test_what_has_another_form_here_is_refused_with_it(name: str, capsys: pytest
 
 def test_binding_output_and_environment() -> None:
     for line in ("--bind-to core --map-by numa --tag-output", "-bind-to core -map-by numa -l", "--bind_to=core --map-by=numa -l"):
-        assert parse(f"{line} t.py")[0].request == Request(bind_to="core", map_by="numa", tag_output=True)
+        assert parse(f"{line} t.py")[0] == Request(bind_to="core", map_by="numa", tag_output=True)
     for option in ("--oversubscribe", "-oversubscribe"):
-        assert parse(f"{option} t.py")[0].request == Request(oversubscribe=True)
+        assert parse(f"{option} t.py")[0] == Request(oversubscribe=True)
     line = "-x A -x B=1 -genv C 2 --mca btl tcp,self -mca osc ^ucx --allow-run-as-root -allow-run-as-root t.py"
     options, _ = parse(line)
     assert options.exported == ("A", "B=1", "C=2")
@@ -179,9 +179,9 @@ def test_binding_output_and_environment() -> None:
 
 def test_log_files(here: Path) -> None:
     options, _ = parse("--log-dir logs --tag-output t.py")
-    assert options.request == Request(log_dir=f"{here}/logs")  # nothing is left to tag
+    assert options == Request(log_dir=f"{here}/logs", notes=options.notes)  # nothing is left to tag
     assert options.notes[0].startswith(f"the output of rank R goes to {here}/logs/rank-R.log; --tag-output marks")
-    assert parse("--log_dir /x t.py")[0].request.log_dir == "/x"
+    assert parse("--log_dir /x t.py")[0].log_dir == "/x"
 
 
 def test_a_launcher_that_is_named_overrides_the_template(monkeypatch: pytest.MonkeyPatch) -> None:
