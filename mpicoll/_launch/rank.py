@@ -45,7 +45,7 @@ def main(words: list[str]) -> None:
             sys.argv[:] = words
             _run_script(words[0])
     except SystemExit as ending:
-        status = _status(ending)
+        status = exit_status(ending)
         if status != 0:
             last_words.why(ending.code if isinstance(ending.code, str) else f"exit status {status}", status)
             abort_job(status)
@@ -125,7 +125,7 @@ def _run_script(script: str) -> None:
     exec(code, namespace)
 
 
-def _status(ending: SystemExit) -> int:
+def exit_status(ending: SystemExit) -> int:
     """The exit status of sys.exit(code) in Python; prints a code that is a text."""
     if ending.code is None:
         return 0

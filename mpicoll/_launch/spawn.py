@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import atexit
 import importlib
+import math
 import os
 import pickle
 import shutil
@@ -107,15 +108,11 @@ class SpawnContext:
 
         Ends an mpiexec that does not end after a failure: Open MPI 5 may hang for ever if a rank fails while others start MPI.
         """
-        end = None if timeout is None else time.monotonic() + timeout
-        failed_at = None
-        while (status := self.process.poll()) is None:
-            now = time.monotonic()
-            if end is not None and now >= end:
-                return None
-            if failed_at is None and any(self._folder.glob("failure-*")):
-                failed_at = now
-            if failed_at is not None and now - failed_at > STOP_S:
+        end, stop_at = math.inf if timeout is None else time.monotonic() + timeout, math.inf
+        while (status := self.process.poll()) is None and (now := time.monotonic()) < end:
+            if stop_at == math.inf and any(self._folder.glob("failure-*")):
+                stop_at = now + STOP_S
+            if now > stop_at:
                 ask.end(self.process)
             time.sleep(POLL_S)
         return status
@@ -144,14 +141,13 @@ class SpawnContext:
             message = message.format(f"ended with exit status {code}")
             raise RankExited(message, error_index=rank, error_pid=pid, exit_code=code)
         unfinished = [rank for rank in range(self.nprocs) if not (self._folder / f"done-{rank}").exists()]
-        if status != 0 or unfinished:
-            message = (
-                f"mpiexec ended with status {status} and no rank left a traceback (a signal, or a crash: see the output above)"
-            )
-            if unfinished:
-                message += f"; not finished: rank{'s' * (len(unfinished) > 1)} {', '.join(map(str, unfinished))}"
-            rank = unfinished[0] if len(unfinished) == 1 else -1
-            raise RankExited(message, error_index=rank, error_pid=self.process.pid, exit_code=status)
+        if status == 0 and not unfinished:
+            return
+        message = f"mpiexec ended with status {status} and no rank left a traceback (a signal, or a crash: see the output above)"
+        if unfinished:
+            message += f"; not finished: rank{'s' * (len(unfinished) > 1)} {', '.join(map(str, unfinished))}"
+        rank = unfinished[0] if len(unfinished) == 1 else -1
+        raise RankExited(message, error_index=rank, error_pid=self.process.pid, exit_code=status)
 
 
 def spawn(
@@ -194,7 +190,7 @@ def spawn(
     # Only its owner may read the folder: it holds the key for connections of multiprocessing.
     folder = Path(tempfile.mkdtemp(prefix="mpicoll-spawn-"))
     try:
-        _write_task(folder, fn, args)
+        (folder / "task").write_bytes(_task(fn, args))
         process = _start(folder, nprocs)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
@@ -227,13 +223,14 @@ def _check(nprocs: int, start_method: str) -> None:
         )
 
 
-def _write_task(folder: Path, fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
+def _task(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
+    """What a rank needs to import the script, and fn and args, pickled."""
     preparation = multiprocessing_spawn.get_preparation_data("MpicollRank")
     preparation["authkey"] = bytes(preparation["authkey"])  # for proxies of a Manager; its own type cannot be pickled
     if not os.path.exists(preparation.get("init_main_from_path", "")):  # "<stdin>" of `python -`
         preparation.pop("init_main_from_path", None)
-    task = _pickled((fn, tuple(args)), interactive=not {"init_main_from_name", "init_main_from_path"} & preparation.keys())
-    (folder / "task").write_bytes(pickle.dumps((preparation, task)))
+    interactive = not {"init_main_from_name", "init_main_from_path"} & preparation.keys()
+    return pickle.dumps((preparation, _pickled((fn, tuple(args)), interactive)))
 
 
 # Note [What pickle cannot send]
@@ -269,7 +266,6 @@ def _pickled(task: tuple[Any, ...], interactive: bool) -> bytes:
 
 def _start(folder: Path, nprocs: int) -> subprocess.Popen[bytes]:
     environ = run.job_environ(NOTHING_ASKED)
-    where = str(Path(__file__).resolve().parents[2])
-    code = RANK_CODE.format(where=where, folder=str(folder))
+    code = RANK_CODE.format(where=str(Path(__file__).resolve().parents[2]), folder=str(folder))
     job_plan = run.make_plan([Program((arguments.python(), "-u", "-c", code), nprocs)], NOTHING_ASKED, environ)
     return subprocess.Popen(job_plan.command, env=run.full_environ(job_plan, environ), stdin=subprocess.DEVNULL)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from mpicoll._base import launcher
 from mpicoll._base.errors import LaunchError
-from mpicoll._launch.rank import abort_job, write_lines
+from mpicoll._launch.rank import abort_job, exit_status, write_lines
 
 importing = False  # True while this rank imports the script: a spawn call then lacks its `if __name__` guard
 
@@ -26,7 +26,7 @@ def main(folder_name: str) -> None:
     launcher.provide_torch_variables()
     folder = Path(folder_name)
     _write(folder / f"pid-{launch.rank}", str(os.getpid()).encode())
-    code, text = 1, None
+    status, text = 0, None
     try:
         preparation, task = pickle.loads((folder / "task").read_bytes())
         importing = True
@@ -34,25 +34,20 @@ def main(folder_name: str) -> None:
         fn, args = pickle.loads(task)
         importing = False
         fn(launch.rank, *args)
-    except SystemExit as caught:
-        code = caught.code if isinstance(caught.code, int) else int(caught.code is not None)
-        if isinstance(caught.code, str):
-            print(caught.code, file=sys.stderr)
-        if code == 0:
-            _write(folder / f"done-{launch.rank}", b"")
-            raise
+    except SystemExit as ending:
+        status = exit_status(ending)
     except KeyboardInterrupt:
-        code = 130  # the caller is interrupted too and says so
+        status = 130  # the caller is interrupted too and says so
     except BaseException:  # noqa: BLE001  the caller gets any error
-        text = traceback.format_exc()
-    else:
+        status, text = 1, traceback.format_exc()
+    if status == 0:
         _write(folder / f"done-{launch.rank}", b"")
         return
-    _write(folder / f"failure-{launch.rank}", pickle.dumps((launch.rank, os.getpid(), code, text)))
+    _write(folder / f"failure-{launch.rank}", pickle.dumps((launch.rank, os.getpid(), status, text)))
     sys.stdout.flush()
     sys.stderr.flush()
-    abort_job(code)
-    os._exit(code)
+    abort_job(status)
+    os._exit(status)
 
 
 def _write(file: Path, content: bytes) -> None:
