@@ -31,8 +31,7 @@ from mpicoll._base import config
 from mpicoll._base.cpus import usable_cores
 from mpicoll._base.errors import LaunchError
 from mpicoll._base.waits import STOP_S
-from mpicoll._launch.find.installations import torch_facts
-from mpicoll._launch.find.launchers import TEMPLATE
+from mpicoll._launch.find.installations import TEMPLATE, torch_facts
 from mpicoll._launch.job import Program, Request
 
 PROG = "python -m mpicoll.run"

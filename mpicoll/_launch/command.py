@@ -37,8 +37,7 @@ from dataclasses import dataclass
 
 from mpicoll._base.errors import LaunchError
 from mpicoll._base.slurm import cpus_per_task
-from mpicoll._launch.find.installations import Mpi, Mpiexec
-from mpicoll._launch.find.launchers import LAUNCHERS, TEMPLATE
+from mpicoll._launch.find.installations import LAUNCHERS, TEMPLATE, Mpi, Mpiexec
 from mpicoll._launch.job import Placement, Program, Request, Site, Where
 
 OPENMPI_UNITS = ("none", "hwthread", "core", "l1cache", "l2cache", "l3cache", "numa", "package", "socket")

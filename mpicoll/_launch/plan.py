@@ -25,8 +25,7 @@ from mpicoll._launch.additions import additions
 from mpicoll._launch.command import Job, command
 from mpicoll._launch.find.allocation import Allocation
 from mpicoll._launch.find.hostfile import Host
-from mpicoll._launch.find.installations import Mpi, Mpiexec
-from mpicoll._launch.find.launchers import LAUNCHERS
+from mpicoll._launch.find.installations import LAUNCHERS, Mpi, Mpiexec
 from mpicoll._launch.job import LOCAL, NOTHING_ASKED, Placement, Plan, Program, Request, Site, Where
 
 # Variables that other hosts get. mpirun of Open MPI passes on OMPI_* by itself, Hydra everything.

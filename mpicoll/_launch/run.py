@@ -29,8 +29,7 @@ from mpicoll._base.waits import FIRST_PAUSE_S, LONGEST_PAUSE_S, OTHER_RANKS_S
 from mpicoll._launch import supervisor
 from mpicoll._launch.arguments import PROG, parse
 from mpicoll._launch.find import allocation
-from mpicoll._launch.find.installations import Mpi, Mpiexec, find_mpi, find_mpiexec
-from mpicoll._launch.find.launchers import LAUNCHERS, find_srun, find_template
+from mpicoll._launch.find.installations import LAUNCHERS, Mpi, Mpiexec, find_mpi, find_mpiexec, find_srun, find_template
 from mpicoll._launch.job import Plan, Program, Request, Site
 from mpicoll._launch.plan import plan
 

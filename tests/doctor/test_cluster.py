@@ -12,7 +12,7 @@ import mpicoll._launch.doctor.cluster as cluster
 import mpicoll._launch.doctor.trial as trial
 from mpicoll._launch.doctor.cluster import Fabric
 from mpicoll._launch.doctor.report import MARKS
-from mpicoll._launch.find import launchers
+from mpicoll._launch.find import installations
 from mpicoll._launch.find.allocation import Allocation
 from mpicoll._launch.find.installations import Mpi
 from tests.support import ROOT, clean_environment
@@ -34,9 +34,9 @@ SRUN_21 = "srun: MPI types are...\nsrun: none\nsrun: pmi2\n"
 
 
 def test_the_types_of_srun_are_read() -> None:
-    assert launchers.read_srun_types(SRUN_23) == ("none", "cray_shasta", "pmi2", "pmix", "pmix_v4")
-    assert launchers.read_srun_types(SRUN_21) == ("none", "pmi2")
-    assert launchers.read_srun_types("srun: error: cannot connect") is None
+    assert installations.read_srun_types(SRUN_23) == ("none", "cray_shasta", "pmi2", "pmix", "pmix_v4")
+    assert installations.read_srun_types(SRUN_21) == ("none", "pmi2")
+    assert installations.read_srun_types("srun: error: cannot connect") is None
 
 
 def test_a_slurm_job_and_whether_srun_fits_the_mpi() -> None:

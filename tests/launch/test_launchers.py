@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mpicoll._launch.find.installations import Mpi
-from mpicoll._launch.find.launchers import find_srun, find_template, srun_type
+from mpicoll._launch.find.installations import Mpi, find_srun, find_template, srun_type
 from mpicoll.errors import LaunchError
 
 OPENMPI = Mpi("Open MPI", (5, 0, 11), "/o/lib/libmpi.so.40")

@@ -32,7 +32,7 @@ from mpicoll._base.packages import installed_wheels
 from mpicoll._base.stdout import quiet_without_reader
 from mpicoll._launch.doctor import cluster, dump, trial
 from mpicoll._launch.doctor.report import Finding, Report, ranks_in_words
-from mpicoll._launch.find import allocation, cuda_support, installations, launchers
+from mpicoll._launch.find import allocation, cuda_support, installations
 from mpicoll._launch.find.installations import Mpi, torch_facts
 
 MINIMUM_SHARED_MEMORY = 64 * 2**20  # bytes; below it MPI itself may fail to start a few ranks
@@ -120,7 +120,7 @@ def examine(environ: Mapping[str, str], launch: Launch | None = None, job: Mappi
 
 def _cluster(mpi: Mpi | None, library_version: str, environ: Mapping[str, str], report: Report) -> None:
     """Adds the findings about the scheduler and the network between nodes."""
-    report.findings += cluster.check_scheduler(allocation.find(environ), mpi, launchers.srun_types(environ))
+    report.findings += cluster.check_scheduler(allocation.find(environ), mpi, installations.srun_types(environ))
     if mpi is None:
         return
     fabrics = cluster.fabrics()

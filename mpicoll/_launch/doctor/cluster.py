@@ -18,8 +18,7 @@ from mpicoll._launch.doctor.report import Finding
 from mpicoll._launch.find import installations
 from mpicoll._launch.find.allocation import Allocation
 from mpicoll._launch.find.ask import output_of
-from mpicoll._launch.find.installations import Mpi
-from mpicoll._launch.find.launchers import srun_type
+from mpicoll._launch.find.installations import Mpi, srun_type
 
 TOOL_TIMEOUT_S = 20.0  # of ompi_info; usual is 1 s
 
@@ -27,7 +26,7 @@ TOOL_TIMEOUT_S = 20.0  # of ompi_info; usual is 1 s
 
 
 def check_scheduler(allocation: Allocation | None, mpi: Mpi | None, types: tuple[str, ...] | None) -> list[Finding]:
-    """The scheduler of this job. types: see `launchers.srun_types`."""
+    """The scheduler of this job. types: see `installations.srun_types`."""
     findings = [] if allocation is None else [_job(allocation)]
     if types is not None:
         findings.append(_srun(mpi, types))

@@ -1,8 +1,10 @@
-"""Which MPI library mpi4py loads, and which mpiexec belongs to it. Starts no MPI in this process.
+"""Which MPI library mpi4py loads, and what can start its ranks. Starts no MPI in this process.
 
     find_mpi       asks mpi4py, in a process of its own, for the library it loads     -> Mpi
     find_mpiexec   looks beside that library, then in PATH, and asks each candidate   -> Mpiexec
                    for its ``--version``
+    find_srun      asks srun which interfaces it offers to the ranks                  -> Mpiexec
+    find_template  reads the command line in MPICOLL_LAUNCHER_COMMAND                 -> Mpiexec
 
 An mpiexec of another family is never taken: it would start N programs that are each rank 0 of 1.
 Families: "openmpi" (Open MPI, Spectrum MPI; they use PMIx) and "mpich" (MPICH, Intel MPI, MVAPICH, Cray MPICH; they use PMI).
@@ -12,9 +14,10 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,7 +31,9 @@ from mpicoll._launch.find.ask import ask, output_of
 
 PROBE = Path(__file__).parents[2] / "_base" / "probe.py"
 PROBE_OF_TORCH = Path(__file__).parent / "probe_torch.py"
-VERSION_TIMEOUT_S = 20.0  # for `mpiexec --version`, which usually takes 10 ms
+VERSION_TIMEOUT_S = 20.0  # for `mpiexec --version`, which usually takes 10 ms, and `srun --mpi=list`, 1 s
+TEMPLATE = "MPICOLL_LAUNCHER_COMMAND"
+LAUNCHERS = {"srun": "--launcher srun", "template": TEMPLATE}  # no mpiexec: family of `Mpiexec` -> how the user chooses it
 
 MPIEXECS = {
     "openmpi": ("mpiexec", "mpirun", "mpiexec.openmpi", "mpirun.openmpi", "orterun", "ompirun_wrapper"),
@@ -72,7 +77,7 @@ class Mpiexec:
     """A launcher with the family and version that it reports. environ: makes it find its own files."""
 
     path: str
-    family: str  # "openmpi", "mpich", a key of `launchers.LAUNCHERS`, or "" for one that mpicoll does not know
+    family: str  # "openmpi", "mpich", a key of `LAUNCHERS`, or "" for one that mpicoll does not know
     version: tuple[int, ...]
     environ: Mapping[str, str] = field(default_factory=dict)
     pmi: str = ""  # for srun: the interface that this MPI needs
@@ -118,8 +123,8 @@ def find_mpi(choice: str | None, environ: Mapping[str, str]) -> Mpi:
     if choice in SONAMES:
         if not environ.get("MPI4PY_LIBMPI") or len(installed_wheels()) < 2:
             default = probe("library", without_job(environ))
-            if "error" not in default and _mpi(default, {}).family == choice:
-                return _mpi(default, {})
+            if "error" not in default and (mpi := _mpi(default, {})).family == choice:
+                return mpi
         return _choose(list(_family_libraries(choice, environ)), choice, environ)
     path = Path(choice).expanduser()
     if not path.exists():
@@ -203,13 +208,7 @@ def _family_libraries(family: str, environ: Mapping[str, str]) -> Iterator[Path]
         folders += [mpiexec.parent.parent / "lib", mpiexec.parent.parent / "lib64"]
     machine = os.uname().machine
     folders += [Path(pattern.format(family=family, machine=machine)) for pattern in SYSTEM_LIBRARIES]
-    seen = set()
-    for folder in folders:
-        for soname in SONAMES[family]:
-            library = folder / soname
-            if library.exists() and (real := library.resolve()) not in seen:
-                seen.add(real)
-                yield library
+    return _each_once(library for folder in folders for name in SONAMES[family] if (library := folder / name).exists())
 
 
 def _libraries_at(path: Path) -> Iterator[Path]:
@@ -298,13 +297,17 @@ def _candidates(family: str, library_file: str | None, environ: Mapping[str, str
     if library_file:
         folders += [parent / "bin" for parent in Path(library_file).absolute().parents[1:4]]
     folders += [Path(folder) for folder in environ.get("PATH", "").split(os.pathsep) if folder]
+    files = (folder / name for folder in folders for name in MPIEXECS[family])
+    return _each_once(file for file in files if os.access(file, os.X_OK) and file.is_file())
+
+
+def _each_once(files: Iterable[Path]) -> Iterator[Path]:
+    """The files without those that are links to an earlier one."""
     seen = set()
-    for folder in folders:
-        for name in MPIEXECS[family]:
-            path = folder / name
-            if os.access(path, os.X_OK) and path.is_file() and (real := path.resolve()) not in seen:
-                seen.add(real)
-                yield path
+    for file in files:
+        if (real := file.resolve()) not in seen:
+            seen.add(real)
+            yield file
 
 
 def in_path(name: str, environ: Mapping[str, str]) -> Path | None:
@@ -315,6 +318,64 @@ def in_path(name: str, environ: Mapping[str, str]) -> Path | None:
 
 def _first_line(error: str) -> str:
     return next((line.strip() for line in error.splitlines() if line.strip()), "no reason given")
+
+
+# --- launchers that are no mpiexec ------------------------------------------------------------------------------------
+
+
+def srun_types(environ: Mapping[str, str]) -> tuple[str, ...] | None:
+    """The types of ``srun --mpi``; None: there is no srun, or it does not answer."""
+    path = in_path("srun", environ)
+    if path is None:
+        return None
+    said = output_of([str(path), "--mpi=list"], without_job(environ), VERSION_TIMEOUT_S)
+    return None if said is None else read_srun_types(said)
+
+
+def read_srun_types(text: str) -> tuple[str, ...] | None:
+    """The types in the output of ``srun --mpi=list`` of any version: ``none``, ``pmi2``, ``pmix`` ...; None: no type in it."""
+    types: list[str] = re.findall(r"\b(none|openmpi|cray_shasta|pmi2|pmix(?:_v\d+)?)\b", text)
+    return tuple(dict.fromkeys(types)) or None
+
+
+def srun_type(mpi: Mpi, types: tuple[str, ...]) -> str | None:
+    """The type of ``srun --mpi`` that starts ``mpi``; None: this Slurm has none."""
+    wanted = ("pmix",) if mpi.family == "openmpi" else ("pmi2", "cray_shasta")
+    return next((name for start in wanted for name in types if name.startswith(start)), None)
+
+
+def find_srun(mpi: Mpi, environ: Mapping[str, str]) -> Mpiexec:
+    """srun, for ranks of ``mpi``.
+
+    Raises:
+        LaunchError: It is not installed, or it cannot start ranks of this MPI; the message names the remedy.
+    """
+    path = in_path("srun", environ)
+    if path is None:
+        raise LaunchError("--launcher srun: no srun in PATH; load its module, or use --launcher mpiexec")
+    types = srun_types(environ) or ()
+    pmi = srun_type(mpi, types)
+    if pmi is None:
+        raise LaunchError(
+            f"--launcher srun: {mpi.vendor} needs --mpi={'pmix' if mpi.family == 'openmpi' else 'pmi2'}, and this srun offers"
+            f" {', '.join(types) or 'nothing'}: each rank would be alone; use --launcher mpiexec"
+        )
+    return Mpiexec(str(path), "srun", (), pmi=pmi)
+
+
+def find_template(text: str, environ: Mapping[str, str]) -> Mpiexec:
+    """The launcher of the template ``text``. Raises LaunchError if it is not installed; the message names the remedy."""
+    try:
+        program, *words = shlex.split(text)
+    except ValueError as error:
+        raise LaunchError(f"{TEMPLATE}={text}: {error}; quote it as in a shell") from None
+    path = in_path(program, environ)
+    if path is None:
+        raise LaunchError(f"{TEMPLATE}={text}: no {program} in PATH; load its module, or correct the command")
+    return Mpiexec(str(path), "template", (), template=tuple(words))
+
+
+# --- torch -----------------------------------------------------------------------------------------------------------
 
 
 def torch_facts(environ: Mapping[str, str]) -> dict[str, Any]:
