@@ -106,7 +106,9 @@ def examine(environ: Mapping[str, str], launch: Launch | None = None, job: Mappi
     _cluster(mpi, str(started.get("library_version", "")), environ, report)
     if launch is not None and job is not None:
         report.facts["job"] = {"launcher": launch.launcher, "size": launch.size, **job}
-        report.findings += [*check_job(launch, job), *check_container(environ, launch)]
+        report.findings += check_job(launch, job)
+        if container := containers.advice(environ, launch):
+            report.findings.append(Finding("note", "container", container[0], remedy=container[1]))
     verdict = None if mpi is None else cuda_support.decide(started, environ, cuda_support.driver_loads())
     report.facts["gpu_memory"] = None if verdict is None else asdict(verdict)
     report.findings += check_gpus(torch, verdict, environ)
@@ -235,12 +237,6 @@ def check_job(launch: Launch, job: Mapping[str, Any]) -> list[Finding]:
         text += " (containers with a /dev/shm of their own?)"
         findings.append(Finding("note", "job", text, remedy="let the containers of a host share /dev/shm (docker --ipc=host)"))
     return findings
-
-
-def check_container(environ: Mapping[str, str], launch: Launch) -> list[Finding]:
-    """Whether this rank shares with the other ranks of its host what shared memory needs."""
-    found = containers.advice(environ, launch)
-    return [] if found is None else [Finding("note", "container", found[0], remedy=found[1])]
 
 
 def check_gpus(torch: Mapping[str, Any], verdict: cuda_support.Verdict | None, environ: Mapping[str, str]) -> list[Finding]:

@@ -27,16 +27,14 @@ TOOL_TIMEOUT_S = 20.0  # of ompi_info; usual is 1 s
 
 def check_scheduler(allocation: Allocation | None, mpi: Mpi | None, types: tuple[str, ...] | None) -> list[Finding]:
     """The scheduler of this job. types: see `installations.srun_types`."""
-    findings = [] if allocation is None else [_job(allocation)]
+    findings = []
+    if allocation is not None:
+        hosts = [host for host, _ in allocation.nodes]
+        where = f"{len(hosts)} node{'s' * (len(hosts) > 1)}: {', '.join(hosts[:4])}{', ...' * (len(hosts) > 4)}"
+        findings.append(Finding("ok", "scheduler", f"{allocation} on {where}; mpicoll.run reads its nodes"))
     if types is not None:
         findings.append(_srun(mpi, types))
     return findings
-
-
-def _job(allocation: Allocation) -> Finding:
-    hosts = [host for host, _ in allocation.nodes]
-    where = f"{len(hosts)} node{'s' * (len(hosts) > 1)}: {', '.join(hosts[:4])}{', ...' * (len(hosts) > 4)}"
-    return Finding("ok", "scheduler", f"{allocation} on {where}; mpicoll.run reads its nodes")
 
 
 def _srun(mpi: Mpi | None, types: tuple[str, ...]) -> Finding:

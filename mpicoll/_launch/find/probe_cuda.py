@@ -60,16 +60,16 @@ class Cuda:
 
 
 class Trials:
-    """Operations between ranks 0 and 1 of ``comm``. Each returns whether this rank has received the right bytes."""
+    """Operations between ranks 0 and 1 of ``comm``. Each returns the bytes that this rank must have received."""
 
     def __init__(self, comm: Any, driver: Driver) -> None:
         from mpi4py import MPI
 
-        self.mpi, self.comm, self.rank = MPI, comm, comm.Get_rank()
+        self.mpi, self.comm, self.rank, self.other = MPI, comm, comm.Get_rank(), 1 - comm.Get_rank()
         self.driver = driver
         self.sent, self.received = driver.allocate(2 * LARGE), driver.allocate(2 * LARGE)
 
-    def all(self) -> dict[str, Callable[[], bool]]:
+    def all(self) -> dict[str, Callable[[], bytes]]:
         """The trials by name, the least demanding first."""
         return {
             "send 8 bytes": lambda: self.send(SMALL),
@@ -81,81 +81,73 @@ class Trials:
             "all_reduce": self.all_reduce,
         }
 
-    def send(self, nbytes: int) -> bool:
-        """A round trip."""
-        self.prepare(nbytes)
-        other = 1 - self.rank
-        if self.rank == 0:
-            self.comm.Send(self.bytes(self.sent, nbytes), other)
-            self.comm.Recv(self.bytes(self.received, nbytes), other)
-        else:
-            self.comm.Recv(self.bytes(self.received, nbytes), other)
-            self.comm.Send(self.bytes(self.sent, nbytes), other)
-        return self.driver.get(self.received, nbytes) == pattern(other, nbytes)
+    def passes(self, trial: Callable[[], bytes]) -> bool:
+        """Whether all ranks have received the right bytes (collective)."""
+        self.comm.Barrier()
+        self.driver.put(self.sent, pattern(self.rank, LARGE))
+        self.driver.put(self.received, bytes(2 * LARGE))
+        expected = trial()
+        return bool(self.comm.allreduce(self.driver.get(self.received, len(expected)) == expected, op=self.mpi.LAND))
 
-    def pending(self) -> bool:
+    def send(self, nbytes: int) -> bytes:
+        """A round trip."""
+        if self.rank == 0:
+            self.comm.Send(self.part(self.sent, nbytes), self.other)
+            self.comm.Recv(self.part(self.received, nbytes), self.other)
+        else:
+            self.comm.Recv(self.part(self.received, nbytes), self.other)
+            self.comm.Send(self.part(self.sent, nbytes), self.other)
+        return pattern(self.other, nbytes)
+
+    def pending(self) -> bytes:
         """Both directions at once, tested until they end."""
-        self.prepare(LARGE)
-        other = 1 - self.rank
         requests = [
-            self.comm.Irecv(self.bytes(self.received, LARGE), other),
-            self.comm.Isend(self.bytes(self.sent, LARGE), other),
+            self.comm.Irecv(self.part(self.received, LARGE), self.other),
+            self.comm.Isend(self.part(self.sent, LARGE), self.other),
         ]
         while not self.mpi.Request.Testall(requests):
             pass
-        return self.driver.get(self.received, LARGE) == pattern(other, LARGE)
+        return pattern(self.other, LARGE)
 
-    def broadcast(self) -> bool:
-        self.prepare(LARGE)
-        self.comm.Bcast(self.bytes(self.sent if self.rank == 0 else self.received, LARGE), 0)
-        return self.rank == 0 or self.driver.get(self.received, LARGE) == pattern(0, LARGE)
+    def broadcast(self) -> bytes:
+        self.comm.Bcast(self.part(self.sent if self.rank == 0 else self.received, LARGE), 0)
+        return bytes(LARGE) if self.rank == 0 else pattern(0, LARGE)  # rank 0 receives nothing
 
-    def all_gather(self) -> bool:
-        self.prepare(LARGE)
-        self.comm.Allgather(self.bytes(self.sent, LARGE), [*self.bytes(self.received, 2 * LARGE)[:1], LARGE, self.mpi.BYTE])
-        return self.driver.get(self.received, 2 * LARGE) == pattern(0, LARGE) + pattern(1, LARGE)
+    def all_gather(self) -> bytes:
+        target = [self.mpi.buffer.fromaddress(self.received, 2 * LARGE), LARGE, self.mpi.BYTE]
+        self.comm.Allgather(self.part(self.sent, LARGE), target)
+        return pattern(0, LARGE) + pattern(1, LARGE)
 
-    def all_gather_uneven(self) -> bool:
-        self.prepare(LARGE)
+    def all_gather_uneven(self) -> bytes:
         counts = [LARGE, LARGE // 2]
         target = [self.mpi.buffer.fromaddress(self.received, sum(counts)), counts, self.mpi.BYTE]
-        self.comm.Allgatherv(self.bytes(self.sent, counts[self.rank]), target)
-        return self.driver.get(self.received, sum(counts)) == pattern(0, counts[0]) + pattern(1, counts[1])
+        self.comm.Allgatherv(self.part(self.sent, counts[self.rank]), target)
+        return pattern(0, counts[0]) + pattern(1, counts[1])
 
-    def all_reduce(self) -> bool:
+    def all_reduce(self) -> bytes:
         """The library's own sum of GPU memory."""
-        self.prepare(LARGE)
-        count = LARGE // 4
         sent, received = (self.mpi.buffer.fromaddress(address, LARGE) for address in (self.sent, self.received))
-        self.comm.Allreduce([sent, count, self.mpi.INT32_T], [received, count, self.mpi.INT32_T], self.mpi.SUM)
-        sums = memoryview(self.driver.get(self.received, LARGE)).cast("i")
-        parts = [memoryview(pattern(rank, LARGE)).cast("i") for rank in (0, 1)]
-        return all(sums[i] == parts[0][i] + parts[1][i] for i in (0, 1, count // 2, count - 1))
+        self.comm.Allreduce([sent, LARGE // 4, self.mpi.INT32_T], [received, LARGE // 4, self.mpi.INT32_T], self.mpi.SUM)
+        return bytes(map(sum, zip(pattern(0, 8), pattern(1, 8), strict=True))) * (LARGE // 8)
 
-    def prepare(self, nbytes: int) -> None:
-        self.driver.put(self.sent, pattern(self.rank, nbytes))
-        self.driver.put(self.received, bytes(2 * LARGE))
-
-    def bytes(self, address: int, nbytes: int) -> list[Any]:
+    def part(self, address: int, nbytes: int) -> list[Any]:
         return [self.mpi.buffer.fromaddress(address, nbytes), nbytes, self.mpi.BYTE]
 
 
 def pattern(rank: int, nbytes: int) -> bytes:
-    """Bytes that tell the rank. Two of its int32 values add up without overflow."""
+    """Bytes that tell the rank. Two of its int32 values add up byte by byte, without a carry."""
     return bytes([1 + rank, 7, 3, 2 + rank, 9, 5 + rank, 1, 4]) * (nbytes // 8)
 
 
 def run(comm: Any, driver: Driver) -> None:
     """Runs all trials (collective) and prints the results on rank 0."""
-    from mpi4py import MPI
-
-    for name, trial in Trials(comm, driver).all().items():
-        if comm.Get_rank() == 0:
+    trials = Trials(comm, driver)
+    for name, trial in trials.all().items():
+        if trials.rank == 0:
             print(BEGUN + name, flush=True)
-        comm.Barrier()
-        right = comm.allreduce(trial(), op=MPI.LAND)
-        if comm.Get_rank() == 0:
-            print((PASSED if right else WRONG) + name, flush=True)
+        passed = trials.passes(trial)
+        if trials.rank == 0:
+            print((PASSED if passed else WRONG) + name, flush=True)
 
 
 def main() -> None:
