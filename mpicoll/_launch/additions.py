@@ -24,14 +24,12 @@ environment, stays.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from mpicoll._base import open_mpi_settings
 from mpicoll._base.binding import YIELD_SETTING, share
 from mpicoll._base.launcher import THREADS
 from mpicoll._base.slurm import allocated_cpus, cpus_per_task
-from mpicoll._launch.find.installations import Mpi
-from mpicoll._launch.job import Request, Site, Where
+from mpicoll._launch.find.installations import LAUNCHERS
+from mpicoll._launch.job import Job, Site, Where
 from mpicoll._launch.linux import KEEPALIVE
 
 # Settings by which the user may have chosen a binding: then no binding is added.
@@ -43,24 +41,16 @@ BINDING_SETTINGS = (
 BINDING_OPTIONS = ("--bind-to", "--map-by", "--rankfile", "--cpu-set", "--cpus-per-rank")
 
 
-def additions(
-    where: Where, mpi: Mpi, site: Site, request: Request, notes: list[str], extra: Sequence[str] | None
-) -> dict[str, str]:
-    """The variables to add.
-
-    Args:
-        notes: Sentences for the user, to which those about threads are appended.
-        extra: Words for mpiexec, among which may be options about binding; None: another launcher starts the ranks.
-    """
-    wanted: dict[str, str] = {}
-    cores = _cores(where, site)
+def additions(job: Job, notes: list[str]) -> dict[str, str]:
+    """The variables to add. notes: sentences for the user, to which those about threads are appended."""
+    where, mpi, site, wanted = job.where, job.mpi, job.site, dict[str, str]()
+    cores, by_mpiexec = _cores(where, site), job.mpiexec.family not in LAUNCHERS
     if mpi.family == "openmpi":
-        if extra is not None:
-            wanted |= _for_mpirun(where, mpi, site, request, extra, cores)
+        wanted |= _for_mpirun(job, cores) if by_mpiexec else {}
         wanted |= open_mpi_settings.ALWAYS
         if mpi.vendor == "Open MPI":
             wanted |= open_mpi_settings.of_version(mpi.version, one_host=not where.several_hosts)
-    elif extra is not None and "SLURM_JOB_ID" in site.environ:
+    elif by_mpiexec and "SLURM_JOB_ID" in site.environ:
         wanted["SLURM_MPI_TYPE"] = "none"
     if where.first_host:
         wanted["MASTER_ADDR"] = where.first_host
@@ -73,20 +63,22 @@ def additions(
     if site.in_step:
         wanted["SLURM_OVERLAP"] = "1"
     added = {name: value for name, value in wanted.items() if not site.decided(name)}
-    if request.max_restarts is not None:
-        added["TORCHELASTIC_RESTART_COUNT"] = str(request.restart)
-        added["TORCHELASTIC_MAX_RESTARTS"] = str(request.max_restarts)
+    if job.request.max_restarts is not None:
+        added["TORCHELASTIC_RESTART_COUNT"] = str(job.request.restart)
+        added["TORCHELASTIC_MAX_RESTARTS"] = str(job.request.max_restarts)
     return added
 
 
-def _for_mpirun(where: Where, mpi: Mpi, site: Site, request: Request, extra: Sequence[str], cores: int | None) -> dict[str, str]:
+def _for_mpirun(job: Job, cores: int | None) -> dict[str, str]:
     """The settings for the mpiexec of Open MPI itself, and those of ranks without cores of their own."""
-    wanted: dict[str, str] = {}
+    where, mpi, site, request, wanted = job.where, job.mpi, job.site, job.request, dict[str, str]()
     prrte = mpi.vendor == "Open MPI" and mpi.version[:1] >= (5,)  # from 5 on PRRTE starts the ranks; it has settings of its own
     if site.uid == 0:
         wanted |= dict.fromkeys(("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"), "1")
     crowded = request.oversubscribe or (where.ranks_here > site.cores if cores is None else where.ranks_per_host > cores)
-    if crowded or _more_than_slots(where, site):
+    # An Open MPI that reads the allocation itself refuses more ranks on a node than slots.
+    slots = [] if site.allocation is None or site.reads_allocation else [number for _, number in site.allocation.nodes]
+    if crowded or (slots and where.ranks_per_host > min(slots)):
         if prrte:  # by slot: otherwise PRRTE of Open MPI 5.0.11 starts all ranks on the first host, also with --host a:2,b:2
             wanted["PRTE_MCA_rmaps_default_mapping_policy"] = "slot:oversubscribe"
         else:
@@ -94,17 +86,11 @@ def _for_mpirun(where: Where, mpi: Mpi, site: Site, request: Request, extra: Seq
     if crowded:
         wanted[YIELD_SETTING] = "1"
     binding = request.bind_to is not None or request.map_by is not None or any(map(site.decided, BINDING_SETTINGS))
-    if not binding and not any(word.startswith(BINDING_OPTIONS) for word in extra):
+    if not binding and not any(word.startswith(BINDING_OPTIONS) for word in job.extra):
         wanted[BINDING_SETTINGS[0] if prrte else BINDING_SETTINGS[1]] = "none"
     if prrte and where.several_hosts:
         wanted |= {f"PRTE_MCA_oob_tcp_keepalive_{name}": str(number) for name, number in KEEPALIVE.items()}
     return wanted
-
-
-def _more_than_slots(where: Where, site: Site) -> bool:
-    """Whether a node has fewer slots than ranks. An Open MPI that reads the allocation itself refuses that."""
-    allocation = None if site.reads_allocation else site.allocation
-    return allocation is not None and where.ranks_per_host > min(slots for _, slots in allocation.nodes)
 
 
 def thread_count(where: Where, site: Site, cores: int | None) -> tuple[int | None, str]:

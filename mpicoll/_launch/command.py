@@ -37,8 +37,8 @@ from dataclasses import dataclass
 
 from mpicoll._base.errors import LaunchError
 from mpicoll._base.slurm import cpus_per_task
-from mpicoll._launch.find.installations import LAUNCHERS, TEMPLATE, Mpi, Mpiexec
-from mpicoll._launch.job import Placement, Program, Request, Site, Where
+from mpicoll._launch.find.installations import LAUNCHERS, TEMPLATE
+from mpicoll._launch.job import Job, Program, Request
 
 OPENMPI_UNITS = ("none", "hwthread", "core", "l1cache", "l2cache", "l3cache", "numa", "package", "socket")
 HYDRA_UNITS = re.compile(
@@ -55,32 +55,16 @@ FIELDS = {  # of a template, and the option that makes each known
 }
 
 
-@dataclass(frozen=True)
-class Job:
-    """What a command is made of.
+def command(job: Job, added: Mapping[str, str], names: Sequence[str]) -> tuple[str, ...]:
+    """The command.
 
     Args:
-        counted: The programs, with the number of ranks of each.
-        placements: Of each program.
         added: To the environment.
         names: Variables that other hosts get.
-        extra: Words of the user for the launcher; they override those of mpicoll.
+
+    Raises:
+        LaunchError: This launcher does not have an option; the message names the remedy.
     """
-
-    mpi: Mpi
-    mpiexec: Mpiexec
-    site: Site
-    request: Request
-    counted: Sequence[tuple[Program, int]]
-    placements: Sequence[Placement | None]
-    where: Where
-    added: Mapping[str, str]
-    names: Sequence[str]
-    extra: Sequence[str]
-
-
-def command(job: Job) -> tuple[str, ...]:
-    """The command. Raises LaunchError for an option that this launcher does not have; the message names the remedy."""
     if job.mpiexec.family in LAUNCHERS:
         return (job.mpiexec.path, *_launcher_words(job))
     if job.mpi.vendor == "Intel MPI" and (job.request.bind_to is not None or job.request.map_by is not None):
@@ -91,13 +75,14 @@ def command(job: Job) -> tuple[str, ...]:
             f"--fault-tolerant: {job.mpi.vendor} {'.'.join(map(str, job.mpi.version))} ends the job when a rank dies; Open MPI 5"
             " can go on (--mpi openmpi). With every MPI, programs can save checkpoints and start again"
         )
-    return (job.mpiexec.path, *job.extra, *(_openmpi_words(job) if job.mpiexec.family == "openmpi" else _hydra_words(job)))
+    words = _openmpi_words(job, names) if job.mpiexec.family == "openmpi" else _hydra_words(job, added, names)
+    return (job.mpiexec.path, *job.extra, *words)
 
 
 # --- mpiexec ----------------------------------------------------------------------------------------------------------
 
 
-def _openmpi_words(job: Job) -> list[str]:
+def _openmpi_words(job: Job, names: Sequence[str]) -> list[str]:
     request, prrte = job.request, job.mpiexec.version[:1] >= (5,)
     words = _openmpi_binding(request, "package" if prrte else "socket")
     if request.tag_output:
@@ -111,7 +96,7 @@ def _openmpi_words(job: Job) -> list[str]:
             if request.map_by is not None:
                 raise LaunchError(f"--map-by {request.map_by} and --nproc-per-node both place the ranks; give one of them")
             words += ["--map-by", f"ppr:{program.per_node}:node"]
-        for name in job.names:
+        for name in names:
             words += ["-x", name]
         words += program.words(request)
     return words
@@ -135,7 +120,7 @@ def _openmpi_binding(request: Request, package: str) -> list[str]:
     return words
 
 
-def _hydra_words(job: Job) -> list[str]:
+def _hydra_words(job: Job, added: Mapping[str, str], names: Sequence[str]) -> list[str]:
     words = _hydra_binding(job.request) + (["-prepend-rank"] if job.request.tag_output else [])
     placed = [item for placement in job.placements for item in placement or ()]
     per_node = job.counted[0][0].per_node
@@ -145,8 +130,8 @@ def _hydra_words(job: Job) -> list[str]:
         words += ["-ppn", str(per_node)]
     if job.where.several_hosts:
         # Hydra passes on its environment by default. These variables must arrive whatever the default of the site is.
-        for name in sorted(set(job.names) & set(job.added)):
-            words += ["-genv", name, job.added[name]]
+        for name in sorted(set(names) & set(added)):
+            words += ["-genv", name, added[name]]
     for i, (program, ranks) in enumerate(job.counted):
         words += [*([":"] if i else []), "-n", str(ranks), *program.words(job.request)]
     return words

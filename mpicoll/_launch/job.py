@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from mpicoll._base.waits import STOP_S
 from mpicoll._launch.find.allocation import Allocation
 from mpicoll._launch.find.hostfile import Host
+from mpicoll._launch.find.installations import Mpi, Mpiexec
 
 Placement = tuple[tuple[str, int], ...]  # (host, ranks there) in rank order
 LOCAL = ("localhost", "127.0.0.1")
@@ -104,18 +105,6 @@ class Site:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """The command to execute, with ``added`` in its environment. notes: sentences for the user."""
-
-    command: tuple[str, ...]
-    added: dict[str, str]
-    family: str  # of the mpiexec
-    notes: tuple[str, ...] = ()
-    placements: tuple[Placement | None, ...] = ()
-    other_hosts: tuple[str, ...] = ()  # as far as they are known
-
-
-@dataclass(frozen=True)
 class Where:
     """Where the job runs, as far as it is known before the start."""
 
@@ -125,3 +114,35 @@ class Where:
     ranks_per_host: int  # the most on one host
     other_hosts: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()  # the known hosts of ranks; empty: this host only
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a plan is made of.
+
+    Args:
+        extra: Words of the user for the launcher; they override those of mpicoll.
+        counted: The programs, with the number of ranks of each.
+        placements: Of each program.
+    """
+
+    mpi: Mpi
+    mpiexec: Mpiexec
+    site: Site
+    request: Request
+    extra: Sequence[str]
+    counted: Sequence[tuple[Program, int]]
+    placements: Sequence[Placement | None]
+    where: Where
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The command to execute, with ``added`` in its environment. notes: sentences for the user."""
+
+    command: tuple[str, ...]
+    added: dict[str, str]
+    family: str  # of the mpiexec
+    notes: tuple[str, ...] = ()
+    placements: tuple[Placement | None, ...] = ()
+    other_hosts: tuple[str, ...] = ()  # as far as they are known

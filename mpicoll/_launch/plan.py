@@ -22,11 +22,11 @@ from dataclasses import replace
 from mpicoll._base.errors import LaunchError
 from mpicoll._base.launcher import SUPERVISOR
 from mpicoll._launch.additions import additions
-from mpicoll._launch.command import Job, command
+from mpicoll._launch.command import command
 from mpicoll._launch.find.allocation import Allocation
 from mpicoll._launch.find.hostfile import Host
 from mpicoll._launch.find.installations import LAUNCHERS, Mpi, Mpiexec
-from mpicoll._launch.job import LOCAL, NOTHING_ASKED, Placement, Plan, Program, Request, Site, Where
+from mpicoll._launch.job import LOCAL, NOTHING_ASKED, Job, Placement, Plan, Program, Request, Site, Where
 
 # Variables that other hosts get. mpirun of Open MPI passes on OMPI_* by itself, Hydra everything.
 FORWARDED = re.compile(
@@ -65,11 +65,11 @@ def plan(
         before += ranks
     per_node = programs[0].per_node if len(programs) == 1 else None
     where = _where(placements, total, site, per_node, launched)
-    added = {**mpi.environ, **mpiexec.environ, **additions(where, mpi, site, request, notes, None if launched else extra)}
+    job = Job(mpi, mpiexec, site, request, extra, counted, placements, where)
+    added = {**mpi.environ, **mpiexec.environ, **additions(job, notes)}
     forwarded = filter(FORWARDED.fullmatch, (*site.environ, *added)) if where.several_hosts else ()
     supervisor = (SUPERVISOR,) if where.several_hosts and request.supervised else ()
-    names = sorted({*forwarded, *exported, *supervisor})
-    words = command(Job(mpi, mpiexec, site, request, counted, placements, where, added, names, extra))
+    words = command(job, added, sorted({*forwarded, *exported, *supervisor}))
     return Plan(words, added, mpiexec.family, tuple(notes), tuple(placements), where.other_hosts)
 
 
