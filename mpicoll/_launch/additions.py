@@ -86,7 +86,7 @@ def _for_mpirun(job: Job, cores: int | None) -> dict[str, str]:
     if crowded:
         wanted[YIELD_SETTING] = "1"
     binding = request.bind_to is not None or request.map_by is not None or any(map(site.decided, BINDING_SETTINGS))
-    if not binding and not any(word.startswith(BINDING_OPTIONS) for word in job.extra):
+    if not binding and not any(word.startswith(BINDING_OPTIONS) for word in request.extra_words()):
         wanted[BINDING_SETTINGS[0] if prrte else BINDING_SETTINGS[1]] = "none"
     if prrte and where.several_hosts:
         wanted |= {f"PRTE_MCA_oob_tcp_keepalive_{name}": str(number) for name, number in KEEPALIVE.items()}

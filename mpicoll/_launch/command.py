@@ -76,7 +76,7 @@ def command(job: Job, added: Mapping[str, str], names: Sequence[str]) -> tuple[s
             " can go on (--mpi openmpi). With every MPI, programs can save checkpoints and start again"
         )
     words = _openmpi_words(job, names) if job.mpiexec.family == "openmpi" else _hydra_words(job, added, names)
-    return (job.mpiexec.path, *job.extra, *words)
+    return (job.mpiexec.path, *job.request.extra_words(), *words)
 
 
 # --- mpiexec ----------------------------------------------------------------------------------------------------------
@@ -203,7 +203,7 @@ def _launcher_words(job: Job) -> list[str]:
         raise LaunchError(f"several programs: {chosen} cannot place them; use --launcher mpiexec")
     ((program, ranks),) = job.counted
     layout, words = _layout(job, program, ranks), _srun_words if job.mpiexec.family == "srun" else _template_words
-    return [*words(job, program, ranks, layout), *job.extra, *program.words(job.request)]
+    return [*words(job, program, ranks, layout), *job.request.extra_words(), *program.words(job.request)]
 
 
 def _layout(job: Job, program: Program, ranks: int) -> Layout:

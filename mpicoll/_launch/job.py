@@ -40,6 +40,10 @@ class Request:
     supervised: bool = False  # a monitor for each rank; `mpicoll._launch.monitor`
     notes: tuple[str, ...] = ()  # sentences for the user about some options
 
+    def extra_words(self) -> list[str]:
+        """Words of the user for the launcher; they override those of mpicoll."""
+        return [*self.mpiexec_args, *(word for setting in self.mca for word in ("--mca", *setting))]
+
 
 NOTHING_ASKED = Request()
 
@@ -121,7 +125,6 @@ class Job:
     """What a plan is made of.
 
     Args:
-        extra: Words of the user for the launcher; they override those of mpicoll.
         counted: The programs, with the number of ranks of each.
         placements: Of each program.
     """
@@ -130,7 +133,6 @@ class Job:
     mpiexec: Mpiexec
     site: Site
     request: Request
-    extra: Sequence[str]
     counted: Sequence[tuple[Program, int]]
     placements: Sequence[Placement | None]
     where: Where

@@ -35,20 +35,8 @@ FORWARDED = re.compile(
 )
 
 
-def plan(
-    programs: Sequence[Program],
-    mpi: Mpi,
-    mpiexec: Mpiexec,
-    site: Site,
-    extra: Sequence[str] = (),
-    exported: Sequence[str] = (),
-    request: Request = NOTHING_ASKED,
-) -> Plan:
+def plan(programs: Sequence[Program], mpi: Mpi, mpiexec: Mpiexec, site: Site, request: Request = NOTHING_ASKED) -> Plan:
     """The command that starts ``programs`` as one job.
-
-    Args:
-        extra: Words for mpiexec itself.
-        exported: Names of variables for every host.
 
     Raises:
         LaunchError: The numbers contradict each other; the message names the remedy.
@@ -65,10 +53,11 @@ def plan(
         before += ranks
     per_node = programs[0].per_node if len(programs) == 1 else None
     where = _where(placements, total, site, per_node, launched)
-    job = Job(mpi, mpiexec, site, request, extra, counted, placements, where)
+    job = Job(mpi, mpiexec, site, request, counted, placements, where)
     added = {**mpi.environ, **mpiexec.environ, **additions(job, notes)}
     forwarded = filter(FORWARDED.fullmatch, (*site.environ, *added)) if where.several_hosts else ()
     supervisor = (SUPERVISOR,) if where.several_hosts and request.supervised else ()
+    exported = (item.partition("=")[0] for item in request.exported)
     words = command(job, added, sorted({*forwarded, *exported, *supervisor}))
     return Plan(words, added, mpiexec.family, tuple(notes), tuple(placements), where.other_hosts)
 

@@ -138,11 +138,9 @@ def make_plan(programs: Sequence[Program], request: Request, environ: Mapping[st
         )
     if request.mca and mpiexec.family != "openmpi":
         raise LaunchError(f"--mca {' '.join(request.mca[0])}: only Open MPI has these settings, and this is {mpi.vendor}")
-    extra = [*request.mpiexec_args, *(word for setting in request.mca for word in ("--mca", *setting))]
-    names = tuple(item.partition("=")[0] for item in request.exported)
     site = this_site(environ)
     site = replace(site, settings=site.settings | {f"OMPI_MCA_{key}" for key, _ in request.mca})
-    return plan(programs, mpi, mpiexec, site, extra, names, request)
+    return plan(programs, mpi, mpiexec, site, request)
 
 
 def find(

@@ -74,7 +74,7 @@ HOSTS = one(hosts="a:2,b:2")
         (one(), {"bind_to": "numa"}, "--cpu-bind=ldoms"),
         (one(), {"bind_to": "socket"}, "--cpu-bind=sockets"),
         (one(), {"tag_output": True}, "--label"),
-        (one(), {"extra": ["--theirs"]}, "--cpu-bind=none --theirs"),
+        (one(), {"mpiexec_args": ("--theirs",)}, "--cpu-bind=none --theirs"),
     ],
 )
 def test_the_words_of_srun(program: Program, options: dict[str, Any], expected: str) -> None:
@@ -121,7 +121,7 @@ def test_srun_outside_a_job() -> None:
         (ALL_FIELDS, one(), {"nodes": 1}, "-n 4 -N 4 --nodes=1 -H n1"),
         (ALL_FIELDS, HOSTS, {}, "-n 4 -N 2 --nodes=2 -H a,b"),
         ("--nrs {nodes} --tasks={per_node}", one(), {}, "--nrs 2 --tasks=4"),
-        ("-n {ranks} {{a}}", one(), {"extra": ["--theirs"]}, "-n 8 {a} --theirs"),
+        ("-n {ranks} {{a}}", one(), {"mpiexec_args": ("--theirs",)}, "-n 8 {a} --theirs"),
         ("-n {ranks}", one(3), {"environ": {}}, "-n 3"),
         ("-n {ranks} -H {hosts}", one(2, hosts="a"), {"environ": {}}, "-n 2 -H a"),
         (ALL_FIELDS, HOSTS, {"environ": {}}, "-n 4 -N 2 --nodes=2 -H a,b"),

@@ -134,7 +134,7 @@ def test_what_the_user_has_set_is_never_overridden() -> None:
     assert not set(environ) & set(added)
     in_file = planned(one(4), site=a_site(settings=frozenset({"OMPI_MCA_btl"}))).added
     assert "OMPI_MCA_btl" not in in_file
-    bound = planned(one(4), extra=["--bind-to", "numa"])
+    bound = planned(one(4), request=Request(mpiexec_args=("--bind-to", "numa")))
     assert "PRTE_MCA_hwloc_default_binding_policy" not in bound.added
     assert bound.command[:3] == ("/o/bin/mpiexec", "--bind-to", "numa")
 
@@ -158,7 +158,7 @@ def test_the_master_is_the_first_host() -> None:
 
 def test_variables_reach_other_hosts() -> None:
     site = a_site(PYTHONPATH="/p", SECRET="s", MPICOLL_OVERRIDE_MPI="1", OMP_NUM_THREADS="2")
-    command = planned(one(2, "a,b"), site=site, exported=["SECRET"]).command
+    command = planned(one(2, "a,b"), site=site, request=Request(exported=("SECRET",))).command
     sent = {name for flag, name in itertools.pairwise(command) if flag == "-x"}
     assert sent == {"PYTHONPATH", "SECRET", "MPICOLL_OVERRIDE_MPI", "OMP_NUM_THREADS", "MASTER_ADDR", "MASTER_PORT"}
     assert "-x" not in planned(one(2), site=site).command  # on one host the environment is inherited

@@ -103,8 +103,8 @@ def check_group(key: GroupKey, records: Mapping[int, Record]) -> list[Finding]:
     findings += _waiting(topic, key, members, records, alike=not mismatch)
     if findings:
         return findings
-    lasts = {group.last for group in members.values()} - {None}
-    furthest = max(lasts, key=lambda call: call.number, default=None)  # type: ignore[union-attr]
+    lasts = [group.last for group in members.values() if group.last is not None]
+    furthest = max(lasts, key=lambda call: call.number, default=None)
     text = "no collective yet" if furthest is None else f"alike on {ranks_in_words(list(members))}, up to {furthest}"
     return [Finding("ok", topic, text)]
 
