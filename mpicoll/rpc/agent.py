@@ -17,7 +17,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -25,7 +25,6 @@ from torch.futures import Future
 
 from mpicoll._base.errors import MpicollError, WorkerLeft
 from mpicoll._base.waits import LOOK_S
-from mpicoll._mpi.mailbox import Mailbox
 from mpicoll._mpi.runtime import Runtime
 from mpicoll.autograd import contexts
 from mpicoll.rpc import wire
@@ -38,16 +37,31 @@ from mpicoll.rpc.service import Pool, Service, Task
 from mpicoll.rpc.transport import Messenger, Transport
 from mpicoll.rpc.workers import WorkerInfo, Workers, describe, report, this_process
 
+if TYPE_CHECKING:
+    from mpicoll._mpi.mailbox import Mailbox  # not at run time: it starts MPI
+
+NOT_INITIALIZED = "RPC has not been initialized. Call mpicoll.rpc.init_rpc first."
+# torch's words where a reference or the agent itself is asked for
+NOT_SET = "Current RPC agent is not set! Did you initialize the RPC framework (e.g. by calling `rpc.init_rpc`)?"
+
 
 class Agent:
-    """Made by init_rpc, ended by shutdown (making it is collective over the ranks of ``runtime``)."""
+    """All state of RPC in this process, from init_rpc to shutdown (making it is collective over the ranks of ``runtime``)."""
 
+    current: ClassVar[Agent | None] = None  # of this process: set by init_rpc, cleared by shutdown
     is_static_group = True  # all workers take part from init_rpc to shutdown
 
-    def __init__(self, runtime: Runtime, name: str, options: MPIRpcBackendOptions) -> None:
+    @classmethod
+    def get(cls, otherwise: str = NOT_INITIALIZED) -> Agent:
+        """Returns the current agent. Raises RuntimeError with the text ``otherwise`` if there is none."""
+        if cls.current is None:
+            raise RuntimeError(otherwise)
+        return cls.current
+
+    def __init__(self, runtime: Runtime, mailbox: Mailbox, name: str, options: MPIRpcBackendOptions) -> None:
         self.options = options
         self.timeout_s = options.rpc_timeout
-        self.mailbox = Mailbox(runtime)
+        self.mailbox = mailbox
         process = this_process(runtime.hostname)
         everyone: list[Any] = self.mailbox.exchange((name, runtime.rank, options.device_maps, process))
         processes = {rank: process for _, rank, _, process in everyone}

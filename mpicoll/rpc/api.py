@@ -8,7 +8,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.futures import Future
@@ -19,16 +19,14 @@ from mpicoll._base.errors import WorkerLeft
 from mpicoll._faults import time_limit
 from mpicoll._mpi import abort, runtime
 from mpicoll.autograd import contexts
-from mpicoll.rpc import current_agent, futures, gathering, rref
+from mpicoll.rpc import futures, gathering, rref
+from mpicoll.rpc.agent import NOT_SET, Agent
 from mpicoll.rpc.constants import DEFAULT_RPC_TIMEOUT_SEC, DEFAULT_SHUTDOWN_TIMEOUT, UNSET_RPC_TIMEOUT
 from mpicoll.rpc.drain import drain
 from mpicoll.rpc.options import MPIRpcBackendOptions, RpcBackendOptions, TensorPipeRpcBackendOptions, timeout_seconds
 from mpicoll.rpc.owned_objects import id_text
 from mpicoll.rpc.rref import RRef
 from mpicoll.rpc.workers import WorkerInfo
-
-if TYPE_CHECKING:
-    from mpicoll.rpc.agent import Agent  # it loads MPI, which starts it: in init_rpc, not where this is imported
 
 _all_gather, _barrier = gathering.all_gather, gathering.barrier
 
@@ -83,7 +81,7 @@ def init_rpc(
         1
         >>> rpc.shutdown()
     """
-    if current_agent.find() is not None:
+    if Agent.current is not None:
         raise RuntimeError("RPC is already initialized")
     if not isinstance(name, str):
         raise TypeError(f"init_rpc: name must be a str, got {type(name).__name__}")
@@ -94,13 +92,12 @@ def init_rpc(
     limit_s = _limit(rpc_backend_options)
     with time_limit.end_job_after("init_rpc", limit_s):
         ranks = _runtime(rank, world_size)
-        from mpicoll._faults import arrival
-        from mpicoll.rpc.agent import Agent
+        from mpicoll._faults import arrival  # these start MPI
+        from mpicoll._mpi.mailbox import Mailbox
 
         abort.install()
         arrival.everyone(ranks, "init_rpc", limit_s)
-        agent = Agent(ranks, name, options)
-        current_agent.set_to(agent)
+        agent = Agent.current = Agent(ranks, Mailbox(ranks), name, options)
         futures.install()
         gathering.begin()
         agent.start()
@@ -164,7 +161,7 @@ def shutdown(graceful: bool = True, timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -
         >>> rpc.init_rpc(f"worker{dist.get_rank()}")
         >>> rpc.shutdown()
     """
-    agent = current_agent.get()
+    agent = Agent.get()
     if not graceful:
         _end(agent, graceful=False)
         return
@@ -183,19 +180,19 @@ def _wait_all_workers(timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -> bool:
 
     Raises: RuntimeError: ``timeout`` seconds are over (0: no limit), with who had not come.
     """
-    return drain(current_agent.get(), timeout)
+    return drain(Agent.get(), timeout)
 
 
 def _delete_all_user_and_unforked_owner_rrefs(timeout_millis: int = 0) -> None:
     """Ends all references here to objects on other workers; they raise when they are used. ``timeout_millis``: not needed."""
-    current_agent.get().delete_users()
+    Agent.get().delete_users()
 
 
 def _check_leaks() -> None:
     """Raises: RuntimeError: another worker still has references to objects of this one, and _ignore_rref_leak is False."""
     if _ignore_rref_leak:
         return
-    leaks = [f"Leaking RRef {id_text(entry.id)}" for entry in current_agent.get().objects.all() if entry.outside != 0]
+    leaks = [f"Leaking RRef {id_text(entry.id)}" for entry in Agent.get().objects.all() if entry.outside != 0]
     if leaks:
         raise RuntimeError("\n".join(["shutdown: other workers still refer to objects of this one", *leaks]))
 
@@ -203,13 +200,13 @@ def _check_leaks() -> None:
 def _end(agent: Agent, graceful: bool) -> None:
     atexit.unregister(_at_exit)
     agent.stop(graceful)
-    current_agent.set_to(None)
+    Agent.current = None
     contexts.registry.clear()
 
 
 def _at_exit() -> None:
     """A program that ends without shutdown: the others learn of it."""
-    agent = current_agent.find()
+    agent = Agent.current
     if agent is not None and not runtime.finalized():
         _end(agent, graceful=False)
 
@@ -230,7 +227,7 @@ def get_worker_info(worker_name: str | int | None = None) -> WorkerInfo:
         >>> rpc.get_worker_info("worker1")
         WorkerInfo(id=1, name=worker1)
     """
-    return current_agent.get().get_worker_info(worker_name)
+    return Agent.get().get_worker_info(worker_name)
 
 
 def get_rpc_timeout() -> float:
@@ -243,11 +240,11 @@ def get_rpc_timeout() -> float:
         >>> rpc.get_rpc_timeout()
         60.0
     """
-    return current_agent.get().timeout_s
+    return Agent.get().timeout_s
 
 
 def _set_rpc_timeout(timeout: float) -> None:
-    current_agent.get().timeout_s = timeout_seconds(timeout) or 0.0
+    Agent.get().timeout_s = timeout_seconds(timeout) or 0.0
 
 
 def rpc_sync(to: To, func: Callable[..., Any], args: Any = None, kwargs: Any = None, timeout: float = UNSET_RPC_TIMEOUT) -> Any:
@@ -304,7 +301,7 @@ def rpc_async(
     try:
         future = _call(to, func, args, kwargs, timeout)
     except WorkerLeft as error:
-        future = current_agent.get().failed(error)
+        future = Agent.get().failed(error)
     if (collected := getattr(_thread_local_var, "future_list", None)) is not None:
         collected.append(future)
     return future
@@ -341,11 +338,11 @@ def remote(
 
 def _call(to: To, func: Callable[..., Any], args: Any, kwargs: Any, timeout: float) -> Future[Any]:
     worker = _checked(to, func)
-    return current_agent.get().call(worker, func, args or (), kwargs, timeout_seconds(timeout))
+    return Agent.get().call(worker, func, args or (), kwargs, timeout_seconds(timeout))
 
 
 def _checked(to: To, func: Callable[..., Any]) -> WorkerInfo:
-    agent = current_agent.get()
+    agent = Agent.get()
     if not callable(func):
         raise TypeError("function should be callable.")
     return agent.workers.find(to)
@@ -366,17 +363,17 @@ def _wait_all() -> Iterator[None]:
 
 
 def _is_current_rpc_agent_set() -> bool:
-    return current_agent.find() is not None
+    return Agent.current is not None
 
 
 def _get_current_rpc_agent() -> Agent:
     """This worker's agent, to be asked who takes part. Raises: RuntimeError: there is none."""
-    return current_agent.get_for_rref()
+    return Agent.get(NOT_SET)
 
 
 def _rref_context_get_debug_info() -> dict[str, str]:
     """The number of references on this worker, by state. Raises: RuntimeError: RPC is not initialised."""
-    agent = current_agent.get()
+    agent = Agent.get()
     owned = agent.objects.all()
     return {
         "num_owner_rrefs": str(len(owned)),
@@ -389,4 +386,4 @@ def _rref_context_get_debug_info() -> dict[str, str]:
 
 def _get_debug_info() -> dict[str, str]:
     """Numbers about references, calls under way and autograd contexts. Raises: RuntimeError: RPC is not initialised."""
-    return _rref_context_get_debug_info() | current_agent.get().get_debug_info() | autograd._get_debug_info()
+    return _rref_context_get_debug_info() | Agent.get().get_debug_info() | autograd._get_debug_info()

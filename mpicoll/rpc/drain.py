@@ -11,15 +11,11 @@ from __future__ import annotations
 
 import contextlib
 import time
-from typing import TYPE_CHECKING
 
 from mpicoll._base.errors import WorkerLeft
 from mpicoll._base.waits import HAS_COME_S
 from mpicoll._mpi.backoff import Backoff
-from mpicoll.rpc import current_agent
-
-if TYPE_CHECKING:
-    from mpicoll.rpc.agent import Agent
+from mpicoll.rpc.agent import Agent
 
 MAX_NAMES = 8  # workers that an error names
 
@@ -101,4 +97,4 @@ def _timeout_error(agent: Agent, timeout_s: float) -> RuntimeError:
 
 def has_come() -> bool:
     """Returns whether this worker waits in its shutdown. Called by other workers."""
-    return current_agent.get().at_shutdown.is_set()
+    return Agent.get().at_shutdown.is_set()

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
-from mpicoll.rpc import current_agent
+from mpicoll.rpc.agent import Agent
 from mpicoll.rpc.constants import UNSET_RPC_TIMEOUT
 from mpicoll.rpc.options import timeout_seconds
 
@@ -65,7 +65,7 @@ def all_gather(obj: Any, worker_names: Iterable[str] | None = None, timeout: flo
     Raises:
         RuntimeError: A step took longer. Names the workers.
     """
-    agent = current_agent.get()
+    agent = Agent.get()
     names = tuple(sorted(set(worker_names or agent.workers.by_name)))
     leader, me = names[0], agent.me.name
     timeout_s = timeout_seconds(timeout)
@@ -90,7 +90,7 @@ def _add(key: Key, objects: dict[str, Any]) -> None:
 
 def _give_to_followers(key: Key, objects: dict[str, Any], timeout_s: float) -> None:
     """Sends what the leader has gathered to the other workers."""
-    agent = current_agent.get()
+    agent = Agent.get()
     followers = [agent.workers.find(name) for name in key[0][1:]]
     answers = [(worker.name, agent.call(worker, _add, (key, objects), timeout_s=timeout_s)) for worker in followers]
     errors: dict[str, Exception] = {}

@@ -14,7 +14,7 @@ import torch
 from torch.futures import Future
 
 from mpicoll.autograd import passes
-from mpicoll.rpc import current_agent
+from mpicoll.rpc.agent import Agent
 from mpicoll.rpc.functions import async_execution, checked_future, is_async_execution
 from mpicoll.rpc.futures import completed_future, map_future, value_of
 from mpicoll.rpc.owned_objects import Entry, Id
@@ -24,7 +24,7 @@ from mpicoll.rpc.workers import RemoteError, describe, report
 @async_execution
 def make(identity: Id, weight: Fraction, function: Callable[..., Any], arguments: Any, keywords: Any) -> Future[Any]:
     """Creates the object: calls ``function``. The answer is empty; an error stays with the reference."""
-    agent = current_agent.get()
+    agent = Agent.get()
     entry = agent.objects.entry(identity)
     done: Future[Any] = Future()
 
@@ -50,7 +50,7 @@ def make(identity: Id, weight: Fraction, function: Callable[..., Any], arguments
 
 def never_made(identity: Id, weight: Fraction, error: RemoteError) -> None:
     """Notes that the call of `make` failed before it ran, and why."""
-    objects = current_agent.get().objects
+    objects = Agent.get().objects
     entry = objects.entry(identity)
     if not entry.value.done():
         entry.value.set_exception(error.exception())
@@ -60,24 +60,24 @@ def never_made(identity: Id, weight: Fraction, error: RemoteError) -> None:
 
 def confirm(identity: Id) -> None:
     """Adds the entry. The answer tells the caller that the owner knows the reference."""
-    current_agent.get().objects.entry(identity)
+    Agent.get().objects.entry(identity)
 
 
 def renew(identity: Id) -> None:
     """Gives a user that has little weight left a new one. It holds the object, and returns the rest."""
-    objects = current_agent.get().objects
+    objects = Agent.get().objects
     objects.change_weight(objects.entry(identity), Fraction(1))
 
 
 def give_back(identity: Id, weight: Fraction) -> None:
     """Takes back the weight of a reference that its user has dropped. Nothing to do once RPC has ended."""
-    agent = current_agent.find()
+    agent = Agent.current
     if agent is not None:
         agent.objects.change_weight(agent.objects.entry(identity), -weight)
 
 
 def _value(reference: Id | Any) -> Future[Any]:
-    entry: Entry = current_agent.get().objects.entry(reference) if isinstance(reference, tuple) else reference._entry
+    entry: Entry = Agent.get().objects.entry(reference) if isinstance(reference, tuple) else reference._entry
     return entry.value
 
 

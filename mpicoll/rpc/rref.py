@@ -16,21 +16,19 @@ import weakref
 from collections.abc import Callable
 from fractions import Fraction
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from torch.futures import Future
 
 from mpicoll._base.errors import MpicollError
-from mpicoll.rpc import current_agent, owner, wire
+from mpicoll.rpc import owner, wire
+from mpicoll.rpc.agent import NOT_SET, Agent
 from mpicoll.rpc.constants import UNSET_RPC_TIMEOUT
 from mpicoll.rpc.futures import CallFuture, CallTimedOut, completed_future, map_future, value_of
 from mpicoll.rpc.options import timeout_seconds
 from mpicoll.rpc.owned_objects import Entry, Id, id_text
 from mpicoll.rpc.pending_calls import name_of
 from mpicoll.rpc.workers import WorkerInfo, describe
-
-if TYPE_CHECKING:
-    from mpicoll.rpc.agent import Agent
 
 T = TypeVar("T")
 LARGEST_DENOMINATOR = 1 << 64  # of a weight that is not renewed
@@ -67,7 +65,7 @@ class RRef(Generic[T]):
     _attributes: frozenset[str] = frozenset()  # names that the object is known to have
 
     def __init__(self, value: T, type_hint: Any = None) -> None:
-        agent = current_agent.get_for_rref()
+        agent = Agent.get(NOT_SET)
         entry = Entry(agent.objects.new_id(), is_made=True)
         entry.value.set_result(value)
         self._set_up(agent, entry.id, agent.me, entry)
@@ -121,7 +119,7 @@ class RRef(Generic[T]):
         return self._entry is not None or (self._made is not None and self._made.done())
 
     def _check(self, operation: str) -> None:
-        if self._deleted or self._agent.calls.closed or current_agent.find() is not self._agent:
+        if self._deleted or self._agent.calls.closed or Agent.current is not self._agent:
             use = "fork an UserRRef" if operation == "pickling" else f"{operation}() on it"
             raise MpicollError(
                 f"{self._error_name()} has been deleted. Cannot call {use} after deletion. RPC has been shut down."
@@ -286,7 +284,7 @@ class RRef(Generic[T]):
 
 def _unpickle(identity: Id, owner_rank: int, weight: Fraction, fork: Id, is_confirmed: bool) -> RRef[Any]:
     """Makes the reference that another worker has passed on. A call with it runs after the owner has confirmed it."""
-    agent = current_agent.get()
+    agent = Agent.get()
     if owner_rank == agent.me.id:
         entry = agent.objects.entry(identity)
         rref = _owner_rref(agent, entry)
@@ -333,7 +331,7 @@ def create(
 
     ``name``: what the program has called, for errors; empty: the function.
     """
-    agent = current_agent.get()
+    agent = Agent.get()
     identity = agent.objects.new_id()
     is_owner = worker.id == agent.me.id
     weight = Fraction(0 if is_owner else 1)

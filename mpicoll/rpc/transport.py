@@ -7,16 +7,18 @@ import threading
 import time
 from collections import deque
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mpicoll._base.errors import WorkerLeft
 from mpicoll._mpi.backoff import Backoff
-from mpicoll._mpi.mailbox import Mailbox
 from mpicoll.autograd import contexts
 from mpicoll.rpc import wire
 from mpicoll.rpc.options import DeviceMaps
 from mpicoll.rpc.pending_calls import PendingCalls
 from mpicoll.rpc.workers import WorkerInfo
+
+if TYPE_CHECKING:
+    from mpicoll._mpi.mailbox import Mailbox
 
 SENDS_PER_LOOK = 16  # messages that `arrived` tests for whether they have left
 TESTS_PER_LOOK = 8  # of one message; each test moves a piece of its memory

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from mpicoll import rpc
-from mpicoll.rpc import current_agent
+from mpicoll.rpc.agent import Agent
 from mpicoll.rpc.rref import LARGEST_DENOMINATOR, RRef
 from tests.support import agree, eventually, everyone
 
@@ -75,7 +75,7 @@ def test_a_call_that_is_never_sent(right: str, workers: list[str], rank: int) ->
     everyone(None)
     rpc.rpc_sync(right, list)  # it comes behind what the reference's end may have sent
     time.sleep(0.2)
-    agree(not current_agent.get().objects.all(), current_agent.get().objects.all())
+    agree(not Agent.get().objects.all(), Agent.get().objects.all())
 
 
 def alive() -> int:
@@ -127,7 +127,7 @@ def test_forks(order: str, workers: list[str], rank: int, size: int) -> None:
         gone = still and collected(lambda: rpc.rpc_sync(owner, alive) == 0)
     everyone(None)
     agree(said == owner and sorted(answers) == list(range(size)) and gone, (said, answers, gone))
-    agree(collected(lambda: not current_agent.get().objects.all()), current_agent.get().objects.all())
+    agree(collected(lambda: not Agent.get().objects.all()), Agent.get().objects.all())
 
 
 def test_a_failed_pickle_gives_the_weight_back(right: str, rank: int) -> None:
@@ -139,8 +139,8 @@ def test_a_failed_pickle_gives_the_weight_back(right: str, rank: int) -> None:
         rpc.rpc_sync(right, keep, (rref, [threading.Lock()]))
     everyone(None)
     rref = None
-    gone = collected(lambda: not current_agent.get().objects.all() and alive() == 0)  # the thread that drops it may come last
-    agree(gone, (current_agent.get().objects.all(), alive()))
+    gone = collected(lambda: not Agent.get().objects.all() and alive() == 0)  # the thread that drops it may come last
+    agree(gone, (Agent.get().objects.all(), alive()))
 
 
 def test_backward_of_a_local_graph(right: str, rank: int) -> None:
@@ -196,14 +196,14 @@ def bits(rref: Any) -> int:
 
 def hop(rref: Any, hops: int) -> int:
     """Passes the reference on to the next worker that does not own the object, and returns the longest weight on the way."""
-    names = [worker.name for worker in current_agent.get().workers.all]
+    names = [worker.name for worker in Agent.get().workers.all]
     others = [name for name in names if name != rref.owner_name()]
     after = others[(others.index(rpc.get_worker_info().name) + 1) % len(others)]
     return max(bits(rref), rpc.rpc_sync(after, hop, (rref, hops - 1)) if hops else 0)
 
 
 def outside(identity: Any) -> list[Fraction]:
-    return [entry.outside for entry in current_agent.get().objects.all() if entry.id == identity]
+    return [entry.outside for entry in Agent.get().objects.all() if entry.id == identity]
 
 
 def is_freed(rref_id: Any, owner: str) -> bool:

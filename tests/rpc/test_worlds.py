@@ -13,7 +13,8 @@ import torch
 
 import mpicoll
 from mpicoll import rpc
-from mpicoll.rpc import api, current_agent
+from mpicoll.rpc import api
+from mpicoll.rpc.agent import Agent
 from mpicoll.rpc.futures import CallFuture
 from mpicoll.rpc.options import DeviceMaps
 from mpicoll.rpc.pending_calls import PendingCall, PendingCalls
@@ -183,7 +184,7 @@ def test_threads_do_not_pile_up(right: str) -> None:
     """Many calls at once make threads; afterwards only some are kept."""
     for future in [rpc.rpc_async(right, nap, (0.05,)) for _ in range(60)]:
         future.wait()
-    agent = current_agent.get()
+    agent = Agent.get()
     deadline = time.monotonic() + 10
     while agent.pool.threads > agent.options.num_worker_threads + 1 and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -198,7 +199,7 @@ def test_a_callee_whose_process_has_ended(rank: int, size: int) -> None:
     if rank == 0:
         child = subprocess.Popen(["true"])
         child.wait()
-        agent = current_agent.get()
+        agent = Agent.get()
         mine = this_process("here")
         agent.workers._processes = {0: mine, 1: mine._replace(pid=child.pid)}
         with pytest.raises(mpicoll.WorkerLeft) as raised:

@@ -50,7 +50,7 @@ def attempt(call: Callable[[], Any]) -> None:
 if CASE == "all in one job":
     # They start MPI, which all ranks do together, and take a second on a busy machine.
     import mpicoll._c10d.init
-    import mpicoll.rpc.agent
+    import mpicoll._mpi.mailbox
 
     doors: tuple[Any, ...] = (mpicoll, torch.distributed)
     for door in doors:
