@@ -155,6 +155,13 @@ class Task:
     is_quick: bool  # it only completes a future that has no callbacks, so any thread may run it
 
 
+@dataclass(eq=False)
+class Turn:
+    """The turn of one thread as the serving one. Only that thread changes it."""
+
+    busy_since: float | None = None  # when the thread began the call that it runs
+
+
 class Service:
     """Receives messages and runs what they ask for, from `start` to `stop`.
 
@@ -175,11 +182,10 @@ class Service:
         self._transport, self._pool = transport, pool
         self._dispatch, self._maintain, self._is_crowded = dispatch, maintain, is_crowded
         self._receiving = threading.Lock()  # held by the thread that receives
-        self._stopping = False
+        self._stopping = False  # set once
         self._guard = threading.Lock()  # guards _waiting
         self._waiting = 0  # callers that receive
-        self._server: int | None = None  # the serving thread's id
-        self._busy_since: float | None = None  # when the serving thread began the call that it runs
+        self._turn = Turn()  # the newest one; each serving thread sets its own when it begins, and ends when it finds another
         self._wake = threading.Event()  # wakes the standby thread
 
     def start(self) -> None:
@@ -203,21 +209,20 @@ class Service:
             self._receiving.release()
 
     def _serve(self) -> None:
-        thread = self._server = threading.get_ident()
+        turn = self._turn = Turn()
         backoff = Backoff(SPIN_S, YIELD_S, NAPS)
-        while self._server == thread and not self._stopping:
+        while self._turn is turn and not self._stopping:
             tasks = [] if self._waiting else self._tasks()
             came = bool(tasks)
             here = tasks.pop() if came and not self._pool.is_full() else None  # full: nobody could serve in this thread's place
             for task in tasks:  # they may wait for each other
                 self._pool.submit(task.run)
             if here is not None:
-                self._busy_since = time.monotonic()
+                turn.busy_since = time.monotonic()
                 if not self._wake.is_set():
                     self._wake.set()
                 here.run()
-                if self._server == thread:  # otherwise another thread serves by now
-                    self._busy_since = None
+                turn.busy_since = None
             if came:
                 backoff.reset()
             elif self._waiting:
@@ -226,21 +231,21 @@ class Service:
                 backoff.pause(self._transport.busy())
 
     def _stand_by(self) -> None:
-        quiet = 0
+        quiet, replaced = 0, None
         while not self._stopping:
             if quiet > STAND_BY_LOOKS:
                 self._wake.clear()
-                if self._busy_since is None and not self._wake.wait(1.0):
+                if self._turn.busy_since is None and not self._wake.wait(1.0):
                     continue
                 quiet = 0
             time.sleep(MOMENT_S)
-            since = self._busy_since
+            turn = self._turn
+            since = turn.busy_since
             if since is None:
                 quiet += 1
-            elif time.monotonic() - since > (CROWDED_MOMENT_S if self._is_crowded() else MOMENT_S):
-                self._busy_since = None  # before the next line: the thread that takes over may be in a call of its own at once
-                if not self._pool.submit_now(self._serve):
-                    self._busy_since = since  # again, in a moment
+            elif turn is not replaced and time.monotonic() - since > (CROWDED_MOMENT_S if self._is_crowded() else MOMENT_S):
+                if self._pool.submit_now(self._serve):  # otherwise again, in a moment
+                    replaced = turn  # the next thread begins a turn of its own, and may be in a call at once
                 quiet = 0
 
     def help(self, future: CallFuture) -> None:
