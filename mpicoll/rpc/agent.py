@@ -80,7 +80,7 @@ class Agent:
         self._ended: set[int] = set()  # workers that have calls to answer, and whose processes had ended at the last look
         self._look_at = 0.0  # when to look at the processes of the callees again
         device_maps = DeviceMaps(name, {worker: maps for worker, _, maps, _ in everyone})
-        transport = Transport(self.mailbox, self.me.id)
+        transport = Transport(self.mailbox, self.me.id, self.workers.left)
         self._flush = transport.flush
         self._messenger = Messenger(transport, self.calls, device_maps)
         self.handler = Handler(self.me, self.workers, self._messenger)
@@ -173,7 +173,7 @@ class Agent:
         while self._dead < len(self.mailbox.dead):
             rank = self.mailbox.dead[self._dead]
             self._dead += 1
-            self.pool.submit(partial(self._messenger.lose, self.workers.find(rank), "its process has died"))
+            self.pool.submit(partial(self.calls.lose, self.workers.find(rank), "its process has died"))
         if len(self.calls) and time.monotonic() > self._look_at:
             self._look_for_ended_processes()
 
@@ -182,7 +182,7 @@ class Agent:
         self._look_at = time.monotonic() + LOOK_S
         before, self._ended = self._ended, self.calls.of_ended_processes()
         for rank in before & self._ended:
-            self.pool.submit(partial(self._messenger.lose, self.workers.find(rank), self.workers.process(rank)))
+            self.pool.submit(partial(self.calls.lose, self.workers.find(rank), self.workers.process(rank)))
 
     def _dispatch(self, message: wire.IncomingMessage) -> Task:
         if message.kind in (wire.RESULT, wire.ERROR):
@@ -198,7 +198,7 @@ class Agent:
     def _left(self, message: wire.IncomingMessage) -> None:
         reason = wire.unpack(message, lambda tensors, extra: tensors)
         self._messenger.count_received()
-        self._messenger.lose(self.workers.find(message.source), reason)
+        self.calls.lose(self.workers.find(message.source), reason)
 
     # -- [4] settle ----------------------------------------------------------------------------------------------------
 

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-import heapq
 import itertools
+import math
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from mpicoll._base.errors import MpicollError, WorkerLeft
 from mpicoll.rpc.futures import CallFuture, CallTimedOut
 from mpicoll.rpc.workers import WorkerInfo, Workers
 
-COMPLETED_KEPT = 1000  # deadlines of completed calls that stay in the heap until it is rebuilt
 
+@dataclass(eq=False)
+class PendingCall:
+    """A call, and the clock's time at which it expires. ``timeout_s``: 0: no limit. The time starts here."""
 
-class PendingCall(NamedTuple):
     future: CallFuture
     worker: WorkerInfo
     function: str
-    timeout_s: float  # 0: no limit
+    timeout_s: float
+
+    def __post_init__(self) -> None:
+        self.deadline = time.monotonic() + self.timeout_s if self.timeout_s > 0 else math.inf
 
 
 class PendingCalls:
@@ -36,7 +41,7 @@ class PendingCalls:
         self._workers = workers
         self._guard = threading.Lock()  # guards all of this object, and workers.left
         self._calls: dict[int, PendingCall] = {}
-        self._deadlines: list[tuple[float, int]] = []  # heap; includes calls that have completed
+        self._no_deadline_before = math.inf  # a look at the clock shows that none has passed; the calls may have ended since
         self._numbers = itertools.count(1)
 
     def __len__(self) -> int:
@@ -50,20 +55,13 @@ class PendingCalls:
             raise WorkerLeft(f"worker {worker.name!r} (rank {worker.id}) has left: {self._workers.left[worker.id]}")
 
     def add(self, call: PendingCall) -> int:
-        """Adds a call and returns its number. Its timeout starts here. Raises what `check_open` raises."""
+        """Adds a call and returns its number. Raises what `check_open` raises."""
         with self._guard:
             self.check_open(call.worker)
             number = next(self._numbers)
             self._calls[number] = call
-            if call.timeout_s > 0:
-                self._add_deadline(time.monotonic() + call.timeout_s, number)
+            self._no_deadline_before = min(self._no_deadline_before, call.deadline)
         return number
-
-    def _add_deadline(self, deadline: float, number: int) -> None:
-        if len(self._deadlines) > 2 * len(self._calls) + COMPLETED_KEPT:
-            self._deadlines = [entry for entry in self._deadlines if entry[1] in self._calls]
-            heapq.heapify(self._deadlines)
-        heapq.heappush(self._deadlines, (deadline, number))
 
     def find(self, number: int) -> PendingCall | None:
         return self._calls.get(number)
@@ -73,24 +71,25 @@ class PendingCalls:
         with self._guard:
             return self._calls.pop(number, None)
 
+    def _take_all(self, which: Callable[[PendingCall], bool]) -> list[PendingCall]:
+        """Removes and returns the calls of which this is true. Called under the guard."""
+        return [self._calls.pop(number) for number, call in list(self._calls.items()) if which(call)]
+
     def expire(self, submit: Callable[[Callable[[], None]], None]) -> None:
         """Fails the calls whose time is up, in other threads (a future's callbacks may take long). Cheap if there are none."""
         now = time.monotonic()
-        deadlines = self._deadlines
-        if not deadlines or deadlines[0][0] >= now:
+        if now <= self._no_deadline_before:
             return
         with self._guard:
-            late = []
-            while self._deadlines and self._deadlines[0][0] < now:
-                late.append(self._calls.pop(heapq.heappop(self._deadlines)[1], None))
+            late = self._take_all(lambda call: call.deadline < now)
+            self._no_deadline_before = min((call.deadline for call in self._calls.values()), default=math.inf)
         for call in late:
-            if call is not None:
-                text = (
-                    f"RPC ran for more than set timeout ({call.timeout_s * 1000:.0f} ms) and will now be marked with an error: "
-                    f"{call.function} on worker {call.worker.name!r} (rank {call.worker.id}): no answer within "
-                    f"{call.timeout_s:g} s; {self._workers.process(call.worker.id)}"
-                )
-                submit(partial(call.future.fail, CallTimedOut(text)))
+            text = (
+                f"RPC ran for more than set timeout ({call.timeout_s * 1000:.0f} ms) and will now be marked with an error: "
+                f"{call.function} on worker {call.worker.name!r} (rank {call.worker.id}): no answer within "
+                f"{call.timeout_s:g} s; {self._workers.process(call.worker.id)}"
+            )
+            submit(partial(call.future.fail, CallTimedOut(text)))
 
     def of_ended_processes(self) -> set[int]:
         """Returns the workers that have calls to answer, and whose processes are gone."""
@@ -102,8 +101,7 @@ class PendingCalls:
         """Notes that a worker has left, and fails the calls to it."""
         with self._guard:
             self._workers.left.setdefault(worker.id, reason)
-            numbers = [number for number, call in self._calls.items() if call.worker.id == worker.id]
-            lost = [self._calls.pop(number) for number in numbers]
+            lost = self._take_all(lambda call: call.worker.id == worker.id)
         for call in lost:
             text = f"worker {worker.name!r} (rank {worker.id}) has left before it answered {call.function}: {reason}"
             call.future.fail(WorkerLeft(text))
@@ -112,8 +110,7 @@ class PendingCalls:
         """Fails all calls. Further ones raise an MpicollError with this reason."""
         with self._guard:
             self.closed = reason
-            unanswered = list(self._calls.values())
-            self._calls.clear()
+            unanswered = self._take_all(lambda call: True)
         for call in unanswered:
             worker = f"worker {call.worker.name!r} (rank {call.worker.id})"
             call.future.fail(WorkerLeft(f"RPC was shut down before {worker} answered {call.function}"))

@@ -6,6 +6,7 @@ import itertools
 import threading
 import time
 from collections import deque
+from collections.abc import Container
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -29,12 +30,14 @@ class Transport:
 
     Queues: the messages that have not left, those that have not arrived whole, and those to this process itself.
     Any thread may call `send`; one thread at a time calls `arrived`. Nothing moves unless `arrived` is called.
+
+    Args:
+        left: Ranks that have left: they complete no message any more, so `arrived` gives up the messages to and from them.
     """
 
-    def __init__(self, mailbox: Mailbox, rank: int) -> None:
+    def __init__(self, mailbox: Mailbox, rank: int, left: Container[int]) -> None:
         self.mailbox = mailbox
-        self._rank = rank
-        self._lost: set[int] = set()  # ranks that have left: they complete no message any more
+        self._rank, self._left = rank, left
         self._sending: deque[tuple[list[Any], int, wire.PackedMessage]] = deque()  # requests, receiver, message
         self._testing = threading.Lock()  # held while some of _sending are not in it
         self._receiving: list[tuple[list[Any], wire.IncomingMessage]] = []
@@ -75,7 +78,7 @@ class Transport:
             for _ in range(min(len(self._sending), SENDS_PER_LOOK)):
                 entry = self._sending.popleft()
                 requests, receiver, message = entry
-                if receiver in self._lost:
+                if receiver in self._left:
                     self.mailbox.keep(requests, message)
                 elif not self.mailbox.ended(requests, TESTS_PER_LOOK):
                     self._sending.append(entry)
@@ -84,7 +87,7 @@ class Transport:
         complete, incomplete = [], []
         for entry in self._receiving:
             requests, message = entry
-            if message.source in self._lost:
+            if message.source in self._left:
                 self.mailbox.keep(requests, message)
             elif not self.mailbox.ended(requests, TESTS_PER_LOOK):
                 incomplete.append(entry)
@@ -92,10 +95,6 @@ class Transport:
                 complete.append(message)
         self._receiving = incomplete
         return complete
-
-    def lose(self, rank: int) -> None:
-        """Gives up the messages to and from a rank that has left."""
-        self._lost.add(rank)
 
     def busy(self) -> bool:
         """Returns whether memory is on its way. It moves only while both sides look."""
@@ -144,14 +143,9 @@ class Messenger:
                 with self._guard:
                     self.sent -= 1
                 raise
-            self.lose(worker, f"MPI could not send to it: {error}")
+            self._calls.lose(worker, f"MPI could not send to it: {error}")
             raise WorkerLeft(f"worker {worker.name!r} (rank {worker.id}): {error}") from error
 
     def count_received(self) -> None:
         with self._guard:
             self.received += 1
-
-    def lose(self, worker: WorkerInfo, reason: str) -> None:
-        """Gives up the messages to and from a worker that has left, and fails the calls to it."""
-        self._transport.lose(worker.id)
-        self._calls.lose(worker, reason)

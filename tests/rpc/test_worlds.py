@@ -295,12 +295,18 @@ def test_a_map_for_nobody(rank: int, size: int) -> None:
 # -- pending calls, and what is known of a callee's process
 
 
-def test_deadlines_of_completed_calls_are_dropped() -> None:
+def test_which_calls_expire() -> None:
+    """Those whose time is up: neither one without a limit, nor one that has been answered."""
     workers = Workers([("a", 0), ("b", 1)])
     calls = PendingCalls(workers)
-    for _ in range(3000):
-        calls.take(calls.add(PendingCall(CallFuture(lambda future: None), workers.all[0], "f", 60.0)))
-    assert len(calls._deadlines) < 2000
+    futures = [CallFuture(lambda future: None) for _ in range(4)]
+    numbers = [calls.add(PendingCall(futures[i], workers.all[0], "f", limit)) for i, limit in enumerate((1e-3, 60.0, 0.0, 1e-3))]
+    calls.take(numbers[3])
+    time.sleep(0.01)
+    for _ in range(2):
+        calls.expire(lambda run: run())
+    assert [future.done() for future in futures] == [True, False, False, False]
+    assert len(calls) == 2
 
 
 def test_what_is_known_of_a_process() -> None:
