@@ -11,12 +11,14 @@ Which thread does what: service.py.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 import time
 import weakref
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 from functools import partial
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -39,6 +41,8 @@ from mpicoll.rpc.workers import WorkerInfo, Workers, describe, report, this_proc
 
 if TYPE_CHECKING:
     from mpicoll._mpi.mailbox import Mailbox  # not at run time: it starts MPI
+
+GatherKey = tuple[tuple[str, ...], int]  # of an all_gather: who takes part, and how many there were among the same before
 
 NOT_INITIALIZED = "RPC has not been initialized. Call mpicoll.rpc.init_rpc first."
 # torch's words where a reference or the agent itself is asked for
@@ -70,9 +74,14 @@ class Agent:
         self.calls = PendingCalls(self.workers)
         self.pool = Pool(options.num_worker_threads)
         self.objects = OwnedObjects(self.me.id)
-        self.users: dict[int, weakref.ref[Any]] = {}  # the RRefs on this worker to objects on others, by `id`
+        # The RRefs on this worker to objects on others, by `id`
+        self.users: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         # Functions to call soon for RRefs that garbage collection has freed; appending takes no lock.
         self.dropped: deque[Callable[[], None]] = deque()
+        # For `api._all_gather`: how many have begun here, by the names of the workers that take part; and what other workers have
+        # sent for each, whether it has begun here or will begin.
+        self.gathers: defaultdict[tuple[str, ...], itertools.count[int]] = defaultdict(itertools.count)
+        self.gathered: dict[GatherKey, SimpleQueue[dict[str, Any]]] = {}
         self.ready: set[int] = set()  # ranks of the workers that have come to their shutdown after another has left
         self.at_shutdown = threading.Event()  # set while this worker waits in its shutdown
         self._runtime = runtime
@@ -142,7 +151,7 @@ class Agent:
         return sum(rref._made is not None and not rref._made.done() for rref in self._live_users())
 
     def _live_users(self) -> list[Any]:
-        return [rref for reference in list(self.users.values()) if (rref := reference()) is not None]
+        return [rref for reference in self.users.valuerefs() if (rref := reference()) is not None]
 
     # -- what libraries ask, as of torch's RpcAgent --------------------------------------------------------------------
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import logging
 import math
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import torch
@@ -19,8 +22,8 @@ from mpicoll._base.errors import WorkerLeft
 from mpicoll._faults import time_limit
 from mpicoll._mpi import abort, runtime
 from mpicoll.autograd import contexts
-from mpicoll.rpc import futures, gathering, rref
-from mpicoll.rpc.agent import NOT_SET, Agent
+from mpicoll.rpc import futures, rref
+from mpicoll.rpc.agent import NOT_SET, Agent, GatherKey
 from mpicoll.rpc.constants import DEFAULT_RPC_TIMEOUT_SEC, DEFAULT_SHUTDOWN_TIMEOUT, UNSET_RPC_TIMEOUT
 from mpicoll.rpc.drain import drain
 from mpicoll.rpc.options import MPIRpcBackendOptions, RpcBackendOptions, TensorPipeRpcBackendOptions, timeout_seconds
@@ -28,7 +31,8 @@ from mpicoll.rpc.owned_objects import id_text
 from mpicoll.rpc.rref import RRef
 from mpicoll.rpc.workers import WorkerInfo
 
-_all_gather, _barrier = gathering.all_gather, gathering.barrier
+logger = logging.getLogger(__name__)
+NO_LIMIT_S = 1e9  # a time limit that is none: 30 years
 
 To = str | int | WorkerInfo
 
@@ -99,7 +103,6 @@ def init_rpc(
         arrival.everyone(ranks, "init_rpc", limit_s)
         agent = Agent.current = Agent(ranks, Mailbox(ranks), name, options)
         futures.install()
-        gathering.begin()
         agent.start()
         agent.mailbox.meet()  # nobody calls before everybody can answer
     atexit.register(_at_exit)
@@ -357,6 +360,72 @@ def _wait_all() -> Iterator[None]:
     finally:
         del _thread_local_var.future_list
         torch.futures.wait_all(started)
+
+
+# -- collectives made of calls: they work where MPI's collectives are busy ----------------------------------------------
+
+
+def _all_gather(obj: Any, worker_names: Iterable[str] | None = None, timeout: float = UNSET_RPC_TIMEOUT) -> dict[str, Any]:
+    """Gathers an object of every worker, by name (collective over these workers). The first worker collects and answers.
+
+    Args:
+        obj: This worker's object; anything that can be pickled.
+        worker_names: The workers that take part, including this one; None: all.
+        timeout: Seconds for each step; 0: no limit; -1: the agent's for the calls, no limit for the wait.
+
+    Raises:
+        RuntimeError: A step took longer. Names the workers.
+    """
+    agent = Agent.get()
+    names = tuple(sorted(set(worker_names or agent.workers.by_name)))
+    leader, me = names[0], agent.me.name
+    timeout_s = timeout_seconds(timeout)
+    key = names, next(agent.gathers[names])
+    objects = {me: obj}
+    if me != leader:
+        agent.call(agent.workers.find(leader), _add, (key, objects), timeout_s=timeout_s).wait()
+    deadline = time.monotonic() + (timeout_s or NO_LIMIT_S)
+    arrived = agent.gathered.setdefault(key, SimpleQueue())
+    try:
+        while len(objects) < len(names):
+            objects |= arrived.get(timeout=max(deadline - time.monotonic(), 0.0))
+    except Empty:
+        late = [name for name in names if name not in objects] if me == leader else [leader]
+        raise RuntimeError(f"_all_gather: nothing has come from workers {late} within {timeout_s:.2f} seconds") from None
+    finally:
+        del agent.gathered[key]
+    if me == leader:
+        _give_to_followers(agent, key, objects, agent.timeout_s if timeout_s is None else timeout_s)
+    return objects
+
+
+def _add(key: GatherKey, objects: dict[str, Any]) -> None:
+    """Runs on the leader, called by each other worker, and then on the others, called by the leader."""
+    Agent.get().gathered.setdefault(key, SimpleQueue()).put(objects)
+
+
+def _give_to_followers(agent: Agent, key: GatherKey, objects: dict[str, Any], timeout_s: float) -> None:
+    followers = [agent.workers.find(name) for name in key[0][1:]]
+    answers = [(worker.name, agent.call(worker, _add, (key, objects), timeout_s=timeout_s)) for worker in followers]
+    errors: dict[str, Exception] = {}
+    for name, answer in answers:
+        try:
+            answer.wait()
+        except RuntimeError as error:
+            errors[name] = error
+    if errors:
+        raise RuntimeError(
+            f"Followers {[*errors]} timed out in _all_gather after {timeout_s:.2f} seconds. The first "
+            f"exception is {next(iter(errors.values()))}"
+        )
+
+
+def _barrier(worker_names: Iterable[str]) -> None:
+    """Returns when these workers have called it. A failed step is logged and ends the wait, as in torch."""
+    try:
+        _all_gather(None, set(worker_names))
+    except RuntimeError:
+        logger.exception("Failed to complete barrier")
 
 
 # -- what libraries ask ------------------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from fractions import Fraction
-from functools import partial
 from typing import Any
 
 import torch
@@ -38,14 +37,18 @@ def make(identity: Id, weight: Fraction, function: Callable[..., Any], arguments
         done.set_result(None)
 
     try:
-        value = function(*arguments, **keywords)
-        result = checked_future(function, value) if is_async_execution(function) else completed_future(value)
-        result.add_done_callback(keep)
+        made = _future_of(function, arguments, keywords)
     except BaseException as error:  # noqa: BLE001  raised where the value is asked for
-        failed: Future[Any] = Future()
-        failed.set_exception(report(error, agent.me).exception())
-        keep(failed)
+        made = Future()
+        made.set_exception(report(error, agent.me).exception())
+    made.add_done_callback(keep)
     return done
+
+
+def _future_of(function: Callable[..., Any], arguments: Any, keywords: Any) -> Future[Any]:
+    """Calls. Returns a future of the answer: with `async_execution` the one that the function returns."""
+    value = function(*arguments, **keywords)
+    return checked_future(function, value) if is_async_execution(function) else completed_future(value)
 
 
 def never_made(identity: Id, weight: Fraction, error: RemoteError) -> None:
@@ -110,16 +113,10 @@ def run_backward(reference: Id | Any, context_id: int, retain_graph: bool) -> No
 @async_execution
 def invoke(reference: Id | Any, name: str, arguments: Any, keywords: Any) -> Future[Any]:
     """Calls a method of the object. Answers with what it returns; with `async_execution`, once its future has completed."""
-    method = getattr(value_of(_value(reference)), name)
-    value = method(*arguments, **keywords)
-    return checked_future(method, value) if is_async_execution(method) else completed_future(value)
-
-
-def _check_attribute(name: str, value: Any) -> None:
-    getattr(value, name)
+    return _future_of(getattr(value_of(_value(reference)), name), arguments, keywords)
 
 
 @async_execution
 def find_attribute(reference: Id | Any, name: str) -> Future[Any]:
     """Answers once the object is there; with an AttributeError if it has no attribute of this name."""
-    return map_future(_value(reference), partial(_check_attribute, name))
+    return map_future(_value(reference), lambda value: callable(getattr(value, name)))

@@ -12,7 +12,6 @@ rest, and returns the rest (`RRef._renew`). It need not wait for the answer: unt
 from __future__ import annotations
 
 import contextlib
-import weakref
 from collections.abc import Callable
 from fractions import Fraction
 from functools import partial
@@ -68,10 +67,7 @@ class RRef(Generic[T]):
         agent = Agent.get(NOT_SET)
         entry = Entry(agent.objects.new_id(), is_made=True)
         entry.value.set_result(value)
-        self._set_up(agent, entry.id, agent.me, entry)
-
-    def _set_up(self, agent: Agent, identity: Id, worker: WorkerInfo, entry: Entry | None) -> None:
-        self._agent, self._id, self._owner, self._entry = agent, identity, worker, entry
+        self._agent, self._id, self._owner, self._entry = agent, entry.id, agent.me, entry
 
     def __repr__(self) -> str:
         if self._entry is not None:
@@ -86,10 +82,7 @@ class RRef(Generic[T]):
 
     def __del__(self) -> None:
         agent: Agent | None = getattr(self, "_agent", None)
-        if agent is None or self._entry is not None:
-            return
-        agent.users.pop(id(self), None)
-        if not self._deleted and not agent.calls.closed:
+        if agent is not None and self._entry is None and not self._deleted and not agent.calls.closed:
             agent.dropped.append(partial(agent.notify, self._owner, owner.give_back, self._id, self._weight))
 
     def _delete(self) -> None:
@@ -285,12 +278,10 @@ class RRef(Generic[T]):
 def _unpickle(identity: Id, owner_rank: int, weight: Fraction, fork: Id, is_confirmed: bool) -> RRef[Any]:
     """Makes the reference that another worker has passed on. A call with it runs after the owner has confirmed it."""
     agent = Agent.get()
-    if owner_rank == agent.me.id:
-        entry = agent.objects.entry(identity)
-        rref = _owner_rref(agent, entry)
-        agent.objects.change_weight(entry, -weight)
+    rref = _reference(agent, identity, agent.workers.find(owner_rank), weight, fork)
+    if rref._entry is not None:
+        agent.objects.change_weight(rref._entry, -weight)
         return rref
-    rref = _user_rref(agent, identity, agent.workers.find(owner_rank), weight, fork)
     if is_confirmed:
         rref._made = completed_future(None)
     else:
@@ -301,21 +292,16 @@ def _unpickle(identity: Id, owner_rank: int, weight: Fraction, fork: Id, is_conf
     return rref
 
 
-def _owner_rref(agent: Agent, entry: Entry) -> RRef[Any]:
+def _reference(agent: Agent, identity: Id, worker: WorkerInfo, weight: Fraction, fork: Id) -> RRef[Any]:
+    """Makes a reference to an object of this worker or another one; ``weight`` and ``fork`` are for those on other workers."""
     rref: RRef[Any] = RRef.__new__(RRef)
-    rref._set_up(agent, entry.id, agent.me, entry)
+    rref._agent, rref._id, rref._owner, rref._entry = agent, identity, worker, None
+    if worker == agent.me:
+        rref._entry = agent.objects.entry(identity)
+    else:
+        rref._weight, rref._fork = weight, fork
+        agent.users[id(rref)] = rref
     return rref
-
-
-def _user_rref(agent: Agent, identity: Id, worker: WorkerInfo, weight: Fraction, fork: Id) -> RRef[Any]:
-    rref: RRef[Any] = RRef.__new__(RRef)
-    rref._set_up(agent, identity, worker, None)
-    rref._weight, rref._fork = weight, fork
-    agent.users[id(rref)] = weakref.ref(rref)
-    return rref
-
-
-# -- making one --------------------------------------------------------------------------------------------------------
 
 
 def create(
@@ -333,12 +319,8 @@ def create(
     """
     agent = Agent.get()
     identity = agent.objects.new_id()
-    is_owner = worker.id == agent.me.id
-    weight = Fraction(0 if is_owner else 1)
-    if is_owner:
-        rref = _owner_rref(agent, agent.objects.entry(identity))
-    else:
-        rref = _user_rref(agent, identity, worker, weight, agent.objects.new_id())
+    weight = Fraction(0 if worker == agent.me else 1)
+    rref = _reference(agent, identity, worker, weight, fork=agent.objects.new_id())
     try:
         to_make = (identity, weight, function, arguments, keywords)
         name = name or name_of(function)
