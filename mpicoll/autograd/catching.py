@@ -17,75 +17,44 @@ from torch import Tensor
 
 Gradients = list[Tensor | None]
 
-
-class _Runs:
-    """The catchers of this process, by the number of the run that each belongs to."""
-
-    def __init__(self) -> None:
-        self._guard = threading.Lock()  # guards what follows
-        self._open = 0  # catchers that are open, with or without a number
-        self._catchers: dict[int, Catcher] = {}
-        self._early: dict[int, list[tuple[Any, Gradients]]] = {}  # gradients that came before the marker of their run
-
-    def open(self) -> None:
-        """Counts a catcher: from now on early gradients are kept."""
-        with self._guard:
-            self._open += 1
-
-    def begin(self, number: int, catcher: Catcher) -> list[tuple[Any, Gradients]]:
-        """Notes the catcher of this run. Returns the messages and gradients that came before."""
-        with self._guard:
-            self._catchers[number] = catcher
-            return self._early.pop(number, [])
-
-    def close(self, number: int | None) -> None:
-        with self._guard:
-            self._open -= 1
-            if number is not None:
-                del self._catchers[number]
-            if not self._open:
-                self._early.clear()
-
-    def find(self, number: int, message: Any, gradients: Gradients) -> Catcher | None:
-        """Returns the catcher of this run. None: it has none so far; keeps the gradients in case it gets one."""
-        with self._guard:
-            catcher = self._catchers.get(number)
-            if catcher is None and self._open:
-                self._early.setdefault(number, []).append((message, gradients))
-        return catcher
-
-
-_runs = _Runs()
+_guard = threading.Lock()  # guards what follows, and what a catcher knows
+_open: set[Catcher] = set()
+_early: dict[int, list[tuple[Any, Gradients]]] = {}  # by run: what came before its marker, if it has one
 
 
 class Catcher:
     """Passes the gradients of messages to ``send``, once for each message, in the thread that has computed them."""
 
     def __init__(self, messages: Collection[Any], send: Callable[[Any, Gradients], None]) -> None:
-        self._guard = threading.Lock()  # guards left and _held
         self.left = set(messages)  # that the run has not reached
+        self.run: int | None = None  # its number
         self._send = send
         self._held: list[Gradients] = []  # kept, so that the engine does not reuse their memory before they have been sent
-        self._number: int | None = None
 
     @contextlib.contextmanager
     def open(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yields the marker, which must be a root of the run, and the leaf that it depends on, which must be an input."""
-        _runs.open()
         leaf = torch.zeros((), device="cpu", requires_grad=True)
+        with _guard:
+            _open.add(self)
         try:
             yield _Marker.apply(leaf, self), leaf  # type: ignore[no-untyped-call]
         finally:
-            _runs.close(self._number)
+            with _guard:
+                _open.remove(self)
+                if not _open:
+                    _early.clear()
 
-    def begin(self, number: int) -> None:
-        self._number = number
-        for message, gradients in _runs.begin(number, self):
+    def begin(self, run: int) -> None:
+        with _guard:
+            self.run = run
+            early = _early.pop(run, [])
+        for message, gradients in early:
             self.take(message, gradients)
 
     def take(self, message: Any, gradients: Gradients) -> None:
         """Passes on the gradients of a message, if it is one of this run that has not been passed on."""
-        with self._guard:
+        with _guard:
             if message not in self.left:
                 return
             self.left.remove(message)
@@ -107,6 +76,10 @@ class _Marker(torch.autograd.Function):
 
 def caught(message: Any, gradients: Gradients) -> None:
     """Called when a run of the engine reaches a received message. Does nothing in a run of the program's own."""
-    catcher = _runs.find(torch._C._current_graph_task_id(), message, gradients)
+    run = torch._C._current_graph_task_id()
+    with _guard:
+        catcher = next((catcher for catcher in _open if catcher.run == run), None)
+        if catcher is None and _open:
+            _early.setdefault(run, []).append((message, gradients))
     if catcher is not None:
         catcher.take(message, gradients)

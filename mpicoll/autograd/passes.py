@@ -15,7 +15,6 @@ This is the "SMART mode" of PyTorch's notes on distributed autograd, which torch
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,6 +30,7 @@ from mpicoll.autograd.contexts import Context, MessageId, Receipt
 from mpicoll.autograd.observed import Observed, Observers, install
 from mpicoll.autograd.runs import Run
 
+_collect_all = torch._C._collect_all  # torch's, which waits for all: that of mpicoll.rpc ends at the first error
 ROOTS: MessageId = (-1, -1)  # stands for the roots of the pass, among the messages
 
 install()
@@ -275,25 +275,18 @@ def _end(number: MessageId, context_id: int, retain_graph: bool) -> None:
 
 def _all(futures: Iterable[Future[Any]]) -> Future[Any]:
     """Returns a future that completes without a value after all of these, or with the first error among them."""
-    waiting = list(futures)
+    waiting: list[torch._C.Future[Any]] = list(futures)
     whole: Future[Any] = Future()
-    errors: list[Exception] = []
-    left = itertools.count(len(waiting) - 1, -1)
 
-    def ended(future: Future[Any]) -> None:
+    def ended(_: Any) -> None:
         try:
-            future.value()
+            for future in waiting:
+                future.value()
         except Exception as error:  # noqa: BLE001  raised where the result is waited for
             error.__traceback__ = None  # its frames hold the future that holds it
-            errors.append(error)
-        if next(left) == 0:
-            if errors:
-                whole.set_exception(errors[0])
-            else:
-                whole.set_result(None)
+            whole.set_exception(error)
+        else:
+            whole.set_result(None)
 
-    for future in waiting:
-        future.add_done_callback(ended)
-    if not waiting:
-        whole.set_result(None)
+    _collect_all(waiting).add_done_callback(ended)
     return whole
