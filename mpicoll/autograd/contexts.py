@@ -215,6 +215,11 @@ def attach(tensors: list[Tensor], to: int) -> Extra:
     return context.id, message, needed
 
 
+def of(extra: Extra) -> Context | None:
+    """Returns the context of a received message. None: it belongs to none."""
+    return None if extra is None else registry.find_or_make(extra[0])
+
+
 def accept(tensors: list[Tensor], extra: Extra, sender: int) -> list[Tensor]:
     """Returns the tensors of a received message, with those that require grad in this worker's graph."""
     if extra is None or not extra[2]:

@@ -22,7 +22,6 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from torch import Tensor
 from torch.futures import Future
 
 from mpicoll._base.errors import MpicollError, WorkerLeft
@@ -288,15 +287,9 @@ class Handler:
     def run(self, message: wire.IncomingMessage) -> None:
         """[2] Unpacks and calls. Never raises: an error, SystemExit included, is the answer to the caller."""
         context: contexts.Context | None = None
-
-        def accept(tensors: list[Tensor], extra: contexts.Extra) -> list[Tensor]:
-            nonlocal context
-            if extra is not None:
-                context = contexts.registry.find_or_make(extra[0])
-            return contexts.accept(tensors, extra, message.source)
-
         try:
-            function, arguments, keywords = wire.unpack(message, accept)
+            function, arguments, keywords = wire.unpack(message, partial(contexts.accept, sender=message.source))
+            context = contexts.of(message.extra)
             for confirmation in message.unconfirmed:
                 with contextlib.suppress(WorkerLeft):  # raised again where the function uses the reference
                     confirmation.wait()

@@ -68,6 +68,7 @@ class IncomingMessage:
     storages: list[torch.UntypedStorage]
     buffers: list[Any]
     blocks: list[Block]
+    extra: Any = None  # what the sender has added, once unpacked
     unconfirmed: list[Any] = field(default_factory=list)  # of its references: futures that end when the owner knows of them
 
 
@@ -243,9 +244,9 @@ def unpack(message: IncomingMessage, accept: Callable[[list[Tensor], Any], list[
     Raises: whatever unpickling raises.
     """
     (head,) = struct.unpack_from("<I", message.pickled)
-    layouts, forms, extra = pickle.loads(message.pickled[4 : 4 + head])
+    layouts, forms, message.extra = pickle.loads(message.pickled[4 : 4 + head])
     strided = [_tensor_in(message.storages, layout) for layout in layouts]
-    tensors = accept(_joined(forms, strided) if forms else strided, extra)
+    tensors = accept(_joined(forms, strided) if forms else strided, message.extra)
     before = getattr(_local, "tensors", None), getattr(_local, "unconfirmed", None)
     _local.tensors, _local.unconfirmed = tensors, message.unconfirmed
     try:
