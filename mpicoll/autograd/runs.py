@@ -24,42 +24,37 @@ from mpicoll.autograd.observed import Observed, check_reduced
 Send = Callable[[Receipt, list[Tensor | None]], None]
 
 
-class _Lender:
-    """Lends the ``.grad`` of leaves to one user at a time: an optimizer's step, or a run that writes to it."""
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()  # guards _lent
-        self._lent: set[int] = set()  # leaves whose ``.grad`` is lent, by `id`
-
-    @contextlib.contextmanager
-    def lent(self, leaves: Sequence[Tensor], gradients: Sequence[Tensor | None], overwritten: bool = False) -> Iterator[None]:
-        """Sets the ``.grad`` of each leaf to this gradient, and back to the earlier one at the end.
-
-        Waits until none of the leaves is lent, then holds all of them. Never some, so two users cannot wait in a circle.
-
-        Args:
-            overwritten: The memory of the earlier ``.grad`` will be written to; keep a copy of it.
-        """
-        ids = {id(leaf) for leaf in leaves}
-        with self._changed:
-            self._changed.wait_for(lambda: self._lent.isdisjoint(ids))
-            self._lent.update(ids)
-        before = [leaf.grad for leaf in leaves]
-        try:
-            if overwritten:
-                before = [None if gradient is None else gradient.clone() for gradient in before]
-            for leaf, gradient in zip(leaves, gradients, strict=True):
-                leaf.grad = gradient
-            yield
-        finally:
-            for leaf, gradient in zip(leaves, before, strict=True):
-                leaf.grad = gradient
-            with self._changed:
-                self._lent.difference_update(ids)
-                self._changed.notify_all()
+# The ``.grad`` of a leaf is lent to one user at a time: an optimizer's step, or a run that writes to it.
+_changed = threading.Condition()  # guards _lent
+_lent: set[int] = set()  # leaves whose ``.grad`` is lent, by `id`
 
 
-lent = _Lender().lent
+@contextlib.contextmanager
+def lent(leaves: Sequence[Tensor], gradients: Sequence[Tensor | None], overwritten: bool = False) -> Iterator[None]:
+    """Sets the ``.grad`` of each leaf to this gradient, and back to the earlier one at the end.
+
+    Waits until none of the leaves is lent, then holds all of them. Never some, so two users cannot wait in a circle.
+
+    Args:
+        overwritten: The memory of the earlier ``.grad`` will be written to; keep a copy of it.
+    """
+    ids = {id(leaf) for leaf in leaves}
+    with _changed:
+        _changed.wait_for(lambda: _lent.isdisjoint(ids))
+        _lent.update(ids)
+    before = [leaf.grad for leaf in leaves]
+    try:
+        if overwritten:
+            before = [None if gradient is None else gradient.clone() for gradient in before]
+        for leaf, gradient in zip(leaves, gradients, strict=True):
+            leaf.grad = gradient
+        yield
+    finally:
+        for leaf, gradient in zip(leaves, before, strict=True):
+            leaf.grad = gradient
+        with _changed:
+            _lent.difference_update(ids)
+            _changed.notify_all()
 
 
 @dataclass(eq=False)
