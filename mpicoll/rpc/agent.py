@@ -35,7 +35,7 @@ from mpicoll.rpc.options import DeviceMaps, MPIRpcBackendOptions
 from mpicoll.rpc.owned_objects import OwnedObjects
 from mpicoll.rpc.pending_calls import PendingCall, PendingCalls, name_of
 from mpicoll.rpc.service import Pool, Service, Task
-from mpicoll.rpc.transport import Messenger, Transport
+from mpicoll.rpc.transport import Transport
 from mpicoll.rpc.workers import WorkerInfo, Workers, describe, report, this_process
 
 if TYPE_CHECKING:
@@ -88,12 +88,10 @@ class Agent:
         self._ended: set[int] = set()  # workers that have calls to answer, and whose processes had ended at the last look
         self._look_at = 0.0  # when to look at the processes of the callees again
         device_maps = DeviceMaps(name, {worker: maps for worker, _, maps, _ in everyone})
-        transport = Transport(self.mailbox, self.me.id, self.workers.left)
-        self._flush = transport.flush
-        self._messenger = Messenger(transport, self.calls, device_maps)
-        self.handler = Handler(self.me, self.workers, self._messenger)
+        self._transport = Transport(self.mailbox, self.me.id, self.calls, device_maps)
+        self.handler = Handler(self.me, self.workers, self._transport)
         self._service = Service(
-            transport, self.pool, self._dispatch, self._maintain, lambda: self.handler.running > options.num_worker_threads
+            self._transport, self.pool, self._dispatch, self._maintain, lambda: self.handler.running > options.num_worker_threads
         )
 
     def start(self) -> None:
@@ -114,7 +112,7 @@ class Agent:
         timeout_s: float | None = None,
         name: str = "",
     ) -> CallFuture:
-        """Calls ``function`` on a worker and returns a future of the answer. Raises what `Messenger.send` raises.
+        """Calls ``function`` on a worker and returns a future of the answer. Raises what `Transport.send` raises.
 
         ``timeout_s``: seconds until the future fails; 0: never; None: the agent's. ``name``: of the function, for errors.
         """
@@ -122,7 +120,7 @@ class Agent:
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
         number = self.calls.add(PendingCall(future, worker, name or name_of(function), timeout_s))
         try:
-            self._messenger.send(wire.CALL, worker, number, (function, arguments, keywords or {}))
+            self._transport.send(wire.CALL, worker, number, (function, arguments, keywords or {}))
         except BaseException:
             self.calls.take(number)
             raise
@@ -136,7 +134,7 @@ class Agent:
     def notify(self, worker: WorkerInfo, function: Callable[..., Any], *arguments: Any) -> None:
         """Calls ``function`` on a worker without an answer. Does nothing if the worker has left or RPC has ended."""
         with contextlib.suppress(MpicollError):
-            self._messenger.send(wire.NOTICE, worker, 0, (function, arguments, {}))
+            self._transport.send(wire.NOTICE, worker, 0, (function, arguments, {}))
 
     # -- references to objects on other workers ------------------------------------------------------------------------
 
@@ -205,7 +203,7 @@ class Agent:
 
     def _left(self, message: wire.IncomingMessage) -> None:
         reason = wire.unpack(message, lambda tensors, extra: tensors)
-        self._messenger.count_received()
+        self._transport.count_received()
         self.calls.lose(self.workers.find(message.source), reason)
 
     # -- [4] settle ----------------------------------------------------------------------------------------------------
@@ -226,14 +224,14 @@ class Agent:
             else:
                 call.future.settle(value)
         finally:
-            self._messenger.count_received()
+            self._transport.count_received()
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def counts(self) -> tuple[int, int, int]:
-        """Returns the numbers of messages sent, of messages received (see `Messenger`), and of pending calls."""
+        """Returns the numbers of messages sent, of messages received (see `Transport`), and of pending calls."""
         self._tidy()
-        return self._messenger.sent, self._messenger.received, len(self.calls)
+        return self._transport.sent, self._transport.received, len(self.calls)
 
     def _tidy(self) -> None:
         while True:
@@ -251,7 +249,7 @@ class Agent:
         """Ends the threads. Calls that have not been answered fail."""
         if not graceful:
             self._tell_others(wire.LEAVING, "it called shutdown(graceful=False) or came to its end")
-            self._flush(1.0)
+            self._transport.flush(1.0)
         self.calls.close(f"RPC has been shut down on this worker ({self.me.name!r}); call init_rpc first")
         self.pool.close()
         self._service.stop()
@@ -263,7 +261,7 @@ class Agent:
         for worker in self.workers.all:
             if worker.id != self.me.id:
                 with contextlib.suppress(MpicollError):
-                    self._messenger.send(kind, worker, 0, obj)
+                    self._transport.send(kind, worker, 0, obj)
 
 
 def _no_inference_mode() -> contextlib.AbstractContextManager[Any]:
@@ -274,9 +272,9 @@ def _no_inference_mode() -> contextlib.AbstractContextManager[Any]:
 class Handler:
     """Runs the calls of other workers, each in the thread that calls `run`, and answers them: steps [2] and [3]."""
 
-    def __init__(self, me: WorkerInfo, workers: Workers, messenger: Messenger) -> None:
+    def __init__(self, me: WorkerInfo, workers: Workers, transport: Transport) -> None:
         self.running = 0  # calls that have begun and have not been answered
-        self._me, self._workers, self._messenger = me, workers, messenger
+        self._me, self._workers, self._transport = me, workers, transport
         self._guard = threading.Lock()  # guards running
 
     def begin(self) -> None:
@@ -319,14 +317,14 @@ class Handler:
             caller = self._workers.find(message.source)
             with contexts.entered(context):
                 try:
-                    self._messenger.send(kind, caller, message.call, result)
+                    self._transport.send(kind, caller, message.call, result)
                 except WorkerLeft:
                     return
                 except Exception as error:  # noqa: BLE001  the result cannot be pickled: raised at the caller
-                    self._messenger.send(wire.ERROR, caller, message.call, describe(error, self._me))
+                    self._transport.send(wire.ERROR, caller, message.call, describe(error, self._me))
         except MpicollError:
             return  # RPC has ended here, and all calls with it
         finally:
-            self._messenger.count_received()
+            self._transport.count_received()
             with self._guard:
                 self.running -= 1

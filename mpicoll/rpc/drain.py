@@ -58,13 +58,13 @@ def drain(agent: Agent, timeout_s: float) -> bool:
 
 def _some_worker_left(agent: Agent) -> bool:
     """Returns whether this worker knows that one has left, or another has said that it is ready, which implies it."""
-    return bool(agent.workers.left or agent.ready)
+    return bool(agent.calls.left or agent.ready)
 
 
 def _drain_without_sums(agent: Agent, deadline: float, timeout_s: float) -> None:
     is_ready, backoff = False, Backoff.background()
     others = {worker.id for worker in agent.workers.all} - {agent.me.id}
-    while not is_ready or others - agent.ready - agent.workers.left.keys() or agent.counts()[2]:
+    while not is_ready or others - agent.ready - agent.calls.left.keys() or agent.counts()[2]:
         if not is_ready and not agent.counts()[2]:
             agent.tell_ready()
             is_ready = True
@@ -75,7 +75,7 @@ def _drain_without_sums(agent: Agent, deadline: float, timeout_s: float) -> None
 
 def _timeout_error(agent: Agent, timeout_s: float) -> RuntimeError:
     """Asks every other worker whether it has come. Its agent answers even while its program is busy elsewhere."""
-    others = [worker for worker in agent.workers.all if worker.id != agent.me.id and worker.id not in agent.workers.left]
+    others = [worker for worker in agent.workers.all if worker.id != agent.me.id and worker.id not in agent.calls.left]
     asked, missing = [], []
     for worker in others:
         with contextlib.suppress(WorkerLeft):

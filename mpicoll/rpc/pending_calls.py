@@ -39,7 +39,8 @@ class PendingCalls:
     def __init__(self, workers: Workers) -> None:
         self.closed: str | None = None  # why no further call is possible; None: RPC is running
         self._workers = workers
-        self._guard = threading.Lock()  # guards all of this object, and workers.left
+        self.left: dict[int, str] = {}  # why, by rank, for the workers that have ended before the others
+        self._guard = threading.Lock()  # guards all of this object
         self._calls: dict[int, PendingCall] = {}
         self._no_deadline_before = math.inf  # a look at the clock shows that none has passed; the calls may have ended since
         self._numbers = itertools.count(1)
@@ -51,8 +52,8 @@ class PendingCalls:
         """Raises MpicollError if RPC has ended, and WorkerLeft if this worker has."""
         if self.closed:
             raise MpicollError(self.closed)
-        if worker.id in self._workers.left:
-            raise WorkerLeft(f"worker {worker.name!r} (rank {worker.id}) has left: {self._workers.left[worker.id]}")
+        if worker.id in self.left:
+            raise WorkerLeft(f"worker {worker.name!r} (rank {worker.id}) has left: {self.left[worker.id]}")
 
     def add(self, call: PendingCall) -> int:
         """Adds a call and returns its number. Raises what `check_open` raises."""
@@ -100,7 +101,7 @@ class PendingCalls:
     def lose(self, worker: WorkerInfo, reason: str) -> None:
         """Notes that a worker has left, and fails the calls to it."""
         with self._guard:
-            self._workers.left.setdefault(worker.id, reason)
+            self.left.setdefault(worker.id, reason)
             lost = self._take_all(lambda call: call.worker.id == worker.id)
         for call in lost:
             text = f"worker {worker.name!r} (rank {worker.id}) has left before it answered {call.function}: {reason}"

@@ -6,7 +6,6 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Container
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -26,99 +25,23 @@ TESTS_PER_LOOK = 8  # of one message; each test moves a piece of its memory
 
 
 class Transport:
-    """Sends and receives packed messages through a mailbox.
+    """Packs objects, and sends and receives them through a mailbox.
 
-    Queues: the messages that have not left, those that have not arrived whole, and those to this process itself.
+    Queues: the messages that have not left, those that have not arrived whole, and those to this process itself. A worker that
+    has left (``calls.left``) completes no message any more: those to and from it are given up.
     Any thread may call `send`; one thread at a time calls `arrived`. Nothing moves unless `arrived` is called.
-
-    Args:
-        left: Ranks that have left: they complete no message any more, so `arrived` gives up the messages to and from them.
     """
 
-    def __init__(self, mailbox: Mailbox, rank: int, left: Container[int]) -> None:
-        self.mailbox = mailbox
-        self._rank, self._left = rank, left
+    def __init__(self, mailbox: Mailbox, rank: int, calls: PendingCalls, device_maps: DeviceMaps) -> None:
+        self.sent = 0  # messages
+        self.received = 0  # messages that have been dealt with; a call counts once it has been answered
+        self._mailbox, self._rank, self._calls, self._device_maps = mailbox, rank, calls, device_maps
+        self._guard = threading.Lock()  # guards the counts
+        self._numbers = itertools.count(1)  # of messages
         self._sending: deque[tuple[list[Any], int, wire.PackedMessage]] = deque()  # requests, receiver, message
         self._testing = threading.Lock()  # held while some of _sending are not in it
         self._receiving: list[tuple[list[Any], wire.IncomingMessage]] = []
         self._to_itself: deque[wire.IncomingMessage] = deque()
-
-    def is_here(self, rank: int) -> bool:
-        """Returns whether messages to this rank do not leave this process."""
-        return rank == self._rank
-
-    def send(self, to: int, message: wire.PackedMessage) -> None:
-        """Starts sending. The message is kept until its memory has left. Raises what MPI raises."""
-        if self.is_here(to):
-            self._to_itself.append(wire.copied(to, message))
-            return
-        requests = self.mailbox.send(to, message.envelope, message.blocks, message.number)
-        if not self.mailbox.ended(requests):
-            self._sending.append((requests, to, message))
-
-    def arrived(self) -> list[wire.IncomingMessage]:
-        """Looks once and returns the messages that are complete."""
-        self._test_sends()
-        complete = []
-        while self._to_itself:
-            complete.append(self._to_itself.popleft())
-        taken = self.mailbox.take()
-        if taken is not None:
-            message = wire.open_envelope(*taken)
-            if message.blocks:
-                self._receiving.append((self.mailbox.receive(message.source, message.blocks, message.number), message))
-            else:
-                complete.append(message)
-        if self._receiving:
-            complete += self._test_receives()
-        return complete
-
-    def _test_sends(self) -> None:
-        with self._testing:
-            for _ in range(min(len(self._sending), SENDS_PER_LOOK)):
-                entry = self._sending.popleft()
-                requests, receiver, message = entry
-                if receiver in self._left:
-                    self.mailbox.keep(requests, message)
-                elif not self.mailbox.ended(requests, TESTS_PER_LOOK):
-                    self._sending.append(entry)
-
-    def _test_receives(self) -> list[wire.IncomingMessage]:
-        complete, incomplete = [], []
-        for entry in self._receiving:
-            requests, message = entry
-            if message.source in self._left:
-                self.mailbox.keep(requests, message)
-            elif not self.mailbox.ended(requests, TESTS_PER_LOOK):
-                incomplete.append(entry)
-            elif message.source not in self.mailbox.dead:
-                complete.append(message)
-        self._receiving = incomplete
-        return complete
-
-    def busy(self) -> bool:
-        """Returns whether memory is on its way. It moves only while both sides look."""
-        return bool(self._sending or self._receiving)
-
-    def flush(self, timeout_s: float) -> None:
-        """Waits until every message has left, at most ``timeout_s``. Another thread must call `arrived` meanwhile."""
-        deadline, backoff = time.monotonic() + timeout_s, Backoff.background()
-        while time.monotonic() < deadline:
-            with self._testing:
-                if not self._sending:
-                    return
-            backoff.pause()
-
-
-class Messenger:
-    """Packs and sends. Any thread may call every method."""
-
-    def __init__(self, transport: Transport, calls: PendingCalls, device_maps: DeviceMaps) -> None:
-        self.sent = 0  # messages
-        self.received = 0  # messages that have been dealt with; a call counts once it has been answered
-        self._transport, self._calls, self._device_maps = transport, calls, device_maps
-        self._guard = threading.Lock()  # guards the counts
-        self._numbers = itertools.count(1)  # of messages
 
     def send(self, kind: int, worker: WorkerInfo, call: int, obj: Any) -> None:
         """Starts sending an object. ``call``: number of the call that the message belongs to; 0: none.
@@ -137,15 +60,77 @@ class Messenger:
         with self._guard:
             self.sent += 1
         try:
-            self._transport.send(worker.id, message)
+            self.post(worker.id, message)
         except Exception as error:
-            if self._transport.is_here(worker.id):  # this process lacks memory, and nothing is wrong with the worker
+            if worker.id == self._rank:  # this process lacks memory, and nothing is wrong with the worker
                 with self._guard:
                     self.sent -= 1
                 raise
             self._calls.lose(worker, f"MPI could not send to it: {error}")
             raise WorkerLeft(f"worker {worker.name!r} (rank {worker.id}): {error}") from error
 
+    def post(self, to: int, message: wire.PackedMessage) -> None:
+        """Starts sending a message, which is kept until its memory has left. Raises what MPI raises."""
+        if to == self._rank:
+            self._to_itself.append(wire.copied(to, message))
+            return
+        requests = self._mailbox.send(to, message.envelope, message.blocks, message.number)
+        if not self._mailbox.ended(requests):
+            self._sending.append((requests, to, message))
+
+    def arrived(self) -> list[wire.IncomingMessage]:
+        """Looks once and returns the messages that are complete."""
+        self._test_sends()
+        complete = []
+        while self._to_itself:
+            complete.append(self._to_itself.popleft())
+        taken = self._mailbox.take()
+        if taken is not None:
+            message = wire.open_envelope(*taken)
+            if message.blocks:
+                self._receiving.append((self._mailbox.receive(message.source, message.blocks, message.number), message))
+            else:
+                complete.append(message)
+        if self._receiving:
+            complete += self._test_receives()
+        return complete
+
+    def _test_sends(self) -> None:
+        with self._testing:
+            for _ in range(min(len(self._sending), SENDS_PER_LOOK)):
+                entry = self._sending.popleft()
+                requests, receiver, message = entry
+                if receiver in self._calls.left:
+                    self._mailbox.keep(requests, message)
+                elif not self._mailbox.ended(requests, TESTS_PER_LOOK):
+                    self._sending.append(entry)
+
+    def _test_receives(self) -> list[wire.IncomingMessage]:
+        complete, incomplete = [], []
+        for entry in self._receiving:
+            requests, message = entry
+            if message.source in self._calls.left:
+                self._mailbox.keep(requests, message)
+            elif not self._mailbox.ended(requests, TESTS_PER_LOOK):
+                incomplete.append(entry)
+            elif message.source not in self._mailbox.dead:
+                complete.append(message)
+        self._receiving = incomplete
+        return complete
+
     def count_received(self) -> None:
         with self._guard:
             self.received += 1
+
+    def busy(self) -> bool:
+        """Returns whether memory is on its way. It moves only while both sides look."""
+        return bool(self._sending or self._receiving)
+
+    def flush(self, timeout_s: float) -> None:
+        """Waits until every message has left, at most ``timeout_s``. Another thread must call `arrived` meanwhile."""
+        deadline, backoff = time.monotonic() + timeout_s, Backoff.background()
+        while time.monotonic() < deadline:
+            with self._testing:
+                if not self._sending:
+                    return
+            backoff.pause()

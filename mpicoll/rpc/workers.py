@@ -62,7 +62,7 @@ def this_process(hostname: str) -> Process:
 
 
 class Workers:
-    """All of them, by name and by rank. ``left``: why, by rank, for those that have ended before the others.
+    """All of them, by name and by rank.
 
     Args:
         entries: Name and rank of each worker.
@@ -73,7 +73,6 @@ class Workers:
     def __init__(self, entries: list[Any], processes: Mapping[int, Process] | None = None, me: int = 0) -> None:
         self.all = [WorkerInfo(name, rank) for name, rank in sorted(entries, key=lambda entry: entry[1])]
         self.by_name = {worker.name: worker for worker in self.all}
-        self.left: dict[int, str] = {}
         self._processes, self._me = processes or {}, me
         twice = [worker.name for worker in self.all if self.by_name[worker.name] is not worker]
         if twice:

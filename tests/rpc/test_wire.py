@@ -14,7 +14,10 @@ from hypothesis import strategies
 from torch import Tensor, nn
 
 from mpicoll.rpc import wire
+from mpicoll.rpc.options import DeviceMaps
+from mpicoll.rpc.pending_calls import PendingCalls
 from mpicoll.rpc.transport import Transport
+from mpicoll.rpc.workers import Workers
 
 DTYPES = [
     torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8,
@@ -144,12 +147,18 @@ class _Slow:
         self.kept.append(memory)
 
 
+def transport_over(mailbox: _Slow) -> tuple[Transport, PendingCalls]:
+    """That of worker 0 of two."""
+    calls = PendingCalls(Workers([("a", 0), ("b", 1)]))
+    return Transport(mailbox, 0, calls, DeviceMaps("a", {"a": {}, "b": {}})), calls  # type: ignore[arg-type]
+
+
 def test_flush_beside_who_looks() -> None:
     """It waits until all has left, and takes nothing away from the other."""
     for _ in range(50):
-        transport = Transport(_Slow(), 0, ())  # type: ignore[arg-type]
+        transport, _ = transport_over(_Slow())
         for _ in range(5):
-            transport.send(1, wire.PackedMessage(b"", [], 0, []))
+            transport.post(1, wire.PackedMessage(b"", [], 0, []))
         stop = threading.Event()
         errors: list[Exception] = []
 
@@ -174,13 +183,12 @@ def test_what_a_lost_worker_will_not_take() -> None:
     """It is not tested any more, but its memory is kept: MPI may still read it."""
     mailbox = _Slow()
     mailbox.ended = lambda requests, tests=1: False  # type: ignore[method-assign]
-    left: set[int] = set()
-    transport = Transport(mailbox, 0, left)  # type: ignore[arg-type]
+    transport, calls = transport_over(mailbox)
     message = wire.PackedMessage(b"", [], 0, [])
-    transport.send(1, message)
+    transport.post(1, message)
     transport.arrived()
     assert transport.busy()
-    left.add(1)
+    calls.left[1] = "for a reason"
     transport.arrived()
     assert not transport.busy()
     assert mailbox.kept == [message]
