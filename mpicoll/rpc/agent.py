@@ -176,8 +176,7 @@ class Agent:
         if self.dropped:
             self.pool.submit(self._tidy)
         self.calls.expire(self.pool.submit)
-        while self._dead < len(self.mailbox.dead):
-            rank = self.mailbox.dead[self._dead]
+        for rank in self.mailbox.dead[self._dead :]:
             self._dead += 1
             self.pool.submit(partial(self.calls.lose, self.workers.find(rank), "its process has died"))
         if len(self.calls) and time.monotonic() > self._look_at:
