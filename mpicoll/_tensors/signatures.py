@@ -34,6 +34,7 @@ def refused(error: Exception) -> Refused:
     """Returns the signature of a call that has raised this error before it communicated."""
     return Refused(f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(".")[:LONGEST])
 
+
 HEADER = struct.Struct("q24s")  # bytes of the tensor, name of its dtype
 
 
