@@ -152,7 +152,7 @@ class Task:
     """What is to be done about a message."""
 
     run: Callable[[], None]
-    is_quick: bool  # it only completes a future that has no callbacks, so any thread may run it
+    is_quick: bool  # it only completes a future that has no callbacks of the program, so any thread may run it
 
 
 @dataclass(eq=False)
