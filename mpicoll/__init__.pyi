@@ -133,23 +133,21 @@ from mpicoll._overloads import (
     scan as scan,
     scatter as scatter,
 )
-from mpicoll._base.errors import (
+from mpicoll.errors import (
     CollectiveMismatch as CollectiveMismatch,
+    CommunicationError as CommunicationError,
     ConcurrentCollectives as ConcurrentCollectives,
     ForkedProcess as ForkedProcess,
-    LaunchError as LaunchError,
-    MpicollError as MpicollError,
-    ThreadLevelError as ThreadLevelError,
-    UnsupportedReduction as UnsupportedReduction,
-    WorkerLeft as WorkerLeft,
-)
-from mpicoll._base.torch_errors import (
-    CommunicationError as CommunicationError,
     GroupDestroyed as GroupDestroyed,
     GroupFailed as GroupFailed,
+    LaunchError as LaunchError,
+    MpicollError as MpicollError,
     OperationTimeout as OperationTimeout,
     PeerLost as PeerLost,
+    ThreadLevelError as ThreadLevelError,
     TruncationError as TruncationError,
+    UnsupportedReduction as UnsupportedReduction,
+    WorkerLeft as WorkerLeft,
 )
 
 __version__: str
