@@ -24,7 +24,7 @@ from mpicoll._base.errors import LaunchError
 from mpicoll._base.torch_errors import OperationTimeout
 from mpicoll._c10d import ddp, dynamo, failed_calls, names, requested_ranks, torch_world, wrapping
 from mpicoll._engine.registry import registry
-from mpicoll._faults import arrival, time_limit
+from mpicoll._faults import roll_call, time_limit
 from mpicoll._mpi import abort, runtime, survivors
 from mpicoll._mpi.errors import MPIException, translate
 from mpicoll._tensors import checks
@@ -85,7 +85,7 @@ def _init_over_mpi(
     if arguments.get("store") is None and (method is None or str(method).startswith("env:")):
         arguments["init_method"] = "mpi://"
     with _hooks_outside_torch(), _undone_on_failure("init_process_group"):
-        arrival.everyone(mpi, "init_process_group", limit_s)
+        roll_call.everyone(mpi, "init_process_group", limit_s)
         with _mixing(translated) as passed:
             original(**{**arguments, "backend": passed})
         torch_world.record_backend(torch_world.default_group(), str(arguments.get("backend")), passed)

@@ -18,7 +18,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from mpicoll._base import launcher
 from mpicoll._base.errors import LaunchError
-from mpicoll._faults import arrival, time_limit
+from mpicoll._faults import roll_call, time_limit
 from mpicoll._mpi import runtime
 
 NAMES = ("rank", "world_size")
@@ -90,7 +90,7 @@ def start_beside(world: Any, arguments: Mapping[str, Any], limit_s: float) -> No
             "init_method='mpi://' so that the default group takes its ranks from MPI"
         )
     if not some and not mpi.connected:
-        arrival.everyone(mpi, "new_group", limit_s)
+        roll_call.everyone(mpi, "new_group", limit_s)
 
 
 # Note [A world of some ranks]

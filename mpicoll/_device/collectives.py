@@ -25,8 +25,8 @@ from torch import Tensor
 from mpicoll._device import staging, streams
 from mpicoll._device.consensus import DeviceChoices
 from mpicoll._device.messages import DeviceMessages
-from mpicoll._device.shared_memory import SharedDeviceMemory
 from mpicoll._device.staging import Part
+from mpicoll._device.windows import SharedDeviceMemory
 from mpicoll._host.algorithms import direct, native, pairwise, shared_memory
 from mpicoll._host.algorithms.blocks import Block, block, blocks
 from mpicoll._host.collectives import HostCollectives

@@ -23,7 +23,7 @@ from mpicoll._engine.communicator import Communicator
 from mpicoll._engine.consensus import Agreed, agree
 from mpicoll._engine.poller import poller
 from mpicoll._engine.queue import CollectiveQueue
-from mpicoll._faults import arrival, attendance, exit_handshake, time_limit
+from mpicoll._faults import attendance, exit_handshake, roll_call, time_limit
 from mpicoll._faults.flight_recorder import recorder
 from mpicoll._faults.ledger import Ledger
 from mpicoll._faults.watchdog import watchdog
@@ -79,7 +79,7 @@ class Registry:
         global_ranks = tuple(range(runtime_.size) if ranks is None else ranks)
         tag = self._tag(global_ranks)
         if ranks is not None and runtime_.connected:
-            arrival.members(runtime_, ranks, "new_group", timeout_s)
+            roll_call.members(runtime_, ranks, "new_group", timeout_s)
         channel = self._channel(runtime_, ranks, tag)
         made.callback(channel.free)
         topology, agreed, ledger = self._circumstances(channel, ranks)

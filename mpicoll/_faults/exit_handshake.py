@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from mpicoll._faults import arrival
+from mpicoll._faults import roll_call
 from mpicoll._mpi import abort, library, runtime, survivors
 from mpicoll._mpi.backoff import Backoff
 from mpicoll._mpi.library import MPI
@@ -146,7 +146,7 @@ def leave(begun: Callable[[str], int], meanwhile: Callable[[], None]) -> None:
     while not barrier.Test():
         _answer(comm, said)
         _received(comm)  # too late; they would hide what has come after them from the next line
-        arrival.turn_away(comm)
+        roll_call.turn_away(comm)
         meanwhile()
         backoff.pause()
 

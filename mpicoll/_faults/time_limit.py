@@ -1,7 +1,7 @@
 """Ends the job when a call of MPI does not return in time, and no exception can be raised in it.
 
-Ranks wait for each other in `mpicoll._faults.arrival`, which raises at the limit. This module is for what that cannot limit: the
-start of MPI, and the making of communicators once all ranks have come (one of them may be stopped in the middle).
+Ranks wait for each other in `mpicoll._faults.roll_call`, which raises at the limit. This module is for what that cannot limit:
+the start of MPI, and the making of communicators once all ranks have come (one of them may be stopped in the middle).
 """
 
 from __future__ import annotations

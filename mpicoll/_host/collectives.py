@@ -14,7 +14,7 @@ from ctypes import memmove
 import torch
 from torch import Tensor
 
-from mpicoll._host import thresholds, two_level
+from mpicoll._host import stages, thresholds
 from mpicoll._host.algorithms import direct, hierarchical, native, pairwise, shared_memory
 from mpicoll._host.algorithms.blocks import Block, block, blocks, pieces, rows
 from mpicoll._host.algorithms.direct import SLICE
@@ -95,7 +95,7 @@ class HostCollectives:
             direct.all_reduce(self.channel, flat, kernel.combine, slice_nbytes=SLICE)
         elif (window := self.windows.window) is None:
             assert self.windows.nodes is not None
-            hierarchical.all_reduce(self.windows.nodes, flat, two_level.of(kernel, self.size))
+            hierarchical.all_reduce(self.windows.nodes, flat, stages.of(kernel, self.size))
         elif nbytes * (self.size - 1) <= FLAT_BYTES and nbytes <= window.chunk:
             shared_memory.all_reduce_flat(window, flat, kernel.combine)
         else:
@@ -158,7 +158,7 @@ class HostCollectives:
             shared_memory.all_reduce(window, flat, kernel.combine, root)
         else:
             assert self.windows.nodes is not None
-            hierarchical.all_reduce(self.windows.nodes, flat, two_level.of(kernel, self.size), root)
+            hierarchical.all_reduce(self.windows.nodes, flat, stages.of(kernel, self.size), root)
 
     def scan(self, memory: Tensor, plan: Plan, exclusive: bool) -> Call:
         """Reduces in place over ranks 0 to this one. ``exclusive``: over those before it; rank 0 keeps its values."""
@@ -213,7 +213,7 @@ class HostCollectives:
                 shared_memory.reduce_scatter(window, output, flat, kernel.combine)
         else:
             assert self.windows.nodes is not None
-            hierarchical.reduce_scatter(self.windows.nodes, output, flat, two_level.of(kernel, self.size))
+            hierarchical.reduce_scatter(self.windows.nodes, output, flat, stages.of(kernel, self.size))
 
     def _reduce_scatter_native(self, target: Tensor, source: Tensor, counts: Sequence[int], plan: Plan) -> None:
         code, scale = plan.encode(source), plan.entry.scale

@@ -74,7 +74,7 @@ def gather(group: Group, rank: int, dst: int, shapes: Shapes) -> Linear:
     """Every rank's tensor on ``dst``, zeros of these shapes on the other ranks."""
 
     def collective(results: list[Tensor], tensors: list[Tensor]) -> None:
-        exchanges.gather(tensors[0], results if rank == dst else None, group=group, group_dst=dst)
+        gathers.gather(tensors[0], results if rank == dst else None, group=group, group_dst=dst)
         if rank != dst:
             torch._foreach_zero_(results)
 
@@ -85,7 +85,7 @@ def scatter(group: Group, rank: int, src: int, shapes: Shapes, outputs: Outputs 
     """The i-th tensor of ``src``, on rank i. ``outputs``: one tensor, needed on ranks that give no tensors."""
 
     def collective(results: list[Tensor], tensors: list[Tensor]) -> None:
-        exchanges.scatter(results[0], tensors if rank == src else None, group=group, group_src=src)
+        gathers.scatter(results[0], tensors if rank == src else None, group=group, group_src=src)
 
     return _filling((shapes[rank],), outputs, collective, lambda: gather(group, rank, src, shapes))
 

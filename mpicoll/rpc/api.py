@@ -96,11 +96,11 @@ def init_rpc(
     limit_s = _limit(rpc_backend_options)
     with time_limit.end_job_after("init_rpc", limit_s):
         ranks = _runtime(rank, world_size)
-        from mpicoll._faults import arrival  # these start MPI
+        from mpicoll._faults import roll_call  # these start MPI
         from mpicoll._mpi.mailbox import Mailbox
 
         abort.install()
-        arrival.everyone(ranks, "init_rpc", limit_s)
+        roll_call.everyone(ranks, "init_rpc", limit_s)
         agent = Agent.current = Agent(ranks, Mailbox(ranks), name, options)
         futures.install()
         agent.start()

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mpicoll._device import collectives, messages, shared_memory, staging
+from mpicoll._device import collectives, messages, staging, windows
 from mpicoll._device.consensus import DeviceChoices
 from mpicoll._engine.communicator import Communicator
 from mpicoll._engine.registry import registry
@@ -27,7 +27,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     made = Gpu()
     take_its_place(made, monkeypatch)
     monkeypatch.setattr(collectives, "SMALL", 64)
-    monkeypatch.setattr(shared_memory, "SLOT", 8192)
+    monkeypatch.setattr(windows, "SLOT", 8192)
     monkeypatch.setattr(staging, "CHUNK", 4096)
     monkeypatch.setattr(direct, "CHUNK", 4096)
     monkeypatch.setattr(messages, "PIECE", 8192)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import mpicoll as dist
-from mpicoll._faults import arrival
+from mpicoll._faults import roll_call
 from mpicoll._mpi import runtime
 from tests.support import agree, raised_by
 
@@ -49,9 +49,9 @@ def test_the_lowest_rank_that_waits_names_those_that_are_late(
     late: str, rank: int, size: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     ranks = [size - 1] if late == "last" else list(range(size - 1))
-    monkeypatch.setattr(arrival, "PATIENCE_S", 0.3)
+    monkeypatch.setattr(roll_call, "PATIENCE_S", 0.3)
     if rank in ranks:
-        time.sleep(0.3 + arrival.ANSWER_S + 1)
+        time.sleep(0.3 + roll_call.ANSWER_S + 1)
     group, total = dist.new_group(), torch.ones(1)
     dist.all_reduce(total, group=group)
     said = capfd.readouterr().err
@@ -67,7 +67,7 @@ def test_all_who_are_missing_are_named(rank: int, size: int) -> None:
     """By a rank that is not the first one, which is missing, too."""
     last, error = size - 1, None
     if rank == last:
-        error, _ = error_of(lambda: arrival.everyone(runtime.start(), "a test", LIMIT_S))
+        error, _ = error_of(lambda: roll_call.everyone(runtime.start(), "a test", LIMIT_S))
     missing = ", ".join(map(str, range(last)))
     expected = f"a test (rank {last} of {size}): Timed out: rank {missing} did not come within the timeout of 1 s"
     agree(rank != last or str(error) == expected, repr(error))
@@ -77,15 +77,15 @@ def test_a_rank_that_came_earlier_and_has_a_shorter_limit(rank: int, size: int) 
     """It gives up first, and tells so: the others do not wait for their own limits."""
     error, took = None, 0.0
     if rank == 0:
-        error, took = error_of(lambda: arrival.everyone(runtime.start(), "limits", LIMIT_S))
+        error, took = error_of(lambda: roll_call.everyone(runtime.start(), "limits", LIMIT_S))
     elif rank < size - 1:
-        error, took = error_of(lambda: arrival.everyone(runtime.start(), "limits", 60))
+        error, took = error_of(lambda: roll_call.everyone(runtime.start(), "limits", 60))
     agree(rank == size - 1 or f"rank {size - 1} did not come within the timeout of 1 s" in str(error), repr(error))
     agree(took < LIMIT_S + 2, took)
 
 
 def test_another_call_is_no_arrival(rank: int, size: int) -> None:
     operation = "one" if rank == 0 else "other"
-    error, _ = error_of(lambda: arrival.everyone(runtime.start(), operation, LIMIT_S))
+    error, _ = error_of(lambda: roll_call.everyone(runtime.start(), operation, LIMIT_S))
     named = "rank 0" if rank else f"rank {', '.join(map(str, range(1, size)))}"
     agree(f"{operation} (rank {rank} of {size}): Timed out: {named} did not come" in str(error), repr(error))
