@@ -209,10 +209,7 @@ class Group(GroupState):
 
     def _work(self, operation: str, tensors: list[Tensor]) -> Work:
         """Returns the handle of an operation that is about to start."""
-        work = Work(self.where(operation), tensors, self.timeout_s)
-        work._on_timeout = self.fail
-        work._culprits = partial(culprits.of_group, self)
-        return work
+        return Work(self.where(operation), tensors, self.timeout_s, self.fail, partial(culprits.of_group, self))
 
     def refused(self, operation: str, error: Exception) -> None:
         """Gives a collective whose arguments this rank refuses its place in the order, see Note [A refusal is a call]."""

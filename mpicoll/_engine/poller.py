@@ -151,9 +151,8 @@ poller = Poller()
 def pending(group: GroupState, operation: str, transfer: Transfer, tensor: Tensor, peer: int | None) -> MessageWork:
     """Returns the Work of a message that has been posted. ``peer``: the group rank on the other side; None: any rank."""
     message = PendingMessage(group, operation, transfer, tensor, peer)
-    work = MessageWork(group.where(operation), [tensor], group.timeout_s)
-    work._on_timeout = group.fail
-    work._culprits = partial(culprits.other_side, group, peer)
+    named = partial(culprits.other_side, group, peer)
+    work = MessageWork(group.where(operation), [tensor], group.timeout_s, group.fail, named)
     work.message = message
     try:
         if not message.test():

@@ -53,9 +53,20 @@ class Work(dist.Work):
 
     The thread that starts the operation makes it. The thread that runs the operation completes it, once. ``_mutex`` guards the
     step from pending to completed and the making of the Future. ``_finished`` is held until that step.
+
+    Args:
+        on_timeout: Makes the group unusable.
+        culprits: Says which ranks the operation waits for.
     """
 
-    def __init__(self, where: str, tensors: list[Tensor], timeout_s: float) -> None:
+    def __init__(
+        self,
+        where: str,
+        tensors: list[Tensor],
+        timeout_s: float,
+        on_timeout: Callable[[OperationTimeout], None] | None = None,
+        culprits: Callable[[], str] | None = None,
+    ) -> None:
         super().__init__()
         self._where = where
         self._tensors = tensors
@@ -67,11 +78,9 @@ class Work(dist.Work):
         self._mutex = threading.Lock()
         self._finished = threading.Lock()
         self._finished.acquire()
-        # Set by the queue or the poller. In _help the waiting thread moves the operation forward, or waits for it.
-        # _on_timeout makes the group unusable. _culprits says which ranks it waits for.
+        # Set by the queue or the poller: in it the waiting thread moves the operation forward, or waits for it.
         self._help: Callable[[Work, float | None], None] | None = None
-        self._on_timeout: Callable[[OperationTimeout], None] | None = None
-        self._culprits: Callable[[], str] | None = None
+        self._on_timeout, self._culprits = on_timeout, culprits
 
     def __repr__(self) -> str:
         state = "pending" if not self._done else "failed" if self._error else "completed"
