@@ -14,7 +14,7 @@ from mpicoll._engine.collectives import Collectives
 from mpicoll._engine.poller import pending
 from mpicoll._engine.requests import MessageWork, PendingMessage, too_long
 from mpicoll._engine.work import Work
-from mpicoll._faults import attendance
+from mpicoll._mpi.backoff import Backoff
 from mpicoll._mpi.channel import ANY_SOURCE
 from mpicoll._mpi.runtime import OWN_TAGS
 from mpicoll._tensors import buffers, checks
@@ -94,7 +94,7 @@ class Messages(Collectives):
 
     def _recv_when_come(self, memory: Tensor, src: int | None, tag: int) -> int:
         """Calls MPI's receive when the message has come; see attendance.py. Returns the sender's rank."""
-        pause, peer = attendance.backoff().pause, ANY_SOURCE if src is None else src
+        pause, peer = Backoff.patient().pause, ANY_SOURCE if src is None else src
         while (found := self.channel.first(peer, OWN_TAGS + tag)) is None:
             self.check_usable("recv")
             pause()
@@ -106,7 +106,7 @@ class Messages(Collectives):
         return source
 
     def _carry_out(self, message: PendingMessage) -> None:
-        pause = attendance.backoff().pause
+        pause = Backoff.patient().pause
         try:
             while not message.test():
                 pause()

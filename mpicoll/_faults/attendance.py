@@ -8,7 +8,8 @@ shows on its board how many collectives of the group it has begun, and a rank th
     [3] it calls MPI
 
 [1] takes 0.05 us and [2] some microseconds. A tight loop of small collectives looks once in 0.5 ms; what begins in between and
-then waits keeps its core busy, as a rank does that waits for another node.
+then waits keeps its core busy, as a rank does that waits in a small collective for another node. In a large one the ranks of all
+nodes meet first (_host/collectives.py: MEETINGS).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from collections.abc import Callable, Iterable
 from time import monotonic
 from typing import Any
 
-from mpicoll._mpi.backoff import Backoff, Naps
+from mpicoll._mpi.backoff import Backoff
 from mpicoll._mpi.boards import Boards
 from mpicoll._tensors.calls import Signature
 
@@ -28,8 +29,6 @@ STEADY = 8  # looks in a quick succession until there is not one for each call
 LOOK_S = 0.5e-3  # from then on between two looks
 MADE_S = 1.0  # for another member to show its number, after the group has been made
 POLLS = frozenset({"barrier", "monitored_barrier"})  # they sleep by themselves, and return at a timeout
-NAPS = Naps(50e-6, 2e-3, 0.05, idle_after_s=1.0, idle_s=2e-3)
-YIELD_S = 3e-3
 
 
 class Looks:
@@ -44,11 +43,6 @@ class Looks:
         self._succession = self._succession + 1 if now - self._looked < SUCCESSION_S else 0
         self._looked = now
         self.due = now + LOOK_S if self._succession >= STEADY else 0.0
-
-
-def backoff() -> Backoff:
-    """For a rank that may wait for minutes: after some milliseconds it takes some percent of a core."""
-    return Backoff(yield_s=YIELD_S, naps=NAPS)
 
 
 class Nobody(Looks):
@@ -115,7 +109,7 @@ class Attendance(Nobody):
         return self._members if root == self._own else []
 
     def _wait_for(self, member: int, number: int, look: Callable[[], Any]) -> None:
-        pause, begin, words = backoff().pause, monotonic(), self.words
+        pause, begin, words = Backoff.patient().pause, monotonic(), self.words
         while (place := self._places.get(member) or self._boards.find(self._members[member], self._key)) is None:
             if look() or member in self._absent or monotonic() - begin > MADE_S:
                 self._absent.add(member)

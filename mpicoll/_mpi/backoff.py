@@ -44,6 +44,9 @@ class Backoff:
     NAPS = Naps(50e-6, 50e-6, 0.0, idle_after_s=0.5, idle_s=0.5e-3)  # short while a message is probably still moving
     BACKGROUND_NAPS = Naps(50e-6, 50e-6, 0.0, idle_after_s=1.0, idle_s=5e-3)
 
+    PATIENT_YIELD_S = 3e-3
+    PATIENT_NAPS = Naps(50e-6, 2e-3, 0.05, idle_after_s=1.0, idle_s=2e-3)
+
     def __init__(self, spin_s: float = SPIN_S, yield_s: float = YIELD_S, naps: Naps = NAPS) -> None:
         self._spin_s, self._yield_s, self._naps = spin_s, yield_s, naps
         self._since = time.monotonic()
@@ -52,6 +55,11 @@ class Backoff:
     def background(cls) -> Backoff:
         """Sleeps from the first pause on, for a thread that waits for the work of other threads of this process."""
         return cls(0.0, 0.0, cls.BACKGROUND_NAPS)
+
+    @classmethod
+    def patient(cls) -> Backoff:
+        """For a rank that may wait for another one for minutes: after some milliseconds it takes some percent of a core."""
+        return cls(yield_s=cls.PATIENT_YIELD_S, naps=cls.PATIENT_NAPS)
 
     def reset(self) -> None:
         """Returns to the first stage. Called when something has arrived."""

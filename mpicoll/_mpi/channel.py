@@ -188,14 +188,16 @@ class Channel:
         while not self.test(request, status):
             backoff.pause(moving=yields)
 
-    def barrier(self, timeout_s: float) -> bool:
+    def barrier(self, timeout_s: float, pause: Callable[[], None] | None = None) -> bool:
         """Returns True once all ranks have called this, or False after ``timeout_s`` seconds (collective).
+
+        ``pause`` is called between two tests; None: as for other requests.
 
         The MPI barrier is non-blocking and tested at every thread level, so that this call can return without the other ranks.
         """
         with self.lock:
             request = self.comm.Ibarrier()
-        pause, deadline = self.pause(), time.monotonic() + timeout_s
+        pause, deadline = pause or self.pause(), time.monotonic() + timeout_s
         while not self.test(request):
             if time.monotonic() > deadline:
                 return False

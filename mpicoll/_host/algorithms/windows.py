@@ -51,6 +51,7 @@ class Windows:
         self._rank: int = channel.comm.Get_rank()
         self._rail: Rail | None = None
         self._possible = True
+        self.apart = not topology.single  # the group has ranks on several nodes
         self.window: Window | None = None  # of a group on one node
         self.nodes: Nodes | None = None  # of a group on several nodes
 

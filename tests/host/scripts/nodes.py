@@ -16,7 +16,9 @@ from torch.distributed import ReduceOp
 from mpicoll._engine.communicator import Communicator
 from mpicoll._engine.registry import registry
 from mpicoll._host.algorithms import direct, hierarchical
+from mpicoll._host.collectives import MET_FROM
 from mpicoll._mpi import shared_segment
+from tests.faults.test_attendance import sleeps
 from tests.support import agree, busy, everyone
 from tests.support.tensors import raw, reduced
 
@@ -115,6 +117,16 @@ def test_the_ways(make: Make, taken: Counter[str]) -> None:
     if group.host.thresholds.least["all_reduce"] <= 8:  # MPICOLL_WINDOW_FROM
         expected[f"{way}.all_reduce"] += 1
     agree(len(nodes_of(group)) > 1 and right and +taken == +expected, f"{taken} is not {expected}")
+
+
+@pytest.mark.parametrize("operation", ["all_reduce", "broadcast", "all_gather_single", "reduce_scatter_single", "reduce"])
+def test_a_rank_that_waits_for_another_node_sleeps(operation: str, make: Make) -> None:
+    group = make()
+    tensor, large = torch.ones(MET_FROM // 4), torch.ones(group.size * MET_FROM // 4)
+    arguments = {"all_gather_single": [large, tensor], "reduce_scatter_single": [tensor, large], "all_reduce": [tensor]}
+    call = getattr(group, operation)
+    call(*arguments.get(operation, [tensor, 0]))  # windows are made
+    sleeps(lambda: call(*arguments.get(operation, [tensor, 0])), group.rank)
 
 
 def lengths(chunk: int) -> list[int]:
