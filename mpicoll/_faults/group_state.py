@@ -11,12 +11,27 @@ from torch import Tensor
 
 from mpicoll._base.errors import MpicollError
 from mpicoll._base.torch_errors import GroupFailed, OperationTimeout, PeerLost
-from mpicoll._faults import expiry
 from mpicoll._faults.attendance import Looks, Nobody
 from mpicoll._faults.ledger import Entry, Ledger
 from mpicoll._mpi.channel import Channel
 
 EVERYBODY = -1  # the peer of a collective
+
+# What this process does when an operation has taken longer than its timeout, before the error or the end of the job. Each was
+# added once, by the file that needs it, and must not raise.
+_at_expiry: list[Callable[[str, bool], None]] = []
+
+
+def call_on_expiry(action: Callable[[str, bool], None]) -> None:
+    """Makes `expired` call ``action`` with its arguments. Adding it again does nothing."""
+    if action not in _at_expiry:
+        _at_expiry.append(action)
+
+
+def expired(reason: str, ends_job: bool) -> None:
+    """Calls the actions. ``ends_job``: the job is aborted afterwards; otherwise an error is raised."""
+    for action in _at_expiry:
+        action(reason, ends_job)
 
 
 class Order(Protocol):
@@ -93,4 +108,4 @@ class GroupState:
             failed = GroupFailed(f"the group is unusable since an operation failed: {error}")
             self.broken = error if isinstance(error, PeerLost) else failed
             if isinstance(error, OperationTimeout):
-                expiry.expired(str(error), ends_job=False)
+                expired(str(error), ends_job=False)

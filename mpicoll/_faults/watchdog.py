@@ -23,13 +23,14 @@ from functools import partial
 from typing import NamedTuple
 
 from mpicoll._base.facts import in_words
+from mpicoll._base.torch_errors import GroupDestroyed
 from mpicoll._base.waits import ASK_AFTER_S, BLOCKED_S, LOOK_S, MOST_PATIENCE_S, PATIENCE_S, SHORT_LOOK_S, STACK_S
-from mpicoll._faults import culprits, current_call, exit_handshake, expiry, inquiries, losses, stacks
+from mpicoll._faults import culprits, current_call, exit_handshake, inquiries, stacks
 from mpicoll._faults.exit_handshake import SHOW, Answer, Question
-from mpicoll._faults.group_state import EVERYBODY, GroupState, Messages, PendingMessage
+from mpicoll._faults.group_state import EVERYBODY, GroupState, Messages, PendingMessage, expired
 from mpicoll._faults.inquiries import Absent
 from mpicoll._faults.ledger import Ledger, Mismatch
-from mpicoll._mpi import abort, runtime, survivors
+from mpicoll._mpi import abort, errors, runtime, survivors
 
 TIMED_BY_ITSELF = frozenset({"barrier", "monitored_barrier"})  # they may also wait longer than the group's timeout
 
@@ -150,7 +151,7 @@ class Watchdog:
         now, groups = time.monotonic(), self._all()
         if survivors.possible():
             runtime.entering()
-            losses.look(groups)
+            _end_lost(groups)
         waiting = _under_way(groups)
         current_call.write(inside, self._all)
         self._exchange(groups, waiting)
@@ -264,6 +265,22 @@ class Watchdog:
                 _end_mismatch(group, Mismatch(number, other[0], (other[1], own)))
 
 
+def _end_lost(groups: Sequence[GroupState]) -> None:
+    """Makes the groups that have lost a rank unusable, and ends their operations with PeerLost, in a job that goes on.
+
+    MPI itself fails collectives of such a group, and messages to the dead rank. A rank may also wait for one that lives but will
+    not come, because that one has got the error first. So the watchdog of each rank revokes their communicators.
+    """
+    lost = survivors.lost()
+    if lost:
+        survivors.revoke_base()
+    for group in groups if lost else ():
+        gone = tuple(rank for rank in group.global_ranks if rank in lost)
+        if gone and not isinstance(group.broken, GroupDestroyed):
+            group.fail(errors.peer_lost(group.where("the group"), gone))
+            group.channel.revoke()
+
+
 def _answer(groups: Sequence[GroupState], question: Question) -> Answer | None:
     """Answers another rank."""
     if question.number != SHOW:
@@ -290,7 +307,7 @@ def _show_stacks(group: GroupState, what: str) -> None:
 def _end(operation: str, group: GroupState, what: str, reason: str, others: Sequence[Absent] = ()) -> None:
     """Ends the job. Before that, this rank and ``others`` on this node show where they are."""
     stacks.show(f"{group.where(operation)}: {what}")
-    expiry.expired(reason, ends_job=True)
+    expired(reason, ends_job=True)
     _show_others(group, [each.rank for each in others])
     abort.abort(reason)
 
@@ -305,7 +322,7 @@ def _end_mismatch(group: GroupState, mismatch: Mismatch) -> None:
         file=sys.stderr,
         flush=True,
     )
-    expiry.expired("the ranks call different collectives", ends_job=True)
+    expired("the ranks call different collectives", ends_job=True)
     _show_stacks(group, "the calls differ")
     _show_others(group, [other])
     abort.abort("the ranks call different collectives")
