@@ -216,9 +216,6 @@ def all_gather_coalesced(
     return None if work is None else work.get_future()
 
 
-dynamo.skip_frames(__name__)
-
-
 def gather(
     tensor: Tensor,
     gather_list: list[Tensor] | None = None,
@@ -311,3 +308,6 @@ def scatter(
     work = communicator.scatter(tensor, scatter_list, origin, async_op)
     count_writes((tensor,))
     return work
+
+
+dynamo.skip_frames(__name__)

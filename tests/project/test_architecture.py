@@ -126,6 +126,18 @@ def test_torch_and_python_are_changed_in_the_table_only() -> None:
     )
 
 
+def test_frames_are_skipped_below_all_functions_of_a_module() -> None:
+    """`skip_frames` marks the functions that the module has when it is called. (Two stood below it, and dynamo compiled them.)"""
+    call, wrong = "dynamo.skip_frames(__name__)", []
+    called = [path for path in MODULES if call in path.read_text()]
+    for path in called:
+        statements = tree(path).body
+        at = next(place for place, statement in enumerate(statements) if ast.unparse(statement) == call)
+        wrong += [f"{name(path)}: {each.name}" for each in statements[at:] if isinstance(each, (ast.FunctionDef, ast.ClassDef))]
+    assert called
+    assert not wrong, f"these stand below `{call}`: {wrong}"
+
+
 # -- GPUs ----------------------------------------------------------------------------------------------------------------
 
 GPU_WORDS = re.compile(r"(?i)\b(cuda|gpus?|streams|is_cuda|is_cpu)\b")
