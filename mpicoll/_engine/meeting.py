@@ -62,27 +62,27 @@ def _collect(group: Group, value: Any, limit_s: float, judge: Callable[[dict[int
                 backoff.reset()
         backoff.pause()
     missing = sorted(waiting)
-    answer = missing, None if missing else judge(known)
-    group.channel.wait_all([request for rank in known if rank != 0 for request in _send(group, answer, rank, ANSWER)])
-    return answer
+    found = None if missing else judge(known)
+    answer = pickle.dumps((missing, found))
+    group.channel.wait_all([_send(group, answer, rank, ANSWER) for rank in known if rank != 0])
+    return missing, found
 
 
 def _report(group: Group, value: Any, limit_s: float) -> tuple[list[int], Any]:
     deadline, backoff = time.monotonic() + limit_s, Backoff()
-    sent = _send(group, value, 0, VALUE)
+    sent = _send(group, pickle.dumps(value), 0, VALUE)
     while (content := _receive(group, 0, ANSWER)) is None:
         if time.monotonic() > deadline:
             return [0], None
         backoff.pause()
-    group.channel.wait_all(sent)
+    group.channel.wait_all([sent])
     missing, found = pickle.loads(content)
     return missing, found
 
 
-def _send(group: Group, value: Any, rank: int, tag: int) -> list[MPI.Request]:
-    content = pickle.dumps(value)
+def _send(group: Group, content: bytes, rank: int, tag: int) -> MPI.Request:
     with group.channel.lock:
-        return [group.channel.comm.Isend([content, len(content), BYTE], rank, tag)]
+        return group.channel.comm.Isend([content, len(content), BYTE], rank, tag)
 
 
 def _receive(group: Group, rank: int, tag: int) -> bytearray | None:
