@@ -54,7 +54,7 @@ def additions(job: Job, notes: list[str]) -> dict[str, str]:
         wanted["SLURM_MPI_TYPE"] = "none"
     if where.first_host:
         wanted["MASTER_ADDR"] = where.first_host
-    wanted["MASTER_PORT"] = str(site.free_port())
+    wanted |= {} if site.decided("MASTER_PORT") else {"MASTER_PORT": str(site.free_port())}
     if THREADS not in site.environ and where.ranks_per_host > 1:
         threads, why = thread_count(where, site, cores)
         wanted |= {} if threads is None else {THREADS: str(threads)}
