@@ -48,9 +48,12 @@ def before_start(version: tuple[int, ...], environ: MutableMapping[str, str], la
         version: Of the Open MPI that has been loaded.
     """
     one_host = launch is not None and launch.launcher in open_mpi_settings.LAUNCHERS and launch.local_size == launch.size
-    decided = open_mpi_settings.decided(environ, probe.loaded_library() or "")
-    for name, value in open_mpi_settings.of_version(version, one_host).items():
-        if name not in environ and name not in decided:
+    settings = open_mpi_settings.of_version(version, one_host)
+    if settings.keys() <= environ.keys():  # as in a job of `mpicoll.run`: no file is read
+        return
+    decided = environ.keys() | open_mpi_settings.decided(environ, probe.loaded_library() or "")
+    for name, value in settings.items():
+        if name not in decided:
             launcher.provide_here(name, value, environ)
 
 
