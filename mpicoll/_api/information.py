@@ -52,7 +52,7 @@ def info() -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": probe_torch.facts(),
         "mpi": probe.loaded() if "mpi4py.MPI" in sys.modules else None,
-        "job": None if launch is None else vars(launch).copy(),
+        "job": None if launch is None else launch._asdict(),
         "host": socket.gethostname(),
         "cores": cpus.usable_cores(),
         "settings": config.in_force(os.environ),

@@ -11,14 +11,12 @@ import contextlib
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 TRUE, FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
-@dataclass(frozen=True)
-class Variable:
+class Variable(NamedTuple):
     """One environment variable. default: a value of type ``kind``; None: unset has a meaning of its own, see ``meaning``."""
 
     name: str

@@ -22,8 +22,8 @@ from __future__ import annotations
 import os
 import zlib
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
-from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 from mpicoll._base.slurm import first_host, tasks_per_node
 
@@ -67,8 +67,7 @@ JOB_VARIABLES = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Launch:
+class Launch(NamedTuple):
     """Rank and size of this process by its launcher, and its local rank and local size where the launcher sets them."""
 
     launcher: str
