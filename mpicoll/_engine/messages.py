@@ -19,9 +19,9 @@ from mpicoll._mpi.channel import ANY_SOURCE
 from mpicoll._mpi.runtime import OWN_TAGS
 from mpicoll._tensors import buffers, checks
 
-# Bytes. A send of this size or more is tested until it has ended, because MPI's own send keeps a core busy while it waits for the
-# receiver. The tests make a ping-pong of 64 KiB 20 % slower, and one of 1 MiB 6 %.
-TESTED_FROM = 1 << 20
+# MPI's own send keeps a core busy while it waits for the receiver, from EAGER bytes on. So such a send is tested until it has
+# ended, below TESTED_FROM bytes not in a quick succession: the tests make a ping-pong of 64 KiB 20 % slower, of 1 MiB 6 %.
+EAGER, TESTED_FROM = 2 << 10, 1 << 20
 
 
 class Messages(Collectives):
@@ -36,7 +36,9 @@ class Messages(Collectives):
     def send(self, tensor: Tensor, dst: int, tag: int = 0) -> None:
         """Sends, and returns when the tensor may be changed again. The receiver may not have it yet."""
         messages = self.host.messages
-        usual = messages.is_usual(tensor, dst, tag) and tensor.nbytes < TESTED_FROM
+        usual = messages.is_usual(tensor, dst, tag)
+        if usual and tensor.nbytes >= EAGER:
+            usual = tensor.nbytes < TESTED_FROM and monotonic() <= self.sends.due
         if usual and self.broken is None and not profiler._is_profiler_enabled:
             function, arguments = messages.send_call(tensor, dst, tag)
             self.guarded("send", function, arguments, dst)
@@ -50,7 +52,8 @@ class Messages(Collectives):
         if self.backend("send", memory) is not self.host:
             assert self.devices is not None
             pending(self, "send", self.devices.messages.send(memory, dst, tag), tensor, dst).wait()
-        elif self.checked or memory.nbytes >= TESTED_FROM:
+        elif self.checked or memory.nbytes >= EAGER:
+            self.sends.looked()
             transfer = self.host.messages.isend(tensor, memory, dst, tag)
             self.guarded("send", self._carry_out, (PendingMessage(self, "send", transfer, tensor, dst),), dst)
         else:

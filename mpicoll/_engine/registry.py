@@ -107,7 +107,7 @@ class Registry:
             atexit.register(self._at_exit)
             _watch_for_end()
         communicator.key, communicator.ledger = str(tag), ledger
-        if ledger is not None and not survivors.possible():
+        if ledger is not None:
             key = tag << 31 | zlib.adler32(repr(global_ranks).encode()) & 0x7FFFFFFF
             communicator.attendance = attendance.of_group(ledger.boards, key, global_ranks, communicator.rank)
         if agreed.checks:

@@ -16,6 +16,7 @@ from mpicoll._faults.ledger import Entry, Ledger
 from mpicoll._mpi.channel import Channel
 
 EVERYBODY = -1  # the peer of a collective
+TESTED_S = 5e-3  # seconds between two sends that are tested, in a quick succession; such a send takes 10 us longer
 
 # What this process does when an operation has taken longer than its timeout, before the error or the end of the job. Each was
 # added once, by the file that needs it, and must not raise.
@@ -73,6 +74,7 @@ class GroupState:
     key: str = field(default="", init=False)  # a name that is equal on all members; set by the registry, with the ledger
     ledger: Ledger | None = field(default=None, init=False)  # None: the ranks of the node cannot see each other's calls
     attendance: Nobody = field(default_factory=Nobody, init=False)  # set by the registry, with the ledger
+    sends: Looks = field(default_factory=lambda: Looks(TESTED_S), init=False)
     receives: Looks = field(default_factory=Looks, init=False)
     # Members whose calls are not on a board of this node; ranks of the world. Set by the registry, with the ledger.
     unseen: tuple[int, ...] = field(default=(), init=False)

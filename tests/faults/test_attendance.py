@@ -34,12 +34,12 @@ def by_message(rank: int, size: int) -> None:
         dist.recv(torch.ones(1), 0)
 
 
-def to_late(rank: int, size: int) -> None:
+def to_late(rank: int, size: int, elements: int) -> None:
     if rank == 0:
         for other in range(1, size):
-            dist.recv(torch.ones(1 << 20), other)
+            dist.recv(torch.ones(elements), other)
     else:
-        dist.send(torch.ones(1 << 20), 0)
+        dist.send(torch.ones(elements), 0)
 
 
 CALLS: dict[str, Callable[[int, int], Any]] = {
@@ -50,7 +50,8 @@ CALLS: dict[str, Callable[[int, int], Any]] = {
     "gather": lambda rank, size: dist.all_gather([torch.ones(1) for _ in range(size)], torch.ones(1)),
     "work": lambda rank, size: dist.all_reduce(torch.ones(1), async_op=True).wait(),
     "recv": by_message,
-    "send": to_late,
+    "send": lambda rank, size: to_late(rank, size, 1 << 17),
+    "large send": lambda rank, size: to_late(rank, size, 1 << 20),
 }
 
 

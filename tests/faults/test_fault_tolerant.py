@@ -14,6 +14,7 @@ SCRIPT = "tests/faults/scripts/losing.py"
 EXAMPLE = ROOT / "examples" / "lost_rank.py"
 PROVED = ("tests/project/scripts/proved.py", "lost_rank")  # the example, with a comparison before its last line
 ULFM = ["--with-ft", "ulfm"]
+PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider")
 # Open MPI's own report of a signal, with a frame of Open MPI on top: Note [A death while communicators are made], survivors.py.
 CRASH = re.compile(r"Signal: (Segmentation fault|Aborted|Bus error)(.*\n){1,6}.*\[ [1-4]\] \S+/(libmpi|libopen-pal|mca_)")
 STARTS = 3  # of one job, if Open MPI crashes
@@ -100,3 +101,11 @@ def test_the_example_is_refused_with_mpich() -> None:
 def test_the_example_survives(victims: str, _: int) -> None:
     options = [word for victim in victims.split() for word in ("--kill", victim)]
     finished(start(4, *PROVED, *options), ranks=4 - len(victims.split()))
+
+
+@survivable
+def test_a_rank_that_waits_sleeps() -> None:
+    """As in other jobs: tests/faults/test_attendance.py."""
+    done = launch(2, *PYTEST, "tests/faults/test_attendance.py", "-k", "signals_are_handled", options=ULFM, timeout_s=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert " passed" in done.stdout, done.stdout
