@@ -72,7 +72,7 @@ class DeviceCollectives:
         self._shared = SharedDeviceMemory(channel, host.windows, possible=shares)
         node = topology.nodes[self.rank]
         near = [choices.shares and rank != self.rank and other == node for rank, other in enumerate(topology.nodes)]
-        self.messages = DeviceMessages(channel, choices.direct, near)
+        self.messages = DeviceMessages(channel, choices.direct, near, host.messages.checked)
         self.taken: Counter[Way] = Counter()  # number of collectives per path; read by tests
 
     def check(self, operation: str, device: torch.device) -> None:

@@ -52,10 +52,10 @@ SLOT_FREE = struct.Struct("q")  # first answer: 1 if the receiver opened the slo
 class DeviceMessages:
     """The messages of one group. Its methods are those of `HostMessages`."""
 
-    def __init__(self, channel: Channel, direct: bool, near: list[bool]) -> None:
+    def __init__(self, channel: Channel, direct: bool, near: list[bool], checked: bool) -> None:
         self.channel = channel
         self.direct = direct  # MPI takes GPU memory
-        self.checked = False  # every message has a header, which is compared; set by _engine/checked.py
+        self.checked = checked  # every message has a header, which is compared
         self.near = near  # for each rank, whether it and this rank can share GPU memory
         with channel.lock:
             self.data_comm = channel.comm.Dup()

@@ -1,14 +1,12 @@
 """The full check (MPICOLL_CHECK=1, TORCH_DISTRIBUTED_DEBUG=DETAIL): ranks compare their calls before a collective moves a byte.
 
 The ranks meet (meeting.py) with their calls, and rank 0 compares them. A rank that refuses its arguments comes to the meeting as
-well, so that the others learn of it and do not wait. Costs some 50 us for each collective, and no time where the check is off:
-the methods of a checked group are replaced.
+well, so that the others learn of it and do not wait. Costs some 50 us for each collective, and no time where the check is off.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 from torch._C._distributed_c10d import DebugLevel, get_debug_level
@@ -16,14 +14,11 @@ from torch._C._distributed_c10d import DebugLevel, get_debug_level
 from mpicoll._base import config
 from mpicoll._base.errors import CollectiveMismatch
 from mpicoll._base.facts import Facts, difference
+from mpicoll._engine.communicator import Communicator
 from mpicoll._engine.meeting import meet
 from mpicoll._engine.work import Work
-from mpicoll._faults.attendance import Nobody
 from mpicoll._tensors import calls, signatures
 from mpicoll._tensors.calls import Call
-
-if TYPE_CHECKING:
-    from mpicoll._engine.communicator import Communicator
 
 
 def wanted() -> bool:
@@ -37,30 +32,27 @@ def compares() -> bool:
     return config.get("MPICOLL_CHECK") is not False
 
 
-def enable(group: Communicator) -> None:
-    """Checks every collective of this group from now on (collective)."""
-    run = group.run
+class CheckedCommunicator(Communicator):
+    """A group whose ranks compare each call. Rank 0 waits for the calls, and raises at the timeout; so nobody attends."""
 
-    def checked(
-        operation: str, call: Call, tensors: list[Tensor], async_op: bool = False, reads: Sequence[Tensor] | None = None
+    checked = True
+
+    def run(
+        self,
+        operation: str,
+        call: Call,
+        tensors: list[Tensor],
+        async_op: bool = False,
+        reads: Sequence[Tensor] | None = None,
     ) -> Work | None:
-        limit_s = call[1][0] if operation == "barrier" else group.timeout_s
+        limit_s = call[1][0] if operation == "barrier" else self.timeout_s
         kind = next((tensor.device.type for tensor in [*tensors, *(reads or [])]), "cpu")
         own = signatures.facts(operation, call[2])._replace(device=kind)
-        return run(operation, (_checked, (group, own, call, limit_s), call[2]), tensors, async_op, reads)
+        return super().run(operation, (_checked, (self, own, call, limit_s), call[2]), tensors, async_op, reads)
 
-    def refused(operation: str, error: Exception) -> None:
+    def refused(self, operation: str, error: Exception) -> None:
         call = Facts(operation, refusal=f"{type(error).__name__}: {error}")
-        run(operation, (_agree, (group, call, group.timeout_s), ()), [])
-
-    group.checked = True
-    group.host.messages.checked = True
-    if group.devices is not None:
-        group.devices.messages.checked = True
-    group.attendance.close()  # rank 0 waits for the calls, and raises at the timeout
-    group.attendance = Nobody()
-    group.run = checked  # type: ignore[method-assign]
-    group.refused = refused  # type: ignore[method-assign]
+        super().run(operation, (_agree, (self, call, self.timeout_s), ()), [])
 
 
 def _checked(group: Communicator, own: Facts, call: Call, limit_s: float) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 REFUSALS = TypeError, ValueError  # what a collective raises before it communicates; a program may catch it and go on
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(eq=False, repr=False, kw_only=True)
 class Collectives(Group):
     """A group with a backend for each kind of device."""
 

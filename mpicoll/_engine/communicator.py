@@ -60,4 +60,4 @@ class Communicator(Reductions, Gathers, Exchanges, Messages):
 
     def close(self) -> None:
         """Ends the group after its queued operations. Later use raises GroupDestroyed."""
-        self.closer()
+        self.closer(self)

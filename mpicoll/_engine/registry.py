@@ -18,19 +18,21 @@ from mpicoll._base.log import Algorithms
 from mpicoll._base.torch_errors import GroupDestroyed
 from mpicoll._base.waits import EXIT_S
 from mpicoll._device import consensus as devices
-from mpicoll._engine import checked, node, report
+from mpicoll._engine import node, report
+from mpicoll._engine.checked import CheckedCommunicator
 from mpicoll._engine.communicator import Communicator
 from mpicoll._engine.consensus import Agreed, agree
 from mpicoll._engine.poller import poller
 from mpicoll._engine.queue import CollectiveQueue
 from mpicoll._faults import attendance, exit_handshake, roll_call, time_limit
+from mpicoll._faults.attendance import Nobody
 from mpicoll._faults.flight_recorder import recorder
 from mpicoll._faults.ledger import Ledger
 from mpicoll._faults.watchdog import watchdog
 from mpicoll._host import thresholds
 from mpicoll._host.algorithms.windows import Windows
 from mpicoll._host.collectives import HostCollectives
-from mpicoll._host.thresholds import HIERARCHICAL, Choices
+from mpicoll._host.thresholds import HIERARCHICAL
 from mpicoll._mpi import abort, boards, library, runtime, survivors
 from mpicoll._mpi.channel import Channel
 from mpicoll._mpi.errors import MPIException, not_made
@@ -84,7 +86,7 @@ class Registry:
         made.callback(channel.free)
         topology, agreed, ledger = self._circumstances(channel, ranks)
         queue, took = CollectiveQueue(name), Algorithms(name, channel.comm.Get_rank(), channel.comm.Get_size()).took
-        host = host_collectives(channel, topology, agreed.host, queue, took)
+        host = host_collectives(channel, topology, agreed, queue, took)
         made.callback(host.close)
         above = None
         if agreed.devices is not None:
@@ -95,10 +97,18 @@ class Registry:
                 own = channel.comm.Dup()
             own_channel = Channel(runtime_, own)
             made.callback(own_channel.free)
-            staging = host_collectives(own_channel, topology, agreed.host, queue, took)
+            staging = host_collectives(own_channel, topology, agreed, queue, took)
             made.callback(staging.close)
             above = DeviceCollectives(own_channel, staging, agreed.devices, topology, took)
-        communicator = Communicator(name, channel, global_ranks, timeout_s, queue, host, above)
+        attending, seen = Nobody(), {runtime_.rank} if ledger is None else {*ledger.boards.ranks}
+        if ledger is not None and not agreed.checks:
+            key = tag << 31 | zlib.adler32(repr(global_ranks).encode()) & 0x7FFFFFFF
+            attending = attendance.of_group(ledger.boards, key, global_ranks, host.rank)
+        communicator = (CheckedCommunicator if agreed.checks else Communicator)(
+            name=name, channel=channel, global_ranks=global_ranks, timeout_s=timeout_s, queue=queue, host=host, devices=above,
+            closer=self.close, key=str(tag), ledger=ledger, attendance=attending,
+            unseen=tuple(rank for rank in global_ranks if rank not in seen),
+        )  # fmt: skip
         if not self._groups and communicator.rank == 0:
             report.world(runtime_, topology, devices.describe(agreed.devices))
         report.group(name, communicator.rank, topology, host.thresholds.least)
@@ -106,15 +116,6 @@ class Registry:
             atexit.unregister(self._at_exit)
             atexit.register(self._at_exit)
             _watch_for_end()
-        communicator.key, communicator.ledger = str(tag), ledger
-        if ledger is not None:
-            key = tag << 31 | zlib.adler32(repr(global_ranks).encode()) & 0x7FFFFFFF
-            communicator.attendance = attendance.of_group(ledger.boards, key, global_ranks, communicator.rank)
-        if agreed.checks:
-            checked.enable(communicator)
-        seen = {runtime_.rank} if ledger is None else {*ledger.boards.ranks}
-        communicator.unseen = tuple(rank for rank in communicator.global_ranks if rank not in seen)
-        communicator.closer = lambda: self.close(communicator)
         self._groups[name] = communicator
         return communicator
 
@@ -252,16 +253,16 @@ class Registry:
 
 
 def host_collectives(
-    channel: Channel, topology: Topology, choices: Choices, queue: CollectiveQueue, took: log.Took
+    channel: Channel, topology: Topology, agreed: Agreed, queue: CollectiveQueue, took: log.Took
 ) -> HostCollectives:
     """Returns the collectives on host memory over a channel (collective)."""
     sizes = list(Counter(topology.nodes).values())
-    known = thresholds.of_group(choices, sizes, possible=not channel.serialized)
+    known = thresholds.of_group(agreed.host, sizes, possible=not channel.serialized)
     channel.in_background = queue.runs_here
-    windows = Windows(channel, topology, choices.chunk, queue.runs_here, queue.current)
+    windows = Windows(channel, topology, agreed.host.chunk, queue.runs_here, queue.current)
     if known.large == HIERARCHICAL:
         windows.connect()
-    return HostCollectives(channel, windows, known, took)
+    return HostCollectives(channel, windows, known, took, agreed.checks)
 
 
 registry = Registry()

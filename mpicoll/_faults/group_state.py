@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, ClassVar, Protocol
 
 from torch import Tensor
 
@@ -56,28 +56,28 @@ class PendingMessage(Protocol):
 Messages = Callable[[], Iterable[PendingMessage]]
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(eq=False, repr=False, kw_only=True)
 class GroupState:
     """One process group, seen from one of its ranks."""
+
+    checked: ClassVar[bool] = False  # ranks compare their calls before each collective
 
     name: str
     channel: Channel
     global_ranks: tuple[int, ...]  # of each group rank
     timeout_s: float  # of operations without a timeout of their own
     queue: Order  # keeps the order of the group's collectives
+    closer: Callable[[Any], None]  # called with the group
+    key: str  # a name that is equal on all members
+    ledger: Ledger | None  # None: the ranks of the node cannot see each other's calls
+    attendance: Nobody
+    unseen: tuple[int, ...]  # members whose calls are not on a board of this node; ranks of the world
     # The error that later use raises (group destroyed, an operation failed, process forked); None: usable.
     broken: MpicollError | None = field(default=None, init=False)
-    closer: Callable[[], None] = field(init=False)  # set by the registry
     ended: int = field(default=0, init=False)  # number of the last collective that has ended on this rank
     left: int = field(default=0, init=False)  # number of the collective that an exception has left half done; 0: none
-    checked: bool = field(default=False, init=False)  # ranks compare their calls before each collective
-    key: str = field(default="", init=False)  # a name that is equal on all members; set by the registry, with the ledger
-    ledger: Ledger | None = field(default=None, init=False)  # None: the ranks of the node cannot see each other's calls
-    attendance: Nobody = field(default_factory=Nobody, init=False)  # set by the registry, with the ledger
     sends: Looks = field(default_factory=lambda: Looks(TESTED_S), init=False)
     receives: Looks = field(default_factory=Looks, init=False)
-    # Members whose calls are not on a board of this node; ranks of the world. Set by the registry, with the ledger.
-    unseen: tuple[int, ...] = field(default=(), init=False)
 
     def __post_init__(self) -> None:
         self.rank: int = self.channel.comm.Get_rank()

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from threading import Lock
-from typing import NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import ClassVar, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from mpicoll._base.errors import MpicollError
 from mpicoll._base.torch_errors import GroupDestroyed
@@ -45,7 +45,7 @@ class Member(Protocol):
     ended: int
     left: int
     broken: MpicollError | None
-    checked: bool
+    checked: ClassVar[bool]
 
 
 M = TypeVar("M", bound=Member)

@@ -47,10 +47,12 @@ LOG_NAMES = {
 
 
 class HostCollectives:
-    """The collectives of one group. ``took`` logs (operation, algorithm, bytes)."""
+    """The collectives of one group. ``took`` logs (operation, algorithm, bytes). ``checked``: messages say what they are."""
 
-    def __init__(self, channel: Channel, windows: Windows, known: Thresholds, took: Callable[[str, str, int], None]) -> None:
-        self.messages = HostMessages(channel)
+    def __init__(
+        self, channel: Channel, windows: Windows, known: Thresholds, took: Callable[[str, str, int], None], checked: bool
+    ) -> None:
+        self.messages = HostMessages(channel, checked)
         self.channel = channel
         self.windows = windows
         self.rank: int = channel.comm.Get_rank()

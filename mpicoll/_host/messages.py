@@ -23,12 +23,12 @@ from mpicoll._tensors.calls import PreparedMessage, Transfer
 class HostMessages:
     """The messages of one group. Ranks are group ranks; memory is contiguous."""
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: Channel, checked: bool) -> None:
         self._channel = channel
         self._size: int = channel.comm.Get_size()
         self._tag_ub = channel.runtime.tag_ub
         self._serialized = channel.runtime.serialized
-        self.checked = False  # each message has a header; set by _engine/checked.py. send and recv are not allowed then
+        self.checked = checked  # each message has a header; `send` and `recv` are not allowed then
         # The receives that we match ourselves; None: MPI matches them.
         self.unmatched = Unmatched(channel) if channel.runtime.overruns else None
 
