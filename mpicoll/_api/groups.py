@@ -50,16 +50,16 @@ def init_process_group(
     Rank and world size come from MPI: ``init_process_group()`` is enough. Unlike torch's, it takes ``comm``, and without
     ``backend`` it takes MPI.
 
-    A world can also consist of some of MPI's ranks. They pass ``rank``, a ``world_size`` below MPI's, and a store or an
-    init_method of tcp:// or file://. MPI's other ranks need not call, but they must start MPI too (``mpicoll.rpc.init_rpc``,
-    ``import mpi4py.MPI``).
+    A world can also consist of MPI's first ranks. They pass ``rank``, a ``world_size`` below MPI's, and a store or an init_method
+    of tcp:// or file://. MPI's other ranks need not call, but they must start MPI too (``mpicoll.rpc.init_rpc``, ``import
+    mpi4py.MPI``). For a world of other ranks, give ``comm``.
 
     Args:
         backend: None or "mpi": MPI. "cpu:mpi,cuda:nccl": MPI for CPU tensors. Another backend: as in torch.
         init_method: "env://", "tcp://..." or "file://...", as in torch. None: MPI tells the ranks where to meet. "mpi://": MPI
             does so for any backend.
         timeout: Limit of this call and of each operation of the group. None: MPICOLL_TIMEOUT, or 30 minutes.
-        world_size: -1: MPI knows. Otherwise it must be MPI's, or less for a world of some of MPI's ranks.
+        world_size: -1: MPI knows. Otherwise it must be MPI's, or less for a world of MPI's first ranks.
         rank: -1: MPI knows.
         store: Used as the store of the group instead of a new one. Give this or ``init_method``.
         group_name: As in torch, without effect.

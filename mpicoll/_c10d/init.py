@@ -76,9 +76,8 @@ def init_process_group(original: Callable[..., Any], arguments: dict[str, Any]) 
 def _init_over_mpi(
     original: Callable[..., Any], arguments: dict[str, Any], translated: str, mpi: runtime.Runtime, limit_s: float
 ) -> None:
-    if requested_ranks.asks_for_some(arguments, mpi.size):
-        arguments = requested_ranks.meet_some(arguments)
-        mpi = runtime.start()
+    arguments = requested_ranks.meet_first(arguments, mpi)
+    mpi = runtime.start()
     requested_ranks.warn_of_contradictions(arguments, mpi)
     arguments.update(rank=mpi.rank, world_size=mpi.size)
     method = arguments.get("init_method")
