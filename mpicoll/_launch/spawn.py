@@ -7,6 +7,7 @@
     [2] mpiexec starts the ranks, each with that folder's path
     [3] each rank imports the script, as spawn of multiprocessing does, and calls fn(rank, *args)
     [4] a rank that raises writes its traceback to the folder; mpiexec ends the others
+    [5] otherwise it writes what fn has returned, pickled
 
 All ranks run on this host. For several hosts use `python -m mpicoll.run`.
 """
@@ -22,10 +23,11 @@ import shutil
 import subprocess
 import tempfile
 import time
+import warnings
 from collections.abc import Callable
 from multiprocessing import spawn as multiprocessing_spawn
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeVar, overload
 
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
@@ -37,9 +39,11 @@ from mpicoll._launch import arguments, spawn_rank
 from mpicoll._launch.find import ask
 from mpicoll._launch.job import NOTHING_ASKED, Program
 
+T = TypeVar("T")
+
 POLL_S = 0.02
 UNPICKLABLE = pickle.PicklingError, AttributeError, TypeError, RuntimeError
-RESULTS = "Return results with gather_object, a file or a multiprocessing.Manager, not with a Queue"
+RESULTS = "Results come back as what fn returns, in the list that spawn returns, not with a Queue"
 
 RANK_CODE = "import sys; sys.path.append({where!r}); from mpicoll._launch.spawn_rank import main; main({folder!r})"
 
@@ -67,9 +71,14 @@ class RankExited(ProcessExitedException, MpicollError):
 
 
 class SpawnContext:
-    """The running ranks of one `spawn` call."""
+    """The running ranks of one `spawn` call.
+
+    Attributes:
+        results: What the ranks have returned, in rank order, once `join` has returned True. None for what cannot be pickled.
+    """
 
     def __init__(self, process: subprocess.Popen[bytes], folder: Path, nprocs: int) -> None:
+        self.results: list[Any] = []
         self.process = process  # mpiexec
         self.nprocs = nprocs
         self._folder = folder
@@ -130,6 +139,15 @@ class SpawnContext:
         self.process.wait()
         self._forget()
 
+    def _returned(self, rank: int) -> Any:
+        try:
+            value, why = pickle.loads((self._folder / f"done-{rank}").read_bytes())
+        except Exception as error:  # noqa: BLE001  of the value's own methods as well
+            value, why = None, f"{type(error).__name__}: {error}"
+        if why:
+            warnings.warn(f"spawn: what rank {rank} returned cannot be pickled, so that its result is None: {why}", stacklevel=5)
+        return value
+
     def _raise_failure(self, status: int) -> None:
         """Raises the failure of the first rank that wrote one; the other ranks were ended because of it."""
         failures = sorted(self._folder.glob("failure-*"), key=lambda file: file.stat().st_mtime_ns)
@@ -142,6 +160,8 @@ class SpawnContext:
             raise RankExited(message, error_index=rank, error_pid=pid, exit_code=code)
         unfinished = [rank for rank in range(self.nprocs) if not (self._folder / f"done-{rank}").exists()]
         if status == 0 and not unfinished:
+            for rank in range(self.nprocs):
+                self.results.append(self._returned(rank))
             return
         message = f"mpiexec ended with status {status} and no rank left a traceback (a signal, or a crash: see the output above)"
         if unfinished:
@@ -150,6 +170,25 @@ class SpawnContext:
         raise RankExited(message, error_index=rank, error_pid=self.process.pid, exit_code=status)
 
 
+@overload
+def spawn(
+    fn: Callable[..., T],
+    args: tuple[Any, ...] = (),
+    nprocs: int = 1,
+    join: Literal[True] = True,
+    daemon: bool = False,
+    start_method: str = "spawn",
+) -> list[T]: ...
+@overload
+def spawn(
+    fn: Callable[..., Any],
+    args: tuple[Any, ...] = (),
+    nprocs: int = 1,
+    *,
+    join: Literal[False],
+    daemon: bool = False,
+    start_method: str = "spawn",
+) -> SpawnContext: ...
 def spawn(
     fn: Callable[..., Any],
     args: tuple[Any, ...] = (),
@@ -157,7 +196,7 @@ def spawn(
     join: bool = True,
     daemon: bool = False,
     start_method: str = "spawn",
-) -> SpawnContext | None:
+) -> SpawnContext | list[Any]:
     """Runs ``fn(rank, *args)`` in ``nprocs`` MPI ranks on this host; a drop-in for torch.multiprocessing.spawn.
 
     One ordinary process calls it (not collective). It waits for the ranks unless ``join=False``. Unlike in torch, the ranks find
@@ -169,12 +208,13 @@ def spawn(
         args: Picklable. They may hold tensors (copied) and proxies of multiprocessing.Manager, but no Queue or Lock of
             multiprocessing.
         nprocs: Number of ranks.
-        join: Wait for the ranks and return None. False: return a SpawnContext at once; join it.
+        join: Wait for the ranks, and return what they return. False: return a SpawnContext at once; join it.
         daemon: With join=False: end the ranks when this process ends. Otherwise the end of this process waits for them.
         start_method: Only "spawn"; mpiexec starts the ranks as new programs.
 
     Returns:
-        None, or with ``join=False`` a SpawnContext, with ``join(timeout)``, ``pids()`` and ``stop()``.
+        The results of ``fn``, in rank order (torch: None). A result that cannot be pickled is None, with a warning. With
+        ``join=False`` a SpawnContext, with ``join(timeout)``, ``results``, ``pids()`` and ``stop()``.
 
     Raises:
         RankRaised: A rank raised (also a torch.multiprocessing.ProcessRaisedException).
@@ -184,7 +224,8 @@ def spawn(
         ValueError: nprocs or start_method.
 
     Example:
-        >>> dist.spawn(print, args=("says hello",), nprocs=2)  # prints "0 says hello" and "1 says hello", in any order
+        >>> dist.spawn(divmod, args=(2,), nprocs=4)  # divmod(rank, 2)
+        [(0, 0), (0, 1), (1, 0), (1, 1)]
     """
     _check(nprocs, start_method)
     # Only its owner may read the folder: it holds the key for connections of multiprocessing.
@@ -198,7 +239,7 @@ def spawn(
     context = SpawnContext(process, folder, nprocs)
     if join:
         context.join()
-        return None
+        return context.results
     atexit.register(context.stop if daemon else context._at_exit)
     return context
 

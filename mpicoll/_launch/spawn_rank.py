@@ -1,7 +1,8 @@
-"""A rank that `mpicoll.spawn` has started: steps [3] and [4] of `mpicoll._launch.spawn`. Needs no torch: the script may not."""
+"""A rank that `mpicoll.spawn` has started: steps [3] to [5] of `mpicoll._launch.spawn`. Needs no torch: the script may not."""
 
 from __future__ import annotations
 
+import importlib
 import os
 import pickle
 import sys
@@ -26,14 +27,14 @@ def main(folder_name: str) -> None:
     launcher.provide_torch_variables()
     folder = Path(folder_name)
     _write(folder / f"pid-{launch.rank}", str(os.getpid()).encode())
-    status, text = 0, None
+    status, text, returned = 0, None, None
     try:
         preparation, task = pickle.loads((folder / "task").read_bytes())
         importing = True
         multiprocessing_spawn.prepare(preparation)
         fn, args = pickle.loads(task)
         importing = False
-        fn(launch.rank, *args)
+        returned = fn(launch.rank, *args)
     except SystemExit as ending:
         status = exit_status(ending)
     except KeyboardInterrupt:
@@ -41,13 +42,24 @@ def main(folder_name: str) -> None:
     except BaseException:  # noqa: BLE001  the caller gets any error
         status, text = 1, traceback.format_exc()
     if status == 0:
-        _write(folder / f"done-{launch.rank}", b"")
+        _write(folder / f"done-{launch.rank}", _pickled(returned))
         return
     _write(folder / f"failure-{launch.rank}", pickle.dumps((launch.rank, os.getpid(), status, text)))
     sys.stdout.flush()
     sys.stderr.flush()
     abort_job(status)
     os._exit(status)
+
+
+def _pickled(value: object) -> bytes:
+    """The value and an empty text, or None and why it cannot be sent."""
+    try:
+        return pickle.dumps((value, ""))
+    except Exception as error:  # noqa: BLE001  of the value's own methods as well
+        try:
+            return importlib.import_module("cloudpickle").dumps((value, ""))  # type: ignore[no-any-return]
+        except Exception:  # noqa: BLE001
+            return pickle.dumps((None, f"{type(error).__name__}: {error}"))
 
 
 def _write(file: Path, content: bytes) -> None:

@@ -45,17 +45,18 @@ def work(rank, tensor, thing, results):
     world = MPI.COMM_WORLD
     assert (world.rank, world.size) == (rank, 3) and os.environ["RANK"] == str(rank)
     results[rank] = (tensor.sum().item(), type(thing) is Thing and thing.value, __name__)
+    return Thing(tensor * rank)
 
 if __name__ == "__main__":
     with multiprocessing.Manager() as manager:
         results = manager.dict()
         returned = mpicoll.spawn(work, args=(torch.arange(4), Thing(7), results), nprocs=3)
-        print(returned, sorted(results.items()))
+        print([type(each) is Thing and each.value.tolist()[1] for each in returned], sorted(results.items()))
 """,
     )
     assert done.returncode == 0, done.stderr
     of_each = "(6, 7, '__mp_main__')"
-    assert done.stdout == f"None [(0, {of_each}), (1, {of_each}), (2, {of_each})]\n"
+    assert done.stdout == f"[0, 1, 2] [(0, {of_each}), (1, {of_each}), (2, {of_each})]\n"
 
 
 FAILING = """
@@ -114,19 +115,22 @@ import mpicoll
 def waits(rank, seconds):
     assert "torch" not in sys.modules, "a rank imports torch only if the script does"
     time.sleep(seconds)
+    return (None for _ in "") if rank else seconds
 
 if __name__ == "__main__":
     context = mpicoll.spawn(waits, (1.5,), nprocs=2, join=False)
     print(context.join(0.01), end=" ")
-    print(context.join(), end=" ")
+    print(context.join(), context.results, end=" ")
     daemons = mpicoll.spawn(waits, (150,), nprocs=2, join=False, daemon=True)
     while len(daemons.pids()) < 2: time.sleep(0.05)
     print(daemons.nprocs, *daemons.pids(), flush=True)
 """,
     )
     assert done.returncode == 0, done.stderr
-    first, second, count, *pids = done.stdout.splitlines()[0].split()
-    assert (first, second, count, len(pids)) == ("False", "True", "2", 2)
+    first, second, *results, count, one, other = done.stdout.splitlines()[0].split()
+    pids = one, other
+    assert (first, second, results, count) == ("False", "True", ["[1.5,", "None]"], "2")
+    assert "what rank 1 returned cannot be pickled, so that its result is None: TypeError: " in done.stderr
     assert eventually(lambda: not any(map(runs, pids)))  # the end of the script ends its daemons
 
 
@@ -173,7 +177,8 @@ def work(rank, thing):
     dist.all_reduce(total)
     sys.stdout.write(f"total {total.item()} {type(thing) is Thing}\\n")  # in one piece, without a buffer, too
     dist.destroy_process_group()
-dist.spawn(work, args=(Thing(1),), nprocs=2)
+    return Thing(rank), total
+print([(thing.value, total.item()) for thing, total in dist.spawn(work, args=(Thing(1),), nprocs=2)])
 """
 
 
@@ -184,7 +189,7 @@ def test_functions_of_a_notebook(way: str, cloudpickle: bool, tmp_path: Path) ->
     without = "" if cloudpickle else "import sys; sys.modules['cloudpickle'] = None\n"
     done = python(tmp_path, without + IN_A_NOTEBOOK, way=way)
     if cloudpickle:
-        assert (done.returncode, done.stdout) == (0, "total 12 True\n" * 2), done.stderr
+        assert (done.returncode, done.stdout) == (0, "total 12 True\n" * 2 + "[(0, 12), (1, 12)]\n"), done.stderr
     else:
         assert done.returncode != 0
         assert "the ranks cannot import what is defined in a notebook" in done.stderr
