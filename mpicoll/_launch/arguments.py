@@ -181,7 +181,8 @@ HELP = {
     "--log-dir": "write the output of rank R to DIR/rank-R.log on the host of that rank, and nothing to the terminal",
     "--grace": "time between SIGTERM and SIGKILL, when a job is ended; default: 5",
     "--max-restarts": "start the job again after a failure, up to N times; the program loads its last checkpoint itself",
-    "--quiet": "do not print the command that is run",
+    "--quiet": "do not print notes, such as the number of threads of each rank",
+    "--verbose": "print the command that is run",
     "--dry-run": "print the command and do not run it",
     "--mpi": "the MPI to use; PATH: its folder, its libmpi or its mpiexec",
     "--launcher": "what starts the ranks; default: MPICOLL_LAUNCHER_COMMAND if it is set, otherwise mpiexec, or srun in a job of "
@@ -224,6 +225,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     _add(group, "--tag-output", hidden=("-tag-output", "-prepend-rank", "-l"), action="store_true")
     _add(group, "--log-dir", metavar="DIR")
     _add(group, "--quiet", action="store_true")
+    _add(group, "--verbose", action="store_true")
     _add(group, "--dry-run", action="store_true")
 
     group = parser.add_argument_group("MPI and environment")

@@ -24,6 +24,7 @@ class Request:
     template: str | None = None  # of MPICOLL_LAUNCHER_COMMAND
     dry_run: bool = False
     quiet: bool = False
+    verbose: bool = False
     grace_s: float = STOP_S  # between SIGTERM and SIGKILL
     mpiexec_args: tuple[str, ...] = ()
     exported: tuple[str, ...] = ()  # NAME or NAME=VALUE

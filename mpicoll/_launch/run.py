@@ -4,8 +4,8 @@
     python -m mpicoll.run [options] -m package.module args...        a module, as `python -m` would
     python -m mpicoll.run -n 1 server.py : -n 3 worker.py args...    several programs, one job, with `:` between them
 
-It prints the mpiexec command and runs it (`mpicoll._launch.supervisor`): the exit status is that of the rank that failed first.
-Exit status 2: nothing was started; standard error says why.
+It runs the mpiexec command (`mpicoll._launch.supervisor`), which ``--verbose`` prints: the exit status is that of the rank that
+failed first. Exit status 2: nothing was started; standard error says why.
 """
 
 from __future__ import annotations
@@ -88,10 +88,9 @@ def check_once(environ: Mapping[str, str]) -> None:
 
 
 def _announce(job_plan: Plan, request: Request) -> None:
-    if not request.quiet:
-        for note in (*request.notes, *job_plan.notes):
-            print(f"mpicoll.run: {note}", file=sys.stderr)
-        print(f"mpicoll.run: {spell(job_plan)}", file=sys.stderr)
+    notes = [] if request.quiet or request.restart else [*request.notes, *job_plan.notes]
+    for text in [*notes, *([spell(job_plan)] if request.verbose else [])]:
+        print(f"mpicoll.run: {text}", file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
 

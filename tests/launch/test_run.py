@@ -192,11 +192,11 @@ def test_ranks_are_one_world(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("['0of3 a -n', '1of3 a -n', '2of3 a -n']")
     assert done.stdout.endswith("localhost __main__\n")
-    last = done.stderr.splitlines()[-1]
-    assert last.startswith("mpicoll.run: env ")
-    assert f"{name} a -n" in last
-    assert "OMP_NUM_THREADS=" in done.stderr
-    assert run(tmp_path, "--quiet", "-n", "1", name, OMP_NUM_THREADS="1").stderr == ""
+    assert re.fullmatch(r"mpicoll\.run: OMP_NUM_THREADS=\d+ for each rank: .*\n", done.stderr), done.stderr
+    assert run(tmp_path, "--quiet", "-n", "3", name).stderr == ""
+    said = run(tmp_path, "--verbose", "-n", "1", name, "a", OMP_NUM_THREADS="1").stderr
+    assert said.startswith("mpicoll.run: env ")
+    assert said.endswith(f"{name} a\n")
 
 
 SPAWNS = """
@@ -257,7 +257,7 @@ dist.all_reduce(tensor)
 print(f"{dist.get_world_size()} {tensor.tolist()}\\n", end="", flush=True)
 """
     environ = {**LAUNCH_ENVIRONMENT, "MPICOLL_LAUNCHER_COMMAND": f"{real_mpiexec()} -n {{ranks}}"}
-    done = run(tmp_path, "-n", "2", script(tmp_path, program), **environ)
+    done = run(tmp_path, "--verbose", "-n", "2", script(tmp_path, program), **environ)
     assert (done.returncode, done.stdout) == (0, "2 [3.0, 3.0]\n" * 2), done.stderr
     assert f"{real_mpiexec()} -n 2 " in done.stderr
 

@@ -21,7 +21,7 @@ BUDGET = (
     {"bench": 1650, "nn": 1940},
     {"_api": 1680},
     {"_c10d": 2600},
-    {"_engine": 2430, "optim": 100},
+    {"_engine": 2420, "optim": 100},
     {"_device": 1390, "rpc": 2980},  # _device stages GPU memory through the host's collectives
     {"_host": 2670, "_faults": 1990, "doctor": 10, "run": 10},
     {"_tensors": 1140, "_mpi": 2250, "_launch": 4880, "autograd": 1030, "errors": 70},
