@@ -22,6 +22,8 @@ import shutil
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, replace
+from importlib.machinery import PathFinder
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -77,9 +79,9 @@ REPLACED = {
     "-genvall": "every variable reaches the ranks of this host; -x NAME hands one on to other hosts",
 }
 LONGEST_GRACE_S = 86400
-PROGRAM_OPTIONS = ("-m", "--module", "--no-python", "--no_python", "-h", "--help", "--version")
+PROGRAM_OPTIONS = ("-m", "--module", "-c", "--no-python", "--no_python", "-h", "--help", "--version")
 # What may stand before each program, named as in argparse's namespace; all else holds for the whole job.
-OF_EACH_PROGRAM = ("module", "no_python", "program", "ranks", "per_node", "host", "accepted", "node_rank")
+OF_EACH_PROGRAM = ("module", "code", "no_python", "program", "ranks", "per_node", "host", "accepted", "node_rank")
 PYTHON = re.compile(r"python(3(\.\d+)?)?")
 PYTHON_FLAGS = re.compile(r"-[bBdEIOPqRsSuvx]+")  # options of the interpreter that take no value
 RANKS_PER_NODE = re.compile(r"ppr:(\d+):node")
@@ -166,6 +168,7 @@ def make_parser(prog: str) -> Parser:
 
 HELP = {
     "-m": "the program is a module, as in `python -m MODULE args...`",
+    "-c": "the program is the word that follows, as in `python -c CODE args...`",
     "--no-python": "the program is not a Python script: run it without Python",
     "program": "the program and its arguments",
     "-n": "number of ranks; default, the first that is known: --nproc-per-node x hosts, slots in the host list, tasks of the "
@@ -201,6 +204,7 @@ HELP = {
 def _add_options(parser: argparse.ArgumentParser) -> None:
     group: Any = parser.add_argument_group("what to run")
     _add(group, "-m", "--module", action="store_true")
+    _add(group, "-c", action="store_true", dest="code")
     _add(group, "--no-python", action="store_true")
     _add(group, "program", nargs=argparse.REMAINDER, metavar="script.py args...")
 
@@ -391,26 +395,27 @@ def _program(parser: argparse.ArgumentParser, read: argparse.Namespace, notes: l
     if words[:1] == ["--"]:
         words = words[1:]
     if not words:
-        parser.error("-m needs the name of a module" if read.module else "no program: give script.py, or -m module")
+        missing = "-m needs the name of a module" if read.module else "-c needs the text of a program"
+        parser.error(missing if read.module or read.code else "no program: give script.py, or -m module")
     hosts = hostfile.parse_list(read.host) if read.host else None
     if words[0].startswith("-"):
         parser.error(f"{words[0]} is no option of mpicoll.run and no script")
-    module = read.module
-    if not module and not read.no_python and PYTHON.fullmatch(Path(words[0]).name):
-        flags, module, words = drop_python(words)
+    kind = "-m" if read.module else "-c" if read.code else ""
+    if not kind and not read.no_python and PYTHON.fullmatch(Path(words[0]).name):
+        flags, kind, words = drop_python(words)
     if hosts is None and read.hostfile is None:
-        _check_exists(words[0], read.no_python, module)
-    if module:
-        words = ["-m", *words]
+        _check_exists(words[0], read.no_python, kind)
+    if kind:
+        words = [kind, *words]
     interpreter = None if read.no_python else python()
     return Program(tuple(words), read.ranks, hosts, _per_node(read.per_node, notes), interpreter, flags)
 
 
-def drop_python(words: Sequence[str]) -> tuple[tuple[str, ...], bool, list[str]]:
-    """Splits ``python -W error -m package args...`` into options of the interpreter, whether -m follows, and the rest.
+def drop_python(words: Sequence[str]) -> tuple[tuple[str, ...], str, list[str]]:
+    """Splits ``python -W error -m package args...`` into options of the interpreter, -m or -c if one follows, and the rest.
 
     Raises:
-        LaunchError: It is another interpreter than this one, or it would not run a file or a module.
+        LaunchError: It is another interpreter than this one, or it would not run a file, a module or -c.
     """
     name, rest = words[0], list(words[1:])
     if "/" in name and os.path.realpath(name) != os.path.realpath(sys.executable):
@@ -420,25 +425,36 @@ def drop_python(words: Sequence[str]) -> tuple[tuple[str, ...], bool, list[str]]
         )
     flags: list[str] = []
     while rest and rest[0].startswith("-"):
-        if rest[0] == "-m" and len(rest) > 1:
-            return tuple(flags), True, rest[1:]
+        if rest[0] in ("-m", "-c") and len(rest) > 1:
+            return tuple(flags), rest[0], rest[1:]
         if rest[0] in ("-W", "-X") and len(rest) > 1:
             flags, rest = [*flags, *rest[:2]], rest[2:]
         elif PYTHON_FLAGS.fullmatch(rest[0]) or rest[0].startswith(("-W", "-X")):
             flags, rest = [*flags, *(rest[:1] if rest[0] != "-u" else [])], rest[1:]  # -u is always added
         else:
-            raise LaunchError(f"{name} {rest[0]}: only a script or a module can be started; write the program to a file")
+            raise LaunchError(f"{name} {rest[0]}: only a script, a module or -c can be started; write the program to a file")
     if not rest:
         raise LaunchError(f"{' '.join(words)}: a script or a module is missing; a Python prompt cannot run on several ranks")
-    return tuple(flags), False, rest
+    return tuple(flags), "", rest
 
 
-def _check_exists(program: str, no_python: bool, module: bool) -> None:
-    """Raises LaunchError for a program that is missing here. Otherwise N ranks would each print "can't open file"."""
+def _check_exists(program: str, no_python: bool, kind: str) -> None:
+    """Raises LaunchError for a program that is missing here. Otherwise N ranks would each print "can't open file".
+
+    Of a module only the first package is looked for: to look further would import it, which may start MPI.
+    """
     if no_python and shutil.which(program) is None:
         raise LaunchError(f"{program}: no such program in PATH or here")
-    if not module and not no_python and not Path(program).exists():
+    if kind == "-m":
+        package = program.partition(".")[0]
+        if PathFinder.find_spec(package, [os.getcwd()]) is None and find_spec(package) is None:
+            raise LaunchError(f"-m {program}: this Python has no module {package}, and there is none in {os.getcwd()}")
+    if kind or no_python:
+        return
+    if not Path(program).exists():
         raise LaunchError(f"{program}: no such file in {os.getcwd()}; a module is started by -m, another program by --no-python")
+    if Path(program).is_dir() and not Path(program, "__main__.py").exists():
+        raise LaunchError(f"{program}: a folder without a __main__.py; give the script in it")
 
 
 def python() -> str:

@@ -1,4 +1,5 @@
-"""Runs the program of one rank: ``python -m mpicoll._launch.rank [options] script.py args...`` or ``... -m module args...``.
+"""Runs the program of one rank: ``python -m mpicoll._launch.rank [options] script.py args...`` or ``... -m module args...``
+or ``... -c code args...``.
 
     --log-dir DIR   standard output and standard error go to DIR/rank-R.log (Note [Log files] in _launch/command.py)
     --exec          the program is an executable, not a script
@@ -41,6 +42,9 @@ def main(words: list[str]) -> None:
         if words[0] == "-m":
             sys.argv[:] = words[1:]
             runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+        elif words[0] == "-c":
+            sys.argv[:] = ["-c", *words[2:]]
+            _run(words[1], "<string>")
         else:
             sys.argv[:] = words
             _run_script(words[0])
@@ -116,12 +120,18 @@ def _run_script(script: str) -> None:
     if not getattr(sys.flags, "safe_path", False):
         sys.path[0] = os.path.dirname(os.path.realpath(script))
     with open(script, "rb") as file:
-        code = compile(file.read(), script, "exec", dont_inherit=True)
+        _run(file.read(), script, __file__=os.path.abspath(script))
+
+
+def _run(text: str | bytes, name: str, **names: str) -> None:
+    """Runs a program in the namespace of `__main__`, with these names more. ``name``: of its file, or "<string>"."""
+    code = compile(text, name, "exec", dont_inherit=True)
     namespace = sys.modules["__main__"].__dict__
     for name in [name for name in namespace if not (name.startswith("__") and name.endswith("__"))]:
         del namespace[name]
     unset = dict.fromkeys(("__spec__", "__package__", "__cached__", "__doc__"))
-    namespace.update(unset, __file__=os.path.abspath(script), __annotations__={})
+    namespace.pop("__file__", None)
+    namespace.update(unset, __annotations__={}, **names)
     exec(code, namespace)
 
 

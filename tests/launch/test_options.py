@@ -37,7 +37,8 @@ def parse(line: str) -> tuple[Request, Program]:
         *[(f"{python} t.py --lr 1 -n 7", (), ("t.py", "--lr", "1", "-n", "7")) for python in ("python3.11", sys.executable)],
         ("python -u t.py", (), ("t.py",)),
         ("python -W error -X dev -Bs t.py a", ("-W", "error", "-X", "dev", "-Bs"), ("t.py", "a")),
-        ("python -Wignore -m package.train -m x", ("-Wignore",), ("-m", "package.train", "-m", "x")),
+        ("python -Wignore -m xml.train -m x", ("-Wignore",), ("-m", "xml.train", "-m", "x")),
+        ("python -O -c 'print(1)' -c x", ("-O",), ("-c", "print(1)", "-c", "x")),
         ("python3 -OO t.py", ("-OO",), ("t.py",)),
     ],
 )  # fmt: skip
@@ -54,7 +55,9 @@ def test_a_leading_python_is_dropped_and_its_options_are_kept(
     [
         ("/other/bin/python t.py", "starts programs with its own Python.*leave /other/bin/python out"),
         ("python", "a script or a module is missing"),
-        ("python -c 'print(1)'", "write the program to a file"),
+        ("python -i t.py", "only a script, a module or -c"),
+        ("-m nomodule.train", "this Python has no module nomodule, and there is none in /"),
+        ("..", r"\.\.: a folder without a __main__\.py"),
         ("python nothing.py", "nothing.py: no such file"),
         ("nothing.py", "nothing.py: no such file in .*--no-python"),
         ("--no-python ./no-such-program", "no such program"),
@@ -203,6 +206,7 @@ def test_a_launcher_that_is_named_overrides_the_template(monkeypatch: pytest.Mon
         ("-n 0 t.py", "'0' is not a number of ranks"),
         ("-n 2 --host a --hostfile b t.py", "not allowed with"),
         ("-n 2 -m", "-m needs the name of a module"),
+        ("-n 2 -c", "-c needs the text of a program"),
         ("-n 2 true : ", "a program is missing"),
         ("-n 1 t.py : -n 1 --mpi mpich t.py", "--mpi holds for the whole job"),
         ("--bindto core t.py", "did you mean --bind-to?"),
