@@ -88,6 +88,10 @@ def _bench(words: list[str]) -> int:
         from mpicoll.bench.__main__ import main
 
         return main(bench_words)
+    if bench_words and not bench_words[0].startswith("-"):
+        from mpicoll.bench import overview
+
+        overview.make_parser(None)[0].parse_args(bench_words[:1])  # exits if there is no such benchmark
     return _run(bench_command(launcher_words, bench_words))
 
 

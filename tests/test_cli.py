@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -150,6 +151,9 @@ def test_bench() -> None:
     assert done.returncode == 0, done.stderr
     assert "2 ranks on a host" in done.stderr
     assert "2 ranks" in done.stdout, done.stdout
+    done = start("bench", "nonsense")
+    assert done.returncode == 2
+    assert re.fullmatch(r"python -m mpicoll\.bench: argument WHAT: invalid choice: 'nonsense' .*\n", done.stderr), done.stderr
 
 
 @pytest.mark.launch
