@@ -162,7 +162,7 @@ class Watchdog:
             waited_s, limit_s = now - each.since, each.group.timeout_s
             if waited_s > limit_s and not each.asynchronous and each.operation not in TIMED_BY_ITSELF:
                 limit = f"{each.operation} exceeded the group's timeout of {limit_s:g} s"
-                _end(each.operation, each.group, f"no end after {waited_s:.1f} s. {each.named()}", limit, each.absent())
+                _end(each, f"no end after {waited_s:.1f} s. {each.named()}", limit, each.absent())
         blocked = [each for each in waiting if now - each.since > BLOCKED_S and each.group.size > 1]
         for each in blocked:
             self._look_at_peers(each, now)
@@ -193,7 +193,7 @@ class Watchdog:
         """
         group, absent = waiting.group, waiting.absent()
         if any(each.never for each in absent) and not survivors.possible():
-            _end(waiting.operation, group, waiting.named(), f"{waiting.operation} can never end")
+            _end(waiting, waiting.named(), f"{waiting.operation} can never end")
         patience = self._patience.get(group, PATIENCE_S)
         said = self._said.get(group) == (waiting.operation, waiting.since)
         if not absent or said or waiting.asynchronous or now - waiting.since < patience:
@@ -224,16 +224,16 @@ class Watchdog:
             for group in groups:
                 if group.name == answer.group:
                     inquiries.heard(group, rank, answer)
-            for operation, group, _, peer, *_ in waiting if answer.left else ():
+            for each in waiting if answer.left else ():
+                group, peer = each.group, each.peer
                 if group.name != answer.group or rank not in group.global_ranks:
                     continue
                 never = answer.begun < group.queue.started if peer == EVERYBODY else peer == group.global_ranks.index(rank)
                 if never or (peer is None and group.size == 2):
-                    why = f"waits for rank {rank}, {answer.left}"
                     if survivors.possible():
                         exit_handshake.dismiss(rank)
                     else:
-                        _end(operation, group, why, f"{operation} can never end")
+                        _end(each, f"waits for rank {rank}, {answer.left}", f"{each.operation} can never end")
 
     def _ask(self, waiting: Sequence[Waiting], now: float) -> None:
         """Asks the ranks that calls wait for; of those on this node only whether their programs have ended."""
@@ -304,28 +304,26 @@ def _show_stacks(group: GroupState, what: str) -> None:
     stacks.show(f"rank {group.global_ranks[group.rank]} (group {group.name!r}): {what}")
 
 
-def _end(operation: str, group: GroupState, what: str, reason: str, others: Sequence[Absent] = ()) -> None:
+def _end(waiting: Waiting, what: str, reason: str, others: Sequence[Absent] = ()) -> None:
     """Ends the job. Before that, this rank and ``others`` on this node show where they are."""
-    stacks.show(f"{group.where(operation)}: {what}")
+    stacks.show(f"{waiting.group.where(waiting.operation)}: {what}")
     expired(reason, ends_job=True)
-    _show_others(group, [each.rank for each in others])
-    abort.abort(reason)
+    _show_others(waiting.group, [each.rank for each in others])
+    abort.abort(reason, f"{reason}: {what}")
 
 
 def _end_mismatch(group: GroupState, mismatch: Mismatch) -> None:
     number, other, calls = mismatch
     own, refused = group.global_ranks[group.rank], any(", refused: " in call for call in calls)
     values = "No tensor has changed." if refused else "Tensors may have wrong values."
-    print(
-        f"mpicoll: group {group.name!r}, collective number {number}: the ranks do not call the same. Rank {other}: {calls[0]}. "
-        f"Rank {own}: {calls[1]}. {values} With MPICOLL_CHECK=1 all ranks raise CollectiveMismatch before a tensor changes",
-        file=sys.stderr,
-        flush=True,
-    )
+    what = f"group {group.name!r}, collective number {number}: the ranks do not call the same. Rank {other}: {calls[0]}. "
+    what += f"Rank {own}: {calls[1]}"
+    more = f"{values} With MPICOLL_CHECK=1 all ranks raise CollectiveMismatch before a tensor changes"
+    print(f"mpicoll: {what}. {more}", file=sys.stderr, flush=True)
     expired("the ranks call different collectives", ends_job=True)
     _show_stacks(group, "the calls differ")
     _show_others(group, [other])
-    abort.abort("the ranks call different collectives")
+    abort.abort("the ranks call different collectives", what)
 
 
 def _show_others(group: GroupState, ranks: Sequence[int]) -> None:

@@ -20,7 +20,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, NoReturn
 
-from mpicoll._base import last_words
+from mpicoll._base import frames, last_words
+from mpicoll._base.errors import MpicollError
 from mpicoll._base.waits import ABORT_S, FORWARDING_S
 from mpicoll._mpi import runtime
 
@@ -54,6 +55,9 @@ def uninstall() -> bool:
 
 def _excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     hook = _before[0] if _before else sys.__excepthook__
+    if isinstance(error, MpicollError):  # what MPI said, and through which of our functions, is in its words
+        frames.up_to_program(trace)
+        error.__suppress_context__, error.__cause__ = True, None
     try:
         hook(kind, error, trace)
     finally:
