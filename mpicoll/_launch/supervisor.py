@@ -35,7 +35,7 @@ from dataclasses import dataclass
 from mpicoll._base import processes
 from mpicoll._base.launcher import SUPERVISOR
 from mpicoll._base.waits import GONE_S, KILL_S, LAST_REPORTS_S, LEFT_BEHIND_S, SETTLE_S
-from mpicoll._launch import leftovers, linux
+from mpicoll._launch import banners, leftovers, linux
 from mpicoll._launch.job import Plan
 from mpicoll._launch.reports import Reports, address_towards, shell_status, signal_name
 
@@ -51,12 +51,14 @@ class Outcome:
     """How a job has ended.
 
     signal: the one that told this process to end the job, or 0. cause: empty if the job ended well. begun: whether a rank began.
+    explained: whether it is known how a rank has failed.
     """
 
     status: int
     cause: str
     signal: int = 0
     begun: bool = True
+    explained: bool = False
 
 
 class Step(enum.IntEnum):
@@ -119,20 +121,30 @@ class _Job:
             linux.end_with_parent(me, signal.SIGTERM)
 
         # In the process group of this process: mpiexec may read from the terminal.
-        self.mpiexec = subprocess.Popen(self.plan.command, env=environ, preexec_fn=in_child)
+        self.mpiexec = subprocess.Popen(self.plan.command, env=environ, preexec_fn=in_child, stderr=subprocess.PIPE)
+        assert self.mpiexec.stderr is not None
+        self.stderr = banners.StandardError(self.mpiexec.stderr.fileno())
+        self.selector.register(self.mpiexec.stderr, selectors.EVENT_READ, self._pass_on)
         self.selector.register(self.signals, selectors.EVENT_READ, self._take_signals)
         while not self._over():
             limit = None if self.next_step is None else max(0.0, self.next_step[0] - time.monotonic())
             for key, _ in self.selector.select(limit):
                 key.data()
             self._advance(time.monotonic())
+        self._pass_on()
         outcome = self._outcome()
+        self.stderr.end(outcome.explained)
         self.selector.unregister(self.signals)
         self.reports.close()
+        self.mpiexec.stderr.close()
         if outcome.status:
             self._wait_for_ranks_here()
             leftovers.remove(self.began_s)
         return outcome
+
+    def _pass_on(self) -> None:
+        if not self.stderr.read() and self.mpiexec.stderr in self.selector.get_map():
+            self.selector.unregister(self.mpiexec.stderr)  # type: ignore[arg-type]
 
     def _wait_for_ranks_here(self) -> None:
         """Hydra kills the monitors and ends at once. Their ranks get a signal then, and still use their memory for a moment."""
@@ -223,7 +235,7 @@ class _Job:
             return Outcome(128 + self.told_by, f"ended by {signal_name(self.told_by)}", self.told_by)
         if first is not None:
             text = f"rank {first.number} of {self.reports.size} on {first.host}: {first.how()}"
-            return Outcome(first.exit_status(), text, self.told_by)
+            return Outcome(first.exit_status(), text, self.told_by, explained=not first.lost)
         if not failed:
             return Outcome(0, "")
         how = f"killed by {signal_name(-status)}" if status < 0 else f"exit status {status}"

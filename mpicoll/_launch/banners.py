@@ -1,0 +1,75 @@
+"""What MPI and mpiexec print on standard error about a failed job: kept back, and printed only if nothing better is known.
+
+    ------------------------------------------------------------------     Open MPI: a box between two lines of 74 dashes,
+    MPI_ABORT was invoked on rank 1 in communicator MPI_COMM_WORLD             and a zero byte behind the last one
+    ------------------------------------------------------------------
+    Abort(1) on node 1 (rank 1 in comm 0): application called MPI_Abort    MPICH: a line
+
+All else passes at once, the beginning of a line too. Only a line of 74 dashes waits for the line behind it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+
+RULE = b"-" * 74
+FIRST = re.compile(rb"MPI_ABORT was invoked |(prterun|mpirun) (has exited due|detected that|noticed) |Primary job  terminated ")
+LINES = re.compile(rb"[^\n]*\n|[^\n]+")
+LINE = re.compile(rb"Abort\(\d+\) on node \d+ \(rank \d+ in comm \d+\): application called MPI_Abort\(")
+
+
+class StandardError:
+    """Passes on what comes from a pipe. ``kept``: reports of a failure, which are kept back."""
+
+    def __init__(self, source: int, target: int = 2) -> None:
+        self.kept = b""
+        self._source, self._target = source, target
+        self._box: list[bytes] = []  # lines of a box that may still turn out to be none
+        self._part = b""  # the beginning of a line that may have to be kept back
+        self._within = False  # the beginning of the current line has been passed on
+        os.set_blocking(source, False)
+
+    def read(self) -> bool:
+        """Passes on what has come. Returns False at the end of the pipe."""
+        try:
+            data = os.read(self._source, 1 << 16)
+        except BlockingIOError:
+            return True
+        self._write(b"".join(map(self._line, LINES.findall(self._part + data))))
+        return bool(data)
+
+    def end(self, explained: bool) -> None:
+        """Passes on what has turned out to be no report, and the reports unless the failure is explained."""
+        self._write((b"" if explained else self.kept) + b"".join(self._box) + self._part.lstrip(b"\0"))
+
+    def _line(self, line: bytes) -> bytes:
+        """What may be passed on once this line, or the part of one that has come last, is known."""
+        self._part, complete = b"", line.endswith(b"\n")
+        if self._within:
+            self._within = not complete
+            return line
+        text = line.strip(b"\0\r\n ")
+        if not complete and (self._box or RULE.startswith(text) or b"Abort(".startswith(text[:6])):
+            self._part = line
+            return b""
+        if self._box:
+            self._box.append(line)
+            if len(self._box) == 2 and not FIRST.match(text):
+                passed, self._box = b"".join(self._box), []
+                return passed
+            if text == RULE:
+                self.kept, self._box = self.kept + b"".join(self._box), []
+            return b""
+        if text == RULE:
+            self._box = [line.lstrip(b"\0")]
+            return b""
+        if LINE.match(text):
+            self.kept += line
+            return b""
+        self._within = not complete
+        return line.lstrip(b"\0")
+
+    def _write(self, data: bytes) -> None:
+        while data:
+            data = data[os.write(self._target, data) :]
