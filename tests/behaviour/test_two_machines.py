@@ -63,7 +63,7 @@ BEHAVIOUR = tuple(f"behaviour/test_{name}" for name in ("movement", "layouts", "
 @pytest.mark.parametrize(
     "tests",
     [
-        ("tensors", "api/test_gathers", "api/test_objects", "api/test_p2p", "progress/test_work", *BEHAVIOUR),
+        ("tensors", "api/test_gathers", "api/test_objects", "api/test_p2p", "engine/test_work", *BEHAVIOUR),
         ("c10d/test_collectives",),
         ("rpc/test_calls", "rpc/test_rref", "rpc/test_autograd"),
     ],
