@@ -19,11 +19,20 @@ LINES = re.compile(rb"[^\n]*\n|[^\n]+")
 LINE = re.compile(rb"Abort\(\d+\) on node \d+ \(rank \d+ in comm \d+\): application called MPI_Abort\(")
 
 
+FATAL = re.compile(rb"Abort\(\d+\) on node (\d+) \(rank \d+ in comm \d+\): (Fatal error in [^\r\n]*?),? *(error stack:)?\r?\n")
+
+
 class StandardError:
-    """Passes on what comes from a pipe. ``kept``: reports of a failure, which are kept back."""
+    """Passes on what comes from a pipe.
+
+    Attributes:
+        kept: Reports of a failure, which are kept back.
+        fatal: The rank in which MPICH itself has ended the job first, and why.
+    """
 
     def __init__(self, source: int, target: int = 2) -> None:
         self.kept = b""
+        self.fatal: tuple[int, str] | None = None
         self._source, self._target = source, target
         self._box: list[bytes] = []  # lines of a box that may still turn out to be none
         self._part = b""  # the beginning of a line that may have to be kept back
@@ -67,6 +76,8 @@ class StandardError:
         if LINE.match(text):
             self.kept += line
             return b""
+        if self.fatal is None and (found := FATAL.match(line)):
+            self.fatal = int(found[1]), found[2].decode(errors="replace")
         self._within = not complete
         return line.lstrip(b"\0")
 

@@ -39,6 +39,7 @@ class Rank:
     was: str = ""  # what it was doing, and how long before its end
     status: int | None = None  # negative: a signal
     returned: bool = False
+    alone: bool = False  # its program has used torch, and no other rank
     ended_at: int = 0
     lost: bool = False  # its connection broke before it reported an end
 
@@ -126,13 +127,17 @@ class Reports:
     def failed(self) -> bool:
         return any(rank.failed() for rank in self.ranks.values())
 
-    def first_cause(self) -> Rank | None:
+    def first_cause(self, fatal: tuple[int, str] | None = None) -> Rank | None:
         """The rank that failed first, or left its program early by os._exit(0); None: all that have begun have ended well.
 
-        The end of a process closes its connections before its parent sees the end: a neighbour that Open MPI ends for that may
-        report first.
+        ``fatal``: the rank in which MPICH has ended the job, and why. It ends the other ranks with the same status, and any of
+        them may report first. And the end of a process closes its connections before its parent sees the end: a neighbour that
+        Open MPI ends for that may report first.
         """
         first = min((rank for rank in self.ranks.values() if rank.failed() or rank.left_early()), key=Rank.at, default=None)
+        if fatal is not None and first is not None and not first.why and (aborted := self.ranks.get(fatal[0])) is not None:
+            aborted.why, aborted.why_status = "; ".join(filter(None, (fatal[1], aborted.was))), shell_status(aborted.status or 1)
+            return aborted
         if first is None or first.why or first.status != MPI_ERR_UNKNOWN:
             return first
         causes = [rank for rank in self.ranks.values() if rank.was_killed() and rank.ended_at < first.ended_at + SOON_NS]
@@ -203,6 +208,8 @@ class Reports:
         elif word == "why" and not rank.why:
             at, status, text = rest.split(" ", 2)
             rank.why, rank.why_at, rank.why_status = text, int(at), int(status)
+        elif word == "alone":
+            rank.alone = True
         elif word == "was":
             seconds, text = rest.split(" ", 1)
             rank.was = f"{seconds} s before, {text}"

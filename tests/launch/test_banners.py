@@ -42,6 +42,15 @@ def test_only_reports_are_kept_back(texts: list[bytes], explained: bool, random:
     assert passed_on(parts, explained) == own + (b"" if explained else reports)
 
 
+def test_where_mpich_has_ended_the_job() -> None:
+    """The first of them counts, and the lines pass."""
+    errors = StandardError(os.open(os.devnull, os.O_RDONLY), os.open(os.devnull, os.O_WRONLY))
+    for rank, where in ((1, b"internal_Allreduce_c: Message truncated, error stack:"), (0, b"internal_Recv: Other MPI error")):
+        line = b"Abort(878259598) on node %d (rank 0 in comm 480): Fatal error in %s\n" % (rank, where)
+        assert errors._line(line) == line
+    assert errors.fatal == (1, "Fatal error in internal_Allreduce_c: Message truncated")
+
+
 def test_the_beginning_of_a_line_does_not_wait() -> None:
     (source, given_), (taken, target) = os.pipe(), os.pipe()
     errors = StandardError(source, target)

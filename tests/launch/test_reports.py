@@ -76,6 +76,18 @@ def test_a_killed_rank_is_the_cause_and_not_a_neighbour_that_lost_its_connection
     assert first.number == cause
 
 
+def test_the_rank_in_which_mpich_ends_the_job_is_the_cause(reports: Reports) -> None:
+    """The other rank has the same status, and its monitor reports first. What a rank says itself counts more."""
+    for rank, at in ((0, 20), (1, 30)):
+        say(reports, f"begin {SECRET} {rank} 2 77 h\nwas 0.5 it was in its collective 7\nended {at} 142 0\n", close=True)
+    first = reports.first_cause((1, "Fatal error in internal_Recv"))
+    assert first is reports.ranks[1]
+    assert first.how() == "Fatal error in internal_Recv; 0.5 s before, it was in its collective 7"
+    assert first.exit_status() == 142
+    say(reports, f"begin {SECRET} 0 2 77 h\nwhy 10 1 ValueError: x\nended 20 1 0\n", close=True)
+    assert reports.first_cause((1, "Fatal error in internal_Recv")) is reports.ranks[0]
+
+
 @pytest.mark.launch
 @pytest.mark.parametrize(("hard", "known"), [(4000, "40"), (30, "some")])
 def test_more_ranks_than_files_may_be_open(hard: int, known: str) -> None:
