@@ -1,7 +1,8 @@
 """What a rank leaves to the monitor that `mpicoll.run` has put above it; nothing under another launcher.
 
 Through a pipe it says how it ends. `why`: the first line of an exception, the reason of an abort, or the exit status of sys.exit.
-`returned`: the program has come to its end; without this word, exit status 0 is that of os._exit(0).
+`returned`: the program has come to its end; without this word, exit status 0 is that of os._exit(0). `alone`: it has torch, and
+has neither made a group nor started MPI.
 
 A rank that is killed cannot say anything. So about once a second it writes what it does to memory that outlives it (`doing`). The
 monitor reads it after the program has ended. The memory is one anonymous page, made before the monitor forks the program: it has
@@ -129,8 +130,10 @@ def why_error(error: BaseException, status: int) -> None:
     why(f"{type(error).__name__}: {error}".rstrip(": "), status)
 
 
-def returned() -> None:
-    """Says that the program has come to its end, by its last line or by sys.exit."""
+def returned(alone: bool = False) -> None:
+    """Says that the program has come to its end, by its last line or by sys.exit. ``alone``: it has worked with no other rank."""
+    if alone:
+        _write("alone")
     _write("returned")
 
 

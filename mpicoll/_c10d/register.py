@@ -22,6 +22,7 @@ from mpicoll._c10d import names, patches, wrapping
 INIT = f"{patches.C10D}.init_process_group"
 
 _failure: Exception | None = None  # raised in autoload; for `ensure`
+worlds = 0  # calls of init_process_group, with any backend
 
 
 def autoload() -> None:
@@ -114,8 +115,10 @@ def _wrap() -> None:
 
 def _for_world(arguments: dict[str, Any]) -> wrapping.Handler | None:
     """The handler for a call of init_process_group; None if it names another backend."""
+    global worlds
     from mpicoll._base.config import get
 
+    worlds += 1
     if arguments.get("backend") is None and (backend := get("MPICOLL_BACKEND")):
         arguments["backend"] = backend
     ours = names.translate(arguments.get("backend")) is not None or str(arguments.get("init_method")).startswith("mpi://")

@@ -160,6 +160,8 @@ class Monitor:
             word, _, text = line.decode(errors="replace").partition(" ")
             if word == "returned":
                 self.returned = True
+            elif word == "alone":
+                self._say("alone")
             else:
                 self._say(f"why {time.time_ns()} {text}")
             with contextlib.suppress(OSError):  # the program has ended

@@ -53,7 +53,7 @@ def main(words: list[str]) -> None:
         if status != 0:
             last_words.why(ending.code if isinstance(ending.code, str) else f"exit status {status}", status)
             abort_job(status)
-        last_words.returned()
+        last_words.returned(_alone())
         sys.exit(status)
     except BaseException as error:  # noqa: BLE001  after any error the other ranks must not wait
         status = 130 if isinstance(error, KeyboardInterrupt) else 1
@@ -63,7 +63,13 @@ def main(words: list[str]) -> None:
         sys.excepthook(type(error), error, error.__traceback__)
         abort_job(status)
         sys.exit(status)
-    last_words.returned()
+    last_words.returned(_alone())
+
+
+def _alone() -> bool:
+    """Whether the program has torch and our registration with it, and has neither called init_process_group nor started MPI."""
+    mpi, register = sys.modules.get("mpi4py.MPI"), sys.modules.get("mpicoll._c10d.register")
+    return register is not None and not register.worlds and (mpi is None or not mpi.Is_initialized())
 
 
 def _choose_threads() -> None:

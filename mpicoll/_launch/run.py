@@ -106,6 +106,9 @@ def _supervise(programs: Sequence[Program], job_plan: Plan, environ: Mapping[str
             outcome = watch.run(job_plan, full, request.grace_s)
         if outcome.cause:
             print(f"mpicoll.run: {outcome.cause}", file=sys.stderr, flush=True)
+        if outcome.alone and not request.quiet:
+            text = f"{outcome.alone} programs ran, each alone: none has called init_process_group or started MPI"
+            print(f"mpicoll.run: {text}", file=sys.stderr, flush=True)
         if outcome.status == 0 or outcome.signal or request.restart == (request.max_restarts or 0):
             return outcome.status
         delay_s = min(FIRST_PAUSE_S * 2**request.restart, LONGEST_PAUSE_S)

@@ -51,7 +51,7 @@ class Outcome:
     """How a job has ended.
 
     signal: the one that told this process to end the job, or 0. cause: empty if the job ended well. begun: whether a rank began.
-    explained: whether it is known how a rank has failed.
+    explained: whether it is known how a rank has failed. alone: number of ranks if each has worked without the others.
     """
 
     status: int
@@ -59,6 +59,7 @@ class Outcome:
     signal: int = 0
     begun: bool = True
     explained: bool = False
+    alone: int = 0
 
 
 class Step(enum.IntEnum):
@@ -228,7 +229,7 @@ class _Job:
             for number in [number for number, rank in ranks.items() if rank.lost or (rank.status or 0) < 0]:
                 del ranks[number]
         failed = status != 0 or self.reports.failed()
-        first = self.reports.first_cause() if failed else None
+        first = self.reports.first_cause(self.stderr.fatal) if failed else None
         if first is not None and first.lost and not first.why and status != 0 and not self.ended_by_us:
             first = None  # mpiexec has killed all ranks with their monitors
         if self.told_by and (first is None or first.at() >= self.told_at):
@@ -237,7 +238,7 @@ class _Job:
             text = f"rank {first.number} of {self.reports.size} on {first.host}: {first.how()}"
             return Outcome(first.exit_status(), text, self.told_by, explained=not first.lost)
         if not failed:
-            return Outcome(0, "")
+            return Outcome(0, "", alone=len(ranks) if len(ranks) > 1 and all(rank.alone for rank in ranks.values()) else 0)
         how = f"killed by {signal_name(-status)}" if status < 0 else f"exit status {status}"
         began = "no rank said why" if ranks else "no rank began"
         return Outcome(shell_status(status), f"mpiexec: {how}; {began}", begun=bool(ranks))

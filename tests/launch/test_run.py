@@ -201,6 +201,23 @@ def test_ranks_are_one_world(tmp_path: Path) -> None:
     assert said.endswith(f"{name} a\n")
 
 
+@pytest.mark.launch
+@pytest.mark.parametrize(
+    ("program", "told"),
+    [
+        ("import torch.distributed", True),
+        ("import torch.distributed as d; d.init_process_group('gloo'); d.destroy_process_group()", False),
+        ("import torch; from mpi4py import MPI", False),
+        ("print(1)", False),
+    ],
+    ids=["no group", "another backend", "MPI", "no torch"],
+)
+def test_ranks_that_do_not_work_together_are_told_so(program: str, told: bool, tmp_path: Path) -> None:
+    done = run(tmp_path, "-n", "2", "-c", program, OMP_NUM_THREADS="1")
+    alone = "mpicoll.run: 2 programs ran, each alone: none has called init_process_group or started MPI\n"
+    assert (done.returncode, done.stderr) == (0, alone * told)
+
+
 SPAWNS = """
 from mpi4py import MPI
 parent = MPI.Comm.Get_parent()
