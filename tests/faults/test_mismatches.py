@@ -1,6 +1,7 @@
 """With MPICOLL_CHECK=1 every mismatch of collectives raises on all ranks, and no tensor has changed."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from types import ModuleType
@@ -12,7 +13,7 @@ import torch.distributed
 
 import mpicoll
 from mpicoll._api import groups
-from mpicoll._engine import checked
+from mpicoll._engine.registry import registry
 from mpicoll._host.matching import Unmatched
 from mpicoll.errors import CollectiveMismatch, OperationTimeout, TruncationError
 from tests.faults.mismatches import pairs
@@ -22,14 +23,22 @@ pytestmark = pytest.mark.min_ranks(2)
 PAIRS = pairs()
 
 
+@contextmanager
+def compared() -> Iterator[None]:
+    """The ranks of a group that is made inside compare each call, as with MPICOLL_CHECK=1."""
+    assert registry._world is not None
+    topology, agreed, ledger = registry._world
+    registry._world = topology, agreed._replace(checks=True), ledger
+    yield
+    registry._world = topology, agreed, ledger
+
+
 @pytest.fixture(scope="module")
 def module_group() -> Iterator[Any]:
     if not mpicoll.is_initialized():
         mpicoll.init_process_group()
-    group = mpicoll.new_group()
-    communicator = groups.of(group)
-    assert communicator is not None
-    checked.enable(communicator)
+    with compared():
+        group = mpicoll.new_group()
     yield group
     mpicoll.destroy_process_group(group)
 
@@ -146,10 +155,8 @@ def test_a_refusal_on_every_rank_is_nobodys_mismatch(group: Any, rank: int, size
 
 
 def test_a_rank_that_does_not_come_is_named(world: object, rank: int, size: int) -> None:
-    group = mpicoll.new_group(timeout=timedelta(seconds=1))
-    communicator = groups.of(group)
-    assert communicator is not None
-    checked.enable(communicator)
+    with compared():
+        group = mpicoll.new_group(timeout=timedelta(seconds=1))
     said = ""
     if rank != size - 1:
         with pytest.raises(OperationTimeout) as caught:

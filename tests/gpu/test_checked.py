@@ -1,22 +1,30 @@
 """The full check of collectives on tensors of a GPU."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from torch.distributed import ReduceOp
 
-from mpicoll._engine import checked
 from mpicoll._engine.communicator import Communicator
 from mpicoll.errors import CollectiveMismatch
 from tests.gpu.fake_gpu import plain
-from tests.gpu.ways import engine, gpu, on_gpu, total, values, way
+from tests.gpu.ways import Gpu, gpu, group_that_goes, on_gpu, total, values, way
 from tests.support import agree
 
-__all__ = ["engine", "gpu", "way"]
+__all__ = ["gpu", "way"]
 pytestmark = [pytest.mark.usefixtures("world"), pytest.mark.min_ranks(2)]
 
 
+@pytest.fixture
+def engine(way: str, gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> Iterator[Communicator]:
+    made = group_that_goes(way, monkeypatch, checks=True)
+    yield made
+    made.barrier()
+    made.close()
+
+
 def test_what_fits_works(engine: Communicator) -> None:
-    checked.enable(engine)
     for count in (6, 20_000):
         reduced, sent = on_gpu(engine.rank, count), on_gpu(engine.rank, count)
         engine.all_reduce(reduced)
@@ -31,7 +39,6 @@ def test_what_fits_works(engine: Communicator) -> None:
 
 
 def test_another_reduction_and_another_kind_of_device(engine: Communicator) -> None:
-    checked.enable(engine)
     op = ReduceOp.MAX if engine.rank == 0 else ReduceOp.SUM
     tensor = on_gpu(engine.rank, 6)
     with pytest.raises(
@@ -49,7 +56,6 @@ def test_another_reduction_and_another_kind_of_device(engine: Communicator) -> N
 @pytest.mark.parametrize("n", [6, 600, 20_000])
 def test_messages(engine: Communicator, n: int) -> None:
     """A message of another size is received, and its receiver raises."""
-    checked.enable(engine)
     for short in (1, 0):
         received = on_gpu(9, n)
         request = engine.irecv(received, (engine.rank - 1) % engine.size)

@@ -35,14 +35,14 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     return made
 
 
-def group_that_goes(way: str, monkeypatch: pytest.MonkeyPatch) -> Communicator:
-    """A communicator of all ranks in a world with GPUs."""
+def group_that_goes(way: str, monkeypatch: pytest.MonkeyPatch, checks: bool = False) -> Communicator:
+    """A communicator of all ranks in a world with GPUs. ``checks``: they compare their calls."""
     assert registry._world is not None
     topology, agreed, ledger = registry._world
     devices = DeviceChoices(direct=way == "direct", shares=way == "ipc")
     if way == "direct":
         make_mpi_aware(monkeypatch)
-    monkeypatch.setattr(registry, "_world", (topology, agreed._replace(devices=devices), ledger))
+    monkeypatch.setattr(registry, "_world", (topology, agreed._replace(devices=devices, checks=checks), ledger))
     return registry.create(f"gpus {next(_numbers)}", None, 30)
 
 
