@@ -149,7 +149,6 @@ QUICK_BENCH = ("bench", "all_reduce", "--quick", "--sizes", "8", "--impl", "mpic
 def test_bench() -> None:
     done = start(*QUICK_BENCH)
     assert done.returncode == 0, done.stderr
-    assert "2 ranks on a host" in done.stderr
     assert "2 ranks" in done.stdout, done.stdout
     done = start("bench", "nonsense")
     assert done.returncode == 2

@@ -91,7 +91,7 @@ while not os.path.exists("said-0"):
 sys.exit(3 * rank)
 """
     name = script(tmp_path, SAY + said)
-    done = run(tmp_path, "-n", "2", name, "A b", MPICOLL_LAUNCHER_COMMAND=template)
+    done = run(tmp_path, "--verbose", "-n", "2", name, "A b", MPICOLL_LAUNCHER_COMMAND=template)
     assert sorted(done.stdout.splitlines()) == ["0of2 A b", "1of2 A b"], done.stderr
     assert (done.returncode, done.stderr.splitlines()[-1][-15:]) == (3, ": exit status 3")
     assert f"{sys.executable} -IS {FAKE} {by} usual -n 2 " in done.stderr
