@@ -88,7 +88,7 @@ nitpicky = True
 nitpick_ignore_regex = [
     (r"py:obj", r".*"),
     (r"py:.*", r"(torch|mpi4py|collections|typing|subprocess|pathlib|os|datetime|enum)\..*"),
-    (r"py:class", r"mpicoll\.rpc\.rref\.T|mpicoll\._api\.p2p\.P"),  # type variables
+    (r"py:class", r"mpicoll\.(rpc\.rref|_launch\.spawn)\.T|mpicoll\._api\.p2p\.P"),  # type variables
 ]
 
 
