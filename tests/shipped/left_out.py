@@ -6,7 +6,7 @@ ONE_BACKEND = "mpicoll.rpc has one backend: none can be registered, and there is
 NODES = "the autograd graph has no nodes that send and receive: DistAutogradContext has no _send_functions"
 SCRIPTED = "mpicoll.rpc carries no TorchScript, which torch has retired"
 
-# By the name of the class: (reason, patterns of names of tests). docs/reference/rpc.md has a table of what differs and why.
+# By the name of the class: (reason, patterns of names of tests). docs/guides/rpc.md has a table of what differs.
 LEFT_OUT: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
     "DistributedTest": (
         ("needs torchvision", ("test_SyncBatchNorm_process_group",)),

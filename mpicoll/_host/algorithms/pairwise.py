@@ -25,7 +25,7 @@ from mpicoll._mpi.errors import MPIException, truncated
 # On 2 hosts of 2 ranks that share 2 cores, at 1 Gbit/s, all_reduce over rails of 1, 4 and 16 MiB took 1.31, 3.13 and 2.84 times
 # the bandwidth limit with blocking calls, and 1.11, 1.14 and 1.41 times with these (Gloo: 1.6); broadcast 1.8 to 3.3, and 1.05.
 # At 10 Gbit/s, two runs each: all_reduce of 4 MiB 6.2 and 6.1, and 3.8 and 4.2; broadcast 25 and 17, and 2.7 and 2.4. All of
-# these with the TCP of BBR; docs/reference/bandwidth.md has later figures, with cubic.
+# these with the TCP of BBR; benchmarks/bandwidth.json has later figures, with cubic.
 TESTED_FROM = 64 << 10
 PIECE = 256 << 10  # bytes; see Note [Pieces]
 REST_S = 1.0  # seconds; a rank sends all pieces before it waits for any of them

