@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import re
+import select
 
 RULE = b"-" * 74
 FIRST = re.compile(rb"MPI_ABORT was invoked |(prterun|mpirun) (has exited due|detected that|noticed) |Primary job  terminated ")
@@ -83,4 +84,9 @@ class StandardError:
 
     def _write(self, data: bytes) -> None:
         while data:
-            data = data[os.write(self._target, data) :]
+            try:
+                data = data[os.write(self._target, data) :]
+            except BlockingIOError:  # a terminal that another program has changed
+                select.select([], [self._target], [])
+            except OSError:  # nobody reads it any more; the job goes on
+                return

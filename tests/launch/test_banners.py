@@ -1,6 +1,7 @@
 """Standard error of mpiexec without its reports of a failure, in whatever parts it comes."""
 
 import os
+import threading
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -40,6 +41,34 @@ def test_only_reports_are_kept_back(texts: list[bytes], explained: bool, random:
     parts = [whole[a:b] for a, b in zip([0, *ends], [*ends, len(whole)], strict=True) if a < b]
     own, reports = (b"".join(text for text in texts if (text in REPORTS) is kind) for kind in (False, True))
     assert passed_on(parts, explained) == own + (b"" if explained else reports)
+
+
+def test_nobody_reads() -> None:
+    (source, given_), (taken, target) = os.pipe(), os.pipe()
+    os.close(taken)
+    os.write(given_, b"a line\n")
+    assert StandardError(source, target).read()
+    for descriptor in (source, given_, target):
+        os.close(descriptor)
+
+
+def test_a_reader_that_is_slow() -> None:
+    (source, given_), (taken, target) = os.pipe(), os.pipe()
+    os.set_blocking(target, False)
+    whole, errors = b"0123456789\n" * 30_000, StandardError(source, target)
+    with os.fdopen(taken, "rb") as file:
+        said: list[bytes] = []
+        reader = threading.Thread(target=lambda: said.append(file.read()))
+        reader.start()
+        for begin in range(0, len(whole), 60_000):
+            os.write(given_, whole[begin : begin + 60_000])
+            errors.read()
+        errors.end(explained=True)
+        os.close(target)
+        reader.join()
+    assert said == [whole]
+    os.close(source)
+    os.close(given_)
 
 
 def test_where_mpich_has_ended_the_job() -> None:
