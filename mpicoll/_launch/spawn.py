@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 POLL_S = 0.02
 UNPICKLABLE = pickle.PicklingError, AttributeError, TypeError, RuntimeError
-RESULTS = "Results come back as what fn returns, in the list that spawn returns, not with a Queue"
+RESULTS = "Let fn return its results: spawn returns a list of them. A Queue cannot be sent"
 
 RANK_CODE = "import sys; sys.path.append({where!r}); from mpicoll._launch.spawn_rank import main; main({folder!r})"
 

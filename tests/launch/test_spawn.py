@@ -153,7 +153,7 @@ def test_a_rank_cannot_spawn(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         *[(print, {"nprocs": nprocs}, ValueError, "whole number of at least 1") for nprocs in (0, -1, 1.5, True, "2")],
         (print, {"start_method": "fork"}, ValueError, "start_method must be 'spawn', got 'fork'"),
-        (print, {"args": (queue.Queue(),)}, TypeError, "fn and args must be picklable, and they are not: .*not with a Queue"),
+        (print, {"args": (queue.Queue(),)}, TypeError, "fn and args must be picklable, and they are not: .*A Queue cannot be sent"),
         (lambda rank: None, {}, TypeError, "Put fn into a module, or `pip install cloudpickle`"),
     ],
 )
