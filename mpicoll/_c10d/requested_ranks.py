@@ -120,7 +120,9 @@ def meet_first(arguments: Mapping[str, Any], mpi: runtime.Runtime, environ: Mapp
     with time_limit.suspended():  # the store has limits of its own, and raises
         if store is None:
             store, _, _ = next(rendezvous(method, rank, size, timeout=timeout))
-        keys = [f"mpicoll.first/{size}/{member}" for member in range(size)]
+            store.set_timeout(timeout)
+        world = (store.add(f"mpicoll.first/{size}", 1) - 1) // size  # a store may serve several worlds
+        keys = [f"mpicoll.first/{size}/{world}/{member}" for member in range(size)]
         store.set(keys[rank], "")
         try:
             store.wait(keys, timeout)

@@ -149,6 +149,8 @@ class Group(GroupState):
         """Waits for the members of this node. An exception leaves the collective before MPI has begun."""
         try:
             self.attendance.wait(operation, signature, number, self._still_waits)
+        except MPIException:  # a rank has died; nothing has begun
+            raise
         except BaseException as raw:
             self._leave(operation, raw)
             raise

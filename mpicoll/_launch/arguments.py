@@ -12,6 +12,7 @@ As in torchrun, long options may have underscores. As in mpiexec, some may have 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
 import functools
 import math
@@ -403,7 +404,10 @@ def _program(parser: argparse.ArgumentParser, read: argparse.Namespace, notes: l
     kind = "-m" if read.module else "-c" if read.code else ""
     if not kind and not read.no_python and PYTHON.fullmatch(Path(words[0]).name):
         flags, kind, words = drop_python(words)
-    if hosts is None and read.hostfile is None:
+    if kind == "-c" and words[0].isdigit():  # the number of ranks in some versions of mpirun
+        parser.error(f"-c {words[0]}: -c takes the text of a program; use -n {words[0]} for a number of ranks")
+    elsewhere = kind == "-m" and any("PYTHONPATH" in item for item in [*read.export, *(name for name, _ in read.genv)])
+    if hosts is None and read.hostfile is None and not elsewhere:
         _check_exists(words[0], read.no_python, kind)
     if kind:
         words = [kind, *words]
@@ -447,8 +451,9 @@ def _check_exists(program: str, no_python: bool, kind: str) -> None:
         raise LaunchError(f"{program}: no such program in PATH or here")
     if kind == "-m":
         package = program.partition(".")[0]
-        if PathFinder.find_spec(package, [os.getcwd()]) is None and find_spec(package) is None:
-            raise LaunchError(f"-m {program}: this Python has no module {package}, and there is none in {os.getcwd()}")
+        with contextlib.suppress(ValueError):  # no name of a module; Python will say so
+            if PathFinder.find_spec(package, [os.getcwd()]) is None and find_spec(package) is None:
+                raise LaunchError(f"-m {program}: this Python has no module {package}, and there is none in {os.getcwd()}")
     if kind or no_python:
         return
     if not Path(program).exists():

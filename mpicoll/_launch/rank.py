@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import resource
 import runpy
 import sys
 import time
@@ -67,9 +68,11 @@ def main(words: list[str]) -> None:
 
 
 def _alone() -> bool:
-    """Whether the program has torch and our registration with it, and has neither called init_process_group nor started MPI."""
+    """Whether the program has torch, and has neither called init_process_group nor started MPI or a process that might have."""
     mpi, register = sys.modules.get("mpi4py.MPI"), sys.modules.get("mpicoll._c10d.register")
-    return register is not None and not register.worlds and (mpi is None or not mpi.Is_initialized())
+    if register is None or register.worlds or (mpi is not None and mpi.Is_initialized()):
+        return False
+    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss == 0
 
 
 def _choose_threads() -> None:

@@ -130,12 +130,13 @@ class Reports:
     def first_cause(self, fatal: tuple[int, str] | None = None) -> Rank | None:
         """The rank that failed first, or left its program early by os._exit(0); None: all that have begun have ended well.
 
-        ``fatal``: the rank in which MPICH has ended the job, and why. It ends the other ranks with the same status, and any of
-        them may report first. And the end of a process closes its connections before its parent sees the end: a neighbour that
+        ``fatal``: the rank in which MPICH has ended the job, and why. If it has ended the other ranks with the same status, any
+        of them may report first. And the end of a process closes its connections before its parent sees the end: a neighbour that
         Open MPI ends for that may report first.
         """
         first = min((rank for rank in self.ranks.values() if rank.failed() or rank.left_early()), key=Rank.at, default=None)
-        if fatal is not None and first is not None and not first.why and (aborted := self.ranks.get(fatal[0])) is not None:
+        aborted = None if fatal is None else self.ranks.get(fatal[0])
+        if fatal and aborted and first and not first.why and first.status == aborted.status:
             aborted.why, aborted.why_status = "; ".join(filter(None, (fatal[1], aborted.was))), shell_status(aborted.status or 1)
             return aborted
         if first is None or first.why or first.status != MPI_ERR_UNKNOWN:

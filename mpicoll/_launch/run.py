@@ -90,9 +90,13 @@ def check_once(environ: Mapping[str, str]) -> None:
 def _announce(job_plan: Plan, request: Request) -> None:
     notes = [] if request.quiet or request.restart else [*request.notes, *job_plan.notes]
     for text in [*notes, *([spell(job_plan)] if request.verbose else [])]:
-        print(f"mpicoll.run: {text}", file=sys.stderr)
+        _say(text)
     sys.stdout.flush()
-    sys.stderr.flush()
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(BrokenPipeError):  # nobody reads it; the job goes on
+        print(f"mpicoll.run: {text}", file=sys.stderr, flush=True)
 
 
 def _supervise(programs: Sequence[Program], job_plan: Plan, environ: Mapping[str, str], request: Request) -> int:
@@ -102,19 +106,17 @@ def _supervise(programs: Sequence[Program], job_plan: Plan, environ: Mapping[str
         full = full_environ(job_plan, environ)
         outcome = watch.run(job_plan, full, request.grace_s)
         if _failed_by_itself(outcome, job_plan.family, request):
-            print(f"mpicoll.run: {outcome.cause}; it is started once more", file=sys.stderr, flush=True)
+            _say(f"{outcome.cause}; it is started once more")
             outcome = watch.run(job_plan, full, request.grace_s)
         if outcome.cause:
-            print(f"mpicoll.run: {outcome.cause}", file=sys.stderr, flush=True)
+            _say(outcome.cause)
         if outcome.alone and not request.quiet:
-            text = f"{outcome.alone} programs ran, each alone: none has called init_process_group or started MPI"
-            print(f"mpicoll.run: {text}", file=sys.stderr, flush=True)
+            _say(f"{outcome.alone} programs ran, each alone: none has called init_process_group or started MPI")
         if outcome.status == 0 or outcome.signal or request.restart == (request.max_restarts or 0):
             return outcome.status
         delay_s = min(FIRST_PAUSE_S * 2**request.restart, LONGEST_PAUSE_S)
         request = replace(request, restart=request.restart + 1)
-        text = f"restart {request.restart} of {request.max_restarts} in {delay_s:g} s"
-        print(f"mpicoll.run: {text}", file=sys.stderr, flush=True)
+        _say(f"restart {request.restart} of {request.max_restarts} in {delay_s:g} s")
         if number := watch.pause(delay_s):
             return 128 + number
         job_plan = make_plan(programs, request, environ)  # another MASTER_PORT: the old one may still be taken

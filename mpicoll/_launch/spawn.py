@@ -74,7 +74,7 @@ class SpawnContext:
     """The running ranks of one `spawn` call.
 
     Attributes:
-        results: What the ranks have returned, in rank order, once `join` has returned True. None for what cannot be pickled.
+        results: What the ranks have returned, in rank order, once `join` has returned True. None for what cannot be sent.
     """
 
     def __init__(self, process: subprocess.Popen[bytes], folder: Path, nprocs: int) -> None:
@@ -145,7 +145,9 @@ class SpawnContext:
         except Exception as error:  # noqa: BLE001  of the value's own methods as well
             value, why = None, f"{type(error).__name__}: {error}"
         if why:
-            warnings.warn(f"spawn: what rank {rank} returned cannot be pickled, so that its result is None: {why}", stacklevel=5)
+            warnings.warn(
+                f"spawn: what rank {rank} returned cannot be sent here, so that its result is None: {why}", stacklevel=5
+            )
         return value
 
     def _raise_failure(self, status: int) -> None:
@@ -213,7 +215,7 @@ def spawn(
         start_method: Only "spawn"; mpiexec starts the ranks as new programs.
 
     Returns:
-        The results of ``fn``, in rank order (torch: None). A result that cannot be pickled is None, with a warning. With
+        The results of ``fn``, in rank order (torch: None). A result that cannot be sent is None, with a warning. With
         ``join=False`` a SpawnContext, with ``join(timeout)``, ``results``, ``pids()`` and ``stop()``.
 
     Raises:

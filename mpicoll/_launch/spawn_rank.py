@@ -27,14 +27,14 @@ def main(folder_name: str) -> None:
     launcher.provide_torch_variables()
     folder = Path(folder_name)
     _write(folder / f"pid-{launch.rank}", str(os.getpid()).encode())
-    status, text, returned = 0, None, None
+    status, text, returned = 0, None, _pickled(None)
     try:
         preparation, task = pickle.loads((folder / "task").read_bytes())
         importing = True
         multiprocessing_spawn.prepare(preparation)
         fn, args = pickle.loads(task)
         importing = False
-        returned = fn(launch.rank, *args)
+        returned = _pickled(fn(launch.rank, *args))
     except SystemExit as ending:
         status = exit_status(ending)
     except KeyboardInterrupt:
@@ -42,7 +42,7 @@ def main(folder_name: str) -> None:
     except BaseException:  # noqa: BLE001  the caller gets any error
         status, text = 1, traceback.format_exc()
     if status == 0:
-        _write(folder / f"done-{launch.rank}", _pickled(returned))
+        _write(folder / f"done-{launch.rank}", returned)
         return
     _write(folder / f"failure-{launch.rank}", pickle.dumps((launch.rank, os.getpid(), status, text)))
     sys.stdout.flush()

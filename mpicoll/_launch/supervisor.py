@@ -28,6 +28,7 @@ import selectors
 import signal
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -124,28 +125,26 @@ class _Job:
         # In the process group of this process: mpiexec may read from the terminal.
         self.mpiexec = subprocess.Popen(self.plan.command, env=environ, preexec_fn=in_child, stderr=subprocess.PIPE)
         assert self.mpiexec.stderr is not None
-        self.stderr = banners.StandardError(self.mpiexec.stderr.fileno())
-        self.selector.register(self.mpiexec.stderr, selectors.EVENT_READ, self._pass_on)
+        self.stderr = banners.StandardError(self.mpiexec.stderr.fileno(), keeps=not self.tolerant)
+        passing = threading.Thread(target=self.stderr.pass_on, name="mpicoll stderr", daemon=True)
+        passing.start()
         self.selector.register(self.signals, selectors.EVENT_READ, self._take_signals)
         while not self._over():
             limit = None if self.next_step is None else max(0.0, self.next_step[0] - time.monotonic())
             for key, _ in self.selector.select(limit):
                 key.data()
             self._advance(time.monotonic())
-        self._pass_on()
+        passing.join(LAST_REPORTS_S)  # a process that mpiexec has left behind may hold the pipe
         outcome = self._outcome()
         self.stderr.end(outcome.explained)
         self.selector.unregister(self.signals)
         self.reports.close()
-        self.mpiexec.stderr.close()
+        if not passing.is_alive():
+            self.mpiexec.stderr.close()
         if outcome.status:
             self._wait_for_ranks_here()
             leftovers.remove(self.began_s)
         return outcome
-
-    def _pass_on(self) -> None:
-        if not self.stderr.read() and self.mpiexec.stderr in self.selector.get_map():
-            self.selector.unregister(self.mpiexec.stderr)  # type: ignore[arg-type]
 
     def _wait_for_ranks_here(self) -> None:
         """Hydra kills the monitors and ends at once. Their ranks get a signal then, and still use their memory for a moment."""
@@ -236,7 +235,7 @@ class _Job:
             return Outcome(128 + self.told_by, f"ended by {signal_name(self.told_by)}", self.told_by)
         if first is not None:
             text = f"rank {first.number} of {self.reports.size} on {first.host}: {first.how()}"
-            return Outcome(first.exit_status(), text, self.told_by, explained=not first.lost)
+            return Outcome(first.exit_status(), text, self.told_by, explained=bool(first.why) or first.was_killed())
         if not failed:
             return Outcome(0, "", alone=len(ranks) if len(ranks) > 1 and all(rank.alone for rank in ranks.values()) else 0)
         how = f"killed by {signal_name(-status)}" if status < 0 else f"exit status {status}"

@@ -55,10 +55,12 @@ def uninstall() -> bool:
 
 def _excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     hook = _before[0] if _before else sys.__excepthook__
-    if isinstance(error, MpicollError):  # what MPI said, and through which of our functions, is in its words
-        frames.up_to_program(trace)
-        error.__suppress_context__, error.__cause__ = True, None
     try:
+        if isinstance(error, MpicollError):
+            frames.up_to_program(trace)
+            inner = error.__cause__ or error.__context__
+            if inner is not None and not frames.up_to_program(inner.__traceback__):  # MPI's, whose text the error has
+                error.__suppress_context__, error.__cause__ = True, None
         hook(kind, error, trace)
     finally:
         abort(f"uncaught {kind.__name__}")

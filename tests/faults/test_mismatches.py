@@ -29,8 +29,10 @@ def compared() -> Iterator[None]:
     assert registry._world is not None
     topology, agreed, ledger = registry._world
     registry._world = topology, agreed._replace(checks=True), ledger
-    yield
-    registry._world = topology, agreed, ledger
+    try:
+        yield
+    finally:
+        registry._world = topology, agreed, ledger
 
 
 @pytest.fixture(scope="module")

@@ -207,6 +207,7 @@ def test_a_launcher_that_is_named_overrides_the_template(monkeypatch: pytest.Mon
         ("-n 2 --host a --hostfile b t.py", "not allowed with"),
         ("-n 2 -m", "-m needs the name of a module"),
         ("-n 2 -c", "-c needs the text of a program"),
+        ("-c 2 t.py", "use -n 2 for a number of ranks"),
         ("-n 2 true : ", "a program is missing"),
         ("-n 1 t.py : -n 1 --mpi mpich t.py", "--mpi holds for the whole job"),
         ("--bindto core t.py", "did you mean --bind-to?"),

@@ -130,7 +130,7 @@ if __name__ == "__main__":
     first, second, *results, count, one, other = done.stdout.splitlines()[0].split()
     pids = one, other
     assert (first, second, results, count) == ("False", "True", ["[1.5,", "None]"], "2")
-    assert "what rank 1 returned cannot be pickled, so that its result is None: TypeError: " in done.stderr
+    assert "what rank 1 returned cannot be sent here, so that its result is None: TypeError: " in done.stderr
     assert eventually(lambda: not any(map(runs, pids)))  # the end of the script ends its daemons
 
 
@@ -153,7 +153,12 @@ def test_a_rank_cannot_spawn(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         *[(print, {"nprocs": nprocs}, ValueError, "whole number of at least 1") for nprocs in (0, -1, 1.5, True, "2")],
         (print, {"start_method": "fork"}, ValueError, "start_method must be 'spawn', got 'fork'"),
-        (print, {"args": (queue.Queue(),)}, TypeError, "fn and args must be picklable, and they are not: .*A Queue cannot be sent"),
+        (
+            print,
+            {"args": (queue.Queue(),)},
+            TypeError,
+            "fn and args must be picklable, and they are not: .*A Queue cannot be sent",
+        ),
         (lambda rank: None, {}, TypeError, "Put fn into a module, or `pip install cloudpickle`"),
     ],
 )
