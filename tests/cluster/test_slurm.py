@@ -52,7 +52,7 @@ def test_ranks_of_a_plain_srun_use_the_cores_of_their_tasks(nodes: slurm.Slurm, 
 
 @LAUNCHERS
 def test_mpicoll_run_reads_the_allocation(options: tuple[str, ...], nodes: slurm.Slurm, tmp_path: Path) -> None:
-    done = nodes.run("salloc", "-Q", "-N", "2", "-n", "4", *RUN, *options, where.SCRIPT, cwd=tmp_path)
+    done = nodes.run("salloc", "-Q", "-N", "2", "-n", "4", *RUN, "--verbose", *options, where.SCRIPT, cwd=tmp_path)
     assert sorted(where.check(done, "mpihost1")) == ["mpihost1"] * 3 + ["mpihost2"]
     assert "4 ranks: the tasks of Slurm job" in done.stderr
     assert ("srun --mpi=" in done.stderr) == bool(options), done.stderr
