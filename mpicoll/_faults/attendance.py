@@ -9,7 +9,7 @@ shows on its board how many collectives of the group it has begun, and a rank th
 
 [1] takes 0.05 us and [2] some microseconds. A tight loop of small collectives looks once in 0.5 ms; what begins in between and
 then waits keeps its core busy, as a rank does that waits in a small collective for another node: with MPI's non-blocking calls,
-which it could test and sleep, 8 bytes to 1 MiB took 1.0 to 2.2 times as long (all_reduce, Open MPI, 2 ranks, TCP; MPICH, 4 ranks:
+which it could test and sleep, 8 bytes to 1 MiB took 0.9 to 2.2 times as long (all_reduce, Open MPI, 2 ranks, TCP; MPICH, 4 ranks:
 1.3 to 8 times). In a large one the ranks of all nodes meet first (_host/collectives.py: MEETINGS).
 """
 

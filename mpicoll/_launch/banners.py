@@ -21,8 +21,6 @@ FIRST = re.compile(
 )
 LINES = re.compile(rb"[^\n]*\n|[^\n]+")
 LINE = re.compile(rb"Abort\(\d+\) on node \d+ \(rank \d+ in comm \d+\): application called MPI_Abort\(")
-
-
 FATAL = re.compile(rb"Abort\(\d+\) on node (\d+) \(rank \d+ in comm \d+\): (Fatal error in [^\r\n]*?),? *(error stack:)?\r?\n")
 
 
@@ -38,7 +36,7 @@ class StandardError:
         self.kept = b""
         self.fatal: tuple[int, str] | None = None
         self._source, self._target, self._keeps = source, target, keeps
-        self._guard = threading.Lock()  # guards all but these
+        self._guard = threading.Lock()  # guards `kept`, `fatal` and what follows
         self._box: list[bytes] = []  # lines of a box that may still turn out to be none
         self._part = b""  # the beginning of a line that may have to be kept back
         self._within = False  # the beginning of the current line has been passed on
