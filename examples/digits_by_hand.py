@@ -25,10 +25,10 @@ EPOCHS, BATCH, TRAINING_IMAGES = 8, 120, 1440  # the other 357 images are the te
 
 def load() -> tuple[torch.Tensor, torch.Tensor]:
     """Images (1797, 1, 8, 8) in 0..1 and labels (1797,), shuffled alike on every rank."""
-    digits = load_digits()
-    order = torch.randperm(len(digits.target), generator=torch.Generator().manual_seed(0))
-    images = torch.tensor(digits.images, dtype=torch.get_default_dtype())
-    return images[order].unsqueeze(1) / 16, torch.from_numpy(digits.target)[order]
+    pixels, labels = load_digits(return_X_y=True)
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
+    images = torch.tensor(pixels, dtype=torch.get_default_dtype()).view(-1, 1, 8, 8)
+    return images[order] / 16, torch.from_numpy(labels)[order]
 
 
 def network() -> nn.Module:
@@ -62,6 +62,7 @@ def train(images: torch.Tensor, labels: torch.Tensor) -> tuple[nn.Module, list[f
         optimizer.zero_grad()
         loss.backward()
         for parameter in model.parameters():
+            assert parameter.grad is not None  # all parameters take part in the loss
             dist.all_reduce(parameter.grad)  # [3]
         optimizer.step()  # [4]
         whole = loss.detach()

@@ -25,10 +25,10 @@ EPOCHS, BATCH, TRAINING_IMAGES = 8, 120, 1440  # the other 357 images are the te
 
 def load() -> tuple[TensorDataset, TensorDataset]:
     """Training and test set: images (n, 1, 8, 8) in 0..1, labels (n,)."""
-    digits = load_digits()
-    order = torch.randperm(len(digits.target), generator=torch.Generator().manual_seed(0))
-    images = torch.tensor(digits.images, dtype=torch.get_default_dtype())[order].unsqueeze(1) / 16
-    labels = torch.from_numpy(digits.target)[order]
+    pixels, labels = load_digits(return_X_y=True)
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
+    images = torch.tensor(pixels, dtype=torch.get_default_dtype()).view(-1, 1, 8, 8)[order] / 16
+    labels = torch.from_numpy(labels)[order]
     n = TRAINING_IMAGES
     return TensorDataset(images[:n], labels[:n]), TensorDataset(images[n:], labels[n:])
 

@@ -93,6 +93,7 @@ def train() -> Tensor:
         optimizer.zero_grad()
         (loss * size).backward()
         for parameter in embeddings.parameters():
+            assert parameter.grad is not None
             parameter.grad /= size  # [3]
         optimizer.step()
         losses.append(loss.detach())

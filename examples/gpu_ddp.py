@@ -36,10 +36,10 @@ def own_device() -> torch.device:
 
 def load(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """Images (1797, 1, 8, 8) float32 in 0..1 and labels (1797,) int64, shuffled alike on every rank."""
-    digits = load_digits()
-    order = torch.randperm(len(digits.target), generator=torch.Generator().manual_seed(0))
-    images = torch.from_numpy(digits.images)[order].unsqueeze(1).float() / 16
-    return images.to(device), torch.from_numpy(digits.target)[order].to(device)
+    pixels, labels = load_digits(return_X_y=True)
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
+    images = torch.from_numpy(pixels).view(-1, 1, 8, 8)[order].float() / 16
+    return images.to(device), torch.from_numpy(labels)[order].to(device)
 
 
 def network() -> nn.Module:

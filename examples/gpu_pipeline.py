@@ -51,7 +51,7 @@ def own_device() -> torch.device:
 def network(stages: int) -> list[nn.Module]:
     """The stages that follow each other; (n, 64) -> (n, 10). The same weights on every rank."""
     torch.manual_seed(0)
-    parts = [[Block(), Block()] for _ in range(stages)]
+    parts: list[list[nn.Module]] = [[Block(), Block()] for _ in range(stages)]
     parts[0].insert(0, nn.Linear(64, WIDTH))
     parts[-1].append(nn.Linear(WIDTH, 10))
     return [nn.Sequential(*part) for part in parts]
@@ -59,9 +59,9 @@ def network(stages: int) -> list[nn.Module]:
 
 def batches(stages: int, device: torch.device) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """STEPS batches of 2 * stages micro-batches: images (n, 64) and labels (n,)."""
-    digits = load_digits()
-    images = torch.tensor(digits.data, dtype=torch.get_default_dtype(), device=device) / 16
-    labels = torch.from_numpy(digits.target).to(device)
+    pixels, labels = load_digits(return_X_y=True)
+    images = torch.tensor(pixels, dtype=torch.get_default_dtype(), device=device) / 16
+    labels = torch.from_numpy(labels).to(device)
     shape = (STEPS, 2 * stages * MICRO_BATCH)
     picked = torch.randint(len(labels), shape, generator=torch.Generator().manual_seed(1)).to(device)
     return [(images[batch], labels[batch]) for batch in picked]

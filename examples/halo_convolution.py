@@ -91,7 +91,8 @@ def backward(network: Network, before: Tensor, after: Tensor) -> float:
     network.zero_grad()
     loss.backward()
     total = loss.detach()
-    for summand in (total, *(parameter.grad for parameter in network.parameters())):
+    gradients = [parameter.grad for parameter in network.parameters() if parameter.grad is not None]
+    for summand in (total, *gradients):
         dist.all_reduce(summand, group=network.grid.group)
     return total.item()
 

@@ -106,10 +106,10 @@ def train(comm: MPI.Intracomm, simulators: int, picture: str | None) -> None:
     convolution = torch.nn.Conv1d(1, 1, 3, padding=1, padding_mode="circular", bias=False, dtype=torch.float64)
     model = DistributedDataParallel(convolution)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
-    error, history = 0.0, []
+    error, history, snapshot = 0.0, [], torch.empty(0)
     for _ in range(SNAPSHOTS_EACH):
-        before, after = received(simulators)  # while this rank trains, the simulation goes on
-        difference = model(before.view(1, 1, -1)) - after
+        snapshot = received(simulators)  # while this rank trains, the simulation goes on
+        difference = model(snapshot[0].view(1, 1, -1)) - snapshot[1]
         optimizer.zero_grad()
         difference.square().mean().backward()
         optimizer.step()
@@ -120,7 +120,7 @@ def train(comm: MPI.Intracomm, simulators: int, picture: str | None) -> None:
     weights = history[-1]
     if rank == 0:
         if picture is not None:
-            plot(picture, torch.stack([before, after]), strips(simulators), torch.stack(history))
+            plot(picture, snapshot, strips(simulators), torch.stack(history))
         print(f"{simulators} ranks simulate {POINTS} points, {size} ranks train on {SNAPSHOTS_EACH * size} snapshots")
         learned = ", ".join(f"{weight:.2f}" for weight in weights)
         print(f"the network has learned {learned}; largest error {worst:.0e} on rank {where}")
@@ -137,6 +137,7 @@ def main() -> None:
         sys.exit("insitu_mpi4py: at least 2 ranks are needed, one to simulate and one to train")
     simulators = size // 2
     comm = world.Split(color=int(rank >= simulators), key=rank)  # [1]
+    assert isinstance(comm, MPI.Intracomm)
     if rank < simulators:
         simulate(comm, trainers=size - simulators)
     else:

@@ -113,7 +113,7 @@ def main() -> None:
     recorded.export_chrome_trace(str(folder[0] / f"rank-{rank}.json"))
 
     if rank == 0:
-        events = list(recorded.events())
+        events = list(recorded.events() or [])
         report(events, nbytes=4 * sum(parameter.numel() for parameter in model.parameters()))
         if options.plot:
             plot(options.plot, events)

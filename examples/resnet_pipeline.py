@@ -56,9 +56,9 @@ def resnet() -> list[nn.Module]:
 
 def batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
     """STEPS batches of images (BATCH, 1, 8, 8) and labels (BATCH,)."""
-    digits = load_digits()
-    images = torch.tensor(digits.images, dtype=torch.get_default_dtype()).unsqueeze(1) / 16
-    labels = torch.from_numpy(digits.target)
+    pixels, labels = load_digits(return_X_y=True)
+    images = torch.tensor(pixels, dtype=torch.get_default_dtype()).view(-1, 1, 8, 8) / 16
+    labels = torch.from_numpy(labels)
     return list(zip(images.split(BATCH)[:STEPS], labels.split(BATCH)[:STEPS], strict=True))
 
 

@@ -18,6 +18,7 @@ are used for long vectors.
 The two may add in different orders: the sums of float32 numbers differ in their last bits. Any number of ranks.
 """
 
+import math
 import time
 from collections.abc import Callable
 
@@ -75,6 +76,7 @@ def main() -> None:
     if rank == 0:
         print(f"{size} rank(s), best of {REPEAT}")
         print(f"{'float32':>10} | {'ring ms':>9} {'all_reduce ms':>14} | {'largest relative difference':>27}")
+    ring_s = mpi_s = math.nan
     for count in COUNTS:
         mine = torch.rand(count, generator=torch.Generator().manual_seed(rank)) + 1
         by_ring, ring_s = measure(ring_all_reduce, mine)

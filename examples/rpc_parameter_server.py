@@ -31,9 +31,9 @@ EPOCHS, BATCH, TRAINING_IMAGES = 8, 48, 1440  # the other 357 images are the tes
 
 def load() -> tuple[Tensor, Tensor]:
     """Images (1797, 64) float32 in 0..1 and labels (1797,) int64, shuffled alike on every rank."""
-    digits = load_digits()
-    order = torch.randperm(len(digits.target), generator=torch.Generator().manual_seed(0))
-    return torch.from_numpy(digits.data).float()[order] / 16, torch.from_numpy(digits.target)[order]
+    pixels, labels = load_digits(return_X_y=True)
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
+    return torch.from_numpy(pixels).float()[order] / 16, torch.from_numpy(labels)[order]
 
 
 def network() -> nn.Module:

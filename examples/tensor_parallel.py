@@ -50,11 +50,11 @@ def grid_of_ranks() -> DeviceMesh:
     return init_device_mesh("cpu", (rows, size // rows), mesh_dim_names=("data", "tensor"))
 
 
-def parallelized(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """The model, split over the ranks of ``mesh`` (collective); they have drawn the same weights."""
+def parallelize(model: nn.Module, mesh: DeviceMesh) -> None:
+    """Splits the model over the ranks of ``mesh`` (collective); they have drawn the same weights."""
     plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}  # [1] [2]
     parallelize_module(model, mesh["tensor"], plan)
-    return fully_shard(model, mesh=mesh["data"])  # [3]
+    fully_shard(model, mesh=mesh["data"])  # [3]
 
 
 def batch(step: int) -> tuple[Tensor, Tensor]:
@@ -80,7 +80,8 @@ def train(model: nn.Module, mesh: DeviceMesh) -> Tensor:
     return total
 
 
-def shapes(weight: DTensor) -> str:
+def shapes(weight: Tensor) -> str:
+    assert isinstance(weight, DTensor)
     return f"{tuple(weight.shape)} is {tuple(weight.to_local().shape)}"
 
 
@@ -88,7 +89,8 @@ def main() -> None:
     dist.init_process_group()
     mesh = grid_of_ranks()
     torch.manual_seed(0)  # the same weights on every rank
-    model = parallelized(Perceptron(), mesh)
+    model = Perceptron()
+    parallelize(model, mesh)
     losses = train(model, mesh)
     if dist.get_rank() == 0:
         rows, columns = mesh.shape

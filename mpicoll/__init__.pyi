@@ -3,6 +3,10 @@
 tests/project/test_types.py holds that every name of mpicoll.__all__ has a type here, in mypy and in pyright.
 """
 
+from collections.abc import Sequence
+from datetime import timedelta
+
+from torch import device
 from torch._C._distributed_c10d import (
     AllToAllOptions as AllToAllOptions,
     AllreduceCoalescedOptions as AllreduceCoalescedOptions,
@@ -72,9 +76,6 @@ from torch.distributed.distributed_c10d import (
     is_torchelastic_launched as is_torchelastic_launched,
     is_ucc_available as is_ucc_available,
     is_xccl_available as is_xccl_available,
-    new_group as new_group,
-    new_subgroups as new_subgroups,
-    new_subgroups_by_enumeration as new_subgroups_by_enumeration,
     record_comm as record_comm,
     reduce_op as reduce_op,
     scatter_object_list as scatter_object_list,
@@ -151,4 +152,38 @@ from mpicoll.errors import (
 )
 
 __version__: str
+
+# torch's own functions, by what they return on a member. A rank outside the group gets GroupMember.NON_GROUP_MEMBER, an int,
+# which every operation takes for ``group``; with torch's type, no call would fit and no method of a group could be called.
+def new_group(
+    ranks: Sequence[int] | None = None,
+    timeout: timedelta | None = None,
+    backend: str | Backend | None = None,
+    pg_options: object | None = None,
+    use_local_synchronization: bool = False,
+    group_desc: str | None = None,
+    device_id: device | None = None,
+    sort_ranks: bool = True,
+) -> ProcessGroup:
+    """Makes a group of these global ranks; None: of all (collective over the default group). It is torch's function."""
+
+def new_subgroups(
+    group_size: int | None = None,
+    group: ProcessGroup | None = None,
+    timeout: timedelta | None = None,
+    backend: str | Backend | None = None,
+    pg_options: object | None = None,
+    group_desc: str | None = None,
+) -> tuple[ProcessGroup, list[ProcessGroup]]:
+    """Cuts a group into groups of ``group_size`` ranks: this rank's, and all (collective). It is torch's function."""
+
+def new_subgroups_by_enumeration(
+    ranks_per_subgroup_list: Sequence[Sequence[int]],
+    timeout: timedelta | None = None,
+    backend: str | Backend | None = None,
+    pg_options: object | None = None,
+    group_desc: str | None = None,
+) -> tuple[ProcessGroup, list[ProcessGroup]]:
+    """Makes a group of each list of global ranks: this rank's, and all (collective). It is torch's function."""
+
 OURS: dict[str, str]

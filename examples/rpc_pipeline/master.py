@@ -34,10 +34,10 @@ EPOCHS = 3
 
 def batches(options: argparse.Namespace) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Images (batch, 3, pixels, pixels) in 0..1 and labels (batch,)."""
-    digits = load_digits()
-    grey = torch.from_numpy(digits.images).float()[: options.batches * options.batch, None] / 16
+    pixels, labels = load_digits(return_X_y=True)
+    grey = torch.from_numpy(pixels).float()[: options.batches * options.batch].view(-1, 1, 8, 8) / 16
     images = interpolate(grey, size=options.pixels, mode="bilinear").expand(-1, 3, -1, -1)
-    labels = torch.from_numpy(digits.target)[: len(images)]
+    labels = torch.from_numpy(labels)[: len(images)]
     return list(zip(images.split(options.batch), labels.split(options.batch), strict=True))
 
 

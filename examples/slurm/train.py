@@ -75,7 +75,9 @@ def main() -> None:
     first = load(options.checkpoints, model, optimizer)
     if rank == 0:
         print(f"{size} ranks begin after step {first}", flush=True)
-    for step in range(first + 1, options.steps + 1):
+    step, loss = first, torch.tensor(float("nan"))
+    while step < options.steps:
+        step += 1
         samples = torch.randn(BATCH, 16, generator=torch.Generator().manual_seed(step))[rank::size]
         optimizer.zero_grad()
         loss = nn.functional.mse_loss(model(samples), samples[:, :1].sin())

@@ -125,7 +125,7 @@ def isend(
     group: ProcessGroup | None = None,
     tag: int = 0,
     group_dst: int | None = None,
-) -> Work | None:
+) -> Work:
     """Starts a send; do not change the tensor before the Work's ``wait()`` has returned (not collective).
 
     The Work may be dropped: the message arrives. Unlike Gloo's, it can send to its own rank.
@@ -165,7 +165,7 @@ def irecv(
     group: ProcessGroup | None = None,
     tag: int = 0,
     group_src: int | None = None,
-) -> MessageWork | None:
+) -> MessageWork:
     """Starts a receive; use the tensor after the Work's ``wait()`` has returned (not collective).
 
     Unlike Gloo's, it can receive from its own rank.

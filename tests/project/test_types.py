@@ -1,6 +1,6 @@
 """Editors and type checkers see every public name of mpicoll with its type. Tried with mypy and with pyright (basedpyright).
 
-The checkers read mpicoll as an installed package: from PYTHONPATH, with the marker py.typed, beside a program in another folder.
+The checkers find mpicoll as an editor does: installed, by `pip install` or `pip install -e`, with the marker py.typed.
 `bash .ci/run lint` runs this file; the rest of the suite does not collect it (conftest.py).
 """
 
@@ -49,6 +49,10 @@ def train(rank: int, steps: int) -> None:
     dist.init_process_group(timeout=None)
     x = torch.ones(4)
     dist.all_reduce(x, op=ReduceOp.MAX, async_op=True).wait()
+    dist.broadcast(x, 0, group=dist.new_group([0]))
+    print(dist.new_subgroups(2)[0].size(), dist.new_subgroups_by_enumeration([[0, 1]])[1][0].rank())
+    dist.isend(x, 1).wait()
+    dist.irecv(x, 1).source_rank()
     group: dist.ProcessGroup | None = dist.split_group(split_ranks=[[0], [1]])
     sender: int = dist.recv(x, src=None)
     works: list[dist.Work] = dist.batch_isend_irecv([dist.P2POp(dist.isend, x, 0)])
@@ -133,11 +137,11 @@ Checker = Callable[[Path], str]
 def run_mypy(file: Path) -> str:
     cache = file.parent.parent / "cache"  # of all programs of this session: torch, which each imports, takes the most time
     command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", f"--cache-dir={cache}", str(file)]
-    return output(command, {"MYPYPATH": str(ROOT)}, file.parent)
+    return output(command, {}, file.parent)
 
 
 def run_pyright(file: Path) -> str:
-    return output([sys.executable, "-m", "basedpyright", str(file)], {"PYTHONPATH": str(ROOT)}, file.parent)
+    return output([sys.executable, "-m", "basedpyright", str(file)], {}, file.parent)
 
 
 def output(command: list[str], variables: dict[str, str], folder: Path) -> str:

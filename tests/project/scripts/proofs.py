@@ -109,7 +109,9 @@ def dlrm_all_to_all(example: ModuleType) -> str:
 def tensor_parallel(example: ModuleType) -> str:
     mesh = example.grid_of_ranks()
     torch.manual_seed(0)
-    losses = example.train(example.parallelized(example.Perceptron(), mesh), mesh)
+    model = example.Perceptron()
+    example.parallelize(model, mesh)
+    losses = example.train(model, mesh)
     torch.manual_seed(0)
     model = example.Perceptron()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
