@@ -5,14 +5,14 @@
         ├── LaunchError         no MPI, two MPIs, the wrong mpiexec, or MPI contradicts the environment
         ├── ThreadLevelError    MPI was initialised below MPI_THREAD_SERIALIZED, or (MPICH) at different levels on the ranks
         ├── CommunicationError  (also a DistBackendError) MPI itself returned an error
-        │   ├── PeerLost            ranks have died, and the job goes on (mpicoll.run --fault-tolerant)
-        │   └── TruncationError     a message was longer than the tensor that should receive it
+        │   └── PeerLost            ranks have died, and the job goes on (mpicoll.run --fault-tolerant)
         ├── OperationTimeout    (also a DistBackendError and a TimeoutError) an operation did not end in time; names operation,
         │                       group and rank
         ├── GroupFailed         (also a DistBackendError) the group was used after one of its operations had failed or timed out
         ├── GroupDestroyed      (also a DistError) the group was used after destroy_process_group
-        ├── CollectiveMismatch  the ranks called different collectives, or with different arguments; also a ValueError where all
-        │                       ranks raise it because their tensors do not fit together
+        ├── CollectiveMismatch  the calls of the ranks do not fit together: other collectives or arguments; also a ValueError
+        │   │                   where all ranks raise it because their tensors do not fit together
+        │   └── TruncationError     (also a CommunicationError) a message was longer than the tensor that should receive it
         ├── ConcurrentCollectives   two threads of a rank were in blocking collectives of one group at once
         ├── WorkerLeft          a remote call to a worker that has ended
         └── ForkedProcess       a forked child (a DataLoader worker, say) tried to communicate

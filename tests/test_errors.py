@@ -15,7 +15,7 @@ BASES = {
     "LaunchError": (errors.MpicollError,),
     "ThreadLevelError": (errors.MpicollError,),
     "CommunicationError": (errors.MpicollError, DistBackendError, DistError),
-    "TruncationError": (errors.CommunicationError, DistBackendError),
+    "TruncationError": (errors.CommunicationError, errors.CollectiveMismatch, DistBackendError),
     "OperationTimeout": (errors.MpicollError, DistBackendError, DistError, TimeoutError),
     "GroupFailed": (errors.MpicollError, DistBackendError, DistError),
     "GroupDestroyed": (errors.MpicollError, DistError),

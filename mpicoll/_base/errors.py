@@ -26,10 +26,11 @@ class ConcurrentCollectives(MpicollError):
 
 
 class CollectiveMismatch(MpicollError):
-    """The ranks called different collectives, or one with different arguments; the message has each rank's call.
+    """The calls of the ranks do not fit together: other collectives, other arguments, a message that does not fit its tensor.
 
-    Look for a branch that depends on the rank or on its data. MPICOLL_CHECK=1 compares the calls before anything moves, and a
-    receiver then raises it for a message of another dtype, or a shorter one.
+    The base class of all such errors. The message has each rank's call, and what differs. Look for a branch that depends on the
+    rank or on its data. MPICOLL_CHECK=1 compares the calls before anything moves, and a receiver then raises it for a message of
+    another dtype, or a shorter one.
     """
 
 

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 MOST_LISTED = 16  # sizes
 Blocks = dict[int, int]  # bytes, by group rank
+DTYPE = re.compile(r"\b(?:b?float|u?int|complex|bool)(\d*)\w*")
+# What calls of one collective may differ in, and where it stands in the words of a call.
+ASPECTS = {
+    "the reduction": r"\(([A-Z_]+)[,)]",
+    "the dtype": r"\b((?:b?float|u?int|complex|bool)\w*)",
+    "the number of elements": r"(\d+) (?:elements?|bytes)",
+    "the sizes of the blocks": r"blocks of (\[.*?\])",
+    "the root": r"root (\d+)",
+    "the kind of device": r" on (\w+)",
+}
 
 
 class Facts(NamedTuple):
@@ -30,18 +41,30 @@ class Facts(NamedTuple):
             return f"{self.operation}, refused: {self.refusal}"
         words = [word for word in (self.reduction, self.dtype) if word]
         if self.nbytes is not None:
-            words.append(f"{self.nbytes} bytes")
+            words.append(self._count(self.nbytes))
         part = not self.operation  # of a coalesced operation: its tensors may differ in number alone
         if self.sizes and (part or min(self.sizes) != max(self.sizes)):
-            words.append(f"blocks of {_listed(self.sizes)} bytes")
+            words.append(f"blocks of {_listed(tuple(nbytes // self._itemsize() for nbytes in self.sizes))} {self._unit()}s")
         if self.root is not None:
             words.append(f"root {self.root}")
-        words += [f"to rank {rank}: {nbytes} bytes" for rank, nbytes in (self.sends or {}).items()]
-        words += [f"from rank {rank}: {nbytes} bytes" for rank, nbytes in (self.receives or {}).items()]
+        words += [f"to rank {rank}: {self._count(nbytes)}" for rank, nbytes in (self.sends or {}).items()]
+        words += [f"from rank {rank}: {self._count(nbytes)}" for rank, nbytes in (self.receives or {}).items()]
         words += [str(part) for part in self.parts]
         if self.device != "cpu":
             words.append(f"on {self.device}")
         return f"{self.operation}({', '.join(words)})"
+
+    def _itemsize(self) -> int:
+        """Bytes of an element; 1 if the dtype is not known."""
+        found = DTYPE.fullmatch(self.dtype)
+        return max(1, int(found[1] or 8) // 8) if found else 1
+
+    def _unit(self) -> str:
+        return "element" if DTYPE.fullmatch(self.dtype) else "byte"
+
+    def _count(self, nbytes: int) -> str:
+        count = nbytes // self._itemsize()
+        return f"{count} {self._unit()}{'' if count == 1 else 's'}"
 
     def as_json(self) -> dict[str, Any]:
         """Returns the values that are not the default, as an object for JSON."""
@@ -69,7 +92,7 @@ def _listed(sizes: tuple[int, ...]) -> str:
 
 
 def difference(calls: Mapping[int, Facts]) -> str:
-    """Returns what is wrong if these are calls of one collective, by group rank, or an empty string.
+    """Returns what is wrong if these are the ranks' calls at one place of their order, by group rank, or an empty string.
 
     If all ranks have refused their arguments, nothing is wrong: each of them raises its own error.
     """
@@ -85,7 +108,27 @@ def difference(calls: Mapping[int, Facts]) -> str:
         ]
         if not pairs:
             return ""
-    return in_words(calls)
+    return mismatch(calls)
+
+
+def mismatch(calls: Mapping[int, object]) -> str:
+    """Returns, for calls that differ: in what, each call, and what all ranks must do. ``calls``: by rank, also as words."""
+    what, remedy = what_differs(calls)
+    said = in_words(calls)
+    return ". ".join(filter(None, [what, said[0].upper() + said[1:], remedy]))
+
+
+def what_differs(calls: Mapping[int, object]) -> tuple[str, str]:
+    """Returns in what these calls differ, and what all ranks must do; the latter is empty after a refusal."""
+    texts = {rank: str(call) for rank, call in calls.items()}
+    if refused := [rank for rank, text in texts.items() if ", refused: " in text]:
+        return f"{ranks_in_words(sorted(refused))} refused the arguments", ""
+    operations = {text.partition("(")[0] for text in texts.values()}
+    if len(operations) > 1:
+        return "the ranks call different collectives", "All ranks must call the same collectives in the same order"
+    differ = [aspect for aspect, place in ASPECTS.items() if len({tuple(re.findall(place, text)) for text in texts.values()}) > 1]
+    what = " and ".join(differ) or "the arguments"
+    return f"the ranks' calls of {operations.pop()} differ in {what}", f"All ranks must agree on {what}"
 
 
 def in_words(calls: Mapping[int, object]) -> str:

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from torch.distributed import DistBackendError, DistError
 
-from mpicoll._base.errors import MpicollError
+from mpicoll._base.errors import CollectiveMismatch, MpicollError
 
 
 class CommunicationError(MpicollError, DistBackendError):
     """MPI returned an error; its text is in the message. The group cannot be used any more."""
 
 
-class TruncationError(CommunicationError):
-    """A message was longer than the tensor that should receive it; the message names both sizes."""
+class TruncationError(CommunicationError, CollectiveMismatch):
+    """A message, or a rank's part of a collective, was longer than the tensor that should receive it."""
 
 
 class PeerLost(CommunicationError):

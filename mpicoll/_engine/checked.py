@@ -69,4 +69,4 @@ def _agree(group: Communicator, call: Facts, limit_s: float) -> None:
     """
     wrong = meet(group, call.operation, call, limit_s, difference)
     if wrong and not call.refusal:
-        raise CollectiveMismatch(f"{group.where(call.operation)}: the ranks do not call the same collective. {wrong}")
+        raise CollectiveMismatch(f"{group.where(call.operation)}: {wrong}")

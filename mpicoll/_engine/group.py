@@ -91,7 +91,7 @@ class Group(GroupState):
         except BaseException as raw:
             if (error := self._failure(operation, function, raw)) is raw:
                 raise
-            raise error from raw
+            raise error from (None if isinstance(error, CollectiveMismatch) else raw)
         finally:
             self.ended = number
             queue.running.release()
@@ -139,7 +139,7 @@ class Group(GroupState):
         except BaseException as raw:
             if (error := self._failure(operation, function, raw)) is raw:
                 raise
-            raise error from raw
+            raise error from (None if isinstance(error, CollectiveMismatch) else raw)
         finally:
             self.ended = number
         if resized := storages.resized(held):
@@ -181,12 +181,14 @@ class Group(GroupState):
         if isinstance(raw, MPIException):
             error: Exception = translate(raw, self.where(operation))
             self.fail(error)
-            if not isinstance(error, PeerLost) and (calls := watchdog.different_calls(self, self.queue.started)):
-                error.args = (f"{error}. The ranks do not call the same collective. {calls}",)
+            if not isinstance(error, PeerLost) and (differ := watchdog.mismatch(self, self.queue.started)):
+                kind = TruncationError if isinstance(error, TruncationError) else CollectiveMismatch
+                return kind(f"{self.where(operation)}: {differ}")
             return error
-        what = " ".join(filter(None, [f"{self.where(operation)}: the ranks do not call the same collective.", str(raw)]))
+        what = f"{self.where(operation)}: {raw or 'the calls of the ranks do not fit together'}"
         self.fail(CollectiveMismatch(what))
-        return CollectiveMismatch(f"{what} {watchdog.calls(self, self.queue.started)}")
+        differ = watchdog.mismatch(self, self.queue.started)
+        return CollectiveMismatch(f"{self.where(operation)}: {differ}" if differ else what)
 
     def guarded(self, operation: str, function: Callable[..., T], arguments: Sequence[Any], peer: int | None) -> T:
         """Calls ``function(*arguments)``, a message, in this thread under the watchdog.

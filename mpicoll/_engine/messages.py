@@ -72,7 +72,7 @@ class Messages(Collectives):
         try:
             self.guarded("recv", function, arguments, src)
         except TruncationError as error:
-            raise too_long(self, "recv", tensor) from error
+            raise too_long(self, "recv", tensor) from None
         return src
 
     @spans.spanned("recv")
@@ -91,7 +91,7 @@ class Messages(Collectives):
         try:
             source = self.guarded("recv", self._recv_when_come, (memory, src, tag), src)
         except TruncationError as error:
-            raise too_long(self, "recv", tensor) from error
+            raise too_long(self, "recv", tensor) from None
         buffers.copy_back([tensor], [memory])
         return source
 

@@ -36,7 +36,7 @@ class PendingMessage:
         except MPIException as raw:
             error = translate(raw, self.group.where(self.operation))
             if isinstance(error, TruncationError):
-                raise too_long(self.group, self.operation, self.tensor) from raw
+                raise too_long(self.group, self.operation, self.tensor) from None
             self.group.fail(error)
             raise error from raw
         except Exception as error:  # from a device: the peer waits for a message that does not come, and MPI may still write

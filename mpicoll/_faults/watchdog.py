@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
-from mpicoll._base.facts import in_words
+from mpicoll._base import facts
 from mpicoll._base.torch_errors import GroupDestroyed
 from mpicoll._base.waits import ASK_AFTER_S, BLOCKED_S, LOOK_S, MOST_PATIENCE_S, PATIENCE_S, SHORT_LOOK_S, STACK_S
 from mpicoll._faults import culprits, current_call, exit_handshake, inquiries, stacks
@@ -98,24 +98,19 @@ class Watchdog:
         if ledger is not None:
             ledger.write([each for each in self._all() if each.ledger is ledger])
 
-    def calls(self, group: GroupState, number: int) -> str:
-        """Returns what the ranks of this node call at this place of the order, in words. Waits until all have written it."""
-        return in_words(self._calls(group, number))
+    def mismatch(self, group: GroupState, number: int) -> str:
+        """Returns in what the calls of this node's ranks differ at this place of the order; empty if they are alike or unknown.
 
-    def different_calls(self, group: GroupState, number: int) -> str:
-        """The same if they differ; otherwise nothing."""
-        found = self._calls(group, number)
-        return in_words(found) if len(set(found.values())) > 1 else ""
-
-    def _calls(self, group: GroupState, number: int) -> dict[int, str]:
+        Waits until all ranks of the node have written theirs.
+        """
         ledger, deadline, found = group.ledger, time.monotonic() + STACK_S, dict[int, str]()
         if ledger is None:
-            return found
+            return ""
         self.write(ledger)
         while time.monotonic() < deadline and len(found) < sum(rank in ledger.boards.ranks for rank in group.global_ranks):
             time.sleep(0.01)
             found = ledger.calls(group, number)
-        return found
+        return facts.mismatch(found) if len(set(found.values())) > 1 else ""
 
     def stop(self) -> None:
         """Ends the thread, after the last group of a world. What this rank has called stays on its board."""
@@ -316,8 +311,7 @@ def _end_mismatch(group: GroupState, mismatch: Mismatch) -> None:
     number, other, calls = mismatch
     own, refused = group.global_ranks[group.rank], any(", refused: " in call for call in calls)
     values = "No tensor has changed." if refused else "Tensors may have wrong values."
-    what = f"group {group.name!r}, collective number {number}: the ranks do not call the same. Rank {other}: {calls[0]}. "
-    what += f"Rank {own}: {calls[1]}"
+    what = f"group {group.name!r}, collective number {number}: {facts.mismatch({other: calls[0], own: calls[1]})}"
     more = f"{values} With MPICOLL_CHECK=1 all ranks raise CollectiveMismatch before a tensor changes"
     print(f"mpicoll: {what}. {more}", file=sys.stderr, flush=True)
     expired("the ranks call different collectives", ends_job=True)

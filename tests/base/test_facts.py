@@ -1,10 +1,11 @@
 """Calls of collectives as plain values: their words, their comparison, and their way through JSON."""
 
 import json
+from typing import Any
 
 import pytest
 
-from mpicoll._base.facts import Facts, difference
+from mpicoll._base.facts import Facts, difference, mismatch
 
 CALLS = [
     Facts("barrier"),
@@ -26,11 +27,11 @@ def test_json_keeps_a_call(call: Facts) -> None:
 def test_the_words_of_a_call() -> None:
     assert [str(call) for call in CALLS] == [
         "barrier()",
-        "all_reduce(SUM, float32, 8 bytes)",
-        "broadcast(int64, 16 bytes, root 1, on xpu)",
-        "all_gather(int8, 6 bytes, blocks of [2, 4] bytes)",
-        "gather(int8, root 0, to rank 0: 4 bytes)",
-        "all_gather_coalesced((int8, 6 bytes, blocks of [2, 4] bytes), (int16, 4 bytes))",
+        "all_reduce(SUM, float32, 2 elements)",
+        "broadcast(int64, 2 elements, root 1, on xpu)",
+        "all_gather(int8, 6 elements, blocks of [2, 4] elements)",
+        "gather(int8, root 0, to rank 0: 4 elements)",
+        "all_gather_coalesced((int8, 6 elements, blocks of [2, 4] elements), (int16, 2 elements))",
         "scatter, refused: ValueError: too many",
     ]
 
@@ -39,11 +40,45 @@ def test_difference_names_the_ranks_of_each_call() -> None:
     same = Facts("all_reduce", "SUM", "float32", 8)
     assert difference({0: same, 1: same, 2: same}) == ""
     wrong = difference({0: same, 2: same._replace(reduction="MAX"), 3: same})
-    assert wrong == "ranks 0, 3: all_reduce(SUM, float32, 8 bytes); rank 2: all_reduce(MAX, float32, 8 bytes)"
+    assert wrong == (
+        "the ranks' calls of all_reduce differ in the reduction. Ranks 0, 3: all_reduce(SUM, float32, 2 elements); "
+        "rank 2: all_reduce(MAX, float32, 2 elements). All ranks must agree on the reduction"
+    )
+
+
+@pytest.mark.parametrize(
+    ("changed", "what"),
+    [
+        ({"dtype": "int32"}, "the dtype"),
+        ({"dtype": "float64", "nbytes": 16, "sizes": (16, 32)}, "the dtype"),
+        ({"nbytes": 12}, "the number of elements"),
+        ({"root": 1}, "the root"),
+        ({"sizes": (8, 24)}, "the sizes of the blocks"),
+        ({"device": "cuda"}, "the kind of device"),
+        ({"reduction": "PRODUCT"}, "the reduction"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_the_words_say_what_differs(changed: dict[str, Any], what: str) -> None:
+    """Calls in words, as a rank finds them on another rank's board, are as good as their values."""
+    call = Facts("reduce", "SUM", "float32", 8, root=0, sizes=(8, 16))
+    for calls in {0: call, 1: call._replace(**changed)}, {0: str(call), 1: str(call._replace(**changed))}:
+        assert mismatch(calls).startswith(f"the ranks' calls of reduce differ in {what}. Rank 0: ")
+        assert mismatch(calls).endswith(f"All ranks must agree on {what}")
+
+
+def test_the_words_for_other_collectives_and_for_a_refusal() -> None:
+    calls = {0: Facts("barrier"), 1: Facts("all_reduce", "SUM", "float32", 8)}
+    said = "the ranks call different collectives. Rank 0: barrier(); rank 1: all_reduce(SUM, float32, 2 elements). "
+    assert mismatch(calls) == said + "All ranks must call the same collectives in the same order"
+    calls[1] = Facts("barrier", refusal="ValueError: no")
+    assert mismatch(calls) == "rank 1 refused the arguments. Rank 0: barrier(); rank 1: barrier, refused: ValueError: no"
 
 
 def test_sizes_that_only_two_ranks_know_are_compared_between_them() -> None:
     root = Facts("gather", dtype="int8", root=0, sends={}, receives={1: 4, 2: 8})
     one, two = (Facts("gather", dtype="int8", root=0, sends={0: 4}, receives={}) for _ in range(2))
     assert difference({0: root, 1: one}) == ""
-    assert "rank 0: gather(int8, root 0, from rank 1: 4 bytes, from rank 2: 8 bytes)" in difference({0: root, 1: one, 2: two})
+    assert "Rank 0: gather(int8, root 0, from rank 1: 4 elements, from rank 2: 8 elements)" in difference(
+        {0: root, 1: one, 2: two}
+    )

@@ -48,7 +48,7 @@ def test_both_write_flight_records(machines: hosts.Hosts, monkeypatch: pytest.Mo
     assert main(["doctor", "dump", str(folder)]) == 1
     report = capsys.readouterr().out
     assert "ranks 0-1 on 2 hosts" in report
-    assert "rank 0 waits in #2 all_reduce(SUM, float32, 8 bytes)" in report
+    assert "rank 0 waits in #2 all_reduce(SUM, float32, 2 elements)" in report
     assert "rank 1 has not come" in report
 
 

@@ -56,7 +56,7 @@ def test_ranks_that_agree(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert said(tmp_path, capsys, 0) == (
         "ok    records: ranks 0-1 on 1 host; written because of\n"
         "      SIGUSR2\n"
-        "ok    group '0': alike on ranks 0-1, up to #2 broadcast(float32, 8 bytes, root 0)\n"
+        "ok    group '0': alike on ranks 0-1, up to #2 broadcast(float32, 2 elements, root 0)\n"
         "the ranks agree\n"
     )
 
@@ -77,7 +77,7 @@ def test_a_rank_waits_if_the_timeout_of_its_group_is_over(tmp_path: Path, capsys
     write(tmp_path, [late], [group([SUM], 1, timeout_s=2.0)])
     change(tmp_path / "rank-1.json", messages=[message])
     text = said(tmp_path, capsys, 1)
-    assert "rank 0 waits in #2 broadcast(float32, 8 bytes, root 0) for 2 s; rank 1 has not come" in text
+    assert "rank 0 waits in #2 broadcast(float32, 2 elements, root 0) for 2 s; rank 1 has not come" in text
     assert "rank 1 waits in recv for rank 0 on group '0' for 2 s" in text
 
 
@@ -86,9 +86,9 @@ def test_the_first_call_that_differs_is_named_with_the_ranks_of_each(tmp_path: P
     write(tmp_path, *([group(own, 4, ranks=(0, 1, 2))] for own in calls))
     text = said(tmp_path, capsys, 1)
     assert (
-        "FAIL  group '0': the ranks do not call the same collective #2\n"
-        "      ranks 0, 2: all_reduce(SUM, float32, 8 bytes)\n"
-        "      rank 1: all_reduce(MAX, float32, 8 bytes)\n"
+        "FAIL  group '0': collective #2: the ranks' calls of all_reduce differ in the reduction\n"
+        "      ranks 0, 2: all_reduce(SUM, float32, 2 elements)\n"
+        "      rank 1: all_reduce(MAX, float32, 2 elements)\n"
         "      -> start the program with MPICOLL_CHECK=1" in text
     )
     assert "1 thing wrong" in text
@@ -97,10 +97,10 @@ def test_the_first_call_that_differs_is_named_with_the_ranks_of_each(tmp_path: P
 def test_a_rank_that_has_not_come_is_named_with_its_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path, [group([SUM, BCAST], 1)], [group([SUM], 1)])
     assert (
-        "FAIL  group '0': rank 0 waits in #2 broadcast(float32, 8 bytes, root 0) for 30 s; rank 1 has not come\n"
-        "      rank 1 ended #1 all_reduce(SUM, float32, 8 bytes), begun 30 s before its record; "
+        "FAIL  group '0': rank 0 waits in #2 broadcast(float32, 2 elements, root 0) for 30 s; rank 1 has not come\n"
+        "      rank 1 ended #1 all_reduce(SUM, float32, 2 elements), begun 30 s before its record; "
         "its program is at train.py:2 in step\n"
-        "      rank 0 is in #2 broadcast(float32, 8 bytes, root 0), begun 30 s before its record; "
+        "      rank 0 is in #2 broadcast(float32, 2 elements, root 0), begun 30 s before its record; "
         "its program is at train.py:1 in step\n" in said(tmp_path, capsys, 1)
     )
 
@@ -109,14 +109,14 @@ def test_a_rank_whose_group_or_program_is_gone(tmp_path: Path, capsys: pytest.Ca
     write(tmp_path, [group([SUM], 0, ranks=(0, 1, 2))], [], [group([], 0, ranks=(0, 1, 2))])
     change(tmp_path / "rank-1.json", threads=[])
     text = said(tmp_path, capsys, 1)
-    assert "rank 0 waits in #1 all_reduce(SUM, float32, 8 bytes) for 30 s; ranks 1-2 have not come" in text
+    assert "rank 0 waits in #1 all_reduce(SUM, float32, 2 elements) for 30 s; ranks 1-2 have not come" in text
     assert "rank 1 has no such group (destroyed, or never made); its program is at its end, or outside Python" in text
     assert "rank 2 has called nothing on this group; its program is at train.py:3 in step" in text
 
 
 def test_a_collective_to_which_all_have_come(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path, [group([SUM], 0)], [group([SUM], 0)])
-    expected = "ranks 0-1 wait in #1 all_reduce(SUM, float32, 8 bytes) for 30 s; every rank has come: MPI, or the network"
+    expected = "ranks 0-1 wait in #1 all_reduce(SUM, float32, 2 elements) for 30 s; every rank has come: MPI, or the network"
     assert expected in said(tmp_path, capsys, 1)
 
 
@@ -126,14 +126,14 @@ def test_ranks_without_a_record(tmp_path: Path, capsys: pytest.CaptureFixture[st
         (tmp_path / f"rank-{rank}.json").unlink()
     text = said(tmp_path, capsys, 1)
     assert "FAIL  records: none from ranks 1, 3 (of 4)\n      such a rank has ended, is stopped" in text
-    assert "ranks 0, 2 wait in #1 all_reduce(SUM, float32, 8 bytes) for 30 s; of ranks 1, 3 there is no record" in text
+    assert "ranks 0, 2 wait in #1 all_reduce(SUM, float32, 2 elements) for 30 s; of ranks 1, 3 there is no record" in text
 
 
 def test_groups_of_some_ranks_name_the_ranks_of_the_world(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     own = {"name": "dp", "ranks": (2, 1)}
     write(tmp_path, [], [group([SUM], 1, **own)], [group([BCAST], 1, **own)])  # type: ignore[arg-type]
     text = said(tmp_path, capsys, 1)
-    assert "group 'dp' of ranks 2, 1: the ranks do not call the same collective #1" in text
+    assert "group 'dp' of ranks 2, 1: collective #1: the ranks call different collectives" in text
     assert "rank 2: broadcast(" in text
     assert "rank 1: all_reduce(" in text
 
@@ -205,7 +205,7 @@ def test_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_rank_that_is_behind_with_queued_collectives(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path, [group([SUM, BCAST], 1)], [group([SUM], 0, issued=3)])
-    assert "rank 1 is in #1 all_reduce(SUM, float32, 8 bytes), begun 30 s before its record, with 2 more queued; its" in said(
+    assert "rank 1 is in #1 all_reduce(SUM, float32, 2 elements), begun 30 s before its record, with 2 more queued; its" in said(
         tmp_path, capsys, 1
     )
 

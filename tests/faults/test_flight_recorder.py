@@ -196,7 +196,7 @@ def test_a_rank_that_has_ended_its_program_still_writes_its_record(
     assert "flight records of 2 of 2 ranks" in done.stderr
     assert main(["doctor", "dump", str(tmp_path)]) == 1
     report = capsys.readouterr().out
-    assert "rank 0 waits in #3 all_reduce(SUM, float32, 8 bytes)" in report
+    assert "rank 0 waits in #3 all_reduce(SUM, float32, 2 elements)" in report
     assert "rank 1 has not come\n      rank 1 ended #2 all_reduce" in report
     assert "its program is at its end, or outside Python" in report
 

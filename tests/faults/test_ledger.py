@@ -89,7 +89,7 @@ def test_failed_groups_are_compared_if_the_other_rank_goes_on() -> None:
 
 
 def test_a_refusal_is_a_call() -> None:
-    texts = "all_reduce, refused: ValueError: a test", "all_reduce(float32, 8 bytes)"
+    texts = "all_reduce, refused: ValueError: a test", "all_reduce(float32, 2 elements)"
     refusal = [("all_reduce", signatures.refused(ValueError("a test")))]
     alone, called = [*reduce_(8, 2), *refusal], reduce_(8, 3)
     assert [m.calls for m in compare(member(0, alone), member(1, called))] == [texts]
@@ -133,7 +133,7 @@ def test_a_collective_begins_while_the_board_is_written() -> None:
     rank = Ledger(boards[1], True).read(3)
     assert rank is not None
     seen = rank.groups["k"]
-    assert (seen.begun, seen.last) in [(2, "all_reduce(float32, 8 bytes)"), (3, "broadcast(float32, 8 bytes, root 0)")]
+    assert (seen.begun, seen.last) in [(2, "all_reduce(float32, 2 elements)"), (3, "broadcast(float32, 2 elements, root 0)")]
     assert len(seen.calls) == seen.begun + 1 - seen.first
 
 

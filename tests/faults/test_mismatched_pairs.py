@@ -17,7 +17,7 @@ SCRIPT = str(ROOT / "tests" / "faults" / "scripts" / "mismatched.py")
 JOBS = 3  # at a time: they often wait
 ALL_RAISE, NAMED, SOME_RAISE = "all ranks raise", "the job ends, both calls named", "some ranks raise"
 BY_MPI, OTHER = "MPI ends the job", "another end"
-NAMES = re.compile(r"the ranks do not call the same\. Rank \d+: (\w+).*?\. Rank \d+: (\w+)")
+NAMES = re.compile(r"collective number \d+: .*?\. Rank \d+: (\w+).*?; rank \d+: (\w+)")
 NEW_NAMES = {"all_gather_into_tensor": "all_gather_single", "reduce_scatter_tensor": "reduce_scatter_single"}  # of torch
 
 

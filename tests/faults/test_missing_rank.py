@@ -28,7 +28,7 @@ QUICK = {
     *(("mpicoll", operation) for operation in ("all_reduce", "send", "recv", "recv from anybody")),
     ("torch", "all_gather_object"),
 }
-LAST = r"its last collective on this group is number 1, all_reduce\(SUM, float32, 16777216 bytes\), which has ended"
+LAST = r"its last collective on this group is number 1, all_reduce\(SUM, float32, 4194304 elements\), which has ended"
 
 
 def named(operation: str) -> str:

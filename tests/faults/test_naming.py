@@ -14,7 +14,7 @@ __all__ = ["clock"]
 pytestmark = pytest.mark.launch
 
 SCRIPT = str(ROOT / "tests" / "faults" / "scripts" / "waits.py")
-LAST = r"its last collective on this group is number 100, all_reduce\(SUM, float32, 8 bytes\), which has ended"
+LAST = r"its last collective on this group is number 100, all_reduce\(SUM, float32, 2 elements\), which has ended"
 RUNS, STOPPED = r"its process \d+ runs", r"its process \d+ is stopped \(SIGSTOP\)"
 
 
@@ -27,8 +27,8 @@ def test_different_collectives_end_the_job(how: str) -> None:
     """They return on all ranks; a look at the ledger a second later names both calls and shows both programs."""
     done = job(how)
     assert done.returncode != 0
-    said = "Rank 0: all_reduce(SUM, float32, 8 bytes). Rank 1: broadcast(float32, 8 bytes, root 1)."
-    assert f"mpicoll: group '0', collective number 101: the ranks do not call the same. {said}" in done.stderr, done.stderr
+    said = "Rank 0: all_reduce(SUM, float32, 2 elements); rank 1: broadcast(float32, 2 elements, root 1)."
+    assert f"mpicoll: group '0', collective number 101: the ranks call different collectives. {said}" in done.stderr, done.stderr
     assert "the ranks call different collectives; aborting the job" in done.stderr, done.stderr
     assert len(re.findall(r"this rank is here: \S*waits\.py:\d+ in \S+$", done.stderr, re.MULTILINE)) == 2, done.stderr
 
@@ -37,7 +37,9 @@ def test_what_one_rank_has_refused_is_said() -> None:
     done = job("refuses and goes on")
     assert done.returncode != 0
     refusal = "all_reduce, refused: TypeError: all_reduce: tensor must be a torch.Tensor, got list"
-    said = f"collective number 101: the ranks do not call the same. Rank 0: all_reduce(SUM, float32, 8 bytes). Rank 1: {refusal}."
+    said = (
+        f"collective number 101: rank 1 refused the arguments. Rank 0: all_reduce(SUM, float32, 2 elements); rank 1: {refusal}."
+    )
     assert said in done.stderr, done.stderr
 
 
@@ -45,9 +47,9 @@ def test_different_collectives_of_which_one_raises() -> None:
     """The error names both calls. If the program catches it, the other rank goes on with what it has got, so the job ends."""
     done = job("receives too little")
     assert done.returncode != 0
-    calls = "rank 0: broadcast(float32, 16 bytes, root 0); rank 1: broadcast(float32, 8 bytes, root 0)"
-    assert f"The ranks do not call the same collective. {calls}" in done.stdout, done.stdout
-    assert "collective number 101: the ranks do not call the same. Rank 0: broadcast(float32, 16 bytes" in done.stderr, (
+    calls = "Rank 0: broadcast(float32, 4 elements, root 0); rank 1: broadcast(float32, 2 elements, root 0)"
+    assert f"the ranks' calls of broadcast differ in the number of elements. {calls}" in done.stdout, done.stdout
+    assert "collective number 101: the ranks' calls of broadcast differ in the number of elements. Rank 0" in done.stderr, (
         done.stderr
     )
 
@@ -77,7 +79,7 @@ def test_an_exception_that_leaves_a_collective_half_done_is_named(node_size: str
     assert done.returncode != 0
     assert "caught\nbarrier on group '0' (rank 1 of 2): the group is unusable" in done.stdout, done.stdout
     assert "all_reduce on group '0' (rank 1 of 2): Late has left it half done" in done.stdout, done.stdout
-    call = r"its collective 101(?: on this group)?, all_reduce\(SUM, float32, 1048576 bytes\), half done"
+    call = r"its collective 101(?: on this group)?, all_reduce\(SUM, float32, 262144 elements\), half done"
     assert re.search(f"all_reduce on group '0' .*an exception has left {call}", done.stderr), done.stderr
     assert "all_reduce can never end; aborting the job" in done.stderr, done.stderr
     assert took_s < 1.3 + 3, f"{took_s:.1f} s"  # until it is seen, and to show where the ranks are
@@ -113,8 +115,10 @@ def test_another_collective_on_another_node_is_named() -> None:
     """Once a rank waits in it: ranks of different nodes do not compare what has ended."""
     done = job("meets a barrier", MPICOLL_NODE_SIZE="1")
     assert done.returncode != 0
-    calls = {"barrier()", "all_gather(float32, 16 bytes)"}
-    said = re.search(r"collective number 101: the ranks do not call the same. Rank \d: (.*?)\. Rank \d: (.*?)\. ", done.stderr)
+    calls = {"barrier()", "all_gather(float32, 4 elements)"}
+    said = re.search(
+        r"collective number 101: the ranks call different collectives. Rank \d: (.*?); rank \d: (.*?)\. ", done.stderr
+    )
     assert said is not None, done.stderr
     assert set(said.groups()) == calls, done.stderr
 
@@ -133,6 +137,6 @@ def test_a_rank_whose_process_has_ended_is_noticed_before_the_timeout() -> None:
 def test_the_check_can_be_switched_off() -> None:
     """The ranks then wait until the timeout."""
     done = job("other collective", timeout_s=1, MPICOLL_CHECK="0")
-    assert "do not call the same" not in done.stderr, done.stderr
+    assert "the ranks call" not in done.stderr, done.stderr
     said = "no end after 1.* s. Every rank of this node has begun its collective 101 on this group; the calls may differ"
     assert re.search(said, done.stderr), done.stderr

@@ -32,7 +32,7 @@ def test_with_the_full_check_the_other_rank_raises_and_both_go_on() -> None:
             got = dict(re.findall(rf"^{door}, {case}: rank (\d) got (.*)$", done.stdout, re.MULTILINE))
             assert re.fullmatch(error, got["0"]), f"{door}, {case}: {got}"
             named = (
-                rf"CollectiveMismatch: {operation} .* rank 0: {operation}, refused: {re.escape(got['0'])}; rank 1: {operation}.*"
+                rf"CollectiveMismatch: {operation} .* Rank 0: {operation}, refused: {re.escape(got['0'])}; rank 1: {operation}.*"
             )
             assert re.fullmatch(named, got["1"]), f"{door}, {case}: {got}"
     assert done.stdout.count("survived with [0.0, 0.0]") == 2 * 2 * len(REFUSED), done.stdout
@@ -45,4 +45,4 @@ def test_without_it_the_job_ends(case: str, door: str) -> None:
     assert done.returncode != 0
     assert "survived" not in done.stdout, done.stdout
     assert re.search(rf"Rank 0: {operation}, refused: {error}", done.stderr), done.stderr
-    assert re.search(rf"Rank 1: {operation}\(.*\)", done.stderr), done.stderr
+    assert re.search(rf"rank 1: {operation}\(.*\)", done.stderr), done.stderr

@@ -42,11 +42,11 @@ def test_another_reduction_and_another_kind_of_device(engine: Communicator) -> N
     op = ReduceOp.MAX if engine.rank == 0 else ReduceOp.SUM
     tensor = on_gpu(engine.rank, 6)
     with pytest.raises(
-        CollectiveMismatch, match=r"rank 0: all_reduce\(MAX, .*on cuda\); ranks? 1.*: all_reduce\(SUM, .*on cuda\)"
+        CollectiveMismatch, match=r"Rank 0: all_reduce\(MAX, .*on cuda\); ranks? 1.*: all_reduce\(SUM, .*on cuda\)"
     ):
         engine.all_reduce(tensor, op)
     mixed = values(engine.rank, 6) if engine.rank == 0 else on_gpu(engine.rank, 6)
-    with pytest.raises(CollectiveMismatch, match=r"rank 0: all_reduce\([^)]*bytes\); ranks? 1.*: all_reduce\(.*on cuda\)"):
+    with pytest.raises(CollectiveMismatch, match=r"Rank 0: all_reduce\([^)]*elements?\); ranks? 1.*: all_reduce\(.*on cuda\)"):
         engine.all_reduce(mixed)
     agree(torch.equal(plain(tensor), values(engine.rank, 6)), tensor)
     engine.all_reduce(tensor)

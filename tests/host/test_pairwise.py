@@ -63,7 +63,7 @@ def test_the_receiver_compares_the_sizes(
     receives = rank == (size - 1 if operation is _scatter else 0)
     agree(type(raised) is (error if receives and error else type(None)), repr(raised))
     peer = 0 if operation is _scatter else size - 1
-    words = f"Rank {peer} of the group has sent 12 bytes, and this rank expects 16."
+    words = f"Rank {peer} of the group has sent 12 bytes, and this rank expects 16"
     agree(error is not CollectiveMismatch or not receives or words in str(raised), raised)
 
 

@@ -251,7 +251,7 @@ if rank == 1:
         dist.recv(x, src=2)
 time.sleep(40)
 """
-CALL = r"collective {} on group '0', all_reduce\(SUM, float32, 8 bytes\)"
+CALL = r"collective {} on group '0', all_reduce\(SUM, float32, 2 elements\)"
 LAST, FOURTH = rf"it was outside of collectives; its last was {CALL.format(3)}", CALL.format(4)
 RECV = "it was in recv on group '0' with rank 2"
 AGO, SECONDS = r"[01]\.\d s before", r"\d s"

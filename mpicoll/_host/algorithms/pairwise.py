@@ -185,4 +185,4 @@ def _compare(receives: Sequence[tuple[int, Block]], received: Sequence[int]) -> 
     """Raises DifferentCalls if fewer bytes were received than were expected."""
     for (peer, (_, nbytes)), found in zip(receives, received, strict=True):
         if found != nbytes:
-            raise DifferentCalls(f"Rank {peer} of the group has sent {found} bytes, and this rank expects {nbytes}.")
+            raise DifferentCalls(f"Rank {peer} of the group has sent {found} bytes, and this rank expects {nbytes}")

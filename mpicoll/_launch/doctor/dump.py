@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mpicoll._base.facts import Facts, difference
+from mpicoll._base.facts import Facts, difference, what_differs
 from mpicoll._base.waits import PATIENCE_S
 from mpicoll._launch.doctor.report import Finding, Report, ranks_in_words
 
@@ -113,13 +113,14 @@ def _mismatch(topic: str, key: GroupKey, members: Mapping[int, GroupRecord]) -> 
     """The first collective that the ranks call in different ways."""
     for number in sorted({number for group in members.values() for number in group.calls}):
         calls = {key.ranks.index(rank): group.calls[number] for rank, group in members.items() if number in group.calls}
-        if difference({rank: call.facts for rank, call in calls.items()}):
+        made = {rank: call.facts for rank, call in calls.items()}
+        if difference(made):
             ranks_by_call: dict[str, list[int]] = {}
             for rank, call in calls.items():
                 ranks_by_call.setdefault(str(call.facts), []).append(key.ranks[rank])
             evidence = tuple(f"{ranks_in_words(ranks)}: {text}" for text, ranks in ranks_by_call.items())
             remedy = "start the program with MPICOLL_CHECK=1: every rank then raises at this call"
-            return [Finding("fail", topic, f"the ranks do not call the same collective #{number}", evidence, remedy)]
+            return [Finding("fail", topic, f"collective #{number}: {what_differs(made)[0]}", evidence, remedy)]
     return []
 
 
