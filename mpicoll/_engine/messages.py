@@ -71,7 +71,7 @@ class Messages(Collectives):
             function, arguments = self._recv_when_come, (tensor, src, tag)
         try:
             self.guarded("recv", function, arguments, src)
-        except TruncationError as error:
+        except TruncationError:
             raise too_long(self, "recv", tensor) from None
         return src
 
@@ -90,7 +90,7 @@ class Messages(Collectives):
             return work.source_rank()
         try:
             source = self.guarded("recv", self._recv_when_come, (memory, src, tag), src)
-        except TruncationError as error:
+        except TruncationError:
             raise too_long(self, "recv", tensor) from None
         buffers.copy_back([tensor], [memory])
         return source
