@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import linecache
+import os
 import sys
 import traceback
 from pathlib import Path
@@ -16,6 +18,27 @@ def of_program(file: str) -> bool:
     if file.startswith(tuple(f"{Path(package).parent}/" for package in packages if package)):
         return False
     return "site-packages" in file or not file.startswith(("<frozen ", STANDARD))
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether mpicoll or torch.distributed has raised it by a ``raise`` of its own: then its text says what the program did."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None or of_program(file := trace.tb_frame.f_code.co_filename):
+        return False
+    ours = f"{os.sep}torch{os.sep}" not in file or f"{os.sep}distributed{os.sep}" in file
+    return ours and linecache.getline(file, trace.tb_lineno).lstrip().startswith("raise ")
+
+
+def shorten(error: BaseException) -> None:
+    """Cuts a refusal's traceback behind the last call of the program, and the cause that is MPI's: the error has its text."""
+    if not is_refusal(error):
+        return
+    up_to_program(error.__traceback__)
+    inner = error.__cause__ or error.__context__
+    if inner is not None and not up_to_program(inner.__traceback__):
+        error.__suppress_context__, error.__cause__ = True, None
 
 
 def up_to_program(trace: TracebackType | None) -> bool:

@@ -15,15 +15,17 @@ The program is `__main__`, as usual: it is executed in the namespace of this mod
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import io
 import os
 import resource
 import runpy
 import sys
 import time
+import traceback
 from types import TracebackType
 
-from mpicoll._base import binding, cpus, last_words, launcher
+from mpicoll._base import binding, cpus, frames, last_words, launcher
 from mpicoll._base.waits import LAST_WORDS_S
 from mpicoll._launch import monitor
 
@@ -39,6 +41,8 @@ def main(words: list[str]) -> None:
         last_words.returned()  # what an executable does cannot be told from its exit status
         os.execvp(words[1], words[1:])
     write_lines()
+    if not faulthandler.is_enabled() and sys.stderr is not None:
+        faulthandler.enable(all_threads=False)  # a crash shows the program's calls; Open MPI then leaves out those of C
     try:
         if words[0] == "-m":
             sys.argv[:] = words[1:]
@@ -61,7 +65,10 @@ def main(words: list[str]) -> None:
         last_words.why_error(error, status)
         # If MPI has started, this is the hook of mpicoll: it prints, aborts and does not return.
         error = error.with_traceback(_own_frames(error.__traceback__))
-        sys.excepthook(type(error), error, error.__traceback__)
+        if sys.excepthook is sys.__excepthook__:
+            _print(error)
+        else:
+            sys.excepthook(type(error), error, error.__traceback__)
         abort_job(status)
         sys.exit(status)
     last_words.returned(_alone())
@@ -152,6 +159,15 @@ def exit_status(ending: SystemExit) -> int:
         return ending.code & 0xFF
     print(ending.code, file=sys.stderr)
     return 1
+
+
+def _print(error: BaseException) -> None:
+    """Prints an error as torch does once a group is there: in one piece, and each line with the rank."""
+    frames.shorten(error)
+    launch = launcher.detect()
+    prefix = "" if launch is None else f"[rank{launch.rank}]: "
+    lines = "".join(traceback.format_exception(type(error), error, error.__traceback__)).splitlines(keepends=True)
+    sys.stderr.write("".join(prefix + line if line.strip() else line for line in lines))
 
 
 def _own_frames(trace: TracebackType | None) -> TracebackType | None:

@@ -18,6 +18,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from mpicoll._launch import linux
+from mpicoll._launch.banners import Fatal
 from mpicoll._launch.monitor import LOOPBACK
 
 LONGEST_LINE = 1 << 14  # bytes
@@ -127,17 +128,18 @@ class Reports:
     def failed(self) -> bool:
         return any(rank.failed() for rank in self.ranks.values())
 
-    def first_cause(self, fatal: tuple[int, str] | None = None) -> Rank | None:
+    def first_cause(self, fatal: Fatal | None = None) -> Rank | None:
         """The rank that failed first, or left its program early by os._exit(0); None: all that have begun have ended well.
 
-        ``fatal``: the rank in which MPICH has ended the job, and why. If it has ended the other ranks with the same status, any
-        of them may report first. And the end of a process closes its connections before its parent sees the end: a neighbour that
-        Open MPI ends for that may report first.
+        ``fatal``: where MPICH has ended the job. It ends the other ranks, some with the same status, and any of them may report
+        first. And the end of a process closes its connections before its parent sees the end: a neighbour that Open MPI ends for
+        that may report first.
         """
         first = min((rank for rank in self.ranks.values() if rank.failed() or rank.left_early()), key=Rank.at, default=None)
-        aborted = None if fatal is None else self.ranks.get(fatal[0])
-        if fatal and aborted and first and not first.why and first.status == aborted.status:
-            aborted.why, aborted.why_status = "; ".join(filter(None, (fatal[1], aborted.was))), shell_status(aborted.status or 1)
+        aborted = None if fatal is None else self.ranks.get(fatal.rank)
+        if fatal and aborted and first and not first.why and first.status == fatal.status:
+            hint = "the calls of the ranks differ, and with MPICOLL_CHECK=1 both are named" if "truncated" in fatal.text else ""
+            aborted.why, aborted.why_status = "; ".join(filter(None, (fatal.text, hint, aborted.was))), fatal.status
             return aborted
         if first is None or first.why or first.status != MPI_ERR_UNKNOWN:
             return first

@@ -123,24 +123,30 @@ class _Job:
             linux.end_with_parent(me, signal.SIGTERM)
 
         # In the process group of this process: mpiexec may read from the terminal.
-        self.mpiexec = subprocess.Popen(self.plan.command, env=environ, preexec_fn=in_child, stderr=subprocess.PIPE)
-        assert self.mpiexec.stderr is not None
-        self.stderr = banners.StandardError(self.mpiexec.stderr.fileno(), keeps=not self.tolerant)
-        passing = threading.Thread(target=self.stderr.pass_on, name="mpicoll stderr", daemon=True)
-        passing.start()
+        streams = {2: os.pipe(), **({1: os.pipe()} if self.plan.family == "mpich" else {})}
+        pipes = {("stdin", "stdout", "stderr")[target]: end for target, (_, end) in streams.items()}
+        try:
+            self.mpiexec = subprocess.Popen(self.plan.command, env=environ, preexec_fn=in_child, **pipes)  # type: ignore[call-overload]
+        finally:
+            for end in pipes.values():
+                os.close(end)
+        self.outputs = {target: banners.Output(source, target, not self.tolerant) for target, (source, _) in streams.items()}
+        passing = [threading.Thread(target=each.pass_on, name="mpicoll output", daemon=True) for each in self.outputs.values()]
+        for thread in passing:
+            thread.start()
         self.selector.register(self.signals, selectors.EVENT_READ, self._take_signals)
         while not self._over():
             limit = None if self.next_step is None else max(0.0, self.next_step[0] - time.monotonic())
             for key, _ in self.selector.select(limit):
                 key.data()
             self._advance(time.monotonic())
-        passing.join(LAST_REPORTS_S)  # a process that mpiexec has left behind may hold the pipe
+        for thread in passing:
+            thread.join(LAST_REPORTS_S)  # a process that mpiexec has left behind may hold the pipe
         outcome = self._outcome()
-        self.stderr.end(outcome.explained)
+        for each in self.outputs.values():
+            each.end(outcome.explained)
         self.selector.unregister(self.signals)
         self.reports.close()
-        if not passing.is_alive():
-            self.mpiexec.stderr.close()
         if outcome.status:
             self._wait_for_ranks_here()
             leftovers.remove(self.began_s)
@@ -228,14 +234,14 @@ class _Job:
             for number in [number for number, rank in ranks.items() if rank.lost or (rank.status or 0) < 0]:
                 del ranks[number]
         failed = status != 0 or self.reports.failed()
-        first = self.reports.first_cause(self.stderr.fatal) if failed else None
+        first = self.reports.first_cause(self.outputs[2].fatal) if failed else None
         if first is not None and first.lost and not first.why and status != 0 and not self.ended_by_us:
             first = None  # mpiexec has killed all ranks with their monitors
         if self.told_by and (first is None or first.at() >= self.told_at):
-            return Outcome(128 + self.told_by, f"ended by {signal_name(self.told_by)}", self.told_by)
+            return Outcome(128 + self.told_by, f"ended by {signal_name(self.told_by)}", self.told_by, explained=True)
         if first is not None:
             text = f"rank {first.number} of {self.reports.size} on {first.host}: {first.how()}"
-            return Outcome(first.exit_status(), text, self.told_by, explained=bool(first.why) or first.was_killed())
+            return Outcome(first.exit_status(), text, self.told_by, explained=True)
         if not failed:
             return Outcome(0, "", alone=len(ranks) if len(ranks) > 1 and all(rank.alone for rank in ranks.values()) else 0)
         how = f"killed by {signal_name(-status)}" if status < 0 else f"exit status {status}"

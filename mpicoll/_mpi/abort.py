@@ -21,7 +21,6 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 from mpicoll._base import frames, last_words
-from mpicoll._base.errors import MpicollError
 from mpicoll._base.waits import ABORT_S, FORWARDING_S
 from mpicoll._mpi import runtime
 
@@ -56,11 +55,7 @@ def uninstall() -> bool:
 def _excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     hook = _before[0] if _before else sys.__excepthook__
     try:
-        if isinstance(error, MpicollError):
-            frames.up_to_program(trace)
-            inner = error.__cause__ or error.__context__
-            if inner is not None and not frames.up_to_program(inner.__traceback__):  # MPI's, whose text the error has
-                error.__suppress_context__, error.__cause__ = True, None
+        frames.shorten(error)
         hook(kind, error, trace)
     finally:
         abort(f"uncaught {kind.__name__}")
@@ -69,6 +64,8 @@ def _excepthook(kind: type[BaseException], error: BaseException, trace: Tracebac
 def _thread_excepthook(args: threading.ExceptHookArgs) -> None:
     hook = _before[1] if _before else threading.__excepthook__
     try:
+        if args.exc_value is not None:
+            frames.shorten(args.exc_value)
         hook(args)
     finally:
         if args.exc_type is not SystemExit:

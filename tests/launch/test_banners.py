@@ -7,15 +7,29 @@ import time
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpicoll._launch.banners import RULE, StandardError
+from mpicoll._launch.banners import RULES, Output
+
+RULE = RULES[0]
 
 ABORT = RULE + b"\nMPI_ABORT was invoked on rank 1 in communicator MPI_COMM_WORLD\n\nNOTE: ...\n" + RULE + b"\n"
 ENDED = RULE + b"\nprterun has exited due to process rank 1 with PID 0 on node a calling\n" + RULE + b"\n"
 OF_MPICH = b"Abort(1) on node 0 (rank 0 in comm 0): application called MPI_Abort(MPI_COMM_WORLD, 1) - process 0\n"
-REPORTS = ABORT, ENDED, OF_MPICH
+FATAL = (
+    b"Abort(945368462) on node 1 (rank 1 in comm 480): Fatal error in internal_Allreduce_c: Message truncated, error stack:\n"
+    b"internal_Allreduce_c(342).........: MPI_Allreduce_c(count=3) failed\nMPID_Allreduce(483)..: \n"
+    b"MPIDIG_recv_type_init(74).........: Message from rank 0 truncated\n"
+)
+HYDRA = (
+    b"\n" + b"=" * 83 + b"\n=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES\n=   EXIT CODE: 9\n" + b"=" * 83 + b"\n"
+    b"YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Killed (signal 9)\n"
+    b"This typically refers to a problem with your application.\nPlease see the FAQ page for debugging suggestions\n"
+)
+OURS = b"mpicoll: rank 1 of 2 (node 1): uncaught ValueError; aborting the job\n"
+REPORTS = ABORT, ENDED, OF_MPICH, FATAL, HYDRA, OURS
 OWN = (
     b"epoch 1\n", b"10 %\r20 %\r\n", b"-----\n", RULE + b"\nmy table\n" + RULE + b"\n1 2\n", b"Abort(1) of a transaction\n",
-    b"a\n\nb\n", RULE + b"-\nlonger\n", b"Aborting\n",
+    b"a\n\nb\n", b"\n", b"=" * 83 + b"\n", b"mpicoll: rank 1 of 2 (a): here\n", b"Please see below\n",
+    RULE + b"-\nlonger\n", b"Aborting\n",
 )  # fmt: skip
 
 
@@ -25,7 +39,7 @@ def test_only_reports_are_kept_back(texts: list[bytes], explained: bool, random:
     ends = sorted(random.randrange(len(whole) + 1) for _ in range(4))  # type: ignore[attr-defined]
     parts = [whole[a:b] for a, b in zip([0, *ends], [*ends, len(whole)], strict=True) if a < b]
     own, reports = (b"".join(text for text in texts if (text in REPORTS) is kind) for kind in (False, True))
-    errors = StandardError(-1)
+    errors = Output(-1)
     said = b"".join(map(errors.sort, parts))
     assert said + errors.rest(explained) == own + (b"" if explained else reports)
 
@@ -35,8 +49,7 @@ def test_nobody_reads() -> None:
     os.close(taken)
     os.write(given_, b"a line\n")
     os.close(given_)
-    StandardError(source, target).pass_on()
-    os.close(source)
+    Output(source, target).pass_on()
     os.close(target)
 
 
@@ -45,7 +58,7 @@ def test_a_reader_that_is_slow() -> None:
     (source, given_), (taken, target) = os.pipe(), os.pipe()
     os.set_blocking(target, False)
     whole = b"0123456789\n" * 30_000
-    thread = threading.Thread(target=StandardError(source, target).pass_on)
+    thread = threading.Thread(target=Output(source, target).pass_on)
     thread.start()
     with os.fdopen(given_, "wb") as file:
         writer = threading.Thread(target=file.write, args=(whole,))
@@ -59,26 +72,55 @@ def test_a_reader_that_is_slow() -> None:
         said += os.read(taken, 1 << 16)
     thread.join()
     assert said == whole
-    for descriptor in (source, taken, target):
+    for descriptor in (taken, target):
         os.close(descriptor)
 
 
 def test_where_mpich_has_ended_the_job() -> None:
-    """The first of them counts, and the lines pass."""
-    errors = StandardError(-1)
-    for rank, where in ((1, b"internal_Allreduce_c: Message truncated, error stack:"), (0, b"internal_Recv: Other MPI error")):
-        line = b"Abort(878259598) on node %d (rank 0 in comm 480): Fatal error in %s\n" % (rank, where)
-        assert errors.sort(line) == line
-    assert errors.fatal == (1, "Fatal error in internal_Allreduce_c: Message truncated")
+    """The first of them counts, with the last line of its stack."""
+    errors = Output(-1)
+    assert (
+        errors.sort(FATAL + b"Abort(15) on node 0 (rank 0 in comm 480): Fatal error in internal_Recv: Other MPI error\n") == b""
+    )
+    text = "Fatal error in internal_Allreduce_c: Message truncated (Message from rank 0 truncated)"
+    assert errors.fatal == (1, text, 142)
 
 
 def test_the_beginning_of_a_line_does_not_wait() -> None:
-    errors = StandardError(-1)
+    errors = Output(-1)
     for text in (b"10 %", b"\r20 %", b"...\n", b"Epoch"):
         assert errors.sort(text) == text
 
 
 def test_a_rule_before_a_report() -> None:
-    errors = StandardError(-1)
+    errors = Output(-1)
     assert errors.sort(RULE + b"\n" + ABORT) == RULE + b"\n"
     assert errors.rest(explained=False) == ABORT
+
+
+def traceback_of(rank: int, text: str) -> bytes:
+    lines = ["Traceback (most recent call last):\n", '  File "a.py", line 1\n', "    f()\n", f"ValueError: {text}\n"]
+    return b"".join(f"[rank{rank}]: {line}".encode() for line in lines)
+
+
+@given(st.randoms(use_true_random=False))
+def test_a_traceback_is_printed_once(random: object) -> None:
+    """Ranks 0, 1 and 3 say the same, up to their numbers; the lines of all ranks come mixed."""
+    texts = {0: "f (rank 0 of 4)", 1: "f (rank 1 of 4)", 2: "g (rank 2 of 4)", 3: "f (rank 3 of 4)"}
+    lines = {rank: traceback_of(rank, text).splitlines(keepends=True) for rank, text in texts.items()}
+    errors, said = Output(-1), b"".join([])
+    while any(lines.values()):
+        said += errors.sort(lines[random.choice([rank for rank in lines if lines[rank]])].pop(0))  # type: ignore[attr-defined]
+    said += errors.rest(explained=True)
+    assert said.count(b"ValueError: f") in (1, 3)  # 3: rank 2 was the first
+    assert said.count(b"ValueError: g (rank 2 of 4)") == 1
+    if said.count(b"ValueError: f") == 1:
+        assert said.endswith(b": the same\n")
+        assert said.count(b"\n") == 9
+
+
+def test_what_a_program_says_of_its_ranks_is_printed() -> None:
+    errors = Output(-1)
+    for rank in range(3):
+        line = b"[rank%d]: epoch 1\n" % rank
+        assert errors.sort(line) == line
