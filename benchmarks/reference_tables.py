@@ -1,5 +1,4 @@
-"""Makes tables of docs/reference: command-line.md from the parsers, settings.md from the table of settings, operations.md from
-the docstrings.
+"""Makes tables of docs/reference: command-line.md from the parsers, settings.md from the table of settings.
 
     python -m benchmarks.reference_tables        writes them; tests/project/test_package.py compares
 
@@ -19,10 +18,8 @@ from mpicoll.bench import options, overview
 from mpicoll.bench.messages import MESSAGES
 from mpicoll.bench.operations import COLLECTIVES
 from tests.support import ROOT
-from tests.support.public import documented
 
-PAGES = tuple(ROOT / f"docs/reference/{page}.md" for page in ("command-line", "settings", "operations"))
-UNLIKE = re.compile(r"\bUnlike (?:torch|Gloo)'s, .*?\.(?= |$)")
+PAGES = tuple(ROOT / f"docs/reference/{page}.md" for page in ("command-line", "settings"))
 FIELD = re.compile(r"(<!-- made: ([\w ]+) -->\n).*?(<!-- /made -->\n)", re.DOTALL)
 HEADS = ("| option | meaning |", "|---|---|")
 FAMILIES = {"collectives": COLLECTIVES, "messages": MESSAGES}
@@ -105,23 +102,6 @@ def cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-def differences() -> Iterator[str]:
-    """What functions do that those of torch do not, from their docstrings."""
-    yield from ("| function | |", "|---|---|")
-    for name, sentence in unlike_torch().items():
-        yield f"| `{name}` | {sentence} |"
-
-
-def unlike_torch() -> dict[str, str]:
-    """The sentence "Unlike torch's, ..." or "Unlike Gloo's, ..." of each function that has one."""
-    found = {name: UNLIKE.search(" ".join((value.__doc__ or "").split())) for name, value in documented().items()}
-    return {
-        name.removeprefix("dist."): match[0].replace("``", "`")
-        for name, match in found.items()
-        if match and name.startswith(("dist.", "nn."))
-    }
-
-
 def settings() -> Iterator[str]:
     yield from config.table().splitlines()
 
@@ -133,7 +113,6 @@ FIELDS: dict[str, Callable[[], Iterator[str]]] = {
     "benchmarks": benchmarks,
     "bench": bench_options,
     "settings": settings,
-    "differences": differences,
 }
 
 

@@ -30,7 +30,6 @@ FIRST = {"README", "quickstart"}
 APART = {
     ("fsdp2", "save.py"): "resume.py reads what it leaves",
     ("fsdp2", "resume.py"): "reads what save.py leaves",
-    ("sharp-bits", "in_rank.py"): "its loader forks, which the threads of other programs do not survive",
 }
 
 
@@ -72,7 +71,7 @@ def test_pages_show_commands() -> None:
     tutorials = {page.stem for page in (DOCS / "tutorials").glob("*.md")}
     assert {"README", "index", "install", "quickstart", "messages", *tutorials} <= pages
     assert {"quickstart", "concepts"} <= {page.stem for page in SESSIONS}
-    assert len(TOGETHER) > 25
+    assert len(TOGETHER) > 10
     assert {(job.page.stem, script(job)) for console in ALONE for job in console} >= set(APART)
 
 

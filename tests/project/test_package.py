@@ -114,7 +114,7 @@ def test_the_table_of_gpus_is_made_of_the_reports() -> None:
 
 
 def test_the_tests_that_prove_a_trap_are_there() -> None:
-    rows = re.findall(r"^\| \d.*\|(.*)\|$", (ROOT / "docs/traps.md").read_text(), re.MULTILINE)
+    rows = re.findall(r"^\| \d.*\|(.*)\|$", (ROOT / "docs/project/traps.md").read_text(), re.MULTILINE)
     named = [test.strip() for cell in rows for test in cell.split(",") if test.strip() != "-"]
     assert len(named) > 100
     assert not [test for test in named if not list((ROOT / "tests").glob(f"{test}*"))]
