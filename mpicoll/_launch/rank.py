@@ -62,6 +62,10 @@ def main(words: list[str]) -> None:
         sys.exit(status)
     except BaseException as error:  # noqa: BLE001  after any error the other ranks must not wait
         status = 130 if isinstance(error, KeyboardInterrupt) else 1
+        if refusal := _refusal_of_child(error):
+            last_words.why(refusal)
+            abort_job(status)
+            sys.exit(status)
         last_words.why_error(error, status)
         # If MPI has started, this is the hook of mpicoll: it prints, aborts and does not return.
         error = error.with_traceback(_own_frames(error.__traceback__))
@@ -168,6 +172,12 @@ def _print(error: BaseException) -> None:
     prefix = "" if launch is None else f"[rank{launch.rank}]: "
     lines = "".join(traceback.format_exception(type(error), error, error.__traceback__)).splitlines(keepends=True)
     sys.stderr.write("".join(prefix + line if line.strip() else line for line in lines))
+
+
+def _refusal_of_child(error: BaseException) -> str:
+    """What mpicoll has refused to a process that the program has started by mp.spawn; empty: something else has failed."""
+    _, name, text = str(error).rpartition("mpicoll.errors.LaunchError: ")
+    return f"LaunchError: {text.strip()}" if name and type(error).__name__ == "ProcessRaisedException" else ""
 
 
 def _own_frames(trace: TracebackType | None) -> TracebackType | None:

@@ -85,3 +85,24 @@ def test_the_last_line(mistake: str, tmp_path: Path) -> None:
     assert done.returncode != 0
     assert re.fullmatch(rf"mpicoll\.run: rank {rank} of 2 on \S+: {what}", said[-1]), "\n".join(said)
     assert len(said) <= MOST_LINES, "\n".join(said)
+
+
+OWN_RANKS = """
+import torch.multiprocessing
+import torch.distributed as dist
+
+def work(rank):
+    dist.init_process_group("mpi", rank=rank, world_size=2)
+
+if __name__ == "__main__":
+    torch.multiprocessing.spawn(work, nprocs=2)
+"""
+
+
+@pytest.mark.slow
+def test_a_program_that_starts_ranks_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN_RANKS)
+    said = run(tmp_path, "-n", "2", "own.py", OMP_NUM_THREADS="1").stderr.splitlines()
+    why = r"process \d+ (was started by a rank, not by mpiexec|has no connection to mpiexec).*"
+    assert re.fullmatch(rf"mpicoll\.run: rank [01] of 2 on \S+: LaunchError: {why}", said[-1]), "\n".join(said)
+    assert len(said) <= MOST_LINES, "\n".join(said)

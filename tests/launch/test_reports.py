@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from mpicoll._launch.banners import Fatal
 from mpicoll._launch.reports import Reports
 from tests.support import ROOT
 
@@ -80,13 +81,13 @@ def test_the_rank_in_which_mpich_ends_the_job_is_the_cause(reports: Reports) -> 
     """The other rank has the same status, and its monitor reports first. What a rank says itself counts more."""
     for rank, at in ((0, 20), (1, 30)):
         say(reports, f"begin {SECRET} {rank} 2 77 h\nwas 0.5 it was in its collective 7\nended {at} 142 0\n", close=True)
-    first = reports.first_cause((1, "Fatal error in internal_Recv"))
+    first = reports.first_cause(Fatal(1, "Fatal error in internal_Recv", 142))
     assert first is reports.ranks[1]
     assert first.how() == "Fatal error in internal_Recv; 0.5 s before, it was in its collective 7"
     assert first.exit_status() == 142
     for told in ("why 10 1 ValueError: x\nended 20 1 0", "ended 20 -9 0"):  # it has said why; it was killed, and rank 1 lost it
         say(reports, f"begin {SECRET} 0 2 77 h\n{told}\n", close=True)
-        assert reports.first_cause((1, "Fatal error in internal_Recv")) is reports.ranks[0]
+        assert reports.first_cause(Fatal(1, "Fatal error in internal_Recv", 142)) is reports.ranks[0]
 
 
 @pytest.mark.launch
