@@ -15,10 +15,12 @@ from typing import Any
 
 os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"  # a build starts nothing
 
+import jieba
 import torch.distributed
 from docutils import nodes
 from sphinx.addnodes import download_reference, pending_xref
 from sphinx.application import Sphinx
+from sphinx.search.zh import SearchChinese
 from sphinx.transforms import SphinxTransform
 
 import mpicoll
@@ -45,6 +47,7 @@ html_theme = "furo"
 html_title = f"mpicoll {version}"
 html_copy_source = False
 html_scaled_image_link = False  # thumbnails have links of their own
+html_search_language = "zh"  # the class Words
 smartquotes = False  # `--nproc-per-node` and "mpi" stay as one types them
 pygments_style = "friendly"
 pygments_dark_style = "monokai"
@@ -130,6 +133,25 @@ def _take_text_of_the_root(app: Sphinx, docname: str, source: list[str]) -> None
             source[0] = re.sub(r"\]\((?!https?:|#)", "](../../", file.read())
 
 
+# Pages below which the sidebar folds others away. GitHub would show the directive.
+FOLDED = {
+    "examples": "examples/*",
+    "zh/index": "install\nquickstart\nconcepts\nmessages\ncollectives\ndata-parallel\n*",
+    "architecture": "project/*",
+}
+
+
+def _fold(app: Sphinx, docname: str, source: list[str]) -> None:
+    if docname in FOLDED:
+        source[0] += f"\n```{{toctree}}\n:hidden:\n:glob:\n\n{FOLDED[docname]}\n```\n"
+
+
+class Words(SearchChinese):
+    """Finds English words, and by jieba those of the Chinese pages, whose dictionary lacks our word for to hang."""
+
+    language_name = "English"  # of the stemmer in the browser; Sphinx 9.0 would ask for a Chinese one, which does not exist
+
+
 SOURCES = re.compile(r"^Source: (.*)$", re.MULTILINE)
 PROGRAM = """
 <details{open}><summary><code>{path}</code></summary>
@@ -159,6 +181,9 @@ def _show_programs(app: Sphinx, docname: str, source: list[str]) -> None:
 def setup(app: Sphinx) -> dict[str, bool]:
     logging.getLogger("sphinx.sphinx.ext.intersphinx").addFilter(_no_network_is_no_error)
     app.add_transform(LinksThatLeave)
+    jieba.add_word("挂起")
+    app.add_search_language(Words)
     app.connect("source-read", _take_text_of_the_root)
+    app.connect("source-read", _fold)
     app.connect("source-read", _show_programs)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
