@@ -24,7 +24,7 @@ MPI for stock PyTorch.
 commands:
   run       start a Python program on N ranks:  mpicoll run -n 4 train.py
   doctor    report which MPI, torch and hardware are here, and how to repair what will not work;
-            doctor dump FOLDER: where the ranks of a job part
+            doctor dump FOLDER: where the ranks of a job diverge
   bench     measure the operations of mpicoll, Gloo and MPI:  mpicoll bench -n 2 all_reduce
   settings  print the MPICOLL_* environment variables
 

@@ -180,7 +180,7 @@ HELP = {
     "-H": "hosts, with or without a number of slots: node1,node2 or node1:2,node2:2",
     "--bind-to": "bind each rank to a core, socket, numa domain, ...; default: no binding",
     "--map-by": "place successive ranks on successive units: core, socket, numa, ...; ppr:K:node is --nproc-per-node K",
-    "--oversubscribe": "allow more processes than cores also to MPI_Comm_spawn (Open MPI); ranks are always allowed to",
+    "--oversubscribe": "let MPI_Comm_spawn start more processes than there are cores (Open MPI)",
     "--tag-output": "begin each line of output with the rank that wrote it",
     "--log-dir": "write the output of rank R to DIR/rank-R.log on the host of that rank, and nothing to the terminal",
     "--grace": "time between SIGTERM and SIGKILL, when a job is ended; default: 5",
@@ -236,7 +236,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("MPI and environment")
     _add(group, "--mpi", metavar="openmpi|mpich|PATH")
     _add(group, "--launcher", choices=("mpiexec", "srun"))
-    _add(group, "--mpiexec-args", default="", metavar="WORDS")
+    _add(group, "--mpiexec-args", default="", metavar="OPTIONS")
     _add(group, "--mca", hidden=("-mca",), nargs=2, action="append", default=[], metavar=("KEY", "VALUE"))
     _add(group, "-x", action="append", default=[], metavar="NAME[=VALUE]", dest="export")
     _add(group, "-genv", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"))

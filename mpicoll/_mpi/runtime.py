@@ -312,7 +312,7 @@ def _check_size(asked: int, source: str) -> None:
     raise LaunchError(
         f"{source} asks for {asked} ranks, but {started}, and MPI sees 1 rank. Start the ranks with {remedy}, or from Python "
         f"with mpicoll.spawn(function, args, nprocs={asked}) instead of torch.multiprocessing.spawn, Process or a shell "
-        "loop. MPI then says rank and size"
+        "loop. MPI then sets rank and size"
     )
 
 

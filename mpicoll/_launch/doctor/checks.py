@@ -6,7 +6,7 @@
     python -m mpicoll.doctor --run                    does an all_reduce of two ranks work here?
     python -m mpicoll.doctor --run --hostfile FILE    and between the hosts of FILE, one rank on each?
     python -m mpicoll.doctor --json                   the report for programs
-    python -m mpicoll.doctor dump FOLDER              where do the ranks of a job part? See dump.py
+    python -m mpicoll.doctor dump FOLDER              where do the ranks of a job diverge? See dump.py
 
 Everything that could hang or crash (loading and starting MPI, importing torch) runs in a process of its own with a time limit.
 Exit status 0: everything will work; 1: something will not. Each check is a function that returns `Finding`s; `examine` calls
@@ -305,10 +305,11 @@ def check_binding(launch: Launch | None, mask: set[int], available: int | None) 
 def check_threads(environ: Mapping[str, str], launch: Launch | None, cores: int, threads: int | None) -> list[Finding]:
     """Threads of all ranks on this host, compared with its cores."""
     setting = f"OMP_NUM_THREADS={environ['OMP_NUM_THREADS']}" if "OMP_NUM_THREADS" in environ else "OMP_NUM_THREADS unset"
-    each = f"torch uses {threads} threads in a process" if threads is not None else "torch does not say how many threads it uses"
+    count = "an unknown number of threads" if threads is None else f"{threads} thread{'s' * (threads > 1)}"
+    each = f"torch uses {count} in a process"
     ranks = launch.local_size if launch is not None else None
     if ranks is None or threads is None:
-        text = f"{cores} usable cores; {each} ({setting}); mpicoll.run shares the cores out among the ranks"
+        text = f"{cores} usable cores; {each} ({setting}); mpicoll.run divides the cores among the ranks"
         return [Finding("ok", "threads", text)]
     text = f"{ranks} ranks here with {threads} thread{'s' * (threads > 1)} each on {cores} usable core{'s' * (cores > 1)}"
     if ranks * threads > cores and threads > 1:

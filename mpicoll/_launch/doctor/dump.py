@@ -88,7 +88,7 @@ def check_records(records: Mapping[int, Record]) -> list[Finding]:
 
 
 def check_group(key: GroupKey, records: Mapping[int, Record]) -> list[Finding]:
-    """Where the ranks of a group part."""
+    """Where the ranks of a group diverge."""
     members = {rank: records[rank].groups[key] for rank in key.ranks if rank in records and key in records[rank].groups}
     if not members:
         return []  # a record of another job

@@ -64,7 +64,7 @@ def _allocation(scheduler: str, job: str, nodes: Nodes, tasks: str = "") -> Allo
 
 
 def lines(text: str) -> Nodes:
-    """Nodes of a file with a host a line; a host that is repeated has that many slots."""
+    """Nodes of a file with one host per line; a host that is repeated has that many slots."""
     return tuple(Counter(line.strip() for line in text.splitlines() if line.strip()).items())
 
 
