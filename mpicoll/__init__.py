@@ -119,7 +119,7 @@ def __dir__() -> list[str]:
 
 # torch's modules of these names need torch's RPC (TensorPipe).
 REFUSED, REFUSED_BELOW = ("mpicoll.optim.optimizer",), ("mpicoll.rpc.", "mpicoll.autograd.")
-WHY_REFUSED = "torch has it for its own RPC, and mpicoll.rpc works without; docs/guides/rpc.md lists what differs"
+WHY_REFUSED = "torch has it for its own RPC, and mpicoll.rpc works without; the guide to RPC lists what differs"
 
 
 class _Mirror(importlib.abc.MetaPathFinder, importlib.abc.Loader):

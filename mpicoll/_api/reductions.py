@@ -25,7 +25,7 @@ SUM = ReduceOp.SUM
 def all_reduce(tensor: Tensor, op: Op = SUM, group: ProcessGroup | None = None, async_op: bool = False) -> Work | None:
     """Reduces the tensors of all ranks element by element; every rank gets the result, with the same bits (collective).
 
-    Returns when ``tensor`` holds the result. Unlike Gloo's, it takes any strides and all dtypes of docs/reference/reductions.md.
+    Returns when ``tensor`` holds the result. Unlike Gloo's, it takes any strides and more dtypes (the page "Reductions").
 
     Args:
         tensor: Overwritten. Same number of elements and same dtype on all ranks; any shape and strides; on a device that the
@@ -39,7 +39,7 @@ def all_reduce(tensor: Tensor, op: Op = SUM, group: ProcessGroup | None = None, 
 
     Raises:
         UnsupportedReduction: This ``op`` of this dtype has no right answer, such as AVG of bool. It is a TypeError and a
-            ValueError. docs/reference/reductions.md has the table.
+            ValueError. The page "Reductions" has the table.
         OperationTimeout: A rank has not called in time; the message names it. The group cannot be used any more.
         GroupFailed: An earlier operation of the group has failed.
 

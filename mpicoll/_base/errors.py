@@ -53,7 +53,7 @@ class ForkedProcess(MpicollError):
 
 
 class UnsupportedReduction(TypeError, ValueError):
-    """This reduction of this dtype has no right answer; nothing has been sent. docs/reference/reductions.md has the table."""
+    """This reduction of this dtype has no right answer; nothing has been sent. The page "Reductions" has the table."""
 
 
 # Tracebacks and pickles name the public module.
