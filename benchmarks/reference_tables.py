@@ -46,9 +46,15 @@ def dump_options() -> Iterator[str]:
 
 
 def benchmarks() -> Iterator[str]:
+    rows: list[str] = []
     yield from ("| WHAT | measures |", "|---|---|")
-    for what, text in overview.HELP.items():
-        yield f"| `{what}` | {text or 'likewise'} |"
+    names: list[str] = []
+    for what, text in reversed(overview.HELP.items()):
+        names.insert(0, f"`{what}`")
+        if text is not None:
+            rows.insert(0, f"| {', '.join(names)} | {text} |")
+            names.clear()
+    yield from rows
 
 
 def bench_options() -> Iterator[str]:

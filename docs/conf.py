@@ -1,6 +1,6 @@
 """Makes the documentation site: ``sphinx-build -W --keep-going -b html docs build/docs``; needs ``pip install '.[docs]'``.
 
-The pages are Markdown that GitHub shows as well. Only index.md and reference/api use directives of Sphinx.
+The pages are Markdown that GitHub shows as well. Only reference/api uses directives of Sphinx.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ extensions = [
     "sphinx_copybutton",
 ]
 root_doc = "index"
-exclude_patterns = ["README.md", "recipes"]  # GitHub's map of this folder; index.md is the site's
+exclude_patterns = ["recipes"]
 
 html_theme = "furo"
 html_title = f"mpicoll {version}"
@@ -133,17 +133,37 @@ def _take_text_of_the_root(app: Sphinx, docname: str, source: list[str]) -> None
             source[0] = re.sub(r"\]\((?!https?:|#)", "](../../", file.read())
 
 
-# Pages below which the sidebar folds others away. GitHub would show the directive.
-FOLDED = {
+# The sidebar. On GitHub, where index.md is the map, the directives would show.
+SIDEBAR = {
+    "Start": "start/install start/quickstart start/concepts",
+    "Tutorials": "tutorials/messages tutorials/collectives tutorials/data-parallel tutorials/*",
+    "Guides": "guides/launching guides/clusters guides/choices guides/migration guides/* "
+    "troubleshooting sharp-bits performance sites security",
+    "Reference": "reference/api/index reference/* glossary",
+    "Examples": "examples",
+    "中文": "zh/index",
+    "Project": "architecture",
+}
+FOLDED = {  # pages below others
     "examples": "examples/*",
-    "zh/index": "install\nquickstart\nconcepts\nmessages\ncollectives\ndata-parallel\n*",
+    "zh/index": "zh/install zh/quickstart zh/concepts zh/messages zh/collectives zh/data-parallel zh/*",
     "architecture": "project/*",
 }
+TOCTREE = """
+```{{toctree}}
+:hidden:
+:glob:
+:caption: {caption}
+
+{pages}
+```
+"""
 
 
-def _fold(app: Sphinx, docname: str, source: list[str]) -> None:
-    if docname in FOLDED:
-        source[0] += f"\n```{{toctree}}\n:hidden:\n:glob:\n\n{FOLDED[docname]}\n```\n"
+def _add_contents(app: Sphinx, docname: str, source: list[str]) -> None:
+    groups = SIDEBAR if docname == "index" else {docname: FOLDED[docname]} if docname in FOLDED else {}
+    for caption, pages in groups.items():
+        source[0] += TOCTREE.format(caption=caption, pages="\n".join(f"/{page}" for page in pages.split()))
 
 
 class Words(SearchChinese):
@@ -184,6 +204,6 @@ def setup(app: Sphinx) -> dict[str, bool]:
     jieba.add_word("挂起")
     app.add_search_language(Words)
     app.connect("source-read", _take_text_of_the_root)
-    app.connect("source-read", _fold)
+    app.connect("source-read", _add_contents)
     app.connect("source-read", _show_programs)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

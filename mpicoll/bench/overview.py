@@ -10,7 +10,7 @@ from mpicoll._base import launcher
 
 LAST_WORDS_S = 1.0  # other ranks exit later than rank 0; otherwise its error message could be lost with the job
 HELP: dict[str, str | None] = {
-    "all_reduce": "and each other collective: the mpicoll API, the torch backend, Gloo, mpi4py on NumPy memory",
+    "all_reduce": "a collective: the mpicoll API, the torch backend, Gloo, mpi4py on NumPy memory",
     **dict.fromkeys(
         (
             "reduce", "broadcast", "all_gather", "all_gather_into_tensor", "gather", "scatter", "reduce_scatter",

@@ -72,7 +72,7 @@ def test_the_workflow_runs_the_tiers_of_ci() -> None:
     assert all(command.startswith("bash .ci/run ") for command in runs)
 
 
-TEXT = "![a plot](docs/a.svg) [pages](docs/README.md#top), [PyTorch](https://pytorch.org) and [below](#use)"
+TEXT = "![a plot](docs/a.svg) [pages](docs/index.md#top), [PyTorch](https://pytorch.org) and [below](#use)"
 AT = "https://example.org/mpicoll/"
 
 
@@ -80,7 +80,7 @@ AT = "https://example.org/mpicoll/"
     ("address", "expected"),
     [
         ("", " pages, [PyTorch](https://pytorch.org) and [below](#use)"),
-        (AT, f"![a plot]({AT}docs/a.svg) [pages]({AT}docs/README.md#top), [PyTorch](https://pytorch.org) and [below](#use)"),
+        (AT, f"![a plot]({AT}docs/a.svg) [pages]({AT}docs/index.md#top), [PyTorch](https://pytorch.org) and [below](#use)"),
     ],
 )
 def test_the_description_has_no_relative_links(address: str, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,7 +114,7 @@ def test_the_table_of_gpus_is_made_of_the_reports() -> None:
 
 
 def test_the_tests_that_prove_a_trap_are_there() -> None:
-    rows = re.findall(r"^\| \d.*\|(.*)\|$", (ROOT / "docs/project/traps.md").read_text(), re.MULTILINE)
+    rows = re.findall(r"^\| \d.*\|(.*)\|$", (ROOT / "tests/TRAPS.md").read_text(), re.MULTILINE)
     named = [test.strip() for cell in rows for test in cell.split(",") if test.strip() != "-"]
     assert len(named) > 100
     assert not [test for test in named if not list((ROOT / "tests").glob(f"{test}*"))]
