@@ -206,11 +206,13 @@ def test_ranks_are_one_world(tmp_path: Path) -> None:
     ("program", "told"),
     [
         ("import torch.distributed", True),
+        ("import subprocess, torch; subprocess.run(['/sbin/ldconfig', '-p'], capture_output=True)", True),
+        ("import subprocess, sys, torch; subprocess.run([sys.executable, '-c', 'import torch'])", False),
         ("import torch.distributed as d; d.init_process_group('gloo'); d.destroy_process_group()", False),
         ("import torch; from mpi4py import MPI", False),
         ("print(1)", False),
     ],
-    ids=["no group", "another backend", "MPI", "no torch"],
+    ids=["no group", "a short child", "a child with torch", "another backend", "MPI", "no torch"],
 )
 def test_ranks_that_do_not_work_together_are_told_so(program: str, told: bool, tmp_path: Path) -> None:
     done = run(tmp_path, "-n", "2", "-c", program, OMP_NUM_THREADS="1")
