@@ -28,7 +28,6 @@ from mpicoll._base import binding, cpus, frames, last_words, launcher
 from mpicoll._base.waits import LAST_WORDS_S
 from mpicoll._launch import monitor
 
-
 TRIFLE_S = 0.1  # processor time of a child that has not started MPI: the CUDA wheels of torch run ldconfig
 
 
