@@ -1,7 +1,4 @@
-"""What a user reads after a mistake: the last line says which rank, and what is wrong, and there are at most 15 lines.
-
-Each mistake is a function of scripts/mistakes.py, run by `mpicoll run` with two ranks.
-"""
+"""What a user reads after a mistake: the last line says which rank, and what is wrong, and there are at most 15 lines."""
 
 import re
 from pathlib import Path
@@ -9,91 +6,138 @@ from pathlib import Path
 import pytest
 
 from tests.launch.jobs import run
-from tests.support import ROOT, is_open_mpi
+from tests.support import is_open_mpi
 
 pytestmark = pytest.mark.launch
 
-SCRIPT = str(ROOT / "tests" / "behaviour" / "scripts" / "mistakes.py")
 MOST_LINES = 15
-TIMEOUT = "exceeded the group's timeout of 4 s: no end after [45].. s"
-LAST = (
-    r"its last collective on this group is number 1, all_reduce\(SUM, float32, 1 element\), which has ended; its process \d+ runs"
-)
+HEAD = """
+import ctypes, os, signal, sys, threading, time
+from datetime import timedelta
+import torch, mpicoll as dist
+from mpicoll import rpc
+one = torch.ones(1)
+dist.init_process_group(timeout=timedelta(seconds=4))
+rank = dist.get_rank()
+dist.all_reduce(one)
+"""
+ON_1 = "if rank == 1: {}\ndist.all_reduce(one)"
+EMPTY = "raise ValueError('batch 17 is empty')"
+TIMEOUT = r"exceeded the group's timeout of 4 s: no end after \d\.\d s"
+CALL = r"number 1, all_reduce\(SUM, float32, 1 element\)"
+LAST = rf"its last collective on this group is {CALL}, which has ended; its process \d+ runs"
 ORDER = "All ranks must call the same collectives in the same order"
 # Where MPICH itself ends the job, it does not know the calls.
-TRUNCATED = "Fatal error in internal_Allreduce_c: Message truncated .*; with MPICOLL_CHECK=1 both are named|.* both are named.*"
+TRUNCATED = "Fatal error in internal_Allreduce_c: Message truncated .*with MPICOLL_CHECK=1 both are named.*"
 
 
 def differ(operation: str, what: str, zero: str, one: str) -> str:
     zero, one = (re.escape(f"{operation}({words})") for words in (zero, one))
-    return f"the ranks' calls of {operation} differ in {what}. Rank 0: {zero}; rank 1: {one}. All ranks must agree on {what}"
+    return f".*the ranks' calls of {operation} differ in {what}. Rank 0: {zero}; rank 1: {one}. All ranks must agree on {what}"
 
 
-# mistake: (the rank of the last line, and what that says after the rank)
-LAST_LINES = {
-    "exception": ("1", "ValueError: batch 17 is empty"),
-    "exception_on_all_ranks": ("[01]", "ValueError: no such data set"),
-    "exception_in_a_thread": ("1", "ValueError: batch 17 is empty"),
-    "exit_3": ("1", "exit status 3"),
-    "one_batch_fewer": ("0", r"all_reduce can never end: waits for rank 1, whose program has ended \(after 2 collectives .*"),
-    "os_exit_0": ("1", "exit status 0 before the end of its program, by os._exit"),
-    "killed": ("1", "killed by SIGKILL.*"),
-    "crash": ("1", "killed by SIGSEGV.*"),
+# mistake: (the program after a good all_reduce, the rank of the last line, what that says after the rank)
+MISTAKES = {
+    "exception": (ON_1.format(EMPTY), "1", "ValueError: batch 17 is empty"),
+    "exception on all ranks": (EMPTY, "[01]", "ValueError: batch 17 is empty"),
+    "exception in a thread": (
+        "if rank: threading.Thread(target=exec, args=(" + repr(EMPTY) + ",)).start()\ndist.recv(one, 1 - rank)",
+        "1",
+        "ValueError: batch 17 is empty",
+    ),
+    "sys.exit": (ON_1.format("sys.exit(3)"), "1", "exit status 3"),
+    "one batch fewer": (
+        "for _ in range(2 - rank): dist.all_reduce(one)",
+        "0",
+        r"all_reduce can never end: waits for rank 1, whose program has ended \(after 2 collectives .*",
+    ),
+    "os._exit": (ON_1.format("os._exit(0)"), "1", "exit status 0 before the end of its program, by os._exit"),
+    "killed": (ON_1.format("os.kill(os.getpid(), signal.SIGKILL)"), "1", "killed by SIGKILL.*"),
+    "crash": (ON_1.format("ctypes.string_at(0)"), "1", "killed by SIGSEGV.*"),
     "sizes": (
+        "dist.all_reduce(torch.ones(2 + rank))",
         "[01]",
-        ".*" + differ("all_reduce", "the number of elements", "SUM, float32, 2 elements", "SUM, float32, 3 elements"),
+        differ("all_reduce", "the number of elements", "SUM, float32, 2 elements", "SUM, float32, 3 elements"),
     ),
-    "large_sizes": (
+    "large sizes": (
+        "dist.all_reduce(torch.ones((1 + rank) << 20))",
         "[01]",
-        ".*" + differ("all_reduce", "the number of elements", "SUM, float32, 1048576 elements", "SUM, float32, 2097152 elements"),
+        differ("all_reduce", "the number of elements", "SUM, float32, 1048576 elements", "SUM, float32, 2097152 elements"),
     ),
-    "dtypes": ("[01]", ".*" + differ("all_reduce", "the dtype", "SUM, float32, 4 elements", "SUM, float64, 4 elements")),
+    "dtypes": (
+        "dist.all_reduce(torch.ones(4, dtype=torch.float64 if rank else torch.float32))",
+        "[01]",
+        differ("all_reduce", "the dtype", "SUM, float32, 4 elements", "SUM, float64, 4 elements"),
+    ),
     "collectives": (
+        "dist.all_reduce(one) if rank else dist.barrier()\ntime.sleep(60)",
         "[01]",
         rf".*the ranks call different collectives. Rank 0: barrier\(\); rank 1: all_reduce\(.*\). {ORDER}",
     ),
-    "roots": ("[01]", ".*" + differ("broadcast", "the root", "float32, 4 elements, root 0", "float32, 4 elements, root 1")),
-    "reductions": ("[01]", ".*" + differ("all_reduce", "the reduction", "SUM, float32, 1 element", "MAX, float32, 1 element")),
-    "late": ("0", f"all_reduce {TIMEOUT}. Rank 1 has not come: {LAST}"),
-    "both_receive": ("[01]", f"recv {TIMEOUT}. Rank [01] is the other side: {LAST}"),
-    "no_such_rank": ("[01]", r"ValueError: send: dst: global rank 2 is not in the group, which has ranks \[0, 1\]"),
-    "no_answer": ("[01]", "UnsupportedReduction: all_reduce: AVG on torch.bool: it needs a number; cast it first, .*"),
-    "too_long": ("1", r"TruncationError: recv .* the message is longer than the tensor .* of 16 bytes \(shape \(4,\), .*"),
-    "refused": ("1", "ValueError: all_gather: tensor_list has 1 tensors, the group has 2 ranks; it needs one for each"),
-    "group_of_some": ("0", "OperationTimeout: new_group .*: rank 1 did not come within the timeout of 3 s"),
-    "no_init": (
+    "roots": (
+        "dist.broadcast(torch.ones(4), src=rank)\ntime.sleep(60)",
+        "[01]",
+        differ("broadcast", "the root", "float32, 4 elements, root 0", "float32, 4 elements, root 1"),
+    ),
+    "reductions": (
+        "dist.all_reduce(one, op=dist.ReduceOp.MAX if rank else dist.ReduceOp.SUM)\ntime.sleep(60)",
+        "[01]",
+        differ("all_reduce", "the reduction", "SUM, float32, 1 element", "MAX, float32, 1 element"),
+    ),
+    "late": (ON_1.format("time.sleep(60)"), "0", f"all_reduce {TIMEOUT}. Rank 1 has not come: {LAST}"),
+    "both receive": ("dist.recv(one, 1 - rank)", "[01]", f"recv {TIMEOUT}. Rank [01] is the other side: {LAST}"),
+    "no such rank": ("dist.send(one, dst=2)", "[01]", r"ValueError: send: dst: global rank 2 is not in the group, .* \[0, 1\]"),
+    "no answer": (
+        "dist.all_reduce(torch.ones(2, dtype=torch.bool), op=dist.ReduceOp.AVG)",
+        "[01]",
+        "UnsupportedReduction: all_reduce: AVG on torch.bool: it needs a number; cast it first, .*",
+    ),
+    "too long": (
+        "dist.recv(torch.ones(4), src=0) if rank else dist.send(torch.ones(5), dst=1)\ntime.sleep(60)",
+        "1",
+        r"TruncationError: recv .* the message is longer than the tensor .* of 16 bytes \(shape \(4,\), .*",
+    ),
+    "refused": (
+        "dist.all_gather([torch.ones(1)] * (2 - rank), one)",
+        "1",
+        "ValueError: all_gather: tensor_list has 1 tensors, the group has 2 ranks; it needs one for each",
+    ),
+    "group of some": (
+        "if rank == 0: dist.new_group([0, 1], timeout=timedelta(seconds=3))\ntime.sleep(60)",
+        "0",
+        "OperationTimeout: new_group .*: rank 1 did not come within the timeout of 3 s",
+    ),
+    "no group": (
+        "dist.destroy_process_group()\ndist.all_reduce(one)",
         "[01]",
         "ValueError: Default process group has not been initialized, please make sure to call init_process_group.",
     ),
-    "rpc_to_nobody": ("[01]", "RuntimeError: .* unknown destination worker 'worker7'; the workers are 'worker0', 'worker1'"),
-    "nccl": ("[01]", "RuntimeError: Distributed package doesn't have NCCL built in"),
+    "RPC to nobody": (
+        "rpc.init_rpc(f'worker{rank}')\nrpc.rpc_sync('worker7', torch.ones, (1,))",
+        "[01]",
+        "RuntimeError: .* unknown destination worker 'worker7'; the workers are 'worker0', 'worker1'",
+    ),
+    "NCCL": (
+        "dist.destroy_process_group()\ndist.init_process_group('nccl')",
+        "[01]",
+        "RuntimeError: Distributed package doesn't have NCCL built in",
+    ),
 }
+ALWAYS = ("exception on all ranks", "crash", "os._exit", "sizes", "collectives", "no group")  # the others: --runslow
 
 
-ALWAYS = ("exception_on_all_ranks", "crash", "os_exit_0", "sizes", "collectives", "no_init")  # the others: --runslow
-
-
-@pytest.mark.parametrize(
-    "mistake", [name if name in ALWAYS else pytest.param(name, marks=pytest.mark.slow) for name in LAST_LINES]
-)
+@pytest.mark.parametrize("mistake", [name if name in ALWAYS else pytest.param(name, marks=pytest.mark.slow) for name in MISTAKES])
 def test_the_last_line(mistake: str, tmp_path: Path) -> None:
-    rank, what = LAST_LINES[mistake]
+    program, rank, what = MISTAKES[mistake]
     if mistake in ("sizes", "dtypes") and not is_open_mpi():
         what = TRUNCATED
-    done = run(tmp_path, "-n", "2", SCRIPT, mistake, OMP_NUM_THREADS="1")
-    said = (done.stdout + done.stderr).splitlines()
-    assert done.returncode != 0
-    assert re.fullmatch(rf"mpicoll\.run: rank {rank} of 2 on \S+: {what}", said[-1]), "\n".join(said)
-    assert len(said) <= MOST_LINES, "\n".join(said)
+    ended(tmp_path, rank, what, "-c", HEAD + program)
 
 
 OWN_RANKS = """
-import torch.multiprocessing
-import torch.distributed as dist
-
+import torch.multiprocessing, torch.distributed as dist
 def work(rank):
     dist.init_process_group("mpi", rank=rank, world_size=2)
-
 if __name__ == "__main__":
     torch.multiprocessing.spawn(work, nprocs=2)
 """
@@ -102,7 +146,13 @@ if __name__ == "__main__":
 @pytest.mark.slow
 def test_a_program_that_starts_ranks_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(OWN_RANKS)
-    said = run(tmp_path, "-n", "2", "own.py", OMP_NUM_THREADS="1").stderr.splitlines()
-    why = r"process \d+ (was started by a rank, not by mpiexec|has no connection to mpiexec).*"
-    assert re.fullmatch(rf"mpicoll\.run: rank [01] of 2 on \S+: LaunchError: {why}", said[-1]), "\n".join(said)
+    why = r"LaunchError: process \d+ (was started by a rank, not by mpiexec|has no connection to mpiexec).*"
+    ended(tmp_path, "[01]", why, "own.py")
+
+
+def ended(folder: Path, rank: str, what: str, *words: str) -> None:
+    done = run(folder, "-n", "2", *words, OMP_NUM_THREADS="1")
+    said = (done.stdout + done.stderr).splitlines()
+    assert done.returncode != 0
+    assert re.fullmatch(rf"mpicoll\.run: rank {rank} of 2 on \S+: {what}", said[-1]), "\n".join(said)
     assert len(said) <= MOST_LINES, "\n".join(said)
