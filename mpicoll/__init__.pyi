@@ -183,7 +183,7 @@ def new_subgroups_by_enumeration(
     backend: str | Backend | None = None,
     pg_options: object | None = None,
     group_desc: str | None = None,
-) -> tuple[ProcessGroup, list[ProcessGroup]]:
-    """Makes a group of each list of global ranks: this rank's, and all (collective). It is torch's function."""
+) -> tuple[ProcessGroup | None, list[ProcessGroup]]:
+    """Makes a group of each list of global ranks: this rank's or None, and all (collective). It is torch's function."""
 
 OURS: dict[str, str]

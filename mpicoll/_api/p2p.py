@@ -138,7 +138,7 @@ def isend(
         group_dst: Rank within the group.
 
     Returns:
-        A Work; None with a warning on a rank outside the group.
+        A Work. On a rank outside the group None with a warning, which the type leaves out.
 
     Raises:
         ValueError: The destination is not in the group.
@@ -178,8 +178,8 @@ def irecv(
         group_src: Rank within the group.
 
     Returns:
-        A Work; None with a warning on a rank outside the group. After ``wait()``, its ``received_nbytes()`` is the size of the
-        message, and its ``source_rank()`` the sender's rank within the group.
+        A Work. After ``wait()``, its ``received_nbytes()`` is the size of the message, and its ``source_rank()`` the sender's
+        rank within the group. On a rank outside the group None with a warning, which the type leaves out.
 
     Raises:
         ValueError: The source is not in the group.

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 MOST_LISTED = 16  # sizes
+MOST_PAIRS = 4
 Blocks = dict[int, int]  # bytes, by group rank
 DTYPE = re.compile(r"\b(?:b?float|u?int|complex|bool)(\d*)\w*")
 # What calls of one collective may differ in, and where it stands in the words of a call.
@@ -17,7 +18,7 @@ ASPECTS = {
     "the number of elements": r"(\d+) (?:elements?|bytes)",
     "the sizes of the blocks": r"blocks of (\[.*?\])",
     "the root": r"root (\d+)",
-    "the kind of device": r" on (\w+)",
+    "the kind of device": r"\bon (\w+)",
 }
 
 
@@ -41,14 +42,14 @@ class Facts(NamedTuple):
             return f"{self.operation}, refused: {self.refusal}"
         words = [word for word in (self.reduction, self.dtype) if word]
         if self.nbytes is not None:
-            words.append(self._count(self.nbytes))
+            words.append(self.amount(self.nbytes))
         part = not self.operation  # of a coalesced operation: its tensors may differ in number alone
         if self.sizes and (part or min(self.sizes) != max(self.sizes)):
             words.append(f"blocks of {_listed(tuple(nbytes // self._itemsize() for nbytes in self.sizes))} {self._unit()}s")
         if self.root is not None:
             words.append(f"root {self.root}")
-        words += [f"to rank {rank}: {self._count(nbytes)}" for rank, nbytes in (self.sends or {}).items()]
-        words += [f"from rank {rank}: {self._count(nbytes)}" for rank, nbytes in (self.receives or {}).items()]
+        words += [f"to rank {rank}: {self.amount(nbytes)}" for rank, nbytes in (self.sends or {}).items()]
+        words += [f"from rank {rank}: {self.amount(nbytes)}" for rank, nbytes in (self.receives or {}).items()]
         words += [str(part) for part in self.parts]
         if self.device != "cpu":
             words.append(f"on {self.device}")
@@ -62,7 +63,8 @@ class Facts(NamedTuple):
     def _unit(self) -> str:
         return "element" if DTYPE.fullmatch(self.dtype) else "byte"
 
-    def _count(self, nbytes: int) -> str:
+    def amount(self, nbytes: int) -> str:
+        """So many elements in words; bytes if the dtype is not known."""
         count = nbytes // self._itemsize()
         return f"{count} {self._unit()}{'' if count == 1 else 's'}"
 
@@ -108,14 +110,25 @@ def difference(calls: Mapping[int, Facts]) -> str:
         ]
         if not pairs:
             return ""
+        said = "; ".join(_pair(calls, *pair) for pair in pairs[:MOST_PAIRS])
+        return f"{said}{'; ...' * (len(pairs) > MOST_PAIRS)}. {_capital(in_words(calls))}"
     return mismatch(calls)
+
+
+def _pair(calls: Mapping[int, Facts], sender: int, receiver: int) -> str:
+    sends, expects = (calls[sender].sends or {})[receiver], (calls[receiver].receives or {}).get(sender, 0)
+    amount = calls[sender].amount
+    return f"rank {sender} sends {amount(sends)} to rank {receiver}, which expects {amount(expects)}"
+
+
+def _capital(text: str) -> str:
+    return text[0].upper() + text[1:]
 
 
 def mismatch(calls: Mapping[int, object]) -> str:
     """Returns, for calls that differ: in what, each call, and what all ranks must do. ``calls``: by rank, also as words."""
     what, remedy = what_differs(calls)
-    said = in_words(calls)
-    return ". ".join(filter(None, [what, said[0].upper() + said[1:], remedy]))
+    return ". ".join(filter(None, [what, _capital(in_words(calls)), remedy]))
 
 
 def what_differs(calls: Mapping[int, object]) -> tuple[str, str]:
@@ -126,6 +139,8 @@ def what_differs(calls: Mapping[int, object]) -> tuple[str, str]:
     operations = {text.partition("(")[0] for text in texts.values()}
     if len(operations) > 1:
         return "the ranks call different collectives", "All ranks must call the same collectives in the same order"
+    if len({text.count("(") for text in texts.values()}) > 1:
+        return f"the ranks' calls of {operations.pop()} differ in the number of tensors", "All ranks must agree on it"
     differ = [aspect for aspect, place in ASPECTS.items() if len({tuple(re.findall(place, text)) for text in texts.values()}) > 1]
     what = " and ".join(differ) or "the arguments"
     return f"the ranks' calls of {operations.pop()} differ in {what}", f"All ranks must agree on {what}"

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import linecache
-import os
 import sys
 import traceback
 from pathlib import Path
 from types import TracebackType
+
+from mpicoll._base.errors import MpicollError
 
 STANDARD = str(Path(traceback.__file__).parent)
 
 
 def of_program(file: str) -> bool:
     """Whether a file belongs to the program: not to mpicoll, torch or Python. Other libraries count as the program's."""
-    packages = (getattr(sys.modules.get(name), "__file__", None) for name in ("mpicoll", "torch"))
-    if file.startswith(tuple(f"{Path(package).parent}/" for package in packages if package)):
+    if file.startswith(tuple(_folders("mpicoll", "torch"))):
         return False
     return "site-packages" in file or not file.startswith(("<frozen ", STANDARD))
+
+
+def _folders(*names: str) -> list[str]:
+    """The folders of these packages, as far as they have been imported."""
+    packages = (getattr(sys.modules.get(name), "__file__", None) for name in names)
+    return [f"{Path(package).parent}/" for package in packages if package]
 
 
 def is_refusal(error: BaseException) -> bool:
@@ -25,18 +31,17 @@ def is_refusal(error: BaseException) -> bool:
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
-    if trace is None or of_program(file := trace.tb_frame.f_code.co_filename):
-        return False
-    ours = f"{os.sep}torch{os.sep}" not in file or f"{os.sep}distributed{os.sep}" in file
-    return ours and linecache.getline(file, trace.tb_lineno).lstrip().startswith("raise ")
+    file = "" if trace is None else trace.tb_frame.f_code.co_filename
+    ours = file.startswith((*_folders("mpicoll"), *(f"{folder}distributed/" for folder in _folders("torch"))))
+    return ours and trace is not None and linecache.getline(file, trace.tb_lineno).lstrip().startswith("raise ")
 
 
 def shorten(error: BaseException) -> None:
-    """Cuts a refusal's traceback behind the last call of the program, and the cause that is MPI's: the error has its text."""
+    """Cuts a refusal's traceback behind the last call of the program, and its cause if that is MPI's: the error has its text."""
     if not is_refusal(error):
         return
     up_to_program(error.__traceback__)
-    inner = error.__cause__ or error.__context__
+    inner = (error.__cause__ or error.__context__) if isinstance(error, MpicollError) else None
     if inner is not None and not up_to_program(inner.__traceback__):
         error.__suppress_context__, error.__cause__ = True, None
 

@@ -182,10 +182,11 @@ class Group(GroupState):
             error: Exception = translate(raw, self.where(operation))
             self.fail(error)
             if not isinstance(error, PeerLost) and (differ := watchdog.mismatch(self, self.queue.started)):
-                kind = TruncationError if isinstance(error, TruncationError) else CollectiveMismatch
-                return kind(f"{self.where(operation)}: {differ}")
+                if isinstance(error, TruncationError):
+                    return TruncationError(f"{self.where(operation)}: {differ}")
+                return CollectiveMismatch(f"{error}. {differ[0].upper()}{differ[1:]}")
             return error
-        what = f"{self.where(operation)}: {raw or 'the calls of the ranks do not fit together'}"
+        what = f"{self.where(operation)}: {str(raw) or 'the calls of the ranks do not fit together'}"
         self.fail(CollectiveMismatch(what))
         differ = watchdog.mismatch(self, self.queue.started)
         return CollectiveMismatch(f"{self.where(operation)}: {differ}" if differ else what)

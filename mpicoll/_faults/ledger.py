@@ -29,6 +29,7 @@ REMEMBERED = 2000  # collectives of a group whose calls are kept
 LOOKS = max(1, round(BOARD_S / LOOK_S))  # whose entries stand on a board
 PATIENT_LOOKS = round(RAISES_S / LOOK_S)  # after an error on one rank; the programs may go on
 MOST_TEXTS, MOST_GROUPS = 200, 100  # on a board
+UNKNOWN = "another call"  # one whose words do not fit on the board
 
 
 # A collective that this rank has begun: (its number on the group, operation, start time, signature, asynchronous).
@@ -87,7 +88,7 @@ class Rank(NamedTuple):
         seen = self.groups.get(key)
         if seen is None or not seen.first <= number <= seen.begun:
             return ""
-        return seen.last if number == seen.begun else self.texts.get(str(seen.calls[number - seen.first]), "another call")
+        return seen.last if number == seen.begun else self.texts.get(str(seen.calls[number - seen.first]), UNKNOWN)
 
 
 class Mismatch(NamedTuple):

@@ -29,7 +29,7 @@ from mpicoll._faults import culprits, current_call, exit_handshake, inquiries, s
 from mpicoll._faults.exit_handshake import SHOW, Answer, Question
 from mpicoll._faults.group_state import EVERYBODY, GroupState, Messages, PendingMessage, expired
 from mpicoll._faults.inquiries import Absent
-from mpicoll._faults.ledger import Ledger, Mismatch
+from mpicoll._faults.ledger import UNKNOWN, Ledger, Mismatch
 from mpicoll._mpi import abort, errors, runtime, survivors
 
 TIMED_BY_ITSELF = frozenset({"barrier", "monitored_barrier"})  # they may also wait longer than the group's timeout
@@ -110,7 +110,8 @@ class Watchdog:
         while time.monotonic() < deadline and len(found) < sum(rank in ledger.boards.ranks for rank in group.global_ranks):
             time.sleep(0.01)
             found = ledger.calls(group, number)
-        return facts.mismatch(found) if len(set(found.values())) > 1 else ""
+        known = {rank: call for rank, call in found.items() if call != UNKNOWN}
+        return facts.mismatch(known) if len(set(known.values())) > 1 else ""
 
     def stop(self) -> None:
         """Ends the thread, after the last group of a world. What this rank has called stays on its board."""

@@ -7,7 +7,7 @@
     =   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES
 
 The traceback of an uncaught error, lines that begin with "[rank1]: ", is printed for one rank; of others, only what differs.
-All else passes at once, the beginning of a line too unless a report may begin so. Empty lines and rules wait for the next line.
+All else passes at once, the beginning of a line too unless a report may begin so. Empty lines and rules wait for what follows.
 """
 
 from __future__ import annotations
@@ -18,25 +18,32 @@ import select
 import threading
 from typing import NamedTuple
 
-RULES = b"-" * 74, b"=" * 83
-FIRST = re.compile(
-    rb"MPI_ABORT was invoked |(prterun|mpirun|mpiexec|orterun) (has exited due|detected that|noticed) |Primary job  terminated |"
-    rb"=   BAD TERMINATION OF "
-)
+DASHES, EQUALS = b"-" * 74, b"=" * 83
+BOXES = (  # how they go on behind their first line
+    b"MPI_ABORT was invoked ", b"Primary job  terminated ", b"=   BAD TERMINATION OF ",
+    *(name + what for name in (b"prterun", b"mpirun", b"mpiexec", b"orterun")
+      for what in (b" has exited due", b" detected that", b" noticed ")),
+)  # fmt: skip
+HYDRA = (
+    b"YOUR APPLICATION TERMINATED WITH THE EXIT STRING: ", b"This typically refers to a problem with your application.",
+    b"Please see the FAQ page for debugging suggestions",
+)  # fmt: skip
+OTHERS = b"Abort(", b"Abort is in progress...hit ctrl-c again", b"mpicoll: rank "
+OF_CRASH = b'File "', b"Extension modules: "  # lines of faulthandler
 LINES = re.compile(rb"[^\n]*\n|[^\n]+")
 LINE = re.compile(
     rb"Abort\(\d+\) on node \d+ \(rank \d+ in comm \d+\): (application called MPI_Abort\(|Fatal error in )|"
-    rb"Abort is in progress\.\.\.hit ctrl-c again|YOUR APPLICATION TERMINATED WITH THE EXIT STRING: |"
-    rb"This typically refers to a problem with your application\.$|Please see the FAQ page for debugging suggestions$|"
-    rb"mpicoll: rank \d+ of \d+ \([^)]*\): uncaught .*; aborting the job$|"
-    rb'File "(<frozen runpy>|[^"]*/mpicoll/_launch/rank\.py)", line \d+ in |'  # of faulthandler, like the next one
-    rb"Extension modules: .*\(total: \d+\)$"
+    rb"Abort is in progress\.\.\.hit ctrl-c again|mpicoll: rank \d+ of \d+ \([^)]*\): uncaught .*; aborting the job$"
 )
-BEGINNINGS = b"Abort", b"YOUR APPLICATION", b"This typically", b"Please see", b"mpicoll: rank ", b"File ", b"Extension ", *RULES
+CRASH_LINE = re.compile(
+    rb'File "(<frozen runpy>|[^"]*/mpicoll/_launch/rank\.py)", line \d+ in |Extension modules: .*\(total: \d+\)$'
+)
 FATAL = re.compile(rb"Abort\((\d+)\) on node (\d+) \(rank \d+ in comm \d+\): (Fatal error in [^\r\n]*?),? *(error stack:)?$")
 STACK = re.compile(rb"\w+\(\d+\)\.*: *(.*)$")
 RANK = re.compile(rb"\[rank(\d+)\]: ")
-TRACEBACK = b"Traceback (most recent call last):", b"The above exception was the ", b"During handling of the above "
+PART_OF_RANK = re.compile(rb"\[(r(a(n(k(\d+(\](:)?)?)?)?)?)?)?")
+TRACEBACK = b"Traceback (most recent call last):"
+INNER = b"The above exception was the ", b"During handling of the above "
 OWN_NUMBER = re.compile(rb"\(rank \d+ of ")
 
 
@@ -49,35 +56,40 @@ class Fatal(NamedTuple):
 
 
 class Tracebacks:
-    """The tracebacks of several ranks: of a second one that says the same, nothing is printed."""
+    """The tracebacks of several ranks: of a second one that says the same, nothing is printed. For one traceback of each rank."""
 
     def __init__(self) -> None:
         self._first: int | None = None  # the rank whose traceback is printed
-        self._said: dict[int, list[bytes]] = {}  # the lines of a rank, without its number
+        self._said: dict[int, list[bytes]] = {}  # all lines of a rank from its traceback on, without its number
         self._held: dict[int, list[bytes]] = {}  # the same lines as they have come, where they are not printed
-        self._differ: set[int] = set()  # ranks that say something else
-        self._open: set[int] = set()  # ranks whose traceback has not come to its last line
+        self._off = False
 
     def line(self, rank: int, line: bytes) -> bytes:
         """What may be printed once this line of a rank is known."""
         text = OWN_NUMBER.sub(b"(rank of ", RANK.sub(b"", line))
-        if rank not in self._open and not text.startswith(TRACEBACK):
+        begins, said = text.startswith(TRACEBACK), self._said.get(rank)
+        if self._off or (said is None and not begins):
             return line
-        self._open.add(rank)
-        if not text.startswith((b" ", *TRACEBACK)):  # the error
-            self._open.discard(rank)
+        if said and begins and not said[-1].startswith(INNER):  # a second one: the program goes on after them
+            self._off = True
+            return self.rest() + line
         said = self._said.setdefault(rank, [])
         said.append(text)
         if self._first is None:
             self._first = rank
-        if rank in self._differ or rank == self._first:
+        if rank == self._first or (rank not in self._held and len(said) > 1):
             return line
         self._held.setdefault(rank, []).append(line)
         first = self._said[self._first]
         if said == first[: len(said)] or first == said[: len(first)]:
             return b""
-        self._differ.add(rank)
         return b"".join(self._held.pop(rank))
+
+    def waits(self, text: bytes) -> bool:
+        """Whether the beginning of a line may be one of a traceback."""
+        if (found := RANK.match(text)) is None:
+            return PART_OF_RANK.fullmatch(text) is not None
+        return not self._off and (int(found[1]) in self._said or _may_be(text[found.end() :], TRACEBACK))
 
     def rest(self) -> bytes:
         """What was not printed although it differs, and which ranks have said the same."""
@@ -94,19 +106,25 @@ class Output:
     Attributes:
         kept: Reports of a failure, which are kept back.
         fatal: Where MPICH itself has ended the job first.
+        writing: Whether it waits for whoever reads our output.
     """
 
     def __init__(self, source: int, target: int = 2, keeps: bool = True) -> None:
         self.kept = b""
         self.fatal: Fatal | None = None
+        self.writing = False
         self._source, self._target, self._keeps = source, target, keeps
+        self._rules = (EQUALS,) if target == 1 else (DASHES, EQUALS)
         self._guard = threading.Lock()  # guards `kept`, `fatal` and what follows
         self._tracebacks = Tracebacks()
         self._box: list[bytes] = []  # lines of a box that may still turn out to be none
         self._part = b""  # the beginning of a line that may have to be kept back
         self._within = False  # the beginning of the current line has been passed on
-        self._unread = False
         self._stack = False  # the last line was one of MPICH's stack of C
+        self._of_fatal, self._reason = False, ""  # whether that stack belongs to `fatal`, and its reason alone
+        self._crashed = False  # faulthandler has printed its first line
+        self._zero = False  # the last line was the end of a box of Open MPI
+        self._unread = False
 
     def pass_on(self) -> None:
         """Passes on until the pipe ends, and closes it. In a thread of its own: whoever reads our output may stop reading.
@@ -119,7 +137,8 @@ class Output:
 
     def end(self, explained: bool) -> None:
         """Passes on what has turned out to be no report, and the reports unless the failure is explained."""
-        self._write(self.rest(explained))
+        if not self.writing:  # otherwise nobody reads
+            self._write(self.rest(explained))
 
     def sort(self, data: bytes) -> bytes:
         """What of these bytes may be passed on, and of those before them."""
@@ -128,7 +147,7 @@ class Output:
 
     def rest(self, explained: bool) -> bytes:
         with self._guard:
-            rest = b"".join(self._box) + (b"" if explained else self.kept) + self._part.lstrip(b"\0")
+            rest = b"".join(self._box) + (b"" if explained else self.kept) + self._part
             self.kept, self._box, self._part = b"", [], b""
             return self._tracebacks.rest() + rest
 
@@ -138,52 +157,77 @@ class Output:
         if self._within:
             self._within = not complete
             return line
-        text = line.strip(b"\0\r\n ")
-        if not complete and (self._box or self._stack or _may_be_report(text)):
+        if self._zero and not (line := line.lstrip(b"\0")):
+            return b""
+        self._zero = False
+        text = line.strip(b"\r\n ")
+        begun = bool(self._box) and self._box[-1].strip(b"\r\n ") in self._rules  # a rule is the last line
+        if not complete and text and b"\r" not in text and self._waits(text, begun):
             self._part = line
             return b""
         before, self._box = self._box, []
-        if not before or before == [b"\n"]:
-            if text == RULES[1]:
-                self._box = [*before, line]  # with the empty line
-                return b""
-            if text == RULES[0] or line == b"\n":
-                self._box = [line.lstrip(b"\0")]
-                return b"".join(before)
-            return b"".join(before) + self._outside(line, text, complete)
-        begun = before[-1].strip(b"\0\r\n ") in RULES  # the rule is the last line
-        if begun and text in RULES:
+        if before and before != [b"\n"] and not begun:  # within a report
+            self._box = [*before, line]
+            if text in self._rules:
+                self.kept, self._box, self._zero = self.kept + b"".join(self._box), [], text == DASHES
+            return b""
+        if begun and text.startswith(BOXES):
+            self._box = [*before, line]
+            return b""
+        if text in self._rules:
+            empty = before if before == [b"\n"] and text == EQUALS else []  # Hydra's box has an empty line before it
+            self._box = [*empty, line]
+            return b"" if empty else b"".join(before)
+        if line == b"\n" and not begun:
             self._box = [line]
             return b"".join(before)
-        if begun and not FIRST.match(text):
-            return b"".join(before) + self._outside(line, text, complete)
-        self._box = [*before, line]
-        if text in RULES:
-            self.kept, self._box = self.kept + b"".join(self._box), []
-        return b""
+        return b"".join(before) + self._outside(line, text, complete)
+
+    def _waits(self, text: bytes, begun: bool) -> bool:
+        """Whether the beginning of a line may have to be kept back, from what has come of it."""
+        if self._stack or (self._box and self._box != [b"\n"] and not begun):
+            return True
+        beginnings = (
+            *HYDRA,
+            *(OTHERS if self._target == 2 else ()),
+            *(OF_CRASH if self._crashed else ()),
+            *(BOXES if begun else ()),
+        )
+        if _may_be(text, *beginnings) or any(rule.startswith(text) for rule in self._rules):
+            return True
+        return self._target == 2 and self._tracebacks.waits(text)
 
     def _outside(self, line: bytes, text: bytes, complete: bool) -> bytes:
         """The same for a line outside of a box."""
-        if self._stack and (found := STACK.match(text)):
+        if text.startswith(HYDRA):
             self.kept += line
-            if self.fatal is not None and found[1]:
-                text_before, detail = self.fatal.text.partition(" (")[0], found[1].decode(errors="replace")
-                self.fatal = self.fatal._replace(text=f"{text_before} ({detail})")
             return b""
-        self._stack = False
-        if LINE.match(text):
-            self.kept += line
-            if found := FATAL.match(text):
-                self._stack = bool(found[4])
-                if self.fatal is None:
-                    self.fatal = Fatal(int(found[2]), found[3].decode(errors="replace"), int(found[1]) & 0xFF)
-            return b""
-        if complete and (found := RANK.match(text)):
-            return self._tracebacks.line(int(found[1]), line)
+        if self._target == 2:
+            if self._stack and (found := STACK.match(text)):
+                self.kept += line
+                if self.fatal is not None and self._of_fatal and found[1]:
+                    self.fatal = self.fatal._replace(text=f"{self._reason} ({found[1].decode(errors='replace')})")
+                return b""
+            self._stack = False
+            if LINE.match(text) or (self._crashed and CRASH_LINE.match(text)):
+                self.kept += line
+                if found := FATAL.match(text):
+                    self._take_fatal(found)
+                return b""
+            self._crashed |= text.startswith(b"Fatal Python error: ")
+            if complete and (found := RANK.match(text)):
+                return self._tracebacks.line(int(found[1]), line)
         self._within = not complete
-        return line.lstrip(b"\0")
+        return line
+
+    def _take_fatal(self, found: re.Match[bytes]) -> None:
+        self._stack, self._of_fatal = bool(found[4]), self.fatal is None
+        if self.fatal is None:
+            self._reason = found[3].decode(errors="replace")
+            self.fatal = Fatal(int(found[2]), self._reason, int(found[1]) & 0xFF)
 
     def _write(self, data: bytes) -> None:
+        self.writing = bool(data)
         while data:
             try:
                 data = data[os.write(self._target, data) :]
@@ -191,8 +235,10 @@ class Output:
                 select.select([], [self._target], [])
             except OSError:  # nobody reads it any more; the job goes on
                 self._unread = True
-                return
+                break
+        self.writing = False
 
 
-def _may_be_report(text: bytes) -> bool:
-    return text.startswith(b"[rank") or any(each.startswith(text[: len(each)]) for each in (*BEGINNINGS, b"[rank"))
+def _may_be(text: bytes, *beginnings: bytes) -> bool:
+    """Whether a line that begins with ``text`` may begin with one of ``beginnings``."""
+    return any(each.startswith(text) or text.startswith(each) for each in beginnings)

@@ -43,7 +43,8 @@ def main(words: list[str]) -> None:
         os.execvp(words[1], words[1:])
     write_lines()
     if not faulthandler.is_enabled() and sys.stderr is not None:
-        faulthandler.enable(all_threads=False)  # a crash shows the program's calls; Open MPI then leaves out those of C
+        of_c: dict[str, bool] = {"c_stack": False} if sys.version_info >= (3, 14) else {}
+        faulthandler.enable(all_threads=False, **of_c)  # a crash shows the program's calls; Open MPI leaves out those of C
     try:
         if words[0] == "-m":
             sys.argv[:] = words[1:]
@@ -63,7 +64,7 @@ def main(words: list[str]) -> None:
         sys.exit(status)
     except BaseException as error:  # noqa: BLE001  after any error the other ranks must not wait
         status = 130 if isinstance(error, KeyboardInterrupt) else 1
-        if refusal := _refusal_of_child(error):
+        if last_words.monitored() and (refusal := _refusal_of_child(error)):
             last_words.why(refusal)
             abort_job(status)
             sys.exit(status)
@@ -178,8 +179,8 @@ def _print(error: BaseException) -> None:
 
 def _refusal_of_child(error: BaseException) -> str:
     """What mpicoll has refused to a process that the program has started by mp.spawn; empty: something else has failed."""
-    _, name, text = str(error).rpartition("mpicoll.errors.LaunchError: ")
-    return f"LaunchError: {text.strip()}" if name and type(error).__name__ == "ProcessRaisedException" else ""
+    _, name, text = str(error).strip().rpartition("mpicoll.errors.LaunchError: ")
+    return f"LaunchError: {text}" if name and "\n" not in text and type(error).__name__ == "ProcessRaisedException" else ""
 
 
 def _own_frames(trace: TracebackType | None) -> TracebackType | None:

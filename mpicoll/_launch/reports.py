@@ -137,7 +137,7 @@ class Reports:
         """
         first = min((rank for rank in self.ranks.values() if rank.failed() or rank.left_early()), key=Rank.at, default=None)
         aborted = None if fatal is None else self.ranks.get(fatal.rank)
-        if fatal and aborted and first and not first.why and first.status == fatal.status:
+        if fatal and aborted and first and not first.why and first.status in (fatal.status, aborted.status):
             hint = "the calls of the ranks differ, and with MPICOLL_CHECK=1 both are named" if "truncated" in fatal.text else ""
             aborted.why, aborted.why_status = "; ".join(filter(None, (fatal.text, hint, aborted.was))), fatal.status
             return aborted

@@ -30,7 +30,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mpicoll._base import processes
@@ -140,8 +140,7 @@ class _Job:
             for key, _ in self.selector.select(limit):
                 key.data()
             self._advance(time.monotonic())
-        for thread in passing:
-            thread.join(LAST_REPORTS_S)  # a process that mpiexec has left behind may hold the pipe
+        self._wait_for_output(passing)
         outcome = self._outcome()
         for each in self.outputs.values():
             each.end(outcome.explained)
@@ -151,6 +150,16 @@ class _Job:
             self._wait_for_ranks_here()
             leftovers.remove(self.began_s)
         return outcome
+
+    def _wait_for_output(self, passing: Sequence[threading.Thread]) -> None:
+        """Until all is passed on, however slow its reader is. A process that mpiexec has left behind may hold the pipe."""
+        deadline = time.monotonic() + LAST_REPORTS_S
+        while (running := [thread for thread in passing if thread.is_alive()]) and time.monotonic() < deadline:
+            running[0].join(0.05)
+            if any(each.writing for each in self.outputs.values()):
+                deadline = time.monotonic() + LAST_REPORTS_S
+            if any(each.number in ENDING for each in self.signals.read()):
+                return
 
     def _wait_for_ranks_here(self) -> None:
         """Hydra kills the monitors and ends at once. Their ranks get a signal then, and still use their memory for a moment."""
@@ -238,12 +247,17 @@ class _Job:
         if first is not None and first.lost and not first.why and status != 0 and not self.ended_by_us:
             first = None  # mpiexec has killed all ranks with their monitors
         if self.told_by and (first is None or first.at() >= self.told_at):
-            return Outcome(128 + self.told_by, f"ended by {signal_name(self.told_by)}", self.told_by, explained=True)
+            return Outcome(128 + self.told_by, f"ended by {signal_name(self.told_by)}", self.told_by, explained=self._is_told(""))
         if first is not None:
             text = f"rank {first.number} of {self.reports.size} on {first.host}: {first.how()}"
-            return Outcome(first.exit_status(), text, self.told_by, explained=True)
+            return Outcome(first.exit_status(), text, self.told_by, explained=self._is_told(first.why))
         if not failed:
             return Outcome(0, "", alone=len(ranks) if len(ranks) > 1 and all(rank.alone for rank in ranks.values()) else 0)
         how = f"killed by {signal_name(-status)}" if status < 0 else f"exit status {status}"
         began = "no rank said why" if ranks else "no rank began"
         return Outcome(shell_status(status), f"mpiexec: {how}; {began}", begun=bool(ranks))
+
+    def _is_told(self, why: str) -> bool:
+        """Whether the last line says enough: ``why`` has MPICH's reason, if there is one."""
+        fatal = self.outputs[2].fatal
+        return fatal is None or fatal.text in why

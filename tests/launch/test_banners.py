@@ -7,9 +7,8 @@ import time
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpicoll._launch.banners import RULES, Output
-
-RULE = RULES[0]
+from mpicoll._launch.banners import DASHES as RULE
+from mpicoll._launch.banners import Output
 
 ABORT = RULE + b"\nMPI_ABORT was invoked on rank 1 in communicator MPI_COMM_WORLD\n\nNOTE: ...\n" + RULE + b"\n"
 ENDED = RULE + b"\nprterun has exited due to process rank 1 with PID 0 on node a calling\n" + RULE + b"\n"
@@ -28,20 +27,27 @@ OURS = b"mpicoll: rank 1 of 2 (node 1): uncaught ValueError; aborting the job\n"
 REPORTS = ABORT, ENDED, OF_MPICH, FATAL, HYDRA, OURS
 OWN = (
     b"epoch 1\n", b"10 %\r20 %\r\n", b"-----\n", RULE + b"\nmy table\n" + RULE + b"\n1 2\n", b"Abort(1) of a transaction\n",
-    b"a\n\nb\n", b"\n", b"=" * 83 + b"\n", b"mpicoll: rank 1 of 2 (a): here\n", b"Please see below\n",
+    b"a\n\nb\n", b"\n", b"\1\0\2\n\0\0\3\n", b"=" * 83 + b"\n", b"mpicoll: rank 1 of 2 (a): here\n", b"Please see below\n",
     RULE + b"-\nlonger\n", b"Aborting\n",
 )  # fmt: skip
 
 
 @given(st.lists(st.sampled_from([*REPORTS, *OWN]), max_size=6), st.booleans(), st.randoms(use_true_random=False))
 def test_only_reports_are_kept_back(texts: list[bytes], explained: bool, random: object) -> None:
-    whole = b"".join(texts) + b"\0"
+    whole = b"".join(text + b"\0" * (text in (ABORT, ENDED)) for text in texts)
     ends = sorted(random.randrange(len(whole) + 1) for _ in range(4))  # type: ignore[attr-defined]
     parts = [whole[a:b] for a, b in zip([0, *ends], [*ends, len(whole)], strict=True) if a < b]
     own, reports = (b"".join(text for text in texts if (text in REPORTS) is kind) for kind in (False, True))
     errors = Output(-1)
     said = b"".join(map(errors.sort, parts))
     assert said + errors.rest(explained) == own + (b"" if explained else reports)
+
+
+@given(st.lists(st.sampled_from([HYDRA, ABORT, FATAL, *OWN]), max_size=4))
+def test_of_standard_output_only_the_box_of_hydra(texts: list[bytes]) -> None:
+    output = Output(-1, target=1)
+    said = b"".join(map(output.sort, texts))
+    assert said + output.rest(explained=True) == b"".join(text for text in texts if text != HYDRA)
 
 
 def test_nobody_reads() -> None:
@@ -88,8 +94,15 @@ def test_where_mpich_has_ended_the_job() -> None:
 
 def test_the_beginning_of_a_line_does_not_wait() -> None:
     errors = Output(-1)
-    for text in (b"10 %", b"\r20 %", b"...\n", b"Epoch"):
+    for text in (b"10 %", b"\r20 %", b"...\n", b"Epoch\n", b"Abort the run? [y/n] ", b"\n", b"\r[rank0] train: 50 %", b"\n"):
         assert errors.sort(text) == text
+    for text in (b"File name: ", b"\n", b"[rank0]: epoch 1 ..", b"\n"):
+        assert errors.sort(text) == text
+    assert errors.sort(b"=====") + errors.sort(b"\n") == b"=====\n"
+    assert Output(-1).sort(b"\n") == b""
+    errors = Output(-1)
+    assert errors.sort(b"loading\n\n") == b"loading\n"
+    assert errors.sort(b"Continue? ") == b"\nContinue? "
 
 
 def test_a_rule_before_a_report() -> None:
@@ -117,6 +130,20 @@ def test_a_traceback_is_printed_once(random: object) -> None:
     if said.count(b"ValueError: f") == 1:
         assert said.endswith(b": the same\n")
         assert said.count(b"\n") == 9
+
+
+def test_errors_of_several_lines() -> None:
+    errors, first = Output(-1), traceback_of(0, "the disk of this rank:") + b"[rank0]: full\n"
+    assert errors.sort(first) == first
+    assert errors.sort(traceback_of(1, "the disk of this rank:")) == b""
+    assert errors.sort(traceback_of(2, "the disk of this rank:") + b"[rank2]: full\n") == b""
+    assert errors.sort(b"[rank1]: no such file\n") == traceback_of(1, "the disk of this rank:") + b"[rank1]: no such file\n"
+    assert errors.rest(explained=True) == b"[rank2]: the same\n"
+
+
+def test_a_program_that_goes_on_after_a_traceback_says_all() -> None:
+    errors, texts = Output(-1), [traceback_of(rank, text) for text in ("a", "b") for rank in (0, 1)]
+    assert errors.sort(b"".join(texts)) == texts[0] + b"[rank1]: the same\n" + b"".join(texts[2:])
 
 
 def test_what_a_program_says_of_its_ranks_is_printed() -> None:
