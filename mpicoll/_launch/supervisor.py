@@ -158,7 +158,8 @@ class _Job:
             running[0].join(0.05)
             if any(each.writing for each in self.outputs.values()):
                 deadline = time.monotonic() + LAST_REPORTS_S
-            if any(each.number in ENDING for each in self.signals.read()):
+            if told := [each.number for each in self.signals.read() if each.number in ENDING]:  # no restart either
+                self.told_by, self.told_at = self.told_by or told[0], self.told_at or time.time_ns()
                 return
 
     def _wait_for_ranks_here(self) -> None:

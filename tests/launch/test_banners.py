@@ -1,12 +1,15 @@
 """Standard error of mpiexec without its reports of a failure, in whatever parts it comes."""
 
 import os
+import signal
 import threading
 import time
+from types import SimpleNamespace
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mpicoll._launch import supervisor
 from mpicoll._launch.banners import DASHES as RULE
 from mpicoll._launch.banners import Output
 
@@ -151,3 +154,15 @@ def test_what_a_program_says_of_its_ranks_is_printed() -> None:
     for rank in range(3):
         line = b"[rank%d]: epoch 1\n" % rank
         assert errors.sort(line) == line
+
+
+def test_a_signal_ends_the_wait_for_a_slow_reader_and_is_not_lost() -> None:
+    """`mpicoll run --max-restarts` would start the job again otherwise."""
+    stop = threading.Event()
+    (thread := threading.Thread(target=stop.wait)).start()
+    signals = SimpleNamespace(read=lambda: [SimpleNamespace(number=signal.SIGINT)])
+    job = SimpleNamespace(outputs={2: SimpleNamespace(writing=True)}, signals=signals, told_by=0, told_at=0)
+    supervisor._Job._wait_for_output(job, [thread])  # type: ignore[arg-type]
+    stop.set()
+    assert job.told_by == signal.SIGINT
+    assert job.told_at
