@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 MOST_LISTED = 16  # sizes
 MOST_PAIRS = 4
 Blocks = dict[int, int]  # bytes, by group rank
-DTYPE = re.compile(r"\b(?:b?float|u?int|complex|bool)(\d*)\w*")
+DTYPE = re.compile(r"\b((?:b?float|u?int|complex|bool)(\d*)\w*)")  # its name, its bits
 # What calls of one collective may differ in, and where it stands in the words of a call.
 ASPECTS = {
     "the reduction": r"\(([A-Z_]+)[,)]",
-    "the dtype": r"\b((?:b?float|u?int|complex|bool)\w*)",
+    "the dtype": DTYPE.pattern,
     "the number of elements": r"(\d+) (?:elements?|bytes)",
     "the sizes of the blocks": r"blocks of (\[.*?\])",
     "the root": r"root (\d+)",
@@ -58,7 +58,7 @@ class Facts(NamedTuple):
     def _itemsize(self) -> int:
         """Bytes of an element; 1 if the dtype is not known."""
         found = DTYPE.fullmatch(self.dtype)
-        return max(1, int(found[1] or 8) // 8) if found else 1
+        return max(1, int(found[2] or 8) // 8) if found else 1
 
     def _unit(self) -> str:
         return "element" if DTYPE.fullmatch(self.dtype) else "byte"
