@@ -87,11 +87,11 @@ def _send(group: Group, content: bytes, rank: int, tag: int) -> MPI.Request:
 
 def _receive(group: Group, rank: int, tag: int) -> bytearray | None:
     """Returns what this rank has sent; None if it has not come."""
-    arrived = group.channel.arrived(group.channel.comm, rank, tag)
+    arrived = group.channel.arrived(rank, tag)
     if arrived is None:
         return None
     content = bytearray(arrived.nbytes)
     with group.channel.lock:
-        request = arrived.message.Irecv([content, arrived.nbytes, BYTE])
+        request = group.channel.comm.Irecv([content, arrived.nbytes, BYTE], rank, tag)
     group.channel.wait_all([request])
     return content

@@ -98,15 +98,14 @@ class Messages(Collectives):
     def _recv_when_come(self, memory: Tensor, src: int | None, tag: int) -> int:
         """Calls MPI's receive when the message has come; see attendance.py. Returns the sender's rank."""
         pause, peer = Backoff.patient().pause, ANY_SOURCE if src is None else src
-        while (found := self.channel.first(peer, OWN_TAGS + tag)) is None:
+        while (found := self.channel.arrived(peer, OWN_TAGS + tag)) is None:
             self.check_usable("recv")
             pause()
-        source, nbytes = found
         self.receives.looked()
-        if nbytes > memory.nbytes:
+        if found.nbytes > memory.nbytes:
             return self.host.messages.recv_matched(memory, src, tag)
-        self.host.messages.recv(memory, source, tag)
-        return source
+        self.host.messages.recv(memory, found.source, tag)
+        return found.source
 
     def _carry_out(self, message: PendingMessage) -> None:
         pause = Backoff.patient().pause

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from mpicoll._faults import roll_call
-from mpicoll._mpi import abort, library, runtime, survivors
+from mpicoll._mpi import abort, arrivals, library, runtime, survivors
 from mpicoll._mpi.backoff import Backoff
 from mpicoll._mpi.library import MPI
 
@@ -169,15 +169,11 @@ def _leave_survivors(said: Callable[[Question], Answer | None], meanwhile: Calla
 
 
 def _received(comm: MPI.Intracomm) -> list[tuple[int, Answer]]:
-    received, status = list[tuple[int, Answer]](), MPI.Status()
-    while comm.iprobe(MPI.ANY_SOURCE, ANSWER, status):
-        received.append((status.source, Answer(*comm.recv(source=status.source, tag=ANSWER))))
-    return received
+    return [(source, Answer(*answer)) for source, answer in arrivals.objects(comm, ANSWER)]
 
 
 def _answer(comm: MPI.Intracomm, said: Callable[[Question], Answer | None]) -> None:
-    status = MPI.Status()
-    while comm.iprobe(MPI.ANY_SOURCE, QUESTION, status):
-        found = said(Question(*comm.recv(source=status.source, tag=QUESTION)))
+    for source, question in arrivals.objects(comm, QUESTION):
+        found = said(Question(*question))
         if found is not None:
-            _sent.append(comm.isend(tuple(found), status.source, ANSWER))
+            _sent.append(comm.isend(tuple(found), source, ANSWER))

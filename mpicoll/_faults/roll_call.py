@@ -20,6 +20,7 @@ So all ranks raise, and may try again together. Every attempt has a tag of its o
 
 from __future__ import annotations
 
+import pickle
 import sys
 import time
 import zlib
@@ -31,7 +32,7 @@ from typing import Any
 from mpicoll._base.torch_errors import OperationTimeout
 from mpicoll._base.waits import ANSWER_S, LEAST_MEETING_S, NEXT_S, PATIENCE_AT_START_S, PATIENCE_S, SHORT_LOOK_S
 from mpicoll._faults import time_limit
-from mpicoll._mpi import library, survivors
+from mpicoll._mpi import arrivals, library, survivors
 from mpicoll._mpi.backoff import Backoff
 from mpicoll._mpi.errors import not_made
 from mpicoll._mpi.library import MPI
@@ -129,14 +130,11 @@ def members(runtime: Runtime, ranks: Sequence[int], operation: str, limit_s: flo
 
 def turn_away(comm: MPI.Intracomm) -> None:
     """Tells all ranks that wait for this one that its program has ended. Receives whatever has come on ``comm`` for meetings."""
-    status = MPI.Status()
-    while comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG, status) and status.tag >= FIRST_TAG:
-        source, tag = status.source, status.tag
-        met = (tag - FIRST_TAG) % 2 == 0  # the empty message of a meeting; otherwise one of its roll call
-        if met:
-            comm.Recv([bytearray(1), 0, MPI.BYTE], source, tag)
-        if met or comm.recv(source=source, tag=tag)[0] == ASK:
-            _sent.append(comm.isend((LEFT,), source, tag + met))
+    while (arrived := arrivals.first(comm, MPI.ANY_SOURCE, MPI.ANY_TAG)) is not None and arrived.tag >= FIRST_TAG:
+        content = arrived.received(comm)
+        met = (arrived.tag - FIRST_TAG) % 2 == 0  # the empty message of a meeting; otherwise one of its roll call
+        if met or pickle.loads(content)[0] == ASK:
+            _sent.append(comm.isend((LEFT,), arrived.source, arrived.tag + met))
 
 
 class _RollCall:
@@ -212,20 +210,18 @@ class _RollCall:
 
     def look(self) -> None:
         """Receives what other ranks have sent, and answers. Raises OperationTimeout if one has given up or ended."""
-        asked, status = [], MPI.Status()
-        while True:
-            with self._runtime.lock:
-                if not self._comm.iprobe(MPI.ANY_SOURCE, self.tag + 1, status):
-                    break
-                kind, *rest = self._comm.recv(source=status.source, tag=self.tag + 1)
-            self._present.add(status.source)
+        asked = []
+        with self._runtime.lock:
+            received = list(arrivals.objects(self._comm, self.tag + 1))
+        for source, (kind, *rest) in received:
+            self._present.add(source)
             if kind == LEFT:
-                self._send(self._others, MISSING, [status.source], None)
-                raise self._error([status.source], None)
+                self._send(self._others, MISSING, [source], None)
+                raise self._error([source], None)
             if kind == MISSING:
                 raise self._error(*rest)
             if kind == ASK:
-                asked.append(status.source)
+                asked.append(source)
         self._send(asked, HERE)
 
     def _send(self, ranks: Sequence[int], *message: Any) -> None:
@@ -281,11 +277,9 @@ def _drain_at_finalize() -> None:
 
 def _drain() -> None:
     """Receives what has come of roll calls."""
-    status = MPI.Status()
     for comm, tag in _called:
         if comm == MPI.COMM_WORLD:
-            while comm.Iprobe(MPI.ANY_SOURCE, tag + 1, status):
-                comm.recv(source=status.source, tag=tag + 1)
+            list(arrivals.objects(comm, tag + 1))
 
 
 @cache

@@ -7,13 +7,13 @@ _mpi/open_mpi.py. Otherwise a receive is posted to MPI, which matches it.
 from __future__ import annotations
 
 import threading
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mpicoll._mpi.channel import ANY_SOURCE, Arrived, Channel
+from mpicoll._mpi.arrivals import Arrived
+from mpicoll._mpi.channel import ANY_SOURCE, Channel
 from mpicoll._mpi.datatypes import post, spec
 from mpicoll._mpi.errors import truncated
 from mpicoll._tensors import buffers, signatures
@@ -49,11 +49,11 @@ class Unmatched:
         """Looks once for a message that fits ``receive``. Returns True if it has its message."""
         with self._guard:
             if not receive.matched:
-                arrived = self.channel.arrived(self.channel.comm, receive.src, receive.tag)
+                arrived = self.channel.arrived(receive.src, receive.tag)
                 if arrived is not None:
                     first = next(other for other in self._receives if other.fits(arrived.source, receive.tag))
                     self._receives.remove(first)
-                    first.start(arrived, self.channel.lock)
+                    first.start(arrived, self.channel)
             return receive.matched
 
 
@@ -79,14 +79,15 @@ class MatchedReceive:
     def fits(self, source: int, tag: int) -> bool:
         return self.src in (source, ANY_SOURCE) and self.tag == tag
 
-    def start(self, arrived: Arrived, lock: AbstractContextManager[object]) -> None:
+    def start(self, arrived: Arrived, channel: Channel) -> None:
         """Receives the message into this receive's memory, or into ``_surplus`` if it is too long."""
         self.source, self.nbytes = arrived.source, arrived.nbytes - len(self._header or b"")
         target = self._memory
         if self.nbytes > target.nbytes:
             target = self._surplus = torch.empty(self.nbytes, dtype=torch.uint8, device="cpu")
-        with lock:
-            self._request = post(arrived.message.Irecv, self._header, spec(target.data_ptr(), self.nbytes))
+        with channel.lock:
+            content = spec(target.data_ptr(), self.nbytes)
+            self._request = post(channel.comm.Irecv, self._header, content, self.source, self.tag)
         self.matched = True
 
     def test(self) -> bool:

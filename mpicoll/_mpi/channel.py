@@ -33,10 +33,10 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
-from typing import Any, NamedTuple
+from typing import Any
 
 from mpicoll._base.errors import ThreadLevelError
-from mpicoll._mpi import survivors
+from mpicoll._mpi import arrivals, survivors
 from mpicoll._mpi.backoff import Backoff
 from mpicoll._mpi.library import MPI
 from mpicoll._mpi.runtime import Runtime, level_name
@@ -47,14 +47,6 @@ FAULTY_REDUCE = VENDOR == "MPICH" and VERSION[:2] == (4, 0)  # see Note [MPI_Red
 IN_PLACE = MPI.IN_PLACE
 ANY_SOURCE: int = MPI.ANY_SOURCE
 Status = MPI.Status
-
-
-class Arrived(NamedTuple):
-    """A message that is matched but not yet received. No other receive can match it."""
-
-    message: MPI.Message
-    source: int
-    nbytes: int
 
 
 def reduce_at_any_root(reduce: Callable[..., Any]) -> Callable[..., Any]:
@@ -208,18 +200,10 @@ class Channel:
         with self.lock:
             return bool(request.Test(status))
 
-    def arrived(self, comm: MPI.Intracomm, src: int, tag: int) -> Arrived | None:
-        """The next message from ``src`` (or ANY_SOURCE) with ``tag``, which the caller must receive; None if none has come."""
-        status = Status()
+    def arrived(self, src: int, tag: int, comm: MPI.Intracomm | None = None) -> arrivals.Arrived | None:
+        """The first message from ``src`` (or ANY_SOURCE) that has come; None: none has. ``comm``: the group's own by default."""
         with self.lock:
-            message = comm.Improbe(src, tag, status)
-        return None if message is None else Arrived(message, status.Get_source(), status.Get_elements(MPI.BYTE))
-
-    def first(self, src: int, tag: int) -> tuple[int, int] | None:
-        """Returns sender and size of the first message from ``src`` (or ANY_SOURCE) that has come; the message stays."""
-        status = Status()
-        with self.lock:
-            return (status.Get_source(), status.Get_elements(MPI.BYTE)) if self.comm.Iprobe(src, tag, status) else None
+            return arrivals.first(comm or self.comm, src, tag)
 
     def progress(self) -> None:
         """Lets MPI move messages forward, those of the program's own communicators too."""

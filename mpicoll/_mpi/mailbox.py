@@ -1,8 +1,7 @@
 """Messages of any length between the processes of one communicator, received in the order in which they arrive.
 
 A message is an envelope and any number of memory blocks. The envelope describes the blocks, which go straight from the sender's
-memory into the receiver's memory. Improbe and Mrecv match envelopes, so that several threads may look for them. The blocks of
-a message travel in order, under a tag that belongs to this message.
+memory into the receiver's memory. The blocks of a message travel in order, under a tag that belongs to this message.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from mpicoll._mpi import library, survivors
+from mpicoll._mpi import arrivals, library, survivors
 from mpicoll._mpi.backoff import Backoff
 from mpicoll._mpi.datatypes import spec
 from mpicoll._mpi.errors import not_made
@@ -64,7 +63,6 @@ class Mailbox:
             except MPI.Exception as raw:
                 made.close()
                 raise not_made(raw, "init_rpc") from raw
-        self._status = MPI.Status()
         self.dead: list[int] = []
 
     def send(self, to: int, envelope: bytes | bytearray, blocks: Sequence[Block], number: int) -> list[MPI.Request]:
@@ -79,16 +77,11 @@ class Mailbox:
         """The sender and the envelope of a message that has arrived; None if there is none. One thread at a time calls this."""
         with self._lock:
             try:
-                message = self._comm.Improbe(MPI.ANY_SOURCE, ENVELOPE, self._status)
-                if message is None:
-                    return None
-                envelope = bytearray(self._status.Get_count(MPI.BYTE))
-                source = self._status.source
-                message.Recv([envelope, len(envelope), MPI.BYTE])
+                arrived = arrivals.first(self._comm, MPI.ANY_SOURCE, ENVELOPE)
+                return None if arrived is None else (arrived.source, arrived.received(self._comm))
             except MPI.Exception as error:
                 self._bury(error)
-                return None
-        return source, envelope
+        return None
 
     def receive(self, source: int, blocks: Sequence[Block], number: int) -> list[MPI.Request]:
         """Posts the receives for the blocks of an envelope that `take` returned."""

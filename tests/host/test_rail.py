@@ -69,7 +69,7 @@ def test_large_calls_are_tested_and_right(rail: Rail, comm: Recording, rank: int
     expected = torch.arange(1.0, size + 1).repeat_interleave(count)
     right = all(bool(tensor.eq(total).all()) for tensor in (sums, root, scattered)) and torch.equal(gathered, expected)
     tested = nbytes >= TESTED_FROM
-    others = {"Irecv", "Isend", "Improbe"} if tested else {"Bcast", "Allreduce", "Allgather", "Reduce_scatter"}
+    others = {"Irecv", "Isend", "Iprobe"} if tested else {"Bcast", "Allreduce", "Allgather", "Reduce_scatter"}
     first, *found = comm.called
     agree(right and first == ("Ireduce" if tested else "Reduce") and set(found) <= others, comm.called)
     agree(not rail._unfinished)

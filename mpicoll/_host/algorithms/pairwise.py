@@ -15,8 +15,9 @@ from typing import Any
 
 from mpicoll._host.algorithms.blocks import Block
 from mpicoll._host.algorithms.window import DifferentCalls
+from mpicoll._mpi.arrivals import Arrived
 from mpicoll._mpi.backoff import Backoff
-from mpicoll._mpi.channel import Arrived, Channel, Status
+from mpicoll._mpi.channel import Channel, Status
 from mpicoll._mpi.datatypes import BYTE, room, spec
 from mpicoll._mpi.errors import MPIException, truncated
 
@@ -128,12 +129,12 @@ def _exchange_pieces(channel: Channel, sends: Sequence[tuple[int, Block]], recei
     while waiting:
         found = False
         for peer, (address, nbytes) in list(waiting.items()):
-            arrived = channel.arrived(channel.comm, peer, TAG)
+            arrived = channel.arrived(peer, TAG)
             if arrived is None:
                 continue
             found = True
             room = nbytes - received[peer]
-            requests.append(_receive(channel, arrived, address + received[peer], room, surplus))
+            requests.append(_receive(channel, channel.comm, arrived, address + received[peer], room, surplus))
             received[peer] += arrived.nbytes
             if arrived.nbytes < max(PIECE, piece_of.setdefault(peer, arrived.nbytes)):
                 del waiting[peer]
@@ -150,9 +151,9 @@ def _receive_rest(channel: Channel, peers: Sequence[int]) -> None:
     last, pause = time.monotonic(), channel.pause()
     while time.monotonic() < last + REST_S:
         for peer in peers:
-            if (arrived := channel.arrived(channel.comm, peer, TAG)) is not None:
+            if (arrived := channel.arrived(peer, TAG)) is not None:
                 surplus: list[Any] = []
-                channel.wait_all([_receive(channel, arrived, 0, -1, surplus)])
+                channel.wait_all([_receive(channel, channel.comm, arrived, 0, -1, surplus)])
                 last = time.monotonic()
         pause()
 
@@ -162,9 +163,9 @@ def _matched(channel: Channel, comm: Any, requests: list[Any], receives: Sequenc
     received, surplus = list[int](), list[Any]()
     for peer, (address, nbytes) in receives:
         pause = channel.pause()
-        while (arrived := channel.arrived(comm, peer, TAG)) is None:
+        while (arrived := channel.arrived(peer, TAG, comm)) is None:
             pause()
-        requests.append(_receive(channel, arrived, address, nbytes, surplus))
+        requests.append(_receive(channel, comm, arrived, address, nbytes, surplus))
         received.append(arrived.nbytes)
     channel.wait_all(requests, large=large)
     if surplus:
@@ -172,13 +173,13 @@ def _matched(channel: Channel, comm: Any, requests: list[Any], receives: Sequenc
     return received
 
 
-def _receive(channel: Channel, arrived: Arrived, address: int, room: int, surplus: list[Any]) -> Any:
+def _receive(channel: Channel, comm: Any, arrived: Arrived, address: int, room: int, surplus: list[Any]) -> Any:
     """Starts to receive a message that has arrived; one that is too long into memory that ``surplus`` keeps."""
     if arrived.nbytes > room:
         surplus.append(ctypes.create_string_buffer(arrived.nbytes))
         address = ctypes.addressof(surplus[-1])
     with channel.lock:
-        return arrived.message.Irecv(spec(address, arrived.nbytes))
+        return comm.Irecv(spec(address, arrived.nbytes), arrived.source, TAG)
 
 
 def _compare(receives: Sequence[tuple[int, Block]], received: Sequence[int]) -> None:
