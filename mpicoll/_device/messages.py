@@ -30,7 +30,7 @@ from torch import Tensor
 from mpicoll._device import ipc, streams
 from mpicoll._device.send_slots import SendSlots
 from mpicoll._host.algorithms.blocks import pieces
-from mpicoll._mpi.channel import ANY_SOURCE, Channel, Status
+from mpicoll._mpi.channel import ANY_SOURCE, FAULTY_ANY_SOURCE, Channel, Status
 from mpicoll._mpi.datatypes import BYTE, spec
 from mpicoll._mpi.errors import truncated
 from mpicoll._mpi.runtime import OWN_TAGS
@@ -220,14 +220,19 @@ class _Receiving(_Message):
         self._expected = signatures.header(memory) if messages.checked else b""
         self._status = Status()
         self._header = streams.pinned((HEADER_BYTES,), torch.uint8)
-        self._request = messages.expect(self._header, src, tag, data=False)
-        self._matched = False
+        now = src != ANY_SOURCE or not FAULTY_ANY_SOURCE
+        self._request = messages.expect(self._header, src, tag, data=False) if now else None
+        self._tag, self._matched = tag, False
         self._steps = self._receive()
 
     def cancel(self) -> bool:
-        return not self._matched and self._messages.channel.cancel(self._request)
+        return not self._matched and (self._request is None or self._messages.channel.cancel(self._request))
 
     def _receive(self) -> Steps:
+        if self._request is None:  # Note [Receives from any rank] in _mpi/channel.py
+            while (arrived := self._messages.channel.arrived(ANY_SOURCE, OWN_TAGS + self._tag)) is None:
+                yield
+            self._request = self._messages.expect(self._header, arrived.source, self._tag, data=False)
         while not self._messages.channel.test(self._request, self._status):
             yield
         self._matched = True

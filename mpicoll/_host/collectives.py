@@ -52,7 +52,7 @@ class HostCollectives:
     def __init__(
         self, channel: Channel, windows: Windows, known: Thresholds, took: Callable[[str, str, int], None], checked: bool
     ) -> None:
-        self.messages = HostMessages(channel, checked)
+        self.messages = HostMessages(channel, checked, windows.apart)
         self.channel = channel
         self.windows = windows
         self.rank: int = channel.comm.Get_rank()

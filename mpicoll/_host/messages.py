@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from mpicoll._host.matching import MatchedReceive, Unmatched
-from mpicoll._mpi.channel import ANY_SOURCE, Channel, Status
+from mpicoll._mpi.channel import ANY_SOURCE, FAULTY_ANY_SOURCE, Channel, Status
 from mpicoll._mpi.datatypes import BYTE, INT_MAX, fromaddress, post, room, spec
 from mpicoll._mpi.errors import truncated
 from mpicoll._mpi.runtime import OWN_TAGS
@@ -21,16 +21,19 @@ from mpicoll._tensors.calls import PreparedMessage, Transfer
 
 
 class HostMessages:
-    """The messages of one group. Ranks are group ranks; memory is contiguous."""
+    """The messages of one group, ``apart`` if it has several nodes. Ranks are group ranks; memory is contiguous."""
 
-    def __init__(self, channel: Channel, checked: bool) -> None:
+    def __init__(self, channel: Channel, checked: bool, apart: bool) -> None:
         self._channel = channel
         self._size: int = channel.comm.Get_size()
         self._tag_ub = channel.runtime.tag_ub
         self._serialized = channel.runtime.serialized
         self.checked = checked  # each message has a header; `send` and `recv` are not allowed then
+        own = Unmatched(channel)
         # The receives that we match ourselves; None: MPI matches them.
-        self.unmatched = Unmatched(channel) if channel.runtime.overruns else None
+        self.unmatched = own if channel.runtime.overruns else None
+        # The same from the first `irecv` from any rank on, so that all keep their order; see Note [Receives from any rank].
+        self._from_any = own if apart and FAULTY_ANY_SOURCE else self.unmatched
 
     def is_usual(self, tensor: Tensor, rank: int | None, tag: int) -> bool:
         """True if a blocking message can be one MPI call, without checks or packing."""
@@ -93,6 +96,8 @@ class HostMessages:
         """Starts a receive from ``src``; None: any rank. A packed copy is copied back into ``tensor`` when it has arrived."""
         peer = ANY_SOURCE if src is None else src
         header = bytearray(signatures.HEADER.size) if self.checked else None
+        if src is None:
+            self.unmatched = self._from_any
         if self.unmatched is not None:
             own = memory.data  # an alias: the message may come after the program has resized the tensor
             return MatchedReceive(self.unmatched, own if memory is tensor else tensor, own, peer, OWN_TAGS + tag, header)

@@ -101,6 +101,33 @@ def test_the_size_of_a_shorter_message(rank: int, size: int, matched_here: bool,
     agree(work.received_nbytes() == 12 and same(buffer, expected), (work.received_nbytes(), buffer))
 
 
+@pytest.mark.min_ranks(2)
+@pytest.mark.parametrize("early", [False, True])
+def test_receives_from_any_rank_between_others(early: bool, rank: int, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As over MPICH's UCX, whose receives from any rank we match: all receives get the messages in their order."""
+    group = dist.new_group()
+    communicator = groups.of(group)
+    assert communicator is not None
+    monkeypatch.setattr(communicator.host.messages, "_from_any", Unmatched(communicator.channel))
+    buffers, sent = [torch.empty(4) for _ in range(4)], []
+    if rank == 1:
+        sent = [dist.isend(ones(number), 0, group=group) for number in range(4)]
+    if early:
+        dist.barrier(group)
+    works = [dist.irecv(buffer, src, group=group) for buffer, src in zip(buffers, (1, None, 1, None), strict=True) if rank == 0]
+    if not early:
+        dist.barrier(group)
+    for work in (*works[::-1], *sent):
+        work.wait()
+    agree(rank != 0 or all(same(buffer, ones(number)) for number, buffer in enumerate(buffers)), buffers)
+    if rank == 1:
+        dist.send(ones(7), 0, group=group)
+    last = torch.empty(4)
+    source = dist.recv(last, group=group) if rank == 0 else 1
+    agree(source == 1 and (rank != 0 or same(last, ones(7))), (source, last))
+    dist.destroy_process_group(group)
+
+
 @pytest.mark.parametrize("call", ["recv", "irecv", "any source"])
 @pytest.mark.parametrize("count", [1, 9, BIG])
 def test_no_room(call: str, count: int, rank: int, size: int) -> None:  # trap 16
