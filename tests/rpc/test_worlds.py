@@ -143,12 +143,16 @@ def wait_for_the_test() -> None:
 
 @pytest.mark.min_ranks(2)
 def test_shutdown_while_a_call_is_under_way(rank: int, size: int) -> None:
-    """Within its time limit it waits for the call; past that, it says so, and the call fails."""
+    """Within its time limit it waits for the call; past that, it says so, and the call fails.
+
+    The first rank whose limit has passed leaves. The others may notice this before their own limits have passed.
+    """
     rpc.init_rpc(f"worker{rank}")
     future = rpc.rpc_async((rank + 1) % size, wait_for_the_test)
     everyone(None)
-    with pytest.raises(RuntimeError, match=r"under way|has come to its shutdown"):
-        rpc.shutdown(timeout=0.3)
+    error = raised_by(lambda: rpc.shutdown(timeout=0.3))
+    assert error is None or re.search("under way|has come to its shutdown", str(error)), error
+    assert any(everyone(error is not None))
     with pytest.raises(mpicoll.WorkerLeft, match=r"wait_for_the_test|left"):
         future.wait()
     _may_end.set()
