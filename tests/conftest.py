@@ -80,6 +80,7 @@ def runs_here(item: pytest.Item, size: int, kinds: Sequence[str]) -> bool:
         and (size == 1 or not alone)
         and all(size in allowed for allowed in sizes)
         and all(size >= n for n in least)
+        and (item.get_closest_marker("one_node") is None or spmd.side().one_node)
     )
 
 

@@ -19,6 +19,7 @@ from tests.support import agree, everyone
 
 LATE_S = 0.6  # seconds
 world = pytest.mark.usefixtures("world")
+pytestmark = pytest.mark.one_node
 
 
 def boards_of(size: int) -> list[Boards]:

@@ -16,7 +16,7 @@ from mpicoll._mpi import runtime, shared_segment
 from mpicoll._mpi.backoff import Backoff
 from tests.support import agree, everyone
 
-pytestmark = [pytest.mark.min_ranks(2), pytest.mark.usefixtures("world")]
+pytestmark = [pytest.mark.min_ranks(2), pytest.mark.one_node, pytest.mark.usefixtures("world")]
 COUNT = 1 << 22  # elements; all collectives on 16 MiB go through shared memory
 MAX = mpicoll.ReduceOp.MAX
 

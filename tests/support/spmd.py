@@ -70,6 +70,9 @@ class Side:
         self.comm = MPI.COMM_WORLD.Dup()
         self.rank: int = self.comm.rank
         self.size: int = self.comm.size
+        node = self.comm.Split_type(MPI.COMM_TYPE_SHARED)
+        self.one_node: bool = node.size == self.size  # the ranks share memory, and MPI knows it
+        node.Free()
         self.test = ""  # id of the test under way, "" between tests
         self.agreed = 0  # calls of agree in that test
         self.waits_at = ""  # the place of the exchange in which this rank waits now; read by the watch's thread
