@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -137,6 +138,57 @@ def test_this_mpi_says_what_it_can_use() -> None:
     assert (components is not None) == (mpi.family == "openmpi")
     version = str(installations.probe("library", clean_environment())["library_version"])
     assert cluster.transports(mpi, version, components) is not None
+
+
+OB1 = "[vm:1] mca:base:select:(  mtl) Selected component [ofi]\n[vm:1] selected ob1 best priority 20\n"
+CM = "(  mtl) Selected component [ofi]\nmtl_ofi_component.c:343: mtl:ofi:provider: {}\n[vm:1] selected cm best priority 25\n"
+CH4_OFI = "provider: udp, score = 0\nlibfabric provider: {} - 192.0.2.0/24\nMPIDI_OFI_ENABLE_DATA: 1\n"
+
+
+@pytest.mark.parametrize(
+    ("said", "words", "transport"),
+    [
+        (OB1, "pml/ob1", ""),
+        (CM.format("tcp;ofi_rxm"), "pml/cm, mtl/ofi, provider tcp;ofi_rxm", ""),
+        (CM.format("cxi"), "pml/cm, mtl/ofi, provider cxi", "OFI"),
+        ("[vm:1] selected ucx best priority 51\n", "pml/ucx", "UCX"),
+        ("==== UCX netmod Capability ====\n", "ch4:ucx", "UCX"),
+        (CH4_OFI.format("sockets"), "ch4:ofi, provider sockets", ""),
+        (CH4_OFI.format("verbs;ofi_rxm"), "ch4:ofi, provider verbs;ofi_rxm", "OFI"),
+    ],
+)
+def test_the_transport_in_use(said: str, words: str, transport: str) -> None:
+    assert cluster.in_use(said) == (words, transport)
+
+
+def test_a_fabric_that_is_not_used() -> None:
+    used = cluster.in_use(CM.format("tcp"))
+    (finding,) = cluster.check_in_use(used, [SLINGSHOT], ("OFI", "UCX"))
+    text = (
+        "pml/cm, mtl/ofi, provider tcp does not use the Slingshot of this node, which MPI could: expect TCP's speed between nodes"
+    )
+    assert (finding.state, finding.text) == ("note", text)
+    assert "choose OFI" in finding.remedy
+    for chosen, fabrics, usable in (
+        (used, [SLINGSHOT], ("UCX",)),  # `check_fabric` says that it cannot
+        (cluster.in_use(CM.format("cxi")), [SLINGSHOT], ("OFI",)),
+        (used, [], None),
+    ):
+        (finding,) = cluster.check_in_use(chosen, fabrics, usable)
+        assert finding.state == "ok"
+    assert cluster.check_in_use(cluster.in_use("an MPI of a vendor\n"), [SLINGSHOT], ("OFI",)) == []
+
+
+@pytest.mark.launch
+def test_this_mpi_says_what_it_uses() -> None:
+    from mpicoll._launch.find import installations
+
+    used = cluster.in_use(installations.start_output({**clean_environment(), **cluster.SAYS}))
+    vendor = str(installations.probe("library", clean_environment())["vendor"])
+    expected = {"Open MPI": r"pml/(ob1|ucx|cm, mtl/\w+.*)", "MPICH": r"ch4:(ucx|ofi, provider [\w;]+)"}
+    if vendor in expected:
+        assert used is not None
+        assert re.fullmatch(expected[vendor], used.words)
 
 
 # --- the trial ---

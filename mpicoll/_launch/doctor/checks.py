@@ -131,6 +131,8 @@ def _cluster(mpi: Mpi | None, library_version: str, environ: Mapping[str, str], 
     report.facts["network"] = {"fabrics": [asdict(fabric) for fabric in fabrics], "transports": usable}
     verbs, wheels = os.path.isdir("/dev/infiniband"), tuple(installed_wheels())
     report.findings += cluster.check_fabric(fabrics, mpi, usable, verbs, wheels)
+    said = installations.start_output({**launcher.without_job(environ), **cluster.SAYS})
+    report.findings += cluster.check_in_use(cluster.in_use(said), fabrics, usable)
 
 
 # --- the checks -------------------------------------------------------------------------------------------------------

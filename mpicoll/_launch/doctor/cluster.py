@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from mpicoll._base.cpus import read
 from mpicoll._base.errors import LaunchError
@@ -134,6 +135,63 @@ def ompi_components(mpi: Mpi, environ: Mapping[str, str]) -> str | None:
     command = [str(Path(mpiexec.path).parent / "ompi_info"), "--parsable"]
     said = output_of(command, {**without_job(environ), **mpiexec.environ}, TOOL_TIMEOUT_S)
     return said if said is not None and "mca:" in said else None
+
+
+# --- the transport in use ---------------------------------------------------------------------------------------------
+
+# With these an MPI prints, when it starts, which transports it has chosen.
+SAYS = {
+    "OMPI_MCA_pml_base_verbose": "10",
+    "OMPI_MCA_mtl_base_verbose": "10",
+    "OMPI_MCA_opal_common_ofi_verbose": "1",
+    "MPIR_CVAR_DEBUG_SUMMARY": "1",
+}
+WITHOUT_FABRIC = ("tcp", "sockets", "udp", "shm", "net")  # providers of libfabric
+
+
+class InUse(NamedTuple):
+    """``words``: the components. ``transport``: the one of `TRANSPORTS` that drives a fabric here; empty: none."""
+
+    words: str
+    transport: str
+
+
+def in_use(said: str) -> InUse | None:
+    """The transport between nodes that an MPI has chosen, from what it printed with `SAYS`; None: unknown."""
+
+    def named(pattern: str) -> str:
+        return str((re.findall(pattern, said) or [""])[-1])
+
+    pml, provider = named(r"selected (\w+) best priority"), named(r"(?:libfabric |mtl:ofi:)provider: ([\w;]+)")
+    if pml:
+        words, chosen = f"pml/{pml}", pml
+        if pml == "cm":
+            chosen = named(r"\( *mtl\) Selected component \[(\w+)\]")
+            words += f", mtl/{chosen}"
+    elif "UCX netmod" in said or provider:
+        chosen = "ofi" if provider else "ucx"
+        words = f"ch4:{chosen}"
+    else:
+        return None
+    if chosen == "ofi":
+        words += f", provider {provider}"
+    drives = chosen != "ofi" or provider.split(";")[0] not in WITHOUT_FABRIC
+    return InUse(words, {"ucx": "UCX", "ofi": "OFI", "psm2": "PSM2"}.get(chosen, "") if drives else "")
+
+
+def check_in_use(used: InUse | None, fabrics_here: list[Fabric], usable: tuple[str, ...] | None) -> list[Finding]:
+    """Whether the transport in use drives the fabrics that this MPI can use."""
+    if used is None:
+        return []
+    unused = [each for each in fabrics_here if {*each.transports} & {*(usable or ())} - {"openib", "MVAPICH"}]
+    unused = [each for each in unused if used.transport not in each.transports]
+    if not unused:
+        return [Finding("ok", "transport", f"{used.words} (chosen by MPI in this process alone)")]
+    names = ", ".join(each.name for each in unused)
+    wanted = ", ".join(dict.fromkeys(name for each in unused for name in each.transports))
+    text = f"{used.words} does not use the {names} of this node, which MPI could: expect TCP's speed between nodes"
+    remedy = f"unset what chooses the transport (OMPI_MCA_pml, FI_PROVIDER, MPIR_CVAR_CH4_NETMOD, UCX_TLS), or choose {wanted}"
+    return [Finding("note", "transport", text, remedy=remedy)]
 
 
 def check_fabric(

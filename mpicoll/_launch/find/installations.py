@@ -102,6 +102,11 @@ def probe(mode: str, environ: Mapping[str, str], timeout_s: float | None = None,
     return {"error": f"MPI ended the trial process with status {report['status']}: {report['error']}"}
 
 
+def start_output(environ: Mapping[str, str]) -> str:
+    """What MPI prints when it starts in a process alone; empty if it does not start."""
+    return output_of([sys.executable, str(PROBE), "start"], environ, config.get("MPICOLL_PROBE_TIMEOUT")) or ""
+
+
 # --- the library ------------------------------------------------------------------------------------------------------
 
 
