@@ -2,6 +2,9 @@
 
 Ranks wait for each other in `mpicoll._faults.roll_call`, which raises at the limit. This module is for what that cannot limit:
 the start of MPI, and the making of communicators once all ranks have come (one of them may be stopped in the middle).
+
+Its thread calls nothing of MPI while it waits. The watchdog's thread, which calls MPI, cannot do this as well: at
+MPI_THREAD_SERIALIZED it waits for the lock that a thread holds while it makes a communicator.
 """
 
 from __future__ import annotations

@@ -26,8 +26,8 @@ OWN_TAGS = 16  # number of tags that internal messages may use on the communicat
 class Runtime:
     """The state of MPI in this process: the base communicator, this rank, the thread level.
 
-    At MPI_THREAD_MULTIPLE ``lock`` does nothing. At MPI_THREAD_SERIALIZED every MPI call is made under it, and no thread blocks
-    in MPI while it holds the lock.
+    At MPI_THREAD_MULTIPLE ``lock`` does nothing. At MPI_THREAD_SERIALIZED every MPI call is made under it. A thread that holds it
+    blocks in MPI only to make a communicator.
     """
 
     def __init__(self, base: MPI.Intracomm, parent: Runtime | None = None, own: bool = False) -> None:

@@ -15,6 +15,10 @@ LATE = RANK == 1
 
 if CASE == "MPI is not started" and LATE:
     time.sleep(100)
+if CASE == "stopped inside, under the lock":
+    import mpi4py
+
+    mpi4py.rc.thread_level = "serialized"
 
 import torch  # noqa: E402
 
@@ -76,6 +80,8 @@ else:
         if LATE:
             os.kill(os.getpid(), signal.SIGSTOP)
     else:  # stopped inside
+        if "lock" in CASE and not LATE:  # the watchdog calls MPI while an operation waits
+            under_way = api.all_reduce(torch.ones(1), async_op=True)
         from mpicoll._engine.registry import Registry
 
         make = Registry._channel
