@@ -198,7 +198,7 @@ class Registry:
             self._made.clear()
             poller.close()
             watchdog.stop()
-            time_limit.stop()
+            time_limit.limits.stop()
             recorder.stop()
             runtime.stop(free=ended)
             self._world = None

@@ -31,74 +31,77 @@ class _Limit(NamedTuple):
     limit_s: float
 
 
-_limits: dict[int, _Limit] = {}  # what each thread is in; a thread writes only its own entry
-_changed = threading.Condition()  # guards the two variables below
-_thread: threading.Thread | None = None
-_wakes_at = 0.0
+class Limits:
+    """The limits of all threads, and the thread that ends the job at the first deadline. The only instance is ``limits``."""
+
+    def __init__(self) -> None:
+        self.of_threads: dict[int, _Limit] = {}  # a thread writes only its own entry
+        self._changed = threading.Condition()  # guards the two variables below
+        self._thread: threading.Thread | None = None
+        self._wakes_at = 0.0
+
+    def begin(self, caller: int, operation: str, limit_s: float) -> None:
+        """Begins a limit. The thread sleeps on when the body has ended, so that the next limit costs 2 us, not 100."""
+        deadline = time.monotonic() + max(limit_s, LEAST_LIMIT_S) + AFTER_LIMIT_S
+        self.of_threads[caller] = _Limit(deadline, operation, limit_s)
+        with self._changed:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._loop, name="mpicoll time limit", daemon=True)
+                self._thread.start()
+            elif deadline < self._wakes_at:
+                self._changed.notify()
+
+    def stop(self) -> None:
+        """Ends the thread, if no limit is under way. The next limit starts it again."""
+        with self._changed:
+            thread = self._thread
+            self._changed.notify()
+        if thread is not None and not self.of_threads:
+            thread.join()
+
+    def _loop(self) -> None:
+        with self._changed:
+            while limits := list(self.of_threads.values()):
+                first = min(limits)
+                remaining = first.deadline - time.monotonic()
+                if remaining <= 0:
+                    _end(first)
+                self._wakes_at = first.deadline
+                self._changed.wait(min(remaining, LONGEST_S))
+            self._thread = None
+
+
+limits = Limits()
+os.register_at_fork(after_in_child=lambda: Limits.__init__(limits))  # the child does not have the thread
 
 
 @contextlib.contextmanager
 def end_job_after(operation: str, limit_s: float) -> Iterator[None]:
     """Ends the job if the body does not end within ``limit_s`` seconds. Within another limit of this thread it does nothing."""
     caller = threading.get_ident()
-    if caller in _limits:
+    if caller in limits.of_threads:
         yield
         return
-    _begin(caller, operation, limit_s)
+    limits.begin(caller, operation, limit_s)
     try:
         yield
     finally:
-        del _limits[caller]
+        del limits.of_threads[caller]
 
 
 @contextlib.contextmanager
 def suspended() -> Iterator[None]:
     """The limit around the caller does not hold in the body, which ends by itself, and begins anew after it."""
     caller = threading.get_ident()
-    limit = _limits.get(caller)
+    limit = limits.of_threads.get(caller)
     if limit is None:
         yield
         return
-    _limits[caller] = limit._replace(deadline=math.inf)
+    limits.of_threads[caller] = limit._replace(deadline=math.inf)
     try:
         yield
     finally:
-        _begin(caller, limit.operation, limit.limit_s)
-
-
-def _begin(caller: int, operation: str, limit_s: float) -> None:
-    """Begins a limit. The thread sleeps on when the body has ended, so that the next limit costs 2 us, not 100."""
-    global _thread
-    deadline = time.monotonic() + max(limit_s, LEAST_LIMIT_S) + AFTER_LIMIT_S
-    _limits[caller] = _Limit(deadline, operation, limit_s)
-    with _changed:
-        if _thread is None:
-            _thread = threading.Thread(target=_loop, name="mpicoll time limit", daemon=True)
-            _thread.start()
-        elif deadline < _wakes_at:
-            _changed.notify()
-
-
-def _loop() -> None:
-    global _thread, _wakes_at
-    with _changed:
-        while limits := list(_limits.values()):
-            first = min(limits)
-            remaining = first.deadline - time.monotonic()
-            if remaining <= 0:
-                _end(first)
-            _wakes_at = first.deadline
-            _changed.wait(min(remaining, LONGEST_S))
-        _thread = None
-
-
-def stop() -> None:
-    """Ends the thread, if no limit is under way. The next limit starts it again."""
-    with _changed:
-        thread = _thread
-        _changed.notify()
-    if thread is not None and not _limits:
-        thread.join()
+        limits.begin(caller, limit.operation, limit.limit_s)
 
 
 def _end(limit: _Limit) -> None:
@@ -112,12 +115,3 @@ def _end(limit: _Limit) -> None:
     print(f"mpicoll: rank {claim.rank()}: {text}: {cause}; aborting the job", file=sys.stderr, flush=True)
     time.sleep(FORWARDING_S)
     os._exit(1)
-
-
-def _after_fork_in_child() -> None:
-    global _thread, _changed
-    _thread, _changed = None, threading.Condition()
-    _limits.clear()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)
