@@ -18,9 +18,10 @@ import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from mpicoll._base import last_words
+from mpicoll._base import last_words, launcher
 from mpicoll._base.waits import AFTER_LIMIT_S, FORWARDING_S, LEAST_LIMIT_S
-from mpicoll._mpi import abort, claim
+from mpicoll._mpi import abort
+from mpicoll._mpi.claim import claim
 
 LONGEST_S = 1e6  # threads cannot wait for much longer
 
@@ -112,6 +113,7 @@ def _end(limit: _Limit) -> None:
     absent = claim.absent()
     cause = f"rank {', '.join(map(str, absent))} has not started MPI" if absent else "not every rank has started MPI"
     last_words.why(f"{text}: {cause}")
-    print(f"mpicoll: rank {claim.rank()}: {text}: {cause}; aborting the job", file=sys.stderr, flush=True)
+    launch = launcher.detect()
+    print(f"mpicoll: rank {launch and launch.rank}: {text}: {cause}; aborting the job", file=sys.stderr, flush=True)
     time.sleep(FORWARDING_S)
     os._exit(1)

@@ -57,75 +57,96 @@ NAME = re.compile(
     re.ASCII,
 )
 
-_file: tuple[int, Path] | None = None  # this process's claim: descriptor (close-on-exec) and path of the locked file
 
+class Claim:
+    """What this process holds of its rank. The only instance is ``claim``."""
 
-def take(environ: Mapping[str, str] = os.environ, folder: Path | None = None) -> str | None:
-    """Claims for this process the rank that the launcher's variables name. A second call does nothing.
+    def __init__(self) -> None:
+        self._file: tuple[int, Path] | None = None  # descriptor (close-on-exec) and path of the locked file
 
-    Returns None if the claim is granted or cannot be checked, otherwise a text that says which process is that rank.
-    """
-    global _file
-    launch = detect(environ)
-    # The task of `srun --pty bash` is a shell, in which MPI programs run one after the other or side by side.
-    if _file is not None or launch is None or (launch.launcher, launch.size) == ("slurm", 1):
+    def take(self, environ: Mapping[str, str] = os.environ, folder: Path | None = None) -> str | None:
+        """Claims for this process the rank that the launcher's variables name. A second call does nothing.
+
+        Returns None if the claim is granted or cannot be checked, otherwise a text that says which process is that rank.
+        """
+        launch = detect(environ)
+        # The task of `srun --pty bash` is a shell, in which MPI programs run one after the other or side by side.
+        if self._file is not None or launch is None or (launch.launcher, launch.size) == ("slurm", 1):
+            return None
+        root = _root(environ)
+        if root is None:
+            return None
+        folder = folder or _folder(environ)
+        try:
+            _remove_old(folder)
+            path = folder / f"{PREFIX}{launch.rank}-{os.getuid()}-{root}"
+            _wait_for_ends(path, environ)
+            return self._lock(path, launch.rank)
+        except OSError:  # no such folder, no space, or no locks: no guard
+            return None
+
+    def release(self) -> None:
+        """Gives the claim back. Called if MPI has not started after all, or has been finalised."""
+        if self._file is not None:
+            descriptor, path = self._file
+            self._file = None
+            with contextlib.suppress(OSError):  # mpirun has removed its folder already
+                path.unlink()
+            os.close(descriptor)
+
+    def ending(self) -> None:
+        """Gives the claim back at the beginning of MPI_Finalize, and marks the file until `release` or the end of the process."""
+        if self._file is None:
+            return
+        descriptor, path = self._file
+        marked = path.with_name(path.name + ENDING)
+        try:
+            path.rename(marked)
+        except OSError:  # mpirun has removed its folder already
+            self.release()
+            return
+        self._file = descriptor, marked
+
+    def absent(self, environ: Mapping[str, str] = os.environ) -> list[int]:
+        """The ranks of this job that have not started MPI through mpicoll. Empty if unknown, as for a job of several hosts."""
+        launch = detect(environ)
+        if launch is None or self._file is None or launch.local_size != launch.size:
+            return []
+        try:
+            claims = _files_of_job(self._file[1], environ)
+        except OSError:
+            return []
+        started = {int(words["rank"]) for _, words in claims if not words["ending"]}
+        return sorted(set(range(launch.size)) - started) if claims else []
+
+    def _lock(self, path: Path, rank: int) -> str | None:
+        with contextlib.ExitStack() as unless_granted:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            unless_granted.callback(os.close, descriptor)
+            if os.fstat(descriptor).st_uid != os.getuid():
+                return None
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return f"process {_written(descriptor) or '?'} is rank {rank} already"
+            if not os.fstat(descriptor).st_nlink:  # the owner removed the file between the open and the lock
+                return self._lock(path, rank)
+            if owner := _written(descriptor):
+                return f"process {owner} was rank {rank} and ended without MPI_Finalize"
+            os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+            unless_granted.pop_all()
+        self._file = descriptor, path
         return None
-    root = _root(environ)
-    if root is None:
-        return None
-    folder = folder or _folder(environ)
-    try:
-        _remove_old(folder)
-        path = folder / f"{PREFIX}{launch.rank}-{os.getuid()}-{root}"
-        _wait_for_ends(path, environ)
-        return _lock(path, launch.rank)
-    except OSError:  # no such folder, no space, or no locks: no guard
-        return None
+
+    def forget(self) -> None:
+        """Closes the file in a forked child, which would otherwise hold the lock after its parent has ended."""
+        if self._file is not None:
+            os.close(self._file[0])
+            self._file = None
 
 
-def release() -> None:
-    """Gives the claim back. Called if MPI has not started after all, or has been finalised."""
-    global _file
-    if _file is not None:
-        descriptor, path = _file
-        _file = None
-        with contextlib.suppress(OSError):  # mpirun has removed its folder already
-            path.unlink()
-        os.close(descriptor)
-
-
-def ending() -> None:
-    """Gives the claim back at the beginning of MPI_Finalize, and marks the file until `release` or the end of the process."""
-    global _file
-    if _file is None:
-        return
-    descriptor, path = _file
-    marked = path.with_name(path.name + ENDING)
-    try:
-        path.rename(marked)
-    except OSError:  # mpirun has removed its folder already
-        release()
-        return
-    _file = descriptor, marked
-
-
-def rank(environ: Mapping[str, str] = os.environ) -> int | None:
-    """The rank of this process as the launcher says; None: unknown."""
-    launch = detect(environ)
-    return None if launch is None else launch.rank
-
-
-def absent(environ: Mapping[str, str] = os.environ) -> list[int]:
-    """The ranks of this job that have not started MPI through mpicoll. Empty if unknown, as for a job of several hosts."""
-    launch = detect(environ)
-    if launch is None or _file is None or launch.local_size != launch.size:
-        return []
-    try:
-        claims = _files_of_job(_file[1], environ)
-    except OSError:
-        return []
-    started = {int(words["rank"]) for _, words in claims if not words["ending"]}
-    return sorted(set(range(launch.size)) - started) if claims else []
+claim = Claim()
+os.register_at_fork(after_in_child=claim.forget)
 
 
 def _files_of_job(own: Path, environ: Mapping[str, str]) -> list[tuple[Path, re.Match[str]]]:
@@ -164,27 +185,6 @@ def connection_lost(environ: Mapping[str, str] = os.environ) -> bool:
     poll = select.poll()
     poll.register(int(number), 0)
     return bool(poll.poll(0))  # POLLHUP
-
-
-def _lock(path: Path, rank: int) -> str | None:
-    global _file
-    with contextlib.ExitStack() as unless_granted:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        unless_granted.callback(os.close, descriptor)
-        if os.fstat(descriptor).st_uid != os.getuid():
-            return None
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return f"process {_written(descriptor) or '?'} is rank {rank} already"
-        if not os.fstat(descriptor).st_nlink:  # the owner removed the file between the open and the lock
-            return _lock(path, rank)
-        if owner := _written(descriptor):
-            return f"process {owner} was rank {rank} and ended without MPI_Finalize"
-        os.pwrite(descriptor, str(os.getpid()).encode(), 0)
-        unless_granted.pop_all()
-    _file = descriptor, path
-    return None
 
 
 def _written(descriptor: int) -> str:
@@ -253,13 +253,3 @@ def _is_rank(pid: int, rank: str) -> bool:
 def identity(environ: Mapping[str, str]) -> str:
     """The variables that name one rank of one job, as a text."""
     return " ".join(f"{name}={environ[name]}" for name in IDENTITY if name in environ)
-
-
-def _after_fork_in_child() -> None:
-    global _file
-    if _file is not None:
-        os.close(_file[0])  # otherwise this child would hold the lock after its parent has ended; the parent keeps the lock
-        _file = None
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)

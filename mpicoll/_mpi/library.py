@@ -19,7 +19,8 @@ import mpi4py
 from mpicoll._base import binding, containers, cpus, launcher, open_mpi_settings, packages
 from mpicoll._base.errors import LaunchError
 from mpicoll._base.waits import INIT_S
-from mpicoll._mpi import claim, open_mpi
+from mpicoll._mpi import open_mpi
+from mpicoll._mpi.claim import claim, connection_lost, identity
 
 _REMEDY_NO_MPI = (
     "no MPI library could be loaded ({reason}).\n"
@@ -55,8 +56,8 @@ def started_by_a_rank() -> str | None:
 
     A rank may also have started a launcher, which has started this process as a rank of another job.
     """
-    owner, _, identity = os.environ.get(launcher.OWNER, "").partition(" ")
-    if owner in ("", str(os.getpid())) or launcher.detect() is None or identity != claim.identity(os.environ):
+    owner, _, job = os.environ.get(launcher.OWNER, "").partition(" ")
+    if owner in ("", str(os.getpid())) or launcher.detect() is None or job != identity(os.environ):
         return None
     return owner
 
@@ -73,7 +74,7 @@ def refusal() -> str | None:
             "second copy of that rank. Start ranks with `python -m mpicoll.run` or mpicoll.spawn, or, if this process really "
             f"is a new MPI job, unset {launcher.OWNER} for it"
         )
-    if claim.connection_lost():
+    if connection_lost():
         return (
             f"process {pid} has no connection to mpiexec (PMI_FD={os.environ['PMI_FD']} is closed). If a rank started this "
             "process by multiprocessing's method 'spawn', that closed it: start MPI in the process that mpiexec started, or use "
@@ -95,7 +96,7 @@ def initialize() -> None:
         _start()
         _finalize_at_exit()
         before_finalize(claim.ending)
-    os.environ[launcher.OWNER] = f"{os.getpid()} {claim.identity(os.environ)}"
+    os.environ[launcher.OWNER] = f"{os.getpid()} {identity(os.environ)}"
 
 
 def before_finalize(call: Callable[[], None]) -> None:
@@ -132,7 +133,8 @@ def _start() -> None:
 
 def _say_that_init_waits() -> None:
     """A line of the first two ranks: one of them may be the rank that the others wait for."""
-    rank = claim.rank()
+    launch = launcher.detect()
+    rank = launch and launch.rank
     if rank in (None, 0, 1):
         who = "a rank" if rank is None else f"rank {rank}"
         print(
@@ -247,5 +249,5 @@ except (ImportError, RuntimeError) as error:
     claim.release()
     raise LaunchError(_REMEDY_NO_MPI.format(reason=str(error).split("\n")[0]) + packages.advice_of_debian(os.environ)) from error
 if MPI.Is_initialized() and not MPI.Is_finalized():
-    os.environ[launcher.OWNER] = f"{os.getpid()} {claim.identity(os.environ)}"
+    os.environ[launcher.OWNER] = f"{os.getpid()} {identity(os.environ)}"
     before_finalize(claim.ending)

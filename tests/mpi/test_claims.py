@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from mpicoll._base import processes
-from mpicoll._mpi import claim
+from mpicoll._mpi.claim import PREFIX, claim, connection_lost
 from tests.support import ROOT, is_open_mpi, launch, run
 
 pytestmark = pytest.mark.launch
@@ -28,7 +28,7 @@ def _this_process_holds_nothing(monkeypatch: pytest.MonkeyPatch, request: pytest
     monkeypatch.setattr(claim, "_file", None)  # the session's own
     root = f"boot-{processes.namespace('pid')}-{os.getpid()}-{processes.start(os.getpid())}"
     if "root_of_a_rank" not in request.node.name:
-        monkeypatch.setattr(claim, "_root", lambda environ: root)  # this process has no launcher's variables
+        monkeypatch.setattr("mpicoll._mpi.claim._root", lambda environ: root)  # this process has no launcher's variables
     yield
     claim.release()
 
@@ -64,7 +64,7 @@ def test_one_that_has_gone(tmp_path: Path) -> None:
 
 def test_one_that_is_finalising(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who starts MPI in the same job waits for it; ranks of other jobs in a public folder do not."""
-    monkeypatch.setattr(claim, "ENDING_S", 0.3)
+    monkeypatch.setattr("mpicoll._mpi.claim.ENDING_S", 0.3)
     environ = {**LAUNCHED, "PMIX_SERVER_TMPDIR": str(tmp_path)}
     other = {"OMPI_COMM_WORLD_RANK": "2"}
 
@@ -90,7 +90,7 @@ def test_files_of_another_user(tmp_path: Path) -> None:
     [own] = tmp_path.iterdir()
     claim.release()
     namespace = own.name.split("-")[-3]
-    names = [own.name, f"{claim.PREFIX}0-{os.getuid()}-x-{namespace}-notanumber-1", claim.PREFIX, f"{claim.PREFIX}x-y"]
+    names = [own.name, f"{PREFIX}0-{os.getuid()}-x-{namespace}-notanumber-1", PREFIX, f"{PREFIX}x-y"]
     for name in names:
         (tmp_path / name).write_text("1\n")
         os.chown(tmp_path / name, 65534, 65534)
@@ -100,7 +100,7 @@ def test_files_of_another_user(tmp_path: Path) -> None:
 
 
 def test_a_name_of_this_user_that_is_no_claim(tmp_path: Path) -> None:
-    strange = tmp_path / f"{claim.PREFIX}0-{os.getuid()}-x-{processes.namespace('pid')}-notanumber-1"
+    strange = tmp_path / f"{PREFIX}0-{os.getuid()}-x-{processes.namespace('pid')}-notanumber-1"
     strange.touch()
     assert claim.take(LAUNCHED, tmp_path) is None
     assert strange.exists()
@@ -131,7 +131,7 @@ def test_what_is_left_over_is_removed(tmp_path: Path) -> None:
     (left,) = tmp_path.iterdir()
     head, start = left.name.rsplit("-", 1)
     left.rename(tmp_path / f"{head}-{int(start) - 1}")  # another process that had this process's id before it
-    foreign = tmp_path / f"{claim.PREFIX}0-{os.getuid() + 1}-x-1-1-1"
+    foreign = tmp_path / f"{PREFIX}0-{os.getuid() + 1}-x-1-1-1"
     foreign.touch()
     assert claim.take(LAUNCHED, tmp_path) is None
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([left.name, foreign.name])
@@ -155,17 +155,17 @@ def test_the_root_of_a_rank() -> None:
 
 def test_a_lost_connection_to_hydra(tmp_path: Path) -> None:
     reader, writer = os.pipe()
-    assert not claim.connection_lost({})
-    assert not claim.connection_lost({"PMI_FD": str(writer)})
+    assert not connection_lost({})
+    assert not connection_lost({"PMI_FD": str(writer)})
     os.close(reader)
     os.close(writer)
-    assert claim.connection_lost({"PMI_FD": str(writer)})
+    assert connection_lost({"PMI_FD": str(writer)})
     here, hydra = socket.socketpair()
-    assert not claim.connection_lost({"PMI_FD": str(here.fileno())})
+    assert not connection_lost({"PMI_FD": str(here.fileno())})
     hydra.close()  # at the end of PMI_Finalize, of a process that ended normally
-    assert claim.connection_lost({"PMI_FD": str(here.fileno())})
+    assert connection_lost({"PMI_FD": str(here.fileno())})
     with open(tmp_path / "file", "w") as other:  # the number is another file's now
-        assert claim.connection_lost({"PMI_FD": str(other.fileno())})
+        assert connection_lost({"PMI_FD": str(other.fileno())})
 
 
 # --- jobs ---

@@ -51,7 +51,7 @@ def end(api: str, *, late: bool) -> None:
 
 
 def claim() -> None:
-    from mpicoll._mpi import claim
+    from mpicoll._mpi.claim import claim
 
     print(f"refused: {claim.take()}", flush=True)
     print(f"claimed at {time.monotonic()}", flush=True)
