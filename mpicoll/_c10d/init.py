@@ -145,8 +145,7 @@ def _undone_on_failure(operation: str) -> Iterator[None]:
 # Note [Our excepthooks are outside]
 # An uncaught exception ends the job (_mpi/abort.py). init_process_group of torch sets a hook that adds the rank to the traceback,
 # and never removes it. Ours goes outside: torch holds stderr back while it calls the hook that it found, and a hook that ends the
-# process inside would lose the text.
-_replaced: tuple[Callable[..., Any], Callable[..., Any]] | None = None  # sys.excepthook before torch's init, and torch's
+# process inside would lose the text. With ours torch's goes too: otherwise torch would add the rank twice after the next init.
 
 
 @contextlib.contextmanager
@@ -156,7 +155,6 @@ def _hooks_outside_torch() -> Iterator[None]:
     If the body raises, they are as before. After a timeout they are set: an uncaught one ends the job, where the ranks that came
     would otherwise wait in MPI_Finalize for the one that did not.
     """
-    global _replaced
     installed = abort.uninstall()  # set by init_rpc, or after a timeout
     before = sys.excepthook
     try:
@@ -165,8 +163,7 @@ def _hooks_outside_torch() -> Iterator[None]:
         if installed or isinstance(error, OperationTimeout):
             abort.install()
         raise
-    _replaced = (before, sys.excepthook)
-    abort.install()
+    abort.install(before)
 
 
 # -- adapters ----------------------------------------------------------------------------------------------------------------
@@ -224,14 +221,10 @@ def _mixing(translated: str) -> AbstractContextManager[str]:
 
 def _on_close(communicator: Communicator) -> None:
     """Called by an adapter when torch gives its group up. With the default group, the excepthooks go too."""
-    global _replaced
     _alive.pop(communicator, None)
     default = torch_world.default_group()
     if default is not None and torch_world.name_of(default) == communicator.name:
         abort.uninstall()
-        if _replaced is not None and sys.excepthook is _replaced[1]:  # the program has set no hook of its own since
-            sys.excepthook = _replaced[0]  # otherwise torch would add the rank twice after the next init
-        _replaced = None
 
 
 @functools.cache

@@ -77,13 +77,11 @@ _TABLE: dict[tuple[str, str], dict[str, str]] = {
         "after all functions of atexit, see Note [Who finalises]",
     },
     ("an mpicoll group is made, until the default group is destroyed", "_mpi/abort.py"): {
-        "sys.excepthook": "calls the hook before it, then aborts the job: an exception of one rank would leave others waiting",
+        "sys.excepthook": "calls the hook before it, then aborts the job: an exception of one rank would leave others waiting. "
+        "The hook of torch's init_process_group, which torch never removes, goes too",
         "threading.excepthook": "the same, in any thread",
         "os._exit": "in a job that goes on when a rank dies, ends the process by SIGKILL if the status is not 0: "
         "Note [Only a killed rank is noticed]",
-    },
-    ("the default group is destroyed", "_c10d/init.py"): {
-        "sys.excepthook": "the hook from before init_process_group; torch sets a hook of its own and never removes it",
     },
     ("the first event of mpicoll in a profile", "_engine/spans.py"): {
         "torch.autograd.profiler._disable_profiler": "ends our open events first: "

@@ -25,52 +25,61 @@ from mpicoll._base.waits import ABORT_S, FORWARDING_S
 from mpicoll._mpi import runtime
 
 _os_exit = os._exit
-_before: tuple[Callable[..., Any], Callable[..., Any]] | None = None
 
 
-def install() -> None:
-    """Chains our hooks in front of sys.excepthook and threading.excepthook. A second call does nothing."""
-    global _before
-    if _before is None:
-        _before = (sys.excepthook, threading.excepthook)
-        sys.excepthook = _excepthook
-        threading.excepthook = _thread_excepthook
-        from mpicoll._mpi import survivors
+class Hooks:
+    """Excepthooks that abort the job, in front of those of the program. The only instance is ``hooks``."""
 
-        if survivors.possible():
-            os._exit = _exit
+    def __init__(self) -> None:
+        self._next: tuple[Callable[..., Any], Callable[..., Any]] | None = None  # what these call; None: not installed
+        self._before: Callable[..., Any] = sys.excepthook  # what comes back
+
+    def install(self, before: Callable[..., Any] | None = None) -> None:
+        """Sets sys.excepthook and threading.excepthook. A second call does nothing.
+
+        ``before``: the sys.excepthook that `uninstall` brings back; None: the one that is set now.
+        """
+        if self._next is None:
+            self._next = (sys.excepthook, threading.excepthook)
+            self._before = before or sys.excepthook
+            sys.excepthook = self._uncaught
+            threading.excepthook = self._uncaught_in_thread
+            from mpicoll._mpi import survivors
+
+            if survivors.possible():
+                os._exit = _exit
+
+    def uninstall(self) -> bool:
+        """Brings the hooks before back, unless other code has set a hook since. Returns whether it did."""
+        if self._next is None or sys.excepthook != self._uncaught or threading.excepthook != self._uncaught_in_thread:
+            return False
+        sys.excepthook, threading.excepthook = self._before, self._next[1]
+        os._exit = _os_exit
+        self._next = None
+        return True
+
+    def _uncaught(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        hook = self._next[0] if self._next else sys.__excepthook__
+        try:
+            frames.shorten(error)
+            hook(kind, error, trace)
+        finally:
+            abort(f"uncaught {kind.__name__}")
+
+    def _uncaught_in_thread(self, args: threading.ExceptHookArgs) -> None:
+        hook = self._next[1] if self._next else threading.__excepthook__
+        try:
+            if args.exc_value is not None:
+                frames.shorten(args.exc_value)
+            hook(args)
+        finally:
+            if args.exc_type is not SystemExit:
+                thread = args.thread.name if args.thread else "?"
+                abort(f"uncaught {args.exc_type.__name__} in thread {thread}", f"{args.exc_type.__name__}: {args.exc_value}")
 
 
-def uninstall() -> bool:
-    """Restores the previous hooks, unless other code has chained a hook in front of these. Returns whether it did."""
-    global _before
-    if _before is None or sys.excepthook is not _excepthook or threading.excepthook is not _thread_excepthook:
-        return False
-    sys.excepthook, threading.excepthook = _before
-    os._exit = _os_exit
-    _before = None
-    return True
-
-
-def _excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    hook = _before[0] if _before else sys.__excepthook__
-    try:
-        frames.shorten(error)
-        hook(kind, error, trace)
-    finally:
-        abort(f"uncaught {kind.__name__}")
-
-
-def _thread_excepthook(args: threading.ExceptHookArgs) -> None:
-    hook = _before[1] if _before else threading.__excepthook__
-    try:
-        if args.exc_value is not None:
-            frames.shorten(args.exc_value)
-        hook(args)
-    finally:
-        if args.exc_type is not SystemExit:
-            thread = args.thread.name if args.thread else "?"
-            abort(f"uncaught {args.exc_type.__name__} in thread {thread}", f"{args.exc_type.__name__}: {args.exc_value}")
+hooks = Hooks()
+install, uninstall = hooks.install, hooks.uninstall
 
 
 def _exit(status: int) -> NoReturn:

@@ -1,6 +1,7 @@
 """Groups made by torch's new_group on an mpi world: members, order, other backends beside it, a new world after the old."""
 
 import os
+import sys
 from datetime import timedelta
 
 import pytest
@@ -11,6 +12,7 @@ from torch.distributed import distributed_c10d as c10d
 from mpicoll._base.launcher import started_by_mpi
 from mpicoll._c10d import names
 from mpicoll._engine.registry import registry
+from mpicoll._mpi import abort
 from tests.support import agree, everyone, free_port
 
 pytestmark = pytest.mark.usefixtures("world")
@@ -174,6 +176,22 @@ def test_a_failed_new_group_can_be_repeated(breaking: str, rank: int, size: int,
     right = total(group) == size * (size + 1) / 2
     dist.destroy_process_group(group)
     agree(right)
+
+
+def test_the_excepthook_comes_back(no_world: None) -> None:
+    """With the last of two worlds, though torch has set a hook of its own for each. One that the program has set stays."""
+    before = sys.excepthook
+    for backend in ("gloo", "mpi"):
+        dist.init_process_group(backend, init_method="mpi://")
+        agree(sys.excepthook != before)  # and a rank of Gloo that leaves breaks what the others begin
+        dist.destroy_process_group()
+    after = sys.excepthook
+    dist.init_process_group("mpi")
+    inside, sys.excepthook = sys.excepthook, sys.__excepthook__
+    dist.destroy_process_group()
+    kept, sys.excepthook = sys.excepthook, inside
+    uninstalled = abort.uninstall()
+    agree(after is before and kept is sys.__excepthook__ and uninstalled and sys.excepthook is before)
 
 
 def test_variables_are_there_afterwards(no_world: None, rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
