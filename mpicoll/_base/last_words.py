@@ -22,6 +22,7 @@ import struct
 import time
 import zlib
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from mpicoll._base.waits import MONITOR_S
@@ -71,7 +72,8 @@ class Memory:
         return number, Written(at_s, body[_HEADER.size : _HEADER.size + nbytes].decode(errors="replace"))
 
 
-class Monitor(NamedTuple):
+@dataclass
+class Monitor:
     """How this rank reaches its monitor."""
 
     told: int  # file descriptor of the pipe to it
@@ -79,10 +81,10 @@ class Monitor(NamedTuple):
     launcher: int  # its parent: mpiexec, or the daemon of mpiexec on this host
     memory: Memory
     rank: int  # the process. A forked child has all of this, too, and is not the rank
+    blocking: Callable[[], Iterable[tuple[str, str]]] = tuple  # the operations in which a thread is: name, and in words
 
 
 _monitor: Monitor | None = None
-_blocking: Callable[[], Iterable[tuple[str, str]]] = tuple  # the operations in which a thread is: name, and in words
 
 
 def use(told: int, answers: int, launcher: int, memory: Memory) -> None:
@@ -102,16 +104,11 @@ def launcher_pid() -> int:
     return os.getppid() if monitor is None else monitor.launcher
 
 
-def doing(text: str) -> None:
-    """Replaces what the monitor will read if this rank is killed."""
+def doing(text: str, blocking: Callable[[], Iterable[tuple[str, str]]] = tuple) -> None:
+    """Replaces what the monitor will read if this rank is killed, and ``blocking``, which `why` asks."""
     if (monitor := monitored()) is not None:
         monitor.memory.write(text)
-
-
-def ask(blocking: Callable[[], Iterable[tuple[str, str]]]) -> None:
-    """Makes `why` ask for the operations in which a thread of this process is: the name and the words of each."""
-    global _blocking
-    _blocking = blocking
+        monitor.blocking = blocking
 
 
 def why(text: str, status: int = 1) -> None:
@@ -121,7 +118,8 @@ def why(text: str, status: int = 1) -> None:
     """
     lines = text.strip().splitlines()
     line = lines[0] if lines else ""
-    line += next((f"; it was in {words}" for operation, words in _blocking() if operation not in line), "")
+    blocking = [] if (monitor := monitored()) is None else monitor.blocking()
+    line += next((f"; it was in {words}" for operation, words in blocking if operation not in line), "")
     _write(f"why {status} {line[:LONGEST]}")
 
 

@@ -22,8 +22,7 @@ Groups = Callable[[], Iterable[GroupState]]
 def write(messages: Messages, groups: Groups) -> None:
     """Writes it for the monitor of this rank. Does nothing under other launchers than `mpicoll.run`."""
     if last_words.monitored() is not None:
-        last_words.ask(partial(_blocking, messages, groups))
-        last_words.doing(in_words(messages, groups))
+        last_words.doing(in_words(messages, groups), partial(_blocking, messages, groups))
 
 
 def in_words(messages: Messages, groups: Groups) -> str:
