@@ -88,9 +88,9 @@ def _check(communicator: Communicator, excluded: Any, flags: int | None) -> None
 
 def _survivors() -> Any:
     """A communicator of the ranks that live and go on."""
-    assert runtime.last_base is not None
+    assert runtime.process.last_base is not None
     survivors.settle()
-    return survivors.meet(runtime.last_base, goes_on=True)
+    return survivors.meet(runtime.process.last_base, goes_on=True)
 
 
 def _remake_world(timeout_s: float, communicator: Callable[[], Any]) -> Any:
@@ -102,7 +102,7 @@ def _remake_world(timeout_s: float, communicator: Callable[[], Any]) -> Any:
         if dist.is_initialized():
             dist.destroy_process_group()
         error: Exception | None = None
-        root = runtime.last_base
+        root = runtime.process.last_base
         try:
             runtime.start(comm, own=True)
             with survivors.world_given():
@@ -111,7 +111,7 @@ def _remake_world(timeout_s: float, communicator: Callable[[], Any]) -> Any:
             error = failure
             runtime.stop(free=False)
         if not survivors.possible():
-            runtime.last_base = root
+            runtime.process.last_base = root
         if _all_have(comm, error):
             return torch_world.default_group()
 

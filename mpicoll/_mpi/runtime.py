@@ -60,23 +60,22 @@ class Runtime:
         if self.own:
             return self.base
         with self.lock:
-            known = _world_comm if self._of_all else None
+            known = world_comm() if self._of_all else None
             self.connect(self.base.Dup() if known is None else known)
         return self.comm
 
     @property
     def connected(self) -> bool:
         """Whether ``comm`` has been made."""
-        return "comm" in self.__dict__ or (self._of_all and _world_comm is not None)
+        return "comm" in self.__dict__ or (self._of_all and world_comm() is not None)
 
     def connect(self, comm: MPI.Intracomm) -> None:
         """Makes this duplicate of the base communicator ``comm``."""
-        global _world_comm, last_base
         self.__dict__["comm"] = comm
         if self._of_all:
-            _world_comm = comm
+            process._world_comm = comm
         if self.given:
-            self.base = last_base = comm
+            self.base = process.last_base = comm
 
     def free(self) -> None:
         """Frees ``comm`` if this is the runtime of a single rank (see `alone`)."""
@@ -97,37 +96,104 @@ class Runtime:
         return rank
 
 
-_runtime: Runtime | None = None
-last_base: MPI.Intracomm | None = None  # the communicator of the last world
-_world_comm: MPI.Intracomm | None = None  # duplicate of MPI.COMM_WORLD; kept for ever, because the ranks meet on it at exit
-_preparations: list[Callable[[], None]] = []  # see `entering`
-_forked = False
+class Process:
+    """MPI in this process: the current world, and what outlives it. The only instance is ``process``."""
+
+    def __init__(self) -> None:
+        self._current: Runtime | None = None
+        self._forked = False
+        self._preparations: list[Callable[[], None]] = []  # see `entering`
+        self._world_comm: MPI.Intracomm | None = None  # see `world_comm`; the ranks meet on it at exit
+        self.last_base: MPI.Intracomm | None = None  #: The communicator of the last world.
+
+    def start(self, comm: MPI.Intracomm | None = None, own: bool = False) -> Runtime:
+        """Starts MPI if it is not running, and returns its runtime. Later calls return the same runtime until `stop`.
+
+        Args:
+            comm: A communicator, to be the world; None: MPI.COMM_WORLD.
+            own: mpicoll has made it, so that it need not be duplicated.
+
+        Raises:
+            LaunchError: No MPI, MPI already finalised, or the launcher's variables contradict MPI (wrong mpiexec).
+            ThreadLevelError: MPI was initialised below MPI_THREAD_SERIALIZED.
+            ForkedProcess: Called in a forked child.
+        """
+        if self._forked:
+            raise forked_error()
+        if self._current is not None and (comm is None or comm == self._current.base) and not finalized():
+            return self._current
+        mpi = _load()
+        if self._current is None:
+            _check_launcher(mpi)
+            _warn_of_binding(mpi)
+        self.last_base = mpi.COMM_WORLD if comm is None else comm
+        self._current = Runtime(self.last_base, own=own)
+        return self._current
+
+    def start_some(self, ranks: Sequence[int]) -> Runtime:
+        """Makes a world of some ranks of the current world, in this order (collective over them).
+
+        `stop` returns to the current world. Until then `everyone` returns its runtime.
+        """
+        parent = self.start()
+        self._current = Runtime(subset(ranks), parent)
+        return self._current
+
+    def stop(self, free: bool = True) -> None:
+        """Forgets the runtime. No group may be left. MPI itself keeps running, so that `start` can be called again.
+
+        ``free`` is False if an operation is still in progress, so that no communicator can be freed.
+        """
+        runtime, self._current = self._current, None if self._current is None else self._current.parent
+        if not free or runtime is None or finalized():
+            return
+        with runtime.lock:
+            comm = runtime.__dict__.get("comm")
+            if comm not in (None, self._world_comm) and (runtime.given or comm != runtime.base):
+                comm.Free()
+            if runtime.parent is not None:
+                runtime.base.Free()
+
+    def current(self) -> Runtime | None:
+        """The runtime; None if MPI was not started through mpicoll."""
+        return self._current
+
+    def world_comm(self) -> MPI.Intracomm | None:
+        """The internal duplicate of MPI.COMM_WORLD, if this process has made a world of it, even if that is destroyed."""
+        return self._world_comm
+
+    def prepare_threads_with(self, preparation: Callable[[], None]) -> None:
+        """Makes our background threads call ``preparation`` before each operation. Adding it again does nothing."""
+        if preparation not in self._preparations:
+            self._preparations.append(preparation)
+
+    def entering(self) -> None:
+        """Runs the preparations. A background thread calls this before it calls MPI."""
+        for preparation in self._preparations:
+            preparation()
+
+    def in_forked_child(self) -> bool:
+        """True in a process that was forked after its parent had started MPI. Such a process must not call MPI."""
+        return self._forked
+
+    def forget(self) -> None:
+        """Called in a forked child."""
+        mpi = sys.modules.get("mpi4py.MPI")
+        self._forked = self._forked or (mpi is not None and mpi.Is_initialized())
 
 
-def start(comm: MPI.Intracomm | None = None, own: bool = False) -> Runtime:
-    """Starts MPI if it is not running, and returns its runtime. Later calls return the same runtime until `stop`.
+process = Process()
+os.register_at_fork(after_in_child=process.forget)
+start, start_some, stop = process.start, process.start_some, process.stop
+current, world_comm, in_forked_child = process.current, process.world_comm, process.in_forked_child
+prepare_threads_with, entering = process.prepare_threads_with, process.entering
 
-    Args:
-        comm: A communicator, to be the world; None: MPI.COMM_WORLD.
-        own: mpicoll has made it, so that it need not be duplicated.
 
-    Raises:
-        LaunchError: No MPI, MPI already finalised, or the launcher's variables contradict MPI (wrong mpiexec).
-        ThreadLevelError: MPI was initialised below MPI_THREAD_SERIALIZED.
-        ForkedProcess: Called in a forked child.
-    """
-    global _runtime, last_base
-    if _forked:
-        raise forked_error()
-    if _runtime is not None and (comm is None or comm == _runtime.base) and not finalized():
-        return _runtime
-    mpi = _load()
-    if _runtime is None:
-        _check_launcher(mpi)
-        _warn_of_binding(mpi)
-    last_base = mpi.COMM_WORLD if comm is None else comm
-    _runtime = Runtime(last_base, own=own)
-    return _runtime
+def finalized() -> bool:
+    """True once MPI_Finalize has been called."""
+    from mpicoll._mpi.library import MPI
+
+    return bool(MPI.Is_finalized())
 
 
 def alone() -> Runtime:
@@ -135,17 +201,6 @@ def alone() -> Runtime:
     from mpicoll._mpi.library import MPI
 
     return Runtime(MPI.COMM_SELF, start())
-
-
-def start_some(ranks: Sequence[int]) -> Runtime:
-    """Makes a world of some ranks of the current world, in this order (collective over them).
-
-    `stop` returns to the current world. Until then `everyone` returns its runtime.
-    """
-    global _runtime
-    parent = start()
-    _runtime = Runtime(subset(ranks), parent)
-    return _runtime
 
 
 def subset(ranks: Sequence[int]) -> MPI.Intracomm:
@@ -170,57 +225,6 @@ def everyone() -> Runtime:
     """Starts MPI like `start`, and returns the runtime of all ranks, even if the current world is of some of them only."""
     runtime = start()
     return runtime.parent or runtime
-
-
-def stop(free: bool = True) -> None:
-    """Forgets the runtime. No group may be left. MPI itself keeps running, so that `start` can be called again.
-
-    ``free`` is False if an operation is still in progress, so that no communicator can be freed.
-    """
-    global _runtime
-    runtime, _runtime = _runtime, None if _runtime is None else _runtime.parent
-    if not free or runtime is None or finalized():
-        return
-    with runtime.lock:
-        comm = runtime.__dict__.get("comm")
-        if comm not in (None, _world_comm) and (runtime.given or comm != runtime.base):
-            comm.Free()
-        if runtime.parent is not None:
-            runtime.base.Free()
-
-
-def current() -> Runtime | None:
-    """The runtime; None if MPI was not started through mpicoll."""
-    return _runtime
-
-
-def world_comm() -> MPI.Intracomm | None:
-    """The internal duplicate of MPI.COMM_WORLD, if a world was made of it in this process, even if that world is destroyed."""
-    return _world_comm
-
-
-def finalized() -> bool:
-    """True once MPI_Finalize has been called."""
-    from mpicoll._mpi.library import MPI
-
-    return bool(MPI.Is_finalized())
-
-
-def prepare_threads_with(preparation: Callable[[], None]) -> None:
-    """Makes our background threads call ``preparation`` before each operation. Adding it again does nothing."""
-    if preparation not in _preparations:
-        _preparations.append(preparation)
-
-
-def entering() -> None:
-    """Runs the preparations. A background thread calls this before it calls MPI."""
-    for preparation in _preparations:
-        preparation()
-
-
-def in_forked_child() -> bool:
-    """True in a process that was forked after its parent had started MPI. Such a process must not call MPI."""
-    return _forked
 
 
 def forked_error() -> ForkedProcess:
@@ -326,12 +330,3 @@ def _warn_of_binding(mpi: Any) -> None:
     text = binding.advice(launch, cpus.allowed(), binding.cores_for_ranks(launch, os.environ), waits_busily)
     if text is not None:
         warnings.warn(f"mpicoll: {text}", stacklevel=3)
-
-
-def _after_fork_in_child() -> None:
-    global _forked
-    mpi = sys.modules.get("mpi4py.MPI")
-    _forked = _forked or (mpi is not None and mpi.Is_initialized())
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)

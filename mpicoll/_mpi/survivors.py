@@ -157,7 +157,7 @@ def start() -> Runtime:
 
     If the ranks of a fault-tolerant job have had a world before, the new world is of those that live (collective over them).
     """
-    if not _given and possible() and runtime.last_base is not None and (runtime.current() is None or lost()):
+    if not _given and possible() and runtime.process.last_base is not None and (runtime.current() is None or lost()):
         return runtime.start(meet(_root, goes_on=True), own=True)
     return runtime.start()
 
