@@ -77,15 +77,15 @@ def refusal() -> str | None:
     if connection_lost():
         return (
             f"process {pid} has no connection to mpiexec (PMI_FD={os.environ['PMI_FD']} is closed). If a rank started this "
-            "process by multiprocessing's method 'spawn', that closed it: start MPI in the process that mpiexec started, or use "
-            "the method 'fork' before MPI has started. If another program ran MPI in this rank before, start this one by an "
-            "mpiexec of its own: under MPICH's mpiexec, MPI runs once in a rank"
+            "process by multiprocessing's method 'spawn', that closed it: start MPI in the process that mpiexec started, without "
+            "mp.spawn or mp.Process, or use the method 'fork' before MPI has started. If another program ran MPI in this rank "
+            "before, start this one by an mpiexec of its own: under MPICH's mpiexec, MPI runs once in a rank"
         )
     if (taken := claim.take()) is not None:
         return (
-            f"process {pid} was started by a rank, not by mpiexec, and {taken}: one process is one rank. Start as many ranks "
-            "as are needed with `python -m mpicoll.run -n N` or mpicoll.spawn, not mp.spawn or mp.Process; a "
-            "process that a rank starts may compute, and only one may communicate in its place"
+            f"process {pid} was started by a rank, not by mpiexec, and {taken}: one process is one rank. `mpicoll run -n N` "
+            "starts N ranks: leave out mp.spawn or mp.Process, or replace them by mpicoll.spawn and start the script by plain "
+            "`python`. A process that a rank starts may compute, and only one may communicate in its place"
         )
     return None
 
