@@ -2,7 +2,7 @@
 
 Through a pipe it says how it ends. `why`: the first line of an exception, the reason of an abort, or the exit status of sys.exit.
 `returned`: the program has come to its end; without this word, exit status 0 is that of os._exit(0). `alone`: it has torch, and
-has neither made a group nor started MPI.
+has neither made a group nor started MPI. `end`: why one of its processes ends it (`end_unless_caught`).
 
 A rank that is killed cannot say anything. So about once a second it writes what it does to memory that outlives it (`doing`). The
 monitor reads it after the program has ended. The memory is one anonymous page, made before the monitor forks the program: it has
@@ -15,17 +15,22 @@ Writes go to the two places in turn. So a program that is killed while it writes
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import select
 import struct
+import sys
 import time
 import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from mpicoll._base.errors import LaunchError
 from mpicoll._base.waits import MONITOR_S
+
+PIPE = "_MPICOLL_PIPE"  # for processes that the rank starts: its file descriptor of the pipe, and what that links to in /proc
 
 LONGEST = 1000  # characters; a write to a pipe of up to 4096 bytes is one piece
 
@@ -91,6 +96,7 @@ def use(told: int, answers: int, launcher: int, memory: Memory) -> None:
     """Makes this process the rank of a monitor, a child of ``launcher``, which answers each line by one byte."""
     global _monitor
     _monitor = Monitor(told, answers, launcher, memory, os.getpid())
+    os.environ[PIPE] = f"{told} pipe:[{os.fstat(told).st_ino}]"
 
 
 def monitored() -> Monitor | None:
@@ -126,6 +132,28 @@ def why(text: str, status: int = 1) -> None:
 def why_error(error: BaseException, status: int) -> None:
     """Says the type and the first line of an uncaught exception."""
     why(f"{type(error).__name__}: {error}".rstrip(": "), status)
+
+
+def end_unless_caught() -> None:
+    """Called in a process that a rank has started by multiprocessing: a LaunchError that it does not catch ends the rank.
+
+    The monitor gets the reason, and the process prints no traceback. Elsewhere this does nothing.
+    """
+    from multiprocessing import parent_process, util
+
+    if (parent := parent_process()) is not None:
+        util.Finalize(None, _end, (parent.pid,), exitpriority=0)
+
+
+def _end(rank: int) -> None:
+    error = sys.exc_info()[1]  # multiprocessing calls this in a `finally` clause
+    told, pipe = os.environ.get(PIPE, " ").split(" ")
+    path = f"/proc/{rank}/fd/{told}"
+    with contextlib.suppress(OSError):
+        if isinstance(error, LaunchError) and os.readlink(path) == pipe:  # not if the rank has called os.exec
+            with open(path, "wb", buffering=0) as file:
+                file.write(f"end 1 LaunchError: {error}"[:LONGEST].encode() + b"\n")
+            sys.exit(1)
 
 
 def returned(alone: bool = False) -> None:

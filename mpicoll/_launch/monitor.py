@@ -164,6 +164,8 @@ class Monitor:
                 self._say("alone")
             else:
                 self._say(f"why {time.time_ns()} {text}")
+                if word == "end":
+                    self._end(self.grace_s)
             with contextlib.suppress(OSError):  # the program has ended
                 os.write(self.answer, b".")
 

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
-from mpicoll._base import binding, cpus, launcher, probe
+from mpicoll._base import binding, cpus, last_words, launcher, probe
 from mpicoll._base.errors import ForkedProcess, LaunchError, ThreadLevelError
 from mpicoll._mpi import open_mpi
 
@@ -238,6 +238,8 @@ def _load() -> Any:
     from mpicoll._mpi import library
 
     if (refusal := library.refusal()) is not None:
+        if library.started_by_a_rank() is None:
+            last_words.end_unless_caught()
         raise LaunchError(refusal)
     mpi = library.MPI
     if mpi.Is_finalized():

@@ -45,7 +45,7 @@ def test_what_a_program_writes_outlives_it_and_its_children_write_nothing(monkey
     pid = os.fork()
     if pid == 0:
         last_words.doing("nobody reads this")
-        last_words.use(-1, -1, 0, memory)
+        last_words.use(*os.pipe(), 0, memory)
         last_words.doing("of the rank")
         if os.fork() == 0:
             last_words.doing("of its child")

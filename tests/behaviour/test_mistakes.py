@@ -135,19 +135,53 @@ def test_the_last_line(mistake: str, tmp_path: Path) -> None:
 
 
 OWN_RANKS = """
-import torch.multiprocessing, torch.distributed as dist
+import torch.multiprocessing as mp, torch.distributed as dist
 def work(rank):
     dist.init_process_group("mpi", rank=rank, world_size=2)
 if __name__ == "__main__":
-    torch.multiprocessing.spawn(work, nprocs=2)
+    """
+PROCESSES = """context = mp.get_context('{}')
+    processes = [context.Process(target=work, args=(rank,)) for rank in range(2)]
+    for each in processes: each.start()
+    for each in processes: each.join()"""
+STARTS = {"mp.spawn": "mp.spawn(work, nprocs=2)", **{name: PROCESSES.format(name) for name in ("fork", "spawn", "forkserver")}}
+
+
+@pytest.mark.parametrize("how", [name if name == "fork" else pytest.param(name, marks=pytest.mark.slow) for name in STARTS])
+def test_a_program_that_starts_ranks_of_its_own(how: str, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN_RANKS + STARTS[how])
+    why = r"LaunchError: process \d+ (was started by a rank, not by mpiexec|has no connection to mpiexec).*"
+    ended(tmp_path, "[01]", why, "own.py")
+
+
+ONE_PROCESS = """
+import ctypes, multiprocessing, torch, mpicoll as dist
+context = multiprocessing.get_context("fork")
+has_begun, is_refused = context.Event(), context.Event()
+def communicates():
+    dist.init_process_group()
+    has_begun.set()
+    is_refused.wait()
+    dist.all_reduce(one := torch.ones(1))
+    print(f"{one.item():.0f} ranks\\n", end="", flush=True)
+    dist.destroy_process_group()
+    from mpi4py import MPI
+    MPI.Finalize()
+    ctypes.CDLL(None).exit(0)  # with the functions of C's atexit, by which MPICH takes leave of Hydra: multiprocessing skips them
+def catches():
+    try: dist.init_process_group()
+    except RuntimeError: is_refused.set()
+processes = [context.Process(target=target) for target in (communicates, catches)]
+processes[0].start()
+has_begun.wait()
+processes[1].start()
+for each in processes: each.join()
 """
 
 
-@pytest.mark.slow
-def test_a_program_that_starts_ranks_of_its_own(tmp_path: Path) -> None:
-    (tmp_path / "own.py").write_text(OWN_RANKS)
-    why = r"LaunchError: process \d+ (was started by a rank, not by mpiexec|has no connection to mpiexec).*"
-    ended(tmp_path, "[01]", why, "own.py")
+def test_one_process_of_a_rank_communicates_and_another_catches_its_refusal(tmp_path: Path) -> None:
+    done = run(tmp_path, "-n", "2", "-c", ONE_PROCESS, OMP_NUM_THREADS="1")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "2 ranks\n" * 2, "")
 
 
 def ended(folder: Path, rank: str, what: str, *words: str) -> None:
