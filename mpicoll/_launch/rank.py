@@ -58,7 +58,6 @@ def main(words: list[str]) -> None:
     except SystemExit as ending:
         status = exit_status(ending)
         if status != 0:
-            last_words.why(ending.code if isinstance(ending.code, str) else f"exit status {status}", status)
             abort_job(status)
         last_words.returned(_alone())
         sys.exit(status)
@@ -159,13 +158,14 @@ def _run(text: str | bytes, name: str, **names: str) -> None:
 
 
 def exit_status(ending: SystemExit) -> int:
-    """The exit status of sys.exit(code) in Python; prints a code that is a text."""
-    if ending.code is None:
-        return 0
-    if isinstance(ending.code, int):
-        return ending.code & 0xFF
-    print(ending.code, file=sys.stderr)
-    return 1
+    """The exit status of sys.exit(code) in Python. Prints a code that is a text; of a failure it tells the monitor."""
+    code = 0 if ending.code is None else ending.code
+    status = code & 0xFF if isinstance(code, int) else 1
+    if status != 0:
+        last_words.why(code if isinstance(code, str) else f"exit status {status}", status)
+    if not isinstance(code, int):
+        print(code, file=sys.stderr)
+    return status
 
 
 def _print(error: BaseException) -> None:

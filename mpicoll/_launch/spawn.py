@@ -3,11 +3,11 @@
     if __name__ == "__main__":                        # the ranks import the script again, as __mp_main__
         mpicoll.spawn(train, args=(10,), nprocs=4)    # runs train(rank, 10) in 4 ranks under mpiexec
 
-    [1] fn and args are pickled into a private folder
-    [2] mpiexec starts the ranks, each with that folder's path
+    [1] fn and args are pickled into a private folder, and the plan of the job
+    [2] a child, the supervisor, runs mpiexec, which starts the ranks, each with that folder's path
     [3] each rank imports the script, as spawn of multiprocessing does, and calls fn(rank, *args)
-    [4] a rank that raises writes its traceback to the folder; mpiexec ends the others
-    [5] otherwise it writes what fn has returned, pickled
+    [4] a rank that raises writes its traceback to the folder; the supervisor ends the others, and writes which rank failed first
+    [5] otherwise the rank writes what fn has returned, pickled
 
 All ranks run on this host. For several hosts use `python -m mpicoll.run`.
 """
@@ -16,13 +16,11 @@ from __future__ import annotations
 
 import atexit
 import importlib
-import math
 import os
 import pickle
 import shutil
 import subprocess
 import tempfile
-import time
 import warnings
 from collections.abc import Callable
 from multiprocessing import spawn as multiprocessing_spawn
@@ -38,14 +36,13 @@ from mpicoll._base.waits import STOP_S
 from mpicoll._launch import arguments, spawn_rank
 from mpicoll._launch.find import ask
 from mpicoll._launch.job import NOTHING_ASKED, Program
+from mpicoll._launch.reports import Rank, signal_name
+from mpicoll._launch.supervisor import Outcome
 
 T = TypeVar("T")
 
-POLL_S = 0.02
 UNPICKLABLE = pickle.PicklingError, AttributeError, TypeError, RuntimeError
 RESULTS = "Let fn return its results: spawn returns a list of them. A Queue cannot be sent"
-
-RANK_CODE = "import sys; sys.path.append({where!r}); from mpicoll._launch.spawn_rank import main; main({folder!r})"
 
 
 class RankRaised(ProcessRaisedException, MpicollError):
@@ -64,8 +61,8 @@ class RankExited(ProcessExitedException, MpicollError):
     Attributes:
         error_index: The rank; -1: unknown.
         error_pid: Its process id.
-        exit_code: Its exit status.
-        signal_name: Name of the signal that ended it, or None.
+        exit_code: Its exit status; negative: the number of the signal that ended it.
+        signal_name: Name of that signal, or None.
         msg: The message.
     """
 
@@ -79,7 +76,7 @@ class SpawnContext:
 
     def __init__(self, process: subprocess.Popen[bytes], folder: Path, nprocs: int) -> None:
         self.results: list[Any] = []
-        self.process = process  # mpiexec
+        self.process = process  # the supervisor of mpiexec
         self.nprocs = nprocs
         self._folder = folder
 
@@ -93,42 +90,28 @@ class SpawnContext:
 
         Args:
             timeout: Seconds; None: no limit.
-            grace_period: Accepted as in torch, without effect: mpiexec ends the other ranks at once when one fails.
+            grace_period: Accepted as in torch, without effect: the other ranks are ended at once when one fails.
 
         Raises:
             RankRaised: A rank raised. The other ranks have been ended.
             RankExited: A rank or mpiexec ended with a status other than 0. The other ranks have been ended.
         """
         try:
-            status = self._wait(timeout)
+            self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            return False
         except BaseException:  # Ctrl-C, for example: the ranks must not outlive the caller
             self.stop()
             raise
-        if status is None:
-            return False
         try:
-            self._raise_failure(status)
+            self._take_outcome()
         finally:
             self._forget()
         return True
 
-    def _wait(self, timeout: float | None) -> int | None:
-        """The exit status of mpiexec; None after ``timeout`` seconds.
-
-        Ends an mpiexec that does not end after a failure: Open MPI 5 may hang for ever if a rank fails while others start MPI.
-        """
-        end, stop_at = math.inf if timeout is None else time.monotonic() + timeout, math.inf
-        while (status := self.process.poll()) is None and (now := time.monotonic()) < end:
-            if stop_at == math.inf and any(self._folder.glob("failure-*")):
-                stop_at = now + STOP_S
-            if now > stop_at:
-                ask.end(self.process)
-            time.sleep(POLL_S)
-        return status
-
     def stop(self) -> None:
         """Ends the ranks: SIGTERM first, then SIGKILL."""
-        ask.end(self.process)
+        ask.end(self.process, 2 * STOP_S)  # the supervisor sends SIGKILL to ranks after STOP_S
         self._forget()
 
     def _forget(self) -> None:
@@ -139,9 +122,29 @@ class SpawnContext:
         self.process.wait()
         self._forget()
 
+    def _take_outcome(self) -> None:
+        """Takes the results, or raises the failure of the rank that failed first; the other ranks were ended because of it."""
+        file, killed = self._folder / "outcome", f"the supervisor of the ranks: exit status {self.process.returncode}"
+        outcome = pickle.loads(file.read_bytes()) if file.exists() else Outcome(1, killed)
+        if outcome.status == 0:
+            for rank in range(self.nprocs):
+                self.results.append(self._returned(rank))
+            return
+        first = outcome.first or Rank(-1, self.process.pid, "")
+        if (raised := self._folder / f"raised-{first.number}").exists():
+            text = raised.read_text("utf-8")
+            text = f"\n\n-- rank {first.number} of {self.nprocs} raised, and the others were ended:\n{text}"
+            raise RankRaised(text, first.number, first.pid)
+        number = min(first.status or 0, 0) if not first.why else 0
+        signal = signal_name(-number) if number else None
+        raise RankExited(outcome.cause, first.number, first.pid, exit_code=number or outcome.status, signal_name=signal)
+
     def _returned(self, rank: int) -> Any:
         try:
             value, why = pickle.loads((self._folder / f"done-{rank}").read_bytes())
+        except FileNotFoundError:
+            message = f"rank {rank} of {self.nprocs}: exit status 0 before the end of its program, by os._exit"
+            raise RankExited(message, rank, self.pids()[rank], exit_code=0) from None
         except Exception as error:  # noqa: BLE001  of the value's own methods as well
             value, why = None, f"{type(error).__name__}: {error}"
         if why:
@@ -149,27 +152,6 @@ class SpawnContext:
                 f"spawn: what rank {rank} returned cannot be sent here, so that its result is None: {why}", stacklevel=5
             )
         return value
-
-    def _raise_failure(self, status: int) -> None:
-        """Raises the failure of the first rank that wrote one; the other ranks were ended because of it."""
-        failures = sorted(self._folder.glob("failure-*"), key=lambda file: file.stat().st_mtime_ns)
-        if failures:
-            rank, pid, code, text = pickle.loads(failures[0].read_bytes())
-            message = f"rank {rank} of {self.nprocs} {{}}, and the others were ended"
-            if text is not None:
-                raise RankRaised(f"\n\n-- {message.format('raised')}:\n{text}", error_index=rank, error_pid=pid)
-            message = message.format(f"ended with exit status {code}")
-            raise RankExited(message, error_index=rank, error_pid=pid, exit_code=code)
-        unfinished = [rank for rank in range(self.nprocs) if not (self._folder / f"done-{rank}").exists()]
-        if status == 0 and not unfinished:
-            for rank in range(self.nprocs):
-                self.results.append(self._returned(rank))
-            return
-        message = f"mpiexec ended with status {status} and no rank left a traceback (a signal, or a crash: see the output above)"
-        if unfinished:
-            message += f"; not finished: rank{'s' * (len(unfinished) > 1)} {', '.join(map(str, unfinished))}"
-        rank = unfinished[0] if len(unfinished) == 1 else -1
-        raise RankExited(message, error_index=rank, error_pid=self.process.pid, exit_code=status)
 
 
 @overload
@@ -211,7 +193,8 @@ def spawn(
             multiprocessing.
         nprocs: Number of ranks.
         join: Wait for the ranks, and return what they return. False: return a SpawnContext at once; join it.
-        daemon: With join=False: end the ranks when this process ends. Otherwise the end of this process waits for them.
+        daemon: With join=False: end the ranks when this process ends. Otherwise the end of this process waits for them. If
+            this process is killed, the ranks end, too.
         start_method: Only "spawn"; mpiexec starts the ranks as new programs.
 
     Returns:
@@ -309,6 +292,14 @@ def _pickled(task: tuple[Any, ...], interactive: bool) -> bytes:
 
 def _start(folder: Path, nprocs: int) -> subprocess.Popen[bytes]:
     environ = run.job_environ(NOTHING_ASKED)
-    code = RANK_CODE.format(where=str(Path(__file__).resolve().parents[2]), folder=str(folder))
-    job_plan = run.make_plan([Program((arguments.python(), "-u", "-c", code), nprocs)], NOTHING_ASKED, environ)
-    return subprocess.Popen(job_plan.command, env=run.full_environ(job_plan, environ), stdin=subprocess.DEVNULL)
+    job_plan = run.make_plan([Program(_command("spawn_rank", folder), nprocs)], NOTHING_ASKED, environ)
+    (folder / "plan").write_bytes(pickle.dumps((os.getpid(), job_plan)))
+    environ = run.full_environ(job_plan, environ)
+    # In a session of its own: a Ctrl-C reaches this process only, which ends the job (`SpawnContext.join`).
+    return subprocess.Popen(_command("supervisor", folder), env=environ, stdin=subprocess.DEVNULL, start_new_session=True)
+
+
+def _command(module: str, folder: Path) -> tuple[str, ...]:
+    where = str(Path(__file__).resolve().parents[2])
+    code = f"import sys; sys.path.append({where!r}); from mpicoll._launch.{module} import main; main({str(folder)!r})"
+    return arguments.python(), "-u", "-c", code

@@ -10,8 +10,9 @@ import traceback
 from multiprocessing import spawn as multiprocessing_spawn
 from pathlib import Path
 
-from mpicoll._base import launcher
+from mpicoll._base import last_words, launcher
 from mpicoll._base.errors import LaunchError
+from mpicoll._launch import monitor
 from mpicoll._launch.rank import abort_job, exit_status, write_lines
 
 importing = False  # True while this rank imports the script: a spawn call then lacks its `if __name__` guard
@@ -20,6 +21,7 @@ importing = False  # True while this rank imports the script: a spawn call then 
 def main(folder_name: str) -> None:
     """The program of each rank. After a failure it skips MPI_Finalize, which would wait for the other ranks."""
     global importing
+    monitor.start()
     launch = launcher.detect()
     if launch is None:
         raise LaunchError("this rank was not started by mpiexec")
@@ -27,7 +29,7 @@ def main(folder_name: str) -> None:
     launcher.provide_torch_variables()
     folder = Path(folder_name)
     _write(folder / f"pid-{launch.rank}", str(os.getpid()).encode())
-    status, text, returned = 0, None, _pickled(None)
+    status, returned = 0, _pickled(None)
     try:
         preparation, task = pickle.loads((folder / "task").read_bytes())
         importing = True
@@ -37,14 +39,14 @@ def main(folder_name: str) -> None:
         returned = _pickled(fn(launch.rank, *args))
     except SystemExit as ending:
         status = exit_status(ending)
-    except KeyboardInterrupt:
-        status = 130  # the caller is interrupted too and says so
-    except BaseException:  # noqa: BLE001  the caller gets any error
-        status, text = 1, traceback.format_exc()
+    except BaseException as error:  # noqa: BLE001  the caller gets any error
+        status = 1
+        _write(folder / f"raised-{launch.rank}", traceback.format_exc().encode("utf-8", "replace"))
+        last_words.why_error(error, status)
     if status == 0:
         _write(folder / f"done-{launch.rank}", returned)
+        last_words.returned()
         return
-    _write(folder / f"failure-{launch.rank}", pickle.dumps((launch.rank, os.getpid(), status, text)))
     sys.stdout.flush()
     sys.stderr.flush()
     abort_job(status)

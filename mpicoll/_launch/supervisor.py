@@ -23,6 +23,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import os
+import pickle
 import secrets
 import selectors
 import signal
@@ -32,13 +33,14 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from mpicoll._base import processes
 from mpicoll._base.launcher import SUPERVISOR
-from mpicoll._base.waits import GONE_S, KILL_S, LAST_REPORTS_S, LEFT_BEHIND_S, SETTLE_S
+from mpicoll._base.waits import GONE_S, KILL_S, LAST_REPORTS_S, LEFT_BEHIND_S, SETTLE_S, SHORT_LOOK_S, STOP_S
 from mpicoll._launch import banners, leftovers, linux
 from mpicoll._launch.job import Plan
-from mpicoll._launch.reports import Reports, address_towards, shell_status, signal_name
+from mpicoll._launch.reports import Rank, Reports, address_towards, shell_status, signal_name
 
 NOT_STARTED = 213  # of Open MPI's mpiexec: 256 - 43, PRTE_ERR_SILENT; also for options that it does not know
 
@@ -53,6 +55,7 @@ class Outcome:
 
     signal: the one that told this process to end the job, or 0. cause: empty if the job ended well. begun: whether a rank began.
     explained: whether it is known how a rank has failed. alone: number of ranks if each has worked without the others.
+    first: the rank that has caused the end.
     """
 
     status: int
@@ -61,6 +64,7 @@ class Outcome:
     begun: bool = True
     explained: bool = False
     alone: int = 0
+    first: Rank | None = None
 
 
 class Step(enum.IntEnum):
@@ -251,7 +255,7 @@ class _Job:
             return Outcome(128 + self.told_by, f"ended by {signal_name(self.told_by)}", self.told_by, explained=self._is_told(""))
         if first is not None:
             text = f"rank {first.number} of {self.reports.size} on {first.host}: {first.how()}"
-            return Outcome(first.exit_status(), text, self.told_by, explained=self._is_told(first.why))
+            return Outcome(first.exit_status(), text, self.told_by, explained=self._is_told(first.why), first=first)
         if not failed:
             return Outcome(0, "", alone=len(ranks) if len(ranks) > 1 and all(rank.alone for rank in ranks.values()) else 0)
         how = f"killed by {signal_name(-status)}" if status < 0 else f"exit status {status}"
@@ -262,3 +266,20 @@ class _Job:
         """Whether the last line says enough: ``why`` has MPICH's reason, if there is one."""
         fatal = self.outputs[2].fatal
         return fatal is None or fatal.text in why
+
+
+def main(folder_name: str) -> None:
+    """Runs the plan in the folder for `mpicoll._launch.spawn`, whose process keeps its signals, and writes the outcome there."""
+    folder = Path(folder_name)
+    caller, plan = pickle.loads((folder / "plan").read_bytes())
+    supervisor = Supervisor()
+    threading.Thread(target=_end_after, args=(caller,), daemon=True).start()
+    outcome = supervisor.run(plan, os.environ, STOP_S)
+    (folder / "outcome").write_bytes(pickle.dumps(outcome))
+
+
+def _end_after(caller: int) -> None:
+    """Ends the job after the parent process. PR_SET_PDEATHSIG would end it after the thread that has called spawn."""
+    while os.getppid() == caller:
+        time.sleep(SHORT_LOOK_S)
+    os.kill(os.getpid(), signal.SIGTERM)

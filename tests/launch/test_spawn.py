@@ -2,6 +2,7 @@
 
 import os
 import queue
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -19,12 +20,16 @@ from tests.support import ROOT, busy, eventually
 pytestmark = pytest.mark.timeout(120)
 
 
+def environment(folder: Path) -> dict[str, str]:
+    return {**launcher.without_job(os.environ), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TMPDIR": str(folder)}
+
+
 def python(folder: Path, text: str, timeout_s: float = 100, way: str = "script.py") -> subprocess.CompletedProcess[str]:
     """Runs ``text`` as a script under plain python. way: "-" and "-c" do without a file. On a busy machine timeout_s grows."""
     (folder / "script.py").write_text(text)
-    environ = {**launcher.without_job(os.environ), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TMPDIR": str(folder)}
     command = [sys.executable, way, *([text] if way == "-c" else [])]
     given, limit_s = text if way == "-" else None, busy.longer(timeout_s)
+    environ = environment(folder)
     return subprocess.run(command, input=given, cwd=folder, env=environ, capture_output=True, text=True, timeout=limit_s)
 
 
@@ -76,13 +81,21 @@ def is_killed(rank):
     if rank == 1: os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(150)
 
+def crashes(rank):
+    if rank == 1: os.kill(os.getpid(), signal.SIGSEGV)
+    time.sleep(150)
+
+def leaves_early(rank):
+    if rank == 1: os._exit(0)
+
 if __name__ == "__main__":
     from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
     try:
         mpicoll.spawn(FUNCTION, nprocs=2)
     except mpicoll.MpicollError as error:
         as_torchs = isinstance(error, (ProcessRaisedException, ProcessExitedException))
-        print(type(error).__name__, as_torchs, error.error_index, getattr(error, "exit_code", None), error, sep="|")
+        of_exit = getattr(error, "exit_code", None), getattr(error, "signal_name", None)
+        print(type(error).__name__, as_torchs, error.error_index, *of_exit, error, sep="|")
 """
 
 
@@ -90,17 +103,21 @@ if __name__ == "__main__":
 @pytest.mark.parametrize(
     ("function", "says", "words"),
     [
-        ("raises", "RankRaised|True|1|None|", ["rank 1 of 2 raised", "in raises", "KeyError: 'lost it'"]),
-        ("leaves", "RankExited|True|1|5|", ["rank 1 of 2 ended with exit status 5"]),
-        ("is_killed", "RankExited|True|-1|", ["mpiexec ended with status", "not finished: ranks 0, 1"]),
+        ("raises", "RankRaised|True|1|None|None|", ["rank 1 of 2 raised", "in raises", "KeyError: 'lost it'"]),
+        ("leaves", "RankExited|True|1|5|None|rank 1 of 2 on ", ["exit status 5"]),
+        ("leaves_early", "RankExited|True|1|0|None|rank 1 of 2: exit status 0 before the end of its program", []),
+        ("is_killed", "RankExited|True|1|-9|SIGKILL|rank 1 of 2 on ", ["killed by SIGKILL"]),
+        ("crashes", "RankExited|True|1|-11|SIGSEGV|rank 1 of 2 on ", ["killed by SIGSEGV"]),
     ],
 )
 def test_a_failing_rank_is_named(function: str, says: str, words: list[str], tmp_path: Path) -> None:
     done = python(tmp_path, FAILING.replace("FUNCTION", function))
     assert done.returncode == 0, done.stderr
-    assert f"\n{says}" in f"\n{done.stdout}"  # MPICH's mpiexec writes to standard output as well
+    assert done.stdout.startswith(says), done.stdout
     for word in words:
         assert word in done.stdout
+    for noise in ("mpicoll", "prterun noticed", "prterun detected", "BAD TERMINATION", "Traceback"):
+        assert noise not in done.stderr
     assert not list(tmp_path.glob("mpicoll-spawn-*"))
 
 
@@ -109,7 +126,7 @@ def test_without_join_the_context_can_be_joined_and_stopped(tmp_path: Path) -> N
     done = python(
         tmp_path,
         """
-import os, sys, time
+import os, sys, threading, time
 import mpicoll
 
 def waits(rank, seconds):
@@ -118,7 +135,11 @@ def waits(rank, seconds):
     return (None for _ in "") if rank else seconds
 
 if __name__ == "__main__":
-    context = mpicoll.spawn(waits, (1.5,), nprocs=2, join=False)
+    contexts = []
+    starter = threading.Thread(target=lambda: contexts.append(mpicoll.spawn(waits, (1.5,), nprocs=2, join=False)))
+    starter.start()
+    starter.join()  # the ranks go on without the thread that has started them
+    context, = contexts
     print(context.join(0.01), end=" ")
     print(context.join(), context.results, end=" ")
     daemons = mpicoll.spawn(waits, (150,), nprocs=2, join=False, daemon=True)
@@ -132,6 +153,47 @@ if __name__ == "__main__":
     assert (first, second, results, count) == ("False", "True", ["[1.5,", "None]"], "2")
     assert "what rank 1 returned cannot be sent here, so that its result is None: TypeError: " in done.stderr
     assert eventually(lambda: not any(map(runs, pids)))  # the end of the script ends its daemons
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize(
+    ("ended", "number"), [("caller", signal.SIGINT), ("caller", signal.SIGKILL), ("supervisor", signal.SIGKILL)]
+)
+def test_no_rank_outlives_the_caller_or_the_supervisor(ended: str, number: signal.Signals, tmp_path: Path) -> None:
+    text = """
+import os, sys, time
+import mpicoll
+
+def waits(rank):
+    sys.stdout.write(f"{os.getpid()}\\n")
+    time.sleep(150)
+
+if __name__ == "__main__":
+    context = mpicoll.spawn(waits, nprocs=2, join=False)
+    print(os.getpid(), context.process.pid, flush=True)
+    context.join()
+"""
+    (tmp_path / "script.py").write_text(text)
+    script = subprocess.Popen(
+        [sys.executable, "script.py"], cwd=tmp_path, env=environment(tmp_path), text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+    )  # fmt: skip
+    assert script.stdout is not None
+    caller, supervisor = map(int, script.stdout.readline().split())
+    pids = [script.stdout.readline().strip() for _ in range(2)]
+    assert all(map(runs, pids))
+    if ended == "caller":
+        os.killpg(caller, number)  # as terminals and notebooks do
+    else:
+        os.kill(supervisor, number)
+    _, errors = script.communicate(timeout=busy.longer(40))
+    assert eventually(lambda: not any(map(runs, pids)))
+    if ended == "supervisor":
+        assert errors.endswith("RankExited: the supervisor of the ranks: exit status -9\n")
+    else:
+        assert script.returncode == -number
+        assert "mpiexec" not in errors
+        assert "mpicoll.run" not in errors
 
 
 @pytest.mark.launch

@@ -68,13 +68,12 @@ def run(command: Sequence[str], environ: Mapping[str, str], timeout_s: float, ke
         return Ended(output.read(), errors.read(), status)
 
 
-def end(mpiexec: subprocess.Popen[bytes]) -> None:
+def end(mpiexec: subprocess.Popen[bytes], grace_s: float = STOP_S) -> None:
     """Ends a job: SIGTERM first, so that mpiexec can end its ranks, then SIGKILL. Does nothing if it has ended."""
-    if mpiexec.poll() is None:
-        mpiexec.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            mpiexec.wait(STOP_S)
-    if mpiexec.poll() is None:
+    mpiexec.terminate()
+    try:
+        mpiexec.wait(grace_s)
+    except subprocess.TimeoutExpired:
         mpiexec.kill()
         mpiexec.wait()
 
