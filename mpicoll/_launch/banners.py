@@ -28,8 +28,8 @@ HYDRA = (
     b"YOUR APPLICATION TERMINATED WITH THE EXIT STRING: ", b"This typically refers to a problem with your application.",
     b"Please see the FAQ page for debugging suggestions",
 )  # fmt: skip
-OTHERS = b"Abort(", b"Abort is in progress...hit ctrl-c again", b"mpicoll: rank "
-OF_CRASH = b'File "', b"Extension modules: "  # lines of faulthandler
+CRASH, *OF_CRASH = b"Fatal Python error: ", b'File "', b"Extension modules: "  # of faulthandler, which writes lines in parts
+OTHERS = CRASH, b"Abort(", b"Abort is in progress...hit ctrl-c again", b"mpicoll: rank "
 LINES = re.compile(rb"[^\n]*\n|[^\n]+")
 LINE = re.compile(
     rb"Abort\(\d+\) on node \d+ \(rank \d+ in comm \d+\): (application called MPI_Abort\(|Fatal error in )|"
@@ -214,7 +214,7 @@ class Output:
                 if found := FATAL.match(text):
                     self._take_fatal(found)
                 return b""
-            self._crashed |= text.startswith(b"Fatal Python error: ")
+            self._crashed |= text.startswith(CRASH)
             if complete and (found := RANK.match(text)):
                 return self._tracebacks.line(int(found[1]), line)
         self._within = not complete

@@ -114,6 +114,15 @@ def test_a_rule_before_a_report() -> None:
     assert errors.rest(explained=False) == ABORT
 
 
+def test_the_stack_of_a_crash_shows_the_program_only() -> None:
+    """In the parts in which faulthandler writes it. mpiexec may pass on each of them alone."""
+    program = b"Fatal Python error: ", b"Segmentation fault", b"\n\n", b"  File ", b'"a.py"', b", line ", b"2", b" in f", b"\n"
+    launcher = b"  File ", b'"/x/mpicoll/_launch/rank.py"', b", line ", b"5", b" in main", b"\n"
+    errors = Output(-1)
+    said = b"".join(map(errors.sort, (*program, *launcher, b"\nExtension modules: ", b"numpy", b" (total: 1)\n")))
+    assert said + errors.rest(explained=True) == b"".join(program) + b"\n"
+
+
 def traceback_of(rank: int, text: str) -> bytes:
     lines = ["Traceback (most recent call last):\n", '  File "a.py", line 1\n', "    f()\n", f"ValueError: {text}\n"]
     return b"".join(f"[rank{rank}]: {line}".encode() for line in lines)
