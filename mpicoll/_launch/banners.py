@@ -36,7 +36,7 @@ LINE = re.compile(
     rb"Abort is in progress\.\.\.hit ctrl-c again|mpicoll: rank \d+ of \d+ \([^)]*\): uncaught .*; aborting the job$"
 )
 CRASH_LINE = re.compile(
-    rb'File "(<frozen runpy>|[^"]*/mpicoll/_launch/rank\.py)", line \d+ in |Extension modules: .*\(total: \d+\)$'
+    rb'File "(<frozen runpy>|[^"]*/mpicoll/_launch/(spawn_)?rank\.py)", line \d+ in |Extension modules: .*\(total: \d+\)$'
 )
 FATAL = re.compile(rb"Abort\((\d+)\) on node (\d+) \(rank \d+ in comm \d+\): (Fatal error in [^\r\n]*?),? *(error stack:)?$")
 STACK = re.compile(rb"\w+\(\d+\)\.*: *(.*)$")

@@ -41,10 +41,7 @@ def main(words: list[str]) -> None:
     if words[0] == "--exec":
         last_words.returned()  # what an executable does cannot be told from its exit status
         os.execvp(words[1], words[1:])
-    write_lines()
-    if not faulthandler.is_enabled() and sys.stderr is not None:
-        of_c: dict[str, bool] = {"c_stack": False} if sys.version_info >= (3, 14) else {}
-        faulthandler.enable(all_threads=False, **of_c)  # a crash shows the program's calls; Open MPI leaves out those of C
+    prepare_output()
     try:
         if words[0] == "-m":
             sys.argv[:] = words[1:]
@@ -106,8 +103,8 @@ def _redirect(folder: str) -> None:
     os.close(file)
 
 
-def write_lines() -> None:
-    """Writes each line in one piece.
+def prepare_output() -> None:
+    """Lets a crash print where the program is, and writes each line in one piece.
 
     `python -u` writes the end of a line on its own. Hydra passes on, and tags, the pieces that it reads, so the lines of two
     ranks would come out as one line and an empty line.
@@ -115,6 +112,9 @@ def write_lines() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True, write_through=False)
+    if not faulthandler.is_enabled() and sys.stderr is not None:
+        of_c: dict[str, bool] = {"c_stack": False} if sys.version_info >= (3, 14) else {}
+        faulthandler.enable(all_threads=False, **of_c)  # a crash shows the program's calls; Open MPI leaves out those of C
 
 
 def abort_job(status: int) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from mpicoll._base import last_words, launcher
 from mpicoll._base.errors import LaunchError
 from mpicoll._launch import monitor
-from mpicoll._launch.rank import abort_job, exit_status, write_lines
+from mpicoll._launch.rank import abort_job, exit_status, prepare_output
 
 importing = False  # True while this rank imports the script: a spawn call then lacks its `if __name__` guard
 
@@ -25,7 +25,7 @@ def main(folder_name: str) -> None:
     launch = launcher.detect()
     if launch is None:
         raise LaunchError("this rank was not started by mpiexec")
-    write_lines()
+    prepare_output()
     launcher.provide_torch_variables()
     folder = Path(folder_name)
     _write(folder / f"pid-{launch.rank}", str(os.getpid()).encode())

@@ -116,6 +116,7 @@ def test_a_failing_rank_is_named(function: str, says: str, words: list[str], tmp
     assert done.stdout.startswith(says), done.stdout
     for word in words:
         assert word in done.stdout
+    assert ("Fatal Python error: Segmentation fault" in done.stderr) == ("in crashes" in done.stderr) == (function == "crashes")
     for noise in ("mpicoll", "prterun noticed", "prterun detected", "BAD TERMINATION", "Traceback"):
         assert noise not in done.stderr
     assert not list(tmp_path.glob("mpicoll-spawn-*"))
