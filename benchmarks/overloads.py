@@ -3,7 +3,7 @@
     python -m benchmarks.overloads && ruff format mpicoll/_overloads.pyi        writes it; tests/project/test_types.py compares
 
 Type checkers choose among the three forms of a function: it returns None, with ``async_op=True`` a Work, and with a bool either.
-The functions themselves are written once, without them. The docstrings are there because editors show those of the stub.
+The functions themselves are written once, without them. Their docstrings too: editors find them through mpicoll/_overloads.py.
 """
 
 import ast
@@ -55,15 +55,14 @@ def parsed(function: Any) -> ast.FunctionDef:
 
 
 def forms(function: ast.FunctionDef) -> list[ast.FunctionDef]:
-    """The three forms of a function; the first one has its docstring."""
+    """The three forms of a function."""
     assert isinstance(function.returns, ast.BinOp), "it returns a Work or None"
     started = function.returns.left
     cases = ("Literal[False]", ast.Constant(None)), ("Literal[True]", started), ("bool", function.returns)
-    docstring = [function.body[0]]
-    return [form(function, kind, returns, [] if number else docstring) for number, (kind, returns) in enumerate(cases)]
+    return [form(function, kind, returns) for kind, returns in cases]
 
 
-def form(function: ast.FunctionDef, kind: str, returns: ast.expr, docstring: list[ast.stmt]) -> ast.FunctionDef:
+def form(function: ast.FunctionDef, kind: str, returns: ast.expr) -> ast.FunctionDef:
     arguments = copy.deepcopy(function.args)
     place = [argument.arg for argument in arguments.args].index("async_op") - len(arguments.args)
     arguments.args[place].annotation = ast.parse(kind, mode="eval").body
@@ -71,7 +70,7 @@ def form(function: ast.FunctionDef, kind: str, returns: ast.expr, docstring: lis
         arguments.defaults[place] = ast.Constant(...)
     made = copy.copy(function)
     made.args, made.returns = arguments, returns
-    made.body, made.decorator_list = docstring or [ast.Expr(ast.Constant(...))], [ast.Name("overload")]
+    made.body, made.decorator_list = [ast.Expr(ast.Constant(...))], [ast.Name("overload")]
     return made
 
 

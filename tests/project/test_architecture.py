@@ -17,7 +17,7 @@ SOURCES = sorted({*MODULES, *(path for folder in ("benchmarks", "examples", "tes
 # Each room has a budget of lines. One idea is one file, however long, so that no file has one. A commit that removes lines lowers
 # the budget of the room; a commit that raises it says why.
 BUDGET = (
-    {"__main__": 120},
+    {"__main__": 120, "_overloads": 10},
     {"bench": 1650, "nn": 1940},
     {"_api": 1680},
     {"_c10d": 2610},

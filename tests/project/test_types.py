@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 import mpicoll
+import mpicoll._overloads as editors
 from benchmarks import overloads
 from tests.support import ROOT
 
@@ -121,6 +122,8 @@ def test_the_stub_has_the_names_that_are_loaded_on_first_use() -> None:
 def test_the_overloads_are_made_of_the_functions() -> None:
     made, kept = (ast.dump(ast.parse(text)) for text in (overloads.text(), overloads.STUB.read_text()))
     assert made == kept, f"`{overloads.COMMAND}` makes them anew"
+    for name in overloads.with_async_op():
+        assert getattr(editors, name) is getattr(mpicoll, name), "editors show the docstring that they find there"
 
 
 def test_the_marker_and_the_stubs_are_installed() -> None:
