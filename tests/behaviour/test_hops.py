@@ -111,6 +111,7 @@ def test_a_small_tensor(tracer: Tracer) -> None:
     agree(counted == stated("8 bytes, CPU"), f"{counted}: {tracer.hops}")
 
 
+@pytest.mark.one_node
 def test_a_large_tensor(tracer: Tracer, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a window (on one rank, or at MPI_THREAD_SERIALIZED) it goes as a small one goes."""
     host = world_communicator().host
