@@ -7,7 +7,7 @@
     Open MPI, more ranks than slots  oversubscribe                         it refuses, e.g. PBS jobs without mpiprocs
     Open MPI                         settings of the ranks                 mpicoll._base.open_mpi_settings
     Open MPI 5, several hosts        oob_tcp_keepalive_*                   notices a host that is gone after 11 s, not never
-    MPICH in a Slurm allocation      SLURM_MPI_TYPE=none                   Hydra's own srun must not start PMI for it
+    MPICH in a Slurm allocation      SLURM_MPI_TYPE=none, always           Hydra's srun must not start PMI; sites set pmix
     in a task of srun                SLURM_OVERLAP=1                       an srun of mpiexec would wait for that task's CPUs
     another launcher                 of these, what ranks of Open MPI need
     all                              MASTER_ADDR, MASTER_PORT              the first host, and a port that is free here
@@ -62,7 +62,7 @@ def additions(job: Job, notes: list[str]) -> dict[str, str]:
         notes.append(f"{THREADS}{number} for each rank: {why} (set it yourself for another number)")
     if site.in_step:
         wanted["SLURM_OVERLAP"] = "1"
-    added = {name: value for name, value in wanted.items() if not site.decided(name)}
+    added = {name: value for name, value in wanted.items() if name == "SLURM_MPI_TYPE" or not site.decided(name)}
     if job.request.max_restarts is not None:
         added["TORCHELASTIC_RESTART_COUNT"] = str(job.request.restart)
         added["TORCHELASTIC_MAX_RESTARTS"] = str(job.request.max_restarts)

@@ -98,8 +98,8 @@ def test_mpicoll_run_is_started_once(option: str, nodes: slurm.Slurm, tmp_path: 
 
 
 def test_mpicoll_run_is_the_only_task(nodes: slurm.Slurm, tmp_path: Path) -> None:
-    """``srun -n 1`` in a job, or ``srun --pty bash``: no mistake."""
-    done = nodes.run("srun", "-N", "1", "-n", "1", *RUN, "-n", "2", where.SCRIPT, cwd=tmp_path)
+    """``srun -n 1`` in a job, or ``srun --pty bash``: no mistake, also where srun's PMIx is not for this MPI."""
+    done = nodes.run("srun", "--mpi=pmix", "-N", "1", "-n", "1", *RUN, "-n", "2", where.SCRIPT, cwd=tmp_path)
     assert [said["host"] for said in where.ranks(done)] == ["mpihost1"] * 2
 
 

@@ -175,6 +175,8 @@ def test_in_a_slurm_allocation(mpi: tuple[Mpi, Mpiexec]) -> None:
     assert "-host" not in text  # mpiexec reads the allocation
     assert made.added["MASTER_ADDR"] == "n1"
     assert made.added.get("SLURM_MPI_TYPE") == ("none" if mpi is MPICH else None)
+    task = replace(slurm, environ={**slurm.environ, "SLURM_MPI_TYPE": "pmix"})  # of `srun --mpi=pmix --pty bash`
+    assert planned(one(), mpi=mpi, site=task).added.get("SLURM_MPI_TYPE") == ("none" if mpi is MPICH else None)
     assert "OMPI_MCA_btl" not in made.added
     per_node = " ".join(planned(one(per_node=2), mpi=mpi, site=slurm).command)
     assert ("--map-by ppr:2:node" if mpi is OPENMPI else "-ppn 2") in per_node
