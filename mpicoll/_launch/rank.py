@@ -126,7 +126,7 @@ def abort_job(status: int) -> None:
     launch = launcher.detect()
     started = mpi is not None and mpi.Is_initialized()
     if launch is None or launch.launcher != "hydra" or "PMI_FD" not in os.environ or started:
-        return  # srun --mpi=pmi2 sets PMI_FD, too, and speaks another protocol
+        return  # srun --mpi=pmi2 sets PMI_FD, too, but takes nothing before cmd=init
     sys.stdout.flush()
     sys.stderr.flush()
     time.sleep(LAST_WORDS_S)
