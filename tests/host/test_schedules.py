@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from mpicoll._host import thresholds
-from mpicoll._host.algorithms.direct import AHEAD, CHUNK, SLICE
+from mpicoll._host.algorithms.direct import AHEAD, BROADCAST_LEAST, BROADCAST_PIECES, CHUNK, SLICE, broadcast_piece
+from mpicoll._host.algorithms.rail import LEAST_SLICE
 from mpicoll._host.thresholds import WINDOW_FROM, Choices
 from tests.host.recorder import OPERATIONS, Job, Records
 
@@ -64,6 +65,8 @@ LEAST: dict[str, Callable[[int], float]] = {
         ("reduce_scatter", 16, 4, 4 * MIB),
         ("all_gather", 64, 8, 16 * MIB),
         ("broadcast", 8, 2, 4 * MIB),
+        ("broadcast", 32, 2, 4 * MIB),
+        *[("broadcast", nodes, 1, nbytes) for nodes in (6, 16, 64) for nbytes in (nodes * 16 * KIB, 4 * MIB)],
     ],
 )
 def test_no_card_sends_more_than_it_must(operation: str, ranks: int, ranks_per_node: int, nbytes: int) -> None:
@@ -139,6 +142,24 @@ def window_all_gather(ranks: int, nbytes: int) -> Expected:
 
 
 MEETING = 2  # MPI calls: the barrier that ranks of several nodes make before a large operation, and its test
+
+
+@pytest.mark.parametrize(("ranks", "nbytes"), [(16, 256 * KIB), (64, 4 * MIB), (1024, 64 * MIB)])
+def test_the_pieces_of_a_broadcast_are_shared_alike(ranks: int, nbytes: int) -> None:
+    """64 ranks: 16 of them sent 62 pieces each, and the others none."""
+    sends = [len(record.sends) for record in Job(ranks, 1).record("broadcast", nbytes, ranks=[0, 2, 3, ranks - 1]).of.values()]
+    assert set(sends) == {ranks - 2}
+
+
+@pytest.mark.parametrize("others", [1, 2, 3, 4, 15, 63, 1023])
+def test_pieces_of_a_broadcast(others: int) -> None:
+    for nbytes in (1, 65, BROADCAST_LEAST, 64 * KIB, MIB + 1, 16 * MIB, 1 << 30):
+        piece = broadcast_piece(nbytes, others)
+        pieces = -(-nbytes // piece)
+        assert 0 < piece <= SLICE
+        assert -(-pieces // others) * (others - 1) <= 1.05 * pieces or nbytes < LEAST_SLICE * others
+        if others < 4 and nbytes > BROADCAST_LEAST:  # as measured
+            assert piece == (SLICE if others == 1 else min(SLICE, max(BROADCAST_LEAST, nbytes // BROADCAST_PIECES)))
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ from torch import Tensor
 
 from mpicoll._host.algorithms.blocks import Block, block
 from mpicoll._host.algorithms.pairwise import Exchange
+from mpicoll._host.algorithms.window import LINE
 from mpicoll._mpi.channel import Channel
 from mpicoll._tensors.combine import Combine
 
@@ -40,7 +41,8 @@ AHEAD = 4  # chunks whose messages move at a time, if they are small
 # Pieces of a broadcast that move at a time to or from each rank. On 4 hosts of 100 Mbit/s, 16 MiB took 1.08 to 1.37 times the
 # limit with 2 (three runs), 1.19 with 4 and 1.22 with 1 (one run each).
 BROADCAST_AHEAD = 2
-# A broadcast to several ranks has at least so many pieces, of at least so many bytes: the last piece is on its way twice.
+# A broadcast to several ranks has at least so many pieces, of at least so many bytes: the last piece is on its way twice. Among
+# more than 4 ranks pieces may be shorter, see `broadcast_piece`.
 BROADCAST_PIECES, BROADCAST_LEAST = 16, 32 << 10
 
 
@@ -121,13 +123,13 @@ def broadcast(channel: Channel, memory: Block, root: int, comm: Any = None) -> N
     """The bytes of the root arrive in the memory of every rank.
 
     The root sends each piece to one of the other ranks, in turn, and this rank sends it to the rest. So the root sends every byte
-    once, and the other ranks send together what the root does not. ``comm`` numbers the ranks; the channel's by default.
+    once, and of the others none sends more than the root. ``comm`` numbers the ranks; the channel's by default.
     """
     comm = channel.comm if comm is None else comm
     rank, others = comm.Get_rank(), [other for other in range(comm.Get_size()) if other != root]
     receivers = [other for other in others if other != rank]
     ahead = BROADCAST_AHEAD * len(others)
-    length = SLICE if len(others) == 1 else min(SLICE, max(BROADCAST_LEAST, memory[1] // BROADCAST_PIECES))
+    length = broadcast_piece(memory[1], len(others))
     sends = _Unfinished(ahead if rank == root else BROADCAST_AHEAD)
 
     def first(turn: int) -> int:
@@ -143,6 +145,22 @@ def broadcast(channel: Channel, memory: Block, root: int, comm: Any = None) -> N
         elif first(turn) == rank:
             sends.add(_exchange(channel, [(other, _piece(memory, turn, length)[0]) for other in receivers], [], comm))
     sends.wait()
+
+
+def broadcast_piece(nbytes: int, others: int) -> int:
+    """Returns the bytes of the pieces in which a broadcast of ``nbytes`` goes to so many ranks. The last one may be shorter.
+
+    Each of the other ranks sends every ``others``-th piece to ``others`` - 1 ranks. If there are few pieces, a card sends several
+    times what the root does: 16 pieces among 64 ranks, 3.9 times. Then there are as many pieces for each rank.
+    """
+    if others == 1:
+        return SLICE
+    length = min(SLICE, max(BROADCAST_LEAST, nbytes // BROADCAST_PIECES))
+    pieces = -(-nbytes // length)
+    rounds = -(-pieces // others)
+    if rounds * (others - 1) <= pieces:  # always so among at most 4 ranks, above BROADCAST_LEAST
+        return length
+    return -(-nbytes // (rounds * others * LINE)) * LINE
 
 
 def _piece(memory: Block, turn: int, length: int = SLICE) -> list[Block]:

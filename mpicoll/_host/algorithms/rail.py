@@ -15,7 +15,7 @@ from mpicoll._host.algorithms.pairwise import TESTED_FROM, Exchange
 from mpicoll._mpi.channel import IN_PLACE, Channel, reduce_at_any_root
 from mpicoll._mpi.datatypes import BYTE, fromaddress, spec
 
-LEAST_SLICE = 8 << 10  # bytes of a rank's slice from which an all_reduce is made of messages
+LEAST_SLICE = 8 << 10  # bytes for each rank from which an all_reduce or a broadcast is made of messages
 
 Finish: TypeAlias = "Callable[[Tensor, Tensor], None]"  # (code, out), once per element: see Stages in hierarchical.py
 
@@ -29,6 +29,7 @@ class Rail:
         self._unfinished: dict[int, tuple[Exchange, object]] = {}
         self._allreduce = self._collective("Allreduce")
         self._reduce = self._collective("Reduce", reduce_at_any_root)
+        self._bcast = self._collective("Bcast")
 
     def _collective(
         self, name: str, safe: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda call: call
@@ -115,8 +116,8 @@ class Rail:
 
     def broadcast(self, memory: Block, root: int) -> None:
         """The bytes of the root arrive in the memory of every rank."""
-        if memory[1] < TESTED_FROM:
-            self._comm.Bcast(spec(*memory), root)
+        if memory[1] < max(TESTED_FROM, self._comm.Get_size() * LEAST_SLICE):
+            self._bcast(memory[1], spec(*memory), root)
         else:
             direct.broadcast(self._channel, memory, root, self._comm)
 
