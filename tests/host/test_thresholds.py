@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from mpicoll._host import thresholds
+from mpicoll._host.algorithms.direct import CHUNK
 from mpicoll._host.thresholds import APART, BETWEEN, DIRECT, NATIVE, NEVER, WINDOW_FROM, WITHIN, Choices
 from mpicoll.bench import tune
 from tests.support import launch
@@ -22,6 +23,21 @@ def test_buckets_of_gradients_go_through_the_window(library: str, ranks: int) ->
     """DDP's first bucket has 1 MiB. Up to 8 MiB two ranks called Open MPI, which kept the core from the backward pass."""
     known = thresholds.of_group(thresholds.choices(library), [ranks])
     assert thresholds.all_reduce(known, 1 << 20) == thresholds.SHARED_MEMORY
+
+
+@pytest.mark.parametrize("operation", ["all_reduce", "reduce", "reduce_scatter"])
+def test_many_nodes_reduce_by_mpi(operation: str) -> None:
+    """1,024 nodes of one rank each sent 2,046 messages of 8 KiB from Python for every 8 MiB, of a tensor of any size."""
+    choose = getattr(thresholds, operation)
+    found = {nodes: choose(thresholds.of_group(Choices(), [1] * nodes), 1 << 40) for nodes in (4, 256, 257, 1024)}
+    assert found == {4: DIRECT, 256: DIRECT, 257: NATIVE, 1024: NATIVE}
+    assert CHUNK // 256 == 32 << 10  # a slice
+
+
+def test_many_nodes_exchange_half_precision_and_blocks() -> None:
+    known = thresholds.of_group(Choices(), [1] * 1024)
+    assert thresholds.all_reduce(known, 1 << 30, widened=True) == DIRECT
+    assert thresholds.all_gather(known, [1 << 20] * 1024) == thresholds.broadcast(known, 1 << 30) == DIRECT
 
 
 def test_no_window_for_one_rank_or_without_memory() -> None:
