@@ -49,10 +49,34 @@ MEASURED: dict[str, dict[str, dict[int, int]]] = {
         "broadcast": {2: 8 << 10, 4: 8 << 10},
     },
 }
-WINDOW_FROM: dict[str, dict[int, int]] = {
-    operation: {n: max(table[operation][n] for table in MEASURED.values()) for n in sizes}
-    for operation, sizes in MEASURED["MPICH"].items()
-}
+
+# Bytes for each rank from which reductions use the window, among more ranks than were measured. Up to 64 KiB the work of a rank
+# grows with the ranks and not with the bytes, because it calls a kernel for the part of each rank: 13 us among 4 ranks, 24 among
+# 8, 155 among 64, 320 among 128 (all_reduce of float32; bfloat16 takes up to twice as long), without any waiting. By the model,
+# MPI's own all_reduce of a small tensor takes log2(ranks) latencies of a microsecond or two.
+EACH_FROM = 1 << 10
+REDUCTIONS = frozenset({"all_reduce", "halves", "reduce", "reduce_scatter"})
+
+
+def _for_many(table: Mapping[str, Mapping[int, int]]) -> dict[str, Mapping[int, int]]:
+    """Returns a measured table with entries for many ranks."""
+    many = (8, 16, 32, 64, 128, 256)
+    return {
+        operation: {**sizes, **{n: max(_next_lower(sizes, n), n * EACH_FROM) for n in many}} if operation in REDUCTIONS else sizes
+        for operation, sizes in table.items()
+    }
+
+
+def _next_lower(known: Mapping[int, int], number: int) -> int:
+    return known[max((n for n in known if n <= number), default=min(known))]
+
+
+WINDOW_FROM = _for_many(
+    {
+        operation: {n: max(table[operation][n] for table in MEASURED.values()) for n in sizes}
+        for operation, sizes in MEASURED["MPICH"].items()
+    }
+)
 
 # Bytes from which the hierarchical algorithm is faster, by the same names and by the number of nodes (the next lower entry
 # counts).
@@ -214,10 +238,6 @@ def _native_or_direct(known: Thresholds, nbytes: int, widened: bool) -> str:
     return DIRECT if widened and nbytes >= known.direct_from else NATIVE
 
 
-def _next_lower(known: Mapping[int, int], number: int) -> int:
-    return known[max((n for n in known if n <= number), default=min(known))]
-
-
 def choices(library: str = "") -> Choices:
     """Returns this rank's settings: the table of MPICOLL_TUNING or the one above, and the variables that override it.
 
@@ -227,7 +247,7 @@ def choices(library: str = "") -> Choices:
     Raises:
         ValueError: A variable or the file has a value that is not allowed.
     """
-    table = next((measured for name, measured in MEASURED.items() if library.startswith(name)), WINDOW_FROM)
+    table = next((_for_many(measured) for name, measured in MEASURED.items() if library.startswith(name)), WINDOW_FROM)
     between, apart = BETWEEN_FROM, APART_FROM
     if path := config.get("MPICOLL_TUNING"):
         tuned = load(Path(path))

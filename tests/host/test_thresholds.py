@@ -25,6 +25,21 @@ def test_buckets_of_gradients_go_through_the_window(library: str, ranks: int) ->
     assert thresholds.all_reduce(known, 1 << 20) == thresholds.SHARED_MEMORY
 
 
+@pytest.mark.parametrize("name", thresholds.MEASURED)
+def test_a_window_of_many_ranks_reduces_no_small_tensors(name: str) -> None:
+    """64 ranks took MPICH's figure of 4 ranks, 1 KiB, for which a rank called 64 kernels on 16 bytes each."""
+    found = thresholds.choices(name)
+    for operation, measured in thresholds.MEASURED[name].items():
+        assert [found.least(operation, ranks) for ranks in (2, 3, 4, 7)] == [measured[n] for n in (2, 2, 4, 4)]
+        expected = {n: max(measured[4], n << 10) if operation in thresholds.REDUCTIONS else measured[4] for n in (8, 64, 128)}
+        assert {n: found.least(operation, n) for n in expected} == expected
+
+
+def test_a_variable_counts_for_many_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MPICOLL_WINDOW_FROM", "1")
+    assert thresholds.choices("MPICH").least("all_reduce", 64) == 1
+
+
 @pytest.mark.parametrize("operation", ["all_reduce", "reduce", "reduce_scatter"])
 def test_many_nodes_reduce_by_mpi(operation: str) -> None:
     """1,024 nodes of one rank each sent 2,046 messages of 8 KiB from Python for every 8 MiB, of a tensor of any size."""
