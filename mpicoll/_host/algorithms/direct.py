@@ -6,9 +6,9 @@ that MPI can move but not reduce.
     [1] every rank sends slice i to rank i    [2] rank i reduces all parts of slice i    [3] every rank gets the slices
 
 The tensor is reduced chunk after chunk. The messages of the next chunks move while one is reduced, so that no network card is
-idle and a rank needs little scratch memory for a tensor of any length. A card sends 2 (n - 1) / n of the bytes, the least of any
-algorithm. One rank reduces an element, in the order of the ranks, so all ranks end with the same bits, and halves are rounded
-once. (A ring would round partial sums of halves on each rank.)
+idle and a rank needs little scratch memory for a tensor of any length. A rank sends 2 (n - 1) / n of the bytes: the least that
+a card can send for one rank on each node; for k ranks about k times the least. One rank reduces an element, in the order of the
+ranks, so all ranks end with the same bits, and halves are rounded once. (A ring would round partial sums of halves on each rank.)
 
 ``settle`` is called before MPI reads a result. When it returns, the reduction has ended.
 
