@@ -103,29 +103,7 @@ def test_mpicoll_run_is_the_only_task(nodes: slurm.Slurm, tmp_path: Path) -> Non
     assert [said["host"] for said in where.ranks(done)] == ["mpihost1"] * 2
 
 
-# --- the batch script of docs/sites.md ---
-
-PAGE = (ROOT / "docs" / "sites.md").read_text()
-BEFORE = """
-import pathlib, signal, time, torch
-import mpicoll as dist
-dist.init_process_group()
-rank, steps, asked = dist.get_rank(), 100000, False
-def ask(number, frame):
-    global asked
-    asked = True
-def train(step):
-    pathlib.Path(f"trains-{rank}").touch()
-    time.sleep(0.02)
-def save(step):
-    pathlib.Path(f"saved-{rank}").write_text(str(step))
-"""
-
-
-def block(kind: str, words: str) -> str:
-    """The block of code of that kind, in the page, that has these words."""
-    (found,) = [text for text in re.findall(rf"^```{kind}\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL) if words in text]
-    return str(found)
+# --- a job that saves before its time limit ---
 
 
 def submitted(nodes: slurm.Slurm, folder: Path, *words: str) -> tuple[str, Callable[[], str]]:
@@ -135,21 +113,6 @@ def submitted(nodes: slurm.Slurm, folder: Path, *words: str) -> tuple[str, Calla
     assert done.returncode == 0, done.stderr
     output = folder / "output"
     return done.stdout.strip(), lambda: output.read_text() if output.exists() else ""
-
-
-def test_a_checkpoint_before_the_time_limit(nodes: slurm.Slurm, tmp_path: Path) -> None:
-    """Script and loop are those of the page; USR1 is sent to the batch script, as --signal=B:USR1 does before the limit."""
-    (tmp_path / "train.py").write_text(BEFORE + block("python", "signal.SIGUSR1") + "dist.destroy_process_group()\n")
-    (tmp_path / "batch").write_text(block("sh", "#SBATCH"))
-    job, said = submitted(nodes, tmp_path, "batch")
-    slurm.wait_for(lambda: len(list(tmp_path.glob("trains-*"))) == 2, "no ranks", said)
-    assert nodes.run("scancel", "--signal=USR1", "--batch", job, cwd=tmp_path).returncode == 0
-    slurm.wait_for(lambda: not nodes.queue(), "the job goes on", said)
-    assert sorted(path.name for path in tmp_path.glob("saved-*")) == ["saved-0", "saved-1"], said()
-    assert len({path.read_text() for path in tmp_path.glob("saved-*")}) == 1, "the ranks stop after the same step"
-    shown = nodes.run("scontrol", "show", "job", job, cwd=tmp_path).stdout
-    assert "JobState=COMPLETED" in shown, shown + said()
-    assert "ExitCode=0:0" in shown
 
 
 def test_the_example_goes_on_after_the_time_limit(nodes: slurm.Slurm, tmp_path: Path) -> None:
