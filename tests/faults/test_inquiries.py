@@ -68,7 +68,7 @@ def test_no_answer_arrives_while_a_rank_dies(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(library, "dead_processes", False)
     monkeypatch.setattr(survivors, "possible", lambda: True)
     comm = Mock()
-    comm.iprobe.side_effect = MPI.Exception(MPI.ERR_OTHER)
+    comm.Iprobe.side_effect = MPI.Exception(MPI.ERR_OTHER)
     monkeypatch.setattr(runtime, "world_comm", lambda: comm)
     monkeypatch.setattr(runtime, "current", lambda: Mock(lock=threading.Lock()))
     assert exit_handshake.answers() == []
