@@ -53,7 +53,7 @@ class Unmatched:
                 if arrived is not None:
                     first = next(other for other in self._receives if other.fits(arrived.source, receive.tag))
                     self._receives.remove(first)
-                    first.start(arrived, self.channel)
+                    first.start(arrived)
             return receive.matched
 
 
@@ -79,10 +79,10 @@ class MatchedReceive:
     def fits(self, source: int, tag: int) -> bool:
         return self.src in (source, ANY_SOURCE) and self.tag == tag
 
-    def start(self, arrived: Arrived, channel: Channel) -> None:
+    def start(self, arrived: Arrived) -> None:
         """Receives the message into this receive's memory, or into ``_surplus`` if it is too long."""
         self.source, self.nbytes = arrived.source, arrived.nbytes - len(self._header or b"")
-        target = self._memory
+        channel, target = self._unmatched.channel, self._memory
         if self.nbytes > target.nbytes:
             target = self._surplus = torch.empty(self.nbytes, dtype=torch.uint8, device="cpu")
         with channel.lock:
