@@ -52,8 +52,8 @@ MEASURED: dict[str, dict[str, dict[int, int]]] = {
 
 # Bytes for each rank from which reductions use the window, among more ranks than were measured. Up to 64 KiB the work of a rank
 # grows with the ranks and not with the bytes, because it calls a kernel for the part of each rank: 13 us among 4 ranks, 24 among
-# 8, 155 among 64, 320 among 128 (all_reduce of float32; bfloat16 takes up to twice as long), without any waiting. By the model,
-# MPI's own all_reduce of a small tensor takes log2(ranks) latencies of a microsecond or two.
+# 8, 155 among 64, 320 among 128 (all_reduce of float32; bfloat16 takes up to twice as long), without any waiting. MPI's own
+# all_reduce of a small tensor takes log2(ranks) steps of 1 to 2 us each, by the model.
 EACH_FROM = 1 << 10
 REDUCTIONS = frozenset({"all_reduce", "halves", "reduce", "reduce_scatter"})
 

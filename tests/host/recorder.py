@@ -9,8 +9,8 @@ below and beside them:
     kernels        count their operands
 
 The ranks run one after the other, and `unmatched` joins their records. A rank that looks for a message (Iprobe) finds those that
-the others have sent in the round before: the rank runs again until all that it needs has been sent. What the record cannot show:
-time, the messages inside MPI's own collectives, and what the ranks of a window wait for.
+the others have sent in the round before: the rank runs again until all that it needs has been sent. The record does not show
+times, messages that a collective of MPI sends, or how long the ranks of a window wait for each other.
 """
 
 from __future__ import annotations
@@ -81,11 +81,11 @@ class Record:
         return self.calls.total()
 
     def combine(self, parts: Sequence[Tensor], out: Tensor) -> None:
-        """In the place of a kernel."""
+        """Replaces a kernel. Counts its operands."""
         self.operands += len(parts)
 
     def reduce_local(self, part: Sequence[Any], out: Sequence[Any]) -> None:
-        """In the place of MPI's operation on memory of this rank."""
+        """Replaces MPI_Reduce_local. Counts the call."""
         self.calls["Reduce_local"] += 1
 
 

@@ -72,7 +72,7 @@ LEAST: dict[str, Callable[[int], float]] = {
 def test_no_card_sends_more_than_it_must(operation: str, ranks: int, ranks_per_node: int, nbytes: int) -> None:
     job = Job(ranks, ranks_per_node)
     records = job.record(operation, nbytes)
-    assert all(record.collectives == [] for record in records.of.values())  # nothing is hidden in MPI's own algorithms
+    assert all(record.collectives == [] for record in records.of.values())  # so the record has all messages
     assert 0.99 <= records.card() / nbytes / LEAST[operation](job.nodes) <= 1.05
 
 
