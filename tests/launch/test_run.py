@@ -208,7 +208,7 @@ def test_ranks_are_one_world(tmp_path: Path) -> None:
         ("import torch.distributed", True),
         ("import subprocess, torch; subprocess.run(['/sbin/ldconfig', '-p'], capture_output=True)", True),
         ("import subprocess, sys, torch; subprocess.run([sys.executable, '-c', 'import torch'])", False),
-        ("import torch.distributed as d; d.init_process_group('gloo'); d.destroy_process_group()", False),
+        ("import torch.distributed as d; d.init_process_group('gloo'); d.barrier(); d.destroy_process_group()", False),
         ("import torch; from mpi4py import MPI", False),
         ("print(1)", False),
     ],
