@@ -68,6 +68,13 @@ VARIABLES = (
         choices=("mpi", "cpu:mpi,cuda:nccl"),
     ),
     Variable(
+        "MPICOLL_REPLACE_GLOO",
+        bool,
+        default=False,
+        meaning="1: the backend name 'gloo' stands for mpi, too, for programs and packages that name it in their own code; "
+        "get_backend still answers 'gloo'",
+    ),
+    Variable(
         "MPICOLL_CHECK",
         bool,
         meaning="1: ranks compare their calls before each collective; 0: they never do; unset: the ranks of a node compare them "

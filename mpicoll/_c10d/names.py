@@ -52,6 +52,11 @@ def leave_mpi_to_torch() -> None:
     _aliases.discard("mpi")
 
 
+def replace_gloo() -> None:
+    """From now on "gloo" names mpicoll, too."""
+    _aliases.add("gloo")
+
+
 # Note [Hidden plugins]
 # torch <= 2.13 keeps only foreign backends in Backend._plugins. If that table is not empty,
 # init_process_group("cpu:gloo,cuda:gloo") sets no default backend, and destroy_process_group warns "No backend of type 0

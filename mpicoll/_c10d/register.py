@@ -77,6 +77,8 @@ def _register(c10d: Any) -> None:
         if started_by_mpi():  # see Note [When MPI is available]
             patches.assign(f"{patches.C10D}._MPI_AVAILABLE", True)
         registry.register_backend("mpi", _create, extended_api=True, devices=names.devices())
+    if get("MPICOLL_REPLACE_GLOO"):
+        names.replace_gloo()
     names.hide_plugins()
     names.serve_by_default(get("MPICOLL_BACKEND"))
     handlers = sys.modules["torch.distributed.rendezvous"]

@@ -40,7 +40,9 @@ TRAINED += [pytest.param(*other, marks=pytest.mark.slow) for other in (("mpicoll
 
 @pytest.mark.parametrize(("by", "backend"), TRAINED)
 def test_ddp(by: str, backend: str) -> None:
-    succeeded(start(by, 2, "train_ddp.py", *(["gloo"] if backend == "gloo" else [])), 2, f"trained with {backend}")
+    """torchcomms, which a variable puts in the place of torch's own groups, leaves "mpi" alone."""
+    arguments, env = (["gloo"], {}) if backend == "gloo" else ([], {"TORCH_DISTRIBUTED_USE_TORCHCOMMS": "1"})
+    succeeded(start(by, 2, "train_ddp.py", *arguments, **env), 2, f"trained with {backend}")
 
 
 @by("mpirun")

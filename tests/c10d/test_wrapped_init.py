@@ -12,7 +12,7 @@ from torch.distributed import distributed_c10d as c10d
 
 import mpicoll
 from mpicoll._c10d import register
-from tests.support import LAUNCH_ENVIRONMENT, agree, run
+from tests.support import LAUNCH_ENVIRONMENT, agree, mpiexec, run
 
 seen: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
 
@@ -144,3 +144,23 @@ def test_run_names_the_backend(tmp_path: Path) -> None:
     refused = run([*command[:6], "--backend", "gloo", str(script)])
     assert refused.returncode == 2
     assert "--backend" in refused.stderr
+
+
+@pytest.mark.launch
+def test_gloo_by_name_is_mpi() -> None:
+    """MPICOLL_REPLACE_GLOO, for packages that write backend="gloo" in their own code. Gloo itself has no place to meet here."""
+    code = """
+import torch, torch.distributed as dist
+from mpicoll import get_comm
+dist.init_process_group("cpu:gloo" if torch.__version__ >= "2.14" else "gloo")
+reverse = dist.new_group([1, 0], backend="gloo")
+ones = torch.ones(1)
+dist.all_reduce(ones)
+dist.all_reduce(ones, group=reverse)
+dist.monitored_barrier(reverse)
+print(f"{ones.item():g} {dist.get_backend(reverse)} {get_comm(reverse).Get_size()}\\n", end="", flush=True)
+dist.destroy_process_group()
+"""
+    command = [mpiexec(), "-n", "2", "env", "-u", "MASTER_ADDR", "-u", "MASTER_PORT", sys.executable, "-c", code]
+    done = run(command, timeout_s=60, env={**LAUNCH_ENVIRONMENT, "MPICOLL_REPLACE_GLOO": "1"})
+    assert (done.returncode, done.stdout.splitlines()) == (0, ["4 gloo 2"] * 2), done.stdout + done.stderr
