@@ -37,7 +37,6 @@ IMPORTS = (
     (r"\btorch\.distributed\.(rpc(?!\.internal)|autograd|optim|nn(?!\.api))\b", r"mpicoll.\1"),
     (r"from torch\.distributed import rpc\b", "from mpicoll import rpc"),
     (r"import _thread_local_var, _use_rpc_pickler, _wait_all", "import _thread_local_var, _wait_all"),  # not there: left_out.py
-    (r'(backend|init_process_group\(\s*)"gloo"', r'\1"mpi"'),
     (r"if BACKEND not in backends:", 'if not {BACKEND, "gloo"} & backends:'),  # what Gloo can, mpicoll should
     (r"ModuleCreationMode\.__members__\.values\(\)", "[ModuleCreationMode.MODULE_CTOR]"),  # not from a TorchScript interface
     (r"(?m)^import torch$", "import torch; import mpicoll"),
