@@ -42,6 +42,17 @@ def test_trains_as_over_gloo(name: str, by: str, folder: Path) -> None:
     same_training(found, expected, "mpi")
 
 
+@pytest.mark.parametrize("by", OVER_MPI)
+def test_a_package_that_names_gloo(by: str, folder: Path) -> None:
+    """MPICOLL_REPLACE_GLOO=1; Gloo could not make a group, since there is no such interface."""
+    script = str(SCRIPTS / "megatron_groups.py")
+    expected = trained("torchrun", script, "gloo", str(folder / "gloo"), timeout_s=HUNG_S)
+    env = (("MPICOLL_REPLACE_GLOO", "1"), ("GLOO_SOCKET_IFNAME", "none"))
+    found = trained(by, script, "mpi", str(folder / by), timeout_s=HUNG_S, env=env)
+    same_training(found, expected, "mpi")
+    assert found[0]["named_gloo"] == 1
+
+
 @pytest.mark.parametrize("backend", ["gloo", "mpi"])
 def test_the_default_backend_of_the_job(backend: str) -> None:
     """``mpicoll run --backend mpi`` sets this variable; Lightning's strategy "ddp" reads torch's table of default backends."""
