@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import cache
 from pathlib import Path
 
 
@@ -33,7 +34,13 @@ def usable_cores() -> int:
 
 def count(mask: set[int]) -> int:
     """Number of cores, not hardware threads, with a hardware thread in ``mask``."""
-    return len({read(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") or str(cpu) for cpu in mask})
+    return len(set(map(_core, mask)))
+
+
+@cache
+def _core(cpu: int) -> str:
+    """The hardware threads of the core of ``cpu``. A start asks five times for each of a node's hundreds."""
+    return read(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") or str(cpu)
 
 
 def read(path: str) -> str:

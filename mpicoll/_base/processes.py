@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import cache
 from pathlib import Path
 
 from mpicoll._base.cpus import read
@@ -41,6 +42,7 @@ def children(pid: int) -> list[int]:
     return [int(child) for text in lists for child in text.split() if state(int(child)) != ENDED]
 
 
+@cache
 def boot() -> str:
     """Identifies this start of this host; empty: unknown."""
     return read("/proc/sys/kernel/random/boot_id")

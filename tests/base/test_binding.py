@@ -15,7 +15,7 @@ needs_cores = pytest.mark.skipif(cpus.usable_cores() < 2, reason="each of 2 rank
 
 @pytest.fixture(autouse=True)
 def _no_hardware_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpus, "read", lambda path: "")  # each CPU is a core, whatever this machine has
+    monkeypatch.setattr(cpus, "_core", str)  # each CPU is a core, whatever this machine has
 
 
 def test_what_the_user_has_set_stays() -> None:
@@ -58,7 +58,7 @@ def test_a_ranks_share_of_the_cores_of_its_host(
 
 
 def test_hardware_threads_of_one_core_are_one_core(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpus, "read", lambda path: "3,4" if "cpu3/" in path or "cpu4/" in path else "")
+    monkeypatch.setattr(cpus, "_core", lambda cpu: "3,4" if cpu in TWO else str(cpu))
     assert binding.is_bound(TWO)
     assert not binding.is_bound({4, 5})
 
