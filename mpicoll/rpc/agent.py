@@ -30,7 +30,7 @@ from mpicoll._mpi.runtime import Runtime
 from mpicoll.autograd import contexts
 from mpicoll.rpc import wire
 from mpicoll.rpc.functions import checked_future, is_async_execution
-from mpicoll.rpc.futures import CallFuture
+from mpicoll.rpc.futures import error_of
 from mpicoll.rpc.options import DeviceMaps, MPIRpcBackendOptions
 from mpicoll.rpc.owned_objects import OwnedObjects
 from mpicoll.rpc.pending_calls import PendingCall, PendingCalls, name_of
@@ -111,25 +111,24 @@ class Agent:
         keywords: Any = None,
         timeout_s: float | None = None,
         name: str = "",
-    ) -> CallFuture:
-        """Calls ``function`` on a worker and returns a future of the answer. Raises what `Transport.send` raises.
+    ) -> PendingCall:
+        """Calls ``function`` on a worker and returns a future of the answer, which fails at once if the worker has left.
 
-        ``timeout_s``: seconds until the future fails; 0: never; None: the agent's. ``name``: of the function, for errors.
+        Raises what else `Transport.send` raises. ``timeout_s``: seconds until the future fails; 0: never; None: the agent's.
+        ``name``: of the function, for errors.
         """
-        future = CallFuture(self._service.help)
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
-        number = self.calls.add(PendingCall(future, worker, name or name_of(function), timeout_s))
+        call = PendingCall(self._service.help, worker, name or name_of(function), timeout_s)
+        number = 0
         try:
+            number = self.calls.add(call)
             self._transport.send(wire.CALL, worker, number, (function, arguments, keywords or {}))
-        except BaseException:
+        except BaseException as error:
             self.calls.take(number)
-            raise
-        return future
-
-    def failed(self, error: Exception) -> CallFuture:
-        future = CallFuture(self._service.help)
-        future.fail(error)
-        return future
+            if not isinstance(error, WorkerLeft):
+                raise
+            call.fail(error)
+        return call
 
     def notify(self, worker: WorkerInfo, function: Callable[..., Any], *arguments: Any) -> None:
         """Calls ``function`` on a worker without an answer. Does nothing if the worker has left or RPC has ended."""
@@ -192,7 +191,7 @@ class Agent:
     def _dispatch(self, message: wire.IncomingMessage) -> Task:
         if message.kind in (wire.RESULT, wire.ERROR):
             call = self.calls.find(message.call)
-            return Task(partial(self._settle, message), is_quick=call is None or not call.future.watched)
+            return Task(partial(self._settle, message), is_quick=call is None or not call.watched)
         if message.kind == wire.LEAVING:
             return Task(partial(self._left, message), is_quick=True)
         if message.kind == wire.READY:
@@ -216,12 +215,12 @@ class Agent:
                 with _no_inference_mode():
                     value = wire.unpack(message, partial(contexts.accept, sender=call.worker.id))
             except BaseException as error:  # noqa: BLE001  raised where the future is waited for
-                call.future.fail(error if isinstance(error, Exception) else describe(error, self.me).exception())
+                call.fail(error if isinstance(error, Exception) else describe(error, self.me).exception())
                 return
             if message.kind == wire.ERROR:
-                call.future.fail(value.exception())
+                call.fail(value.exception())
             else:
-                call.future.settle(value)
+                call.settle(value)
         finally:
             self._transport.count_received()
 
@@ -301,12 +300,10 @@ class Handler:
             self._answer(message, context, wire.RESULT, result)
 
     def _answer_with_value(self, message: wire.IncomingMessage, context: contexts.Context | None, future: Future[Any]) -> None:
-        try:
-            result = future.value()
-        except Exception as error:  # noqa: BLE001  raised at the caller
+        if (error := error_of(future)) is not None:
             self._answer(message, context, wire.ERROR, describe(error, self._me))
         else:
-            self._answer(message, context, wire.RESULT, result)
+            self._answer(message, context, wire.RESULT, future.value())
 
     def _answer(self, message: wire.IncomingMessage, context: contexts.Context | None, kind: int, result: Any) -> None:
         """[3] Sends the result or the error back."""

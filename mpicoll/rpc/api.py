@@ -18,7 +18,6 @@ from torch.futures import Future
 
 from mpicoll import autograd
 from mpicoll._base import config
-from mpicoll._base.errors import WorkerLeft
 from mpicoll._faults import time_limit
 from mpicoll._mpi import abort, runtime
 from mpicoll.autograd import contexts
@@ -301,10 +300,7 @@ def rpc_async(
         >>> torch.futures.wait_all(futures)
         [tensor([1.]), tensor([2.]), tensor([3.])]
     """
-    try:
-        future = _call(to, func, args, kwargs, timeout)
-    except WorkerLeft as error:
-        future = Agent.get().failed(error)
+    future = _call(to, func, args, kwargs, timeout)
     if (collected := getattr(_thread_local_var, "future_list", None)) is not None:
         collected.append(future)
     return future

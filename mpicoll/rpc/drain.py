@@ -9,7 +9,6 @@ calls have finished. A worker that is still called after that is being called on
 
 from __future__ import annotations
 
-import contextlib
 import time
 
 from mpicoll._base.errors import WorkerLeft
@@ -76,13 +75,11 @@ def _drain_without_sums(agent: Agent, deadline: float, timeout_s: float) -> None
 def _timeout_error(agent: Agent, timeout_s: float) -> RuntimeError:
     """Asks every other worker whether it has come. Its agent answers even while its program is busy elsewhere."""
     others = [worker for worker in agent.workers.all if worker.id != agent.me.id and worker.id not in agent.calls.left]
-    asked, missing = [], []
-    for worker in others:
-        with contextlib.suppress(WorkerLeft):
-            asked.append((worker, agent.call(worker, has_come, (), timeout_s=HAS_COME_S)))
-    for worker, future in asked:
+    asked = [(worker, agent.call(worker, has_come, (), timeout_s=HAS_COME_S)) for worker in others]
+    missing = []
+    for worker, call in asked:
         try:
-            come = future.wait()
+            come = call.wait()
         except WorkerLeft:  # it came, and its own timeout has passed
             come = True
         except RuntimeError:  # no answer in time

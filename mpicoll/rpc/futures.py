@@ -77,18 +77,26 @@ def completed_future(value: Any) -> Future[Any]:
     return future
 
 
+def error_of(future: Future[Any]) -> Exception | None:
+    """Returns the error of a future that has completed. None: it has a value."""
+    try:
+        future.value()
+    except Exception as error:  # noqa: BLE001  it is the answer
+        error.__traceback__ = None  # its frames hold the future that holds it
+        return error
+    return None
+
+
 def map_future(future: Future[Any], function: Callable[[Any], Any]) -> Future[Any]:
     """A future of ``function`` of its value. Unlike ``then``, it lets an error keep its type."""
     answer: Future[Any] = Future()
 
     def ended(future: Future[Any]) -> None:
         try:
-            value = function(future.value())
+            answer.set_result(function(future.value()))
         except Exception as error:  # noqa: BLE001  it is the answer's
-            error.__traceback__ = None  # its frames hold the future that holds it
+            error.__traceback__ = None  # see `error_of`
             answer.set_exception(error)
-        else:
-            answer.set_result(value)
 
     future.add_done_callback(ended)
     return answer
@@ -127,10 +135,7 @@ def _collected(futures: Sequence[torch._C.Future[Any]]) -> torch._C.Future[Any]:
     left = itertools.count(len(futures) - 1, -1)
 
     def ended(future: Future[Any]) -> None:
-        try:
-            future.value()
-        except Exception as error:  # noqa: BLE001  it is the whole's
-            error.__traceback__ = None  # its frames hold the future that holds it
+        if (error := error_of(future)) is not None:
             whole.fail(error)
         if next(left) == 0:
             whole.settle(futures)

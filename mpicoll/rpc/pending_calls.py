@@ -1,4 +1,4 @@
-"""Calls of this worker that have not been answered: their futures, their deadlines, and the workers that will never answer."""
+"""Calls of this worker that have not been answered, their deadlines, and the workers that will never answer."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -16,24 +15,20 @@ from mpicoll.rpc.futures import CallFuture, CallTimedOut
 from mpicoll.rpc.workers import WorkerInfo, Workers
 
 
-@dataclass(eq=False)
-class PendingCall:
-    """A call, and the clock's time at which it expires. ``timeout_s``: 0: no limit. The time starts here."""
+class PendingCall(CallFuture):
+    """The future of a call of ``function`` on ``worker``, which may take ``timeout_s`` from now on (0: no limit)."""
 
-    future: CallFuture
-    worker: WorkerInfo
-    function: str
-    timeout_s: float
-
-    def __post_init__(self) -> None:
-        self.deadline = time.monotonic() + self.timeout_s if self.timeout_s > 0 else math.inf
+    def __init__(self, help_: Callable[[CallFuture], None], worker: WorkerInfo, function: str, timeout_s: float) -> None:
+        super().__init__(help_)
+        self.worker, self.function, self.timeout_s = worker, function, timeout_s
+        self.deadline = time.monotonic() + timeout_s if timeout_s > 0 else math.inf
 
 
 class PendingCalls:
     """The pending calls by number. Thread-safe.
 
     A call leaves by `take` (its answer is here), `expire`, `lose` (its worker has left) or `close` (RPC has ended). The last
-    three fail its future.
+    three fail it.
     """
 
     def __init__(self, workers: Workers) -> None:
@@ -90,7 +85,7 @@ class PendingCalls:
                 f"{call.function} on worker {call.worker.name!r} (rank {call.worker.id}): no answer within "
                 f"{call.timeout_s:g} s; {self._workers.process(call.worker.id)}"
             )
-            submit(partial(call.future.fail, CallTimedOut(text)))
+            submit(partial(call.fail, CallTimedOut(text)))
 
     def of_ended_processes(self) -> set[int]:
         """Returns the workers that have calls to answer, and whose processes are gone."""
@@ -104,8 +99,9 @@ class PendingCalls:
             self.left.setdefault(worker.id, reason)
             lost = self._take_all(lambda call: call.worker.id == worker.id)
         for call in lost:
-            text = f"worker {worker.name!r} (rank {worker.id}) has left before it answered {call.function}: {reason}"
-            call.future.fail(WorkerLeft(text))
+            call.fail(
+                WorkerLeft(f"worker {worker.name!r} (rank {worker.id}) has left before it answered {call.function}: {reason}")
+            )
 
     def close(self, reason: str) -> None:
         """Fails all calls. Further ones raise an MpicollError with this reason."""
@@ -114,7 +110,7 @@ class PendingCalls:
             unanswered = self._take_all(lambda call: True)
         for call in unanswered:
             worker = f"worker {call.worker.name!r} (rank {call.worker.id})"
-            call.future.fail(WorkerLeft(f"RPC was shut down before {worker} answered {call.function}"))
+            call.fail(WorkerLeft(f"RPC was shut down before {worker} answered {call.function}"))
 
 
 def name_of(function: Callable[..., Any]) -> str:

@@ -23,7 +23,7 @@ from mpicoll._base.errors import MpicollError
 from mpicoll.rpc import owner, wire
 from mpicoll.rpc.agent import NOT_SET, Agent
 from mpicoll.rpc.constants import UNSET_RPC_TIMEOUT
-from mpicoll.rpc.futures import CallFuture, CallTimedOut, completed_future, map_future, value_of
+from mpicoll.rpc.futures import CallFuture, CallTimedOut, completed_future, error_of, map_future, value_of
 from mpicoll.rpc.options import timeout_seconds
 from mpicoll.rpc.owned_objects import Entry, Id, id_text
 from mpicoll.rpc.pending_calls import name_of
@@ -264,9 +264,7 @@ class RRef(Generic[T]):
         return None
 
     def _renewed(self, answer: Future[Any]) -> None:
-        try:
-            answer.value()
-        except Exception:  # noqa: BLE001  the owner has left: nobody counts any more
+        if error_of(answer) is not None:  # the owner has left: nobody counts any more
             return
         with self._agent.objects.guard:
             rest = Fraction(1)
@@ -318,6 +316,7 @@ def create(
     ``name``: what the program has called, for errors; empty: the function.
     """
     agent = Agent.get()
+    agent.calls.check_open(worker)
     identity = agent.objects.new_id()
     weight = Fraction(0 if worker == agent.me else 1)
     rref = _reference(agent, identity, worker, weight, fork=agent.objects.new_id())
@@ -337,11 +336,9 @@ def create(
 
 def _report_failure(agent: Agent, worker: WorkerInfo, identity: Id, weight: Fraction, made: Future[Any]) -> None:
     """Tells the owner if the call failed before `owner.make` ran (a module that it lacks, say): users must not wait for ever."""
-    try:
-        made.value()
-    except Exception as error:  # noqa: BLE001  raised where the value is asked for
-        if not isinstance(error, CallTimedOut) and not agent.calls.closed:  # after a timeout it may still run
-            agent.notify(worker, owner.never_made, identity, weight, describe(error, agent.me))
+    error = error_of(made)
+    if error is not None and not isinstance(error, CallTimedOut) and not agent.calls.closed:  # after a timeout it may still run
+        agent.notify(worker, owner.never_made, identity, weight, describe(error, agent.me))
 
 
 class Proxy:

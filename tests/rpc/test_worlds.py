@@ -15,7 +15,6 @@ import mpicoll
 from mpicoll import rpc
 from mpicoll.rpc import api
 from mpicoll.rpc.agent import Agent
-from mpicoll.rpc.futures import CallFuture
 from mpicoll.rpc.options import DeviceMaps
 from mpicoll.rpc.pending_calls import PendingCall, PendingCalls
 from mpicoll.rpc.workers import Workers, this_process
@@ -303,8 +302,8 @@ def test_which_calls_expire() -> None:
     """Those whose time is up: neither one without a limit, nor one that has been answered."""
     workers = Workers([("a", 0), ("b", 1)])
     calls = PendingCalls(workers)
-    futures = [CallFuture(lambda future: None) for _ in range(4)]
-    numbers = [calls.add(PendingCall(futures[i], workers.all[0], "f", limit)) for i, limit in enumerate((1e-3, 60.0, 0.0, 1e-3))]
+    futures = [PendingCall(lambda future: None, workers.all[0], "f", limit) for limit in (1e-3, 60.0, 0.0, 1e-3)]
+    numbers = [calls.add(future) for future in futures]
     calls.take(numbers[3])
     time.sleep(0.01)
     for _ in range(2):
