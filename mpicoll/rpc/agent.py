@@ -36,13 +36,14 @@ from mpicoll.rpc.owned_objects import OwnedObjects
 from mpicoll.rpc.pending_calls import PendingCall, PendingCalls, name_of
 from mpicoll.rpc.service import Pool, Service, Task
 from mpicoll.rpc.transport import Transport
-from mpicoll.rpc.workers import WorkerInfo, Workers, describe, report, this_process
+from mpicoll.rpc.workers import RemoteError, WorkerInfo, Workers, describe, report, this_process
 
 if TYPE_CHECKING:
     from mpicoll._mpi.mailbox import Mailbox  # not at run time: it starts MPI
 
 GatherKey = tuple[tuple[str, ...], int]  # of an all_gather: who takes part, and how many there were among the same before
 
+HAS_LEFT = "it called shutdown(graceful=False) or came to its end"
 NOT_INITIALIZED = "RPC has not been initialized. Call mpicoll.rpc.init_rpc first."
 # torch's words where a reference or the agent itself is asked for
 NOT_SET = "Current RPC agent is not set! Did you initialize the RPC framework (e.g. by calling `rpc.init_rpc`)?"
@@ -133,7 +134,7 @@ class Agent:
     def notify(self, worker: WorkerInfo, function: Callable[..., Any], *arguments: Any) -> None:
         """Calls ``function`` on a worker without an answer. Does nothing if the worker has left or RPC has ended."""
         with contextlib.suppress(MpicollError):
-            self._transport.send(wire.NOTICE, worker, 0, (function, arguments, {}))
+            self._transport.send(wire.CALL, worker, 0, (function, arguments, {}))
 
     # -- references to objects on other workers ------------------------------------------------------------------------
 
@@ -189,20 +190,15 @@ class Agent:
             self.pool.submit(partial(self.calls.lose, self.workers.find(rank), self.workers.process(rank)))
 
     def _dispatch(self, message: wire.IncomingMessage) -> Task:
-        if message.kind in (wire.RESULT, wire.ERROR):
+        if message.kind == wire.ANSWER:
             call = self.calls.find(message.call)
             return Task(partial(self._settle, message), is_quick=call is None or not call.watched)
         if message.kind == wire.LEAVING:
-            return Task(partial(self._left, message), is_quick=True)
+            return Task(partial(self.calls.lose, self.workers.find(message.source), HAS_LEFT), is_quick=True)
         if message.kind == wire.READY:
             return Task(partial(self.ready.add, message.source), is_quick=True)
         self.handler.begin()
         return Task(partial(self.handler.run, message), is_quick=False)
-
-    def _left(self, message: wire.IncomingMessage) -> None:
-        reason = wire.unpack(message, lambda tensors, extra: tensors)
-        self._transport.count_received()
-        self.calls.lose(self.workers.find(message.source), reason)
 
     # -- [4] settle ----------------------------------------------------------------------------------------------------
 
@@ -213,11 +209,11 @@ class Agent:
                 return  # its timeout has passed
             try:
                 with _no_inference_mode():
-                    value = wire.unpack(message, partial(contexts.accept, sender=call.worker.id))
+                    value = wire.unpack(message)
             except BaseException as error:  # noqa: BLE001  raised where the future is waited for
                 call.fail(error if isinstance(error, Exception) else describe(error, self.me).exception())
                 return
-            if message.kind == wire.ERROR:
+            if isinstance(value, RemoteError):
                 call.fail(value.exception())
             else:
                 call.settle(value)
@@ -239,14 +235,10 @@ class Agent:
                 return
             run()
 
-    def tell_ready(self) -> None:
-        """Adds this worker to ``ready`` on every other worker that has not left."""
-        self._tell_others(wire.READY, None)
-
     def stop(self, graceful: bool) -> None:
         """Ends the threads. Calls that have not been answered fail."""
         if not graceful:
-            self._tell_others(wire.LEAVING, "it called shutdown(graceful=False) or came to its end")
+            self.tell_others(wire.LEAVING)
             self._transport.flush(1.0)
         self.calls.close(f"RPC has been shut down on this worker ({self.me.name!r}); call init_rpc first")
         self.pool.close()
@@ -255,11 +247,12 @@ class Agent:
             self.mailbox.free()
             self._runtime.free()
 
-    def _tell_others(self, kind: int, obj: Any) -> None:
+    def tell_others(self, kind: int) -> None:
+        """Sends READY or LEAVING to every other worker that has not left."""
         for worker in self.workers.all:
             if worker.id != self.me.id:
                 with contextlib.suppress(MpicollError):
-                    self._transport.send(kind, worker, 0, obj)
+                    self._transport.send(kind, worker, 0, None)
 
 
 def _no_inference_mode() -> contextlib.AbstractContextManager[Any]:
@@ -282,45 +275,40 @@ class Handler:
 
     def run(self, message: wire.IncomingMessage) -> None:
         """[2] Unpacks and calls. Never raises: an error, SystemExit included, is the answer to the caller."""
-        context: contexts.Context | None = None
         try:
-            function, arguments, keywords = wire.unpack(message, partial(contexts.accept, sender=message.source))
-            context = contexts.of(message.extra)
+            function, arguments, keywords = wire.unpack(message)
+            message.context = contexts.of(message.extra)
             for confirmation in message.unconfirmed:
                 with contextlib.suppress(WorkerLeft):  # raised again where the function uses the reference
                     confirmation.wait()
-            with contexts.entered(context):
+            with contexts.entered(message.context):
                 result = function(*arguments, **keywords)
             if is_async_execution(function):
-                checked_future(function, result).add_done_callback(partial(self._answer_with_value, message, context))
+                checked_future(function, result).add_done_callback(partial(self._answer_with_value, message))
                 return
         except BaseException as error:  # noqa: BLE001  raised at the caller
-            self._answer(message, context, wire.ERROR, report(error, self._me))
-        else:
-            self._answer(message, context, wire.RESULT, result)
+            result = report(error, self._me)
+        self._answer(message, result)
 
-    def _answer_with_value(self, message: wire.IncomingMessage, context: contexts.Context | None, future: Future[Any]) -> None:
-        if (error := error_of(future)) is not None:
-            self._answer(message, context, wire.ERROR, describe(error, self._me))
-        else:
-            self._answer(message, context, wire.RESULT, future.value())
+    def _answer_with_value(self, message: wire.IncomingMessage, future: Future[Any]) -> None:
+        error = error_of(future)
+        self._answer(message, future.value() if error is None else describe(error, self._me))
 
-    def _answer(self, message: wire.IncomingMessage, context: contexts.Context | None, kind: int, result: Any) -> None:
-        """[3] Sends the result or the error back."""
+    def _answer(self, message: wire.IncomingMessage, result: Any) -> None:
+        """[3] Sends the result, or a RemoteError, back."""
         try:
-            if message.kind == wire.NOTICE:
-                return
-            caller = self._workers.find(message.source)
-            with contexts.entered(context):
-                try:
-                    self._transport.send(kind, caller, message.call, result)
-                except WorkerLeft:
-                    return
-                except Exception as error:  # noqa: BLE001  the result cannot be pickled: raised at the caller
-                    self._transport.send(wire.ERROR, caller, message.call, describe(error, self._me))
-        except MpicollError:
-            return  # RPC has ended here, and all calls with it
+            # suppress: the caller has left, or RPC has ended here, and all calls with it
+            with contextlib.suppress(MpicollError), contexts.entered(message.context):
+                if message.call:
+                    self._send_back(message, result)
         finally:
             self._transport.count_received()
             with self._guard:
                 self.running -= 1
+
+    def _send_back(self, message: wire.IncomingMessage, result: Any) -> None:
+        caller = self._workers.find(message.source)
+        try:
+            self._transport.send(wire.ANSWER, caller, message.call, result)
+        except Exception as error:  # noqa: BLE001  the result cannot be pickled: raised at the caller
+            self._transport.send(wire.ANSWER, caller, message.call, describe(error, self._me))

@@ -14,6 +14,7 @@ import time
 from mpicoll._base.errors import WorkerLeft
 from mpicoll._base.waits import HAS_COME_S
 from mpicoll._mpi.backoff import Backoff
+from mpicoll.rpc import wire
 from mpicoll.rpc.agent import Agent
 
 MAX_NAMES = 8  # workers that an error names
@@ -65,7 +66,7 @@ def _drain_without_sums(agent: Agent, deadline: float, timeout_s: float) -> None
     others = {worker.id for worker in agent.workers.all} - {agent.me.id}
     while not is_ready or others - agent.ready - agent.calls.left.keys() or agent.counts()[2]:
         if not is_ready and not agent.counts()[2]:
-            agent.tell_ready()
+            agent.tell_others(wire.READY)
             is_ready = True
         if time.monotonic() > deadline:
             raise _timeout_error(agent, timeout_s)

@@ -6,12 +6,10 @@ import itertools
 import threading
 import time
 from collections import deque
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mpicoll._base.errors import WorkerLeft
 from mpicoll._mpi.backoff import Backoff
-from mpicoll.autograd import contexts
 from mpicoll.rpc import wire
 from mpicoll.rpc.options import DeviceMaps
 from mpicoll.rpc.pending_calls import PendingCalls
@@ -53,9 +51,8 @@ class Transport:
             Exception: Whatever pickling raises.
         """
         number = next(self._numbers)
-        device_map = self._device_maps.to(worker.name, answer=kind == wire.RESULT)
-        state = wire.PicklingState(worker.id, device_map, contexts.current() is not None)
-        message = wire.pack(kind, call, number, obj, partial(contexts.attach, to=worker.id), state)
+        device_map = self._device_maps.to(worker.name, answer=kind == wire.ANSWER)
+        message = wire.pack(kind, call, number, obj, wire.PicklingState(worker.id, device_map))
         self._calls.check_open(worker)
         with self._guard:
             self.sent += 1

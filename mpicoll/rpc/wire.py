@@ -27,12 +27,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from mpicoll.autograd import contexts
+
 if TYPE_CHECKING:
     from mpicoll._mpi.mailbox import Block
 
-# Kinds of messages. NOTICE: a call without an answer. LEAVING: the sender ends RPC without waiting for the others. READY: the
-# sender has come to its shutdown after another worker has left.
-CALL, RESULT, ERROR, NOTICE, LEAVING, READY = range(6)
+# Kinds of messages. LEAVING: the sender ends RPC without waiting for the others. READY: the sender has come to its shutdown after
+# another worker has left.
+CALL, ANSWER, LEAVING, READY = range(4)
 
 HEADER = struct.Struct("<BIIQIQ")  # kind, storages, other blocks, bytes of the pickle, number of the message, number of the call
 INLINE_BYTES = 16 * 1024  # bytes; a block that is smaller travels inside the envelope: one message costs less than two
@@ -58,7 +60,7 @@ class PackedMessage:
 
 @dataclass
 class IncomingMessage:
-    """A message whose envelope is here; ``blocks``: where the memory that follows belongs."""
+    """A message whose envelope is here; ``blocks``: where the memory that follows belongs. ``call``: 0: no answer is wanted."""
 
     source: int
     kind: int
@@ -68,17 +70,17 @@ class IncomingMessage:
     storages: list[torch.UntypedStorage]
     buffers: list[Any]
     blocks: list[Block]
-    extra: Any = None  # what the sender has added, once unpacked
+    extra: contexts.Extra = None  # what the sender's autograd has added, once unpacked
+    context: contexts.Context | None = None  # that the call runs in
     unconfirmed: list[Any] = field(default_factory=list)  # of its references: futures that end when the owner knows of them
 
 
 @dataclass
 class PicklingState:
-    """What is found while one object is pickled. ``to``: the worker that it goes to; ``tracked``: autograd follows it."""
+    """What is found while one object is pickled. ``to``: the worker that it goes to."""
 
     to: int
     device_map: dict[torch.device, torch.device]
-    tracked: bool = False
     tensors: list[Tensor] = field(default_factory=list)
     undo: list[Callable[[], None]] = field(default_factory=list)  # take back what has been given away, if pickling fails
 
@@ -96,7 +98,7 @@ def unconfirmed() -> list[Any]:
 class _Pickler(pickle.Pickler):
     def __init__(self, file: io.BytesIO, state: PicklingState, buffers: list[pickle.PickleBuffer]) -> None:
         super().__init__(file, 5, buffer_callback=buffers.append)
-        self.state = state
+        self.state, self.tracked = state, contexts.current() is not None
         self.of_modules: set[int] = set()  # parameters that arrive with their module, and stay parameters
 
     def reducer_override(self, obj: Any) -> Any:
@@ -111,7 +113,7 @@ class _Pickler(pickle.Pickler):
             self.of_modules.update(map(id, _parameters(obj)))
             return NotImplemented
         plain = type(obj) is Tensor
-        if type(obj) is nn.Parameter and self.state.tracked:  # by itself it is a tensor like any other, with its gradient
+        if type(obj) is nn.Parameter and self.tracked:  # by itself it is a tensor like any other, with its gradient
             plain = id(obj) not in self.of_modules
         if not plain or obj.layout not in LAYOUTS or obj.is_quantized or obj.device.type not in ("cpu", "cuda"):
             return NotImplemented
@@ -131,12 +133,9 @@ def _tensor_of_message(index: int) -> Tensor:
     return _local.tensors[index]  # type: ignore[no-any-return]
 
 
-def pack(
-    kind: int, call: int, number: int, obj: Any, extra: Callable[[list[Tensor]], Any], state: PicklingState
-) -> PackedMessage:
+def pack(kind: int, call: int, number: int, obj: Any, state: PicklingState) -> PackedMessage:
     """A message of this object.
 
-    Args:   extra: called with the tensors found in it; its answer (picklable, without tensors) goes along, see `unpack`.
     Raises: whatever pickling raises; RuntimeError: a CUDA tensor, and no device map says where it belongs.
     """
     file = io.BytesIO()
@@ -147,7 +146,7 @@ def pack(
         _Pickler(file, state, found).dump(obj)
         layouts, storages, kept = _lay_out(state)
         forms = [_form_of(tensor) for tensor in state.tensors]
-        head = pickle.dumps((layouts, forms if any(forms) else None, extra(state.tensors)), 5)
+        head = pickle.dumps((layouts, forms if any(forms) else None, contexts.attach(state.tensors, state.to)), 5)
     except BaseException:
         for take_back in state.undo:
             take_back()
@@ -237,16 +236,12 @@ def open_envelope(source: int, envelope: bytearray) -> IncomingMessage:
     return IncomingMessage(source, kind, call, number, pickled, memory[:storages], memory[storages : storages + others], blocks)
 
 
-def unpack(message: IncomingMessage, accept: Callable[[list[Tensor], Any], list[Tensor]]) -> Any:
-    """The object that was packed.
-
-    Args:   accept: called with the message's tensors and the sender's ``extra``; its answer takes their place.
-    Raises: whatever unpickling raises.
-    """
+def unpack(message: IncomingMessage) -> Any:
+    """The object that was packed. Raises whatever unpickling raises."""
     (head,) = struct.unpack_from("<I", message.pickled)
     layouts, forms, message.extra = pickle.loads(message.pickled[4 : 4 + head])
     strided = [_tensor_in(message.storages, layout) for layout in layouts]
-    tensors = accept(_joined(forms, strided) if forms else strided, message.extra)
+    tensors = contexts.accept(_joined(forms, strided) if forms else strided, message.extra, message.source)
     before = getattr(_local, "tensors", None), getattr(_local, "unconfirmed", None)
     _local.tensors, _local.unconfirmed = tensors, message.unconfirmed
     try:

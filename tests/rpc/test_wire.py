@@ -27,8 +27,8 @@ DTYPES = [
 
 def there(obj: Any) -> Any:
     """What arrives."""
-    message = wire.pack(0, 0, 0, obj, lambda tensors: None, wire.PicklingState(0, {}))
-    return wire.unpack(wire.copied(0, message), lambda tensors, extra: tensors)
+    message = wire.pack(0, 0, 0, obj, wire.PicklingState(0, {}))
+    return wire.unpack(wire.copied(0, message))
 
 
 def alike(a: Tensor, b: Tensor) -> bool:
@@ -73,10 +73,10 @@ def test_layouts(name: str) -> None:
 
 
 def test_only_what_is_used_travels() -> None:
-    message = wire.pack(0, 0, 0, BASE[7], lambda tensors: None, wire.PicklingState(0, {}))
+    message = wire.pack(0, 0, 0, BASE[7], wire.PicklingState(0, {}))
     assert not message.blocks
     assert len(message.envelope) < 2000
-    message = wire.pack(0, 0, 0, [BASE, BASE[3:9], BASE.t()], lambda tensors: None, wire.PicklingState(0, {}))
+    message = wire.pack(0, 0, 0, [BASE, BASE[3:9], BASE.t()], wire.PicklingState(0, {}))
     assert [nbytes for _, nbytes in message.blocks] == [BASE.nbytes]
 
 
@@ -217,7 +217,7 @@ def asked(address: int) -> bool:
 @has_large_pages
 def test_large_pages_for_what_a_message_brings() -> None:
     tensor = torch.rand(16 << 20)
-    packed = wire.pack(0, 1, 2, tensor, lambda tensors: None, wire.PicklingState(0, {}))
+    packed = wire.pack(0, 1, 2, tensor, wire.PicklingState(0, {}))
     message = wire.copied(0, packed)
     assert asked(message.storages[0].data_ptr() + (8 << 20))
-    assert torch.equal(wire.unpack(message, lambda tensors, extra: tensors), tensor)
+    assert torch.equal(wire.unpack(message), tensor)
