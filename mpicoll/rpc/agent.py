@@ -76,8 +76,8 @@ class Agent:
         self.objects = OwnedObjects(self.me.id)
         # The RRefs on this worker to objects on others, by `id`
         self.users: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-        # Functions to call soon for RRefs that garbage collection has freed; appending takes no lock.
-        self.dropped: deque[Callable[[], None]] = deque()
+        # Notices to send soon, of RRefs that are being freed by garbage collection, or pickled; appending takes no lock.
+        self.notices: deque[Callable[[], None]] = deque()
         # For `api._all_gather`: how many have begun here, by the names of the workers that take part; and what other workers have
         # sent for each, whether it has begun here or will begin.
         self.gathers: defaultdict[tuple[str, ...], itertools.count[int]] = defaultdict(itertools.count)
@@ -173,7 +173,7 @@ class Agent:
     # -- messages that arrive ------------------------------------------------------------------------------------------
 
     def _maintain(self) -> None:
-        if self.dropped:
+        if self.notices:
             self.pool.submit(self._tidy)
         self.calls.expire(self.pool.submit)
         for rank in self.mailbox.dead[self._dead :]:
@@ -230,8 +230,8 @@ class Agent:
     def _tidy(self) -> None:
         while True:
             try:
-                run = self.dropped.popleft()
-            except IndexError:  # not `while self.dropped`: several threads may be here
+                run = self.notices.popleft()
+            except IndexError:  # not `while self.notices`: several threads may be here
                 return
             run()
 

@@ -194,7 +194,7 @@ def _check_leaks() -> None:
     """Raises: RuntimeError: another worker still has references to objects of this one, and _ignore_rref_leak is False."""
     if _ignore_rref_leak:
         return
-    leaks = [f"Leaking RRef {id_text(entry.id)}" for entry in Agent.get().objects.all() if entry.outside != 0]
+    leaks = [f"Leaking RRef {id_text(entry.id)}" for entry in Agent.get().objects.all() if entry.outside]
     if leaks:
         raise RuntimeError("\n".join(["shutdown: other workers still refer to objects of this one", *leaks]))
 
@@ -442,7 +442,7 @@ def _rref_context_get_debug_info() -> dict[str, str]:
     owned = agent.objects.all()
     return {
         "num_owner_rrefs": str(len(owned)),
-        "num_forks": str(sum(entry.outside != 0 for entry in owned)),
+        "num_forks": str(sum(bool(entry.outside) for entry in owned)),
         "num_pending_users": str(agent.pending_users()),
         "num_pending_children": "0",  # weighted counting: no reference waits for the arrival of a copy
         "num_pending_futures": str(agent.counts()[2]),

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import itertools
 import threading
+from collections import Counter
 from dataclasses import dataclass, field
-from fractions import Fraction
 from typing import Any
 
 from torch.futures import Future
 
 Id = tuple[int, int]  # rank of the worker that made a reference or passed on a copy of it, and that worker's count
+Weight = tuple[Id, int]  # a unit of weight by its name, and how many of its parts
+WHOLE = 1 << 62  # parts of a unit
 
 
 @dataclass(eq=False)
 class Entry:
     id: Id
     value: Future[Any] = field(default_factory=Future)  # the object, or the error that its creation raised
-    outside: Fraction = Fraction(0)  # sum of the weights of the references on other workers
+    outside: Counter[Id] = field(default_factory=Counter)  # parts of each unit that references on other workers have
     is_made: bool = False  # the call that creates the object has run
 
 
@@ -38,14 +40,21 @@ class OwnedObjects:
         with self.guard:
             return self._entries.setdefault(identity, Entry(identity))
 
-    def change_weight(self, entry: Entry, weight: Fraction) -> None:
-        """Adds ``weight`` to the outside weight. Without any, only RRefs on this worker keep the object alive."""
+    def give(self, entry: Entry, weight: Weight) -> None:
+        """Counts weight that other workers have. Without any, only RRefs on this worker keep the object alive."""
+        unit, parts = weight
         with self.guard:
-            entry.outside += weight
-            if entry.outside == 0 and entry.is_made:
-                self._entries.pop(entry.id, None)
-            else:
+            entry.outside[unit] += parts
+            if not entry.outside[unit]:
+                del entry.outside[unit]
+            if entry.outside or not entry.is_made:
                 self._entries[entry.id] = entry
+            else:
+                self._entries.pop(entry.id, None)
+
+    def take_back(self, entry: Entry, weight: Weight) -> None:
+        unit, parts = weight
+        self.give(entry, (unit, -parts))
 
     def forget(self, identity: Id) -> None:
         """Removes the entry of a reference whose call could not be sent."""

@@ -6,7 +6,6 @@ Their argument ``reference`` is the object's id, or the owner's own RRef to it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from fractions import Fraction
 from typing import Any
 
 import torch
@@ -16,12 +15,12 @@ from mpicoll.autograd import passes
 from mpicoll.rpc.agent import Agent
 from mpicoll.rpc.functions import async_execution, checked_future, is_async_execution
 from mpicoll.rpc.futures import completed_future, map_future, value_of
-from mpicoll.rpc.owned_objects import Entry, Id
+from mpicoll.rpc.owned_objects import Entry, Id, Weight
 from mpicoll.rpc.workers import RemoteError, describe, report
 
 
 @async_execution
-def make(identity: Id, weight: Fraction, function: Callable[..., Any], arguments: Any, keywords: Any) -> Future[Any]:
+def make(identity: Id, weight: Weight, function: Callable[..., Any], arguments: Any, keywords: Any) -> Future[Any]:
     """Creates the object: calls ``function``. The answer is empty; an error stays with the reference."""
     agent = Agent.get()
     entry = agent.objects.entry(identity)
@@ -33,7 +32,7 @@ def make(identity: Id, weight: Fraction, function: Callable[..., Any], arguments
         except Exception as error:  # noqa: BLE001  raised where the value is asked for
             entry.value.set_exception(describe(error, agent.me).exception())
         entry.is_made = True
-        agent.objects.change_weight(entry, weight)
+        agent.objects.give(entry, weight)
         done.set_result(None)
 
     try:
@@ -51,14 +50,14 @@ def _future_of(function: Callable[..., Any], arguments: Any, keywords: Any) -> F
     return checked_future(function, value) if is_async_execution(function) else completed_future(value)
 
 
-def never_made(identity: Id, weight: Fraction, error: RemoteError) -> None:
+def never_made(identity: Id, weight: Weight, error: RemoteError) -> None:
     """Notes that the call of `make` failed before it ran, and why."""
     objects = Agent.get().objects
     entry = objects.entry(identity)
     if not entry.value.done():
         entry.value.set_exception(error.exception())
         entry.is_made = True
-        objects.change_weight(entry, weight)
+        objects.give(entry, weight)
 
 
 def confirm(identity: Id) -> None:
@@ -66,17 +65,14 @@ def confirm(identity: Id) -> None:
     Agent.get().objects.entry(identity)
 
 
-def renew(identity: Id) -> None:
-    """Gives a user that has little weight left a new one. It holds the object, and returns the rest."""
-    objects = Agent.get().objects
-    objects.change_weight(objects.entry(identity), Fraction(1))
-
-
-def give_back(identity: Id, weight: Fraction) -> None:
-    """Takes back the weight of a reference that its user has dropped. Nothing to do once RPC has ended."""
+def give_back(identity: Id, weight: Weight, new: Weight | None = None) -> None:
+    """Takes back the weight of a user, which has made itself new weight instead. Nothing to do once RPC has ended."""
     agent = Agent.current
     if agent is not None:
-        agent.objects.change_weight(agent.objects.entry(identity), -weight)
+        entry = agent.objects.entry(identity)
+        if new is not None:
+            agent.objects.give(entry, new)
+        agent.objects.take_back(entry, weight)
 
 
 def _value(reference: Id | Any) -> Future[Any]:

@@ -1,19 +1,18 @@
 """References to objects that live on one worker, the owner, and are used by many.
 
-Weighted reference counting (Bevan, 1987) keeps an object alive. The owner gives the first user the weight 1. A user that passes
-the reference on keeps one half of its weight and gives the other half away. A user that is dropped returns its weight to the
-owner. When all weight is back, the object is freed. Passing on takes no message of its own, and the order in which messages
-arrive does not matter, because a reference that is on its way has weight.
+Weighted reference counting (Bevan, 1987) keeps an object alive. The first user gets a unit of weight. A user that passes the
+reference on keeps one half of its weight and gives the other half away. A user that is dropped returns its weight to the owner.
+When all weight is back, the object is freed. Passing on takes no message of its own, and the order in which messages arrive does
+not matter, because a reference that is on its way has weight.
 
-A weight that has been halved often would be a long number in each call. So a user asks the owner for a whole 1 in place of the
-rest, and returns the rest (`RRef._renew`). It need not wait for the answer: until then it goes on halving the rest.
+A unit has a finite number of parts. A user that has one part left makes itself another unit, and tells the owner in one notice
+that this one exists and that the part is back. It need not wait: the owner counts the parts of each unit by itself. The count of
+the new unit cannot be 0 by mistake if its parts return before the notice: it is negative.
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
-from fractions import Fraction
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -25,12 +24,11 @@ from mpicoll.rpc.agent import NOT_SET, Agent
 from mpicoll.rpc.constants import UNSET_RPC_TIMEOUT
 from mpicoll.rpc.futures import CallFuture, CallTimedOut, completed_future, error_of, map_future, value_of
 from mpicoll.rpc.options import timeout_seconds
-from mpicoll.rpc.owned_objects import Entry, Id, id_text
+from mpicoll.rpc.owned_objects import WHOLE, Entry, Id, Weight, id_text
 from mpicoll.rpc.pending_calls import name_of
 from mpicoll.rpc.workers import WorkerInfo, describe
 
 T = TypeVar("T")
-LARGEST_DENOMINATOR = 1 << 64  # of a weight that is not renewed
 
 
 class RRef(Generic[T]):
@@ -55,8 +53,7 @@ class RRef(Generic[T]):
     """
 
     _entry: Entry | None  # on the owner
-    _weight: Fraction  # on other workers
-    _renewing = False  # the owner has been asked for a new weight
+    _weight: Weight  # on other workers
     _fork: Id  # on other workers: id of this copy of the reference
     _made: Future[Any] | None = None  # completes when the owner has the object; None: the owner had it before
     _deleted = False  # on other workers: the weight is back at the owner
@@ -83,7 +80,7 @@ class RRef(Generic[T]):
     def __del__(self) -> None:
         agent: Agent | None = getattr(self, "_agent", None)
         if agent is not None and self._entry is None and not self._deleted and not agent.calls.closed:
-            agent.dropped.append(partial(agent.notify, self._owner, owner.give_back, self._id, self._weight))
+            self._give_back(self._weight)
 
     def _delete(self) -> None:
         """Gives the weight back. The reference can no longer be used."""
@@ -91,7 +88,10 @@ class RRef(Generic[T]):
             if self._deleted:
                 return
             self._deleted = True
-        self._agent.notify(self._owner, owner.give_back, self._id, self._weight)
+        self._give_back(self._weight)
+
+    def _give_back(self, weight: Weight, new: Weight | None = None) -> None:
+        self._agent.notices.append(partial(self._agent.notify, self._owner, owner.give_back, self._id, weight, new))
 
     # -- where it is ---------------------------------------------------------------------------------------------------
 
@@ -236,61 +236,43 @@ class RRef(Generic[T]):
             raise RuntimeError(
                 "Can not pickle rref in python pickler, rref can only be pickled when using RPC: pass it in a call or an answer"
             )
-        objects = self._agent.objects
-        with objects.guard:
-            if self._entry is not None:
-                weight = Fraction(1)
-                objects.change_weight(self._entry, weight)
-                state.undo.append(partial(objects.change_weight, self._entry, -weight))
-            else:
-                self._weight = weight = self._weight / 2
-                state.undo.append(partial(self._add_weight, weight))
-                if weight.denominator > LARGEST_DENOMINATOR and not self._renewing:
-                    self._renewing = True
-                    self._agent.pool.submit(self._renew)  # in a thread that is not pickling
-        return _unpickle, (self._id, self._owner.id, weight, objects.new_id(), self.confirmed_by_owner())
+        objects, fork = self._agent.objects, self._agent.objects.new_id()
+        if self._entry is not None:
+            weight = (fork, WHOLE)
+            objects.give(self._entry, weight)
+            state.undo.append(partial(objects.take_back, self._entry, weight))
+        else:
+            weight = self._half()
+            state.undo.append(partial(self._give_back, weight))
+        return _unpickle, (self._id, self._owner.id, weight, fork, self.confirmed_by_owner())
 
-    def _add_weight(self, weight: Fraction) -> None:
+    def _half(self) -> Weight:
+        """Gives away one half of the weight."""
         with self._agent.objects.guard:
-            self._weight += weight
-
-    def _renew(self) -> CallFuture | None:
-        """Asks the owner for the weight 1, in place of what is left when it comes. None: the owner has left."""
-        self._renewing = True
-        with contextlib.suppress(MpicollError):
-            future = self._agent.call(self._owner, owner.renew, (self._id,), timeout_s=0)
-            future.when_ended(self._renewed)  # holds this reference until then
-            return future
-        return None
-
-    def _renewed(self, answer: Future[Any]) -> None:
-        if error_of(answer) is not None:  # the owner has left: nobody counts any more
-            return
-        with self._agent.objects.guard:
-            rest = Fraction(1)
-            if not self._deleted:
-                rest, self._weight, self._renewing = self._weight, rest, False
-        self._agent.notify(self._owner, owner.give_back, self._id, rest)
+            unit, parts = self._weight
+            if parts == 1:
+                unit, parts = new = (self._agent.objects.new_id(), WHOLE)
+                self._give_back(self._weight, new)
+            self._weight = (unit, parts // 2)
+            return self._weight
 
 
-def _unpickle(identity: Id, owner_rank: int, weight: Fraction, fork: Id, is_confirmed: bool) -> RRef[Any]:
+def _unpickle(identity: Id, owner_rank: int, weight: Weight, fork: Id, is_confirmed: bool) -> RRef[Any]:
     """Makes the reference that another worker has passed on. A call with it runs after the owner has confirmed it."""
     agent = Agent.get()
     rref = _reference(agent, identity, agent.workers.find(owner_rank), weight, fork)
     if rref._entry is not None:
-        agent.objects.change_weight(rref._entry, -weight)
+        agent.objects.take_back(rref._entry, weight)
         return rref
     if is_confirmed:
         rref._made = completed_future(None)
     else:
         rref._made = agent.call(rref._owner, owner.confirm, (identity,), timeout_s=0)
         wire.unconfirmed().append(rref._made)
-    if weight.denominator > LARGEST_DENOMINATOR and (renewed := rref._renew()) is not None:
-        wire.unconfirmed().append(renewed)
     return rref
 
 
-def _reference(agent: Agent, identity: Id, worker: WorkerInfo, weight: Fraction, fork: Id) -> RRef[Any]:
+def _reference(agent: Agent, identity: Id, worker: WorkerInfo, weight: Weight, fork: Id) -> RRef[Any]:
     """Makes a reference to an object of this worker or another one; ``weight`` and ``fork`` are for those on other workers."""
     rref: RRef[Any] = RRef.__new__(RRef)
     rref._agent, rref._id, rref._owner, rref._entry = agent, identity, worker, None
@@ -317,9 +299,9 @@ def create(
     """
     agent = Agent.get()
     agent.calls.check_open(worker)
-    identity = agent.objects.new_id()
-    weight = Fraction(0 if worker == agent.me else 1)
-    rref = _reference(agent, identity, worker, weight, fork=agent.objects.new_id())
+    identity, fork = agent.objects.new_id(), agent.objects.new_id()
+    weight = (fork, 0 if worker == agent.me else WHOLE)
+    rref = _reference(agent, identity, worker, weight, fork)
     try:
         to_make = (identity, weight, function, arguments, keywords)
         name = name or name_of(function)
@@ -334,7 +316,7 @@ def create(
     return rref
 
 
-def _report_failure(agent: Agent, worker: WorkerInfo, identity: Id, weight: Fraction, made: Future[Any]) -> None:
+def _report_failure(agent: Agent, worker: WorkerInfo, identity: Id, weight: Weight, made: Future[Any]) -> None:
     """Tells the owner if the call failed before `owner.make` ran (a module that it lacks, say): users must not wait for ever."""
     error = error_of(made)
     if error is not None and not isinstance(error, CallTimedOut) and not agent.calls.closed:  # after a timeout it may still run

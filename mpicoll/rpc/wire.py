@@ -20,7 +20,6 @@ import struct
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from fractions import Fraction
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -107,8 +106,6 @@ class _Pickler(pickle.Pickler):
                 f"a {type(obj).__name__} cannot be pickled: mpicoll.rpc carries no TorchScript, which torch has retired; pass "
                 "the Python function or module, and compile it with torch.compile where it runs"
             )
-        if type(obj) is Fraction:  # the weight of a reference: Python 3.10 pickles it as decimal text, of 4300 digits at most
-            return Fraction, (obj.numerator, obj.denominator)
         if isinstance(obj, nn.Module):
             self.of_modules.update(map(id, _parameters(obj)))
             return NotImplemented

@@ -7,7 +7,6 @@ import gc
 import threading
 import time
 import weakref
-from fractions import Fraction
 from typing import Any, ClassVar
 
 import pytest
@@ -15,7 +14,8 @@ import torch
 
 from mpicoll import rpc
 from mpicoll.rpc.agent import Agent
-from mpicoll.rpc.rref import LARGEST_DENOMINATOR, RRef
+from mpicoll.rpc.owned_objects import WHOLE
+from mpicoll.rpc.rref import RRef
 from tests.support import agree, eventually, everyone
 
 collected = functools.partial(eventually, meanwhile=gc.collect)
@@ -171,7 +171,7 @@ def test_calls_cost_no_weight(right: str, workers: list[str], rank: int) -> None
     futures = [rref.rpc_async().append(i) for i in range(50)]
     torch.futures.wait_all(futures)
     length = rref.remote().__len__()
-    agree(length.to_here() == 100 and (rref.is_owner() or rref._weight == 1), rref)
+    agree(length.to_here() == 100 and (rref.is_owner() or rref._weight[1] == WHOLE), rref)
 
 
 def test_a_reference_lives_as_long_as_its_calls(right: str) -> None:
@@ -182,28 +182,28 @@ def test_a_reference_lives_as_long_as_its_calls(right: str) -> None:
     agree([f.wait() for f in futures] == [1] * 30 and [r.to_here() for r in references] == [1] * 30)
 
 
-# -- a reference that is passed on and on: its weight stays a short number, and its object is freed when the last user drops it
+# -- a reference that is passed on and on: users make new units of weight, and the object is freed when the last user drops it
 
 
-PASSES = 1000
-MANY_BITS = 4 * LARGEST_DENOMINATOR.bit_length()  # what is passed on before the owner has answered may exceed it
+PASSES = 200  # three units
+HALVES = WHOLE.bit_length() - 1  # of a unit
 
 
-def bits(rref: Any) -> int:
-    """Of the weight that has arrived with this reference, or that it has been given since."""
-    return 0 if rref.is_owner() else int(rref._weight.denominator.bit_length())
+def unit(rref: Any) -> Any:
+    """The unit of this worker's weight. The owner gives each reference a unit of its own."""
+    return None if rref.is_owner() else rref._weight[0]
 
 
-def hop(rref: Any, hops: int) -> int:
-    """Passes the reference on to the next worker that does not own the object, and returns the longest weight on the way."""
+def hop(rref: Any, hops: int) -> set[Any]:
+    """Passes the reference on to the next worker that does not own the object, and returns the units on the way."""
     names = [worker.name for worker in Agent.get().workers.all]
     others = [name for name in names if name != rref.owner_name()]
     after = others[(others.index(rpc.get_worker_info().name) + 1) % len(others)]
-    return max(bits(rref), rpc.rpc_sync(after, hop, (rref, hops - 1)) if hops else 0)
+    return {unit(rref)} | (rpc.rpc_sync(after, hop, (rref, hops - 1)) if hops else set())
 
 
-def outside(identity: Any) -> list[Fraction]:
-    return [entry.outside for entry in Agent.get().objects.all() if entry.id == identity]
+def outside(identity: Any) -> list[dict[Any, int]]:
+    return [dict(entry.outside) for entry in Agent.get().objects.all() if entry.id == identity]
 
 
 def is_freed(rref_id: Any, owner: str) -> bool:
@@ -212,47 +212,43 @@ def is_freed(rref_id: Any, owner: str) -> bool:
 
 def test_one_user_passes_it_on_often(right: str, workers: list[str], rank: int, size: int) -> None:
     rref: RRef[Any] | None = rpc.remote(right, list)
-    longest = []
+    units = {unit(rref)}
     for _ in range(PASSES):
-        rpc.rpc_sync(workers[(rank + 2) % size], bits, (rref,))
-        longest.append(bits(rref))
+        rpc.rpc_sync(workers[(rank + 2) % size], here_of, (rref,))
+        units.add(unit(rref))
     identity, rref = rref._id, None
     gc.collect()
-    agree(size == 1 or max(longest) < MANY_BITS, max(longest))
+    agree(size == 1 or len(units) == 1 + PASSES // HALVES, units)
     agree(eventually(lambda: is_freed(identity, right)))
 
 
-@pytest.mark.min_ranks(2)  # the owner gives each reference a weight of its own
+@pytest.mark.min_ranks(2)
 def test_each_user_passes_it_on(right: str, workers: list[str]) -> None:
     """A chain: nobody keeps a reference for longer than the next call takes."""
     rref: RRef[Any] | None = rpc.remote(right, list)
-    longest = 0
-    for _ in range(8):
-        longest = max(longest, hop(rref, 20))
+    units = hop(rref, HALVES + 1)
     identity, rref = rref._id, None
     gc.collect()
     everyone("has passed it on")
-    agree(longest < MANY_BITS, longest)
+    agree(len(units) == 2, units)
     agree(eventually(lambda: is_freed(identity, right)))
 
 
-def test_while_the_owner_does_not_answer(
+def test_the_owner_learns_late_of_new_units(
     right: str, workers: list[str], rank: int, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Passing on does not wait, the long weight travels, and nothing is freed too early."""
+    """What others have returned of them counts, and nothing is freed too early."""
     rref: RRef[Any] | None = rpc.remote(right, list)
     rref.to_here()
+    identity = rref._id
+    everyone(None)
     with monkeypatch.context() as patched:
-        patched.setattr(RRef, "_renew", lambda self: None)
+        patched.setattr(Agent, "_tidy", lambda self: None)
         for _ in range(PASSES):
-            rpc.rpc_sync(workers[(rank + 2) % size], bits, (rref,))
-        everyone("has passed it on")
-    agree(size == 1 or bits(rref) > PASSES, bits(rref))
-    if size > 1:
-        renewed = rref._renew()
-        assert renewed is not None
-        renewed.wait()
-    agree(eventually(lambda: bits(rref) < MANY_BITS) and rref.to_here() == [], bits(rref))
-    identity, rref = rref._id, None
+            rpc.rpc_sync(workers[(rank + 2) % size], here_of, (rref,))
+        everyone(None)
+    agree(size == 1 or len(rpc.rpc_sync(right, outside, (identity,))) == 1)
+    agree(rref.to_here() == [])
+    rref = None
     gc.collect()
     agree(eventually(lambda: is_freed(identity, right)))
