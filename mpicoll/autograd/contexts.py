@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,8 +19,6 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.futures import Future
-
-from mpicoll.autograd.catching import caught
 
 WORKER_BITS = 48  # id of a context: rank of the worker that made it, shifted by this, plus a count
 
@@ -48,8 +46,59 @@ class _Received(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        caught(ctx.receipt, list(gradients))
+        catcher = _catcher()
+        if catcher is not None:
+            catcher.take(ctx.receipt, list(gradients))
         return None, None, None  # a backward pass of this worker alone ends here
+
+
+# The catcher of this thread. torch's engine hands it on to the threads of the runs that this thread starts.
+CATCHER = "mpicoll.autograd.contexts.Catcher"
+
+
+def _catcher() -> Catcher | None:
+    return torch._C._get_obj_in_tls(CATCHER) if torch._C._is_key_in_tls(CATCHER) else None
+
+
+def _set_catcher(catcher: Catcher | None) -> None:
+    """None: removes it, as torch does, because a thread that ends with such an object may block. torch <= 2.12 cannot."""
+    remove = getattr(torch._C, "_remove_obj_from_tls", None)
+    if catcher is None and remove is not None:
+        remove(CATCHER)
+    else:
+        torch._C._stash_obj_in_tls(CATCHER, catcher)
+
+
+class Catcher:
+    """Passes the gradients of received messages to ``send`` while a run of the engine goes on, once for each message.
+
+    They must not wait for the end of the run: DDP ends the run only after all ranks have reduced their gradients, and another
+    rank may need these gradients for that.
+    """
+
+    def __init__(self, receipts: Collection[Receipt], send: Callable[[Receipt, list[Tensor | None]], None]) -> None:
+        self.left = set(receipts)  # that the run has not reached
+        self._send = send
+        self._guard = threading.Lock()  # guards left
+        self._held: list[list[Tensor | None]] = []  # kept, so that the engine does not reuse their memory before they are sent
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[None]:
+        """Catches in the runs that this thread starts in the ``with`` block."""
+        before = _catcher()
+        _set_catcher(self)
+        try:
+            yield
+        finally:
+            _set_catcher(before)
+
+    def take(self, receipt: Receipt, gradients: list[Tensor | None]) -> None:
+        with self._guard:
+            if receipt not in self.left:
+                return
+            self.left.remove(receipt)
+            self._held.append(gradients)
+        self._send(receipt, gradients)
 
 
 @dataclass(eq=False)

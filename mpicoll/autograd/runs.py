@@ -15,10 +15,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import GradientEdge
 
-from mpicoll.autograd.catching import Catcher
-from mpicoll.autograd.contexts import Context, Receipt
+from mpicoll.autograd.contexts import Catcher, Context, Receipt
 from mpicoll.autograd.observed import Observed, check_reduced
 
 Send = Callable[[Receipt, list[Tensor | None]], None]
@@ -104,9 +103,9 @@ class Run:
         overwrites = any(those.overwrites() for those in self.observed)
         before = [times for those in self.observed for times in those.ready()]
         catcher = Catcher(self.places, send)
-        with lent([*whole, *others], [*start, *[None] * len(others)], overwrites), catcher.open() as (marker, token):
-            roots = [*edges, get_gradient_edge(marker)]
-            torch.autograd.backward(roots, [*given, torch.zeros_like(marker)], retain_graph=True, inputs=[*inputs, token])
+        with lent([*whole, *others], [*start, *[None] * len(others)], overwrites):
+            with catcher.open():
+                torch.autograd.backward(edges, given, retain_graph=True, inputs=inputs)
             check_reduced(before)
             with context.guard:
                 context.gradients.update((leaf, leaf.grad) for leaf in whole if leaf.grad is not None)
