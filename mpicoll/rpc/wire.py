@@ -18,9 +18,10 @@ import mmap
 import pickle
 import struct
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -38,9 +39,7 @@ CALL, ANSWER, LEAVING, READY = range(4)
 HEADER = struct.Struct("<BIIQIQ")  # kind, storages, other blocks, bytes of the pickle, number of the message, number of the call
 INLINE_BYTES = 16 * 1024  # bytes; a block that is smaller travels inside the envelope: one message costs less than two
 ROW_WISE = (torch.sparse_csr, torch.sparse_bsr)
-COLUMN_WISE = (torch.sparse_csc, torch.sparse_bsc)
-SPARSE = (torch.sparse_coo, *ROW_WISE, *COLUMN_WISE)
-LAYOUTS = (torch.strided, *SPARSE)  # tensors of other layouts are pickled
+LAYOUTS = (torch.strided, torch.sparse_coo, *ROW_WISE, torch.sparse_csc, torch.sparse_bsc)  # tensors of others are pickled
 SCRIPTED = (torch.jit.ScriptFunction, torch.jit.ScriptModule)
 INLINE_PICKLE_BYTES = 1 << 20  # bytes; a longer pickle becomes a block, so that the envelope is short
 
@@ -141,8 +140,8 @@ def pack(kind: int, call: int, number: int, obj: Any, state: PicklingState) -> P
     _local.pickling_state = state
     try:
         _Pickler(file, state, found).dump(obj)
-        layouts, storages, kept = _lay_out(state)
-        forms = [_form_of(tensor) for tensor in state.tensors]
+        forms, parts = zip(*map(_taken_apart, state.tensors), strict=True) if state.tensors else ((), ())
+        layouts, storages, kept = _lay_out(state, itertools.chain.from_iterable(parts))
         head = pickle.dumps((layouts, forms if any(forms) else None, contexts.attach(state.tensors, state.to)), 5)
     except BaseException:
         for take_back in state.undo:
@@ -168,11 +167,11 @@ def pack(kind: int, call: int, number: int, obj: Any, state: PicklingState) -> P
 Layout = tuple[int, torch.dtype, int, tuple[int, ...], tuple[int, ...], bool, bool, bool, str | None]
 
 
-def _lay_out(state: PicklingState) -> tuple[list[Layout], list[Block], list[Any]]:
-    """How each tensor, or part of a sparse one, lies in the storages of the message, and the part of each that is used."""
+def _lay_out(state: PicklingState, strided: Iterable[Tensor]) -> tuple[list[Layout], list[Block], list[Any]]:
+    """How each tensor lies in the storages of the message, and the part of each that is used."""
     used: dict[int, list[int]] = {}  # by storage: index in the message, first byte, byte after the last
     views = []
-    for tensor in itertools.chain.from_iterable(map(_parts, state.tensors)):
+    for tensor in strided:
         target = None
         if tensor.is_cuda:
             target = state.device_map.get(tensor.device)
@@ -275,48 +274,29 @@ def copied(source: int, packed: PackedMessage) -> IncomingMessage:
 # -- sparse tensors, as the strided ones that they consist of ------------------------------------------------------------
 
 
-class Form(NamedTuple):
-    """How strided tensors make a sparse one. ``coalesced``: for COO."""
-
-    layout: torch.layout
-    shape: tuple[int, ...]
-    coalesced: bool
-    requires_grad: bool
+# How a number of strided tensors make a sparse one
+Form = tuple[Callable[..., Tensor], int]
 
 
-def _form_of(tensor: Tensor) -> Form | None:
-    """None: it is strided."""
-    if tensor.layout not in SPARSE:
-        return None
-    coalesced = tensor.layout is torch.sparse_coo and tensor.is_coalesced()
-    return Form(tensor.layout, tuple(tensor.shape), coalesced, tensor.requires_grad)
-
-
-def _parts(tensor: Tensor) -> list[Tensor]:
-    """The strided tensors that it consists of, their memory as it is; itself if it is strided."""
+def _taken_apart(tensor: Tensor) -> tuple[Form | None, list[Tensor]]:
+    """The strided tensors that it consists of, their memory as it is, and how they make it again. None: it is strided itself."""
+    if tensor.layout is torch.strided:
+        return None, [tensor]
     plain = tensor.detach()
+    options: dict[str, Any] = {"size": tuple(tensor.shape), "requires_grad": tensor.requires_grad, "check_invariants": False}
     if tensor.layout is torch.sparse_coo:
-        return [plain._indices(), plain._values()]
-    if tensor.layout in ROW_WISE:
-        return [plain.crow_indices(), plain.col_indices(), plain.values()]
-    if tensor.layout in COLUMN_WISE:
-        return [plain.ccol_indices(), plain.row_indices(), plain.values()]
-    return [tensor]
+        make = partial(torch.sparse_coo_tensor, is_coalesced=tensor.is_coalesced(), **options)
+        return (make, 2), [plain._indices(), plain._values()]
+    compressed, others = (
+        (plain.crow_indices(), plain.col_indices()) if tensor.layout in ROW_WISE else (plain.ccol_indices(), plain.row_indices())
+    )
+    return (partial(torch.sparse_compressed_tensor, layout=tensor.layout, **options), 3), [compressed, others, plain.values()]
 
 
 def _joined(forms: list[Form | None], strided: list[Tensor]) -> list[Tensor]:
     """The tensors of these forms, which use up the strided ones in turn."""
     left = iter(strided)
-    return [next(left) if form is None else _made(form, left) for form in forms]
-
-
-def _made(form: Form, left: Iterator[Tensor]) -> Tensor:
-    options: dict[str, Any] = {"requires_grad": form.requires_grad, "check_invariants": False}  # they were checked there
-    if form.layout is torch.sparse_coo:
-        indices, values = next(left), next(left)
-        return torch.sparse_coo_tensor(indices, values, form.shape, is_coalesced=form.coalesced, **options)
-    compressed, plain, values = next(left), next(left), next(left)
-    return torch.sparse_compressed_tensor(compressed, plain, values, form.shape, layout=form.layout, **options)
+    return [next(left) if form is None else form[0](*itertools.islice(left, form[1])) for form in forms]
 
 
 # -- large pages ---------------------------------------------------------------------------------------------------------
