@@ -1,11 +1,6 @@
 """Distributed autograd over mpicoll.rpc: ``import mpicoll.autograd as dist_autograd`` instead of torch.distributed.autograd.
 
 contexts.py remembers which tensors travelled from worker to worker, and passes.py sends their gradients back.
-
-    with dist_autograd.context() as context_id:
-        loss = rpc.rpc_sync("worker1", model, (x,)).sum()
-        dist_autograd.backward(context_id, [loss])
-        gradients = dist_autograd.get_gradients(context_id)
 """
 
 from __future__ import annotations

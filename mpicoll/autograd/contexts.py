@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
+import weakref
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -133,15 +134,20 @@ Call = Callable[[int, Callable[..., Any], tuple[Any, ...]], Future[Any]]
 
 
 class Registry:
-    """The contexts of this process, and the way to call functions on other workers. ``worker_id``: rank of this worker."""
+    """The state of distributed autograd in this process: its contexts, and the way to call functions on other workers.
+
+    ``worker_id``: rank of this worker. ``ddp_modules``: see observed.py. ``lent``: see runs.py.
+    """
 
     def __init__(self) -> None:
         self.worker_id = 0
         self._call: Call | None = None
-        self._contexts: dict[int, Context] = {}
-        self._guard = threading.Lock()  # guards _contexts
+        self._contexts: dict[int, Context] = {}  # each method makes one operation with it, which is atomic
         self._count = itertools.count()  # of contexts
         self._messages = itertools.count()
+        self.ddp_modules: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.lent: set[int] = set()  # leaves whose ``.grad`` is lent, by `id`
+        self.lent_changed = threading.Condition()  # guards lent
 
     def connect(self, worker_id: int, call: Call) -> None:
         """Registers this worker's rank, and the function that calls a function on another worker. Done by init_rpc."""
@@ -154,10 +160,7 @@ class Registry:
             return self._call(worker, function, arguments)
 
     def new(self) -> Context:
-        with self._guard:
-            context = Context((self.worker_id << WORKER_BITS) + next(self._count))
-            self._contexts[context.id] = context
-        return context
+        return self.find_or_make((self.worker_id << WORKER_BITS) + next(self._count))
 
     def new_message_id(self) -> MessageId:
         """Returns the id of a message that this worker sends, or of a backward pass that it begins."""
@@ -176,21 +179,17 @@ class Registry:
 
     def find_or_make(self, context_id: int) -> Context:
         """Returns the context that another worker's message names."""
-        with self._guard:
-            return self._contexts.setdefault(context_id, Context(context_id))
+        return self._contexts.setdefault(context_id, Context(context_id))
 
     def all(self) -> list[Context]:
-        with self._guard:
-            return list(self._contexts.values())
+        return list(self._contexts.values())
 
     def forget(self, context_id: int) -> Context | None:
         """Removes and returns a context. The graph that it holds is freed with it."""
-        with self._guard:
-            return self._contexts.pop(context_id, None)
+        return self._contexts.pop(context_id, None)
 
     def clear(self) -> None:
-        with self._guard:
-            self._contexts.clear()
+        self._contexts.clear()
 
 
 registry = Registry()

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import functools
 import gc
-import weakref
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,9 +27,9 @@ import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-Ready = list[tuple[DistributedDataParallel, list[int]]]
+from mpicoll.autograd.contexts import registry
 
-_modules: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
+Ready = list[tuple[DistributedDataParallel, list[int]]]
 
 
 @dataclass(eq=False)
@@ -82,7 +81,7 @@ class Observers:
 
     def __init__(self) -> None:
         self._found: dict[int, Observed] = {}
-        for module in list(_modules):
+        for module in list(registry.ddp_modules):
             parameters: list[Tensor] = getattr(module, "_module_parameters", [])  # none while it is being built
             together = Observed(lent=[parameter for parameter in parameters if parameter.requires_grad], modules=[module])
             # Modules that share a parameter are observed together.
@@ -126,9 +125,9 @@ def install() -> None:
     @functools.wraps(original)
     def _ddp_init_helper(self: Any, *arguments: Any, **keywords: Any) -> Any:
         answer = original(self, *arguments, **keywords)
-        _modules.add(self)
+        registry.ddp_modules.add(self)
         return answer
 
     DistributedDataParallel._ddp_init_helper = _ddp_init_helper  # type: ignore[method-assign]
     if torch.distributed.is_available() and torch.distributed.is_initialized():
-        _modules.update(found for found in gc.get_objects() if issubclass(type(found), DistributedDataParallel))
+        registry.ddp_modules.update(found for found in gc.get_objects() if issubclass(type(found), DistributedDataParallel))

@@ -275,18 +275,16 @@ def _end(number: MessageId, context_id: int, retain_graph: bool) -> None:
 
 def _all(futures: Iterable[Future[Any]]) -> Future[Any]:
     """Returns a future that completes without a value after all of these, or with the first error among them."""
-    waiting: list[torch._C.Future[Any]] = list(futures)
     whole: Future[Any] = Future()
 
-    def ended(_: Any) -> None:
+    def ended(collected: torch._C.Future[Any]) -> None:
         try:
-            for future in waiting:
+            for future in collected.value():
                 future.value()
+            whole.set_result(None)
         except Exception as error:  # noqa: BLE001  raised where the result is waited for
             error.__traceback__ = None  # its frames hold the future that holds it
             whole.set_exception(error)
-        else:
-            whole.set_result(None)
 
-    _collect_all(waiting).add_done_callback(ended)
+    _collect_all(list(futures)).add_done_callback(ended)
     return whole

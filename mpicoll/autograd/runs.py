@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,30 +16,26 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from mpicoll.autograd.contexts import Catcher, Context, Receipt
+from mpicoll.autograd.contexts import Catcher, Context, Receipt, registry
 from mpicoll.autograd.observed import Observed, check_reduced
 
 Send = Callable[[Receipt, list[Tensor | None]], None]
-
-
-# The ``.grad`` of a leaf is lent to one user at a time: an optimizer's step, or a run that writes to it.
-_changed = threading.Condition()  # guards _lent
-_lent: set[int] = set()  # leaves whose ``.grad`` is lent, by `id`
 
 
 @contextlib.contextmanager
 def lent(leaves: Sequence[Tensor], gradients: Sequence[Tensor | None], overwritten: bool = False) -> Iterator[None]:
     """Sets the ``.grad`` of each leaf to this gradient, and back to the earlier one at the end.
 
-    Waits until none of the leaves is lent, then holds all of them. Never some, so two users cannot wait in a circle.
+    A leaf is lent to one user at a time: an optimizer's step, or a run that writes to it. Waits until none of the leaves is lent,
+    then holds all of them. Never some, so two users cannot wait in a circle.
 
     Args:
         overwritten: The memory of the earlier ``.grad`` will be written to; keep a copy of it.
     """
     ids = {id(leaf) for leaf in leaves}
-    with _changed:
-        _changed.wait_for(lambda: _lent.isdisjoint(ids))
-        _lent.update(ids)
+    with registry.lent_changed:
+        registry.lent_changed.wait_for(lambda: registry.lent.isdisjoint(ids))
+        registry.lent.update(ids)
     before = [leaf.grad for leaf in leaves]
     try:
         if overwritten:
@@ -51,9 +46,9 @@ def lent(leaves: Sequence[Tensor], gradients: Sequence[Tensor | None], overwritt
     finally:
         for leaf, gradient in zip(leaves, before, strict=True):
             leaf.grad = gradient
-        with _changed:
-            _lent.difference_update(ids)
-            _changed.notify_all()
+        with registry.lent_changed:
+            registry.lent.difference_update(ids)
+            registry.lent_changed.notify_all()
 
 
 @dataclass(eq=False)
