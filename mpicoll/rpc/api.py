@@ -25,7 +25,7 @@ from mpicoll.rpc import futures, rref
 from mpicoll.rpc.agent import NOT_SET, Agent, GatherKey
 from mpicoll.rpc.constants import DEFAULT_RPC_TIMEOUT_SEC, DEFAULT_SHUTDOWN_TIMEOUT, UNSET_RPC_TIMEOUT
 from mpicoll.rpc.drain import drain
-from mpicoll.rpc.options import MPIRpcBackendOptions, RpcBackendOptions, TensorPipeRpcBackendOptions, timeout_seconds
+from mpicoll.rpc.options import MPIRpcBackendOptions, RpcBackendOptions, timeout_seconds
 from mpicoll.rpc.owned_objects import id_text
 from mpicoll.rpc.rref import RRef
 from mpicoll.rpc.workers import WorkerInfo
@@ -134,7 +134,7 @@ def _runtime(rank: int, world_size: int | None) -> runtime.Runtime:
 
 def _mine(options: Any, backend: Any) -> MPIRpcBackendOptions:
     if options is None:
-        return TensorPipeRpcBackendOptions()
+        return MPIRpcBackendOptions()
     if isinstance(options, MPIRpcBackendOptions):
         return options
     if hasattr(options, "num_worker_threads"):  # torch's own TensorPipeRpcBackendOptions

@@ -111,23 +111,7 @@ class MPIRpcBackendOptions(RpcBackendOptions):
         self.devices = [_device(device) for device in devices]
 
 
-class TensorPipeRpcBackendOptions(MPIRpcBackendOptions):
-    """Options of `init_rpc` for programs that name TensorPipe, which has no part in it: those of `MPIRpcBackendOptions`.
-
-    Making them sends nothing (not collective).
-
-    Args:
-        num_worker_threads: As for `MPIRpcBackendOptions`.
-        rpc_timeout: As for `MPIRpcBackendOptions`.
-        init_method: As for `MPIRpcBackendOptions`.
-        device_maps: As for `MPIRpcBackendOptions`.
-        devices: As for `MPIRpcBackendOptions`.
-        unused: As for `MPIRpcBackendOptions`.
-
-    Example:
-        >>> rpc.TensorPipeRpcBackendOptions(rpc_timeout=30).rpc_timeout
-        30.0
-    """
+TensorPipeRpcBackendOptions = MPIRpcBackendOptions  # for programs that name TensorPipe, which has no part in it
 
 
 def timeout_seconds(timeout: float) -> float | None:
