@@ -1,12 +1,7 @@
 """Remote calls over MPI: ``import mpicoll.rpc as rpc`` instead of ``import torch.distributed.rpc as rpc``.
 
-The way of a call:
-
-    caller    api -> agent -> pending_calls, transport -> wire (pickling), ../_mpi/mailbox
-    callee    service (which thread) -> transport -> agent -> transport -> ...
-    caller    service -> transport -> agent -> pending_calls
-
-References: rref on the users' side, owner and owned_objects on the owner's side. The graceful end: drain.
+agent.py has the way of a call: by futures and transport, which uses wire (pickling) and ../_mpi/mailbox; service.py says which
+thread receives. References: rref on the users' side, owner and owned_objects on the owner's side. The graceful end: drain.
 """
 # ruff: noqa: F401  private names of torch's module, for programs that use them
 

@@ -1,8 +1,8 @@
 """One worker's end of RPC: sends calls, runs those of other workers, and completes the futures of its own.
 
     rpc_sync on worker a                                      worker b
-    [1] Agent.call packs function and arguments    ------>    [2] Handler.run unpacks and calls
-    [4] Agent._settle unpacks the answer and       <------    [3] Handler._answer packs the result, or the exception
+    [1] Agent.call packs function and arguments    ------>    [2] Agent._run unpacks and calls
+    [4] Agent._settle unpacks the answer and       <------    [3] Agent._answer packs the result, or the exception
         completes the future that the caller waits for
 
 Which thread does what: service.py.
@@ -30,10 +30,9 @@ from mpicoll._mpi.runtime import Runtime
 from mpicoll.autograd import contexts
 from mpicoll.rpc import wire
 from mpicoll.rpc.functions import checked_future, is_async_execution
-from mpicoll.rpc.futures import error_of
+from mpicoll.rpc.futures import PendingCall, PendingCalls, error_of, name_of
 from mpicoll.rpc.options import DeviceMaps, MPIRpcBackendOptions
 from mpicoll.rpc.owned_objects import OwnedObjects
-from mpicoll.rpc.pending_calls import PendingCall, PendingCalls, name_of
 from mpicoll.rpc.service import Pool, Service, Task
 from mpicoll.rpc.transport import Transport
 from mpicoll.rpc.workers import RemoteError, WorkerInfo, Workers, describe, report, this_process
@@ -66,10 +65,9 @@ class Agent:
         self.options = options
         self.timeout_s = options.rpc_timeout
         self.mailbox = mailbox
-        process = this_process(runtime.hostname)
-        everyone: list[Any] = self.mailbox.exchange((name, runtime.rank, options.device_maps, process))
-        processes = {rank: process for _, rank, _, process in everyone}
-        self.workers = Workers([(worker, rank) for worker, rank, *_ in everyone], processes, runtime.rank)
+        everyone: list[Any] = self.mailbox.exchange((name, options.device_maps, this_process(runtime.hostname)))
+        names, device_maps, processes = zip(*everyone, strict=True)
+        self.workers = Workers(names, processes, runtime.rank)
         self.me = self.workers.find(runtime.rank)
         self.calls = PendingCalls(self.workers)
         self.pool = Pool(options.num_worker_threads)
@@ -88,11 +86,12 @@ class Agent:
         self._dead = 0  # number of the mailbox's dead ranks whose calls have failed
         self._ended: set[int] = set()  # workers that have calls to answer, and whose processes had ended at the last look
         self._look_at = 0.0  # when to look at the processes of the callees again
-        device_maps = DeviceMaps(name, {worker: maps for worker, _, maps, _ in everyone})
-        self._transport = Transport(self.mailbox, self.me.id, self.calls, device_maps)
-        self.handler = Handler(self.me, self.workers, self._transport)
+        maps = DeviceMaps(name, dict(zip(names, device_maps, strict=True)))
+        self._transport = Transport(self.mailbox, self.me.id, self.calls, maps)
+        self.running = 0  # calls of other workers that have begun and have not been answered
+        self._guard = threading.Lock()  # guards running
         self._service = Service(
-            self._transport, self.pool, self._dispatch, self._maintain, lambda: self.handler.running > options.num_worker_threads
+            self._transport, self.pool, self._dispatch, self._maintain, lambda: self.running > options.num_worker_threads
         )
 
     def start(self) -> None:
@@ -128,7 +127,7 @@ class Agent:
             self.calls.take(number)
             if not isinstance(error, WorkerLeft):
                 raise
-            call.fail(error)
+            call.fail(error.with_traceback(None))  # its frames hold the call
         return call
 
     def notify(self, worker: WorkerInfo, function: Callable[..., Any], *arguments: Any) -> None:
@@ -136,18 +135,8 @@ class Agent:
         with contextlib.suppress(MpicollError):
             self._transport.send(wire.CALL, worker, 0, (function, arguments, {}))
 
-    # -- references to objects on other workers ------------------------------------------------------------------------
-
-    def delete_users(self) -> None:
-        """Gives back the weight of every one. They cannot be used afterwards."""
-        for rref in self._live_users():
-            rref._delete()
-
-    def pending_users(self) -> int:
-        """Returns the number of those whose owner has not confirmed them yet."""
-        return sum(rref._made is not None and not rref._made.done() for rref in self._live_users())
-
-    def _live_users(self) -> list[Any]:
+    def live_users(self) -> list[Any]:
+        """Returns the RRefs on this worker to objects on other workers."""
         return [rref for reference in self.users.valuerefs() if (rref := reference()) is not None]
 
     # -- what libraries ask, as of torch's RpcAgent --------------------------------------------------------------------
@@ -163,7 +152,7 @@ class Agent:
         """Returns the numbers of pending and running calls, and of threads."""
         return {
             "agent.client_active_calls": str(self.counts()[2]),
-            "agent.server_active_calls": str(self.handler.running),
+            "agent.server_active_calls": str(self.running),
             "agent.thread_pool_size": str(self.pool.threads),
             "agent.num_idle_threads": str(self.pool.idle()),
         }
@@ -197,8 +186,51 @@ class Agent:
             return Task(partial(self.calls.lose, self.workers.find(message.source), HAS_LEFT), is_quick=True)
         if message.kind == wire.READY:
             return Task(partial(self.ready.add, message.source), is_quick=True)
-        self.handler.begin()
-        return Task(partial(self.handler.run, message), is_quick=False)
+        with self._guard:
+            self.running += 1
+        return Task(partial(self._run, message), is_quick=False)
+
+    # -- [2] run, [3] answer --------------------------------------------------------------------------------------------
+
+    def _run(self, message: wire.IncomingMessage) -> None:
+        """[2] Unpacks and calls. Never raises: an error, SystemExit included, is the answer to the caller."""
+        try:
+            function, arguments, keywords = wire.unpack(message)
+            message.context = contexts.of(message.extra)
+            for confirmation in message.unconfirmed:
+                with contextlib.suppress(WorkerLeft):  # raised again where the function uses the reference
+                    confirmation.wait()
+            with contexts.entered(message.context):
+                result = function(*arguments, **keywords)
+            if is_async_execution(function):
+                checked_future(function, result).add_done_callback(partial(self._answer_with_value, message))
+                return
+        except BaseException as error:  # noqa: BLE001  raised at the caller
+            result = report(error, self.me)
+        self._answer(message, result)
+
+    def _answer_with_value(self, message: wire.IncomingMessage, future: Future[Any]) -> None:
+        error = error_of(future)
+        self._answer(message, future.value() if error is None else describe(error, self.me))
+
+    def _answer(self, message: wire.IncomingMessage, result: Any) -> None:
+        """[3] Sends the result, or a RemoteError, back."""
+        try:
+            # suppress: the caller has left, or RPC has ended here, and all calls with it
+            with contextlib.suppress(MpicollError), contexts.entered(message.context):
+                if message.call:
+                    self._send_back(message, result)
+        finally:
+            self._transport.count_received()
+            with self._guard:
+                self.running -= 1
+
+    def _send_back(self, message: wire.IncomingMessage, result: Any) -> None:
+        caller = self.workers.find(message.source)
+        try:
+            self._transport.send(wire.ANSWER, caller, message.call, result)
+        except Exception as error:  # noqa: BLE001  the result cannot be pickled: raised at the caller
+            self._transport.send(wire.ANSWER, caller, message.call, describe(error, self.me))
 
     # -- [4] settle ----------------------------------------------------------------------------------------------------
 
@@ -208,7 +240,8 @@ class Agent:
             if call is None:
                 return  # its timeout has passed
             try:
-                with _no_inference_mode():
+                # This thread may be in inference mode; the one that waits for the answer need not be.
+                with torch.inference_mode(False) if torch.is_inference_mode_enabled() else contextlib.nullcontext():
                     value = wire.unpack(message)
             except BaseException as error:  # noqa: BLE001  raised where the future is waited for
                 call.fail(error if isinstance(error, Exception) else describe(error, self.me).exception())
@@ -253,62 +286,3 @@ class Agent:
             if worker.id != self.me.id:
                 with contextlib.suppress(MpicollError):
                     self._transport.send(kind, worker, 0, None)
-
-
-def _no_inference_mode() -> contextlib.AbstractContextManager[Any]:
-    """The thread that receives an answer may be in inference mode; the one that waits for it need not be."""
-    return torch.inference_mode(False) if torch.is_inference_mode_enabled() else contextlib.nullcontext()
-
-
-class Handler:
-    """Runs the calls of other workers, each in the thread that calls `run`, and answers them: steps [2] and [3]."""
-
-    def __init__(self, me: WorkerInfo, workers: Workers, transport: Transport) -> None:
-        self.running = 0  # calls that have begun and have not been answered
-        self._me, self._workers, self._transport = me, workers, transport
-        self._guard = threading.Lock()  # guards running
-
-    def begin(self) -> None:
-        """Counts a call that is going to run."""
-        with self._guard:
-            self.running += 1
-
-    def run(self, message: wire.IncomingMessage) -> None:
-        """[2] Unpacks and calls. Never raises: an error, SystemExit included, is the answer to the caller."""
-        try:
-            function, arguments, keywords = wire.unpack(message)
-            message.context = contexts.of(message.extra)
-            for confirmation in message.unconfirmed:
-                with contextlib.suppress(WorkerLeft):  # raised again where the function uses the reference
-                    confirmation.wait()
-            with contexts.entered(message.context):
-                result = function(*arguments, **keywords)
-            if is_async_execution(function):
-                checked_future(function, result).add_done_callback(partial(self._answer_with_value, message))
-                return
-        except BaseException as error:  # noqa: BLE001  raised at the caller
-            result = report(error, self._me)
-        self._answer(message, result)
-
-    def _answer_with_value(self, message: wire.IncomingMessage, future: Future[Any]) -> None:
-        error = error_of(future)
-        self._answer(message, future.value() if error is None else describe(error, self._me))
-
-    def _answer(self, message: wire.IncomingMessage, result: Any) -> None:
-        """[3] Sends the result, or a RemoteError, back."""
-        try:
-            # suppress: the caller has left, or RPC has ended here, and all calls with it
-            with contextlib.suppress(MpicollError), contexts.entered(message.context):
-                if message.call:
-                    self._send_back(message, result)
-        finally:
-            self._transport.count_received()
-            with self._guard:
-                self.running -= 1
-
-    def _send_back(self, message: wire.IncomingMessage, result: Any) -> None:
-        caller = self._workers.find(message.source)
-        try:
-            self._transport.send(wire.ANSWER, caller, message.call, result)
-        except Exception as error:  # noqa: BLE001  the result cannot be pickled: raised at the caller
-            self._transport.send(wire.ANSWER, caller, message.call, describe(error, self._me))

@@ -187,7 +187,8 @@ def _wait_all_workers(timeout: float = DEFAULT_SHUTDOWN_TIMEOUT) -> bool:
 
 def _delete_all_user_and_unforked_owner_rrefs(timeout_millis: int = 0) -> None:
     """Ends all references here to objects on other workers; they raise when they are used. ``timeout_millis``: not needed."""
-    Agent.get().delete_users()
+    for reference in Agent.get().live_users():
+        reference._delete()
 
 
 def _check_leaks() -> None:
@@ -401,14 +402,11 @@ def _add(key: GatherKey, objects: dict[str, Any]) -> None:
 
 
 def _give_to_followers(agent: Agent, key: GatherKey, objects: dict[str, Any], timeout_s: float) -> None:
-    followers = [agent.workers.find(name) for name in key[0][1:]]
-    answers = [(worker.name, agent.call(worker, _add, (key, objects), timeout_s=timeout_s)) for worker in followers]
-    errors: dict[str, Exception] = {}
-    for name, answer in answers:
-        try:
-            answer.wait()
-        except RuntimeError as error:
-            errors[name] = error
+    calls = [agent.call(agent.workers.find(name), _add, (key, objects), timeout_s=timeout_s) for name in key[0][1:]]
+    for call in calls:
+        with contextlib.suppress(RuntimeError):
+            call.wait()
+    errors = {call.worker.name: call.error for call in calls if call.error is not None}
     if errors:
         raise RuntimeError(
             f"Followers {[*errors]} timed out in _all_gather after {timeout_s:.2f} seconds. The first "
@@ -443,7 +441,7 @@ def _rref_context_get_debug_info() -> dict[str, str]:
     return {
         "num_owner_rrefs": str(len(owned)),
         "num_forks": str(sum(bool(entry.outside) for entry in owned)),
-        "num_pending_users": str(agent.pending_users()),
+        "num_pending_users": str(sum(not reference.confirmed_by_owner() for reference in agent.live_users())),
         "num_pending_children": "0",  # weighted counting: no reference waits for the arrival of a copy
         "num_pending_futures": str(agent.counts()[2]),
     }

@@ -9,6 +9,7 @@ calls have finished. A worker that is still called after that is being called on
 
 from __future__ import annotations
 
+import contextlib
 import time
 
 from mpicoll._base.errors import WorkerLeft
@@ -31,10 +32,7 @@ def drain(agent: Agent, timeout_s: float) -> bool:
     total = None
     agent.at_shutdown.set()
     try:
-        while True:
-            if _some_worker_left(agent):
-                _drain_without_sums(agent, deadline, timeout_s)
-                return False
+        while not _some_worker_left(agent):
             total = agent.mailbox.begin_sum(agent.counts())
             backoff = Backoff.background()
             while not agent.mailbox.ended(total.requests) and not _some_worker_left(agent):
@@ -50,6 +48,8 @@ def drain(agent: Agent, timeout_s: float) -> bool:
             if time.monotonic() > deadline:
                 raise RuntimeError(f"shutdown: {sent - received} messages and {calls} calls were under way after {timeout_s:g} s")
             Backoff.background().pause()
+        _drain_without_sums(agent, deadline, timeout_s)
+        return False
     finally:
         agent.at_shutdown.clear()
         if total is not None and not agent.mailbox.ended(total.requests):
@@ -76,17 +76,13 @@ def _drain_without_sums(agent: Agent, deadline: float, timeout_s: float) -> None
 def _timeout_error(agent: Agent, timeout_s: float) -> RuntimeError:
     """Asks every other worker whether it has come. Its agent answers even while its program is busy elsewhere."""
     others = [worker for worker in agent.workers.all if worker.id != agent.me.id and worker.id not in agent.calls.left]
-    asked = [(worker, agent.call(worker, has_come, (), timeout_s=HAS_COME_S)) for worker in others]
     missing = []
-    for worker, call in asked:
-        try:
-            come = call.wait()
-        except WorkerLeft:  # it came, and its own timeout has passed
-            come = True
-        except RuntimeError:  # no answer in time
-            come = False
-        if not come:
-            missing.append(f"{worker.name!r} (rank {worker.id}), {agent.workers.process(worker.id)}")
+    for call in [agent.call(worker, has_come, (), timeout_s=HAS_COME_S) for worker in others]:
+        with contextlib.suppress(RuntimeError):
+            call.wait()
+        # WorkerLeft: it came, and its own timeout has passed. Another error: no answer in time.
+        if not (call.value() if call.error is None else isinstance(call.error, WorkerLeft)):
+            missing.append(f"{call.worker.name!r} (rank {call.worker.id}), {agent.workers.process(call.worker.id)}")
     if not missing:
         return RuntimeError(f"shutdown: every worker has come, but calls were still under way after {timeout_s:g} s")
     names = "; ".join(missing[:MAX_NAMES]) + (f" and {len(missing) - MAX_NAMES} more" if len(missing) > MAX_NAMES else "")

@@ -22,10 +22,9 @@ from mpicoll._base.errors import MpicollError
 from mpicoll.rpc import owner, wire
 from mpicoll.rpc.agent import NOT_SET, Agent
 from mpicoll.rpc.constants import UNSET_RPC_TIMEOUT
-from mpicoll.rpc.futures import CallFuture, CallTimedOut, completed_future, error_of, map_future, value_of
+from mpicoll.rpc.futures import CallFuture, CallTimedOut, completed_future, error_of, map_future, name_of, value_of
 from mpicoll.rpc.options import timeout_seconds
 from mpicoll.rpc.owned_objects import WHOLE, Entry, Id, Weight, id_text
-from mpicoll.rpc.pending_calls import name_of
 from mpicoll.rpc.workers import WorkerInfo, describe
 
 T = TypeVar("T")

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from mpicoll._base.errors import WorkerLeft
 from mpicoll._mpi.backoff import Backoff
 from mpicoll.rpc import wire
+from mpicoll.rpc.futures import PendingCalls
 from mpicoll.rpc.options import DeviceMaps
-from mpicoll.rpc.pending_calls import PendingCalls
 from mpicoll.rpc.workers import WorkerInfo
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import pickle
 import re
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -65,15 +65,15 @@ class Workers:
     """All of them, by name and by rank.
 
     Args:
-        entries: Name and rank of each worker.
-        processes: Their processes, by rank, as far as they are known.
+        names: By rank.
+        processes: By rank.
         me: The rank of this worker.
     """
 
-    def __init__(self, entries: list[Any], processes: Mapping[int, Process] | None = None, me: int = 0) -> None:
-        self.all = [WorkerInfo(name, rank) for name, rank in sorted(entries, key=lambda entry: entry[1])]
+    def __init__(self, names: Sequence[str], processes: Sequence[Process], me: int) -> None:
+        self.all = [WorkerInfo(name, rank) for rank, name in enumerate(names)]
         self.by_name = {worker.name: worker for worker in self.all}
-        self._processes, self._me = processes or {}, me
+        self._processes, self._me = processes, me
         twice = [worker.name for worker in self.all if self.by_name[worker.name] is not worker]
         if twice:
             ranks = [worker.id for worker in self.all if worker.name == twice[0]]
@@ -102,14 +102,12 @@ class Workers:
 
     def process(self, rank: int) -> str:
         """Returns in words where the process of a worker is and, on this node, how it is."""
-        if rank not in self._processes:
-            return "nothing is known of its process"
         pid, hostname, _ = self._processes[rank]
         return f"its process {pid} on host {hostname} {self._state(rank) or 'cannot be seen from this node'}"
 
     def _state(self, rank: int) -> str:
-        mine, other = self._processes.get(self._me), self._processes.get(rank)
-        return "" if mine is None or other is None or mine.node != other.node else processes.state(other.pid)
+        pid, _, node = self._processes[rank]
+        return processes.state(pid) if node == self._processes[self._me].node else ""
 
 
 @dataclass(frozen=True)

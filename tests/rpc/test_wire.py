@@ -14,10 +14,10 @@ from hypothesis import strategies
 from torch import Tensor, nn
 
 from mpicoll.rpc import wire
+from mpicoll.rpc.futures import PendingCalls
 from mpicoll.rpc.options import DeviceMaps
-from mpicoll.rpc.pending_calls import PendingCalls
 from mpicoll.rpc.transport import Transport
-from mpicoll.rpc.workers import Workers
+from mpicoll.rpc.workers import Workers, this_process
 
 DTYPES = [
     torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8,
@@ -149,7 +149,7 @@ class _Slow:
 
 def transport_over(mailbox: _Slow) -> tuple[Transport, PendingCalls]:
     """That of worker 0 of two."""
-    calls = PendingCalls(Workers([("a", 0), ("b", 1)]))
+    calls = PendingCalls(Workers(["a", "b"], [this_process("here")] * 2, 0))
     return Transport(mailbox, 0, calls, DeviceMaps("a", {"a": {}, "b": {}})), calls  # type: ignore[arg-type]
 
 

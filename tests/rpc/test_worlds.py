@@ -15,8 +15,8 @@ import mpicoll
 from mpicoll import rpc
 from mpicoll.rpc import api
 from mpicoll.rpc.agent import Agent
+from mpicoll.rpc.futures import PendingCall, PendingCalls
 from mpicoll.rpc.options import DeviceMaps
-from mpicoll.rpc.pending_calls import PendingCall, PendingCalls
 from mpicoll.rpc.workers import Workers, this_process
 from tests.rpc.test_calls import add, nap, who
 from tests.support import agree, everyone, raised_by
@@ -204,7 +204,7 @@ def test_a_callee_whose_process_has_ended(rank: int, size: int) -> None:
         child.wait()
         agent = Agent.get()
         mine = this_process("here")
-        agent.workers._processes = {0: mine, 1: mine._replace(pid=child.pid)}
+        agent.workers._processes = [mine, mine._replace(pid=child.pid)]
         with pytest.raises(mpicoll.WorkerLeft) as raised:
             rpc.rpc_sync("worker1", time.sleep, (5,), timeout=0)
         said = str(raised.value)
@@ -300,7 +300,7 @@ def test_a_map_for_nobody(rank: int, size: int) -> None:
 
 def test_which_calls_expire() -> None:
     """Those whose time is up: neither one without a limit, nor one that has been answered."""
-    workers = Workers([("a", 0), ("b", 1)])
+    workers = Workers(["a", "b"], [this_process("here")] * 2, 0)
     calls = PendingCalls(workers)
     futures = [PendingCall(lambda future: None, workers.all[0], "f", limit) for limit in (1e-3, 60.0, 0.0, 1e-3)]
     numbers = [calls.add(future) for future in futures]
@@ -315,9 +315,8 @@ def test_which_calls_expire() -> None:
 def test_what_is_known_of_a_process() -> None:
     """Its state, if it is on the node of this one."""
     mine = this_process("one")
-    assert Workers([("a", 0)], {0: mine}).process(0) == f"its process {mine.pid} on host one runs"
+    assert Workers(["a"], [mine], 0).process(0) == f"its process {mine.pid} on host one runs"
     there = mine._replace(hostname="two", node=("two",))
-    workers = Workers([("a", 0), ("b", 1), ("c", 2)], {0: mine, 1: there})
+    workers = Workers(["a", "b"], [mine, there], 0)
     assert workers.process(1) == f"its process {mine.pid} on host two cannot be seen from this node"
-    assert workers.process(2) == "nothing is known of its process"
-    assert not any(workers.has_ended(rank) for rank in range(3))
+    assert not any(workers.has_ended(rank) for rank in range(2))
