@@ -92,7 +92,10 @@ def init_rpc(
     if backend is not None and getattr(backend, "name", None) not in BackendType.__members__:
         raise TypeError(f"Argument backend must be a member of BackendType, got {backend!r}")
     options = _mine(rpc_backend_options, backend)
-    limit_s = _limit(rpc_backend_options)
+    # As in torch, the timeout of calls is the limit of this call, too.
+    limit_s: float = options.rpc_timeout or math.inf
+    if rpc_backend_options is None:
+        limit_s = config.get("MPICOLL_TIMEOUT") or DEFAULT_RPC_TIMEOUT_SEC
     with time_limit.end_job_after("init_rpc", limit_s):
         ranks = _runtime(rank, world_size)
         from mpicoll._faults import roll_call  # these start MPI
@@ -105,14 +108,6 @@ def init_rpc(
         agent.start()
         agent.mailbox.meet()  # nobody calls before everybody can answer
     atexit.register(_at_exit)
-
-
-def _limit(options: Any) -> float:
-    """The limit of init_rpc, as in torch the timeout of calls."""
-    if options is None:
-        limit_s: float = config.get("MPICOLL_TIMEOUT") or DEFAULT_RPC_TIMEOUT_SEC
-        return limit_s
-    return float(options.rpc_timeout) or math.inf
 
 
 def _runtime(rank: int, world_size: int | None) -> runtime.Runtime:
