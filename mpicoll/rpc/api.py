@@ -358,15 +358,10 @@ def _wait_all() -> Iterator[None]:
 
 
 def _all_gather(obj: Any, worker_names: Iterable[str] | None = None, timeout: float = UNSET_RPC_TIMEOUT) -> dict[str, Any]:
-    """Gathers an object of every worker, by name (collective over these workers). The first worker collects and answers.
+    """Gathers an object of every worker, by name (collective over these workers; None: all). The first one collects and answers.
 
-    Args:
-        obj: This worker's object; anything that can be pickled.
-        worker_names: The workers that take part, including this one; None: all.
-        timeout: Seconds for each step; 0: no limit; -1: the agent's for the calls, no limit for the wait.
-
-    Raises:
-        RuntimeError: A step took longer. Names the workers.
+    ``timeout``: seconds for each step; 0: no limit; -1: the agent's for the calls, no limit for the wait. Raises RuntimeError
+    if a step takes longer, and names the workers.
     """
     agent = Agent.get()
     names = tuple(sorted(set(worker_names or agent.workers.by_name)))

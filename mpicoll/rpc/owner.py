@@ -66,7 +66,7 @@ def confirm(identity: Id) -> None:
 
 
 def give_back(identity: Id, weight: Weight, new: Weight | None = None) -> None:
-    """Takes back the weight of a user, which has made itself new weight instead. Nothing to do once RPC has ended."""
+    """Takes back the weight of a user that has gone, or has made itself ``new`` weight. Nothing to do once RPC has ended."""
     agent = Agent.current
     if agent is not None:
         entry = agent.objects.entry(identity)
