@@ -14,7 +14,7 @@ import torch
 
 from mpicoll import rpc
 from mpicoll.rpc.agent import Agent
-from mpicoll.rpc.owned_objects import WHOLE
+from mpicoll.rpc.owned_objects import WHOLE, OwnedObjects
 from mpicoll.rpc.rref import RRef
 from tests.support import agree, eventually, everyone
 
@@ -232,6 +232,20 @@ def test_each_user_passes_it_on(right: str, workers: list[str]) -> None:
     everyone("has passed it on")
     agree(len(units) == 2, units)
     agree(eventually(lambda: is_freed(identity, right)))
+
+
+def test_parts_that_return_before_their_unit_is_known() -> None:
+    """They keep the object, and nothing else does: its only user has one part of the first unit."""
+    objects = OwnedObjects(0)
+    entry = objects.entry((1, 0))
+    entry.is_made = True
+    objects.give(entry, ((1, 1), WHOLE))
+    objects.take_back(entry, ((1, 1), WHOLE - 1))
+    objects.take_back(entry, ((1, 2), WHOLE))  # the user has made this unit; then comes its notice, in two steps
+    objects.take_back(entry, ((1, 1), 1))
+    assert objects.all() == [entry]
+    objects.give(entry, ((1, 2), WHOLE))
+    assert objects.all() == []
 
 
 def test_the_owner_learns_late_of_new_units(
