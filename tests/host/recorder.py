@@ -5,12 +5,12 @@ below and beside them:
 
     communicator   notes messages and collectives, and moves nothing; each request has ended when it is asked for
     segment        memory of its own for each rank, in which all other ranks have announced all turns
-    memmove        counts its bytes
-    kernels        count their operands
+    memmove        notes its bytes
+    kernels        note their operands
 
 The ranks run one after the other, and `unmatched` joins their records. A rank that looks for a message (Iprobe) finds those that
 the others have sent in the round before: the rank runs again until all that it needs has been sent. The record does not show
-times, messages that a collective of MPI sends, or how long the ranks of a window wait for each other.
+messages that a collective of MPI sends. It shows no times: benchmarks/model.py computes them from the events.
 """
 
 from __future__ import annotations
@@ -57,36 +57,92 @@ class Message(NamedTuple):
     nbytes: int
 
 
+class Event(NamedTuple):
+    """What a rank does at one point of its program. ``of`` depends on the kind:
+
+    send, receive    the Message
+    collective       (name, number of ranks, bytes of this rank's memory)
+    barrier          number of ranks
+    wait             the number of the event whose end the rank needs
+    copy             number of calls of memmove, one behind the other, of ``nbytes`` together
+    combine          number of operands of ``nbytes`` each; also reduce_local
+    announce, await  (method of Window, turn)
+    """
+
+    kind: str
+    of: Any
+    nbytes: int = 0
+
+
 @dataclass
 class Record:
     """What one rank has done."""
 
     rank: int
-    sends: list[Message] = field(default_factory=list)
-    receives: list[Message] = field(default_factory=list)
-    collectives: list[tuple[str, int, int]] = field(default_factory=list)  # name, number of ranks, bytes of this rank's memory
+    events: list[Event] = field(default_factory=list)  # in their order
     calls: Counter[str] = field(default_factory=Counter)  # of MPI, by name
     algorithms: list[str] = field(default_factory=list)  # as the log names them
-    copied: int = 0  # bytes by memmove, within the node
-    copies: int = 0
-    operands: int = 0  # of all calls of kernels: each is a call of torch
     turns: int = 0  # of the window
     open: int = 0  # requests that nobody has waited for
     open_receives: int = 0
     most_open: int = 0
     most_receives: int = 0
 
+    def all_of(self, kind: str) -> list[Any]:
+        return [event.of for event in self.events if event.kind == kind]
+
+    @property
+    def sends(self) -> list[Message]:
+        return self.all_of("send")
+
+    @property
+    def receives(self) -> list[Message]:
+        return self.all_of("receive")
+
+    @property
+    def collectives(self) -> list[tuple[str, int, int]]:
+        return self.all_of("collective")
+
+    @property
+    def copies(self) -> int:
+        """Number of calls of memmove, within the node."""
+        return sum(self.all_of("copy"))
+
+    @property
+    def copied(self) -> int:
+        """Their bytes."""
+        return sum(event.nbytes for event in self.events if event.kind == "copy")
+
+    @property
+    def operands(self) -> int:
+        """Of all calls of kernels: each is a call of torch."""
+        return sum(self.all_of("combine"))
+
     @property
     def mpi_calls(self) -> int:
         return self.calls.total()
 
+    def note(self, kind: str, of: Any, nbytes: int = 0) -> int:
+        """Returns the number of the event."""
+        self.events.append(Event(kind, of, nbytes))
+        return len(self.events) - 1
+
+    def copy(self, to: int, source: int, nbytes: int) -> None:
+        """Replaces memmove. Copies one behind the other are one event: a reduce_scatter makes a million."""
+        last = self.events[-1] if self.events else None
+        if last is not None and last.kind == "copy":
+            self.events[-1] = Event("copy", last.of + 1, last.nbytes + nbytes)
+        else:
+            self.note("copy", 1, nbytes)
+
     def combine(self, parts: Sequence[Tensor], out: Tensor) -> None:
-        """Replaces a kernel. Counts its operands."""
-        self.operands += len(parts)
+        """Replaces a kernel."""
+        self.note("combine", len(parts), out.nbytes)
 
     def reduce_local(self, part: Sequence[Any], out: Sequence[Any]) -> None:
-        """Replaces MPI_Reduce_local. Counts the call."""
+        """Replaces MPI_Reduce_local."""
         self.calls["Reduce_local"] += 1
+        self.note("reduce_local", 1, memoryview(part[0]).nbytes)
 
 
 class Blocked(Exception):
@@ -94,10 +150,10 @@ class Blocked(Exception):
 
 
 class Request:
-    """A message or a collective under way; a receive of ``received``. It has ended when it is asked for."""
+    """A message or a collective under way, event ``number``; a receive of ``received``. It has ended when it is asked for."""
 
-    def __init__(self, record: Record, received: Message | None = None) -> None:
-        self._record, self._received, self._open = record, received, True
+    def __init__(self, record: Record, number: int, received: Message | None = None) -> None:
+        self._record, self._number, self._received, self._open = record, number, received, True
         record.open += 1
         record.open_receives += received is not None
         record.most_open = max(record.most_open, record.open)
@@ -113,6 +169,7 @@ class Request:
     def _end(self, name: str, status: MPI.Status | None) -> None:
         record, received = self._record, self._received
         record.calls[name] += 1
+        record.note("wait", self._number)
         record.open -= self._open
         record.open_receives -= self._open and received is not None
         self._open = False
@@ -140,15 +197,15 @@ class Communicator:
 
     def Isend(self, buffer: Sequence[Any], peer: int, tag: int) -> Request:
         self._record.calls["Isend"] += 1
-        self._record.sends.append(self._message(buffer, peer, tag))
-        return Request(self._record)
+        message = self._message(buffer, peer, tag)
+        return Request(self._record, self._record.note("send", message, message.nbytes))
 
     def Irecv(self, buffer: Sequence[Any], peer: int, tag: int) -> Request:
         self._record.calls["Irecv"] += 1
-        self._record.receives.append(self._message(buffer, peer, tag))
+        message = self._message(buffer, peer, tag)
         if peer in self._coming:
             self._coming[peer].popleft()
-        return Request(self._record, self._record.receives[-1])
+        return Request(self._record, self._record.note("receive", message, message.nbytes), message)
 
     def Iprobe(self, peer: int, tag: int, status: MPI.Status) -> bool:
         self._record.calls["Iprobe"] += 1
@@ -165,7 +222,7 @@ class Communicator:
 
     def Ibarrier(self) -> Request:
         self._record.calls["Ibarrier"] += 1
-        return Request(self._record)
+        return Request(self._record, self._record.note("barrier", len(self._members)))
 
     def __getattr__(self, name: str) -> Callable[..., Request | None]:
         """MPI's collectives, blocking or not."""
@@ -176,8 +233,8 @@ class Communicator:
             memories = [argument[0] for argument in arguments[:2] if isinstance(argument, list)]
             nbytes = max(memoryview(memory).nbytes for memory in memories)
             self._record.calls[name] += 1
-            self._record.collectives.append((name, len(self._members), nbytes))
-            return Request(self._record) if name.startswith("I") else None
+            number = self._record.note("collective", (name, len(self._members), nbytes), nbytes)
+            return Request(self._record, number) if name.startswith("I") else None
 
         return call
 
@@ -336,6 +393,12 @@ OPERATIONS: dict[str, Operation] = {
 }  # fmt: skip
 
 
+WORDS = {
+    "announce": (Window.lay, Window.take),
+    "await": (Window.free, Window.await_laid, Window.await_laid_by, Window.await_taken),
+}
+
+
 def _empty(nbytes: int, plan: Plan) -> Tensor:
     """Memory that has an address; nobody writes it, so that it takes no page."""
     return torch.empty(nbytes // plan.dtype.itemsize, dtype=plan.dtype)
@@ -344,10 +407,6 @@ def _empty(nbytes: int, plan: Plan) -> Tensor:
 @contextmanager
 def _recording(job: Job, record: Record) -> Iterator[None]:
     """Replaces what moves and reduces bytes, and the shared segment."""
-
-    def copied(to: int, source: int, nbytes: int) -> None:
-        record.copied += nbytes
-        record.copies += 1
 
     def segment(comm: object, nbytes: int, maker: int) -> Segment:
         memory = mmap.mmap(-1, nbytes + WORD)
@@ -362,10 +421,20 @@ def _recording(job: Job, record: Record) -> Iterator[None]:
     def read(self: Window, turn: int, rank: int, count: int) -> tuple[int, ...]:
         return own_numbers(self, turn, self.rank, count)
 
+    def noting(kind: str, method: Callable[..., None]) -> Callable[..., None]:
+        def call(self: Window, *arguments: int) -> None:
+            record.note(kind, (method.__name__, arguments[-1]))
+            method(self, *arguments)
+
+        return call
+
     real, own_numbers = stages.of, Window.read
     with ExitStack() as stack:
+        for kind, methods in WORDS.items():
+            for method in methods:
+                stack.enter_context(mock.patch.object(Window, method.__name__, noting(kind, method)))
         for module in (collectives, direct, hierarchical, rail, window):
-            stack.enter_context(mock.patch.object(module, "memmove", copied))
+            stack.enter_context(mock.patch.object(module, "memmove", record.copy))
         stack.enter_context(mock.patch.object(shared_segment, "create", segment))
         stack.enter_context(mock.patch.object(Window, "read", read))  # of all_to_all: all ranks write equal numbers
         stack.enter_context(mock.patch.object(stages, "of", of))
