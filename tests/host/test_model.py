@@ -1,0 +1,57 @@
+"""The event loop of benchmarks/model.py, and what it says about mpicoll's algorithms and thresholds. Sizes are in bytes."""
+
+import pytest
+
+from benchmarks import model
+from benchmarks.model import NETWORKS, Network
+from mpicoll._host.thresholds import WINDOW_FROM, Choices
+from tests.host.recorder import Job
+
+pytestmark = pytest.mark.ranks(1)
+
+KIB, MIB = 1 << 10, 1 << 20
+ALWAYS = {name: {2: 1} for name in WINDOW_FROM}
+OWN = Choices(window_from=ALWAYS, between_from=ALWAYS, apart_from=ALWAYS)  # mpicoll's algorithms from the first byte on
+INFINIBAND = NETWORKS["InfiniBand 100 Gbit/s"]
+
+# -- the loop ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_message_occupies_both_cards() -> None:
+    """Two senders to one node: the second message waits for the receiver's card. Nothing else takes time."""
+    network = Network(latency=10, overhead=0, per_message=1, per_byte=2)
+
+    def sender(node: int) -> model.Program:
+        yield "send", 0, ("from", node), 3, 1, node, 2
+        yield "send", 1, ("again", node), 3, 1, node, 2
+        yield "sent", 1
+
+    def receiver() -> model.Program:
+        yield "await", ("from", 0), 0
+        yield "await", ("from", 1), 0
+
+    assert model.run({0: sender(0)}, network, 1) == 2 * (1 + 3 * 2)
+    assert model.run({0: sender(0), 1: sender(1), 2: receiver()}, network, 1) == 10 + 2 * (1 + 3 * 2)
+
+
+def test_a_rank_that_waits_for_nothing_is_found() -> None:
+    with pytest.raises(AssertionError, match="never comes"):
+        model.run({0: iter([("await", ("from", 1), 0)])}, INFINIBAND, 1)
+
+
+@pytest.mark.parametrize(
+    ("operation", "ranks", "ranks_per_node"),
+    [
+        *[("all_reduce", *shape) for shape in ((16, 1), (8, 2), (32, 8), (8, 8))],
+        *[("all_gather", *shape) for shape in ((16, 1), (8, 2), (8, 8))],
+        *[("reduce_scatter", *shape) for shape in ((16, 1), (8, 2), (8, 8))],
+        *[("broadcast", *shape) for shape in ((8, 8), (64, 8))],
+        *[("reduce", *shape) for shape in ((8, 8), (64, 8))],
+    ],
+)
+def test_one_rank_stands_for_all(operation: str, ranks: int, ranks_per_node: int) -> None:
+    """It takes longer where the ranks of a node send one after the other: its card counts as busy for all of them."""
+    for nbytes in (64 * KIB, 2 * MIB):
+        job = Job(ranks, ranks_per_node, OWN)
+        alone, together = (model.seconds(job, operation, nbytes, INFINIBAND, every_rank=every) for every in (False, True))
+        assert 0.95 <= alone / together <= 1.2
