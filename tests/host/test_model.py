@@ -55,3 +55,13 @@ def test_one_rank_stands_for_all(operation: str, ranks: int, ranks_per_node: int
         job = Job(ranks, ranks_per_node, OWN)
         alone, together = (model.seconds(job, operation, nbytes, INFINIBAND, every_rank=every) for every in (False, True))
         assert 0.95 <= alone / together <= 1.2
+
+
+# -- what it says --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("nodes", "limit"), [(4, 1.1), (16, 1.35), (48, 1.5)])
+def test_a_broadcast_keeps_all_cards_busy(nodes: int, limit: float) -> None:
+    """Each rank received the pieces in their order before it sent its own. 48 nodes took 23 times the bandwidth limit."""
+    nbytes = 32 * MIB
+    assert model.seconds(Job(nodes, 1), "broadcast", nbytes, INFINIBAND) <= limit * nbytes * INFINIBAND.per_byte

@@ -124,6 +124,8 @@ def broadcast(channel: Channel, memory: Block, root: int, comm: Any = None) -> N
 
     The root sends each piece to one of the other ranks, in turn, and this rank sends it to the rest. So the root sends every byte
     once, and of the others none sends more than the root. ``comm`` numbers the ranks; the channel's by default.
+
+    A rank receives its piece of a round before those of the others: it sends at once, while they send to other ranks.
     """
     comm = channel.comm if comm is None else comm
     rank, others = comm.Get_rank(), [other for other in range(comm.Get_size()) if other != root]
@@ -135,11 +137,13 @@ def broadcast(channel: Channel, memory: Block, root: int, comm: Any = None) -> N
     def first(turn: int) -> int:
         return others[turn % len(others)]
 
-    def received(turn: int) -> Exchange:
+    def received(number: int) -> Exchange:
+        turn = turns[number]
         return _exchange(channel, [], [(root if first(turn) == rank else first(turn), _piece(memory, turn, length)[0])], comm)
 
-    turns = -(-memory[1] // length)
-    for turn in range(turns) if rank == root else _in_order(received, turns, ahead):
+    turns = sorted(range(-(-memory[1] // length)), key=lambda turn: (turn // len(others), first(turn) != rank))  # own ones first
+    for number in range(len(turns)) if rank == root else _in_order(received, len(turns), ahead):
+        turn = turns[number]
         if rank == root:
             sends.add(_exchange(channel, [(first(turn), _piece(memory, turn, length)[0])], [], comm))
         elif first(turn) == rank:
