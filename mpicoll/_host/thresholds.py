@@ -50,19 +50,17 @@ MEASURED: dict[str, dict[str, dict[int, int]]] = {
     },
 }
 
-# Bytes for each rank from which reductions use the window, among more ranks than were measured. Up to 64 KiB the work of a rank
-# grows with the ranks and not with the bytes, because it calls a kernel for the part of each rank: 13 us among 4 ranks, 24 among
-# 8, 155 among 64, 320 among 128 (all_reduce of float32; bfloat16 takes up to twice as long), without any waiting. MPI's own
-# all_reduce of a small tensor takes log2(ranks) steps of 1 to 2 us each, by the model.
-EACH_FROM = 1 << 10
-REDUCTIONS = frozenset({"all_reduce", "halves", "reduce", "reduce_scatter"})
+# The same among more ranks than were measured, by benchmarks/model.py: bytes for each rank from which reductions use the window.
+# A rank that reduces calls a kernel for the part of each rank, 2.3 us each. Up to 64 KiB its time grows with the ranks and not
+# with the bytes.
+EACH_FROM = {"all_reduce": 1 << 10, "halves": 1 << 10, "reduce": 1 << 10, "reduce_scatter": 2 << 10}
 
 
 def _for_many(table: Mapping[str, Mapping[int, int]]) -> dict[str, Mapping[int, int]]:
     """Returns a measured table with entries for many ranks."""
     many = (8, 16, 32, 64, 128, 256)
     return {
-        operation: {**sizes, **{n: max(_next_lower(sizes, n), n * EACH_FROM) for n in many}} if operation in REDUCTIONS else sizes
+        operation: {**sizes, **{n: max(_next_lower(sizes, n), n * EACH_FROM.get(operation, 0)) for n in many}}
         for operation, sizes in table.items()
     }
 
@@ -79,46 +77,62 @@ WINDOW_FROM = _for_many(
 )
 
 # Bytes from which the hierarchical algorithm is faster, by the same names and by the number of nodes (the next lower entry
-# counts).
+# counts), by benchmarks/model.py.
 #
-# By the model: among n ranks, MPI's own algorithms take log2(n) to n - 1 latencies of the network, whichever ranks share a node.
-# The hierarchical ones take the latencies for the nodes alone, and every byte crosses the network as often as it must: each of
-# the k ranks of a node sends 1/k. Their cost is synchronisation in the window, some 10 us each time. Measured with two ranks on
-# each of two hosts (namespaces with TCP between them, 2 cores in all, Open MPI 5.0.11): they are faster from these sizes on, and
-# from 4 MiB on 1.6 to 4 times faster. With MPICH 5.0.2 ranks that share a core wait so long (2 ms) that below 1 MiB no difference
-# can be measured.
+# MPI's own algorithms take log2(n) to n - 1 latencies of the network among n ranks, whichever ranks share a node. The
+# hierarchical ones take the latencies for the nodes alone, and every byte crosses the network as often as it must: each of the
+# k ranks of a node sends 1/k. Their cost is synchronisation in the window, some 10 us each time. Measured with two ranks on
+# each of two hosts (namespaces with TCP between them, 2 cores in all, Open MPI 5.0.11): from 4 MiB on they are 1.6 to 4 times
+# faster.
 BETWEEN_FROM: dict[str, dict[int, int]] = {
-    "all_reduce": {2: 64 << 10},
-    "halves": {2: 64 << 10},
-    "reduce": {2: 128 << 10},
-    "reduce_scatter": {2: 512 << 10},  # the one operation in which MPI's own algorithm moves no byte twice
-    "all_gather": {2: 128 << 10},
-    "broadcast": {2: 128 << 10},
+    "all_reduce": {2: 1 << 20, 9: 4 << 20},
+    "halves": {2: 1 << 20, 9: 4 << 20},
+    "reduce": {2: 1 << 20, 9: 4 << 20},
+    "reduce_scatter": {2: 4 << 20},
+    "all_gather": {2: 4 << 20, 65: 16 << 20},
+    "broadcast": {2: 4 << 20, 257: 16 << 20},
 }
+# Between nodes a window has larger slots, up to so many of `chunk_bytes`: for each of them the network's latency passes.
+BETWEEN_CHUNKS = 4
 WITHIN, BETWEEN, APART = "window_from", "between_from", "apart_from"  # names of these tables in a file
 TABLES = (WITHIN, BETWEEN, APART)
 EVEN = frozenset({"reduce_scatter", "all_gather"})  # they need equally many ranks on each node
 
-# Bytes for each rank from which direct exchange is faster, if each rank of the group has a node of its own. Below, MPI's
-# algorithms have fewer latencies. By the number of nodes (the next lower entry counts). Measured on 2 and 4 hosts (namespaces,
-# 1 Gbit/s between them, 2 cores in all, Open MPI 5.0.11). On 2 hosts both take the same time from 64 KiB on. On 4 hosts, whose
-# ranks share 2 cores, direct exchange of 64 KiB to 1 MiB takes a tenth of MPI's time.
+# Bytes for each rank from which direct exchange is faster, if each rank of the group has a node of its own. By the number of
+# nodes (the next lower entry counts), by benchmarks/model.py. To send and to receive a message takes a rank some 5 us in
+# Python, in which a card of 100 Gbit/s sends 60 KiB; below, MPI's algorithms have fewer messages. On slower networks the two
+# are alike: measured on 2 and 4 hosts (namespaces, 1 Gbit/s between them, 2 cores in all, Open MPI 5.0.11) from 16 to 32 KiB on.
 #
-# Among more than 256 ranks MPI reduces, but for half precision. A slice has at most 1 / ranks of a chunk (`direct.CHUNK`), so the
-# messages get shorter with every rank, and there is no size from which they take less time. To send and to receive one takes a
-# rank some 3 us in Python, in which a card of 100 Gbit/s sends 36 KiB; 257 ranks have slices of less than 32 KiB.
+# Among more than 32 or 64 ranks MPI reduces. A slice has at most 1 / ranks of a chunk (`direct.CHUNK`), so the messages get
+# shorter with every rank, and there is no size from which they take less time.
 #
 # "halves" holds by the number of ranks wherever half precision uses no window. MPI reduces it as float32: direct exchange saves
-# half of the bytes. On two ranks it is faster from 64 KiB on, and from 1 MiB on 1.5 to 8 times (Open MPI and MPICH, two hosts and
-# one).
+# half of the bytes. Measured on two ranks, it is 1.5 to 8 times as fast from 1 MiB on (Open MPI and MPICH, two hosts and one).
 APART_FROM: dict[str, dict[int, int]] = {
-    "all_reduce": {2: 32 << 10, 3: 16 << 10, 257: NEVER},
-    "halves": {2: 32 << 10, 3: 16 << 10},
-    "reduce": {2: 32 << 10, 3: 16 << 10, 257: NEVER},
-    "reduce_scatter": {2: 32 << 10, 3: 16 << 10, 257: NEVER},
-    "all_gather": {2: 32 << 10, 3: 16 << 10},
-    "broadcast": {2: 32 << 10, 3: 16 << 10},
+    "all_reduce": {2: 2 << 20, 3: 1 << 20, 16: 256 << 10, 65: NEVER},
+    "halves": {2: 128 << 10, 3: 64 << 10, 129: NEVER},
+    "reduce": {2: 2 << 20, 3: 1 << 20, 16: 256 << 10, 65: NEVER},
+    "reduce_scatter": {2: 2 << 20, 16: 512 << 10, 33: NEVER},
+    "all_gather": {2: 1 << 20},
+    "broadcast": {2: 1 << 20, 3: 512 << 10},
 }
+
+
+def _pays_between(operation: str, ranks: int, nodes: int, chunk: int) -> bool:
+    """False where the hierarchical algorithm is slower than MPI's own at any size, by the model.
+
+    In two operations a slot has a piece for each node, or for each rank: short ones cost more in calls than in bytes. In the
+    others a piece waits for some latencies of the network for each doubling of the nodes.
+    """
+    doublings = (nodes - 1).bit_length()
+    least = {
+        "all_gather": (8 << 10) * nodes,
+        "reduce_scatter": (4 << 10) * nodes * ranks,
+        "broadcast": (512 << 10) * doublings,
+    }
+    return chunk >= least.get(operation, (384 << 10) * doublings) and (
+        ranks >= 4 or operation in ("all_reduce", "halves", "reduce")
+    )
 
 
 class Choices(NamedTuple):
@@ -131,9 +145,9 @@ class Choices(NamedTuple):
     between_from: Mapping[str, Mapping[int, int]] = BETWEEN_FROM
     apart_from: Mapping[str, Mapping[int, int]] = APART_FROM
 
-    def chunk(self, ranks: int) -> int:
+    def chunk(self, ranks: int, nodes: int = 1) -> int:
         """Returns the bytes of a slot in a window of so many ranks."""
-        return min(self.chunk_bytes, self.window_bytes // parts(ranks)) // PAGE * PAGE
+        return min(self.chunk_bytes * (BETWEEN_CHUNKS if nodes > 1 else 1), self.window_bytes // parts(ranks)) // PAGE * PAGE
 
     def least(self, operation: str, ranks: int) -> int:
         """Returns the bytes from which ``operation`` uses the window of so many ranks, or NEVER."""
@@ -143,13 +157,16 @@ class Choices(NamedTuple):
 
     def least_between(self, operation: str, sizes: Sequence[int]) -> int:
         """Returns the bytes from which ``operation`` is hierarchical over nodes of so many ranks, or NEVER."""
-        uneven = min(sizes) != max(sizes)
-        if max(sizes) < 2 or self.window_bytes <= 0 or (uneven and operation in EVEN):
+        uneven, ranks, nodes = min(sizes) != max(sizes), max(sizes), len(sizes)
+        if ranks < 2 or self.window_bytes <= 0 or (uneven and operation in EVEN):
             return NEVER
+        chunk, least = self.chunk(ranks, nodes), self.between_from[operation]
         # Over nodes, these two operations need a piece for every rank of the group in a slot.
-        if operation in EVEN and self.chunk(max(sizes)) < LINE * max(sizes) * len(sizes):
+        if operation in EVEN and chunk < LINE * ranks * nodes:
             return NEVER
-        return _next_lower(self.between_from[operation], len(sizes))
+        if least == BETWEEN_FROM[operation] and not _pays_between(operation, ranks, nodes, chunk):
+            return NEVER
+        return _next_lower(least, nodes)
 
     def least_apart(self, operation: str, ranks: int) -> int:
         """Returns the bytes from which ``operation`` is a direct exchange of so many ranks, or NEVER."""

@@ -9,7 +9,6 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from mpicoll._host import thresholds
 from mpicoll._host.algorithms.direct import AHEAD, BROADCAST_LEAST, BROADCAST_PIECES, CHUNK, SLICE, broadcast_piece
 from mpicoll._host.algorithms.rail import LEAST_SLICE
 from mpicoll._host.thresholds import WINDOW_FROM, Choices
@@ -64,7 +63,7 @@ LEAST: dict[str, Callable[[int], float]] = {
         *[(operation, nodes, 1, 4 * MIB) for operation in LEAST for nodes in (2, 4)],
         *[(operation, 64, 1, 4 * MIB) for operation in ("all_reduce", "reduce_scatter", "all_gather", "reduce")],
         ("all_reduce", 16, 4, 4 * MIB),
-        ("all_reduce", 64, 8, 4 * MIB),
+        ("all_reduce", 12, 4, 4 * MIB),
         ("reduce_scatter", 16, 4, 4 * MIB),
         ("all_gather", 64, 8, 16 * MIB),
         ("broadcast", 8, 2, 4 * MIB),
@@ -73,7 +72,7 @@ LEAST: dict[str, Callable[[int], float]] = {
     ],
 )
 def test_no_card_sends_more_than_it_must(operation: str, ranks: int, ranks_per_node: int, nbytes: int) -> None:
-    job = Job(ranks, ranks_per_node)
+    job = Job(ranks, ranks_per_node, OWN)
     records = job.record(operation, nbytes)
     assert all(record.collectives == [] for record in records.of.values())  # so the record has all messages
     assert 0.99 <= records.card() / nbytes / LEAST[operation](job.nodes) <= 1.05
@@ -125,15 +124,15 @@ def pairwise_all_to_all(ranks: int, nbytes: int) -> Expected:
     return Expected(ranks - 1, 4 * (ranks - 1), 2 * (ranks - 1), ranks - 1, copies=1)
 
 
-def window_all_reduce(ranks: int, nbytes: int) -> Expected:
+def window_all_reduce(ranks: int, nbytes: int, nodes: int = 1) -> Expected:
     """Each turn writes two parts of a slot, reads the parts of all ranks, and copies the result."""
-    turns = -(-nbytes // (Choices().chunk(ranks) // 2))
+    turns = -(-nbytes // (Choices().chunk(ranks, nodes) // 2))
     return Expected(turns=turns, copies=3 * turns, operands=ranks * turns)
 
 
 def hierarchical_all_reduce(ranks: int, nbytes: int) -> Expected:
     """Two ranks on each of N nodes. For each turn of their window, 2 (N - 1) messages over the rail, N - 1 calls to reduce."""
-    window, others = window_all_reduce(2, nbytes), ranks // 2 - 1
+    window, others = window_all_reduce(2, nbytes, ranks // 2), ranks // 2 - 1
     sends = 2 * others * window.turns
     calls = 4 * sends + others * window.turns + MEETING
     return window._replace(sends=sends, mpi_calls=calls, most_open=2 * others, most_receives=others, copies=2 * window.turns)
@@ -150,7 +149,9 @@ MEETING = 2  # MPI calls: the barrier that ranks of several nodes make before a 
 @pytest.mark.parametrize(("ranks", "nbytes"), [(16, 256 * KIB), (64, 4 * MIB), (1024, 64 * MIB)])
 def test_the_pieces_of_a_broadcast_are_shared_alike(ranks: int, nbytes: int) -> None:
     """64 ranks: 16 of them sent 62 pieces each, and the others none."""
-    sends = [len(record.sends) for record in Job(ranks, 1).record("broadcast", nbytes, ranks=[0, 2, 3, ranks - 1]).of.values()]
+    sends = [
+        len(record.sends) for record in Job(ranks, 1, OWN).record("broadcast", nbytes, ranks=[0, 2, 3, ranks - 1]).of.values()
+    ]
     assert set(sends) == {ranks - 2}
 
 
@@ -180,7 +181,7 @@ def test_pieces_of_a_broadcast(others: int) -> None:
 def test_numbers_grow_as_expected(
     operation: str, ranks: int, ranks_per_node: int, nbytes: int, formula: Callable[[int, int], Expected]
 ) -> None:
-    records = Job(ranks, ranks_per_node).record(operation, nbytes, ranks=range(1, 4))
+    records = Job(ranks, ranks_per_node, OWN).record(operation, nbytes, ranks=range(1, 4))
     assert Expected.of(records) == formula(ranks, nbytes)
     assert records.unmatched() == []
     assert records.most(lambda record: record.copied) <= 2 * nbytes
@@ -188,9 +189,9 @@ def test_numbers_grow_as_expected(
 
 def test_many_ranks_on_each_of_many_nodes() -> None:
     """A turn of the window makes one call of MPI, over the rail; its slice has 1 / R of a turn's bytes."""
-    job = Job(1024, 64, thresholds.choices("Open MPI"))
+    job = Job(1024, 64, OWN)
     record = job.record("all_reduce", 8 * MIB, ranks=[0]).of[0]
-    piece = job.choices.chunk(64) // 2
+    piece = job.choices.chunk(64, 16) // 2
     assert record.turns == len(record.collectives) == -(-8 * MIB // piece)
     assert {ranks for _, ranks, _ in record.collectives} == {16}
     assert max(nbytes for *_, nbytes in record.collectives) <= -(-piece // 64 // 64) * 64

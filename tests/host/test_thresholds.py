@@ -1,12 +1,12 @@
 """What decides between algorithms: the table, the file that `bench tune` writes, the variables, and that rank 0's count."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from mpicoll._host import thresholds
-from mpicoll._host.algorithms.direct import CHUNK
 from mpicoll._host.thresholds import APART, BETWEEN, DIRECT, NATIVE, NEVER, WINDOW_FROM, WITHIN, Choices
 from mpicoll.bench import tune
 from tests.support import launch
@@ -31,8 +31,9 @@ def test_a_window_of_many_ranks_reduces_no_small_tensors(name: str) -> None:
     found = thresholds.choices(name)
     for operation, measured in thresholds.MEASURED[name].items():
         assert [found.least(operation, ranks) for ranks in (2, 3, 4, 7)] == [measured[n] for n in (2, 2, 4, 4)]
-        expected = {n: max(measured[4], n << 10) if operation in thresholds.REDUCTIONS else measured[4] for n in (8, 64, 128)}
-        assert {n: found.least(operation, n) for n in expected} == expected
+        each = thresholds.EACH_FROM.get(operation, 0)
+        assert all(found.least(operation, ranks) == max(measured[4], ranks * each) for ranks in (8, 64, 128))
+    assert found.least("all_reduce", 128) >= 128 << 10
 
 
 def test_a_variable_counts_for_many_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,19 +41,37 @@ def test_a_variable_counts_for_many_ranks(monkeypatch: pytest.MonkeyPatch) -> No
     assert thresholds.choices("MPICH").least("all_reduce", 64) == 1
 
 
-@pytest.mark.parametrize("operation", ["all_reduce", "reduce", "reduce_scatter"])
-def test_many_nodes_reduce_by_mpi(operation: str) -> None:
+@pytest.mark.parametrize(("operation", "most"), [("all_reduce", 64), ("reduce", 64), ("reduce_scatter", 32)])
+def test_many_nodes_reduce_by_mpi(operation: str, most: int) -> None:
     """1,024 nodes of one rank each sent 2,046 messages of 8 KiB from Python for every 8 MiB, of a tensor of any size."""
     choose = getattr(thresholds, operation)
-    found = {nodes: choose(thresholds.of_group(Choices(), [1] * nodes), 1 << 40) for nodes in (4, 256, 257, 1024)}
-    assert found == {4: DIRECT, 256: DIRECT, 257: NATIVE, 1024: NATIVE}
-    assert CHUNK // 256 == 32 << 10  # a slice
+    found = {nodes: choose(thresholds.of_group(Choices(), [1] * nodes), 1 << 40) for nodes in (4, most, most + 1, 1024)}
+    assert found == {4: DIRECT, most: DIRECT, most + 1: NATIVE, 1024: NATIVE}
 
 
 def test_many_nodes_exchange_half_precision_and_blocks() -> None:
-    known = thresholds.of_group(Choices(), [1] * 1024)
-    assert thresholds.all_reduce(known, 1 << 30, widened=True) == DIRECT
+    groups = {nodes: thresholds.of_group(Choices(), [1] * nodes) for nodes in (128, 129, 1024)}
+    assert [thresholds.all_reduce(known, 1 << 30, widened=True) for known in groups.values()] == [DIRECT, NATIVE, NATIVE]
+    known = groups[1024]
     assert thresholds.all_gather(known, [1 << 20] * 1024) == thresholds.broadcast(known, 1 << 30) == DIRECT
+    assert thresholds.all_gather(known, [1 << 19] * 1024) == thresholds.broadcast(known, 1 << 28) == NATIVE
+
+
+def test_many_ranks_or_nodes_leave_the_network_to_mpi() -> None:
+    """A slot had 448 bytes for each of 512 ranks, so that a rank made 150,528 copies for 64 MiB of a reduce_scatter."""
+    known = {(nodes, ranks): thresholds.of_group(Choices(), [ranks] * nodes) for nodes in (2, 8, 16, 64) for ranks in (2, 8, 64)}
+
+    def uses(choose: Callable[[thresholds.Thresholds, int], str]) -> list[tuple[int, int]]:
+        return [shape for shape, each in known.items() if choose(each, 1 << 40) != NATIVE]
+
+    assert uses(thresholds.all_reduce) == [(2, 2), (2, 8), (2, 64), (8, 2), (8, 8), (16, 2), (16, 8), (64, 2), (64, 8)]
+    assert uses(thresholds.reduce_scatter) == [(2, 8), (8, 8), (16, 8), (64, 8)]
+
+
+def test_a_measured_table_decides_between_nodes() -> None:
+    """The rules of the model hold for the default alone."""
+    assert Choices(between_from={"all_gather": {2: 1}}).least_between("all_gather", (2, 2)) == 1
+    assert Choices().least_between("all_gather", (2, 2)) == NEVER
 
 
 def test_no_window_for_one_rank_or_without_memory() -> None:

@@ -15,7 +15,7 @@ from mpicoll._host.algorithms.pairwise import TESTED_FROM, Exchange
 from mpicoll._mpi.channel import IN_PLACE, Channel, reduce_at_any_root
 from mpicoll._mpi.datatypes import BYTE, fromaddress, spec
 
-LEAST_SLICE = 8 << 10  # bytes for each rank from which an all_reduce or a broadcast is made of messages
+LEAST_SLICE = 32 << 10  # bytes for each rank from which an all_reduce or a broadcast is made of messages
 
 Finish: TypeAlias = "Callable[[Tensor, Tensor], None]"  # (code, out), once per element: see Stages in hierarchical.py
 

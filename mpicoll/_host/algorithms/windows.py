@@ -30,7 +30,7 @@ class Windows:
     """The windows of one group.
 
     Args:
-        chunk: Returns the bytes of a slot in a window of this number of ranks.
+        chunk: Returns the bytes of a slot in a window of so many ranks, and of a group on so many nodes.
         in_background: True if the calling thread runs beside the program's thread, which needs the core and the interpreter.
         call: Returns a number of the collective under way, equal on all ranks if their calls are equal.
     """
@@ -39,7 +39,7 @@ class Windows:
         self,
         channel: Channel,
         topology: Topology,
-        chunk: Callable[[int], int],
+        chunk: Callable[[int, int], int],
         in_background: Callable[[], bool],
         call: Callable[[], int] = lambda: 0,
     ) -> None:
@@ -108,7 +108,7 @@ class Windows:
 
         ``most`` is the number of ranks of the largest such window, so that all windows have equal chunks.
         """
-        chunk = self._chunk(most)
+        chunk = self._chunk(most, len(self._members))
         if chunk < LINE * most:  # no room for a piece for every rank of the node
             return None
         segment = shared_segment.create(self._channel.comm, Window.nbytes(len(ranks), chunk), maker=ranks[0])
