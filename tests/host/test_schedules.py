@@ -13,6 +13,7 @@ from mpicoll._host.algorithms.direct import AHEAD, BROADCAST_LEAST, BROADCAST_PI
 from mpicoll._host.algorithms.rail import LEAST_SLICE
 from mpicoll._host.thresholds import WINDOW_FROM, Choices
 from tests.host.recorder import OPERATIONS, Job, Records
+from tests.support import ROOT
 
 pytestmark = pytest.mark.ranks(1)
 
@@ -201,3 +202,26 @@ def test_a_small_operation_is_one_call() -> None:
     records = Job(1024, 64).record("all_reduce", 4 * KIB, ranks=[0])
     assert records.of[0].calls == {"Allreduce": 1}
     assert records.algorithm() == {"one MPI call"}
+
+
+# -- the page ------------------------------------------------------------------------------------------------------------
+
+# Rows of docs/guides/clusters.md: operations, and the most messages that one of p ranks sends or receives for 8 MiB.
+GROWTH: dict[str, tuple[tuple[str, ...], Callable[[int], int]]] = {
+    "messages of all_reduce, reduce, reduce_scatter": (("all_reduce", "reduce", "reduce_scatter"), lambda p: 256),
+    "messages of all_gather, broadcast": (("all_gather", "broadcast"), lambda p: max(256, p)),
+    "messages of all_to_all, of the root of gather and scatter": (("all_to_all", "gather"), lambda p: p),
+}
+
+
+@pytest.mark.parametrize("row", GROWTH)
+def test_what_grows_on_one_rank(row: str) -> None:
+    operations, most = GROWTH[row]
+    page = (ROOT / "docs/guides/clusters.md").read_text()
+    assert f"| {row} | {'-' if most(4096) == most(16) else 'p'} |" in page
+    for nodes, per_node in ((16, 1), (64, 1), (512, 1), (32, 2), (16, 8)):
+        job = Job(nodes * per_node, per_node)
+        for operation in operations:
+            nbytes = 8 * job.ranks if operation in ("all_to_all", "gather") else 8 * MIB
+            record = job.record(operation, nbytes, ranks=[1]).of[1]
+            assert max(len(record.sends), len(record.receives)) <= most(job.ranks), (operation, job.ranks)
