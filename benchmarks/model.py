@@ -163,6 +163,7 @@ Key: TypeAlias = "tuple[Any, ...]"
 # What a rank does, in its order:
 #   ("busy", seconds)
 #   ("send", number, key, nbytes, leaving, from, to)    leaving: ranks whose message occupies the card; from, to: numbers of nodes
+#   ("receive", key, number)                            posts a receive
 #   ("sent", number)                                    waits until the card, or the core, has sent it
 #   ("announce", key)                                   arrives at once
 #   ("await", key, number)                              waits for the arrival of this number under this key
@@ -207,6 +208,8 @@ def run(programs: Mapping[int, Program], network: Network, rate: float) -> float
             arrive(of[0], now)
         elif kind == "sent":
             now = max(now, sent[rank, of[0]])
+        elif kind == "receive":
+            pass
         elif len(arrived[of[0]]) > of[1]:
             now = max(now, arrived[of[0]][of[1]])
         else:
@@ -237,6 +240,11 @@ def copied_per_second(ranks_per_node: int) -> float:
     return min(CORE, MEMORY / ranks_per_node)
 
 
+def reduction(nbytes: float, rate: float) -> float:
+    """Returns the seconds in which MPI reduces so many bytes."""
+    return nbytes / (CACHE if nbytes <= CACHED else rate)
+
+
 # -- programs ------------------------------------------------------------------------------------------------------------
 
 
@@ -260,7 +268,7 @@ def of_rounds(rounds: list[Round], size: int, ranks_per_node: int, rails: int, n
                 yield "send", 0, (place, False), nbytes, 0, 0, 0
                 yield "await", (place, False), time
             yield "await", (place, True), time
-            yield "busy", overhead + reduced / (CACHE if reduced <= CACHED else rate)
+            yield "busy", overhead + reduction(reduced, rate)
 
 
 MANY = 64  # equal rounds that are played; the time of more is extrapolated
@@ -318,6 +326,7 @@ def of_record(record: Record, job: Job, network: Network, alone: bool) -> Progra
             yield "busy", CALL
             key = key_of(of.comm, of.rank, rank)
             ends[number] = "await", key, received[key]
+            yield "receive", key, received[key]
             received[key] += 1
         elif kind == "wait":
             yield "busy", CALL
