@@ -44,7 +44,10 @@ class CheckedCommunicator(Communicator):
         tensors: list[Tensor],
         async_op: bool = False,
         reads: Sequence[Tensor] | None = None,
+        turn: bool = False,
     ) -> Work | None:
+        if turn:
+            return super().run(operation, call, tensors, turn=True)
         limit_s = call[1][0] if operation == "barrier" else self.timeout_s
         kind = next((tensor.device.type for tensor in [*tensors, *(reads or [])]), "cpu")
         own = signatures.facts(operation, call[2])._replace(device=kind)

@@ -63,6 +63,7 @@ class Group(GroupState):
         tensors: list[Tensor],
         async_op: bool = False,
         reads: Sequence[Tensor] | None = None,
+        turn: bool = False,
     ) -> Work | None:
         """Runs a collective in its turn: at once in this thread if the group is idle, otherwise after the queued operations.
 
@@ -71,19 +72,22 @@ class Group(GroupState):
             tensors: The tensors that the operation writes.
             async_op: Run it in the queue's thread and return its Work.
             reads: The memory that it reads, kept until it has ended and shown to the profiler; None: ``tensors``.
+            turn: Its turn has come: the queue calls, which has counted it and holds ``running`` for this thread.
 
         Raises:
             MpicollError: MPI's error. The group is unusable afterwards.
         """
         queue = self.queue
-        waits = async_op or self.broken is not None or queue.pending or profiler._is_profiler_enabled
-        if waits or not queue.running.acquire(False):
-            return self._run_in_turn(operation, call, tensors, async_op, tensors if reads is None else reads)
-        number = queue.started = queue.started + 1
+        if not turn:
+            in_turn = async_op or self.broken is not None or queue.pending or profiler._is_profiler_enabled
+            if in_turn or not queue.running.acquire(False):
+                return self._run_in_turn(operation, call, tensors, async_op, tensors if reads is None else reads)
+            queue.started += 1
+        number = queue.started
         function, arguments, signature = call
         now, members = monotonic(), self.attendance
         members.words[members.place] = number
-        self._record((number, operation, now, signature, False))
+        self._record((number, operation, now, signature, turn and queue.runs_here()))
         try:
             if now > members.due:
                 self._attend(operation, signature, number)
@@ -94,7 +98,8 @@ class Group(GroupState):
             raise error from (None if isinstance(error, CollectiveMismatch) else raw)
         finally:
             self.ended = number
-            queue.running.release()
+            if not turn:
+                queue.running.release()
         return None
 
     def _run_in_turn(
@@ -114,7 +119,9 @@ class Group(GroupState):
         if async_op:
             return found_by_tensors(begin() if span is None else spans.asynchronous(span, begin))
         try:
-            self.queue.run(step, lambda: self._work(operation, tensors), lambda: self._waiting(operation))
+            if not self.queue.run(step):
+                with self._waiting(operation):
+                    begin().wait()
         finally:
             if span is not None:
                 span.end()
@@ -127,21 +134,7 @@ class Group(GroupState):
             lost = MpicollError(f"{self.where(operation)}: {freed}. This rank did not take part in it")
             self.fail(lost)
             raise lost
-        number = self.queue.started
-        function, arguments, signature = call
-        now, members = monotonic(), self.attendance
-        members.words[members.place] = number
-        self._record((number, operation, now, signature, self.queue.runs_here()))
-        try:
-            if now > members.due:
-                self._attend(operation, signature, number)
-            function(*arguments)
-        except BaseException as raw:
-            if (error := self._failure(operation, function, raw)) is raw:
-                raise
-            raise error from (None if isinstance(error, CollectiveMismatch) else raw)
-        finally:
-            self.ended = number
+        self.run(operation, call, [], turn=True)
         if resized := storages.resized(held):
             raise MpicollError(f"{self.where(operation)}: {resized}")
 
@@ -221,11 +214,9 @@ class Group(GroupState):
         known_to_all = isinstance(error, MpicollError)  # all ranks raise it, from inside the collective
         if known_to_all or self.broken is not None or self.size == 1 or self.ledger is None or not self.ledger.compares:
             return
-        step, queue = partial(self._refuse, operation, signatures.refused(error)), self.queue
-        if queue.pending or queue.running.locked():
-            queue.start(step, self._work(operation, []))
-        else:
-            queue.run(step, lambda: self._work(operation, []))
+        step = partial(self._refuse, operation, signatures.refused(error))
+        if not self.queue.run(step):
+            self.queue.start(step, self._work(operation, []))
 
     def _refuse(self, operation: str, signature: Signature) -> None:
         number, members = self.queue.started, self.attendance

@@ -11,7 +11,6 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 
 from mpicoll._engine.work import Work
 from mpicoll._faults.ledger import REMEMBERED, Entry
@@ -54,25 +53,16 @@ class CollectiveQueue:
         self._thread: threading.Thread | None = None
         self.thread_id = 0  # of ``_thread``, once it runs
 
-    def run(
-        self,
-        operation: Callable[[], None],
-        work: Callable[[], Work],
-        waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
-    ) -> None:
-        """Runs a synchronous operation: in this thread if the group is idle, otherwise in its turn.
-
-        If it must wait for its turn, ``work`` makes its handle, inside the context manager ``waiting``, which may raise instead.
-        """
+    def run(self, operation: Callable[[], None]) -> bool:
+        """Runs an operation in this thread if the group is idle. Otherwise does nothing and returns False."""
         if self.pending or not self.running.acquire(blocking=False):
-            with waiting():
-                self.start(operation, work()).wait()
-            return
+            return False
         self.started += 1
         try:
             operation()
         finally:
             self.running.release()
+        return True
 
     def start(self, operation: Callable[[], None], work: Work) -> Work:
         """Queues an operation. Its Work completes when it has run."""

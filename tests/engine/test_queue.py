@@ -15,7 +15,7 @@ def test_a_queued_operation_waits_for_one_in_the_callers_thread() -> None:
         may_end.wait(20)
         order.append("first")
 
-    caller = threading.Thread(target=queue.run, args=(first, lambda: Work("not needed", [], 20)))
+    caller = threading.Thread(target=queue.run, args=(first,))
     caller.start()
     assert begun.wait(20)
     work = queue.start(lambda: order.append("second"), Work("second", [], 20))
