@@ -43,12 +43,10 @@ UNCOPIED = frozenset(
 )
 
 # dtypes that need no check and no special copy
-ORDINARY = frozenset(
+COMPLEX = frozenset({torch.complex64, torch.complex128})
+ORDINARY = COMPLEX | frozenset(
     getattr(torch, name)
-    for name in (
-        *("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64"),
-        *("complex64", "complex128"),
-    )
+    for name in ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64")
 )
 
 
@@ -97,7 +95,7 @@ def is_dense_cpu(tensor: Tensor) -> bool:
         and tensor.is_cpu
         and tensor.is_contiguous()
         and not tensor.is_neg()
-        and not (dtype.is_complex and tensor.is_conj())
+        and not (dtype in COMPLEX and tensor.is_conj())
     )
 
 

@@ -12,6 +12,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import distributed_c10d as c10d
 
+from mpicoll._c10d import operations
+from mpicoll._tensors.reductions import OPS
 from tests.support import agree
 from tests.support.doors import collectives, doors
 from tests.support.torch_backend import NEW_NAMES, both, of_rank, same
@@ -105,3 +107,12 @@ def test_coalescing_manager(rank: int, size: int) -> None:
         and same(plain, of_rank(0, 2)),
         (reduced, outputs, pieces, plain),
     )
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_an_operation_of_torch_becomes_the_key_of_our_tables(name: str) -> None:
+    """The key itself, and not an equal object: the engine compares by identity. PREMUL_SUM keeps its factor."""
+    options = dist.AllreduceOptions()
+    options.reduceOp = dist._make_nccl_premul_sum(2.0) if name == "PREMUL_SUM" else dist.ReduceOp(OPS[name])
+    kind, _ = operations._how(options)
+    assert kind is OPS[name] if name != "PREMUL_SUM" else (kind == OPS[name] and "2.0" in str(kind.__getstate__()))
