@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -11,6 +10,7 @@ from mpicoll._base.errors import CollectiveMismatch, MpicollError
 from mpicoll._base.torch_errors import TruncationError
 from mpicoll._engine.work import Work
 from mpicoll._faults.group_state import GroupState
+from mpicoll._mpi import runtime
 from mpicoll._mpi.errors import MPIException, translate
 from mpicoll._tensors import storages
 from mpicoll._tensors.calls import Transfer
@@ -40,7 +40,7 @@ class PendingMessage:
             self.group.fail(error)
             raise error from raw
         except Exception as error:  # from a device: the peer waits for a message that does not come, and MPI may still write
-            abandoned.append(self)
+            runtime.process.kept.append(self)
             self.group.fail(error)
             raise
         if self.transfer.wrong:
@@ -52,12 +52,7 @@ class PendingMessage:
     def cancel(self) -> None:
         """Cancels a receive. MPI keeps a send, and a message that has begun to move; we then keep its memory."""
         if not self.transfer.cancel():
-            abandoned.append(self)
-
-
-# Messages that MPI keeps for ever. Their memory is never freed, because MPI may still use it. Only groups that are closed or fail
-# with messages under way add to it.
-abandoned: deque[PendingMessage] = deque()
+            runtime.process.kept.append(self)
 
 
 class MessageWork(Work):

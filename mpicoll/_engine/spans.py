@@ -15,7 +15,7 @@ ends it.
 # Note [Asynchronous events]
 # All events of torch's backends are asynchronous, also those of blocking operations, and programs read `is_async`. Python cannot
 # set that flag, but torch sets it for an event that ends in another thread than it began in. So an operation that ends in its
-# caller's thread lets `_ender` end its event (25 us, only while a profiler records).
+# caller's thread lets a thread of `_Events` end its event (25 us, only while a profiler records).
 
 # Note [Events under way when the profiler stops]
 # torch's recorder frees its events when the profiler stops. An event that ends later writes into freed memory, and the heap is
@@ -74,9 +74,6 @@ TITLES = {
 }
 ARGUMENTS = "record_mpi_comms"
 
-_open: set[Span] = set()
-_guard = threading.RLock()  # guards _open; also held while the recorder stops
-
 
 class Span:
     """An event that has begun. It ends once, in any thread, at the latest when the profiler stops.
@@ -88,23 +85,23 @@ class Span:
         _end_all_when_the_profiler_stops()
         self._thread = threading.get_ident()
         self._ended: Future[None] = Future()
-        with _guard:
+        with _events.guard:
             begun: Any = _record_function_with_args_enter(TITLES[operation], *inputs)
             # The callback of the Future carries this thread's profiler state into the thread that ends the event.
             with torch._C.DisableTorchFunctionSubclass():
                 torch.ops.profiler._call_end_callbacks_on_jit_fut._RecordFunction(begun, self._ended)
-            _open.add(self)
+            _events.open.add(self)
         with _RecordFunctionFast(ARGUMENTS, [], _arguments(operation, group, inputs, number)):
             pass
 
     def end(self) -> None:
         """Ends the event. Does nothing if it has ended."""
-        with _guard:
-            if self not in _open:
+        with _events.guard:
+            if self not in _events.open:
                 return
-            _open.remove(self)
+            _events.open.remove(self)
             if threading.get_ident() == self._thread:
-                _ender.end(self._ended)  # See Note [Asynchronous events]
+                _events.end_elsewhere(self._ended)  # See Note [Asynchronous events]
             else:
                 self._ended.set_result(None)
 
@@ -160,18 +157,21 @@ def spanned(operation: str) -> Callable[[F], F]:
     return decorate
 
 
-class _Ender:
-    """A thread that ends events on behalf of the threads in which they began.
+class _Events:
+    """The events that are open, and a thread that ends events on behalf of the threads in which they began.
 
-    It starts on first use, sleeps on ``_asked`` and ends when the profiler stops. Callers hold ``_guard``: one request at a time.
+    The thread starts on first use, sleeps on ``_asked`` and ends when the profiler stops. ``guard`` guards ``open`` and the
+    thread, which gets one request at a time. It is also held while the recorder stops.
     """
 
     def __init__(self) -> None:
+        self.open: set[Span] = set()
+        self.guard = threading.RLock()
         self._asked, self._done = threading.Semaphore(0), threading.Semaphore(0)
         self._event: Future[None] | None = None
         self._thread: threading.Thread | None = None
 
-    def end(self, event: Future[None]) -> None:
+    def end_elsewhere(self, event: Future[None]) -> None:
         """Returns when the event has ended."""
         if self._thread is None or not self._thread.is_alive():  # a forked child has no such thread
             self._thread = threading.Thread(target=self._loop, name="mpicoll profiler events", daemon=True)
@@ -181,6 +181,9 @@ class _Ender:
         self._done.acquire()
 
     def close(self) -> None:
+        """Ends all events, and the thread. The caller holds ``guard``."""
+        for span in list(self.open):
+            span.end()
         if self._thread is not None and self._thread.is_alive():
             self._event = None
             self._asked.release()
@@ -196,7 +199,7 @@ class _Ender:
             self._done.release()
 
 
-_ender = _Ender()
+_events = _Events()
 
 
 @functools.cache
@@ -205,10 +208,8 @@ def _end_all_when_the_profiler_stops() -> None:
 
     @functools.wraps(stop)
     def wrapped() -> Any:
-        with _guard:
-            for span in list(_open):
-                span.end()
-            _ender.close()
+        with _events.guard:
+            _events.close()
             return stop()
 
     profiler._disable_profiler = wrapped  # type: ignore[attr-defined]

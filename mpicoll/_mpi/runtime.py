@@ -105,6 +105,7 @@ class Process:
         self._preparations: list[Callable[[], None]] = []  # see `entering`
         self._world_comm: MPI.Intracomm | None = None  # see `world_comm`; the ranks meet on it at exit
         self.last_base: MPI.Intracomm | None = None  #: The communicator of the last world.
+        self.kept: list[object] = []  #: Messages whose memory MPI may use until the process ends, as they never ended.
 
     def start(self, comm: MPI.Intracomm | None = None, own: bool = False) -> Runtime:
         """Starts MPI if it is not running, and returns its runtime. Later calls return the same runtime until `stop`.

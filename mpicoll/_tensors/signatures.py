@@ -12,6 +12,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -54,7 +55,10 @@ def facts(operation: str, signature: Signature) -> Facts:
     return known._replace(sizes=sizes)
 
 
-_known: dict[tuple[str, Signature], tuple[int, str]] = {}  # results of `alike`
+@lru_cache(MOST_KNOWN)
+def _described(operation: str, signature: Signature) -> tuple[int, str]:
+    text = str(facts(operation, signature))
+    return zlib.crc32(text.encode()), text
 
 
 def alike(operation: str, signature: Signature) -> tuple[int, str]:
@@ -67,15 +71,9 @@ def alike(operation: str, signature: Signature) -> tuple[int, str]:
     if len(signature) > 3 and isinstance(signature[3], tuple) and isinstance(signature[3][0], list):
         signature = signature[:3]  # of blocks whose size only sender and receiver know
     try:
-        return _known[operation, signature]
-    except (KeyError, TypeError):  # a coalesced operation has a list in its signature
-        text = str(facts(operation, signature))
-        description = zlib.crc32(text.encode()), text
-    if not isinstance(signature[-1] if signature else None, list):
-        if len(_known) >= MOST_KNOWN:
-            _known.clear()
-        _known[operation, signature] = description
-    return description
+        return _described(operation, signature)
+    except TypeError:  # a coalesced operation has a list in its signature
+        return _described.__wrapped__(operation, signature)
 
 
 def _blocks(listed: Sequence[tuple[int, object]]) -> Blocks:
