@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mpicoll.bench.formulas import network_factor, parse, spell
+from mpicoll.bench.formulas import EMPTY, IN_PARTS, parse, spell
 from mpicoll.bench.machine import mpi_name
 from tests.support import ROOT, hosts
 
@@ -29,6 +29,18 @@ JOB_S = 600.0  # limit for one job
 
 # A row of the table: MPI, Mbit/s, hosts x ranks, operation, dtype, bytes -> time over the limit, by implementation.
 Figures = dict[str, dict[str, float]]
+
+
+def network_factor(what: str, node_sizes: Sequence[int]) -> float:
+    """Bytes that the busiest network card must send or receive / S. 0: nothing leaves the node."""
+    nodes, n, least, most = len(node_sizes), sum(node_sizes), min(node_sizes), max(node_sizes)
+    if nodes == 1 or what in EMPTY:
+        return 0.0
+    if what == "all_reduce":
+        return 2 * (nodes - 1) / nodes
+    if what in ("all_to_all", "all_to_all_single"):
+        return max(k * (n - k) / n for k in (least, most))
+    return (n - least) / n if what in IN_PARTS else 1.0
 
 
 def measure(machines: hosts.Hosts, mbit: int, layout: str, operation: str, options: argparse.Namespace) -> Figures:

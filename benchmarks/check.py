@@ -77,7 +77,7 @@ def run(harness: Harness, output: Output, cases: Sequence[Case] = CASES) -> list
     """Measures and prints (collective). Returns a line for each ratio over its limit, the same lines on every rank."""
     lost: list[str] = []
     output.say(f"{'':>64}{'measured':>10}{'at most':>9}")
-    for case in output.progress(cases, str):
+    for case in cases:
         for limit, figure in zip(case.limits, _least(harness, output, case), strict=True):
             over = figure > limit.at_most
             line = f"{case} {limit.name}"

@@ -14,7 +14,7 @@ from typing import Any
 from mpicoll._base import config
 from mpicoll._launch import arguments
 from mpicoll._launch.doctor import checks, dump
-from mpicoll.bench import options, overview
+from mpicoll.bench import options
 from mpicoll.bench.messages import MESSAGES
 from mpicoll.bench.operations import COLLECTIVES
 from tests.support import ROOT
@@ -49,7 +49,7 @@ def benchmarks() -> Iterator[str]:
     rows: list[str] = []
     yield from ("| WHAT | measures |", "|---|---|")
     names: list[str] = []
-    for what, text in reversed(overview.HELP.items()):
+    for what, text in reversed(options.HELP.items()):
         names.insert(0, f"`{what}`")
         if text is not None:
             rows.insert(0, f"| {', '.join(names)} | {text} |")

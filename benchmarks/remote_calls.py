@@ -25,7 +25,7 @@ from benchmarks.tensorpipe import Child
 from mpicoll import rpc
 from mpicoll._mpi import runtime
 from mpicoll.bench import options
-from mpicoll.bench.overview import Parser
+from mpicoll.bench.options import Parser
 from mpicoll.bench.table import spread
 
 IN_FLIGHT = 64

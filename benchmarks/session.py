@@ -14,8 +14,8 @@ import torch
 
 from mpicoll.bench import machine, options
 from mpicoll.bench.harness import Harness, open_harness
+from mpicoll.bench.options import Parser
 from mpicoll.bench.output import Output
-from mpicoll.bench.overview import Parser
 from mpicoll.bench.rounds import QUICK, Pace
 from mpicoll.bench.row import API, BACKEND, GLOO, RAW, Row
 
@@ -39,7 +39,7 @@ def opened(args: argparse.Namespace, pace: Pace) -> Iterator[tuple[Harness, Outp
         output = Output(machine.describe(harness.control), harness.rank)
         output.say(*output.machine.lines())
         yield harness, output
-        output.write(args.json, None)
+        output.write(args.json)
 
 
 def read_row(facts: dict[str, Any]) -> Row:

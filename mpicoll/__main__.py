@@ -89,9 +89,9 @@ def _bench(words: list[str]) -> int:
 
         return main(bench_words)
     if bench_words and not bench_words[0].startswith("-"):
-        from mpicoll.bench import overview
+        from mpicoll.bench.options import make_parser
 
-        overview.make_parser(None)[0].parse_args(bench_words[:1])  # exits if there is no such benchmark
+        make_parser(None).parse_args(bench_words[:1])  # exits if there is no such benchmark
     return _run(bench_command(launcher_words, bench_words))
 
 

@@ -87,7 +87,7 @@ def run(harness: Harness, output: Output, workloads: Sequence[Workload]) -> None
     """Measures and prints (collective)."""
     output.say("", *LEGEND, HEADS)
     nothing = dist.new_group(backend="fake")
-    for workload in output.progress(workloads, lambda workload: workload.name):
+    for workload in workloads:
         reason = workload.why_not(harness.size)
         if reason:
             output.say(f"{workload.name:46}left out: {reason}")

@@ -18,7 +18,7 @@ import sys
 from collections.abc import Sequence
 
 from mpicoll._base.stdout import quiet_without_reader
-from mpicoll.bench import overview
+from mpicoll.bench import options
 
 
 @quiet_without_reader
@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit status. ``--help`` needs no MPI, and loads no torch."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words[:1] in (["-h"], ["--help"]):
-        overview.make_parser(__doc__)[0].print_help()
+        options.make_parser(__doc__).print_help()
         return 0
     from mpicoll.bench import command
 

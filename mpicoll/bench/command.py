@@ -30,10 +30,10 @@ def run(words: Sequence[str], description: str) -> None:
         else:
             output.say(*table.LEGEND)
             output.say(*table.copy_lines(sweep.run(harness, output, _rows(args))))
-        output.write(args.json, args.csv)
+        output.write(args.json)
 
 
 def _rows(args: Namespace) -> sweep.Sweep:
     dtypes, ops = getattr(args, "dtypes", ["float32"]), getattr(args, "ops", ["SUM"])
     ways = [options.WAYS[way] for way in args.ways]
-    return sweep.Sweep(args.what, args.sizes, dtypes, ops, ways, getattr(args, "bandwidth", None))
+    return sweep.Sweep(args.what, args.sizes, dtypes, ops, ways)

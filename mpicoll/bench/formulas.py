@@ -15,12 +15,11 @@ count when they are read):
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 FLOOR_FROM = 64 << 10  # bytes; below it a call costs more than the copy, in any implementation
 WINDOW = 64  # messages in flight in `bandwidth`, as in the OSU benchmarks
 
 EMPTY = ("barrier",)  # operations without data
+OPS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
 REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor")
 GATHERS = ("all_gather", "all_gather_into_tensor", "gather")
 SCATTERS = ("scatter", "reduce_scatter", "reduce_scatter_tensor")
@@ -32,18 +31,6 @@ def bus_factor(what: str, n: int) -> float:
     if what == "all_reduce":
         return 2 * (n - 1) / n
     return (n - 1) / n if what in IN_PARTS else 1.0
-
-
-def network_factor(what: str, node_sizes: Sequence[int]) -> float:
-    """Bytes that the busiest network card must send or receive / S. 0: nothing leaves the node."""
-    nodes, n, least, most = len(node_sizes), sum(node_sizes), min(node_sizes), max(node_sizes)
-    if nodes == 1 or what in EMPTY:
-        return 0.0
-    if what == "all_reduce":
-        return 2 * (nodes - 1) / nodes
-    if what in ("all_to_all", "all_to_all_single"):
-        return max(k * (n - k) / n for k in (least, most))
-    return (n - least) / n if what in IN_PARTS else 1.0
 
 
 def repeats(what: str) -> int:

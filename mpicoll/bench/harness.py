@@ -14,7 +14,6 @@ import torch
 import torch.distributed
 
 import mpicoll
-from mpicoll._api import groups
 from mpicoll._base.errors import UnsupportedReduction
 from mpicoll._device import streams
 from mpicoll.bench import formulas
@@ -76,12 +75,6 @@ class Harness:
 
     def shape(self, nbytes: int, dtype: torch.dtype, op: str = "SUM") -> Shape:
         return Shape(self.rank, self.size, nbytes // dtype.itemsize, dtype, op, self.device)
-
-    def node_members(self) -> Sequence[Sequence[int]]:
-        """The ranks of each node."""
-        communicator = groups.of(None)
-        assert communicator is not None
-        return communicator.host.windows.node_members
 
     def row(self, what: str, make: Maker, nbytes: int, dtype: torch.dtype, op: str, ways: Sequence[str] = WAYS) -> Row:
         """Checks each implementation, then times all of them.

@@ -1,33 +1,70 @@
-"""The command line. Errors are args before anything starts, and only rank 0 prints them, in one line."""
+"""The command line. Errors are found before anything starts, and only rank 0 prints them, in one line.
+
+``--help`` needs neither torch nor MPI: they are loaded only where their names are checked.
+"""
 
 from __future__ import annotations
 
 import argparse
-import math
+import time
 from argparse import ArgumentTypeError
 from collections.abc import Sequence
 from pathlib import Path
+from typing import IO, NoReturn
 
-import torch
-
-from mpicoll._device import streams
-from mpicoll.bench import formulas, overview, patterns, tune
-from mpicoll.bench.formulas import EMPTY, REDUCTIONS
-from mpicoll.bench.messages import MESSAGES
-from mpicoll.bench.operations import COLLECTIVES
-from mpicoll.bench.overview import HELP, Parser
+from mpicoll._base import launcher
+from mpicoll.bench import formulas
+from mpicoll.bench.formulas import EMPTY, OPS, REDUCTIONS
 from mpicoll.bench.row import API, BACKEND, GLOO, NCCL, RAW
 
+LAST_WORDS_S = 1.0  # other ranks exit later than rank 0; otherwise its error message could be lost with the job
+HELP: dict[str, str | None] = {
+    "all_reduce": "a collective: the mpicoll API, the torch backend, Gloo, mpi4py on NumPy memory",
+    **dict.fromkeys(
+        (
+            "reduce", "broadcast", "all_gather", "all_gather_into_tensor", "gather", "scatter", "reduce_scatter",
+            "reduce_scatter_tensor", "all_to_all", "all_to_all_single", "barrier",
+        )
+    ),
+    "latency": "messages: half a round trip",
+    "exchange": "messages: isend, irecv and both waits, between two ranks",
+    "bandwidth": "messages: 64 in flight",
+    "tune": "find the sizes from which mpicoll's algorithms are faster than MPI's here; writes a table for MPICOLL_TUNING",
+}  # fmt: skip
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = [4, 8, 64, 256, KIB, 4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB]
 # Largest default sizes. A call of bandwidth moves 64 times as much.
 MOST = {"latency": 64 * MIB, "exchange": 64 * MIB, "bandwidth": 4 * MIB}
 QUICK_SIZES = [8, 64 * KIB]
 WAYS = {"mpicoll": API, "torch": BACKEND, "gloo": GLOO, "nccl": NCCL, "mpi4py": RAW}
+TUNING_FILE = "mpicoll-tuning.json"
 
 
-def make_parser(description: str) -> Parser:
-    parser, commands = overview.make_parser(description, listed=False)
+class Parser(argparse.ArgumentParser):
+    """Prints on rank 0 only."""
+
+    def _print_message(self, message: str, file: IO[str] | None = None) -> None:  # type: ignore[override]
+        if rank() == 0:
+            super()._print_message(message, file)
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}\n")
+
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        if rank() != 0 and status:
+            time.sleep(LAST_WORDS_S)
+        super().exit(status, message)
+
+
+def rank() -> int:
+    """The rank of this process, before MPI has started."""
+    launch = launcher.detect()
+    return launch.rank if launch is not None else 0
+
+
+def make_parser(description: str | None) -> Parser:
+    parser = Parser(prog="python -m mpicoll.bench", description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="what", metavar="WHAT", required=True)
     common = Parser(add_help=False)
     common.add_argument(
         "--repeat",
@@ -37,7 +74,6 @@ def make_parser(description: str) -> Parser:
     )
     common.add_argument("--quick", action="store_true", help="a quick test: few and short rounds, small sizes")
     common.add_argument("--json", metavar="FILE", help="write all figures, with the time of every round")
-    common.add_argument("--csv", metavar="FILE", help="write a line for each row and implementation")
     sizes = Parser(add_help=False)
     sizes.add_argument("--sizes", "--bytes", type=size, nargs="+", metavar="S", help="8 64KiB 1MiB ...")
     kinds = Parser(add_help=False)
@@ -47,20 +83,13 @@ def make_parser(description: str) -> Parser:
         "--impl", dest="ways", nargs="+", choices=list(WAYS), metavar="I", help=f"implementations: {' '.join(WAYS)}; default all"
     )
     ways.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where the tensors are; default cpu")
-    for what in [*COLLECTIVES, *MESSAGES]:
-        parents = [common, ways] if what in EMPTY else [common, ways, sizes, kinds]
-        command = commands.add_parser(what, parents=parents, help=HELP.get(what))
-        if what in COLLECTIVES:
-            command.add_argument(
-                "--bandwidth",
-                type=positive,
-                metavar="GB/s",
-                help="bandwidth of the network card of a node in each direction: adds the column of the bandwidth limit",
-            )
+    tuning = Parser(add_help=False)
+    tuning.add_argument("--out", metavar="FILE", default=TUNING_FILE, help=f"file to write; default {TUNING_FILE}")
+    for what, text in HELP.items():
+        own = [tuning] if what == "tune" else [ways] if what in EMPTY else [ways, sizes, kinds]
+        command = commands.add_parser(what, parents=[common, *own], help=text)
         if what in REDUCTIONS:
-            command.add_argument("--ops", nargs="+", default=["SUM"], choices=patterns.OPS, metavar="OP", help="SUM AVG MAX ...")
-    tuning = commands.add_parser("tune", parents=[common], help=HELP["tune"])
-    tuning.add_argument("--out", metavar="FILE", default=tune.FILE, help=f"file to write; default {tune.FILE}")
+            command.add_argument("--ops", nargs="+", default=["SUM"], choices=OPS, metavar="OP", help="SUM AVG MAX ...")
     return parser
 
 
@@ -81,6 +110,8 @@ def read(words: Sequence[str], description: str) -> argparse.Namespace:
 
 
 def _check_device(parser: Parser, args: argparse.Namespace) -> None:
+    from mpicoll._device import streams
+
     if args.device == "cuda" and not streams.available():
         parser.error("--device cuda: torch sees no GPU here")
     if args.device == "cpu" and "nccl" in (args.ways or []):
@@ -88,23 +119,28 @@ def _check_device(parser: Parser, args: argparse.Namespace) -> None:
     args.ways = args.ways or [way for way in WAYS if way != "nccl" or args.device == "cuda"]
 
 
+def _itemsizes(args: argparse.Namespace) -> dict[str, int]:
+    import torch
+
+    return {dtype: getattr(torch, dtype).itemsize for dtype in getattr(args, "dtypes", ["float32"])}
+
+
 def _sizes(args: argparse.Namespace) -> list[int]:
     """The default sizes."""
-    widest = max(getattr(torch, dtype).itemsize for dtype in getattr(args, "dtypes", ["float32"]))
+    widest = max(_itemsizes(args).values())
     sizes = QUICK_SIZES if args.quick else [size for size in SIZES if size <= MOST.get(args.what, SIZES[-1])]
     return [size for size in sizes if size % widest == 0]
 
 
 def _check_sizes(parser: Parser, args: argparse.Namespace) -> None:
-    for dtype in getattr(args, "dtypes", ["float32"]):
-        itemsize = getattr(torch, dtype).itemsize
+    for dtype, itemsize in _itemsizes(args).items():
         for size in args.sizes:
             if size % itemsize:
                 parser.error(f"--sizes {size}: sizes of {dtype} tensors are multiples of {itemsize}")
 
 
 def _check_files(parser: Parser, args: argparse.Namespace) -> None:
-    for option in ("json", "csv", "out"):
+    for option in ("json", "out"):
         file = getattr(args, option, None)
         if file is not None and not Path(file).absolute().parent.is_dir():
             parser.error(f"--{option} {file}: there is no such folder")
@@ -127,17 +163,9 @@ def size(text: str) -> int:
     return nbytes
 
 
-def positive(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        raise ArgumentTypeError(f"{text!r} is no number") from None
-    if not 0 < value < math.inf:
-        raise ArgumentTypeError(f"{text!r}: a finite number, more than 0")
-    return value
-
-
 def dtype(text: str) -> str:
+    import torch
+
     if not isinstance(getattr(torch, text, None), torch.dtype):
         raise ArgumentTypeError(f"{text!r} is no dtype of torch: write float32, bfloat16, int64")
     return str(getattr(torch, text)).removeprefix("torch.")

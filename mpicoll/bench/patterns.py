@@ -15,7 +15,7 @@ from torch import Tensor
 PERIOD = 7 * 1009  # elements
 AT_ONCE = 256  # periods compared at a time, to need little memory beside a tensor of 256 MiB
 
-_FOLDS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+FOLDS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "SUM": torch.add,
     "AVG": torch.add,
     "PRODUCT": torch.mul,
@@ -25,7 +25,6 @@ _FOLDS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "BOR": torch.bitwise_or,
     "BXOR": torch.bitwise_xor,
 }
-OPS = tuple(_FOLDS)
 
 
 def block(rank: int, start: int, dtype: torch.dtype, op: str = "SUM") -> Tensor:
@@ -35,7 +34,7 @@ def block(rank: int, start: int, dtype: torch.dtype, op: str = "SUM") -> Tensor:
 
 def reduced(size: int, start: int, dtype: torch.dtype, op: str) -> Tensor:
     """One period of the reduction over ranks 0 to size - 1."""
-    folded = reduce(_FOLDS[op], [_wide(rank, start, dtype, op) for rank in range(size)])
+    folded = reduce(FOLDS[op], [_wide(rank, start, dtype, op) for rank in range(size)])
     return (folded / size if op == "AVG" else folded).to(dtype)
 
 

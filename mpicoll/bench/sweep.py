@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, product
 from typing import NamedTuple
 
 import torch
 
-from mpicoll.bench.formulas import EMPTY, IN_PARTS, REDUCTIONS, network_factor, spell
+from mpicoll.bench.formulas import EMPTY, IN_PARTS, REDUCTIONS
 from mpicoll.bench.harness import WAYS, Harness, Maker, Skipped, has_twin
 from mpicoll.bench.messages import MESSAGES
 from mpicoll.bench.operations import COLLECTIVES
@@ -29,7 +29,6 @@ class Sweep:
     dtypes: Sequence[str] = ("float32",)
     ops: Sequence[str] = ("SUM",)
     ways: Sequence[str] = WAYS
-    bandwidth_gb: float | None = None  # of a node's network card in each direction, GB/s
 
     def cases(self, ranks: int) -> Iterator[Case]:
         """The rows. Sizes are multiples of the number of ranks where tensors are split among them."""
@@ -49,11 +48,10 @@ class Case(NamedTuple):
 
 def run(harness: Harness, output: Output, sweep: Sweep) -> list[Row]:
     """Measures and prints (collective)."""
-    cases = output.progress(list(sweep.cases(harness.size)), lambda case: f"{sweep.what} {case.dtype} {spell(case.nbytes)}")
     return [
         row
-        for (dtype, op), rows in groupby(cases, lambda case: case[:2])
-        for row in _rows(harness, output, sweep, _table(harness, sweep, dtype, op), rows)
+        for (dtype, op), rows in groupby(sweep.cases(harness.size), lambda case: case[:2])
+        for row in _rows(harness, output, sweep, _table(sweep, dtype, op), rows)
     ]
 
 
@@ -70,14 +68,7 @@ def _rows(harness: Harness, output: Output, sweep: Sweep, table: Table, cases: I
         yield row
 
 
-def _table(harness: Harness, sweep: Sweep, dtype: str, op: str) -> Table:
+def _table(sweep: Sweep, dtype: str, op: str) -> Table:
     words = [sweep.what, *([] if sweep.what in EMPTY else [dtype]), *([op] if sweep.what in REDUCTIONS else [])]
     ways = [*sweep.ways, *([FLOAT32] if has_twin(sweep.what, getattr(torch, dtype)) else [])]
-    return Table(", ".join(words), ways, _limit(harness, sweep))
-
-
-def _limit(harness: Harness, sweep: Sweep) -> Callable[[int], float] | None:
-    if sweep.bandwidth_gb is None:
-        return None
-    bytes_per_s, factor = sweep.bandwidth_gb * 1e9, network_factor(sweep.what, [len(ranks) for ranks in harness.node_members()])
-    return lambda nbytes: factor * nbytes / bytes_per_s
+    return Table(", ".join(words), ways)

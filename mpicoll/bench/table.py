@@ -10,8 +10,7 @@ from mpicoll.bench.row import API, BACKEND, COPIES, COPY, FLOAT32, GLOO, NCCL, R
 
 LEGEND = (
     "microseconds per call of the slowest rank: median [least, most] of the rounds; x: time of mpicoll / time of the other,",
-    "median of the rounds; floor: a memory copy by one rank; bus: bus bandwidth of mpicoll as the NCCL tests define it, GB/s;",
-    "x limit (with --bandwidth): time of mpicoll / the least time in which the network cards of the nodes can move the bytes",
+    "median of the rounds; floor: a memory copy by one rank; bus: bus bandwidth of mpicoll as the NCCL tests define it, GB/s",
 )
 CELL = 26
 RATIOS = {"x MPI": RAW, "x Gloo": GLOO, "x NCCL": NCCL, "x floor": COPY, "x fp32": FLOAT32}
@@ -20,30 +19,21 @@ RATIOS = {"x MPI": RAW, "x Gloo": GLOO, "x NCCL": NCCL, "x floor": COPY, "x fp32
 class Table:
     """Lines for one collective, dtype and op; a column for each selected implementation."""
 
-    def __init__(self, title: str, ways: Sequence[str], limit_s: Callable[[int], float] | None = None) -> None:
-        """``limit_s``: by bytes of a row, the seconds that its bytes take between nodes at least."""
+    def __init__(self, title: str, ways: Sequence[str]) -> None:
         self.title = title
-        self.limit_s = limit_s
         self.ways = [way for way in (API, BACKEND, GLOO, NCCL, RAW) if way in ways]
         self.ratios = [name for name, way in RATIOS.items() if API in ways and way in (*ways, COPY)]
 
     def head(self) -> list[str]:
         cells = "".join(f"{way:>{CELL}}" for way in self.ways)
         ratios = "".join(f"{name:>8}" for name in self.ratios)
-        limit = "" if self.limit_s is None else f"{'x limit':>9}"
-        return ["", self.title, f"{'bytes':>9}{cells}{ratios}{'bus':>8}{limit}"]
+        return ["", self.title, f"{'bytes':>9}{cells}{ratios}{'bus':>8}"]
 
     def line(self, row: Row) -> str:
         cells = "".join(f"{_time(row, way):>{CELL}}" for way in self.ways)
         ratios = "".join(f"{times(row.ratio(API, RATIOS[name])):>8}" for name in self.ratios)
         bus = f"{row.bus_bandwidth(API) / 1e9:.2f}" if row.nbytes and API in row.times else "-"
-        return f"{spell(row.nbytes) if row.nbytes else '-':>9}{cells}{ratios}{bus:>8}{self._limit(row)}"
-
-    def _limit(self, row: Row) -> str:
-        if self.limit_s is None:
-            return ""
-        limit_s = self.limit_s(row.nbytes)
-        return f"{times(row.seconds(API) / limit_s) if limit_s and API in row.times else '-':>9}"
+        return f"{spell(row.nbytes) if row.nbytes else '-':>9}{cells}{ratios}{bus:>8}"
 
 
 def times(ratio: float | None) -> str:

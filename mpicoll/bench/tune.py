@@ -26,7 +26,6 @@ from mpicoll.bench.operations import COLLECTIVES
 from mpicoll.bench.output import Output
 from mpicoll.bench.rounds import Call, Pace
 
-FILE = "mpicoll-tuning.json"
 PACE = Pace(rounds=7, round_s=0.02, row_s=2.0)
 SIZES = [1 << power for power in range(10, 23)]  # bytes; 1 KiB to 4 MiB
 QUICK_SIZES = [4 << 10, 1 << 20]
@@ -53,7 +52,7 @@ def run(harness: Harness, output: Output, out: str, quick: bool) -> None:
     sizes = QUICK_SIZES if quick else SIZES
     heads = " " * 16 + "".join(f"{spell(size):>9}" for size in sizes)
     output.say("", f"time {layout.way} / time of MPI, by size; {layout.where}", heads)
-    for operation in output.progress(operations, str):
+    for operation in operations:
         ratios = [_ratio(harness, host, operation, size) for size in sizes]
         found[operation] = takes_over(sizes, ratios)
         cells = "".join(f"{ratio:9.2f}" for ratio in ratios)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import footprint, plot, targets
+from benchmarks.bandwidth import network_factor
 from mpicoll.bench import options
 from mpicoll.bench.row import API, BACKEND, GLOO, RAW, Row
 from tests.support import launch
@@ -104,3 +105,13 @@ def test_targets_are_judged_and_runs_are_one_table() -> None:
     assert lines[2] == "| all_reduce, 8 B | MPI | 1.50x | **1.60x** [1.40x,1.80x] |  |"
     assert lines[3] == "| broadcast, 8 B | MPI | 1.50x | - |  |"
     assert targets.table(runs[:1])[2].endswith("| 1.40x | all_reduce float32 8 B |")
+
+
+def test_the_limit_of_the_network_counts_the_bytes_of_the_busiest_card() -> None:
+    assert network_factor("all_reduce", [1] * 4) == 1.5
+    assert network_factor("all_reduce", [2, 2]) == 1
+    assert network_factor("all_gather", [2, 2]) == 0.5
+    assert network_factor("all_gather", [2, 1]) == pytest.approx(2 / 3)  # what the single rank receives
+    assert network_factor("all_to_all", [2, 2]) == 1
+    assert [network_factor(what, [1, 1]) for what in ("broadcast", "reduce", "barrier")] == [1, 1, 0]
+    assert network_factor("all_reduce", [4]) == 0
