@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import product
 
 import torch
 
-from mpicoll.bench import machine, options, sweep, table, tune
-from mpicoll.bench.harness import open_harness
+from mpicoll.bench import machine, options, table, tune
+from mpicoll.bench.formulas import EMPTY, IN_PARTS, REDUCTIONS
+from mpicoll.bench.harness import Harness, Maker, Skipped, has_twin, open_harness
 from mpicoll.bench.messages import MESSAGES
+from mpicoll.bench.operations import COLLECTIVES
 from mpicoll.bench.output import Output
 from mpicoll.bench.rounds import QUICK, Pace
+from mpicoll.bench.row import FLOAT32, Row
+
+KNOWN: dict[str, Maker] = {**COLLECTIVES, **MESSAGES}
 
 
 def run(words: Sequence[str], description: str) -> None:
@@ -29,11 +35,26 @@ def run(words: Sequence[str], description: str) -> None:
             tune.run(harness, output, args.out, args.quick)
         else:
             output.say(*table.LEGEND)
-            output.say(*table.copy_lines(sweep.run(harness, output, _rows(args))))
+            output.say(*table.copy_lines(list(_measure(harness, output, args))))
         output.write(args.json)
 
 
-def _rows(args: Namespace) -> sweep.Sweep:
-    dtypes, ops = getattr(args, "dtypes", ["float32"]), getattr(args, "ops", ["SUM"])
-    ways = [options.WAYS[way] for way in args.ways]
-    return sweep.Sweep(args.what, args.sizes, dtypes, ops, ways)
+def _measure(harness: Harness, output: Output, args: Namespace) -> Iterator[Row]:
+    """Measures and prints a table for each dtype and reduction (collective)."""
+    what, ways = args.what, [options.WAYS[way] for way in args.ways]
+    for name, op in product(getattr(args, "dtypes", ["float32"]), getattr(args, "ops", ["SUM"])):
+        dtype = getattr(torch, name)
+        title = ", ".join([what, *([] if what in EMPTY else [name]), *([op] if what in REDUCTIONS else [])])
+        lines = table.Table(title, [*ways, *([FLOAT32] if has_twin(what, dtype) else [])])
+        unit = dtype.itemsize * (harness.size if what in IN_PARTS else 1)  # tensors are split among the ranks
+        sizes = [0] if what in EMPTY else dict.fromkeys(max(unit, nbytes // unit * unit) for nbytes in args.sizes)
+        for i, nbytes in enumerate(sizes):
+            try:
+                row = output.add(harness.row(what, KNOWN[what], nbytes, dtype, op, ways))
+            except Skipped as skipped:
+                output.say("", f"skipped: {skipped}")
+                break
+            output.say(*(lines.head() if i == 0 else []), lines.line(row))
+            if i == 0:
+                output.say(*(f"          {way} left out: {why}" for way, why in (row.missing or {}).items()))
+            yield row

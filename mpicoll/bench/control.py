@@ -12,7 +12,7 @@ from mpicoll._mpi import runtime
 from mpicoll._mpi.library import MPI
 
 Value = TypeVar("Value")
-NAPS_S = (20e-6, 2e-3)  # seconds between two tests: first, and longest
+FIRST_NAP_S, LONGEST_NAP_S = 20e-6, 2e-3  # between two tests
 
 
 class ControlChannel:
@@ -29,11 +29,10 @@ class ControlChannel:
 
         Sleeps while waiting, because spinning would take a core from a rank that is working.
         """
-        request = self.comm.Ibarrier()
-        nap = NAPS_S[0]
+        request, nap_s = self.comm.Ibarrier(), FIRST_NAP_S
         while not request.Test():
-            time.sleep(nap)
-            nap = min(2 * nap, NAPS_S[1])
+            time.sleep(nap_s)
+            nap_s = min(2 * nap_s, LONGEST_NAP_S)
 
     def slowest(self, seconds: Sequence[float]) -> list[float]:
         """The elementwise maximum over all ranks, which bring equally many."""
