@@ -27,7 +27,7 @@ from mpicoll._base.launcher import Launch
 # The processes of a launcher that a rank starts are other ranks, although their variables may look the same (_mpi/claim.py).
 LAUNCHER_PROGRAMS = {
     "mpirun", "mpiexec", "mpiexec.hydra", "hydra_pmi_proxy", "hydra_bstrap_pr", "prterun", "prte", "prted", "orterun", "orted",
-    "srun", "slurmstepd", "palsd", "flux", "flux-shell", "jsrun", "jsmd", "mpirun_rsh", "mpispawn",
+    "srun", "slurmstepd", "palsd", "flux", "flux-shell", "mpirun_rsh", "mpispawn",
 }  # fmt: skip
 
 PROCESSES, SHARED_MEMORY = "process numbers", "/dev/shm"

@@ -6,7 +6,6 @@ prints or raises. MPI decides about ranks, and the environment is compared with 
     launcher   started by                                   rank, size, local rank and local size come from
     openmpi    mpirun of Open MPI, prterun as ompi          OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE
     mvapich    mpirun_rsh of MVAPICH2                       MV2_COMM_WORLD_RANK, ...
-    jsrun      jsrun (IBM, in jobs of LSF)                  JSM_NAMESPACE_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE
     pals       PALS (Cray, HPE)                             PALS_RANKID or PMI_RANK, PMI_SIZE, PALS_LOCAL_RANKID, ...
     flux       flux run                                     FLUX_TASK_RANK, FLUX_JOB_SIZE, FLUX_TASK_LOCAL_ID
     hydra      mpiexec of MPICH, Intel MPI, MVAPICH 3 ...   PMI_RANK, PMI_SIZE, MPI_LOCALRANKID, MPI_LOCALNRANKS
@@ -63,7 +62,7 @@ JOB_VARIABLES = (
     "PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE", "PALS_NODEID", "PALS_APID", "PALS_FD", "PALS_APINFO", "PALS_STARTUP_*",
     "PALS_SPOOL_DIR", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_STEP_*", "SLURM_STEPID",
     "SLURM_TASK_PID", "SLURM_GTIDS", "SLURM_SRUN_*", "SLURM_LAUNCH_NODE_IPADDR", "SLURM_PMIX*", "SLURM_PMI_*",
-    "SLURM_CPU_BIND*", "SLURM_DISTRIBUTION", "FLUX_TASK_RANK", "FLUX_TASK_LOCAL_ID", "FLUX_JOB_SIZE", "JSM_NAMESPACE_*",
+    "SLURM_CPU_BIND*", "SLURM_DISTRIBUTION", "FLUX_TASK_RANK", "FLUX_TASK_LOCAL_ID", "FLUX_JOB_SIZE",
 )  # fmt: skip
 
 
@@ -119,12 +118,7 @@ def provide_node_rank(node_rank: int, environ: MutableMapping[str, str] = os.env
     _provide(dict.fromkeys(NODE_VARIABLES, str(node_rank)), environ)
 
 
-def provide_threads(threads: int, environ: MutableMapping[str, str] = os.environ) -> None:
-    """Sets OMP_NUM_THREADS for the programs that this rank starts."""
-    provide_here(THREADS, str(threads), environ)
-
-
-def provide_here(name: str, value: str, environ: MutableMapping[str, str]) -> None:
+def provide_here(name: str, value: str, environ: MutableMapping[str, str] = os.environ) -> None:
     """Sets a variable for this rank and the programs that it starts; a job that it starts chooses anew."""
     environ[name] = value
     environ[ADDED] = "\n".join(filter(None, (environ.get(ADDED), f"{name}={value}")))
@@ -194,7 +188,6 @@ _READERS: tuple[tuple[str, Callable[[Mapping[str, str]], Words]], ...] = (
     ("openmpi", partial(_family, "OMPI_COMM_WORLD_")),
     ("mvapich", partial(_family, "MV2_COMM_WORLD_")),
     ("mvapich", partial(_family, "MVP_COMM_WORLD_")),
-    ("jsrun", partial(_family, "JSM_NAMESPACE_")),
     ("pals", _pals),
     ("flux", _flux),  # before hydra, because flux sets PMI_RANK, too
     ("hydra", _hydra),

@@ -1,10 +1,7 @@
 """The log of mpicoll: ``logging.getLogger("mpicoll")``, which prints nothing by default.
 
-    MPICOLL_LOG=info     one line on rank 0 when the first group is made: MPI, launcher, ranks, nodes, GPU path
-    MPICOLL_LOG=debug    also, on every rank: the thresholds of each group, and each algorithm that an operation has taken
-
-Both print to standard error. A program that sets up `logging` itself needs no variable: the records have the levels INFO and
-DEBUG.
+MPICOLL_LOG (config.py) lets it print to standard error. A program that sets up `logging` itself needs no variable: the records
+have the levels INFO and DEBUG.
 
 # Note [One line for each algorithm]
 A line for each call would be thousands of equal lines per second. A group logs an operation once for each algorithm, with the

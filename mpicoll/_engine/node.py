@@ -33,7 +33,7 @@ def _share_cores(rank: int, share: int) -> None:
     if threads not in (len(allowed), cpus.count(allowed)) or share >= threads:
         return
     torch.set_num_threads(share)
-    launcher.provide_threads(share)
+    launcher.provide_here(launcher.THREADS, str(share))
     if rank == 0:
         print(
             f"mpicoll: torch computes with {share} thread{'s' * (share > 1)} in each rank instead of {threads}, because the ranks"

@@ -29,7 +29,7 @@ STEADY = 8  # looks in a quick succession until there is not one for each call
 LOOK_S = 0.5e-3  # from then on between two looks
 SUCCESSION = 4  # times as long as this between two looks is the end of a quick succession
 MADE_S = 1.0  # for another member to show its number, after the group has been made
-POLLS = frozenset({"barrier", "monitored_barrier"})  # they sleep by themselves, and return at a timeout
+POLLS = frozenset({"barrier", "monitored_barrier"})  # they sleep by themselves, and return at a timeout of their own
 
 
 class Looks:

@@ -93,11 +93,6 @@ def ask(rank: int, question: Question) -> None:
         _sent.append(comm.isend(tuple(question), rank, QUESTION))
 
 
-def dismiss(rank: int) -> None:
-    """Tells a rank that has ended, and that others wait for, to die, so that they get PeerLost."""
-    ask(rank, Question("", DISMISSED))
-
-
 def answers() -> list[tuple[int, Answer]]:
     """[3] Returns the answers that have arrived, with the ranks of the world that they come from. Only one thread calls this."""
     comm, world, received = runtime.world_comm(), runtime.current(), list[tuple[int, Answer]]()

@@ -26,13 +26,12 @@ from mpicoll._base import facts
 from mpicoll._base.torch_errors import GroupDestroyed
 from mpicoll._base.waits import ASK_AFTER_S, BLOCKED_S, LOOK_S, MOST_PATIENCE_S, PATIENCE_S, SHORT_LOOK_S, STACK_S
 from mpicoll._faults import culprits, current_call, exit_handshake, inquiries, stacks
-from mpicoll._faults.exit_handshake import SHOW, Answer, Question
+from mpicoll._faults.attendance import POLLS
+from mpicoll._faults.exit_handshake import DISMISSED, SHOW, Answer, Question
 from mpicoll._faults.group_state import EVERYBODY, GroupState, Messages, PendingMessage, expired
 from mpicoll._faults.inquiries import Absent
 from mpicoll._faults.ledger import UNKNOWN, Ledger, Mismatch
 from mpicoll._mpi import abort, errors, runtime, survivors
-
-TIMED_BY_ITSELF = frozenset({"barrier", "monitored_barrier"})  # they may also wait longer than the group's timeout
 
 # Blocking messages under way, by thread: (operation, group, start time, group rank that it waits for, or None for any rank).
 # A thread writes only its own entry, and is in one message at a time. Collectives are in the history of their group.
@@ -156,7 +155,7 @@ class Watchdog:
             self._read_ledgers(groups)
         for each in waiting:
             waited_s, limit_s = now - each.since, each.group.timeout_s
-            if waited_s > limit_s and not each.asynchronous and each.operation not in TIMED_BY_ITSELF:
+            if waited_s > limit_s and not each.asynchronous and each.operation not in POLLS:
                 limit = f"{each.operation} exceeded the group's timeout of {limit_s:g} s"
                 _end(each, f"no end after {waited_s:.1f} s. {each.named()}", limit, each.absent())
         blocked = [each for each in waiting if now - each.since > BLOCKED_S and each.group.size > 1]
@@ -227,7 +226,7 @@ class Watchdog:
                 never = answer.begun < group.queue.started if peer == EVERYBODY else peer == group.global_ranks.index(rank)
                 if never or (peer is None and group.size == 2):
                     if survivors.possible():
-                        exit_handshake.dismiss(rank)
+                        exit_handshake.ask(rank, Question("", DISMISSED))  # so that the others get PeerLost
                     else:
                         _end(each, f"waits for rank {rank}, {answer.left}", f"{each.operation} can never end")
 

@@ -89,7 +89,7 @@ def _choose_threads() -> None:
     """Sets OMP_NUM_THREADS if neither the user nor `mpicoll.run` has done so, which knows no cores of other hosts."""
     threads = binding.threads(os.environ, cpus.allowed(), launcher.detect())
     if threads is not None and not any(name in os.environ for name in launcher.THREAD_SETTINGS):
-        launcher.provide_threads(threads)
+        launcher.provide_here(launcher.THREADS, str(threads))
 
 
 def _redirect(folder: str) -> None:

@@ -1,9 +1,5 @@
 """``python -m mpicoll.run -n 4 train.py``: starts a program on N ranks, by the mpiexec of the MPI that mpi4py loads.
 
-    python -m mpicoll.run [options] script.py args...                one program
-    python -m mpicoll.run [options] -m package.module args...        a module, as `python -m` would
-    python -m mpicoll.run -n 1 server.py : -n 3 worker.py args...    several programs, one job, with `:` between them
-
 It runs the mpiexec command (`mpicoll._launch.supervisor`), which ``--verbose`` prints: the exit status is that of the rank that
 failed first. Exit status 2: nothing was started; standard error says why.
 """
@@ -35,7 +31,7 @@ from mpicoll._launch.plan import plan
 
 # How a launcher that `detect` tells from others is called
 OUTER_COMMANDS = {
-    "openmpi": "mpirun", "mvapich": "mpirun_rsh", "jsrun": "jsrun", "pals": "mpiexec", "flux": "flux run", "hydra": "mpiexec",
+    "openmpi": "mpirun", "mvapich": "mpirun_rsh", "pals": "mpiexec", "flux": "flux run", "hydra": "mpiexec",
     "slurm": "srun -K --mpi=...", "pmix": "prun",
 }  # fmt: skip
 

@@ -12,8 +12,8 @@ from mpicoll._base.launcher import (
     TORCH_VARIABLES,
     Launch,
     detect,
+    provide_here,
     provide_node_rank,
-    provide_threads,
     provide_torch_variables,
     started_by_mpi,
     without_job,
@@ -51,10 +51,6 @@ FLUX = {
     "FLUX_JOB_ID": "f2kXQ", "FLUX_URI": "local:///run/flux/local", "FLUX_JOB_SIZE": "8", "FLUX_JOB_NNODES": "2",
     "FLUX_TASK_RANK": "5", "FLUX_TASK_LOCAL_ID": "1", "PMI_FD": "7", "PMI_RANK": "5", "PMI_SIZE": "8",
 }  # fmt: skip
-JSRUN = {
-    "LSB_JOBID": "77", "LSB_MCPU_HOSTS": "batch2 1 a01n01 42 a01n02 42", "JSM_NAMESPACE_RANK": "5", "JSM_NAMESPACE_SIZE": "8",
-    "JSM_NAMESPACE_LOCAL_RANK": "1", "JSM_NAMESPACE_LOCAL_SIZE": "4", "PMIX_RANK": "5", "PMIX_NAMESPACE": "12",
-}  # fmt: skip
 MVAPICH = {f"MV2_COMM_WORLD_{name}": n for name, n in (("RANK", "1"), ("SIZE", "4"), ("LOCAL_RANK", "1"), ("LOCAL_SIZE", "2"))}
 
 
@@ -71,7 +67,6 @@ MVAPICH = {f"MV2_COMM_WORLD_{name}": n for name, n in (("RANK", "1"), ("SIZE", "
         ({**FLUX, "FLUX_JOB_NNODES": "1"}, Launch("flux", 5, 8, 1, 8)),
         ({**FLUX, **HYDRA}, Launch("hydra", 1, 2, 1, 2)),  # mpiexec in a task of flux
         ({"FLUX_URI": FLUX["FLUX_URI"], "FLUX_ENCLOSING_ID": "f2kXQ"}, None),  # the script of `flux batch`
-        (JSRUN, Launch("jsrun", 5, 8, 1, 4)),
         (MVAPICH, Launch("mvapich", 1, 4, 1, 2)),
         ({"PMIX_RANK": "1", "PMIX_SIZE": "3"}, Launch("pmix", 1, 3, None, None)),
         # srun --mpi=pmix: PMIx names the rank, Slurm the size
@@ -132,7 +127,7 @@ def test_the_number_of_the_node(environ: dict[str, str], node: str | None) -> No
 
 def test_threads_that_a_rank_has_chosen_are_not_those_of_a_job_that_it_starts() -> None:
     environ = {**HYDRA, ADDED: "MASTER_PORT=4001", "MASTER_PORT": "4001"}
-    provide_threads(3, environ)
+    provide_here("OMP_NUM_THREADS", "3", environ)
     assert environ["OMP_NUM_THREADS"] == "3"
     assert not {"OMP_NUM_THREADS", "MASTER_PORT"} & set(without_job(environ))
     assert without_job({**environ, "OMP_NUM_THREADS": "5"})["OMP_NUM_THREADS"] == "5"
@@ -213,7 +208,7 @@ def test_a_child_of_a_rank_gets_its_own_values_not_its_parents() -> None:
     assert (child["RANK"], child["WORLD_SIZE"], child["MASTER_ADDR"]) == ("1", "2", "mine")
 
 
-@pytest.mark.parametrize("launcher", [OPENMPI, HYDRA, SRUN, PALS, FLUX, JSRUN, MVAPICH])
+@pytest.mark.parametrize("launcher", [OPENMPI, HYDRA, SRUN, PALS, FLUX, MVAPICH])
 def test_a_new_job_can_be_started_from_inside_a_rank(launcher: dict[str, str]) -> None:  # trap 57
     environ = {**launcher, "PATH": "/bin", OWNER: "17"}
     provide_torch_variables(environ)

@@ -28,7 +28,6 @@ def files(path: str) -> str:
         (PBS, Allocation("PBS", "1234.pbs01", (("x1000c0s0b0n0.hsn", 2), ("x1000c0s0b1n0.hsn", 2)), 4)),
         ({**PBS, "PBS_NODEFILE": "/gone"}, None),  # the file is on the first node only
         (LSF, Allocation("LSF", "77", (("batch2", 1), ("a01n01", 2), ("a01n02", 2)), 5)),
-        ({**LSF, "CSM_ALLOCATION_ID": "3"}, Allocation("LSF", "77", (("a01n01", 2), ("a01n02", 2)), 4)),
         ({**LSF, "LSB_DJOB_HOSTFILE": "/gone"}, Allocation("LSF", "77", (("c3", 1), ("c5", 1), ("c1", 2)), 4)),
     ],
 )

@@ -6,10 +6,6 @@
     LSF           LSB_JOBID         the file LSB_DJOB_HOSTFILE, one line for each slot, or LSB_MCPU_HOSTS: "a 4 b 4"
 
 The first match counts: LSF may run inside a job of another scheduler. `find` collects the texts; the parsers are pure.
-
-# Note [The launch node of LSF]
-With IBM's Cluster System Manager (CSM_ALLOCATION_ID is set) the batch script runs on a launch node. It is the first host of the
-list, and runs no rank.
 """
 
 from __future__ import annotations
@@ -54,7 +50,7 @@ def find(environ: Mapping[str, str], text_of: Callable[[str], str] = read) -> Al
         return _allocation("PBS", environ["PBS_JOBID"], lines(text_of(get("PBS_NODEFILE", ""))))
     if "LSB_JOBID" in environ:
         nodes = lines(text_of(get("LSB_DJOB_HOSTFILE", ""))) or lsf_pairs(get("LSB_MCPU_HOSTS", ""))
-        return _allocation("LSF", environ["LSB_JOBID"], nodes[1:] if "CSM_ALLOCATION_ID" in environ else nodes)
+        return _allocation("LSF", environ["LSB_JOBID"], nodes)
     return None
 
 

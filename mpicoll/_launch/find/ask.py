@@ -1,10 +1,5 @@
 """Runs a command with a time limit, for what could hang or crash: MPI, torch, a trial job, a tool of the system.
 
-    run          the process with its output and exit status
-    output_of    what a tool prints
-    ask          the report of a program that prints one
-    end          ends a process that runs too long
-
 A report is a line that begins with `MARK` and goes on with a JSON object.
 """
 
