@@ -12,6 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
+from mpicoll._engine import node
 from mpicoll._engine.work import Work
 from mpicoll._faults.ledger import REMEMBERED, Entry
 from mpicoll._mpi import runtime
@@ -80,6 +81,7 @@ class CollectiveQueue:
 
     def _loop(self) -> None:
         self.thread_id = threading.get_ident()
+        node.compute_with_one_thread()
         while True:
             with self._guard:
                 while not self._first and not self._queue and not self._closing:
