@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from mpicoll._device import consensus as devices
 from mpicoll._device.consensus import DeviceChoices
-from mpicoll._engine import checked
+from mpicoll._engine import checked, node
 from mpicoll._host import thresholds
 from mpicoll._host.thresholds import Choices
 from mpicoll._mpi.channel import Channel
@@ -45,7 +45,7 @@ def agree(channel: Channel) -> Agreed:
         # One exchange for all: on a busy machine each takes as long as it takes until every rank has had the processor. Neither
         # bcast nor allreduce of objects, which broadcasts: in MPICH, ranks of different thread levels disagree about how to
         # broadcast, from the third broadcast of a communicator on (5.0.2; mpi4py alone shows it).
-        received = channel.comm.allgather((own, error, devices.seen(), own_facts(channel.comm)))
+        received = channel.comm.allgather((own, error, devices.seen(), own_facts(channel.comm, node.threads())))
     agreed, error, *_ = received[0]
     if error:
         raise ValueError(error)

@@ -24,14 +24,21 @@ def provide(rank: int, topology: Topology) -> None:
     nodes = topology.nodes
     if launcher.detect() is not None:
         launcher.provide_node_rank([*dict.fromkeys(nodes)].index(nodes[rank]))
-    if nodes.count(nodes[rank]) > 1 and not any(name in os.environ for name in launcher.THREAD_SETTINGS):
+    if nodes.count(nodes[rank]) > 1 and not threads():
         _share_cores(rank, topology.share)
 
 
+def threads() -> int:
+    """Number of threads of torch in this rank; 0: it is torch's default, of which `provide` takes this rank's share."""
+    allowed, number = cpus.allowed(), torch.get_num_threads()
+    chosen = any(name in os.environ for name in launcher.THREAD_SETTINGS)
+    return number if chosen or number not in (len(allowed), cpus.count(allowed)) else 0
+
+
 def _share_cores(rank: int, share: int) -> None:
-    allowed, threads = cpus.allowed(), torch.get_num_threads()
-    share = min(share, binding.threads(os.environ, allowed, launcher.detect()) or share)
-    if threads not in (len(allowed), cpus.count(allowed)) or share >= threads:
+    share = min(share, binding.threads(os.environ, cpus.allowed(), launcher.detect()) or share)
+    threads = torch.get_num_threads()
+    if share >= threads:
         return
     torch.set_num_threads(share)
     launcher.provide_here(launcher.THREADS, str(share))

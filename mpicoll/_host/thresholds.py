@@ -22,6 +22,7 @@ from mpicoll._host.algorithms.window import LINE, parts
 
 NATIVE, SHARED_MEMORY, HIERARCHICAL, DIRECT, PAIRWISE = "native", "shared_memory", "hierarchical", "direct", "pairwise"
 PAGE = 4096  # bytes
+WORK = 128 << 10  # bytes of float32 for a thread: torch takes no more threads than there are 32,768 elements for
 
 LARGEST_DISPLACEMENT = 2**31 - 1  # MPI's displacements are C ints
 NEVER = 1 << 62  # bytes
@@ -139,15 +140,20 @@ class Choices(NamedTuple):
     """The settings of rank 0, which all ranks share."""
 
     window_bytes: int = 64 << 20  # upper limit of the memory of one group's window on a node; 0: no windows
-    chunk_bytes: int = 1 << 20  # upper limit of what a rank writes into the window at a time
+    chunk_bytes: int = 1 << 20  # upper limit of what a rank of one thread writes into the window at a time
     node_size: int = 0  # number of ranks of a simulated node; 0: the real nodes
     window_from: Mapping[str, Mapping[int, int]] = WINDOW_FROM
     between_from: Mapping[str, Mapping[int, int]] = BETWEEN_FROM
     apart_from: Mapping[str, Mapping[int, int]] = APART_FROM
 
-    def chunk(self, ranks: int, nodes: int = 1) -> int:
-        """Returns the bytes of a slot in a window of so many ranks."""
-        return min(self.chunk_bytes * (BETWEEN_CHUNKS if nodes > 1 else 1), self.window_bytes // parts(ranks)) // PAGE * PAGE
+    def chunk(self, ranks: int, nodes: int = 1, threads: int = 1) -> int:
+        """Returns the bytes of a slot in a window of so many ranks, each with so many threads, of a group on so many nodes.
+
+        A rank's slice of it has work for all threads, within ``window_bytes``: 64 MiB suffice for 4 ranks of 11 threads.
+        """
+        wanted = max(self.chunk_bytes, ranks * threads * WORK) if threads > 1 else self.chunk_bytes
+        wanted = max(wanted, self.chunk_bytes * BETWEEN_CHUNKS) if nodes > 1 else wanted
+        return min(wanted, self.window_bytes // parts(ranks)) // PAGE * PAGE
 
     def least(self, operation: str, ranks: int) -> int:
         """Returns the bytes from which ``operation`` uses the window of so many ranks, or NEVER."""

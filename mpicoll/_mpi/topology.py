@@ -19,13 +19,17 @@ class Facts(NamedTuple):
 
     Attributes:
         node: Equal on ranks that share memory.
-        cores: The hardware threads that it may use, one bit each.
+        cpus: The hardware threads that it may use, one bit each.
+        cores: Number of their cores.
         quota: Number of cores, if that is limited.
+        threads: Number of threads of torch; 0: as many as its share of the cores.
     """
 
     node: Hashable
+    cpus: int
     cores: int
     quota: int | None
+    threads: int
 
 
 class Topology(NamedTuple):
@@ -34,10 +38,11 @@ class Topology(NamedTuple):
     nodes: tuple[int, ...]  # each rank's node, named by the number of the node's first rank
     crowded: bool  # some node has fewer cores for its ranks than ranks, so that a spinning rank holds up another
     share: int = 1  # this rank's part of the cores that it shares with the other ranks of the world on its node
+    threads: int = 1  # of torch in each rank of the world, the fewest; 1 if some node has fewer cores than threads of its ranks
 
     def of(self, ranks: Iterable[int]) -> Topology:
         """The topology of a group of some of the ranks, in this order. Its nodes are named by ranks of the group."""
-        return Topology(_numbered(self.nodes[rank] for rank in ranks), self.crowded, self.share)
+        return Topology(_numbered(self.nodes[rank] for rank in ranks), self.crowded, self.share, self.threads)
 
     @property
     def single(self) -> bool:
@@ -45,10 +50,11 @@ class Topology(NamedTuple):
         return len(set(self.nodes)) == 1
 
 
-def own_facts(comm: Intracomm) -> Facts:
+def own_facts(comm: Intracomm, threads: int) -> Facts:
     """The facts about this rank of a communicator (collective)."""
     node = socket.gethostname() if survivors.possible() else _first_of_node(comm)
-    return Facts(node, sum(1 << core for core in cpus.allowed()), cpus.quota())
+    allowed = cpus.allowed()
+    return Facts(node, sum(1 << cpu for cpu in allowed), cpus.count(allowed), cpus.quota(), threads)
 
 
 def topology_of(ranks: Sequence[Facts], own: int, node_size: int = 0) -> Topology:
@@ -62,22 +68,30 @@ def topology_of(ranks: Sequence[Facts], own: int, node_size: int = 0) -> Topolog
         neighbours = on_node.setdefault(each.node, [])
         names.append((each.node, len(neighbours) // node_size if node_size else 0))
         neighbours.append(each)
-    crowded = any(_crowded(neighbours) for neighbours in on_node.values())
-    return Topology(_numbered(names), crowded, _share(ranks[own], on_node[ranks[own].node]))
+    crowded = any(_usable(neighbours) < len(neighbours) for neighbours in on_node.values())
+    threads = min(map(_threads, on_node.values()))
+    return Topology(_numbered(names), crowded, _share(ranks[own], on_node[ranks[own].node]), threads)
 
 
-def _crowded(node: Sequence[Facts]) -> bool:
-    cores = 0
+def _usable(node: Sequence[Facts], per_core: int = 1) -> int:
+    """Number of hardware threads that the ranks of a node may use, or of cores with ``per_core`` of them."""
+    mask = 0
     for each in node:
-        cores |= each.cores
-    return min(cores.bit_count(), *(each.quota or len(node) for each in node)) < len(node)
+        mask |= each.cpus
+    return min([mask.bit_count() // per_core, *(each.quota for each in node if each.quota)])
+
+
+def _threads(node: Sequence[Facts]) -> int:
+    """The smallest number of threads of torch in a rank of the node; 1 if there are fewer cores than threads of all ranks."""
+    cores = _usable(node, node[0].cpus.bit_count() // node[0].cores)
+    threads = [each.threads or max(1, cores // len(node)) for each in node]
+    return min(threads) if sum(threads) <= cores else 1
 
 
 def _share(own: Facts, node: Iterable[Facts]) -> int:
     """This rank's part of its cores, of which other ranks of the node may use some, too."""
-    sharing = sum(bool(own.cores & other.cores) for other in node)
-    cores = cpus.count(cpus.allowed())
-    return max(1, min(cores, own.quota or cores) // sharing)
+    sharing = sum(bool(own.cpus & other.cpus) for other in node)
+    return max(1, min(own.cores, own.quota or own.cores) // sharing)
 
 
 def _first_of_node(comm: Intracomm) -> int:

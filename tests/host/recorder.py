@@ -30,7 +30,7 @@ from torch import Tensor
 from torch.distributed import ReduceOp
 
 from mpicoll._host import collectives, plans, stages, thresholds
-from mpicoll._host.algorithms import direct, hierarchical, rail, window
+from mpicoll._host.algorithms import direct, rail, window, windows
 from mpicoll._host.algorithms.hierarchical import Stages
 from mpicoll._host.algorithms.window import LINE, Window
 from mpicoll._host.algorithms.windows import Windows
@@ -244,12 +244,13 @@ class Communicator:
 
 
 class Job(NamedTuple):
-    """A group of ``ranks`` on nodes of ``ranks_per_node``, and rank 0's settings."""
+    """A group of ``ranks`` on nodes of ``ranks_per_node``, each with ``threads``, and rank 0's settings."""
 
     ranks: int
     ranks_per_node: int
     choices: Choices = Choices()
     overruns: bool = False  # `Runtime.overruns`
+    threads: int = 1
 
     @property
     def nodes(self) -> int:
@@ -300,10 +301,10 @@ class Job(NamedTuple):
         comm: Any = Communicator(self, record, range(self.ranks), sent)
         channel = Channel(runtime, comm)
         nodes = tuple(rank // self.ranks_per_node * self.ranks_per_node for rank in range(self.ranks))
-        windows = Windows(channel, Topology(nodes, crowded=False), self.choices.chunk, channel.in_background)
+        made = Windows(channel, Topology(nodes, crowded=False, threads=self.threads), self.choices.chunk, channel.in_background)
         if self.known.large == thresholds.HIERARCHICAL:
-            windows.connect()
-        return HostCollectives(channel, windows, self.known, lambda _, name, __: record.algorithms.append(name), checked=False)
+            made.connect()
+        return HostCollectives(channel, made, self.known, lambda _, name, __: record.algorithms.append(name), checked=False)
 
 
 class Records(NamedTuple):
@@ -433,8 +434,9 @@ def _recording(job: Job, record: Record) -> Iterator[None]:
         for kind, methods in WORDS.items():
             for method in methods:
                 stack.enter_context(mock.patch.object(Window, method.__name__, noting(kind, method)))
-        for module in (collectives, direct, hierarchical, rail, window):
+        for module in (collectives, direct, rail, window, windows):
             stack.enter_context(mock.patch.object(module, "memmove", record.copy))
+        stack.enter_context(mock.patch.object(windows, "copy", record.copy))
         stack.enter_context(mock.patch.object(shared_segment, "create", segment))
         stack.enter_context(mock.patch.object(Window, "read", read))  # of all_to_all: all ranks write equal numbers
         stack.enter_context(mock.patch.object(stages, "of", of))

@@ -198,6 +198,22 @@ def test_many_ranks_on_each_of_many_nodes() -> None:
     assert max(nbytes for *_, nbytes in record.collectives) <= -(-piece // 64 // 64) * 64
 
 
+@pytest.mark.parametrize(
+    ("operation", "ranks", "ranks_per_node", "nbytes", "turns"),
+    [
+        *[("all_reduce", ranks, ranks, nbytes, turns) for ranks, nbytes, turns in [(2, 8, 2), (4, 8, 2), (8, 6, 2), (8, 8, 3)]],
+        ("all_reduce", 16, 8, 6, 2),
+        ("broadcast", 4, 4, 8, 2),
+        ("all_gather", 4, 4, 32, 2),
+        ("reduce_scatter", 4, 4, 8, 2),
+    ],
+)
+def test_a_turn_of_ranks_with_threads_is_longer(operation: str, ranks: int, ranks_per_node: int, nbytes: int, turns: int) -> None:
+    """As long as all threads have work: 4 MiB if 32 threads reduce. Turns of ranks with one thread have 512 KiB."""
+    job = Job(ranks, ranks_per_node, threads=32 // ranks_per_node)
+    assert job.record(operation, nbytes * MIB, ranks=[1]).of[1].turns == turns
+
+
 def test_a_small_operation_is_one_call() -> None:
     records = Job(1024, 64).record("all_reduce", 4 * KIB, ranks=[0])
     assert records.of[0].calls == {"Allreduce": 1}

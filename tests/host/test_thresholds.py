@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from mpicoll._host import thresholds
-from mpicoll._host.thresholds import APART, BETWEEN, DIRECT, NATIVE, NEVER, WINDOW_FROM, WITHIN, Choices
+from mpicoll._host.algorithms.window import Window, parts, words_nbytes
+from mpicoll._host.thresholds import APART, BETWEEN, DIRECT, NATIVE, NEVER, PAGE, WINDOW_FROM, WITHIN, Choices
 from mpicoll.bench import tune
 from tests.support import launch
 
@@ -72,6 +73,22 @@ def test_a_measured_table_decides_between_nodes() -> None:
     """The rules of the model hold for the default alone."""
     assert Choices(between_from={"all_gather": {2: 1}}).least_between("all_gather", (2, 2)) == 1
     assert Choices().least_between("all_gather", (2, 2)) == NEVER
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 8, 16, 64, 128, 1000])
+def test_chunks_grow_with_the_threads_of_a_rank(ranks: int) -> None:
+    """Each thread of a rank has a slice of at least 128 KiB to reduce, unless the window would take more than 64 MiB."""
+    choices = Choices()
+    chunks = [choices.chunk(ranks, threads=threads) for threads in range(1, 65)]
+    assert chunks[0] == choices.chunk(ranks) <= 1 << 20
+    assert chunks == sorted(chunks)
+    for threads, chunk in enumerate(chunks, 1):
+        segment = Window.nbytes(ranks, chunk) - words_nbytes(ranks)
+        assert segment <= 64 << 20
+        assert chunk % PAGE == 0
+        if threads > 1:
+            full = segment > (64 << 20) - parts(ranks) * PAGE
+            assert full or chunk // ranks >= threads * 128 << 10, (threads, chunk)
 
 
 def test_no_window_for_one_rank_or_without_memory() -> None:

@@ -10,8 +10,8 @@ import pytest
 import torch
 from mpi4py import MPI
 
-from mpicoll._host.algorithms import shared_memory
-from mpicoll._host.algorithms.blocks import block, blocks
+from mpicoll._host.algorithms import blocks, shared_memory
+from mpicoll._host.algorithms.blocks import block
 from mpicoll._host.algorithms.window import LINE, Window
 from mpicoll._mpi import shared_segment
 from mpicoll._mpi.backoff import Backoff
@@ -30,12 +30,16 @@ def add(parts: list[torch.Tensor], out: torch.Tensor) -> None:
     kernel.combine(parts, out)
 
 
-@pytest.fixture(params=[True, False], ids=["ordered", "fenced"])
-def window(request: pytest.FixtureRequest) -> Window:
-    comm = MPI.COMM_WORLD
-    made = shared_segment.create(comm, Window.nbytes(comm.size, CHUNK), ordered=request.param)
-    assert made is not None
-    return Window(made, comm.rank, comm.size, CHUNK, lambda: Backoff().pause, spins=10)
+@pytest.fixture(params=["ordered", "fenced", "threads"])
+def window(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Window:
+    comm, threads = MPI.COMM_WORLD, 2 if request.param == "threads" else 1
+    segment = shared_segment.create(comm, Window.nbytes(comm.size, CHUNK), ordered=request.param != "fenced")
+    assert segment is not None
+    made = Window(segment, comm.rank, comm.size, CHUNK, lambda: Backoff().pause, 10, threads)
+    if threads > 1:
+        monkeypatch.setattr(blocks, "BY_THREADS_FROM", 64)
+        made.copy = blocks.copy
+    return made
 
 
 def test_a_fence_needs_no_window_of_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +109,7 @@ def all_gather(window: Window, count: int, seed: int) -> tuple[torch.Tensor, tor
 def all_gather_in_place(window: Window, count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     output = torch.zeros(window.size, count)
     output[window.rank] = of_rank(window.rank, count, seed)
-    shared_memory.all_gather(window, blocks(output, window.size), block(output[window.rank]))
+    shared_memory.all_gather(window, blocks.blocks(output, window.size), block(output[window.rank]))
     return output, torch.stack([of_rank(r, count, seed) for r in range(window.size)])
 
 

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from ctypes import memmove
 from typing import TypeAlias
 
+import torch
 from torch import Tensor
 
+from mpicoll._mpi.datatypes import fromaddress
+
 Block: TypeAlias = "tuple[int, int]"  # address, nbytes
+
+BY_THREADS_FROM = 256 << 10  # bytes; two threads copy 64 KiB slower than one, 256 KiB in 0.87 and 1 MiB in 0.6 of its time
 
 
 def block(memory: Tensor) -> Block:
@@ -34,3 +40,15 @@ def rows(memory: Tensor, counts: Sequence[int]) -> list[Block]:
         result.append((address, count * row))
         address += count * row
     return result
+
+
+def copy(to: int, source: int, nbytes: int) -> None:
+    """Copies by the threads of torch, if there are enough bytes for several. The two blocks do not overlap."""
+    if nbytes < BY_THREADS_FROM:
+        memmove(to, source, nbytes)
+    else:
+        _bytes(to, nbytes).copy_(_bytes(source, nbytes))
+
+
+def _bytes(address: int, nbytes: int) -> Tensor:
+    return torch.frombuffer(fromaddress(address, nbytes), dtype=torch.uint8)

@@ -28,7 +28,7 @@ from torch import Tensor
 from mpicoll._host.algorithms import shared_memory
 from mpicoll._host.algorithms.blocks import Block
 from mpicoll._host.algorithms.rail import Finish, Rail
-from mpicoll._host.algorithms.window import LINE, Window, memmove
+from mpicoll._host.algorithms.window import LINE, Window
 from mpicoll._tensors.combine import Combine
 
 NOBODY = -1  # the receiver on a node, if the result is for a rank of another node
@@ -67,7 +67,7 @@ class Stages(NamedTuple):
 def all_reduce(nodes: Nodes, memory: Tensor, stages: Stages, root: int | None = None) -> None:
     """Reduces one-dimensional memory as within a node, but a slice goes over its rail before it becomes the result."""
     window, rail, finish = nodes.window, nodes.rail, stages.finish
-    slice_ = min(memory.nbytes, window.chunk // 2) // nodes.places + LINE
+    slice_ = min(memory.nbytes, window.piece) // nodes.places + LINE
     scratch = torch.empty(0 if finish is None else slice_ // memory.element_size(), dtype=stages.code, device="cpu")
     root_node, receiver = (None, None) if root is None else nodes.at[root]
 
@@ -105,7 +105,7 @@ def reduce_scatter(nodes: Nodes, output: Tensor, memory: Tensor, stages: Stages)
     def fill(turn: int, begin: int, nbytes: int) -> None:
         slot = window.slot(turn, place)
         for number, rank in enumerate(order):
-            memmove(slot + number * nbytes, address + rank * block + begin, nbytes)
+            window.copy(slot + number * nbytes, address + rank * block + begin, nbytes)
 
     for turn, begin, nbytes in window.turns(block, piece, fill):
         n = nbytes // itemsize
@@ -156,7 +156,7 @@ def all_gather(nodes: Nodes, targets: Sequence[Block], source: Block) -> None:
             for node, ranks in enumerate(nodes.members):
                 target = targets[ranks[j]][0]
                 if ranks[j] != rank or target != address:
-                    memmove(target + begin, slot + node * nbytes, nbytes)
+                    window.copy(target + begin, slot + node * nbytes, nbytes)
         window.take(turn)
 
 
@@ -168,7 +168,7 @@ def broadcast(nodes: Nodes, memory: Block, root: int) -> None:
     window, place, places, (address, total) = nodes.window, nodes.window.rank, nodes.places, memory
     root_node, root_place = nodes.at[root]
     on_root_node = root_node == nodes.node
-    piece = window.chunk // 2  # as shared_memory.broadcast
+    piece = window.piece
     first = window.turn
     window.turn = first + -(-total // piece)
     for turn in range(first, window.turn):
@@ -179,7 +179,7 @@ def broadcast(nodes: Nodes, memory: Block, root: int) -> None:
         has_slice = place < places and high > low
         if on_root_node and place == root_place:
             window.free(turn)
-            memmove(window.slot(turn, place), address + begin, nbytes)  # [1]
+            window.copy(window.slot(turn, place), address + begin, nbytes)  # [1]
             window.lay(turn)
         elif on_root_node:
             window.await_laid_by(root_place, turn)
@@ -193,9 +193,9 @@ def broadcast(nodes: Nodes, memory: Block, root: int) -> None:
             nodes.rail.broadcast((chunk + low, high - low), root_node)  # [2]
         if on_root_node:
             if place != root_place:
-                memmove(address + begin, chunk, nbytes)
+                window.copy(address + begin, chunk, nbytes)
             window.take(turn)
         else:
             window.take(turn)
             window.await_taken(turn)
-            memmove(address + begin, chunk, nbytes)  # [3]
+            window.copy(address + begin, chunk, nbytes)  # [3]

@@ -40,7 +40,7 @@ def all_reduce(window: Window, memory: Tensor, combine: Combine, root: int | Non
     """
     rank, size, dtype, address = window.rank, window.size, memory.dtype, memory.data_ptr()
     itemsize = memory.element_size()
-    piece = window.chunk // 2  # slots and results of two turns stay in the cache of a core
+    piece = window.piece
 
     def slice_of(nbytes: int) -> int:
         return round_up(-(-nbytes // (slices or size)), LINE)
@@ -112,7 +112,7 @@ def reduce_scatter(window: Window, output: Tensor, memory: Tensor, combine: Comb
 def all_gather(window: Window, targets: Sequence[Block], source: Block) -> None:
     """The source of rank i arrives in ``targets[i]`` of every rank. Sizes may differ; a target may be its rank's source."""
     rank, (address, source_nbytes) = window.rank, source
-    piece = window.chunk // 2  # halves are best for plain copies: more data moves at a time
+    piece = window.piece
     own_target = targets[rank][0]
 
     def fill(turn: int, begin: int, longest: int) -> None:
@@ -134,7 +134,7 @@ def all_gather(window: Window, targets: Sequence[Block], source: Block) -> None:
 def broadcast(window: Window, memory: Block, root: int) -> None:
     """The bytes of the root arrive in the memory of every rank."""
     address, total = memory
-    piece = window.chunk // 2
+    piece = window.piece
     first = window.turn
     window.turn = first + -(-total // piece)
     for turn in range(first, window.turn):

@@ -10,6 +10,9 @@ the next chunk while another rank still reads the last one:
     half 0, 1  slot[0] slot[1] ... slot[n-1]                                 of turns t with t % 2 == 0, 1
     results    result[0] result[1] result[2]                                 of turns t with t % 3 == 0, 1, 2
 
+Linux takes each page from the NUMA node of the rank that touches it first. A slot is first touched by its rank, and a part of a
+result by the rank that reduces it: nobody clears the memory.
+
 A turn t, in the order in which a rank writes:
 
     [1] writes its slot, once all ranks have taken turn t - 2                                laid[r] = t + 1
@@ -64,18 +67,28 @@ class Window:
         chunk: Bytes of a slot, and of a result.
         pause: Makes the function that is called between two checks of a word that has not come. That function backs off.
         spins: Number of checks before `pause` is called, some 50 ns each.
+        threads: Of each rank.
 
     Attributes:
+        piece: Bytes of a turn of operations that need no part of a slot for every rank.
         turn: Number of the next turn, the same on all ranks.
         call: Number of the collective under way. Methods that wait for other ranks raise DifferentCalls if theirs differs.
     """
 
     def __init__(
-        self, segment: Segment, rank: int, size: int, chunk: int, pause: Callable[[], Callable[[], None]], spins: int
+        self,
+        segment: Segment,
+        rank: int,
+        size: int,
+        chunk: int,
+        pause: Callable[[], Callable[[], None]],
+        spins: int,
+        threads: int = 1,
     ) -> None:
         self.rank = rank
         self.size = size
         self.chunk = chunk
+        self.piece = chunk if threads > 1 else chunk // 2  # the slots and results of two turns stay in the cache of a core
         self.turn = 0
         self.call = 0
         #: (to, from, number of bytes): addresses in the window or in the caller's memory

@@ -13,10 +13,13 @@ import time
 from collections.abc import Callable, Sequence
 from functools import cached_property
 
+import torch
+
 from mpicoll._base.waits import ALIVE_S
+from mpicoll._host.algorithms.blocks import copy
 from mpicoll._host.algorithms.hierarchical import Nodes
 from mpicoll._host.algorithms.rail import Rail
-from mpicoll._host.algorithms.window import LINE, Window
+from mpicoll._host.algorithms.window import LINE, Window, memmove
 from mpicoll._mpi import runtime, shared_segment
 from mpicoll._mpi.backoff import Backoff
 from mpicoll._mpi.channel import Channel
@@ -30,7 +33,7 @@ class Windows:
     """The windows of one group.
 
     Args:
-        chunk: Returns the bytes of a slot in a window of so many ranks, and of a group on so many nodes.
+        chunk: Returns the bytes of a slot in a window of so many ranks, of a group on so many nodes, of so many threads in each rank.
         in_background: True if the calling thread runs beside the program's thread, which needs the core and the interpreter.
         call: Returns a number of the collective under way, equal on all ranks if their calls are equal.
     """
@@ -39,7 +42,7 @@ class Windows:
         self,
         channel: Channel,
         topology: Topology,
-        chunk: Callable[[int, int], int],
+        chunk: Callable[[int, int, int], int],
         in_background: Callable[[], bool],
         call: Callable[[], int] = lambda: 0,
     ) -> None:
@@ -79,6 +82,8 @@ class Windows:
             window = self.window if self.nodes is None else self.nodes.window
             assert window is not None
             window.call = self._call()
+            if self._topology.threads > 1:
+                window.copy = copy if 1 < torch.get_num_threads() <= self._topology.share else memmove
         return self._possible
 
     def _between_nodes(self, rail: Rail) -> Nodes | None:
@@ -108,13 +113,14 @@ class Windows:
 
         ``most`` is the number of ranks of the largest such window, so that all windows have equal chunks.
         """
-        chunk = self._chunk(most, len(self._members))
+        threads = self._topology.threads
+        chunk = self._chunk(most, len(self._members), threads)
         if chunk < LINE * most:  # no room for a piece for every rank of the node
             return None
         segment = shared_segment.create(self._channel.comm, Window.nbytes(len(ranks), chunk), maker=ranks[0])
         if segment is None:
             return None
-        return Window(segment, ranks.index(self._rank), len(ranks), chunk, self.pause, self.spins)
+        return Window(segment, ranks.index(self._rank), len(ranks), chunk, self.pause, self.spins, threads)
 
     def close(self) -> None:
         """Frees the windows and the communicator. Called on an explicit destroy only, never from garbage collection."""
