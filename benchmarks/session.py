@@ -10,8 +10,6 @@ from dataclasses import replace
 from operator import sub
 from typing import Any
 
-import torch
-
 from mpicoll.bench import machine, options
 from mpicoll.bench.harness import Harness, open_harness
 from mpicoll.bench.options import Parser
@@ -33,7 +31,6 @@ def make_parser(description: str | None) -> Parser:
 @contextmanager
 def opened(args: argparse.Namespace, pace: Pace) -> Iterator[tuple[Harness, Output]]:
     """A world, and its output, which is written to ``--json`` at the end (collective)."""
-    torch.set_num_threads(1)
     pace = QUICK if args.quick else pace
     with open_harness(replace(pace, rounds=args.repeat or pace.rounds)) as harness:
         output = Output(machine.describe(harness.control), harness.rank)

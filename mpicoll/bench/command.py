@@ -7,8 +7,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 
-import torch
-
 from mpicoll.bench import machine, options, table, tune
 from mpicoll.bench.formulas import EMPTY, IN_PARTS, REDUCTIONS
 from mpicoll.bench.harness import Harness, Maker, Skipped, has_twin, open_harness
@@ -24,9 +22,8 @@ KNOWN: dict[str, Maker] = {**COLLECTIVES, **MESSAGES}
 def run(words: Sequence[str], description: str) -> None:
     """Measures what the command line asks for (collective)."""
     args = options.read(words, description)
-    torch.set_num_threads(1)
     pace = QUICK if args.quick else tune.PACE if args.what == "tune" else Pace()
-    with open_harness(replace(pace, rounds=args.repeat or pace.rounds), getattr(args, "device", "cpu")) as harness:
+    with open_harness(replace(pace, rounds=args.repeat or pace.rounds), getattr(args, "device", "cpu"), args.threads) as harness:
         if harness.size < 2 and args.what in MESSAGES:
             raise SystemExit(f"bench {args.what}: needs two ranks; python -m mpicoll.run -n 2 -m mpicoll.bench {args.what}")
         output = Output(machine.describe(harness.control), harness.rank)

@@ -16,6 +16,7 @@ import torch.distributed
 import mpicoll
 from mpicoll._base.errors import UnsupportedReduction
 from mpicoll._device import streams
+from mpicoll._host.algorithms import blocks
 from mpicoll.bench import formulas
 from mpicoll.bench.control import ControlChannel
 from mpicoll.bench.formulas import REDUCTIONS, spell
@@ -178,7 +179,8 @@ class Harness:
 
 def _memory_copy(nbytes: int, times: int) -> Call:
     source, target = torch.ones(nbytes, dtype=torch.uint8), torch.ones(nbytes, dtype=torch.uint8)
-    to, origin, copy = target.data_ptr(), source.data_ptr(), ctypes.memmove
+    to, origin = target.data_ptr(), source.data_ptr()
+    copy = ctypes.memmove if torch.get_num_threads() == 1 else blocks.copy
 
     def call() -> tuple[object, object]:
         for _ in range(times):
@@ -189,10 +191,11 @@ def _memory_copy(nbytes: int, times: int) -> Call:
 
 
 @contextmanager
-def open_harness(pace: Pace, device: str = "cpu") -> Iterator[Harness]:
+def open_harness(pace: Pace, device: str = "cpu", threads: int = 1) -> Iterator[Harness]:
     """Makes the world and destroys it (collective)."""
+    torch.set_num_threads(threads)
     mpicoll.init_process_group()
-    torch.set_num_threads(1)
+    torch.set_num_threads(threads)  # a start may have changed the number
     control = ControlChannel()
     harness = Harness(control, pace, CPU if device == "cpu" else streams.own_device(control.local_rank))
     yield harness

@@ -35,9 +35,10 @@ class Machine:
         return {**asdict(self), "cores_per_rank": self.cores_per_rank}
 
     def lines(self) -> list[str]:
+        threads = f"{self.threads} torch thread{'s' * (self.threads > 1)} per rank"
         return [
             f"{self.ranks} ranks, {self.cores} cores ({self.cpu}); {self.mpi}",
-            f"torch {self.torch}, mpicoll {self.mpicoll}, Python {self.python}; {self.threads} torch thread per rank",
+            f"torch {self.torch}, mpicoll {self.mpicoll}, Python {self.python}; {threads}",
         ]
 
 

@@ -73,6 +73,7 @@ def make_parser(description: str | None) -> Parser:
         help="rounds, each of all implementations in turn; default 15 (tune: 7), fewer for slow operations",
     )
     common.add_argument("--quick", action="store_true", help="a quick test: few and short rounds, small sizes")
+    common.add_argument("--threads", type=count, default=1, metavar="T", help="threads of torch in each rank; default 1")
     common.add_argument("--json", metavar="FILE", help="write all figures, with the time of every round")
     sizes = Parser(add_help=False)
     sizes.add_argument("--sizes", "--bytes", type=size, nargs="+", metavar="S", help="8 64KiB 1MiB ...")

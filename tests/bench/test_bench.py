@@ -67,6 +67,16 @@ def test_all_reduce_is_the_default_and_prints_a_row_for_each_size() -> None:
 
 
 @pytest.mark.launch
+def test_threads_of_each_rank(tmp_path: Path) -> None:
+    file = tmp_path / "out.json"
+    words = ["all_reduce", "--quick", "--sizes", "1MiB", "--threads", "2", "--impl", "mpicoll", "--json", str(file)]
+    result = launch(2, *BENCH, *words)
+    assert result.returncode == 0, result.stderr
+    assert "; 2 torch threads per rank\n" in result.stdout
+    assert json.loads(file.read_text())["machine"]["threads"] == 2
+
+
+@pytest.mark.launch
 def test_tensors_on_another_device() -> None:
     """Their calls are waited for, MPI's own takes the host's memory, the floor is the device's, and NCCL says why not."""
     result = launch(2, "-c", PRETENDED)
@@ -113,6 +123,7 @@ def test_dtypes_without_the_op_are_skipped_and_said() -> None:
         (["all_reduce", "--repeat", "many"], "--repeat: 'many': 1 or more"),
         (["all_reduce", "--sizes", "1MB2"], "--sizes/--bytes: '1MB2' is no size"),
         (["all_reduce", "--sizes", "0"], "--sizes/--bytes: '0': a size is 1 byte or more"),
+        (["tune", "--threads", "0"], "--threads: '0': 1 or more"),
         pytest.param(["all_reduce", "--device", "cuda"], "--device cuda: torch sees no GPU here", marks=WITHOUT_GPU),
     ],
 )
