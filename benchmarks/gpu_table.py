@@ -3,8 +3,9 @@
     machine     {gpu, gpus, torch, cuda}
     device      "cuda"; a trial of the tests themselves on the "cpu" says nothing here
     when        a date
-    mpis        {name: {version, verdict: {moves, evidence}, paths}}
+    mpis        {name: {version, verdict: {moves, evidence}, paths, host}}
     paths       {path: {tests: {ranks: {status, passed, failed, ...}}, bench: {what: {bytes: {way: us}}}}}
+    host        {ranks x threads: {bytes: {way: us}}}, an all_reduce on the CPU; not in the table
 
 A path or a benchmark may be {"not run": reason} instead, and a time the reason itself. What a report lacks was not run.
 """

@@ -20,6 +20,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 sys.path.insert(0, str(ROOT))
 
+from mpicoll._base import cpus  # noqa: E402
 from mpicoll._launch.find import ask  # noqa: E402
 
 ARCHIVES = ROOT.parent / "shared" / "gpu"
@@ -30,6 +31,9 @@ print(json.dumps(dict(gpu=gpu, gpus=torch.cuda.device_count(), torch=torch.__ver
 """
 BENCHES = ("latency", "all_reduce", "all_gather_into_tensor", "broadcast")
 SIZES = ("8", "64KiB", "1MiB", "16MiB", "256MiB")
+# On the host's cores, beside Gloo and MPI: ranks x threads, and sizes.
+SHAPES = ("16x1", "8x2", "4x4", "2x8")
+HOST_SIZES = ("64", "64KiB", "4MiB", "64MiB")
 COUNTS = re.compile(r"(\d+) (passed|failed|skipped|errors?|deselected)")
 # What rank 0 is told, so that all go one way.
 PATHS = {
@@ -64,6 +68,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--ranks", nargs="+", type=int, default=[2, 4], metavar="N", help="default 2 4")
     parser.add_argument("--paths", nargs="+", choices=PATHS, default=list(PATHS), help="default all")
     parser.add_argument("--bench", nargs="*", choices=BENCHES, default=list(BENCHES), help="default all")
+    parser.add_argument("--shapes", nargs="*", default=list(SHAPES), metavar="RxT", help="ranks x threads, on the host")
     parser.add_argument("--device", default="cuda", help="cpu tries the tests themselves")
     parser.add_argument("--limit", type=float, default=280, metavar="S", help="seconds for each run; default 280")
     parser.add_argument("--sizes", nargs="+", default=list(SIZES), metavar="S", help="of the benchmarks")
@@ -113,7 +118,17 @@ def one(options: argparse.Namespace, environ: Mapping[str, str]) -> dict[str, An
             found["paths"][path] = {"not run": "this MPI does not take GPU memory"}
         else:
             found["paths"][path] = by(path, options, {**environ, **PATHS[path]})
+    found["host"] = {shape: on_host(options, shape, environ) for shape in options.shapes}
     return found
+
+
+def on_host(options: argparse.Namespace, shape: str, environ: Mapping[str, str]) -> Any:
+    """An all_reduce of the host's memory: microseconds by size and way."""
+    ranks, threads = map(int, shape.split("x"))
+    if ranks * threads > cpus.usable_cores():
+        return {"not run": f"{cpus.usable_cores()} cores"}
+    words = ["--sizes", *HOST_SIZES, "--threads", str(threads)]
+    return bench(options, "all_reduce", environ, ranks, words)
 
 
 def by(path: str, options: argparse.Namespace, environ: Mapping[str, str]) -> dict[str, Any]:
@@ -121,19 +136,17 @@ def by(path: str, options: argparse.Namespace, environ: Mapping[str, str]) -> di
     for ranks in options.ranks:
         found["tests"][str(ranks)] = run = tests(options, ranks, path, environ)
         print(path, ranks, json.dumps(run)[:1000], flush=True)
-    for what in options.bench:
-        found["bench"][what] = bench(options, what, environ)
+    for what in options.bench:  # on 2 ranks; the copy is the device's
+        found["bench"][what] = bench(options, what, environ, 2, ["--device", options.device, "--sizes", *options.sizes])
     return found
 
 
-def bench(options: argparse.Namespace, what: str, environ: Mapping[str, str]) -> Any:
-    """Microseconds by size and way, on 2 ranks; the copy is the device's."""
+def bench(options: argparse.Namespace, what: str, environ: Mapping[str, str], ranks: int, words: list[str]) -> Any:
+    """Microseconds by size and way."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "rows.json"
-        words = ["--device", options.device, "--sizes", *options.sizes, "--repeat", "5", "--json", str(file)]
-        status, said = start(
-            ["-m", "mpicoll.run", "--quiet", "-n", "2", "-m", "mpicoll.bench", what, *words], environ, options.limit
-        )
+        run = ["-m", "mpicoll.run", "--quiet", "-n", str(ranks), "-m", "mpicoll.bench"]
+        status, said = start([*run, what, *words, "--repeat", "5", "--json", str(file)], environ, options.limit)
         if status != 0 or not file.exists():
             return {"not run": f"status {status}: {said[-3000:]}"}
         rows = json.loads(file.read_text())["rows"]
