@@ -13,7 +13,7 @@ from mpicoll._mpi.datatypes import fromaddress
 
 Block: TypeAlias = "tuple[int, int]"  # address, nbytes
 
-BY_THREADS_FROM = 256 << 10  # bytes; two threads copy 64 KiB slower than one, 256 KiB in 0.87 and 1 MiB in 0.6 of its time
+BY_THREADS_FROM = 256 << 10  # bytes; two threads copy 64 KiB slower than one, 256 KiB in 0.86 and 2 MiB in 0.60 of its time
 
 
 def block(memory: Tensor) -> Block:
