@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 
+import torch
+
 from mpicoll.bench import machine, options, table, tune
 from mpicoll.bench.formulas import EMPTY, IN_PARTS, REDUCTIONS
 from mpicoll.bench.harness import Harness, Maker, Skipped, has_twin, open_harness

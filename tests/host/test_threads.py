@@ -78,7 +78,7 @@ def copies(group: Communicator) -> object:
 def test_ranks_with_threads(group: Communicator, count: int) -> None:
     agree(right(group, count) and copies(group) is blocks.copy)
     chunk = group.host.windows.window.chunk  # type: ignore[union-attr]
-    agree(chunk == registry._world[1].host.chunk(group.size, 2), chunk)  # type: ignore[index]
+    agree(chunk == registry._world[1].host.chunk(group.size, threads=2), chunk)  # type: ignore[index]
 
 
 def test_a_rank_may_change_its_threads_later(group: Communicator) -> None:

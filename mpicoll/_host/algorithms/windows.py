@@ -33,7 +33,7 @@ class Windows:
     """The windows of one group.
 
     Args:
-        chunk: Returns the bytes of a slot in a window of so many ranks, of a group on so many nodes, of so many threads in each rank.
+        chunk: Returns the bytes of a slot, for so many ranks in a window, nodes of the group, and threads of each rank.
         in_background: True if the calling thread runs beside the program's thread, which needs the core and the interpreter.
         call: Returns a number of the collective under way, equal on all ranks if their calls are equal.
     """
