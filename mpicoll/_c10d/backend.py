@@ -63,7 +63,7 @@ class MpiBackend(Operations, Backend):
     supports_shrinking = False
     supports_reconfigure = False
     supports_window = False
-    supports_abort_hooks = False
+    supports_abort_hooks = True
     supports_completion_hooks = False
     _supports_time_estimate = False
 

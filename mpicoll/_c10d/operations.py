@@ -17,11 +17,12 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import Tensor
+from torch._C._distributed_c10d import ErrorType
 from torch.distributed import ReduceOp
 from torch.distributed import Work as TorchWork
 from torch.futures import Future, collect_all
 
-from mpicoll._base.torch_errors import GroupFailed
+from mpicoll._base.torch_errors import GroupFailed, OperationTimeout
 from mpicoll._tensors.buffers import count_write
 from mpicoll._tensors.reductions import OPS
 
@@ -181,6 +182,22 @@ class Operations:
         self.on_close(self.communicator)
         self.communicator.fail(GroupFailed("aborted by the program"))
         self.communicator.close()
+
+    def get_error(self) -> ErrorType:
+        """Whether an operation has failed, and whether by its timeout; what the program has aborted has not failed."""
+        failure = self.communicator.failure
+        if failure is None:
+            return ErrorType.SUCCESS
+        return ErrorType.TIMEOUT if isinstance(failure, OperationTimeout) else ErrorType.COMM_ERROR
+
+    def register_abort_hook(self, hook_id: int, hook: Callable[[], object]) -> None:
+        """``hook`` is called when an operation has failed, before later ones raise, and before a timeout ends the job."""
+        self.communicator.abort_hooks[hook_id] = hook
+
+    def unregister_abort_hook(self, hook_id: int) -> None:
+        self.communicator.abort_hooks.pop(hook_id, None)
+
+    registerAbortHook, unregisterAbortHook = register_abort_hook, unregister_abort_hook  # as C++ calls them
 
     def getBackendName(self) -> str:  # torch's name
         return "mpi"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -74,6 +75,8 @@ class GroupState:
     unseen: tuple[int, ...]  # members whose calls are not on a board of this node; ranks of the world
     # The error that later use raises (group destroyed, an operation failed, process forked); None: usable.
     broken: MpicollError | None = field(default=None, init=False)
+    failure: Exception | None = field(default=None, init=False)  # what has failed first; None: nothing
+    abort_hooks: dict[int, Callable[[], object]] = field(default_factory=dict, init=False)  # of the program, by their numbers
     ended: int = field(default=0, init=False)  # number of the last collective that has ended on this rank
     left: int = field(default=0, init=False)  # number of the collective that an exception has left half done; 0: none
     sends: Looks = field(default_factory=lambda: Looks(TESTED_S), init=False)
@@ -109,5 +112,16 @@ class GroupState:
         if self.broken is None:
             failed = GroupFailed(f"the group is unusable since an operation failed: {error}")
             self.broken = error if isinstance(error, PeerLost) else failed
+            if not isinstance(error, GroupFailed):  # the program has not aborted it
+                self.failure = error
+                self.call_abort_hooks()
             if isinstance(error, OperationTimeout):
                 expired(str(error), ends_job=False)
+
+    def call_abort_hooks(self) -> None:
+        """Calls the program's hooks, in the thread that has found that the group has failed, or that the job must end."""
+        for hook in list(self.abort_hooks.values()):
+            try:
+                hook()
+            except Exception:  # noqa: BLE001  the failure itself matters more
+                traceback.print_exc()

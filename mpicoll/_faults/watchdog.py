@@ -302,6 +302,7 @@ def _show_stacks(group: GroupState, what: str) -> None:
 def _end(waiting: Waiting, what: str, reason: str, others: Sequence[Absent] = ()) -> None:
     """Ends the job. Before that, this rank and ``others`` on this node show where they are."""
     stacks.show(f"{waiting.group.where(waiting.operation)}: {what}")
+    waiting.group.call_abort_hooks()
     expired(reason, ends_job=True)
     _show_others(waiting.group, [each.rank for each in others])
     abort.abort(reason, f"{reason}: {what}")
