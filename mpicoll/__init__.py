@@ -48,6 +48,8 @@ OURS: dict[str, str] = {
     "scatter": "mpicoll._api.gathers",
     # groups and objects
     "split_group": "mpicoll._api.groups",
+    "get_reconfigure_handle": "mpicoll._api.groups",
+    "reconfigure": "mpicoll._api.groups",
     "shrink": "mpicoll._api.groups",
     "shrink_group": "mpicoll._api.groups",
     "recv_object_list": "mpicoll._api.p2p",

@@ -99,6 +99,8 @@ from mpicoll import autograd as autograd, errors as errors, nn as nn, optim as o
 from mpicoll._api.barriers import monitored_barrier as monitored_barrier
 from mpicoll._api.groups import (
     init_process_group as init_process_group,
+    get_reconfigure_handle as get_reconfigure_handle,
+    reconfigure as reconfigure,
     shrink as shrink,
     shrink_group as shrink_group,
     split_group as split_group,

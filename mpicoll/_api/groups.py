@@ -1,9 +1,9 @@
-"""init_process_group, split_group, shrink and shrink_group; and the engine's communicator of each group."""
+"""init_process_group, split_group, reconfigure, shrink and shrink_group; and the engine's communicator of each group."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -157,6 +157,54 @@ def split_group(
     return made
 
 
+def get_reconfigure_handle() -> str:
+    """Returns the name of this process for `reconfigure`, the same for as long as it lives (not collective).
+
+    Raises:
+        ValueError: There has been no default group of all ranks of MPI.
+
+    Example:
+        >>> handle = dist.get_reconfigure_handle()  # "mpi:0:node1:4711": rank in MPI.COMM_WORLD, host, process
+    """
+    from mpicoll._c10d import membership
+
+    return membership.handle()
+
+
+def reconfigure(uuid: int, handles: Sequence[str] | Set[str], timeout: timedelta | None = None) -> ProcessGroup:
+    """Makes the default group of other processes of this job, and returns it (collective over these processes).
+
+    Other processes of the job need not call, and may be dead (``python -m mpicoll.run --fault-tolerant``). One that was left out
+    can be in a later list. All groups are destroyed; operations that have not ended fail. With torch >= 2.14,
+    ``init_process_group("mpi", enable_reconfigure=True)`` makes a default group that remains the same object.
+
+    Args:
+        uuid: The same number on all processes of ``handles``; another one for each call.
+        handles: The results of `get_reconfigure_handle` of the processes. A list has them in the order of their new ranks. A set
+            is sorted by rank in MPI.COMM_WORLD.
+        timeout: How long to wait for the processes; None: the timeout of the group, which the new group keeps.
+
+    Returns:
+        The new default group.
+
+    Raises:
+        OperationTimeout: A process did not come in time, or its program has ended; names its rank in MPI.COMM_WORLD. The groups
+            stay as they are.
+        PeerLost: A process of ``handles`` has died. ``ranks`` are those in MPI.COMM_WORLD.
+        RuntimeError: This process has used ``uuid`` before, or is not in ``handles``.
+        ValueError: A handle is not of this job or is there twice, or there has been no default group of all ranks of MPI.
+
+    Example:
+        >>> handles = [None] * dist.get_world_size()
+        >>> dist.all_gather_object(handles, dist.get_reconfigure_handle())
+        >>> group = dist.reconfigure(1, handles)  # handles[1:], called by these processes alone, leaves rank 0 out
+    """
+    from mpicoll._c10d import membership
+
+    limit_s = None if timeout is None else timeout.total_seconds()
+    return membership.reconfigure(uuid, handles, limit_s)  # type: ignore[no-any-return]
+
+
 def shrink(timeout: timedelta | None = None) -> ProcessGroup:
     """Makes the world again, of the ranks that live, and returns its group (collective over them).
 
@@ -181,9 +229,9 @@ def shrink(timeout: timedelta | None = None) -> ProcessGroup:
         ... except dist.PeerLost:
         ...     group = dist.shrink()
     """
-    from mpicoll._c10d import shrink as shrinking  # it needs MPI, which `from mpicoll import shrink` does not start
+    from mpicoll._c10d import membership  # it needs MPI, which `from mpicoll import shrink` does not start
 
-    return shrinking.world(None if timeout is None else timeout.total_seconds())  # type: ignore[no-any-return]
+    return membership.shrink(None if timeout is None else timeout.total_seconds())  # type: ignore[no-any-return]
 
 
 def shrink_group(
@@ -218,9 +266,9 @@ def shrink_group(
     """
     if of(group) is None:
         return torch.distributed.shrink_group(ranks_to_exclude, group, shrink_flags, pg_options)
-    from mpicoll._c10d import shrink as shrinking
+    from mpicoll._c10d import membership
 
-    return shrinking.without(ranks_to_exclude, group, shrink_flags)  # type: ignore[no-any-return]
+    return membership.without(ranks_to_exclude, group, shrink_flags)  # type: ignore[no-any-return]
 
 
 # -- the communicator of a group ---------------------------------------------------------------------------------------------

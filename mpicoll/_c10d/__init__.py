@@ -11,7 +11,7 @@
     operations        torch's methods, translated for the engine; a base of every adapter
       backend         the adapter for torch >= 2.14
       torch213/       the adapters for torch <= 2.13
-    shrink            shrink and shrink_group
+    membership        reconfigure, shrink and shrink_group
     ddp               two wrappers for DDP, which expects C++ objects
     failed_calls      what torch's own code refuses
     dynamo            keeps torch.compile out of our code

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 # The Python half of each group's adapter, None until it is made. TORCH_DISTRIBUTED_DEBUG=DETAIL wraps the C++ half and drops
 # this one, and the methods with it.
 _alive: dict[Communicator, Any] = {}
+kept: Any = None  # the adapter that gets the next communicator, instead of a new one; see `keeping`
 
 # -- around torch's functions ------------------------------------------------------------------------------------------------
 
@@ -81,6 +82,8 @@ def _init_over_mpi(
     requested_ranks.warn_of_contradictions(arguments, mpi)
     arguments.update(rank=mpi.rank, world_size=mpi.size)
     method = arguments.get("init_method")
+    if "," in translated:  # torch refuses to reconfigure a mixture
+        arguments.pop("enable_reconfigure", None)
     if arguments.get("store") is None and (method is None or str(method).startswith("env:")):
         arguments["init_method"] = "mpi://"
     with _hooks_outside_torch(), _undone_on_failure("init_process_group"):
@@ -100,6 +103,8 @@ def new_group(original: Callable[..., Any], arguments: dict[str, Any]) -> Any:
     world = torch_world.default_group()
     if world is None:
         return original(**arguments)  # raises torch's own error
+    if hasattr(world, "check_connected"):  # a group of membership.py
+        world.check_connected("new_group")
     requested = str(arguments.get("backend") or torch_world.backend_of(world))
     translated = names.translate(requested)
     assert translated is not None  # the wrapper asked
@@ -195,19 +200,33 @@ def _make(name: str, ranks: Sequence[int] | None, timeout_s: float, options: Any
             f"{communicator.rank} of {communicator.size}; launch with `python -m mpicoll.run` or mpirun, and let "
             "init_process_group take rank and size from MPI"
         )
-    if names.BACKEND_SUBCLASSES:
+    if kept is not None:
+        kept.take(communicator)
+        _alive[communicator] = kept
+    elif names.BACKEND_SUBCLASSES:
         from mpicoll._c10d.backend import MpiBackend
 
-        _alive[communicator] = MpiBackend(communicator, _on_close, _split)
+        _alive[communicator] = MpiBackend(communicator, on_close, _split)
     else:
         from mpicoll._c10d import torch213
 
-        _alive[communicator] = torch213.adapt(communicator, _on_close, options)
+        _alive[communicator] = torch213.adapt(communicator, on_close, options)
     names.serve(communicator.devices is not None)
     ddp.install()
     failed_calls.install()
     _keep_dynamo_out()
     return _alive[communicator]
+
+
+@contextlib.contextmanager
+def keeping(adapter: Any) -> Iterator[None]:
+    """Inside, torch makes the default group of ``adapter`` again; None: of a new adapter."""
+    global kept
+    kept = adapter
+    try:
+        yield
+    finally:
+        kept = None
 
 
 def _mixing(translated: str) -> AbstractContextManager[str]:
@@ -219,7 +238,7 @@ def _mixing(translated: str) -> AbstractContextManager[str]:
     return torch213.mixing(translated)
 
 
-def _on_close(communicator: Communicator) -> None:
+def on_close(communicator: Communicator) -> None:
     """Called by an adapter when torch gives its group up. With the default group, the excepthooks go too."""
     _alive.pop(communicator, None)
     default = torch_world.default_group()

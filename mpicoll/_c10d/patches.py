@@ -29,7 +29,7 @@ _TABLE: dict[tuple[str, str], dict[str, str]] = {
         "new_subgroups, DeviceMesh",
     },
     ("import torch, torch >= 2.13", "_c10d/register.py"): {
-        f"{C10D}.shrink_group": "looks at the backend of the group; torch makes the new group of backends in C++ only: `shrink`",
+        f"{C10D}.shrink_group": "looks at the backend of the group; torch makes the new group of C++ backends only: `membership`",
     },
     ("import torch, torch <= 2.13", "_c10d/names.py"): {
         f"{C10D}.Backend._plugins": "our two plugins are there only while torch makes an mpicoll group: Note [Hidden plugins]",

@@ -94,6 +94,10 @@ def _register(c10d: Any) -> None:
 
 def _create(options: Any, backend_options: Any) -> Any:
     """Makes the adapter of a group. torch calls it on members only, with DistributedBackendOptions."""
+    if getattr(options, "enable_reconfigure", False):  # torch >= 2.14
+        from mpicoll._c10d import membership
+
+        return membership.unconnected(options)
     from mpicoll._c10d import init
 
     return init.create(options)
@@ -146,16 +150,16 @@ def _for_shrink(arguments: dict[str, Any]) -> wrapping.Handler | None:
 
 
 def _handler(name: str, arguments: dict[str, Any]) -> wrapping.Handler:
-    """Loads `mpicoll._c10d.init`, which starts MPI (with all ranks), or `shrink`, and returns its function of this name."""
+    """Loads `mpicoll._c10d.init`, which starts MPI (with all ranks), or `membership`, and returns its function of this name."""
     ensure()
     from mpicoll._faults import time_limit
 
     handler: wrapping.Handler
     with time_limit.end_job_after(name, wrapping.limit(wrapping.complete(arguments))), _collections_put_off():
         if name == "shrink_group":
-            from mpicoll._c10d import shrink
+            from mpicoll._c10d import membership
 
-            handler = shrink.shrink_group
+            handler = membership.shrink_group
         else:
             from mpicoll._c10d import init
 

@@ -147,6 +147,8 @@ class Group(GroupState):
         except BaseException as raw:
             self._leave(operation, raw)
             raise
+        if self.reconfigurable:
+            self.check_usable(operation)
 
     def _still_waits(self) -> bool:
         """Moves messages forward. Returns True if the group has failed meanwhile."""

@@ -15,7 +15,7 @@ from typing import Any
 
 import mpicoll._base.log as log
 from mpicoll._base.log import Algorithms
-from mpicoll._base.torch_errors import GroupDestroyed
+from mpicoll._base.torch_errors import GroupDestroyed, GroupFailed
 from mpicoll._base.waits import EXIT_S
 from mpicoll._device import consensus as devices
 from mpicoll._engine import node, report
@@ -33,7 +33,7 @@ from mpicoll._host import thresholds
 from mpicoll._host.algorithms.windows import Windows
 from mpicoll._host.collectives import HostCollectives
 from mpicoll._host.thresholds import HIERARCHICAL
-from mpicoll._mpi import abort, boards, library, runtime, survivors
+from mpicoll._mpi import abort, boards, library, runtime
 from mpicoll._mpi.channel import Channel
 from mpicoll._mpi.errors import MPIException, not_made
 from mpicoll._mpi.runtime import Runtime
@@ -128,7 +128,7 @@ class Registry:
                     exit_handshake.expect_all()
             else:
                 made = self._provided.pop(tuple(ranks), None)
-                comm = made or survivors.create_group(runtime_.base, tuple(ranks), tag % runtime_.tag_ub)
+                comm = made or runtime.create_group(runtime_.base, tuple(ranks), tag % runtime_.tag_ub)
         return Channel(runtime_, comm)
 
     def _circumstances(self, channel: Channel, ranks: Sequence[int] | None) -> World:
@@ -153,6 +153,17 @@ class Registry:
     def provide(self, ranks: Sequence[int], comm: Any) -> None:
         """Hands over the communicator of the next group of these ranks."""
         self._provided[tuple(ranks)] = comm
+
+    def expect_all(self) -> None:
+        """Records that all ranks of MPI.COMM_WORLD have come together, and so will wait for each other at the end."""
+        exit_handshake.expect_all()
+        _watch_for_end()
+
+    def abandon(self, reason: str) -> None:
+        """Makes the groups with operations under way unusable: nobody waits any more until these end."""
+        for communicator in self._groups.values():
+            if communicator.queue.pending or communicator.under_way() is not None:
+                communicator.fail(GroupFailed(reason))
 
     def revoke(self) -> None:
         """Ends all operations of all groups, also on other ranks. Called after a rank has died."""

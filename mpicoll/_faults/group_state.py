@@ -62,6 +62,7 @@ class GroupState:
     """One process group, seen from one of its ranks."""
 
     checked: ClassVar[bool] = False  # ranks compare their calls before each collective
+    reconfigurable = False  # after a failure the ranks make another communicator: what waits need not begin in MPI
 
     name: str
     channel: Channel

@@ -34,7 +34,7 @@ from mpicoll._base.waits import ANSWER_S, LEAST_MEETING_S, NEXT_S, PATIENCE_AT_S
 from mpicoll._faults import time_limit
 from mpicoll._mpi import arrivals, library, survivors
 from mpicoll._mpi.backoff import Backoff
-from mpicoll._mpi.errors import not_made
+from mpicoll._mpi.errors import not_made, peer_lost
 from mpicoll._mpi.library import MPI
 from mpicoll._mpi.runtime import Runtime
 
@@ -53,7 +53,7 @@ class _State:
     """What is remembered of a communicator: how often its ranks have met, and a duplicate of it that is being made."""
 
     def __init__(self) -> None:
-        self.attempts: Counter[tuple[str, tuple[int, ...]]] = Counter()
+        self.attempts: Counter[tuple[str, tuple[int, ...], str]] = Counter()
         self.duplicate: tuple[MPI.Intracomm, MPI.Request] | None = None
 
 
@@ -96,15 +96,18 @@ def _connect(runtime: Runtime, operation: str, limit_s: float) -> None:
     roll_call.look()  # the others may have given up before this rank came
 
 
-def members(runtime: Runtime, ranks: Sequence[int], operation: str, limit_s: float) -> None:
+def members(runtime: Runtime, ranks: Sequence[int], operation: str, limit_s: float, about: str = "") -> None:
     """Returns once these ranks of the runtime have called this (collective over them). It must have its ``comm``.
+
+    Only ranks with the same ``about`` meet.
 
     Raises:
         OperationTimeout: A rank has not come within the limit. Raised on all ranks, with its number.
+        PeerLost, MPI.Exception: A rank has died.
     """
-    if len(ranks) == 1 or survivors.possible():
+    if len(ranks) == 1:
         return
-    comm, roll_call = runtime.comm, _RollCall(runtime, runtime.comm, ranks, operation, limit_s)
+    comm, roll_call = runtime.comm, _RollCall(runtime, runtime.comm, ranks, operation, limit_s, about)
     first, tag, empty = ranks[0], roll_call.tag, [bytearray(1), 0, MPI.BYTE]
     leads = first == runtime.rank
     others = [rank for rank in ranks if rank != first]
@@ -140,10 +143,12 @@ def turn_away(comm: MPI.Intracomm) -> None:
 class _RollCall:
     """The waiting of one rank for the other ranks of an attempt."""
 
-    def __init__(self, runtime: Runtime, comm: MPI.Intracomm, ranks: Sequence[int], operation: str, limit_s: float) -> None:
+    def __init__(
+        self, runtime: Runtime, comm: MPI.Intracomm, ranks: Sequence[int], operation: str, limit_s: float, about: str = ""
+    ) -> None:
         self._runtime, self._comm, self._operation, self._limit_s = runtime, comm, operation, limit_s
         self._others = [rank for rank in ranks if rank != runtime.rank]
-        attempts, key = _state(comm).attempts, (operation, tuple(ranks))
+        attempts, key = _state(comm).attempts, (operation, tuple(ranks), about)
         attempts[key] += 1
         number = zlib.crc32(repr((key, attempts[key])).encode())
         self.tag = FIRST_TAG + 2 * (number % ((runtime.tag_ub - FIRST_TAG) // 2))  # the next one is that of the roll call
@@ -209,10 +214,15 @@ class _RollCall:
             print(f"mpicoll: {self._where()} has waited for {waited_s:.0f} s. {who} not come", file=sys.stderr, flush=True)
 
     def look(self) -> None:
-        """Receives what other ranks have sent, and answers. Raises OperationTimeout if one has given up or ended."""
-        asked = []
-        with self._runtime.lock:
-            received = list(arrivals.objects(self._comm, self.tag + 1))
+        """Receives what other ranks have sent, and answers. Raises OperationTimeout if one has given up or ended, or PeerLost."""
+        asked, received = [], list[tuple[int, Any]]()
+        with self._runtime.lock, survivors.Tolerated():
+            dead = survivors.failed(self._comm) if survivors.possible() else ()
+            if any(rank in self._others for rank in dead) or (dead and self._runtime.base.Is_revoked()):
+                raise peer_lost(self._where(), dead)
+            if dead:
+                self._comm.Ack_failed(len(dead))  # messages from any rank can be received again, if it lives
+            received.extend(arrivals.objects(self._comm, self.tag + 1))
         for source, (kind, *rest) in received:
             self._present.add(source)
             if kind == LEFT:

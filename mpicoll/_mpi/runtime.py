@@ -35,6 +35,7 @@ class Runtime:
 
         self.base = base  # the user's own communicator until ``comm`` exists, which takes its place: the user may free it
         self.own = own  # mpicoll has made the base, so that it need not be duplicated; the program has no handle of it
+        self.frees_base = parent is not None  # at the end of this world
         self.parent = parent  # the runtime of all ranks, if this one is of some of them; see `start_some` and `alone`
         self._of_all, self._of_one = base == MPI.COMM_WORLD, base == MPI.COMM_SELF
         self.given = parent is None and not own and not self._of_all  # the base is a communicator of the user
@@ -152,7 +153,7 @@ class Process:
             comm = runtime.__dict__.get("comm")
             if comm not in (None, self._world_comm) and (runtime.given or comm != runtime.base):
                 comm.Free()
-            if runtime.parent is not None:
+            if runtime.frees_base:
                 runtime.base.Free()
 
     def current(self) -> Runtime | None:

@@ -53,9 +53,9 @@ def possible() -> bool:
     return os.environ.get(SETTING) in ("1", "true") and MPI.get_vendor()[0] == "Open MPI"
 
 
-def lost(within_s: float = 0.0) -> tuple[int, ...]:
-    """The ranks of the world that have died. Looks for ``within_s`` seconds until there is one."""
-    world = runtime.current()
+def lost(within_s: float = 0.0, world: Runtime | None = None) -> tuple[int, ...]:
+    """The ranks of the world (None: the current one) that have died. Looks for ``within_s`` seconds until there is one."""
+    world = world or runtime.current()
     if not possible() or world is None or runtime.finalized():
         return ()
     deadline = time.monotonic() + within_s
@@ -69,24 +69,25 @@ def lost(within_s: float = 0.0) -> tuple[int, ...]:
         time.sleep(1e-3)
 
 
-def create_group(base: MPI.Intracomm, ranks: Sequence[int], tag: int) -> MPI.Intracomm:
-    """MPI_Comm_create_group, which waits for ever for a rank that has died (Open MPI 5.0.11).
+def create_among_dead(base: MPI.Intracomm, ranks: Sequence[int], tag: int) -> MPI.Intracomm:
+    """Makes a communicator of ranks that live and have met, even if other ranks of ``base`` have died (collective over them).
 
-    So in a job that goes on when a rank dies, the members first wait for each other by messages, which fail then.
+    MPI_Comm_create_group of Open MPI 5.0.11 then fails, so MPI_Comm_create_from_group takes its place, which older MPIs lack.
+    All communicators that it makes are one to MPI_Comm_agree (coll/ftagree looks at cid_sub alone). Their duplicates are not.
     """
-    if possible():
-        _assemble(base, ranks, tag)
-    return runtime.create_group(base, ranks, tag)
-
-
-def _assemble(base: MPI.Intracomm, ranks: Sequence[int], tag: int) -> None:
-    """Returns once all of these ranks have called it: the first one receives from each other one, and answers."""
-    rank, first, nothing = base.Get_rank(), ranks[0], bytearray()
-    for step in (base.Irecv, base.Isend) if rank == first else (base.Isend, base.Irecv):
-        backoff = Backoff()
-        for request in [step(nothing, other, tag) for other in (ranks[1:] if rank == first else [first])]:
-            while not request.Test():
-                backoff.pause()
+    if not possible():
+        return runtime.create_group(base, ranks, tag)
+    group = base.Get_group()
+    members = group.Incl(list(ranks))
+    try:
+        made = MPI.Intracomm.Create_from_group(members, f"mpicoll.{tag}")
+        try:
+            return made.Dup()
+        finally:
+            made.Free()
+    finally:
+        members.Free()
+        group.Free()
 
 
 def revoke_base() -> None:

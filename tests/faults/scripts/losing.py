@@ -239,6 +239,40 @@ def results() -> None:
     say("end")
 
 
+def reconfigured(door: str) -> None:
+    """Of 4 ranks rank 1 dies; two of the others go on alone, the last one comes back, and another one dies."""
+    dist.init_process_group(**({"enable_reconfigure": True} if door == "torch" else {}))
+    rank, store, started = dist.get_rank(), torch.distributed.distributed_c10d._get_default_store(), runtime.start
+    store.set(str(rank), dist.get_reconfigure_handle())
+    handles = [store.get(str(each)).decode() for each in range(4)]
+
+    def reconfigure(uuid: int, *ranks: int) -> None:
+        listed = [handles[each] for each in ranks]
+        if door == "torch":
+            torch.distributed._reconfigure(uuid, listed).wait()  # type: ignore[attr-defined]
+        else:
+            dist.reconfigure(uuid, listed)
+
+    reconfigure(1, 0, 1, 2, 3)
+    if rank == 1:
+        die()
+    expect_lost("all_reduce", lambda: dist.all_reduce(torch.ones(4)), (1,))
+    expect_lost("reconfigure", lambda: reconfigure(2, 0, 1, 2, 3), (1,))
+    if rank != 3:
+        reconfigure(3, 2, 0)
+        check_world(2)
+    reconfigure(4, 3, 0, 2)
+    check_world(3)
+    if rank == 0:
+        runtime.start = lambda *arguments, **more: die() if more.get("own") else started(*arguments, **more)
+    expect_lost("reconfigure", lambda: reconfigure(5, 0, 2, 3), (0, 1))
+    reconfigure(6, 2, 3)
+    check_world(2)
+    dist.shrink()  # nobody is lost
+    check_world(2)
+    say("end")
+
+
 def collectives(rank: int, size: int, count: int) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
     """Calls one after the other: its name, what came, and what should have."""
 
