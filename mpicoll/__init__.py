@@ -46,6 +46,9 @@ OURS: dict[str, str] = {
     "reduce_scatter_single": "mpicoll._api.reductions",
     "reduce_scatter_tensor": "mpicoll._api.reductions",
     "scatter": "mpicoll._api.gathers",
+    # one-sided
+    "Window": "mpicoll._c10d.windows",
+    "empty_shared": "mpicoll._c10d.windows",
     # groups and objects
     "split_group": "mpicoll._api.groups",
     "get_reconfigure_handle": "mpicoll._api.groups",

@@ -41,7 +41,7 @@ def send(
         tensor: Any dtype, shape and strides; the elements travel in row-major order.
         dst: Global rank, not this one. Give this or ``group_dst``.
         group: None means the default group.
-        tag: Only a receive with the same tag gets the message; 0 to the MPI library's TAG_UB - 16.
+        tag: Only a receive with the same tag gets the message; 0 to the MPI library's TAG_UB - 1040.
         group_dst: Rank within the group.
 
     Raises:

@@ -29,9 +29,10 @@ from torch._C._distributed_c10d import Backend
 from torch.distributed import ProcessGroup
 from torch.distributed import Work as TorchWork
 
-from mpicoll._c10d import dynamo, patches
+from mpicoll._c10d import dynamo, patches, torch_world
 from mpicoll._c10d.names import WORK_METHODS
 from mpicoll._c10d.operations import Answer, Operations
+from mpicoll._c10d.windows import Window
 from mpicoll._engine.work import Work
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ class MpiBackend(Operations, Backend):
     supports_coalescing = False
     supports_shrinking = False
     supports_reconfigure = False
-    supports_window = False
+    supports_window = True
     supports_abort_hooks = True
     supports_completion_hooks = False
     _supports_time_estimate = False
@@ -115,6 +116,7 @@ def _wrap_methods() -> None:
     for name in ("gather_single", "gather_into_tensor"):
         patches.wrap(f"{patches.GROUP}.{name}", _straight)
     patches.wrap(f"{patches.GROUP}.split_group", _splitting)
+    patches.wrap(f"{patches.GROUP}.new_window", _windows)
 
 
 def _handing_over(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
@@ -165,5 +167,15 @@ def _splitting(method: Callable[..., Any]) -> Callable[..., Any]:
     def wrapped(self: ProcessGroup, ranks: Sequence[int], *args: Any, **kwargs: Any) -> Any:
         group = method(self, ranks, *args, **kwargs)
         return group if self.rank() in ranks else None
+
+    return wrapped
+
+
+def _windows(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def wrapped(self: ProcessGroup, tensor: Tensor | None = None) -> Any:
+        backends = torch_world.world.pg_backend_config.get(self, "").split(",")
+        served = [backend for backend in backends if tensor is None or backend.startswith(f"{tensor.device.type}:")]
+        return Window(tensor, self) if all(backend.endswith(":mpi") for backend in served) else method(self, tensor)
 
     return wrapped

@@ -57,6 +57,7 @@ _TABLE: dict[tuple[str, str], dict[str, str]] = {
         **{f"{GROUP}.{name}": "returns our Work: Note [The Work behind the Work]" for name in WORK_METHODS},
         f"{GROUP}.gather_single": "calls our backend directly; C++ does not look for this method on a Python backend",
         f"{GROUP}.gather_into_tensor": "the same",
+        f"{GROUP}.new_window": "returns our Window; Python cannot derive a class from torch's",
         f"{GROUP}.split_group": "returns None on ranks outside the new group, where our backend returns a stand-in; C++ does not "
         "take None from a Python backend",
     },

@@ -13,17 +13,17 @@ from __future__ import annotations
 from typing import Any
 
 from mpicoll._base.torch_errors import OperationTimeout
+from mpicoll._engine.accesses import Accesses
 from mpicoll._engine.exchanges import Exchanges
 from mpicoll._engine.gathers import Gathers
 from mpicoll._engine.meeting import meet
-from mpicoll._engine.messages import Messages
 from mpicoll._engine.reductions import Reductions
 from mpicoll._engine.work import Work
 from mpicoll._faults import culprits
 from mpicoll._tensors import checks
 
 
-class Communicator(Reductions, Gathers, Exchanges, Messages):
+class Communicator(Reductions, Gathers, Exchanges, Accesses):
     """The operations of a process group over MPI."""
 
     def barrier(self, async_op: bool = False, timeout_s: float | None = None) -> Work | None:

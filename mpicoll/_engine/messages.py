@@ -25,7 +25,7 @@ EAGER, TESTED_FROM = 2 << 10, 1 << 20
 
 
 class Messages(Collectives):
-    """send, recv, isend, irecv. ``src`` and ``dst`` are group ranks; tags are 0 to this MPI's TAG_UB - 16."""
+    """send, recv, isend, irecv. ``src`` and ``dst`` are group ranks; tags are 0 to this MPI's TAG_UB - 1040."""
 
     def _check(self, operation: str, what: str, rank: int, tag: int) -> None:
         if self.broken is not None:
@@ -95,11 +95,11 @@ class Messages(Collectives):
         buffers.copy_back([tensor], [memory])
         return source
 
-    def _recv_when_come(self, memory: Tensor, src: int | None, tag: int) -> int:
+    def _recv_when_come(self, memory: Tensor, src: int | None, tag: int, operation: str = "recv") -> int:
         """Calls MPI's receive when the message has come; see attendance.py. Returns the sender's rank."""
         pause, peer = Backoff.patient().pause, ANY_SOURCE if src is None else src
         while (found := self.channel.arrived(peer, OWN_TAGS + tag)) is None:
-            self.check_usable("recv")
+            self.check_usable(operation)
             pause()
         self.receives.looked()
         if found.nbytes > memory.nbytes:

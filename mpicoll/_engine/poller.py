@@ -20,6 +20,7 @@ from mpicoll._faults import culprits
 from mpicoll._faults.group_state import GroupState
 from mpicoll._mpi import runtime
 from mpicoll._mpi.backoff import Backoff
+from mpicoll._mpi.channel import Channel
 from mpicoll._tensors import storages
 from mpicoll._tensors.calls import Transfer
 
@@ -40,6 +41,7 @@ class Poller:
         self._guard = threading.Lock()
         self._waiting: list[Work] = []
         self._waits = 0  # how often a thread has begun to wait
+        self._served: list[Channel] = []
         self._wake = threading.Event()
         self._asleep = False
         self._closing = False
@@ -50,6 +52,17 @@ class Poller:
         work._help = self._help
         with self._guard:
             self._pending[work] = message
+        self._start()
+
+    def serve(self, channel: Channel) -> None:
+        """Calls MPI until the group is closed: Note [Who moves a put] in _mpi/remote_memory.py. Again: does nothing."""
+        if channel in self._served:
+            return
+        self._served.append(channel)
+        self._start()
+
+    def _start(self) -> None:
+        with self._guard:
             if self._thread is None:
                 self._closing = False
                 self._thread = threading.Thread(target=self._loop, name="mpicoll poller", daemon=True)
@@ -86,11 +99,13 @@ class Poller:
                 waits = self._waits
                 time.sleep(LONGEST_NAP_S)
                 nap, idle = FIRST_NAP_S, 0
-            elif self._pending:
+            elif self._pending or self._served:
                 time.sleep(nap)
                 idle = 0
                 if not self._waiting:
                     runtime.entering()
+                    for channel in self._served[:1]:
+                        channel.progress_windows()
                     nap = FIRST_NAP_S if self.poll() else min(nap * 2, LONGEST_NAP_S)
             elif idle < WARM_NAPS:
                 time.sleep(LONGEST_NAP_S)
@@ -101,7 +116,7 @@ class Poller:
     def _sleep(self) -> None:
         self._wake.clear()
         self._asleep = True
-        if not self._pending and not self._closing:  # a thread that adds a message from now on sees _asleep
+        if not self._pending and not self._served and not self._closing:  # a thread that adds a message from now on sees _asleep
             self._wake.wait()
         self._asleep = False
 
@@ -128,6 +143,7 @@ class Poller:
 
     def cancel_all(self, group: GroupState) -> None:
         """Cancels the pending messages of a group that is being closed."""
+        self._served = [channel for channel in self._served if channel is not group.channel]
         with self._guard:
             dropped = {work: message for work, message in self._pending.items() if message.group is group}
             for work in dropped:

@@ -199,6 +199,7 @@ class Registry:
             self._stuck.append(communicator)
         poller.cancel_all(communicator)
         if ended:
+            communicator.withdraw_all()
             communicator.host.close()
             if communicator.devices is not None:
                 communicator.devices.close()
@@ -235,6 +236,9 @@ class Registry:
     def at_end(self) -> None:
         """Waits for the other ranks, before MPI_Finalize and after all functions of atexit."""
         exit_handshake.leave(self._collectives_started, recorder.look)
+        for communicator in self._groups.values():
+            if communicator.broken is None:
+                communicator.withdraw_all()
 
     def _collectives_started(self, name: str) -> int:
         communicator = self._groups.get(name)

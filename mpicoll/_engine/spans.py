@@ -52,9 +52,12 @@ TITLES = {
     "reduce_scatter": "mpi:reduce_scatter",  # Gloo builds it from all_reduce and has no name for it
     "reduce_scatter_single": "mpi:reduce_scatter",
     "reduce_scatter_single_coalesced": "mpi:reduce_scatter",
-    "scan": "mpi:scan",  # no other backend has these three
+    "scan": "mpi:scan",  # no other backend has these six
     "exscan": "mpi:exscan",
     "get_comm": "mpi:get_comm",
+    "empty_shared": "mpi:empty_shared",
+    "tensor_register": "mpi:tensor_register",
+    "tensor_deregister": "mpi:tensor_deregister",
     "broadcast": "mpi:broadcast",
     "all_gather": "mpi:all_gather",
     "all_gather_coalesced": "mpi:all_gather",

@@ -38,6 +38,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import cache
 from itertools import zip_longest
 from typing import Any
 
@@ -81,11 +82,17 @@ def check_levels(levels: Sequence[int]) -> None:
         )
 
 
+@cache
+def _unending() -> MPI.Request:
+    """A request of this process that never ends."""
+    return MPI.Grequest.Start(None, None, None)
+
+
 class Channel:
     """The communicator of a group: of its collectives, its internal messages and the user's messages.
 
-    A group has one communicator, because MPICH has 2048 for each process. Internal messages have tags below OWN_TAGS. OWN_TAGS is
-    added to the tags of the user's messages, so that the two kinds never match.
+    A group has one communicator, because MPICH has 2048 for each process. Internal messages have tags below OWN_TAGS, of which
+    signals have the last ones. OWN_TAGS is added to the tags of the user's messages, so that the two kinds never match.
     """
 
     def __init__(self, runtime: Runtime, comm: MPI.Intracomm) -> None:
@@ -216,6 +223,11 @@ class Channel:
         """Lets MPI move messages forward, those of the program's own communicators too."""
         with self.lock:
             self.comm.Iprobe()
+
+    def progress_windows(self) -> None:
+        """Lets MPI move what other ranks put here. With Open MPI over UCX, one in a hundred calls of MPI_Iprobe does so."""
+        with self.lock:
+            _unending().Test()
 
     def cancel(self, request: MPI.Request) -> bool:
         """Cancels a receive. Returns False if its message is already on its way: MPI still uses the memory then."""

@@ -20,14 +20,15 @@ from mpicoll._mpi import open_mpi
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-OWN_TAGS = 16  # number of tags that internal messages may use on the communicator of a group
+SIGNAL_TAGS = 1024  # tags for the signals of windows; a group's window of number n has the n-th, modulo
+OWN_TAGS = 16 + SIGNAL_TAGS  # number of tags that internal messages may use on the communicator of a group
 
 
 class Runtime:
     """The state of MPI in this process: the base communicator, this rank, the thread level.
 
     At MPI_THREAD_MULTIPLE ``lock`` does nothing. At MPI_THREAD_SERIALIZED every MPI call is made under it. A thread that holds it
-    blocks in MPI only to make a communicator.
+    blocks in MPI only to make a communicator or a window, and in a flush.
     """
 
     def __init__(self, base: MPI.Intracomm, parent: Runtime | None = None, own: bool = False) -> None:

@@ -60,10 +60,10 @@ def create(comm: Intracomm, nbytes: int, maker: int = 0, ordered: bool | None = 
         file, memory = _make(nbytes, word)  # [1]
     # Neither bcast (see _engine/consensus.py) nor a node communicator (Note [Communicators are made with the group], windows.py).
     own = LOCATION.pack(os.getpid(), -1 if memory is None else file, word)
-    pid, descriptor, its_word = LOCATION.unpack(_from_all(comm, own)[maker])  # [2]
+    pid, descriptor, its_word = LOCATION.unpack(from_all(comm, own)[maker])  # [2]
     if descriptor >= 0 and not is_maker:
         memory = _mapped_from(nbytes, pid, descriptor, its_word)  # [3]
-    complete = all(map(any, _from_all(comm, bytes([memory is not None]))))
+    complete = all(map(any, from_all(comm, bytes([memory is not None]))))
     if file >= 0:
         os.close(file)  # [4]
     if ordered is None:
@@ -71,7 +71,7 @@ def create(comm: Intracomm, nbytes: int, maker: int = 0, ordered: bool | None = 
     return Segment(memory, ordered) if memory is not None and complete else None
 
 
-def _from_all(comm: Intracomm, record: bytes) -> list[bytes]:
+def from_all(comm: Intracomm, record: bytes) -> list[bytes]:
     """Every rank's record, by rank; all have the same size (collective).
 
     MPI_Allgather raises if a rank dies. MPI_Allgatherv, by which mpi4py gathers objects, may not: see survivors.py.

@@ -1,0 +1,207 @@
+"""One-sided access to the memory of other ranks: put, get, accumulate; and signals, which are messages behind the puts."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from ctypes import memmove
+from dataclasses import dataclass
+from datetime import timedelta
+from time import monotonic
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from mpicoll._base.errors import MpicollError, UnsupportedReduction
+from mpicoll._base.waits import EXIT_S
+from mpicoll._engine.collectives import REFUSALS
+from mpicoll._engine.messages import Messages
+from mpicoll._engine.poller import pending, poller
+from mpicoll._engine.work import Work
+from mpicoll._faults import time_limit
+from mpicoll._mpi import remote_memory
+from mpicoll._mpi.datatypes import predefined
+from mpicoll._mpi.remote_memory import RemoteMemory
+from mpicoll._mpi.runtime import SIGNAL_TAGS
+from mpicoll._tensors import buffers, checks, reductions
+from mpicoll._tensors.reductions import Op
+
+if TYPE_CHECKING:
+    import mmap
+
+DONE = Work("an access that has ended", [], timeout_s=0)
+DONE._complete()
+NOTHING = torch.empty(0, dtype=torch.uint8)  # what a signal's message has
+
+
+@dataclass(frozen=True, eq=False)
+class Exposed:
+    """The tensors that the ranks of a group have registered with one window."""
+
+    tensor: Tensor  # of this rank
+    memory: RemoteMemory
+    counts: list[int]  # elements of each rank's tensor
+    dtypes: list[torch.dtype]
+
+
+class Accesses(Messages):
+    """put, get, accumulate, signal, wait_signal, and the registration of tensors. Ranks are group ranks."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.windows = 0  # that the group has had: equal on all ranks
+        self._exposed: list[Exposed] = []
+
+    def share(self, nbytes: int) -> tuple[mmap.mmap, int] | None:
+        """`remote_memory.share` for the ranks of this group (collective)."""
+        found: list[tuple[mmap.mmap, int] | None] = []
+        node = next(ranks for ranks in self.host.windows.node_members if self.rank in ranks)
+        call = lambda: found.append(remote_memory.share(self.channel, node, nbytes))  # noqa: E731
+        self.run("empty_shared", (call, (), ()), [])
+        return found[0]
+
+    def expose(self, tensor: Tensor) -> Exposed:
+        """Lets the other ranks access a tensor, which must live until `withdraw` (collective).
+
+        Raises:
+            ValueError: The tensor is not contiguous, or not on the CPU.
+        """
+        operation = "tensor_register"
+        try:
+            _check_memory(operation, tensor)
+        except REFUSALS as error:
+            self.refused(operation, error)
+            raise
+        found: list[RemoteMemory] = []
+        kind = str(tensor.dtype).removeprefix("torch.").encode()
+        call = lambda: found.append(RemoteMemory(self.channel, tensor.data_ptr(), tensor.nbytes, kind))  # noqa: E731
+        self.run(operation, (call, (), ()), [], reads=[tensor])
+        memory = found[0]
+        dtypes = [getattr(torch, name.decode()) for name in memory.kinds]
+        counts = [nbytes // dtype.itemsize for nbytes, dtype in zip(memory.sizes, dtypes, strict=True)]
+        exposed = Exposed(tensor, memory, counts, dtypes)
+        self._exposed.append(exposed)
+        if memory.by_mpi and not all(memory.addresses):
+            poller.serve(self.channel)
+        return exposed
+
+    def withdraw(self, exposed: Exposed) -> None:
+        """Ends the access to the tensors of all ranks (collective)."""
+        self.run("tensor_deregister", (self._withdraw, (exposed,), ()), [])
+
+    def _withdraw(self, exposed: Exposed) -> None:
+        self._exposed.remove(exposed)
+        exposed.memory.free()
+
+    def withdraw_all(self) -> None:
+        """Frees what is still exposed if all ranks come within `EXIT_S`; MPICH ends with an error if a window is left."""
+        while self._exposed and self.channel.barrier(EXIT_S):
+            self._withdraw(self._exposed[0])
+
+    def access(
+        self, operation: str, exposed: Exposed, tensor: Tensor, rank: int, offset: int, async_op: bool, op: Op | None = None
+    ) -> Work:
+        """Moves all elements of ``tensor`` to, or from, the registered tensor of ``rank``. ``offset``: in elements.
+
+        Raises:
+            ValueError: The rank, the offset or the tensor is wrong. Nothing has been written.
+            UnsupportedReduction: MPI does not reduce this dtype by ``op`` as it is.
+            MpicollError: MPI cannot reach the rank in a job that goes on when a rank dies.
+        """
+        if self.broken is not None:
+            self.check_usable(operation)
+        checks.group_rank(operation, "the peer", rank, self.size)
+        _check_memory(operation, tensor)
+        memory, size = exposed.memory, tensor.dtype.itemsize
+        offset, count = offset if type(offset) is int else checks.integer(operation, "the offset", offset), tensor.numel()
+        if tensor.dtype != exposed.dtypes[rank]:
+            raise TypeError(f"{operation}: the tensor is {tensor.dtype}, that of rank {rank} is {exposed.dtypes[rank]}")
+        if offset < 0 or offset + count > exposed.counts[rank]:
+            raise ValueError(
+                f"{operation}: {count} elements at offset {offset} do not fit into the tensor of rank {rank}, which has "
+                f"{exposed.counts[rank]} elements"
+            )
+        own, there = tensor.data_ptr(), memory.addresses[rank] + offset * size
+        reduction = () if op is None else _reduction(operation, tensor.dtype, op)
+        if op is None and memory.addresses[rank]:
+            target, source = (own, there) if operation == "get" else (there, own)
+            memmove(target, source, count * size)
+            return DONE
+        if not memory.by_mpi:
+            raise MpicollError(
+                f"{self.where(operation)}: MPI cannot access the memory of rank {rank} in a job that goes on when a rank dies; "
+                "put and get work in memory of empty_shared, between ranks of one node"
+            )
+        arguments = operation.capitalize(), own, tensor.nbytes, rank, offset * size, *reduction
+        if async_op:
+            return pending(self, operation, memory.start(*arguments), tensor, rank)
+        with self._limited(operation):
+            self.guarded(operation, memory.move, arguments, rank)
+        return DONE
+
+    def flush(self, operation: str, exposed: Exposed, rank: int | None = None) -> None:
+        """Returns when what this rank has started at ``rank``, None: at any rank, has arrived there."""
+        memory = exposed.memory
+        if memory.unflushed:
+            for peer in [peer for peer in sorted(memory.unflushed) if rank in (None, peer)]:
+                with self._limited(operation):
+                    self.guarded(operation, memory.flush, (peer,), peer)
+        memory.sync()
+
+    def _limited(self, operation: str) -> AbstractContextManager[None]:
+        """At MPI_THREAD_SERIALIZED a flush blocks under the lock, so that the watchdog could not look at the operation."""
+        return time_limit.end_job_after(operation, self.timeout_s) if self.channel.runtime.serialized else nullcontext()
+
+    def signal(self, number: int, rank: int, async_op: bool, timeout: timedelta | None) -> Work:
+        """Sends a signal of the group's window of this number."""
+        self.check_usable("signal")
+        tag, messages = _tag(number), self.host.messages
+        if async_op or timeout or self.checked or rank == self.rank:
+            work = pending(self, "signal", messages.isend(NOTHING, NOTHING, rank, tag), NOTHING, rank)
+            return _ended(work, async_op, timeout)
+        self.guarded("signal", messages.send, (NOTHING, rank, tag), rank)
+        return DONE
+
+    def wait_signal(self, exposed: Exposed, number: int, rank: int, async_op: bool, timeout: timedelta | None) -> Work:
+        """Takes one signal from ``rank``: every signal ends one wait."""
+        self.check_usable("wait_signal")
+        tag, messages = _tag(number), self.host.messages
+        if async_op or timeout or self.checked or messages.unmatched is not None:
+            work = pending(self, "wait_signal", messages.irecv(NOTHING, NOTHING, rank, tag), NOTHING, rank)
+            work._on_completion(exposed.memory.sync)
+            return _ended(work, async_op, timeout)
+        if monotonic() > self.receives.due:
+            self.guarded("wait_signal", self._recv_when_come, (NOTHING, rank, tag, "wait_signal"), rank)
+        else:
+            self.guarded("wait_signal", messages.recv, (NOTHING, rank, tag), rank)
+        exposed.memory.sync()
+        return DONE
+
+
+def _check_memory(operation: str, tensor: Tensor) -> None:
+    if buffers.is_dense_cpu(tensor):
+        return
+    checks.movable(operation, tensor)
+    if tensor.device.type != "cpu":
+        raise ValueError(f"{operation}: the tensor is on device {tensor.device}; windows take tensors in host memory only")
+    if not buffers.is_plain(tensor):
+        raise ValueError(f"{operation}: the tensor is not contiguous: shape {tuple(tensor.shape)}, strides {tensor.stride()}")
+
+
+def _reduction(operation: str, dtype: torch.dtype, op: Op) -> tuple[object, object]:
+    entry = reductions.lookup(operation, dtype, op)
+    if not entry.native:
+        raise UnsupportedReduction(f"{operation}: {reductions.name(op)} on {dtype}: MPI does not reduce it as it is")
+    return predefined(entry.mpi_type), predefined(entry.mpi_op)
+
+
+def _tag(number: int) -> int:
+    """The tag of a window's signals, one of the group's own tags: see `Channel`."""
+    return number % SIGNAL_TAGS - SIGNAL_TAGS
+
+
+def _ended(work: Work, async_op: bool, timeout: timedelta | None) -> Work:
+    work.limit(timeout)
+    if not async_op:
+        work.wait()
+    return work
