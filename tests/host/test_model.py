@@ -89,7 +89,7 @@ SHAPES = [  # nodes, ranks of each
 ]
 
 
-@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name != "all_reduce")) for name in OPERATIONS])
 def test_no_choice_is_slower_than_mpi(name: str) -> None:
     """On three networks, by more than 10 %, from the threshold on. Windows of 2 to 7 ranks have measured ones."""
     operation, dtype = OPERATIONS[name]
