@@ -105,7 +105,12 @@ from mpicoll._api.groups import (
     shrink_group as shrink_group,
     split_group as split_group,
 )
-from mpicoll._api.information import dump_flight_record as dump_flight_record, get_comm as get_comm, info as info
+from mpicoll._api.information import (
+    debug_handler as debug_handler,
+    dump_flight_record as dump_flight_record,
+    get_comm as get_comm,
+    info as info,
+)
 from mpicoll._api.p2p import (
     P2POp as P2POp,
     batch_isend_irecv as batch_isend_irecv,
