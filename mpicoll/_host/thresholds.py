@@ -78,7 +78,7 @@ WINDOW_FROM = _for_many(
 )
 
 # Bytes from which the hierarchical algorithm is faster, by the same names and by the number of nodes (the next lower entry
-# counts), by benchmarks/model.py.
+# counts): measured for up to 4 nodes, by benchmarks/model.py for more.
 #
 # MPI's own algorithms take log2(n) to n - 1 latencies of the network among n ranks, whichever ranks share a node. The
 # hierarchical ones take the latencies for the nodes alone, and every byte crosses the network as often as it must: each of the
@@ -86,23 +86,25 @@ WINDOW_FROM = _for_many(
 # each of two hosts (namespaces with TCP between them, 2 cores in all, Open MPI 5.0.11): from 4 MiB on they are 1.6 to 4 times
 # faster.
 BETWEEN_FROM: dict[str, dict[int, int]] = {
-    "all_reduce": {2: 1 << 20, 9: 4 << 20},
-    "halves": {2: 1 << 20, 9: 4 << 20},
-    "reduce": {2: 1 << 20, 9: 4 << 20},
-    "reduce_scatter": {2: 4 << 20},
-    "all_gather": {2: 4 << 20, 65: 16 << 20},
-    "broadcast": {2: 4 << 20, 257: 16 << 20},
+    "all_reduce": {2: 64 << 10, 5: 1 << 20, 9: 4 << 20},
+    "halves": {2: 64 << 10, 5: 1 << 20, 9: 4 << 20},
+    "reduce": {2: 128 << 10, 5: 1 << 20, 9: 4 << 20},
+    "reduce_scatter": {2: 512 << 10, 5: 4 << 20},  # the one operation in which MPI's own algorithm moves no byte twice
+    "all_gather": {2: 128 << 10, 5: 4 << 20, 65: 16 << 20},
+    "broadcast": {2: 128 << 10, 5: 4 << 20, 257: 16 << 20},
 }
-# Between nodes a window has larger slots, up to so many of `chunk_bytes`: for each of them the network's latency passes.
+MEASURED_NODES = 4  # of groups of more nodes the model decides
+# Between more nodes a window has larger slots, up to so many of `chunk_bytes`: for each of them the network's latency passes.
 BETWEEN_CHUNKS = 4
 WITHIN, BETWEEN, APART = "window_from", "between_from", "apart_from"  # names of these tables in a file
 TABLES = (WITHIN, BETWEEN, APART)
 EVEN = frozenset({"reduce_scatter", "all_gather"})  # they need equally many ranks on each node
 
 # Bytes for each rank from which direct exchange is faster, if each rank of the group has a node of its own. By the number of
-# nodes (the next lower entry counts), by benchmarks/model.py. To send and to receive a message takes a rank some 5 us in
-# Python, in which a card of 100 Gbit/s sends 60 KiB; below, MPI's algorithms have fewer messages. On slower networks the two
-# are alike: measured on 2 and 4 hosts (namespaces, 1 Gbit/s between them, 2 cores in all, Open MPI 5.0.11) from 16 to 32 KiB on.
+# nodes (the next lower entry counts). Up to 4 as measured on 2 and 4 hosts (namespaces, 1 Gbit/s between them, 2 cores in all,
+# Open MPI 5.0.11), where direct exchange of 64 KiB to 1 MiB takes a tenth of MPI's time on 4. More by benchmarks/model.py: to
+# send and to receive a message takes a rank some 5 us in Python, in which a card of 100 Gbit/s sends 60 KiB; below, MPI's
+# algorithms have fewer messages.
 #
 # Among more than 32 or 64 ranks MPI reduces. A slice has at most 1 / ranks of a chunk (`direct.CHUNK`), so the messages get
 # shorter with every rank, and there is no size from which they take less time.
@@ -110,12 +112,12 @@ EVEN = frozenset({"reduce_scatter", "all_gather"})  # they need equally many ran
 # "halves" holds by the number of ranks wherever half precision uses no window. MPI reduces it as float32: direct exchange saves
 # half of the bytes. Measured on two ranks, it is 1.5 to 8 times as fast from 1 MiB on (Open MPI and MPICH, two hosts and one).
 APART_FROM: dict[str, dict[int, int]] = {
-    "all_reduce": {2: 2 << 20, 3: 1 << 20, 16: 256 << 10, 65: NEVER},
-    "halves": {2: 128 << 10, 3: 64 << 10, 129: NEVER},
-    "reduce": {2: 2 << 20, 3: 1 << 20, 16: 256 << 10, 65: NEVER},
-    "reduce_scatter": {2: 2 << 20, 16: 512 << 10, 33: NEVER},
-    "all_gather": {2: 1 << 20},
-    "broadcast": {2: 1 << 20, 3: 512 << 10},
+    "all_reduce": {2: 32 << 10, 3: 16 << 10, 5: 1 << 20, 16: 256 << 10, 65: NEVER},
+    "halves": {2: 32 << 10, 3: 16 << 10, 5: 64 << 10, 129: NEVER},
+    "reduce": {2: 32 << 10, 3: 16 << 10, 5: 1 << 20, 16: 256 << 10, 65: NEVER},
+    "reduce_scatter": {2: 32 << 10, 3: 16 << 10, 5: 2 << 20, 16: 512 << 10, 33: NEVER},
+    "all_gather": {2: 32 << 10, 3: 16 << 10, 5: 1 << 20},
+    "broadcast": {2: 32 << 10, 3: 16 << 10, 5: 512 << 10},
 }
 
 
@@ -131,7 +133,7 @@ def _pays_between(operation: str, ranks: int, nodes: int, chunk: int) -> bool:
         "reduce_scatter": (4 << 10) * nodes * ranks,
         "broadcast": (512 << 10) * doublings,
     }
-    return chunk >= least.get(operation, (384 << 10) * doublings) and (
+    return chunk >= least.get(operation, (448 << 10) * doublings) and (
         ranks >= 4 or operation in ("all_reduce", "halves", "reduce")
     )
 
@@ -152,7 +154,7 @@ class Choices(NamedTuple):
         A rank's slice of it has work for all threads, within ``window_bytes``: 64 MiB suffice for 4 ranks of 11 threads.
         """
         wanted = max(self.chunk_bytes, ranks * threads * WORK) if threads > 1 else self.chunk_bytes
-        wanted = max(wanted, self.chunk_bytes * BETWEEN_CHUNKS) if nodes > 1 else wanted
+        wanted = max(wanted, self.chunk_bytes * BETWEEN_CHUNKS) if nodes > MEASURED_NODES else wanted
         return min(wanted, self.window_bytes // parts(ranks)) // PAGE * PAGE
 
     def least(self, operation: str, ranks: int) -> int:
@@ -170,7 +172,7 @@ class Choices(NamedTuple):
         # Over nodes, these two operations need a piece for every rank of the group in a slot.
         if operation in EVEN and chunk < LINE * ranks * nodes:
             return NEVER
-        if least == BETWEEN_FROM[operation] and not _pays_between(operation, ranks, nodes, chunk):
+        if nodes > MEASURED_NODES and least == BETWEEN_FROM[operation] and not _pays_between(operation, ranks, nodes, chunk):
             return NEVER
         return _next_lower(least, nodes)
 

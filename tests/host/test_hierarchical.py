@@ -79,9 +79,9 @@ def test_which_way() -> None:
     assert least.pop((1, 1, 1)) == NEVER
     assert set(least.values()) == {choices.between_from["all_reduce"][2]}
     assert choices.least_between("all_gather", (2, 1)) == NEVER
-    assert choices.least_between("all_gather", (4, 4)) == choices.between_from["all_gather"][2]
+    assert choices.least_between("all_gather", (2, 2)) == choices.between_from["all_gather"][2]
     assert Choices(window_bytes=0).least_between("broadcast", (2, 2)) == NEVER
-    assert [thresholds.of_group(choices, (1,) * ranks).direct_from for ranks in (1, 2, 8)] == [NEVER, 256 << 10, 512 << 10]
+    assert [thresholds.of_group(choices, (1,) * ranks).direct_from for ranks in (1, 2, 8)] == [NEVER, 64 << 10, 512 << 10]
 
 
 def test_many_nodes_leave_no_room_for_a_piece_of_every_rank() -> None:

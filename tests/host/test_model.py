@@ -82,16 +82,16 @@ OPERATIONS = {  # by the names of the thresholds
 }  # fmt: skip
 SHAPES = [  # nodes, ranks of each
     *((1, ranks) for ranks in (8, 32, 64, 96)),
-    *((nodes, 1) for nodes in (2, 3, 8, 32, 64, 1024)),
-    *((nodes, 2) for nodes in (2, 16, 1024)),
-    *((nodes, 8) for nodes in (2, 32, 512)),
-    *((2, 24), (4, 64), (16, 16), (64, 128), (1024, 4), (1024, 128)),
+    *((nodes, 1) for nodes in (8, 32, 64, 1024)),
+    *((nodes, 2) for nodes in (16, 1024)),
+    *((nodes, 8) for nodes in (8, 32, 512)),
+    *((8, 24), (8, 64), (16, 16), (64, 128), (1024, 4), (1024, 128)),
 ]
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name != "all_reduce")) for name in OPERATIONS])
 def test_no_choice_is_slower_than_mpi(name: str) -> None:
-    """On three networks, by more than 10 %, from the threshold on. Windows of 2 to 7 ranks have measured ones."""
+    """On three networks, by more than 10 %, from the threshold on. Windows of 2 to 7 ranks, and up to 4 nodes, are measured."""
     operation, dtype = OPERATIONS[name]
     slower = {}
     for (nodes, per_node), times in product(SHAPES, (1, 6)):
