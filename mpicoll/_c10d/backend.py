@@ -29,7 +29,7 @@ from torch._C._distributed_c10d import Backend
 from torch.distributed import ProcessGroup
 from torch.distributed import Work as TorchWork
 
-from mpicoll._c10d import dynamo, patches, torch_world
+from mpicoll._c10d import dynamo, names, patches, torch_world
 from mpicoll._c10d.names import WORK_METHODS
 from mpicoll._c10d.operations import Answer, Operations
 from mpicoll._c10d.windows import Window
@@ -176,6 +176,6 @@ def _windows(method: Callable[..., Any]) -> Callable[..., Any]:
     def wrapped(self: ProcessGroup, tensor: Tensor | None = None) -> Any:
         backends = torch_world.world.pg_backend_config.get(self, "").split(",")
         served = [backend for backend in backends if tensor is None or backend.startswith(f"{tensor.device.type}:")]
-        return Window(tensor, self) if all(backend.endswith(":mpi") for backend in served) else method(self, tensor)
+        return Window(tensor, self) if all(map(names.translate, served)) else method(self, tensor)
 
     return wrapped

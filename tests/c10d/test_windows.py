@@ -329,6 +329,9 @@ def test_torchs_options_and_other_backends(rank: int, size: int) -> None:
     window.signal(rank, True, c10d.SignalOptions())  # type: ignore[attr-defined]
     window.wait_signal(rank, False, c10d.WaitSignalOptions())  # type: ignore[attr-defined]
     window.close()
+    by_other_name = dist.new_group(backend="mpicoll")
+    with open_by_torch(torch.zeros(3), by_other_name) as window:
+        agree(isinstance(window, dist.Window))
     gloo = dist.new_group(backend="gloo")
     agree(not torch.distributed._supports_window(gloo))  # type: ignore[attr-defined]
     with pytest.raises(RuntimeError, match="gloo does not support new_window"):

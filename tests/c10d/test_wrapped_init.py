@@ -153,14 +153,14 @@ def test_gloo_by_name_is_mpi() -> None:
 import torch, torch.distributed as dist
 from mpicoll import get_comm
 dist.init_process_group("cpu:gloo" if torch.__version__ >= "2.14" else "gloo")
-reverse = dist.new_group([1, 0], backend="gloo")
+reverse, mixed = dist.new_group([1, 0], backend="gloo"), dist.new_group(backend="cpu:gloo,cuda:gloo")
 ones = torch.ones(1)
 dist.all_reduce(ones)
 dist.all_reduce(ones, group=reverse)
 dist.monitored_barrier(reverse)
-print(f"{ones.item():g} {dist.get_backend(reverse)} {get_comm(reverse).Get_size()}\\n", end="", flush=True)
+print(f"{ones.item():g} {dist.get_backend(reverse)} {get_comm(reverse).Get_size()} {get_comm(mixed).Get_size()}\\n", end="", flush=True)
 dist.destroy_process_group()
 """
     command = [mpiexec(), "-n", "2", "env", "-u", "MASTER_ADDR", "-u", "MASTER_PORT", sys.executable, "-c", code]
     done = run(command, timeout_s=60, env={**LAUNCH_ENVIRONMENT, "MPICOLL_REPLACE_GLOO": "1"})
-    assert (done.returncode, done.stdout.splitlines()) == (0, ["4 gloo 2"] * 2), done.stdout + done.stderr
+    assert (done.returncode, done.stdout.splitlines()) == (0, ["4 gloo 2 2"] * 2), done.stdout + done.stderr
