@@ -1,8 +1,8 @@
-"""Computes how long collectives take on many ranks: ``python -m benchmarks.model`` prints mpicoll's default beside MPI's own.
+"""Computes how long collectives take on many ranks: ``python -m benchmarks.model`` compares mpicoll's default with MPI.
 
 An event loop gives times to what tests/host/recorder.py records, by LogGP: latency, overhead of a call, and for each message and
 each byte the time in which it occupies the sender's card and the receiver's. The ranks of a node share a card and the memory's
-bandwidth. MPI's own algorithms are the textbook's, in C; the fastest of them counts, as if the MPI were tuned.
+bandwidth. MPI is modelled by the algorithms of textbooks, in C. The fastest of them counts, as if the MPI were tuned.
 
     all ranks     each rank's record is played: small groups, and operations with a root
     one rank      the record of one rank, if all ranks do the same: a message to the rank d places behind it arrives when that
@@ -53,7 +53,7 @@ CALL = 1.2e-6  # of MPI, from Python
 COPY = 0.8e-6  # of memmove
 OPERAND = 2.3e-6  # of a kernel: torch.add, and a view of the window
 WORD, LOOK = 0.1e-6, 1e-6  # to look at the word of one rank, and for each such look at all of them
-PATH = 5e-6  # from the choice of an algorithm that is not MPI's own to its first step
+PATH = 5e-6  # from the choice of an algorithm of mpicoll to its first step
 # Within a node, in C: overhead and latency of a message. A message of 8 bytes takes 0.3 to 0.5 us between two cores.
 STEP, NEAR = 0.15e-6, 0.2e-6
 # Bytes per second: what one core copies from or to memory, what all cores of a node do together (two sockets of 64 cores; STREAM
@@ -65,7 +65,7 @@ CACHED = 1 << 20  # bytes; MPI reduces more of them in memory
 REAL = 4
 
 
-# -- MPI's own algorithms ------------------------------------------------------------------------------------------------
+# -- algorithms of MPI ----------------------------------------------------------------------------------------------------
 
 
 class Round(NamedTuple):
@@ -249,7 +249,7 @@ def reduction(nbytes: float, rate: float) -> float:
 
 
 def of_rounds(rounds: list[Round], size: int, ranks_per_node: int, rails: int, network: Network) -> Program:
-    """One rank of MPI's own algorithm, whose messages leave the node together with those of ``rails`` communicators.
+    """One rank of an algorithm of MPI, whose messages leave the node together with those of ``rails`` communicators.
 
     A round at distance 0 copies.
     """
@@ -276,7 +276,7 @@ MANY = 64  # equal rounds that are played; the time of more is extrapolated
 
 @cache
 def mpi(name: str, size: int, nbytes: int, ranks_per_node: int, rails: int, network: Network) -> float:
-    """Returns the seconds of MPI's own collective, by the fastest algorithm, on each of so many communicators at a time."""
+    """Returns the seconds of a collective of MPI by its fastest algorithm. ``rails`` communicators call it at the same time."""
     if size == 1:
         return 0.0
 
@@ -390,7 +390,7 @@ def only_mpi(choices: Choices) -> Choices:
 
 
 def ratios(job: Job, operation: str, nbytes: int, dtype: torch.dtype = torch.float32) -> dict[str, tuple[float, float]]:
-    """Returns the seconds of mpicoll's choice, and these divided by those of MPI's own, for each network.
+    """Returns for each network the seconds that mpicoll takes by its default, and their ratio to the seconds of MPI.
 
     Between nodes MPI is the textbook's, which no MPI beats; on one node it is as it was measured (`REAL`).
     """
@@ -404,7 +404,7 @@ def ratios(job: Job, operation: str, nbytes: int, dtype: torch.dtype = torch.flo
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="prints times of collectives by the model, and their ratio to MPI's own")
+    parser = argparse.ArgumentParser(description="prints times of collectives by the model, and their ratio to the times of MPI")
     parser.add_argument("operations", nargs="*", default=["all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce"])
     parser.add_argument("--nodes", type=int, nargs="+", default=[4, 16, 64, 256, 1024])
     parser.add_argument("--ranks-per-node", type=int, nargs="+", default=[1, 8, 32, 128])

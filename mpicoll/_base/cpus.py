@@ -39,7 +39,7 @@ def count(mask: set[int]) -> int:
 
 @cache
 def _core(cpu: int) -> str:
-    """The hardware threads of the core of ``cpu``. A start asks five times for each of a node's hundreds."""
+    """The hardware threads of the core of ``cpu``. Kept: a start asks five times for each of up to several hundred."""
     return read(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") or str(cpu)
 
 

@@ -1,6 +1,8 @@
 """A page of torch's debug server (`torch.distributed.debug`, torch >= 2.13): what mpicoll knows of all ranks, in a browser.
 
-browser ──► `Page`, in a child process of rank 0 ──► torch's server in each rank ──► `answer`: its flight record
+    browser ──► `Page`, in a child process of rank 0 ──► torch's server in each rank ──► `answer`: its flight record
+
+The page says what `mpicoll doctor dump` says of files.
 """
 
 from __future__ import annotations
@@ -35,8 +37,7 @@ class Page(DebugHandler):
         return [NavLink(f"/{NAME}", NAME)]
 
     def dump(self) -> str:
-        _, answers = fetch_all(NAME, timeout=self.fetch_timeout)
-        return compare(answers)
+        return compare(fetch_all(NAME, timeout=self.fetch_timeout)[1])
 
     def dump_filename(self) -> str:
         return NAME

@@ -1,7 +1,7 @@
 """Questions to ranks whose calls cannot be seen from here, because they are on other nodes: what each has done last.
 
-The watchdog sends questions (exit_handshake.py), receives the answers, and answers for this rank. From what has come, `absent`
-tells who is late, and who does not answer.
+The watchdog sends questions (exit_handshake.py), receives the answers, and answers for this rank. From these answers
+`absent` finds the ranks that are late and those that do not answer.
 
 An answer comes when the other rank has its interpreter again, and this rank may wait for something else by then. So a question
 carries the number of its wait, and an answer counts for that wait only.

@@ -80,7 +80,7 @@ WINDOW_FROM = _for_many(
 # Bytes from which the hierarchical algorithm is faster, by the same names and by the number of nodes (the next lower entry
 # counts): measured for up to 4 nodes, by benchmarks/model.py for more.
 #
-# MPI's own algorithms take log2(n) to n - 1 latencies of the network among n ranks, whichever ranks share a node. The
+# The algorithms of MPI take log2(n) to n - 1 latencies of the network among n ranks, whichever ranks share a node. The
 # hierarchical ones take the latencies for the nodes alone, and every byte crosses the network as often as it must: each of the
 # k ranks of a node sends 1/k. Their cost is synchronisation in the window, some 10 us each time. Measured with two ranks on
 # each of two hosts (namespaces with TCP between them, 2 cores in all, Open MPI 5.0.11): from 4 MiB on they are 1.6 to 4 times

@@ -70,10 +70,10 @@ def test_large_calls_are_tested_and_right(rail: Rail, comm: Recording, rank: int
     right = all(bool(tensor.eq(total).all()) for tensor in (sums, root, scattered)) and torch.equal(gathered, expected)
     tested = nbytes >= TESTED_FROM
     others = {"Irecv", "Isend", "Iprobe"} if tested else {"Bcast", "Allreduce", "Allgather", "Reduce_scatter"}
-    if tested and nbytes < size * LEAST_SLICE:  # of short slices MPI makes one operation
-        others |= {"Ibcast", "Iallreduce"}
+    whole = {"Ibcast", "Iallreduce"} if tested and nbytes < size * LEAST_SLICE else set()  # by one call
     first, *found = comm.called
-    agree(right and first == ("Ireduce" if tested else "Reduce") and set(found) <= others, comm.called)
+    agree(whole <= set(found), comm.called)
+    agree(right and first == ("Ireduce" if tested else "Reduce") and set(found) <= others | whole, comm.called)
     agree(not rail._unfinished)
 
 
