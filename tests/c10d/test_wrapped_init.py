@@ -158,9 +158,10 @@ ones = torch.ones(1)
 dist.all_reduce(ones)
 dist.all_reduce(ones, group=reverse)
 dist.monitored_barrier(reverse)
-print(f"{ones.item():g} {dist.get_backend(reverse)} {get_comm(reverse).Get_size()} {get_comm(mixed).Get_size()}\\n", end="", flush=True)
+sizes = get_comm(reverse).Get_size(), get_comm(mixed).Get_size()
+print(f"{ones.item():g} {dist.get_backend(reverse)} {sizes}\\n", end="", flush=True)
 dist.destroy_process_group()
 """
     command = [mpiexec(), "-n", "2", "env", "-u", "MASTER_ADDR", "-u", "MASTER_PORT", sys.executable, "-c", code]
     done = run(command, timeout_s=60, env={**LAUNCH_ENVIRONMENT, "MPICOLL_REPLACE_GLOO": "1"})
-    assert (done.returncode, done.stdout.splitlines()) == (0, ["4 gloo 2 2"] * 2), done.stdout + done.stderr
+    assert (done.returncode, done.stdout.splitlines()) == (0, ["4 gloo (2, 2)"] * 2), done.stdout + done.stderr
