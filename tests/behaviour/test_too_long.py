@@ -28,10 +28,10 @@ open_mpi_only = pytest.mark.skipif(not is_open_mpi(), reason="Open MPI's transpo
     ("first", "environ"),
     [
         pytest.param("mpicoll", {}, id="mpicoll"),
-        pytest.param("mpi4py torch", {}, id="mpi4py"),
-        pytest.param("first mpi4py", {}, id="torch, then mpi4py"),
+        pytest.param("mpi4py torch", {}, id="mpi4py", marks=pytest.mark.slow),
+        pytest.param("first mpi4py", {}, id="torch, then mpi4py", marks=pytest.mark.slow),
         pytest.param("mpicoll", TCP, id="mpicoll over TCP", marks=open_mpi_only),
-        pytest.param("mpi4py", TCP, id="mpi4py over TCP", marks=open_mpi_only),
+        pytest.param("mpi4py", TCP, id="mpi4py over TCP", marks=(open_mpi_only, pytest.mark.slow)),
     ],
 )
 def test_under_plain_mpiexec(first: str, environ: dict[str, str]) -> None:

@@ -70,6 +70,7 @@ def test_plain_python_and_debug_launcher(losses: list[float]) -> None:
     trained(found["debug_launcher"], 2, "gloo", losses, mpicoll=True)
 
 
+@pytest.mark.slow
 def test_torchrun_stays_on_gloo(losses: list[float]) -> None:
     trained(reports("torchrun")["script"], 2, "gloo", losses, mpicoll=True)
 

@@ -38,8 +38,8 @@ def passes(ranks: int, node_size: int, *paths: str, **variables: str) -> None:
         pytest.param(4, 2, 64 << 20, id="4 by 2, large chunks", marks=pytest.mark.slow),
         pytest.param(3, 2, 200 << 10, id="3 by 2, small chunks", marks=ONE_MPI),
         pytest.param(3, 2, 64 << 20, id="3 by 2, large chunks", marks=pytest.mark.slow),
-        pytest.param(3, 1, 64 << 20, id="3 by 1, large chunks", marks=ONE_MPI),
-        pytest.param(4, 1, 200 << 10, id="4 by 1, everything by messages"),
+        pytest.param(3, 1, 64 << 20, id="3 by 1, large chunks", marks=pytest.mark.slow),
+        pytest.param(4, 1, 200 << 10, id="4 by 1, everything by messages", marks=pytest.mark.slow),
     ],
 )
 def test_over_nodes(ranks: int, node_size: int, window_bytes: int) -> None:
@@ -64,7 +64,7 @@ def test_over_two_hosts(tmp_path: Path) -> None:
 @pytest.mark.launch
 @pytest.mark.timeout(170)
 @pytest.mark.parametrize(
-    ("ranks", "node_size"), [(4, 2), pytest.param(3, 2, marks=pytest.mark.slow), (2, 1), pytest.param(3, 0, marks=ONE_MPI)]
+    ("ranks", "node_size"), [(2, 1), *(pytest.param(*sizes, marks=pytest.mark.slow) for sizes in ((4, 2), (3, 2), (3, 0)))]
 )
 def test_the_suite_over_nodes(ranks: int, node_size: int) -> None:
     """What holds on one node (0: as it is) holds on several, with everything sent through what is for large messages."""

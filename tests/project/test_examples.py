@@ -236,6 +236,7 @@ def test_training_that_loses_ranks_ends_with_the_weights_of_an_undisturbed_one(t
     programs.printed_as_shown(job, done)
 
 
+@pytest.mark.slow
 @job_of_its_own
 def test_the_transformer_in_bfloat16_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     folder, job = tmp_path / "checkpoint", [sys.executable, "-m", "mpicoll.run", "-n", "2", f"{SCRIPTS}/proved.py"]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import LAUNCH_ENVIRONMENT, is_open_mpi, launch, run
-from tests.support.jobs import OVER_MPI, command
+from tests.support.jobs import command
 
 SCRIPTS = Path(__file__).parent / "scripts"
 TRAINED = "4.0, then [0.5, 0.5]"
@@ -41,7 +41,7 @@ def test_a_program_spawns_workers_twice() -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("by", OVER_MPI)
+@pytest.mark.parametrize("by", [pytest.param("mpirun", marks=pytest.mark.slow), "mpicoll.run"])
 def test_a_child_of_each_rank_is_the_worker(by: str) -> None:
     """With MPICH the start method closes the child's connection to mpiexec, and the child says so."""
     done = run(command(by, str(SCRIPTS / "spawned_workers.py"), "children"), timeout_s=HUNG_S, env=LAUNCH_ENVIRONMENT)
