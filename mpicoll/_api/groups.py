@@ -316,16 +316,9 @@ def without_torch(operation: str, group: Any, tensor: Any = None) -> Communicato
         TypeError: A subclass of Tensor.
     """
     communicator = of(group, tensor)
-    if communicator is not None:
+    if communicator is not None or group == GroupMember.NON_GROUP_MEMBER:
         return communicator
-    if group is None:
-        group = distributed_c10d._get_default_group()  # raises if there is none
-    if distributed_c10d._rank_not_in_group(group):
-        return None
-    if not torch_world.has(group):
-        raise ValueError(f"{operation}: the group has been destroyed")
-    if "cpu:mpi" not in _world.pg_backend_config.get(group, ""):
-        raise ValueError(f"{operation}: the group's backend is {torch_world.backend_of(group)!r}; {operation} needs 'mpi'")
+    torch_world.communicator(operation, group)  # raises, unless the reason is the tensor
     if isinstance(tensor, Tensor) and type(tensor) not in _PLAIN:
         raise TypeError(f"{operation}: needs a plain tensor, got a {type(tensor).__name__}")
     raise ValueError(

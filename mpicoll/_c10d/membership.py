@@ -68,7 +68,7 @@ def reconfigure(uuid: int, handles: Any, limit_s: float | None = None) -> Any:
     elif isinstance(default, ReconfigurableGroup):
         timeout_s = default.communicator.timeout_s
     else:
-        timeout_s = _communicator("reconfigure", default).timeout_s
+        timeout_s = torch_world.communicator("reconfigure", default).timeout_s
     if uuid in _used:
         raise RuntimeError(f"reconfigure: uuid {uuid} was already used by this process; each call needs a new one")
     _used.add(uuid)
@@ -199,13 +199,8 @@ def unconnected(options: Any) -> ReconfigurableGroup:
 
 
 def shrink(timeout_s: float | None = None) -> Any:
-    """Makes the default group again, of the ranks that live (collective over them). Returns it.
-
-    Raises:
-        LaunchError: The job ends when a rank dies.
-        ValueError: There is no default group, or another backend has made it.
-    """
-    communicator = _communicator("shrink", torch_world.default_group())
+    """Makes the default group again, of the ranks that live (collective over them). Returns it; see `_api.shrink`."""
+    communicator = torch_world.communicator("shrink", None)
     if not survivors.possible():
         raise LaunchError(
             "shrink: this job ends when a rank dies; `python -m mpicoll.run --fault-tolerant` (or mpirun --with-ft ulfm) starts "
@@ -223,7 +218,7 @@ def without(excluded: Any, group: Any, flags: int | None) -> Any:
     """`shrink_group` for a group of mpicoll; None: the default group."""
     default = torch_world.default_group()
     group = default if group is None else group
-    communicator = _communicator("shrink_group", group)
+    communicator = torch_world.communicator("shrink_group", group)
     _check(communicator, excluded, flags)
     if flags == ABORT:
         communicator.fail(CommunicationError("aborted by shrink_group"))
@@ -231,13 +226,6 @@ def without(excluded: Any, group: Any, flags: int | None) -> Any:
     if group is not default:
         return _remake_group(group, communicator, remaining)
     return _remake_world(communicator.timeout_s, _survivors if survivors.possible() else lambda: runtime.subset(remaining))
-
-
-def _communicator(operation: str, group: Any) -> Communicator:
-    communicator = None if group is None else registry.find(torch_world.name_of(group) or "")
-    if communicator is None:
-        raise ValueError(f"{operation}: {'there is no default group' if group is None else f'{group} is no group of mpicoll'}")
-    return communicator
 
 
 def _check(communicator: Communicator, excluded: Any, flags: int | None) -> None:

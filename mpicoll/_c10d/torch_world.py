@@ -9,12 +9,15 @@ import contextlib
 import hashlib
 from collections import Counter
 from collections.abc import Container, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.distributed import distributed_c10d
 
 from mpicoll._c10d import patches
-from mpicoll._c10d.names import OURS
+from mpicoll._c10d.names import OURS, translate
+
+if TYPE_CHECKING:
+    from mpicoll._engine.communicator import Communicator
 
 c10d: Any = distributed_c10d  # its annotations do not cover what is private
 world: Any = c10d._world
@@ -37,6 +40,27 @@ def backend_of(group: Any) -> str:
 
 def name_of(group: Any) -> str | None:
     return world.pg_names.get(group)  # type: ignore[no-any-return]
+
+
+def communicator(operation: str, group: Any) -> Communicator:
+    """The communicator of a group, for an operation that needs it. ``group``: None means the default group.
+
+    Raises:
+        ValueError: There is no default group, this rank is not in the group, or it has been destroyed or has another backend.
+    """
+    from mpicoll._engine.registry import registry  # it starts MPI
+
+    group = c10d._get_default_group() if group is None else group
+    found = registry.find(name_of(group) or "") if has(group) else None
+    if found is not None:
+        return found
+    if not isinstance(group, c10d.ProcessGroup):
+        raise ValueError(f"{operation}: this rank is not in the group")
+    if not has(group):
+        raise ValueError(f"{operation}: the group has been destroyed")
+    if translate(backend_of(group)) is not None:
+        raise ValueError(f"{operation}: the group has no communicator")
+    raise ValueError(f"{operation}: the group's backend is {backend_of(group)!r}; {operation} needs 'mpi'")
 
 
 def record_backend(group: Any, requested: str, passed: str) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 import torch._C._distributed_c10d as c10d
 from torch import Tensor
-from torch.distributed import ProcessGroup, ReduceOp, distributed_c10d
+from torch.distributed import ProcessGroup, ReduceOp
 
 from mpicoll._c10d import torch_world
 from mpicoll._tensors import buffers, checks
@@ -23,7 +23,6 @@ from mpicoll._tensors.reductions import Op
 
 if TYPE_CHECKING:
     from mpicoll._engine.accesses import Exposed
-    from mpicoll._engine.communicator import Communicator
     from mpicoll._engine.work import Work
 
 
@@ -38,21 +37,6 @@ class WindowAttr(NamedTuple):
     """The memory model of a window."""
 
     access_type: Any
-
-
-def _communicator(operation: str, group: ProcessGroup | None) -> Communicator:
-    from mpicoll._engine.registry import registry  # it starts MPI
-
-    group = distributed_c10d._get_default_group() if group is None else group
-    found = registry.find(group.group_name) if isinstance(group, ProcessGroup) else None
-    if found is None:
-        why = (
-            f"the group's backend is {torch_world.backend_of(group)!r}"
-            if torch_world.has(group)
-            else "this rank is not in the group"
-        )
-        raise ValueError(f"{operation}: {why}; {operation} needs 'mpi'")
-    return found
 
 
 def _timeout(opts: Any) -> timedelta | None:
@@ -84,7 +68,7 @@ def empty_shared(*size: int | Sequence[int], dtype: torch.dtype | None = None, g
         >>> tensor.shape
         torch.Size([2, 3])
     """
-    communicator = _communicator("empty_shared", group)
+    communicator = torch_world.communicator("empty_shared", group)
     shape = tuple(size[0]) if len(size) == 1 and isinstance(size[0], Sequence) else size
     made = torch.empty(shape, dtype=dtype, device="meta")  # type: ignore[arg-type]  # checks the arguments
     found = communicator.share(made.nbytes)
@@ -133,7 +117,7 @@ class Window:
     """
 
     def __init__(self, tensor: Tensor | None = None, group: ProcessGroup | None = None) -> None:
-        self._group = _communicator("Window", group)
+        self._group = torch_world.communicator("Window", group)
         self._number, self._group.windows = self._group.windows, self._group.windows + 1
         self._exposed: Exposed | None = None
         if tensor is not None:

@@ -19,8 +19,8 @@ SOURCES = sorted({*MODULES, *(path for folder in ("benchmarks", "examples", "tes
 BUDGET = (
     {"__main__": 120, "_overloads": 10},
     {"bench": 1480, "nn": 1940},
-    {"_api": 1750},
-    {"_c10d": 3270},
+    {"_api": 1740},
+    {"_c10d": 3260},
     {"_engine": 2670, "optim": 100},
     {"_device": 1390, "rpc": 2840},  # _device stages GPU memory through the host's collectives
     {"_host": 2790, "_faults": 1980, "doctor": 10, "run": 10},
