@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
 from mpicoll._mpi import arrivals, library, survivors
@@ -131,8 +131,13 @@ class Mailbox:
 
     def keep(self, requests: list[MPI.Request], memory: object) -> None:
         """Keeps the memory of requests that no thread will wait for; see Note [Memory that MPI may still use]."""
-        _kept[:] = [entry for entry in _kept if not self.ended(entry[0])]
-        _kept.append((requests, memory))
+        under_way = [(requests, memory)]
+        with suppress(IndexError):  # all have been tested
+            while True:
+                entry = _kept.pop()  # no other thread has it now
+                if not self.ended(entry[0]):
+                    under_way.append(entry)
+        _kept.extend(under_way)
 
     def meet(self) -> None:
         """Returns once every rank has called this (collective). Other threads run meanwhile."""
