@@ -189,8 +189,10 @@ def run(arguments: list[str]) -> None:
 if __name__ == "__main__":
     if sys.argv[1] == "--serve":
         import numpy  # noqa: F401
-        import torch._dynamo  # noqa: F401  optimizers and DDP import it: another second
+        import torch._dynamo.utils  # optimizers and DDP import it: another second
 
+        # It imports tabulate, where that is installed, and Python then forgets that Ctrl-C ends the process.
+        atexit.unregister(torch._dynamo.utils.dump_compile_times)
         if importlib.util.find_spec("sklearn"):
             import sklearn.datasets  # noqa: F401  the same second in examples
 
