@@ -132,12 +132,14 @@ class Mailbox:
     def keep(self, requests: list[MPI.Request], memory: object) -> None:
         """Keeps the memory of requests that no thread will wait for; see Note [Memory that MPI may still use]."""
         under_way = [(requests, memory)]
-        with suppress(IndexError):  # all have been tested
-            while True:
-                entry = _kept.pop()  # no other thread has it now
-                if not self.ended(entry[0]):
-                    under_way.append(entry)
-        _kept.extend(under_way)
+        try:
+            with suppress(IndexError):  # all have been tested
+                while True:
+                    under_way.append(_kept.pop())  # no other thread has it now
+                    if self.ended(under_way[-1][0]):
+                        under_way.pop()
+        finally:
+            _kept.extend(under_way)
 
     def meet(self) -> None:
         """Returns once every rank has called this (collective). Other threads run meanwhile."""

@@ -23,3 +23,17 @@ def test_threads_that_keep_memory_at_once_lose_none(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(box, "ended", ended, raising=False)
     box.keep([], "last")
     assert {memory for _, memory in kept} - {"first"} == {"second", "third", "of another thread", "last"}
+
+
+def test_an_error_loses_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[tuple[list[MPI.Request], object]] = [([], "first"), ([], "second")]
+    monkeypatch.setattr(mailbox, "_kept", kept)
+    box = object.__new__(mailbox.Mailbox)
+
+    def ended(requests: list[MPI.Request]) -> bool:
+        raise RuntimeError("MPI failed")
+
+    monkeypatch.setattr(box, "ended", ended, raising=False)
+    with pytest.raises(RuntimeError, match="MPI failed"):
+        box.keep([], "last")
+    assert {memory for _, memory in kept} == {"first", "second", "last"}
