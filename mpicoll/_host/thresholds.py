@@ -89,7 +89,7 @@ BETWEEN_FROM: dict[str, dict[int, int]] = {
     "all_reduce": {2: 64 << 10, 5: 1 << 20, 9: 4 << 20},
     "halves": {2: 64 << 10, 5: 1 << 20, 9: 4 << 20},
     "reduce": {2: 128 << 10, 5: 1 << 20, 9: 4 << 20},
-    "reduce_scatter": {2: 512 << 10, 5: 4 << 20},  # the one operation in which MPI's own algorithm moves no byte twice
+    "reduce_scatter": {2: 512 << 10, 5: 4 << 20},  # here MPI also sends each byte only once
     "all_gather": {2: 128 << 10, 5: 4 << 20, 65: 16 << 20},
     "broadcast": {2: 128 << 10, 5: 4 << 20, 257: 16 << 20},
 }
@@ -122,7 +122,7 @@ APART_FROM: dict[str, dict[int, int]] = {
 
 
 def _pays_between(operation: str, ranks: int, nodes: int, chunk: int) -> bool:
-    """False where the hierarchical algorithm is slower than MPI's own at any size, by the model.
+    """False where the hierarchical algorithm is slower than MPI at any size, by the model.
 
     In two operations a slot has a piece for each node, or for each rank: short ones cost more in calls than in bytes. In the
     others a piece waits for some latencies of the network for each doubling of the nodes.
