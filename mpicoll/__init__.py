@@ -49,6 +49,7 @@ OURS: dict[str, str] = {
     # one-sided
     "Window": "mpicoll._c10d.windows",
     "empty_shared": "mpicoll._c10d.windows",
+    "shared_memory_hook": "mpicoll._c10d.comm_hooks",
     # groups and objects
     "split_group": "mpicoll._api.groups",
     "get_reconfigure_handle": "mpicoll._api.groups",

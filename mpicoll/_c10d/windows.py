@@ -71,15 +71,8 @@ def empty_shared(*size: int | Sequence[int], dtype: torch.dtype | None = None, g
     communicator = torch_world.communicator("empty_shared", group)
     shape = tuple(size[0]) if len(size) == 1 and isinstance(size[0], Sequence) else size
     made = torch.empty(shape, dtype=dtype, device="meta")  # type: ignore[arg-type]  # checks the arguments
-    found = communicator.share(made.nbytes)
-    if found is None or made.nbytes == 0:
-        return torch.empty_like(made, device="cpu")
-    return _view(*found, made.dtype, prod(made.shape)).view(made.shape)
-
-
-def _view(memory: Any, offset: int, dtype: torch.dtype, count: int) -> Tensor:
-    with torch.inference_mode(False):
-        return torch.frombuffer(memory, dtype=dtype, count=count, offset=offset)
+    found = communicator.share(made.dtype, prod(made.shape))
+    return torch.empty_like(made, device="cpu") if found is None else found.view(made.shape)
 
 
 class Window:
@@ -297,11 +290,11 @@ class Window:
             return exposed.tensor.detach().view(-1)
         if not exposed.counts[rank]:
             return torch.empty(0, dtype=exposed.dtypes[rank], device="cpu")
-        if (mapped := exposed.memory.mapped[rank]) is None:
+        if (mapped := exposed.mapped(rank)) is None:
             shared = exposed.memory.is_shared[rank]
             why = "rank is on another node, or this rank has freed its own part" if shared else "tensor is not from empty_shared"
             raise ValueError(f"{operation}: rank {rank}: its {why}; get copies it")
-        return _view(*mapped, exposed.dtypes[rank], exposed.counts[rank])
+        return mapped
 
     def get_attr(self, peer_rank: int) -> Any:
         """Returns the memory model of MPI: an object with ``access_type``, UNIFIED for every MPI that is known (not collective).

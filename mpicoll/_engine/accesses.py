@@ -7,7 +7,7 @@ from ctypes import memmove
 from dataclasses import dataclass
 from datetime import timedelta
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,19 +19,21 @@ from mpicoll._engine.messages import Messages
 from mpicoll._engine.poller import pending, poller
 from mpicoll._engine.work import Work
 from mpicoll._faults import time_limit
-from mpicoll._mpi import remote_memory
 from mpicoll._mpi.datatypes import predefined
-from mpicoll._mpi.remote_memory import RemoteMemory
+from mpicoll._mpi.remote_memory import RemoteMemory, Shared
 from mpicoll._mpi.runtime import SIGNAL_TAGS
 from mpicoll._tensors import buffers, checks, reductions
 from mpicoll._tensors.reductions import Op
 
-if TYPE_CHECKING:
-    import mmap
-
 DONE = Work("an access that has ended", [], timeout_s=0)
 DONE._complete()
 NOTHING = torch.empty(0, dtype=torch.uint8)  # what a signal's message has
+
+
+def view(memory: Any, offset: int, dtype: torch.dtype, count: int) -> Tensor:
+    """A tensor over a buffer. ``offset``: in bytes."""
+    with torch.inference_mode(False):
+        return torch.frombuffer(memory, dtype=dtype, count=count, offset=offset)
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,6 +45,11 @@ class Exposed:
     counts: list[int]  # elements of each rank's tensor
     dtypes: list[torch.dtype]
 
+    def mapped(self, rank: int) -> Tensor | None:
+        """The tensor of a rank in memory that this process maps; None if it does not."""
+        place = self.memory.mapped[rank]
+        return None if place is None else view(*place, self.dtypes[rank], self.counts[rank])
+
 
 class Accesses(Messages):
     """put, get, accumulate, signal, wait_signal, and the registration of tensors. Ranks are group ranks."""
@@ -52,13 +59,24 @@ class Accesses(Messages):
         self.windows = 0  # that the group has had: equal on all ranks
         self._exposed: list[Exposed] = []
 
-    def share(self, nbytes: int) -> tuple[mmap.mmap, int] | None:
-        """`remote_memory.share` for the ranks of this group (collective)."""
-        found: list[tuple[mmap.mmap, int] | None] = []
-        node = next(ranks for ranks in self.host.windows.node_members if self.rank in ranks)
-        call = lambda: found.append(remote_memory.share(self.channel, node, nbytes))  # noqa: E731
+    def share(self, dtype: torch.dtype, count: int) -> Tensor | None:
+        """A tensor of so many elements in memory of `remote_memory.share`, or None (collective)."""
+        found: list[Shared | None] = []
+        call = lambda: found.append(self.host.storages.share(count * dtype.itemsize))  # noqa: E731
         self.run("empty_shared", (call, (), ()), [])
-        return found[0]
+        if (shared := found[0]) is None or count == 0:
+            return None
+        memory, offset = shared.parts[shared.own]
+        tensor = view(memory, offset, dtype, count)
+        self.host.storages.add(tensor.untyped_storage(), shared)
+        return tensor
+
+    def keep_shared(self, tensor: Tensor) -> None:
+        """Lets the ranks of a node share the memory of a tensor that is reduced again and again (the first time: collective)."""
+        if tensor.device.type == "cpu" and self.size > 1 and not self.host.windows.apart:
+            if not self.host.storages.count:
+                self.share(torch.uint8, 0)
+            self.host.storages.move(tensor.untyped_storage())
 
     def expose(self, tensor: Tensor) -> Exposed:
         """Lets the other ranks access a tensor, which must live until `withdraw` (collective).

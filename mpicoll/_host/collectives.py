@@ -20,15 +20,18 @@ from mpicoll._host.algorithms import direct, hierarchical, native, pairwise, sha
 from mpicoll._host.algorithms.blocks import Block, block, blocks, pieces, rows
 from mpicoll._host.algorithms.direct import SLICE
 from mpicoll._host.algorithms.native import CHUNK
+from mpicoll._host.algorithms.window import Window
 from mpicoll._host.algorithms.windows import Windows
 from mpicoll._host.messages import HostMessages
 from mpicoll._host.plans import Plan
+from mpicoll._host.shared_storages import NOT_SHARED, SharedStorages
 from mpicoll._host.thresholds import DIRECT, HIERARCHICAL, NATIVE, PAIRWISE, SHARED_MEMORY, Thresholds
 from mpicoll._mpi.backoff import Backoff
 from mpicoll._mpi.channel import IN_PLACE, Channel
 from mpicoll._mpi.datatypes import BYTE, INT_MAX, allocate, fromaddress
 from mpicoll._tensors import buffers, calls, checks, sparse
 from mpicoll._tensors.calls import Call
+from mpicoll._tensors.combine import Combine
 from mpicoll._tensors.reductions import Op
 
 ENCODED = 4 << 20  # elements of 8 or 16 bits that a reduce_scatter encodes at a time, which may take four times their memory
@@ -57,6 +60,7 @@ class HostCollectives:
         self.windows = windows
         self.rank: int = channel.comm.Get_rank()
         self.size: int = channel.comm.Get_size()
+        self.storages = SharedStorages(channel, windows)
         self._took = took
         self.use(known)
 
@@ -109,8 +113,20 @@ class HostCollectives:
             hierarchical.all_reduce(self.windows.nodes, flat, stages.of(kernel, self.size))
         elif nbytes * (self.size - 1) <= FLAT_BYTES and nbytes <= window.chunk:
             shared_memory.all_reduce_flat(window, flat, kernel.combine)
-        else:
+        elif not self.storages.count or not self._all_reduce_in_place(window, memory, flat, kernel.combine):
             shared_memory.all_reduce(window, flat, kernel.combine)
+
+    def _all_reduce_in_place(self, window: Window, memory: Tensor, flat: Tensor, combine: Combine) -> bool:
+        """Reduces memory that all ranks map. False on all ranks if the memory of a rank is not such."""
+        storage = memory.untyped_storage()
+        number = self.storages.number(storage)
+        places = shared_memory.exchange(window, (number, memory.data_ptr() - storage.data_ptr()))
+        if number == NOT_SHARED or any(other != number for other, _ in places) or (shared := self.storages.get(storage)) is None:
+            return False
+        self._took("all_reduce", "shared memory, in place", flat.nbytes)
+        parts = [(buffer, begin + offset) for (buffer, begin), (_, offset) in zip(shared.parts, places, strict=True)]
+        shared_memory.all_reduce_in_place(window, parts, flat.nbytes, flat.dtype, combine)
+        return True
 
     def all_reduce_packed(self, memories: Sequence[Tensor], plan: Plan) -> Call:
         """Reduces several tensors of one dtype as one message."""

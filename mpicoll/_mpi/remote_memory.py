@@ -21,10 +21,11 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import os
 import platform
 import struct
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 from weakref import WeakValueDictionary
 
 from mpicoll._mpi import shared_segment, survivors
@@ -41,10 +42,22 @@ PAGE = 4096  # bytes; ranks of a node share no page, which belongs to the proces
 _shared: WeakValueDictionary[bytes, mmap.mmap] = WeakValueDictionary()
 
 
-def share(channel: Channel, node: Sequence[int], nbytes: int) -> tuple[mmap.mmap, int] | None:
-    """Makes memory that the ranks of this node map, and returns it with the offset of this rank's part (collective).
+Part: TypeAlias = "tuple[mmap.mmap, int]"  # memory of this process, and an offset there
+FILE = struct.Struct("=5q")  # process id, file descriptor, device, inode, bytes
 
-    None if a rank of the group could not map it. ``node``: the ranks of this node. ``nbytes``: of this rank's part.
+
+class Shared(NamedTuple):
+    """Memory that the ranks of a node map."""
+
+    number: int  # the same on all ranks
+    parts: list[Part]  # of each rank of the node
+    own: int  # place of this rank's part
+
+
+def share(channel: Channel, node: Sequence[int], nbytes: int, number: int) -> Shared | None:
+    """Makes memory that the ranks of this node map (collective). None if a rank of the group could not map it.
+
+    ``node``: the ranks of this node. ``nbytes``: of this rank's part. ``number``: for `Shared`.
     """
     with channel.lock:
         sizes = [size for (size,) in map(struct.Struct("=q").unpack, from_all(channel.comm, struct.pack("=q", nbytes)))]
@@ -55,7 +68,19 @@ def share(channel: Channel, node: Sequence[int], nbytes: int) -> tuple[mmap.mmap
     if segment is None:
         return None
     _shared[segment.memory[-WORD:]] = segment.memory
-    return segment.memory, ends[node.index(channel.comm.Get_rank())]
+    return Shared(number, [(segment.memory, begin) for begin in ends[:-1]], node.index(channel.comm.Get_rank()))
+
+
+def share_file(channel: Channel, node: Sequence[int], file: int, nbytes: int, number: int) -> Shared | None:
+    """The same for memory that each rank has in a file of its own (collective)."""
+    status = os.fstat(file)
+    record = FILE.pack(os.getpid(), file, status.st_dev, status.st_ino, nbytes)
+    with channel.lock:
+        records = from_all(channel.comm, record)
+        found = [shared_segment.mapped_file(*FILE.unpack(records[rank])) for rank in node]
+        parts = [(memory, 0) for memory in found if memory is not None]
+        complete = all(map(any, from_all(channel.comm, bytes([len(parts) == len(node)]))))
+    return Shared(number, parts, node.index(channel.comm.Get_rank())) if complete else None
 
 
 def _location(address: int) -> tuple[bytes, int]:

@@ -103,17 +103,24 @@ def _mapped(file: int, nbytes: int) -> mmap.mmap:
 
 
 def _mapped_from(nbytes: int, pid: int, file: int, word: bytes) -> mmap.mmap | None:
+    memory = mapped_file(pid, file, None, None, nbytes)
+    return memory if memory is not None and memory[-WORD:] == word else None
+
+
+def mapped_file(pid: int, file: int, device: int | None, inode: int | None, nbytes: int) -> mmap.mmap | None:
+    """Maps the open file of another process. None if it cannot be mapped, or is another file than this one."""
     try:
         descriptor = os.open(f"/proc/{pid}/fd/{file}", os.O_RDWR)
     except OSError:
         return None
     try:
-        memory = _mapped(descriptor, nbytes) if os.fstat(descriptor).st_size == nbytes else None
+        status = os.fstat(descriptor)
+        same = device is None or (status.st_dev, status.st_ino) == (device, inode)
+        return _mapped(descriptor, nbytes) if same and status.st_size == nbytes else None
     except (OSError, ValueError):
         return None
     finally:
         os.close(descriptor)
-    return memory if memory is not None and memory[-WORD:] == word else None
 
 
 # Note [A fence of two locks]

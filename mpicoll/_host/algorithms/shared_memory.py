@@ -12,10 +12,12 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from mpicoll._host.algorithms.blocks import Block
 from mpicoll._host.algorithms.window import LINE, Window
+from mpicoll._mpi.remote_memory import Part
 from mpicoll._tensors.combine import Combine
 
 
@@ -77,6 +79,40 @@ def all_reduce(window: Window, memory: Tensor, combine: Combine, root: int | Non
         before = turn, begin, nbytes
     if before is not None:
         receive(*before)
+
+
+def exchange(window: Window, numbers: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """Returns the numbers of every rank."""
+    turn = window.turn
+    window.turn = turn + 1
+    window.free(turn)
+    window.write(turn, numbers)  # [1]
+    window.lay(turn)
+    window.await_laid(turn)
+    found = [window.read(turn, rank, len(numbers)) for rank in range(window.size)]  # [2]
+    window.take(turn)
+    return found
+
+
+def all_reduce_in_place(window: Window, parts: Sequence[Part], nbytes: int, dtype: torch.dtype, combine: Combine) -> None:
+    """Each rank reduces its slice of the memory of all ranks, which it maps, and writes the result into all of them.
+
+    ``parts``: the memory of each rank; it has ``nbytes``. All ranks have called `exchange` just before.
+    """
+    turn, rank = window.turn, window.rank
+    window.turn = turn + 1
+    window.free(turn)
+    slice_ = round_up(-(-nbytes // window.size), LINE)
+    for begin in range(rank * slice_, min(nbytes, (rank + 1) * slice_), window.chunk):
+        count = min(window.chunk, (rank + 1) * slice_ - begin, nbytes - begin) // dtype.itemsize
+        result = window.view(dtype, turn, rank, 0, count * dtype.itemsize)
+        pieces = [torch.frombuffer(buffer, dtype=dtype, count=count, offset=offset + begin) for buffer, offset in parts]
+        combine(pieces, result)
+        for piece in pieces:
+            window.copy(piece.data_ptr(), result.data_ptr(), result.nbytes)
+    window.lay(turn)  # no rank reads the slots of this turn
+    window.take(turn)
+    window.await_taken(turn)
 
 
 def reduce_scatter_flat(window: Window, output: Tensor, memory: Tensor, combine: Combine) -> None:
