@@ -37,9 +37,10 @@ def rows(size: int, small: bool) -> dict[str, Workload]:
 
     return {
         "mlp": data_parallel.ddp(models.mlp(512, 4) if small else models.mlp(1024, 16)),
+        "shared": data_parallel.ddp(models.mlp(512, 4) if small else models.mlp(1024, 16), hook=data_parallel.SHARED),
         "transformer": data_parallel.ddp(transformer()),
         "buckets": data_parallel.ddp(transformer(), 4 * MIB),
-        "bf16": data_parallel.ddp(transformer(), half=True),
+        "bf16": data_parallel.ddp(transformer(), hook=data_parallel.HALF),
         "large": data_parallel.ddp(transformer(1024)),
         "fsdp": data_parallel.fsdp(transformer()),
         "1f1b": model_parallel.pipeline("1F1B", transformer(depth=size)),

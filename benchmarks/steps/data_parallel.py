@@ -10,34 +10,40 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compr
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+import mpicoll
 from benchmarks.steps.models import Task, loss
 from benchmarks.steps.step import Means, Step, Workload, weight_bytes
 from mpicoll.bench.formulas import spell
 
 MIB = 1 << 20
+HALF, SHARED = "bf16_compress_hook", "shared_memory_hook"
 BFLOAT16 = 1e-2  # relative error of a sum that is rounded to bfloat16
 
 
-def ddp(task: Task, bucket_nbytes: int = 25 * MIB, half: bool = False) -> Workload:
-    """bucket_nbytes: of a bucket of gradients, PyTorch's default is 25 MiB; half: with `bf16_compress_hook`."""
-    notes = [f"buckets of {spell(bucket_nbytes)}"] * (bucket_nbytes != 25 * MIB) + ["bf16_compress_hook"] * half
+def ddp(task: Task, bucket_nbytes: int = 25 * MIB, hook: str = "") -> Workload:
+    """bucket_nbytes: of a bucket of gradients, PyTorch's default is 25 MiB; hook: HALF, or SHARED, which Gloo does not have."""
+    notes = [f"buckets of {spell(bucket_nbytes)}"] * (bucket_nbytes != 25 * MIB) + [hook] * bool(hook)
+    half = hook == HALF
     return Workload(
         ", ".join([f"DDP {task.name}", *notes]),
         task,
-        partial(_ddp, bucket_nbytes, half),
+        partial(_ddp, bucket_nbytes, hook),
         batches=_one_for_each_rank,
         traffic=lambda task, size: [("all_reduce", weight_bytes(task) // (2 if half else 1))],
         tolerance=BFLOAT16 if half else 1e-3,
     )
 
 
-def _ddp(bucket_nbytes: int, half: bool, task: Task, means: Means) -> Step:
+def _ddp(bucket_nbytes: int, hook: str, task: Task, means: Means) -> Step:
+    half = hook == HALF
     model, batch = task.model(), task.batch(means.rank)
     wrapped = DistributedDataParallel(model, process_group=means.group, bucket_cap_mb=bucket_nbytes / MIB)
     if means.group is None:
         wrapped.register_comm_hook(means.size, _compressed if half else _as_it_is)
     elif half:
         wrapped.register_comm_hook(means.group, _bf16)
+    elif hook == SHARED and torch.distributed.get_backend(means.group) == "mpi":
+        wrapped.register_comm_hook(means.group, mpicoll.shared_memory_hook)
     return Step(model, lambda: loss(wrapped(batch)).backward())
 
 
