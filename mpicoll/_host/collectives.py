@@ -94,27 +94,37 @@ class HostCollectives:
         if plan.native and nbytes < self._single_call_below["all_reduce"] and nbytes <= CHUNK:
             buffer = [fromaddress(memory.data_ptr(), nbytes), memory.numel(), plan.mpi_type]
             return self.channel.Allreduce, (IN_PLACE, buffer, plan.mpi_op), (plan, nbytes)
-        return self._all_reduce, (memory, plan), (plan, nbytes)
+        return self._reduced, (memory, plan, None), (plan, nbytes)
 
-    def _all_reduce(self, memory: Tensor, plan: Plan) -> None:
+    def _reduced(self, memory: Tensor, plan: Plan, root: int | None) -> None:
+        """Reduces in place on the root; None: on every rank."""
         nbytes, kernel = memory.nbytes, plan.kernel
-        algorithm = self._algorithm("all_reduce", nbytes, thresholds.all_reduce, nbytes, kernel is not None, plan.widened)
+        if root is None:
+            operation = "all_reduce"
+            algorithm = self._algorithm(operation, nbytes, thresholds.all_reduce, nbytes, kernel is not None, plan.widened)
+        else:
+            operation = "reduce"
+            algorithm = self._algorithm(operation, nbytes, thresholds.reduce, nbytes, kernel is not None)
         if algorithm == NATIVE or kernel is None:
-            self._took("all_reduce", plan.log_name, nbytes)
+            self._took(operation, plan.log_name, nbytes)
             code = plan.encode(memory)
-            native.all_reduce(self.channel, code, plan.mpi_type, plan.mpi_op)
-            plan.decode(code, memory, self.size)
+            if root is None:
+                native.all_reduce(self.channel, code, plan.mpi_type, plan.mpi_op)
+            else:
+                native.reduce(self.channel, code, plan.mpi_type, plan.mpi_op, root, self.rank == root)
+            if root in (None, self.rank):
+                plan.decode(code, memory, self.size)
             return
         flat = _vector(memory, kernel.dtype)
         if algorithm == DIRECT:
-            direct.all_reduce(self.channel, flat, kernel.combine, slice_nbytes=SLICE)
+            direct.all_reduce(self.channel, flat, kernel.combine, root, slice_nbytes=SLICE)
         elif (window := self.windows.window) is None:
             assert self.windows.nodes is not None
-            hierarchical.all_reduce(self.windows.nodes, flat, stages.of(kernel, self.size))
-        elif nbytes * (self.size - 1) <= FLAT_BYTES and nbytes <= window.chunk:
+            hierarchical.all_reduce(self.windows.nodes, flat, stages.of(kernel, self.size), root)
+        elif root is None and nbytes * (self.size - 1) <= FLAT_BYTES and nbytes <= window.chunk:
             shared_memory.all_reduce_flat(window, flat, kernel.combine)
-        elif not self.storages.count or not self._all_reduce_in_place(window, memory, flat, kernel.combine):
-            shared_memory.all_reduce(window, flat, kernel.combine)
+        elif root is not None or not self.storages.count or not self._all_reduce_in_place(window, memory, flat, kernel.combine):
+            shared_memory.all_reduce(window, flat, kernel.combine, root)
 
     def _all_reduce_in_place(self, window: Window, memory: Tensor, flat: Tensor, combine: Combine) -> bool:
         """Reduces memory that all ranks map. False on all ranks if the memory of a rank is not such."""
@@ -166,26 +176,7 @@ class HostCollectives:
             if self.rank == root:
                 return self.channel.Reduce, (IN_PLACE, buffer, plan.mpi_op, root), (plan, nbytes, root)
             return self.channel.Reduce, (buffer, None, plan.mpi_op, root), (plan, nbytes, root)
-        return self._reduce, (memory, plan, root), (plan, nbytes, root)
-
-    def _reduce(self, memory: Tensor, plan: Plan, root: int) -> None:
-        nbytes, kernel = memory.nbytes, plan.kernel
-        algorithm = self._algorithm("reduce", nbytes, thresholds.reduce, nbytes, kernel is not None)
-        if algorithm == NATIVE or kernel is None:
-            self._took("reduce", plan.log_name, nbytes)
-            code = plan.encode(memory)
-            native.reduce(self.channel, code, plan.mpi_type, plan.mpi_op, root, self.rank == root)
-            if self.rank == root:
-                plan.decode(code, memory, self.size)
-            return
-        flat = _vector(memory, kernel.dtype)
-        if algorithm == DIRECT:
-            direct.all_reduce(self.channel, flat, kernel.combine, root, slice_nbytes=SLICE)
-        elif (window := self.windows.window) is not None:
-            shared_memory.all_reduce(window, flat, kernel.combine, root)
-        else:
-            assert self.windows.nodes is not None
-            hierarchical.all_reduce(self.windows.nodes, flat, stages.of(kernel, self.size), root)
+        return self._reduced, (memory, plan, root), (plan, nbytes, root)
 
     def scan(self, memory: Tensor, plan: Plan, exclusive: bool) -> Call:
         """Reduces in place over ranks 0 to this one. ``exclusive``: over those before it; rank 0 keeps its values."""
