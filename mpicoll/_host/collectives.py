@@ -275,7 +275,7 @@ class HostCollectives:
         targets = blocks(target, self.size)
         if buffers.overlap(target, source) and source.data_ptr() != targets[self.rank][0]:
             source = buffers.packed(source)
-        if not self._gathered(targets, block(source)):
+        if self._gathered(targets, block(source)) == NATIVE:
             self._took("all_gather", LOG_NAMES[NATIVE], target.nbytes)
             native.all_gather(self.channel, target, buffers.packed(source) if buffers.overlap(target, source) else source)
 
@@ -290,31 +290,26 @@ class HostCollectives:
     def _all_gather(self, targets: Sequence[Tensor], source: Tensor, sizes: Sequence[int]) -> None:
         if any(buffers.overlap(source, target) for target in targets):
             source = buffers.packed(source)
-        if self._gathered([block(target) for target in targets], block(source)):
-            return
-        if min(sizes) == max(sizes):
+        outputs = [block(target) for target in targets]
+        algorithm = self._gathered(outputs, block(source))
+        if algorithm == PAIRWISE:
+            self._exchange_all(outputs, [block(source)] * self.size)
+        elif algorithm == NATIVE:
             self._took("all_gather", LOG_NAMES[NATIVE], sum(sizes))
             flat = torch.empty(sum(sizes), dtype=torch.uint8, device="cpu")
-            native.all_gather(self.channel, flat, source)
+            if min(sizes) == max(sizes):
+                native.all_gather(self.channel, flat, source)
+            else:
+                native.all_gather_uneven(self.channel, flat, source, sizes)
             _spread(flat.data_ptr(), targets)
-        elif thresholds.all_gather(self.thresholds, sizes) == NATIVE:
-            self._took("all_gather", LOG_NAMES[NATIVE], sum(sizes))
-            flat = torch.empty(sum(sizes), dtype=torch.uint8, device="cpu")
-            native.all_gather_uneven(self.channel, flat, source, sizes)
-            _spread(flat.data_ptr(), targets)
-        else:
-            others = [rank for rank in range(self.size) if rank != self.rank]
-            sends = [(rank, block(source)) for rank in others]
-            receives = [(rank, block(targets[rank])) for rank in others]
-            self._exchange(sends, receives, (block(targets[self.rank]), block(source)))
 
     def _all_gather_small(self, targets: Sequence[Tensor], source: Tensor, nbytes: int) -> None:
         flat = allocate(nbytes * self.size)  # a microsecond faster than a tensor
         self.channel.Allgather([fromaddress(source.data_ptr(), nbytes), nbytes, BYTE], [flat, nbytes, BYTE])
         _spread(flat.address, targets)
 
-    def _gathered(self, targets: Sequence[Block], source: Block) -> bool:
-        """Gathers through windows or by direct exchange if `thresholds` says so. Otherwise does nothing and returns False."""
+    def _gathered(self, targets: Sequence[Block], source: Block) -> str:
+        """Returns the algorithm, after it has gathered. NATIVE and PAIRWISE are left to the caller."""
         sizes = [nbytes for _, nbytes in targets]
         algorithm = self._algorithm("all_gather", sum(sizes), thresholds.all_gather, sizes)
         if algorithm == SHARED_MEMORY:
@@ -325,7 +320,7 @@ class HostCollectives:
             hierarchical.all_gather(self.windows.nodes, targets, source)
         elif algorithm == DIRECT:
             direct.all_gather(self.channel, targets, source)
-        return algorithm in (SHARED_MEMORY, HIERARCHICAL, DIRECT)
+        return algorithm
 
     # -- messages between pairs ----------------------------------------------------------------------------------------
 
@@ -380,7 +375,11 @@ class HostCollectives:
             assert self.windows.window is not None
             wrong = shared_memory.all_to_all(self.windows.window, targets, sources)
             checks.refuse_sizes(operation, wrong)
-            return
+        else:
+            self._exchange_all(targets, sources)
+
+    def _exchange_all(self, targets: Sequence[Block], sources: Sequence[Block]) -> None:
+        """``sources[i]`` goes to rank i, and ``targets[i]`` is filled by rank i."""
         others = [rank for rank in range(self.size) if rank != self.rank]
         own = targets[self.rank], sources[self.rank]
         self._exchange([(rank, sources[rank]) for rank in others], [(rank, targets[rank]) for rank in others], own)
