@@ -122,7 +122,7 @@ class HostCollectives:
             assert self.windows.nodes is not None
             hierarchical.all_reduce(self.windows.nodes, flat, stages.of(kernel, self.size), root)
         elif root is None and nbytes * (self.size - 1) <= FLAT_BYTES and nbytes <= window.chunk:
-            shared_memory.all_reduce_flat(window, flat, kernel.combine)
+            shared_memory.reduce_flat(window, flat, flat, kernel.combine)
         elif root is not None or not self.storages.count or not self._all_reduce_in_place(window, memory, flat, kernel.combine):
             shared_memory.all_reduce(window, flat, kernel.combine, root)
 
@@ -226,7 +226,7 @@ class HostCollectives:
             direct.reduce_scatter(self.channel, output, flat, kernel.combine, slice_nbytes=SLICE)
         elif (window := self.windows.window) is not None:
             if nbytes <= min(FLAT_BYTES, window.chunk):
-                shared_memory.reduce_scatter_flat(window, output, flat, kernel.combine)
+                shared_memory.reduce_flat(window, output, flat, kernel.combine, self.rank * output.nbytes)
             else:
                 shared_memory.reduce_scatter(window, output, flat, kernel.combine)
         else:

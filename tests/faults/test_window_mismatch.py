@@ -10,7 +10,7 @@ from torch import Tensor
 
 import mpicoll
 from mpicoll._api import groups
-from mpicoll._host.algorithms.shared_memory import all_reduce_flat, barrier
+from mpicoll._host.algorithms.shared_memory import barrier, reduce_flat
 from mpicoll._host.algorithms.window import DifferentCalls, Window
 from mpicoll._mpi import runtime, shared_segment
 from mpicoll._mpi.backoff import Backoff
@@ -66,9 +66,9 @@ def test_every_turn_is_compared(rank: int, size: int) -> None:
     window = Window(segment, rank, size, 4096, lambda: Backoff().pause, spins=10)
     memory = torch.ones(8)
     for window.call in (7, 7, 8, 9, 9):
-        all_reduce_flat(window, memory, lambda parts, out: None)
+        reduce_flat(window, memory, memory, lambda parts, out: None)
     assert barrier(window, 10)
     window.call = 7 if rank == 0 else 8
     with pytest.raises(DifferentCalls):
-        all_reduce_flat(window, memory, lambda parts, out: None)
+        reduce_flat(window, memory, memory, lambda parts, out: None)
     agree(True)

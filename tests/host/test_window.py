@@ -81,7 +81,7 @@ def all_reduce(window: Window, count: int, seed: int) -> tuple[torch.Tensor, tor
 def all_reduce_flat(window: Window, count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     count = min(count, CHUNK // 4)
     mine = of_rank(window.rank, count, seed)
-    shared_memory.all_reduce_flat(window, mine, add)
+    shared_memory.reduce_flat(window, mine, mine, add)
     return mine, sum(of_rank(r, count, seed) for r in range(window.size))
 
 

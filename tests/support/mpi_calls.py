@@ -18,7 +18,7 @@ ALGORITHMS = {
     "pairwise": (pairwise, ("exchange",)),
     "shared_memory": (
         shared_memory,
-        ("all_reduce", "all_reduce_flat", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "barrier"),
+        ("all_reduce", "reduce_flat", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "barrier"),
     ),
 }
 

@@ -21,15 +21,20 @@ from mpicoll._mpi.remote_memory import Part
 from mpicoll._tensors.combine import Combine
 
 
-def all_reduce_flat(window: Window, memory: Tensor, combine: Combine) -> None:
-    """Every rank reduces everything: one hand-over instead of two. ``memory`` is one-dimensional and at most one chunk long."""
-    turn, nbytes, dtype = window.turn, memory.nbytes, memory.dtype
+def reduce_flat(window: Window, output: Tensor, memory: Tensor, combine: Combine, begin: int = 0) -> None:
+    """Every rank reduces what it needs: one hand-over instead of two, and in a reduce_scatter less to do for each block.
+
+    Args:
+        output: Receives the reduction of the ranks' ``memory`` from byte ``begin`` on; may be ``memory`` itself.
+        memory: One-dimensional and at most one chunk long.
+    """
+    turn, dtype = window.turn, memory.dtype
     window.turn = turn + 1
     window.free(turn)
-    window.copy(window.slot(turn, window.rank), memory.data_ptr(), nbytes)  # [1]
+    window.copy(window.slot(turn, window.rank), memory.data_ptr(), memory.nbytes)  # [1]
     window.lay(turn)
     window.await_laid(turn)
-    combine([window.view(dtype, turn, rank, 0, nbytes) for rank in range(window.size)], memory)  # [2]
+    combine([window.view(dtype, turn, rank, begin, output.nbytes) for rank in range(window.size)], output)  # [2]
     window.take(turn)
 
 
@@ -113,18 +118,6 @@ def all_reduce_in_place(window: Window, parts: Sequence[Part], nbytes: int, dtyp
     window.lay(turn)  # no rank reads the slots of this turn
     window.take(turn)
     window.await_taken(turn)
-
-
-def reduce_scatter_flat(window: Window, output: Tensor, memory: Tensor, combine: Combine) -> None:
-    """The same as `reduce_scatter` in one turn, with less to do for each block. ``memory`` is at most one chunk long."""
-    turn, dtype, block = window.turn, memory.dtype, output.nbytes
-    window.turn = turn + 1
-    window.free(turn)
-    window.copy(window.slot(turn, window.rank), memory.data_ptr(), memory.nbytes)  # [1]
-    window.lay(turn)
-    window.await_laid(turn)
-    combine([window.view(dtype, turn, rank, window.rank * block, block) for rank in range(window.size)], output)  # [2]
-    window.take(turn)
 
 
 def reduce_scatter(window: Window, output: Tensor, memory: Tensor, combine: Combine) -> None:
