@@ -168,12 +168,7 @@ def broadcast(nodes: Nodes, memory: Block, root: int) -> None:
     window, place, places, (address, total) = nodes.window, nodes.window.rank, nodes.places, memory
     root_node, root_place = nodes.at[root]
     on_root_node = root_node == nodes.node
-    piece = window.piece
-    first = window.turn
-    window.turn = first + -(-total // piece)
-    for turn in range(first, window.turn):
-        begin = (turn - first) * piece
-        nbytes = min(piece, total - begin)
+    for turn, begin, nbytes in window.extents(total, window.piece):
         slice_ = shared_memory.round_up(-(-nbytes // places), LINE)
         low, high = min(nbytes, place * slice_), min(nbytes, (place + 1) * slice_)
         has_slice = place < places and high > low

@@ -50,7 +50,8 @@ def all_reduce(window: Window, memory: Tensor, combine: Combine, root: int | Non
     piece = window.piece
 
     def slice_of(nbytes: int) -> int:
-        return round_up(-(-nbytes // (slices or size)), LINE)
+        """Bytes of a slice, in whole lines."""
+        return -(-nbytes // ((slices or size) * LINE)) * LINE
 
     def my_slice(nbytes: int) -> tuple[int, int]:
         """Begin and end of this rank's slice of ``nbytes`` bytes."""
@@ -163,12 +164,7 @@ def all_gather(window: Window, targets: Sequence[Block], source: Block) -> None:
 def broadcast(window: Window, memory: Block, root: int) -> None:
     """The bytes of the root arrive in the memory of every rank."""
     address, total = memory
-    piece = window.piece
-    first = window.turn
-    window.turn = first + -(-total // piece)
-    for turn in range(first, window.turn):
-        begin = (turn - first) * piece
-        nbytes = min(piece, total - begin)
+    for turn, begin, nbytes in window.extents(total, window.piece):
         if window.rank == root:
             window.free(turn)
             window.copy(window.slot(turn, root), address + begin, nbytes)

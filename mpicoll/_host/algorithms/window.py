@@ -155,8 +155,14 @@ class Window:
         """Offset of a rank's numbers in the segment."""
         return self._slots[turn & 1][rank]
 
+    def extents(self, total: int, piece: int) -> list[tuple[int, int, int]]:
+        """Takes as many turns as ``total`` bytes need. Returns (turn, begin, nbytes) of each piece."""
+        first = self.turn
+        self.turn = first + -(-total // piece)
+        return [(first + n, begin, min(piece, total - begin)) for n, begin in enumerate(range(0, total, piece))]
+
     def turns(self, total: int, piece: int, fill: Fill) -> Iterator[tuple[int, int, int]]:
-        """Takes as many turns as ``total`` bytes need. Lays each turn down while the one before is in progress.
+        """Takes the turns of `extents`. Lays each turn down while the one before is in progress.
 
         Args:
             total: Bytes of all pieces together.
@@ -166,27 +172,25 @@ class Window:
         Yields:
             (turn, begin, nbytes) of a piece, once every other rank's slot can be read. The caller then calls `take`.
         """
-        first = self.turn
-        self.turn = last = first + -(-total // piece)
+        extents = self.extents(total, piece)
         end: Callable[[], None] | None = None
 
-        def begin(turn: int) -> tuple[int, int, int]:
+        def begin(turn: int, start: int, nbytes: int) -> None:
             nonlocal end
-            start = (turn - first) * piece
-            extent = turn, start, min(piece, total - start)
             self.free(turn)
-            end = fill(*extent)
+            end = fill(turn, start, nbytes)
             if end is None:
                 self.lay(turn)
-            return extent
 
-        following = begin(first) if total else None
-        while following is not None:
-            extent, turn = following, following[0]
+        for number, extent in enumerate(extents):
+            turn = extent[0]
+            if number == 0:
+                begin(*extent)
             if end is not None:
                 end()
                 self.lay(turn)
-            following = begin(turn + 1) if turn + 1 < last else None
+            if number + 1 < len(extents):
+                begin(*extents[number + 1])
             self.await_laid(turn)
             yield extent
 
