@@ -20,9 +20,10 @@ ranks, so all ranks end with the same bits, and halves are rounded once. (A ring
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from ctypes import memmove
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -61,10 +62,7 @@ def all_reduce(
     """Reduces one-dimensional ``memory`` in place, on every rank or on the root only. ``settle``: see above."""
     rank, size, total = channel.comm.Get_rank(), channel.comm.Get_size(), memory.numel()
     longest = min(_longest(memory, size, slice_nbytes), -(-total // size))
-    chunks = []
-    for whole in memory.split(longest * size) if total else ():
-        slices = list(whole.split(-(-whole.numel() // size)))
-        chunks.append(slices + [whole[:0]] * (size - len(slices)))  # few elements: the last ranks have empty slices
+    chunks = [slices_of(whole, size) for whole in memory.split(longest * size)] if total else []
     ahead = _ahead(longest * size * memory.element_size())
     results = memory.new_empty(min(ahead + 1, len(chunks)), longest)
     receivers = [other for other in peers(channel.comm) if root in (None, other)]
@@ -139,15 +137,16 @@ def broadcast(channel: Channel, memory: Block, root: int, comm: Any = None) -> N
 
     def received(number: int) -> Exchange:
         turn = turns[number]
-        return _exchange(channel, [], [(root if first(turn) == rank else first(turn), _piece(memory, turn, length)[0])], comm)
+        sender = root if first(turn) == rank else first(turn)
+        return _exchange(channel, [], [(sender, _piece(memory, turn, length)[0])], comm=comm)
 
     turns = sorted(range(-(-memory[1] // length)), key=lambda turn: (turn // len(others), first(turn) != rank))  # own ones first
     for number in range(len(turns)) if rank == root else _in_order(received, len(turns), ahead):
         turn = turns[number]
         if rank == root:
-            sends.add(_exchange(channel, [(first(turn), _piece(memory, turn, length)[0])], [], comm))
+            sends.add(_exchange(channel, [(first(turn), _piece(memory, turn, length)[0])], [], comm=comm))
         elif first(turn) == rank:
-            sends.add(_exchange(channel, [(other, _piece(memory, turn, length)[0]) for other in receivers], [], comm))
+            sends.add(_exchange(channel, [(other, _piece(memory, turn, length)[0]) for other in receivers], [], comm=comm))
     sends.wait()
 
 
@@ -174,10 +173,13 @@ def _piece(memory: Block, turn: int, length: int = SLICE) -> list[Block]:
     return [(address + begin, min(length, nbytes - begin))] if begin < nbytes else []
 
 
-def _exchange(
-    channel: Channel, sends: Iterable[tuple[int, Block]], receives: Iterable[tuple[int, Block]], comm: Any = None
-) -> Exchange:
-    return Exchange(channel, sends, receives, large=True, comm=comm)
+_exchange = partial(Exchange, large=True)
+
+
+def slices_of(memory: Tensor, size: int) -> list[Tensor]:
+    """Cuts one-dimensional memory into a slice for each rank. The last ones may be shorter, or empty."""
+    slices = list(memory.split(-(-memory.numel() // size)))
+    return slices + [memory[:0]] * (size - len(slices))
 
 
 def peers(comm: Any) -> list[int]:

@@ -68,7 +68,7 @@ class Rail:
             if finish is not None:
                 finish(memory, out)
             return
-        slices, results = _slices(memory, size), _slices(out, size)
+        slices, results = direct.slices_of(memory, size), direct.slices_of(out, size)
         own, result = slices[rank], results[rank]
         received = own.new_empty(size, own.numel())
         self._started([block(slice_) for slice_ in slices], [block(row) for row in received], [memory, received])()
@@ -137,12 +137,6 @@ class Rail:
     def free(self) -> None:
         """Frees the communicator (collective)."""
         self._comm.Free()
-
-
-def _slices(memory: Tensor, size: int) -> list[Tensor]:
-    """Cuts one-dimensional memory into a slice for each rank; the last ones may be shorter, or empty."""
-    slices = list(memory.split(-(-memory.numel() // size)))
-    return slices + [memory[:0]] * (size - len(slices))
 
 
 def _combine(own: Tensor, received: Tensor, rank: int, datatype: Any, op: Any) -> None:
