@@ -22,15 +22,12 @@ class Gathers(Collectives):
             src = checks.group_rank("broadcast", "src", src, self.size)
             if is_dense_cpu(tensor):
                 return self.run("broadcast", self.host.broadcast(tensor, src), [tensor], async_op)
-            if self.rank == src:
-                memory = buffers.readable("broadcast", tensor)
-                call = self.backend("broadcast", memory).broadcast(memory, src)
-                return self.run("broadcast", call, [tensor], async_op, reads=[memory])
-            memory = buffers.writable("broadcast", tensor)
+            memory = buffers.readable("broadcast", tensor) if self.rank == src else buffers.writable("broadcast", tensor)
             backend = self.backend("broadcast", memory)
-            return self.run(
-                "broadcast", copying_back(backend, backend.broadcast(memory, src), [tensor], [memory]), [tensor], async_op
-            )
+            call = backend.broadcast(memory, src)
+            if self.rank != src:
+                call = copying_back(backend, call, [tensor], [memory])
+            return self.run("broadcast", call, [tensor], async_op, reads=[memory])
         except REFUSALS as error:
             self.refused("broadcast", error)
             raise

@@ -83,14 +83,12 @@ class Reductions(Collectives):
                 return self.run("reduce", self.host.reduce(tensor, plan, dst), [tensor], async_op)
             checks.movable("reduce", tensor)
             plan = plans.lookup("reduce", tensor.dtype, op)
-            if self.rank != dst:
-                memory = buffers.readable("reduce", tensor)
-                call = self.backend("reduce", memory).reduce(memory, plan, dst)
-                return self.run("reduce", call, [tensor], async_op, reads=[memory])
-            memory = buffers.writable("reduce", tensor)
+            memory = buffers.writable("reduce", tensor) if self.rank == dst else buffers.readable("reduce", tensor)
             backend = self.backend("reduce", memory)
-            call = copying_back(backend, backend.reduce(memory, plan, dst), [tensor], [memory])
-            return self.run("reduce", call, [tensor], async_op)
+            call = backend.reduce(memory, plan, dst)
+            if self.rank == dst:
+                call = copying_back(backend, call, [tensor], [memory])
+            return self.run("reduce", call, [tensor], async_op, reads=[memory])
         except REFUSALS as error:
             self.refused("reduce", error)
             raise
