@@ -3,9 +3,9 @@
     mpi:all_reduce         [[256]]: the shapes of the inputs, with record_shapes=True
     record_mpi_comms       just inside it, with arguments: operation, group, sequence number, dtype, elements, bytes
 
-TITLES lists every name. It is the name in ProcessGroupMPI (of a torch that is built with MPI), otherwise ``mpi:`` and the name in
-ProcessGroupGloo. An event lasts from the call to the end of the operation. It belongs to the calling thread, whichever thread
-ends it.
+An event has the name of the operation, or that in TITLES: the name in ProcessGroupMPI (of a torch that is built with MPI),
+otherwise ``mpi:`` and the name in ProcessGroupGloo. An event whose name is in one of their sources has the same inputs as there.
+It lasts from the call to the end of the operation. It belongs to the calling thread, whichever thread ends it.
 
 # Note [Arguments in an event of their own]
 # A torch event has inputs or arguments, not both. A RecordFunction that a Future ends takes tensors only, and one that takes
@@ -42,36 +42,17 @@ from mpicoll._faults.group_state import GroupState
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# The engine's operations and the names of their events. An event whose name is also in ProcessGroupMPI.cpp or
-# ProcessGroupGloo.cpp has the same inputs as there.
+# The names of events that are not ``mpi:`` and the name of the engine's operation. reduce_scatter, monitored_barrier, and what
+# torch does not have, have no event in other backends; Gloo builds reduce_scatter from all_reduce.
 TITLES = {
-    "all_reduce": "mpi:all_reduce",
     "all_reduce_coalesced": "mpi:all_reduce",
-    "sparse_all_reduce": "mpi:sparse_all_reduce",
-    "reduce": "mpi:reduce",
-    "reduce_scatter": "mpi:reduce_scatter",  # Gloo builds it from all_reduce and has no name for it
     "reduce_scatter_single": "mpi:reduce_scatter",
     "reduce_scatter_single_coalesced": "mpi:reduce_scatter",
-    "scan": "mpi:scan",  # no other backend has these six
-    "exscan": "mpi:exscan",
-    "get_comm": "mpi:get_comm",
-    "empty_shared": "mpi:empty_shared",
-    "tensor_register": "mpi:tensor_register",
-    "tensor_deregister": "mpi:tensor_deregister",
-    "broadcast": "mpi:broadcast",
-    "all_gather": "mpi:all_gather",
     "all_gather_coalesced": "mpi:all_gather",
     "all_gather_single": "mpi:all_gather",
     "all_gather_single_coalesced": "mpi:all_gather",
-    "gather": "mpi:gather",
-    "scatter": "mpi:scatter",
-    "all_to_all": "mpi:all_to_all",
     "all_to_all_single": "mpi:all_to_all",
-    "barrier": "mpi:barrier",
-    "monitored_barrier": "mpi:monitored_barrier",  # no other backend has an event for it
-    "send": "mpi:send",
     "isend": "mpi:send",
-    "recv": "mpi:recv",
     "irecv": "mpi:recv",
     "recv from anybody": "mpi:recvAnySource",
 }
@@ -89,7 +70,7 @@ class Span:
         self._thread = threading.get_ident()
         self._ended: Future[None] = Future()
         with _events.guard:
-            begun: Any = _record_function_with_args_enter(TITLES[operation], *inputs)
+            begun: Any = _record_function_with_args_enter(TITLES.get(operation, f"mpi:{operation}"), *inputs)
             # The callback of the Future carries this thread's profiler state into the thread that ends the event.
             with torch._C.DisableTorchFunctionSubclass():
                 torch.ops.profiler._call_end_callbacks_on_jit_fut._RecordFunction(begun, self._ended)

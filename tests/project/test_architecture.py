@@ -21,7 +21,7 @@ BUDGET = (
     {"bench": 1480, "nn": 1940},
     {"_api": 1740},
     {"_c10d": 3290},
-    {"_engine": 2680, "optim": 100},
+    {"_engine": 2660, "optim": 100},
     {"_device": 1390, "rpc": 2840},  # _device stages GPU memory through the host's collectives
     {"_host": 2900, "_faults": 1980, "doctor": 10, "run": 10},
     {"_tensors": 1140, "_mpi": 2520, "_launch": 5240, "autograd": 980, "errors": 70},
