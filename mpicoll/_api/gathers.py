@@ -143,10 +143,7 @@ def all_gather_into_tensor(
     Returns when the output is filled.
 
     Args:
-        output_tensor: Has (number of ranks) x (elements of the input): concatenated, (n * k, ...), or stacked, (n, k, ...).
-        input_tensor: This rank's. Same shape and dtype on all ranks. May be this rank's part of the output.
-        group: None means the default group.
-        async_op: Return a Work at once instead of waiting.
+        output_tensor, input_tensor, group, async_op: As for `all_gather_single`.
 
     Returns:
         A Work with ``async_op=True``: leave both tensors alone until its ``wait()`` has returned. Otherwise None.

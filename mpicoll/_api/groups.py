@@ -22,7 +22,6 @@ from mpicoll._tensors import checks
 
 if TYPE_CHECKING:  # the engine starts MPI, which belongs to init_process_group, not to `from mpicoll import all_reduce`
     from mpi4py import MPI
-    from torch._C._distributed_c10d import Store
 
     from mpicoll._engine.communicator import Communicator
 

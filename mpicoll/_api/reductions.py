@@ -183,11 +183,7 @@ def reduce_scatter_tensor(
     Returns when ``output`` holds the result. Unlike Gloo's, it takes any strides.
 
     Args:
-        output: Overwritten with this rank's block of the reduction. May be this rank's part of the input.
-        input: Has (number of ranks) x (elements of the output). Same dtype.
-        op: As for `all_reduce`.
-        group: None means the default group.
-        async_op: Return a Work at once instead of waiting.
+        output, input, op, group, async_op: As for `reduce_scatter_single`.
 
     Returns:
         A Work with ``async_op=True``: leave both tensors alone until its ``wait()`` has returned. Otherwise None.
