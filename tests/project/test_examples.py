@@ -31,7 +31,7 @@ TIME_LIMIT_S = 120  # seconds for one example; each takes a few, the rest is for
 TOGETHER_LIMIT_S = 300  # seconds for all programs of one job
 ON_GPUS = [path for path in EXAMPLES if path.stem.startswith("gpu_")]
 PLOTTING = [path for path in EXAMPLES if '"--plot"' in path.read_text()]
-COMPANIONS = {"hf_trainer", "lightning_mpi"}  # they need tests/companions/requirements.txt
+COMPANIONS = {"hf_tensor_parallel", "hf_trainer", "lightning_mpi"}  # they need tests/companions/requirements.txt
 SCRIPTS = "tests/project/scripts"
 
 # The limits of the examples: (file, ranks, what the refusal must say).
@@ -50,8 +50,8 @@ DIGITS = ["digits_by_hand", "digits_ddp", "digits_torch_ddp"]
 NOT_OURS = re.compile(r"^\[\d{4}-\d\d-\d\d [\d:,]+\] \[WARNING\] \[real_accelerator\.py:.*\n", re.MULTILINE)
 # One rank prints, or ranks that wait for each other: the lines come in the order of the page.
 IN_ORDER = {
-    "dlrm_all_to_all", "hf_trainer", "insitu_mpi4py", "lightning_mpi", "profile_step", "six_collectives", "tensor_parallel",
-    "transformer_fsdp2", "uneven_gather",
+    "dlrm_all_to_all", "hf_tensor_parallel", "hf_trainer", "insitu_mpi4py", "lightning_mpi", "profile_step", "six_collectives",
+    "tensor_parallel", "transformer_fsdp2", "uneven_gather",
 }  # fmt: skip
 # Blocks of docs/examples with other options than those on the first line of an example.
 FURTHER = {
@@ -211,6 +211,15 @@ def test_runs_on_three_ranks_and_draws_what_it_can(path: Path, tmp_path: Path) -
     succeeded(path, run([*command_of(path, ranks=3), *plot], TIME_LIMIT_S))
     if plot:
         looks_like_a_plot(picture)
+
+
+@pytest.mark.companion
+@job_of_its_own
+def test_tensor_parallel_inference_runs_over_gloo_too() -> None:
+    path = ROOT / "examples" / "hf_tensor_parallel.py"
+    done = run([*command_of(path), "--backend", "gloo"], TIME_LIMIT_S)
+    succeeded(path, done)
+    assert "\nbackend gloo: " in done.stdout
 
 
 @pytest.mark.slow
