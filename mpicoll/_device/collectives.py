@@ -120,8 +120,7 @@ class DeviceCollectives:
         sizes = [target.nbytes for target in targets]
         way = self._way("all_gather", sum(sizes), source, *targets)
         if way == "direct":
-            others = [(rank, target) for rank, target in enumerate(targets) if rank != self.rank]
-            self._exchange_direct([(rank, source) for rank, _ in others], others, (targets[self.rank], source))
+            self._exchange_direct(*pairwise.pairs(self.channel.comm, targets, [source] * self.size))
         elif way == "ipc":
             with self._shared.reaching(source, *targets) as window:
                 shared_memory.all_gather(window, [block(target) for target in targets], block(source))
@@ -201,9 +200,7 @@ class DeviceCollectives:
                 outputs, inputs = ([block(memory) for memory in side] for side in (targets, sources))
                 checks.refuse_sizes(operation, shared_memory.all_to_all(window, outputs, inputs))
         elif way == "direct":
-            others = [rank for rank in range(self.size) if rank != self.rank]
-            own = targets[self.rank], sources[self.rank]
-            self._exchange_direct([(rank, sources[rank]) for rank in others], [(rank, targets[rank]) for rank in others], own)
+            self._exchange_direct(*pairwise.pairs(self.channel.comm, targets, sources))
         else:
             parts = [*(Part(t, False, True) for t in targets), *(Part(s, True, False) for s in sources)]
             n = self.size

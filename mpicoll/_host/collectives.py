@@ -293,7 +293,7 @@ class HostCollectives:
         outputs = [block(target) for target in targets]
         algorithm = self._gathered(outputs, block(source))
         if algorithm == PAIRWISE:
-            self._exchange_all(outputs, [block(source)] * self.size)
+            self._exchange(*pairwise.pairs(self.channel.comm, outputs, [block(source)] * self.size))
         elif algorithm == NATIVE:
             self._took("all_gather", LOG_NAMES[NATIVE], sum(sizes))
             flat = torch.empty(sum(sizes), dtype=torch.uint8, device="cpu")
@@ -376,13 +376,7 @@ class HostCollectives:
             wrong = shared_memory.all_to_all(self.windows.window, targets, sources)
             checks.refuse_sizes(operation, wrong)
         else:
-            self._exchange_all(targets, sources)
-
-    def _exchange_all(self, targets: Sequence[Block], sources: Sequence[Block]) -> None:
-        """``sources[i]`` goes to rank i, and ``targets[i]`` is filled by rank i."""
-        others = [rank for rank in range(self.size) if rank != self.rank]
-        own = targets[self.rank], sources[self.rank]
-        self._exchange([(rank, sources[rank]) for rank in others], [(rank, targets[rank]) for rank in others], own)
+            self._exchange(*pairwise.pairs(self.channel.comm, targets, sources))
 
     # -- barrier -------------------------------------------------------------------------------------------------------
 

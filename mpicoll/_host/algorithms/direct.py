@@ -29,7 +29,7 @@ from typing import Any
 from torch import Tensor
 
 from mpicoll._host.algorithms.blocks import Block, block
-from mpicoll._host.algorithms.pairwise import Exchange
+from mpicoll._host.algorithms.pairwise import Exchange, peers
 from mpicoll._host.algorithms.window import LINE
 from mpicoll._mpi.channel import Channel
 from mpicoll._tensors.combine import Combine
@@ -180,12 +180,6 @@ def slices_of(memory: Tensor, size: int) -> list[Tensor]:
     """Cuts one-dimensional memory into a slice for each rank. The last ones may be shorter, or empty."""
     slices = list(memory.split(-(-memory.numel() // size)))
     return slices + [memory[:0]] * (size - len(slices))
-
-
-def peers(comm: Any) -> list[int]:
-    """The other ranks. Each rank begins with another one, so that no rank is overrun."""
-    rank, size = comm.Get_rank(), comm.Get_size()
-    return [(rank + step) % size for step in range(1, size)]
 
 
 def _longest(memory: Tensor, size: int, slice_nbytes: int) -> int:

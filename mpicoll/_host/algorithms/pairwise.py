@@ -11,7 +11,7 @@ import ctypes
 import time
 from collections.abc import Iterable, Sequence
 from itertools import zip_longest
-from typing import Any
+from typing import Any, TypeVar
 
 from mpicoll._host.algorithms.blocks import Block
 from mpicoll._host.algorithms.window import DifferentCalls
@@ -31,6 +31,7 @@ TESTED_FROM = 64 << 10
 PIECE = 256 << 10  # bytes; see Note [Pieces]
 REST_S = 1.0  # seconds; a rank sends all pieces before it waits for any of them
 TAG = 0  # below OWN_TAGS; _engine/meeting.py has 1 and 2
+T = TypeVar("T")
 
 
 class Exchange:
@@ -72,6 +73,19 @@ class Exchange:
             self._channel.wait_all(self._requests, statuses, self._large)
             received = [status.Get_elements(BYTE) for status in statuses]
         _compare(self._receives, received)
+
+
+def peers(comm: Any) -> list[int]:
+    """The other ranks, in the order of the messages to them; theirs come in the reverse order. So no rank is overrun."""
+    rank, size = comm.Get_rank(), comm.Get_size()
+    return [(rank + step) % size for step in range(1, size)]
+
+
+def pairs(comm: Any, targets: Sequence[T], sources: Sequence[T]) -> tuple[list[tuple[int, T]], list[tuple[int, T]], tuple[T, T]]:
+    """What to send if ``sources[i]`` goes to rank i, what to receive if ``targets[i]`` comes from it, and this rank's own two."""
+    rank, others = comm.Get_rank(), peers(comm)
+    receives = [(other, targets[other]) for other in reversed(others)]
+    return [(other, sources[other]) for other in others], receives, (targets[rank], sources[rank])
 
 
 def exchange(

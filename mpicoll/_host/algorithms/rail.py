@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mpicoll._host.algorithms import direct
 from mpicoll._host.algorithms.blocks import Block, block
-from mpicoll._host.algorithms.pairwise import TESTED_FROM, Exchange
+from mpicoll._host.algorithms.pairwise import TESTED_FROM, Exchange, pairs
 from mpicoll._mpi.channel import IN_PLACE, Channel, reduce_at_any_root
 from mpicoll._mpi.datatypes import BYTE, fromaddress, spec
 
@@ -123,8 +123,7 @@ class Rail:
 
     def _started(self, sends: Sequence[Block], receives: Sequence[Block], scratch: object = None) -> Callable[[], None]:
         """Starts messages to and from each other rank; an entry per rank. The returned function ends them. Keeps ``scratch``."""
-        others = direct.peers(self._comm)
-        outgoing, incoming = [(other, sends[other]) for other in others], [(other, receives[other]) for other in reversed(others)]
+        outgoing, incoming, _ = pairs(self._comm, receives, sends)
         exchange = Exchange(self._channel, outgoing, incoming, large=True, comm=self._comm)
         self._unfinished[id(exchange)] = exchange, scratch
 
