@@ -359,10 +359,11 @@ def played(
     job: Job, operation: str, nbytes: int, dtype: torch.dtype = torch.float32, every_rank: bool = False
 ) -> Callable[[Network], float]:
     """Records the algorithm that `thresholds` chooses for this job. Returns a function that gives its seconds."""
-    records = job.record(operation, nbytes, dtype, [representative(job, operation)]).of
-    [record] = records.values()
+    one = representative(job, operation)
+    records = job.record(operation, nbytes, dtype, None if every_rank else [one]).of
+    record = records[one]
     alone = not (every_rank or (operation in ROOTED and record.sends + record.receives))
-    if not alone:
+    if not (alone or every_rank):
         records = job.record(operation, nbytes, dtype).of
     rate = copied_per_second(job.ranks_per_node)
     copies = [event.nbytes for event in record.events if event.kind == "copy"]
