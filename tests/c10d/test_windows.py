@@ -184,6 +184,7 @@ def test_ranks_register_tensors_of_their_own_kind(shared: bool, rank: int, size:
         agree(bool((own == 1).all()), own)
 
 
+@pytest.mark.one_node
 def test_map_remote_tensor(rank: int, size: int) -> None:
     tensor = dist.empty_shared(2, 3, dtype=torch.int32)
     with dist.Window(tensor) as window:
@@ -208,6 +209,7 @@ def test_memory_that_is_not_mapped(rank: int, size: int) -> None:
 
 
 @pytest.mark.min_ranks(2)
+@pytest.mark.one_node
 def test_copies_in_mapped_memory_need_no_mpi(rank: int, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     with dist.Window(dist.empty_shared(4).zero_()) as window:
         window.fence()

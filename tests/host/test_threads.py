@@ -19,7 +19,7 @@ from mpicoll._mpi.backoff import Backoff
 from mpicoll._mpi.shared_segment import Segment
 from tests.support import agree
 
-pytestmark = [pytest.mark.min_ranks(2), pytest.mark.usefixtures("world")]
+pytestmark = [pytest.mark.min_ranks(2), pytest.mark.one_node, pytest.mark.usefixtures("world")]
 MIB = 1 << 20
 SLOT = 4 * MIB  # bytes
 NODES = len(list(Path("/sys/devices/system/node").glob("node[0-9]*")))
