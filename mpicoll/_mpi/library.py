@@ -13,6 +13,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
+from functools import cache
 
 import mpi4py
 
@@ -95,8 +96,14 @@ def initialize() -> None:
     if not MPI.Is_initialized():
         _start()
         _finalize_at_exit()
-        before_finalize(claim.ending)
+    _note_start()
+
+
+@cache
+def _note_start() -> None:
+    """Notes that MPI runs here: processes that this one starts are told so (`OWNER`), and MPI_Finalize gives the claim back."""
     os.environ[launcher.OWNER] = f"{os.getpid()} {identity(os.environ)}"
+    before_finalize(claim.ending)
 
 
 def before_finalize(call: Callable[[], None]) -> None:
@@ -249,5 +256,4 @@ except (ImportError, RuntimeError) as error:
     claim.release()
     raise LaunchError(_REMEDY_NO_MPI.format(reason=str(error).split("\n")[0]) + packages.advice_of_debian(os.environ)) from error
 if MPI.Is_initialized() and not MPI.Is_finalized():
-    os.environ[launcher.OWNER] = f"{os.getpid()} {identity(os.environ)}"
-    before_finalize(claim.ending)
+    _note_start()

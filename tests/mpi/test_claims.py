@@ -14,7 +14,7 @@ import pytest
 
 from mpicoll._base import processes
 from mpicoll._mpi.claim import PREFIX, claim, connection_lost
-from tests.support import ROOT, is_open_mpi, launch, run
+from tests.support import LAUNCH_ENVIRONMENT, ROOT, is_open_mpi, launch, mpiexec, run
 
 pytestmark = pytest.mark.launch
 SCRIPT = str(ROOT / "tests" / "mpi" / "scripts" / "claims.py")
@@ -209,3 +209,22 @@ def test_a_job(case: str, method: str, api: str) -> None:
         words = "ended without MPI_Finalize: one process" if case == "sequence" else "already: one process is one rank"
         assert words in done.stderr, said
     assert "Segmentation" not in said, said
+
+
+STARTS_MPI_LATE = """
+import mpi4py
+mpi4py.rc.initialize = False
+from mpicoll._mpi import library, runtime
+library.MPI.Init_thread(library.MPI.THREAD_MULTIPLE)
+runtime.start()
+library.MPI.Finalize()
+"""
+NEXT = "from mpicoll._mpi.claim import claim; print(f'refused: {claim.take()}')"
+
+
+def test_a_program_that_starts_mpi_itself_leaves_the_rank_to_the_next_one() -> None:
+    """It does so after mpicoll has loaded MPI. (The next program was told that this one had ended without MPI_Finalize.)"""
+    programs = f"{sys.executable} -c '{STARTS_MPI_LATE}' && {sys.executable} -c \"{NEXT}\""
+    done = run([mpiexec(), "-n", "2", "sh", "-c", programs], env=LAUNCH_ENVIRONMENT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("refused: None") == 2, done.stdout
