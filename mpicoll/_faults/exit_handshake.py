@@ -14,7 +14,8 @@ A rank that is stopped, or has been lost, does not answer. A healthy job exchang
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from mpicoll._faults import roll_call
@@ -59,7 +60,6 @@ class Answer(NamedTuple):
 
 
 _all_come = False  # True: all ranks of MPI.COMM_WORLD have made a world, and so will call `leave`
-_sent: list[MPI.Request] = []  # questions and answers in flight
 
 
 def expect_all() -> None:
@@ -83,22 +83,26 @@ def possible() -> bool:
     )
 
 
-def ask(rank: int, question: Question) -> None:
-    """[1] Sends a question to one rank of the world."""
+@contextmanager
+def _world_comm() -> Iterator[MPI.Intracomm]:
+    """The communicator of all ranks, under the lock. An MPI error inside is dropped if a rank has died."""
     comm, world = runtime.world_comm(), runtime.current()
     assert comm is not None
     assert world is not None
     with world.lock, survivors.Tolerated():
-        _sent[:] = [request for request in _sent if not request.Test()]
-        _sent.append(comm.isend(tuple(question), rank, QUESTION))
+        yield comm
+
+
+def ask(rank: int, question: Question) -> None:
+    """[1] Sends a question to one rank of the world."""
+    with _world_comm() as comm:
+        arrivals.send(comm, tuple(question), [rank], QUESTION)
 
 
 def answers() -> list[tuple[int, Answer]]:
     """[3] Returns the answers that have arrived, with the ranks of the world that they come from. Only one thread calls this."""
-    comm, world, received = runtime.world_comm(), runtime.current(), list[tuple[int, Answer]]()
-    assert comm is not None
-    assert world is not None
-    with world.lock, survivors.Tolerated():
+    received = list[tuple[int, Answer]]()
+    with _world_comm() as comm:
         received.extend(_received(comm))
     return received
 
@@ -108,11 +112,7 @@ def answer(said: Callable[[Question], Answer | None]) -> None:
 
     Only one thread calls this at a time.
     """
-    comm, world = runtime.world_comm(), runtime.current()
-    assert comm is not None
-    assert world is not None
-    with world.lock, survivors.Tolerated():
-        _sent[:] = [request for request in _sent if not request.Test()]
+    with _world_comm() as comm:
         _answer(comm, said)
 
 
@@ -171,4 +171,4 @@ def _answer(comm: MPI.Intracomm, said: Callable[[Question], Answer | None]) -> N
     for source, question in arrivals.objects(comm, QUESTION):
         found = said(Question(*question))
         if found is not None:
-            _sent.append(comm.isend(tuple(found), source, ANSWER))
+            arrivals.send(comm, tuple(found), [source], ANSWER)

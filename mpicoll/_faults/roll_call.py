@@ -41,8 +41,6 @@ from mpicoll._mpi.runtime import Runtime
 FIRST_TAG = 16  # those below belong to other messages on the same communicator
 ASK, HERE, MISSING, LEFT = "ask", "here", "missing", "left"
 
-_sent: list[MPI.Request] = []  # messages of roll calls; nobody waits for them
-
 
 # The communicator and the tag of each attempt with a roll call. Its messages may come when nobody waits for them any more, and
 # MPICH's MPI_Finalize fails if messages on MPI_COMM_WORLD have not been received.
@@ -128,7 +126,8 @@ def members(runtime: Runtime, ranks: Sequence[int], operation: str, limit_s: flo
                     request.Wait()
         raise
     finally:
-        _keep(runtime, sent)
+        with runtime.lock:
+            arrivals.keep(sent)
 
 
 def turn_away(comm: MPI.Intracomm) -> None:
@@ -137,7 +136,7 @@ def turn_away(comm: MPI.Intracomm) -> None:
         content = arrived.received(comm)
         met = (arrived.tag - FIRST_TAG) % 2 == 0  # the empty message of a meeting; otherwise one of its roll call
         if met or pickle.loads(content)[0] == ASK:
-            _sent.append(comm.isend((LEFT,), arrived.source, arrived.tag + met))
+            arrivals.send(comm, (LEFT,), [arrived.source], arrived.tag + met)
 
 
 class _RollCall:
@@ -236,8 +235,7 @@ class _RollCall:
 
     def _send(self, ranks: Sequence[int], *message: Any) -> None:
         with self._runtime.lock:
-            requests = [self._comm.isend(message, rank, self.tag + 1) for rank in ranks]
-        _keep(self._runtime, requests)
+            arrivals.send(self._comm, message, ranks, self.tag + 1)
 
     def _where(self) -> str:
         return f"{self._operation} (rank {self._runtime.rank} of {self._runtime.size})"
@@ -263,12 +261,6 @@ class _RollCall:
 def _ended(runtime: Runtime, requests: list[MPI.Request]) -> bool:
     with runtime.lock:
         return bool(MPI.Request.Testall(requests))
-
-
-def _keep(runtime: Runtime, requests: list[MPI.Request]) -> None:
-    """Keeps the memory of messages that are on their way."""
-    with runtime.lock:
-        _sent[:] = [request for request in (*_sent, *requests) if not request.Test()]
 
 
 def _state(comm: MPI.Intracomm) -> _State:

@@ -1,4 +1,4 @@
-"""Finds and receives messages whose size is not known before.
+"""Messages whose size is not known before: finds and receives them. And messages that their sender does not wait for.
 
 # Note [No matched probes]
 # Improbe and Mrecv keep other threads from a message that one has found, but not every transport has them. Over libfabric, Mrecv
@@ -10,9 +10,11 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import Any, NamedTuple
 
+from mpicoll._mpi import runtime, survivors
 from mpicoll._mpi.library import MPI
 
 
@@ -39,6 +41,25 @@ def first(comm: MPI.Intracomm, src: int, tag: int) -> Arrived | None:
 
 
 def objects(comm: MPI.Intracomm, tag: int) -> Iterator[tuple[int, Any]]:
-    """Receives the objects that have come with this tag, each with the rank of its sender, which has called ``comm.isend``."""
+    """Receives the objects that have come with this tag, each with the rank of its sender, which has called `send`."""
     while (arrived := first(comm, MPI.ANY_SOURCE, tag)) is not None:
         yield arrived.source, pickle.loads(arrived.received(comm))
+
+
+def send(comm: MPI.Intracomm, content: object, ranks: Iterable[int], tag: int) -> None:
+    """Sends an object to each of these ranks, for `objects`. The caller holds the lock."""
+    keep([comm.isend(content, rank, tag) for rank in ranks])
+
+
+def keep(requests: list[MPI.Request], memory: object = None) -> None:
+    """Keeps messages that nobody waits for, and their memory, until they have ended. The caller holds the lock."""
+    in_flight, under_way = runtime.process.in_flight, [(requests, memory)]
+    try:
+        with suppress(IndexError):  # all have been tested
+            while True:
+                under_way.append(in_flight.pop())  # no other thread has it now
+                with survivors.Tolerated():
+                    if MPI.Request.Testall(under_way[-1][0]):
+                        under_way.pop()
+    finally:
+        in_flight.extend(under_way)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from mpicoll._mpi import arrivals, library, survivors
@@ -26,7 +26,6 @@ Block = tuple[int, int]  # address, bytes
 # A message to or from a rank that has left never ends, and MPI may still read or write its memory, even after this process has
 # dropped the mailbox. Such memory is kept until the requests have ended, which may be never. Its size is bounded by the messages
 # in flight when the rank left: afterwards no message is sent to that rank or received from it.
-_kept: list[tuple[list[MPI.Request], object]] = []
 
 
 @dataclass
@@ -131,15 +130,8 @@ class Mailbox:
 
     def keep(self, requests: list[MPI.Request], memory: object) -> None:
         """Keeps the memory of requests that no thread will wait for; see Note [Memory that MPI may still use]."""
-        under_way = [(requests, memory)]
-        try:
-            with suppress(IndexError):  # all have been tested
-                while True:
-                    under_way.append(_kept.pop())  # no other thread has it now
-                    if self.ended(under_way[-1][0]):
-                        under_way.pop()
-        finally:
-            _kept.extend(under_way)
+        with self._lock:
+            arrivals.keep(requests, memory)
 
     def meet(self) -> None:
         """Returns once every rank has called this (collective). Other threads run meanwhile."""

@@ -107,6 +107,7 @@ class Process:
         self._preparations: list[Callable[[], None]] = []  # see `entering`
         self._world_comm: MPI.Intracomm | None = None  # see `world_comm`; the ranks meet on it at exit
         self.last_base: MPI.Intracomm | None = None  #: The communicator of the last world.
+        self.in_flight: list[tuple[list[MPI.Request], object]] = []  # see `arrivals.keep`
         self.kept: list[object] = []  #: Messages whose memory MPI may use until the process ends, as they never ended.
 
     def start(self, comm: MPI.Intracomm | None = None, own: bool = False) -> Runtime:

@@ -1,10 +1,14 @@
 """Messages whose size is not known before: found and received without matched probes."""
 
 import ast
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
+import pytest
 from mpi4py import MPI
 
-from mpicoll._mpi import arrivals
+from mpicoll._mpi import arrivals, runtime
 from tests.project.sources import MODULES, name, tree
 from tests.support import agree, everyone
 
@@ -13,14 +17,66 @@ TAG = 5  # not one of the package's
 
 def test_objects_of_any_size_come_in_the_order_of_their_sender(rank: int, size: int) -> None:
     comm = MPI.COMM_WORLD.Dup()
-    sent = [comm.isend((rank, number, "x" * 10**number), to, TAG) for number in range(6) for to in range(size)]
+    for number in range(6):
+        arrivals.send(comm, (rank, number, "x" * 10**number), range(size), TAG)
     received: list[tuple[int, tuple[int, int, str]]] = []
     while len(received) < 6 * size:
         received += arrivals.objects(comm, TAG)
-    MPI.Request.waitall(sent)
     expected = {other: [(other, number, "x" * 10**number) for number in range(6)] for other in range(size)}
     agree({other: [content for source, content in received if source == other] for other in range(size)} == expected)
     comm.Free()
+
+
+def test_what_nobody_waits_for_is_kept_until_it_has_ended(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    comm, in_flight = MPI.COMM_WORLD.Dup(), list[tuple[list[MPI.Request], object]]()
+    monkeypatch.setattr(runtime.process, "in_flight", in_flight)
+    memory = bytearray(1 << 22)  # too long to leave before it is received
+    arrivals.keep([comm.Isend(memory, rank, TAG)], memory)
+    arrivals.keep([])
+    before = [kept for _, kept in in_flight if kept is memory]
+    arrived = arrivals.first(comm, rank, TAG)
+    while arrived is None:
+        arrived = arrivals.first(comm, rank, TAG)
+    arrived.received(comm)
+    while any(kept is memory for _, kept in in_flight):
+        arrivals.keep([])
+    agree(before == [memory] and in_flight == [([], None)], f"{len(before)} {in_flight}")
+    comm.Free()
+
+
+def given(monkeypatch: pytest.MonkeyPatch, in_flight: list[Any], ended: Callable[[list[MPI.Request]], bool]) -> None:
+    """Makes these messages those in flight, and ``ended`` what MPI says of each."""
+    monkeypatch.setattr(runtime.process, "in_flight", in_flight)
+    monkeypatch.setattr(arrivals, "MPI", SimpleNamespace(Request=SimpleNamespace(Testall=ended)))
+
+
+def test_threads_that_keep_messages_at_once_lose_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread keeps memory while this one tests what is kept. (The third was lost while MPI still used it.)"""
+    first, second, third = list[MPI.Request](), list[MPI.Request](), list[MPI.Request]()
+    in_flight = [(first, "first"), (second, "second"), (third, "third")]
+    others, done = ["of another thread"], list[object]()
+
+    def ended(requests: list[MPI.Request]) -> bool:
+        if requests is second and others:
+            done.append(first)
+            arrivals.keep([], others.pop())
+        return any(requests is one for one in done)
+
+    given(monkeypatch, in_flight, ended)
+    arrivals.keep([], "last")
+    assert {memory for _, memory in in_flight} - {"first"} == {"second", "third", "of another thread", "last"}
+
+
+def test_an_error_loses_no_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    in_flight = [([], "first"), ([], "second")]
+
+    def ended(requests: list[MPI.Request]) -> bool:
+        raise RuntimeError("MPI failed")
+
+    given(monkeypatch, in_flight, ended)
+    with pytest.raises(RuntimeError, match="MPI failed"):
+        arrivals.keep([], "last")
+    assert {memory for _, memory in in_flight} == {"first", "second", "last"}
 
 
 def test_a_message_stays_until_it_is_received(rank: int, size: int) -> None:
