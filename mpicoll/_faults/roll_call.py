@@ -42,17 +42,13 @@ FIRST_TAG = 16  # those below belong to other messages on the same communicator
 ASK, HERE, MISSING, LEFT = "ask", "here", "missing", "left"
 
 
-# The communicator and the tag of each attempt with a roll call. Its messages may come when nobody waits for them any more, and
-# MPICH's MPI_Finalize fails if messages on MPI_COMM_WORLD have not been received.
-_called: list[tuple[MPI.Intracomm, int]] = []
-
-
 class _State:
-    """What is remembered of a communicator: how often its ranks have met, and a duplicate of it that is being made."""
+    """What is remembered of a communicator."""
 
     def __init__(self) -> None:
-        self.attempts: Counter[tuple[str, tuple[int, ...], str]] = Counter()
-        self.duplicate: tuple[MPI.Intracomm, MPI.Request] | None = None
+        self.attempts: Counter[tuple[str, tuple[int, ...], str]] = Counter()  # how often its ranks have met
+        self.called: set[int] = set()  # tags of attempts with a roll call: its messages may come when nobody waits any more
+        self.duplicate: tuple[MPI.Intracomm, MPI.Request] | None = None  # of it, that is being made
 
 
 def everyone(runtime: Runtime, operation: str, limit_s: float) -> None:
@@ -254,8 +250,7 @@ class _RollCall:
 
     def _keep_for_finalize(self) -> None:
         _drain_at_finalize()
-        if (self._comm, self.tag) not in _called:
-            _called.append((self._comm, self.tag))
+        _state(self._comm).called.add(self.tag)
 
 
 def _ended(runtime: Runtime, requests: list[MPI.Request]) -> bool:
@@ -274,14 +269,14 @@ def _state(comm: MPI.Intracomm) -> _State:
 
 @cache
 def _drain_at_finalize() -> None:
-    library.before_finalize(_drain)
+    """MPICH's MPI_Finalize fails if messages on MPI_COMM_WORLD have not been received."""
+    called = _state(MPI.COMM_WORLD).called
 
+    def drain() -> None:
+        for tag in called:
+            list(arrivals.objects(MPI.COMM_WORLD, tag + 1))
 
-def _drain() -> None:
-    """Receives what has come of roll calls."""
-    for comm, tag in _called:
-        if comm == MPI.COMM_WORLD:
-            list(arrivals.objects(comm, tag + 1))
+    library.before_finalize(drain)
 
 
 @cache
