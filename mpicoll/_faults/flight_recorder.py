@@ -31,7 +31,7 @@ from mpicoll._base import config
 from mpicoll._base.errors import MpicollError
 from mpicoll._base.waits import LOOK_S, RECORDS_S
 from mpicoll._faults import stacks
-from mpicoll._faults.group_state import EVERYBODY, GroupState, Messages, PendingMessage, call_on_expiry
+from mpicoll._faults.group_state import EVERYBODY, GroupState, Messages, PendingMessage
 from mpicoll._faults.watchdog import inside
 from mpicoll._mpi import runtime
 from mpicoll._tensors.signatures import facts
@@ -69,7 +69,7 @@ class FlightRecorder:
     def start(self, rank: int, size: int, groups: Callable[[], Iterable[GroupState]], messages: Messages) -> None:
         """Starts the thread. ``rank`` and ``size``: of the world; ``groups`` and ``messages`` return what is open and pending."""
         self._rank, self._size, self._groups, self._messages = rank, size, groups, messages
-        call_on_expiry(self._on_expiry)
+        GroupState.expired = self._on_expiry
         if self._thread is not None:
             return
         if self._pipe is None:

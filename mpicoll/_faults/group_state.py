@@ -19,22 +19,6 @@ from mpicoll._mpi.channel import Channel
 EVERYBODY = -1  # the peer of a collective
 TESTED_S = 5e-3  # seconds between two sends that are tested, in a quick succession; such a send takes 10 us longer
 
-# What this process does when an operation has taken longer than its timeout, before the error or the end of the job. Each was
-# added once, by the file that needs it, and must not raise.
-_at_expiry: list[Callable[[str, bool], None]] = []
-
-
-def call_on_expiry(action: Callable[[str, bool], None]) -> None:
-    """Makes `expired` call ``action`` with its arguments. Adding it again does nothing."""
-    if action not in _at_expiry:
-        _at_expiry.append(action)
-
-
-def expired(reason: str, ends_job: bool) -> None:
-    """Calls the actions. ``ends_job``: the job is aborted afterwards; otherwise an error is raised."""
-    for action in _at_expiry:
-        action(reason, ends_job)
-
 
 class Order(Protocol):
     """What is read here of a group's queue (`_engine/queue.py`)."""
@@ -62,6 +46,9 @@ class GroupState:
     """One process group, seen from one of its ranks."""
 
     checked: ClassVar[bool] = False  # ranks compare their calls before each collective
+    # Called when an operation has taken longer than its timeout, with the reason and whether the job ends; otherwise an error is
+    # raised. Set by flight_recorder.py; must not raise.
+    expired: ClassVar[Callable[[str, bool], None]] = staticmethod(lambda reason, ends_job: None)
     reconfigurable = False  # after a failure the ranks make another communicator: what waits need not begin in MPI
 
     name: str
@@ -117,7 +104,7 @@ class GroupState:
                 self.failure = error
                 self.call_abort_hooks()
             if isinstance(error, OperationTimeout):
-                expired(str(error), ends_job=False)
+                GroupState.expired(str(error), False)
 
     def call_abort_hooks(self) -> None:
         """Calls the program's hooks, in the thread that has found that the group has failed, or that the job must end."""

@@ -28,7 +28,7 @@ from mpicoll._base.waits import ASK_AFTER_S, BLOCKED_S, LOOK_S, MOST_PATIENCE_S,
 from mpicoll._faults import culprits, current_call, exit_handshake, inquiries, stacks
 from mpicoll._faults.attendance import POLLS
 from mpicoll._faults.exit_handshake import DISMISSED, SHOW, Answer, Question
-from mpicoll._faults.group_state import EVERYBODY, GroupState, Messages, PendingMessage, expired
+from mpicoll._faults.group_state import EVERYBODY, GroupState, Messages, PendingMessage
 from mpicoll._faults.inquiries import Absent
 from mpicoll._faults.ledger import UNKNOWN, Ledger, Mismatch
 from mpicoll._mpi import abort, errors, runtime, survivors
@@ -303,7 +303,7 @@ def _end(waiting: Waiting, what: str, reason: str, others: Sequence[Absent] = ()
     """Ends the job. Before that, this rank and ``others`` on this node show where they are."""
     stacks.show(f"{waiting.group.where(waiting.operation)}: {what}")
     waiting.group.call_abort_hooks()
-    expired(reason, ends_job=True)
+    GroupState.expired(reason, True)
     _show_others(waiting.group, [each.rank for each in others])
     abort.abort(reason, f"{reason}: {what}")
 
@@ -315,7 +315,7 @@ def _end_mismatch(group: GroupState, mismatch: Mismatch) -> None:
     what = f"group {group.name!r}, collective number {number}: {facts.mismatch({other: calls[0], own: calls[1]})}"
     more = f"{values} With MPICOLL_CHECK=1 all ranks raise CollectiveMismatch before a tensor changes"
     print(f"mpicoll: {what}. {more}", file=sys.stderr, flush=True)
-    expired("the ranks call different collectives", ends_job=True)
+    GroupState.expired("the ranks call different collectives", True)
     _show_stacks(group, "the calls differ")
     _show_others(group, [other])
     abort.abort("the ranks call different collectives", what)
