@@ -10,7 +10,6 @@ Imports neither torch nor MPI, because the doctor uses it too.
 from __future__ import annotations
 
 import ctypes
-import os
 import signal
 import sys
 from collections.abc import Callable, Mapping
@@ -143,7 +142,9 @@ def _switched(environ: Mapping[str, str], *names: str, default: bool = False) ->
 
 def _openmpi_build(library_file: str | None, environ: Mapping[str, str]) -> tuple[bool, str]:
     """Whether the library was built with CUDA, by ompi_info, which reads its configuration; and a sentence about it."""
-    ompi_info = _beside(library_file, "ompi_info")
+    from mpicoll._launch.find.installations import candidates  # takes milliseconds, which ranks with another MPI save
+
+    ompi_info = next(candidates(("ompi_info",), library_file, {}), None)
     if ompi_info is None:
         return False, "no ompi_info beside the library to tell how it was built"
     own = {} if "OPAL_PREFIX" in environ else {"OPAL_PREFIX": str(ompi_info.parent.parent)}
@@ -155,11 +156,6 @@ def _openmpi_build(library_file: str | None, environ: Mapping[str, str]) -> tupl
     if not lines:
         return False, f"{ompi_info} says nothing about CUDA"
     return any(line.endswith(":true") for line in lines), f"{ompi_info.name}: {lines[0]}"
-
-
-def _beside(library_file: str | None, program: str) -> Path | None:
-    files = [parent / "bin" / program for parent in Path(library_file or "/nowhere/lib/libmpi.so").parents[1:4]]
-    return next((file for file in files if os.access(file, os.X_OK)), None)
 
 
 # -- the trial ---------------------------------------------------------------------------------------------------------

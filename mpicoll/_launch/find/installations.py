@@ -17,7 +17,7 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -207,7 +207,7 @@ def _choose(libraries: list[Path], choice: str, environ: Mapping[str, str]) -> M
 def _family_libraries(family: str, environ: Mapping[str, str]) -> Iterator[Path]:
     """Libraries of ``family`` in this Python environment, beside the mpiexecs in PATH, and in the folders of the system."""
     folders = [Path(sys.prefix) / "lib"]
-    for mpiexec in _candidates(family, None, environ):
+    for mpiexec in candidates(MPIEXECS[family], None, environ):
         folders += [mpiexec.parent.parent / "lib", mpiexec.parent.parent / "lib64"]
     machine = os.uname().machine
     folders += [Path(pattern.format(family=family, machine=machine)) for pattern in SYSTEM_LIBRARIES]
@@ -243,7 +243,7 @@ def find_mpiexec(mpi: Mpi, environ: Mapping[str, str], choice: str | None = None
     refused = []
     chosen = Path(choice or "").expanduser().absolute()
     named = chosen.is_file() and ".so" not in chosen.name
-    for path in [chosen] if named else _candidates(mpi.family, mpi.library_file, environ):
+    for path in [chosen] if named else candidates(MPIEXECS[mpi.family], mpi.library_file, environ):
         mpiexec = identify(path, environ)
         if fits(mpiexec, mpi):
             return mpiexec
@@ -294,13 +294,13 @@ def read_version(text: str) -> tuple[str, tuple[int, ...]]:
     return "", ()
 
 
-def _candidates(family: str, library_file: str | None, environ: Mapping[str, str]) -> Iterator[Path]:
-    """Possible mpiexecs of ``family``, each once; those beside the library come first."""
+def candidates(names: Sequence[str], library_file: str | None, environ: Mapping[str, str]) -> Iterator[Path]:
+    """The programs of these names, each once: those beside the library, then those in PATH."""
     folders: list[Path] = []
     if library_file:
         folders += [parent / "bin" for parent in Path(library_file).absolute().parents[1:4]]
     folders += [Path(folder) for folder in environ.get("PATH", "").split(os.pathsep) if folder]
-    files = (folder / name for folder in folders for name in MPIEXECS[family])
+    files = (folder / name for folder in folders for name in names)
     return _each_once(file for file in files if os.access(file, os.X_OK) and file.is_file())
 
 
