@@ -80,7 +80,7 @@ REPLACED = {
     "-genvall": "every variable reaches the ranks of this host; -x NAME hands one on to other hosts",
 }
 LONGEST_GRACE_S = 86400
-PROGRAM_OPTIONS = ("-m", "--module", "-c", "--no-python", "--no_python", "-h", "--help", "--version")
+PROGRAM_OPTIONS = ("-m", "--module", "-c", "--no-python", "-h", "--help", "--version")
 # What may stand before each program, named as in argparse's namespace; all else holds for the whole job.
 OF_EACH_PROGRAM = ("module", "code", "no_python", "program", "ranks", "per_node", "host", "accepted", "node_rank")
 PYTHON = re.compile(r"python(3(\.\d+)?)?")
@@ -138,17 +138,11 @@ def seconds(text: str) -> float:
 
 
 def _add(group: Any, *names: str, hidden: Sequence[str] = (), **settings: Any) -> None:
-    """Adds an option. Its spellings with underscores and those in ``hidden`` work too, but are not in --help."""
+    """Adds an option. Its spellings in ``hidden`` work too, but are not in --help."""
     shown = group.add_argument(*names, help=HELP[names[0]], **settings)
-    more = [*hidden, *(_underscored(name) for name in (*names, *hidden))]
-    unseen = [name for name in dict.fromkeys(more) if name not in names]
-    if unseen:
+    if hidden:
         settings.update(dest=shown.dest, help=argparse.SUPPRESS, default=argparse.SUPPRESS)
-        group.add_argument(*unseen, **settings)
-
-
-def _underscored(name: str) -> str:
-    return "--" + name[2:].replace("-", "_") if name.startswith("--") else name
+        group.add_argument(*hidden, **settings)
 
 
 def make_parser(prog: str) -> Parser:
@@ -250,13 +244,12 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 def _add_accepted(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(accepted=[])
     for name, (length, _) in ACCEPTED.items():
-        names = dict.fromkeys([name, _underscored(name), *([name[1:]] if name in ONE_DASH else [])])
+        names = [name, *([name[1:]] if name in ONE_DASH else [])]
         noted: dict[str, Any] = {"action": "append_const", "const": name}
         if length:
             noted = {"action": "append", "type": lambda _, name=name: name}
         parser.add_argument(*names, dest="accepted", default=argparse.SUPPRESS, help=argparse.SUPPRESS, **noted)
-    for name in ("--node-rank", "--node_rank"):
-        parser.add_argument(name, type=first_node, dest="node_rank", help=argparse.SUPPRESS)
+    parser.add_argument("--node-rank", type=first_node, help=argparse.SUPPRESS)
 
 
 @functools.cache
@@ -271,6 +264,7 @@ def lengths() -> dict[str, int]:
 
 def option_length(word: str) -> int:
     """Number of words of the option ``word``, itself included: 2 for ``-n``, 1 for ``-n4``; 0: it is not a launch option."""
+    word = _dashed(word)
     if word in lengths():
         return lengths()[word]
     name, equals, _ = word.partition("=")
@@ -280,19 +274,27 @@ def option_length(word: str) -> int:
     return 1 if (equals and lengths().get(name) == 2) or attached else 0
 
 
+def _dashed(word: str) -> str:
+    """The word, with dashes in the name of a long option: torchrun takes ``--nproc_per_node``, too."""
+    name, equals, value = word.partition("=")
+    return name.replace("_", "-") + equals + value if word.startswith("--") else word
+
+
 def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The options, and the program with its own arguments.
+    """The options, with dashes in their names, and the program with its own arguments.
 
     argparse must not see the program: it would parse the options of the program too, and take the ``-p`` of ``-m pytest -p ...``
     for an abbreviation of ``-ppn``. It must not see an unknown option either; then the second part begins with that option.
     """
-    start = 0
+    options, start = list[str](), 0
     while start < len(words) and words[start].startswith("-") and words[start] not in ("-", "--"):
-        length = 1 if words[start] in PROGRAM_OPTIONS else option_length(words[start])
+        option = _dashed(words[start])
+        length = 1 if option in PROGRAM_OPTIONS else option_length(option)
         if not length:
             break
+        options += [option, *words[start + 1 : start + length]]
         start += length
-    return list(words[:start]), list(words[start:])
+    return options, list(words[start:])
 
 
 def sets_ranks(words: Sequence[str]) -> bool:
@@ -302,11 +304,9 @@ def sets_ranks(words: Sequence[str]) -> bool:
 
 def unknown(option: str) -> str:
     name = option.partition("=")[0]
-    dashed = name.replace("_", "-")
-    if name in REPLACED or dashed in REPLACED:
-        return f"{option} is not an option of mpicoll.run: {REPLACED.get(name) or REPLACED[dashed]}"
-    # torchrun's spelling, with underscores, is accepted and not proposed.
-    known = [name for name in (*lengths(), *PROGRAM_OPTIONS) if "_" not in name]
+    dashed, known = _dashed(name), (*lengths(), *PROGRAM_OPTIONS)
+    if dashed in REPLACED:
+        return f"{option} is not an option of mpicoll.run: {REPLACED[dashed]}"
     near = difflib.get_close_matches(dashed, known, n=1) or difflib.get_close_matches("-" + dashed, known, n=1)
     guess = f"; did you mean {near[0]}?" if near else "."
     return (
