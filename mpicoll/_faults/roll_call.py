@@ -149,16 +149,14 @@ class _RollCall:
         self.tag = FIRST_TAG + 2 * (number % ((runtime.tag_ub - FIRST_TAG) // 2))  # the next one is that of the roll call
         self._present: set[int] = set()
 
+    @time_limit.suspended()
     def wait(self, done: Callable[[], bool], patience_s: float, backoff: Backoff | None = None) -> None:
         """Returns once ``done`` is true. ``patience_s``: until the missing are named. ``backoff``: None: the default.
 
         Raises:
             OperationTimeout: The limit has passed here or on another rank.
         """
-        with time_limit.suspended():
-            self._wait(done, backoff or Backoff(), patience_s)
-
-    def _wait(self, done: Callable[[], bool], backoff: Backoff, patience_s: float) -> None:
+        backoff = backoff or Backoff()
         begun = looked = time.monotonic()
         patience_s += NEXT_S * sum(rank < self._runtime.rank for rank in self._others)
         asked = False
