@@ -26,9 +26,6 @@ class Host:
     name: str
     slots: int | None
 
-    def __str__(self) -> str:
-        return self.name if self.slots is None else f"{self.name}:{self.slots}"
-
 
 def read(path: str) -> tuple[Host, ...]:
     """The hosts of the file at ``path``. Raises ValueError for a malformed line or no host, OSError if it cannot be read."""
