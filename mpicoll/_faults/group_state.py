@@ -12,6 +12,7 @@ from torch import Tensor
 
 from mpicoll._base.errors import MpicollError
 from mpicoll._base.torch_errors import GroupFailed, OperationTimeout, PeerLost
+from mpicoll._base.waits import PATIENCE_S
 from mpicoll._faults.attendance import Looks, Nobody
 from mpicoll._faults.ledger import Entry, Ledger
 from mpicoll._mpi.channel import Channel
@@ -67,6 +68,10 @@ class GroupState:
     abort_hooks: dict[int, Callable[[], object]] = field(default_factory=dict, init=False)  # of the program, by their numbers
     ended: int = field(default=0, init=False)  # number of the last collective that has ended on this rank
     left: int = field(default=0, init=False)  # number of the collective that an exception has left half done; 0: none
+    # What inquiries.py knows of the other ranks, by the number of a collective, of which it keeps the last; 0: of messages.
+    waits: dict[int, Any] = field(default_factory=dict, init=False)
+    named: tuple[str, float] | None = field(default=None, init=False)  # the last wait of which the watchdog has said who is late
+    patience_s: float = field(default=PATIENCE_S, init=False)  # until it says so of another one
     sends: Looks = field(default_factory=lambda: Looks(TESTED_S), init=False)
     receives: Looks = field(default_factory=Looks, init=False)
 

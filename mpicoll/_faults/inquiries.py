@@ -13,7 +13,6 @@ import itertools
 import os
 import socket
 import time
-import weakref
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -51,19 +50,15 @@ class _Wait:
 
 _ids = itertools.count(1)
 
-# By the number of the collective; 0: messages. Of the collectives of a group only the last one is kept.
-_waits: weakref.WeakKeyDictionary[GroupState, dict[int, _Wait]] = weakref.WeakKeyDictionary()
-
 
 def ask(group: GroupState, number: int, ranks: Iterable[int]) -> None:
     """Asks some of these ranks where they are, others at the next call.
 
     ``number``: of the collective that waits; 0: a message waits.
     """
-    waits = _waits.setdefault(group, {})
-    for other in [other for other in waits if number and other not in (0, number)]:
-        del waits[other]
-    wait = waits.setdefault(number, _Wait())
+    for other in [other for other in group.waits if number and other not in (0, number)]:
+        del group.waits[other]
+    wait: _Wait = group.waits.setdefault(number, _Wait())
     late = [rank for rank in ranks if not wait.has_come(rank, number)]
     for rank in sorted(late, key=lambda rank: wait.asked.get(rank, 0.0))[:MOST_ASKED]:
         exit_handshake.ask(rank, Question(group.name, number, wait.id))
@@ -73,7 +68,7 @@ def ask(group: GroupState, number: int, ranks: Iterable[int]) -> None:
 
 def heard(group: GroupState, rank: int, answer: Answer) -> None:
     """Keeps an answer that has come, unless what it is about has ended."""
-    for wait in _waits.get(group, {}).values():
+    for wait in group.waits.values():
         if wait.id == answer.about:
             wait.unanswered.pop(rank, None)
             wait.answers[rank] = answer
@@ -81,7 +76,8 @@ def heard(group: GroupState, rank: int, answer: Answer) -> None:
 
 def absent(group: GroupState, number: int, ranks: Iterable[int]) -> list[Absent]:
     """Returns which of these ranks have not begun the collective of this number, or do not answer, as far as is known."""
-    wait, now, found = _waits.get(group, {}).get(number), time.monotonic(), list[Absent]()
+    wait: _Wait | None = group.waits.get(number)
+    now, found = time.monotonic(), list[Absent]()
     if wait is None:
         return found
     for rank in ranks:
@@ -96,7 +92,7 @@ def absent(group: GroupState, number: int, ranks: Iterable[int]) -> list[Absent]
 
 def other_call(group: GroupState, number: int, own: str) -> tuple[int, str] | None:
     """Returns a rank that calls something else than ``own`` at this place of the order, and its call."""
-    wait = _waits.get(group, {}).get(number)
+    wait: _Wait | None = group.waits.get(number)
     for rank, answer in () if wait is None else wait.answers.items():
         if answer.call and answer.call != own:
             return rank, answer.call

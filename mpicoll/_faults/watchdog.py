@@ -70,8 +70,6 @@ class Watchdog:
         self._stopping = False
         self._look_s = LOOK_S
         self._second = 0.0  # of the last look at the ledgers
-        self._said: weakref.WeakKeyDictionary[GroupState, tuple[str, float]] = weakref.WeakKeyDictionary()  # the last wait named
-        self._patience: weakref.WeakKeyDictionary[GroupState, float] = weakref.WeakKeyDictionary()  # seconds to the next line
         self._asked = 0  # rounds of questions to ranks of this node; a rank asks one after the other
         self._messages: Messages = tuple
         self._pending: set[PendingMessage] = set()  # at the last look
@@ -189,12 +187,10 @@ class Watchdog:
         group, absent = waiting.group, waiting.absent()
         if any(each.never for each in absent) and not survivors.possible():
             _end(waiting, waiting.named(), f"{waiting.operation} can never end")
-        patience = self._patience.get(group, PATIENCE_S)
-        said = self._said.get(group) == (waiting.operation, waiting.since)
-        if not absent or said or waiting.asynchronous or now - waiting.since < patience:
+        wait = waiting.operation, waiting.since
+        if not absent or group.named == wait or waiting.asynchronous or now - waiting.since < group.patience_s:
             return
-        self._said[group] = waiting.operation, waiting.since
-        self._patience[group] = min(2 * patience, MOST_PATIENCE_S)
+        group.named, group.patience_s = wait, min(2 * group.patience_s, MOST_PATIENCE_S)
         missing = {each.rank for each in absent}
         lowest = next(rank for rank in group.global_ranks if rank not in missing)
         if waiting.peer != EVERYBODY or group.ledger is None or lowest == group.global_ranks[group.rank]:

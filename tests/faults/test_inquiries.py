@@ -23,6 +23,9 @@ class Group:
 
     name = "0"
 
+    def __init__(self) -> None:
+        self.waits: dict[int, Any] = {}
+
 
 class Asked(NamedTuple):
     rank: int
