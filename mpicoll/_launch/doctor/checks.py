@@ -203,7 +203,7 @@ def check_mpiexec(mpi: Mpi, environ: Mapping[str, str]) -> list[Finding]:
         plain = installations.in_path(name, environ)
         if plain is None:
             continue
-        other = installations.identify(plain, environ)
+        other = installations.identify(Path(plain), environ)
         if not installations.fits(other, mpi):
             alone = f"`{name} -n 4 python ...` would start 4 programs that are each rank 0 of 1"
             remedy = "start programs with `python -m mpicoll.run`, or with the path above"

@@ -313,10 +313,9 @@ def _each_once(files: Iterable[Path]) -> Iterator[Path]:
             yield file
 
 
-def in_path(name: str, environ: Mapping[str, str]) -> Path | None:
+def in_path(name: str, environ: Mapping[str, str]) -> str | None:
     """The program that a shell would run for ``name``."""
-    path = shutil.which(name, path=environ.get("PATH", ""))
-    return Path(path) if path else None
+    return shutil.which(name, path=environ.get("PATH", ""))
 
 
 def _first_line(error: str) -> str:
@@ -331,7 +330,7 @@ def srun_types(environ: Mapping[str, str]) -> tuple[str, ...] | None:
     path = in_path("srun", environ)
     if path is None:
         return None
-    said = output_of([str(path), "--mpi=list"], without_job(environ), VERSION_TIMEOUT_S)
+    said = output_of([path, "--mpi=list"], without_job(environ), VERSION_TIMEOUT_S)
     return None if said is None else read_srun_types(said)
 
 
@@ -363,7 +362,7 @@ def find_srun(mpi: Mpi, environ: Mapping[str, str]) -> Mpiexec:
             f"--launcher srun: {mpi.vendor} needs --mpi={'pmix' if mpi.family == 'openmpi' else 'pmi2'}, and this srun offers"
             f" {', '.join(types) or 'nothing'}: each rank would be alone; use --launcher mpiexec"
         )
-    return Mpiexec(str(path), "srun", (), pmi=pmi)
+    return Mpiexec(path, "srun", (), pmi=pmi)
 
 
 def find_template(text: str, environ: Mapping[str, str]) -> Mpiexec:
@@ -375,7 +374,7 @@ def find_template(text: str, environ: Mapping[str, str]) -> Mpiexec:
     path = in_path(program, environ)
     if path is None:
         raise LaunchError(f"{TEMPLATE}={text}: no {program} in PATH; load its module, or correct the command")
-    return Mpiexec(str(path), "template", (), template=tuple(words))
+    return Mpiexec(path, "template", (), template=tuple(words))
 
 
 # --- torch -----------------------------------------------------------------------------------------------------------
