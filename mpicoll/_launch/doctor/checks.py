@@ -31,7 +31,7 @@ from mpicoll._base.launcher import Launch
 from mpicoll._base.packages import installed_wheels
 from mpicoll._base.stdout import quiet_without_reader
 from mpicoll._launch.doctor import cluster, dump, trial
-from mpicoll._launch.doctor.report import Finding, Report, ranks_in_words
+from mpicoll._launch.doctor.report import Finding, Report, ranks_in_words, size_in_words
 from mpicoll._launch.find import allocation, cuda_support, installations
 from mpicoll._launch.find.installations import Mpi, torch_facts
 
@@ -274,7 +274,7 @@ def check_shared_memory(path: str) -> list[Finding]:
         text = f"{path} cannot be used ({error.strerror}); ranks of one host exchange data through it"
         return [Finding("fail", "shared memory", text, remedy=f"mount a tmpfs on {path}")]
     size, free = status.f_frsize * status.f_blocks, status.f_frsize * status.f_bavail
-    text = f"{path}: {_bytes(size)}, {_bytes(free)} free"
+    text = f"{path}: {size_in_words(size)}, {size_in_words(free)} free"
     if not os.access(path, os.W_OK):
         return [Finding("fail", "shared memory", f"{text}, but not writable for this user", remedy=f"chmod 1777 {path}")]
     if free < MINIMUM_SHARED_MEMORY:
@@ -284,10 +284,6 @@ def check_shared_memory(path: str) -> list[Finding]:
         remedy = "enlarge it before moving large tensors between ranks of one host (docker --shm-size=8g)"
         return [Finding("note", "shared memory", f"{text}; little", remedy=remedy)]
     return [Finding("ok", "shared memory", text)]
-
-
-def _bytes(count: int) -> str:
-    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
 
 
 def check_binding(launch: Launch | None, mask: set[int], available: int | None) -> list[Finding]:

@@ -19,7 +19,7 @@ from typing import Any
 from mpicoll._base import config
 from mpicoll._base.launcher import without_job
 from mpicoll._base.probe import MARK
-from mpicoll._launch.doctor.report import Finding
+from mpicoll._launch.doctor.report import Finding, size_in_words
 from mpicoll._launch.find import hostfile
 from mpicoll._launch.find.ask import ask
 
@@ -88,11 +88,7 @@ def check(result: Mapping[str, Any]) -> Finding:
 
 
 def times(median_s: Mapping[str, float]) -> str:
-    return ", ".join(f"{_size(int(nbytes))} in {_time(seconds)}" for nbytes, seconds in median_s.items()) + " (median)"
-
-
-def _size(nbytes: int) -> str:
-    return f"{nbytes >> 20} MiB" if nbytes >= 1 << 20 else f"{nbytes} bytes"
+    return ", ".join(f"{size_in_words(int(nbytes))} in {_time(seconds)}" for nbytes, seconds in median_s.items()) + " (median)"
 
 
 def _time(seconds: float) -> str:
