@@ -130,7 +130,7 @@ def _failed_by_itself(outcome: supervisor.Outcome, family: str, request: Request
 
 def make_plan(programs: Sequence[Program], request: Request, environ: Mapping[str, str]) -> Plan:
     """The mpiexec command for ``programs``. Raises LaunchError or ValueError; the message names the remedy."""
-    mpi, mpiexec = find(request.mpi, environ, request.launcher, request.template)
+    mpi, mpiexec = find(request, environ)
     if request.mca and mpiexec.family in LAUNCHERS:
         key, value = request.mca[0]
         raise LaunchError(
@@ -143,25 +143,17 @@ def make_plan(programs: Sequence[Program], request: Request, environ: Mapping[st
     return plan(programs, mpi, mpiexec, site, request)
 
 
-def find(
-    choice: str | None, environ: Mapping[str, str], launcher: str | None = None, template: str | None = None
-) -> tuple[Mpi, Mpiexec]:
-    """The MPI of ``--mpi choice``, and its mpiexec or another launcher.
-
-    Args:
-        launcher: Of ``--launcher``. None: the one of ``template``, otherwise mpiexec, or srun in a job of Slurm if this MPI has
-            no mpiexec.
-        template: Of MPICOLL_LAUNCHER_COMMAND.
-    """
-    mpi = find_mpi(choice, environ)
-    if template is not None:
-        return mpi, find_template(template, environ)
-    if launcher == "srun":
+def find(request: Request, environ: Mapping[str, str]) -> tuple[Mpi, Mpiexec]:
+    """The MPI that the user has asked for, and its launcher: its mpiexec, or in a job of Slurm srun if it has none."""
+    mpi = find_mpi(request.mpi, environ)
+    if request.template is not None:
+        return mpi, find_template(request.template, environ)
+    if request.launcher == "srun":
         return mpi, find_srun(mpi, environ)
     try:
-        return mpi, find_mpiexec(mpi, environ, choice)
+        return mpi, find_mpiexec(mpi, environ, request.mpi)
     except LaunchError:
-        if launcher is None and "SLURM_JOB_ID" in environ:
+        if request.launcher is None and "SLURM_JOB_ID" in environ:
             with contextlib.suppress(LaunchError):  # the error about mpiexec names the remedy
                 return mpi, find_srun(mpi, environ)
         raise

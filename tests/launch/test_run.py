@@ -13,6 +13,7 @@ from mpicoll._base import cpus
 from mpicoll._base.launcher import _READERS
 from mpicoll._launch.find import installations
 from mpicoll._launch.find.installations import Mpiexec
+from mpicoll._launch.job import NOTHING_ASKED, Request
 from mpicoll.errors import LaunchError
 from tests import support
 from tests.launch.jobs import BY_ANY, BY_FAKES, FAKE, run, script
@@ -34,10 +35,10 @@ def test_srun_stands_in_for_a_missing_mpiexec(tmp_path: Path, monkeypatch: pytes
     (tmp_path / "srun").write_text("#!/bin/sh\necho pmi2\n")
     (tmp_path / "srun").chmod(0o755)
     here, in_job, nowhere = {"PATH": f"{tmp_path}:/bin"}, {"SLURM_JOB_ID": "7"}, {"PATH": "/nowhere"}
-    assert run_module.find(None, {**here, **in_job})[1].family == "srun"
+    assert run_module.find(NOTHING_ASKED, {**here, **in_job})[1].family == "srun"
     for environ, launcher in ((here, None), ({**here, **in_job}, "mpiexec"), ({**nowhere, **in_job}, None)):
         with pytest.raises(LaunchError, match="no mpiexec"):
-            run_module.find(None, environ, launcher)
+            run_module.find(Request(launcher=launcher), environ)
 
 
 # --- jobs that need no MPI ---
@@ -330,7 +331,7 @@ def test_the_only_rank_of_an_mpiexec_starts_a_job(tmp_path: Path) -> None:
 @pytest.mark.launch
 @pytest.mark.parametrize("kind", ["family", "folder", "library", "mpiexec"])
 def test_the_mpi_can_be_named_by_family_folder_library_or_mpiexec(kind: str, tmp_path: Path) -> None:
-    mpi, mpiexec = run_module.find(None, installations.without_job(os.environ))
+    mpi, mpiexec = run_module.find(NOTHING_ASKED, installations.without_job(os.environ))
     folder = str(Path(mpiexec.path).parent.parent)
     choice = {"family": mpi.family, "folder": folder, "library": mpi.library_file, "mpiexec": mpiexec.path}[kind]
     assert choice is not None
