@@ -81,9 +81,11 @@ def test_a_hanging_or_dying_mpi_takes_nobody_along(tmp_path: Path, monkeypatch: 
     script = tmp_path / "probe.py"
     monkeypatch.setattr(installations, "PROBE", script)
     script.write_text("import time; time.sleep(60)")
-    assert "did not answer within 0.5 s" in installations.probe("start", os.environ, 0.5)["error"]
+    with monkeypatch.context() as short:
+        short.setenv("MPICOLL_PROBE_TIMEOUT", "0.5")
+        assert "did not answer within 0.5 s" in installations.probe("start", os.environ)["error"]
     script.write_text("import os, sys; print('last words', file=sys.stderr, flush=True); os.abort()")
-    report = installations.probe("start", os.environ, 20)
+    report = installations.probe("start", os.environ)
     assert "status -6" in report["error"]
     assert "last words" in report["error"]
 

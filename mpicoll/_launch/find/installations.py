@@ -86,14 +86,12 @@ class Mpiexec:
         return f"{self.path}: {names.get(self.family, self.family)} {'.'.join(map(str, self.version))}".rstrip()
 
 
-def probe(mode: str, environ: Mapping[str, str], timeout_s: float | None = None, keep_files: bool = False) -> dict[str, Any]:
+def probe(mode: str, environ: Mapping[str, str], keep_files: bool = False) -> dict[str, Any]:
     """The report of ``probe.py mode``, run under ``environ``; "error" is an entry of the report.
 
-    Args:
-        timeout_s: None: MPICOLL_PROBE_TIMEOUT.
-        keep_files: See `ask`; for mode "job".
+    ``keep_files``: see `ask`; for mode "job".
     """
-    limit_s = config.get("MPICOLL_PROBE_TIMEOUT") if timeout_s is None else timeout_s
+    limit_s = config.get("MPICOLL_PROBE_TIMEOUT")
     report = ask([sys.executable, str(PROBE), mode], environ, limit_s, keep_files, lines=20)
     if "status" not in report:
         return report
