@@ -28,7 +28,9 @@ def claims(library: dict[str, str], answer: int | None = 1, driver: bool = True,
 
 def decide(proof: Proof, answer: int = 1, **environ: str) -> cuda_support.Verdict:
     started: dict[str, Any] = {**MPICH, "cuda_query": {"MPIX_GPU_query_support": answer}}
-    return cuda_support.decide(started, environ, True, lambda _: proof)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cuda_support, "prove", lambda _: proof)
+        return cuda_support.decide(started, environ, True)
 
 
 @pytest.fixture(autouse=True)
@@ -80,13 +82,14 @@ def test_a_claim_counts_as_far_as_it_is_proven() -> None:
     assert not decide(Proof((), "the trial could not be started")).moves
 
 
-def test_who_claims_nothing_is_not_tried_and_the_user_has_the_last_word() -> None:
+def test_who_claims_nothing_is_not_tried_and_the_user_has_the_last_word(monkeypatch: pytest.MonkeyPatch) -> None:
     def never(environ: object) -> Proof:
         raise AssertionError("tried")
 
+    monkeypatch.setattr(cuda_support, "prove", never)
     started = {**MPICH, "cuda_query": {"MPIX_GPU_query_support": 0}}
-    assert not cuda_support.decide(started, {}, True, never).moves
-    assert cuda_support.decide(started, {"MPICOLL_CUDA_AWARE": "1"}, False, never).moves
+    assert not cuda_support.decide(started, {}, True).moves
+    assert cuda_support.decide(started, {"MPICOLL_CUDA_AWARE": "1"}, False).moves
     said = decide(Proof(ALL), MPICOLL_CUDA_AWARE="0")
     assert not said.moves
     assert said.evidence[0] == "MPICOLL_CUDA_AWARE=0 decides"

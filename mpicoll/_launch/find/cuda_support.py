@@ -12,7 +12,7 @@ from __future__ import annotations
 import ctypes
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,18 +66,12 @@ def driver_loads() -> bool:
     return True
 
 
-def decide(
-    started: Mapping[str, Any],
-    environ: Mapping[str, str],
-    driver: bool,
-    trial: Callable[[Mapping[str, str]], Proof] | None = None,
-) -> Verdict:
-    """The verdict with its evidence.
+def decide(started: Mapping[str, Any], environ: Mapping[str, str], driver: bool) -> Verdict:
+    """The verdict with its evidence; calls `prove` if the library claims support and the user has not decided.
 
     Args:
         started: Report of a started MPI: vendor, library_version, library_file, cuda_query.
         driver: `driver_loads`.
-        trial: Called if the library claims support and the user has not decided; None: `prove`.
     """
     claim = claims(started, environ, driver)
     override = config.get("MPICOLL_CUDA_AWARE", environ)
@@ -85,7 +79,7 @@ def decide(
         return Verdict(bool(override), False, (f"MPICOLL_CUDA_AWARE={int(override)} decides", *claim.evidence))
     if not claim.aware:
         return Verdict(False, False, claim.evidence)
-    proven = verdict((trial or prove)(environ))
+    proven = verdict(prove(environ))
     return Verdict(proven.moves, proven.reduces, (*claim.evidence, *proven.evidence))
 
 
