@@ -15,7 +15,7 @@ from mpicoll._host.algorithms import shared_memory
 from mpicoll._mpi import shared_segment
 from tests.support import agree, everyone
 
-pytestmark = [pytest.mark.usefixtures("world"), pytest.mark.min_ranks(2)]
+pytestmark = [pytest.mark.usefixtures("world"), pytest.mark.min_ranks(2), pytest.mark.one_node]
 NBYTES = 2_000_016
 STEPS = 5
 REDUCTIONS = [

@@ -1,7 +1,7 @@
 """Operations within one node, through its window. A chunk is small enough to stay in the caches.
 
 Memory is passed as plain contiguous tensors, blocks as (address, nbytes). A ``combine`` reduces tensors of equal length, in the
-order of the ranks, into another tensor that is none of them. Either one rank reduces an element for all ranks, or all ranks
+order of the ranks, into another tensor, or into the first of them. Either one rank reduces an element for all ranks, or all ranks
 reduce it in the same order, so every rank ends with the same bits.
 
 All ranks of the window call an operation in the same order, with the same sizes. Steps [1]..[3] are those of window.py.
@@ -111,12 +111,11 @@ def all_reduce_in_place(window: Window, parts: Sequence[Part], nbytes: int, dtyp
     slice_ = round_up(-(-nbytes // window.size), LINE)
     for begin in range(rank * slice_, min(nbytes, (rank + 1) * slice_), window.chunk):
         count = min(window.chunk, (rank + 1) * slice_ - begin, nbytes - begin) // dtype.itemsize
-        result = window.view(dtype, turn, rank, 0, count * dtype.itemsize)
-        pieces = [torch.frombuffer(buffer, dtype=dtype, count=count, offset=offset + begin) for buffer, offset in parts]
-        combine(pieces, result)
-        for piece in pieces:
-            window.copy(piece.data_ptr(), result.data_ptr(), result.nbytes)
-    window.lay(turn)  # no rank reads the slots of this turn
+        result, *others = [torch.frombuffer(buffer, dtype=dtype, count=count, offset=offset + begin) for buffer, offset in parts]
+        combine([result, *others], result)
+        for other in others:
+            window.copy(other.data_ptr(), result.data_ptr(), result.nbytes)
+    window.lay(turn)
     window.take(turn)
     window.await_taken(turn)
 
