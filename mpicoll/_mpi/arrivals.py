@@ -59,7 +59,11 @@ def keep(requests: list[MPI.Request], memory: object = None) -> None:
             while True:
                 under_way.append(in_flight.pop())  # no other thread has it now
                 with survivors.Tolerated():
-                    if MPI.Request.Testall(under_way[-1][0]):
+                    if _ended(under_way[-1][0]):
                         under_way.pop()
     finally:
         in_flight.extend(under_way)
+
+
+def _ended(requests: list[MPI.Request]) -> bool:
+    return bool(MPI.Request.Testall(requests))

@@ -2,7 +2,6 @@
 
 import ast
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,9 +26,8 @@ def test_objects_of_any_size_come_in_the_order_of_their_sender(rank: int, size: 
     comm.Free()
 
 
-def test_what_nobody_waits_for_is_kept_until_it_has_ended(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    comm, in_flight = MPI.COMM_WORLD.Dup(), list[tuple[list[MPI.Request], object]]()
-    monkeypatch.setattr(runtime.process, "in_flight", in_flight)
+def test_what_nobody_waits_for_is_kept_until_it_has_ended(rank: int) -> None:
+    comm, in_flight = MPI.COMM_WORLD.Dup(), runtime.process.in_flight
     memory = bytearray(1 << 22)  # too long to leave before it is received
     arrivals.keep([comm.Isend(memory, rank, TAG)], memory)
     arrivals.keep([])
@@ -40,14 +38,27 @@ def test_what_nobody_waits_for_is_kept_until_it_has_ended(rank: int, monkeypatch
     arrived.received(comm)
     while any(kept is memory for _, kept in in_flight):
         arrivals.keep([])
-    agree(before == [memory] and in_flight == [([], None)], f"{len(before)} {in_flight}")
+    agree(before == [memory], f"{len(before)} {in_flight}")
     comm.Free()
 
 
-def given(monkeypatch: pytest.MonkeyPatch, in_flight: list[Any], ended: Callable[[list[MPI.Request]], bool]) -> None:
-    """Makes these messages those in flight, and ``ended`` what MPI says of each."""
-    monkeypatch.setattr(runtime.process, "in_flight", in_flight)
-    monkeypatch.setattr(arrivals, "MPI", SimpleNamespace(Request=SimpleNamespace(Testall=ended)))
+def given(monkeypatch: pytest.MonkeyPatch, messages: list[Any], ended: Callable[[list[MPI.Request]], bool]) -> None:
+    """Adds messages without requests to those in flight, and lets ``ended`` be what MPI says of them.
+
+    The watchdog's thread may send its own meanwhile. (It met a stand-in for MPI here.)
+    """
+    original = arrivals._ended
+    monkeypatch.setattr(arrivals, "_ended", lambda requests: original(requests) if requests else ended(requests))
+    runtime.process.in_flight.extend(messages)
+
+
+def taken() -> set[object]:
+    """Removes the messages without requests; returns their memory."""
+    in_flight = runtime.process.in_flight
+    found = [message for message in in_flight if not message[0]]
+    for message in found:
+        in_flight.remove(message)
+    return {memory for _, memory in found if memory is not None}
 
 
 def test_threads_that_keep_messages_at_once_lose_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,7 +75,7 @@ def test_threads_that_keep_messages_at_once_lose_none(monkeypatch: pytest.Monkey
 
     given(monkeypatch, in_flight, ended)
     arrivals.keep([], "last")
-    assert {memory for _, memory in in_flight} - {"first"} == {"second", "third", "of another thread", "last"}
+    assert taken() - {"first"} == {"second", "third", "of another thread", "last"}
 
 
 def test_an_error_loses_no_message(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,7 +87,7 @@ def test_an_error_loses_no_message(monkeypatch: pytest.MonkeyPatch) -> None:
     given(monkeypatch, in_flight, ended)
     with pytest.raises(RuntimeError, match="MPI failed"):
         arrivals.keep([], "last")
-    assert {memory for _, memory in in_flight} == {"first", "second", "last"}
+    assert taken() == {"first", "second", "last"}
 
 
 def test_a_message_stays_until_it_is_received(rank: int, size: int) -> None:
