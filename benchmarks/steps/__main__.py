@@ -35,9 +35,10 @@ def rows(size: int, small: bool) -> dict[str, Workload]:
     def transformer(features: int = 512, depth: int = 2) -> models.Task:
         return models.transformer(features // 4, depth, tokens=8) if small else models.transformer(features, depth)
 
+    mlp = models.mlp(512, 4) if small else models.mlp(1024, 16)
     return {
-        "mlp": data_parallel.ddp(models.mlp(512, 4) if small else models.mlp(1024, 16)),
-        "shared": data_parallel.ddp(models.mlp(512, 4) if small else models.mlp(1024, 16), hook=data_parallel.SHARED),
+        "mlp": data_parallel.ddp(mlp),
+        "shared": data_parallel.ddp(mlp, hook=data_parallel.SHARED),
         "transformer": data_parallel.ddp(transformer()),
         "buckets": data_parallel.ddp(transformer(), 4 * MIB),
         "bf16": data_parallel.ddp(transformer(), hook=data_parallel.HALF),

@@ -66,7 +66,7 @@ class Accesses(Messages):
         self.run("empty_shared", (call, (), ()), [])
         if (shared := found[0]) is None or count == 0:
             return None
-        memory, offset = shared.parts[shared.own]
+        memory, offset = shared.parts[self.host.windows.node.index(self.rank)]
         tensor = view(memory, offset, dtype, count)
         self.host.storages.add(tensor.untyped_storage(), shared)
         return tensor

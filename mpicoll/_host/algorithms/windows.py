@@ -61,7 +61,7 @@ class Windows:
     def connect(self) -> None:
         """Makes the communicators between nodes (collective). See Note [Communicators are made with the group]."""
         node = self._node()
-        place = self.node.index(self._rank)
+        place = self._members[node].index(self._rank)
         with self._channel.lock:
             # Not Split_type: the topology may pretend more nodes than there are, and all ranks use the nodes of the topology.
             self._rail = Rail(self._channel, self._channel.comm.Split(place, node))
