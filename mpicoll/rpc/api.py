@@ -198,6 +198,7 @@ def _check_leaks() -> None:
 def _end(agent: Agent, graceful: bool) -> None:
     atexit.unregister(_at_exit)
     agent.stop(graceful)
+    time_limit.limits.stop()
     Agent.current = None
     contexts.registry.clear()
 

@@ -244,6 +244,19 @@ def test_errors_during_shutdown_are_raised(rank: int, monkeypatch: pytest.Monkey
     agree(True)
 
 
+def test_no_thread_is_left(rank: int, size: int) -> None:
+    before = set(threading.enumerate())
+    rpc.init_rpc(f"worker{rank}")
+    called = rpc.rpc_sync((rank + 1) % size, who) == f"worker{(rank + 1) % size}"
+    everyone(None)
+    rpc.shutdown()
+    left = []
+    for thread in set(threading.enumerate()) - before:
+        thread.join(5.0)  # those of the pool end by themselves, after the call to which they belong
+        left += [thread.name] * thread.is_alive()
+    agree(called and not left, f"{called} {left}")
+
+
 def test_a_world_of_one(rank: int, size: int) -> None:
     """Each rank by itself, as often as it likes: nobody waits for another, and names need not differ."""
     for turn in range(rank + 1):
