@@ -15,7 +15,8 @@ from torch.distributed import GroupMember, ProcessGroup, distributed_c10d
 from torch.nn import Parameter
 
 from mpicoll._base.torch_errors import GroupDestroyed
-from mpicoll._c10d import dynamo, register, torch_world
+from mpicoll._c10d import dynamo, hooks, register, torch_world
+from mpicoll._c10d.hooks import found as _found
 from mpicoll._c10d.torch_world import world as _world
 from mpicoll._mpi import runtime
 from mpicoll._tensors import checks
@@ -25,8 +26,6 @@ if TYPE_CHECKING:  # the engine starts MPI, which belongs to init_process_group,
 
     from mpicoll._engine.communicator import Communicator
 
-# The communicator of each group, entered on first use. If the group has been destroyed since, it is looked up again.
-_found: dict[ProcessGroup, Communicator] = {}
 _PLAIN = (Tensor, Parameter)
 _coalescing = _world.pg_coalesce_state  # one dictionary for ever; asking the property at each call takes 0.1 us
 
@@ -317,9 +316,11 @@ def without_torch(operation: str, group: Any, tensor: Any = None) -> Communicato
     communicator = of(group, tensor)
     if communicator is not None or group == GroupMember.NON_GROUP_MEMBER:
         return communicator
-    torch_world.communicator(operation, group)  # raises, unless the reason is the tensor
+    communicator = torch_world.communicator(operation, group)  # raises, unless the reason is the tensor or a hook
     if isinstance(tensor, Tensor) and type(tensor) not in _PLAIN:
         raise TypeError(f"{operation}: needs a plain tensor, got a {type(tensor).__name__}")
+    if not _coalescing and (not isinstance(tensor, Tensor) or tensor.is_cpu or _carries(group, tensor.device)):
+        return communicator
     raise ValueError(
         f"{operation}: the backend 'mpi' does not move this tensor, or a coalescing manager is open, which cannot hold it"
     )
@@ -344,7 +345,7 @@ def _find(group: Any) -> Communicator | None:
     for known in [known for known, communicator in _found.items() if type(communicator.broken) is GroupDestroyed]:
         del _found[known]
     config = _world.pg_backend_config.get(group, "")
-    if "cpu:mpi" not in config:  # another backend's, or destroyed
+    if "cpu:mpi" not in config or group in hooks.hooked:  # another backend's, or destroyed; or torch calls its hooks
         return None
     communicator = registry.find(group.group_name)
     if communicator is not None:

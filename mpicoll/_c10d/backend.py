@@ -29,7 +29,7 @@ from torch._C._distributed_c10d import Backend
 from torch.distributed import ProcessGroup
 from torch.distributed import Work as TorchWork
 
-from mpicoll._c10d import dynamo, names, patches, torch_world
+from mpicoll._c10d import dynamo, hooks, names, patches, torch_world
 from mpicoll._c10d.names import WORK_METHODS
 from mpicoll._c10d.operations import Answer, Operations
 from mpicoll._c10d.windows import Window
@@ -117,6 +117,7 @@ def _wrap_methods() -> None:
         patches.wrap(f"{patches.GROUP}.{name}", _straight)
     patches.wrap(f"{patches.GROUP}.split_group", _splitting)
     patches.wrap(f"{patches.GROUP}.new_window", _windows)
+    hooks.watch()
 
 
 def _handing_over(name: str, method: Callable[..., Any]) -> Callable[..., Any]:

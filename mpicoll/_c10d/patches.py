@@ -61,6 +61,11 @@ _TABLE: dict[tuple[str, str], dict[str, str]] = {
         f"{GROUP}.split_group": "returns None on ranks outside the new group, where our backend returns a stand-in; C++ does not "
         "take None from a Python backend",
     },
+    ("the first mpicoll group, torch >= 2.14", "_c10d/hooks.py"): {
+        f"{GROUP}.{name}_{kind}_hook": "notes which groups have hooks: mpicoll's functions go through torch for them"
+        for name in ("register", "unregister")
+        for kind in ("pre", "post")
+    },
     ("the first mpicoll group, torch <= 2.13", "_c10d/torch213/functional_ops.py"): {
         "torch.ops._c10d_functional.all_gather_into_tensor_out": "kernel for tensors on the CPU, of groups of every backend; "
         "that of C++ asks the group for a backend in C++",

@@ -1,0 +1,57 @@
+"""The pre and post hooks of a group (torch >= 2.14), which torch's C++ calls around every operation that passes through it.
+
+mpicoll's functions go straight to the engine, but through torch for a group with hooks, so that these see their calls, too.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from torch.distributed import ProcessGroup
+
+from mpicoll._c10d import dynamo, patches
+from mpicoll._c10d.torch_world import has
+
+if TYPE_CHECKING:
+    from mpicoll._engine.communicator import Communicator
+
+# The communicator of each group without hooks, entered when a function of mpicoll uses it. If the group has been destroyed since,
+# it is looked up again.
+found: dict[ProcessGroup, Communicator] = {}
+hooked: dict[ProcessGroup, set[tuple[str, int]]] = {}  # the hooks of each group that has any: kind and number
+KINDS = "pre", "post"
+
+
+def watch() -> None:
+    """Wraps the methods that register hooks, once. A torch without them is left alone."""
+    for kind in KINDS:
+        patches.wrap(f"{patches.GROUP}.register_{kind}_hook", functools.partial(_registering, kind))
+        patches.wrap(f"{patches.GROUP}.unregister_{kind}_hook", functools.partial(_unregistering, kind))
+
+
+def _registering(kind: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def wrapped(self: ProcessGroup, hook_id: int, hook: Callable[[Any], object]) -> None:
+        method(self, hook_id, hook)
+        for group in [group for group in hooked if not has(group)]:  # destroyed since
+            del hooked[group]
+        hooked.setdefault(self, set()).add((kind, hook_id))
+        found.pop(self, None)
+
+    dynamo.disable(wrapped)
+    return wrapped
+
+
+def _unregistering(kind: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def wrapped(self: ProcessGroup, hook_id: int) -> None:
+        method(self, hook_id)
+        hooks = hooked.get(self, set())
+        hooks.discard((kind, hook_id))
+        if not hooks:
+            hooked.pop(self, None)
+
+    dynamo.disable(wrapped)
+    return wrapped
