@@ -16,6 +16,7 @@ from typing import Any
 
 from torch._C._distributed_c10d import TCPStore, _register_handler
 from torch.distributed import DistNetworkError
+from torch.distributed.debug import _handlers
 from torch.distributed.debug._frontend import DebugHandler, NavLink, Response, Route, fetch_all
 
 from mpicoll._base import probe
@@ -75,7 +76,9 @@ def serve() -> TCPStore | None:
     The store of mpicoll's own groups has another port, since a program may open one at MASTER_PORT itself; then none is opened.
     """
     _register_handler(NAME, answer)
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(answer))  # C++ drops it after the end of Python, where it cannot be freed
+    # C++ drops the handlers, also torch's, after the end of Python, where a function that nobody else refers to cannot be freed.
+    for handler in (answer, *filter(callable, vars(_handlers).values())):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(handler))
     mpi = runtime.current()
     with contextlib.suppress(DistNetworkError):
         if mpi is not None and mpi.rank == 0:
