@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable
 from ctypes import memmove
 from dataclasses import dataclass
 from datetime import timedelta
@@ -153,8 +153,7 @@ class Accesses(Messages):
         arguments = operation.capitalize(), own, tensor.nbytes, rank, offset * size, *reduction
         if async_op:
             return pending(self, operation, memory.start(*arguments), tensor, rank)
-        with self._limited(operation):
-            self.guarded(operation, memory.move, arguments, rank)
+        self._limited(operation, memory.move, arguments, rank)
         return DONE
 
     def flush(self, operation: str, exposed: Exposed, rank: int | None = None) -> None:
@@ -162,13 +161,15 @@ class Accesses(Messages):
         memory = exposed.memory
         if memory.unflushed:
             for peer in [peer for peer in sorted(memory.unflushed) if rank in (None, peer)]:
-                with self._limited(operation):
-                    self.guarded(operation, memory.flush, (peer,), peer)
+                self._limited(operation, memory.flush, (peer,), peer)
         memory.sync()
 
-    def _limited(self, operation: str) -> AbstractContextManager[None]:
+    def _limited(self, operation: str, function: Callable[..., None], arguments: tuple[Any, ...], rank: int) -> None:
         """At MPI_THREAD_SERIALIZED a flush blocks under the lock, so that the watchdog could not look at the operation."""
-        return time_limit.end_job_after(operation, self.timeout_s) if self.channel.runtime.serialized else nullcontext()
+        if not self.channel.runtime.serialized:
+            return self.guarded(operation, function, arguments, rank)
+        with time_limit.end_job_after(operation, self.timeout_s):
+            return self.guarded(operation, function, arguments, rank)
 
     def signal(self, number: int, rank: int, async_op: bool, timeout: timedelta | None) -> Work:
         """Sends a signal of the group's window of this number."""
