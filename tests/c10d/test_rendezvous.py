@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
 
 import mpicoll
@@ -25,10 +26,10 @@ def port() -> Iterator[int]:
 
 
 def listening() -> set[str]:
-    """The addresses on which this process listens, in the kernel's notation: 0100007F is 127.0.0.1."""
+    """The addresses and ports on which this process listens, in the kernel's notation: 0100007F:0050 is 127.0.0.1, port 80."""
     own = {os.readlink(path) for path in Path("/proc/self/fd").iterdir() if path.is_symlink() and os.path.lexists(path)}
     rows = [line.split() for table in ("tcp", "tcp6") for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]]
-    return {row[1].partition(":")[0] for row in rows if row[3] == LISTENS and f"socket:[{row[9]}]" in own}
+    return {row[1] for row in rows if row[3] == LISTENS and f"socket:[{row[9]}]" in own}
 
 
 def test_loopback_is_listened_on_only_by_number() -> None:
@@ -94,7 +95,16 @@ def test_the_store_of_one_host_listens_on_loopback(door: object) -> None:
         mpicoll.destroy_process_group()
     before = listening()
     door.init_process_group("mpi")  # type: ignore[attr-defined]
-    opened = listening() - before
-    agree(opened <= {"0100007F"} and (opened or dist.get_rank() or "0100007F" in before), opened)
+    opened = [each.partition(":")[0] for each in listening() - before]
+    agree(opened == ["0100007F"] * (dist.get_rank() == 0), opened)
     mpicoll.destroy_process_group()
     everyone("the store is closed")
+
+
+def test_a_store_in_a_file_opens_no_port(no_world: None, shared_path: Path) -> None:
+    before = listening()
+    mpicoll.init_process_group("mpi", init_method=f"file://{shared_path}/store")
+    tensor = torch.ones(2)
+    mpicoll.all_reduce(tensor)
+    mpicoll.barrier(mpicoll.new_group())
+    agree(tensor[0] == mpicoll.get_world_size() and listening() == before, listening() - before)
