@@ -87,6 +87,8 @@ class Side:
         """
         if self.size == 1:
             return [Record(place, payload)]
+        if self.waits_at:  # an exception has ended that exchange: in the next one other messages would meet
+            raise TimeoutError(f"rank {self.rank} of {self.size} was interrupted at: {self.waits_at}")
         self.waits_at = place
         mine = np.frombuffer(pickle.dumps(Record(place, payload)), dtype=np.uint8)
         counts = np.empty(self.size, dtype=np.int64)
