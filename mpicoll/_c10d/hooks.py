@@ -21,37 +21,24 @@ if TYPE_CHECKING:
 # it is looked up again.
 found: dict[ProcessGroup, Communicator] = {}
 hooked: dict[ProcessGroup, set[tuple[str, int]]] = {}  # the hooks of each group that has any: kind and number
-KINDS = "pre", "post"
 
 
 def watch() -> None:
     """Wraps the methods that register hooks, once. A torch without them is left alone."""
-    for kind in KINDS:
-        patches.wrap(f"{patches.GROUP}.register_{kind}_hook", functools.partial(_registering, kind))
-        patches.wrap(f"{patches.GROUP}.unregister_{kind}_hook", functools.partial(_unregistering, kind))
+    for kind in ("pre", "post"):
+        patches.wrap(f"{patches.GROUP}.register_{kind}_hook", functools.partial(_noting, kind, set.add))
+        patches.wrap(f"{patches.GROUP}.unregister_{kind}_hook", functools.partial(_noting, kind, set.discard))
 
 
-def _registering(kind: str, method: Callable[..., Any]) -> Callable[..., Any]:
+def _noting(kind: str, change: Callable[[set[Any], Any], None], method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
-    def wrapped(self: ProcessGroup, hook_id: int, hook: Callable[[Any], object]) -> None:
-        method(self, hook_id, hook)
-        for group in [group for group in hooked if not has(group)]:  # destroyed since
+    def wrapped(self: ProcessGroup, hook_id: int, *args: Any, **kwargs: Any) -> None:
+        method(self, hook_id, *args, **kwargs)
+        change(hooked.setdefault(self, set()), (kind, hook_id))
+        for group in [group for group, hooks in hooked.items() if not hooks or not has(group)]:  # none left, or destroyed
             del hooked[group]
-        hooked.setdefault(self, set()).add((kind, hook_id))
-        found.pop(self, None)
-
-    dynamo.disable(wrapped)
-    return wrapped
-
-
-def _unregistering(kind: str, method: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(method)
-    def wrapped(self: ProcessGroup, hook_id: int) -> None:
-        method(self, hook_id)
-        hooks = hooked.get(self, set())
-        hooks.discard((kind, hook_id))
-        if not hooks:
-            hooked.pop(self, None)
+        if self in hooked:
+            found.pop(self, None)
 
     dynamo.disable(wrapped)
     return wrapped
