@@ -17,7 +17,8 @@ from datetime import timedelta
 import torch, mpicoll as dist
 from mpicoll import rpc
 one = torch.ones(1)
-dist.init_process_group(timeout=timedelta(seconds=4))
+dist.init_process_group()
+dist.group.WORLD.set_timeout(timedelta(seconds=4))  # for the mistake; programs may start many seconds apart
 rank = dist.get_rank()
 dist.all_reduce(one)
 """

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from datetime import timedelta
 
 import torch
-from mpi4py import MPI
 
 import mpicoll as dist
 from mpicoll._base.waits import PATIENCE_S
@@ -70,8 +69,8 @@ def fail_by(way: str) -> None:
 
 
 def main(way: str, operation: str, timeout_s: str = "1800") -> None:
-    MPI.COMM_WORLD.Barrier()  # the start of MPI may take longer than the timeout
-    dist.init_process_group(timeout=timedelta(seconds=float(timeout_s)))
+    dist.init_process_group()
+    dist.group.WORLD.set_timeout(timedelta(seconds=float(timeout_s)))  # which programs may need to start
     dist.all_reduce(torch.ones(1))
     action: Callable[[str], None] = fail_by if dist.get_rank() == CULPRIT else wait_in
     action(way if dist.get_rank() == CULPRIT else operation)
