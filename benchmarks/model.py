@@ -61,7 +61,7 @@ STEP, NEAR = 0.15e-6, 0.2e-6
 CORE, MEMORY, CACHE = 10e9, 150e9, 17e9
 CACHED = 1 << 20  # bytes; MPI reduces more of them in memory
 # How many times as long as the textbook's algorithms a real MPI takes on one node. Open MPI 5.0.10 with 8 ranks on one EPYC 9654
-# (docs/guides/choices.md has the source): 7 times for 4 KiB, 4.8 for 256 KiB, 3.9 for 4 MiB, 2.5 for 64 MiB.
+# (docs/guides/after-gloo.md has the source): 7 times for 4 KiB, 4.8 for 256 KiB, 3.9 for 4 MiB, 2.5 for 64 MiB.
 REAL = 4
 
 

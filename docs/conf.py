@@ -137,7 +137,7 @@ def _take_text_of_the_root(app: Sphinx, docname: str, source: list[str]) -> None
 SIDEBAR = {
     "Start": "start/install start/quickstart start/concepts",
     "Tutorials": "tutorials/messages tutorials/collectives tutorials/data-parallel tutorials/*",
-    "Guides": "guides/launching guides/clusters guides/choices guides/migration guides/* "
+    "Guides": "guides/launching guides/clusters guides/choices guides/after-gloo guides/migration guides/* "
     "troubleshooting sharp-bits performance sites security",
     "Reference": "reference/api/index reference/* glossary",
     "Examples": "examples",

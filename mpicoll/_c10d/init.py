@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpicoll._base.errors import LaunchError
 from mpicoll._base.torch_errors import OperationTimeout
-from mpicoll._c10d import ddp, dynamo, failed_calls, names, requested_ranks, torch_world, wrapping
+from mpicoll._c10d import ddp, dynamo, failed_calls, names, requested_ranks, store, torch_world, wrapping
 from mpicoll._engine.registry import registry
 from mpicoll._faults import roll_call, time_limit
 from mpicoll._mpi import abort, runtime, survivors
@@ -84,10 +84,13 @@ def _init_over_mpi(
     method = arguments.get("init_method")
     if "," in translated:  # torch refuses to reconfigure a mixture
         arguments.pop("enable_reconfigure", None)
-    if arguments.get("store") is None and (method is None or str(method).startswith("env:")):
+    by_mpi = arguments.get("store") is None and (method is None or str(method).startswith(("env:", "mpi:")))
+    if by_mpi:
         arguments["init_method"] = "mpi://"
     with _hooks_outside_torch(), _undone_on_failure("init_process_group"):
         roll_call.everyone(mpi, "init_process_group", limit_s)
+        if by_mpi and names.only_ours(translated) and store.possible(mpi):
+            arguments.update(store=store.make(mpi), init_method=None)
         with _mixing(translated) as passed:
             original(**{**arguments, "backend": passed})
         torch_world.record_backend(torch_world.default_group(), str(arguments.get("backend")), passed)
@@ -139,6 +142,7 @@ def _undone_on_failure(operation: str) -> Iterator[None]:
         torch_world.forget({communicator.name for communicator in made}, group_count)
         if fresh:
             torch_world.forget_world()
+            store.close()
             current = runtime.current()
             if current is not None and current.parent is not None:
                 runtime.stop()  # MPI's world is all ranks again
@@ -239,11 +243,12 @@ def _mixing(translated: str) -> AbstractContextManager[str]:
 
 
 def on_close(communicator: Communicator) -> None:
-    """Called by an adapter when torch gives its group up. With the default group, the excepthooks go too."""
+    """Called by an adapter when torch gives its group up. With the default group, the excepthooks and the store go too."""
     _alive.pop(communicator, None)
     default = torch_world.default_group()
     if default is not None and torch_world.name_of(default) == communicator.name:
         abort.uninstall()
+        store.close()
 
 
 @functools.cache

@@ -47,6 +47,11 @@ def translate(backend: object) -> str | None:
     return ",".join(device + colon + (OURS if name.strip() in _aliases else name) for device, colon, name in pairs)
 
 
+def only_ours(translated: str) -> bool:
+    """Whether a string from `translate` names no other backend."""
+    return all(pair.rpartition(":")[2].strip() == OURS for pair in translated.split(","))
+
+
 def leave_mpi_to_torch() -> None:
     """From now on "mpi" names torch's own backend."""
     _aliases.discard("mpi")

@@ -1,4 +1,6 @@
-"""The store: rank 0 opens a TCPStore on a free port and sends its address by MPI.
+"""The store of ``init_method="mpi://"`` and of mixtures: rank 0 opens a TCPStore on a free port and sends its address by MPI.
+
+A world of mpi alone has another one, without a port (store.py).
 
 No environment variable is needed. The store listens on one address only:
 

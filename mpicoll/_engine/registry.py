@@ -8,7 +8,7 @@ import sys
 import time
 import zlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import cache
 from typing import Any
@@ -54,6 +54,7 @@ class Registry:
         self._started: dict[str, int] = {}  # number of collectives that this rank started, by closed group
         self._stuck: list[Communicator] = []  # closed groups with a collective that has not ended
         self._provided: dict[tuple[int, ...], Any] = {}  # communicators for the next group of these ranks
+        self.looks: list[Callable[[], object]] = [recorder.look]  # taken by a rank that waits for the others at the end
         self._world: World | None = None  # set by a group of all ranks, until the last group is closed
 
     def create(self, name: str, ranks: Sequence[int] | None, timeout_s: float) -> Communicator:
@@ -235,7 +236,7 @@ class Registry:
 
     def at_end(self) -> None:
         """Waits for the other ranks, before MPI_Finalize and after all functions of atexit."""
-        exit_handshake.leave(self._collectives_started, recorder.look)
+        exit_handshake.leave(self._collectives_started, lambda: [look() for look in self.looks])
         for communicator in self._groups.values():
             if communicator.broken is None:
                 communicator.withdraw_all()

@@ -116,7 +116,7 @@ def answer(said: Callable[[Question], Answer | None]) -> None:
         _answer(comm, said)
 
 
-def leave(begun: Callable[[str], int], meanwhile: Callable[[], None]) -> None:
+def leave(begun: Callable[[str], int], meanwhile: Callable[[], object]) -> None:
     """[2] Waits until all ranks of MPI.COMM_WORLD have called this, and answers meanwhile (collective, at the program's end).
 
     Args:
@@ -146,7 +146,7 @@ def leave(begun: Callable[[str], int], meanwhile: Callable[[], None]) -> None:
         backoff.pause()
 
 
-def _leave_survivors(said: Callable[[Question], Answer | None], meanwhile: Callable[[], None]) -> bool:
+def _leave_survivors(said: Callable[[Question], Answer | None], meanwhile: Callable[[], object]) -> bool:
     """`leave` for a job that goes on when a rank dies. Returns False if not all ranks of the last world will call it."""
     base = survivors.root()
     if base == MPI.COMM_WORLD and not _all_come:
