@@ -1,6 +1,6 @@
 """torch's store over MPI: rank 0 has the keys, and answers the other ranks. No port is opened, and no name is looked up.
 
-    rank 0          HashStore of torch ◄── a thread that answers; it looks 10 times a second, and more often once it is asked
+    rank 0          HashStore of torch ◄── a thread that answers; it looks 4 times a second, and more often once it is asked
     another rank    MessageStore: for each call a question to rank 0, and its answer
 
 A job that uses mpi alone makes such a store and asks it nothing. A group of Gloo that joins later meets there.
@@ -37,7 +37,7 @@ from mpicoll._mpi.library import MPI
 from mpicoll._mpi.runtime import Runtime
 
 QUESTION, ANSWER = 3, 4  # tags on the runtime's own communicator; exit_handshake.py has 1 and 2
-NAPS = Naps(50e-6, 0.1, 0.05, idle_after_s=2.0, idle_s=0.1)  # of the thread that answers
+NAPS = Naps(50e-6, 0.25, 0.05, idle_after_s=5.0, idle_s=0.25)  # of the thread that answers; 0.1 % of a core when nobody asks
 
 
 class Question(NamedTuple):
