@@ -19,12 +19,12 @@ def ranks(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
     return said
 
 
-def check(done: subprocess.CompletedProcess[str], first: str, by_mpi: str | None = None) -> list[str]:
+def check(done: subprocess.CompletedProcess[str], first: str, by_mpi: bool = False) -> list[str]:
     """The host of each rank. All ranks have added up right, and know by their variables all that torchrun would have told them.
 
     Args:
         first: The first host.
-        by_mpi: Its address, where the launcher does not name it and the ranks learn it when MPI starts.
+        by_mpi: The launcher does not name it, and the ranks learn it when MPI starts.
     """
     said = ranks(done)
     hosts = [rank["host"] for rank in said]
@@ -34,7 +34,7 @@ def check(done: subprocess.CompletedProcess[str], first: str, by_mpi: str | None
         node = nodes.index(host)
         expected = {
             "RANK": rank, "WORLD_SIZE": len(hosts), "LOCAL_RANK": hosts[:rank].count(host), "LOCAL_WORLD_SIZE": hosts.count(host),
-            "NODE_RANK": node, "GROUP_RANK": node, "MASTER_ADDR": by_mpi or first,
+            "NODE_RANK": node, "GROUP_RANK": node, "MASTER_ADDR": first,
         }  # fmt: skip
         assert one["after"] == {name: str(value) for name, value in expected.items()}, one["after"]
         assert one["before"]["MASTER_ADDR"] == (None if by_mpi else first)
