@@ -73,7 +73,7 @@ def answer(_: Any, response: Any) -> None:
 def serve() -> TCPStore | None:
     """Lets the server of this rank answer for mpicoll. Opens, on rank 0, the store at MASTER_PORT where the servers meet.
 
-    The store of mpicoll's own groups has another port, since a program may open one at MASTER_PORT itself; then none is opened.
+    A program may have opened one there itself; then none is opened.
     """
     _register_handler(NAME, answer)
     # C++ drops the handlers, also torch's, after the end of Python, where a function that nobody else refers to cannot be freed.

@@ -89,8 +89,8 @@ def _init_over_mpi(
         arguments["init_method"] = "mpi://"
     with _hooks_outside_torch(), _undone_on_failure("init_process_group"):
         roll_call.everyone(mpi, "init_process_group", limit_s)
-        if by_mpi and names.only_ours(translated) and store.possible(mpi):
-            arguments.update(store=store.make(mpi), init_method=None)
+        if by_mpi and names.only_ours(translated) and (made := store.make(mpi, limit_s)) is not None:
+            arguments.update(store=made, init_method=None)
         with _mixing(translated) as passed:
             original(**{**arguments, "backend": passed})
         torch_world.record_backend(torch_world.default_group(), str(arguments.get("backend")), passed)

@@ -11,6 +11,7 @@ error is kept and raised when a program requests the backend (see `ensure`).
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import gc
 import sys
@@ -109,6 +110,13 @@ def _rendezvous(url: str, **kwargs: Any) -> Iterator[tuple[Any, int, int]]:
 
     yield rendezvous.meet(**kwargs)
     raise RuntimeError("Unable to perform re-rendezvous using mpi:// method")
+
+
+@atexit.register
+def _stop_store() -> None:
+    """Ends the thread of the store. Registered by ``import torch``, it runs after functions of a program that may still ask."""
+    if (store := sys.modules.get("mpicoll._c10d.store")) is not None:
+        store.stop()
 
 
 def _wrap() -> None:

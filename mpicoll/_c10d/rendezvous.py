@@ -1,6 +1,6 @@
-"""The store of ``init_method="mpi://"`` and of mixtures: rank 0 opens a TCPStore on a free port and sends its address by MPI.
+"""torch's TCPStore, for the worlds that need it: rank 0 opens it on a free port and sends its address by MPI.
 
-A world of mpi alone has another one, without a port (store.py).
+Other worlds have a store without a port (store.py, which says when).
 
 No environment variable is needed. The store listens on one address only:
 
@@ -90,7 +90,7 @@ def _meet(mpi: runtime.Runtime, comm: Any, timeout: timedelta) -> Store:
     if mpi.rank == 0:
         place, listeners = _place(mpi.hostname, LOOPBACK)
         store, error = _open(place.addresses[0], listeners, timeout) if listeners else (None, place.error)
-    said = comm.allgather((mpi.thread_level, _host(mpi.hostname), place, error))
+    said = comm.allgather((mpi.thread_level, host(mpi.hostname), place, error))
     mpi.thread_levels = tuple(level for level, *_ in said)
     check_levels(mpi.thread_levels)
     if len({host for _, host, *_ in said}) == 1:
@@ -137,7 +137,7 @@ def _place(hostname: str, names: Sequence[str]) -> tuple[Place, list[socket.sock
     return Place(hostname, tuple(_address(listener) for listener in listeners), error), listeners
 
 
-def _host(hostname: str) -> tuple[str, ...]:
+def host(hostname: str) -> tuple[str, ...]:
     """Identifies the network of this process: two containers may have the same host name."""
     return hostname, processes.boot(), str(processes.namespace("net"))
 

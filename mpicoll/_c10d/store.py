@@ -6,14 +6,13 @@
 A job that uses mpi alone makes such a store and asks it nothing. A group of Gloo that joins later meets there.
 
 # Note [Where the store is torch's]
-# A mixture with another backend meets at a TCPStore (rendezvous.py): a thread of NCCL on each rank asks the store every second,
-# until the process ends, when a store in Python answers no more. So do a world of a communicator of the user and a job that goes
-# on when ranks die.
+# Three kinds of world meet at a TCPStore (rendezvous.py). A mixture with another backend, and a world in which a rank has a kind
+# of device for which another backend may join: a thread of NCCL on each rank asks the store every second, until the process ends,
+# and a store in Python ends a process in which a thread of C++ asks it then. And a job that goes on when ranks die.
 """
 
 from __future__ import annotations
 
-import atexit
 import itertools
 import math
 import os
@@ -29,15 +28,19 @@ from torch._C._distributed_c10d import HashStore, Store
 from torch.distributed import DistStoreError
 
 from mpicoll._base.waits import AFTER_LIMIT_S
+from mpicoll._c10d import rendezvous
+from mpicoll._device import consensus as devices
 from mpicoll._engine.registry import registry
 from mpicoll._mpi import arrivals, library, runtime, survivors
 from mpicoll._mpi.backoff import Backoff, Naps
 from mpicoll._mpi.channel import check_levels
-from mpicoll._mpi.library import MPI
 from mpicoll._mpi.runtime import Runtime
 
 QUESTION, ANSWER = 3, 4  # tags on the runtime's own communicator; exit_handshake.py has 1 and 2
 NAPS = Naps(50e-6, 0.25, 0.05, idle_after_s=5.0, idle_s=0.25)  # of the thread that answers; 0.1 % of a core when nobody asks
+
+
+GONE = "the process group of this store has been destroyed"
 
 
 class Question(NamedTuple):
@@ -57,38 +60,33 @@ class Answer(NamedTuple):
     error: Exception | None = None
 
 
-class Asked(NamedTuple):
-    """A question of a rank, until when it waits for its keys, and the values of those that have been there, in order."""
-
-    rank: int
-    question: Question
-    deadline: float
-    values: list[bytes]
-
-
 class Keys:
     """Rank 0's keys, and the thread that answers the other ranks while a world is open."""
 
     def __init__(self) -> None:
         self.store = HashStore()
-        self._world = 0  # none
-        self._open: list[Asked] = []
+        self.mpi: Runtime | None = None  # of the world that is open
+        self._world = 0
+        self._open: list[tuple[int, Question, float]] = []  # rank, question, until when it waits for its keys
         self._absent = secrets.token_hex()
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
 
     def open(self, mpi: Runtime, world: int) -> HashStore:
         """Starts with no keys. Returns the store of rank 0."""
-        self.store, self._world = HashStore(), world
+        self.store, self.mpi, self._world = HashStore(), mpi, world
+        self._open.clear()
         self._ended.clear()
-        self._thread = threading.Thread(target=self._loop, args=(mpi,), name="mpicoll store", daemon=True)
+        self._thread = threading.Thread(target=self._loop, name="mpicoll store", daemon=True)
         self._thread.start()
         return self.store
 
     def close(self) -> None:
-        """Forgets the world. Whoever asks for it is told so at the end of the program at the latest."""
-        self._world = 0
+        """Tells those that wait that the world is gone. Who asks later hears it when rank 0 opens another one, or nothing."""
         self.stop()
+        self._world = 0  # none
+        self.look()
+        self.mpi = None
 
     def stop(self) -> None:
         """Ends the thread."""
@@ -97,45 +95,52 @@ class Keys:
             self._ended.set()
             thread.join()
 
-    def _loop(self, mpi: Runtime) -> None:
+    def forget(self) -> None:
+        """Resets the state in a forked child, which does not have the parent's thread."""
+        self._thread = self.mpi = None
+
+    def _loop(self) -> None:
         since = time.monotonic()
         while not self._ended.wait(NAPS.after(time.monotonic() - since)):
             runtime.entering()
-            if self.look(mpi):
+            if self.look():
                 since = time.monotonic()
 
-    def look(self, mpi: Runtime) -> bool:
+    def look(self) -> bool:
         """Answers the questions that can be answered. Returns whether one has come or has been answered."""
-        now, comm = time.monotonic(), mpi.comm
+        if (mpi := self.mpi) is None:
+            return False
+        now = time.monotonic()
         with mpi.lock:
-            came = [(rank, Question(*content)) for rank, content in arrivals.objects(comm, QUESTION)]
-        self._open += [Asked(rank, question, now + question.limit_s, []) for rank, question in came]
-        answers = [(asked, self._answer(asked, asked.deadline <= now)) for asked in self._open]
-        self._open = [asked for asked, answer in answers if answer is None]
+            came = [(rank, Question(*content)) for rank, content in arrivals.objects(mpi.comm, QUESTION)]
+        self._open += [(rank, question, now + question.limit_s) for rank, question in came]
+        answers = [(rank, self._answer(question, deadline <= now)) for rank, question, deadline in self._open]
+        self._open = [each for each, (_, answer) in zip(self._open, answers, strict=True) if answer is None]
         with mpi.lock:
-            for asked, answer in answers:
+            for rank, answer in answers:
                 if answer is not None:
-                    arrivals.send(comm, tuple(answer), [asked.rank], ANSWER)
+                    arrivals.send(mpi.comm, tuple(answer), [rank], ANSWER)
         return bool(came) or len(self._open) < len(answers)
 
-    def _answer(self, asked: Asked, is_late: bool) -> Answer | None:
+    def _answer(self, question: Question, is_late: bool) -> Answer | None:
         """The answer; None: a key is not there yet, and the question not ``is_late``."""
-        question, values = asked.question, asked.values
         number, (name, *words) = question.number, question.call
         if question.world != self._world:
-            return Answer(number, error=DistStoreError("rank 0 has destroyed the process group of this store"))
+            return Answer(number, error=DistStoreError(GONE))
         try:
             if name not in ("get", "multi_get", "wait"):
                 return Answer(number, getattr(self.store, name)(*words))
-            for key in ([words[0]] if name == "get" else words[0])[len(values) :]:
-                # The value, or `_absent`; it changes nothing. HashStore's own get would wait here for a key that is not there.
-                value: bytes = self.store.compare_set(key, self._absent, self._absent)
-                if value == self._absent.encode():
-                    late = f"{name}: rank 0 has no key {key!r} after {question.limit_s:g} s"
-                    return Answer(number, error=DistStoreError(late)) if is_late else None
-                values.append(value)
+            keys = [words[0]] if name == "get" else words[0]
+            values = [self._absent.encode()]
+            if self.store.check(keys):
+                # Changes nothing, and gives `_absent` where rank 0 has deleted a key since. HashStore's own get would wait then.
+                values = [self.store.compare_set(key, self._absent, self._absent) for key in keys]
         except Exception as error:  # noqa: BLE001  raised on the rank that asks
             return Answer(number, error=error)
+        if self._absent.encode() in values:
+            missing = next((key for key in keys if not self.store.check([key])), keys[-1])
+            late = DistStoreError(f"{name}: rank 0 has no key {missing!r} after {question.limit_s:g} s")
+            return Answer(number, error=late) if is_late else None
         return Answer(number, values[0] if name == "get" else values if name == "multi_get" else None)
 
 
@@ -146,15 +151,16 @@ def _asks(name: str) -> Any:
 class MessageStore(Store):
     """The store of a rank other than 0. C++ calls the methods by the names that they have here, with values as bytes.
 
-    As with TCPStore, a rank asks one question at a time: a thread that waits for a key keeps the others of its rank waiting.
+    Any number of threads may ask at once.
 
     Attributes:
         made: All stores of this rank. C++ may keep a store whose half in Python nobody else keeps.
     """
 
-    _asking = threading.Lock()
-    _numbers = itertools.count(1)
     made: ClassVar[list[MessageStore]] = []
+    _numbers = itertools.count(1)
+    _receiving = threading.Lock()  # guards _come
+    _come: ClassVar[dict[int, Answer]] = {}  # by the number of the question, until its thread takes it
 
     def __init__(self, mpi: Runtime, world: int) -> None:
         super().__init__()
@@ -179,36 +185,39 @@ class MessageStore(Store):
         limit_s = (self.timeout if limit is None else limit).total_seconds() or math.inf  # type: ignore[attr-defined]
         if runtime.in_forked_child():
             raise runtime.forked_error()
-        if runtime.finalized():
-            raise DistStoreError(f"{call[0]}: MPI has been finalised, and the store with it")
-        with self._asking:
-            number, backoff = next(self._numbers), Backoff.patient()
-            deadline = time.monotonic() + limit_s + AFTER_LIMIT_S
+        number, backoff = next(self._numbers), Backoff.patient()
+        deadline = time.monotonic() + limit_s + AFTER_LIMIT_S
+        if self._is_open():
             with self._mpi.lock:
                 arrivals.send(self._mpi.comm, tuple(Question(self._world, number, call, limit_s)), [0], QUESTION)
-            while time.monotonic() < deadline:
+        while time.monotonic() < deadline:
+            with self._receiving:
+                if not self._is_open():
+                    raise DistStoreError(f"{call[0]}: {GONE}")
                 with self._mpi.lock:
                     answers = [Answer(*content) for _, content in arrivals.objects(self._mpi.comm, ANSWER)]
-                for answer in answers:  # some are for questions that an exception has left
-                    if answer.number == number:
-                        if answer.error is not None:
-                            raise answer.error
-                        return answer.value
-                backoff.pause()
+                # One that an exception has left is never taken.
+                self._come.update((answer.number, answer) for answer in answers)
+                answer = self._come.pop(number, None)
+            if answer is not None:
+                if answer.error is not None:
+                    raise answer.error
+                return answer.value
+            backoff.pause()
         raise DistStoreError(f"{call[0]}: rank 0 has not answered for {limit_s:g} s")
 
+    def _is_open(self) -> bool:
+        return self._mpi is runtime.current() and not runtime.finalized()
 
-_worlds = itertools.count(1)  # alike on all ranks
+
+_worlds = itertools.count(1)  # on rank 0
 _keys = Keys()  # used on rank 0
+close, stop = _keys.close, _keys.stop
+os.register_at_fork(after_in_child=_keys.forget)
 
 
-def possible(mpi: Runtime) -> bool:
-    """Whether this world can have such a store; see Note [Where the store is torch's]."""
-    return mpi.base == MPI.COMM_WORLD and not survivors.possible()
-
-
-def make(mpi: Runtime) -> Store:
-    """Makes the store of a world of all ranks, of which none is open (collective).
+def make(mpi: Runtime, timeout_s: float) -> Store | None:
+    """Makes the store of a world (collective). None: it needs torch's, see Note [Where the store is torch's].
 
     Sets MASTER_ADDR and MASTER_PORT if they are unset, for programs that open a store of their own: to the host of rank 0 and a
     port that was free there.
@@ -216,38 +225,35 @@ def make(mpi: Runtime) -> Store:
     Raises:
         ThreadLevelError: On all ranks, if MPI has different thread levels on them and cannot work so.
     """
-    said = mpi.comm.allgather((mpi.thread_level, mpi.hostname, _free_port() if mpi.rank == 0 else 0))
+    if survivors.possible() or mpi.own:
+        return None
+    own = mpi.thread_level, devices.seen(), rendezvous.host(mpi.hostname)
+    said = mpi.comm.allgather((*own, (_free_port(), next(_worlds)) if mpi.rank == 0 else ()))
     mpi.thread_levels = tuple(level for level, *_ in said)
     check_levels(mpi.thread_levels)
-    one_host = len({host for _, host, _ in said}) == 1
-    os.environ.setdefault("MASTER_ADDR", "127.0.0.1" if one_host else said[0][1])
-    os.environ.setdefault("MASTER_PORT", str(said[0][2]))
-    world = next(_worlds)
-    if mpi.size == 1:
-        return HashStore()
-    _look_at_the_end(mpi)
-    return MessageStore(mpi, world) if mpi.rank else _keys.open(mpi, world)
-
-
-def close() -> None:
-    """Ends the store of the world that is given up, on rank 0; elsewhere nothing."""
-    _keys.close()
+    if any(sees_devices for _, sees_devices, *_ in said):
+        return None
+    _, _, (first_host, *_), (port, world) = said[0]
+    one_host = len({host for _, _, host, _ in said}) == 1
+    os.environ.setdefault("MASTER_ADDR", "127.0.0.1" if one_host else first_host)
+    os.environ.setdefault("MASTER_PORT", str(port))
+    made: Store = HashStore() if mpi.size == 1 else MessageStore(mpi, world) if mpi.rank else _keys.open(mpi, world)
+    made.set_timeout(timedelta(seconds=timeout_s))
+    _look_at_the_end()
+    return made
 
 
 @cache
-def _look_at_the_end(mpi: Runtime) -> None:
-    """Rank 0 answers until all ranks have come to `exit_handshake.leave`. Threads end before, with the functions of atexit."""
+def _look_at_the_end() -> None:
+    """Rank 0 answers until all ranks have come to `exit_handshake.leave`, where no other thread runs."""
 
     def look() -> None:
-        if mpi.rank == 0:
-            _keys.look(mpi)
-        else:
-            with mpi.lock:
-                list(arrivals.objects(mpi.comm, ANSWER))  # to questions that an exception has left
+        _keys.look()
+        if (mpi := runtime.current()) is not None and mpi.connected:
+            list(arrivals.objects(mpi.comm, ANSWER))  # to questions that an exception has left
 
-    atexit.register(_keys.stop)
     registry.looks.append(look)
-    library.before_finalize(_keys.stop)
+    library.before_finalize(stop)
 
 
 def _free_port() -> int:

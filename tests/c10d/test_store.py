@@ -27,6 +27,9 @@ from tests.support import agree, everyone
 SHORT = timedelta(seconds=0.2)
 
 
+pytestmark = pytest.mark.skipif("config.getoption('--as-if-gpus')", reason="where a rank sees a GPU, the store is torch's")
+
+
 @pytest.fixture
 def shared() -> Iterator[Any]:
     """The store of a new world."""
@@ -50,8 +53,25 @@ def test_a_world_of_mpi_alone_opens_no_port(no_world: None, door: Any, method: s
     agree(tensor[0] == dist.get_world_size() and listening() <= before, listening() - before)
 
 
-def test_each_method_answers_every_rank_as_torchs_store_does(shared: Any, rank: int) -> None:
-    """The calls of one rank after the other, with keys of its own; HashStore is torch's."""
+def test_a_communicator_of_the_user_needs_no_port(no_world: None, rank: int, size: int) -> None:
+    before, comm = listening(), MPI.COMM_WORLD.Split(0, -rank)
+    mpicoll.init_process_group(comm=comm)
+    shared = distributed_c10d._get_default_store()
+    shared.set(f"of {mpicoll.get_rank()}", str(rank))
+    values = [shared.get(f"of {each}").decode() for each in range(size)]
+    agree(values == [str(each) for each in reversed(range(size))] and listening() <= before, values)
+    mpicoll.destroy_process_group()
+    comm.Free()
+
+
+def test_the_timeout_of_the_world_is_that_of_the_store(no_world: None) -> None:
+    mpicoll.init_process_group("mpi", timeout=timedelta(minutes=77))
+    found = distributed_c10d._get_default_store().timeout
+    agree(found == timedelta(minutes=77), found)
+
+
+def test_each_method_of_a_store_in_python_answers_every_rank_as_torchs_does(shared: Any, rank: int) -> None:
+    """Each rank has keys of its own. HashStore is torch's."""
     calls: list[tuple[str, tuple[Any, ...]]] = [
         ("set", ("a", "one")), ("get", ("a",)), ("set", ("a", b"\xff\x00")), ("get", ("a",)),
         ("add", ("n", 5)), ("add", ("n", -2)), ("get", ("n",)), ("add", ("a", 1)),
@@ -106,6 +126,14 @@ def test_a_wait_ends_with_torchs_error_which_names_the_key(shared: Any, rank: in
     agree(0.15 < took_s < 5 and (rank == 0 or "key of nobody" in str(caught.value)), (took_s, str(caught.value)))
 
 
+def test_a_thread_that_waits_keeps_no_other_waiting(shared: Any, rank: int) -> None:
+    waits = threading.Thread(target=shared.get, args=(f"later {rank}",))
+    waits.start()
+    shared.set(f"later {rank}", "")
+    waits.join(20)
+    agree(not waits.is_alive())
+
+
 def test_threads_of_a_rank_ask_at_the_same_time(shared: Any, rank: int, size: int) -> None:
     threads = [threading.Thread(target=lambda: [shared.add("sum", 1) for _ in range(20)]) for _ in range(4)]
     for thread in threads:
@@ -125,8 +153,24 @@ def test_a_store_of_an_old_world_says_so(shared: Any, rank: int, size: int) -> N
     new = distributed_c10d._get_default_store()
     agree(not new.check([f"of {rank}"]))
     if rank != 0:
-        with pytest.raises(dist.DistStoreError, match="rank 0 has destroyed the process group of this store"):
+        with pytest.raises(dist.DistStoreError, match="get: the process group of this store has been destroyed"):
             shared.get(f"of {rank}")
+
+
+@pytest.mark.parametrize("asks", ["before", "after"])
+def test_what_rank_0_says_when_it_has_destroyed_the_group_first(no_world: None, rank: int, size: int, asks: str) -> None:
+    """A rank that waits hears it at once; one that asks later, from the next world, or it gets an error at its limit."""
+    mpicoll.init_process_group("mpi")
+    shared = distributed_c10d._get_default_store()
+    everyone("has begun")
+    if rank == 0:
+        time.sleep(0.3 if asks == "before" else 0)
+        mpicoll.destroy_process_group()
+    else:
+        time.sleep(0 if asks == "before" else 0.3)
+        with pytest.raises(dist.DistStoreError, match=r"process group of this store|rank 0 has not answered for 0\.2 s"):
+            shared.wait(["never"], timedelta(seconds=60) if asks == "before" else SHORT)
+        mpicoll.destroy_process_group()
 
 
 def test_a_store_of_the_caller_is_kept(no_world: None, rank: int, size: int) -> None:
@@ -162,6 +206,22 @@ def test_rank_0_answers_until_all_programs_have_ended(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "by rank 0\n", "")
 
 
+AT_EXIT = """
+import atexit, torch, mpicoll as dist
+def last():
+    torch.distributed.all_reduce(one := torch.ones(1), group=torch.distributed.new_group(backend="gloo"))
+    print(f"{one.item():.0f}\\n", end="", flush=True)
+atexit.register(last)  # before the world begins, so that it runs after the functions that mpicoll registers then
+dist.init_process_group()
+"""
+
+
+@pytest.mark.launch
+def test_functions_of_atexit_may_still_ask(tmp_path: Path) -> None:
+    done = run(tmp_path, "-n", "2", "-c", AT_EXIT, OMP_NUM_THREADS="1")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "2\n2\n", "")
+
+
 class Messages:
     """A communicator on which the questions of any number of ranks have come. Keeps what is sent."""
 
@@ -190,21 +250,21 @@ class Messages:
 def test_ten_thousand_ranks_cost_two_messages_for_each_call_and_nothing_else() -> None:
     """Each sets its key; then each waits for the keys of all, the last of which comes later."""
     ranks, keys = range(1, 10_000), store.Keys()
-    keys._world = 1
 
-    def look(call: Any) -> dict[int, store.Answer]:
+    def look(call: Any = None) -> dict[int, store.Answer]:
+        """What rank 0 answers when each rank has called this; None: nobody has."""
         numbers = itertools.count(1)
-        comm = Messages((rank, store.Question(1, next(numbers), call(rank), 60.0)) for rank in ranks)
-        keys.look(SimpleNamespace(comm=comm, lock=nullcontext()))  # type: ignore[arg-type]
+        comm = Messages((rank, store.Question(0, next(numbers), call(rank), 60.0)) for rank in (ranks if call else ()))
+        keys.mpi = SimpleNamespace(comm=comm, lock=nullcontext())  # type: ignore[assignment]
+        keys.look()
         return comm.sent
 
-    assert len(look(lambda rank: ("set", str(rank), b"1"))) == len(ranks)
     wanted = [str(rank) for rank in range(1, 101)] + ["0"]
+    assert len(look(lambda rank: ("set", str(rank), b"1"))) == len(ranks)
     assert not look(lambda rank: ("multi_get", wanted))
-    assert len(keys._open) == len(ranks)
+    assert not look()
     keys.store.set("0", "last")
-    comm = Messages(iter(()))
-    assert keys.look(SimpleNamespace(comm=comm, lock=nullcontext()))  # type: ignore[arg-type]
-    assert {tuple(answer.value) for answer in comm.sent.values()} == {(b"1",) * 100 + (b"last",)}
-    assert len(comm.sent) == len(ranks)
+    sent = look()
+    assert len(sent) == len(ranks)
+    assert {tuple(answer.value) for answer in sent.values()} == {(b"1",) * 100 + (b"last",)}
     assert not keys._open
