@@ -38,8 +38,6 @@ from mpicoll._mpi.runtime import Runtime
 
 QUESTION, ANSWER = 3, 4  # tags on the runtime's own communicator; exit_handshake.py has 1 and 2
 NAPS = Naps(50e-6, 0.25, 0.05, idle_after_s=5.0, idle_s=0.25)  # of the thread that answers; 0.1 % of a core when nobody asks
-
-
 GONE = "the process group of this store has been destroyed"
 
 
@@ -108,7 +106,7 @@ class Keys:
 
     def look(self) -> bool:
         """Answers the questions that can be answered. Returns whether one has come or has been answered."""
-        if (mpi := self.mpi) is None:
+        if (mpi := self.mpi) is None or runtime.finalized():
             return False
         now = time.monotonic()
         with mpi.lock:
