@@ -135,11 +135,12 @@ class Keys:
                 values = [self.store.compare_set(key, self._absent, self._absent) for key in keys]
         except Exception as error:  # noqa: BLE001  raised on the rank that asks
             return Answer(number, error=error)
-        if self._absent.encode() in values:
-            missing = next((key for key in keys if not self.store.check([key])), keys[-1])
-            late = DistStoreError(f"{name}: rank 0 has no key {missing!r} after {question.limit_s:g} s")
-            return Answer(number, error=late) if is_late else None
-        return Answer(number, values[0] if name == "get" else values if name == "multi_get" else None)
+        if self._absent.encode() not in values:
+            return Answer(number, values[0] if name == "get" else values if name == "multi_get" else None)
+        if not is_late:
+            return None
+        missing = next((key for key in keys if not self.store.check([key])), keys[-1])
+        return Answer(number, error=DistStoreError(f"{name}: rank 0 has no key {missing!r} after {question.limit_s:g} s"))
 
 
 def _asks(name: str) -> Any:

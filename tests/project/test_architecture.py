@@ -20,7 +20,7 @@ BUDGET = (
     {"__main__": 120, "_overloads": 10},
     {"bench": 1480, "nn": 1940},
     {"_api": 1740},
-    {"_c10d": 3622},
+    {"_c10d": 3623},
     {"_engine": 2665, "optim": 100},
     {"_device": 1390, "rpc": 2840},  # _device stages GPU memory through the host's collectives
     {"_host": 2900, "_faults": 1950, "doctor": 10, "run": 10},
