@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from mpicoll._launch.run import free_port
+from mpicoll._base.processes import free_port
 
 PR_SET_PDEATHSIG = 1
 

@@ -1,8 +1,9 @@
-"""Processes of this host, as Linux shows them in /proc. Of a process that has ended, or elsewhere, nothing is known."""
+"""Processes of this host, as Linux shows them in /proc, and its network. Of an ended process, or elsewhere, nothing is known."""
 
 from __future__ import annotations
 
 import os
+import socket
 from functools import cache
 from pathlib import Path
 
@@ -54,3 +55,15 @@ def namespace(kind: str) -> int:
         return os.stat(f"/proc/self/ns/{kind}").st_ino
     except OSError:
         return 0
+
+
+def network() -> tuple[str, str, str]:
+    """Identifies the network of this process, the host's name first: two containers may have the same name."""
+    return socket.gethostname(), boot(), str(namespace("net"))
+
+
+def free_port() -> int:
+    """A TCP port that is free on this machine now; on another first host it is a guess."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])

@@ -85,12 +85,11 @@ def _init_over_mpi(
     if "," in translated:  # torch refuses to reconfigure a mixture
         arguments.pop("enable_reconfigure", None)
     by_mpi = arguments.get("store") is None and (method is None or str(method).startswith(("env:", "mpi:")))
-    if by_mpi:
-        arguments["init_method"] = "mpi://"
     with _hooks_outside_torch(), _undone_on_failure("init_process_group"):
         roll_call.everyone(mpi, "init_process_group", limit_s)
-        if by_mpi and names.only_ours(translated) and (made := store.make(mpi, limit_s)) is not None:
-            arguments.update(store=made, init_method=None)
+        if by_mpi:
+            made = store.make(mpi, limit_s) if names.only_ours(translated) else None
+            arguments.update(store=made, init_method="mpi://" if made is None else None)
         with _mixing(translated) as passed:
             original(**{**arguments, "backend": passed})
         torch_world.record_backend(torch_world.default_group(), str(arguments.get("backend")), passed)

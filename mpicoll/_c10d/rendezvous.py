@@ -90,10 +90,10 @@ def _meet(mpi: runtime.Runtime, comm: Any, timeout: timedelta) -> Store:
     if mpi.rank == 0:
         place, listeners = _place(mpi.hostname, LOOPBACK)
         store, error = _open(place.addresses[0], listeners, timeout) if listeners else (None, place.error)
-    said = comm.allgather((mpi.thread_level, host(mpi.hostname), place, error))
+    said = comm.allgather((mpi.thread_level, processes.network(), place, error))
     mpi.thread_levels = tuple(level for level, *_ in said)
     check_levels(mpi.thread_levels)
-    if len({host for _, host, *_ in said}) == 1:
+    if len({network for _, network, *_ in said}) == 1:
         _, _, place, error = said[0]
         address: Address = place.addresses[0] if place.addresses else ("", 0)
     else:
@@ -135,11 +135,6 @@ def _place(hostname: str, names: Sequence[str]) -> tuple[Place, list[socket.sock
     text = f"rank 0 on {hostname} could not open a store: it cannot listen on any of "
     error = "" if listeners else text + (", ".join(names) or "its addresses, of which it has none")
     return Place(hostname, tuple(_address(listener) for listener in listeners), error), listeners
-
-
-def host(hostname: str) -> tuple[str, ...]:
-    """Identifies the network of this process: two containers may have the same host name."""
-    return hostname, processes.boot(), str(processes.namespace("net"))
 
 
 def _own_names(hostname: str) -> list[str]:

@@ -16,8 +16,6 @@ from __future__ import annotations
 import itertools
 import math
 import os
-import secrets
-import socket
 import threading
 import time
 from datetime import timedelta
@@ -27,8 +25,8 @@ from typing import Any, ClassVar, NamedTuple
 from torch._C._distributed_c10d import HashStore, Store
 from torch.distributed import DistStoreError
 
+from mpicoll._base import processes
 from mpicoll._base.waits import AFTER_LIMIT_S
-from mpicoll._c10d import rendezvous
 from mpicoll._device import consensus as devices
 from mpicoll._engine.registry import registry
 from mpicoll._mpi import arrivals, library, runtime, survivors
@@ -66,7 +64,7 @@ class Keys:
         self.mpi: Runtime | None = None  # of the world that is open
         self._world = 0
         self._open: list[tuple[int, Question, float]] = []  # rank, question, until when it waits for its keys
-        self._absent = secrets.token_hex()
+        self._absent = os.urandom(16).hex()
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -186,13 +184,12 @@ class MessageStore(Store):
             raise runtime.forked_error()
         number, backoff = next(self._numbers), Backoff.patient()
         deadline = time.monotonic() + limit_s + AFTER_LIMIT_S
-        if self._is_open():
-            with self._mpi.lock:
-                arrivals.send(self._mpi.comm, tuple(Question(self._world, number, call, limit_s)), [0], QUESTION)
+        self._check_open(call[0])
+        with self._mpi.lock:
+            arrivals.send(self._mpi.comm, tuple(Question(self._world, number, call, limit_s)), [0], QUESTION)
         while time.monotonic() < deadline:
             with self._receiving:
-                if not self._is_open():
-                    raise DistStoreError(f"{call[0]}: {GONE}")
+                self._check_open(call[0])
                 with self._mpi.lock:
                     answers = [Answer(*content) for _, content in arrivals.objects(self._mpi.comm, ANSWER)]
                 # One that an exception has left is never taken.
@@ -205,8 +202,9 @@ class MessageStore(Store):
             backoff.pause()
         raise DistStoreError(f"{call[0]}: rank 0 has not answered for {limit_s:g} s")
 
-    def _is_open(self) -> bool:
-        return self._mpi is runtime.current() and not runtime.finalized()
+    def _check_open(self, operation: str) -> None:
+        if self._mpi is not runtime.current() or runtime.finalized():
+            raise DistStoreError(f"{operation}: {GONE}")
 
 
 _worlds = itertools.count(1)  # on rank 0
@@ -226,14 +224,14 @@ def make(mpi: Runtime, timeout_s: float) -> Store | None:
     """
     if survivors.possible() or mpi.own:
         return None
-    own = mpi.thread_level, devices.seen(), rendezvous.host(mpi.hostname)
-    said = mpi.comm.allgather((*own, (_free_port(), next(_worlds)) if mpi.rank == 0 else ()))
+    own = mpi.thread_level, devices.seen(), processes.network()
+    said = mpi.comm.allgather((*own, (processes.free_port(), next(_worlds)) if mpi.rank == 0 else ()))
     mpi.thread_levels = tuple(level for level, *_ in said)
     check_levels(mpi.thread_levels)
     if any(sees_devices for _, sees_devices, *_ in said):
         return None
     _, _, (first_host, *_), (port, world) = said[0]
-    one_host = len({host for _, _, host, _ in said}) == 1
+    one_host = len({network for _, _, network, _ in said}) == 1
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1" if one_host else first_host)
     os.environ.setdefault("MASTER_PORT", str(port))
     made: Store = HashStore() if mpi.size == 1 else MessageStore(mpi, world) if mpi.rank else _keys.open(mpi, world)
@@ -253,10 +251,3 @@ def _look_at_the_end() -> None:
 
     registry.looks.append(look)
     library.before_finalize(stop)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        port: int = probe.getsockname()[1]
-        return port

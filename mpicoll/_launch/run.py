@@ -16,7 +16,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from mpicoll._base import open_mpi_settings
+from mpicoll._base import open_mpi_settings, processes
 from mpicoll._base.cpus import usable_cores
 from mpicoll._base.errors import LaunchError
 from mpicoll._base.launcher import ADDED, OWNER, detect, without_job
@@ -196,7 +196,7 @@ def this_site(environ: Mapping[str, str]) -> Site:
         usable_cores(),
         os.getuid(),
         tuple(dict.fromkeys((name, name.partition(".")[0]))),
-        free_port,
+        processes.free_port,
         open_mpi_settings.decided(environ),
         allocation.find(environ),
         (launch := detect(os.environ)) is not None and launch.launcher == "slurm",
@@ -209,10 +209,3 @@ def home() -> str:
         return pwd.getpwuid(os.getuid()).pw_dir
     except KeyError:  # a container that runs as a number
         return "/"
-
-
-def free_port() -> int:
-    """A TCP port that is free on this machine now; on another first host it is a guess."""
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
