@@ -172,6 +172,7 @@ class ReconfigurableGroup(MpiProcessGroup):
     def abort(self) -> None:
         """Gives the communicator up; the group remains, for `reconfigure`."""
         self.communicator.fail(GroupFailed("aborted by the program"))
+        self.communicator.ending = "aborted"
         self.communicator.close()
         self.communicator.broken = GroupDestroyed("aborted by the program; reconfigure() makes a new communicator")
 
@@ -220,6 +221,7 @@ def without(excluded: Any, group: Any, flags: int | None) -> Any:
     group = default if group is None else group
     communicator = torch_world.communicator("shrink_group", group)
     _check(communicator, excluded, flags)
+    communicator.ending = "shrunk"
     if flags == ABORT:
         communicator.fail(CommunicationError("aborted by shrink_group"))
     remaining = [rank for place, rank in enumerate(communicator.global_ranks) if place not in excluded]

@@ -181,6 +181,7 @@ class Operations:
         """Gives the group up without waiting for other ranks; their operations time out there."""
         self.on_close(self.communicator)
         self.communicator.fail(GroupFailed("aborted by the program"))
+        self.communicator.ending = "aborted"
         self.communicator.close()
 
     def get_error(self) -> ErrorType:

@@ -37,7 +37,7 @@ class Poller:
     """
 
     def __init__(self) -> None:
-        self._pending: dict[Work, PendingMessage] = {}
+        self._pending: dict[MessageWork, PendingMessage] = {}
         self._guard = threading.Lock()
         self._waiting: list[Work] = []
         self._waits = 0  # how often a thread has begun to wait
@@ -47,7 +47,7 @@ class Poller:
         self._closing = False
         self._thread: threading.Thread | None = None
 
-    def add(self, work: Work, message: PendingMessage) -> None:
+    def add(self, work: MessageWork, message: PendingMessage) -> None:
         """Takes over a posted message and completes its Work when the message has ended."""
         work._help = self._help
         with self._guard:
@@ -137,9 +137,9 @@ class Poller:
         finally:
             self._waiting.remove(work)
 
-    def under_way(self) -> list[PendingMessage]:
+    def under_way(self) -> list[MessageWork]:
         """Returns the pending messages. Takes no lock: another thread may be blocked while it holds it."""
-        return list(self._pending.values())
+        return list(self._pending)
 
     def cancel_all(self, group: GroupState) -> None:
         """Cancels the pending messages of a group that is being closed."""

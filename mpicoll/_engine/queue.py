@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
+from time import monotonic
 
 from mpicoll._engine import node
 from mpicoll._engine.work import Work
@@ -50,6 +51,7 @@ class CollectiveQueue:
         self._first: deque[tuple[Callable[[], None], Work]] = deque()  # see Note [What a callback starts comes first]
         self._guard = threading.Lock()
         self._wake = threading.Condition(self._guard)
+        self.work: Work | None = None  # of the operation that the queue's thread is in
         self._closing = False
         self._thread: threading.Thread | None = None
         self.thread_id = 0  # of ``_thread``, once it runs
@@ -101,6 +103,7 @@ class CollectiveQueue:
 
     def _carry_out(self, operation: Callable[[], None], work: Work) -> None:
         error: Exception | None = None
+        self.work, work.begun = work, monotonic()
         runtime.entering()
         with self.running:
             with self._guard:
@@ -113,6 +116,7 @@ class CollectiveQueue:
         work._complete(error)
         with self._guard:
             self.pending -= 1
+            self.work = None
 
     def _help(self, work: Work, seconds: float | None) -> None:
         if threading.get_ident() == self.thread_id:
@@ -120,6 +124,11 @@ class CollectiveQueue:
                 self._carry_out(*item)
         elif seconds is not None and work._finished.acquire(timeout=min(seconds, threading.TIMEOUT_MAX)):
             work._finished.release()
+
+    def works(self) -> list[Work]:
+        """The operation under way and those that wait behind it, in their order."""
+        with self._guard:
+            return [work for work in (self.work, *(each[1] for each in (*self._first, *self._queue))) if work is not None]
 
     def runs_here(self) -> bool:
         """True if the calling thread is the thread of this queue."""

@@ -40,8 +40,6 @@ from mpicoll._mpi.runtime import Runtime
 from mpicoll._mpi.topology import Topology
 from mpicoll._tensors import checks
 
-REMEMBERED = 4096  # closed groups whose number of collectives is still known at exit
-
 World = tuple[Topology, Agreed, Ledger | None]  # of the ranks
 
 
@@ -51,7 +49,6 @@ class Registry:
     def __init__(self) -> None:
         self._groups: dict[str, Communicator] = {}
         self._made: Counter[tuple[int, ...]] = Counter()  # number of groups of these ranks that this world has had
-        self._started: dict[str, int] = {}  # number of collectives that this rank started, by closed group
         self._stuck: list[Communicator] = []  # closed groups with a collective that has not ended
         self._provided: dict[tuple[int, ...], Any] = {}  # communicators for the next group of these ranks
         self.looks: list[Callable[[], object]] = [recorder.look]  # taken by a rank that waits for the others at the end
@@ -82,7 +79,7 @@ class Registry:
         global_ranks = tuple(range(runtime_.size) if ranks is None else ranks)
         tag = self._tag(global_ranks)
         if ranks is not None and runtime_.connected:
-            roll_call.members(runtime_, ranks, "new_group", timeout_s)
+            roll_call.members(runtime_, ranks, "new_group", timeout_s, gone=self._gone)
         channel = self._channel(runtime_, ranks, tag)
         made.callback(channel.free)
         topology, agreed, ledger = self._circumstances(channel, ranks)
@@ -119,6 +116,11 @@ class Registry:
             _watch_for_end()
         self._groups[name] = communicator
         return communicator
+
+    def _gone(self, rank: int) -> str:
+        """Why a rank of the world makes no group of it any more, as its board says; empty: it may."""
+        known = None if self._world is None or self._world[2] is None else self._world[2].read(rank)
+        return "" if known is None or not known.over else f"it has destroyed its default group; its process {known.pid} runs"
 
     def _channel(self, runtime_: Runtime, ranks: Sequence[int] | None, tag: int) -> Channel:
         """Returns the communicators of a new group."""
@@ -192,9 +194,6 @@ class Registry:
         if self._groups.get(communicator.name) is not communicator:
             return
         del self._groups[communicator.name]
-        self._started[communicator.name] = communicator.queue.started
-        if len(self._started) > REMEMBERED:
-            del self._started[next(iter(self._started))]
         ended = communicator.end(communicator.timeout_s)
         if not communicator.queue.idle():
             self._stuck.append(communicator)
@@ -205,6 +204,7 @@ class Registry:
             if communicator.devices is not None:
                 communicator.devices.close()
         communicator.attendance.close()
+        watchdog.leave(communicator)
         if ended and not runtime.finalized():
             communicator.channel.free()
         if not self._groups:
@@ -243,7 +243,7 @@ class Registry:
 
     def _collectives_started(self, name: str) -> int:
         communicator = self._groups.get(name)
-        return self._started.get(name, 0) if communicator is None else communicator.queue.started
+        return watchdog.ended.get(name, (0, ""))[0] if communicator is None else communicator.queue.started
 
     def at_finalize(self) -> None:
         """Ends the open groups when the program calls MPI_Finalize. Later, at the end of Python, nothing can use them."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from time import monotonic
 
 from torch import Tensor
+from torch.futures import Future
 
 from mpicoll._base.errors import CollectiveMismatch, MpicollError
 from mpicoll._base.torch_errors import TruncationError
@@ -56,9 +58,18 @@ class PendingMessage:
 
 
 class MessageWork(Work):
-    """The Work of a message. It knows the sender, and the size of what has been received."""
+    """The Work of a message. It knows the sender, and the size of what has been received.
+
+    A receive may be posted long before its message is sent. So its limit counts from the moment somebody wants the result.
+    """
 
     message: PendingMessage
+
+    def get_future(self) -> Future[list[Tensor]]:
+        self.begun = min(self.begun, monotonic())
+        return super().get_future()
+
+    get_future_result = get_future
 
     def source_rank(self) -> int:
         return self.message.transfer.source

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
 from datetime import timedelta
+from time import monotonic
 from typing import NoReturn
 
 import torch.distributed as dist
@@ -54,6 +56,13 @@ class Work(dist.Work):
     The thread that starts the operation makes it. The thread that runs the operation completes it, once. ``_mutex`` guards the
     step from pending to completed and the making of the Future. ``_finished`` is held until that step.
 
+    Threads of C++ wait for its Future (DDP, torch.futures.wait_all), and nothing of ours runs there. So the watchdog calls
+    `expire` at the limit.
+
+    Attributes:
+        begun: When the operation has begun, from which its limit counts; inf: it has not.
+        awaited: Since when a thread waits, or may wait, because it has the Future; None: nobody has asked for the result.
+
     Args:
         on_timeout: Makes the group unusable.
         culprits: Says which ranks the operation waits for.
@@ -71,6 +80,8 @@ class Work(dist.Work):
         self._where = where
         self._tensors = tensors
         self._timeout_s = timeout_s
+        self.begun, self.awaited = math.inf, None  # type: float, float | None
+        self._waits_until = 0.0  # the end of the longest `wait`
         self._done = False
         self._error: Exception | None = None
         self._future: Future[list[Tensor]] | None = None
@@ -152,15 +163,31 @@ class Work(dist.Work):
         seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
         checks.timeout("wait", seconds or 0)
         seconds = seconds or self._timeout_s
+        now = monotonic()
+        self.awaited, self._waits_until = self.awaited or now, max(self._waits_until, now + seconds)
         if help_ := self._help:
             help_(self, seconds)
         elif self._finished.acquire(timeout=min(seconds, threading.TIMEOUT_MAX)):
             self._finished.release()
+        self.expire(seconds)
+
+    def overdue(self, now: float) -> bool:
+        """True once the limit has passed: of the group, from the moment it has begun, or of a `wait` that ends later."""
+        return now > max(self.begun + self._timeout_s, self._waits_until)
+
+    def expire(self, limit_s: float | None = None, reason: str = "") -> None:
+        """Completes the operation with OperationTimeout, and makes the group unusable. Does nothing if it has ended.
+
+        Args:
+            limit_s: The limit that has passed; None: that of the group.
+            reason: Why it fails; empty: the limit has passed.
+        """
         culprits, on_timeout = self._culprits, self._on_timeout  # None once it has completed
         if not self._done:
-            named = "" if culprits is None else culprits()
-            what = f"{self._where}: Timed out: no end within the timeout of {seconds:g} s. {named}"
-            error = OperationTimeout(what.rstrip(". "))
+            if not reason:
+                named = "" if culprits is None else culprits()
+                reason = f"Timed out: no end within the timeout of {limit_s or self._timeout_s:g} s. {named}".rstrip(". ")
+            error = OperationTimeout(f"{self._where}: {reason}")
             if self._complete(error) and on_timeout is not None:  # otherwise the operation has ended meanwhile
                 on_timeout(error)
 
@@ -198,6 +225,7 @@ class Work(dist.Work):
     def get_future(self) -> Future[list[Tensor]]:
         """Returns a Future of the list of tensors. Its callbacks run in the thread that completes the operation."""
         with self._mutex:
+            self.awaited = self.awaited or monotonic()
             resolved = self._done and self._future is None
             future = self._future = self._future or WorkFuture(self)
         if resolved:

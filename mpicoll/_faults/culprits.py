@@ -49,9 +49,9 @@ def _absent(group: GroupState, rank: int, known: Rank) -> Absent:
     if seen is None and len(known.groups) >= MOST_GROUPS:
         last = "nothing is known of its calls on this group"
     else:
-        last = inquiries.last_call(*(seen[:4] if seen is not None else (0, 0, "", 0.0)), 0 if seen is None else seen.left)
+        last = inquiries.last_call(*((0, 0, "", 0.0, 0) if seen is None else (*seen[:4], seen.left, seen.ending)))
     if state == RUNS:
-        return Absent(rank, f"{last}; its process {known.pid} runs")
+        return Absent(rank, f"{last}; its process {known.pid} runs", seen is not None and bool(seen.ending))
     return Absent(rank, f"its process {known.pid} {state}; up to a second before that {last}", state == ENDED)
 
 

@@ -130,7 +130,7 @@ class FlightRecorder:
             "host": socket.gethostname(), "pid": os.getpid(), "time": now, "monotonic_offset": offset,
             "groups": [_group(group, offset) for group in self._groups()],
             "messages": [_message(*entry, offset) for entry in list(inside.values())],
-            "pending_messages": [_pending(each) for each in self._messages()],
+            "pending_messages": [_pending(each.message) for each in self._messages()],
             "threads": stacks.threads(),
         }  # fmt: skip
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
@@ -21,17 +21,32 @@ EVERYBODY = -1  # the peer of a collective
 TESTED_S = 5e-3  # seconds between two sends that are tested, in a quick succession; such a send takes 10 us longer
 
 
+class Work(Protocol):
+    """What is read here of the handle of an asynchronous operation (`_engine/work.py`)."""
+
+    awaited: float | None
+
+    def overdue(self, now: float) -> bool: ...
+
+    def expire(self, limit_s: float | None = None, reason: str = "") -> None: ...
+
+
 class Order(Protocol):
     """What is read here of a group's queue (`_engine/queue.py`)."""
 
     history: deque[Entry]
     started: int
 
+    @property
+    def work(self) -> Work | None: ...
+
+    def works(self) -> Sequence[Work]: ...
+
     def issued(self) -> int: ...
 
 
 class PendingMessage(Protocol):
-    """What is read here of a message that the program does not wait for (`_engine/requests.py`)."""
+    """What is read here of a message that has been posted (`_engine/requests.py`)."""
 
     group: GroupState
     operation: str
@@ -39,7 +54,14 @@ class PendingMessage(Protocol):
     peer: int | None
 
 
-Messages = Callable[[], Iterable[PendingMessage]]
+class MessageWork(Work, Protocol):
+    """The handle of a message."""
+
+    @property
+    def message(self) -> PendingMessage: ...
+
+
+Messages = Callable[[], Iterable[MessageWork]]
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -68,6 +90,7 @@ class GroupState:
     abort_hooks: dict[int, Callable[[], object]] = field(default_factory=dict, init=False)  # of the program, by their numbers
     ended: int = field(default=0, init=False)  # number of the last collective that has ended on this rank
     left: int = field(default=0, init=False)  # number of the collective that an exception has left half done; 0: none
+    ending: str = field(default="destroyed", init=False)  # what `close` does to it, in a word for the other ranks
     # What inquiries.py knows of the other ranks, by the number of a collective, of which it keeps the last; 0: of messages.
     waits: dict[int, Any] = field(default_factory=dict, init=False)
     named: tuple[str, float] | None = field(default=None, init=False)  # the last wait of which the watchdog has said who is late

@@ -13,9 +13,10 @@ import itertools
 import os
 import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from mpicoll._base.torch_errors import GroupDestroyed
 from mpicoll._base.waits import SILENT_S
 from mpicoll._faults import exit_handshake
 from mpicoll._faults.exit_handshake import Answer, Question
@@ -99,10 +100,15 @@ def other_call(group: GroupState, number: int, own: str) -> tuple[int, str] | No
     return None
 
 
-def own_answer(groups: Iterable[GroupState], question: Question) -> Answer | None:
-    """Returns what this rank answers."""
+def own_answer(groups: Iterable[GroupState], question: Question, ended: Mapping[str, tuple[int, str]]) -> Answer | None:
+    """Returns what this rank answers. ``ended``: the groups that it has left."""
     group = next((each for each in groups if each.name == question.group), None)
     where = f"its process {os.getpid()} on {socket.gethostname()} runs"
+    if question.group in ended and (group is None or isinstance(group.broken, GroupDestroyed)):
+        begun, ending = ended[question.group]
+        last = last_call(begun, begun, "", 0.0, 0, ending)
+        left = f"which has {ending} the group (after {begun} collectives on it)"
+        return Answer(question.group, begun, f"{last}; {where}", left, about=question.about)
     if group is None:
         return Answer(question.group, 0, f"it does not have this group; {where}", about=question.about)
     begun = group.history[-1][0] if group.history else 0
@@ -126,8 +132,10 @@ def _last(group: GroupState) -> str:
     return last_call(entry[0], group.ended, signatures.alike(entry[1], entry[3])[1], entry[2], group.left)
 
 
-def last_call(begun: int, ended: int, last: str, since: float, left: int) -> str:
+def last_call(begun: int, ended: int, last: str, since: float, left: int, ending: str = "") -> str:
     """Returns in words what a rank has done last on a group. The arguments are as in `ledger.Seen`."""
+    if ending:
+        return f"it has {ending} this group, after {begun} collectives on it"
     if not last:
         return "it has begun no collective on this group"
     if left:

@@ -46,6 +46,7 @@ class Member(Protocol):
     ended: int
     left: int
     broken: MpicollError | None
+    ending: str
     checked: ClassVar[bool]
 
 
@@ -64,6 +65,7 @@ class Seen(NamedTuple):
         calls: A number for each call; equal numbers are equal calls.
         failed: The group is unusable on that rank.
         left: Number of the collective that an exception has left half done; 0: none.
+        ending: How the rank has left the group (`GroupState.ending`); empty: it has not.
     """
 
     begun: int
@@ -74,14 +76,16 @@ class Seen(NamedTuple):
     calls: list[int]
     failed: bool
     left: int
+    ending: str = ""
 
 
 class Rank(NamedTuple):
-    """What another rank has written. ``texts``: calls in words, by their numbers."""
+    """What another rank has written. ``texts``: calls in words, by their numbers. ``over``: it has destroyed its world."""
 
     pid: int
     groups: dict[str, Seen]
     texts: dict[str, str]
+    over: bool = False
 
     def call(self, key: str, number: int) -> str:
         """Returns the rank's call at this place of a group's order; empty if it is not known."""
@@ -113,24 +117,34 @@ class Ledger:
         self._one_failed: dict[str, int] = {}  # looks since the group became unusable on one of the two ranks, by group
         self._compared: dict[str, int] = {}  # number of the last collective that was compared, by group
         self._guard = Lock()  # guards the other attributes
-        self._written: list[tuple[str, int, int, bool, int]] = []  # the state of the groups when they were last written
+        self._written: list[object] = []  # the state of the groups when they were last written
+        self._ended: dict[str, Seen] = {}  # groups that this rank has left, the last ones at the end
+        self.over = False  # this rank has destroyed its world
         self.boards.write(json.dumps([os.getpid(), {}, {}]).encode())
 
     def write(self, groups: Iterable[Member]) -> None:
         """[1] Writes the last calls on these groups. Leaves out what does not fit: the groups that were used least recently."""
-        used = sorted((group for group in groups if group.history), key=_last_use)[-MOST_GROUPS:]
+        used = sorted((group for group in groups if group.history and group.key not in self._ended), key=_last_use)
         with self._guard:
-            self._write(used)
+            self._write(used[-MOST_GROUPS:])
+
+    def leave(self, group: Member) -> None:
+        """Notes that this rank has left a group, for the next `write`."""
+        with self._guard:
+            self._ended[group.key] = self._row(group, self._begun.pop(group.key, []), {})._replace(ending=group.ending)
+            if len(self._ended) > MOST_GROUPS:
+                del self._ended[next(iter(self._ended))]
 
     def _write(self, used: Sequence[Member]) -> None:
-        state = [(group.key, _begun(group), group.ended, group.broken is not None, group.left) for group in used]
+        state: list[object] = [(group.key, _begun(group), group.ended, group.broken is not None, group.left) for group in used]
+        state += [self.over, *self._ended]
         if state == self._written:
             return
         self._written = state
         texts: dict[str, str] = {}
         begun, self._begun = self._begun, {}
-        rows = [(group.key, self._row(group, begun.get(group.key, []), texts)) for group in used]
-        while len(text := json.dumps([os.getpid(), dict(rows), texts]).encode()) > MOST:
+        rows = [*self._ended.items(), *((group.key, self._row(group, begun.get(group.key, []), texts)) for group in used)]
+        while len(text := json.dumps([os.getpid(), dict(rows), texts, self.over]).encode()) > MOST:
             if texts:
                 texts.clear()
             else:
@@ -155,8 +169,8 @@ class Ledger:
         text = self.boards.read(rank) if rank in self.boards.ranks else None
         if text is None:
             return None
-        pid, groups, texts = json.loads(text)
-        return Rank(pid, {key: Seen(*row) for key, row in groups.items()}, texts)
+        pid, groups, *others = json.loads(text)
+        return Rank(pid, {key: Seen(*row) for key, row in groups.items()}, *others)
 
     def calls(self, group: Member, number: int) -> dict[int, str]:
         """Returns the calls at this place of the order, by global rank, of the members on this node that have written them."""

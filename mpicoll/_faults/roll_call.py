@@ -27,7 +27,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, NoReturn
 
 from mpicoll._base.torch_errors import OperationTimeout
 from mpicoll._base.waits import ANSWER_S, LEAST_MEETING_S, NEXT_S, PATIENCE_AT_START_S, PATIENCE_S, SHORT_LOOK_S
@@ -40,6 +40,8 @@ from mpicoll._mpi.runtime import Runtime
 
 FIRST_TAG = 16  # those below belong to other messages on the same communicator
 ASK, HERE, MISSING, LEFT = "ask", "here", "missing", "left"
+ENDED = "its program has ended"
+Gone = Callable[[int], str]  # why a rank of the world cannot come; empty: it may come
 
 
 class _State:
@@ -90,10 +92,12 @@ def _connect(runtime: Runtime, operation: str, limit_s: float) -> None:
     roll_call.look()  # the others may have given up before this rank came
 
 
-def members(runtime: Runtime, ranks: Sequence[int], operation: str, limit_s: float, about: str = "") -> None:
+def members(
+    runtime: Runtime, ranks: Sequence[int], operation: str, limit_s: float, about: str = "", gone: Gone = lambda rank: ""
+) -> None:
     """Returns once these ranks of the runtime have called this (collective over them). It must have its ``comm``.
 
-    Only ranks with the same ``about`` meet.
+    Only ranks with the same ``about`` meet. ``gone``: why a rank cannot come, as far as this one knows.
 
     Raises:
         OperationTimeout: A rank has not come within the limit. Raised on all ranks, with its number.
@@ -101,7 +105,7 @@ def members(runtime: Runtime, ranks: Sequence[int], operation: str, limit_s: flo
     """
     if len(ranks) == 1:
         return
-    comm, roll_call = runtime.comm, _RollCall(runtime, runtime.comm, ranks, operation, limit_s, about)
+    comm, roll_call = runtime.comm, _RollCall(runtime, runtime.comm, ranks, operation, limit_s, about, gone)
     first, tag, empty = ranks[0], roll_call.tag, [bytearray(1), 0, MPI.BYTE]
     leads = first == runtime.rank
     others = [rank for rank in ranks if rank != first]
@@ -139,8 +143,16 @@ class _RollCall:
     """The waiting of one rank for the other ranks of an attempt."""
 
     def __init__(
-        self, runtime: Runtime, comm: MPI.Intracomm, ranks: Sequence[int], operation: str, limit_s: float, about: str = ""
+        self,
+        runtime: Runtime,
+        comm: MPI.Intracomm,
+        ranks: Sequence[int],
+        operation: str,
+        limit_s: float,
+        about: str = "",
+        gone: Gone = lambda rank: "",
     ) -> None:
+        self._gone = gone
         self._runtime, self._comm, self._operation, self._limit_s = runtime, comm, operation, limit_s
         self._others = [rank for rank in ranks if rank != runtime.rank]
         attempts, key = _state(comm).attempts, (operation, tuple(ranks), about)
@@ -171,15 +183,16 @@ class _RollCall:
                 asked = True
                 if self._answered(done):
                     return
+                for rank in self._missing():
+                    if reason := self._gone(rank):
+                        self._give_up([rank], reason)
                 self._name_missing(now - begun)
             backoff.pause()
         else:
             return
         if self._answered(done):
             return
-        missing = self._missing()
-        self._send(self._others, MISSING, missing, self._limit_s)
-        raise self._error(missing, self._limit_s)
+        self._give_up(self._missing())
 
     def _answered(self, done: Callable[[], bool]) -> bool:
         """Calls the roll: asks all other ranks, and receives their answers. Returns whether ``done`` has become true."""
@@ -219,8 +232,7 @@ class _RollCall:
         for source, (kind, *rest) in received:
             self._present.add(source)
             if kind == LEFT:
-                self._send(self._others, MISSING, [source], None)
-                raise self._error([source], None)
+                self._give_up([source], ENDED)
             if kind == MISSING:
                 raise self._error(*rest)
             if kind == ASK:
@@ -234,12 +246,17 @@ class _RollCall:
     def _where(self) -> str:
         return f"{self._operation} (rank {self._runtime.rank} of {self._runtime.size})"
 
-    def _error(self, missing: Sequence[int], limit_s: float | None) -> OperationTimeout:
-        """``limit_s``: None: the programs of the missing ranks have ended."""
+    def _give_up(self, missing: Sequence[int], reason: str = "") -> NoReturn:
+        """Raises on all ranks that wait. ``reason``: why the missing cannot come; empty: the limit has passed."""
+        error = self._error(missing, reason, self._limit_s)
+        self._send(self._others, MISSING, missing, reason, self._limit_s)
+        raise error
+
+    def _error(self, missing: Sequence[int], reason: str, limit_s: float) -> OperationTimeout:
         self._keep_for_finalize()
         ranks = ", ".join(map(str, missing))
-        if limit_s is None:
-            text = f"rank {ranks} cannot come: its program has ended"
+        if reason:
+            text = f"rank {ranks} cannot come: {reason}"
         elif missing:
             text = f"Timed out: rank {ranks} did not come within the timeout of {limit_s:g} s"
         else:

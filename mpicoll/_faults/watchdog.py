@@ -4,12 +4,12 @@
                      that a call waits for; if the program or the process of one of them has ended, or an exception has left
                      its call half done, the job ends
     after 1 second   that a call waits: asks ranks of other nodes what they have done last (inquiries.py)
-    after 3 seconds  that a blocking call waits: a line on stderr names the ranks that have not come
-    at the timeout   of the group, the job ends, and the line names the same ranks
+    after 3 seconds  that a thread waits, in a call or for a Work: a line on stderr names the ranks that have not come
+    at the timeout   of the group, an asynchronous operation fails with OperationTimeout, whoever waits for it and however;
+                     for a blocking call the job ends; both name the same ranks
 
 A thread that waits inside MPI cannot be interrupted, so that no exception can be raised in it. As with torch's NCCL watchdog,
-another thread looks on, says what waits and where the program is, and aborts the job. Asynchronous operations and barriers have
-no timeout here, since their ``wait`` raises OperationTimeout.
+another thread looks on, says what waits and where the program is, and aborts the job. Barriers have a limit of their own.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
 from mpicoll._base import facts
-from mpicoll._base.torch_errors import GroupDestroyed
+from mpicoll._base.torch_errors import GroupDestroyed, OperationTimeout
 from mpicoll._base.waits import ASK_AFTER_S, BLOCKED_S, LOOK_S, MOST_PATIENCE_S, PATIENCE_S, SHORT_LOOK_S, STACK_S
 from mpicoll._faults import culprits, current_call, exit_handshake, inquiries, stacks
 from mpicoll._faults.attendance import POLLS
 from mpicoll._faults.exit_handshake import DISMISSED, SHOW, Answer, Question
-from mpicoll._faults.group_state import EVERYBODY, GroupState, Messages, PendingMessage
+from mpicoll._faults.group_state import EVERYBODY, GroupState, Messages, MessageWork, Work
 from mpicoll._faults.inquiries import Absent
 from mpicoll._faults.ledger import UNKNOWN, Ledger, Mismatch
 from mpicoll._mpi import abort, errors, runtime, survivors
@@ -38,21 +38,34 @@ from mpicoll._mpi import abort, errors, runtime, survivors
 inside: dict[int, tuple[str, GroupState, float, int | None]] = {}
 
 
+REMEMBERED = 4096  # groups that this rank has left, about which it can still be asked
+
+
 class Waiting(NamedTuple):
-    """An operation under way. ``peer``: as in `inside`; EVERYBODY: a collective."""
+    """An operation under way. ``peer``: as in `inside`; EVERYBODY: a collective. ``work``: None: it blocks its thread."""
 
     operation: str
     group: GroupState
     since: float
     peer: int | None
-    asynchronous: bool = False
+    work: Work | None = None
     number: int = 0  # of a collective
 
+    def waited_s(self, now: float) -> float:
+        """For how long a thread has waited, or may have."""
+        since = self.since if self.work is None else self.work.awaited
+        return 0.0 if since is None else now - max(since, self.since)
+
     def absent(self) -> list[Absent]:
-        """The ranks of this node that it waits for."""
+        """The ranks that it waits for."""
         if self.peer == EVERYBODY:
             return culprits.of_collective(self.group, self.number)
-        return [] if self.peer is None else culprits.of_message(self.group, self.peer)
+        group, peers = self.group, range(self.group.size) if self.peer is None else [self.peer]
+        return [absent for peer in peers if peer != group.rank for absent in culprits.of_message(group, peer)]
+
+    def hopeless(self, absent: Sequence[Absent]) -> bool:
+        """Whether it can never end, as one of the absent ranks will never come; from any rank: as all of them will not."""
+        return bool(absent) and (all if self.peer is None else any)(each.never for each in absent)
 
     def named(self) -> str:
         """The same in words."""
@@ -70,9 +83,9 @@ class Watchdog:
         self._stopping = False
         self._look_s = LOOK_S
         self._second = 0.0  # of the last look at the ledgers
+        self.ended: dict[str, tuple[int, str]] = {}  #: Collectives and `ending` of groups that this rank has left, by name.
         self._asked = 0  # rounds of questions to ranks of this node; a rank asks one after the other
         self._messages: Messages = tuple
-        self._pending: set[PendingMessage] = set()  # at the last look
 
     def add(self, group: GroupState, messages: Messages) -> None:
         """Watches a group as long as it lives. ``messages`` returns those under way, of all groups."""
@@ -89,6 +102,15 @@ class Watchdog:
             self._stopping = False
             self._thread = threading.Thread(target=self._loop, name="mpicoll watchdog", daemon=True)
             self._thread.start()
+
+    def leave(self, group: GroupState) -> None:
+        """Tells the other ranks that this one has left the group."""
+        self.ended[group.name] = group.queue.started, group.ending
+        if len(self.ended) > REMEMBERED:
+            del self.ended[next(iter(self.ended))]
+        if group.ledger is not None:
+            group.ledger.leave(group)
+            self.write(group.ledger)
 
     def write(self, ledger: Ledger | None) -> None:
         """Writes the board of this rank now."""
@@ -112,7 +134,8 @@ class Watchdog:
 
     def stop(self) -> None:
         """Ends the thread, after the last group of a world. What this rank has called stays on its board."""
-        for ledger in {group.ledger for group in self._all()}:
+        for ledger in {group.ledger for group in self._all() if group.ledger is not None}:
+            ledger.over = True
             self.write(ledger)
         with self._guard:
             self._groups.clear()  # the next world has groups of the same names, and a program may keep these
@@ -145,7 +168,7 @@ class Watchdog:
         if survivors.possible():
             runtime.entering()
             _end_lost(groups)
-        waiting = _under_way(groups)
+        waiting = _under_way(groups, self._messages())
         current_call.write(inside, self._all)
         self._exchange(groups, waiting)
         if now // LOOK_S != self._second:
@@ -153,7 +176,12 @@ class Watchdog:
             self._read_ledgers(groups)
         for each in waiting:
             waited_s, limit_s = now - each.since, each.group.timeout_s
-            if waited_s > limit_s and not each.asynchronous and each.operation not in POLLS:
+            if each.operation in POLLS:
+                continue
+            if each.work is not None:
+                if each.work.overdue(now):
+                    _expire(each)
+            elif waited_s > limit_s:
                 limit = f"{each.operation} exceeded the group's timeout of {limit_s:g} s"
                 _end(each, f"no end after {waited_s:.1f} s. {each.named()}", limit, each.absent())
         blocked = [each for each in waiting if now - each.since > BLOCKED_S and each.group.size > 1]
@@ -184,18 +212,18 @@ class Watchdog:
 
         The lowest rank that waits says it. It waits twice as long before it says the same of the group's next collective.
         """
-        group, absent = waiting.group, waiting.absent()
-        if any(each.never for each in absent) and not survivors.possible():
-            _end(waiting, waiting.named(), f"{waiting.operation} can never end")
+        group, absent, waited_s = waiting.group, waiting.absent(), waiting.waited_s(now)
+        if waiting.hopeless(absent) and not survivors.possible():
+            _give_up(waiting, waiting.named())
         wait = waiting.operation, waiting.since
-        if not absent or group.named == wait or waiting.asynchronous or now - waiting.since < group.patience_s:
+        if not absent or group.named == wait or waited_s < group.patience_s:
             return
         group.named, group.patience_s = wait, min(2 * group.patience_s, MOST_PATIENCE_S)
         missing = {each.rank for each in absent}
-        lowest = next(rank for rank in group.global_ranks if rank not in missing)
+        lowest = next((rank for rank in group.global_ranks if rank not in missing), None)
         if waiting.peer != EVERYBODY or group.ledger is None or lowest == group.global_ranks[group.rank]:
             where = group.where(waiting.operation)
-            print(f"mpicoll: {where} has waited for {now - waiting.since:.0f} s. {waiting.named()}", file=sys.stderr, flush=True)
+            print(f"mpicoll: {where} has waited for {waited_s:.0f} s. {waiting.named()}", file=sys.stderr, flush=True)
 
     def _exchange(self, groups: Sequence[GroupState], waiting: Sequence[Waiting]) -> None:
         """Answers other ranks, and receives their answers. Calls nothing of MPI in a job on one node in which no rank waits."""
@@ -205,7 +233,7 @@ class Watchdog:
         if elsewhere or waiting:
             runtime.entering()
         if elsewhere:
-            exit_handshake.answer(partial(_answer, groups))
+            exit_handshake.answer(partial(_answer, groups, self.ended))
         if elsewhere or waiting:
             self._receive_answers(groups, waiting)
 
@@ -224,14 +252,10 @@ class Watchdog:
                     if survivors.possible():
                         exit_handshake.ask(rank, Question("", DISMISSED))  # so that the others get PeerLost
                     else:
-                        _end(each, f"waits for rank {rank}, {answer.left}", f"{each.operation} can never end")
+                        _give_up(each, f"waits for rank {rank}, {answer.left}")
 
     def _ask(self, waiting: Sequence[Waiting], now: float) -> None:
         """Asks the ranks that calls wait for; of those on this node only whether their programs have ended."""
-        before, self._pending = self._pending, set(self._messages())
-        for message in before & self._pending:
-            if message.peer is not None and (rank := message.group.global_ranks[message.peer]) in message.group.unseen:
-                inquiries.ask(message.group, 0, [rank])
         for each in waiting:
             group, waited_s = each.group, now - each.since
             if group.size == 1 or waited_s < min(ASK_AFTER_S, group.timeout_s / 4):
@@ -272,27 +296,50 @@ def _end_lost(groups: Sequence[GroupState]) -> None:
             group.channel.revoke()
 
 
-def _answer(groups: Sequence[GroupState], question: Question) -> Answer | None:
+def _answer(groups: Sequence[GroupState], ended: Mapping[str, tuple[int, str]], question: Question) -> Answer | None:
     """Answers another rank."""
     if question.number != SHOW:
-        return inquiries.own_answer(groups, question)
+        return inquiries.own_answer(groups, question, ended)
     group = next((group for group in groups if group.name == question.group), None)
     if group is not None:
         _show_stacks(group, "another rank asks where this one is")
     return None
 
 
-def _under_way(groups: list[GroupState]) -> list[Waiting]:
+def _under_way(groups: Iterable[GroupState], messages: Iterable[MessageWork]) -> list[Waiting]:
     waiting = [Waiting(*entry) for entry in list(inside.values())]
     for group in groups:
         if (current := group.under_way()) is not None:
             number, operation, since, _, asynchronous = current
-            waiting.append(Waiting(operation, group, since, EVERYBODY, asynchronous, number))
+            work = group.queue.work if asynchronous else None
+            if work is not None or not asynchronous:  # otherwise it has just ended
+                waiting.append(Waiting(operation, group, since, EVERYBODY, work, number))
+    for each in messages:
+        if each.awaited is not None:
+            waiting.append(Waiting(each.message.operation, each.message.group, each.awaited, each.message.peer, each))
     return waiting
+
+
+def _expire(waiting: Waiting, reason: str = "") -> None:
+    """Fails an asynchronous operation, and the collectives queued behind it. Callbacks of their Futures run in another thread."""
+    assert waiting.work is not None
+    works = [waiting.work] if waiting.peer != EVERYBODY else waiting.group.queue.works()
+    threading.Thread(target=lambda: [work.expire(reason=reason) for work in works], name="mpicoll expiry", daemon=True).start()
 
 
 def _show_stacks(group: GroupState, what: str) -> None:
     stacks.show(f"rank {group.global_ranks[group.rank]} (group {group.name!r}): {what}")
+
+
+def _give_up(waiting: Waiting, what: str) -> None:
+    """Fails what can never end. For a thread that is inside MPI the job ends."""
+    group = waiting.group
+    if waiting.work is not None:
+        _expire(waiting, f"it can never end: {what}")
+    elif group.reconfigurable:
+        group.fail(OperationTimeout(f"{group.where(waiting.operation)}: it can never end: {what}"))
+    else:
+        _end(waiting, what, f"{waiting.operation} can never end")
 
 
 def _end(waiting: Waiting, what: str, reason: str, others: Sequence[Absent] = ()) -> None:

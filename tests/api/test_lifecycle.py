@@ -38,7 +38,7 @@ def test_a_group_of_an_earlier_world_is_not_taken_for_its_namesake(no_world: Non
         kept = registry.find(group.group_name)
         for _ in range(calls):
             summed(group)
-        answer = inquiries.own_answer(watchdog._all(), Question(group.group_name))
+        answer = inquiries.own_answer(watchdog._all(), Question(group.group_name), {})
         begun.append((group.group_name, answer and answer.begun, kept in watchdog._all()))
         dist.destroy_process_group()
         assert kept not in watchdog._all()
