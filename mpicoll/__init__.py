@@ -63,7 +63,6 @@ OURS: dict[str, str] = {
     "get_comm": "mpicoll._api.information",
     "info": "mpicoll._api.information",
     "dump_flight_record": "mpicoll._api.information",
-    "debug_handler": "mpicoll._api.information",
     "spawn": "mpicoll._launch.spawn",
     "RankExited": "mpicoll._launch.spawn",
     "RankRaised": "mpicoll._launch.spawn",

@@ -106,7 +106,6 @@ from mpicoll._api.groups import (
     split_group as split_group,
 )
 from mpicoll._api.information import (
-    debug_handler as debug_handler,
     dump_flight_record as dump_flight_record,
     get_comm as get_comm,
     info as info,

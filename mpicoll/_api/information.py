@@ -1,4 +1,4 @@
-"""What torch.distributed does not tell: info, dump_flight_record, debug_handler, and get_comm, a group's mpi4py communicator."""
+"""What torch.distributed does not tell: info, dump_flight_record, and get_comm, a group's mpi4py communicator."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from mpicoll._mpi import runtime
 
 if TYPE_CHECKING:
     from mpi4py import MPI
-    from torch.distributed.debug._frontend import DebugHandler
 
 
 def info() -> dict[str, Any]:
@@ -90,30 +89,6 @@ def dump_flight_record(folder: str | os.PathLike[str] | None = None) -> str:
     from mpicoll._faults.flight_recorder import recorder  # it needs MPI, which `from mpicoll import ...` does not start
 
     return recorder.dump("dump_flight_record", None if folder is None else os.fspath(folder))
-
-
-def debug_handler() -> DebugHandler:
-    """Returns a page for torch's debug server: who waits for whom, and what each rank has called last (not collective).
-
-    ``start_debug_server`` of ``torch.distributed.debug`` shows all ranks of a job in a browser, also while they hang. All ranks
-    call both functions, after init_process_group. Rank 0 opens the store at MASTER_PORT that the servers need, if there is none.
-    With ``dump_dir`` and ``enabled_dumps={"mpicoll"}`` the server writes the comparison to a file once a minute.
-
-    Returns:
-        An element of the list ``handlers`` of ``start_debug_server``.
-
-    Raises:
-        ImportError: torch is older than 2.13, or packages of its debug server are missing.
-
-    Example:
-        >>> handler = dist.debug_handler()  # start_debug_server(handlers=[handler])
-        >>> [link.path for link in handler.nav_links()]
-        ['/mpicoll']
-    """
-    from mpicoll._c10d import debug_page
-
-    debug_page.serve()
-    return debug_page.Page()
 
 
 def get_comm(group: ProcessGroup | None = None) -> MPI.Intracomm:

@@ -3,7 +3,6 @@
 A record is written
   - by `mpicoll.dump_flight_record`;
   - on SIGUSR2, if the program does not handle that signal itself;
-  - for torch's debug server, which shows it in a browser (`_c10d/debug_page.py`);
   - if MPICOLL_DUMP_DIR is set, when an operation has taken longer than its timeout, and when the file ``request`` in that folder
     is touched. The rank whose operation expires touches it, so that the other ranks write their records too, and waits for them.
 
