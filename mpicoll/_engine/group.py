@@ -271,8 +271,12 @@ class Group(GroupState):
         Returns False if the group has failed before, or if an operation does not end.
         """
         if not isinstance(self.broken, GroupDestroyed):
+            deadline = monotonic() + timeout_s
+            for work in self.queue.works():
+                work.awaited = work.awaited or monotonic()  # so that the watchdog says who has not come
+            while not (ended := self.queue.close(0.1)) and self.broken is None and monotonic() < deadline:
+                pass
             failed = self.broken is not None
-            ended = self.queue.close(0.1 if failed else timeout_s)
             self.broken = GroupDestroyed("the group has been destroyed")
             return ended and not failed
         return False

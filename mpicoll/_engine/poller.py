@@ -72,7 +72,7 @@ class Poller:
 
     def poll(self) -> bool:
         """Tests every pending message once. Returns True if one has ended or moved."""
-        ended: list[tuple[Work, Exception | None]] = []
+        ended: list[tuple[MessageWork, Exception | None]] = []
         moved = False
         with self._guard:
             for work, message in self._pending.items():

@@ -14,6 +14,7 @@ from functools import cache
 from typing import Any
 
 import mpicoll._base.log as log
+from mpicoll._base import processes
 from mpicoll._base.log import Algorithms
 from mpicoll._base.torch_errors import GroupDestroyed, GroupFailed
 from mpicoll._base.waits import EXIT_S
@@ -53,6 +54,7 @@ class Registry:
         self._provided: dict[tuple[int, ...], Any] = {}  # communicators for the next group of these ranks
         self.looks: list[Callable[[], object]] = [recorder.look]  # taken by a rank that waits for the others at the end
         self._world: World | None = None  # set by a group of all ranks, until the last group is closed
+        self._ledger: Ledger | None = None  # of the last world
 
     def create(self, name: str, ranks: Sequence[int] | None, timeout_s: float) -> Communicator:
         """Makes a group's communicator (collective over its members; the other ranks do not call it).
@@ -119,7 +121,7 @@ class Registry:
 
     def _gone(self, rank: int) -> str:
         """Why a rank of the world makes no group of it any more, as its board says; empty: it may."""
-        known = None if self._world is None or self._world[2] is None else self._world[2].read(rank)
+        known = None if self._world is None or self._ledger is None else self._ledger.read(rank)
         return "" if known is None or not known.over else f"it has destroyed its default group; its process {known.pid} runs"
 
     def _channel(self, runtime_: Runtime, ranks: Sequence[int] | None, tag: int) -> Channel:
@@ -150,7 +152,8 @@ class Registry:
         with channel.lock:
             shared = boards.make(channel.comm, topology.nodes)
         node.provide(channel.comm.Get_rank(), topology)
-        self._world = topology, agreed, None if shared is None else Ledger(shared, agreed.compares)
+        self._ledger = None if shared is None else Ledger(shared, agreed.compares)
+        self._world = topology, agreed, self._ledger
         return self._world
 
     def provide(self, ranks: Sequence[int], comm: Any) -> None:
@@ -197,6 +200,8 @@ class Registry:
         ended = communicator.end(communicator.timeout_s)
         if not communicator.queue.idle():
             self._stuck.append(communicator)
+            if communicator.failure is not None:
+                print(f"mpicoll: a group is closed while an operation is under way: {communicator.failure}", file=sys.stderr)
         poller.cancel_all(communicator)
         if ended:
             communicator.withdraw_all()
@@ -210,7 +215,7 @@ class Registry:
         if not self._groups:
             self._made.clear()
             poller.close()
-            watchdog.stop()
+            watchdog.stop(answers=bool(communicator.unseen) and not communicator.channel.serialized and exit_handshake.possible())
             time_limit.limits.stop()
             recorder.stop()
             runtime.stop(free=ended)
@@ -236,10 +241,15 @@ class Registry:
 
     def at_end(self) -> None:
         """Waits for the other ranks, before MPI_Finalize and after all functions of atexit."""
-        exit_handshake.leave(self._collectives_started, lambda: [look() for look in self.looks])
+        exit_handshake.leave(self._collectives_started, lambda: [look() for look in self.looks], self._process)
         for communicator in self._groups.values():
             if communicator.broken is None:
                 communicator.withdraw_all()
+
+    def _process(self, rank: int) -> str:
+        """What the last world knows of a rank's process, as a clause; empty: nothing."""
+        known = None if self._ledger is None else self._ledger.read(rank)
+        return "" if known is None else f", whose process {known.pid} {processes.state(known.pid)}"
 
     def _collectives_started(self, name: str) -> int:
         communicator = self._groups.get(name)

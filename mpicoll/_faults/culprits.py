@@ -11,6 +11,8 @@ from mpicoll._faults.group_state import GroupState
 from mpicoll._faults.inquiries import Absent
 from mpicoll._faults.ledger import MOST_GROUPS, Rank
 
+MOST_NAMED = 4  # ranks that may send what a receive from any rank waits for
+
 
 def of_collective(group: GroupState, number: int) -> list[Absent]:
     """Returns the members that have not begun the group's collective of this number, or have left one half done."""
@@ -39,9 +41,17 @@ def of_message(group: GroupState, peer: int) -> list[Absent]:
     return inquiries.absent(group, 0, [rank]) or [Absent(rank, "its calls are not known")]
 
 
+def of_any(group: GroupState) -> list[Absent]:
+    """Returns the members that a receive from any rank waits for."""
+    return [absent for peer in range(group.size) if peer != group.rank for absent in of_message(group, peer)]
+
+
 def other_side(group: GroupState, peer: int | None) -> str:
     """Returns the rank that a message waits for, in words. ``peer``: its group rank; None: any rank."""
-    return "It waits for any rank" if peer is None else described(of_message(group, peer), "is the other side")
+    if peer is not None:
+        return described(of_message(group, peer), "is the other side")
+    more = f". And {group.size - 1 - MOST_NAMED} more" if group.size - 1 > MOST_NAMED else ""
+    return f"It waits for any rank. {described(of_any(group)[:MOST_NAMED], 'is another side')}{more}"
 
 
 def _absent(group: GroupState, rank: int, known: Rank) -> Absent:

@@ -14,10 +14,14 @@ A rank that is stopped, or has been lost, does not answer. A healthy job exchang
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from time import monotonic
 from typing import NamedTuple
 
+from mpicoll._base.waits import AT_END_S, NEXT_S, SILENT_S
 from mpicoll._faults import roll_call
 from mpicoll._mpi import abort, arrivals, library, runtime, survivors
 from mpicoll._mpi.backoff import Backoff
@@ -26,6 +30,8 @@ from mpicoll._mpi.library import MPI
 QUESTION, ANSWER = 1, 2  # tags on the runtime's own communicator
 DISMISSED = -1  # instead of a place in the order: the rank counts as dead from now on
 SHOW = -2  # the rank shows where its program is
+END = -3  # the rank answers with ``left`` if it has come to its end; ``about``: the rank that asks
+MOST_NAMED = 8  # ranks that have not come to their end
 
 
 class Question(NamedTuple):
@@ -88,8 +94,7 @@ def _world_comm() -> Iterator[MPI.Intracomm]:
     """The communicator of all ranks, under the lock. An MPI error inside is dropped if a rank has died."""
     comm, world = runtime.world_comm(), runtime.current()
     assert comm is not None
-    assert world is not None
-    with world.lock, survivors.Tolerated():
+    with nullcontext() if world is None else world.lock, survivors.Tolerated():
         yield comm
 
 
@@ -116,18 +121,26 @@ def answer(said: Callable[[Question], Answer | None]) -> None:
         _answer(comm, said)
 
 
-def leave(begun: Callable[[str], int], meanwhile: Callable[[], object]) -> None:
+def leave(begun: Callable[[str], int], meanwhile: Callable[[], object], state: Callable[[int], str]) -> None:
     """[2] Waits until all ranks of MPI.COMM_WORLD have called this, and answers meanwhile (collective, at the program's end).
+
+    After some seconds, the lowest rank that waits says which ranks have not come. It asks all others: those that wait, too,
+    answer.
 
     Args:
         begun: Returns the number of collectives that this rank has begun on the group of a name.
         meanwhile: Called again and again until then.
+        state: Returns what is known of a rank's process, in words; empty: nothing.
     """
-    comm = runtime.world_comm()
+    comm, lowest = runtime.world_comm(), True  # as far as this rank knows
+    rank, size = (0, 1) if comm is None or runtime.finalized() else (comm.Get_rank(), comm.Get_size())
 
     def said(question: Question) -> Answer:
+        nonlocal lowest
         if question.number == DISMISSED:
             abort.die("this rank has ended, and other ranks wait for it; it counts as dead")
+        if question.number == END:
+            lowest = lowest and question.about > rank
         number = begun(question.group)
         words = f"its program has ended, after {number} collectives on this group"
         left = f"whose program has ended (after {number} collectives on this group)"
@@ -135,14 +148,26 @@ def leave(begun: Callable[[str], int], meanwhile: Callable[[], object]) -> None:
 
     if runtime.finalized() or (survivors.possible() and _leave_survivors(said, meanwhile)):
         return
-    if not _all_come or comm is None or comm.Get_size() == 1:
+    if not _all_come or comm is None or size == 1:
         return
+    others, come = [other for other in range(size) if other != rank], set[int]()
+    asks, names = monotonic() + AT_END_S + rank * NEXT_S, math.inf
     barrier, backoff = comm.Ibarrier(), Backoff()
     while not barrier.Test():
         _answer(comm, said)
-        _received(comm)  # too late; they would hide what has come after them from the next line
+        come.update(source for source, answer in _received(comm) if answer.left and not answer.group)
         roll_call.turn_away(comm)
         meanwhile()
+        now = monotonic()
+        if now > asks and lowest:
+            asks, names = math.inf, now + SILENT_S
+            arrivals.send(comm, tuple(Question("", END, rank)), others, QUESTION)
+        if now > names and lowest:
+            names = math.inf
+            words = [f"rank {other}{state(other)}" for other in others if other not in come]
+            more = f" and {len(words) - MOST_NAMED} more" if len(words) > MOST_NAMED else ""
+            what = f"has come to the end of its program and waits for {'; '.join(words[:MOST_NAMED])}{more}"
+            print(f"mpicoll: rank {rank} of {size} {what}", file=sys.stderr, flush=True)
         backoff.pause()
 
 

@@ -60,8 +60,7 @@ class Waiting(NamedTuple):
         """The ranks that it waits for."""
         if self.peer == EVERYBODY:
             return culprits.of_collective(self.group, self.number)
-        group, peers = self.group, range(self.group.size) if self.peer is None else [self.peer]
-        return [absent for peer in peers if peer != group.rank for absent in culprits.of_message(group, peer)]
+        return culprits.of_any(self.group) if self.peer is None else culprits.of_message(self.group, self.peer)
 
     def hopeless(self, absent: Sequence[Absent]) -> bool:
         """Whether it can never end, as one of the absent ranks will never come; from any rank: as all of them will not."""
@@ -82,6 +81,7 @@ class Watchdog:
         self._wake = threading.Event()
         self._stopping = False
         self._look_s = LOOK_S
+        self._answers = False  # the world has ended, and ranks of other nodes may still ask about it
         self._second = 0.0  # of the last look at the ledgers
         self.ended: dict[str, tuple[int, str]] = {}  #: Collectives and `ending` of groups that this rank has left, by name.
         self._asked = 0  # rounds of questions to ranks of this node; a rank asks one after the other
@@ -132,15 +132,20 @@ class Watchdog:
         known = {rank: call for rank, call in found.items() if call != UNKNOWN}
         return facts.mismatch(known) if len(set(known.values())) > 1 else ""
 
-    def stop(self) -> None:
-        """Ends the thread, after the last group of a world. What this rank has called stays on its board."""
+    def stop(self, answers: bool = False) -> None:
+        """Ends the thread, after the last group of a world. What this rank has called stays on its board.
+
+        ``answers``: the thread goes on, and tells ranks of other nodes that wait for this one that it has left.
+        """
         for ledger in {group.ledger for group in self._all() if group.ledger is not None}:
             ledger.over = True
             self.write(ledger)
         with self._guard:
             self._groups.clear()  # the next world has groups of the same names, and a program may keep these
+        self._look_s, self._answers = LOOK_S, answers
+        if answers:
+            return
         thread, self._thread = self._thread, None
-        self._look_s = LOOK_S
         if thread is not None:
             self._stopping = True
             self._wake.set()
@@ -165,6 +170,9 @@ class Watchdog:
     def _look(self) -> None:
         """Looks once at all groups, operations and boards."""
         now, groups = time.monotonic(), self._all()
+        if not groups and self._answers and not runtime.finalized():
+            exit_handshake.answer(partial(_answer, groups, self.ended))
+            return
         if survivors.possible():
             runtime.entering()
             _end_lost(groups)
@@ -215,6 +223,7 @@ class Watchdog:
         group, absent, waited_s = waiting.group, waiting.absent(), waiting.waited_s(now)
         if waiting.hopeless(absent) and not survivors.possible():
             _give_up(waiting, waiting.named())
+            return
         wait = waiting.operation, waiting.since
         if not absent or group.named == wait or waited_s < group.patience_s:
             return
@@ -324,7 +333,12 @@ def _expire(waiting: Waiting, reason: str = "") -> None:
     """Fails an asynchronous operation, and the collectives queued behind it. Callbacks of their Futures run in another thread."""
     assert waiting.work is not None
     works = [waiting.work] if waiting.peer != EVERYBODY else waiting.group.queue.works()
-    threading.Thread(target=lambda: [work.expire(reason=reason) for work in works], name="mpicoll expiry", daemon=True).start()
+
+    def expire() -> None:
+        for work in works:
+            work.expire(reason=reason)
+
+    threading.Thread(target=expire, name="mpicoll expiry", daemon=True).start()
 
 
 def _show_stacks(group: GroupState, what: str) -> None:

@@ -12,7 +12,8 @@ import torch
 
 import mpicoll
 from mpicoll._api import groups
-from mpicoll._faults.ledger import LOOKS, PATIENT_LOOKS, REMEMBERED, Ledger
+from mpicoll._faults import culprits
+from mpicoll._faults.ledger import LOOKS, MOST_GROUPS, PATIENT_LOOKS, REMEMBERED, Ledger
 from mpicoll._mpi.boards import MOST, NBYTES, Boards
 from mpicoll._mpi.shared_segment import Segment
 from mpicoll._tensors import signatures
@@ -40,6 +41,7 @@ def member(rank: int, calls: list[tuple[str, tuple[Any, ...]]], first: int = 1, 
         "ended": 0,
         "left": 0,
         "broken": None,
+        "ending": "destroyed",
         "checked": False,
     }
     return SimpleNamespace(**{**values, **more})
@@ -208,3 +210,34 @@ def test_words_are_equal_exactly_for_equal_calls(world: object, rank: int, size:
     kinds = {call._replace(count=0) if call.operation in EXCHANGES else call for call in calls}
     agree(len({word for word, _ in described}) == len(kinds) == len({text for _, text in described}), described)
     mpicoll.destroy_process_group(group)
+
+
+@pytest.mark.parametrize("ending", ["destroyed", "aborted", "shrunk"])
+def test_a_group_that_a_rank_has_left(ending: str) -> None:
+    """The others read how, and that it will not come to what it has not begun; its calls before that are still compared."""
+    boards = two_boards()
+    first, second = Ledger(boards[0], True), Ledger(boards[1], True)
+    left, waiting = member(0, reduce_(8, 4), ending=ending, ended=4), member(1, reduce_(8, 5), ledger=second)
+    first.write([left])
+    first.leave(left)
+    first.write([left])
+    assert list(second.compare([waiting])) == []
+    assert culprits.on_node(waiting, 4) == []
+    (absent,) = culprits.on_node(waiting, 5)
+    assert (absent.rank, absent.never) == (3, True)
+    assert f"it has {ending} this group, after 4 collectives on it" in absent.words
+    different = member(1, [*reduce_(8, 3), *reduce_(16, 2)])
+    assert [mismatch.number for _, mismatch in Ledger(boards[1], True).compare([different])] == [4]
+
+
+def test_only_the_last_groups_that_a_rank_has_left_are_kept() -> None:
+    boards = two_boards()
+    first, second = Ledger(boards[0], True), Ledger(boards[1], True)
+    for number in range(MOST_GROUPS + 20):
+        first.leave(member(0, reduce_(8, 2), key=str(number)))
+    first.over = True
+    first.write([])
+    known = second.read(3)
+    assert known is not None
+    assert known.over
+    assert list(known.groups) == [str(number) for number in range(20, MOST_GROUPS + 20)]

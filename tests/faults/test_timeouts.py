@@ -83,6 +83,52 @@ def test_wait_that_expires(operation: str, door: Any, rank: int, size: int) -> N
     dist.destroy_process_group(other)
 
 
+@doors
+def test_a_future_that_cpp_waits_for_expires(door: Any, rank: int, size: int) -> None:
+    """Nothing of ours runs in that wait. The operations queued behind the one that nobody comes to fail with it."""
+    group, wrong = dist.new_group(timeout=timedelta(seconds=0.5)), ""
+    first, then = torch.ones(3), torch.ones(3)
+    if rank == 0:
+        began = time.monotonic()
+        works = [door.all_reduce(tensor, group=group, async_op=True) for tensor in (first, then)]
+        waits = {
+            "wait_all": lambda: torch.futures.wait_all([work.get_future() for work in works]),
+            "then": lambda: works[1].get_future().then(lambda future: future.value()[0]).wait(),
+        }
+        errors = {name: raised_by(wait) for name, wait in waits.items()}  # type: ignore[arg-type]
+        took = time.monotonic() - began
+        said = r"all_reduce on group .* \(rank 0 of \d+\): Timed out: no end within the timeout of 0\.5 s. Ranks? "
+        wrong = "".join(f"{name}: {error!r}; " for name, error in errors.items() if not re.search(said, str(error)))
+        wrong += "" if 0.4 < took < 10 else f"{took} s"
+    everyone(None)
+    if rank != 0:
+        door.all_reduce(first, group=group, async_op=True).wait(timedelta(seconds=30))  # the other one never began on rank 0
+    agree(not wrong, wrong)
+    dist.destroy_process_group(group)
+
+
+def test_a_longer_wait_has_its_own_limit(rank: int, size: int) -> None:
+    group, total = dist.new_group(timeout=timedelta(seconds=0.3)), torch.ones(1)
+    if rank == 0:
+        time.sleep(1.5)
+    dist.all_reduce(total, group=group, async_op=True).wait(timedelta(seconds=30))
+    agree(total.item() == size, total)
+    dist.destroy_process_group(group)
+
+
+def test_a_receive_that_nobody_waits_for_has_no_limit(rank: int, size: int) -> None:
+    """It may be posted long before its message is sent."""
+    group, received = dist.new_group(timeout=timedelta(seconds=0.3)), torch.zeros(1)
+    work = dist.irecv(received, (rank - 1) % size, group=group)
+    time.sleep(1.5)
+    pending = not work.is_completed()
+    everyone(None)
+    dist.send(torch.ones(1), (rank + 1) % size, group=group)
+    work.wait()
+    agree(pending and received.item() == 1, (pending, received))
+    dist.destroy_process_group(group)
+
+
 def test_a_barrier_may_wait_longer_than_the_group(rank: int, size: int) -> None:
     group = dist.new_group(timeout=timedelta(seconds=0.3))
     if rank == 0:

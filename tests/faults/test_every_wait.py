@@ -1,0 +1,119 @@
+"""Every way to wait for another rank, and what that rank does instead of coming: TABLE says what happens, and makes the rows.
+
+docs/guides/debugging.md has the same table. A few jobs run always, one for each cell at night.
+"""
+
+import json
+import re
+import time
+
+import pytest
+
+from tests.faults.clock import began, clock
+from tests.support import ROOT, launch
+
+__all__ = ["clock"]
+
+pytestmark = [pytest.mark.launch, pytest.mark.timeout(150)]
+
+SCRIPT = str(ROOT / "tests" / "faults" / "scripts" / "every_wait.py")
+PAGE = ROOT / "docs" / "guides" / "debugging.md"
+LIMIT_S = 4.0
+END_S = 4.0  # for ranks to show where they are, and for mpiexec to end them
+# What the other rank does instead, in words for the page, and the name of it in the script.
+FAULTS = {
+    "is late": "late",
+    "has ended its program": "ended",
+    "has left the group": "left",
+    "is stopped": "stopped",
+    "is killed": "killed",
+}
+
+# What happens, in words for the page.
+PASSES = "it ends when the other comes; a line on stderr after 3 s"
+QUIET = "it ends when the other comes"
+JOB = "the job ends within 2 s"
+JOB_AT_LIMIT = "the job ends at the limit"
+RAISES = "`OperationTimeout` within 2 s"
+RAISES_LATER = "`OperationTimeout` after 3 s"
+AT_LIMIT = "`OperationTimeout` at the limit"
+KILLED = "the job ends within a second"
+SAYS = "it returns within 2 s, and stderr says why"
+SAYS_AT_LIMIT = "it returns at the limit, and stderr says why"
+WAITS = "it waits; a line on stderr after 8 s"
+NOTHING = "nothing"
+
+# A row: what waits, in words; the ways of the script; what happens for each of FAULTS.
+TABLE: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
+    (
+        "a blocking collective",
+        ("all_reduce", "all_reduce of mpicoll", "all_reduce, large", "broadcast", "all_gather_object"),
+        (PASSES, JOB, JOB, JOB_AT_LIMIT, KILLED),
+    ),
+    ("`barrier`, `monitored_barrier`", ("barrier", "monitored_barrier"), (PASSES, JOB, JOB, AT_LIMIT, KILLED)),
+    (
+        "an asynchronous collective: `wait()`, its Future, `then`, `wait_all`, DDP's backward, `wait_tensor`",
+        ("wait", "future", "then", "wait_all", "ddp", "wait_tensor"),
+        (PASSES, RAISES, RAISES, AT_LIMIT, KILLED),
+    ),
+    (
+        "`isend`, `irecv`, `batch_isend_irecv`; `send`, `recv` and those of objects of torch.distributed",
+        (
+            "recv", "recv from any", "recv_object_list", "irecv", "irecv, then", "send, large", "isend, large",
+            "batch_isend_irecv",
+        ),
+        (PASSES, RAISES, RAISES, AT_LIMIT, KILLED),
+    ),
+    (
+        "`mpicoll.send`, `mpicoll.recv`, `wait_signal`",
+        ("recv of mpicoll", "recv from any of mpicoll", "send of mpicoll, large", "wait_signal"),
+        (PASSES, JOB, JOB, JOB_AT_LIMIT, KILLED),
+    ),
+    ("`new_group`", ("new_group",), (PASSES, RAISES, RAISES_LATER, AT_LIMIT, KILLED)),
+    ("`destroy_process_group` with an operation under way", ("destroy",), (PASSES, SAYS, SAYS, SAYS_AT_LIMIT, KILLED)),
+    ("the end of the program", ("exit",), (QUIET, NOTHING, WAITS, WAITS, KILLED)),
+]  # fmt: skip
+
+WORDS = {
+    "has ended its program": r"[Rr]ank 1[ ,].*program has ended|rank 1 cannot come: its program has ended",
+    "has left the group": r"[Rr]ank 1 .*has destroyed (this|the|its default) group",
+    "is stopped": r"rank 1 did not come|[Rr]ank 1 .*is stopped \(SIGSTOP\)",
+}
+ALWAYS = {("ddp", "is stopped"), ("then", "has left the group"), ("recv", "has ended its program"), ("destroy", "is stopped")}
+CASES = [
+    pytest.param(way, fault, outcome, id=f"{way}-{fault}", marks=[] if (way, fault) in ALWAYS else pytest.mark.slow)
+    for _, ways, outcomes in TABLE
+    for way in ways
+    for fault, outcome in zip(FAULTS, outcomes, strict=True)
+]
+
+
+@pytest.mark.parametrize(("way", "fault", "outcome"), CASES)
+def test_cell(way: str, fault: str, outcome: str, clock: dict[str, str]) -> None:
+    limit_s, late_s = (LIMIT_S, 1.5) if clock else (2 * LIMIT_S, 4.5)
+    done = launch(2, SCRIPT, way, FAULTS[fault], str(limit_s), str(late_s), timeout_s=90, env=clock)
+    took = time.time() - began(done.stdout)
+    found = re.search(r'\{"came".*\}', done.stdout)
+    said = json.loads(found[0]) if found else {"came": "", "words": "", "after_s": 0.0}
+    everything = f"{way}, {fault}: after {took:.1f} s, status {done.returncode}\n{done.stdout}{done.stderr}"
+    if outcome in (PASSES, QUIET, SAYS, SAYS_AT_LIMIT, WAITS, NOTHING):
+        assert said["came"] == "passed", everything
+    elif outcome in (RAISES, RAISES_LATER, AT_LIMIT):
+        assert "OperationTimeout" in said["came"] + said["words"], everything
+    else:
+        assert not found, everything
+        assert done.returncode != 0, everything
+        assert took < limit_s * (outcome == JOB_AT_LIMIT) + 2 + END_S, everything
+    least = {PASSES: late_s, AT_LIMIT: limit_s, SAYS_AT_LIMIT: limit_s}.get(outcome, 0.0)
+    if found and way != "exit":
+        assert max(0.0, least - 0.5) <= said["after_s"] <= max(least, 3.0 * (outcome == RAISES_LATER)) + 2, everything
+    if fault in WORDS and outcome != NOTHING:
+        assert re.search(WORDS[fault], done.stdout + done.stderr), everything
+    if outcome in (PASSES, WAITS):
+        assert re.search(r"has waited for \d+ s|has come to the end of its program and waits for rank 1", done.stderr), everything
+
+
+def test_the_page_has_the_table() -> None:
+    head = f"| waits in | the other {' | the other '.join(FAULTS)} |\n|{'---|' * (len(FAULTS) + 1)}\n"
+    rows = "".join(f"| {label} | {' | '.join(outcomes)} |\n" for label, _, outcomes in TABLE)
+    assert head + rows in PAGE.read_text(), f"{PAGE} must have this table:\n{head}{rows}"
