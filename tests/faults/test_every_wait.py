@@ -42,6 +42,9 @@ SAYS = "it returns within 2 s, and stderr says why"
 SAYS_AT_LIMIT = "it returns at the limit, and stderr says why"
 WAITS = "it waits; a line on stderr after 8 s"
 NOTHING = "nothing"
+ANSWERED = "it returns: a thread of the worker answers"
+WORKER_LEFT = "`WorkerLeft` at once"
+CALL_AT_LIMIT = "`RuntimeError` at its `rpc_timeout`"
 
 # A row: what waits, in words; the ways of the script; what happens for each of FAULTS.
 TABLE: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
@@ -71,13 +74,14 @@ TABLE: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ),
     ("`new_group`", ("new_group",), (PASSES, RAISES, RAISES_LATER, AT_LIMIT, KILLED)),
     ("`destroy_process_group` with an operation under way", ("destroy",), (PASSES, SAYS, SAYS, SAYS_AT_LIMIT, KILLED)),
+    ("`rpc_sync`, `rpc_async`", ("rpc_sync",), (ANSWERED, WORKER_LEFT, ANSWERED, CALL_AT_LIMIT, KILLED)),
     ("the end of the program", ("exit",), (QUIET, NOTHING, WAITS, WAITS, KILLED)),
 ]  # fmt: skip
 
 WORDS = {
     "has ended its program": r"[Rr]ank 1[ ,].*program has ended|rank 1 cannot come: its program has ended",
     "has left the group": r"[Rr]ank 1 .*has destroyed (this|the|its default) group",
-    "is stopped": r"rank 1 did not come|[Rr]ank 1 .*is stopped \(SIGSTOP\)",
+    "is stopped": r"rank 1 did not come|[Rr]ank 1\b.*is stopped \(SIGSTOP\)",
 }
 ALWAYS = {("ddp", "is stopped"), ("then", "has left the group"), ("recv", "has ended its program"), ("destroy", "is stopped")}
 CASES = [
@@ -96,18 +100,20 @@ def test_cell(way: str, fault: str, outcome: str, clock: dict[str, str]) -> None
     found = re.search(r'\{"came".*\}', done.stdout)
     said = json.loads(found[0]) if found else {"came": "", "words": "", "after_s": 0.0}
     everything = f"{way}, {fault}: after {took:.1f} s, status {done.returncode}\n{done.stdout}{done.stderr}"
-    if outcome in (PASSES, QUIET, SAYS, SAYS_AT_LIMIT, WAITS, NOTHING):
+    if outcome in (PASSES, QUIET, SAYS, SAYS_AT_LIMIT, WAITS, NOTHING, ANSWERED):
         assert said["came"] == "passed", everything
     elif outcome in (RAISES, RAISES_LATER, AT_LIMIT):
         assert "OperationTimeout" in said["came"] + said["words"], everything
+    elif outcome in (WORKER_LEFT, CALL_AT_LIMIT):
+        assert said["came"] == {WORKER_LEFT: "WorkerLeft", CALL_AT_LIMIT: "CallTimedOut"}[outcome], everything
     else:
         assert not found, everything
         assert done.returncode != 0, everything
         assert took < limit_s * (outcome == JOB_AT_LIMIT) + 2 + END_S, everything
-    least = {PASSES: late_s, AT_LIMIT: limit_s, SAYS_AT_LIMIT: limit_s}.get(outcome, 0.0)
+    least = {PASSES: late_s, AT_LIMIT: limit_s, SAYS_AT_LIMIT: limit_s, CALL_AT_LIMIT: limit_s}.get(outcome, 0.0)
     if found and way != "exit":
         assert max(0.0, least - 0.5) <= said["after_s"] <= max(least, 3.0 * (outcome == RAISES_LATER)) + 2, everything
-    if fault in WORDS and outcome != NOTHING:
+    if fault in WORDS and outcome not in (NOTHING, ANSWERED, WORKER_LEFT):
         assert re.search(WORDS[fault], done.stdout + done.stderr), everything
     if outcome in (PASSES, WAITS):
         assert re.search(r"has waited for \d+ s|has come to the end of its program and waits for rank 1", done.stderr), everything
