@@ -86,6 +86,7 @@ def _init_over_mpi(
         arguments.pop("enable_reconfigure", None)
     by_mpi = arguments.get("store") is None and (method is None or str(method).startswith(("env:", "mpi:")))
     with _hooks_outside_torch(), _undone_on_failure("init_process_group"):
+        registry.begin()
         roll_call.everyone(mpi, "init_process_group", limit_s)
         if by_mpi:
             made = store.make(mpi, limit_s) if names.only_ours(translated) else None

@@ -74,8 +74,17 @@ class Registry:
             made.close()
             raise not_made(raw, f"new_group {name!r}", len(self._groups)) from raw
 
+    def begin(self) -> None:
+        """Called before the ranks meet to make their first group: questions about the groups before are not answered any more.
+
+        The names of groups come again in the next world.
+        """
+        if not self._groups:
+            watchdog.ended.clear()
+
     def _create(self, name: str, ranks: Sequence[int] | None, timeout_s: float, made: ExitStack) -> Communicator:
         log.start()
+        self.begin()
         runtime_ = runtime.start()
         recorder.start(runtime_.rank, runtime_.size, lambda: list(self._groups.values()), poller.under_way)
         global_ranks = tuple(range(runtime_.size) if ranks is None else ranks)

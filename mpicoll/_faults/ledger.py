@@ -29,6 +29,7 @@ REMEMBERED = 2000  # collectives of a group whose calls are kept
 LOOKS = max(1, round(BOARD_S / LOOK_S))  # whose entries stand on a board
 PATIENT_LOOKS = round(RAISES_S / LOOK_S)  # after an error on one rank; the programs may go on
 MOST_TEXTS, MOST_GROUPS = 200, 100  # on a board
+LAST_CALLS = 20  # on a board, of a group that the rank has left
 UNKNOWN = "another call"  # one whose words do not fit on the board
 
 
@@ -131,7 +132,9 @@ class Ledger:
     def leave(self, group: Member) -> None:
         """Notes that this rank has left a group, for the next `write`."""
         with self._guard:
-            self._ended[group.key] = self._row(group, self._begun.pop(group.key, []), {})._replace(ending=group.ending)
+            row = self._row(group, self._begun.pop(group.key, []), {})
+            calls = row.calls[-LAST_CALLS:]
+            self._ended[group.key] = row._replace(first=row.begun - len(calls) + 1, calls=calls, ending=group.ending)
             if len(self._ended) > MOST_GROUPS:
                 del self._ended[next(iter(self._ended))]
 
