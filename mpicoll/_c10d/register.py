@@ -124,6 +124,9 @@ def _wrap() -> None:
     patches.wrap(
         f"{patches.C10D}._new_group_with_tag", lambda original: wrapping.wrap(original, wrapping.GROUP_NAMES, _for_group)
     )
+    patches.wrap(
+        f"{patches.C10D}._new_process_group_helper", lambda original: wrapping.wrap(original, wrapping.MEMBERS_NAMES, _for_members)
+    )
     patches.wrap(f"{patches.C10D}.shrink_group", lambda original: wrapping.wrap(original, wrapping.SHRINK_NAMES, _for_shrink))
 
 
@@ -146,6 +149,12 @@ def _for_group(arguments: dict[str, Any]) -> wrapping.Handler | None:
     default = torch_world.default_group()  # None before init_process_group, where torch raises
     backend = arguments.get("backend") or (default and torch_world.backend_of(default))
     return _handler("new_group", arguments) if names.translate(backend) is not None else None
+
+
+def _for_members(arguments: dict[str, Any]) -> wrapping.Handler | None:
+    """The handler for a call of _new_process_group_helper by a program; None if it names another backend, or comes from init.py."""
+    backend = arguments.get("backend")
+    return _handler("group_of_members", arguments) if names.translate(backend) not in (None, backend) else None
 
 
 def _for_shrink(arguments: dict[str, Any]) -> wrapping.Handler | None:
