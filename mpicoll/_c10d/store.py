@@ -3,8 +3,8 @@
     rank 0          HashStore of torch ◄── a thread that answers; it looks 4 times a second, and more often once it is asked
     every rank      MessageStore: for each call a question to rank 0, and its answer. Rank 0 answers itself
 
-A program may use the store of rank 0 after rank 0 has come to its end: the answers come from `exit_handshake.leave`. torch does
-not let a class in Python have queues (queue_push) and list_keys: every rank raises NotImplementedError. A job that uses mpi alone makes such a store and asks it nothing. A group of Gloo that joins later meets there.
+A job that uses mpi alone makes such a store and asks it nothing. A group of Gloo that joins later meets there. Rank 0 answers at
+its end, too, from `exit_handshake.leave`. torch lets no class in Python have queues and list_keys: NotImplementedError.
 
 # Note [Where the store is torch's]
 # Three kinds of world meet at a TCPStore (rendezvous.py). A mixture with another backend, and a world in which a rank has a kind
