@@ -20,7 +20,7 @@ BUDGET = (
     {"__main__": 120, "_overloads": 10},
     {"bench": 1480, "nn": 1940},
     {"_api": 1733},
-    {"_c10d": 3662},
+    {"_c10d": 3681},
     {"_engine": 2660, "optim": 100},
     {"_device": 1388, "rpc": 2840},  # _device stages GPU memory through the host's collectives
     {"_host": 2898, "_faults": 1950, "doctor": 10, "run": 10},
