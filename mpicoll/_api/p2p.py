@@ -354,9 +354,10 @@ def recv_object_list(
     if communicator is None or src is not None or group_src is not None or more.get("weights_only"):
         return torch_dist.recv_object_list(object_list, src, group, device, group_src, use_batch, **more)  # type: ignore[no-any-return]
     sizes = torch.empty(len(object_list), dtype=torch.int64, device="cpu")
-    sender = communicator.recv(sizes, None)
-    content = torch.empty(int(sizes.sum()), dtype=torch.uint8, device="cpu")
-    communicator.recv(content, sender)
+    with communicator.channel.receiving_list:
+        sender = communicator.recv(sizes, None)
+        content = torch.empty(int(sizes.sum()), dtype=torch.uint8, device="cpu")
+        communicator.recv(content, sender)
     for index, part in enumerate(content.split(sizes.tolist())):
         object_list[index] = pickle.Unpickler(io.BytesIO(part.numpy().tobytes())).load()
     return communicator.global_ranks[sender]

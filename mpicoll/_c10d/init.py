@@ -122,6 +122,27 @@ def new_group(original: Callable[..., Any], arguments: dict[str, Any]) -> Any:
     return group
 
 
+def group_of_members(original: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+    """Calls torch's _new_process_group_helper, by which libraries make a group that is not the default one (collective over it).
+
+    Raises:
+        LaunchError: The call names no ranks, so that all of MPI's ranks are the group, and its rank or size differ from MPI's.
+    """
+    translated, mpi, where = names.translate(arguments["backend"]), runtime.start(), ("group_rank", "group_size")
+    assert translated is not None  # the wrapper asked
+    rank, size = (arguments.get(name) for name in where)
+    if not arguments.get("global_ranks_in_group") and (rank, size) != (mpi.rank, mpi.size):
+        raise LaunchError(
+            f"_new_process_group_helper(backend='mpi'): rank {rank} of {size}, but this is rank {mpi.rank} of {mpi.size} in MPI. "
+            "A group of some ranks, or in another order, is made by new_group(ranks, backend='mpi')"
+        )
+    with _undone_on_failure("new_group"), _mixing(translated) as passed:
+        group, prefix = original(**{**arguments, "backend": passed})
+        torch_world.record_backend(group, str(arguments["backend"]), passed)
+        abort.install()
+    return group, prefix
+
+
 @contextlib.contextmanager
 def _undone_on_failure(operation: str) -> Iterator[None]:
     """Inside, torch can make groups of ours. If the body raises, none is left, neither its communicator nor in torch's tables.

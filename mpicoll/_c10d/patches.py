@@ -27,6 +27,7 @@ _TABLE: dict[tuple[str, str], dict[str, str]] = {
         "for a backend without store and rank",
         f"{C10D}._new_group_with_tag": "looks at the backend string; every function that makes a group ends here: new_group, "
         "new_subgroups, DeviceMesh",
+        f"{C10D}._new_process_group_helper": 'libraries call it with "mpi", where torch has a branch for its own MPI',
     },
     ("import torch, torch >= 2.13", "_c10d/register.py"): {
         f"{C10D}.shrink_group": "looks at the backend of the group; torch makes the new group of C++ backends only: `membership`",

@@ -14,6 +14,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import gc
+import os
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -124,6 +125,9 @@ def _wrap() -> None:
     patches.wrap(
         f"{patches.C10D}._new_group_with_tag", lambda original: wrapping.wrap(original, wrapping.GROUP_NAMES, _for_group)
     )
+    patches.wrap(
+        f"{patches.C10D}._new_process_group_helper", lambda original: wrapping.wrap(original, wrapping.MEMBERS_NAMES, _for_members)
+    )
     patches.wrap(f"{patches.C10D}.shrink_group", lambda original: wrapping.wrap(original, wrapping.SHRINK_NAMES, _for_shrink))
 
 
@@ -136,7 +140,25 @@ def _for_world(arguments: dict[str, Any]) -> wrapping.Handler | None:
     if arguments.get("backend") is None and (backend := get("MPICOLL_BACKEND")):
         arguments["backend"] = backend
     ours = names.translate(arguments.get("backend")) is not None or str(arguments.get("init_method")).startswith("mpi://")
+    if ours and "mpi4py.MPI" not in sys.modules:
+        _refuse_one_of_many(arguments)
     return _handler("init_process_group", arguments) if ours else None
+
+
+def _refuse_one_of_many(arguments: dict[str, Any]) -> None:
+    """Refuses a world of one rank in a larger job before MPI starts: MPI_Init would wait for ranks that may never call it."""
+    from mpicoll._base.errors import LaunchError
+    from mpicoll._base.launcher import detect
+
+    launch, at_mpi = detect(), str(arguments.get("init_method") or "env:").startswith(("env:", "mpi:"))
+    if launch is None or launch.size == 1 or arguments.get("world_size") != 1 or arguments.get("rank") != 0:
+        return
+    if at_mpi and arguments.get("store") is None and os.environ.get("WORLD_SIZE") != "1":
+        raise LaunchError(
+            f"init_process_group: rank=0, world_size=1, but {launch.launcher} started {launch.size} ranks, and MPI starts on all of "
+            "them together. For a world of all of them, leave out rank and world_size; for this rank alone, use gloo, or start it "
+            "by itself, as in `mpicoll run -n 1`"
+        )
 
 
 def _for_group(arguments: dict[str, Any]) -> wrapping.Handler | None:
@@ -146,6 +168,12 @@ def _for_group(arguments: dict[str, Any]) -> wrapping.Handler | None:
     default = torch_world.default_group()  # None before init_process_group, where torch raises
     backend = arguments.get("backend") or (default and torch_world.backend_of(default))
     return _handler("new_group", arguments) if names.translate(backend) is not None else None
+
+
+def _for_members(arguments: dict[str, Any]) -> wrapping.Handler | None:
+    """The handler for a call of _new_process_group_helper by a program; None if it names another backend, or comes from init.py."""
+    backend = arguments.get("backend")
+    return _handler("group_of_members", arguments) if names.translate(backend) not in (None, backend) else None
 
 
 def _for_shrink(arguments: dict[str, Any]) -> wrapping.Handler | None:

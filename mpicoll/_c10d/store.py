@@ -1,9 +1,10 @@
 """torch's store over MPI: rank 0 has the keys, and answers the other ranks. No port is opened, and no name is looked up.
 
     rank 0          HashStore of torch ◄── a thread that answers; it looks 4 times a second, and more often once it is asked
-    another rank    MessageStore: for each call a question to rank 0, and its answer
+    every rank      MessageStore: for each call a question to rank 0, and its answer. Rank 0 answers itself
 
-A job that uses mpi alone makes such a store and asks it nothing. A group of Gloo that joins later meets there.
+A job that uses mpi alone makes such a store and asks it nothing. A group of Gloo that joins later meets there. Rank 0 answers at
+its end, too, from `exit_handshake.leave`. torch lets no class in Python have queues and list_keys: NotImplementedError.
 
 # Note [Where the store is torch's]
 # Three kinds of world meet at a TCPStore (rendezvous.py). A mixture with another backend, and a world in which a rank has a kind
@@ -36,6 +37,7 @@ from mpicoll._mpi.runtime import Runtime
 
 QUESTION, ANSWER = 3, 4  # tags on the runtime's own communicator; exit_handshake.py has 1 and 2
 NAPS = Naps(50e-6, 0.25, 0.05, idle_after_s=5.0, idle_s=0.25)  # of the thread that answers; 0.1 % of a core when nobody asks
+MOVES_S = 1.0  # for an answer to be received; until then it moves only while that thread calls MPI, so its naps do not grow
 GONE = "the process group of this store has been destroyed"
 
 
@@ -61,28 +63,30 @@ class Keys:
 
     def __init__(self) -> None:
         self.store = HashStore()
-        self.mpi: Runtime | None = None  # of the world that is open
-        self._world = 0
+        self.mpi: Runtime | None = None  # of the world that is open, or was the last one
+        self._world, self._closed = 0, False
         self._open: list[tuple[int, Question, float]] = []  # rank, question, until when it waits for its keys
+        self._leaving: list[library.MPI.Request] = []  # of answers
+        self._moved = 0.0  # time at which a question has come or has been answered
         self._absent = os.urandom(16).hex()
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def open(self, mpi: Runtime, world: int) -> HashStore:
-        """Starts with no keys. Returns the store of rank 0."""
-        self.store, self.mpi, self._world = HashStore(), mpi, world
-        self._open.clear()
+    def open(self, mpi: Runtime, world: int) -> None:
+        """Starts with no keys."""
+        self.store, self.mpi, self._world, self._closed = HashStore(), mpi, world, False
+        self._moved = time.monotonic()
         self._ended.clear()
         self._thread = threading.Thread(target=self._loop, name="mpicoll store", daemon=True)
         self._thread.start()
-        return self.store
 
     def close(self) -> None:
-        """Tells those that wait that the world is gone. Who asks later hears it when rank 0 opens another one, or nothing."""
+        """Tells those that wait that the world is gone. Who asks later hears it when rank 0 opens another one, or ends."""
         self.stop()
-        self._world = 0  # none
+        self._closed = True
         self.look()
-        self.mpi = None
+        if self.mpi is not None and self.mpi.comm != runtime.world_comm():  # it will be freed
+            self.mpi = None
 
     def stop(self) -> None:
         """Ends the thread."""
@@ -96,33 +100,36 @@ class Keys:
         self._thread = self.mpi = None
 
     def _loop(self) -> None:
-        since = time.monotonic()
-        while not self._ended.wait(NAPS.after(time.monotonic() - since)):
+        while not self._ended.wait(self._nap_s()):
             runtime.entering()
-            if self.look():
-                since = time.monotonic()
+            self.look()
 
-    def look(self) -> bool:
-        """Answers the questions that can be answered. Returns whether one has come or has been answered."""
+    def _nap_s(self) -> float:
+        waited_s = time.monotonic() - self._moved
+        return NAPS.after(0.0 if self._leaving and waited_s < MOVES_S else waited_s)
+
+    def look(self) -> None:
+        """Answers the questions that can be answered."""
         if (mpi := self.mpi) is None or runtime.finalized():
-            return False
+            return
         now = time.monotonic()
         with mpi.lock:
             came = [(rank, Question(*content)) for rank, content in arrivals.objects(mpi.comm, QUESTION)]
         self._open += [(rank, question, now + question.limit_s) for rank, question in came]
-        answers = [(rank, self._answer(question, deadline <= now)) for rank, question, deadline in self._open]
+        answers = [(rank, self.answer(question, deadline <= now)) for rank, question, deadline in self._open]
         self._open = [each for each, (_, answer) in zip(self._open, answers, strict=True) if answer is None]
         with mpi.lock:
-            for rank, answer in answers:
-                if answer is not None:
-                    arrivals.send(mpi.comm, tuple(answer), [rank], ANSWER)
-        return bool(came) or len(self._open) < len(answers)
+            new = [mpi.comm.isend(tuple(answer), rank, ANSWER) for rank, answer in answers if answer is not None]
+            self._leaving = [request for request in self._leaving + new if not request.Test()]
+        if came or new:
+            self._moved = time.monotonic()
 
-    def _answer(self, question: Question, is_late: bool) -> Answer | None:
+    def answer(self, question: Question, is_late: bool) -> Answer | None:
         """The answer; None: a key is not there yet, and the question not ``is_late``."""
         number, (name, *words) = question.number, question.call
+        gone = Answer(number, error=DistStoreError(f"{name}: {GONE}"))
         if question.world != self._world:
-            return Answer(number, error=DistStoreError(GONE))
+            return gone
         try:
             if name not in ("get", "multi_get", "wait"):
                 return Answer(number, getattr(self.store, name)(*words))
@@ -135,8 +142,8 @@ class Keys:
             return Answer(number, error=error)
         if self._absent.encode() not in values:
             return Answer(number, values[0] if name == "get" else values if name == "multi_get" else None)
-        if not is_late:
-            return None
+        if self._closed or not is_late:
+            return gone if self._closed else None
         missing = next((key for key in keys if not self.store.check([key])), keys[-1])
         return Answer(number, error=DistStoreError(f"{name}: rank 0 has no key {missing!r} after {question.limit_s:g} s"))
 
@@ -146,7 +153,7 @@ def _asks(name: str) -> Any:
 
 
 class MessageStore(Store):
-    """The store of a rank other than 0. C++ calls the methods by the names that they have here, with values as bytes.
+    """The store of a rank. C++ calls the methods by the names that they have here, with values as bytes.
 
     Any number of threads may ask at once.
 
@@ -182,25 +189,38 @@ class MessageStore(Store):
         limit_s = (self.timeout if limit is None else limit).total_seconds() or math.inf  # type: ignore[attr-defined]
         if runtime.in_forked_child():
             raise runtime.forked_error()
-        number, backoff = next(self._numbers), Backoff.patient()
-        deadline = time.monotonic() + limit_s + AFTER_LIMIT_S
+        question, backoff, request = Question(self._world, next(self._numbers), call, limit_s), Backoff.patient(), library.MPI.REQUEST_NULL
+        late, while_it_leaves = time.monotonic() + limit_s, Backoff()
         self._check_open(call[0])
-        with self._mpi.lock:
-            arrivals.send(self._mpi.comm, tuple(Question(self._world, number, call, limit_s)), [0], QUESTION)
-        while time.monotonic() < deadline:
-            with self._receiving:
-                self._check_open(call[0])
+        if self._mpi.rank != 0:
+            with self._mpi.lock:
+                request = self._mpi.comm.isend(tuple(question), 0, QUESTION)
+        try:
+            while (answer := self._answer(question, late)) is None:
+                if time.monotonic() > late + AFTER_LIMIT_S:
+                    raise DistStoreError(f"{call[0]}: rank 0 has not answered for {limit_s:g} s")
                 with self._mpi.lock:
-                    answers = [Answer(*content) for _, content in arrivals.objects(self._mpi.comm, ANSWER)]
-                # One that an exception has left is never taken.
-                self._come.update((answer.number, answer) for answer in answers)
-                answer = self._come.pop(number, None)
-            if answer is not None:
-                if answer.error is not None:
-                    raise answer.error
-                return answer.value
-            backoff.pause()
-        raise DistStoreError(f"{call[0]}: rank 0 has not answered for {limit_s:g} s")
+                    left = request.Test()
+                (backoff if left else while_it_leaves).pause()
+        finally:
+            if request and not runtime.finalized():
+                with self._mpi.lock:
+                    arrivals.keep([request])
+        if answer.error is not None:
+            raise answer.error
+        return answer.value
+
+    def _answer(self, question: Question, late: float) -> Answer | None:
+        """The answer, if it is there."""
+        with self._receiving:
+            self._check_open(question.call[0])
+            if self._mpi.rank == 0:
+                return _keys.answer(question, late <= time.monotonic())
+            with self._mpi.lock:
+                answers = [Answer(*content) for _, content in arrivals.objects(self._mpi.comm, ANSWER)]
+            # One that an exception has left is never taken.
+            self._come.update((answer.number, answer) for answer in answers)
+            return self._come.pop(question.number, None)
 
     def _check_open(self, operation: str) -> None:
         if self._mpi is not runtime.current() or runtime.finalized():
@@ -234,7 +254,9 @@ def make(mpi: Runtime, timeout_s: float) -> Store | None:
     one_host = len({network for _, _, network, _ in said}) == 1
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1" if one_host else first_host)
     os.environ.setdefault("MASTER_PORT", str(port))
-    made: Store = HashStore() if mpi.size == 1 else MessageStore(mpi, world) if mpi.rank else _keys.open(mpi, world)
+    if mpi.rank == 0 and mpi.size > 1:
+        _keys.open(mpi, world)
+    made: Store = HashStore() if mpi.size == 1 else MessageStore(mpi, world)
     made.set_timeout(timedelta(seconds=timeout_s))
     _look_at_the_end()
     return made

@@ -101,7 +101,7 @@ class DeviceMessages:
 
     def expect(self, values: Tensor, peer: int, tag: int, data: bool = True) -> Any:
         comm, tag = (self.data_comm, tag) if data else (self.channel.comm, OWN_TAGS + tag)
-        with self.channel.lock:
+        with self.channel.posting, self.channel.lock:
             return comm.Irecv(spec(values.data_ptr(), values.nbytes), peer, tag)
 
     def close(self) -> None:
@@ -229,10 +229,11 @@ class _Receiving(_Message):
         return not self._matched and (self._request is None or self._messages.channel.cancel(self._request))
 
     def _receive(self) -> Steps:
-        if self._request is None:  # Note [Receives from any rank] in _mpi/channel.py
-            while (arrived := self._messages.channel.arrived(ANY_SOURCE, OWN_TAGS + self._tag)) is None:
-                yield
-            self._request = self._messages.expect(self._header, arrived.source, self._tag, data=False)
+        while self._request is None:  # Note [Receives from any rank] in _mpi/channel.py
+            yield
+            with self._messages.channel.posting:
+                if (arrived := self._messages.channel.arrived(ANY_SOURCE, OWN_TAGS + self._tag)) is not None:
+                    self._request = self._messages.expect(self._header, arrived.source, self._tag, data=False)
         while not self._messages.channel.test(self._request, self._status):
             yield
         self._matched = True

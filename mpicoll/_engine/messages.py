@@ -14,9 +14,8 @@ from mpicoll._engine.collectives import Collectives
 from mpicoll._engine.poller import pending
 from mpicoll._engine.requests import MessageWork, PendingMessage, too_long
 from mpicoll._engine.work import Work
+from mpicoll._faults.attendance import Looks
 from mpicoll._mpi.backoff import Backoff
-from mpicoll._mpi.channel import ANY_SOURCE
-from mpicoll._mpi.runtime import OWN_TAGS
 from mpicoll._tensors import buffers, checks
 
 # From EAGER bytes on, MPI's own send keeps a core busy while it waits for the receiver. So such a send is tested until it has
@@ -97,15 +96,14 @@ class Messages(Collectives):
 
     def _recv_when_come(self, memory: Tensor, src: int | None, tag: int, operation: str = "recv") -> int:
         """Calls MPI's receive when the message has come; see attendance.py. Returns the sender's rank."""
-        pause, peer = Backoff.patient().pause, ANY_SOURCE if src is None else src
-        while (found := self.channel.arrived(peer, OWN_TAGS + tag)) is None:
+        pause = Backoff.patient().pause
+        if src is None:  # From now on a look is always due: MPI's receive, in another thread, could take the message of a look.
+            self.receives = Looks(0)
+        while (source := self.host.messages.receive_arrived(memory, src, tag)) is None:
             self.check_usable(operation)
             pause()
         self.receives.looked()
-        if found.nbytes > memory.nbytes:
-            return self.host.messages.recv_matched(memory, src, tag)
-        self.host.messages.recv(memory, found.source, tag)
-        return found.source
+        return source
 
     def _carry_out(self, message: PendingMessage) -> None:
         pause = Backoff.patient().pause

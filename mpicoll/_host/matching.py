@@ -6,7 +6,6 @@ _mpi/open_mpi.py. Otherwise a receive is posted to MPI, which matches it.
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import torch
@@ -25,13 +24,13 @@ class Unmatched:
     By MPI's rule a message goes to the first receive that fits it. The receive that finds a message may be a later one: a receive
     from any rank may find a message that belongs to an earlier receive from its sender.
 
-    ``_guard`` guards ``_receives``. It is held from finding a message to handing it out.
+    ``_guard``, the channel's ``posting``, guards ``_receives``. It is held from finding a message to handing it out.
     """
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
         self._receives: list[MatchedReceive] = []
-        self._guard = threading.Lock()
+        self._guard = channel.posting
 
     def add(self, receive: MatchedReceive) -> None:
         with self._guard:

@@ -2,13 +2,14 @@
 
 Note [Messages that are too long, unnoticed]: MPICH 5 raises no error for a small message that has come before a receive from any
 rank. It writes nothing past the end, and its status has the size of the whole message. So we compare the sizes. Intel MPI 2021.18
-raises no error after a probe (`recv_matched`), and none in a receive of no bytes (`datatypes.room`).
+raises no error after a probe (`receive_arrived`), and none in a receive of no bytes (`datatypes.room`).
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from mpicoll._host.matching import MatchedReceive, Unmatched
@@ -68,13 +69,18 @@ class HostMessages:
             request = self._channel.comm.Irecv(buffer, src, OWN_TAGS + tag)
         self._channel.wait_all([request])
 
-    def recv_matched(self, memory: Tensor, src: int | None, tag: int) -> int:
-        """Receives a message that may be too long, whatever MPI says about it. Returns the sender's rank."""
-        peer = ANY_SOURCE if src is None else src
-        receive, pause = MatchedReceive(Unmatched(self._channel), memory, memory, peer, OWN_TAGS + tag), self._channel.pause()
-        while not receive.test():
-            pause()
-        return receive.source
+    def receive_arrived(self, memory: Tensor, src: int | None, tag: int) -> int | None:
+        """Receives a message that has come from ``src`` (None: any rank). Returns its sender's rank; None: none has come."""
+        channel, peer = self._channel, ANY_SOURCE if src is None else src
+        with channel.posting, channel.lock:
+            if (found := channel.arrived(peer, OWN_TAGS + tag)) is None:
+                return None
+            target = memory if found.nbytes <= memory.nbytes else torch.empty(found.nbytes, dtype=torch.uint8, device="cpu")
+            request = channel.comm.Irecv(spec(target.data_ptr(), found.nbytes), found.source, found.tag)
+        channel.wait_all([request])
+        if target is not memory:
+            raise truncated()
+        return found.source
 
     def send_call(self, memory: Tensor, dst: int, tag: int) -> PreparedMessage:
         """Returns one MPI call, for a tensor that `is_usual`."""
@@ -101,7 +107,7 @@ class HostMessages:
         if self.unmatched is not None:
             own = memory.data  # an alias: the message may come after the program has resized the tensor
             return MatchedReceive(self.unmatched, own if memory is tensor else tensor, own, peer, OWN_TAGS + tag, header)
-        with self._channel.lock:
+        with self._channel.posting, self._channel.lock:
             content = room(memory.data_ptr(), memory.nbytes)
             request = post(self._channel.comm.Irecv, header, content, peer, OWN_TAGS + tag)
         return _Receive(self._channel, request, tensor, memory, header)

@@ -4,7 +4,7 @@
 # Improbe and Mrecv keep other threads from a message that one has found, but not every transport has them. Over libfabric, Mrecv
 # of Open MPI 5.0.11 raises MPI_ERR_OTHER while the rank sends as well (mtl/ofi, the way to Slingshot, Omni-Path and EFA). So a
 # tag has one consumer at a time, which calls Iprobe and then receives from the sender that it has found. mpi4py's own receive
-# of objects (`comm.recv`) uses matched probes. For messages of the user, _host/matching.py has a lock.
+# of objects (`comm.recv`) uses matched probes. For messages of the user, channels have a lock, `posting`.
 """
 
 from __future__ import annotations

@@ -99,6 +99,8 @@ class Channel:
         self.runtime = runtime
         self.comm = comm
         self.lock = runtime.lock
+        self.posting = threading.RLock()  # held from a look for a message of the user to the call that receives it
+        self.receiving_list = threading.Lock()  # held by the thread that receives the two messages of a list from any rank
         self._freeing = threading.Lock()  # held while the communicator is freed or revoked
         self.in_background: Callable[[], bool] = lambda: False  # whether the calling thread runs beside the program's own
         self.program_comm: MPI.Intracomm | None = None  # for the program's own calls, see `make_program_comm`

@@ -1,5 +1,10 @@
 """Messages between two ranks: tags, order, any source, sizes that differ, messages to oneself, dropped handles."""
 
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from mpi4py import MPI
@@ -7,6 +12,7 @@ from mpi4py import MPI
 import mpicoll as dist
 from mpicoll._api import groups
 from mpicoll._host.matching import Unmatched
+from mpicoll._mpi import arrivals
 from tests.support import agree, needs_sort_ranks
 from tests.support.tensors import of_rank, same
 
@@ -37,6 +43,92 @@ def test_any_source_in_a_group(rank: int, size: int) -> None:  # traps 9, 12
     else:
         agree(True)
     dist.destroy_process_group(group)
+
+
+@pytest.mark.min_ranks(3)
+@pytest.mark.parametrize("second", ["recv", "irecv", "torch"])
+def test_two_threads_receive_from_any_rank(second: str, rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both found one message, and one of them then waited for another one of its sender, although rank 2's was there."""
+    group = dist.new_group([0, 1, 2])
+    if rank == 0:
+        monkeypatch.setattr(arrivals, "first", slowly(arrivals.first))
+        senders: list[int] = []
+        time.sleep(0.1)  # both messages have come
+        calls = {
+            "recv": lambda: dist.recv(torch.empty(1), group=group),
+            "irecv": lambda: dist.irecv(torch.empty(1), group=group).wait(),
+            "torch": lambda: torch.distributed.recv(torch.empty(1), group=group),
+        }
+        targets = [lambda way=way: senders.append(calls[way]()) for way in ("recv", second)]
+        assert all(ended([threading.Thread(target=target, daemon=True) for target in targets])), senders
+    elif rank < 3:
+        dist.send(ones(rank, 1), 0, group=group)
+    agree(True)
+    dist.destroy_process_group(group)
+
+
+@pytest.mark.min_ranks(3)
+def test_a_receive_from_any_rank_beside_one_from_a_rank(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A quick succession of receives makes MPI's own, which takes the message that the other thread has found."""
+    group = dist.new_group([0, 1, 2])
+    if rank == 0:
+        for _ in range(100):
+            dist.recv(torch.empty(1), 1, group=group)
+        dist.recv(torch.empty(1), group=group)
+        monkeypatch.setattr(arrivals, "first", slowly(arrivals.first))
+        senders: list[int] = []
+        from_any = threading.Thread(target=lambda: senders.append(dist.recv(torch.empty(1), group=group)), daemon=True)
+        from_one = threading.Thread(target=dist.recv, args=(torch.empty(1), 1, group), daemon=True)
+        assert ended([from_any, from_one])[0]
+        dist.send(torch.tensor(senders), 1, group=group)
+        if senders == [1]:
+            dist.recv(torch.empty(1), 2, group=group)
+        from_one.join(10)
+        assert not from_one.is_alive()
+    elif rank == 1:
+        for _ in range(102):
+            dist.send(ones(rank, 1), 0, group=group)
+        dist.recv(sender := torch.tensor([0]), 0, group=group)
+        if sender.item() == 1:
+            dist.send(ones(rank, 1), 0, group=group)
+    elif rank == 2:
+        time.sleep(0.5)
+        dist.send(ones(rank, 1), 0, group=group)
+    agree(True)
+    dist.destroy_process_group(group)
+
+
+@pytest.mark.min_ranks(3)
+def test_two_threads_receive_lists_from_any_rank(rank: int) -> None:
+    """A list is two messages: the other thread took the second one for the first message of its list."""
+    if rank == 0:
+        lists: list[list[object]] = [[None], [None]]
+        assert all(ended([threading.Thread(target=dist.recv_object_list, args=(each,), daemon=True) for each in lists]))
+        agree(sorted(lists, key=str) == [["of rank 1" * 1000], ["of rank 2" * 1000]], lists)
+    else:
+        if rank < 3:
+            dist.send_object_list([f"of rank {rank}" * 1000], 0)
+        agree(True)
+
+
+def slowly(look: Callable[..., Any]) -> Callable[..., Any]:
+    """Lets other threads run between a look that finds a message and what follows."""
+
+    def call(*arguments: Any) -> Any:
+        if (found := look(*arguments)) is not None:
+            time.sleep(0.05)
+        return found
+
+    return call
+
+
+def ended(threads: list[threading.Thread]) -> list[bool]:
+    for thread in threads:
+        thread.start()
+        time.sleep(0.02)  # less than `slowly`
+    for thread in threads:
+        thread.join(10)
+    return [not thread.is_alive() for thread in threads]
 
 
 def test_largest_tag(rank: int, size: int) -> None:  # trap 14

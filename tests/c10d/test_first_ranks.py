@@ -1,6 +1,7 @@
 """A world of MPI's first ranks, which meet at the store that the program names; RPC goes on over all of them."""
 
 import datetime
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch.distributed as dist
 
 from mpicoll import LaunchError
 from mpicoll._c10d import requested_ranks
+from tests.launch.jobs import run
 from tests.support import ROOT, free_port, launch
 
 SCRIPT = str(ROOT / "tests" / "c10d" / "scripts" / "first_ranks.py")
@@ -42,6 +44,22 @@ def test_a_rank_that_does_not_come() -> None:
     arguments = {"rank": 1, "world_size": 3, "store": dist.HashStore(), "timeout": datetime.timedelta(seconds=1)}
     with pytest.raises(LaunchError, match="rank 0, 2 has not come within 1 s"):
         requested_ranks.meet_first(arguments, SECOND, {})
+
+
+ALONE = """
+import torch.distributed as dist
+from mpicoll._base import launcher
+if launcher.detect().rank == 0:
+    dist.init_process_group("mpi", rank=0, world_size=1)
+"""
+
+
+@pytest.mark.launch
+def test_one_rank_of_a_job_alone_is_refused_before_mpi_starts(tmp_path: Path) -> None:
+    """It waited in MPI_Init for the other ranks, which end without MPI."""
+    done = run(tmp_path, "-n", "2", "-c", ALONE, OMP_NUM_THREADS="1")
+    assert done.returncode != 0
+    assert "rank 0 of 2" in done.stderr and "started 2 ranks, and MPI starts on all of them together" in done.stderr, done.stderr
 
 
 @pytest.mark.launch

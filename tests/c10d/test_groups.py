@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
+from mpicoll._base.errors import LaunchError
 from mpicoll._base.launcher import started_by_mpi
 from mpicoll._c10d import names
 from mpicoll._engine.registry import registry
@@ -212,3 +213,16 @@ def test_abort_does_not_wait(rank: int, size: int) -> None:
 
 def _breaks(*args: object, **kwargs: object) -> None:
     raise ZeroDivisionError
+
+
+def test_a_group_by_the_helper_of_torch(rank: int, size: int) -> None:
+    """Libraries of reinforcement learning do so. It raised NameError: name 'ProcessGroupMPI' is not defined."""
+    backend, limit = c10d.Backend("mpi"), timedelta(seconds=30)
+    store = c10d.PrefixStore("of a library", c10d._get_default_store())
+    group, _ = c10d._new_process_group_helper(size, rank, [], backend, store, group_name="library", timeout=limit)
+    c10d._world.pg_group_ranks[group] = {each: each for each in range(size)}
+    good = dist.get_backend(group) == "mpi" and total(group) == size * (size + 1) / 2
+    dist.destroy_process_group(group)
+    with pytest.raises(LaunchError, match=rf"rank {rank} of {size + 1}, but this is rank {rank} of {size} in MPI.*new_group"):
+        c10d._new_process_group_helper(size + 1, rank, [], backend, store, group_name="larger", timeout=limit)
+    agree(good)

@@ -144,6 +144,24 @@ def test_threads_of_a_rank_ask_at_the_same_time(shared: Any, rank: int, size: in
     agree(shared.add("sum", 0) == 80 * size)
 
 
+def test_no_rank_has_what_torch_gives_no_class_in_python(shared: Any) -> None:
+    """Rank 0 had queues, in a HashStore of its own, and the other ranks had none."""
+    for name, *arguments in (("queue_push", "q", b"v"), ("queue_pop", "q"), ("queue_len", "q"), ("list_keys",)):
+        with pytest.raises(NotImplementedError, match="support is not implemented"):
+            getattr(shared, name)(*arguments)
+    agree(True)
+
+
+def test_a_large_value(shared: Any, rank: int) -> None:
+    """Rank 0 slept longer and longer while a value was under way, which moves only while it calls MPI."""
+    value = bytes(8 << 20)
+    shared.set(f"of {rank}", value)
+    everyone("has set")
+    since = time.monotonic()
+    right = shared.get(f"of {rank}") == value
+    agree(right and time.monotonic() - since < 20, time.monotonic() - since)
+
+
 def test_a_store_of_an_old_world_says_so(shared: Any, rank: int, size: int) -> None:
     """Nothing of it is in the next world, either."""
     shared.set(f"of {rank}", "old")
@@ -204,6 +222,20 @@ else:
 def test_rank_0_answers_until_all_programs_have_ended(tmp_path: Path) -> None:
     done = run(tmp_path, "-n", "2", "-c", AT_THE_END, OMP_NUM_THREADS="1")
     assert (done.returncode, done.stdout, done.stderr) == (0, "by rank 0\n", "")
+
+
+@pytest.mark.launch
+def test_rank_0_answers_at_its_end_when_it_has_destroyed_the_group(tmp_path: Path) -> None:
+    """Another rank waited for its whole limit. It gets the keys that are there, and hears at once that no other one will come."""
+    destroys = AT_THE_END.replace('"by rank 0")', '"by rank 0"); dist.barrier(); dist.destroy_process_group()')
+    asks = destroys.replace("else:\n", "else:\n    dist.barrier()\n") + """
+    since = time.monotonic()
+    try: store.get("of nobody")
+    except dist.DistStoreError as error: print(error, time.monotonic() - since < 5)
+"""
+    done = run(tmp_path, "-n", "2", "-c", asks, OMP_NUM_THREADS="1")
+    said = "by rank 0\nget: the process group of this store has been destroyed True\n"
+    assert (done.returncode, done.stdout, done.stderr) == (0, said, "")
 
 
 AT_EXIT = """

@@ -5,6 +5,7 @@ DDP, FSDP2 and DTensor have the weights that one process gets on the whole batch
 
 import importlib
 import itertools
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -23,6 +24,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
+import mpicoll
 from mpicoll._c10d.names import BACKEND_SUBCLASSES
 from tests.stack.sharded import ROWS, differences, same_bits, sgd, train
 from tests.support import agree
@@ -85,10 +87,13 @@ def same(got: Any, expected: Any) -> bool:
     return len(got) == len(expected) and all(same(g, e) for g, e in zip(got, expected, strict=True))
 
 
+PACKAGE = os.path.dirname(mpicoll.__file__) + os.sep  # the folder of the clone may be called mpicoll, and have torch in it
+
+
 def entered() -> list[str]:
     """The functions of mpicoll that dynamo has compiled."""
     codes = [reference() for reference in torch._dynamo.convert_frame.input_codes.seen]
-    return [code.co_qualname for code in codes if code is not None and "/mpicoll/" in code.co_filename]
+    return [code.co_qualname for code in codes if code is not None and code.co_filename.startswith(PACKAGE)]
 
 
 def functional(x: Tensor, size: int, other: torch.dtype = torch.bfloat16) -> list[Tensor]:
