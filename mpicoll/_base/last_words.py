@@ -1,6 +1,6 @@
 """What a rank leaves to the monitor that `mpicoll.run` has put above it; nothing under another launcher.
 
-Through a pipe it says how it ends. `why`: the first line of an exception, the reason of an abort, or the exit status of sys.exit.
+Through a pipe it says how it ends. `why`: the `cause` of an exception, the reason of an abort, or the exit status of sys.exit.
 `returned`: the program has come to its end; without this word, exit status 0 is that of os._exit(0). `alone`: it has torch, and
 has neither made a group nor started MPI. `end`: why one of its processes ends it (`end_unless_caught`).
 
@@ -31,6 +31,8 @@ from mpicoll._base.errors import LaunchError
 from mpicoll._base.waits import MONITOR_S
 
 PIPE = "_MPICOLL_PIPE"  # for processes that the rank starts: its file descriptor of the pipe, and what that links to in /proc
+
+TRACEBACK = "Traceback (most recent call last):"  # a line of the message of an error from another process ends so
 
 LONGEST = 1000  # characters; a write to a pipe of up to 4096 bytes is one piece
 
@@ -120,17 +122,24 @@ def doing(text: str, blocking: Callable[[], Iterable[tuple[str, str]]] = tuple) 
 def why(text: str, status: int = 1) -> None:
     """Says why the rank is about to end with ``status``, which it may never reach: MPI_Finalize waits for the other ranks.
 
-    Adds the operation in which a thread still is, if the first line of ``text`` does not name it.
+    Adds the operation in which a thread still is, if the `cause` does not name it.
     """
-    lines = text.strip().splitlines()
-    line = lines[0] if lines else ""
+    line = cause(text)
     blocking = [] if (monitor := monitored()) is None else monitor.blocking()
     line += next((f"; it was in {words}" for operation, words in blocking if operation not in line), "")
     _write(f"why {status} {line[:LONGEST]}")
 
 
+def cause(text: str) -> str:
+    """The line of an error that says what happened: the first one, or what the last traceback within ``text`` ends in."""
+    lines = text.strip().splitlines()
+    inner = [place for place, line in enumerate(lines) if line.endswith(TRACEBACK)]
+    ends = [line for line in lines[inner[-1] + 1 :] if line[:1].strip()] if inner else []
+    return (ends or lines or [""])[0]
+
+
 def why_error(error: BaseException, status: int) -> None:
-    """Says the type and the first line of an uncaught exception."""
+    """Says the type of an uncaught exception, and what happened."""
     why(f"{type(error).__name__}: {error}".rstrip(": "), status)
 
 

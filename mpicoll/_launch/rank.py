@@ -179,8 +179,8 @@ def _print(error: BaseException) -> None:
 
 def _refusal_of_child(error: BaseException) -> str:
     """What mpicoll has refused to a process that the program has started by mp.spawn; empty: something else has failed."""
-    _, name, text = str(error).strip().rpartition("mpicoll.errors.LaunchError: ")
-    return f"LaunchError: {text}" if name and "\n" not in text and type(error).__name__ == "ProcessRaisedException" else ""
+    _, name, text = last_words.cause(str(error)).partition("mpicoll.errors.LaunchError: ")
+    return f"LaunchError: {text}" if name and type(error).__name__ == "ProcessRaisedException" else ""
 
 
 def _own_frames(trace: TracebackType | None) -> TracebackType | None:
