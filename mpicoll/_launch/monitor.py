@@ -14,7 +14,8 @@ supervisor breaks, that is, when the supervisor has died, or cannot be reached f
 died: Hydra goes on without its daemon on another host.
 
 Lines to the supervisor: `begin SECRET RANK SIZE PID HOST`, `why TIME STATUS TEXT`, `was SECONDS TEXT` (what the program was doing
-that long before its end: `mpicoll._base.last_words`), `ended TIME STATUS RETURNED`.
+that long before its end: `mpicoll._base.last_words`), `oom` (since it began, the kernel has killed a process for lack of memory),
+`ended TIME STATUS RETURNED`.
 Lines from it: `end` (SIGTERM, and SIGKILL after the grace), `kill`, `signal NUMBER` (for the program).
 """
 
@@ -86,6 +87,7 @@ class Monitor:
         self.address, port, self.secret, grace = words.split()
         self.port, self.grace_s = int(port), float(grace)
         self.began_s = began_s
+        self.oom_kills = linux.oom_kills()
         self.launcher = launcher  # mpiexec, or its daemon on this host
         self.status: int | None = None  # of the program, once it has ended; negative: its signal
         self.returned = False
@@ -118,6 +120,8 @@ class Monitor:
         well = self.status == 0 and self.returned
         if not well and (written := self.memory.read()) is not None:
             self._say(f"was {time.monotonic() - written.at_s:.1f} {written.text}")
+        if self.status == -signal.SIGKILL and linux.oom_kills() > self.oom_kills:
+            self._say("oom")
         self._say(f"ended {time.time_ns()} {self.status} {int(self.returned)}")
         if not well and (self.address != LOOPBACK or self._connection is None):  # else the supervisor removes them
             leftovers.remove(self.began_s)

@@ -40,6 +40,7 @@ class Rank:
     was: str = ""  # what it was doing, and how long before its end
     status: int | None = None  # negative: a signal
     returned: bool = False
+    oom: bool = False  # during its life the kernel has killed a process of its host or container for lack of memory
     alone: bool = False  # its program has used torch, and no other rank
     ended_at: int = 0
     lost: bool = False  # its connection broke before it reported an end
@@ -69,7 +70,8 @@ class Rank:
         if self.left_early():
             return "exit status 0 before the end of its program, by os._exit"
         assert self.status is not None
-        return f"killed by {signal_name(-self.status)}" if self.status < 0 else f"exit status {self.status}"
+        hint = " (out of memory?)" * self.oom
+        return f"killed by {signal_name(-self.status)}{hint}" if self.status < 0 else f"exit status {self.status}"
 
     def exit_status(self) -> int:
         return self.why_status if self.why else shell_status(self.status or 1)
@@ -211,8 +213,8 @@ class Reports:
         elif word == "why" and not rank.why:
             at, status, text = rest.split(" ", 2)
             rank.why, rank.why_at, rank.why_status = text, int(at), int(status)
-        elif word == "alone":
-            rank.alone = True
+        elif word in ("alone", "oom"):
+            setattr(rank, word, True)
         elif word == "was":
             seconds, text = rest.split(" ", 1)
             rank.was = f"{seconds} s before, {text}"
