@@ -2,7 +2,8 @@
 
 Through a pipe it says how it ends. `why`: the `cause` of an exception, the reason of an abort, or the exit status of sys.exit.
 `returned`: the program has come to its end; without this word, exit status 0 is that of os._exit(0). `alone`: it has torch, and
-has neither made a group nor started MPI. `end`: why one of its processes ends it (`end_unless_caught`).
+has neither made a group nor started MPI. `culprit`: another rank, of which `why` speaks. `end`: why one of its processes ends it
+(`end_unless_caught`).
 
 A rank that is killed cannot say anything. So about once a second it writes what it does to memory that outlives it (`doing`). The
 monitor reads it after the program has ended. The memory is one anonymous page, made before the monitor forks the program: it has
@@ -119,12 +120,15 @@ def doing(text: str, blocking: Callable[[], Iterable[tuple[str, str]]] = tuple) 
         monitor.blocking = blocking
 
 
-def why(text: str, status: int = 1) -> None:
+def why(text: str, status: int = 1, culprit: tuple[int, bool] | None = None) -> None:
     """Says why the rank is about to end with ``status``, which it may never reach: MPI_Finalize waits for the other ranks.
 
+    ``culprit``: the rank that ``text`` is about, if not this one, and whether the process of that rank had ended before.
     Adds the operation in which a thread still is, if the `cause` does not name it.
     """
     line = cause(text)
+    if culprit is not None:
+        _write(f"culprit {culprit[0]} {culprit[1]:d}")
     blocking = [] if (monitor := monitored()) is None else monitor.blocking()
     line += next((f"; it was in {words}" for operation, words in blocking if operation not in line), "")
     _write(f"why {status} {line[:LONGEST]}")

@@ -177,7 +177,7 @@ class Output:
             self._box = [*before, line]
             return b""
         if text in self._rules:
-            empty = before if before == [b"\n"] and (text == EQUALS or self._of_rank) else []  # Hydra's box has an empty line before it
+            empty = before if before == [b"\n"] and (text == EQUALS or self._of_rank) else []  # Hydra: an empty line is before it
             self._box = [*empty, line]
             return b"" if empty else b"".join(before)
         if line == b"\n" and not begun:

@@ -13,9 +13,9 @@ The program never outlives the job: it gets SIGKILL when its monitor dies; and t
 supervisor breaks, that is, when the supervisor has died, or cannot be reached for about 11 s; and when the monitor's parent has
 died: Hydra goes on without its daemon on another host.
 
-Lines to the supervisor: `begin SECRET RANK SIZE PID HOST`, `why TIME STATUS TEXT`, `was SECONDS TEXT` (what the program was doing
-that long before its end: `mpicoll._base.last_words`), `oom` (since it began, the kernel has killed a process for lack of memory),
-`ended TIME STATUS RETURNED`.
+Lines to the supervisor: `begin SECRET RANK SIZE PID HOST`, `culprit RANK ENDED` and `why TIME STATUS TEXT`, `was SECONDS TEXT`
+(what the program was doing that long before its end: `mpicoll._base.last_words`), `oom` (while it ran, the kernel has killed a
+process for lack of memory), `ended TIME STATUS RETURNED`.
 Lines from it: `end` (SIGTERM, and SIGKILL after the grace), `kill`, `signal NUMBER` (for the program).
 """
 
@@ -164,8 +164,8 @@ class Monitor:
             word, _, text = line.decode(errors="replace").partition(" ")
             if word == "returned":
                 self.returned = True
-            elif word == "alone":
-                self._say("alone")
+            elif word in ("alone", "culprit"):
+                self._say(f"{word} {text}")
             else:
                 self._say(f"why {time.time_ns()} {text}")
                 if word == "end":

@@ -15,7 +15,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mpicoll._launch import linux
 from mpicoll._launch.banners import Fatal
@@ -37,6 +37,7 @@ class Rank:
     why: str = ""
     why_at: int = 0
     why_status: int = 1
+    culprit: tuple[int, bool] | None = None  # another rank that ``why`` is about; whether its process had ended before
     was: str = ""  # what it was doing, and how long before its end
     status: int | None = None  # negative: a signal
     returned: bool = False
@@ -138,6 +139,8 @@ class Reports:
         that may report first.
         """
         first = min((rank for rank in self.ranks.values() if rank.failed() or rank.left_early()), key=Rank.at, default=None)
+        if first is not None and first.culprit is not None:
+            return self._culprit(first, *first.culprit)
         aborted = None if fatal is None else self.ranks.get(fatal.rank)
         if fatal and aborted and first and not first.why and first.status in (fatal.status, aborted.status):
             hint = "the calls of the ranks differ, and with MPICOLL_CHECK=1 both are named" if "truncated" in fatal.text else ""
@@ -147,6 +150,15 @@ class Reports:
             return first
         causes = [rank for rank in self.ranks.values() if rank.was_killed() and rank.ended_at < first.ended_at + SOON_NS]
         return min(causes, key=Rank.at, default=first)
+
+    def _culprit(self, first: Rank, number: int, ended: bool) -> Rank:
+        """The rank that ``first`` has waited for: with its own failure if it had ended, else with what ``first`` says.
+
+        Its monitor may report later: on a busy host, or where many ranks wait and never leave the cores.
+        """
+        rank = self.ranks.get(number) or Rank(number, 0, "")
+        own = ended and rank.status is not None and (rank.failed() or rank.left_early())
+        return rank if own else replace(rank, why=first.why, why_at=first.why_at, why_status=first.why_status)
 
     def tell(self, word: str) -> None:
         """Sends ``end``, ``kill`` or ``signal NUMBER`` to every monitor."""
@@ -215,6 +227,9 @@ class Reports:
             rank.why, rank.why_at, rank.why_status = text, int(at), int(status)
         elif word in ("alone", "oom"):
             setattr(rank, word, True)
+        elif word == "culprit" and not rank.why:
+            culprit, ended = rest.split()
+            rank.culprit = int(culprit), ended == "1"
         elif word == "was":
             seconds, text = rest.split(" ", 1)
             rank.was = f"{seconds} s before, {text}"

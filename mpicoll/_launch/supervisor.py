@@ -254,7 +254,8 @@ class _Job:
         if self.told_by and (first is None or first.at() >= self.told_at):
             return Outcome(128 + self.told_by, f"ended by {signal_name(self.told_by)}", self.told_by, explained=self._is_told(""))
         if first is not None:
-            text = f"rank {first.number} of {self.reports.size} on {first.host}: {first.how()}"
+            on_host = f" on {first.host}" if first.host else ""
+            text = f"rank {first.number} of {self.reports.size}{on_host}: {first.how()}"
             return Outcome(first.exit_status(), text, self.told_by, explained=self._is_told(first.why), first=first)
         if not failed:
             return Outcome(0, "", alone=len(ranks) if len(ranks) > 1 and all(rank.alone for rank in ranks.values()) else 0)

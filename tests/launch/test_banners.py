@@ -154,7 +154,7 @@ def test_errors_of_several_lines() -> None:
 
 
 def test_the_empty_lines_of_a_traceback() -> None:
-    """A chain has them in the middle, and the errors of workers of a DataLoader at the end. Of a rank that says the same: none."""
+    """A chain has them in the middle, and the error of a DataLoader's worker at the end. Of a rank that says the same: none."""
     errors, cause = Output(-1), b"[rank%d]: KeyError: 1\n\n[rank%d]: During handling of the above exception, ...\n\n"
     chain = [traceback_of(rank, "a") + cause % (rank, rank) + traceback_of(rank, "b") + b"\n" for rank in (0, 1)]
     assert errors.sort(chain[0]) == chain[0][:-1]

@@ -2,8 +2,8 @@
 
 import os
 import signal
-import subprocess
 import socket
+import subprocess
 import sys
 from pathlib import Path
 

@@ -364,3 +364,17 @@ def test_each_rank_of_an_mpiexec_starts_a_job(by: str, tmp_path: Path) -> None:
     assert done.returncode != 0
     assert done.stderr.count("mpicoll.run: this is rank 0 of 4 of mpi") == 1, done.stderr
     assert not (tmp_path / "started").exists()
+
+
+@BY_FAKES
+@pytest.mark.parametrize(("ranks", "culprit", "first"), [(48, 31, 23), (200, 0, 199), (1000, 999, 3)])
+def test_one_of_many_ranks_is_killed_and_another_one_is_faster_to_say_so(
+    ranks: int, culprit: int, first: int, by: str, tmp_path: Path
+) -> None:
+    """On 2 cores with 48 ranks of MPICH, each of the 47 that waited named itself before the monitor of the killed one had run."""
+    mpiexec = tmp_path / "mpiexec"
+    mpiexec.write_text(f"#!/bin/sh\nexec {sys.executable} -IS {jobs.FAKE.with_name('scripts')}/many_ranks.py $@\n")
+    mpiexec.chmod(0o755)
+    done = run(tmp_path, "--quiet", "-n", str(ranks), "--no-python", "true", str(ranks), str(culprit), str(first), by=by)
+    said = f"mpicoll.run: rank {culprit} of {ranks} on node{culprit % 4}: killed by SIGKILL; 0.5 s before, it computed\n"
+    assert (done.returncode, done.stderr) == (137, said)
