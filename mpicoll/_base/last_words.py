@@ -1,9 +1,9 @@
 """What a rank leaves to the monitor that `mpicoll.run` has put above it; nothing under another launcher.
 
 Through a pipe it says how it ends. `why`: the `cause` of an exception, the reason of an abort, or the exit status of sys.exit.
-`returned`: the program has come to its end; without this word, exit status 0 is that of os._exit(0). `alone`: it has torch, and
-has neither made a group nor started MPI. `culprit`: another rank, of which `why` speaks. `end`: why one of its processes ends it
-(`end_unless_caught`).
+`culprit`: another rank, of which `why` speaks. `returned`: the program has come to its end; without this word, exit status 0 is
+that of _exit(0). `left`: the program calls os._exit(0). `alone`: it has torch, and has neither made a group nor started MPI.
+`end`: why one of its processes ends it (`end_unless_caught`).
 
 A rank that is killed cannot say anything. So about once a second it writes what it does to memory that outlives it (`doing`). The
 monitor reads it after the program has ended. The memory is one anonymous page, made before the monitor forks the program: it has
@@ -174,6 +174,11 @@ def returned(alone: bool = False) -> None:
     if alone:
         _write("alone")
     _write("returned")
+
+
+def left(mpi_runs: bool) -> None:
+    """Says that the program is about to end by os._exit(0), and whether MPI still runs in it."""
+    _write(f"left {mpi_runs:d}")
 
 
 def _write(line: str) -> None:

@@ -15,7 +15,7 @@ died: Hydra goes on without its daemon on another host.
 
 Lines to the supervisor: `begin SECRET RANK SIZE PID HOST`, `culprit RANK ENDED` and `why TIME STATUS TEXT`, `was SECONDS TEXT`
 (what the program was doing that long before its end: `mpicoll._base.last_words`), `oom` (while it ran, the kernel has killed a
-process for lack of memory), `ended TIME STATUS RETURNED`.
+process for lack of memory), `left RUNNING` (by os._exit(0); whether MPI still runs), `ended TIME STATUS RETURNED`.
 Lines from it: `end` (SIGTERM, and SIGKILL after the grace), `kill`, `signal NUMBER` (for the program).
 """
 
@@ -164,7 +164,7 @@ class Monitor:
             word, _, text = line.decode(errors="replace").partition(" ")
             if word == "returned":
                 self.returned = True
-            elif word in ("alone", "culprit"):
+            elif word in ("alone", "culprit", "left"):
                 self._say(f"{word} {text}")
             else:
                 self._say(f"why {time.time_ns()} {text}")

@@ -41,17 +41,19 @@ class Rank:
     was: str = ""  # what it was doing, and how long before its end
     status: int | None = None  # negative: a signal
     returned: bool = False
+    left: bool | None = None  # by os._exit(0); whether MPI still ran
     oom: bool = False  # during its life the kernel has killed a process of its host or container for lack of memory
     alone: bool = False  # its program has used torch, and no other rank
     ended_at: int = 0
     lost: bool = False  # its connection broke before it reported an end
 
     def failed(self) -> bool:
-        return self.lost or self.status not in (None, 0) or (self.status is None and self.why != "")
+        ended_ill = self.status not in (None, 0) or (self.status == 0 and bool(self.left))
+        return self.lost or ended_ill or (self.status is None and self.why != "")
 
     def left_early(self) -> bool:
-        """Whether it ended with status 0 before the end of its program, by os._exit(0)."""
-        return self.status == 0 and not self.returned
+        """Whether it ended with status 0 before the end of its program, by os._exit(0), and MPI may still have run."""
+        return self.status == 0 and not self.returned and self.left is not False
 
     def was_killed(self) -> bool:
         """Whether it ended by a signal other than SIGTERM, by which launchers end a job."""
@@ -69,7 +71,7 @@ class Rank:
 
     def _end(self) -> str:
         if self.left_early():
-            return "exit status 0 before the end of its program, by os._exit"
+            return "exit status 0 before the end of its program, by os._exit" + ", without MPI_Finalize" * bool(self.left)
         assert self.status is not None
         hint = " (out of memory?)" * self.oom
         return f"killed by {signal_name(-self.status)}{hint}" if self.status < 0 else f"exit status {self.status}"
@@ -225,6 +227,8 @@ class Reports:
         elif word == "why" and not rank.why:
             at, status, text = rest.split(" ", 2)
             rank.why, rank.why_at, rank.why_status = text, int(at), int(status)
+        elif word == "left":
+            rank.left = rest == "1"
         elif word in ("alone", "oom"):
             setattr(rank, word, True)
         elif word == "culprit" and not rank.why:
