@@ -14,6 +14,7 @@ from torch.compiler import is_dynamo_compiling
 from torch.distributed import GroupMember, ProcessGroup, distributed_c10d
 from torch.nn import Parameter
 
+from mpicoll._base.errors import LaunchError
 from mpicoll._base.torch_errors import GroupDestroyed
 from mpicoll._c10d import dynamo, hooks, register, torch_world
 from mpicoll._c10d.hooks import found as _found
@@ -90,9 +91,11 @@ def init_process_group(
     try:
         # Only what is given is passed on: a program may have wrapped this function, with fewer parameters.
         torch.distributed.init_process_group("mpi" if backend is None else backend, **given, **more)
-    except BaseException:
+    except BaseException as error:
         if comm is not None and not distributed_c10d.is_initialized():
             runtime.stop()
+        if isinstance(error, LaunchError):
+            raise error.with_traceback(None) from None
         raise
 
 

@@ -262,3 +262,14 @@ def address_towards(hosts: Iterable[str]) -> str:
         except OSError:
             continue
     return LOOPBACK
+
+
+def unknown_hosts(hosts: Iterable[str]) -> list[str]:
+    """A sentence for each of these hosts of which no address is known here."""
+    said = []
+    for host in hosts:
+        try:
+            socket.getaddrinfo(host, None)
+        except (OSError, UnicodeError) as error:
+            said.append(f"host {host!r}: {getattr(error, 'strerror', None) or 'no name of a host'}")
+    return said

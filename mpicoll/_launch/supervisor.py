@@ -40,7 +40,7 @@ from mpicoll._base.launcher import SUPERVISOR
 from mpicoll._base.waits import GONE_S, KILL_S, LAST_REPORTS_S, LEFT_BEHIND_S, SETTLE_S, SHORT_LOOK_S, STOP_S
 from mpicoll._launch import banners, leftovers, linux
 from mpicoll._launch.job import Plan
-from mpicoll._launch.reports import Rank, Reports, address_towards, shell_status, signal_name
+from mpicoll._launch.reports import Rank, Reports, address_towards, shell_status, signal_name, unknown_hosts
 
 NOT_STARTED = 213  # of Open MPI's mpiexec: 256 - 43, PRTE_ERR_SILENT; also for options that it does not know
 
@@ -260,7 +260,7 @@ class _Job:
         if not failed:
             return Outcome(0, "", alone=len(ranks) if len(ranks) > 1 and all(rank.alone for rank in ranks.values()) else 0)
         how = f"killed by {signal_name(-status)}" if status < 0 else f"exit status {status}"
-        began = "no rank said why" if ranks else "no rank began"
+        began = "no rank said why" if ranks else "; ".join(["no rank began", *unknown_hosts(self.plan.other_hosts)])
         return Outcome(shell_status(status), f"mpiexec: {how}; {began}", begun=bool(ranks))
 
     def _is_told(self, why: str) -> bool:
