@@ -145,8 +145,8 @@ def split_group(
         raise ValueError(f"split_group: a part of split_ranks {[list(part) for part in split_ranks]} is empty")
     if len(set(named)) != len(named):
         raise ValueError(f"split_group: split_ranks {[list(part) for part in split_ranks]} name a rank twice")
-    if min(named) < 0 or max(named) >= parent.size:
-        raise ValueError(f"split_group: split_ranks name rank {max(named)}; the parent has ranks 0 to {parent.size - 1}")
+    for rank in named:
+        checks.group_rank("split_group", "one of split_ranks", rank, parent.size)
     mine = next((part for part in split_ranks if parent.rank in part), None)
     if mine is None:
         return None
@@ -394,10 +394,7 @@ def _peer(ranks: tuple[int, ...], operation: str, what: str, global_rank: Any, g
         return group_rank
     if global_rank is None:
         raise ValueError(f"{operation}: {what} (a global rank) or group_{what} must be given")
-    rank = checks.integer(operation, what, global_rank)
-    if rank not in ranks:
-        raise ValueError(f"{operation}: {what}: global rank {rank} is not in the group, which has ranks {list(ranks)}")
-    return ranks.index(rank)
+    return checks.global_rank(operation, what, global_rank, ranks)
 
 
 dynamo.skip_frames(__name__)

@@ -69,6 +69,34 @@ def test_what_a_program_prints_that_cannot_start(code: str, environ: dict[str, s
     assert remedy in lines[-1]
 
 
+ALONE = """
+import torch, torch.distributed, mpicoll
+from mpicoll import nn
+mpicoll.init_process_group()
+tensor = torch.ones(1)
+calls = [lambda: nn.functional.broadcast(tensor, src=1), lambda: mpicoll.split_group(split_ranks=[[0, 1]])]
+for dist in torch.distributed, mpicoll:
+    calls += [
+        lambda: dist.send(tensor, 1), lambda: dist.recv(tensor, 1), lambda: dist.isend(tensor, 1), lambda: dist.irecv(tensor, 1),
+        lambda: dist.broadcast(tensor, 1), lambda: dist.reduce(tensor, 1), lambda: dist.gather(tensor, None, 1),
+        lambda: dist.scatter(tensor, None, 1), lambda: dist.new_group([0, 1]), lambda: dist.send(tensor, group_dst=1),
+    ]
+    for call in calls:
+        try:
+            call()
+        except ValueError as error:
+            assert str(error).endswith("start two ranks, say, by `python -m mpicoll.run -n 2 script.py`"), error
+        else:
+            raise AssertionError
+print("well")
+"""
+
+
+def test_a_forgotten_launcher_is_named_where_a_rank_is_missing() -> None:
+    done = alone(ALONE)
+    assert done.stdout == "well\n", done.stderr
+
+
 @pytest.mark.parametrize("by", jobs.FAKES)
 def test_a_host_that_is_not_known_is_named(by: str, tmp_path: Path) -> None:
     mpiexec = tmp_path / "mpiexec"
