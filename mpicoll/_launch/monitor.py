@@ -29,14 +29,16 @@ from typing import TYPE_CHECKING
 
 from mpicoll._base import last_words
 from mpicoll._base.launcher import SUPERVISOR, detect
-from mpicoll._base.waits import CONNECT_S
+from mpicoll._base.waits import CONNECT_S, FORWARDING_S
 from mpicoll._launch import leftovers, linux
 
 if TYPE_CHECKING:
     import selectors
     import socket
+    import threading
 
 LOOPBACK = "127.0.0.1"
+PIPED = " piped"  # at the end of `SUPERVISOR`: standard output of `mpicoll run` is no terminal
 # Signals that a launcher sends to the process group of a rank, or a terminal to its job: meant for the program.
 FOR_THE_PROGRAM = frozenset(
     getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGALRM")
@@ -53,11 +55,16 @@ def start() -> None:
     answered, answer = os.pipe()
     memory = last_words.Memory()
     monitor, launcher = os.getpid(), os.getppid()
+    piped = os.pipe() if words.endswith(PIPED) and os.isatty(1) else None
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, FOR_THE_PROGRAM)  # one would end the monitor before it ignores them
     child = os.fork()
     if child == 0:
         os.close(told)
         os.close(answer)
+        if piped is not None:
+            os.dup2(piped[1], 1)
+            for end in piped:
+                os.close(end)
         linux.end_with_parent(monitor, signal.SIGKILL)
         last_words.use(tell, answered, launcher, memory)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
@@ -67,11 +74,37 @@ def start() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     os.close(tell)
     os.close(answered)
+    passing = None if piped is None else _pass_on(*piped)
     status = 1
     try:
-        status = Monitor(child, (told, answer), memory, words, began_s, launcher).run()
+        watch = Monitor(child, (told, answer), memory, words, began_s, launcher)
+        status = watch.run()
+        if passing is not None:
+            passing.join(FORWARDING_S if watch.told_to_end else None)
+        if watch.told_to_end and os.getpgid(0) == os.getpid():
+            os.killpg(0, signal.SIGKILL)  # processes that the program has started
     finally:
         _end_as(status)
+
+
+def _pass_on(source: int, end: int) -> threading.Thread:
+    """Passes on what the program writes into this pipe to our standard output, which Open MPI's mpiexec has made a terminal."""
+    import threading
+
+    os.close(end)
+    target = os.dup(1)
+
+    def pass_on() -> None:
+        with contextlib.suppress(OSError):  # nobody reads it any more; then the program learns it as from any pipe
+            while data := os.read(source, 1 << 16):
+                while data:
+                    data = data[os.write(target, data) :]
+        os.close(target)
+        os.close(source)
+
+    thread = threading.Thread(target=pass_on, daemon=True)
+    thread.start()
+    return thread
 
 
 class Monitor:
@@ -84,7 +117,7 @@ class Monitor:
         self, child: int, pipes: tuple[int, int], memory: last_words.Memory, words: str, began_s: float, launcher: int
     ) -> None:
         self.child, (self.told, self.answer), self.memory = child, pipes, memory
-        self.address, port, self.secret, grace = words.split()
+        self.address, port, self.secret, grace, *_ = words.split()
         self.port, self.grace_s = int(port), float(grace)
         self.began_s = began_s
         self.oom_kills = linux.oom_kills()
@@ -127,8 +160,6 @@ class Monitor:
             leftovers.remove(self.began_s)
         if self._connection is not None:
             self._connection.close()
-        if self.told_to_end and os.getpgid(0) == os.getpid():
-            os.killpg(0, signal.SIGKILL)  # processes that the program has started
         return self.status
 
     def _watch_child(self, selector: selectors.BaseSelector) -> None:

@@ -40,6 +40,7 @@ from mpicoll._base.launcher import SUPERVISOR
 from mpicoll._base.waits import GONE_S, KILL_S, LAST_REPORTS_S, LEFT_BEHIND_S, SETTLE_S, SHORT_LOOK_S, STOP_S
 from mpicoll._launch import banners, leftovers, linux
 from mpicoll._launch.job import Plan
+from mpicoll._launch.monitor import PIPED
 from mpicoll._launch.reports import Rank, Reports, address_towards, shell_status, signal_name, unknown_hosts
 
 NOT_STARTED = 213  # of Open MPI's mpiexec: 256 - 43, PRTE_ERR_SILENT; also for options that it does not know
@@ -119,7 +120,10 @@ class _Job:
         secret = secrets.token_hex(16)
         address = address_towards(self.plan.other_hosts)
         self.reports = Reports(self.selector, address, secret)
-        environ = {**environ, SUPERVISOR: f"{address} {self.reports.port} {secret} {self.grace_s:g}"}
+        environ = {
+            **environ,
+            SUPERVISOR: f"{address} {self.reports.port} {secret} {self.grace_s:g}{'' if os.isatty(1) else PIPED}",
+        }
         me = os.getpid()
 
         def in_child() -> None:

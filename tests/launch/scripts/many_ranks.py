@@ -11,7 +11,7 @@ import sys
 ranks, culprit, first = map(int, sys.argv[-3:])
 soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-address, port, secret, _ = os.environ["_MPICOLL_SUPERVISOR"].split()
+address, port, secret, *_ = os.environ["_MPICOLL_SUPERVISOR"].split()
 monitors = []
 for rank in range(ranks):
     monitors.append(socket.create_connection((address, int(port))))
