@@ -9,9 +9,10 @@ A rank that is killed cannot say anything. So about once a second it writes what
 monitor reads it after the program has ended. The memory is one anonymous page, made before the monitor forks the program: it has
 no name and no file descriptor, and a program that the rank starts does not have it.
 
-    place 0, place 1     checksum | number of the write | time | bytes | text
+    place 1: time | bytes | text     place 2: time | bytes | text     number of the place that is written, 0 at first
 
-Writes go to the two places in turn. So a program that is killed while it writes leaves the text before.
+Writes go to the two places in turn, and their number is written last. So a program that is killed while it writes leaves the text
+before.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ import select
 import struct
 import sys
 import time
-import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -38,10 +38,9 @@ TRACEBACK = "Traceback (most recent call last):"  # a line of the message of an 
 LONGEST = 1000  # characters; a write to a pipe of up to 4096 bytes is one piece
 
 NBYTES = 4096
-_PLACE = NBYTES // 2  # bytes
-_CHECKSUM = struct.Struct("=I")  # of all that follows
-_HEADER = struct.Struct("=QdI")  # number of the write; when, by the clock that the processes of a host share; bytes of the text
-MOST = _PLACE - _CHECKSUM.size - _HEADER.size  # bytes of a text
+_PLACE = NBYTES // 2 - 1  # bytes
+_HEADER = struct.Struct("=dI")  # when, by the clock that the processes of a host share; bytes of the text
+MOST = _PLACE - _HEADER.size  # bytes of a text
 
 
 class Written(NamedTuple):
@@ -56,28 +55,22 @@ class Memory:
 
     def __init__(self) -> None:
         self._memory = mmap.mmap(-1, NBYTES)
-        self._number = 0  # of writes
 
     def write(self, text: str) -> None:
         """Replaces the text. Cuts a longer one than MOST."""
-        self._number += 1
+        place = 2 if self._memory[-1] == 1 else 1
         data = text.encode(errors="replace")[:MOST]
-        body = _HEADER.pack(self._number, time.monotonic(), len(data)) + data
-        first = self._number % 2 * _PLACE
-        self._memory[first : first + _CHECKSUM.size + len(body)] = _CHECKSUM.pack(zlib.crc32(body)) + body
+        body, first = _HEADER.pack(time.monotonic(), len(data)) + data, (place - 1) * _PLACE
+        self._memory[first : first + len(body)] = body
+        self._memory[-1] = place
 
     def read(self) -> Written | None:
         """Returns the last complete text; None if there is none."""
-        written = dict(filter(None, (self._read(place * _PLACE) for place in (0, 1))))
-        return written[max(written)] if written else None
-
-    def _read(self, first: int) -> tuple[int, Written] | None:
-        (checksum,) = _CHECKSUM.unpack_from(self._memory, first)
-        body = self._memory[first + _CHECKSUM.size : first + _PLACE]
-        number, at_s, nbytes = _HEADER.unpack_from(body)
-        if zlib.crc32(body[: _HEADER.size + nbytes]) != checksum:
+        if (place := self._memory[-1]) == 0:
             return None
-        return number, Written(at_s, body[_HEADER.size : _HEADER.size + nbytes].decode(errors="replace"))
+        at_s, nbytes = _HEADER.unpack_from(self._memory, (place - 1) * _PLACE)
+        first = (place - 1) * _PLACE + _HEADER.size
+        return Written(at_s, self._memory[first : first + nbytes].decode(errors="replace"))
 
 
 @dataclass
