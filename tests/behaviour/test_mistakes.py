@@ -135,6 +135,21 @@ def test_the_last_line(mistake: str, tmp_path: Path) -> None:
     ended(tmp_path, rank, what, "-c", HEAD + program)
 
 
+@pytest.mark.parametrize(
+    ("what", "cause"),
+    [
+        ("time.sleep(60)", f"has not come to all_reduce: {LAST}. On rank 0 all_reduce {TIMEOUT}"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "killed by SIGKILL.*"),
+    ],
+)
+def test_of_many_ranks_that_wait_one_speaks(what: str, cause: str, tmp_path: Path) -> None:
+    """Each of 47 ranks printed three lines, before mpiexec had noticed that one had been killed."""
+    program = HEAD + f"if rank == 2: {what}\ndist.all_reduce(one)"
+    said = run(tmp_path, "--quiet", "-n", "5", "-c", program, OMP_NUM_THREADS="1").stderr.splitlines()
+    assert re.fullmatch(rf"mpicoll\.run: rank 2 of 5 on \S+: {cause}", said[-1]), "\n".join(said)
+    assert len(said) <= 6, "\n".join(said)
+
+
 OWN_RANKS = """
 import torch.multiprocessing as mp, torch.distributed as dist
 def work(rank):
