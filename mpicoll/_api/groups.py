@@ -14,6 +14,7 @@ from torch.compiler import is_dynamo_compiling
 from torch.distributed import GroupMember, ProcessGroup, distributed_c10d
 from torch.nn import Parameter
 
+from mpicoll._base.errors import LaunchError
 from mpicoll._base.torch_errors import GroupDestroyed
 from mpicoll._c10d import dynamo, hooks, register, torch_world
 from mpicoll._c10d.hooks import found as _found
@@ -90,9 +91,11 @@ def init_process_group(
     try:
         # Only what is given is passed on: a program may have wrapped this function, with fewer parameters.
         torch.distributed.init_process_group("mpi" if backend is None else backend, **given, **more)
-    except BaseException:
+    except BaseException as error:
         if comm is not None and not distributed_c10d.is_initialized():
             runtime.stop()
+        if isinstance(error, LaunchError):
+            raise error.with_traceback(None) from None
         raise
 
 
@@ -142,8 +145,8 @@ def split_group(
         raise ValueError(f"split_group: a part of split_ranks {[list(part) for part in split_ranks]} is empty")
     if len(set(named)) != len(named):
         raise ValueError(f"split_group: split_ranks {[list(part) for part in split_ranks]} name a rank twice")
-    if min(named) < 0 or max(named) >= parent.size:
-        raise ValueError(f"split_group: split_ranks name rank {max(named)}; the parent has ranks 0 to {parent.size - 1}")
+    for rank in named:
+        checks.group_rank("split_group", "one of split_ranks", rank, parent.size)
     mine = next((part for part in split_ranks if parent.rank in part), None)
     if mine is None:
         return None
@@ -391,10 +394,7 @@ def _peer(ranks: tuple[int, ...], operation: str, what: str, global_rank: Any, g
         return group_rank
     if global_rank is None:
         raise ValueError(f"{operation}: {what} (a global rank) or group_{what} must be given")
-    rank = checks.integer(operation, what, global_rank)
-    if rank not in ranks:
-        raise ValueError(f"{operation}: {what}: global rank {rank} is not in the group, which has ranks {list(ranks)}")
-    return ranks.index(rank)
+    return checks.global_rank(operation, what, global_rank, ranks)
 
 
 dynamo.skip_frames(__name__)

@@ -1,16 +1,18 @@
 """What a rank leaves to the monitor that `mpicoll.run` has put above it; nothing under another launcher.
 
-Through a pipe it says how it ends. `why`: the first line of an exception, the reason of an abort, or the exit status of sys.exit.
-`returned`: the program has come to its end; without this word, exit status 0 is that of os._exit(0). `alone`: it has torch, and
-has neither made a group nor started MPI. `end`: why one of its processes ends it (`end_unless_caught`).
+Through a pipe it says how it ends. `why`: the `cause` of an exception, the reason of an abort, or the exit status of sys.exit.
+`culprit`: another rank, of which `why` speaks. `returned`: the program has come to its end; without this word, exit status 0 is
+that of _exit(0). `left`: the program calls os._exit(0). `alone`: it has torch, and has neither made a group nor started MPI.
+`end`: why one of its processes ends it (`end_unless_caught`).
 
 A rank that is killed cannot say anything. So about once a second it writes what it does to memory that outlives it (`doing`). The
 monitor reads it after the program has ended. The memory is one anonymous page, made before the monitor forks the program: it has
 no name and no file descriptor, and a program that the rank starts does not have it.
 
-    place 0, place 1     checksum | number of the write | time | bytes | text
+    place 1: time | bytes | text     place 2: time | bytes | text     number of the place that is written, 0 at first
 
-Writes go to the two places in turn. So a program that is killed while it writes leaves the text before.
+Writes go to the two places in turn, and their number is written last. So a program that is killed while it writes leaves the text
+before.
 """
 
 from __future__ import annotations
@@ -22,7 +24,6 @@ import select
 import struct
 import sys
 import time
-import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -32,13 +33,14 @@ from mpicoll._base.waits import MONITOR_S
 
 PIPE = "_MPICOLL_PIPE"  # for processes that the rank starts: its file descriptor of the pipe, and what that links to in /proc
 
+TRACEBACK = "Traceback (most recent call last):"  # a line of the message of an error from another process ends so
+
 LONGEST = 1000  # characters; a write to a pipe of up to 4096 bytes is one piece
 
 NBYTES = 4096
-_PLACE = NBYTES // 2  # bytes
-_CHECKSUM = struct.Struct("=I")  # of all that follows
-_HEADER = struct.Struct("=QdI")  # number of the write; when, by the clock that the processes of a host share; bytes of the text
-MOST = _PLACE - _CHECKSUM.size - _HEADER.size  # bytes of a text
+_PLACE = NBYTES // 2 - 1  # bytes
+_HEADER = struct.Struct("=dI")  # when, by the clock that the processes of a host share; bytes of the text
+MOST = _PLACE - _HEADER.size  # bytes of a text
 
 
 class Written(NamedTuple):
@@ -53,28 +55,22 @@ class Memory:
 
     def __init__(self) -> None:
         self._memory = mmap.mmap(-1, NBYTES)
-        self._number = 0  # of writes
 
     def write(self, text: str) -> None:
         """Replaces the text. Cuts a longer one than MOST."""
-        self._number += 1
+        place = 2 if self._memory[-1] == 1 else 1
         data = text.encode(errors="replace")[:MOST]
-        body = _HEADER.pack(self._number, time.monotonic(), len(data)) + data
-        first = self._number % 2 * _PLACE
-        self._memory[first : first + _CHECKSUM.size + len(body)] = _CHECKSUM.pack(zlib.crc32(body)) + body
+        body, first = _HEADER.pack(time.monotonic(), len(data)) + data, (place - 1) * _PLACE
+        self._memory[first : first + len(body)] = body
+        self._memory[-1] = place
 
     def read(self) -> Written | None:
         """Returns the last complete text; None if there is none."""
-        written = dict(filter(None, (self._read(place * _PLACE) for place in (0, 1))))
-        return written[max(written)] if written else None
-
-    def _read(self, first: int) -> tuple[int, Written] | None:
-        (checksum,) = _CHECKSUM.unpack_from(self._memory, first)
-        body = self._memory[first + _CHECKSUM.size : first + _PLACE]
-        number, at_s, nbytes = _HEADER.unpack_from(body)
-        if zlib.crc32(body[: _HEADER.size + nbytes]) != checksum:
+        if (place := self._memory[-1]) == 0:
             return None
-        return number, Written(at_s, body[_HEADER.size : _HEADER.size + nbytes].decode(errors="replace"))
+        at_s, nbytes = _HEADER.unpack_from(self._memory, (place - 1) * _PLACE)
+        first = (place - 1) * _PLACE + _HEADER.size
+        return Written(at_s, self._memory[first : first + nbytes].decode(errors="replace"))
 
 
 @dataclass
@@ -117,20 +113,30 @@ def doing(text: str, blocking: Callable[[], Iterable[tuple[str, str]]] = tuple) 
         monitor.blocking = blocking
 
 
-def why(text: str, status: int = 1) -> None:
+def why(text: str, status: int = 1, culprit: tuple[int, bool] | None = None) -> None:
     """Says why the rank is about to end with ``status``, which it may never reach: MPI_Finalize waits for the other ranks.
 
-    Adds the operation in which a thread still is, if the first line of ``text`` does not name it.
+    ``culprit``: the rank that ``text`` is about, if not this one, and whether the process of that rank had ended before.
+    Adds the operation in which a thread still is, if the `cause` does not name it.
     """
-    lines = text.strip().splitlines()
-    line = lines[0] if lines else ""
+    line = cause(text)
+    if culprit is not None:
+        _write(f"culprit {culprit[0]} {culprit[1]:d}")
     blocking = [] if (monitor := monitored()) is None else monitor.blocking()
     line += next((f"; it was in {words}" for operation, words in blocking if operation not in line), "")
     _write(f"why {status} {line[:LONGEST]}")
 
 
+def cause(text: str) -> str:
+    """The line of an error that says what happened: the first one, or what the last traceback within ``text`` ends in."""
+    lines = text.strip().splitlines()
+    inner = [place for place, line in enumerate(lines) if line.endswith(TRACEBACK)]
+    ends = [line for line in lines[inner[-1] + 1 :] if line[:1].strip()] if inner else []
+    return (ends or lines or [""])[0]
+
+
 def why_error(error: BaseException, status: int) -> None:
-    """Says the type and the first line of an uncaught exception."""
+    """Says the type of an uncaught exception, and what happened."""
     why(f"{type(error).__name__}: {error}".rstrip(": "), status)
 
 
@@ -161,6 +167,11 @@ def returned(alone: bool = False) -> None:
     if alone:
         _write("alone")
     _write("returned")
+
+
+def left(mpi_runs: bool) -> None:
+    """Says that the program is about to end by os._exit(0), and whether MPI still runs in it."""
+    _write(f"left {mpi_runs:d}")
 
 
 def _write(line: str) -> None:

@@ -96,6 +96,14 @@ def started_by_mpi(environ: Mapping[str, str] = os.environ) -> bool:
     return launch is not None and TORCHRUN_MARK not in environ and (launch.launcher, launch.size) != ("slurm", 1)
 
 
+def if_alone(environ: Mapping[str, str] = os.environ) -> str:
+    """For an error about a rank that does not exist: what to type if this process is a world of one; otherwise empty."""
+    launch = detect(environ)
+    if launch is not None and launch.size > 1:
+        return ""
+    return "; this process is a world of one: start two ranks, say, by `python -m mpicoll.run -n 2 script.py`"
+
+
 def provide_torch_variables(environ: MutableMapping[str, str] = os.environ) -> None:
     """Sets `TORCH_VARIABLES` where they are unset, as torchrun does.
 

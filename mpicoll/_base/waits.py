@@ -37,6 +37,7 @@ ASK_AFTER_S = _scaled(1.0)  # until a rank asks others; shorter if a group's tim
 PATIENCE_S = _scaled(3.0)  # until a rank names the missing; ranks of a healthy job are never level
 MOST_PATIENCE_S = _scaled(300.0)  # between two such lines of one group
 SILENT_S = _scaled(2.5, least_s=1.5)  # until no answer is a sign: a rank that runs answers within two looks
+LEAD_S = _scaled(3.0, least_s=1.5)  # of the lowest rank that waits: it ends the job, and the others need not say the same
 STACK_S = _scaled(1.5, least_s=0.7)  # for other ranks to show where they are, before the job ends
 BOARD_S = 5.0  # a collective stands on a board at least so long, in case another rank is late
 RAISES_S = _scaled(2.0, least_s=1.0)  # after an error on one rank: different calls may raise on the other one, too

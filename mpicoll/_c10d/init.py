@@ -108,6 +108,8 @@ def new_group(original: Callable[..., Any], arguments: dict[str, Any]) -> Any:
         return original(**arguments)  # raises torch's own error
     if hasattr(world, "check_connected"):  # a group of membership.py
         world.check_connected("new_group")
+    for rank in arguments.get("ranks") or () if world.size() == 1 else ():  # torch's error does not name the launcher
+        checks.global_rank("new_group", "ranks", rank, [0])
     requested = str(arguments.get("backend") or torch_world.backend_of(world))
     translated = names.translate(requested)
     assert translated is not None  # the wrapper asked

@@ -126,7 +126,8 @@ def _wrap() -> None:
         f"{patches.C10D}._new_group_with_tag", lambda original: wrapping.wrap(original, wrapping.GROUP_NAMES, _for_group)
     )
     patches.wrap(
-        f"{patches.C10D}._new_process_group_helper", lambda original: wrapping.wrap(original, wrapping.MEMBERS_NAMES, _for_members)
+        f"{patches.C10D}._new_process_group_helper",
+        lambda original: wrapping.wrap(original, wrapping.MEMBERS_NAMES, _for_members),
     )
     patches.wrap(f"{patches.C10D}.shrink_group", lambda original: wrapping.wrap(original, wrapping.SHRINK_NAMES, _for_shrink))
 

@@ -189,7 +189,11 @@ class MessageStore(Store):
         limit_s = (self.timeout if limit is None else limit).total_seconds() or math.inf  # type: ignore[attr-defined]
         if runtime.in_forked_child():
             raise runtime.forked_error()
-        question, backoff, request = Question(self._world, next(self._numbers), call, limit_s), Backoff.patient(), library.MPI.REQUEST_NULL
+        question, backoff, request = (
+            Question(self._world, next(self._numbers), call, limit_s),
+            Backoff.patient(),
+            library.MPI.REQUEST_NULL,
+        )
         late, while_it_leaves = time.monotonic() + limit_s, Backoff()
         self._check_open(call[0])
         if self._mpi.rank != 0:

@@ -14,10 +14,21 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+from mpicoll._base.errors import LaunchError
+
 # The order in which torch takes them (2.11 to 2.15; before that, too).
 WORLD_NAMES = ("backend", "init_method", "timeout", "world_size", "rank", "store", "group_name", "pg_options", "device_id")
 GROUP_NAMES = ("ranks", "timeout", "backend", "backend_options", "pg_tag", "use_local_synchronization", "group_desc", "device_id")
-MEMBERS_NAMES = ("group_size", "group_rank", "global_ranks_in_group", "backend", "store", "group_name", "backend_options", "timeout")
+MEMBERS_NAMES = (
+    "group_size",
+    "group_rank",
+    "global_ranks_in_group",
+    "backend",
+    "store",
+    "group_name",
+    "backend_options",
+    "timeout",
+)
 SHRINK_NAMES = ("ranks_to_exclude", "group", "shrink_flags", "pg_options")
 
 Arguments = dict[str, Any]
@@ -47,12 +58,14 @@ def wrap(
         running = names, threading.get_ident()
         if running in _under_way or unclear:  # torch raises its own error
             return original(*args, **kwargs)
-        handler = select(arguments)
-        if handler is None:
-            return _in_form(original, positional, **arguments)
-        _under_way.add(running)
         try:
+            handler = select(arguments)
+            if handler is None:
+                return _in_form(original, positional, **arguments)
+            _under_way.add(running)
             return handler(functools.partial(_in_form, original, positional), arguments)
+        except LaunchError as error:  # about the start of the program: none of our calls explains it
+            raise error.with_traceback(None) from None
         finally:
             _under_way.discard(running)
 

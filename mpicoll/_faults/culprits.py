@@ -62,12 +62,12 @@ def _absent(group: GroupState, rank: int, known: Rank) -> Absent:
         last = inquiries.last_call(*((0, 0, "", 0.0, 0) if seen is None else (*seen[:4], seen.left, seen.ending)))
     if state == RUNS:
         return Absent(rank, f"{last}; its process {known.pid} runs", seen is not None and bool(seen.ending))
-    return Absent(rank, f"its process {known.pid} {state}; up to a second before that {last}", state == ENDED)
+    return Absent(rank, f"its process {known.pid} {state}; up to a second before that {last}", state == ENDED, state == ENDED)
 
 
 def described(absent: Iterable[Absent], verb: str = "has not come") -> str:
     """Returns a sentence for each of these ranks; empty if there are none."""
-    return ". ".join(f"Rank {rank} {verb}: {words}" for rank, words, _ in absent)
+    return ". ".join(f"Rank {rank} {verb}: {words}" for rank, words, *_ in absent)
 
 
 def of_group(group: GroupState) -> str:

@@ -28,11 +28,12 @@ MOST_ASKED = 32  # questions of a rank about one group at one look
 
 
 class Absent(NamedTuple):
-    """A rank of the world that an operation waits for. ``never``: it will not come any more."""
+    """A rank of the world that an operation waits for. ``never``: it will not come any more. ``ended``: its process has ended."""
 
     rank: int
     words: str
     never: bool = False
+    ended: bool = False
 
 
 class _Wait:

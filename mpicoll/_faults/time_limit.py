@@ -112,8 +112,9 @@ def _end(limit: _Limit) -> None:
         abort.abort(f"{text}, although all of its ranks had come: one of them is stopped, or MPI hangs")
     absent = claim.absent()
     cause = f"rank {', '.join(map(str, absent))} has not started MPI" if absent else "not every rank has started MPI"
-    last_words.why(f"{text}: {cause}")
     launch = launcher.detect()
+    said = f"has not started MPI. On rank {launch and launch.rank} {text}" if absent else f"{text}: {cause}"
+    last_words.why(said, culprit=(absent[0], False) if absent else None)
     print(f"mpicoll: rank {launch and launch.rank}: {text}: {cause}; aborting the job", file=sys.stderr, flush=True)
     time.sleep(FORWARDING_S)
     os._exit(1)

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from mpicoll._base import facts
+from mpicoll._base import facts, waits
 from mpicoll._base.torch_errors import GroupDestroyed, OperationTimeout
 from mpicoll._base.waits import ASK_AFTER_S, BLOCKED_S, LOOK_S, MOST_PATIENCE_S, PATIENCE_S, SHORT_LOOK_S, STACK_S
 from mpicoll._faults import culprits, current_call, exit_handshake, inquiries, stacks
@@ -32,6 +32,9 @@ from mpicoll._faults.group_state import EVERYBODY, GroupState, Messages, Message
 from mpicoll._faults.inquiries import Absent
 from mpicoll._faults.ledger import UNKNOWN, Ledger, Mismatch
 from mpicoll._mpi import abort, errors, runtime, survivors
+
+MOST_SHOWN = 2  # ranks that show where they are, beside the one that ends the job
+MOST_BEFORE = 4  # ranks for which another one waits before it ends the job
 
 # Blocking messages under way, by thread: (operation, group, start time, group rank that it waits for, or None for any rank).
 # A thread writes only its own entry, and is in one message at a time. Collectives are in the history of their group.
@@ -191,7 +194,8 @@ class Watchdog:
                     _expire(each)
             elif waited_s > limit_s:
                 limit = f"{each.operation} exceeded the group's timeout of {limit_s:g} s"
-                _end(each, f"no end after {waited_s:.1f} s. {each.named()}", limit, each.absent())
+                after = f"no end after {waited_s:.1f} s"
+                _end(each, f"{after}. {each.named()}", limit, each.absent(), after)
         blocked = [each for each in waiting if now - each.since > BLOCKED_S and each.group.size > 1]
         for each in blocked:
             self._look_at_peers(each, now)
@@ -222,7 +226,8 @@ class Watchdog:
         """
         group, absent, waited_s = waiting.group, waiting.absent(), waiting.waited_s(now)
         if waiting.hopeless(absent) and not survivors.possible():
-            _give_up(waiting, waiting.named())
+            absent.sort(key=lambda each: not each.never)
+            _give_up(waiting, waiting.named(), absent)
             return
         wait = waiting.operation, waiting.since
         if not absent or group.named == wait or waited_s < group.patience_s:
@@ -261,7 +266,7 @@ class Watchdog:
                     if survivors.possible():
                         exit_handshake.ask(rank, Question("", DISMISSED))  # so that the others get PeerLost
                     else:
-                        _give_up(each, f"waits for rank {rank}, {answer.left}")
+                        _give_up(each, f"waits for rank {rank}, {answer.left}", [Absent(rank, answer.words, True)])
 
     def _ask(self, waiting: Sequence[Waiting], now: float) -> None:
         """Asks the ranks that calls wait for; of those on this node only whether their programs have ended."""
@@ -345,7 +350,7 @@ def _show_stacks(group: GroupState, what: str) -> None:
     stacks.show(f"rank {group.global_ranks[group.rank]} (group {group.name!r}): {what}")
 
 
-def _give_up(waiting: Waiting, what: str) -> None:
+def _give_up(waiting: Waiting, what: str, absent: Sequence[Absent]) -> None:
     """Fails what can never end. For a thread that is inside MPI the job ends."""
     group = waiting.group
     if waiting.work is not None:
@@ -353,16 +358,31 @@ def _give_up(waiting: Waiting, what: str) -> None:
     elif group.reconfigurable:
         group.fail(OperationTimeout(f"{group.where(waiting.operation)}: it can never end: {what}"))
     else:
-        _end(waiting, what, f"{waiting.operation} can never end")
+        _end(waiting, what, f"{waiting.operation} can never end", absent)
 
 
-def _end(waiting: Waiting, what: str, reason: str, others: Sequence[Absent] = ()) -> None:
-    """Ends the job. Before that, this rank and ``others`` on this node show where they are."""
-    stacks.show(f"{waiting.group.where(waiting.operation)}: {what}")
-    waiting.group.call_abort_hooks()
+def _end(waiting: Waiting, what: str, reason: str, absent: Sequence[Absent], after: str = "") -> None:
+    """Ends the job, because of the first of ``absent``. Before that, this rank and those that run show where they are.
+
+    Every rank that waits comes here at the same moment. The lowest one is first, and ends the others before they say the same.
+    If a process has ended, mpiexec notices that as well, and is given time to end the job by itself.
+    """
+    group = waiting.group
+    before = len({*group.global_ranks[: group.rank]} - {each.rank for each in absent})
+    lead_s = waits.LEAD_S / (1 if waiting.peer == EVERYBODY else 4)  # ranks before may not wait for this message
+    time.sleep(lead_s * min(before, MOST_BEFORE) + waits.SETTLE_S * any(each.ended for each in absent))
+    stacks.show(f"{group.where(waiting.operation)}: {what}")
+    group.call_abort_hooks()
     GroupState.expired(reason, True)
-    _show_others(waiting.group, [each.rank for each in others])
-    abort.abort(reason, f"{reason}: {what}")
+    _show_others(group, [each.rank for each in absent if not each.never])
+    if not absent:
+        abort.abort(reason, f"{reason}: {what}")
+        return
+    first, *others = absent
+    verb = f"has not come to {waiting.operation}" if waiting.peer == EVERYBODY else f"is the other side of {waiting.operation}"
+    here = f"On rank {group.global_ranks[group.rank]} {reason}" + (f": {after}" if after else "")
+    sentences = [f"{verb}: {first.words}", culprits.described(others[:MOST_SHOWN]), here]
+    abort.abort(reason, ". ".join(filter(None, sentences)), (first.rank, first.ended))
 
 
 def _end_mismatch(group: GroupState, mismatch: Mismatch) -> None:
@@ -379,9 +399,9 @@ def _end_mismatch(group: GroupState, mismatch: Mismatch) -> None:
 
 
 def _show_others(group: GroupState, ranks: Sequence[int]) -> None:
-    """Asks ranks to show where they are, and gives them time for it."""
+    """Asks some ranks to show where they are, and gives them time for it."""
     seen = () if group.ledger is None else group.ledger.boards.ranks
-    for rank in ranks:
+    for rank in ranks[:MOST_SHOWN]:
         if rank in seen and group.ledger is not None:
             group.ledger.boards.ask(rank)
         elif exit_handshake.possible():

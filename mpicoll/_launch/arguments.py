@@ -67,13 +67,9 @@ ACCEPTED: dict[str, tuple[int, str]] = {
 ONE_DASH = ("--allow-run-as-root",)  # Open MPI takes -allow-run-as-root, too
 LOG_DIR = "use --log-dir DIR, which writes one file for each rank"
 REPLACED = {
-    "-r": LOG_DIR,
-    "--redirects": LOG_DIR,
-    "-t": LOG_DIR,
-    "--tee": LOG_DIR,
-    "--local-ranks-filter": LOG_DIR,
-    "--output-filename": LOG_DIR,
-    "-outfile-pattern": LOG_DIR,
+    **dict.fromkeys(
+        ("-r", "--redirects", "-t", "--tee", "--local-ranks-filter", "--output-filename", "-outfile-pattern"), LOG_DIR
+    ),
     "--numa-binding": "use --bind-to numa (or socket, core)",
     "--run-path": "give the path of the script itself",
     "--virtual-local-rank": "every rank sees all GPUs: call torch.cuda.set_device(int(os.environ['LOCAL_RANK']))",

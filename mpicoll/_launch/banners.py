@@ -123,6 +123,7 @@ class Output:
         self._stack = False  # the last line was one of MPICH's stack of C
         self._of_fatal, self._reason = False, ""  # whether that stack belongs to `fatal`, and its reason alone
         self._crashed = False  # faulthandler has printed its first line
+        self._of_rank = False  # the last line began with the number of a rank: empty lines behind it wait, and become one
         self._zero = False  # the last line was the end of a box of Open MPI
         self._unread = False
 
@@ -147,7 +148,8 @@ class Output:
 
     def rest(self, explained: bool) -> bytes:
         with self._guard:
-            rest = b"".join(self._box) + (b"" if explained else self.kept) + self._part
+            box = [] if self._of_rank and self._box == [b"\n"] else self._box
+            rest = b"".join(box) + (b"" if explained else self.kept) + self._part
             self.kept, self._box, self._part = b"", [], b""
             return self._tracebacks.rest() + rest
 
@@ -175,13 +177,16 @@ class Output:
             self._box = [*before, line]
             return b""
         if text in self._rules:
-            empty = before if before == [b"\n"] and text == EQUALS else []  # Hydra's box has an empty line before it
+            empty = before if before == [b"\n"] and (text == EQUALS or self._of_rank) else []  # Hydra: an empty line is before it
             self._box = [*empty, line]
             return b"" if empty else b"".join(before)
         if line == b"\n" and not begun:
             self._box = [line]
-            return b"".join(before)
-        return b"".join(before) + self._outside(line, text, complete)
+            return b"" if self._of_rank else b"".join(before)
+        if not (said := self._outside(line, text, complete)) and self._of_rank:
+            self._box = before
+            return b""
+        return b"".join(before) + said
 
     def _waits(self, text: bytes, begun: bool) -> bool:
         """Whether the beginning of a line may have to be kept back, from what has come of it."""
@@ -215,6 +220,7 @@ class Output:
                     self._take_fatal(found)
                 return b""
             self._crashed |= text.startswith(CRASH)
+            self._of_rank = complete and RANK.match(text) is not None
             if complete and (found := RANK.match(text)):
                 return self._tracebacks.line(int(found[1]), line)
         self._within = not complete

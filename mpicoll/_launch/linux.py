@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import signal
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from mpicoll._base.cpus import read
 
 if TYPE_CHECKING:
     import socket
@@ -29,6 +32,19 @@ def end_with_parent(parent: int, number: int) -> None:
         prctl(PR_SET_PDEATHSIG, int(number), 0, 0, 0)
     if os.getppid() != parent:  # it has ended before
         os.kill(os.getpid(), number)
+
+
+def oom_kills(root: str = "") -> int:
+    """The number of processes that the kernel has killed for lack of memory, on this host and in the cgroup of this process.
+
+    A container may see only one of the two counters; where it sees both, a process counts twice. ``root``: of the files.
+    """
+    files = [f"{root}/proc/vmstat"]
+    for line in read(f"{root}/proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers in ("", "memory"):  # version 2, and 1
+            files += [f"{root}/sys/fs/cgroup{path}/memory.events", f"{root}/sys/fs/cgroup/memory{path}/memory.oom_control"]
+    return sum(int(number) for file in files for number in re.findall(r"^oom_kill (\d+)$", read(file), re.MULTILINE))
 
 
 @dataclass(frozen=True)

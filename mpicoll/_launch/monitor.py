@@ -13,8 +13,9 @@ The program never outlives the job: it gets SIGKILL when its monitor dies; and t
 supervisor breaks, that is, when the supervisor has died, or cannot be reached for about 11 s; and when the monitor's parent has
 died: Hydra goes on without its daemon on another host.
 
-Lines to the supervisor: `begin SECRET RANK SIZE PID HOST`, `why TIME STATUS TEXT`, `was SECONDS TEXT` (what the program was doing
-that long before its end: `mpicoll._base.last_words`), `ended TIME STATUS RETURNED`.
+Lines to the supervisor: `begin SECRET RANK SIZE PID HOST`, `culprit RANK ENDED` and `why TIME STATUS TEXT`, `was SECONDS TEXT`
+(what the program was doing that long before its end: `mpicoll._base.last_words`), `oom` (while it ran, the kernel has killed a
+process for lack of memory), `left RUNNING` (by os._exit(0); whether MPI still runs), `ended TIME STATUS RETURNED`.
 Lines from it: `end` (SIGTERM, and SIGKILL after the grace), `kill`, `signal NUMBER` (for the program).
 """
 
@@ -28,14 +29,16 @@ from typing import TYPE_CHECKING
 
 from mpicoll._base import last_words
 from mpicoll._base.launcher import SUPERVISOR, detect
-from mpicoll._base.waits import CONNECT_S
+from mpicoll._base.waits import CONNECT_S, FORWARDING_S
 from mpicoll._launch import leftovers, linux
 
 if TYPE_CHECKING:
     import selectors
     import socket
+    import threading
 
 LOOPBACK = "127.0.0.1"
+PIPED = " piped"  # at the end of `SUPERVISOR`: standard output of `mpicoll run` is no terminal
 # Signals that a launcher sends to the process group of a rank, or a terminal to its job: meant for the program.
 FOR_THE_PROGRAM = frozenset(
     getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGALRM")
@@ -52,11 +55,16 @@ def start() -> None:
     answered, answer = os.pipe()
     memory = last_words.Memory()
     monitor, launcher = os.getpid(), os.getppid()
+    piped = os.pipe() if words.endswith(PIPED) and os.isatty(1) else None
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, FOR_THE_PROGRAM)  # one would end the monitor before it ignores them
     child = os.fork()
     if child == 0:
         os.close(told)
         os.close(answer)
+        if piped is not None:
+            os.dup2(piped[1], 1)
+            for end in piped:
+                os.close(end)
         linux.end_with_parent(monitor, signal.SIGKILL)
         last_words.use(tell, answered, launcher, memory)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
@@ -66,11 +74,37 @@ def start() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     os.close(tell)
     os.close(answered)
+    passing = None if piped is None else _pass_on(*piped)
     status = 1
     try:
-        status = Monitor(child, (told, answer), memory, words, began_s, launcher).run()
+        watch = Monitor(child, (told, answer), memory, words, began_s, launcher)
+        status = watch.run()
+        if passing is not None:
+            passing.join(FORWARDING_S if watch.told_to_end else None)
+        if watch.told_to_end and os.getpgid(0) == os.getpid():
+            os.killpg(0, signal.SIGKILL)  # processes that the program has started
     finally:
         _end_as(status)
+
+
+def _pass_on(source: int, end: int) -> threading.Thread:
+    """Passes on what the program writes into this pipe to our standard output, which Open MPI's mpiexec has made a terminal."""
+    import threading
+
+    os.close(end)
+    target = os.dup(1)
+
+    def pass_on() -> None:
+        with contextlib.suppress(OSError):  # nobody reads it any more; then the program learns it as from any pipe
+            while data := os.read(source, 1 << 16):
+                while data:
+                    data = data[os.write(target, data) :]
+        os.close(target)
+        os.close(source)
+
+    thread = threading.Thread(target=pass_on, daemon=True)
+    thread.start()
+    return thread
 
 
 class Monitor:
@@ -83,9 +117,10 @@ class Monitor:
         self, child: int, pipes: tuple[int, int], memory: last_words.Memory, words: str, began_s: float, launcher: int
     ) -> None:
         self.child, (self.told, self.answer), self.memory = child, pipes, memory
-        self.address, port, self.secret, grace = words.split()
+        self.address, port, self.secret, grace, *_ = words.split()
         self.port, self.grace_s = int(port), float(grace)
         self.began_s = began_s
+        self.oom_kills = linux.oom_kills()
         self.launcher = launcher  # mpiexec, or its daemon on this host
         self.status: int | None = None  # of the program, once it has ended; negative: its signal
         self.returned = False
@@ -118,13 +153,13 @@ class Monitor:
         well = self.status == 0 and self.returned
         if not well and (written := self.memory.read()) is not None:
             self._say(f"was {time.monotonic() - written.at_s:.1f} {written.text}")
+        if self.status == -signal.SIGKILL and linux.oom_kills() > self.oom_kills:
+            self._say("oom")
         self._say(f"ended {time.time_ns()} {self.status} {int(self.returned)}")
         if not well and (self.address != LOOPBACK or self._connection is None):  # else the supervisor removes them
             leftovers.remove(self.began_s)
         if self._connection is not None:
             self._connection.close()
-        if self.told_to_end and os.getpgid(0) == os.getpid():
-            os.killpg(0, signal.SIGKILL)  # processes that the program has started
         return self.status
 
     def _watch_child(self, selector: selectors.BaseSelector) -> None:
@@ -160,8 +195,8 @@ class Monitor:
             word, _, text = line.decode(errors="replace").partition(" ")
             if word == "returned":
                 self.returned = True
-            elif word == "alone":
-                self._say("alone")
+            elif word in ("alone", "culprit", "left"):
+                self._say(f"{word} {text}")
             else:
                 self._say(f"why {time.time_ns()} {text}")
                 if word == "end":

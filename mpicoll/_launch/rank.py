@@ -23,6 +23,7 @@ import sys
 import time
 import traceback
 from types import TracebackType
+from typing import NoReturn
 
 from mpicoll._base import binding, cpus, frames, last_words, launcher
 from mpicoll._base.waits import LAST_WORDS_S
@@ -42,6 +43,7 @@ def main(words: list[str]) -> None:
         last_words.returned()  # what an executable does cannot be told from its exit status
         os.execvp(words[1], words[1:])
     prepare_output()
+    _tell_of_exit()
     try:
         if words[0] == "-m":
             sys.argv[:] = words[1:]
@@ -74,6 +76,38 @@ def main(words: list[str]) -> None:
         abort_job(status)
         sys.exit(status)
     last_words.returned(_alone())
+
+
+def _tell_of_exit() -> None:
+    """Lets os._exit(0) say whether MPI still runs: a failure then, of which mpiexec says nothing, 0 or 1.
+
+    After MPI_Finalize it takes leave of Hydra, as MPICH does by a function of C's atexit. Hydra would kill the other ranks.
+    """
+    leave, hydra = os._exit, _hydra()
+
+    def leave_and_tell(status: int) -> NoReturn:
+        mpi = sys.modules.get("mpi4py.MPI")
+        if status & 0xFF == 0 and last_words.monitored():
+            finalized = mpi is not None and mpi.Is_finalized()
+            last_words.left(mpi is not None and mpi.Is_initialized() and not finalized)
+            if finalized and hydra is not None and _hydra() == hydra:
+                with contextlib.suppress(OSError):  # mpiexec has ended
+                    os.write(hydra[0], b"cmd=finalize\n")
+        leave(status)
+
+    os._exit = leave_and_tell
+
+
+def _hydra() -> tuple[int, int] | None:
+    """The file descriptor of the connection to Hydra, and what identifies it; None: there is none, or it is closed.
+
+    srun --mpi=pmi2 sets PMI_FD, too, but takes nothing before cmd=init.
+    """
+    launch, number = launcher.detect(), os.environ.get("PMI_FD", "")
+    with contextlib.suppress(OSError):
+        if launch is not None and launch.launcher == "hydra" and number.isdigit():
+            return int(number), os.fstat(int(number)).st_ino
+    return None
 
 
 def _alone() -> bool:
@@ -123,16 +157,14 @@ def abort_job(status: int) -> None:
     After MPI_Init, MPI_Abort ends the job.
     """
     mpi = sys.modules.get("mpi4py.MPI")
-    launch = launcher.detect()
-    started = mpi is not None and mpi.Is_initialized()
-    if launch is None or launch.launcher != "hydra" or "PMI_FD" not in os.environ or started:
-        return  # srun --mpi=pmi2 sets PMI_FD, too, but takes nothing before cmd=init
+    hydra = None if mpi is not None and mpi.Is_initialized() else _hydra()
+    if hydra is None:
+        return
     sys.stdout.flush()
     sys.stderr.flush()
     time.sleep(LAST_WORDS_S)
-    with contextlib.suppress(OSError, ValueError):  # not the pipe of Hydra: then only this rank ends
-        message = f"cmd=abort exitcode={status}\n"  # of the PMI-1 protocol; needs no cmd=init before it
-        os.write(int(os.environ["PMI_FD"]), message.encode())
+    with contextlib.suppress(OSError):  # not the pipe of Hydra: then only this rank ends
+        os.write(hydra[0], f"cmd=abort exitcode={status}\n".encode())  # of the PMI-1 protocol; needs no cmd=init before it
 
 
 def _run_script(script: str) -> None:
@@ -179,8 +211,8 @@ def _print(error: BaseException) -> None:
 
 def _refusal_of_child(error: BaseException) -> str:
     """What mpicoll has refused to a process that the program has started by mp.spawn; empty: something else has failed."""
-    _, name, text = str(error).strip().rpartition("mpicoll.errors.LaunchError: ")
-    return f"LaunchError: {text}" if name and "\n" not in text and type(error).__name__ == "ProcessRaisedException" else ""
+    _, name, text = last_words.cause(str(error)).partition("mpicoll.errors.LaunchError: ")
+    return f"LaunchError: {text}" if name and type(error).__name__ == "ProcessRaisedException" else ""
 
 
 def _own_frames(trace: TracebackType | None) -> TracebackType | None:

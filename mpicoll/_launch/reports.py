@@ -15,7 +15,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mpicoll._launch import linux
 from mpicoll._launch.banners import Fatal
@@ -37,19 +37,23 @@ class Rank:
     why: str = ""
     why_at: int = 0
     why_status: int = 1
+    culprit: tuple[int, bool] | None = None  # another rank that ``why`` is about; whether its process had ended before
     was: str = ""  # what it was doing, and how long before its end
     status: int | None = None  # negative: a signal
     returned: bool = False
+    left: bool | None = None  # by os._exit(0); whether MPI still ran
+    oom: bool = False  # during its life the kernel has killed a process of its host or container for lack of memory
     alone: bool = False  # its program has used torch, and no other rank
     ended_at: int = 0
     lost: bool = False  # its connection broke before it reported an end
 
     def failed(self) -> bool:
-        return self.lost or self.status not in (None, 0) or (self.status is None and self.why != "")
+        ended_ill = self.status not in (None, 0) or (self.status == 0 and bool(self.left))
+        return self.lost or ended_ill or (self.status is None and self.why != "")
 
     def left_early(self) -> bool:
-        """Whether it ended with status 0 before the end of its program, by os._exit(0)."""
-        return self.status == 0 and not self.returned
+        """Whether it ended with status 0 before the end of its program, by os._exit(0), and MPI may still have run."""
+        return self.status == 0 and not self.returned and self.left is not False
 
     def was_killed(self) -> bool:
         """Whether it ended by a signal other than SIGTERM, by which launchers end a job."""
@@ -67,9 +71,10 @@ class Rank:
 
     def _end(self) -> str:
         if self.left_early():
-            return "exit status 0 before the end of its program, by os._exit"
+            return "exit status 0 before the end of its program, by os._exit" + ", without MPI_Finalize" * bool(self.left)
         assert self.status is not None
-        return f"killed by {signal_name(-self.status)}" if self.status < 0 else f"exit status {self.status}"
+        hint = " (out of memory?)" * self.oom
+        return f"killed by {signal_name(-self.status)}{hint}" if self.status < 0 else f"exit status {self.status}"
 
     def exit_status(self) -> int:
         return self.why_status if self.why else shell_status(self.status or 1)
@@ -136,6 +141,8 @@ class Reports:
         that may report first.
         """
         first = min((rank for rank in self.ranks.values() if rank.failed() or rank.left_early()), key=Rank.at, default=None)
+        if first is not None and first.culprit is not None:
+            return self._culprit(first, *first.culprit)
         aborted = None if fatal is None else self.ranks.get(fatal.rank)
         if fatal and aborted and first and not first.why and first.status in (fatal.status, aborted.status):
             hint = "the calls of the ranks differ, and with MPICOLL_CHECK=1 both are named" if "truncated" in fatal.text else ""
@@ -145,6 +152,15 @@ class Reports:
             return first
         causes = [rank for rank in self.ranks.values() if rank.was_killed() and rank.ended_at < first.ended_at + SOON_NS]
         return min(causes, key=Rank.at, default=first)
+
+    def _culprit(self, first: Rank, number: int, ended: bool) -> Rank:
+        """The rank that ``first`` has waited for: with its own failure if it had ended, else with what ``first`` says.
+
+        Its monitor may report later: on a busy host, or where many ranks wait and never leave the cores.
+        """
+        rank = self.ranks.get(number) or Rank(number, 0, "")
+        own = ended and rank.status is not None and (rank.failed() or rank.left_early())
+        return rank if own else replace(rank, why=first.why, why_at=first.why_at, why_status=first.why_status)
 
     def tell(self, word: str) -> None:
         """Sends ``end``, ``kill`` or ``signal NUMBER`` to every monitor."""
@@ -211,8 +227,13 @@ class Reports:
         elif word == "why" and not rank.why:
             at, status, text = rest.split(" ", 2)
             rank.why, rank.why_at, rank.why_status = text, int(at), int(status)
-        elif word == "alone":
-            rank.alone = True
+        elif word == "left":
+            rank.left = rest == "1"
+        elif word in ("alone", "oom"):
+            setattr(rank, word, True)
+        elif word == "culprit" and not rank.why:
+            culprit, ended = rest.split()
+            rank.culprit = int(culprit), ended == "1"
         elif word == "was":
             seconds, text = rest.split(" ", 1)
             rank.was = f"{seconds} s before, {text}"
@@ -241,3 +262,14 @@ def address_towards(hosts: Iterable[str]) -> str:
         except OSError:
             continue
     return LOOPBACK
+
+
+def unknown_hosts(hosts: Iterable[str]) -> list[str]:
+    """A sentence for each of these hosts of which no address is known here."""
+    said = []
+    for host in hosts:
+        try:
+            socket.getaddrinfo(host, None)
+        except (OSError, UnicodeError) as error:
+            said.append(f"host {host!r}: {getattr(error, 'strerror', None) or 'no name of a host'}")
+    return said

@@ -40,7 +40,8 @@ from mpicoll._base.launcher import SUPERVISOR
 from mpicoll._base.waits import GONE_S, KILL_S, LAST_REPORTS_S, LEFT_BEHIND_S, SETTLE_S, SHORT_LOOK_S, STOP_S
 from mpicoll._launch import banners, leftovers, linux
 from mpicoll._launch.job import Plan
-from mpicoll._launch.reports import Rank, Reports, address_towards, shell_status, signal_name
+from mpicoll._launch.monitor import PIPED
+from mpicoll._launch.reports import Rank, Reports, address_towards, shell_status, signal_name, unknown_hosts
 
 NOT_STARTED = 213  # of Open MPI's mpiexec: 256 - 43, PRTE_ERR_SILENT; also for options that it does not know
 
@@ -119,7 +120,10 @@ class _Job:
         secret = secrets.token_hex(16)
         address = address_towards(self.plan.other_hosts)
         self.reports = Reports(self.selector, address, secret)
-        environ = {**environ, SUPERVISOR: f"{address} {self.reports.port} {secret} {self.grace_s:g}"}
+        environ = {
+            **environ,
+            SUPERVISOR: f"{address} {self.reports.port} {secret} {self.grace_s:g}{'' if os.isatty(1) else PIPED}",
+        }
         me = os.getpid()
 
         def in_child() -> None:
@@ -254,12 +258,13 @@ class _Job:
         if self.told_by and (first is None or first.at() >= self.told_at):
             return Outcome(128 + self.told_by, f"ended by {signal_name(self.told_by)}", self.told_by, explained=self._is_told(""))
         if first is not None:
-            text = f"rank {first.number} of {self.reports.size} on {first.host}: {first.how()}"
+            on_host = f" on {first.host}" if first.host else ""
+            text = f"rank {first.number} of {self.reports.size}{on_host}: {first.how()}"
             return Outcome(first.exit_status(), text, self.told_by, explained=self._is_told(first.why), first=first)
         if not failed:
             return Outcome(0, "", alone=len(ranks) if len(ranks) > 1 and all(rank.alone for rank in ranks.values()) else 0)
         how = f"killed by {signal_name(-status)}" if status < 0 else f"exit status {status}"
-        began = "no rank said why" if ranks else "no rank began"
+        began = "no rank said why" if ranks else "; ".join(["no rank began", *unknown_hosts(self.plan.other_hosts)])
         return Outcome(shell_status(status), f"mpiexec: {how}; {began}", begun=bool(ranks))
 
     def _is_told(self, why: str) -> bool:

@@ -89,12 +89,13 @@ def _exit(status: int) -> NoReturn:
     die(f"os._exit({status}) in process {os.getpid()}; this rank ends, and the others go on")
 
 
-def abort(reason: str, cause: str = "") -> None:
+def abort(reason: str, cause: str = "", culprit: tuple[int, bool] | None = None) -> None:
     """Ends the whole job. Does nothing in a forked child, in a job of one rank, or while MPI is not running.
 
     Args:
         reason: For standard error.
         cause: For the last line of `mpicoll.run`; empty: the reason.
+        culprit: The rank of this world that ``cause`` is about, and whether its process has ended; None: this rank.
     """
     if runtime.in_forked_child():
         return
@@ -102,11 +103,14 @@ def abort(reason: str, cause: str = "") -> None:
     from mpicoll._mpi.library import MPI
 
     world = runtime.current()
+    if world is not None and culprit is not None:
+        number = world.base.Get_group().Translate_ranks([culprit[0]], MPI.COMM_WORLD.Get_group())[0]
+        culprit = None if number < 0 else (number, culprit[1])
     if world is not None and world.parent is not None:
         world = world.parent  # MPI ends all ranks of the parent, and mpiexec names them by these numbers
     if world is None or world.size == 1 or not MPI.Is_initialized() or MPI.Is_finalized():
         return
-    last_words.why(cause or reason)
+    last_words.why(cause or reason, culprit=culprit)
     rank = f"rank {world.rank} of {world.size} ({world.hostname})"
     if survivors.possible():
         die(f"{rank}: {reason}; this rank ends, and the others go on")

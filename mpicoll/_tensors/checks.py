@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mpicoll._base import launcher
 from mpicoll._base.errors import DifferentTensors
 
 _QUANTIZED = frozenset(
@@ -108,8 +109,18 @@ def integer(operation: str, what: str, value: Any) -> int:
 def group_rank(operation: str, what: str, rank: Any, size: int) -> int:
     number = rank if type(rank) is int else integer(operation, what, rank)
     if not 0 <= number < size:
-        raise ValueError(f"{operation}: {what} is rank {number}, the group has ranks 0 to {size - 1}")
+        raise ValueError(f"{operation}: {what} is rank {number}, the group has ranks 0 to {size - 1}{launcher.if_alone()}")
     return number
+
+
+def global_rank(operation: str, what: str, rank: Any, ranks: Sequence[int]) -> int:
+    """Returns the group rank of a global rank, in a group of these ``ranks``."""
+    number = integer(operation, what, rank)
+    if number not in ranks:
+        raise ValueError(
+            f"{operation}: {what}: global rank {number} is not in the group, which has ranks {list(ranks)}{launcher.if_alone()}"
+        )
+    return ranks.index(number)
 
 
 def timeout(operation: str, seconds: float) -> None:

@@ -61,11 +61,7 @@ class Preflight:
 
     def group_rank(self, name: str, global_rank: int) -> int:
         """Returns the group rank of the argument ``name``, a global rank. Raises ValueError if it is not in the group."""
-        ranks = torch_dist.get_process_group_ranks(self.group)
-        rank = checks.integer(self.operation, name, global_rank)
-        if rank not in ranks:
-            raise ValueError(f"{self.operation}: {name}: global rank {rank} is not in the group, which has ranks {ranks}")
-        return ranks.index(rank)
+        return checks.global_rank(self.operation, name, global_rank, torch_dist.get_process_group_ranks(self.group))
 
     def ring(self, value: object, place: int, successor: int) -> None:
         """Requires that ``value`` is the same on all ranks of a ring, given this rank's number and the next one's."""

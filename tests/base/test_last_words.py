@@ -56,6 +56,31 @@ def test_what_a_program_writes_outlives_it_and_its_children_write_nothing(monkey
     assert text(memory) == "of the rank"
 
 
+WORKER = """Caught KeyError in DataLoader worker process 0.
+Original Traceback (most recent call last):
+  File "worker.py", line 374, in _worker_loop
+    data = fetcher.fetch(index)
+
+    ~~~~^^^
+KeyError: 'sample 5 has no label'
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        ("", ""),
+        ("ValueError: one\ntwo", "ValueError: one"),
+        (f"KeyError: {WORKER}", "KeyError: 'sample 5 has no label'"),
+        (f"Exception: \n\n-- Process 1 ended:\n{WORKER}and two\n", "KeyError: 'sample 5 has no label'"),
+        ("ValueError: no Traceback (most recent call last):", "ValueError: no Traceback (most recent call last):"),
+    ],
+)
+def test_the_line_of_an_error_that_says_what_happened(text: str, cause: str) -> None:
+    """The message of an error from another process is a traceback, of which the first line says where it happened."""
+    assert last_words.cause(text) == cause
+
+
 NOW = 1000.0
 
 

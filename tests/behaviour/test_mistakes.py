@@ -49,10 +49,10 @@ MISTAKES = {
     "sys.exit": (ON_1.format("sys.exit(3)"), "1", "exit status 3"),
     "one batch fewer": (
         "for _ in range(2 - rank): dist.all_reduce(one)",
-        "0",
-        r"all_reduce can never end: waits for rank 1, whose program has ended \(after 2 collectives .*",
+        "1",
+        "has not come to all_reduce: its program has ended, after 2 collectives .*. On rank 0 all_reduce can never end",
     ),
-    "os._exit": (ON_1.format("os._exit(0)"), "1", "exit status 0 before the end of its program, by os._exit"),
+    "os._exit": (ON_1.format("os._exit(0)"), "1", "exit status 0 before the end of its program, .* without MPI_Finalize"),
     "killed": (ON_1.format("os.kill(os.getpid(), signal.SIGKILL)"), "1", "killed by SIGKILL.*"),
     "crash": (ON_1.format("ctypes.string_at(0)"), "1", "killed by SIGSEGV.*"),
     "sizes": (
@@ -85,8 +85,8 @@ MISTAKES = {
         "[01]",
         differ("all_reduce", "the reduction", "SUM, float32, 1 element", "MAX, float32, 1 element"),
     ),
-    "late": (ON_1.format("time.sleep(60)"), "0", f"all_reduce {TIMEOUT}. Rank 1 has not come: {LAST}"),
-    "both receive": ("dist.recv(one, 1 - rank)", "[01]", f"recv {TIMEOUT}. Rank [01] is the other side: {LAST}"),
+    "late": (ON_1.format("time.sleep(60)"), "1", f"has not come to all_reduce: {LAST}. On rank 0 all_reduce {TIMEOUT}"),
+    "both receive": ("dist.recv(one, 1 - rank)", "[01]", f"is the other side of recv: {LAST}. On rank [01] recv {TIMEOUT}"),
     "no such rank": ("dist.send(one, dst=2)", "[01]", r"ValueError: send: dst: global rank 2 is not in the group, .* \[0, 1\]"),
     "no answer": (
         "dist.all_reduce(torch.ones(2, dtype=torch.bool), op=dist.ReduceOp.AVG)",
@@ -133,6 +133,21 @@ def test_the_last_line(mistake: str, tmp_path: Path) -> None:
     if mistake in ("sizes", "dtypes") and not is_open_mpi():
         what = TRUNCATED
     ended(tmp_path, rank, what, "-c", HEAD + program)
+
+
+@pytest.mark.parametrize(
+    ("what", "cause"),
+    [
+        ("time.sleep(60)", f"has not come to all_reduce: {LAST}. On rank 0 all_reduce {TIMEOUT}"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "killed by SIGKILL.*"),
+    ],
+)
+def test_of_many_ranks_that_wait_one_speaks(what: str, cause: str, tmp_path: Path) -> None:
+    """Each of 47 ranks printed three lines, before mpiexec had noticed that one had been killed."""
+    program = HEAD + f"if rank == 2: {what}\ndist.all_reduce(one)"
+    said = run(tmp_path, "--quiet", "-n", "5", "-c", program, OMP_NUM_THREADS="1").stderr.splitlines()
+    assert re.fullmatch(rf"mpicoll\.run: rank 2 of 5 on \S+: {cause}", said[-1]), "\n".join(said)
+    assert len(said) <= 6, "\n".join(said)
 
 
 OWN_RANKS = """

@@ -228,11 +228,14 @@ def test_rank_0_answers_until_all_programs_have_ended(tmp_path: Path) -> None:
 def test_rank_0_answers_at_its_end_when_it_has_destroyed_the_group(tmp_path: Path) -> None:
     """Another rank waited for its whole limit. It gets the keys that are there, and hears at once that no other one will come."""
     destroys = AT_THE_END.replace('"by rank 0")', '"by rank 0"); dist.barrier(); dist.destroy_process_group()')
-    asks = destroys.replace("else:\n", "else:\n    dist.barrier()\n") + """
+    asks = (
+        destroys.replace("else:\n", "else:\n    dist.barrier()\n")
+        + """
     since = time.monotonic()
     try: store.get("of nobody")
     except dist.DistStoreError as error: print(error, time.monotonic() - since < 5)
 """
+    )
     done = run(tmp_path, "-n", "2", "-c", asks, OMP_NUM_THREADS="1")
     said = "by rank 0\nget: the process group of this store has been destroyed True\n"
     assert (done.returncode, done.stdout, done.stderr) == (0, said, "")

@@ -131,7 +131,7 @@ EARLY = "exit status 0 before the end of its program, by os._exit"
 FAULTS = {
     "is killed": (KILL, 137, "killed by SIGKILL"),
     "crashes": (SEGV, 139, "killed by SIGSEGV"),
-    "leaves by os._exit(0)": ("os._exit(0)", 1, EARLY),
+    "leaves by os._exit(0)": ("os._exit(0)", 1, f"{EARLY}, without MPI_Finalize"),
     "leaves by os._exit(5)": ("os._exit(5)", 5, "exit status 5"),
     "exits by a number": ("sys.exit(3)", 3, "exit status 3"),
     "exits by a text": ("sys.exit('no data')", 1, "no data"),

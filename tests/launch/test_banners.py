@@ -153,6 +153,15 @@ def test_errors_of_several_lines() -> None:
     assert errors.rest(explained=True) == b"[rank2]: the same\n"
 
 
+def test_the_empty_lines_of_a_traceback() -> None:
+    """A chain has them in the middle, and the error of a DataLoader's worker at the end. Of a rank that says the same: none."""
+    errors, cause = Output(-1), b"[rank%d]: KeyError: 1\n\n[rank%d]: During handling of the above exception, ...\n\n"
+    chain = [traceback_of(rank, "a") + cause % (rank, rank) + traceback_of(rank, "b") + b"\n" for rank in (0, 1)]
+    assert errors.sort(chain[0]) == chain[0][:-1]
+    assert errors.sort(chain[1] + OURS + ABORT) == b""
+    assert errors.rest(explained=True) == b"[rank1]: the same\n"
+
+
 def test_a_program_that_goes_on_after_a_traceback_says_all() -> None:
     errors, texts = Output(-1), [traceback_of(rank, text) for text in ("a", "b") for rank in (0, 1)]
     assert errors.sort(b"".join(texts)) == texts[0] + b"[rank1]: the same\n" + b"".join(texts[2:])

@@ -57,6 +57,12 @@ def test_the_first_cause_is_the_earliest_and_not_what_it_led_to(reports: Reports
     assert reports.failed()
 
 
+def test_a_rank_that_was_killed_while_memory_was_short(reports: Reports) -> None:
+    """The kernel tells by a counter that it has killed a process, and by its log, which few may read, which one."""
+    say(reports, f"begin {SECRET} 0 1 77 h\nwas 0.5 it slept\noom\nended 20 -9 0\n", close=True)
+    assert reports.ranks[0].how() == "killed by SIGKILL (out of memory?); 0.5 s before, it slept"
+
+
 @pytest.mark.parametrize(
     ("neighbour", "other", "cause"),
     [

@@ -57,6 +57,36 @@ def test_the_printed_command_is_the_command(by: str, tmp_path: Path) -> None:
     assert sorted(done.stdout.splitlines()) == ["0of2 it's", "1of2 it's"], done.stderr
 
 
+TERMINAL = "print(f'{rank} {os.isatty(1)} {sys.stdout.isatty()}')\nos.system('test -t 1 && echo is a terminal')"
+
+
+@pytest.mark.launch
+def test_standard_output_is_a_terminal_only_where_that_of_the_job_is_one(tmp_path: Path) -> None:
+    """mpiexec of Open MPI gives each rank a terminal: colours and progress bars went into the files of jobs."""
+    name = script(tmp_path, TERMINAL)
+    done = run(tmp_path, "--quiet", "-n", "2", name)
+    assert sorted(done.stdout.splitlines()) == ["0 False False", "1 False False"], done.stderr
+    ours, theirs = os.openpty()
+    command = [sys.executable, "-m", "mpicoll.run", "--quiet", "-n", "2", name]
+    environ = support.clean_environment(**LAUNCH_ENVIRONMENT)
+    subprocess.run(command, cwd=tmp_path, env=environ, stdin=subprocess.DEVNULL, stdout=theirs, timeout=50, check=True)
+    said = os.read(ours, 1 << 16).decode()
+    for descriptor in (ours, theirs):
+        os.close(descriptor)
+    assert (said.count("True True"), said.count("is a terminal")) == ((2, 2) if support.is_open_mpi() else (0, 0)), said
+
+
+@pytest.mark.launch
+def test_output_through_the_pipe_is_whole(tmp_path: Path) -> None:
+    """Of a program that writes much and then dies, and of a process that it leaves behind."""
+    program = (
+        "os.system('(sleep 0.5; echo late) &')\nfor n in range(20000): print(n)\nsys.stdout.flush(); os.kill(os.getpid(), 11)"
+    )
+    done = run(tmp_path, "--quiet", "-n", "1", script(tmp_path, program))
+    assert done.returncode == 139
+    assert done.stdout.splitlines()[:20000] == [str(n) for n in range(20000)]
+
+
 @pytest.mark.launch
 @BY_ANY
 @pytest.mark.parametrize(

@@ -64,9 +64,20 @@ def test_a_rank_fails(by: str, when: str, fault: str, tmp_path: Path) -> None:
     job.nothing_is_left()
 
 
+@pytest.mark.parametrize(("when", "status"), [("before MPI", 0), ("in MPI", 1), ("after MPI", 0)])
+def test_all_ranks_leave_with_status_0(when: str, status: int, tmp_path: Path) -> None:
+    """Without MPI_Finalize they have failed. mpiexec returns 0 or 1, for MPICH in the first and the last case as well."""
+    early = rf"mpicoll\.run: rank [01] of 2 on {re.escape(HOST)}: {EARLY}, without MPI_Finalize"
+    returned, last, errors = start(tmp_path, when=when, fault="all:os._exit(0)").end()
+    assert returned == status, errors
+    assert re.fullmatch(early if status else "", last), errors
+
+
 @BY_FAKES
 def test_a_rank_leaves_with_status_0_and_another_one_fails_of_it(by: str, tmp_path: Path) -> None:
-    job = start(tmp_path, by=by, fault="all:os._exit(0) if rank else [time.sleep(0.3), os._exit(14)]")
+    job = start(
+        tmp_path, by=by, fault="all:__import__('ctypes').CDLL(None)._exit(0) if rank else [time.sleep(0.3), os._exit(14)]"
+    )
     returned, last, errors = job.end()
     assert (returned, last) == (1, f"mpicoll.run: rank 1 of 2 on {HOST}: {EARLY}"), errors
 
@@ -279,7 +290,7 @@ CRASH = "import ctypes; ctypes.string_at(0)"
                 ("job.py", "all_reduce async", KILL, 137, f"killed by SIGKILL; {AGO}, its {FOURTH}, was under way"),
                 ("python -X faulthandler job.py", "outside", CRASH, 139, f"killed by SIGSEGV; {AGO}, {LAST}"),
                 ("-m job", "recv", "os._exit(5)", 5, f"exit status 5; {AGO}, {RECV}, for {SECONDS}"),
-                ("-m job", "outside", "os._exit(0)", 1, f"{EARLY}; {AGO}, {LAST}"),
+                ("-m job", "outside", "os._exit(0)", 1, f"{EARLY}, without MPI_Finalize; {AGO}, {LAST}"),
                 ("job.py", "all_reduce", "raise KeyError('in all_reduce')", 1, "KeyError: 'in all_reduce'"),
                 ("job.py", "outside", "raise KeyError('lost')", 1, "KeyError: 'lost'"),
             )
@@ -364,3 +375,17 @@ def test_each_rank_of_an_mpiexec_starts_a_job(by: str, tmp_path: Path) -> None:
     assert done.returncode != 0
     assert done.stderr.count("mpicoll.run: this is rank 0 of 4 of mpi") == 1, done.stderr
     assert not (tmp_path / "started").exists()
+
+
+@BY_FAKES
+@pytest.mark.parametrize(("ranks", "culprit", "first"), [(48, 31, 23), (200, 0, 199), (1000, 999, 3)])
+def test_one_of_many_ranks_is_killed_and_another_one_is_faster_to_say_so(
+    ranks: int, culprit: int, first: int, by: str, tmp_path: Path
+) -> None:
+    """On 2 cores with 48 ranks of MPICH, each of the 47 that waited named itself before the monitor of the killed one had run."""
+    mpiexec = tmp_path / "mpiexec"
+    mpiexec.write_text(f"#!/bin/sh\nexec {sys.executable} -IS {jobs.FAKE.with_name('scripts')}/many_ranks.py $@\n")
+    mpiexec.chmod(0o755)
+    done = run(tmp_path, "--quiet", "-n", str(ranks), "--no-python", "true", str(ranks), str(culprit), str(first), by=by)
+    said = f"mpicoll.run: rank {culprit} of {ranks} on node{culprit % 4}: killed by SIGKILL; 0.5 s before, it computed\n"
+    assert (done.returncode, done.stderr) == (137, said)
