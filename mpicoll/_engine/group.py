@@ -20,12 +20,12 @@ from mpicoll._engine.poller import poller
 from mpicoll._engine.queue import CollectiveQueue
 from mpicoll._engine.work import Work, found_by_tensors
 from mpicoll._faults import culprits
+from mpicoll._faults.attendance import CALL_BITS
 from mpicoll._faults.group_state import GroupState
 from mpicoll._faults.watchdog import inside, watchdog
-from mpicoll._host.algorithms.window import DifferentCalls
 from mpicoll._mpi.errors import MPIException, translate
 from mpicoll._tensors import checks, signatures, storages
-from mpicoll._tensors.calls import Call, Signature
+from mpicoll._tensors.calls import Call, DifferentCalls, Signature
 from mpicoll._tensors.storages import Held
 
 T = TypeVar("T")
@@ -86,10 +86,11 @@ class Group(GroupState):
         number = queue.started
         function, arguments, signature = call
         now, members = monotonic(), self.attendance
-        members.words[members.place] = number
+        due = now > members.due
+        members.words[members.place] = members.word(operation, signature, number) if due else number << CALL_BITS
         self._record((number, operation, now, signature, turn and queue.runs_here()))
         try:
-            if now > members.due:
+            if due:
                 self._attend(operation, signature, number)
             function(*arguments)
         except BaseException as raw:
@@ -142,7 +143,7 @@ class Group(GroupState):
         """Waits for the members of this node. An exception leaves the collective before MPI has begun."""
         try:
             self.attendance.wait(operation, signature, number, self._still_waits)
-        except MPIException:  # a rank has died; nothing has begun
+        except FAILURES:  # a rank has died, or calls something else; nothing has begun
             raise
         except BaseException as raw:
             self._leave(operation, raw)
@@ -222,7 +223,7 @@ class Group(GroupState):
 
     def _refuse(self, operation: str, signature: Signature) -> None:
         number, members = self.queue.started, self.attendance
-        members.words[members.place] = number
+        members.words[members.place] = number << CALL_BITS
         self._record((number, operation, monotonic(), signature, False))
         self.ended = number
         members.wait_for_all(number + 1)

@@ -14,7 +14,8 @@ MANY_GROUPS = 500  # from here on, an error of MPI while a group is made is take
 
 def translate(error: MPI.Exception, where: str) -> CommunicationError:
     """The mpicoll error for an MPI error. ``where`` names operation, group and rank."""
-    text = f"{where}: {error.Get_error_string()}"
+    what, *stack = error.Get_error_string().strip().splitlines()  # MPICH has a stack of its functions below
+    text = f"{where}: {what.removesuffix(', error stack:')}" + (f": {stack[-1]}" if stack else "")
     if error.Get_error_class() == MPI.ERR_TRUNCATE:
         return TruncationError(text)
     if lost := survivors.lost(NOTICE_S):  # whatever MPI says: after a death it has several errors, OTHER too

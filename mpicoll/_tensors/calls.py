@@ -45,6 +45,10 @@ def run_and_copy_back(call: Call, tensors: Sequence[Tensor], memories: Sequence[
     buffers.copy_back(tensors, memories)
 
 
+class DifferentCalls(Exception):
+    """Another rank has called another collective, or with other sizes. A window cannot be used any more. May say what differs."""
+
+
 class Transfer(Protocol):
     """One message that has been posted.
 

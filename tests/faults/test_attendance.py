@@ -12,9 +12,10 @@ import pytest
 import torch
 
 import mpicoll as dist
-from mpicoll._faults.attendance import Attendance, Nobody, of_group
+from mpicoll._faults.attendance import CALL_BITS, Attendance, Nobody, of_group
 from mpicoll._mpi.boards import NBYTES, NUMBERS, Boards
 from mpicoll._mpi.shared_segment import Segment
+from mpicoll._tensors.calls import DifferentCalls
 from tests.support import agree, everyone
 
 LATE_S = 0.6  # seconds
@@ -157,7 +158,7 @@ def test_what_ends_the_wait(ends: str) -> None:
     thread.start()
     assert not done.wait(0.1)
     if ends == "comes":
-        late.words[late.place] = 1
+        late.words[late.place] = 1 << CALL_BITS
     elif ends == "closes the group":
         late.close()
     else:
@@ -174,9 +175,25 @@ def test_a_member_without_a_place_is_waited_for_once(monkeypatch: pytest.MonkeyP
         attendance.wait("all_reduce", (None, 8), number, lambda: False)
     assert 0.2 < time.monotonic() - begin < 0.6
     late = of_group(boards[1], 5, (0, 1), 1)
-    late.words[late.place] = 6
+    late.words[late.place] = 6 << CALL_BITS
     attendance.wait("all_reduce", (None, 8), 6, lambda: False)
     assert time.monotonic() - begin < 0.7
+
+
+def test_two_that_look_compare_their_calls() -> None:
+    """What differs raises before MPI begins. A call in a quick succession, and one that has gone on, are not compared."""
+    boards = boards_of(2)
+    own, other = (of_group(boards[rank], 5, (0, 1), rank) for rank in range(2))
+    call, longer = (torch.float32, 16), (torch.float32, 20)
+    own.words[own.place] = own.word("all_reduce", call, 7)
+    for word in (own.word("all_reduce", call, 7), 7 << CALL_BITS, own.word("all_reduce", longer, 8)):
+        other.words[other.place] = word
+        own.wait("all_reduce", call, 7, lambda: False)
+    assert other.word("broadcast", (*call, 0), 7) == 7 << CALL_BITS
+    for operation, signature in (("all_reduce", longer), ("all_gather", call)):
+        other.words[other.place] = other.word(operation, signature, 7)
+        with pytest.raises(DifferentCalls):
+            own.wait("all_reduce", call, 7, lambda: False)
 
 
 @pytest.mark.parametrize(
@@ -201,7 +218,7 @@ def test_whom_an_operation_needs(operation: str, root: int | None, own: int, nee
 def test_a_quick_succession_looks_seldom() -> None:
     boards = boards_of(2)
     attendance, other = (of_group(boards[rank], 5, (0, 1), rank) for rank in range(2))
-    other.words[other.place] = 1000
+    other.words[other.place] = 1000 << CALL_BITS
     for _ in range(20):
         attendance.wait("all_reduce", (None, 8), 1, lambda: False)
     assert attendance.due > time.monotonic() - 1

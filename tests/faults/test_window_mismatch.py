@@ -11,9 +11,10 @@ from torch import Tensor
 import mpicoll
 from mpicoll._api import groups
 from mpicoll._host.algorithms.shared_memory import barrier, reduce_flat
-from mpicoll._host.algorithms.window import DifferentCalls, Window
+from mpicoll._host.algorithms.window import Window
 from mpicoll._mpi import runtime, shared_segment
 from mpicoll._mpi.backoff import Backoff
+from mpicoll._tensors.calls import DifferentCalls
 from tests.support import agree, everyone
 
 pytestmark = [pytest.mark.min_ranks(2), pytest.mark.one_node, pytest.mark.usefixtures("world")]

@@ -15,9 +15,10 @@ from mpi4py import MPI
 
 from mpicoll._host.algorithms import hierarchical, shared_memory
 from mpicoll._host.algorithms.blocks import block, blocks
-from mpicoll._host.algorithms.window import DifferentCalls, Window
+from mpicoll._host.algorithms.window import Window
 from mpicoll._mpi import shared_segment
 from mpicoll._mpi.backoff import Backoff
+from mpicoll._tensors.calls import DifferentCalls
 from tests.host.test_window import CHUNK, EDGES, add
 
 pytestmark = pytest.mark.ranks(1)  # threads are the ranks

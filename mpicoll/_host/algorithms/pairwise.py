@@ -14,12 +14,12 @@ from itertools import zip_longest
 from typing import Any, TypeVar
 
 from mpicoll._host.algorithms.blocks import Block
-from mpicoll._host.algorithms.window import DifferentCalls
 from mpicoll._mpi.arrivals import Arrived
 from mpicoll._mpi.backoff import Backoff
 from mpicoll._mpi.channel import Channel, Status
 from mpicoll._mpi.datatypes import BYTE, room, spec
 from mpicoll._mpi.errors import MPIException, truncated
+from mpicoll._tensors.calls import DifferentCalls
 
 # Bytes between nodes from which messages, and the collectives of rails, are tested instead of waited for, so that the core is
 # given away meanwhile: Note [Waiting for large messages] in _mpi/channel.py. Below, the tests would take longer than the message.

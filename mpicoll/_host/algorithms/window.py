@@ -40,6 +40,7 @@ import torch
 from torch import Tensor
 
 from mpicoll._mpi.shared_segment import Segment
+from mpicoll._tensors.calls import DifferentCalls
 
 LINE = 64  # bytes; one cache line per writer, to avoid false sharing
 
@@ -51,10 +52,6 @@ memmove = ctypes.memmove
 
 
 Fill: TypeAlias = "Callable[[int, int, int], Callable[[], None] | None]"  # see Window.turns
-
-
-class DifferentCalls(Exception):
-    """Another rank has called another collective, or with other sizes. A window cannot be used any more. May say what differs."""
 
 
 class Window:
