@@ -99,12 +99,6 @@ VARIABLES = (
         "in it is touched; unset: no record on expiry",
     ),
     Variable(
-        "MPICOLL_LAUNCHER_COMMAND",
-        str,
-        meaning="command line that starts the ranks of `mpicoll run`, with the fields {ranks}, {per_node}, {nodes} and {hosts}; "
-        "unset: mpiexec (`mpicoll run --launcher` overrides it)",
-    ),
-    Variable(
         "MPICOLL_LOG",
         str,
         meaning="prints to standard error; info: one line on rank 0 about MPI, launcher, ranks, nodes and GPU path; debug: on "
