@@ -34,6 +34,7 @@ MPIEXECS = {
     "openmpi": ("mpiexec", "mpirun", "mpiexec.openmpi", "mpirun.openmpi", "orterun", "ompirun_wrapper"),
     "mpich": ("mpiexec", "mpiexec.hydra", "mpirun", "mpiexec.mpich"),
 }
+PMI = {"openmpi": ("pmix",), "mpich": ("pmi2", "cray_shasta")}  # types of `srun --mpi` that start ranks of a family
 SYSTEM_LIBRARIES = (
     "/usr/lib64/{family}/lib",
     "/usr/lib/{machine}-linux-gnu",
@@ -333,14 +334,13 @@ def read_srun_types(text: str) -> tuple[str, ...] | None:
 
 def srun_type(mpi: Mpi, types: tuple[str, ...]) -> str | None:
     """The type of ``srun --mpi`` that starts ``mpi``; None: this Slurm has none."""
-    wanted = ("pmix",) if mpi.family == "openmpi" else ("pmi2", "cray_shasta")
-    return next((name for start in wanted for name in types if name.startswith(start)), None)
+    return next((name for start in PMI[mpi.family] for name in types if name.startswith(start)), None)
 
 
 def _by_srun(mpi: Mpi, environ: Mapping[str, str]) -> str:
     """The command that starts the ranks under Slurm; empty: Slurm is not here, or its srun cannot start ranks of ``mpi``."""
     types = srun_types(environ)
-    pmi = srun_type(mpi, types or ("pmix", "pmi2")) if types or "SLURM_JOB_ID" in environ else None
+    pmi = srun_type(mpi, types or PMI[mpi.family]) if types or "SLURM_JOB_ID" in environ else None
     return f"; under Slurm type: srun -K -n N --mpi={pmi} python train.py" if pmi else ""
 
 
