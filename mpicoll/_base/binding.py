@@ -100,8 +100,7 @@ def advice(launch: Launch | None, mask: set[int], available: int | None, waits_b
 def remedy(launch: Launch, available: int | None) -> str:
     """The option of this launcher that gives its ranks more than one core."""
     if launch.launcher == "slurm":
-        share = (available or 0) // (launch.local_size or 1)
-        return f"`srun --cpus-per-task={max(2, share)}`"
+        return f"`srun --cpus-per-task={max(2, share(available or 0, launch.local_size or 1))}`"
     if launch.launcher == "openmpi":
         return "`mpirun --bind-to none` (`python -m mpicoll.run` does that)"
     if launch.launcher == "hydra":

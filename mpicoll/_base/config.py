@@ -35,11 +35,9 @@ class Variable(NamedTuple):
                 raise ValueError(f"{self.name}={text!r} is not allowed; use 1 or 0")
             return word.lower() in TRUE
         if self.kind is str:
-            if not self.choices:
-                return word
-            if word.lower() not in self.choices:
+            if self.choices and word.lower() not in self.choices:
                 raise ValueError(f"{self.name}={text!r} is not allowed; use one of {', '.join(self.choices)}")
-            return word.lower()
+            return word.lower() if self.choices else word
         try:
             number = int(word) if self.kind is int else float(word)
         except ValueError:
@@ -97,12 +95,6 @@ VARIABLES = (
         str,
         meaning="folder in which every rank writes what it has called last when an operation expires, or when the file `request` "
         "in it is touched; unset: no record on expiry",
-    ),
-    Variable(
-        "MPICOLL_LAUNCHER_COMMAND",
-        str,
-        meaning="command line that starts the ranks of `mpicoll run`, with the fields {ranks}, {per_node}, {nodes} and {hosts}; "
-        "unset: mpiexec (`mpicoll run --launcher` overrides it)",
     ),
     Variable(
         "MPICOLL_LOG",
@@ -171,9 +163,7 @@ def get(name: str, environ: Mapping[str, str] = os.environ) -> Any:
         KeyError: The table has no such variable.
         ValueError: The value in the environment is not allowed.
     """
-    variable = _BY_NAME.get(name)
-    if variable is None:
-        raise KeyError(f"{name} is no variable of mpicoll; those are {', '.join(_BY_NAME)}")
+    variable = _BY_NAME[name]
     text = environ.get(name, "")
     return variable.parse(text) if text.strip() else variable.default
 

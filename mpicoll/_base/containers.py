@@ -64,7 +64,7 @@ def _not_shared() -> str | None:
     """Compares with the launcher of this host. A launcher inside the container has started all ranks there."""
     launchers = _launchers()
     if not launchers:
-        return PROCESSES if _in_namespace() else None
+        return PROCESSES if processes.namespace("pid") not in (0, INITIAL_NAMESPACE) else None
     own = _shared_memory("self")
     others = {_shared_memory(pid) for pid in launchers} - {None}
     return SHARED_MEMORY if others and own not in others else None
@@ -82,10 +82,6 @@ def _launchers() -> list[int]:
 def is_launcher(pid: int) -> bool:
     """Whether the process is one of a launcher. False if it has ended, or the system does not tell."""
     return cpus.read(f"/proc/{pid}/comm") in LAUNCHER_PROGRAMS
-
-
-def _in_namespace() -> bool:
-    return processes.namespace("pid") not in (0, INITIAL_NAMESPACE)
 
 
 def _shared_memory(process: int | str) -> tuple[int, int] | None:

@@ -243,8 +243,7 @@ def _nodelist(launch: Launch, environ: Mapping[str, str]) -> str:
 
 def _master_port(environ: Mapping[str, str]) -> int:
     """One port for all ranks of this job and, most likely, another port for the next job on this host."""
-    job = environ.get("PMIX_NAMESPACE") or environ.get("PALS_APID") or environ.get("PMI_JOBID")
-    job = job or environ.get("FLUX_JOB_ID")
+    job = next(filter(None, map(environ.get, ("PMIX_NAMESPACE", "PALS_APID", "PMI_JOBID", "FLUX_JOB_ID"))), "")
     if not job and "SLURM_JOB_ID" in environ:
         job = environ["SLURM_JOB_ID"] + "." + environ.get("SLURM_STEP_ID", "")
     return FIRST_MASTER_PORT + zlib.crc32(job.encode()) % MASTER_PORTS if job else DEFAULT_MASTER_PORT

@@ -29,13 +29,8 @@ def cpus_per_task(environ: Mapping[str, str]) -> int | None:
 
 def tasks_per_node(text: str) -> list[int]:
     """``"4(x2),3"`` is ``[4, 4, 3]``; an empty list if the text is something else."""
-    counts: list[int] = []
-    for part in text.split(",") if text else ():
-        count, mark, times = part.partition("(x")
-        if not count.isdigit() or (mark and not times.rstrip(")").isdigit()):
-            return []
-        counts += [int(count)] * (int(times.rstrip(")")) if mark else 1)
-    return counts
+    parts = [re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part) for part in text.split(",")]
+    return [int(part[1]) for part in parts if part for _ in range(int(part[2] or 1))] if all(parts) else []
 
 
 def first_host(nodelist: str) -> str | None:

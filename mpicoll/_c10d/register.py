@@ -156,9 +156,9 @@ def _refuse_one_of_many(arguments: dict[str, Any]) -> None:
         return
     if at_mpi and arguments.get("store") is None and os.environ.get("WORLD_SIZE") != "1":
         raise LaunchError(
-            f"init_process_group: rank=0, world_size=1, but {launch.launcher} started {launch.size} ranks, and MPI starts on all of "
-            "them together. For a world of all of them, leave out rank and world_size; for this rank alone, use gloo, or start it "
-            "by itself, as in `mpicoll run -n 1`"
+            f"init_process_group: rank=0, world_size=1, but {launch.launcher} started {launch.size} ranks, and MPI starts on all"
+            " of them together. For a world of all of them, leave out rank and world_size; for this rank alone, use gloo, or"
+            " start it by itself, as in `mpicoll run -n 1`"
         )
 
 
@@ -172,7 +172,7 @@ def _for_group(arguments: dict[str, Any]) -> wrapping.Handler | None:
 
 
 def _for_members(arguments: dict[str, Any]) -> wrapping.Handler | None:
-    """The handler for a call of _new_process_group_helper by a program; None if it names another backend, or comes from init.py."""
+    """The handler for a program's call of _new_process_group_helper; None if it names another backend, or comes from init.py."""
     backend = arguments.get("backend")
     return _handler("group_of_members", arguments) if names.translate(backend) not in (None, backend) else None
 

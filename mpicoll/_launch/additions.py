@@ -9,7 +9,6 @@
     Open MPI 5, several hosts        oob_tcp_keepalive_*                   notices a host that is gone after 11 s, not never
     MPICH in a Slurm allocation      SLURM_MPI_TYPE=none, always           Hydra's srun must not start PMI; sites set pmix
     in a task of srun                SLURM_OVERLAP=1                       an srun of mpiexec would wait for that task's CPUs
-    another launcher                 of these, what ranks of Open MPI need
     all                              MASTER_ADDR, MASTER_PORT              the first host, and a port that is free here
     more than one rank on a host     OMP_NUM_THREADS                       see `thread_count`
 
@@ -28,7 +27,6 @@ from mpicoll._base import open_mpi_settings
 from mpicoll._base.binding import YIELD_SETTING, share
 from mpicoll._base.launcher import THREADS
 from mpicoll._base.slurm import allocated_cpus, cpus_per_task
-from mpicoll._launch.find.installations import LAUNCHERS
 from mpicoll._launch.job import Job, Site, Where
 from mpicoll._launch.linux import KEEPALIVE
 
@@ -44,16 +42,14 @@ BINDING_OPTIONS = ("--bind-to", "--map-by", "--rankfile", "--cpu-set", "--cpus-p
 def additions(job: Job, notes: list[str]) -> dict[str, str]:
     """The variables to add. notes: sentences for the user, to which those about threads are appended."""
     where, mpi, site, wanted = job.where, job.mpi, job.site, dict[str, str]()
-    cores, by_mpiexec = _cores(where, site), job.mpiexec.family not in LAUNCHERS
+    cores = _cores(where, site)
     if mpi.family == "openmpi":
-        wanted |= _for_mpirun(job, cores) if by_mpiexec else {}
-        wanted |= open_mpi_settings.ALWAYS
+        wanted |= _for_mpirun(job, cores) | open_mpi_settings.ALWAYS
         if mpi.vendor == "Open MPI":
             wanted |= open_mpi_settings.of_version(mpi.version, one_host=not where.several_hosts)
-    elif by_mpiexec and "SLURM_JOB_ID" in site.environ:
+    elif "SLURM_JOB_ID" in site.environ:
         wanted["SLURM_MPI_TYPE"] = "none"
-    if where.first_host:
-        wanted["MASTER_ADDR"] = where.first_host
+    wanted["MASTER_ADDR"] = where.first_host
     wanted |= {} if site.decided("MASTER_PORT") else {"MASTER_PORT": str(site.free_port())}
     if THREADS not in site.environ and where.ranks_per_host > 1:
         threads, why = thread_count(where, site, cores)

@@ -34,7 +34,7 @@ from mpicoll._base import config
 from mpicoll._base.cpus import usable_cores
 from mpicoll._base.errors import LaunchError
 from mpicoll._base.waits import STOP_S
-from mpicoll._launch.find.installations import TEMPLATE, torch_facts
+from mpicoll._launch.find.installations import torch_facts
 from mpicoll._launch.job import Program, Request
 
 PROG = "python -m mpicoll.run"
@@ -179,9 +179,7 @@ HELP = {
     "--verbose": "print the command that is run",
     "--dry-run": "print the command and do not run it",
     "--mpi": "the MPI to use; PATH: its folder, its libmpi or its mpiexec",
-    "--launcher": "what starts the ranks; default: MPICOLL_LAUNCHER_COMMAND if it is set, otherwise mpiexec, or srun in a job of "
-    "Slurm if this MPI has no mpiexec",
-    "--mpiexec-args": "options for mpiexec or the launcher, as one string: '--mca btl_tcp_if_include eth0'",
+    "--mpiexec-args": "options for mpiexec, as one string: '--mca btl_tcp_if_include eth0'",
     "--mca": "a setting of Open MPI",
     "-x": "pass this environment variable to every host",
     "-genv": "the same as -x NAME=VALUE",
@@ -225,7 +223,6 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
     group = parser.add_argument_group("MPI and environment")
     _add(group, "--mpi", metavar="openmpi|mpich|PATH")
-    _add(group, "--launcher", choices=("mpiexec", "srun"))
     _add(group, "--mpiexec-args", default="", metavar="OPTIONS")
     _add(group, "--mca", hidden=("-mca",), nargs=2, action="append", default=[], metavar=("KEY", "VALUE"))
     _add(group, "-x", action="append", default=[], metavar="NAME[=VALUE]", dest="export")
@@ -368,7 +365,6 @@ def _request(read: argparse.Namespace, notes: Sequence[str]) -> Request:
     typed = {field.name: getattr(read, field.name) for field in fields(Request) if hasattr(read, field.name)}
     return replace(
         Request(**typed),
-        template=config.get(TEMPLATE) if read.launcher is None else None,
         mpiexec_args=tuple(shlex.split(read.mpiexec_args)),
         exported=tuple(exported),
         mca=tuple((key, value) for key, value in read.mca),

@@ -20,8 +20,6 @@ class Request:
     """Options of the user for the whole job; None: not set."""
 
     mpi: str | None = None
-    launcher: str | None = None
-    template: str | None = None  # of MPICOLL_LAUNCHER_COMMAND
     dry_run: bool = False
     quiet: bool = False
     verbose: bool = False
@@ -42,7 +40,7 @@ class Request:
     notes: tuple[str, ...] = ()  # sentences for the user about some options
 
     def extra_words(self) -> list[str]:
-        """Words of the user for the launcher; they override those of mpicoll."""
+        """Words of the user for mpiexec; they override those of mpicoll."""
         return [*self.mpiexec_args, *(word for setting in self.mca for word in ("--mca", *setting))]
 
 

@@ -1,4 +1,4 @@
-"""Turns the request of the user into the command of a launcher. Pure: all facts about the machine are in a `Site`.
+"""Turns the request of the user into the command of mpiexec. Pure: all facts about the machine are in a `Site`.
 
     programs, hosts, options  ->  placements, ranks of each program on each host  ->  Plan: command, environment, notes
 
@@ -25,7 +25,7 @@ from mpicoll._launch.additions import additions
 from mpicoll._launch.command import command
 from mpicoll._launch.find.allocation import Allocation
 from mpicoll._launch.find.hostfile import Host
-from mpicoll._launch.find.installations import LAUNCHERS, Mpi, Mpiexec
+from mpicoll._launch.find.installations import Mpi, Mpiexec
 from mpicoll._launch.job import LOCAL, NOTHING_ASKED, Job, Placement, Plan, Program, Request, Site, Where
 
 # Variables that other hosts get. mpirun of Open MPI passes on OMPI_* by itself, Hydra everything.
@@ -42,17 +42,15 @@ def plan(programs: Sequence[Program], mpi: Mpi, mpiexec: Mpiexec, site: Site, re
         LaunchError: The numbers contradict each other; the message names the remedy.
     """
     notes: list[str] = []
-    launched = mpiexec.family in LAUNCHERS  # these read the allocation of their scheduler by themselves
-    programs, site = _on_first_nodes(programs, site, request.nodes, launched)
-    programs = programs if launched else _on_allocation(programs, site)
+    programs = _on_allocation(_on_first_nodes(programs, site, request.nodes), site)
     hosts = _common_hosts(programs)
-    counted = [(program, _count(program, site, request.nodes, len(programs), mpiexec.family, notes)) for program in programs]
+    counted = [(program, _count(program, site, len(programs), notes)) for program in programs]
     total, before, placements = sum(ranks for _, ranks in counted), 0, []
     for program, ranks in counted:
         placements.append(_place(program, ranks, hosts, before, total))
         before += ranks
     per_node = programs[0].per_node if len(programs) == 1 else None
-    where = _where(placements, total, site, per_node, launched)
+    where = _where(placements, total, site, per_node)
     job = Job(mpi, mpiexec, site, request, counted, placements, where)
     added = {**mpi.environ, **mpiexec.environ, **additions(job, notes)}
     forwarded = filter(FORWARDED.fullmatch, (*site.environ, *added)) if where.several_hosts else ()
@@ -65,29 +63,25 @@ def plan(programs: Sequence[Program], mpi: Mpi, mpiexec: Mpiexec, site: Site, re
 # --- how many ranks, and where ----------------------------------------------------------------------------------------
 
 
-def _on_first_nodes(programs: Sequence[Program], site: Site, nodes: int | None, launched: bool) -> tuple[Sequence[Program], Site]:
-    """The programs and the site with the first ``nodes`` hosts of the user's list, or nodes of the scheduler's job; None: all."""
+def _on_first_nodes(programs: Sequence[Program], site: Site, nodes: int | None) -> Sequence[Program]:
+    """The programs, on the first ``nodes`` hosts of the user's list, or nodes of the scheduler's job; None: all."""
     if nodes is None:
-        return programs, site
-    listed, allocation = any(program.hosts is not None for program in programs), site.allocation
-    if len(programs) > 1 and (listed or not launched):
+        return programs
+    if len(programs) > 1:
         raise LaunchError("--nnodes: several programs with `:` between them are placed by --host or --hostfile")
-    known = (programs[0].hosts or ()) if listed else _hosts_of(allocation)
-    if not known and nodes > 1 and not launched:
+    listed = programs[0].hosts is not None
+    known = (programs[0].hosts or ()) if listed else _hosts_of(site.allocation)
+    if not known and nodes > 1:
         raise LaunchError(
             f"--nnodes {nodes}: nothing says which nodes; name them with --host node1,node2 or --hostfile FILE, or start inside a"
             " job of a scheduler. mpicoll.run is started once, on one of them"
         )
     if known and nodes > len(known):
-        source = "the host list" if listed else allocation
+        source = "the host list" if listed else site.allocation
         raise LaunchError(f"--nnodes {nodes}: {source} has {len(known)}: {','.join(host.name for host in known)}")
     if not listed and nodes >= len(known):  # the whole allocation, or all ranks are here
-        return programs, site
-    if listed or not launched:
-        return [replace(programs[0], hosts=known[:nodes])], site
-    assert allocation is not None
-    first = allocation.nodes[:nodes]
-    return programs, replace(site, allocation=replace(allocation, nodes=first, tasks=sum(slots for _, slots in first)))
+        return programs
+    return [replace(programs[0], hosts=known[:nodes])]
 
 
 def _hosts_of(allocation: Allocation | None) -> tuple[Host, ...]:
@@ -118,7 +112,7 @@ def _common_hosts(programs: Sequence[Program]) -> tuple[Host, ...] | None:
     return None
 
 
-def _count(program: Program, site: Site, nodes: int | None, programs: int, family: str, notes: list[str]) -> int:
+def _count(program: Program, site: Site, programs: int, notes: list[str]) -> int:
     """How many ranks run the program."""
     hosts, allocation = program.hosts, site.allocation
     if program.ranks is not None:
@@ -129,7 +123,7 @@ def _count(program: Program, site: Site, nodes: int | None, programs: int, famil
             " between them each need one"
         )
     if program.per_node is not None:
-        return program.per_node * (len(_hosts_of(allocation) if hosts is None else hosts) or nodes or 1)
+        return program.per_node * (len(_hosts_of(allocation) if hosts is None else hosts) or 1)
     ranks = site.cores
     if hosts is not None:
         ranks = sum(host.slots or 1 for host in hosts)
@@ -137,8 +131,6 @@ def _count(program: Program, site: Site, nodes: int | None, programs: int, famil
         ranks = allocation.tasks
     if allocation is not None and hosts in (None, _hosts_of(allocation)):
         notes.append(f"{ranks} rank{'s' * (ranks > 1)}: the tasks of {allocation} (-n sets another number)")
-    elif hosts is None and family in LAUNCHERS:  # where the cores of this host do not matter
-        raise LaunchError(f"{LAUNCHERS[family]}: outside a job of a scheduler, say how many ranks to start, with -n N")
     elif hosts is None:
         notes.append(f"{ranks} rank{'s' * (ranks > 1)}: one for each core that this process may use (-n sets another number)")
     if hosts is not None and any(host.slots is None for host in hosts):
@@ -184,12 +176,12 @@ def _slots(host: Host, program: Program, needed: int, hosts: tuple[Host, ...]) -
     return 1
 
 
-def _where(placements: Sequence[Placement | None], ranks: int, site: Site, per_node: int | None, launched: bool) -> Where:
+def _where(placements: Sequence[Placement | None], ranks: int, site: Site, per_node: int | None) -> Where:
     per_host: Counter[str] = Counter()
     for placement in placements:
         per_host.update(dict(placement or ()))
     nodes = site.allocation.nodes if site.allocation is not None else ()
-    if not per_host and (len(nodes) > 1 or (launched and nodes and not site.is_here(nodes[0][0].partition(".")[0]))):
+    if not per_host and len(nodes) > 1:
         spread = math.ceil(ranks / len(nodes)) if sum(n for _, n in nodes) < ranks else max(n for _, n in nodes)
         per_host.update({name: min(per_node or spread, ranks) for name, _ in nodes})  # the most that one of them may get
     if per_host:
@@ -198,6 +190,4 @@ def _where(placements: Sequence[Placement | None], ranks: int, site: Site, per_n
         address = first if first not in LOCAL else site.names[0]
         here = sum(count for host, count in per_host.items() if host not in others)
         return Where(address if several else "localhost", several, here, max(per_host.values()), others, tuple(per_host))
-    if launched and not nodes:
-        return Where("", True, 0, per_node or 1)  # the ranks find the first host by the variables of the scheduler, or by MPI
     return Where("localhost", False, ranks, ranks, hosts=tuple(name for name, _ in nodes))

@@ -25,7 +25,7 @@ from mpicoll._base.waits import FIRST_PAUSE_S, LONGEST_PAUSE_S, OTHER_RANKS_S
 from mpicoll._launch import supervisor
 from mpicoll._launch.arguments import PROG, parse
 from mpicoll._launch.find import allocation
-from mpicoll._launch.find.installations import LAUNCHERS, Mpi, Mpiexec, find_mpi, find_mpiexec, find_srun, find_template
+from mpicoll._launch.find.installations import Mpi, Mpiexec, find_mpi, find_mpiexec
 from mpicoll._launch.job import Plan, Program, Request, Site
 from mpicoll._launch.plan import plan
 
@@ -131,11 +131,6 @@ def _failed_by_itself(outcome: supervisor.Outcome, family: str, request: Request
 def make_plan(programs: Sequence[Program], request: Request, environ: Mapping[str, str]) -> Plan:
     """The mpiexec command for ``programs``. Raises LaunchError or ValueError; the message names the remedy."""
     mpi, mpiexec = find(request, environ)
-    if request.mca and mpiexec.family in LAUNCHERS:
-        key, value = request.mca[0]
-        raise LaunchError(
-            f"--mca {key} {value}: an option of mpiexec; with {LAUNCHERS[mpiexec.family]} use -x OMPI_MCA_{key}={value}"
-        )
     if request.mca and mpiexec.family != "openmpi":
         raise LaunchError(f"--mca {' '.join(request.mca[0])}: only Open MPI has these settings, and this is {mpi.vendor}")
     site = this_site(environ)
@@ -144,19 +139,9 @@ def make_plan(programs: Sequence[Program], request: Request, environ: Mapping[st
 
 
 def find(request: Request, environ: Mapping[str, str]) -> tuple[Mpi, Mpiexec]:
-    """The MPI that the user has asked for, and its launcher: its mpiexec, or in a job of Slurm srun if it has none."""
+    """The MPI that the user has asked for, and its mpiexec."""
     mpi = find_mpi(request.mpi, environ)
-    if request.template is not None:
-        return mpi, find_template(request.template, environ)
-    if request.launcher == "srun":
-        return mpi, find_srun(mpi, environ)
-    try:
-        return mpi, find_mpiexec(mpi, environ, request.mpi)
-    except LaunchError:
-        if request.launcher is None and "SLURM_JOB_ID" in environ:
-            with contextlib.suppress(LaunchError):  # the error about mpiexec names the remedy
-                return mpi, find_srun(mpi, environ)
-        raise
+    return mpi, find_mpiexec(mpi, environ, request.mpi)
 
 
 def job_environ(request: Request) -> dict[str, str]:

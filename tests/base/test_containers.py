@@ -2,7 +2,7 @@
 
 import pytest
 
-from mpicoll._base import containers
+from mpicoll._base import containers, processes
 from mpicoll._base.launcher import Launch
 
 LAUNCH = Launch("openmpi", 0, 2, 0, 2)
@@ -38,7 +38,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> dict[str | int, tuple[int, int] | N
     folders: dict[str | int, tuple[int, int] | None] = {"self": (1, 1)}
     monkeypatch.setattr(containers, "_launchers", lambda: [pid for pid in folders if isinstance(pid, int)])
     monkeypatch.setattr(containers, "_shared_memory", folders.__getitem__)
-    monkeypatch.setattr(containers, "_in_namespace", lambda: True)
+    monkeypatch.setattr(processes, "namespace", lambda _: 1)
     containers._not_shared.cache_clear()
     return folders
 
@@ -52,7 +52,7 @@ def apart(launch: Launch | None = LAUNCH, **environ: str) -> str | None:
 
 def test_no_launcher_in_sight(seen: dict[str | int, tuple[int, int] | None], monkeypatch: pytest.MonkeyPatch) -> None:
     assert apart() == containers.PROCESSES
-    monkeypatch.setattr(containers, "_in_namespace", lambda: False)
+    monkeypatch.setattr(processes, "namespace", lambda _: containers.INITIAL_NAMESPACE)
     assert apart() is None  # on the host itself: a launcher of another name
 
 

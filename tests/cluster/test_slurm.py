@@ -19,7 +19,6 @@ pytestmark = [
     pytest.mark.skipif(REASON is not None, reason=str(REASON)),
 ]
 
-LAUNCHERS = pytest.mark.parametrize("options", [(), ("--launcher", "srun")], ids=["mpiexec", "srun"])
 RUN = (sys.executable, "-m", "mpicoll.run")
 
 
@@ -50,12 +49,10 @@ def test_ranks_of_a_plain_srun_use_the_cores_of_their_tasks(nodes: slurm.Slurm, 
     assert [said["threads"] for said in where.ranks(done)] == [max(1, min(3, cpus.usable_cores() // 2))] * 4
 
 
-@LAUNCHERS
-def test_mpicoll_run_reads_the_allocation(options: tuple[str, ...], nodes: slurm.Slurm, tmp_path: Path) -> None:
-    done = nodes.run("salloc", "-Q", "-N", "2", "-n", "4", *RUN, "--verbose", *options, where.SCRIPT, cwd=tmp_path)
+def test_mpicoll_run_reads_the_allocation(nodes: slurm.Slurm, tmp_path: Path) -> None:
+    done = nodes.run("salloc", "-Q", "-N", "2", "-n", "4", *RUN, where.SCRIPT, cwd=tmp_path)
     assert sorted(where.check(done, "mpihost1")) == ["mpihost1"] * 3 + ["mpihost2"]
     assert "4 ranks: the tasks of Slurm job" in done.stderr
-    assert ("srun --mpi=" in done.stderr) == bool(options), done.stderr
 
 
 def test_mpiexec_reads_the_allocation(nodes: slurm.Slurm, tmp_path: Path) -> None:
@@ -79,9 +76,8 @@ def test_a_task_that_leaves_early_ends_the_step(nodes: slurm.Slurm, tmp_path: Pa
     assert "WHERE" not in done.stdout
 
 
-@LAUNCHERS
-def test_a_rank_that_leaves_early_is_named(options: tuple[str, ...], nodes: slurm.Slurm, tmp_path: Path) -> None:
-    done = nodes.run("salloc", "-Q", "-N", "2", "-n", "2", *RUN, *options, where.SCRIPT, "leave", cwd=tmp_path)
+def test_a_rank_that_leaves_early_is_named(nodes: slurm.Slurm, tmp_path: Path) -> None:
+    done = nodes.run("salloc", "-Q", "-N", "2", "-n", "2", *RUN, where.SCRIPT, "leave", cwd=tmp_path)
     assert done.returncode != 0, done.stderr
     assert "mpicoll.run: rank 1 of 2 on mpihost2: exit status 3" in done.stderr
     assert "WHERE" not in done.stdout

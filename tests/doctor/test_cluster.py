@@ -38,6 +38,12 @@ def test_the_types_of_srun_are_read() -> None:
     assert installations.read_srun_types("srun: error: cannot connect") is None
 
 
+def test_the_interface_of_srun() -> None:
+    assert installations.srun_type(OPENMPI, ("none", "pmi2", "pmix", "pmix_v4")) == "pmix"
+    assert installations.srun_type(MPICH, ("none", "cray_shasta", "pmi2")) == "pmi2"
+    assert installations.srun_type(MPICH, ("none", "cray_shasta")) == "cray_shasta"
+
+
 def test_a_slurm_job_and_whether_srun_fits_the_mpi() -> None:
     allocation = Allocation("Slurm", "7", tuple((f"n{i}", 4) for i in range(1, 7)), 24)
     job, srun = cluster.check_scheduler(allocation, OPENMPI, ("none", "pmi2", "pmix_v4"))

@@ -63,11 +63,32 @@ def test_an_mpiexec_of_another_family_is_refused_with_the_remedy(tmp_path: Path)
     environ = {"PATH": "/nowhere"}
     with pytest.raises(LaunchError, match=r"no mpiexec that belongs to Open MPI 5\.0\.11.*Hydra\) 4\.2.*first in PATH"):
         installations.find_mpiexec(mpi, environ)
-    with pytest.raises(LaunchError, match="mpicoll run --launcher srun"):
+    with pytest.raises(LaunchError, match="each would be alone"):
         installations.find_mpiexec(mpi, environ, str(other))
     other.unlink()
     with pytest.raises(LaunchError, match="found none beside the library or in PATH"):
         installations.find_mpiexec(mpi, environ)
+
+
+@pytest.mark.parametrize(
+    ("types", "job", "pmi"),
+    [
+        ("none pmi2 pmix_v4", {}, "pmix_v4"),
+        (None, {"SLURM_JOB_ID": "7"}, "pmix"),  # in a container without srun
+        ("none pmi2", {"SLURM_JOB_ID": "7"}, None),  # each rank would be alone
+        (None, {}, None),
+    ],
+)
+def test_without_an_mpiexec_the_line_for_srun_is_named(
+    types: str | None, job: dict[str, str], pmi: str | None, tmp_path: Path
+) -> None:
+    if types is not None:
+        (tmp_path / "srun").write_text(f"#!/bin/sh\necho {types}\n")
+        (tmp_path / "srun").chmod(0o755)
+    with pytest.raises(LaunchError) as raised:
+        installations.find_mpiexec(Mpi("Open MPI", (5, 0, 11), None), {"PATH": str(tmp_path), **job})
+    line = "" if pmi is None else f"; under Slurm type: srun -K -n N --mpi={pmi} python train.py"
+    assert str(raised.value).endswith(f"name another MPI with --mpi{line}")
 
 
 def test_where_another_mpis_wheel_has_replaced_mpiexec_open_mpis_own_is_found(tmp_path: Path) -> None:

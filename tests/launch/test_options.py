@@ -187,14 +187,6 @@ def test_log_files(here: Path) -> None:
     assert parse("--log_dir /x t.py")[0].log_dir == "/x"
 
 
-def test_a_launcher_that_is_named_overrides_the_template(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MPICOLL_LAUNCHER_COMMAND", "aprun -n {ranks}")
-    assert parse("t.py")[0].template == "aprun -n {ranks}"
-    for name in ("mpiexec", "srun"):
-        options, _ = parse(f"--launcher {name} t.py")
-        assert (options.launcher, options.template) == (name, None)
-
-
 # --- refused ---
 
 

@@ -12,33 +12,15 @@ import mpicoll._launch.run as run_module
 from mpicoll._base import cpus
 from mpicoll._base.launcher import _READERS
 from mpicoll._launch.find import installations
-from mpicoll._launch.find.installations import Mpiexec
-from mpicoll._launch.job import NOTHING_ASKED, Request
-from mpicoll.errors import LaunchError
+from mpicoll._launch.job import NOTHING_ASKED
 from tests import support
-from tests.launch.jobs import BY_ANY, BY_FAKES, FAKE, run, script
-from tests.launch.made_up import MPICH
+from tests.launch.jobs import BY_ANY, run, script
 from tests.support import LAUNCH_ENVIRONMENT, ROOT, launch
 from tests.support import mpiexec as real_mpiexec
 
 
 def test_every_launcher_has_a_command() -> None:
     assert set(run_module.OUTER_COMMANDS) == {launcher for launcher, _ in _READERS}
-
-
-def test_srun_stands_in_for_a_missing_mpiexec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_mpiexec(*_: object) -> Mpiexec:
-        raise LaunchError("no mpiexec")
-
-    monkeypatch.setattr(run_module, "find_mpi", lambda *_: MPICH[0])
-    monkeypatch.setattr(run_module, "find_mpiexec", no_mpiexec)
-    (tmp_path / "srun").write_text("#!/bin/sh\necho pmi2\n")
-    (tmp_path / "srun").chmod(0o755)
-    here, in_job, nowhere = {"PATH": f"{tmp_path}:/bin"}, {"SLURM_JOB_ID": "7"}, {"PATH": "/nowhere"}
-    assert run_module.find(NOTHING_ASKED, {**here, **in_job})[1].family == "srun"
-    for environ, launcher in ((here, None), ({**here, **in_job}, "mpiexec"), ({**nowhere, **in_job}, None)):
-        with pytest.raises(LaunchError, match="no mpiexec"):
-            run_module.find(Request(launcher=launcher), environ)
 
 
 # --- jobs that need no MPI ---
@@ -111,23 +93,6 @@ def test_lines_that_users_of_torchrun_and_mpirun_type(line: str, by: str, tmp_pa
     assert (done.returncode, sorted(done.stdout.splitlines())) == (0, ["0of2 A", "1of2 A"]), done.stderr
 
 
-@pytest.mark.launch
-@BY_FAKES
-def test_a_job_by_a_template_is_watched(by: str, tmp_path: Path) -> None:
-    template = f"{sys.executable} -IS '{FAKE}' {by} usual -n {{ranks}}"
-    said = """
-open(f"said-{rank}", "w").close()
-while not os.path.exists("said-0"):
-    time.sleep(0.01)
-sys.exit(3 * rank)
-"""
-    name = script(tmp_path, SAY + said)
-    done = run(tmp_path, "--verbose", "-n", "2", name, "A b", MPICOLL_LAUNCHER_COMMAND=template)
-    assert sorted(done.stdout.splitlines()) == ["0of2 A b", "1of2 A b"], done.stderr
-    assert (done.returncode, done.stderr.splitlines()[-1][-15:]) == (3, ": exit status 3")
-    assert f"{sys.executable} -IS {FAKE} {by} usual -n 2 " in done.stderr
-
-
 TALK = """
 for i in range(3):
     print("line", i, "of", rank)
@@ -194,8 +159,6 @@ if __name__ == "__main__":
         (["-n", "9", "--host", "a:2", "job.py"], {}),
         (["--hostfile", "/nowhere", "job.py"], {}),
         (["-n", "2", "job.py"], {"MPI4PY_LIBMPI": "/nowhere/libmpi.so"}),
-        (["-n", "2", "job.py"], {"MPICOLL_LAUNCHER_COMMAND": "/nowhere/aprun -n {ranks}"}),
-        (["-n", "2", "--mca", "btl", "tcp", "job.py"], {"MPICOLL_LAUNCHER_COMMAND": "env -n {ranks}"}),
     ],
 )
 def test_errors_are_one_message_without_a_traceback(words: list[str], environ: dict[str, str], tmp_path: Path) -> None:
@@ -297,21 +260,6 @@ def test_tagged_lines_stay_whole(tmp_path: Path) -> None:
             *(f"line {i} of {rank}" for i in range(3)), f"half whole {rank}",
         ]  # fmt: skip
         assert re.search(rf"^\[(1,)?{rank}\]\S* error {rank}$", done.stderr, re.MULTILINE), done.stderr
-
-
-@pytest.mark.launch
-def test_ranks_by_a_template_are_one_world(tmp_path: Path) -> None:
-    program = """
-import torch, mpicoll as dist
-dist.init_process_group()
-tensor = torch.ones(2) * (dist.get_rank() + 1)
-dist.all_reduce(tensor)
-print(f"{dist.get_world_size()} {tensor.tolist()}\\n", end="", flush=True)
-"""
-    environ = {**LAUNCH_ENVIRONMENT, "MPICOLL_LAUNCHER_COMMAND": f"{real_mpiexec()} -n {{ranks}}"}
-    done = run(tmp_path, "--verbose", "-n", "2", script(tmp_path, program), **environ)
-    assert (done.returncode, done.stdout) == (0, "2 [3.0, 3.0]\n" * 2), done.stderr
-    assert f"{real_mpiexec()} -n 2 " in done.stderr
 
 
 @pytest.mark.launch

@@ -221,8 +221,8 @@ def check_job(launch: Launch, job: Mapping[str, Any]) -> list[Finding]:
     if job["size"] != launch.size:
         text = f"this launcher belongs to another MPI than {job['vendor']}, and each rank is alone"
         if launch.launcher == "slurm":
-            types = "pmix" if job["vendor"] == "Open MPI" else "pmi2"
-            remedy = f"srun -K --mpi={types} ..., or `python -m mpicoll.run` inside the allocation"
+            pmi = installations.PMI[Mpi(job["vendor"], (), None).family][0]
+            remedy = f"srun -K --mpi={pmi} ..., or `python -m mpicoll.run` inside the allocation"
         return [Finding("fail", "job", f"{said}, but MPI says rank 0 of {job['size']}: {text}", remedy=remedy)]
     hosts: dict[str, list[int]] = {}
     for rank, host in enumerate(job.get("hosts") or ()):

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from mpicoll._base.cpus import read
 from mpicoll._launch.doctor.report import Finding
 from mpicoll._launch.find.allocation import Allocation
-from mpicoll._launch.find.installations import Mpi, srun_type
+from mpicoll._launch.find.installations import PMI, Mpi, srun_type
 
 # --- the scheduler ----------------------------------------------------------------------------------------------------
 
@@ -37,9 +37,8 @@ def _srun(mpi: Mpi | None, types: tuple[str, ...]) -> Finding:
         return Finding("ok", "srun", listed)
     if (fitting := srun_type(mpi, types)) is not None:
         return Finding("ok", "srun", f"{listed}; {mpi.vendor} starts by srun --mpi={fitting}")
-    needed = "pmix" if mpi.family == "openmpi" else "pmi2"
     return Finding(
-        "note", "srun", f"{listed}; {mpi.vendor} needs {needed}: under srun each rank would be alone",
+        "note", "srun", f"{listed}; {mpi.vendor} needs {PMI[mpi.family][0]}: under srun each rank would be alone",
         remedy="start with `python -m mpicoll.run` inside the allocation",
     )  # fmt: skip
 

@@ -3,8 +3,6 @@
     find_mpi       asks mpi4py, in a process of its own, for the library it loads     -> Mpi
     find_mpiexec   looks beside that library, then in PATH, and asks each candidate   -> Mpiexec
                    for its ``--version``
-    find_srun      asks srun which interfaces it offers to the ranks                  -> Mpiexec
-    find_template  reads the command line in MPICOLL_LAUNCHER_COMMAND                 -> Mpiexec
 
 An mpiexec of another family is never taken: it would start N programs that are each rank 0 of 1.
 Families: "openmpi" (Open MPI, Spectrum MPI; they use PMIx) and "mpich" (MPICH, Intel MPI, MVAPICH, Cray MPICH; they use PMI).
@@ -14,7 +12,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -32,13 +29,12 @@ from mpicoll._launch.find.ask import ask, output_of
 PROBE = Path(__file__).parents[2] / "_base" / "probe.py"
 PROBE_OF_TORCH = Path(__file__).parent / "probe_torch.py"
 VERSION_TIMEOUT_S = 20.0  # for `mpiexec --version`, which usually takes 10 ms, and `srun --mpi=list`, 1 s
-TEMPLATE = "MPICOLL_LAUNCHER_COMMAND"
-LAUNCHERS = {"srun": "--launcher srun", "template": TEMPLATE}  # no mpiexec: family of `Mpiexec` -> how the user chooses it
 
 MPIEXECS = {
     "openmpi": ("mpiexec", "mpirun", "mpiexec.openmpi", "mpirun.openmpi", "orterun", "ompirun_wrapper"),
     "mpich": ("mpiexec", "mpiexec.hydra", "mpirun", "mpiexec.mpich"),
 }
+PMI = {"openmpi": ("pmix",), "mpich": ("pmi2", "cray_shasta")}  # types of `srun --mpi` that start ranks of a family
 SYSTEM_LIBRARIES = (
     "/usr/lib64/{family}/lib",
     "/usr/lib/{machine}-linux-gnu",
@@ -72,18 +68,16 @@ class Mpi:
 
 @dataclass(frozen=True)
 class Mpiexec:
-    """A launcher with the family and version that it reports. environ: makes it find its own files."""
+    """An mpiexec with the family and version that it reports. environ: makes it find its own files."""
 
     path: str
-    family: str  # "openmpi", "mpich", a key of `LAUNCHERS`, or "" for one that mpicoll does not know
+    family: str  # "openmpi", "mpich", or "" for one that mpicoll does not know
     version: tuple[int, ...]
     environ: Mapping[str, str] = field(default_factory=dict)
-    pmi: str = ""  # for srun: the interface that this MPI needs
-    template: tuple[str, ...] = ()  # for MPICOLL_LAUNCHER_COMMAND: its words after the program, with fields
 
     def __str__(self) -> str:
         names = {"openmpi": "Open MPI", "mpich": "MPICH (Hydra)", "": "an unknown launcher"}
-        return f"{self.path}: {names.get(self.family, self.family)} {'.'.join(map(str, self.version))}".rstrip()
+        return f"{self.path}: {names[self.family]} {'.'.join(map(str, self.version))}".rstrip()
 
 
 def probe(mode: str, environ: Mapping[str, str], keep_files: bool = False) -> dict[str, Any]:
@@ -251,7 +245,7 @@ def find_mpiexec(mpi: Mpi, environ: Mapping[str, str], choice: str | None = None
         found = f"found {'; '.join(refused)}, which cannot start its ranks: each would be alone, rank 0 of 1"
     raise LaunchError(
         f"no mpiexec that belongs to {mpi}: {found}. Put the mpiexec of {mpi.vendor} first in PATH, or name another MPI with"
-        " --mpi; with Slurm, `mpicoll run --launcher srun` needs no mpiexec"
+        f" --mpi{_by_srun(mpi, environ)}"
     )
 
 
@@ -320,7 +314,7 @@ def _first_line(error: str) -> str:
     return next((line.strip() for line in error.splitlines() if line.strip()), "no reason given")
 
 
-# --- launchers that are no mpiexec ------------------------------------------------------------------------------------
+# --- srun ------------------------------------------------------------------------------------------------------------
 
 
 def srun_types(environ: Mapping[str, str]) -> tuple[str, ...] | None:
@@ -340,39 +334,14 @@ def read_srun_types(text: str) -> tuple[str, ...] | None:
 
 def srun_type(mpi: Mpi, types: tuple[str, ...]) -> str | None:
     """The type of ``srun --mpi`` that starts ``mpi``; None: this Slurm has none."""
-    wanted = ("pmix",) if mpi.family == "openmpi" else ("pmi2", "cray_shasta")
-    return next((name for start in wanted for name in types if name.startswith(start)), None)
+    return next((name for start in PMI[mpi.family] for name in types if name.startswith(start)), None)
 
 
-def find_srun(mpi: Mpi, environ: Mapping[str, str]) -> Mpiexec:
-    """srun, for ranks of ``mpi``.
-
-    Raises:
-        LaunchError: It is not installed, or it cannot start ranks of this MPI; the message names the remedy.
-    """
-    path = in_path("srun", environ)
-    if path is None:
-        raise LaunchError("--launcher srun: no srun in PATH; load its module, or use --launcher mpiexec")
-    types = srun_types(environ) or ()
-    pmi = srun_type(mpi, types)
-    if pmi is None:
-        raise LaunchError(
-            f"--launcher srun: {mpi.vendor} needs --mpi={'pmix' if mpi.family == 'openmpi' else 'pmi2'}, and this srun offers"
-            f" {', '.join(types) or 'nothing'}: each rank would be alone; use --launcher mpiexec"
-        )
-    return Mpiexec(path, "srun", (), pmi=pmi)
-
-
-def find_template(text: str, environ: Mapping[str, str]) -> Mpiexec:
-    """The launcher of the template ``text``. Raises LaunchError if it is not installed; the message names the remedy."""
-    try:
-        program, *words = shlex.split(text)
-    except ValueError as error:
-        raise LaunchError(f"{TEMPLATE}={text}: {error}; quote it as in a shell") from None
-    path = in_path(program, environ)
-    if path is None:
-        raise LaunchError(f"{TEMPLATE}={text}: no {program} in PATH; load its module, or correct the command")
-    return Mpiexec(path, "template", (), template=tuple(words))
+def _by_srun(mpi: Mpi, environ: Mapping[str, str]) -> str:
+    """The command that starts the ranks under Slurm; empty: Slurm is not here, or its srun cannot start ranks of ``mpi``."""
+    types = srun_types(environ)
+    pmi = srun_type(mpi, types or PMI[mpi.family]) if types or "SLURM_JOB_ID" in environ else None
+    return f"; under Slurm type: srun -K -n N --mpi={pmi} python train.py" if pmi else ""
 
 
 # --- torch -----------------------------------------------------------------------------------------------------------
