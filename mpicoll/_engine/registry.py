@@ -28,7 +28,7 @@ from mpicoll._engine.queue import CollectiveQueue
 from mpicoll._faults import attendance, exit_handshake, roll_call, time_limit
 from mpicoll._faults.attendance import Nobody
 from mpicoll._faults.flight_recorder import recorder
-from mpicoll._faults.ledger import Ledger
+from mpicoll._faults.ledger import PROGRAM_ENDED, WORLD_ENDED, Ledger
 from mpicoll._faults.watchdog import watchdog
 from mpicoll._host import thresholds
 from mpicoll._host.algorithms.windows import Windows
@@ -131,7 +131,7 @@ class Registry:
     def _gone(self, rank: int) -> str:
         """Why a rank of the world makes no group of it any more, as its board says; empty: it may."""
         known = None if self._world is None or self._ledger is None else self._ledger.read(rank)
-        return "" if known is None or not known.over else f"it has destroyed its default group; its process {known.pid} runs"
+        return "" if known is None else known.over
 
     def _channel(self, runtime_: Runtime, ranks: Sequence[int] | None, tag: int) -> Channel:
         """Returns the communicators of a new group."""
@@ -207,6 +207,7 @@ class Registry:
             return
         del self._groups[communicator.name]
         ended = communicator.end(communicator.timeout_s)
+        watchdog.leave(communicator)  # the other ranks may wait for this one in what follows
         if not communicator.queue.idle():
             self._stuck.append(communicator)
             if communicator.failure is not None:
@@ -218,10 +219,11 @@ class Registry:
             if communicator.devices is not None:
                 communicator.devices.close()
         communicator.attendance.close()
-        watchdog.leave(communicator)
         if ended and not runtime.finalized():
             communicator.channel.free()
         if not self._groups:
+            if self._ledger is not None:
+                self._ledger.over = WORLD_ENDED
             self._made.clear()
             poller.close()
             watchdog.stop(answers=bool(communicator.unseen) and not communicator.channel.serialized and exit_handshake.possible())
@@ -250,6 +252,9 @@ class Registry:
 
     def at_end(self) -> None:
         """Waits for the other ranks, before MPI_Finalize and after all functions of atexit."""
+        if self._ledger is not None:
+            self._ledger.over = PROGRAM_ENDED
+            self._ledger.write(each for each in self._groups.values() if each.ledger is self._ledger)
         exit_handshake.leave(self._collectives_started, lambda: [look() for look in self.looks], self._process)
         for communicator in self._groups.values():
             if communicator.broken is None:

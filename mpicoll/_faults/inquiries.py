@@ -137,6 +137,11 @@ def _counted(collectives: int) -> str:
     return f"{collectives} collective{'' if collectives == 1 else 's'}"
 
 
+def ended(collectives: int) -> str:
+    """What is said of a rank at its end."""
+    return f"its program has ended, after {_counted(collectives)} on this group"
+
+
 def last_call(begun: int, ended: int, last: str, since: float, left: int, ending: str = "") -> str:
     """Returns in words what a rank has done last on a group. The arguments are as in `ledger.Seen`."""
     if ending:

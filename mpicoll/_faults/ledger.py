@@ -29,6 +29,7 @@ REMEMBERED = 2000  # collectives of a group whose calls are kept
 LOOKS = max(1, round(BOARD_S / LOOK_S))  # whose entries stand on a board
 PATIENT_LOOKS = round(RAISES_S / LOOK_S)  # after an error on one rank; the programs may go on
 MOST_TEXTS, MOST_GROUPS = 200, 100  # on a board
+PROGRAM_ENDED, WORLD_ENDED = "its program has ended", "it has destroyed its default group"
 LAST_CALLS = 20  # on a board, of a group that the rank has left
 UNKNOWN = "another call"  # one whose words do not fit on the board
 
@@ -81,12 +82,12 @@ class Seen(NamedTuple):
 
 
 class Rank(NamedTuple):
-    """What another rank has written. ``texts``: calls in words, by their numbers. ``over``: it has destroyed its world."""
+    """What another rank has written. ``texts``: calls in words, by their numbers. ``over``: why it makes no group any more."""
 
     pid: int
     groups: dict[str, Seen]
     texts: dict[str, str]
-    over: bool = False
+    over: str = ""
 
     def call(self, key: str, number: int) -> str:
         """Returns the rank's call at this place of a group's order; empty if it is not known."""
@@ -120,7 +121,7 @@ class Ledger:
         self._guard = Lock()  # guards the other attributes
         self._written: list[object] = []  # the state of the groups when they were last written
         self._ended: dict[str, Seen] = {}  # groups that this rank has left, the last ones at the end
-        self.over = False  # this rank has destroyed its world
+        self.over = ""  # PROGRAM_ENDED or WORLD_ENDED
         self.boards.write(json.dumps([os.getpid(), {}, {}]).encode())
 
     def write(self, groups: Iterable[Member]) -> None:

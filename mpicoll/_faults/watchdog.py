@@ -140,8 +140,7 @@ class Watchdog:
 
         ``answers``: the thread goes on, and tells ranks of other nodes that wait for this one that it has left.
         """
-        for ledger in {group.ledger for group in self._all() if group.ledger is not None}:
-            ledger.over = True
+        for ledger in {group.ledger for group in self._all()}:
             self.write(ledger)
         with self._guard:
             self._groups.clear()  # the next world has groups of the same names, and a program may keep these

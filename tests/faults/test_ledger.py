@@ -13,7 +13,7 @@ import torch
 import mpicoll
 from mpicoll._api import groups
 from mpicoll._faults import culprits
-from mpicoll._faults.ledger import LOOKS, MOST_GROUPS, PATIENT_LOOKS, REMEMBERED, Ledger
+from mpicoll._faults.ledger import LOOKS, MOST_GROUPS, PATIENT_LOOKS, REMEMBERED, WORLD_ENDED, Ledger
 from mpicoll._mpi.boards import MOST, NBYTES, Boards
 from mpicoll._mpi.shared_segment import Segment
 from mpicoll._tensors import signatures
@@ -235,9 +235,9 @@ def test_only_the_last_groups_that_a_rank_has_left_are_kept() -> None:
     first, second = Ledger(boards[0], True), Ledger(boards[1], True)
     for number in range(MOST_GROUPS + 20):
         first.leave(member(0, reduce_(8, 2), key=str(number)))
-    first.over = True
+    first.over = WORLD_ENDED
     first.write([])
     known = second.read(3)
     assert known is not None
-    assert known.over
+    assert known.over == WORLD_ENDED
     assert list(known.groups) == [str(number) for number in range(20, MOST_GROUPS + 20)]
