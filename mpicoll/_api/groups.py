@@ -50,17 +50,15 @@ def init_process_group(
     Rank and world size come from MPI: ``init_process_group()`` is enough. Unlike torch's, it takes ``comm``, and without
     ``backend`` it takes MPI.
 
-    A world can also consist of MPI's first ranks. They pass ``rank``, a ``world_size`` below MPI's, and a store or an init_method
-    of tcp:// or file://. MPI's other ranks need not call, but they must start MPI too (``mpicoll.rpc.init_rpc``, ``import
-    mpi4py.MPI``). For a world of other ranks, give ``comm``.
+    For a group of some ranks, call `new_group` on all ranks; for a world of some ranks, give a communicator of them as ``comm``.
 
     Args:
         backend: None or "mpi": MPI. "cpu:mpi,cuda:nccl": MPI for CPU tensors. Another backend: as in torch.
         init_method: "env://", "tcp://..." or "file://...", as in torch. None: MPI tells the ranks where to meet. "mpi://": MPI
             does so for any backend.
         timeout: Limit of this call and of each operation of the group. None: MPICOLL_TIMEOUT, or 30 minutes.
-        world_size: -1: MPI knows. Otherwise it must be MPI's, or less for a world of MPI's first ranks.
-        rank: -1: MPI knows.
+        world_size: -1: MPI knows. Another number is refused; if the variable WORLD_SIZE has it, too, it is ignored.
+        rank: The same, with RANK.
         store: Used as the store of the group instead of a new one. Give this or ``init_method``.
         group_name: As in torch, without effect.
         pg_options: As in torch, for other backends.
@@ -69,7 +67,7 @@ def init_process_group(
         more: Arguments that only other versions of torch have; passed on.
 
     Raises:
-        LaunchError: There is no MPI, the launcher does not belong to it, or several ranks are asked for and MPI has one.
+        LaunchError: There is no MPI, the launcher does not belong to it, or rank or world_size contradict MPI.
         OperationTimeout: A rank did not come in time; the message names it.
         ThreadLevelError: MPI runs below MPI_THREAD_SERIALIZED.
         ValueError: There is a default group already, or MPICOLL_TIMEOUT has a value that is not allowed.

@@ -5,7 +5,7 @@
       patches         the table of all changes of torch and Python
       wrapping        a wrapper that sees the arguments by torch's names
     init              init_process_group("mpi") and new_group(backend="mpi"); makes the adapter of each group
-      requested_ranks   the rank and size that a program names, compared with MPI; a world of MPI's first ranks
+      requested_ranks   the rank and size that a program names, compared with MPI
       rendezvous        the store
       torch_world       torch's private tables of groups
     operations        torch's methods, translated for the engine; a base of every adapter

@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -50,7 +50,7 @@ def init_process_group(original: Callable[..., Any], arguments: dict[str, Any]) 
 
     Raises:
         OperationTimeout: A rank did not come in time; names it.
-        LaunchError, ThreadLevelError: Several ranks are requested where MPI has one, or see `mpicoll._mpi.runtime.start`.
+        LaunchError, ThreadLevelError: rank or world_size contradict MPI, or see `mpicoll._mpi.runtime.start`.
         RuntimeError: This torch does not have a backend that a mixture names.
         ValueError: MPICOLL_TIMEOUT has a value that is not allowed.
     """
@@ -66,10 +66,12 @@ def init_process_group(original: Callable[..., Any], arguments: dict[str, Any]) 
     arguments = requested_ranks.unified(arguments)
     runtime.check_environment()
     runtime.check_named("init_process_group", arguments.get("rank"), arguments.get("world_size"))
+    requested_ranks.refuse_contradictions(arguments, rank=mpi.rank, world_size=mpi.size)
     if translated is None:  # another backend, by mpi://
         with _hooks_outside_torch(), _undone_on_failure("init_process_group"):
             original(**arguments)
         return
+    requested_ranks.warn_of_environment(mpi)
     with time_limit.end_job_after("init_process_group", limit_s):
         _init_over_mpi(original, arguments, translated, mpi, limit_s)
 
@@ -77,9 +79,6 @@ def init_process_group(original: Callable[..., Any], arguments: dict[str, Any]) 
 def _init_over_mpi(
     original: Callable[..., Any], arguments: dict[str, Any], translated: str, mpi: runtime.Runtime, limit_s: float
 ) -> None:
-    arguments = requested_ranks.meet_first(arguments, mpi)
-    mpi = runtime.start()
-    requested_ranks.warn_of_contradictions(arguments, mpi)
     arguments.update(rank=mpi.rank, world_size=mpi.size)
     method = arguments.get("init_method")
     if "," in translated:  # torch refuses to reconfigure a mixture
@@ -114,7 +113,7 @@ def new_group(original: Callable[..., Any], arguments: dict[str, Any]) -> Any:
     translated = names.translate(requested)
     assert translated is not None  # the wrapper asked
     arguments = wrapping.complete(arguments)
-    requested_ranks.start_beside(world, arguments, wrapping.limit(arguments))
+    _start_beside(world, arguments, wrapping.limit(arguments))
     by_members = arguments.get("use_local_synchronization")
     with _undone_on_failure("new_group"):
         with _mixing(translated) as passed, torch_world.named_by_members() if by_members else contextlib.nullcontext():
@@ -122,6 +121,32 @@ def new_group(original: Callable[..., Any], arguments: dict[str, Any]) -> Any:
         torch_world.record_backend(group, requested, passed)
         abort.install()
     return group
+
+
+def _start_beside(world: Any, arguments: Mapping[str, Any], limit_s: float) -> None:
+    """Starts MPI for a new group beside a default group that may be another backend's.
+
+    Raises:
+        OperationTimeout: A rank did not come in time to the first such group, for which all ranks start MPI.
+        LaunchError: The ranks of the world are not MPI's, or only some ranks call and MPI is not running yet.
+    """
+    ranks = arguments.get("ranks")
+    some = arguments.get("use_local_synchronization") and ranks is not None and len(ranks) < world.size()
+    if some and runtime.current() is None:
+        raise LaunchError(
+            "new_group(backend='mpi', use_local_synchronization=True): MPI is not running yet, and all ranks must start it "
+            "together; make the first mpi group without use_local_synchronization, or use "
+            "init_process_group(..., init_method='mpi://')"
+        )
+    mpi = runtime.start()
+    if (mpi.rank, mpi.size) != (world.rank(), world.size()):
+        raise LaunchError(
+            f"new_group(backend='mpi'): this process is rank {world.rank()} of {world.size()} in the default group, but rank "
+            f"{mpi.rank} of {mpi.size} in MPI; launch with `python -m mpicoll.run -n {world.size()}` or mpirun, and use "
+            "init_method='mpi://' so that the default group takes its ranks from MPI"
+        )
+    if not some and not mpi.connected:
+        roll_call.everyone(mpi, "new_group", limit_s)
 
 
 def group_of_members(original: Callable[..., Any], arguments: dict[str, Any]) -> Any:
@@ -166,9 +191,6 @@ def _undone_on_failure(operation: str) -> Iterator[None]:
         if fresh:
             torch_world.forget_world()
             store.close()
-            current = runtime.current()
-            if current is not None and current.parent is not None:
-                runtime.stop()  # MPI's world is all ranks again
         if isinstance(error, MPIException):
             raise translate(error, operation) from error
         raise

@@ -86,7 +86,8 @@ def _of_all(operation: str) -> runtime.Runtime:
     comm = runtime.world_comm()
     if comm is None:
         raise ValueError(f"{operation}: there has been no default group of all ranks of MPI; init_process_group makes it")
-    return runtime.Runtime(comm, runtime.start(), own=True)
+    runtime.start()
+    return runtime.Runtime(comm, own=True)
 
 
 def _ranks(handles: Any, size: int) -> list[int]:

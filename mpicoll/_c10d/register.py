@@ -14,7 +14,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import gc
-import os
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -142,24 +141,19 @@ def _for_world(arguments: dict[str, Any]) -> wrapping.Handler | None:
         arguments["backend"] = backend
     ours = names.translate(arguments.get("backend")) is not None or str(arguments.get("init_method")).startswith("mpi://")
     if ours and "mpi4py.MPI" not in sys.modules:
-        _refuse_one_of_many(arguments)
+        _refuse_other_sizes(arguments)
     return _handler("init_process_group", arguments) if ours else None
 
 
-def _refuse_one_of_many(arguments: dict[str, Any]) -> None:
-    """Refuses a world of one rank in a larger job before MPI starts: MPI_Init would wait for ranks that may never call it."""
-    from mpicoll._base.errors import LaunchError
+def _refuse_other_sizes(arguments: dict[str, Any]) -> None:
+    """Refuses a world of another size before MPI starts: MPI_Init would wait for ranks that may never call it."""
+    ensure()
     from mpicoll._base.launcher import detect
+    from mpicoll._c10d import requested_ranks
 
-    launch, at_mpi = detect(), str(arguments.get("init_method") or "env:").startswith(("env:", "mpi:"))
-    if launch is None or launch.size == 1 or arguments.get("world_size") != 1 or arguments.get("rank") != 0:
-        return
-    if at_mpi and arguments.get("store") is None and os.environ.get("WORLD_SIZE") != "1":
-        raise LaunchError(
-            f"init_process_group: rank=0, world_size=1, but {launch.launcher} started {launch.size} ranks, and MPI starts on all"
-            " of them together. For a world of all of them, leave out rank and world_size; for this rank alone, use gloo, or"
-            " start it by itself, as in `mpicoll run -n 1`"
-        )
+    launch = detect()
+    if launch is not None and launch.size > 1:  # otherwise `check_named` names the launcher
+        requested_ranks.refuse_contradictions(requested_ranks.unified(arguments), world_size=launch.size)
 
 
 def _for_group(arguments: dict[str, Any]) -> wrapping.Handler | None:

@@ -106,8 +106,6 @@ def abort(reason: str, cause: str = "", culprit: tuple[int, bool] | None = None)
     if world is not None and culprit is not None:
         number = world.base.Get_group().Translate_ranks([culprit[0]], MPI.COMM_WORLD.Get_group())[0]
         culprit = None if number < 0 else (number, culprit[1])
-    if world is not None and world.parent is not None:
-        world = world.parent  # MPI ends all ranks of the parent, and mpiexec names them by these numbers
     if world is None or world.size == 1 or not MPI.Is_initialized() or MPI.Is_finalized():
         return
     last_words.why(cause or reason, culprit=culprit)

@@ -31,24 +31,21 @@ class Runtime:
     blocks in MPI only to make a communicator or a window, and in a flush.
     """
 
-    def __init__(self, base: MPI.Intracomm, parent: Runtime | None = None, own: bool = False) -> None:
+    def __init__(self, base: MPI.Intracomm, own: bool = False) -> None:
         from mpicoll._mpi.library import MPI
 
         self.base = base  # the user's own communicator until ``comm`` exists, which takes its place: the user may free it
         self.own = own  # mpicoll has made the base, so that it need not be duplicated; the program has no handle of it
-        self.frees_base = parent is not None  # at the end of this world
-        self.parent = parent  # the runtime of all ranks, if this one is of some of them; see `start_some` and `alone`
+        self.frees_base = False  # at the end of this world
         self._of_all, self._of_one = base == MPI.COMM_WORLD, base == MPI.COMM_SELF
-        self.given = parent is None and not own and not self._of_all  # the base is a communicator of the user
+        self.given = not (own or self._of_all or self._of_one)  # the base is a communicator of the user, who may free it
         self.rank: int = base.Get_rank()
         self.size: int = base.Get_size()
         self.thread_level: int = MPI.Query_thread()
         self.serialized = self.thread_level < MPI.THREAD_MULTIPLE
         #: Of all ranks, once they have exchanged them.
         self.thread_levels: tuple[int, ...] = ()
-        lock: AbstractContextManager[object] = threading.RLock() if self.serialized else nullcontext()
-        # All MPI calls of this process are made under one lock.
-        self.lock: AbstractContextManager[object] = lock if parent is None else parent.lock
+        self.lock = _lock(self.serialized)
         #: The largest tag of a user's message.
         self.tag_ub: int = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) - OWN_TAGS  # type: ignore[operator]
         self.library: str = MPI.Get_library_version().split("\n")[0].rstrip("\0 ")
@@ -98,6 +95,12 @@ class Runtime:
         return rank
 
 
+@cache
+def _lock(serialized: bool) -> AbstractContextManager[object]:
+    """The one lock of this process around calls of MPI; see `Runtime`."""
+    return threading.RLock() if serialized else nullcontext()
+
+
 class Process:
     """MPI in this process: the current world, and what outlives it. The only instance is ``process``."""
 
@@ -134,21 +137,12 @@ class Process:
         self._current = Runtime(self.last_base, own=own)
         return self._current
 
-    def start_some(self, ranks: Sequence[int]) -> Runtime:
-        """Makes a world of some ranks of the current world, in this order (collective over them).
-
-        `stop` returns to the current world. Until then `everyone` returns its runtime.
-        """
-        parent = self.start()
-        self._current = Runtime(subset(ranks), parent)
-        return self._current
-
     def stop(self, free: bool = True) -> None:
         """Forgets the runtime. No group may be left. MPI itself keeps running, so that `start` can be called again.
 
         ``free`` is False if an operation is still in progress, so that no communicator can be freed.
         """
-        runtime, self._current = self._current, None if self._current is None else self._current.parent
+        runtime, self._current = self._current, None
         if not free or runtime is None or finalized():
             return
         with runtime.lock:
@@ -188,7 +182,7 @@ class Process:
 
 process = Process()
 os.register_at_fork(after_in_child=process.forget)
-start, start_some, stop = process.start, process.start_some, process.stop
+start, stop = process.start, process.stop
 current, world_comm, in_forked_child = process.current, process.world_comm, process.in_forked_child
 prepare_threads_with, entering = process.prepare_threads_with, process.entering
 
@@ -204,7 +198,8 @@ def alone() -> Runtime:
     """The runtime of this rank alone, in a job of any size. Starts MPI if it is not running; no other rank takes part."""
     from mpicoll._mpi.library import MPI
 
-    return Runtime(MPI.COMM_SELF, start())
+    start()
+    return Runtime(MPI.COMM_SELF)
 
 
 def subset(ranks: Sequence[int]) -> MPI.Intracomm:
@@ -223,12 +218,6 @@ def create_group(base: MPI.Intracomm, ranks: Sequence[int], tag: int) -> MPI.Int
     finally:
         members.Free()
         group.Free()
-
-
-def everyone() -> Runtime:
-    """Starts MPI like `start`, and returns the runtime of all ranks, even if the current world is of some of them only."""
-    runtime = start()
-    return runtime.parent or runtime
 
 
 def forked_error() -> ForkedProcess:

@@ -119,7 +119,7 @@ def _runtime(rank: int, world_size: int | None) -> runtime.Runtime:
     """
     if world_size == 1 and rank in (0, -1):
         return runtime.alone()
-    ranks = runtime.everyone()
+    ranks = runtime.start()
     runtime.check_named("init_rpc", rank, world_size)
     for what, given, real in (("rank", rank, ranks.rank), ("world_size", world_size, ranks.size)):
         if given not in (None, -1, real):

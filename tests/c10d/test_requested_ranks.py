@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from mpicoll._c10d.requested_ranks import unified
+from mpicoll import LaunchError
+from mpicoll._c10d.requested_ranks import refuse_contradictions, unified
+from tests.launch import jobs
 from tests.support import LAUNCH_ENVIRONMENT, agree, everyone, free_port, launch, run
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -35,6 +37,51 @@ SCRIPTS = Path(__file__).parent / "scripts"
 )
 def test_unified(arguments: dict[str, Any], expected: dict[str, Any]) -> None:
     assert unified(arguments) == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environ"),
+    [
+        ({"rank": 1, "world_size": 4}, {}),
+        ({"rank": -1, "world_size": None}, {}),
+        ({"rank": 1, "world_size": 2}, {"WORLD_SIZE": "2"}),  # what an outer torchrun has left, by way of the program's arguments
+        ({"rank": 0, "world_size": 2}, {"RANK": "0", "WORLD_SIZE": "2"}),
+    ],
+)
+def test_not_refused(arguments: dict[str, Any], environ: dict[str, str]) -> None:
+    refuse_contradictions(arguments, environ, rank=1, world_size=4)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        ({"rank": 1, "world_size": 2, "init_method": "tcp://localhost:1"}, "world_size=2, but MPI says 4"),
+        ({"world_size": 8}, "world_size=8, but MPI says 4"),
+        ({"rank": 0, "world_size": 1}, "rank=0, but MPI says 1"),
+        ({"rank": 0}, "rank=0, but MPI says 1"),
+    ],
+)
+def test_refused(arguments: dict[str, Any], what: str) -> None:
+    remedy = r"Leave out rank .* new_group\(\[\.\.\.\]\) .*\(comm=\.\.\.\)"
+    with pytest.raises(LaunchError, match=rf"^init_process_group: {what}\. {remedy}$"):
+        refuse_contradictions(arguments, {"RANK": "1", "WORLD_SIZE": "4"}, rank=1, world_size=4)
+
+
+SOME = """
+import torch.distributed as dist
+from mpicoll._base import launcher
+if launcher.detect().rank == 0:
+    dist.init_process_group("mpi", rank=0, world_size=1)
+"""
+
+
+@pytest.mark.launch
+def test_some_ranks_alone_are_refused_before_mpi_starts(tmp_path: Path) -> None:
+    """They waited in MPI_Init for the other ranks, which end without MPI."""
+    done = jobs.run(tmp_path, "-n", "2", "-c", SOME, OMP_NUM_THREADS="1")
+    assert done.returncode != 0
+    assert "rank 0 of 2" in done.stderr, done.stderr
+    assert "world_size=1, but MPI says 2" in done.stderr, done.stderr
 
 
 @pytest.mark.launch
@@ -68,6 +115,18 @@ def test_a_rank_alone_names_several() -> None:
     done = launch(1, "-c", "import torch.distributed as d; d.init_process_group('mpi', rank=1, world_size=4)")
     assert done.returncode != 0
     assert "LaunchError: init_process_group: world_size=4 asks for 4 ranks, but the launcher" in done.stderr, done.stderr
+
+
+@pytest.mark.usefixtures("no_world")
+@pytest.mark.parametrize("backend", ["mpi", "cpu:mpi", "gloo"])
+def test_other_numbers_than_those_of_mpi(rank: int, size: int, backend: str) -> None:
+    """Refused on all ranks, and the next call works."""
+    method = "mpi://" if backend == "gloo" else None
+    for wrong in ({"rank": rank + size}, {"rank": rank + 1, "world_size": size}, {"world_size": 1 if size > 1 else 0}):
+        with pytest.raises(LaunchError, match="init_process_group: "):
+            dist.init_process_group(backend, init_method=method, **wrong)
+    dist.init_process_group(backend, init_method=method)
+    agree((dist.get_rank(), dist.get_world_size()) == (rank, size))
 
 
 @pytest.mark.usefixtures("no_world")

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ import torch.distributed
 from torch import Tensor
 
 import mpicoll as dist
+from mpicoll._api import groups
+from mpicoll._faults.attendance import Looks
 from mpicoll._mpi import remote_memory
 from tests.support import agree, everyone, raised_by
 
@@ -280,6 +283,23 @@ def test_signals_add_up(rank: int, size: int) -> None:
         window.signal((rank + 1) % size)
         more.wait()
         agree(pending, "a sixth signal")
+
+
+@pytest.mark.parametrize("looks", [False, True])
+def test_two_threads_wait_for_signals(looks: bool, rank: int, size: int) -> None:
+    """A signal ends one wait, in whichever thread. ``looks``: each wait looks for its signal before it calls MPI's receive."""
+    group = dist.new_group()
+    communicator = groups.of(group)
+    assert communicator is not None
+    if looks:
+        communicator.receives = Looks(0)
+    with dist.Window(torch.zeros(1), group) as window, ThreadPoolExecutor(2) as pool:
+        waits = [pool.submit(lambda: [window.wait_signal((rank - 1) % size) for _ in range(50)]) for _ in range(2)]
+        for _ in range(100):
+            window.signal((rank + 1) % size)
+        counts = [len(each.result(60)) for each in waits]
+    agree(counts == [50, 50], counts)
+    dist.destroy_process_group(group)
 
 
 @pytest.mark.min_ranks(2)
