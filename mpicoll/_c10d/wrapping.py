@@ -14,8 +14,6 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from mpicoll._base.errors import LaunchError
-
 # The order in which torch takes them (2.11 to 2.15; before that, too).
 WORLD_NAMES = ("backend", "init_method", "timeout", "world_size", "rank", "store", "group_name", "pg_options", "device_id")
 GROUP_NAMES = ("ranks", "timeout", "backend", "backend_options", "pg_tag", "use_local_synchronization", "group_desc", "device_id")
@@ -64,8 +62,12 @@ def wrap(
                 return _in_form(original, positional, **arguments)
             _under_way.add(running)
             return handler(functools.partial(_in_form, original, positional), arguments)
-        except LaunchError as error:  # about the start of the program: none of our calls explains it
-            raise error.with_traceback(None) from None
+        except Exception as error:
+            from mpicoll._base.errors import LaunchError  # seldom needed
+
+            if isinstance(error, LaunchError):  # about the start of the program: none of our calls explains it
+                raise error.with_traceback(None) from None
+            raise
         finally:
             _under_way.discard(running)
 
