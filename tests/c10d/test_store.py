@@ -144,6 +144,7 @@ def test_threads_of_a_rank_ask_at_the_same_time(shared: Any, rank: int, size: in
     agree(shared.add("sum", 0) == 80 * size)
 
 
+@pytest.mark.min_ranks(2)  # one rank has a HashStore
 def test_no_rank_has_what_torch_gives_no_class_in_python(shared: Any) -> None:
     """Rank 0 had queues, in a HashStore of its own, and the other ranks had none."""
     for name, *arguments in (("queue_push", "q", b"v"), ("queue_pop", "q"), ("queue_len", "q"), ("list_keys",)):
