@@ -125,7 +125,8 @@ class FlightRecorder:
         now = time.time()
         offset = now - time.monotonic()
         return {
-            "version": VERSION, "mpicoll": mpicoll.__version__, "reason": reason, "rank": self._rank, "world_size": self._size,
+            "version": VERSION, "mpicoll": mpicoll.__version__, "rank": self._rank, "world_size": self._size,
+            "reason": reason, "expired": self._expired,
             "host": socket.gethostname(), "pid": os.getpid(), "time": now, "monotonic_offset": offset,
             "groups": [_group(group, offset) for group in self._groups()],
             "messages": [_message(*entry, offset) for entry in list(inside.values())],

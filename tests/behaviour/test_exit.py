@@ -1,5 +1,6 @@
 """The end of a program that has left something undone: no hang, no crash, no noise (traps 54, 55)."""
 
+import re
 import subprocess
 import time
 
@@ -62,7 +63,7 @@ def test_a_collective_that_never_ends(case: str) -> None:
     assert done.returncode != 0
     # whichever comes first: rank 0 leaves too and finds its thread stuck, or that thread learns that rank 1 has left
     leaves = "mpicoll: rank 0 leaves while a collective that it has started on group '0' has not ended" in done.stderr
-    waits = "mpicoll: all_reduce on group '0' (rank 0 of 2): waits for rank 1, whose program has ended" in done.stderr
+    waits = re.search(r"all_reduce on group '0' \(rank 0 of 2\): .*[Rr]ank 1.*program has ended", done.stderr)
     assert leaves or waits, done.stderr
     assert time.monotonic() - began < 40
     if case == "timed_out_collective":

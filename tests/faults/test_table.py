@@ -36,7 +36,7 @@ ABSENT = {  # what it does, and what the others say
         r"Rank {} has not come: (its process \d+ is stopped \(SIGSTOP\)|it has not answered for \d+ s: it is stopped)",
     ),
     "late": ("time.sleep(60)", r"Rank {} has not come: .*; its process \d+ (on \S+ )?runs"),
-    "leaves": ("sys.exit(0)", r"waits for rank {}, whose program has ended"),
+    "leaves": ("sys.exit(0)", r"[Rr]ank {}[ ,].*program has ended"),
 }
 FAULTS = {**ENDS, **ABSENT}
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mpicoll._base.facts import Facts, difference, what_differs
-from mpicoll._base.waits import PATIENCE_S
+from mpicoll._base.waits import BLOCKED_S, PATIENCE_S
 from mpicoll._launch.doctor.report import Finding, Report, ranks_in_words
 
 VERSION = 1  # of the format
@@ -129,12 +129,16 @@ def _waiting(
 ) -> Iterator[Finding]:
     """For each collective in which ranks wait: who waits, and who has not come. alike: all ranks call the same.
 
-    A rank waits if it is in a call for PATIENCE_S, or for the group's timeout if that is shorter.
+    A rank waits if it is in a call for `_patience_s`, or for the group's timeout if that is shorter.
     """
     waiting: dict[int, list[int]] = {}
     for rank, group in members.items():
         last = group.last
-        if last is not None and not last.ended and records[rank].time - last.started >= min(PATIENCE_S, group.timeout_s):
+        if (
+            last is not None
+            and not last.ended
+            and records[rank].time - last.started >= min(_patience_s(records), group.timeout_s)
+        ):
             waiting.setdefault(last.number, []).append(rank)
     for number, ranks in sorted(waiting.items()):
         call = members[ranks[0]].calls[number]
@@ -173,13 +177,18 @@ def _place(record: Record) -> str:
     return "at its end, or outside Python" if record.place is None else f"at {record.place}"
 
 
+def _patience_s(records: Mapping[int, Record]) -> float:
+    """From when on a call counts as one that waits. A rank may know early that a call can never end."""
+    return BLOCKED_S if any(record.expired for record in records.values()) else PATIENCE_S
+
+
 def check_messages(record: Record, records: Mapping[int, Record]) -> list[Finding]:
     """Messages that a rank is blocked in, and those that it has posted."""
     findings = []
     timeouts_s = {key.name: group.timeout_s for key, group in record.groups.items()}
     for message in record.messages:
         waited = record.time - message["started"]
-        if waited < min(PATIENCE_S, timeouts_s.get(message["group"], PATIENCE_S)):
+        if waited < min(_patience_s(records), timeouts_s.get(message["group"], PATIENCE_S)):
             continue
         peer = message["peer"]
         who = "any rank" if peer is None else f"rank {peer}"
@@ -246,6 +255,7 @@ class Record:
     groups: dict[GroupKey, GroupRecord]
     messages: list[Mapping[str, Any]]
     pending_messages: list[Mapping[str, Any]]
+    expired: bool = False  # an operation has taken too long on this rank, or can never end
 
 
 def read(folder: Path) -> tuple[dict[int, Record], list[Finding]]:
@@ -278,7 +288,7 @@ def parse(rank: int, written: Mapping[str, Any]) -> Record:
     return Record(
         rank, written["world_size"], written["host"], written["reason"], written["time"], main["at"],
         {GroupKey(group["name"], tuple(group["ranks"])): _group(group) for group in written["groups"]},
-        written["messages"], written["pending_messages"],
+        written["messages"], written["pending_messages"], written.get("expired", False),
     )  # fmt: skip
 
 
