@@ -62,7 +62,7 @@ def test_standard_output_is_a_terminal_only_where_that_of_the_job_is_one(tmp_pat
 def test_output_through_the_pipe_is_whole(tmp_path: Path) -> None:
     """Of a program that writes much and then dies, and of a process that it leaves behind."""
     program = (
-        "os.system('(sleep 0.5; echo late) &')\nfor n in range(20000): print(n)\nsys.stdout.flush(); os.kill(os.getpid(), 11)"
+        "for n in range(20000): print(n)\nsys.stdout.flush(); os.system('(sleep 0.5; echo late) &'); os.kill(os.getpid(), 11)"
     )
     done = run(tmp_path, "--quiet", "-n", "1", script(tmp_path, program))
     assert done.returncode == 139
