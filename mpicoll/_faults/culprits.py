@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from mpicoll._base import processes
 from mpicoll._base.processes import ENDED, RUNS
-from mpicoll._faults import inquiries
+from mpicoll._faults import exit_handshake, inquiries
 from mpicoll._faults.group_state import GroupState
 from mpicoll._faults.inquiries import Absent
 from mpicoll._faults.ledger import MOST_GROUPS, PROGRAM_ENDED, Rank
@@ -61,7 +61,7 @@ def _absent(group: GroupState, rank: int, known: Rank) -> Absent:
     else:
         last = inquiries.last_call(*((0, 0, "", 0.0, 0) if seen is None else (*seen[:4], seen.left, seen.ending)))
     if known.over == PROGRAM_ENDED:
-        return Absent(rank, inquiries.ended(0 if seen is None else seen.begun), True)
+        return Absent(rank, exit_handshake.ended(0 if seen is None else seen.begun), True)
     if state == RUNS:
         return Absent(rank, f"{last}; its process {known.pid} runs", seen is not None and bool(seen.ending))
     return Absent(rank, f"its process {known.pid} {state}; up to a second before that {last}", state == ENDED, state == ENDED)

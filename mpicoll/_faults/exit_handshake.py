@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 from mpicoll._base.waits import AT_END_S, NEXT_S, SILENT_S
 from mpicoll._faults import roll_call
+from mpicoll._faults.ledger import PROGRAM_ENDED
 from mpicoll._mpi import abort, arrivals, library, runtime, survivors
 from mpicoll._mpi.backoff import Backoff
 from mpicoll._mpi.library import MPI
@@ -75,6 +76,15 @@ def expect_all() -> None:
     """
     global _all_come
     _all_come = True
+
+
+def counted(collectives: int) -> str:
+    return f"{collectives} collective{'' if collectives == 1 else 's'}"
+
+
+def ended(collectives: int) -> str:
+    """What is said of a rank at its end, after so many collectives on a group."""
+    return f"{PROGRAM_ENDED}, after {counted(collectives)} on this group"
 
 
 def possible() -> bool:
@@ -142,9 +152,8 @@ def leave(begun: Callable[[str], int], meanwhile: Callable[[], object], state: C
         if question.number == END:
             lowest = lowest and question.about > rank
         number = begun(question.group)
-        words = f"its program has ended, after {number} collectives on this group"
-        left = f"whose program has ended (after {number} collectives on this group)"
-        return Answer(question.group, number, words, left, about=question.about)
+        left = f"whose program has ended (after {counted(number)} on this group)"
+        return Answer(question.group, number, ended(number), left, about=question.about)
 
     if runtime.finalized() or (survivors.possible() and _leave_survivors(said, meanwhile)):
         return

@@ -108,7 +108,7 @@ def own_answer(groups: Iterable[GroupState], question: Question, ended: Mapping[
     if question.group in ended and (group is None or isinstance(group.broken, GroupDestroyed)):
         begun, ending = ended[question.group]
         last = last_call(begun, begun, "", 0.0, 0, ending)
-        left = f"which has {ending} the group (after {_counted(begun)} on it)"
+        left = f"which has {ending} the group (after {exit_handshake.counted(begun)} on it)"
         return Answer(question.group, begun, f"{last}; {where}", left, about=question.about)
     if group is None:
         return Answer(question.group, 0, f"it does not have this group; {where}", about=question.about)
@@ -133,19 +133,10 @@ def _last(group: GroupState) -> str:
     return last_call(entry[0], group.ended, signatures.alike(entry[1], entry[3])[1], entry[2], group.left)
 
 
-def _counted(collectives: int) -> str:
-    return f"{collectives} collective{'' if collectives == 1 else 's'}"
-
-
-def ended(collectives: int) -> str:
-    """What is said of a rank at its end."""
-    return f"its program has ended, after {_counted(collectives)} on this group"
-
-
 def last_call(begun: int, ended: int, last: str, since: float, left: int, ending: str = "") -> str:
     """Returns in words what a rank has done last on a group. The arguments are as in `ledger.Seen`."""
     if ending:
-        return f"it has {ending} this group, after {_counted(begun)} on it"
+        return f"it has {ending} this group, after {exit_handshake.counted(begun)} on it"
     if not last:
         return "it has begun no collective on this group"
     if left:

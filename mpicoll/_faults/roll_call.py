@@ -32,6 +32,7 @@ from typing import Any, NoReturn
 from mpicoll._base.torch_errors import OperationTimeout
 from mpicoll._base.waits import ANSWER_S, LEAST_MEETING_S, NEXT_S, PATIENCE_AT_START_S, PATIENCE_S, SHORT_LOOK_S
 from mpicoll._faults import time_limit
+from mpicoll._faults.ledger import PROGRAM_ENDED
 from mpicoll._mpi import arrivals, library, survivors
 from mpicoll._mpi.backoff import Backoff
 from mpicoll._mpi.errors import not_made, peer_lost
@@ -40,7 +41,6 @@ from mpicoll._mpi.runtime import Runtime
 
 FIRST_TAG = 16  # those below belong to other messages on the same communicator
 ASK, HERE, MISSING, LEFT = "ask", "here", "missing", "left"
-ENDED = "its program has ended"
 Gone = Callable[[int], str]  # why a rank of the world cannot come; empty: it may come
 
 
@@ -232,7 +232,7 @@ class _RollCall:
         for source, (kind, *rest) in received:
             self._present.add(source)
             if kind == LEFT:
-                self._give_up([source], ENDED)
+                self._give_up([source], PROGRAM_ENDED)
             if kind == MISSING:
                 raise self._error(*rest)
             if kind == ASK:

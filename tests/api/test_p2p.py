@@ -69,7 +69,7 @@ def test_two_threads_receive_from_any_rank(second: str, rank: int, monkeypatch: 
 
 @pytest.mark.min_ranks(3)
 def test_a_receive_from_any_rank_beside_one_from_a_rank(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A quick succession of receives makes MPI's own, which takes the message that the other thread has found."""
+    """In a quick succession, MPI's own receive is called. It took the message that the other thread had found."""
     group = dist.new_group([0, 1, 2])
     if rank == 0:
         for _ in range(100):
