@@ -1,8 +1,8 @@
 """The command line of a planned job, for each kind of mpiexec. Pure.
 
     option                Open MPI 5             Open MPI 4              Hydra (MPICH)
-    --bind-to socket      --bind-to package      --bind-to socket        -bind-to socket
-    --map-by numa         --map-by numa          --map-by numa           -map-by numa -bind-to numa
+    --bind-to UNIT        --bind-to UNIT         --bind-to UNIT          -bind-to UNIT
+    --map-by UNIT         --map-by UNIT          --map-by UNIT           -map-by UNIT
     --tag-output          --output tag           --tag-output            -prepend-rank
     --log-dir DIR         mpicoll._launch.rank   mpicoll._launch.rank    mpicoll._launch.rank
     --fault-tolerant      --with-ft ulfm         refused                 refused
@@ -15,16 +15,10 @@ beforehand. Therefore each rank redirects its own output before the program star
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 
 from mpicoll._base.errors import LaunchError
 from mpicoll._launch.job import Job, Request
-
-OPENMPI_UNITS = ("none", "hwthread", "core", "l1cache", "l2cache", "l3cache", "numa", "package", "socket")
-HYDRA_UNITS = re.compile(
-    r"(machine|numa|socket|core|hwthread|l[1-5][diu]?cache|gpu|ib|en|eth|hfi|hsn)\d*(:\d+)?|pci:.+"
-)  # with a number: that many units for each rank
 
 
 def command(job: Job, added: Mapping[str, str], names: Sequence[str]) -> tuple[str, ...]:
@@ -54,7 +48,7 @@ def command(job: Job, added: Mapping[str, str], names: Sequence[str]) -> tuple[s
 
 def _openmpi_words(job: Job, names: Sequence[str]) -> list[str]:
     request, prrte = job.request, job.mpiexec.version[:1] >= (5,)
-    words = _openmpi_binding(request, "package" if prrte else "socket")
+    words = _binding(request, "--")
     if request.tag_output:
         words += ["--output", "tag"] if prrte else ["--tag-output"]
     words += ["--with-ft", "ulfm"] if request.fault_tolerant else []
@@ -72,26 +66,14 @@ def _openmpi_words(job: Job, names: Sequence[str]) -> list[str]:
     return words
 
 
-def _openmpi_binding(request: Request, package: str) -> list[str]:
-    """package: the name of a socket in this version."""
-    words = []
-    if request.map_by is not None:
-        words += ["--map-by", re.sub(r"\b(socket|package)\b", package, request.map_by)]
-    if request.bind_to is not None:
-        unit, colon, modifier = request.bind_to.partition(":")
-        if modifier.isdigit():
-            raise LaunchError(
-                f"--bind-to {request.bind_to}: Open MPI binds to one {unit}; `--map-by slot:pe={modifier} --bind-to core` gives"
-                f" each rank {modifier} cores"
-            )
-        if unit not in OPENMPI_UNITS:
-            raise LaunchError(f"--bind-to {request.bind_to}: Open MPI binds to one of {', '.join(OPENMPI_UNITS)}")
-        words += ["--bind-to", re.sub(r"^(socket|package)\b", package, unit) + colon + modifier]
-    return words
+def _binding(request: Request, dashes: str) -> list[str]:
+    """The units are those of this mpiexec, which refuses others."""
+    words = [] if request.map_by is None else [dashes + "map-by", request.map_by]
+    return words if request.bind_to is None else [*words, dashes + "bind-to", request.bind_to]
 
 
 def _hydra_words(job: Job, added: Mapping[str, str], names: Sequence[str]) -> list[str]:
-    words = _hydra_binding(job.request) + (["-prepend-rank"] if job.request.tag_output else [])
+    words = _binding(job.request, "-") + (["-prepend-rank"] if job.request.tag_output else [])
     placed = [item for placement in job.placements for item in placement or ()]
     per_node = job.counted[0][0].per_node
     if placed:
@@ -105,24 +87,6 @@ def _hydra_words(job: Job, added: Mapping[str, str], names: Sequence[str]) -> li
     for i, (program, ranks) in enumerate(job.counted):
         words += [*([":"] if i else []), "-n", str(ranks), *program.words(job.request)]
     return words
-
-
-def _hydra_binding(request: Request) -> list[str]:
-    words = []
-    bind_to = None if request.bind_to is None else _hydra_unit("--bind-to", request.bind_to, ("none", "rr", "user:"))
-    if request.map_by not in (None, "slot"):  # by slot is the default of Hydra
-        map_by = _hydra_unit("--map-by", str(request.map_by), ())
-        words += ["-map-by", map_by]
-        bind_to = map_by if bind_to is None else bind_to  # as Open MPI does; without binding Hydra ignores the mapping
-    return [*words, *(["-bind-to", bind_to] if bind_to is not None else [])]
-
-
-def _hydra_unit(option: str, text: str, others: tuple[str, ...]) -> str:
-    unit = re.sub(r"^package\b", "socket", text)
-    if HYDRA_UNITS.fullmatch(unit) or unit in others or unit.startswith(tuple(word for word in others if word.endswith(":"))):
-        return unit
-    allowed = ", ".join([*others, "hwthread", "core", "core:2", "l3cache", "numa", "socket", "machine"])
-    raise LaunchError(f"{option} {text}: MPICH's mpiexec takes {allowed.replace('user:', 'user:0,1')}")
 
 
 def _spelled(placement: Sequence[tuple[str, int]]) -> str:
