@@ -75,13 +75,7 @@ def described(absent: Iterable[Absent], verb: str = "has not come") -> str:
 def of_group(group: GroupState) -> str:
     """Returns who has not come to the collective that the group is in; empty if that is not known."""
     entry = group.under_way()
-    if entry is None:
-        return ""
-    number = entry[0]
-    if absent := of_collective(group, number):
+    absent = [] if entry is None else of_collective(group, entry[0])
+    if absent or entry is None or group.ledger is None:
         return described(absent)
-    return (
-        ""
-        if group.ledger is None
-        else f"Every rank of this node has begun its collective {number} on this group; the calls may differ"
-    )
+    return f"Every rank of this node has begun its collective {entry[0]} on this group; the calls may differ"

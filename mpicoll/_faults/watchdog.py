@@ -240,15 +240,13 @@ class Watchdog:
 
     def _exchange(self, groups: Sequence[GroupState], waiting: Sequence[Waiting]) -> None:
         """Answers other ranks, and receives their answers. Calls nothing of MPI in a job on one node in which no rank waits."""
-        if not exit_handshake.possible():
-            return
         elsewhere = any(group.unseen for group in groups)
-        if elsewhere or waiting:
-            runtime.entering()
+        if not (elsewhere or waiting) or not exit_handshake.possible():
+            return
+        runtime.entering()
         if elsewhere:
             exit_handshake.answer(partial(_answer, groups, self.ended))
-        if elsewhere or waiting:
-            self._receive_answers(groups, waiting)
+        self._receive_answers(groups, waiting)
 
     def _receive_answers(self, groups: Sequence[GroupState], waiting: Sequence[Waiting]) -> None:
         """Ends the job, or the rank that has answered, if a call waits for a rank that will begin no more."""
