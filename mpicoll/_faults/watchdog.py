@@ -207,11 +207,8 @@ class Watchdog:
 
     def _read_ledgers(self, groups: list[GroupState]) -> None:
         """Writes and compares what the ranks of this node have called. Ends the job if their calls differ."""
-        by_ledger: dict[Ledger, list[GroupState]] = {}
-        for group in groups:
-            if group.ledger is not None:
-                by_ledger.setdefault(group.ledger, []).append(group)
-        for ledger, sharing in by_ledger.items():
+        for ledger in {group.ledger for group in groups if group.ledger is not None}:
+            sharing = [group for group in groups if group.ledger is ledger]
             ledger.write(sharing)
             if ledger.boards.asked():
                 _show_stacks(sharing[0], "another rank asks where this one is")
@@ -311,8 +308,7 @@ def _answer(groups: Sequence[GroupState], ended: Mapping[str, tuple[int, str]], 
     """Answers another rank."""
     if question.number != SHOW:
         return inquiries.own_answer(groups, question, ended)
-    group = next((group for group in groups if group.name == question.group), None)
-    if group is not None:
+    for group in [group for group in groups if group.name == question.group]:
         _show_stacks(group, "another rank asks where this one is")
     return None
 

@@ -117,8 +117,7 @@ def _runtime(rank: int, world_size: int | None) -> runtime.Runtime:
         LaunchError: Several workers are asked for, and no MPI launcher started this process. Or see `runtime.refuse_other_size`.
         ValueError: rank or world_size contradict MPI.
     """
-    alone = 'For a world of this rank alone, call init_process_group("mpi") on all ranks before'
-    runtime.refuse_other_size("init_rpc", world_size, alone)
+    runtime.refuse_other_size("init_rpc", world_size, 'For a world of one, call init_process_group("mpi") on all ranks before')
     if world_size == 1 and rank in (0, -1):
         return runtime.alone()
     ranks = runtime.start()
