@@ -142,11 +142,10 @@ def _for_world(arguments: dict[str, Any]) -> wrapping.Handler | None:
     ours = names.translate(arguments.get("backend")) is not None or str(arguments.get("init_method")).startswith("mpi://")
     if ours:
         ensure()
-        from mpicoll._c10d import requested_ranks
+        from mpicoll._c10d.requested_ranks import OF_SOME_RANKS, unified
         from mpicoll._mpi import runtime
 
-        size = requested_ranks.unified(arguments).get("world_size")
-        runtime.refuse_other_size("init_process_group", size, requested_ranks.OF_SOME_RANKS)
+        runtime.refuse_other_size("init_process_group", unified(arguments).get("world_size"), OF_SOME_RANKS)
     return _handler("init_process_group", arguments) if ours else None
 
 

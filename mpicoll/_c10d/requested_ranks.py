@@ -43,12 +43,6 @@ def unified(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {**arguments, **found, "init_method": urlunsplit(url._replace(query=query))}
 
 
-def refuse_contradictions(arguments: Mapping[str, Any], environ: Mapping[str, str] = os.environ, **truth: int) -> None:
-    """Refuses arguments that differ from ``truth``, MPI's rank and world_size (`runtime.refuse_contradiction`)."""
-    for name, number in truth.items():
-        runtime.refuse_contradiction("init_process_group", name, arguments.get(name), number, OF_SOME_RANKS, environ)
-
-
 def warn_of_environment(mpi: runtime.Runtime) -> None:
     """Warns if RANK or WORLD_SIZE differ from MPI: an outer torchrun or a batch shell has left them there."""
     launch = launcher.detect()  # agrees with MPI, but differs from `mpi` if the world is a communicator of the user's own

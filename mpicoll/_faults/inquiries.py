@@ -103,10 +103,8 @@ def gone(world: GroupState, ranks: Sequence[int]) -> tuple[int, str] | None:
 def other_call(group: GroupState, number: int, own: str) -> tuple[int, str] | None:
     """Returns a rank that calls something else than ``own`` at this place of the order, and its call."""
     wait: _Wait | None = group.waits.get(number)
-    for rank, answer in () if wait is None else wait.answers.items():
-        if answer.call and answer.call != own:
-            return rank, answer.call
-    return None
+    answers = {} if wait is None else wait.answers
+    return next(((rank, answer.call) for rank, answer in answers.items() if answer.call not in ("", own)), None)
 
 
 def own_answer(groups: Iterable[GroupState], question: Question, ended: Mapping[str, tuple[int, str]]) -> Answer:
