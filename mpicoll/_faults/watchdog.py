@@ -385,6 +385,8 @@ def _end(waiting: Waiting, what: str, reason: str, absent: Sequence[Absent], aft
 
 
 def _end_mismatch(group: GroupState, mismatch: Mismatch) -> None:
+    """Ends the job, because of different calls. Many ranks may find that at the same moment; see `_end`."""
+    time.sleep(waits.LEAD_S / 2 * min(max(0, group.rank - 1), MOST_BEFORE))  # on one node, rank 1 is the first that can find it
     number, other, calls = mismatch
     own, refused = group.global_ranks[group.rank], any(", refused: " in call for call in calls)
     values = "No tensor has changed." if refused else "Tensors may have wrong values."

@@ -10,8 +10,9 @@ from unittest.mock import Mock
 import pytest
 
 from mpicoll._base import waits
-from mpicoll._faults.ledger import Ledger
-from mpicoll._faults.watchdog import Waiting, Watchdog
+from mpicoll._faults import watchdog
+from mpicoll._faults.ledger import Ledger, Mismatch
+from mpicoll._faults.watchdog import MOST_BEFORE, Waiting, Watchdog
 from mpicoll._mpi.boards import NBYTES, Boards
 from mpicoll._mpi.shared_segment import Segment
 
@@ -95,3 +96,16 @@ def test_a_stopped_rank_speaks_for_nobody(groups: list[Any], capsys: pytest.Capt
         stopped.kill()
         stopped.wait()
     assert "(rank 1 of 48)" in capsys.readouterr().err
+
+
+def test_lower_ranks_end_the_job_first_if_calls_differ(groups: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every second rank calls something else: 47 ranks found it and said it at the same moment."""
+    slept: list[float] = []
+    monkeypatch.setattr(watchdog, "time", Mock(sleep=slept.append))
+    for name in ("abort", "_show_stacks", "_show_others"):
+        monkeypatch.setattr(watchdog, name, Mock())
+    for group in groups[1:]:
+        watchdog._end_mismatch(group, Mismatch(3, group.rank - 1, ("barrier()", "all_reduce()")))
+    step_s = waits.LEAD_S / 2
+    assert slept == [step_s * min(before, MOST_BEFORE) for before in range(RANKS - 1)]
+    assert step_s >= waits.STACK_S  # in which the first one shows where ranks are
