@@ -7,6 +7,7 @@ complete with every version of torch. Submodules are mirrored too: ``from mpicol
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -104,10 +105,8 @@ def __getattr__(name: str) -> Any:
 def _from_torch(name: str) -> Any:
     import torch.distributed
 
-    try:
+    with contextlib.suppress(AttributeError):
         return getattr(torch.distributed, name)
-    except AttributeError:
-        pass
     try:
         return importlib.import_module(f"mpicoll.{name}")  # a submodule of torch.distributed that is not imported yet
     except ModuleNotFoundError as error:

@@ -281,9 +281,7 @@ def of(group: Any, tensor: Any = None) -> Communicator | None:
     if is_dynamo_compiling():  # the tracer of torch.compile knows torch's functions; it runs nothing below
         return None
     if type(tensor) in _PLAIN:
-        if not tensor.is_cpu and not _carries(group, tensor.device):
-            return None
-        if _coalescing:
+        if (not tensor.is_cpu and not _carries(group, tensor.device)) or _coalescing:
             return None
     elif isinstance(tensor, Tensor):  # a subclass, which torch dispatches
         return None

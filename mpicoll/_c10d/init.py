@@ -66,7 +66,8 @@ def init_process_group(original: Callable[..., Any], arguments: dict[str, Any]) 
     arguments = requested_ranks.unified(arguments)
     runtime.check_environment()
     runtime.check_named("init_process_group", arguments.get("rank"), arguments.get("world_size"))
-    requested_ranks.refuse_contradictions(arguments, rank=mpi.rank, world_size=mpi.size)
+    for name, truth in (("rank", mpi.rank), ("world_size", mpi.size)):
+        runtime.refuse_contradiction("init_process_group", name, arguments.get(name), truth, requested_ranks.OF_SOME_RANKS)
     if translated is None:  # another backend, by mpi://
         with _hooks_outside_torch(), _undone_on_failure("init_process_group"):
             original(**arguments)

@@ -140,20 +140,13 @@ def _for_world(arguments: dict[str, Any]) -> wrapping.Handler | None:
     if arguments.get("backend") is None and (backend := get("MPICOLL_BACKEND")):
         arguments["backend"] = backend
     ours = names.translate(arguments.get("backend")) is not None or str(arguments.get("init_method")).startswith("mpi://")
-    if ours and "mpi4py.MPI" not in sys.modules:
-        _refuse_other_sizes(arguments)
+    if ours:
+        ensure()
+        from mpicoll._c10d.requested_ranks import OF_SOME_RANKS, unified
+        from mpicoll._mpi import runtime
+
+        runtime.refuse_other_size("init_process_group", unified(arguments).get("world_size"), OF_SOME_RANKS)
     return _handler("init_process_group", arguments) if ours else None
-
-
-def _refuse_other_sizes(arguments: dict[str, Any]) -> None:
-    """Refuses a world of another size before MPI starts: MPI_Init would wait for ranks that may never call it."""
-    ensure()
-    from mpicoll._base.launcher import detect
-    from mpicoll._c10d import requested_ranks
-
-    launch = detect()
-    if launch is not None and launch.size > 1:  # otherwise `check_named` names the launcher
-        requested_ranks.refuse_contradictions(requested_ranks.unified(arguments), world_size=launch.size)
 
 
 def _for_group(arguments: dict[str, Any]) -> wrapping.Handler | None:

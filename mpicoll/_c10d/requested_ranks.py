@@ -12,11 +12,13 @@ from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 from mpicoll._base import launcher
-from mpicoll._base.errors import LaunchError
 from mpicoll._mpi import runtime
 
 NAMES = ("rank", "world_size")
-UNNAMED = (-1, None)
+OF_SOME_RANKS = (
+    "For a group of some ranks, call new_group([...]) on all ranks; for a world of some ranks, make a communicator of them and "
+    "call mpicoll.init_process_group(comm=...)"
+)
 
 
 def unified(arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -26,7 +28,7 @@ def unified(arguments: Mapping[str, Any]) -> dict[str, Any]:
     as torch takes it. If the URL and the arguments both name them, nothing is changed, and torch raises.
     ``rank=0, world_size=0``, as in PyTorch's tutorial on distributed applications with MPI, counts as naming neither.
     """
-    named = {name: arguments[name] for name in NAMES if arguments.get(name) not in UNNAMED}
+    named = {name: arguments[name] for name in NAMES if arguments.get(name) not in (-1, None)}
     if named == {"rank": 0, "world_size": 0}:
         return {name: value for name, value in arguments.items() if name not in NAMES}
     method = arguments.get("init_method")
@@ -39,24 +41,6 @@ def unified(arguments: Mapping[str, Any]) -> dict[str, Any]:
         return dict(arguments)
     query = "&".join("".join(pair) for pair in pairs if pair[0] not in found)
     return {**arguments, **found, "init_method": urlunsplit(url._replace(query=query))}
-
-
-def refuse_contradictions(arguments: Mapping[str, Any], environ: Mapping[str, str] = os.environ, **truth: int) -> None:
-    """Refuses arguments that differ from ``truth``, MPI's rank and world_size.
-
-    A value that the environment has, too, is not refused: an outer torchrun or a batch shell has left it there.
-
-    Raises:
-        LaunchError: An argument differs.
-    """
-    for name, number in truth.items():
-        named = arguments.get(name)
-        if named not in (*UNNAMED, number) and str(named) != environ.get(name.upper()):
-            raise LaunchError(
-                f"init_process_group: {name}={named}, but MPI says {number}. Leave out rank and world_size: MPI knows them. For "
-                "a group of some ranks, call new_group([...]) on all ranks; for a world of some ranks, make a communicator of "
-                "them and call mpicoll.init_process_group(comm=...)"
-            )
 
 
 def warn_of_environment(mpi: runtime.Runtime) -> None:

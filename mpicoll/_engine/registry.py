@@ -25,7 +25,7 @@ from mpicoll._engine.communicator import Communicator
 from mpicoll._engine.consensus import Agreed, agree
 from mpicoll._engine.poller import poller
 from mpicoll._engine.queue import CollectiveQueue
-from mpicoll._faults import attendance, exit_handshake, roll_call, time_limit
+from mpicoll._faults import attendance, exit_handshake, inquiries, roll_call, time_limit
 from mpicoll._faults.attendance import Nobody
 from mpicoll._faults.flight_recorder import recorder
 from mpicoll._faults.ledger import PROGRAM_ENDED, WORLD_ENDED, Ledger
@@ -128,10 +128,17 @@ class Registry:
         self._groups[name] = communicator
         return communicator
 
-    def _gone(self, rank: int) -> str:
-        """Why a rank of the world makes no group of it any more, as its board says; empty: it may."""
-        known = None if self._world is None or self._ledger is None else self._ledger.read(rank)
-        return "" if known is None else known.over
+    def _gone(self, ranks: Sequence[int]) -> tuple[int, str] | None:
+        """One of these ranks of the world that makes no group of it any more, as its board or its answer says, and why."""
+        world = None if self._world is None else next(iter(self._groups.values()), None)
+        if world is None:
+            return None
+        for rank in ranks:
+            known = None if self._ledger is None else self._ledger.read(rank)
+            if known is not None and known.over:
+                return rank, known.over
+        elsewhere = [rank for rank in ranks if rank in world.unseen]
+        return inquiries.gone(world, elsewhere) if elsewhere and exit_handshake.possible() else None
 
     def _channel(self, runtime_: Runtime, ranks: Sequence[int] | None, tag: int) -> Channel:
         """Returns the communicators of a new group."""

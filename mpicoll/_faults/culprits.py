@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from mpicoll._base import processes
 from mpicoll._base.processes import ENDED, RUNS
+from mpicoll._base.waits import PATIENCE_S
 from mpicoll._faults import exit_handshake, inquiries
 from mpicoll._faults.group_state import GroupState
 from mpicoll._faults.inquiries import Absent
@@ -54,6 +55,21 @@ def other_side(group: GroupState, peer: int | None) -> str:
     return f"It waits for any rank. {described(of_any(group)[:MOST_NAMED], 'is another side')}{more}"
 
 
+def also_waiting(group: GroupState, since: float) -> dict[int, int]:
+    """The other ranks of this node that wait for a message since about the same time, and for which ranks; -1: for any rank."""
+    own, ledger = group.global_ranks[group.rank], group.ledger
+    boards = [] if ledger is None else [(rank, ledger.read(rank)) for rank in ledger.boards.ranks if rank != own]
+    running = [(rank, known) for rank, known in boards if known is not None and processes.state(known.pid) == RUNS]
+    return {rank: int(peer) for rank, known in running for begun, peer in known.messages if abs(begun - since) < PATIENCE_S}
+
+
+def in_words(waiting: Mapping[int, int]) -> str:
+    """These ranks as a sentence; empty if there are none."""
+    pairs = [f"rank {rank} for {'any rank' if peer < 0 else f'rank {peer}'}" for rank, peer in waiting.items()]
+    more = f", and {len(pairs) - MOST_NAMED} more" if len(pairs) > MOST_NAMED else ""
+    return f". Other ranks of this node wait for messages, too: {', '.join(pairs[:MOST_NAMED])}{more}" if pairs else ""
+
+
 def _absent(group: GroupState, rank: int, known: Rank) -> Absent:
     state, seen = processes.state(known.pid), known.groups.get(group.key)
     if seen is None and len(known.groups) >= MOST_GROUPS:
@@ -75,13 +91,7 @@ def described(absent: Iterable[Absent], verb: str = "has not come") -> str:
 def of_group(group: GroupState) -> str:
     """Returns who has not come to the collective that the group is in; empty if that is not known."""
     entry = group.under_way()
-    if entry is None:
-        return ""
-    number = entry[0]
-    if absent := of_collective(group, number):
+    absent = [] if entry is None else of_collective(group, entry[0])
+    if absent or entry is None or group.ledger is None:
         return described(absent)
-    return (
-        ""
-        if group.ledger is None
-        else f"Every rank of this node has begun its collective {number} on this group; the calls may differ"
-    )
+    return f"Every rank of this node has begun its collective {entry[0]} on this group; the calls may differ"

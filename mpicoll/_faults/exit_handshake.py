@@ -56,6 +56,7 @@ class Answer(NamedTuple):
         left: Why the rank will begin no more, in words that follow its number; empty: it may begin more.
         call: Its call at the place that was asked for, in words; empty if it has not come there.
         about: Of the question.
+        ending: How the rank has left the group (`GroupState.ending`); empty: it has not.
     """
 
     group: str
@@ -64,6 +65,7 @@ class Answer(NamedTuple):
     left: str = ""
     call: str = ""
     about: int = 0
+    ending: str = ""
 
 
 _all_come = False  # True: all ranks of MPI.COMM_WORLD have made a world, and so will call `leave`
@@ -90,13 +92,9 @@ def ended(collectives: int) -> str:
 def possible() -> bool:
     """True if the ranks of this world can ask each other: the world is MPI.COMM_WORLD, not a communicator of the user."""
     world = runtime.current()
-    return (
-        world is not None
-        and not survivors.lost()
-        and world.size > 1
-        and runtime.world_comm() is not None
-        and world.base == MPI.COMM_WORLD
-    )
+    if world is None or world.size == 1 or survivors.lost():
+        return False
+    return runtime.world_comm() is not None and world.base == MPI.COMM_WORLD
 
 
 @contextmanager

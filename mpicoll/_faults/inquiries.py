@@ -13,7 +13,7 @@ import itertools
 import os
 import socket
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from mpicoll._base.torch_errors import GroupDestroyed
@@ -92,32 +92,38 @@ def absent(group: GroupState, number: int, ranks: Iterable[int]) -> list[Absent]
     return found
 
 
+def gone(world: GroupState, ranks: Sequence[int]) -> tuple[int, str] | None:
+    """Asks whether these ranks have left their world. Returns one that has, by the answers so far, and how."""
+    ask(world, 0, ranks)
+    answers: dict[int, Answer] = world.waits[0].answers
+    left = (rank for rank in ranks if rank in answers and answers[rank].ending)
+    return next(((rank, f"it has {answers[rank].ending} its default group") for rank in left), None)
+
+
 def other_call(group: GroupState, number: int, own: str) -> tuple[int, str] | None:
     """Returns a rank that calls something else than ``own`` at this place of the order, and its call."""
     wait: _Wait | None = group.waits.get(number)
-    for rank, answer in () if wait is None else wait.answers.items():
-        if answer.call and answer.call != own:
-            return rank, answer.call
-    return None
+    answers = {} if wait is None else wait.answers
+    return next(((rank, answer.call) for rank, answer in answers.items() if answer.call not in ("", own)), None)
 
 
-def own_answer(groups: Iterable[GroupState], question: Question, ended: Mapping[str, tuple[int, str]]) -> Answer | None:
+def own_answer(groups: Iterable[GroupState], question: Question, ended: Mapping[str, tuple[int, str]]) -> Answer:
     """Returns what this rank answers. ``ended``: the groups that it has left."""
     group = next((each for each in groups if each.name == question.group), None)
     where = f"its process {os.getpid()} on {socket.gethostname()} runs"
+    begun, left, its_call, ending = 0, "", "", ""
     if question.group in ended and (group is None or isinstance(group.broken, GroupDestroyed)):
         begun, ending = ended[question.group]
         last = last_call(begun, begun, "", 0.0, 0, ending)
         left = f"which has {ending} the group (after {exit_handshake.counted(begun)} on it)"
-        return Answer(question.group, begun, f"{last}; {where}", left, about=question.about)
-    if group is None:
-        return Answer(question.group, 0, f"it does not have this group; {where}", about=question.about)
-    begun = group.history[-1][0] if group.history else 0
-    its_call = call(group, question.number)
-    if group.left:
-        left = f"on which an exception has left its collective {group.left}, {call(group, group.left)}, half done"
-        return Answer(group.name, group.left - 1, f"{_last(group)}; {where}", left, its_call, question.about)
-    return Answer(group.name, begun, f"{_last(group)}; {where}", call=its_call, about=question.about)
+    elif group is None:
+        last = "it does not have this group"
+    else:
+        last, its_call = _last(group), call(group, question.number)
+        begun = group.left - 1 if group.left else group.history[-1][0] if group.history else 0
+        if group.left:
+            left = f"on which an exception has left its collective {group.left}, {call(group, group.left)}, half done"
+    return Answer(question.group, begun, f"{last}; {where}", left, its_call, question.about, ending)
 
 
 def call(group: GroupState, number: int) -> str:
@@ -127,9 +133,9 @@ def call(group: GroupState, number: int) -> str:
 
 
 def _last(group: GroupState) -> str:
-    entry = group.history[-1] if group.history else None
-    if entry is None:
+    if not group.history:
         return last_call(0, 0, "", 0.0, 0)
+    entry = group.history[-1]
     return last_call(entry[0], group.ended, signatures.alike(entry[1], entry[3])[1], entry[2], group.left)
 
 

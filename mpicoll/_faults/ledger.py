@@ -88,6 +88,7 @@ class Rank(NamedTuple):
     groups: dict[str, Seen]
     texts: dict[str, str]
     over: str = ""
+    messages: Sequence[Sequence[float]] = ()  # as in `Ledger.messages`
 
     def call(self, key: str, number: int) -> str:
         """Returns the rank's call at this place of a group's order; empty if it is not known."""
@@ -122,6 +123,7 @@ class Ledger:
         self._written: list[object] = []  # the state of the groups when they were last written
         self._ended: dict[str, Seen] = {}  # groups that this rank has left, the last ones at the end
         self.over = ""  # PROGRAM_ENDED or WORLD_ENDED
+        self.messages: list[tuple[float, int]] = []  # for which this rank waits: since when, and for which rank; -1: for any rank
         self.boards.write(json.dumps([os.getpid(), {}, {}]).encode())
 
     def write(self, groups: Iterable[Member]) -> None:
@@ -141,14 +143,14 @@ class Ledger:
 
     def _write(self, used: Sequence[Member]) -> None:
         state: list[object] = [(group.key, _begun(group), group.ended, group.broken is not None, group.left) for group in used]
-        state += [self.over, *self._ended]
+        state += [self.over, *self.messages, *self._ended]
         if state == self._written:
             return
         self._written = state
         texts: dict[str, str] = {}
         begun, self._begun = self._begun, {}
         rows = [*self._ended.items(), *((group.key, self._row(group, begun.get(group.key, []), texts)) for group in used)]
-        while len(text := json.dumps([os.getpid(), dict(rows), texts, self.over]).encode()) > MOST:
+        while len(text := json.dumps([os.getpid(), dict(rows), texts, self.over, self.messages]).encode()) > MOST:
             if texts:
                 texts.clear()
             else:

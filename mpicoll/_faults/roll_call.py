@@ -13,7 +13,8 @@ Nothing else is sent if all ranks come. A rank that waits calls the roll, once a
         at the limit, it tells this to all ranks, and raises
                                                     [4] a rank that is told so raises too, also one that comes too late
 
-A rank whose program has ended says so to all who wait for it (`turn_away`), and they raise at once.
+A rank whose program has ended says so to all who wait for it (`turn_away`), and they raise at once. Of one that has destroyed its
+world and lives on, the lowest rank that waits learns it from its board, or asks it (`inquiries.gone`), and tells the others.
 
 So all ranks raise, and may try again together. Every attempt has a tag of its own; messages of earlier ones are never received.
 """
@@ -41,7 +42,7 @@ from mpicoll._mpi.runtime import Runtime
 
 FIRST_TAG = 16  # those below belong to other messages on the same communicator
 ASK, HERE, MISSING, LEFT = "ask", "here", "missing", "left"
-Gone = Callable[[int], str]  # why a rank of the world cannot come; empty: it may come
+Gone = Callable[[Sequence[int]], "tuple[int, str] | None"]  # one of these ranks of the world that cannot come, and why
 
 
 class _State:
@@ -93,11 +94,11 @@ def _connect(runtime: Runtime, operation: str, limit_s: float) -> None:
 
 
 def members(
-    runtime: Runtime, ranks: Sequence[int], operation: str, limit_s: float, about: str = "", gone: Gone = lambda rank: ""
+    runtime: Runtime, ranks: Sequence[int], operation: str, limit_s: float, about: str = "", gone: Gone = lambda ranks: None
 ) -> None:
     """Returns once these ranks of the runtime have called this (collective over them). It must have its ``comm``.
 
-    Only ranks with the same ``about`` meet. ``gone``: why a rank cannot come, as far as this one knows.
+    Only ranks with the same ``about`` meet. ``gone``: called again and again while ranks are missing.
 
     Raises:
         OperationTimeout: A rank has not come within the limit. Raised on all ranks, with its number.
@@ -105,7 +106,8 @@ def members(
     """
     if len(ranks) == 1:
         return
-    comm, roll_call = runtime.comm, _RollCall(runtime, runtime.comm, ranks, operation, limit_s, about, gone)
+    comm, roll_call = runtime.comm, _RollCall(runtime, runtime.comm, ranks, operation, limit_s, about)
+    roll_call.gone = gone
     first, tag, empty = ranks[0], roll_call.tag, [bytearray(1), 0, MPI.BYTE]
     leads = first == runtime.rank
     others = [rank for rank in ranks if rank != first]
@@ -143,16 +145,9 @@ class _RollCall:
     """The waiting of one rank for the other ranks of an attempt."""
 
     def __init__(
-        self,
-        runtime: Runtime,
-        comm: MPI.Intracomm,
-        ranks: Sequence[int],
-        operation: str,
-        limit_s: float,
-        about: str = "",
-        gone: Gone = lambda rank: "",
+        self, runtime: Runtime, comm: MPI.Intracomm, ranks: Sequence[int], operation: str, limit_s: float, about: str = ""
     ) -> None:
-        self._gone = gone
+        self.gone: Gone = lambda ranks: None
         self._runtime, self._comm, self._operation, self._limit_s = runtime, comm, operation, limit_s
         self._others = [rank for rank in ranks if rank != runtime.rank]
         attempts, key = _state(comm).attempts, (operation, tuple(ranks), about)
@@ -170,29 +165,26 @@ class _RollCall:
         """
         backoff = backoff or Backoff()
         begun = looked = time.monotonic()
-        patience_s += NEXT_S * sum(rank < self._runtime.rank for rank in self._others)
-        asked = False
+        calls, named = begun + patience_s + NEXT_S * sum(rank < self._runtime.rank for rank in self._others), False
         while not done():
             now = time.monotonic()
             if now - begun > max(self._limit_s, LEAST_MEETING_S):
-                break
+                if self._answered(done):
+                    return
+                self._give_up(self._missing())
             if now - looked > SHORT_LOOK_S:
                 looked = now
                 self.look()
-            if now - begun > patience_s and not asked and self._is_lowest():
-                asked = True
-                if self._answered(done):
+            if now > calls and self._is_lowest():
+                gone = self.gone(self._missing())  # before the roll: answers of other nodes take longer
+                if not named and self._answered(done):
                     return
-                for rank in self._missing():
-                    if reason := self._gone(rank):
-                        self._give_up([rank], reason)
-                self._name_missing(now - begun)
+                if gone is not None:
+                    self._give_up([gone[0]], gone[1])
+                if not named:
+                    self._name_missing(now - begun)
+                calls, named = time.monotonic() + ANSWER_S, True
             backoff.pause()
-        else:
-            return
-        if self._answered(done):
-            return
-        self._give_up(self._missing())
 
     def _answered(self, done: Callable[[], bool]) -> bool:
         """Calls the roll: asks all other ranks, and receives their answers. Returns whether ``done`` has become true."""

@@ -34,6 +34,7 @@ from mpicoll._faults.ledger import UNKNOWN, Ledger, Mismatch
 from mpicoll._mpi import abort, errors, runtime, survivors
 
 MOST_SHOWN = 2  # ranks that show where they are, beside the one that ends the job
+MOST_MESSAGES = 8  # under way, on a board
 MOST_BEFORE = 4  # ranks for which another one waits before it ends the job
 
 # Blocking messages under way, by thread: (operation, group, start time, group rank that it waits for, or None for any rank).
@@ -145,10 +146,9 @@ class Watchdog:
         with self._guard:
             self._groups.clear()  # the next world has groups of the same names, and a program may keep these
         self._look_s, self._answers = LOOK_S, answers
-        if answers:
-            return
-        thread, self._thread = self._thread, None
-        if thread is not None:
+        thread = self._thread
+        if thread is not None and not answers:
+            self._thread = None
             self._stopping = True
             self._wake.set()
             thread.join()
@@ -183,7 +183,7 @@ class Watchdog:
         self._exchange(groups, waiting)
         if now // LOOK_S != self._second:
             self._second = now // LOOK_S
-            self._read_ledgers(groups)
+            self._read_ledgers(groups, [each for each in waiting if each.peer != EVERYBODY and now - each.since > BLOCKED_S])
         for each in waiting:
             waited_s, limit_s = now - each.since, each.group.timeout_s
             if each.operation in POLLS:
@@ -205,13 +205,12 @@ class Watchdog:
         with self._guard:
             return list(self._groups)
 
-    def _read_ledgers(self, groups: list[GroupState]) -> None:
+    def _read_ledgers(self, groups: list[GroupState], messages: list[Waiting]) -> None:
         """Writes and compares what the ranks of this node have called. Ends the job if their calls differ."""
-        by_ledger: dict[Ledger, list[GroupState]] = {}
-        for group in groups:
-            if group.ledger is not None:
-                by_ledger.setdefault(group.ledger, []).append(group)
-        for ledger, sharing in by_ledger.items():
+        peers = [(each.since, -1 if each.peer is None else each.group.global_ranks[each.peer]) for each in messages]
+        for ledger in {group.ledger for group in groups if group.ledger is not None}:
+            sharing = [group for group in groups if group.ledger is ledger]
+            ledger.messages = peers[-MOST_MESSAGES:]
             ledger.write(sharing)
             if ledger.boards.asked():
                 _show_stacks(sharing[0], "another rank asks where this one is")
@@ -221,7 +220,8 @@ class Watchdog:
     def _look_at_peers(self, waiting: Waiting, now: float) -> None:
         """Ends the job if a rank that this call waits for will never come. Otherwise says who has not come.
 
-        The lowest rank that waits says it. It waits twice as long before it says the same of the group's next collective.
+        The lowest rank that waits says it; for a message, the lowest one of each node, of those that began at about that time.
+        It waits twice as long before it says the same of the group's next operation.
         """
         group, absent, waited_s = waiting.group, waiting.absent(), waiting.waited_s(now)
         if waiting.hopeless(absent) and not survivors.possible():
@@ -231,24 +231,25 @@ class Watchdog:
         wait = waiting.operation, waiting.since
         if not absent or group.named == wait or waited_s < group.patience_s:
             return
+        own, missing = group.global_ranks[group.rank], {each.rank for each in absent}
+        others = {} if waiting.peer == EVERYBODY else culprits.also_waiting(group, waiting.since)
+        if others and min(others) < own:
+            return  # until that rank waits no more
         group.named, group.patience_s = wait, min(2 * group.patience_s, MOST_PATIENCE_S)
-        missing = {each.rank for each in absent}
         lowest = next((rank for rank in group.global_ranks if rank not in missing), None)
-        if waiting.peer != EVERYBODY or group.ledger is None or lowest == group.global_ranks[group.rank]:
-            where = group.where(waiting.operation)
-            print(f"mpicoll: {where} has waited for {waited_s:.0f} s. {waiting.named()}", file=sys.stderr, flush=True)
+        if waiting.peer != EVERYBODY or group.ledger is None or lowest == own:
+            said = f"{group.where(waiting.operation)} has waited for {waited_s:.0f} s. {waiting.named()}"
+            print(f"mpicoll: {said}{culprits.in_words(others)}", file=sys.stderr, flush=True)
 
     def _exchange(self, groups: Sequence[GroupState], waiting: Sequence[Waiting]) -> None:
         """Answers other ranks, and receives their answers. Calls nothing of MPI in a job on one node in which no rank waits."""
-        if not exit_handshake.possible():
-            return
         elsewhere = any(group.unseen for group in groups)
-        if elsewhere or waiting:
-            runtime.entering()
+        if not (elsewhere or waiting) or not exit_handshake.possible():
+            return
+        runtime.entering()
         if elsewhere:
             exit_handshake.answer(partial(_answer, groups, self.ended))
-        if elsewhere or waiting:
-            self._receive_answers(groups, waiting)
+        self._receive_answers(groups, waiting)
 
     def _receive_answers(self, groups: Sequence[GroupState], waiting: Sequence[Waiting]) -> None:
         """Ends the job, or the rank that has answered, if a call waits for a rank that will begin no more."""
@@ -313,8 +314,7 @@ def _answer(groups: Sequence[GroupState], ended: Mapping[str, tuple[int, str]], 
     """Answers another rank."""
     if question.number != SHOW:
         return inquiries.own_answer(groups, question, ended)
-    group = next((group for group in groups if group.name == question.group), None)
-    if group is not None:
+    for group in [group for group in groups if group.name == question.group]:
         _show_stacks(group, "another rank asks where this one is")
     return None
 
@@ -385,6 +385,8 @@ def _end(waiting: Waiting, what: str, reason: str, absent: Sequence[Absent], aft
 
 
 def _end_mismatch(group: GroupState, mismatch: Mismatch) -> None:
+    """Ends the job, because of different calls. Many ranks may find that at the same moment; see `_end`."""
+    time.sleep(waits.LEAD_S / 2 * min(max(0, group.rank - 1), MOST_BEFORE))  # on one node, rank 1 is the first that can find it
     number, other, calls = mismatch
     own, refused = group.global_ranks[group.rank], any(", refused: " in call for call in calls)
     values = "No tensor has changed." if refused else "Tensors may have wrong values."

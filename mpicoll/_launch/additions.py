@@ -109,6 +109,4 @@ def _cores(where: Where, site: Site) -> int | None:
     allocated = allocated_cpus(site.environ)
     known = [min(site.cores, allocated.get(host, site.cores)) for host in where.hosts if site.is_here(host)]
     known += [allocated[host] for host in where.hosts if host in allocated and not site.is_here(host)]
-    if len(known) < len(where.hosts):
-        return None
-    return min(known, default=site.cores)
+    return None if len(known) < len(where.hosts) else min(known, default=site.cores)

@@ -255,12 +255,9 @@ def _allow_more_files() -> bool:
 def address_towards(hosts: Iterable[str]) -> str:
     """The address of this host on the network of the first of ``hosts`` that has an address; the loopback if none has."""
     for host in hosts:
-        try:
-            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-                probe.connect((host, DISCARD_PORT))
-                return str(probe.getsockname()[0])
-        except OSError:
-            continue
+        with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((host, DISCARD_PORT))
+            return str(probe.getsockname()[0])
     return LOOPBACK
 
 

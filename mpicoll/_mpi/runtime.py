@@ -8,7 +8,7 @@ import sys
 import threading
 import warnings
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
@@ -285,6 +285,28 @@ def check_named(operation: str, rank: object, world_size: object) -> None:
         _check_size(world_size, f"{operation}: world_size={world_size}")
     elif world_size in (-1, None) and isinstance(rank, int) and rank > 0:
         _check_size(rank + 1, f"{operation}: rank={rank}")
+
+
+def refuse_other_size(operation: str, world_size: object, otherwise: str) -> None:
+    """Refuses a world of another size before MPI starts: MPI_Init would wait for ranks that may never call it."""
+    launch = launcher.detect()
+    if launch is not None and launch.size > 1 and "mpi4py.MPI" not in sys.modules:  # of 1 rank: `check_named` names the launcher
+        refuse_contradiction(operation, "world_size", world_size, launch.size, otherwise)
+
+
+def refuse_contradiction(
+    operation: str, name: str, named: object, truth: int, otherwise: str, environ: Mapping[str, str] = os.environ
+) -> None:
+    """Refuses the argument ``name`` of an operation if it differs from what MPI says. ``otherwise``: what else to call.
+
+    A value that the environment has, too, is not refused: an outer torchrun or a batch shell has left it there.
+
+    Raises:
+        LaunchError: The argument differs.
+    """
+    if named not in (-1, None, truth) and str(named) != environ.get(name.upper()):
+        known = f"but MPI says {truth}. Leave out rank and world_size: MPI knows them"
+        raise LaunchError(f"{operation}: {name}={named}, {known}. {otherwise}")
 
 
 def _check_size(asked: int, source: str) -> None:

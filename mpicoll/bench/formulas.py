@@ -42,9 +42,7 @@ def floor_bytes(what: str, nbytes: int, n: int) -> int:
     """Bytes of the copy for each message; 0: this row has no floor."""
     if nbytes < FLOOR_FROM:
         return 0
-    if what in SCATTERS:
-        return (nbytes + nbytes // n) // 2
-    return nbytes
+    return (nbytes + nbytes // n) // 2 if what in SCATTERS else nbytes
 
 
 def spell(nbytes: float) -> str:

@@ -68,13 +68,14 @@ def init_rpc(
         name: Unique among the workers; letters, digits, '_', ':' and '-'.
         backend: BackendType.MPI, .TENSORPIPE (the same) or None.
         rank: MPI knows; checked if given.
-        world_size: MPI knows; checked if given. 1 makes a world of this rank alone, in a job of any size.
+        world_size: MPI knows; checked if given. 1 makes a world of this rank alone; in a job of several, MPI has to run already.
         rpc_backend_options: Their ``rpc_timeout`` is also the limit of this call; without options it is MPICOLL_TIMEOUT, or 60 s.
 
     Raises:
         OperationTimeout: A rank did not come within the limit; names it. If all have come and one then stops, the job ends.
         RuntimeError: Called twice, two workers of one name (on every rank), or a name that is none.
         ValueError: rank or world_size contradict MPI.
+        LaunchError: world_size does, and MPI has not started; or several workers are asked for, and no launcher has started them.
         TypeError: Options of another kind.
         CommunicationError: MPI has no communicator left.
 
@@ -111,12 +112,8 @@ def init_rpc(
 
 
 def _runtime(rank: int, world_size: int | None) -> runtime.Runtime:
-    """Returns all of MPI's ranks, or this one alone.
-
-    Raises:
-        LaunchError: Several workers are asked for, and no MPI launcher started this process.
-        ValueError: rank or world_size contradict MPI.
-    """
+    """Returns all of MPI's ranks, or this one alone."""
+    runtime.refuse_other_size("init_rpc", world_size, 'For a world of one, call init_process_group("mpi") on all ranks before')
     if world_size == 1 and rank in (0, -1):
         return runtime.alone()
     ranks = runtime.start()

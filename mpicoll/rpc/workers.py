@@ -8,6 +8,7 @@ import re
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -160,10 +161,8 @@ def describe(error: BaseException, by: WorkerInfo) -> RemoteError:
 def _reference(kind: type[BaseException]) -> Any:
     """The class, if it can be found by its name on the other side; else the first of its bases that can."""
     for candidate in kind.__mro__:
-        try:
+        with suppress(pickle.PicklingError, AttributeError):
             return pickle.dumps(candidate)
-        except (pickle.PicklingError, AttributeError):
-            continue
     return pickle.dumps(RuntimeError)
 
 

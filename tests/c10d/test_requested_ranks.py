@@ -9,11 +9,17 @@ import pytest
 import torch.distributed as dist
 
 from mpicoll import LaunchError
-from mpicoll._c10d.requested_ranks import refuse_contradictions, unified
+from mpicoll._c10d.requested_ranks import OF_SOME_RANKS, unified
+from mpicoll._mpi import runtime
 from tests.launch import jobs
 from tests.support import LAUNCH_ENVIRONMENT, agree, everyone, free_port, launch, run
 
 SCRIPTS = Path(__file__).parent / "scripts"
+
+
+def refuse_contradictions(arguments: dict[str, Any], environ: dict[str, str], **truth: int) -> None:
+    for name, number in truth.items():
+        runtime.refuse_contradiction("init_process_group", name, arguments.get(name), number, OF_SOME_RANKS, environ)
 
 
 @pytest.mark.parametrize(

@@ -98,8 +98,19 @@ CASES = [
 
 @pytest.mark.parametrize(("way", "fault", "outcome"), CASES)
 def test_cell(way: str, fault: str, outcome: str, clock: dict[str, str]) -> None:
+    check(way, fault, outcome, clock)
+
+
+@pytest.mark.parametrize("fault", ["has left the group", pytest.param("is late", marks=pytest.mark.slow)])
+def test_new_group_with_a_rank_of_another_node(fault: str, clock: dict[str, str]) -> None:
+    """The waiting rank named the other one after 3 s, but raised at the limit: it cannot read that rank's board."""
+    outcome = RAISES_LATER if fault == "has left the group" else PASSES
+    check("new_group", fault, outcome, clock, MPICOLL_NODE_SIZE="1")
+
+
+def check(way: str, fault: str, outcome: str, clock: dict[str, str], **environ: str) -> None:
     limit_s, late_s = (LIMIT_S, 1.5) if clock else (2 * LIMIT_S, 4.5)
-    done = launch(2, SCRIPT, way, FAULTS[fault], str(limit_s), str(late_s), timeout_s=90, env=clock)
+    done = launch(2, SCRIPT, way, FAULTS[fault], str(limit_s), str(late_s), timeout_s=90, env={**clock, **environ})
     took = time.time() - began(done.stdout)
     found = re.search(r'\{"came".*\}', done.stdout)
     said = json.loads(found[0]) if found else {"came": "", "words": "", "after_s": 0.0}

@@ -94,6 +94,18 @@ def test_whoever_has_come_is_not_asked_again(asked: list[Asked]) -> None:
     assert [each.rank for each in inquiries.absent(group, 5, ranks)] == [7]
 
 
+def test_a_rank_is_gone_once_it_has_left_the_world(asked: list[Asked]) -> None:
+    """One that an exception has taken out of a collective of the world may still make a group."""
+    world: Any = Group()
+    assert inquiries.gone(world, [1, 2]) is None
+    broken, left = (each.question for each in asked)
+    half_done = "on which an exception has left its collective 1, barrier(), half done"
+    inquiries.heard(world, 1, Answer("0", 0, "words", half_done, about=broken.about))
+    assert inquiries.gone(world, [1, 2]) is None
+    inquiries.heard(world, 2, inquiries.own_answer([], left, {"0": (3, "destroyed")}))
+    assert inquiries.gone(world, [1, 2]) == (2, "it has destroyed its default group")
+
+
 @pytest.mark.slow
 @pytest.mark.launch
 @pytest.mark.timeout(600)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.launch import jobs
 from tests.support import LAUNCH_ENVIRONMENT, is_open_mpi, launch, run
 from tests.support.jobs import command
 
@@ -31,6 +32,22 @@ def test_one_worker_without_a_launcher() -> None:
     code = "from mpicoll import rpc; rpc.init_rpc('me', rank=0); print(rpc.rpc_sync('me', abs, (-3,))); rpc.shutdown()"
     done = run([sys.executable, "-c", code], env=dict(LAUNCH_ENVIRONMENT))
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "3", "")
+
+
+SOME = """
+from mpicoll import rpc
+from mpicoll._base import launcher
+if launcher.detect().rank == 0:
+    rpc.init_rpc("me", rank=0, world_size=1)
+"""
+
+
+def test_a_world_of_one_is_refused_before_mpi_starts(tmp_path: Path) -> None:
+    """It waited in MPI_Init for the other ranks, which end without MPI."""
+    done = jobs.run(tmp_path, "-n", "2", "-c", SOME, OMP_NUM_THREADS="1")
+    assert done.returncode != 0
+    remedy = r"Leave out rank and world_size: .* call init_process_group\(\"mpi\"\) on all ranks before"
+    assert re.search(rf"LaunchError: init_rpc: world_size=1, but MPI says 2\. {remedy}", done.stderr), done.stderr
 
 
 def test_a_program_spawns_workers_twice() -> None:
