@@ -37,7 +37,7 @@ from mpicoll._mpi.runtime import Runtime
 
 QUESTION, ANSWER = 3, 4  # tags on the runtime's own communicator; exit_handshake.py has 1 and 2
 NAPS = Naps(50e-6, 0.25, 0.05, idle_after_s=5.0, idle_s=0.25)  # of the thread that answers; 0.1 % of a core when nobody asks
-MOVES_S = 1.0  # for an answer to be received; until then it moves only while that thread calls MPI, so its naps do not grow
+MOVES_S = 2.0  # MPI may move a large value by 32 KiB for each test, and a nap between them took longer: the cores are yielded
 GONE = "the process group of this store has been destroyed"
 
 
@@ -59,7 +59,7 @@ class Answer(NamedTuple):
 
 
 class Keys:
-    """Rank 0's keys, and the thread that answers the other ranks while a world is open."""
+    """Rank 0's keys, and the thread that answers the other ranks, also when rank 0 has destroyed the world."""
 
     def __init__(self) -> None:
         self.store = HashStore()
@@ -68,12 +68,14 @@ class Keys:
         self._open: list[tuple[int, Question, float]] = []  # rank, question, until when it waits for its keys
         self._leaving: list[library.MPI.Request] = []  # of answers
         self._moved = 0.0  # time at which a question has come or has been answered
+        self._leaves = Backoff(yield_s=MOVES_S)
         self._absent = os.urandom(16).hex()
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
 
     def open(self, mpi: Runtime, world: int) -> None:
         """Starts with no keys."""
+        self.stop()
         self.store, self.mpi, self._world, self._closed = HashStore(), mpi, world, False
         self._moved = time.monotonic()
         self._ended.clear()
@@ -81,12 +83,16 @@ class Keys:
         self._thread.start()
 
     def close(self) -> None:
-        """Tells those that wait that the world is gone. Who asks later hears it when rank 0 opens another one, or ends."""
-        self.stop()
+        """Tells ranks that wait that the world is gone. The thread goes on, and tells it to ranks that ask later.
+
+        It ends where it would use MPI beside the program, or a freed communicator. Ranks then hear it from the next world.
+        """
         self._closed = True
-        self.look()
-        if self.mpi is not None and self.mpi.comm != runtime.world_comm():  # it will be freed
-            self.mpi = None
+        freed = self.mpi is not None and self.mpi.comm != runtime.world_comm()
+        if self.mpi is not None and (freed or self.mpi.serialized):
+            self.stop()
+            self.look()
+        self.mpi = None if freed else self.mpi
 
     def stop(self) -> None:
         """Ends the thread."""
@@ -100,13 +106,11 @@ class Keys:
         self._thread = self.mpi = None
 
     def _loop(self) -> None:
-        while not self._ended.wait(self._nap_s()):
+        while not self._ended.wait(0.0 if self._leaving else NAPS.after(time.monotonic() - self._moved)):
+            if self._leaving:
+                self._leaves.pause()
             runtime.entering()
             self.look()
-
-    def _nap_s(self) -> float:
-        waited_s = time.monotonic() - self._moved
-        return NAPS.after(0.0 if self._leaving and waited_s < MOVES_S else waited_s)
 
     def look(self) -> None:
         """Answers the questions that can be answered."""
@@ -123,21 +127,21 @@ class Keys:
             self._leaving = [request for request in self._leaving + new if not request.Test()]
         if came or new:
             self._moved = time.monotonic()
+            self._leaves.reset()
 
     def answer(self, question: Question, is_late: bool) -> Answer | None:
         """The answer; None: a key is not there yet, and the question not ``is_late``."""
         number, (name, *words) = question.number, question.call
-        gone = Answer(number, error=DistStoreError(f"{name}: {GONE}"))
+        gone = Answer(number, error=DistStoreError(f"{name}: rank 0 has destroyed the process group of this store"))
         if question.world != self._world:
             return gone
         try:
             if name not in ("get", "multi_get", "wait"):
                 return Answer(number, getattr(self.store, name)(*words))
             keys = [words[0]] if name == "get" else words[0]
-            values = [self._absent.encode()]
-            if self.store.check(keys):
-                # Changes nothing, and gives `_absent` where rank 0 has deleted a key since. HashStore's own get would wait then.
-                values = [self.store.compare_set(key, self._absent, self._absent) for key in keys]
+            # Changes nothing, and gives `_absent` where rank 0 has deleted a key since. HashStore's own get would wait then.
+            there = self.store.check(keys)
+            values = [self.store.compare_set(key, self._absent, self._absent) if there else self._absent.encode() for key in keys]
         except Exception as error:  # noqa: BLE001  raised on the rank that asks
             return Answer(number, error=error)
         if self._absent.encode() not in values:
@@ -189,12 +193,8 @@ class MessageStore(Store):
         limit_s = (self.timeout if limit is None else limit).total_seconds() or math.inf  # type: ignore[attr-defined]
         if runtime.in_forked_child():
             raise runtime.forked_error()
-        question, backoff, request = (
-            Question(self._world, next(self._numbers), call, limit_s),
-            Backoff.patient(),
-            library.MPI.REQUEST_NULL,
-        )
-        late, while_it_leaves = time.monotonic() + limit_s, Backoff()
+        question, request = Question(self._world, next(self._numbers), call, limit_s), library.MPI.REQUEST_NULL
+        late, backoff, leaves = time.monotonic() + limit_s, Backoff.patient(), Backoff(yield_s=MOVES_S)
         self._check_open(call[0])
         if self._mpi.rank != 0:
             with self._mpi.lock:
@@ -205,7 +205,7 @@ class MessageStore(Store):
                     raise DistStoreError(f"{call[0]}: rank 0 has not answered for {limit_s:g} s")
                 with self._mpi.lock:
                     left = request.Test()
-                (backoff if left else while_it_leaves).pause()
+                (backoff if left else leaves).pause()
         finally:
             if request and not runtime.finalized():
                 with self._mpi.lock:

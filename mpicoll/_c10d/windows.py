@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from datetime import timedelta
 from enum import Enum
 from math import prod
-from typing import TYPE_CHECKING, Any, NamedTuple
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch._C._distributed_c10d as c10d
@@ -26,17 +27,8 @@ if TYPE_CHECKING:
     from mpicoll._engine.work import Work
 
 
-class WindowAccessType(Enum):
-    """torch's names for MPI's memory models; of torch itself from 2.14 on."""
-
-    UNIFIED = 0
-    SEPARATE = 1
-
-
-class WindowAttr(NamedTuple):
-    """The memory model of a window."""
-
-    access_type: Any
+# torch's names for MPI's memory models; of torch itself from 2.14 on.
+WindowAccessType = Enum("WindowAccessType", {"UNIFIED": 0, "SEPARATE": 1})
 
 
 def _timeout(opts: Any) -> timedelta | None:
@@ -304,7 +296,7 @@ class Window:
         """
         self._peer("get_attr", peer_rank)
         kinds = getattr(c10d, "WindowAccessType", WindowAccessType)
-        return WindowAttr(kinds.UNIFIED if self._registered("get_attr").memory.unified else kinds.SEPARATE)
+        return SimpleNamespace(access_type=kinds.UNIFIED if self._registered("get_attr").memory.unified else kinds.SEPARATE)
 
     def _peer(self, operation: str, rank: int) -> int:
         return checks.group_rank(operation, "the peer", rank, self._group.size)

@@ -15,6 +15,7 @@ from torch import Tensor
 from mpicoll._base.errors import MpicollError, UnsupportedReduction
 from mpicoll._base.waits import EXIT_S
 from mpicoll._engine.collectives import REFUSALS
+from mpicoll._engine.group import T
 from mpicoll._engine.messages import Messages
 from mpicoll._engine.poller import pending, poller
 from mpicoll._engine.work import Work
@@ -113,8 +114,20 @@ class Accesses(Messages):
 
     def withdraw_all(self) -> None:
         """Frees what is still exposed if all ranks come within `EXIT_S`; MPICH ends with an error if a window is left."""
-        while self._exposed and self.channel.barrier(EXIT_S):
+        while self._exposed and self._all_leave():
             self._withdraw(self._exposed[0])
+
+    def _all_leave(self) -> bool:
+        """A dissemination barrier of messages. In MPI's, this rank would end a barrier of another rank that goes on."""
+        pause, deadline, tag, messages = self.channel.pause(), monotonic() + EXIT_S, _tag(-1), self.host.messages
+        for step in (1 << bit for bit in range((self.size - 1).bit_length())):
+            to, source = (self.rank + step) % self.size, (self.rank - step) % self.size
+            transfers = [messages.isend(NOTHING, NOTHING, to, tag), messages.irecv(NOTHING, NOTHING, source, tag)]
+            while transfers := [each for each in transfers if not each.test()]:
+                if monotonic() > deadline:
+                    return False
+                pause()
+        return True
 
     def access(
         self, operation: str, exposed: Exposed, tensor: Tensor, rank: int, offset: int, async_op: bool, op: Op | None = None
@@ -151,20 +164,18 @@ class Accesses(Messages):
                 "put and get work in memory of empty_shared, between ranks of one node"
             )
         arguments = operation.capitalize(), own, tensor.nbytes, rank, offset * size, *reduction
-        if async_op:
-            return pending(self, operation, memory.start(*arguments), tensor, rank)
+        if async_op:  # Open MPI's MPI_Rput of 64 MB waits for the target
+            return pending(self, operation, self._limited(operation, memory.start, arguments, rank), tensor, rank)
         self._limited(operation, memory.move, arguments, rank)
         return DONE
 
     def flush(self, operation: str, exposed: Exposed, rank: int | None = None) -> None:
         """Returns when what this rank has started at ``rank``, None: at any rank, has arrived there."""
-        memory = exposed.memory
-        if memory.unflushed:
-            for peer in [peer for peer in sorted(memory.unflushed) if rank in (None, peer)]:
-                self._limited(operation, memory.flush, (peer,), peer)
-        memory.sync()
+        for peer in [peer for peer in sorted(exposed.memory.unflushed) if rank in (None, peer)]:
+            self._limited(operation, exposed.memory.flush, (peer,), peer)
+        exposed.memory.sync()
 
-    def _limited(self, operation: str, function: Callable[..., None], arguments: tuple[Any, ...], rank: int) -> None:
+    def _limited(self, operation: str, function: Callable[..., T], arguments: tuple[Any, ...], rank: int) -> T:
         """At MPI_THREAD_SERIALIZED a flush blocks under the lock, so that the watchdog could not look at the operation."""
         if not self.channel.runtime.serialized:
             return self.guarded(operation, function, arguments, rank)

@@ -36,13 +36,11 @@ from mpicoll._mpi import abort, errors, runtime, survivors
 MOST_SHOWN = 2  # ranks that show where they are, beside the one that ends the job
 MOST_MESSAGES = 8  # under way, on a board
 MOST_BEFORE = 4  # ranks for which another one waits before it ends the job
+REMEMBERED = 4096  # groups that this rank has left, about which it can still be asked
 
 # Blocking messages under way, by thread: (operation, group, start time, group rank that it waits for, or None for any rank).
 # A thread writes only its own entry, and is in one message at a time. Collectives are in the history of their group.
 inside: dict[int, tuple[str, GroupState, float, int | None]] = {}
-
-
-REMEMBERED = 4096  # groups that this rank has left, about which it can still be asked
 
 
 class Waiting(NamedTuple):
@@ -300,8 +298,7 @@ def _end_lost(groups: Sequence[GroupState]) -> None:
     MPI itself fails collectives of such a group, and messages to the dead rank. A rank may also wait for one that lives but will
     not come, because that one has got the error first. So the watchdog of each rank revokes their communicators.
     """
-    lost = survivors.lost()
-    if lost:
+    if lost := survivors.lost():
         survivors.revoke_base()
     for group in groups if lost else ():
         gone = tuple(rank for rank in group.global_ranks if rank in lost)

@@ -46,8 +46,10 @@ ANSWERED = "it returns: a thread of the worker answers"
 WORKER_LEFT = "`WorkerLeft` at once"
 CALL_AT_LIMIT = "`RuntimeError` at its `rpc_timeout`"
 KEY_AT_LIMIT = "`DistStoreError` at the limit of the store"
+KEY_GONE = "`DistStoreError` within a second"
+MOVED = "it returns: a thread of the other moves the data"
 
-RAISED = {WORKER_LEFT: "WorkerLeft", CALL_AT_LIMIT: "CallTimedOut", KEY_AT_LIMIT: "DistStoreError"}
+RAISED = {WORKER_LEFT: "WorkerLeft", CALL_AT_LIMIT: "CallTimedOut", KEY_AT_LIMIT: "DistStoreError", KEY_GONE: "DistStoreError"}
 
 # A row: what waits, in words; the ways of the script; what happens for each of FAULTS.
 TABLE: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
@@ -56,10 +58,14 @@ TABLE: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
         ("all_reduce", "all_reduce of mpicoll", "all_reduce, large", "broadcast", "all_gather_object"),
         (PASSES, JOB, JOB, JOB_AT_LIMIT, KILLED),
     ),
-    ("`barrier`, `monitored_barrier`", ("barrier", "monitored_barrier"), (PASSES, JOB, JOB, AT_LIMIT, KILLED)),
     (
-        "an asynchronous collective: `wait()`, its Future, `then`, `wait_all`, DDP's backward, `wait_tensor`",
-        ("wait", "future", "then", "wait_all", "ddp", "wait_tensor"),
+        "`barrier`, `monitored_barrier`, `fence`",
+        ("barrier", "monitored_barrier", "fence"),
+        (PASSES, JOB, JOB, AT_LIMIT, KILLED),
+    ),
+    (
+        "an asynchronous collective: `wait()`, its Future, `then`, `wait_all`, `wait_tensor`; DDP's backward, with a hook too",
+        ("wait", "future", "then", "wait_all", "wait_tensor", "ddp", "ddp, no_sync", "ddp, hook"),
         (PASSES, RAISES, RAISES, AT_LIMIT, KILLED),
     ),
     (
@@ -75,19 +81,31 @@ TABLE: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
         ("recv of mpicoll", "recv from any of mpicoll", "send of mpicoll, large", "wait_signal"),
         (PASSES, JOB, JOB, JOB_AT_LIMIT, KILLED),
     ),
+    (
+        "`put`, `get`, `accumulate` of a tensor that is not of `empty_shared`",
+        ("put", "get", "accumulate"),
+        (MOVED, MOVED, MOVED, JOB_AT_LIMIT, KILLED),
+    ),
+    ("`wait()` of such a small `put`", ("put, wait",), (MOVED, MOVED, MOVED, AT_LIMIT, KILLED)),
     ("`new_group`", ("new_group",), (PASSES, RAISES_LATER, RAISES_LATER, AT_LIMIT, KILLED)),
     ("`destroy_process_group` with an operation under way", ("destroy",), (PASSES, SAYS, SAYS, SAYS_AT_LIMIT, KILLED)),
     ("`rpc_sync`, `rpc_async`", ("rpc_sync",), (ANSWERED, WORKER_LEFT, ANSWERED, CALL_AT_LIMIT, KILLED)),
-    ("a key of the store over MPI", ("store",), (QUIET, KEY_AT_LIMIT, KEY_AT_LIMIT, KEY_AT_LIMIT, KILLED)),
+    ("a key of the store over MPI", ("store",), (QUIET, KEY_AT_LIMIT, KEY_GONE, KEY_AT_LIMIT, KILLED)),
     ("the end of the program", ("exit",), (QUIET, NOTHING, WAITS, WAITS, KILLED)),
 ]  # fmt: skip
 
 WORDS = {
     "has ended its program": r"[Rr]ank 1[ ,].*program has ended|rank 1 cannot come: its program has ended",
-    "has left the group": r"[Rr]ank 1 .*has destroyed (this|the|its default) group",
+    "has left the group": r"[Rr]ank 1 .*has destroyed (this|the|its default) group|rank 0 has destroyed the process group",
     "is stopped": r"rank 1 did not come|[Rr]ank 1\b.*is stopped \(SIGSTOP\)",
 }
-ALWAYS = {("ddp", "is stopped"), ("then", "has left the group"), ("recv", "has ended its program"), ("destroy", "is stopped")}
+ALWAYS = {
+    ("ddp", "is stopped"),
+    ("then", "has left the group"),
+    ("recv", "has ended its program"),
+    ("destroy", "is stopped"),
+    ("fence", "has left the group"),
+}
 CASES = [
     pytest.param(way, fault, outcome, id=f"{way}-{fault}", marks=[] if (way, fault) in ALWAYS else pytest.mark.slow)
     for _, ways, outcomes in TABLE
@@ -115,14 +133,16 @@ def check(way: str, fault: str, outcome: str, clock: dict[str, str], **environ: 
     found = re.search(r'\{"came".*\}', done.stdout)
     said = json.loads(found[0]) if found else {"came": "", "words": "", "after_s": 0.0}
     everything = f"{way}, {fault}: after {took:.1f} s, status {done.returncode}\n{done.stdout}{done.stderr}"
-    if outcome in (PASSES, QUIET, SAYS, SAYS_AT_LIMIT, WAITS, NOTHING, ANSWERED):
+    if outcome in (PASSES, QUIET, SAYS, SAYS_AT_LIMIT, WAITS, NOTHING, ANSWERED, MOVED):
         assert said["came"] == "passed", everything
     elif outcome in (RAISES, RAISES_LATER, AT_LIMIT):
         assert "OperationTimeout" in said["came"] + said["words"], everything
     elif outcome in RAISED:
         assert said["came"] == RAISED[outcome], everything
     else:
-        assert way == "exit" or not found, everything
+        # mpiexec ends the job. A rank may see the death before that, if its thread can be interrupted.
+        seen = way == "destroy" or re.search(r"its process \d+ has ended", said["words"])
+        assert way == "exit" or not found or (outcome == KILLED and seen), everything
         assert done.returncode != 0, everything
         assert took < limit_s * (outcome == JOB_AT_LIMIT) + 2 + END_S, everything
     least = {PASSES: late_s, AT_LIMIT: limit_s, SAYS_AT_LIMIT: limit_s, CALL_AT_LIMIT: limit_s, KEY_AT_LIMIT: limit_s}.get(
@@ -133,12 +153,20 @@ def check(way: str, fault: str, outcome: str, clock: dict[str, str], **environ: 
         assert max(0.0, least - 0.5) <= said["after_s"] <= max(least, 3.0 * (outcome == RAISES_LATER)) + 2, everything
     if (
         fault in WORDS
-        and outcome not in (NOTHING, ANSWERED, WORKER_LEFT, KEY_AT_LIMIT)
+        and outcome not in (NOTHING, ANSWERED, MOVED, WORKER_LEFT, KEY_AT_LIMIT)
         and (way, fault) != ("exit", "has left the group")
     ):
         assert re.search(WORDS[fault], done.stdout + done.stderr), everything
     if outcome in (PASSES, WAITS):
         assert re.search(r"has waited for \d+ s|has come to the end of its program and waits for rank 1", done.stderr), everything
+
+
+def test_the_start_of_a_large_put_has_the_limit(clock: dict[str, str]) -> None:
+    """Open MPI's MPI_Rput waits for the other rank, outside of what the watchdog saw: it hung. MPICH's returns."""
+    done = launch(2, SCRIPT, "put, large", "stopped", str(LIMIT_S), "1.5", timeout_s=90, env=clock)
+    took = time.time() - began(done.stdout)
+    assert re.search(r"put on group '0' \(rank 0 of 2\): (no end after 4|Timed out)", done.stdout + done.stderr), done
+    assert took < LIMIT_S + 2 + END_S, done
 
 
 def test_the_page_has_the_table() -> None:

@@ -255,9 +255,10 @@ def test_messages_in_the_graph(backend: str, name: str, door: str, rank: int, si
     """mpicoll.isend and irecv go into the graph; mpicoll.batch_isend_irecv, whose P2POp is not torch's, breaks it.
 
     No Work is left in torch's registry, which torch would report when the process ends. torch's own isend leaves one under the
-    tensor that is sent, and torch 2.14's batch_isend_irecv one for good, both with Gloo as well.
+    tensor that is sent, and torch 2.14's batch_isend_irecv one for good, both with Gloo as well, but
+    not in each run of torch 2.14.1.
     """
-    left = 1 if name == "batch" and door == "torch.distributed" and BACKEND_SUBCLASSES else 0
+    most = 1 if name == "batch" and door == "torch.distributed" and BACKEND_SUBCLASSES else 0
     function, unwaited = breaking(door, size)[name], _get_work_registry_size()
     x = of_rank(rank, size + 1, 3)
     expected = function(x)
@@ -265,7 +266,7 @@ def test_messages_in_the_graph(backend: str, name: str, door: str, rank: int, si
         call = compiled(function, backend, fullgraph=name == "messages" or door == "torch.distributed")
         agree(torch.equal(call(x), expected))
     torch.ops._c10d_functional.wait_tensor(x)
-    agree(_get_work_registry_size() == unwaited + left, _get_work_registry_size())
+    agree(unwaited <= _get_work_registry_size() <= unwaited + most, _get_work_registry_size())
 
 
 @DOORS

@@ -31,8 +31,9 @@ if way == "rpc_sync":
     rpc.init_rpc(f"worker{first}", rpc_backend_options=options)
 dist.init_process_group("mpi")
 rank = dist.get_rank()
-model = DistributedDataParallel(torch.nn.Linear(2, 2)) if way == "ddp" else None
-window = mpicoll.Window(torch.zeros(2)) if way == "wait_signal" else None
+WINDOWS = "wait_signal", "put", "put, wait", "put, large", "get", "accumulate", "fence"
+model = DistributedDataParallel(torch.nn.Linear(2, 2)) if way.startswith("ddp") else None
+window = mpicoll.Window(torch.zeros(16 << 20)) if way in WINDOWS else None
 store: Any = dist.distributed_c10d._get_default_store()
 
 
@@ -43,6 +44,18 @@ def start() -> Any:
 def backward() -> None:
     assert model is not None
     model(torch.ones(1, 2)).sum().backward()
+
+
+def without_sync() -> None:
+    assert model is not None
+    with model.no_sync():
+        backward()
+    backward()
+
+
+def hook(_: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    future: Any = dist.all_reduce(bucket.buffer(), async_op=True).get_future()  # type: ignore[union-attr]
+    return future.then(lambda done: done.value()[0] / 2)  # type: ignore[no-any-return]
 
 
 def objects() -> None:
@@ -58,9 +71,8 @@ def recv_objects() -> None:
     dist.recv_object_list([None], 1)
 
 
-def signalled() -> None:
-    assert window is not None
-    window.wait_signal(1)
+def access(name: str, *arguments: Any, **options: Any) -> Any:
+    return getattr(window, name)(*arguments, **options)
 
 
 # What rank 0 does, and rank 1 if it comes late; one entry: both do the same.
@@ -77,6 +89,8 @@ WAYS: dict[str, tuple[Callable[[], Any], ...]] = {
     "then": (lambda: start().get_future().then(lambda future: future.value()[0]).wait(),),
     "wait_all": (lambda: torch.futures.wait_all([start().get_future(), start().get_future()]),),
     "ddp": (backward,),
+    "ddp, no_sync": (without_sync,),
+    "ddp, hook": (backward,),
     "wait_tensor": (lambda: functional.wait_tensor(functional.all_reduce(x, "sum", dist.group.WORLD)),),  # type: ignore[attr-defined]
     "recv": (lambda: dist.recv(x, 1), lambda: dist.send(x, 0)),
     "recv of mpicoll": (lambda: mpicoll.recv(x, 1), lambda: dist.send(x, 0)),
@@ -89,7 +103,13 @@ WAYS: dict[str, tuple[Callable[[], Any], ...]] = {
     "isend, large": (lambda: dist.isend(large, 1).wait(), lambda: dist.recv(large, 0)),
     "batch_isend_irecv": (batch,),
     "recv_object_list": (recv_objects, lambda: dist.send_object_list([1], 0)),
-    "wait_signal": (signalled, lambda: window.signal(0)),  # type: ignore[union-attr]
+    "wait_signal": (lambda: access("wait_signal", 1), lambda: access("signal", 0)),
+    "put": (lambda: access("put", x, 1), lambda: None),
+    "put, wait": (lambda: access("put", x, 1, async_op=True).wait(), lambda: None),
+    "put, large": (lambda: access("put", large, 1, async_op=True).wait(), lambda: None),
+    "get": (lambda: access("get", x, 1), lambda: None),
+    "accumulate": (lambda: access("accumulate", x, 1), lambda: None),
+    "fence": (lambda: access("fence"),),
     "rpc_sync": (lambda: rpc.rpc_sync("worker1", max, args=(1, 2)), lambda: None),
     "store": (lambda: store.get("key"), lambda: store.set("key", "1")),
     "new_group": (lambda: dist.new_group(timeout=timedelta(seconds=limit_s)),),
@@ -100,6 +120,8 @@ WAYS: dict[str, tuple[Callable[[], Any], ...]] = {
 for _ in range(3):  # nothing is waited for the first time
     dist.all_reduce(x)
 if model is not None:
+    if way == "ddp, hook":
+        model.register_comm_hook(None, hook)  # type: ignore[no-untyped-call]
     for _ in range(3):
         backward()
 dist.barrier()
@@ -118,8 +140,10 @@ if rank == (0 if way == "store" else 1):
     elif fault == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
     sys.exit()  # also "ended"
+print(f"began {time.time()}", flush=True)
+if way in WINDOWS or way == "rpc_sync":  # a thread of the other rank answers at once, until that rank has ended or is stopped
+    time.sleep(0.5)
 began = time.time()
-print(f"began {began}", flush=True)
 said: dict[str, Any] = {"came": "passed", "words": ""}
 try:
     WAYS[way][0]()
