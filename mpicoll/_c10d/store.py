@@ -194,7 +194,7 @@ class MessageStore(Store):
         if runtime.in_forked_child():
             raise runtime.forked_error()
         question, request = Question(self._world, next(self._numbers), call, limit_s), library.MPI.REQUEST_NULL
-        late, backoff, leaves = time.monotonic() + limit_s, Backoff.patient(), Backoff(yield_s=MOVES_S)
+        late, backoff, leaves = time.monotonic() + limit_s, Backoff(), Backoff(yield_s=MOVES_S)
         self._check_open(call[0])
         if self._mpi.rank != 0:
             with self._mpi.lock:

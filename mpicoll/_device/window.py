@@ -35,7 +35,7 @@ class DeviceWindow(Window):
         buffers: Sequence[Tensor],
         rank: int,
         chunk: int,
-        pause: Callable[[], Callable[[], None]],
+        pause: Callable[[int], Callable[[], None]],
         spins: int,
     ) -> None:
         super().__init__(segment, rank, len(buffers), chunk, pause, spins)

@@ -88,6 +88,8 @@ class Group(GroupState):
         now, members = monotonic(), self.attendance
         due = now > members.due
         members.words[members.place] = members.word(operation, signature, number) if due else number << CALL_BITS
+        if members.words[members.wanted]:
+            members.come()
         self._record((number, operation, now, signature, turn and queue.runs_here()))
         try:
             if due:

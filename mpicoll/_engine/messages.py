@@ -96,7 +96,7 @@ class Messages(Collectives):
 
     def _recv_when_come(self, memory: Tensor, src: int | None, tag: int, operation: str = "recv") -> int:
         """Calls MPI's receive when the message has come; see attendance.py. Returns the sender's rank."""
-        pause = Backoff.patient().pause
+        pause = Backoff(None if src is None else self.global_ranks[src]).pause
         if src is None:  # From now on a look is always due: MPI's receive, in another thread, could take the message of a look.
             self.receives = Looks(0)
         while (source := self.host.messages.receive_arrived(memory, src, tag)) is None:
@@ -106,7 +106,7 @@ class Messages(Collectives):
         return source
 
     def _carry_out(self, message: PendingMessage) -> None:
-        pause = Backoff.patient().pause
+        pause = message.backoff().pause
         try:
             while not message.test():
                 pause()

@@ -19,13 +19,13 @@ from mpicoll._engine.work import Work
 from mpicoll._faults import culprits
 from mpicoll._faults.group_state import GroupState
 from mpicoll._mpi import runtime
-from mpicoll._mpi.backoff import Backoff
+from mpicoll._mpi.backoff import Backoff, Naps
 from mpicoll._mpi.channel import Channel
 from mpicoll._tensors import storages
 from mpicoll._tensors.calls import Transfer
 
-FIRST_NAP_S = 100e-6  # seconds before the poller's first look: a thread that calls wait at once polls alone
 LONGEST_NAP_S = 1e-3  # seconds that a finished message waits for the poller at most; 1000 looks a second take 1 % of a core
+NAPS = Naps(100e-6, LONGEST_NAP_S, 1.0, LONGEST_NAP_S, LONGEST_NAP_S)  # the first: a thread that calls wait at once polls alone
 WARM_NAPS = 50  # naps after the last message before the poller sleeps: waking it costs as much as a small message
 
 
@@ -90,7 +90,7 @@ class Poller:
         return bool(ended) or moved
 
     def _loop(self) -> None:
-        nap, idle, waits = FIRST_NAP_S, 0, 0
+        backoff, idle, waits = Backoff(spin_s=0.0, yield_s=0.0, naps=NAPS), 0, 0
         while not self._closing:
             if self._waiting or waits != self._waits:
                 # A thread of the program waits, or has waited since the last look, and polls itself. A look would take the
@@ -98,18 +98,18 @@ class Poller:
                 # cores, and 1.14 times with these.
                 waits = self._waits
                 time.sleep(LONGEST_NAP_S)
-                nap, idle = FIRST_NAP_S, 0
-            elif self._pending or self._served:
-                time.sleep(nap)
+                backoff.reset()
                 idle = 0
-                if not self._waiting:
-                    runtime.entering()
-                    for channel in self._served[:1]:
-                        channel.progress_windows()
-                    nap = FIRST_NAP_S if self.poll() else min(nap * 2, LONGEST_NAP_S)
+            elif self._pending or self._served:
+                runtime.entering()
+                backoff.pause()
+                idle = 0
+                if not self._waiting and self.poll():
+                    backoff.reset()
             elif idle < WARM_NAPS:
                 time.sleep(LONGEST_NAP_S)
-                nap, idle = FIRST_NAP_S, idle + 1
+                backoff.reset()
+                idle += 1
             else:
                 self._sleep()
 
@@ -125,7 +125,7 @@ class Poller:
         if seconds is None:
             return
         deadline = time.monotonic() + seconds
-        backoff = Backoff()
+        backoff = work.message.backoff() if isinstance(work, MessageWork) else Backoff()
         self._waiting.append(work)
         self._waits += 1
         try:

@@ -34,7 +34,7 @@ from mpicoll._host import thresholds
 from mpicoll._host.algorithms.windows import Windows
 from mpicoll._host.collectives import HostCollectives
 from mpicoll._host.thresholds import HIERARCHICAL
-from mpicoll._mpi import abort, boards, library, runtime
+from mpicoll._mpi import abort, bell, boards, library, runtime
 from mpicoll._mpi.channel import Channel
 from mpicoll._mpi.errors import MPIException, not_made
 from mpicoll._mpi.runtime import Runtime
@@ -104,7 +104,7 @@ class Registry:
             runtime.prepare_threads_with(devices.settle_in)
             with runtime_.lock:
                 own = channel.comm.Dup()
-            own_channel = Channel(runtime_, own)
+            own_channel = Channel(runtime_, own, ranks)
             made.callback(own_channel.free)
             staging = host_collectives(own_channel, topology, agreed, queue, took)
             made.callback(staging.close)
@@ -150,7 +150,7 @@ class Registry:
             else:
                 made = self._provided.pop(tuple(ranks), None)
                 comm = made or runtime.create_group(runtime_.base, tuple(ranks), tag % runtime_.tag_ub)
-        return Channel(runtime_, comm)
+        return Channel(runtime_, comm, ranks)
 
     def _circumstances(self, channel: Channel, ranks: Sequence[int] | None) -> World:
         """Returns which ranks of a group share memory, the settings that they agreed on, and the ledger of this node.
@@ -168,6 +168,7 @@ class Registry:
         with channel.lock:
             shared = boards.make(channel.comm, topology.nodes)
         node.provide(channel.comm.Get_rank(), topology)
+        bell.hang(shared, channel.comm.Get_rank())
         self._ledger = None if shared is None else Ledger(shared, agreed.compares)
         self._world = topology, agreed, self._ledger
         return self._world
@@ -232,6 +233,7 @@ class Registry:
             if self._ledger is not None:
                 self._ledger.over = WORLD_ENDED
             self._made.clear()
+            bell.hang(None, 0)
             poller.close()
             watchdog.stop(answers=bool(communicator.unseen) and not communicator.channel.serialized and exit_handshake.possible())
             time_limit.limits.stop()

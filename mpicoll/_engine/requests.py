@@ -13,6 +13,7 @@ from mpicoll._base.torch_errors import TruncationError
 from mpicoll._engine.work import Work
 from mpicoll._faults.group_state import GroupState
 from mpicoll._mpi import runtime
+from mpicoll._mpi.backoff import Backoff
 from mpicoll._mpi.errors import MPIException, translate
 from mpicoll._tensors import storages
 from mpicoll._tensors.calls import Transfer
@@ -50,6 +51,10 @@ class PendingMessage:
         if resized := storages.resized(self.held):
             raise MpicollError(f"{self.group.where(self.operation)}: {resized}")
         return True
+
+    def backoff(self) -> Backoff:
+        """For a thread that waits for this message."""
+        return Backoff(None if self.peer is None else self.group.global_ranks[self.peer])
 
     def cancel(self) -> None:
         """Cancels a receive. MPI keeps a send, and a message that has begun to move; we then keep its memory."""

@@ -25,7 +25,9 @@ from collections.abc import Callable, Iterable
 from time import monotonic
 from typing import Any
 
+from mpicoll._mpi import bell
 from mpicoll._mpi.backoff import Backoff
+from mpicoll._mpi.bell import WANTED
 from mpicoll._mpi.boards import Boards
 from mpicoll._tensors import signatures
 from mpicoll._tensors.calls import DifferentCalls, Signature
@@ -59,13 +61,18 @@ class Nobody(Looks):
 
     def __init__(self) -> None:
         super().__init__()
-        self.words: memoryview[int] = memoryview(array("q", [0]))
+        self.words: memoryview[int] = memoryview(array("q", [0, 0]))
         self.place = 0  # of this rank's number in ``words``
+        self.wanted = 1  # of the word that says that a rank sleeps until this one has come
         self.due = math.inf
 
     def word(self, operation: str, signature: Signature, number: int) -> int:
         """Returns the word of a call that looks."""
         return number << CALL_BITS
+
+    def come(self) -> None:
+        """Wakes those that sleep until this rank has come."""
+        bell.bell.come()
 
     def wait(self, operation: str, signature: Signature, number: int, look: Callable[[], Any]) -> None:
         pass
@@ -82,7 +89,7 @@ class Attendance(Nobody):
 
     def __init__(self, boards: Boards, key: int, members: dict[int, int], own: int, place: int) -> None:
         super().__init__()
-        self.words, self.place, self.due = boards.words, place, 0.0
+        self.words, self.place, self.due, self.wanted = boards.words, place, 0.0, boards.bell(boards.own) + WANTED
         self._boards, self._key, self._own = boards, key, own
         self._members = {member: rank for member, rank in members.items() if member != own}
         self._places: dict[int, int] = {}  # by group rank, once found
@@ -134,7 +141,7 @@ class Attendance(Nobody):
 
     def _wait_for(self, member: int, first: int, look: Callable[[], Any]) -> int | None:
         """Returns the member's place, once its word is ``first`` or more; None: it has none."""
-        pause, begin, words = Backoff.patient().pause, monotonic(), self.words
+        pause, begin, words = Backoff(self._members[member]).pause, monotonic(), self.words
         while (place := self._places.get(member) or self._boards.find(self._members[member], self._key)) is None:
             if look() or member in self._absent or monotonic() - begin > MADE_S:
                 self._absent.add(member)

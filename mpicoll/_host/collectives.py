@@ -77,7 +77,7 @@ class HostCollectives:
     def _algorithm(self, operation: str, nbytes: int, choose: Callable[..., str], *values: object) -> str:
         """Returns the algorithm that ``choose(thresholds, *values)`` names, and makes its windows (collective on first use)."""
         if self.windows.apart and nbytes >= MET_FROM and operation in MEETINGS:
-            self.channel.barrier(math.inf, Backoff.patient().pause)
+            self.channel.barrier(math.inf, Backoff().pause)
         name = choose(self.thresholds, *values)
         if name in (SHARED_MEMORY, HIERARCHICAL) and not self.windows.make():
             self.use(self.thresholds.without_windows())

@@ -6,6 +6,7 @@ _mpi/open_mpi.py. Otherwise a receive is posted to MPI, which matches it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -62,13 +63,14 @@ class MatchedReceive:
     moved, wrong = False, ""
 
     def __init__(
-        self, unmatched: Unmatched, tensor: Tensor, memory: Tensor, src: int, tag: int, header: bytearray | None = None
-    ) -> None:
+        self, unmatched: Unmatched, wake: Callable[[int], None], tensor: Tensor, memory: Tensor, src: int, tag: int,
+        header: bytearray | None = None,
+    ) -> None:  # fmt: skip
         self.source, self.nbytes = -1, 0
         self.src = src
         self.tag = tag
         self.matched = False
-        self._unmatched = unmatched
+        self._unmatched, self._wake = unmatched, wake
         self._tensor, self._memory, self._header = tensor, memory, header
         self._request: Any = None
         # Memory for a message that is too long. It is still received, so that its sender ends.
@@ -88,6 +90,7 @@ class MatchedReceive:
             content = spec(target.data_ptr(), self.nbytes)
             self._request = post(channel.comm.Irecv, self._header, content, self.source, self.tag)
         self.matched = True
+        self._wake(self.source)
 
     def test(self) -> bool:
         if not self._unmatched.look(self) or not self._unmatched.channel.test(self._request):

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from mpicoll._host.matching import MatchedReceive, Unmatched
+from mpicoll._mpi import bell
 from mpicoll._mpi.channel import ANY_SOURCE, FAULTY_ANY_SOURCE, Channel, Status
 from mpicoll._mpi.datatypes import BYTE, INT_MAX, fromaddress, post, room, spec
 from mpicoll._mpi.errors import truncated
@@ -30,11 +31,17 @@ class HostMessages:
         self._tag_ub = channel.runtime.tag_ub
         self._serialized = channel.runtime.serialized
         self.checked = checked  # each message has a header; `send` and `recv` are not allowed then
+        self._asleep, self._places = bell.bell.words, bell.bell.places(channel.ranks)
         own = Unmatched(channel)
         # The receives that we match ourselves; None: MPI matches them.
         self.unmatched = own if channel.runtime.overruns else None
         # The same from the first `irecv` from any rank on, so that all keep their order; see Note [Receives from any rank].
         self._from_any = own if apart and FAULTY_ANY_SOURCE else self.unmatched
+
+    def wake(self, peer: int) -> None:
+        """Wakes a rank that may wait for a message of this one, or for a receive of it. See bell.py."""
+        if self._asleep[place := self._places[peer]]:
+            bell.bell.ring(place)
 
     def is_usual(self, tensor: Tensor, rank: int | None, tag: int) -> bool:
         """True if a blocking message can be one MPI call, without checks or packing."""
@@ -52,6 +59,7 @@ class HostMessages:
     def send(self, memory: Tensor, dst: int, tag: int) -> None:
         """Sends, and returns when the memory may be changed again."""
         nbytes = memory.nbytes
+        self.wake(dst)
         if not self._serialized:
             self._channel.comm.Send(spec(memory.data_ptr(), nbytes), dst, OWN_TAGS + tag)
             return
@@ -77,6 +85,7 @@ class HostMessages:
                 return None
             target = memory if found.nbytes <= memory.nbytes else torch.empty(found.nbytes, dtype=torch.uint8, device="cpu")
             request = channel.comm.Irecv(spec(target.data_ptr(), found.nbytes), found.source, found.tag)
+        self.wake(found.source)
         channel.wait_all([request])
         if target is not memory:
             raise truncated()
@@ -85,10 +94,14 @@ class HostMessages:
     def send_call(self, memory: Tensor, dst: int, tag: int) -> PreparedMessage:
         """Returns one MPI call, for a tensor that `is_usual`."""
         nbytes = memory.nbytes
+        if self._asleep[self._places[dst]]:
+            self.wake(dst)
         return self._channel.comm.Send, ([fromaddress(memory.data_ptr(), nbytes), nbytes, BYTE], dst, OWN_TAGS + tag)
 
     def recv_call(self, memory: Tensor, src: int, tag: int) -> PreparedMessage:
         nbytes = memory.nbytes
+        if self._asleep[self._places[src]]:
+            self.wake(src)
         return self._channel.comm.Recv, ([fromaddress(memory.data_ptr(), nbytes), nbytes, BYTE], src, OWN_TAGS + tag)
 
     def isend(self, tensor: Tensor, memory: Tensor, dst: int, tag: int) -> Transfer:
@@ -96,6 +109,7 @@ class HostMessages:
         with self._channel.lock:
             content = spec(memory.data_ptr(), memory.nbytes)
             request = post(self._channel.comm.Isend, header, content, dst, OWN_TAGS + tag)
+        self.wake(dst)
         return _Send(self._channel, request, memory, header)
 
     def irecv(self, tensor: Tensor, memory: Tensor, src: int | None, tag: int) -> Transfer:
@@ -106,10 +120,13 @@ class HostMessages:
             self.unmatched = self._from_any
         if self.unmatched is not None:
             own = memory.data  # an alias: the message may come after the program has resized the tensor
-            return MatchedReceive(self.unmatched, own if memory is tensor else tensor, own, peer, OWN_TAGS + tag, header)
+            tensor = own if memory is tensor else tensor
+            return MatchedReceive(self.unmatched, self.wake, tensor, own, peer, OWN_TAGS + tag, header)
         with self._channel.posting, self._channel.lock:
             content = room(memory.data_ptr(), memory.nbytes)
             request = post(self._channel.comm.Irecv, header, content, peer, OWN_TAGS + tag)
+        if src is not None:
+            self.wake(src)
         return _Receive(self._channel, request, tensor, memory, header)
 
 

@@ -23,7 +23,8 @@ TEXT = 3 * WORD  # offset of the text
 _ASKED = NBYTES - 1  # offset of a byte that any rank of the node sets
 NUMBERS = 256  # of a rank: a key (0: free) and the number with this key
 _NUMBERS = NBYTES - WORD - 2 * WORD * NUMBERS  # offset of the numbers
-MOST = _NUMBERS - TEXT  # bytes of a text
+_BELL = _NUMBERS - 64  # offset of the words of a bell, in a cache line of their own
+MOST = _BELL - TEXT  # bytes of a text
 
 
 class Boards:
@@ -35,8 +36,8 @@ class Boards:
     """
 
     def __init__(self, segment: Segment, ranks: Sequence[int], own: int) -> None:
-        self.ranks = tuple(ranks)
-        self._memory, self._fence = segment.memory, segment.fence
+        self.ranks, self.own = tuple(ranks), own
+        self._memory, self._fence, self.address = segment.memory, segment.fence, segment.address
         self.words = memoryview(segment.memory)[: NBYTES * len(ranks)].cast("q")
         self._first = {rank: place * NBYTES for place, rank in enumerate(ranks)}
         self._mine = self._first[own]
@@ -86,6 +87,10 @@ class Boards:
         """Returns the index in ``words`` of a rank's number; None: it has none with this key."""
         words, begin = self.words, (self._first[rank] + _NUMBERS) // WORD
         return next((at + 1 for at in range(begin, begin + 2 * NUMBERS, 2) if words[at] == key), None)
+
+    def bell(self, rank: int) -> int:
+        """Returns the index in ``words`` of the first word of a rank's bell."""
+        return (self._first[rank] + _BELL) // WORD
 
     def ask(self, rank: int) -> None:
         """Asks a rank to show where its program is."""

@@ -38,7 +38,6 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
-from functools import cache
 from itertools import zip_longest
 from typing import Any
 
@@ -82,12 +81,6 @@ def check_levels(levels: Sequence[int]) -> None:
         )
 
 
-@cache
-def _unending() -> MPI.Request:
-    """A request of this process that never ends."""
-    return MPI.Grequest.Start(None, None, None)
-
-
 class Channel:
     """The communicator of a group: of its collectives, its internal messages and the user's messages.
 
@@ -95,9 +88,10 @@ class Channel:
     signals have the last ones. OWN_TAGS is added to the tags of the user's messages, so that the two kinds never match.
     """
 
-    def __init__(self, runtime: Runtime, comm: MPI.Intracomm) -> None:
+    def __init__(self, runtime: Runtime, comm: MPI.Intracomm, ranks: Sequence[int] | None = None) -> None:
         self.runtime = runtime
         self.comm = comm
+        self.ranks: Sequence[int] = range(comm.Get_size()) if ranks is None else ranks  #: of the world, by rank of ``comm``
         self.lock = runtime.lock
         self.posting = threading.RLock()  # held from a look for a message of the user to the call that receives it
         self.receiving_list = threading.Lock()  # held by the thread that receives the two messages of a list from any rank
@@ -225,11 +219,6 @@ class Channel:
         """Lets MPI move messages forward, those of the program's own communicators too."""
         with self.lock:
             self.comm.Iprobe()
-
-    def progress_windows(self) -> None:
-        """Lets MPI move what other ranks put here. With Open MPI over UCX, one in a hundred calls of MPI_Iprobe does so."""
-        with self.lock:
-            _unending().Test()
 
     def cancel(self, request: MPI.Request) -> bool:
         """Cancels a receive. Returns False if its message is already on its way: MPI still uses the memory then."""

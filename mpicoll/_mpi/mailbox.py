@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from mpicoll._mpi import arrivals, library, survivors
+from mpicoll._mpi import arrivals, bell, library, survivors
 from mpicoll._mpi.backoff import Backoff
 from mpicoll._mpi.datatypes import spec
 from mpicoll._mpi.errors import not_made
@@ -70,6 +70,7 @@ class Mailbox:
             requests = [self._comm.Isend([envelope, len(envelope), MPI.BYTE], to, ENVELOPE)]
             tag = FIRST_TAG + number % TAGS
             requests += [self._comm.Isend(spec(*block), to, tag) for block in blocks]
+        bell.bell.wake(to)
         return requests
 
     def take(self) -> tuple[int, bytearray] | None:
@@ -135,7 +136,7 @@ class Mailbox:
 
     def meet(self) -> None:
         """Returns once every rank has called this (collective). Other threads run meanwhile."""
-        total, backoff = self.begin_sum([0]), Backoff.background()
+        total, backoff = self.begin_sum([0]), Backoff(spin_s=0.0, yield_s=0.0)
         while not self.ended(total.requests):
             backoff.pause()
 

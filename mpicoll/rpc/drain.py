@@ -34,7 +34,7 @@ def drain(agent: Agent, timeout_s: float) -> bool:
     try:
         while not _some_worker_left(agent):
             total = agent.mailbox.begin_sum(agent.counts())
-            backoff = Backoff.background()
+            backoff = Backoff(spin_s=0.0, yield_s=0.0)
             while not agent.mailbox.ended(total.requests) and not _some_worker_left(agent):
                 if time.monotonic() > deadline:
                     raise _timeout_error(agent, timeout_s)
@@ -47,7 +47,7 @@ def drain(agent: Agent, timeout_s: float) -> bool:
             before = now
             if time.monotonic() > deadline:
                 raise RuntimeError(f"shutdown: {sent - received} messages and {calls} calls were under way after {timeout_s:g} s")
-            Backoff.background().pause()
+            Backoff(spin_s=0.0, yield_s=0.0).pause()
         _drain_without_sums(agent, deadline, timeout_s)
         return False
     finally:
@@ -62,7 +62,7 @@ def _some_worker_left(agent: Agent) -> bool:
 
 
 def _drain_without_sums(agent: Agent, deadline: float, timeout_s: float) -> None:
-    is_ready, backoff = False, Backoff.background()
+    is_ready, backoff = False, Backoff(spin_s=0.0, yield_s=0.0)
     others = {worker.id for worker in agent.workers.all} - {agent.me.id}
     while not is_ready or others - agent.ready - agent.calls.left.keys() or agent.counts()[2]:
         if not is_ready and not agent.counts()[2]:

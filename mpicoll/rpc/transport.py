@@ -125,7 +125,7 @@ class Transport:
 
     def flush(self, timeout_s: float) -> None:
         """Waits until every message has left, at most ``timeout_s``. Another thread must call `arrived` meanwhile."""
-        deadline, backoff = time.monotonic() + timeout_s, Backoff.background()
+        deadline, backoff = time.monotonic() + timeout_s, Backoff(spin_s=0.0, yield_s=0.0)
         while time.monotonic() < deadline:
             with self._testing:
                 if not self._sending:

@@ -64,7 +64,7 @@ def test_every_turn_is_compared(rank: int, size: int) -> None:
     comm = runtime.start().comm
     segment = shared_segment.create(comm, Window.nbytes(size, 4096))
     assert segment is not None
-    window = Window(segment, rank, size, 4096, lambda: Backoff().pause, spins=10)
+    window = Window(segment, rank, size, 4096, lambda _: Backoff().pause, spins=10)
     memory = torch.ones(8)
     for window.call in (7, 7, 8, 9, 9):
         reduce_flat(window, memory, memory, lambda parts, out: None)

@@ -28,7 +28,7 @@ def windows_of(size: int) -> list[Window]:
     """The windows of the ranks of one node."""
     segment = shared_segment.create(MPI.COMM_SELF, Window.nbytes(size, CHUNK))
     assert segment is not None
-    return [Window(segment, rank, size, CHUNK, lambda: Backoff().pause, 10) for rank in range(size)]
+    return [Window(segment, rank, size, CHUNK, lambda _: Backoff().pause, 10) for rank in range(size)]
 
 
 @contextmanager
@@ -50,7 +50,7 @@ def test_a_rank_that_is_late_in_a_barrier() -> None:
         late.wait(10)
 
     windows = windows_of(2)
-    windows[1].pause, windows[1].spins = lambda: pause, 0
+    windows[1].pause, windows[1].spins = lambda _: pause, 0
     sent, received = torch.arange(2.0 * CHUNK), torch.zeros(2 * CHUNK)
 
     def program(window: Window, tensor: torch.Tensor) -> None:
@@ -184,7 +184,7 @@ def test_any_sequence_over_nodes_with_ranks_that_are_late() -> None:
         blocking, starting = dict.fromkeys(("broadcast", "all_reduce", "reduce"), pause), ("reduce_scatter", "all_gather")
         rail = SimpleNamespace(**blocking, **dict.fromkeys(starting, started))
         window = windows[place]
-        window.pause = lambda: pause
+        window.pause = lambda _: pause
         nodes = hierarchical.Nodes(window, rail, ranks, node=0)
         stages = hierarchical.Stages(add, torch.float32, MPI.FLOAT, MPI.SUM, None)
         for number in range(1000):

@@ -124,7 +124,7 @@ def slot_written(cpu: int | None = None) -> tuple[Counter[int], Counter[int]]:
     comm, cpus = dist.get_comm(), os.sched_getaffinity(0)
     segment = shared_segment.create(comm, Window.nbytes(comm.size, SLOT))
     assert segment is not None
-    made = Window(segment, comm.rank, comm.size, SLOT, lambda: Backoff().pause, spins=10)
+    made = Window(segment, comm.rank, comm.size, SLOT, lambda _: Backoff().pause, spins=10)
     os.sched_setaffinity(0, cpus if cpu is None else {cpu})
     before, source = pages(segment), torch.ones(SLOT, dtype=torch.uint8)
     made.copy(made.slot(0, comm.rank), source.data_ptr(), SLOT)

@@ -35,7 +35,7 @@ def window(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> W
     comm, threads = MPI.COMM_WORLD, 2 if request.param == "threads" else 1
     segment = shared_segment.create(comm, Window.nbytes(comm.size, CHUNK), ordered=request.param != "fenced")
     assert segment is not None
-    made = Window(segment, comm.rank, comm.size, CHUNK, lambda: Backoff().pause, 10, threads)
+    made = Window(segment, comm.rank, comm.size, CHUNK, lambda _: Backoff().pause, 10, threads)
     if threads > 1:
         monkeypatch.setattr(blocks, "BY_THREADS_FROM", 64)
         made.copy = blocks.copy

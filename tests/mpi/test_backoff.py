@@ -4,6 +4,7 @@ import time
 
 import pytest
 
+from mpicoll._mpi import bell, runtime
 from mpicoll._mpi.backoff import Backoff, Naps
 
 NAPS = Naps(50e-6, 1e-3, share=0.1, idle_after_s=1.0, idle_s=20e-3)
@@ -32,3 +33,49 @@ def test_backoff_returns_at_once_after_a_reset() -> None:
     for _ in range(100):
         backoff.pause()
     assert time.monotonic() - began < 1.0
+
+
+class Silent(bell.Nobody):
+    """A bell that does not ring. Records the naps, and takes no time."""
+
+    def __init__(self) -> None:
+        self.naps: list[float] = []
+
+    def sleep(self, rings: int, seconds: float) -> bool:
+        self.naps.append(seconds)
+        return False
+
+
+def test_a_thread_does_not_sleep_while_bytes_move(monkeypatch: pytest.MonkeyPatch) -> None:
+    took, silent = [0.0], Silent()
+    monkeypatch.setattr(runtime, "move", lambda: took[0])
+    monkeypatch.setattr(bell, "bell", silent)
+    backoff = Backoff()
+    backoff._since -= 1.0
+    for _ in range(3):  # the first one only says that the thread will sleep
+        backoff.pause()
+    assert silent.naps == [Backoff.NAPS.idle_s] * 2
+
+    took[0] = 1e-3
+    for naps in (3, 4):
+        while len(silent.naps) < naps:
+            backoff.pause()
+        began = time.monotonic()
+        while time.monotonic() - began < Backoff.MOVING_S / 2:
+            backoff.pause()
+        assert len(silent.naps) == naps
+        while time.monotonic() - began < Backoff.MOVING_S:
+            pass
+    assert silent.naps[3] == Backoff.NAPS.idle_s
+    took[0] = 0.0
+    while len(silent.naps) < 5:
+        backoff.pause()
+    assert silent.naps[4] < Backoff.NAPS.idle_s
+
+
+def test_a_call_that_finds_nothing_to_move_has_moved_nothing() -> None:
+    took = []
+    for _ in range(20):
+        time.sleep(1e-3)
+        took.append(runtime.move())
+    assert sorted(took)[10] < Backoff.MOVED_S

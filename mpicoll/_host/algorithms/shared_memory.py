@@ -250,15 +250,17 @@ def barrier(window: Window, timeout_s: float) -> bool:
     window.lay_barrier(turn)
     window.take(turn)
     for _ in range(window.spins + 1):
-        if window.all_laid(turn):
+        if window.missing(turn) is None:
             window.check_barrier(turn)
             return True
-    pause, deadline = window.pause(), time.monotonic() + timeout_s
-    while not window.all_laid(turn):
-        if time.monotonic() > deadline:
-            return False
-        window.left(turn)
-        pause()
+    deadline = time.monotonic() + timeout_s
+    while (missing := window.missing(turn)) is not None:
+        pause = window.pause(missing)
+        while window.missing(turn) == missing:
+            if time.monotonic() > deadline:
+                return False
+            window.left(turn)
+            pause()
     window.check_barrier(turn)
     return True
 

@@ -39,6 +39,7 @@ from typing import NoReturn, TypeAlias
 import torch
 from torch import Tensor
 
+from mpicoll._mpi import bell
 from mpicoll._mpi.shared_segment import Segment
 from mpicoll._tensors.calls import DifferentCalls
 
@@ -62,7 +63,7 @@ class Window:
         rank: This rank's number in the window.
         size: Number of ranks.
         chunk: Bytes of a slot, and of a result.
-        pause: Makes the function that is called between two checks of a word that has not come. That function backs off.
+        pause: Makes the function that is called between two checks of a word of the rank of this number. That function backs off.
         spins: Number of checks before `pause` is called, some 50 ns each.
         threads: Of each rank.
 
@@ -78,7 +79,7 @@ class Window:
         rank: int,
         size: int,
         chunk: int,
-        pause: Callable[[], Callable[[], None]],
+        pause: Callable[[int], Callable[[], None]],
         spins: int,
         threads: int = 1,
     ) -> None:
@@ -94,6 +95,7 @@ class Window:
         self.pause = pause
         self.spins = spins
         self._fence = segment.fence
+        self._bell, self._asleep, self._wanted = bell.bell, bell.bell.words, bell.bell.wanted
         self._bytes = segment.memory
         self._words = memoryview(segment.memory)[: words_nbytes(size)].cast("q")
         step = LINE // 8
@@ -201,6 +203,8 @@ class Window:
         if self._fence is not None:
             self._fence()
         self._words[self._my_laid] = turn + 1
+        if self._asleep[self._wanted]:
+            self._bell.come()
 
     def await_laid(self, turn: int) -> None:
         """[2] Returns once every other rank's slot can be read.
@@ -232,6 +236,8 @@ class Window:
         if self._fence is not None:
             self._fence()
         self._words[self._my_laid] = turn + 1
+        if self._asleep[self._wanted]:
+            self._bell.come()
 
     def check_barrier(self, turn: int) -> None:
         """Raises DifferentCalls if another rank has laid down data in this turn."""
@@ -240,16 +246,18 @@ class Window:
             if words[index + place] != turn + 1:
                 self._leave()
 
-    def all_laid(self, turn: int) -> bool:
-        """True if every other rank's slot can be read. Does not wait."""
+    def missing(self, turn: int) -> int | None:
+        """The first other rank whose slot cannot be read yet. Does not wait."""
         words = self._words
-        return all(words[index] > turn for index in self._laid)
+        return next((index // (LINE // 8) for index in self._laid if words[index] <= turn), None)
 
     def take(self, turn: int) -> None:
         """[2] Announces that this rank has read all it needs of the other slots, and has written its part of the result."""
         if self._fence is not None:
             self._fence()
         self._words[self._my_taken] = turn + 1
+        if self._asleep[self._wanted]:
+            self._bell.come()
 
     def await_taken(self, turn: int) -> None:
         """[3] Returns once the whole result can be read."""
@@ -268,7 +276,7 @@ class Window:
         for _ in range(self.spins):
             if words[index] >= value:
                 return
-        pause = self.pause()
+        pause = self.pause(index // (LINE // 8) % self.size)
         while words[index] < value:
             if words[index + LEFT]:
                 if self._fence is not None:

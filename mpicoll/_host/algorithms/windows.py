@@ -140,14 +140,14 @@ class Windows:
         """Number of checks before `pause` is called."""
         return 0 if self._topology.crowded else SPINS
 
-    def pause(self) -> Callable[[], None]:
-        """Makes the function that is called between two checks of a word that another rank has not written yet.
+    def pause(self, place: int) -> Callable[[], None]:
+        """Makes the function that is called between two checks of a word that the rank of a place has not written yet.
 
         A thread in the background sleeps where another thread may spin.
         """
         in_background = self._in_background()
         spin_s = 0.0 if in_background or self._topology.crowded else Backoff.SPIN_S
-        backoff = Backoff(spin_s, BESIDE_YIELD_S if in_background else Backoff.YIELD_S)
+        backoff = Backoff(self._channel.ranks[self.node[place]], spin_s, BESIDE_YIELD_S if in_background else Backoff.YIELD_S)
         ask_at = time.monotonic() + ALIVE_S
 
         def wait() -> None:

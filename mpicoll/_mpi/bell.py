@@ -1,0 +1,150 @@
+"""A bell for each rank of a node, on its board: a thread that waits sleeps on its own, and who does what it waits for rings it.
+
+    [1] A thread that has found nothing for some time writes on its board for whom it sleeps, and on that rank's board that it is
+        waited for. [2] It looks once more. [3] It sleeps until the bell rings, or for a limited time.
+    [4] A rank sends or receives a message, and rings the other rank if that one sleeps. Or it comes to a collective: if its own
+        board says that it is waited for, it rings the ranks that sleep for it.
+
+Reading a word takes 0.05 us. The last of p ranks to come rings p - 1 times, others ring those that have come to wait for them.
+
+The threads of a process share one bell, and no fence stands between [4] and its look at the word: a ring may be lost. So
+correctness rests on the limit of [3]. The bell is a futex of Linux. Where there is none, threads sleep for as long, and nobody
+wakes them.
+
+In a virtual machine Linux takes a core that sleeps for one that is taken away, and starts the woken thread on the core of the
+one that rings, which goes on to wait inside MPI. Both then shared a core for 3 ms, and the other was idle. So who rings gives
+the core away once, and who is woken on it moves to another one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import sys
+import time
+from array import array
+from collections.abc import Sequence
+
+from mpicoll._mpi.boards import Boards
+
+NUMBERS = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221, "s390x": 238}  # of the system call, by processor
+WAIT, WAKE = 0, 1
+ALL = 0x7FFFFFFF
+ASLEEP, WANTED, RINGS, CORE, SILENT = range(5)  # words of a rank; the last one is always 0
+ANYBODY = -1  # in ASLEEP: for no rank in particular; n + 1: for rank n; 0: no thread sleeps
+
+
+_libc = ctypes.CDLL(None)
+
+
+def _step_aside(core: int) -> None:
+    """Moves this thread to another core, if it runs on this one and may use others."""
+    if core == _libc.sched_getcpu() and len(allowed := os.sched_getaffinity(0)) > 1:
+        os.sched_setaffinity(0, allowed - {core})
+        os.sched_setaffinity(0, allowed)
+
+
+class Time(ctypes.Structure):
+    _fields_ = [("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long)]
+
+
+class Nobody:
+    """Where no rank can ring: a thread sleeps until its time has passed."""
+
+    words: memoryview[int] = memoryview(array("q", [0]))
+    wanted = 0  #: The index in ``words`` of this rank's word WANTED.
+
+    def places(self, ranks: Sequence[int]) -> list[int]:
+        """The index in ``words`` of the word ASLEEP of each rank; of a word that is 0 if this rank cannot wake it."""
+        return [0] * len(ranks)
+
+    def reaches(self, rank: int) -> bool:
+        return False
+
+    def listen(self, rank: int | None) -> int:
+        """[1] Shows that this thread will sleep for a rank (None: any). Returns the number of rings so far, for `sleep`."""
+        return 0
+
+    def sleep(self, rings: int, seconds: float) -> bool:
+        """[3] Returns whether the bell has rung since `listen`, which returned ``rings``."""
+        time.sleep(seconds)
+        return False
+
+    def ring(self, at: int) -> None:
+        """[4] Wakes the rank of this place."""
+
+    def wake(self, rank: int) -> None:
+        """[4] Wakes a rank of the world if it sleeps."""
+
+    def come(self) -> None:
+        """[4] Wakes those that sleep for this rank."""
+
+
+class Bell(Nobody):
+    """The bells of the ranks of ``boards`` as one of them, ``own``, sees them."""
+
+    def __init__(self, boards: Boards, own: int) -> None:
+        self.words = boards.words
+        self._at = {rank: boards.bell(rank) for rank in boards.ranks}
+        self._own, self._mine = own, boards.bell(own)
+        self.wanted = self._mine + WANTED
+        self._others = [at for rank, at in self._at.items() if rank != own]
+        self._futex = _libc.syscall
+        self._number = NUMBERS[platform.machine()]
+        self._address = boards.address + 4 * (sys.byteorder == "big")  # a futex has 4 bytes, the lower ones of a word
+
+    def places(self, ranks: Sequence[int]) -> list[int]:
+        return [self._at.get(rank, self._mine + SILENT) for rank in ranks]
+
+    def reaches(self, rank: int) -> bool:
+        return rank in self._at
+
+    def listen(self, rank: int | None) -> int:
+        words, mine = self.words, self._mine
+        whom = ANYBODY if rank is None else rank + 1
+        words[mine] = whom if words[mine] in (0, whom) else ANYBODY
+        if rank is not None:
+            words[self._at[rank] + WANTED] = 1
+        return words[mine + RINGS]
+
+    def sleep(self, rings: int, seconds: float) -> bool:
+        limit = Time(int(seconds), int(seconds % 1 * 1e9))
+        self._call(self._mine, WAIT, rings, ctypes.byref(limit))
+        if self.words[self._mine + RINGS] == rings:
+            return False
+        _step_aside(self.words[self._mine + CORE])
+        return True
+
+    def ring(self, at: int) -> None:
+        words = self.words
+        words[at] = 0
+        words[at + CORE] = _libc.sched_getcpu()
+        words[at + RINGS] = words[at + RINGS] + 1 & ALL
+        self._call(at, WAKE, ALL, None)
+        _libc.sched_yield()
+
+    def wake(self, rank: int) -> None:
+        if (at := self._at.get(rank)) is not None and self.words[at]:
+            self.ring(at)
+
+    def come(self) -> None:
+        words, me = self.words, self._own + 1
+        words[self.wanted] = 0
+        for at in self._others:
+            if words[at] in (me, ANYBODY):
+                self.ring(at)
+
+    def _call(self, at: int, what: int, value: int, limit: object) -> None:
+        address = ctypes.c_void_p(self._address + 8 * (at + RINGS))
+        self._futex(self._number, address, what, value, limit, None, 0)
+
+
+bell = Nobody()  #: of the world
+
+
+def hang(boards: Boards | None, own: int) -> None:
+    """Gives this rank the bells of its world; None: takes them away."""
+    global bell
+    possible = platform.machine() in NUMBERS and sys.platform == "linux"
+    bell = Nobody() if boards is None or not possible else Bell(boards, own)

@@ -1,0 +1,116 @@
+"""The bells of a node: who waits is woken by what it waits for, and nobody else is."""
+
+import mmap
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+import mpicoll as dist
+from mpicoll._mpi import bell
+from mpicoll._mpi.backoff import Backoff, Naps
+from mpicoll._mpi.boards import NBYTES, Boards
+from mpicoll._mpi.shared_segment import Segment
+from tests.support import agree
+
+pytestmark = pytest.mark.one_node
+
+NAP_S = 20.0  # of the sleepers of these tests: without a ring they would sleep for all of it
+
+
+@pytest.fixture
+def rings(monkeypatch: pytest.MonkeyPatch, world: object) -> Iterator[list[int]]:
+    """How often this rank rings, and how often it is woken."""
+    counts = [0, 0]
+    ring, sleep = bell.bell.ring, bell.bell.sleep
+
+    def counted(at: int) -> None:
+        counts[0] += 1
+        ring(at)
+
+    def slept(rings: int, seconds: float) -> bool:
+        rang = sleep(rings, seconds)
+        counts[1] += rang
+        return rang
+
+    monkeypatch.setattr(Backoff, "WOKEN_NAPS", Naps(NAP_S, NAP_S, 0.0, idle_after_s=NAP_S, idle_s=NAP_S))
+    monkeypatch.setattr(bell.bell, "ring", counted)
+    monkeypatch.setattr(bell.bell, "sleep", slept)
+    dist.barrier()
+    yield counts
+    dist.barrier()
+
+
+def _recv(rank: int, last: int) -> None:
+    if rank == last:
+        dist.send(torch.ones(2), 0)
+    elif rank == 0:
+        dist.recv(torch.empty(2), last)
+
+
+def _wait(rank: int, last: int) -> None:
+    if rank == last:
+        dist.send(torch.ones(2), 0)
+    elif rank == 0:
+        dist.irecv(torch.empty(2), last).wait()
+
+
+def _send(rank: int, last: int) -> None:
+    large = torch.ones(1 << 16)
+    if rank == last:
+        dist.recv(large, 0)
+    elif rank == 0:
+        dist.send(large, last)
+
+
+def _all_reduce(rank: int, last: int) -> None:
+    dist.all_reduce(torch.ones(2))
+
+
+@pytest.mark.min_ranks(2)
+@pytest.mark.parametrize("operation", [_recv, _wait, _send, _all_reduce])
+def test_a_rank_is_woken(operation: Callable[[int, int], None], rings: list[int], rank: int, size: int) -> None:
+    last = size - 1
+    if rank == last:
+        time.sleep(0.3)  # the others are asleep
+    began = time.monotonic()
+    operation(rank, last)
+    took = time.monotonic() - began
+    agree(took < NAP_S / 2, took)
+    waits = rank != last and (operation is _all_reduce or rank == 0)
+    agree(rings[1] >= waits, rings)
+
+
+@pytest.mark.min_ranks(3)
+def test_only_the_late_rank_rings(rings: list[int], rank: int, size: int) -> None:
+    """The others are awake when they come. The last one wakes each of them once."""
+    for late in range(size):
+        dist.barrier()
+        before = rings[0]
+        if rank == late:
+            time.sleep(0.3)
+        dist.all_reduce(torch.ones(2))
+        agree(rings[0] - before <= (size - 1 if rank == late else size - 2), (late, rings[0] - before))
+
+
+def test_whom_a_rank_rings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """128 ranks in one process: a rank that comes wakes those that sleep for it, and looks at nobody while none does."""
+    segment, ranks = Segment(mmap.mmap(-1, 128 * NBYTES), ordered=True), range(128)
+    bells = [bell.Bell(Boards(segment, ranks, own), own) for own in ranks]
+    rung: list[int] = []
+    for each in bells:
+        monkeypatch.setattr(each, "_call", lambda at, what, value, limit: rung.append(at))
+    words, wanted = bells[0].words, [at + bell.WANTED for at in bells[0].places(tuple(ranks))]
+
+    for own in range(100):
+        bells[own].listen(127)
+    bells[100].listen(126)
+    bells[101].listen(None)  # for any message
+    assert [rank for rank in ranks if words[wanted[rank]]] == [126, 127]
+    bells[126].come()
+    assert rung == [bells[0].places((rank,))[0] for rank in (100, 101)]
+    rung.clear()
+    bells[127].come()
+    assert rung == bells[0].places(tuple(range(100)))
+    assert not any(words[wanted[rank]] or words[wanted[rank] - bell.WANTED] for rank in ranks)
