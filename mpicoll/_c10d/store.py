@@ -36,7 +36,7 @@ from mpicoll._mpi.channel import check_levels
 from mpicoll._mpi.runtime import Runtime
 
 QUESTION, ANSWER = 3, 4  # tags on the runtime's own communicator; exit_handshake.py has 1 and 2
-NAPS = Naps(50e-6, 0.25, 0.05, idle_after_s=5.0, idle_s=0.25)  # of the thread that answers; 0.1 % of a core when nobody asks
+NAPS = Naps(50e-6, 0.25, 0.05)  # of the thread that answers; 0.1 % of a core when nobody asks
 MOVES_S = 2.0  # MPI may move a large value by 32 KiB for each test, and a nap between them took longer: the cores are yielded
 GONE = "the process group of this store has been destroyed"
 

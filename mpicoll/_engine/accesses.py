@@ -20,6 +20,7 @@ from mpicoll._engine.messages import Messages
 from mpicoll._engine.poller import pending, poller
 from mpicoll._engine.work import Work
 from mpicoll._faults import time_limit
+from mpicoll._mpi.backoff import Backoff
 from mpicoll._mpi.datatypes import predefined
 from mpicoll._mpi.remote_memory import RemoteMemory, Shared
 from mpicoll._mpi.runtime import SIGNAL_TAGS
@@ -119,7 +120,7 @@ class Accesses(Messages):
 
     def _all_leave(self) -> bool:
         """A dissemination barrier of messages. In MPI's, this rank would end a barrier of another rank that goes on."""
-        pause, deadline, tag, messages = self.channel.pause(), monotonic() + EXIT_S, _tag(-1), self.host.messages
+        pause, deadline, tag, messages = Backoff().pause, monotonic() + EXIT_S, _tag(-1), self.host.messages
         for step in (1 << bit for bit in range((self.size - 1).bit_length())):
             to, source = (self.rank + step) % self.size, (self.rank - step) % self.size
             transfers = [messages.isend(NOTHING, NOTHING, to, tag), messages.irecv(NOTHING, NOTHING, source, tag)]

@@ -23,6 +23,7 @@ from mpicoll._faults import culprits
 from mpicoll._faults.attendance import CALL_BITS
 from mpicoll._faults.group_state import GroupState
 from mpicoll._faults.watchdog import inside, watchdog
+from mpicoll._mpi import bell
 from mpicoll._mpi.errors import MPIException, translate
 from mpicoll._tensors import checks, signatures, storages
 from mpicoll._tensors.calls import Call, DifferentCalls, Signature
@@ -89,7 +90,7 @@ class Group(GroupState):
         due = now > members.due
         members.words[members.place] = members.word(operation, signature, number) if due else number << CALL_BITS
         if members.words[members.wanted]:
-            members.come()
+            bell.bell.come()
         self._record((number, operation, now, signature, turn and queue.runs_here()))
         try:
             if due:

@@ -25,7 +25,7 @@ from mpicoll._tensors import storages
 from mpicoll._tensors.calls import Transfer
 
 LONGEST_NAP_S = 1e-3  # seconds that a finished message waits for the poller at most; 1000 looks a second take 1 % of a core
-NAPS = Naps(100e-6, LONGEST_NAP_S, 1.0, LONGEST_NAP_S, LONGEST_NAP_S)  # the first: a thread that calls wait at once polls alone
+NAPS = Naps(100e-6, LONGEST_NAP_S, 1.0)  # the first: a thread that calls wait at once polls alone
 WARM_NAPS = 50  # naps after the last message before the poller sleeps: waking it costs as much as a small message
 
 

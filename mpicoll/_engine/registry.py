@@ -233,7 +233,7 @@ class Registry:
             if self._ledger is not None:
                 self._ledger.over = WORLD_ENDED
             self._made.clear()
-            bell.hang(None, 0)
+            bell.hang()
             poller.close()
             watchdog.stop(answers=bool(communicator.unseen) and not communicator.channel.serialized and exit_handshake.possible())
             time_limit.limits.stop()

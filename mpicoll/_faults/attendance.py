@@ -27,7 +27,6 @@ from typing import Any
 
 from mpicoll._mpi import bell
 from mpicoll._mpi.backoff import Backoff
-from mpicoll._mpi.bell import WANTED
 from mpicoll._mpi.boards import Boards
 from mpicoll._tensors import signatures
 from mpicoll._tensors.calls import DifferentCalls, Signature
@@ -70,10 +69,6 @@ class Nobody(Looks):
         """Returns the word of a call that looks."""
         return number << CALL_BITS
 
-    def come(self) -> None:
-        """Wakes those that sleep until this rank has come."""
-        bell.bell.come()
-
     def wait(self, operation: str, signature: Signature, number: int, look: Callable[[], Any]) -> None:
         pass
 
@@ -89,7 +84,7 @@ class Attendance(Nobody):
 
     def __init__(self, boards: Boards, key: int, members: dict[int, int], own: int, place: int) -> None:
         super().__init__()
-        self.words, self.place, self.due, self.wanted = boards.words, place, 0.0, boards.bell(boards.own) + WANTED
+        self.words, self.place, self.due, self.wanted = boards.words, place, 0.0, bell.bell.wanted
         self._boards, self._key, self._own = boards, key, own
         self._members = {member: rank for member, rank in members.items() if member != own}
         self._places: dict[int, int] = {}  # by group rank, once found

@@ -26,7 +26,6 @@ from mpicoll._host.messages import HostMessages
 from mpicoll._host.plans import Plan
 from mpicoll._host.shared_storages import NOT_SHARED, SharedStorages
 from mpicoll._host.thresholds import DIRECT, HIERARCHICAL, NATIVE, PAIRWISE, SHARED_MEMORY, Thresholds
-from mpicoll._mpi.backoff import Backoff
 from mpicoll._mpi.channel import IN_PLACE, Channel
 from mpicoll._mpi.datatypes import BYTE, INT_MAX, allocate, fromaddress
 from mpicoll._tensors import buffers, calls, checks, sparse
@@ -77,7 +76,7 @@ class HostCollectives:
     def _algorithm(self, operation: str, nbytes: int, choose: Callable[..., str], *values: object) -> str:
         """Returns the algorithm that ``choose(thresholds, *values)`` names, and makes its windows (collective on first use)."""
         if self.windows.apart and nbytes >= MET_FROM and operation in MEETINGS:
-            self.channel.barrier(math.inf, Backoff().pause)
+            self.channel.barrier(math.inf)
         name = choose(self.thresholds, *values)
         if name in (SHARED_MEMORY, HIERARCHICAL) and not self.windows.make():
             self.use(self.thresholds.without_windows())

@@ -14,18 +14,14 @@ _yield_core: Callable[[], int] = ctypes.CDLL(None).sched_yield
 
 
 class Naps(NamedTuple):
-    """How long a waiting thread sleeps between two checks. All values except ``share`` are seconds."""
+    """How long a waiting thread sleeps between two checks."""
 
     shortest_s: float
     longest_s: float
     share: float  # part of the time waited so far: the thread notices a message at most this much later
-    idle_after_s: float  # after this time without a message, each sleep takes ``idle_s``
-    idle_s: float
 
     def after(self, waited_s: float) -> float:
         """Returns the seconds to sleep after ``waited_s`` without a message."""
-        if waited_s >= self.idle_after_s:
-            return self.idle_s
         return min(max(self.shortest_s, self.share * waited_s), self.longest_s)
 
 
@@ -47,12 +43,13 @@ class Backoff:
 
     SPIN_S = 100e-6  # usual latency of a message between two running ranks
     YIELD_S = 3e-3  # a blocking MPI call would spin for ever
-    NAPS = Naps(50e-6, 2e-3, 0.05, idle_after_s=1.0, idle_s=2e-3)
-    WOKEN_NAPS = Naps(1e-3, 20e-3, 0.5, idle_after_s=1.0, idle_s=20e-3)  # on a bell that rings, unless a ring is lost
+    NAPS = Naps(50e-6, 2e-3, 0.05)
+    WOKEN_NAPS = Naps(1e-3, 20e-3, 0.5)  # on a bell that rings, unless a ring is lost
 
     MOVED_S = 30e-6  # of CPU time; 99 % of the calls that found nothing took less than 23 us after naps of 0.15 and 0.5 ms
     MOVED_AFTER_NAP = 10e-3  # seconds more for each second of the nap: caches are cold then; after 2 ms 99 % took less than 40 us
     MOVING_S = 2e-3
+    MOVES_WITHIN_S = 5e-3  # after a longer nap nothing is under way, and the call, its code out of the caches, takes 0.1 ms
 
     def __init__(self, rank: int | None = None, spin_s: float = SPIN_S, yield_s: float = YIELD_S, naps: Naps = NAPS) -> None:
         woken = rank is not None and bell.bell.reaches(rank)
@@ -86,6 +83,8 @@ class Backoff:
             self._since, self._rings = time.monotonic() - self._spin_s, None  # a rank may ring before it calls MPI
             return
         self._rings = bell.bell.listen(self._rank)
+        if nap_s > self.MOVES_WITHIN_S:
+            return
         before, self._moved = self._moved, runtime.move() > self.MOVED_S + self.MOVED_AFTER_NAP * nap_s
         if self._moved:
             now = time.monotonic()

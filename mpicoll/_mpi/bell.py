@@ -28,13 +28,12 @@ from collections.abc import Sequence
 
 from mpicoll._mpi.boards import Boards
 
-NUMBERS = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221, "s390x": 238}  # of the system call, by processor
+# The number of the system call; 0: it is not known.
+FUTEX = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221, "s390x": 238}.get(platform.machine(), 0)
 WAIT, WAKE = 0, 1
 ALL = 0x7FFFFFFF
 ASLEEP, WANTED, RINGS, CORE, SILENT = range(5)  # words of a rank; the last one is always 0
 ANYBODY = -1  # in ASLEEP: for no rank in particular; n + 1: for rank n; 0: no thread sleeps
-
-
 _libc = ctypes.CDLL(None)
 
 
@@ -49,58 +48,30 @@ class Time(ctypes.Structure):
     _fields_ = [("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long)]
 
 
-class Nobody:
-    """Where no rank can ring: a thread sleeps until its time has passed."""
+class Bell:
+    """The bells of the ranks of ``boards`` as one of them, ``own``, sees them. Without boards no rank can ring.
 
-    words: memoryview[int] = memoryview(array("q", [0]))
-    wanted = 0  #: The index in ``words`` of this rank's word WANTED.
+    Attributes:
+        words: Of all ranks.
+        wanted: The index in ``words`` of this rank's word WANTED.
+    """
+
+    def __init__(self, boards: Boards | None = None, own: int = 0) -> None:
+        self.words = memoryview(array("q", [0] * (SILENT + 1))) if boards is None else boards.words
+        self._address = 0 if boards is None else boards.address + 4 * (sys.byteorder == "big")  # a futex has the lower 4 bytes
+        self._at = {} if boards is None else {rank: boards.bell(rank) for rank in boards.ranks}
+        self._own, self._mine = own, self._at.get(own, 0)
+        self.wanted = self._mine + WANTED
 
     def places(self, ranks: Sequence[int]) -> list[int]:
         """The index in ``words`` of the word ASLEEP of each rank; of a word that is 0 if this rank cannot wake it."""
-        return [0] * len(ranks)
-
-    def reaches(self, rank: int) -> bool:
-        return False
-
-    def listen(self, rank: int | None) -> int:
-        """[1] Shows that this thread will sleep for a rank (None: any). Returns the number of rings so far, for `sleep`."""
-        return 0
-
-    def sleep(self, rings: int, seconds: float) -> bool:
-        """[3] Returns whether the bell has rung since `listen`, which returned ``rings``."""
-        time.sleep(seconds)
-        return False
-
-    def ring(self, at: int) -> None:
-        """[4] Wakes the rank of this place."""
-
-    def wake(self, rank: int) -> None:
-        """[4] Wakes a rank of the world if it sleeps."""
-
-    def come(self) -> None:
-        """[4] Wakes those that sleep for this rank."""
-
-
-class Bell(Nobody):
-    """The bells of the ranks of ``boards`` as one of them, ``own``, sees them."""
-
-    def __init__(self, boards: Boards, own: int) -> None:
-        self.words = boards.words
-        self._at = {rank: boards.bell(rank) for rank in boards.ranks}
-        self._own, self._mine = own, boards.bell(own)
-        self.wanted = self._mine + WANTED
-        self._others = [at for rank, at in self._at.items() if rank != own]
-        self._futex = _libc.syscall
-        self._number = NUMBERS[platform.machine()]
-        self._address = boards.address + 4 * (sys.byteorder == "big")  # a futex has 4 bytes, the lower ones of a word
-
-    def places(self, ranks: Sequence[int]) -> list[int]:
         return [self._at.get(rank, self._mine + SILENT) for rank in ranks]
 
     def reaches(self, rank: int) -> bool:
         return rank in self._at
 
     def listen(self, rank: int | None) -> int:
+        """[1] Shows that this thread will sleep for a rank (None: any). Returns the number of rings so far, for `sleep`."""
         words, mine = self.words, self._mine
         whom = ANYBODY if rank is None else rank + 1
         words[mine] = whom if words[mine] in (0, whom) else ANYBODY
@@ -109,6 +80,10 @@ class Bell(Nobody):
         return words[mine + RINGS]
 
     def sleep(self, rings: int, seconds: float) -> bool:
+        """[3] Returns whether the bell has rung since `listen`, which returned ``rings``."""
+        if not self._at:
+            time.sleep(seconds)
+            return False
         limit = Time(int(seconds), int(seconds % 1 * 1e9))
         self._call(self._mine, WAIT, rings, ctypes.byref(limit))
         if self.words[self._mine + RINGS] == rings:
@@ -117,34 +92,33 @@ class Bell(Nobody):
         return True
 
     def ring(self, at: int) -> None:
+        """[4] Wakes the rank of this place."""
         words = self.words
-        words[at] = 0
-        words[at + CORE] = _libc.sched_getcpu()
-        words[at + RINGS] = words[at + RINGS] + 1 & ALL
+        words[at], words[at + CORE], words[at + RINGS] = 0, _libc.sched_getcpu(), words[at + RINGS] + 1 & ALL
         self._call(at, WAKE, ALL, None)
         _libc.sched_yield()
 
     def wake(self, rank: int) -> None:
+        """[4] Wakes a rank of the world if it sleeps."""
         if (at := self._at.get(rank)) is not None and self.words[at]:
             self.ring(at)
 
     def come(self) -> None:
+        """[4] Wakes those that sleep for this rank."""
         words, me = self.words, self._own + 1
         words[self.wanted] = 0
-        for at in self._others:
-            if words[at] in (me, ANYBODY):
+        for rank, at in self._at.items():
+            if words[at] in (me, ANYBODY) and rank != self._own:
                 self.ring(at)
 
     def _call(self, at: int, what: int, value: int, limit: object) -> None:
-        address = ctypes.c_void_p(self._address + 8 * (at + RINGS))
-        self._futex(self._number, address, what, value, limit, None, 0)
+        _libc.syscall(FUTEX, ctypes.c_void_p(self._address + 8 * (at + RINGS)), what, value, limit, None, 0)
 
 
-bell = Nobody()  #: of the world
+bell = Bell()  #: of the world
 
 
-def hang(boards: Boards | None, own: int) -> None:
+def hang(boards: Boards | None = None, own: int = 0) -> None:
     """Gives this rank the bells of its world; None: takes them away."""
     global bell
-    possible = platform.machine() in NUMBERS and sys.platform == "linux"
-    bell = Nobody() if boards is None or not possible else Bell(boards, own)
+    bell = Bell(boards, own) if FUTEX and sys.platform == "linux" else Bell()

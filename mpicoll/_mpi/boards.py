@@ -36,7 +36,7 @@ class Boards:
     """
 
     def __init__(self, segment: Segment, ranks: Sequence[int], own: int) -> None:
-        self.ranks, self.own = tuple(ranks), own
+        self.ranks = tuple(ranks)
         self._memory, self._fence, self.address = segment.memory, segment.fence, segment.address
         self.words = memoryview(segment.memory)[: NBYTES * len(ranks)].cast("q")
         self._first = {rank: place * NBYTES for place, rank in enumerate(ranks)}

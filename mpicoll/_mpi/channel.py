@@ -117,10 +117,6 @@ class Channel:
         with self.lock:
             self.program_comm = self.comm.Dup()
 
-    def pause(self) -> Callable[[], None]:
-        """Makes the function that is called between two tests of a pending request. That function backs off."""
-        return Backoff().pause
-
     def _serialized_anywhere(self) -> bool:
         """Returns whether MPI is serialized on any rank (collective, unless all levels are known).
 
@@ -190,16 +186,14 @@ class Channel:
         while not self.test(request, status):
             backoff.pause(moving=yields)
 
-    def barrier(self, timeout_s: float, pause: Callable[[], None] | None = None) -> bool:
+    def barrier(self, timeout_s: float) -> bool:
         """Returns True once all ranks have called this, or False after ``timeout_s`` seconds (collective).
-
-        ``pause`` is called between two tests; None: as for other requests.
 
         The MPI barrier is non-blocking and tested at every thread level, so that this call can return without the other ranks.
         """
         with self.lock:
             request = self.comm.Ibarrier()
-        pause, deadline = pause or self.pause(), time.monotonic() + timeout_s
+        pause, deadline = Backoff().pause, time.monotonic() + timeout_s
         while not self.test(request):
             if time.monotonic() > deadline:
                 return False

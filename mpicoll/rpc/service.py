@@ -24,7 +24,7 @@ from mpicoll.rpc.wire import IncomingMessage
 MOMENT_S = 0.5e-3  # seconds that a call may keep the serving thread
 CROWDED_MOMENT_S = 20e-3  # the same when more calls run than threads are kept
 SPIN_S, YIELD_S = 200e-6, 500e-6  # without a message: spin until then, yield the core until then, then sleep
-NAPS = Naps(50e-6, 1e-3, share=0.1, idle_after_s=1.0, idle_s=20e-3)  # idle: 50 looks a second, about 1 % of a core
+NAPS = Naps(50e-6, 30e-3, share=0.02)  # in the end 33 looks a second, about 1 % of a core; a rank of this node rings
 OTHER_RECEIVES_S = 50e-6  # pause of a thread that finds another one receiving
 REST_S = 1e-3  # seconds after which a resting serving thread looks whether a caller still receives
 MOST_THREADS = 1000  # of a worker; a thread costs some 100 KB
@@ -228,7 +228,7 @@ class Service:
             elif self._waiting:
                 time.sleep(REST_S)
             else:
-                backoff.pause(self._transport.busy())
+                backoff.pause()
 
     def _stand_by(self) -> None:
         quiet, replaced = 0, None
@@ -266,7 +266,7 @@ class Service:
                     if tasks or (not future.ended and self._pool.run_queued()):
                         backoff.reset()
                     elif not future.ended:
-                        backoff.pause(self._transport.busy())
+                        backoff.pause()
         finally:
             with self._guard:
                 self._waiting -= 1

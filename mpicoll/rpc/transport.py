@@ -119,10 +119,6 @@ class Transport:
         with self._guard:
             self.received += 1
 
-    def busy(self) -> bool:
-        """Returns whether memory is on its way. It moves only while both sides look."""
-        return bool(self._sending or self._receiving)
-
     def flush(self, timeout_s: float) -> None:
         """Waits until every message has left, at most ``timeout_s``. Another thread must call `arrived` meanwhile."""
         deadline, backoff = time.monotonic() + timeout_s, Backoff(spin_s=0.0, yield_s=0.0)

@@ -34,7 +34,7 @@ def rings(monkeypatch: pytest.MonkeyPatch, world: object) -> Iterator[list[int]]
         counts[1] += rang
         return rang
 
-    monkeypatch.setattr(Backoff, "WOKEN_NAPS", Naps(NAP_S, NAP_S, 0.0, idle_after_s=NAP_S, idle_s=NAP_S))
+    monkeypatch.setattr(Backoff, "WOKEN_NAPS", Naps(NAP_S, NAP_S, 0.0))
     monkeypatch.setattr(bell.bell, "ring", counted)
     monkeypatch.setattr(bell.bell, "sleep", slept)
     dist.barrier()

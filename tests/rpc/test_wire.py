@@ -172,7 +172,7 @@ def test_flush_beside_who_looks() -> None:
         thread = threading.Thread(target=look)
         thread.start()
         transport.flush(10)
-        left = transport.busy()
+        left = transport._sending or transport._receiving
         stop.set()
         thread.join()
         assert not errors
@@ -187,10 +187,10 @@ def test_what_a_lost_worker_will_not_take() -> None:
     message = wire.PackedMessage(b"", [], 0, [])
     transport.post(1, message)
     transport.arrived()
-    assert transport.busy()
+    assert transport._sending
     calls.left[1] = "for a reason"
     transport.arrived()
-    assert not transport.busy()
+    assert not transport._sending
     assert mailbox.kept == [message]
 
 

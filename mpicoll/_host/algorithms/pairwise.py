@@ -162,7 +162,7 @@ def _exchange_pieces(channel: Channel, sends: Sequence[tuple[int, Block]], recei
 
 def _receive_rest(channel: Channel, peers: Sequence[int]) -> None:
     """Receives what comes from these ranks until nothing has come for `REST_S`. Their messages of this group count no more."""
-    last, pause = time.monotonic(), channel.pause()
+    last, pause = time.monotonic(), Backoff().pause
     while time.monotonic() < last + REST_S:
         for peer in peers:
             if (arrived := channel.arrived(peer, TAG)) is not None:
@@ -176,7 +176,7 @@ def _matched(channel: Channel, comm: Any, requests: list[Any], receives: Sequenc
     """Compares every length before it receives: Note [Messages that are too long] in _mpi/open_mpi.py. Returns the lengths."""
     received, surplus = list[int](), list[Any]()
     for peer, (address, nbytes) in receives:
-        pause = channel.pause()
+        pause = Backoff().pause
         while (arrived := channel.arrived(peer, TAG, comm)) is None:
             pause()
         requests.append(_receive(channel, comm, arrived, address, nbytes, surplus))
