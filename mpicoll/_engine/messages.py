@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from time import monotonic
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 from torch.autograd import profiler
@@ -12,11 +13,14 @@ from mpicoll._base.torch_errors import TruncationError
 from mpicoll._engine import spans
 from mpicoll._engine.collectives import Collectives
 from mpicoll._engine.poller import pending
-from mpicoll._engine.requests import MessageWork, PendingMessage, too_long
+from mpicoll._engine.requests import MessageWork, too_long
 from mpicoll._engine.work import Work
 from mpicoll._faults.attendance import Looks
 from mpicoll._mpi.backoff import Backoff
 from mpicoll._tensors import buffers, checks
+
+if TYPE_CHECKING:
+    from mpicoll._engine.collectives import Backend
 
 # From EAGER bytes on, MPI's own send keeps a core busy while it waits for the receiver. So such a send is tested until it has
 # ended. The tests make a ping-pong of 64 KiB 20 % slower, of 1 MiB 6 %: a quick succession is tested from TESTED_FROM bytes on.
@@ -54,7 +58,7 @@ class Messages(Collectives):
         elif self.checked or memory.nbytes >= EAGER:
             self.sends.looked()
             transfer = self.host.messages.isend(tensor, memory, dst, tag)
-            self.guarded("send", self._carry_out, (PendingMessage(self, "send", transfer, tensor, dst),), dst)
+            self.guarded("send", self._carry_out, (MessageWork(self, "send", transfer, tensor, dst),), dst)
         else:
             self.guarded("send", self.host.messages.send, (memory, dst, tag), dst)
 
@@ -80,7 +84,7 @@ class Messages(Collectives):
         memory = buffers.writable("recv", tensor)
         backend = self.backend("recv", memory)
         if backend is self.host and self.checked:
-            message = PendingMessage(self, "recv", backend.messages.irecv(tensor, memory, src, tag), tensor, src)
+            message = MessageWork(self, "recv", backend.messages.irecv(tensor, memory, src, tag), tensor, src)
             self.guarded("recv", self._carry_out, (message,), src)
             return message.transfer.source
         if backend is not self.host or self.host.messages.unmatched is not None:
@@ -105,7 +109,7 @@ class Messages(Collectives):
         self.receives.looked()
         return source
 
-    def _carry_out(self, message: PendingMessage) -> None:
+    def _carry_out(self, message: MessageWork) -> None:
         pause = message.backoff().pause
         try:
             while not message.test():
@@ -119,13 +123,21 @@ class Messages(Collectives):
     @spans.spanned("isend")
     def isend(self, tensor: Tensor, dst: int, tag: int = 0) -> Work:
         """Starts a send. The tensor must not change until the Work has completed. The program may drop the Work."""
-        self._check("isend", "dst", dst, tag)
-        memory = tensor if buffers.is_dense_cpu(tensor) else buffers.readable("isend", tensor)
-        return pending(self, "isend", self.backend("isend", memory).messages.isend(tensor, memory, dst, tag), tensor, dst)
+        memory = tensor
+        backend: Backend = self.host
+        if self.broken is not None or not self.host.messages.is_usual(tensor, dst, tag):
+            self._check("isend", "dst", dst, tag)
+            memory = buffers.readable("isend", tensor)
+            backend = self.backend("isend", memory)
+        return pending(self, "isend", backend.messages.isend(tensor, memory, dst, tag), tensor, dst)
 
     @spans.spanned("irecv")
     def irecv(self, tensor: Tensor, src: int | None, tag: int = 0) -> MessageWork:
         """Starts a receive from ``src`` (None: any rank) into the front of the tensor."""
-        self._check("irecv", "src", 0 if src is None else src, tag)
-        memory = tensor if buffers.is_dense_cpu(tensor) else buffers.writable("irecv", tensor)
-        return pending(self, "irecv", self.backend("irecv", memory).messages.irecv(tensor, memory, src, tag), tensor, src)
+        memory = tensor
+        backend: Backend = self.host
+        if self.broken is not None or not self.host.messages.is_usual(tensor, src, tag):
+            self._check("irecv", "src", 0 if src is None else src, tag)
+            memory = buffers.writable("irecv", tensor)
+            backend = self.backend("irecv", memory)
+        return pending(self, "irecv", backend.messages.irecv(tensor, memory, src, tag), tensor, src)

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import threading
 import time
-from functools import partial
 
 from torch import Tensor
 
 from mpicoll._base.errors import MpicollError
 from mpicoll._base.torch_errors import GroupDestroyed
-from mpicoll._engine.requests import MessageWork, PendingMessage
+from mpicoll._engine.requests import MessageWork
 from mpicoll._engine.work import Work
-from mpicoll._faults import culprits
 from mpicoll._faults.group_state import GroupState
 from mpicoll._mpi import runtime
 from mpicoll._mpi.backoff import Backoff, Naps
@@ -26,7 +24,7 @@ from mpicoll._tensors.calls import Transfer
 
 LONGEST_NAP_S = 1e-3  # seconds that a finished message waits for the poller at most; 1000 looks a second take 1 % of a core
 NAPS = Naps(100e-6, LONGEST_NAP_S, 1.0)  # the first: a thread that calls wait at once polls alone
-WARM_NAPS = 50  # naps after the last message before the poller sleeps: waking it costs as much as a small message
+WARM_NAPS = 50  # naps before the poller sleeps, without a message or in one wait: waking it costs as much as a small message
 
 
 class Poller:
@@ -37,7 +35,7 @@ class Poller:
     """
 
     def __init__(self) -> None:
-        self._pending: dict[MessageWork, PendingMessage] = {}
+        self._pending: dict[MessageWork, None] = {}  # in the order in which they were posted
         self._guard = threading.Lock()
         self._waiting: list[Work] = []
         self._waits = 0  # how often a thread has begun to wait
@@ -47,12 +45,13 @@ class Poller:
         self._closing = False
         self._thread: threading.Thread | None = None
 
-    def add(self, work: MessageWork, message: PendingMessage) -> None:
+    def add(self, work: MessageWork) -> None:
         """Takes over a posted message and completes its Work when the message has ended."""
         work._help = self._help
         with self._guard:
-            self._pending[work] = message
-        self._start()
+            self._pending[work] = None
+        if self._asleep or self._thread is None:
+            self._start()
 
     def serve(self, channel: Channel) -> None:
         """Calls MPI until the group is closed: Note [Who moves a put] in _mpi/remote_memory.py. Again: does nothing."""
@@ -75,12 +74,12 @@ class Poller:
         ended: list[tuple[MessageWork, Exception | None]] = []
         moved = False
         with self._guard:
-            for work, message in self._pending.items():
+            for work in self._pending:
                 try:
-                    if message.test():
+                    if work.test():
                         ended.append((work, None))
-                    elif message.transfer.moved:
-                        message.transfer.moved, moved = False, True
+                    elif work.transfer.moved:
+                        work.transfer.moved, moved = False, True
                 except Exception as caught:  # noqa: BLE001  raised by the wait of the message's Work
                     ended.append((work, caught))
             for work, _ in ended:
@@ -96,10 +95,10 @@ class Poller:
                 # A thread of the program waits, or has waited since the last look, and polls itself. A look would take the
                 # interpreter's lock from it: with looks every 100 us, 16 MiB between 2 ranks took 1.3 times MPI's time on 2
                 # cores, and 1.14 times with these.
+                idle = idle + 1 if waits == self._waits else 0
                 waits = self._waits
-                time.sleep(LONGEST_NAP_S)
+                time.sleep(LONGEST_NAP_S) if idle < WARM_NAPS else self._sleep()
                 backoff.reset()
-                idle = 0
             elif self._pending or self._served:
                 runtime.entering()
                 backoff.pause()
@@ -116,7 +115,8 @@ class Poller:
     def _sleep(self) -> None:
         self._wake.clear()
         self._asleep = True
-        if not self._pending and not self._served and not self._closing:  # a thread that adds a message from now on sees _asleep
+        # A thread that adds a message, or ends its wait, from now on sees _asleep.
+        if (self._waiting or not (self._pending or self._served)) and not self._closing:
             self._wake.wait()
         self._asleep = False
 
@@ -125,7 +125,7 @@ class Poller:
         if seconds is None:
             return
         deadline = time.monotonic() + seconds
-        backoff = work.message.backoff() if isinstance(work, MessageWork) else Backoff()
+        backoff = work.backoff() if isinstance(work, MessageWork) else Backoff()
         self._waiting.append(work)
         self._waits += 1
         try:
@@ -136,6 +136,8 @@ class Poller:
                     backoff.pause()
         finally:
             self._waiting.remove(work)
+            if self._asleep:
+                self._wake.set()
 
     def under_way(self) -> list[MessageWork]:
         """Returns the pending messages. Takes no lock: another thread may be blocked while it holds it."""
@@ -145,12 +147,12 @@ class Poller:
         """Cancels the pending messages of a group that is being closed."""
         self._served = [channel for channel in self._served if channel is not group.channel]
         with self._guard:
-            dropped = {work: message for work, message in self._pending.items() if message.group is group}
+            dropped = [work for work in self._pending if work.group is group]
             for work in dropped:
                 del self._pending[work]
-        for work, message in dropped.items():
-            message.cancel()
-            work._complete(GroupDestroyed(f"{work._where}: the group was destroyed before the message had arrived"))
+        for work in dropped:
+            work.cancel()
+            work._complete(GroupDestroyed(f"{work.where()}: the group was destroyed before the message had arrived"))
 
     def close(self) -> None:
         """Ends the thread. Pending messages stay posted."""
@@ -166,17 +168,13 @@ poller = Poller()
 
 def pending(group: GroupState, operation: str, transfer: Transfer, tensor: Tensor, peer: int | None) -> MessageWork:
     """Returns the Work of a message that has been posted. ``peer``: the group rank on the other side; None: any rank."""
-    message = PendingMessage(group, operation, transfer, tensor, peer)
-    named = partial(culprits.other_side, group, peer)
-    work = MessageWork(group.where(operation), [tensor], group.timeout_s, group.fail, named)
-    work.message = message
+    work = MessageWork(group, operation, transfer, tensor, peer)
     try:
-        if not message.test():
-            message.held = storages.hold([tensor])
-            poller.add(work, message)
+        if not work.test():
+            work.held = storages.hold([tensor])
+            poller.add(work)
             return work
     except MpicollError as error:
-        work._complete(error)
-    else:  # a small message has often ended at once
-        work._complete()
+        work._error = error
+    work._done = True  # a small message has often ended at once; nobody else has seen the Work yet
     return work

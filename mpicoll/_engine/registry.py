@@ -168,7 +168,7 @@ class Registry:
         with channel.lock:
             shared = boards.make(channel.comm, topology.nodes)
         node.provide(channel.comm.Get_rank(), topology)
-        bell.hang(shared, channel.comm.Get_rank())
+        bell.hang(shared, channel.comm.Get_rank(), apart=not topology.single)
         self._ledger = None if shared is None else Ledger(shared, agreed.compares)
         self._world = topology, agreed, self._ledger
         return self._world

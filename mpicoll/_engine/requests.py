@@ -1,8 +1,7 @@
-"""Pending messages: the objects that must live until a message has ended, and the Work by which the program waits for it."""
+"""The messages that have been posted: each is an object that lives until it has ended, and by which the program waits for it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from time import monotonic
 
 from torch import Tensor
@@ -11,6 +10,7 @@ from torch.futures import Future
 from mpicoll._base.errors import CollectiveMismatch, MpicollError
 from mpicoll._base.torch_errors import TruncationError
 from mpicoll._engine.work import Work
+from mpicoll._faults import culprits
 from mpicoll._faults.group_state import GroupState
 from mpicoll._mpi import runtime
 from mpicoll._mpi.backoff import Backoff
@@ -20,16 +20,28 @@ from mpicoll._tensors.calls import Transfer
 from mpicoll._tensors.storages import Held
 
 
-@dataclass(eq=False)
-class PendingMessage:
-    """A message under way in a group. ``peer``: the group rank on the other side; None: any rank."""
+class MessageWork(Work):
+    """A message under way in a group, and its Work. It knows the sender, and the size of what has been received.
 
-    group: GroupState
-    operation: str
-    transfer: Transfer
-    tensor: Tensor
-    peer: int | None
-    held: Held = field(default_factory=dict)
+    A receive may be posted long before its message is sent. So its limit counts from the moment somebody wants the result.
+
+    Args:
+        peer: The group rank on the other side; None: any rank.
+
+    Attributes:
+        held: The tensor, while MPI uses its memory and the program may change it.
+    """
+
+    def __init__(self, group: GroupState, operation: str, transfer: Transfer, tensor: Tensor, peer: int | None) -> None:
+        super().__init__("", [tensor], group.timeout_s, group.fail)
+        self.group, self.operation, self.transfer, self.tensor, self.peer = group, operation, transfer, tensor, peer
+        self.held: Held = {}
+
+    def where(self) -> str:
+        return self.group.where(self.operation)
+
+    def _named(self) -> str:
+        return culprits.other_side(self.group, self.peer)
 
     def test(self) -> bool:
         """Works like `Transfer.test`, with mpicoll's errors for MPI's, and an error if the tensor was resized meanwhile."""
@@ -37,7 +49,7 @@ class PendingMessage:
             if not self.transfer.test():
                 return False
         except MPIException as raw:
-            error = translate(raw, self.group.where(self.operation))
+            error = translate(raw, self.where())
             if isinstance(error, TruncationError):
                 raise too_long(self.group, self.operation, self.tensor) from None
             self.group.fail(error)
@@ -47,9 +59,9 @@ class PendingMessage:
             self.group.fail(error)
             raise
         if self.transfer.wrong:
-            raise CollectiveMismatch(f"{self.group.where(self.operation)}: {self.transfer.wrong}")
-        if resized := storages.resized(self.held):
-            raise MpicollError(f"{self.group.where(self.operation)}: {resized}")
+            raise CollectiveMismatch(f"{self.where()}: {self.transfer.wrong}")
+        if self.held and (resized := storages.resized(self.held)):
+            raise MpicollError(f"{self.where()}: {resized}")
         return True
 
     def backoff(self) -> Backoff:
@@ -61,15 +73,6 @@ class PendingMessage:
         if not self.transfer.cancel():
             runtime.process.kept.append(self)
 
-
-class MessageWork(Work):
-    """The Work of a message. It knows the sender, and the size of what has been received.
-
-    A receive may be posted long before its message is sent. So its limit counts from the moment somebody wants the result.
-    """
-
-    message: PendingMessage
-
     def get_future(self) -> Future[list[Tensor]]:
         self.begun = min(self.begun, monotonic())
         return super().get_future()
@@ -77,13 +80,13 @@ class MessageWork(Work):
     get_future_result = get_future
 
     def source_rank(self) -> int:
-        return self.message.transfer.source
+        return self.transfer.source
 
     _source_rank = source_rank
 
     def received_nbytes(self) -> int:
         """Returns the size of the message, which may be less than that of the tensor, once a receive has ended."""
-        return self.message.transfer.nbytes
+        return self.transfer.nbytes
 
 
 def too_long(group: GroupState, operation: str, tensor: Tensor) -> TruncationError:

@@ -68,6 +68,16 @@ class Work(dist.Work):
         culprits: Says which ranks the operation waits for.
     """
 
+    begun: float = math.inf
+    awaited: float | None = None
+    _waits_until = 0.0  # the end of the longest `wait`
+    _done = False
+    _error: Exception | None = None
+    _future: Future[list[Tensor]] | None = None
+    _completing: Callable[[], None] | None = None  # called on completion, before any thread can see it
+    # Set by the queue or the poller: in it the waiting thread moves the operation forward, or waits for it.
+    _help: Callable[[Work, float | None], None] | None = None
+
     def __init__(
         self,
         where: str,
@@ -77,25 +87,22 @@ class Work(dist.Work):
         culprits: Callable[[], str] | None = None,
     ) -> None:
         super().__init__()
-        self._where = where
-        self._tensors = tensors
-        self._timeout_s = timeout_s
-        self.begun, self.awaited = math.inf, None  # type: float, float | None
-        self._waits_until = 0.0  # the end of the longest `wait`
-        self._done = False
-        self._error: Exception | None = None
-        self._future: Future[list[Tensor]] | None = None
-        self._completing: Callable[[], None] | None = None  # called on completion, before any thread can see it
-        self._mutex = threading.Lock()
-        self._finished = threading.Lock()
-        self._finished.acquire()
-        # Set by the queue or the poller: in it the waiting thread moves the operation forward, or waits for it.
-        self._help: Callable[[Work, float | None], None] | None = None
+        self._where, self._tensors, self._timeout_s = where, tensors, timeout_s
         self._on_timeout, self._culprits = on_timeout, culprits
+        self._mutex, self._finished = threading.Lock(), threading.Lock()
+        self._finished.acquire()
 
     def __repr__(self) -> str:
         state = "pending" if not self._done else "failed" if self._error else "completed"
-        return f"<Work {self._where}: {state}>"
+        return f"<Work {self.where()}: {state}>"
+
+    def where(self) -> str:
+        """Returns the words by which errors name the operation."""
+        return self._where
+
+    def _named(self) -> str:
+        culprits = self._culprits  # None once it has completed
+        return "" if culprits is None else culprits()
 
     def limit(self, timeout: timedelta | None) -> None:
         """Gives the operation a time limit of its own. None, 0 and less (torch's unset): that of its group."""
@@ -182,12 +189,11 @@ class Work(dist.Work):
             limit_s: The limit that has passed; None: that of the group.
             reason: Why it fails; empty: the limit has passed.
         """
-        culprits, on_timeout = self._culprits, self._on_timeout  # None once it has completed
+        on_timeout = self._on_timeout  # None once it has completed
         if not self._done:
             if not reason:
-                named = "" if culprits is None else culprits()
-                reason = f"Timed out: no end within the timeout of {limit_s or self._timeout_s:g} s. {named}".rstrip(". ")
-            error = OperationTimeout(f"{self._where}: {reason}")
+                reason = f"Timed out: no end within the timeout of {limit_s or self._timeout_s:g} s. {self._named()}".rstrip(". ")
+            error = OperationTimeout(f"{self.where()}: {reason}")
             if self._complete(error) and on_timeout is not None:  # otherwise the operation has ended meanwhile
                 on_timeout(error)
 

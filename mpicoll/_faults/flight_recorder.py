@@ -30,7 +30,7 @@ from mpicoll._base import config
 from mpicoll._base.errors import MpicollError
 from mpicoll._base.waits import LOOK_S, RECORDS_S
 from mpicoll._faults import stacks
-from mpicoll._faults.group_state import EVERYBODY, GroupState, Messages, PendingMessage
+from mpicoll._faults.group_state import EVERYBODY, GroupState, Messages, MessageWork
 from mpicoll._faults.watchdog import inside
 from mpicoll._mpi import runtime
 from mpicoll._tensors.signatures import facts
@@ -130,7 +130,7 @@ class FlightRecorder:
             "host": socket.gethostname(), "pid": os.getpid(), "time": now, "monotonic_offset": offset,
             "groups": [_group(group, offset) for group in self._groups()],
             "messages": [_message(*entry, offset) for entry in list(inside.values())],
-            "pending_messages": [_pending(each.message) for each in self._messages()],
+            "pending_messages": [_pending(each) for each in self._messages()],
             "threads": stacks.threads(),
         }  # fmt: skip
 
@@ -251,7 +251,7 @@ def _message(operation: str, group: GroupState, since: float, peer: int | None, 
     return {"group": group.name, "operation": operation, "peer": rank, "started": since + offset}
 
 
-def _pending(message: PendingMessage) -> dict[str, Any]:
+def _pending(message: MessageWork) -> dict[str, Any]:
     tensor = message.tensor
     dtype = str(tensor.dtype).removeprefix("torch.")
     return {"group": message.group.name, "operation": message.operation, "dtype": dtype, "nbytes": tensor.nbytes}

@@ -45,20 +45,13 @@ class Order(Protocol):
     def issued(self) -> int: ...
 
 
-class PendingMessage(Protocol):
+class MessageWork(Work, Protocol):
     """What is read here of a message that has been posted (`_engine/requests.py`)."""
 
     group: GroupState
     operation: str
     tensor: Tensor
     peer: int | None
-
-
-class MessageWork(Work, Protocol):
-    """The handle of a message."""
-
-    @property
-    def message(self) -> PendingMessage: ...
 
 
 Messages = Callable[[], Iterable[MessageWork]]

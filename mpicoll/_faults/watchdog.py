@@ -326,7 +326,7 @@ def _under_way(groups: Iterable[GroupState], messages: Iterable[MessageWork]) ->
                 waiting.append(Waiting(operation, group, since, EVERYBODY, work, number))
     for each in messages:
         if each.awaited is not None:
-            waiting.append(Waiting(each.message.operation, each.message.group, each.awaited, each.message.peer, each))
+            waiting.append(Waiting(each.operation, each.group, each.awaited, each.peer, each))
     return waiting
 
 

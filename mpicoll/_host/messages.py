@@ -27,10 +27,10 @@ class HostMessages:
 
     def __init__(self, channel: Channel, checked: bool, apart: bool) -> None:
         self._channel = channel
-        self._size: int = channel.comm.Get_size()
-        self._tag_ub = channel.runtime.tag_ub
+        self._ranks, self._tags = range(channel.comm.Get_size()), range(channel.runtime.tag_ub + 1)
         self._serialized = channel.runtime.serialized
         self.checked = checked  # each message has a header; `send` and `recv` are not allowed then
+        self._usual = not self._serialized and not checked
         self._asleep, self._places = bell.bell.words, bell.bell.places(channel.ranks)
         own = Unmatched(channel)
         # The receives that we match ourselves; None: MPI matches them.
@@ -46,13 +46,12 @@ class HostMessages:
     def is_usual(self, tensor: Tensor, rank: int | None, tag: int) -> bool:
         """True if a blocking message can be one MPI call, without checks or packing."""
         return (
-            buffers.is_dense_cpu(tensor)
+            self._usual
             and type(rank) is int
-            and 0 <= rank < self._size
+            and rank in self._ranks
             and type(tag) is int
-            and 0 <= tag <= self._tag_ub
-            and not self._serialized
-            and not self.checked
+            and tag in self._tags
+            and buffers.is_dense_cpu(tensor)
             and 0 < tensor.nbytes <= INT_MAX
         )
 

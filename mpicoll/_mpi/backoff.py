@@ -44,7 +44,7 @@ class Backoff:
     SPIN_S = 100e-6  # usual latency of a message between two running ranks
     YIELD_S = 3e-3  # a blocking MPI call would spin for ever
     NAPS = Naps(50e-6, 2e-3, 0.05)
-    WOKEN_NAPS = Naps(1e-3, 20e-3, 0.5)  # on a bell that rings, unless a ring is lost
+    WOKEN_NAPS = Naps(1e-3, 20e-3, 0.5)  # on a bell that every rank rings, unless a ring is lost
 
     MOVED_S = 30e-6  # of CPU time; 99 % of the calls that found nothing took less than 23 us after naps of 0.15 and 0.5 ms
     MOVED_AFTER_NAP = 10e-3  # seconds more for each second of the nap: caches are cold then; after 2 ms 99 % took less than 40 us
@@ -53,7 +53,7 @@ class Backoff:
 
     def __init__(self, rank: int | None = None, spin_s: float = SPIN_S, yield_s: float = YIELD_S, naps: Naps = NAPS) -> None:
         woken = rank is not None and bell.bell.reaches(rank)
-        self._rank, self._naps = (rank, self.WOKEN_NAPS) if woken else (None, naps)
+        self._rank, self._naps = rank if woken else None, self.WOKEN_NAPS if woken and not bell.bell.apart else naps
         self._spin_s, self._yield_s = spin_s, yield_s
         self._since, self._moving_until, self._moved = time.monotonic(), 0.0, False
         self._rings: int | None = None  # of the bell, while this thread is about to sleep

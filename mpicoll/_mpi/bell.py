@@ -18,6 +18,7 @@ the core away once, and who is woken on it moves to another one.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import platform
@@ -40,8 +41,9 @@ _libc = ctypes.CDLL(None)
 def _step_aside(core: int) -> None:
     """Moves this thread to another core, if it runs on this one and may use others."""
     if core == _libc.sched_getcpu() and len(allowed := os.sched_getaffinity(0)) > 1:
-        os.sched_setaffinity(0, allowed - {core})
-        os.sched_setaffinity(0, allowed)
+        with contextlib.suppress(OSError):  # the cores of a container may have changed meanwhile
+            os.sched_setaffinity(0, allowed - {core})
+            os.sched_setaffinity(0, allowed)
 
 
 class Time(ctypes.Structure):
@@ -52,11 +54,13 @@ class Bell:
     """The bells of the ranks of ``boards`` as one of them, ``own``, sees them. Without boards no rank can ring.
 
     Attributes:
+        apart: Some ranks of the world are on other nodes: they cannot ring when they need this rank to move a message.
         words: Of all ranks.
         wanted: The index in ``words`` of this rank's word WANTED.
     """
 
-    def __init__(self, boards: Boards | None = None, own: int = 0) -> None:
+    def __init__(self, boards: Boards | None = None, own: int = 0, apart: bool = False) -> None:
+        self.apart = apart
         self.words = memoryview(array("q", [0] * (SILENT + 1))) if boards is None else boards.words
         self._address = 0 if boards is None else boards.address + 4 * (sys.byteorder == "big")  # a futex has the lower 4 bytes
         self._at = {} if boards is None else {rank: boards.bell(rank) for rank in boards.ranks}
@@ -118,7 +122,7 @@ class Bell:
 bell = Bell()  #: of the world
 
 
-def hang(boards: Boards | None = None, own: int = 0) -> None:
+def hang(boards: Boards | None = None, own: int = 0, apart: bool = False) -> None:
     """Gives this rank the bells of its world; None: takes them away."""
     global bell
-    bell = Bell(boards, own) if FUTEX and sys.platform == "linux" else Bell()
+    bell = Bell(boards, own, apart) if FUTEX and sys.platform == "linux" else Bell()

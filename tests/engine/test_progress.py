@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import mpicoll as dist
+from mpicoll._engine.poller import poller
 from mpicoll._engine.work import Work
 from tests.support import agree
 
@@ -43,6 +44,25 @@ def test_threads_come_when_needed_and_go_with_the_world(rank: int, size: int, py
         agree([name.split()[1] for name in seen] == ["flight", "poller", "queue", *store, "time", "watchdog"], f"{seen}")
         dist.destroy_process_group()
         agree(set(ours()) <= {"mpicoll store"}, f"{ours()}")
+
+
+@pytest.mark.usefixtures("world")
+def test_the_poller_sleeps_while_a_thread_waits_and_then_takes_over(rank: int, size: int) -> None:
+    first, second = torch.zeros(1), torch.zeros(1)
+    awaited, left = (dist.irecv(tensor, (rank - 1) % size, tag=tag) for tag, tensor in enumerate((first, second), 6))
+    waits = threading.Thread(target=awaited.wait)
+    waits.start()
+    deadline = time.monotonic() + 20
+    while not (asleep := poller._asleep) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    dist.barrier()
+    dist.isend(torch.ones(1), (rank + 1) % size, tag=6)
+    waits.join()
+    dist.isend(torch.ones(1), (rank + 1) % size, tag=7)
+    while not second.item() and time.monotonic() < deadline:  # is_completed would move it
+        time.sleep(0.01)
+    left.wait()
+    agree(asleep and bool(first.item()) and time.monotonic() < deadline, f"asleep: {asleep}")
 
 
 @pytest.mark.usefixtures("world")

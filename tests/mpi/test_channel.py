@@ -39,6 +39,7 @@ def test_who_tests_and_who_waits(serialized: bool, large: bool, in_background: b
     assert known is not None
     channel = object.__new__(Channel)
     channel.runtime, channel.lock = SimpleNamespace(serialized=serialized), known.channel.lock
+    channel.test = lambda request, status: request.Test(status)
     channel.in_background = lambda: in_background
     request = Request()
     channel.wait_all([request], large=large)
