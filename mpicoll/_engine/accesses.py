@@ -186,27 +186,16 @@ class Accesses(Messages):
     def signal(self, number: int, rank: int, async_op: bool, timeout: timedelta | None) -> Work:
         """Sends a signal of the group's window of this number."""
         self.check_usable("signal")
-        tag, messages = _tag(number), self.host.messages
-        if async_op or timeout or self.checked or rank == self.rank:
-            work = pending(self, "signal", messages.isend(NOTHING, NOTHING, rank, tag), NOTHING, rank)
-            return _ended(work, async_op, timeout)
-        self.guarded("signal", messages.send, (NOTHING, rank, tag), rank)
-        return DONE
+        transfer = self.host.messages.isend(NOTHING, NOTHING, rank, _tag(number))
+        return _ended(pending(self, "signal", transfer, NOTHING, rank), async_op, timeout)
 
     def wait_signal(self, exposed: Exposed, number: int, rank: int, async_op: bool, timeout: timedelta | None) -> Work:
         """Takes one signal from ``rank``: every signal ends one wait."""
         self.check_usable("wait_signal")
-        tag, messages = _tag(number), self.host.messages
-        if async_op or timeout or self.checked or messages.unmatched is not None:
-            work = pending(self, "wait_signal", messages.irecv(NOTHING, NOTHING, rank, tag), NOTHING, rank)
-            work._on_completion(exposed.memory.sync)
-            return _ended(work, async_op, timeout)
-        if monotonic() > self.receives.due:
-            self.guarded("wait_signal", self._recv_when_come, (NOTHING, rank, tag, "wait_signal"), rank)
-        else:
-            self.guarded("wait_signal", messages.recv, (NOTHING, rank, tag), rank)
-        exposed.memory.sync()
-        return DONE
+        transfer = self.host.messages.irecv(NOTHING, NOTHING, rank, _tag(number))
+        work = pending(self, "wait_signal", transfer, NOTHING, rank)
+        work._on_completion(exposed.memory.sync)
+        return _ended(work, async_op, timeout)
 
 
 def _check_memory(operation: str, tensor: Tensor) -> None:

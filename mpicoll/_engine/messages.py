@@ -55,12 +55,10 @@ class Messages(Collectives):
         if self.backend("send", memory) is not self.host:
             assert self.devices is not None
             pending(self, "send", self.devices.messages.send(memory, dst, tag), tensor, dst).wait()
-        elif self.checked or memory.nbytes >= EAGER:
+        else:
             self.sends.looked()
             transfer = self.host.messages.isend(tensor, memory, dst, tag)
             self.guarded("send", self._carry_out, (MessageWork(self, "send", transfer, tensor, dst),), dst)
-        else:
-            self.guarded("send", self.host.messages.send, (memory, dst, tag), dst)
 
     def recv(self, tensor: Tensor, src: int | None, tag: int = 0) -> int:
         """Receives a message from ``src`` (None: any rank) into the front of the tensor. Returns the sender's group rank."""
@@ -98,13 +96,13 @@ class Messages(Collectives):
         buffers.copy_back([tensor], [memory])
         return source
 
-    def _recv_when_come(self, memory: Tensor, src: int | None, tag: int, operation: str = "recv") -> int:
+    def _recv_when_come(self, memory: Tensor, src: int | None, tag: int) -> int:
         """Calls MPI's receive when the message has come; see attendance.py. Returns the sender's rank."""
         pause = Backoff(None if src is None else self.global_ranks[src]).pause
         if src is None:  # From now on a look is always due: MPI's receive, in another thread, could take the message of a look.
             self.receives = Looks(0)
         while (source := self.host.messages.receive_arrived(memory, src, tag)) is None:
-            self.check_usable(operation)
+            self.check_usable("recv")
             pause()
         self.receives.looked()
         return source

@@ -29,7 +29,7 @@ class HostMessages:
         self._channel = channel
         self._ranks, self._tags = range(channel.comm.Get_size()), range(channel.runtime.tag_ub + 1)
         self._serialized = channel.runtime.serialized
-        self.checked = checked  # each message has a header; `send` and `recv` are not allowed then
+        self.checked = checked  # each message has a header
         self._usual = not self._serialized and not checked
         self._asleep, self._places = bell.bell.words, bell.bell.places(channel.ranks)
         own = Unmatched(channel)
@@ -54,27 +54,6 @@ class HostMessages:
             and buffers.is_dense_cpu(tensor)
             and 0 < tensor.nbytes <= INT_MAX
         )
-
-    def send(self, memory: Tensor, dst: int, tag: int) -> None:
-        """Sends, and returns when the memory may be changed again."""
-        nbytes = memory.nbytes
-        self.wake(dst)
-        if not self._serialized:
-            self._channel.comm.Send(spec(memory.data_ptr(), nbytes), dst, OWN_TAGS + tag)
-            return
-        with self._channel.lock:
-            request = self._channel.comm.Isend(spec(memory.data_ptr(), nbytes), dst, OWN_TAGS + tag)
-        self._channel.wait_all([request])
-
-    def recv(self, memory: Tensor, src: int, tag: int) -> None:
-        """Receives a message that is not too long. Allowed only if ``unmatched`` is None."""
-        buffer = spec(memory.data_ptr(), memory.nbytes)
-        if not self._serialized:
-            self._channel.comm.Recv(buffer, src, OWN_TAGS + tag)
-            return
-        with self._channel.lock:
-            request = self._channel.comm.Irecv(buffer, src, OWN_TAGS + tag)
-        self._channel.wait_all([request])
 
     def receive_arrived(self, memory: Tensor, src: int | None, tag: int) -> int | None:
         """Receives a message that has come from ``src`` (None: any rank). Returns its sender's rank; None: none has come."""
