@@ -50,10 +50,11 @@ def threads(environ: Mapping[str, str], mask: set[int], launch: Launch | None) -
     """This rank's share of the cores of its host, before MPI starts; None: it has no neighbours, or their number is unknown."""
     if launch is None or launch.local_size is None or launch.local_size == 1:
         return None
-    if launch.launcher == "slurm" and (per_task := cpus_per_task(environ)) is not None:
+    if (per_task := cpus_per_task(environ)) is not None:
         return per_task
     cores = cpus.count(mask)
-    return min(cores, share(cores_for_ranks(launch, environ) or cores, launch.local_size))
+    available = cores_for_ranks(launch, environ) or cores
+    return min(cores, share(min(available, cpus.quota() or available), launch.local_size))
 
 
 def share(cores: int, ranks: int) -> int:

@@ -10,10 +10,9 @@
     MPICH in a Slurm allocation      SLURM_MPI_TYPE=none, always           Hydra's srun must not start PMI; sites set pmix
     in a task of srun                SLURM_OVERLAP=1                       an srun of mpiexec would wait for that task's CPUs
     all                              MASTER_ADDR, MASTER_PORT              the first host, and a port that is free here
-    more than one rank on a host     OMP_NUM_THREADS                       see `thread_count`
 
 More ranks than cores: by the allocation, or by this host if all ranks are here. Of other hosts nothing is known; their ranks
-choose OMP_NUM_THREADS (`mpicoll._launch.rank`) and yield_when_idle (`mpicoll._base.binding`) when they start.
+choose yield_when_idle when they start, and every rank chooses OMP_NUM_THREADS (`mpicoll._base.binding`).
 
 # Note [Why no binding]
 Open MPI binds each rank to one core if a job has one or two ranks. The threads of torch and the communication thread of mpicoll
@@ -24,9 +23,8 @@ environment, stays.
 from __future__ import annotations
 
 from mpicoll._base import open_mpi_settings
-from mpicoll._base.binding import YIELD_SETTING, share
-from mpicoll._base.launcher import THREADS
-from mpicoll._base.slurm import allocated_cpus, cpus_per_task
+from mpicoll._base.binding import YIELD_SETTING
+from mpicoll._base.slurm import allocated_cpus
 from mpicoll._launch.job import Job, Site, Where
 from mpicoll._launch.linux import KEEPALIVE
 
@@ -39,23 +37,17 @@ BINDING_SETTINGS = (
 BINDING_OPTIONS = ("--bind-to", "--map-by", "--rankfile", "--cpu-set", "--cpus-per-rank")
 
 
-def additions(job: Job, notes: list[str]) -> dict[str, str]:
-    """The variables to add. notes: sentences for the user, to which those about threads are appended."""
+def additions(job: Job) -> dict[str, str]:
+    """The variables to add."""
     where, mpi, site, wanted = job.where, job.mpi, job.site, dict[str, str]()
-    cores = _cores(where, site)
     if mpi.family == "openmpi":
-        wanted |= _for_mpirun(job, cores) | open_mpi_settings.ALWAYS
+        wanted |= _for_mpirun(job) | open_mpi_settings.ALWAYS
         if mpi.vendor == "Open MPI":
             wanted |= open_mpi_settings.of_version(mpi.version, one_host=not where.several_hosts)
     elif "SLURM_JOB_ID" in site.environ:
         wanted["SLURM_MPI_TYPE"] = "none"
     wanted["MASTER_ADDR"] = where.first_host
     wanted |= {} if site.decided("MASTER_PORT") else {"MASTER_PORT": str(site.free_port())}
-    if THREADS not in site.environ and where.ranks_per_host > 1:
-        threads, why = thread_count(where, site, cores)
-        wanted |= {} if threads is None else {THREADS: str(threads)}
-        number = "" if threads is None else f"={threads}"
-        notes.append(f"{THREADS}{number} for each rank: {why} (set it yourself for another number)")
     if site.in_step:
         wanted["SLURM_OVERLAP"] = "1"
     added = {name: value for name, value in wanted.items() if name == "SLURM_MPI_TYPE" or not site.decided(name)}
@@ -65,12 +57,13 @@ def additions(job: Job, notes: list[str]) -> dict[str, str]:
     return added
 
 
-def _for_mpirun(job: Job, cores: int | None) -> dict[str, str]:
+def _for_mpirun(job: Job) -> dict[str, str]:
     """The settings for the mpiexec of Open MPI itself, and those of ranks without cores of their own."""
     where, mpi, site, request, wanted = job.where, job.mpi, job.site, job.request, dict[str, str]()
     prrte = mpi.vendor == "Open MPI" and mpi.version[:1] >= (5,)  # from 5 on PRRTE starts the ranks; it has settings of its own
     if site.uid == 0:
         wanted |= dict.fromkeys(("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"), "1")
+    cores = _cores(where, site)
     crowded = request.oversubscribe or (where.ranks_here > site.cores if cores is None else where.ranks_per_host > cores)
     # An Open MPI that reads the allocation itself refuses more ranks on a node than slots.
     slots = [] if site.allocation is None or site.reads_allocation else [number for _, number in site.allocation.nodes]
@@ -87,21 +80,6 @@ def _for_mpirun(job: Job, cores: int | None) -> dict[str, str]:
     if prrte and where.several_hosts:
         wanted |= {f"PRTE_MCA_oob_tcp_keepalive_{name}": str(number) for name, number in KEEPALIVE.items()}
     return wanted
-
-
-def thread_count(where: Where, site: Site, cores: int | None) -> tuple[int | None, str]:
-    """Threads of one rank (`binding.share`), and why; None: the ranks choose when they start.
-
-    As in torchrun, they are set only if OMP_NUM_THREADS is unset and a host has more than one rank: otherwise torch would start
-    as many threads as there are cores in every rank.
-    """
-    per_task = cpus_per_task(site.environ)
-    if per_task is not None:
-        return per_task, f"Slurm gives each task {per_task} CPUs"
-    if cores is None:
-        return None, f"its share of the cores of its host, which has up to {where.ranks_per_host} ranks"
-    place = "on each host" if where.several_hosts else "here"
-    return share(cores, where.ranks_per_host), f"{cores} usable cores {place}, {where.ranks_per_host} ranks on a host"
 
 
 def _cores(where: Where, site: Site) -> int | None:

@@ -175,7 +175,7 @@ HELP = {
     "--log-dir": "write the output of rank R to DIR/rank-R.log on the host of that rank, and nothing to the terminal",
     "--grace": "time between SIGTERM and SIGKILL, when a job is ended; default: 5",
     "--max-restarts": "start the job again after a failure, up to N times; the program loads its last checkpoint itself",
-    "--quiet": "do not print notes, such as the number of threads of each rank",
+    "--quiet": "do not print notes, such as why there are so many ranks",
     "--verbose": "print the command that is run",
     "--dry-run": "print the command and do not run it",
     "--mpi": "the MPI to use; PATH: its folder, its libmpi or its mpiexec",

@@ -52,7 +52,7 @@ def plan(programs: Sequence[Program], mpi: Mpi, mpiexec: Mpiexec, site: Site, re
     per_node = programs[0].per_node if len(programs) == 1 else None
     where = _where(placements, total, site, per_node)
     job = Job(mpi, mpiexec, site, request, counted, placements, where)
-    added = {**mpi.environ, **mpiexec.environ, **additions(job, notes)}
+    added = {**mpi.environ, **mpiexec.environ, **additions(job)}
     forwarded = filter(FORWARDED.fullmatch, (*site.environ, *added)) if where.several_hosts else ()
     supervisor = (SUPERVISOR,) if where.several_hosts and request.supervised else ()
     exported = (item.partition("=")[0] for item in request.exported)

@@ -34,7 +34,7 @@ TRIFLE_S = 0.1  # processor time of a child that has not started MPI: the CUDA w
 
 def main(words: list[str]) -> None:
     """Runs the program, and ends the process as ``python words...`` does. Ends the job too if MPI has not started."""
-    _choose_threads()
+    choose_threads()
     monitor.start()
     if words[0] == "--log-dir":
         _redirect(words[1])
@@ -119,8 +119,8 @@ def _alone() -> bool:
     return spent.children_user + spent.children_system < TRIFLE_S
 
 
-def _choose_threads() -> None:
-    """Sets OMP_NUM_THREADS if neither the user nor `mpicoll.run` has done so, which knows no cores of other hosts."""
+def choose_threads() -> None:
+    """Sets OMP_NUM_THREADS to this rank's share of the cores unless the user has set it. Call it before torch is imported."""
     threads = binding.threads(os.environ, cpus.allowed(), launcher.detect())
     if threads is not None and not any(name in os.environ for name in launcher.THREAD_SETTINGS):
         launcher.provide_here(launcher.THREADS, str(threads))

@@ -13,7 +13,7 @@ from pathlib import Path
 from mpicoll._base import last_words, launcher
 from mpicoll._base.errors import LaunchError
 from mpicoll._launch import monitor
-from mpicoll._launch.rank import abort_job, exit_status, prepare_output
+from mpicoll._launch.rank import abort_job, choose_threads, exit_status, prepare_output
 
 importing = False  # True while this rank imports the script: a spawn call then lacks its `if __name__` guard
 
@@ -21,6 +21,7 @@ importing = False  # True while this rank imports the script: a spawn call then 
 def main(folder_name: str) -> None:
     """The program of each rank. After a failure it skips MPI_Finalize, which would wait for the other ranks."""
     global importing
+    choose_threads()
     monitor.start()
     launch = launcher.detect()
     if launch is None:

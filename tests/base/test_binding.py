@@ -48,13 +48,21 @@ def test_more_ranks_than_cores_on_this_host_give_their_cores_away(
         (Launch("openmpi", 0, 16, 0, 16), set(range(8)), {}, 1),
         (Launch("slurm", 0, 4, 0, 2), set(range(8)), {"SLURM_CPUS_ON_NODE": "4"}, 2),  # half of the node is the job's
         (Launch("slurm", 0, 4, 0, 2), set(range(8)), {"SLURM_CPUS_ON_NODE": "8", "SLURM_CPUS_PER_TASK": "3"}, 3),
+        (Launch("hydra", 0, 4, 0, 2), set(range(8)), {"SLURM_CPUS_PER_TASK": "3"}, 3),
     ],
 )
 def test_a_ranks_share_of_the_cores_of_its_host(
     launched: Launch | None, mask: set[int], environ: dict[str, str], threads: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cpus, "allowed_for", lambda pid: set(range(8)))
+    monkeypatch.setattr(cpus, "quota", lambda: None)
     assert binding.threads(environ, mask, launched) == threads
+
+
+def test_the_quota_of_a_container_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpus, "allowed_for", lambda pid: set(range(8)))
+    monkeypatch.setattr(cpus, "quota", lambda: 4)
+    assert binding.threads({}, set(range(8)), Launch("openmpi", 0, 2, 0, 2)) == 2
 
 
 def test_hardware_threads_of_one_core_are_one_core(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,13 +38,11 @@ def test_the_slurm_script_runs_on_its_allocation() -> None:
         SLURM_JOB_NODELIST="node[01-02]",
         SLURM_TASKS_PER_NODE=f"{options['ntasks-per-node']}(x{options['nodes']})",
         SLURM_NTASKS=str(ranks),
-        SLURM_CPUS_PER_TASK=options["cpus-per-task"],
     )
     for mpi in (OPENMPI, MPICH):
         made = plan(programs, *mpi, allocation)
         assert f"-n {ranks}" in " ".join(made.command)
         assert made.added["MASTER_ADDR"] == "node01"
-        assert made.added["OMP_NUM_THREADS"] == options["cpus-per-task"]
         assert ("SLURM_MPI_TYPE" in made.added) == (mpi is MPICH)
 
 

@@ -139,16 +139,6 @@ def test_what_the_user_has_set_is_never_overridden() -> None:
     assert bound.command[:3] == ("/o/bin/mpiexec", "--bind-to", "numa")
 
 
-@pytest.mark.parametrize(
-    ("ranks", "cores", "environ", "threads"),
-    [(2, 8, {}, "4"), (3, 8, {}, "2"), (4, 2, {}, "1"), (1, 8, {}, None), (2, 8, {"OMP_NUM_THREADS": "3"}, None)],
-)
-def test_threads(ranks: int, cores: int, environ: dict[str, str], threads: str | None) -> None:
-    made = planned(one(ranks), site=a_site(cores=cores, **environ))
-    assert made.added.get("OMP_NUM_THREADS") == threads
-    assert any("OMP_NUM_THREADS" in note for note in made.notes) == (threads is not None)
-
-
 def test_the_master_is_the_first_host() -> None:
     assert planned(one(2)).added["MASTER_ADDR"] == "localhost"
     assert planned(one(2, "a,b")).added["MASTER_ADDR"] == "a"
@@ -245,28 +235,23 @@ CPUS_16 = {**ALLOCATED, "SLURM_JOB_CPUS_PER_NODE": "16(x3)"}
 
 
 @pytest.mark.parametrize(
-    ("program", "environ", "threads", "crowded"),
+    ("program", "environ", "crowded"),
     [
-        (one(), CPUS_16, "4", False),  # as the login node has 2 cores, this was 1, and ranks gave their cores away
-        (one(), {**ALLOCATED, "SLURM_JOB_CPUS_PER_NODE": "16(x2),8"}, "2", False),
-        (one(), {**ALLOCATED, "SLURM_JOB_CPUS_PER_NODE": "2(x3)"}, "1", True),
-        (one(8, hosts="n1:4,n7:4"), CPUS_16, "4", False),
-        (one(4, hosts="here:4"), CPUS_16, "1", True),  # outside the allocation
-        (one(), ALLOCATED, None, False),  # an old Slurm: the ranks choose
-        (one(8, hosts="a:4,b:4"), {}, None, False),
-        (one(4), {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n3", "SLURM_JOB_CPUS_PER_NODE": "8"}, "2", False),
-        (one(4), {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "here", "SLURM_JOB_CPUS_PER_NODE": "8"}, "1", True),
+        (one(), CPUS_16, False),  # the login node has 2 cores: ranks gave their cores away
+        (one(), {**ALLOCATED, "SLURM_JOB_CPUS_PER_NODE": "16(x2),8"}, False),
+        (one(), {**ALLOCATED, "SLURM_JOB_CPUS_PER_NODE": "2(x3)"}, True),
+        (one(8, hosts="n1:4,n7:4"), CPUS_16, False),
+        (one(4, hosts="here:4"), CPUS_16, True),  # outside the allocation
+        (one(), ALLOCATED, False),  # an old Slurm
+        (one(8, hosts="a:4,b:4"), {}, False),
+        (one(4), {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n3", "SLURM_JOB_CPUS_PER_NODE": "8"}, False),
+        (one(4), {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "here", "SLURM_JOB_CPUS_PER_NODE": "8"}, True),
     ],
 )
-def test_the_cores_are_those_of_the_hosts_of_the_ranks(
-    program: Program, environ: dict[str, str], threads: str | None, crowded: bool
-) -> None:
+def test_the_cores_are_those_of_the_hosts_of_the_ranks(program: Program, environ: dict[str, str], crowded: bool) -> None:
     made = planned(program, site=a_site(cores=2, **environ))
-    assert made.added.get("OMP_NUM_THREADS") == threads
     assert ("OMPI_MCA_mpi_yield_when_idle" in made.added) == crowded
     assert ("PRTE_MCA_rmaps_default_mapping_policy" in made.added) == crowded
-    (note,) = (note for note in made.notes if "OMP_NUM_THREADS" in note)
-    assert ("for each rank: its share of the cores of its host" in note) == (threads is None)
 
 
 # --- a number of nodes ---
