@@ -7,7 +7,7 @@
     =   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES
 
 The traceback of an uncaught error, lines that begin with "[rank1]: ", is printed for one rank; of others, only what differs.
-All else passes at once, the beginning of a line too unless a report may begin so. Empty lines and rules wait for what follows.
+All else passes at once, the beginning of a line after REST_S. Empty lines and rules wait for what follows.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ HYDRA = (
     b"YOUR APPLICATION TERMINATED WITH THE EXIT STRING: ", b"This typically refers to a problem with your application.",
     b"Please see the FAQ page for debugging suggestions",
 )  # fmt: skip
-CRASH, *OF_CRASH = b"Fatal Python error: ", b'File "', b"Extension modules: "  # of faulthandler, which writes lines in parts
-OTHERS = CRASH, b"Abort(", b"Abort is in progress...hit ctrl-c again", b"mpicoll: rank "
+CRASH = b"Fatal Python error: "  # of faulthandler
+REST_S = 0.05  # for the rest of a line: faulthandler writes lines in parts. A prompt or a progress bar has none
 LINES = re.compile(rb"[^\n]*\n|[^\n]+")
 LINE = re.compile(
     rb"Abort\(\d+\) on node \d+ \(rank \d+ in comm \d+\): (application called MPI_Abort\(|Fatal error in )|"
@@ -41,7 +41,6 @@ CRASH_LINE = re.compile(
 FATAL = re.compile(rb"Abort\((\d+)\) on node (\d+) \(rank \d+ in comm \d+\): (Fatal error in [^\r\n]*?),? *(error stack:)?$")
 STACK = re.compile(rb"\w+\(\d+\)\.*: *(.*)$")
 RANK = re.compile(rb"\[rank(\d+)\]: ")
-PART_OF_RANK = re.compile(rb"\[(r(a(n(k(\d+(\](:)?)?)?)?)?)?)?")
 TRACEBACK = b"Traceback (most recent call last):"
 INNER = b"The above exception was the ", b"During handling of the above "
 OWN_NUMBER = re.compile(rb"\(rank \d+ of ")
@@ -85,12 +84,6 @@ class Tracebacks:
             return b""
         return b"".join(self._held.pop(rank))
 
-    def waits(self, text: bytes) -> bool:
-        """Whether the beginning of a line may be one of a traceback."""
-        if (found := RANK.match(text)) is None:
-            return PART_OF_RANK.fullmatch(text) is not None
-        return not self._off and (int(found[1]) in self._said or _may_be(text[found.end() :], TRACEBACK))
-
     def rest(self) -> bytes:
         """What was not printed although it differs, and which ranks have said the same."""
         first = [] if self._first is None else self._said[self._first]
@@ -118,7 +111,7 @@ class Output:
         self._guard = threading.Lock()  # guards `kept`, `fatal` and what follows
         self._tracebacks = Tracebacks()
         self._box: list[bytes] = []  # lines of a box that may still turn out to be none
-        self._part = b""  # the beginning of a line that may have to be kept back
+        self._part = b""  # the beginning of a line
         self._within = False  # the beginning of the current line has been passed on
         self._stack = False  # the last line was one of MPICH's stack of C
         self._of_fatal, self._reason = False, ""  # whether that stack belongs to `fatal`, and its reason alone
@@ -132,7 +125,11 @@ class Output:
 
         Nobody reads our standard output any more: the pipe is closed, and mpiexec notices that as it would without the pipe.
         """
-        while (data := os.read(self._source, 1 << 16)) and not (self._unread and self._target == 1):
+        while not (self._unread and self._target == 1):
+            if self._part and not select.select([self._source], [], [], REST_S)[0]:
+                self._write(self.beginning())
+            if not (data := os.read(self._source, 1 << 16)):
+                break
             self._write(self.sort(data) if self._keeps else data)
         os.close(self._source)
 
@@ -145,6 +142,15 @@ class Output:
         """What of these bytes may be passed on, and of those before them."""
         with self._guard:
             return b"".join(map(self._line, LINES.findall(self._part + data)))
+
+    def beginning(self) -> bytes:
+        """The beginning of a line whose rest has not come, unless it belongs to a report."""
+        with self._guard:
+            if not self._part or self._stack or (self._box not in ([], [b"\n"]) and not self._begun()):
+                return b""
+            passed, self._box, self._part = b"".join([*self._box, self._part]), [], b""
+            self._within = bool(passed)
+            return passed
 
     def rest(self, explained: bool) -> bytes:
         with self._guard:
@@ -163,8 +169,8 @@ class Output:
             return b""
         self._zero = False
         text = line.strip(b"\r\n ")
-        begun = bool(self._box) and self._box[-1].strip(b"\r\n ") in self._rules  # a rule is the last line
-        if not complete and text and b"\r" not in text and self._waits(text, begun):
+        begun = self._begun()
+        if not complete and b"\r" not in text:
             self._part = line
             return b""
         before, self._box = self._box, []
@@ -188,19 +194,9 @@ class Output:
             return b""
         return b"".join(before) + said
 
-    def _waits(self, text: bytes, begun: bool) -> bool:
-        """Whether the beginning of a line may have to be kept back, from what has come of it."""
-        if self._stack or (self._box and self._box != [b"\n"] and not begun):
-            return True
-        beginnings = (
-            *HYDRA,
-            *(OTHERS if self._target == 2 else ()),
-            *(OF_CRASH if self._crashed else ()),
-            *(BOXES if begun else ()),
-        )
-        if _may_be(text, *beginnings) or any(rule.startswith(text) for rule in self._rules):
-            return True
-        return self._target == 2 and self._tracebacks.waits(text)
+    def _begun(self) -> bool:
+        """Whether the last line is a rule, which may begin a box."""
+        return bool(self._box) and self._box[-1].strip(b"\r\n ") in self._rules
 
     def _outside(self, line: bytes, text: bytes, complete: bool) -> bytes:
         """The same for a line outside of a box."""
@@ -243,8 +239,3 @@ class Output:
                 self._unread = True
                 break
         self.writing = False
-
-
-def _may_be(text: bytes, *beginnings: bytes) -> bool:
-    """Whether a line that begins with ``text`` may begin with one of ``beginnings``."""
-    return any(each.startswith(text) or text.startswith(each) for each in beginnings)

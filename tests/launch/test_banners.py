@@ -98,14 +98,27 @@ def test_where_mpich_has_ended_the_job() -> None:
 def test_the_beginning_of_a_line_does_not_wait() -> None:
     errors = Output(-1)
     for text in (b"10 %", b"\r20 %", b"...\n", b"Epoch\n", b"Abort the run? [y/n] ", b"\n", b"\r[rank0] train: 50 %", b"\n"):
-        assert errors.sort(text) == text
-    for text in (b"File name: ", b"\n", b"[rank0]: epoch 1 ..", b"\n"):
-        assert errors.sort(text) == text
-    assert errors.sort(b"=====") + errors.sort(b"\n") == b"=====\n"
+        assert errors.sort(text) + errors.beginning() == text
     assert Output(-1).sort(b"\n") == b""
     errors = Output(-1)
     assert errors.sort(b"loading\n\n") == b"loading\n"
-    assert errors.sort(b"Continue? ") == b"\nContinue? "
+    assert errors.sort(b"Continue? ") == b""
+    assert errors.beginning() == b"\nContinue? "
+    errors = Output(-1)
+    for text in (RULE + b"\n", b"MPI_ABORT was invoked on rank 1\n", b"the rest of"):  # a report
+        assert errors.sort(text) + errors.beginning() == b""
+
+
+def test_a_prompt_is_passed_on() -> None:
+    (source, given_), (taken, target) = os.pipe(), os.pipe()
+    thread = threading.Thread(target=Output(source, target).pass_on)
+    thread.start()
+    os.write(given_, b"Continue? ")
+    assert os.read(taken, 100) == b"Continue? "
+    os.close(given_)
+    thread.join()
+    for descriptor in (taken, target):
+        os.close(descriptor)
 
 
 def test_a_rule_before_a_report() -> None:
