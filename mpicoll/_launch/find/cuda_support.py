@@ -26,6 +26,12 @@ from mpicoll._launch.find.probe_cuda import BEGUN, PASSED, WRONG
 PROBE = Path(__file__).parent / "probe_cuda.py"
 LAST_MOVE, REDUCTION = "all_gather of uneven sizes", "all_reduce"  # the last trials of probe_cuda.py: of moves, and of reductions
 ON = ("1", "2", "3", "on", "yes", "true", "enable", "cuda")
+SWITCHES = {  # a word in the name of an MPI: the variables that switch its support on
+    "cray": ("MPICH_GPU_SUPPORT_ENABLED",),
+    "intel": ("I_MPI_OFFLOAD",),
+    "mvapich": ("MVP_USE_CUDA", "MV2_USE_CUDA"),
+    "": ("MPIR_CVAR_ENABLE_GPU", "MPICH_GPU_SUPPORT_ENABLED"),  # MPICH, where it is on by default
+}
 
 
 @dataclass(frozen=True)
@@ -111,27 +117,14 @@ def claims(started: Mapping[str, Any], environ: Mapping[str, str], driver: bool,
             return Claim(False, tuple(evidence))
         built, words = _openmpi_build(library, environ)
         return Claim(built and asked and driver, (*evidence, words))
-    if "cray" in vendor:
-        on, words = _switched(environ, "MPICH_GPU_SUPPORT_ENABLED")
-        linked = "libmpi_gtl_cuda" in read_text("/proc/self/maps")
-        evidence += [words, f"libmpi_gtl_cuda, which carries GPU memory, is {'' if linked else 'not '}loaded"]
-        return Claim(on and linked and driver, tuple(evidence))
-    if "intel" in vendor:
-        on, words = _switched(environ, "I_MPI_OFFLOAD")
-        return Claim(on and driver, (*evidence, words))
-    if "mvapich" in vendor:
-        on, words = _switched(environ, "MVP_USE_CUDA", "MV2_USE_CUDA")
-        return Claim(on and asked and driver, (*evidence, words))
-    on, words = _switched(environ, "MPIR_CVAR_ENABLE_GPU", "MPICH_GPU_SUPPORT_ENABLED", default=True)
-    return Claim(on and asked and driver, (*evidence, words))
-
-
-def _switched(environ: Mapping[str, str], *names: str, default: bool = False) -> tuple[bool, str]:
-    """Whether the first of these variables that is set means yes, and a sentence about it."""
-    for name in names:
-        if name in environ:
-            return environ[name].strip().lower() in ON, f"{name}={environ[name]}"
-    return default, f"{names[0]} is not set"
+    kind = next(word for word in SWITCHES if word in vendor)
+    name = next((name for name in SWITCHES[kind] if name in environ), None)
+    on = environ[name].strip().lower() in ON if name else kind == ""
+    evidence.append(f"{name}={environ[name]}" if name else f"{SWITCHES[kind][0]} is not set")
+    if kind == "cray":
+        asked = "libmpi_gtl_cuda" in read_text("/proc/self/maps")
+        evidence.append(f"libmpi_gtl_cuda, which carries GPU memory, is {'' if asked else 'not '}loaded")
+    return Claim(on and driver and (asked or kind == "intel"), tuple(evidence))
 
 
 def _openmpi_build(library_file: str | None, environ: Mapping[str, str]) -> tuple[bool, str]:
