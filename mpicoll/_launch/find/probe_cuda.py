@@ -12,20 +12,10 @@ import ctypes
 import os
 import sys
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 BEGUN, PASSED, WRONG = "MPICOLL_CUDA_BEGUN ", "MPICOLL_CUDA_PASSED ", "MPICOLL_CUDA_WRONG "
 SMALL, LARGE = 8, 4 << 20  # bytes: an eager and a rendezvous message
-
-
-class Driver(Protocol):
-    """Allocates, writes and reads GPU memory."""
-
-    def allocate(self, nbytes: int) -> int: ...
-
-    def put(self, address: int, data: bytes) -> None: ...
-
-    def get(self, address: int, nbytes: int) -> bytes: ...
 
 
 class Cuda:
@@ -62,7 +52,7 @@ class Cuda:
 class Trials:
     """Operations between ranks 0 and 1 of ``comm``. Each returns the bytes that this rank must have received."""
 
-    def __init__(self, comm: Any, driver: Driver) -> None:
+    def __init__(self, comm: Any, driver: Cuda) -> None:
         from mpi4py import MPI
 
         self.mpi, self.comm, self.rank, self.other = MPI, comm, comm.Get_rank(), 1 - comm.Get_rank()
@@ -139,7 +129,7 @@ def pattern(rank: int, nbytes: int) -> bytes:
     return bytes([1 + rank, 7, 3, 2 + rank, 9, 5 + rank, 1, 4]) * (nbytes // 8)
 
 
-def run(comm: Any, driver: Driver) -> None:
+def run(comm: Any, driver: Cuda) -> None:
     """Runs all trials (collective) and prints the results on rank 0."""
     trials = Trials(comm, driver)
     for name, trial in trials.all().items():
