@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.session import mpi_name
 from mpicoll.bench.formulas import EMPTY, IN_PARTS, parse, spell
-from mpicoll.bench.machine import mpi_name
 from tests.support import ROOT, hosts
 
 FIGURES = ROOT / "benchmarks" / "bandwidth.json"

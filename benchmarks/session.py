@@ -70,3 +70,8 @@ def added(row: Row) -> float | None:
     """Microseconds that the torch backend adds to the mpicoll API."""
     seconds = difference(row, BACKEND, API)
     return None if seconds is None else seconds * 1e6
+
+
+def mpi_name(library: str) -> str:
+    """Returns the name and the version alone: "Open MPI v5.0.11, package: ..." -> "Open MPI 5.0.11"."""
+    return " ".join(library.split(",")[0].replace(" v", " ").replace(" Version:", "").split())

@@ -18,10 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import footprint, jobs
-from benchmarks.session import Figure, added, difference, read_row, to, to_better
+from benchmarks.session import Figure, added, difference, mpi_name, read_row, to, to_better
 from mpicoll.bench import options
 from mpicoll.bench.formulas import EMPTY, spell
-from mpicoll.bench.machine import mpi_name
 from mpicoll.bench.operations import COLLECTIVES
 from mpicoll.bench.row import API, BACKEND, COPY, FLOAT32, GLOO, RAW, Row
 from mpicoll.bench.table import times

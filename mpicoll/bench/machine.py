@@ -42,11 +42,6 @@ class Machine:
         ]
 
 
-def mpi_name(library: str) -> str:
-    """Returns the name and the version alone: "Open MPI v5.0.11, package: ..." -> "Open MPI 5.0.11"."""
-    return " ".join(library.split(",")[0].replace(" v", " ").replace(" Version:", "").split())
-
-
 def describe(control: ControlChannel) -> Machine:
     """Describes the machine (collective)."""
     own = (platform.node(), tuple(sorted(cores_here.allowed())), cores_here.usable_cores())
