@@ -151,19 +151,13 @@ def _place(program: Program, ranks: int, common: tuple[Host, ...] | None, before
     start, needed = (0, ranks) if common is None else (before, total)
     slots = [_slots(host, program, needed, hosts) for host in hosts]
     if sum(slots) < start + ranks:
-        places = ",".join(f"{host.name}:{n}" for host, n in zip(hosts, slots, strict=True))
+        listed = ",".join(f"{host.name}:{n}" for host, n in zip(hosts, slots, strict=True))
         raise LaunchError(
-            f"{needed} ranks were asked for, but the hosts {places} have {sum(slots)} places; raise the numbers of"
+            f"{needed} ranks were asked for, but the hosts {listed} have {sum(slots)} places; raise the numbers of"
             " places, or lower -n"
         )
-    placed = []
-    for host, offered in zip(hosts, slots, strict=True):
-        skipped = min(start, offered)
-        count = min(ranks, offered - skipped)
-        start, ranks = start - skipped, ranks - count
-        if count:
-            placed.append((host.name, count))
-    return tuple(placed)
+    places = [host.name for host, offered in zip(hosts, slots, strict=True) for _ in range(offered)]
+    return tuple(Counter(places[start : start + ranks]).items())
 
 
 def _slots(host: Host, program: Program, needed: int, hosts: tuple[Host, ...]) -> int:
