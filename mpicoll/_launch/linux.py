@@ -79,10 +79,6 @@ class Signals:
         """The mask of signals as it was before; for a child, between fork and exec."""
         signal.pthread_sigmask(signal.SIG_SETMASK, self.before)
 
-    def close(self) -> None:
-        os.close(self._file)
-        self.restore()
-
 
 def keep_alive(connection: socket.socket) -> None:
     """Lets the connection break when the other host, or the cable, is gone."""
